@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
-import re
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,14 +25,14 @@ from protonet.views.view import LinearMap, Source, Stored, expect, expect_sound
 #: The name of the entry, in the file's metadata, that says as JSON what the file is.
 FORMAT = "protonet.model"
 #: Raised whenever what is written changes; those from OLDEST on are read.
-VERSION, OLDEST = 7, 4
+VERSION, OLDEST = 8, 4
 INSTALL = 'pip install "protonet[files]"'
 #: What the names of tensors begin with that are held for later, and are no part of the network.
 HELD = "held."
 #: What the names of tensors begin with that belong to the columns of tables.
 COLUMNS = "columns."
-#: The names of the directions that fold models read, which are written in half precision.
-DIRECTIONS = re.compile(re.escape(HELD) + r"\d+\.sources\.\d+\.basis")
+#: A header of more characters is compressed, behind this mark; and as many bytes it may be at the most.
+LONG, DEFLATED, MOST = 4096, "deflated ", 2**28
 
 
 class Model(NamedTuple):
@@ -43,7 +44,7 @@ class Model(NamedTuple):
     columns: tuple[str, ...] | None  #: The names of a table's columns that are used, or None where they have none.
     metadata: dict[str, Any]  #: Anything else that JSON can hold: metrics, thresholds, what the views are.
     held: dict[str, Tensor]
-    """Further tensors that predictions do not need. Of fold models, directions come back in half precision."""
+    """Further tensors that predictions do not need."""
     encoding: Encoding | None = None  #: What makes features of these columns, or None where they are features.
 
 
@@ -71,11 +72,11 @@ def save_model(path: str | Path, model: Model) -> None:
     tensors |= {name: tensors[name].t() for name in columnwise}
     header["columnwise"] = columnwise
     tensors, header["shared"] = share_rows(tensors, HELD)
-    narrow = {name: _narrow(name, tensor) for name, tensor in tensors.items()}
+    narrow = {name: _narrow(tensor) for name, tensor in tensors.items()}
     header["narrow"] = [name for name, tensor in tensors.items() if narrow[name].dtype != tensor.dtype]
     tensors = narrow
     header["checksums"] = {part: _sum(tensors, part) for part in ("", HELD)}
-    content = save(tensors, {FORMAT: json.dumps(header | {"checksum": _sum_header(header)})})
+    content = save(tensors, {FORMAT: _write_header(header | {"checksum": _sum_header(header)})})
     write_whole(path, lambda file: file.write(content))
 
 
@@ -288,10 +289,8 @@ def _copy(tensor: Tensor) -> Tensor:
     return tensor if tensor.ndim == 2 and tensor.t().is_contiguous() else tensor.contiguous()
 
 
-def _narrow(name: str, tensor: Tensor) -> Tensor:
-    """Return whole numbers in as few bytes as hold them, and in half of theirs the directions that fold models read."""
-    if tensor.dtype == torch.float32 and DIRECTIONS.fullmatch(name):  # of unit norm: what folds judge hardly moves
-        return tensor.half()
+def _narrow(tensor: Tensor) -> Tensor:
+    """Return whole numbers in as few bytes as hold them."""
     if tensor.dtype == torch.int64 and tensor.numel():
         for dtype in (torch.int16, torch.int32):
             if torch.iinfo(dtype).min <= int(tensor.min()) and int(tensor.max()) <= torch.iinfo(dtype).max:
@@ -300,15 +299,28 @@ def _narrow(name: str, tensor: Tensor) -> Tensor:
 
 
 def _widen(tensor: Tensor) -> Tensor:
-    """Return what `_narrow` was given, directions rounded."""
+    """Return what `_narrow` was given; files of version 7 have directions in half precision, too."""
     expect(tensor.dtype in {torch.float16, torch.int16, torch.int32}, "narrow tensors that are wide")
     return tensor.float() if tensor.is_floating_point() else tensor.long()
+
+
+def _write_header(header: dict[str, Any]) -> str:
+    """Return a header as text, compressed where it is long."""
+    text = json.dumps(header)
+    return text if len(text) <= LONG else DEFLATED + base64.b64encode(zlib.compress(text.encode())).decode()
 
 
 def _parse_header(text: str | None) -> dict[str, Any]:
     """Return a header with a version; raise a ValueError if it is none."""
     expect(text is not None, "of something else")
-    header = json.loads(str(text))
+    text = str(text)
+    if text.startswith(DEFLATED):
+        try:
+            content = base64.b64decode(text.removeprefix(DEFLATED), validate=True)
+            text = zlib.decompressobj().decompress(content, MOST).decode()
+        except zlib.error as error:
+            raise ValueError("a header that is not compressed") from error
+    header = json.loads(text)
     json.dumps(header, ensure_ascii=False, allow_nan=False).encode()  # no NaN, and no text that could not be printed
     expect(isinstance(header, dict) and type(header.get("version")) is int, "a header without a version")
     return dict(header)

@@ -21,42 +21,47 @@ MOST = 2**28
 
 
 def share_rows(tensors: dict[str, Tensor], held: str) -> tuple[dict[str, Tensor], dict[str, int | str]]:
-    """Put each row of matrices of one width and precision into one tensor, once, where that makes a file smaller.
+    """Put each row of matrices, and each vector, of one width and precision into one tensor, once, where that pays.
 
     Args:
         tensors: By name, contiguous, on the CPU.
         held: What the names begin with of those that are not always read: no other needs rows of theirs.
 
     Returns:
-        The tensors, with the numbers (n,) int32 of its rows in place of each matrix; and by name the width of each,
-        with an "h" behind it for int16.
+        The tensors, with the numbers (n,) int32 of its rows in place of each matrix, and that of a vector, 0-d, in its
+        place; and by name the width of each, with an "h" behind it for int16, and a "c" for a vector of one number,
+        which stands for it.
     """
     alike: dict[int | str, list[str]] = {}
-    for name, tensor in sorted(tensors.items(), key=lambda item: (item[0].startswith(held), item[0])):
-        if tensor.ndim == 2 and len(tensor) and tensor.shape[1] >= NARROWEST:
-            if tensor.dtype == torch.float32:
-                alike.setdefault(tensor.shape[1], []).append(name)
-            elif tensor.dtype == torch.int16:
-                alike.setdefault(f"{tensor.shape[1]}h", []).append(name)
     found, shared = dict(tensors), dict[str, int | str]()
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[0].startswith(held), item[0])):
+        if tensor.ndim in {1, 2} and len(tensor) and tensor.shape[-1] >= NARROWEST:
+            if tensor.ndim == 1 and tensor.dtype == torch.float32 and _is_constant(tensor):
+                found[name], shared[name] = tensor[:1].clone(), f"{len(tensor)}c"
+            elif tensor.dtype == torch.float32:
+                alike.setdefault(tensor.shape[-1], []).append(name)
+            elif tensor.dtype == torch.int16:
+                alike.setdefault(f"{tensor.shape[-1]}h", []).append(name)
     for key, names in alike.items():
-        rows = np.concatenate([tensors[name].numpy() for name in names])
+        parts = [np.atleast_2d(tensors[name].numpy()) for name in names]
+        rows = np.concatenate(parts)
         width = rows.shape[1]
         whole = np.ascontiguousarray(rows).view(np.dtype((np.void, rows.itemsize * width)))[:, 0]
         _, first, numbers = np.unique(whole, return_index=True, return_inverse=True)
-        if len(first) > PAYS * len(rows) or width * max(len(tensors[name]) for name in names) > MOST:
+        if len(first) > PAYS * len(rows) or width * max(map(len, parts)) > MOST:
             continue
         order = np.argsort(first)  # rows of what is always read come first
         places = np.empty_like(order)
         places[order] = np.arange(len(order))
-        ends = np.cumsum([len(tensors[name]) for name in names])
-        always = int((first < sum(len(tensors[name]) for name in names if not name.startswith(held))).sum())
+        ends = np.cumsum(list(map(len, parts)))
+        always = sum(len(part) for name, part in zip(names, parts, strict=True) if not name.startswith(held))
+        always = int((first < always).sum())
         unique = torch.from_numpy(rows[first[order]])
         for prefix, part in (("", unique[:always]), (held, unique[always:])):
             if len(part):
                 found[f"{prefix}{SHARED}{key}"] = part.clone()
         for name, numbers_of in zip(names, np.split(places[numbers.ravel()], ends[:-1]), strict=True):
-            found[name] = torch.from_numpy(numbers_of.astype(np.int32))
+            found[name] = torch.from_numpy(numbers_of.astype(np.int32)).view(tensors[name].shape[:-1])
         shared |= dict.fromkeys(names, key)
     return found, shared
 
@@ -78,9 +83,14 @@ def unshare_rows(tensors: Mapping[str, Tensor], shared: Any, held: str) -> dict[
     for name, key in shared.items():
         if name not in found:
             continue
-        half = isinstance(key, str) and re.fullmatch("[0-9]{1,9}h", key) is not None
-        expect(half or type(key) is int, "shared rows of no width")
-        width = int(key[:-1]) if half else key
+        marked = isinstance(key, str) and re.fullmatch("[0-9]{1,9}[ch]", key) is not None
+        expect(marked or type(key) is int, "shared rows of no width")
+        width, half = int(key[:-1]) if marked else key, marked and key[-1] == "h"
+        if marked and not half:
+            sound = found[name].shape == (1,) and found[name].dtype == torch.float32 and width <= MOST
+            expect(sound, "a vector of more than one number")
+            found[name] = found[name].repeat(width)
+            continue
         if key not in pools:
             parts = [tensors[stored] for prefix in ("", held) if (stored := f"{prefix}{SHARED}{key}") in tensors]
             sound = bool(parts) and all(part.ndim == 2 and part.shape[1] == width for part in parts)
@@ -88,8 +98,14 @@ def unshare_rows(tensors: Mapping[str, Tensor], shared: Any, held: str) -> dict[
             expect(sound and {part.dtype for part in parts} == {precision}, "shared rows that are not there")
             pools[key] = torch.cat(parts)
         numbers, pool = found[name], pools[key]
-        expect(numbers.ndim == 1 and numbers.dtype == torch.int32, "numbers of shared rows that are none")
-        expect(len(numbers) * width <= MOST, "more shared rows than any view has")
+        expect(numbers.ndim <= 1 and numbers.dtype == torch.int32, "numbers of shared rows that are none")
+        expect(numbers.numel() * width <= MOST, "more shared rows than any view has")
         expect(bool(((numbers >= 0) & (numbers < len(pool))).all()), "numbers of shared rows that are not there")
         found[name] = pool[numbers.long()]
     return found
+
+
+def _is_constant(vector: Tensor) -> bool:
+    """Return whether all numbers of a vector are the same to the bit."""
+    bits = vector.view(torch.int32)
+    return bool((bits == bits[0]).all())

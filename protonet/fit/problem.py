@@ -120,11 +120,16 @@ def add_names(
 
 
 def _find_scale(features: Tensor, weights: Tensor | None) -> float:
-    """Return the root mean square of features (n, dim) of rows of some weights (n,)."""
+    """Return the root mean square of features (n, dim) of rows of some weights (n,), to the nearest power of two.
+
+    Divided by that, features keep all of their digits: a model file holds each row once, for views and as it came.
+    """
     if weights is None:
-        return float(torch.linalg.vector_norm(features, dtype=torch.float64)) / math.sqrt(features.numel())
-    energies = torch.linalg.vector_norm(features, dim=1, dtype=torch.float64).square()  # (n,)
-    return math.sqrt(float(weights @ energies / weights.sum()) / features.shape[1])
+        size = float(torch.linalg.vector_norm(features, dtype=torch.float64)) / math.sqrt(features.numel())
+    else:
+        energies = torch.linalg.vector_norm(features, dim=1, dtype=torch.float64).square()  # (n,)
+        size = math.sqrt(float(weights @ energies / weights.sum()) / features.shape[1])
+    return math.ldexp(1.0, round(math.log2(size))) if size else 0.0
 
 
 def _compare_weights(rows: Rows, n: float) -> Rows:

@@ -35,7 +35,9 @@ from protonet.tables.table import Block, Table
 class DriftRules:
     """When a column is far from what was fitted; analysis of false alarms: tests/tables/test_drift.py."""
 
-    steps: int = 64  #: Quantiles that are kept of a column, less one.
+    steps: tuple[int, int] = (16, 64)
+    """Quantiles that are kept of a column, less one: as many as a quarter divides, ..."""
+    kept: int = 2**17  #: ... for so many of all columns.
     rows: int = 4096  #: Rows of a block that are looked at, at equal distances.
     share: float = 0.5  #: Of the rows, by how many more than in fit are strange.
     few: float = 0.5  #: Of the rows of the smallest class, how many at most lie where all new rows lie.
@@ -58,12 +60,13 @@ def describe_columns(cells: Sequence[np.ndarray], encoding: Encoding | None, cla
         class_rows: The number of rows of each class that has some.
     """
     columns: list[dict[str, Any]] = []
+    steps = sorted([*DRIFT.steps, DRIFT.kept // (4 * len(cells)) * 4])[1]
     for column, values in zip(list_columns(encoding, len(cells)), cells, strict=True):
         numbers = column.read_numbers(values)
         gaps = find_gaps(values) if numbers is None else np.isnan(numbers)
         seen: dict[str, Any] = {"gaps": float(gaps.mean())}
         if numbers is not None and not gaps.all():
-            low, *inner, high = np.quantile(numbers[~gaps], np.linspace(0, 1, DRIFT.steps + 1)).tolist()
+            low, *inner, high = np.quantile(numbers[~gaps], np.linspace(0, 1, steps + 1)).tolist()
             rounded = np.clip([float(f"{quantile:.5g}") for quantile in inner], low, high)  # to be short in the file
             seen["quantiles"] = [low, *rounded.tolist(), high]
         columns.append(seen)

@@ -91,7 +91,7 @@ class Forest:
             more = more._replace(root=more.root + before, child=more.child + before)
             nodes = Nodes(*(torch.cat(pair) for pair in zip(nodes, more, strict=True)))
             depth = max(depth, levels)
-        return ForestView(nodes, depth=depth, num_classes=rows.num_classes).to(device)
+        return ForestView(_sort_nodes(nodes), depth=depth, num_classes=rows.num_classes).to(device)
 
 
 @dataclass(frozen=True)
@@ -141,6 +141,28 @@ class Nodes(NamedTuple):
     label: Tensor  #: a leaf's class
 
 
+def _sort_nodes(nodes: Nodes) -> Nodes:
+    """Return the nodes level by level, as `_find_children` wants them."""
+    levels, inner = [nodes.root], torch.isfinite(nodes.threshold)
+    while len(levels[-1]):
+        first = nodes.child[levels[-1][inner[levels[-1]]]]
+        levels.append(torch.stack([first, first + 1], dim=1).flatten())
+    order, trees = torch.cat(levels), len(nodes.root)
+    feature, threshold, inner, label = (each[order] for each in (nodes.feature, nodes.threshold, inner, nodes.label))
+    label = torch.where(inner, 0, label)  # what an inner node would say as a leaf says nothing any more
+    return Nodes(torch.arange(trees), feature, threshold, _find_children(inner, trees), label)
+
+
+def _find_children(inner: Tensor, trees: int) -> Tensor:
+    """Return the left child (nodes,) of each node, itself for a leaf, where roots come first, then level by level.
+
+    Args:
+        inner: (nodes,) bool: which nodes have children, which stand in the order of their parents.
+        trees: How many roots there are.
+    """
+    return torch.where(inner, trees + 2 * (inner.cumsum(dim=0) - 1), torch.arange(len(inner), device=inner.device))
+
+
 class ForestView(View):
     """Votes for each class: the share of the trees whose box a row falls into belongs to it.
 
@@ -187,21 +209,34 @@ class ForestView(View):
         """Return the depth and the number of classes."""
         return {"depth": self.depth, "classes": self.sizes[0]}
 
+    def own_tensors(self) -> dict[str, Tensor]:
+        """Return what each node looks at or, below 0, of which class it is; thresholds of inner nodes; and the roots.
+
+        Of nodes in another order, which older model files hold, all is returned.
+        """
+        inner, trees = torch.isfinite(self.threshold), len(self.root)
+        if not torch.equal(self.child, _find_children(inner, trees)):
+            return super().own_tensors()
+        node = torch.where(inner, self.feature, -1 - self.label)
+        return {"node": node, "threshold": self.threshold[inner], "trees": torch.tensor(trees)}
+
     @classmethod
     def restore(cls, stored: Stored, source: Source | None, input_dim: int) -> ForestView:
         """Build the forest again, one in which every way from a root ends within the nodes."""
         expect(source is None, "a forest that reads a view")
+        classes, depth = stored.whole("classes", 2**31), stored.whole("depth", FOREST.most_depth)
+        if stored.prefix + "node" in stored.tensors:
+            nodes = _restore_nodes(stored, input_dim, classes)
+            return cls(nodes, depth=depth, num_classes=classes)
         threshold = stored.take("threshold", None, infinite=True)
         nodes = len(threshold)
         root = stored.take("root", None, dtype=torch.int64)
         feature, child, label = (stored.take(name, nodes, dtype=torch.int64) for name in ("feature", "child", "label"))
         expect(len(root) > 0, "a forest without trees")
-        classes = stored.whole("classes", 2**31)
         right = child + torch.isfinite(threshold)  # a row never goes to the right of a leaf
         limits = (("root", root, nodes), ("feature", feature, input_dim), ("child", child, nodes))
         for name, value, high in (*limits, ("child", right, nodes), ("label", label, classes)):
             expect(bool(((value >= 0) & (value < high)).all()), f"a tensor {stored.prefix}{name} out of range")
-        depth = stored.whole("depth", FOREST.most_depth)
         return cls(Nodes(root, feature, threshold, child, label), depth=depth, num_classes=classes)
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
@@ -220,6 +255,20 @@ class ForestView(View):
         share = graph.add("Expand", np.float32(1 / trees), graph.add("Shape", at))
         label = graph.add("Gather", graph.array(self.label), at)
         return [graph.add("ScatterElements", none, label, share, axis=1, reduction="add")]
+
+
+def _restore_nodes(stored: Stored, input_dim: int, classes: int) -> Nodes:
+    """Return nodes as `ForestView.own_tensors` has them, from tensors that may be anything."""
+    node, trees = stored.take("node", None, dtype=torch.int64), int(stored.take("trees", dtype=torch.int64))
+    inner = node >= 0
+    expect(bool(((-classes <= node) & (node < input_dim)).all()), "a tensor node out of range")
+    expect(0 < trees and len(node) == trees + 2 * int(inner.sum()), "nodes that make no trees")
+    threshold = torch.full(node.shape, math.inf, dtype=torch.float32)
+    threshold[inner] = stored.take("threshold", int(inner.sum()))
+    child = _find_children(inner, trees)
+    expect(bool((child[inner] > inner.nonzero().flatten()).all()), "nodes that make no trees")
+    feature, label = node.clamp_min(0), (-1 - node).clamp_min(0)
+    return Nodes(torch.arange(trees), feature, threshold, child, label)
 
 
 def count_trees(n: int, dim: int, most: int) -> int:

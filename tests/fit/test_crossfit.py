@@ -110,13 +110,27 @@ def test_an_update_shows_what_a_new_class_costs_the_others() -> None:
     assert far.accuracy > after.accuracy
 
 
-def test_packing_loses_nothing() -> None:
-    crossed = unpack(copy.deepcopy(SOLUTION.network), STRUCTURES, {name: t.clone() for name, t in TENSORS.items()})
-    assert torch.equal(predict_held(crossed), predict_held(CROSSED))
-    assert crossed.offset == CROSSED.offset
-    more = updated(crossed, *blobs(3, classes=7), 7)  # what is unpacked can be added to
-    assert torch.equal(predict_held(more), predict_held(updated(CROSSED, *blobs(3, classes=7), 7)))
-    assert more.whole.counts.tolist() == [14] * 5 + [6] * 2
+def test_packing_moves_no_probability_by_more_than_a_thousandth() -> None:
+    wide = torch.randn(40, 300, generator=torch.Generator().manual_seed(0)) + 0.3 * torch.eye(4).repeat(10, 75)
+    far = blobs(1, rows=8)[0].double() + 2.0**20  # columns that lie far from 0, with digits that float32 would lose
+    for x, y in ((X, Y), (wide, torch.arange(40) % 4), (far, Y)):
+        crossed = crossfit(solve_problem([(x, y)], effort="fast"))
+        structures, tensors = pack(crossed)
+        again = unpack(copy.deepcopy(crossed.whole), structures, {name: t.clone() for name, t in tensors.items()})
+        assert torch.equal(again.features, crossed.features)
+        assert again.offset == crossed.offset
+        new = blobs(3, classes=7, dim=x.shape[1])
+        for one, other in ((again, crossed), (updated(again, *new, 7), updated(crossed, *new, 7))):
+            moved = predict_held(one).softmax(dim=1) - predict_held(other).softmax(dim=1)
+            assert moved.abs().max() < 1e-3
+        assert any(name.endswith("mixture") for name in tensors) == (x is wide)
+        assert updated(again, *new, 7).whole.counts[-1] == 6
+
+
+def test_a_sum_of_many_samples_keeps_the_digits_that_tell_one_more() -> None:
+    x, y = blobs(0, rows=400)
+    crossed = crossfit(solve_problem([(x, y)], effort=PLAIN))
+    assert {pack(crossed)[1]["0.sums"].dtype, TENSORS["0.sums"].dtype} == {torch.float32, torch.float16}
 
 
 def without(name: str) -> dict[str, Tensor]:
@@ -140,7 +154,8 @@ def without(name: str) -> dict[str, Tensor]:
             "folds of other",
         ),
         (STRUCTURES, TENSORS | {"0.sums": TENSORS["0.sums"] * torch.inf}, "a tensor sums that is not finite"),
-        (STRUCTURES, TENSORS | {"features": TENSORS["features"][:, :3]}, "rows held out of another shape or type"),
+        (STRUCTURES, TENSORS | {"rows": TENSORS["rows"][:, :3]}, "rows held out of another shape or type"),
+        (STRUCTURES, TENSORS | {"0.sources.0.mixture": torch.ones(2, 2)}, "a mixture of other rows"),
         (STRUCTURES, TENSORS | {"labels": TENSORS["labels"] + 3}, "rows held out of no class or no fold"),
         (STRUCTURES, TENSORS | {"fold": TENSORS["fold"] - 1}, "rows held out of no class or no fold"),
         (STRUCTURES, TENSORS | {"offset": TENSORS["offset"] / 0}, "an offset that is no number"),
