@@ -127,11 +127,11 @@ def read_data(options: argparse.Namespace, rows: TableRows, *, keep_cells: bool 
         what = "neither a row nor a name says what these classes are, never predicted"
         told.append(f"look at: {what}: {list_names(lost)}")
     ids = None if options.id is None else block.beside[beside.index(options.id)].astype(str).tolist()
-    cells = [
-        each
-        for number, each in enumerate(block.columns)
-        if columns is None or table.columns is None or table.columns[number] in columns
-    ]
+    if columns is None or table.columns is None:
+        cells = list(block.columns)
+    else:
+        used = set(columns)
+        cells = [each for name, each in zip(table.columns, block.columns, strict=True) if name in used]
     gaps, places = [count_gaps(each[: len(labels)]) for each in cells], block.rows[: len(labels)]
     where = places, table.place, block.numbers[: len(labels)], ids, gaps, cells if keep_cells else []
     seen = describe_columns(cells, encoding, np.bincount(rows.labels, minlength=len(rows.classes)).tolist())

@@ -16,6 +16,7 @@ from torch import Tensor
 from protonet._checks import refuse
 from protonet.commands.content import JudgedRows, list_importance, list_sections, list_table
 from protonet.commands.explain import judge_by_all
+from protonet.commands.figures import list_names
 from protonet.commands.labels import check_spellings, find_strange
 from protonet.commands.models import (
     classify,
@@ -31,7 +32,7 @@ from protonet.commands.models import (
     show_progress,
     want,
 )
-from protonet.commands.report import format_report, judge, list_names, list_report
+from protonet.commands.report import format_report, judge, list_report
 from protonet.files import Model
 from protonet.fit.search import Progress
 from protonet.tables.columns.parsing import count_gaps

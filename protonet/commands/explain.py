@@ -29,7 +29,8 @@ from protonet.commands.models import (
     want,
 )
 from protonet.files import Model
-from protonet.fit.crossfit import Crossfit, unpack
+from protonet.fit.crossfit import Crossfit
+from protonet.fit.packing import unpack
 from protonet.tables.features import encode_block
 from protonet.tables.table import Table
 from protonet.ui.text import count, format_table

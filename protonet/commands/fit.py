@@ -16,17 +16,10 @@ import torch
 from protonet._checks import refuse, show
 from protonet.commands.content import JudgedRows, list_importance, list_learning, list_sections, list_table
 from protonet.commands.data import Data, Rest, read_data
+from protonet.commands.figures import format_losses, format_views, tell_columns
 from protonet.commands.models import find_sizes, keep_crossfit, name_columns, show_progress, write_model
 from protonet.commands.report import list_figures
-from protonet.commands.summary import (
-    compare_baselines,
-    describe_views,
-    format_baselines,
-    format_losses,
-    format_pairs,
-    format_views,
-    tell_columns,
-)
+from protonet.commands.summary import compare_baselines, describe_views, format_baselines, format_pairs
 from protonet.files import Model
 from protonet.fit.active import group_strangers
 from protonet.fit.balance import balance_classes, count_rows, count_samples
@@ -170,7 +163,7 @@ def summarise(
     sizes += [count(len(data.group_names), "group")] * (data.groups is not None)
     several = "" if min(shots) == max(shots) else f" to {max(shots)}"
     lines = [f"{name}: {', '.join(sizes)}, {min(shots)}{several} per class"]
-    lines += [f"  {line}" for line in tell_columns(data.columns, data.encoding)]
+    lines += [f"  {line}" for line in tell_columns(data.columns, None if data.encoding is None else data.encoding.told)]
     if solution.problem.repeated:
         rows = count(solution.problem.repeated, "row")
         lines.append(f"{rows} equal to others, or nearly: copies are held out together, and count as one where equal")

@@ -5,14 +5,22 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from protonet._checks import show
-from protonet.commands.models import count_samples, read_model
-from protonet.commands.report import MOST_CLASSES, list_names
-from protonet.commands.summary import format_losses, format_share, format_views, tell_columns
-from protonet.files import Model, read_versions
+from protonet.commands.figures import (
+    MOST_CLASSES,
+    count_own,
+    format_losses,
+    format_share,
+    format_views,
+    list_names,
+    tell_columns,
+)
+from protonet.commands.options import look_for_model
+from protonet.files.header import read_whole
 from protonet.ui.text import count, format_table
 
 #: What the metadata say of the fit, each with its heading.
@@ -36,40 +44,62 @@ def run(options: argparse.Namespace) -> None:
         MissingPackageError: safetensors is missing.
         InputError: Arguments that do not fit, or no model.
     """
-    facts = describe_model(Path(options.model), read_model(options.model))
+    path = Path(options.model)
+    look_for_model(path)
+    facts = describe_model(path, read_header(path))
     print(json.dumps(facts, indent=1) if options.json else format_facts(facts))
 
 
-def describe_model(path: Path, model: Model) -> dict[str, Any]:
+def read_header(path: Path) -> dict[str, Any]:
+    """Return the header of a model file, of an older one as this version would write it.
+
+    What a whole file of this version says is read without torch. Anything else is told by whoever reads models.
+
+    Raises:
+        MissingPackageError: safetensors is missing.
+        InputError: No model.
+    """
+    with suppress(AttributeError, LookupError, OSError, TypeError, ValueError):
+        header = read_whole(path)
+        sizes = {len(header["classes"]), len(header["counts"])}
+        if len(sizes) == 1 and isinstance(header["metadata"], dict) and type(header["structure"]["input_dim"]) is int:
+            return header
+    from protonet.commands.models import read_model  # noqa: PLC0415 - torch
+    from protonet.files.model import check_model, read_versions  # noqa: PLC0415 - the same
+
+    header, _, _ = check_model("info", read_model(path))
+    return header | dict(zip(("version", "library"), read_versions(path), strict=True))
+
+
+def describe_model(path: Path, header: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is in a model file as JSON can hold it; what the file does not say, or says oddly, is None.
 
     Args:
         path: Of the file.
-        model: That it holds.
+        header: Its header.
     """
-    network, metadata = model.network, model.metadata
-    version, library = read_versions(path)
-    samples = count_samples(model)
+    metadata, classes = header["metadata"], header["classes"]
+    samples = count_own(header["counts"], classes, metadata.get("named"))
     folds, left_out, groups = (metadata.get(name) for name in ("folds", "left_out", "groups"))
     views = metadata.get("views")
     sound = isinstance(views, dict) and all(isinstance(weight, float) for weight in views.values())
     return {
         "file": path.name,
         "bytes": path.stat().st_size,
-        "version": version,
-        "library": library,
+        "version": header["version"],
+        "library": header["library"],
         "samples": sum(samples),
-        "classes": [{"name": name, "samples": n} for name, n in zip(model.classes, samples, strict=True)],
-        "features": network.encoder.input_dim,
-        "columns": model.columns,
-        "held": tell_columns(model.columns, model.encoding),
+        "classes": [{"name": name, "samples": n} for name, n in zip(classes, samples, strict=True)],
+        "features": header["structure"]["input_dim"],
+        "columns": header["columns"],
+        "held": tell_columns(header["columns"], header["told"]),
         "left_out": left_out if isinstance(left_out, list) else None,
         **{name: metadata.get(name) for name in FIT},
         "groups": len(groups) if isinstance(groups, dict) else None,
         "names": metadata.get("named") if isinstance(metadata.get("named"), dict) else None,
         "views": views if sound else None,
-        "parameters": network.count_parameters(),
-        "buffer_elements": network.count_buffer_elements(),
+        "parameters": header["parameters"],
+        "buffer_elements": header["buffer_elements"],
         "fold_models": len(folds) if isinstance(folds, list) else None,
         "held_out": _check_figures(metadata.get("held_out")),
     }

@@ -19,10 +19,12 @@ from torch import Tensor
 
 from protonet import files
 from protonet._checks import as_typed, refuse
+from protonet.commands.figures import count_own
 from protonet.commands.options import LABEL, look_for_model
 from protonet.files import Model, save_model
 from protonet.fit.active import Suggestion, suggest_rows
-from protonet.fit.crossfit import Crossfit, measure_held, pack, score_frequent, score_held
+from protonet.fit.crossfit import Crossfit, measure_held, score_frequent, score_held
+from protonet.fit.packing import pack
 from protonet.fit.search import Progress
 from protonet.metrics import calibrate, measure, measure_classes
 from protonet.network import PrototypeNetwork
@@ -318,12 +320,7 @@ def map_blocks(
 
 def count_samples(model: Model) -> list[int]:
     """Return of how many samples each class is, without what its name counts as, of a file that may say anything."""
-    counts, named = model.network.counts.tolist(), model.metadata.get("named")
-    if not isinstance(named, dict) or not isinstance(named.get("classes"), list):
-        return counts
-    weight = named.get("weight")
-    less = round(weight) if isinstance(weight, float) and 0 <= weight < 2**31 else 0
-    return [max(0, rows - less * (name in named["classes"])) for name, rows in zip(model.classes, counts, strict=True)]
+    return count_own(model.network.counts.tolist(), model.classes, model.metadata.get("named"))
 
 
 def keep_crossfit(model: Model, crossed: Crossfit, groups: dict[str, int], given: Tensor) -> Model:

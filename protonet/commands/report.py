@@ -8,15 +8,11 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from protonet._checks import show
-from protonet.commands.summary import compare_baselines, format_balance, format_losses, format_pairs, format_share
+from protonet.commands.figures import MOST_CLASSES, format_losses, format_share, list_names
+from protonet.commands.summary import compare_baselines, format_balance, format_pairs
 from protonet.fit.crossfit import FREQUENT, score_frequent
 from protonet.metrics import ClassMetrics, Metrics, Sample, find_auroc, measure, measure_classes, score_known
 from protonet.ui.text import count, format_table
-
-#: Most classes that are printed; a JSON file has all.
-MOST_CLASSES = 20
-#: Most names that a line lists.
-MOST_NAMES = 5
 
 
 class Report(NamedTuple):
@@ -95,11 +91,6 @@ def format_classes(by_class: ClassMetrics, classes: Sequence[str | int]) -> str:
     if len(shown) < len(there):
         text += f"{len(shown)} of {count(len(there), 'class')} shown, the lowest F1 first; --json writes all\n"
     return text
-
-
-def list_names(names: Sequence[str], most: int = MOST_NAMES) -> str:
-    """Return the first of several names, and how many more there are."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def list_figures(name: str, classes: Sequence[str | int], metrics: Metrics) -> dict[str, Any]:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from protonet._checks import show
+from protonet.commands.figures import format_share
 from protonet.fit.networks import leave_out
 from protonet.fit.search import Choice
 from protonet.metrics import Sample, measure, measure_classes
-from protonet.tables.columns.encoding import Encoding
 from protonet.ui.text import format_table
 
 #: Most pairs of classes that are named as confused.
@@ -25,21 +25,6 @@ def describe_views(choice: Choice) -> dict[str, float]:
     total = sum(weight for _, weight in views)
     ordered = sorted(views, key=lambda view: -view[1])
     return {specification.name: weight / total for specification, weight in ordered}
-
-
-def format_views(views: Mapping[str, float]) -> str:
-    """Return a table of the views and their weights."""
-    return format_table(["view", "weight, %"], [[name, f"{100 * weight:.1f}"] for name, weight in views.items()])
-
-
-def tell_columns(names: Sequence[str] | None, encoding: Encoding | None) -> list[str]:
-    """Return a line for each kind of column: the names, and what they were taken for; none for numbers alone."""
-    if encoding is None or encoding.plain or names is None:
-        return []
-    told: dict[str, list[str]] = {}
-    for name, column in zip(names, encoding.columns, strict=True):
-        told.setdefault(column.tell(), []).append(show(name))
-    return [f"{', '.join(same)}: {text}" for text, same in told.items()]
 
 
 def compare_baselines(
@@ -94,12 +79,6 @@ def name_lead(compared: Sequence[Mapping[str, Any]]) -> str:
     return f"this model's {'balanced ' * balanced}lead"
 
 
-def format_share(share: float, interval: Sequence[float]) -> tuple[str, str]:
-    """Return a share in per cent, and its interval."""
-    low, high = (100 * bound for bound in interval)
-    return f"{100 * share:.2f}", f"[{low:.2f}, {high:.2f}]"
-
-
 def format_balance(confusion: Tensor, frequent: str | int, share: float) -> str:
     """Return the balanced accuracy, beside which an accuracy is read, and what naming one class alone would give.
 
@@ -111,18 +90,6 @@ def format_balance(confusion: Tensor, frequent: str | int, share: float) -> str:
     balanced = 100 * measure_classes(confusion).balanced_accuracy
     alone = f"the most frequent class of fit, {show(frequent)}, alone: {100 * share:.2f} %"
     return f"balanced accuracy {balanced:.2f} %; {alone}"
-
-
-def format_losses(figures: Mapping[str, Any]) -> str:
-    """Return how good the probabilities are, given a `Metrics` as a dict; files of older versions have no intervals."""
-    told = []
-    for name, interval, factor, digits in (
-        ("log_loss", "log_loss_interval", 1, 3),
-        ("calibration_error", "calibration_interval", 100, 1),
-    ):
-        ends = ", ".join(f"{factor * end:.{digits}f}" for end in figures.get(interval, ()))
-        told.append(f"{factor * figures[name]:.{digits}f}" + f" [{ends}]" * bool(ends))
-    return "log-loss {}, calibration error {} points\n".format(*told)
 
 
 def format_pairs(confusion: Tensor, classes: Sequence[str | int]) -> str:

@@ -23,7 +23,8 @@ from protonet.commands.models import (
 )
 from protonet.files import Model
 from protonet.fit.copies import hash_rows
-from protonet.fit.crossfit import Crossfit, find_held, predict_held, unpack, update
+from protonet.fit.crossfit import Crossfit, find_held, predict_held, update
+from protonet.fit.packing import unpack
 from protonet.tables.features import encode_block
 from protonet.ui.command_line import check_writable_file
 from protonet.ui.text import count

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from protonet.files.model import INSTALL, Model, load_model, read_model, read_versions, save_model
-from protonet.files.onnx import export_onnx
-from protonet.representations.pictures.files import embed_pictures
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from protonet.files.model import INSTALL, Model, load_model, read_model, read_versions, save_model
+    from protonet.files.onnx import export_onnx
+    from protonet.representations.pictures.files import embed_pictures
 
 __all__ = [
     "INSTALL",
@@ -16,3 +20,12 @@ __all__ = [
     "read_versions",
     "save_model",
 ]
+
+_ROOMS = {"export_onnx": "files.onnx", "embed_pictures": "representations.pictures.files"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is asked for: what a header says is read without torch."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"protonet.{_ROOMS.get(name, 'files.model')}"), name)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,23 +14,16 @@ from torch import Tensor
 from protonet._checks import as_typed, fail, fail_type, find_version, optional_packages, refuse
 from protonet._writing import write_whole
 from protonet.encoder import Encoder
+from protonet.files.header import FORMAT, HELD, OLDEST, VERSION, parse_header, take_checksum, write_header
 from protonet.files.shared_rows import share_rows, unshare_rows
 from protonet.network import PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
 from protonet.views import KINDS, SOURCES
 from protonet.views.view import LinearMap, Source, Stored, expect, expect_sound
 
-#: The name of the entry, in the file's metadata, that says as JSON what the file is.
-FORMAT = "protonet.model"
-#: Raised whenever what is written changes; those from OLDEST on are read.
-VERSION, OLDEST = 8, 4
 INSTALL = 'pip install "protonet[files]"'
-#: What the names of tensors begin with that are held for later, and are no part of the network.
-HELD = "held."
 #: What the names of tensors begin with that belong to the columns of tables.
 COLUMNS = "columns."
-#: A header of more characters is compressed, behind this mark; and as many bytes it may be at the most.
-LONG, DEFLATED, MOST = 4096, "deflated ", 2**28
 
 
 class Model(NamedTuple):
@@ -76,7 +67,7 @@ def save_model(path: str | Path, model: Model) -> None:
     header["narrow"] = [name for name, tensor in tensors.items() if narrow[name].dtype != tensor.dtype]
     tensors = narrow
     header["checksums"] = {part: _sum(tensors, part) for part in ("", HELD)}
-    content = save(tensors, {FORMAT: _write_header(header | {"checksum": _sum_header(header)})})
+    content = save(tensors, {FORMAT: write_header(header)})
     write_whole(path, lambda file: file.write(content))
 
 
@@ -120,11 +111,11 @@ def read_model(path: str | Path, *, held: bool = False, writer: str) -> Model:
     try:
         expect(Path(path).resolve(strict=True).is_file(), "no file")  # to open a pipe would be to wait
         with safe_open(path, framework="pt") as file:
-            header = _parse_header((file.metadata() or {}).get(FORMAT))
+            header = parse_header((file.metadata() or {}).get(FORMAT))
             if not OLDEST <= header["version"] <= VERSION:
                 remedy = "Update protonet." if header["version"] > VERSION else "Fit it again."
                 raise ValueError(f"version {header['version']}, by protonet {header.get('library')!r:.20}")
-            expect(header.pop("checksum", None) == _sum_header(header), "damaged: a wrong checksum")
+            take_checksum(header)
             names = [name for name in file.keys() if held or not name.startswith(HELD)]  # noqa: SIM118 - not a dict
             columnwise = header.get("columnwise") or ()
             expect(isinstance(columnwise, (list, tuple)), "columnwise tensors that are no list")
@@ -152,7 +143,7 @@ def read_versions(path: str | Path) -> tuple[int, str | None]:
         from safetensors import safe_open  # noqa: PLC0415 - optional
 
     with safe_open(path, framework="pt") as file:
-        header = _parse_header(file.metadata()[FORMAT])
+        header = parse_header(file.metadata()[FORMAT])
     return header["version"], header.get("library")
 
 
@@ -173,12 +164,23 @@ def check_model(function: str, model: Model) -> tuple[dict[str, Any], dict[str, 
     named: dict[str, Any] = {"classes": model.classes, "columns": model.columns, "metadata": model.metadata}
     named |= {"structure": structure, "encoding": described}
     try:
-        header = _parse_header(json.dumps({"version": VERSION, "library": find_version("protonet"), **named}))
-        _make_model(header, tensors, held)
+        header = parse_header(json.dumps({"version": VERSION, "library": find_version("protonet"), **named}))
+        header |= tell_facts(_make_model(header, tensors, held))
     except (RuntimeError, TypeError, ValueError) as error:
         remedy = "Pass a float32 network of protonet.solve, a name per class and feature, and finite metadata."
         fail(function, "model", "be what can be read again", f"one with {error}", remedy)
     return header, tensors, held
+
+
+def tell_facts(model: Model) -> dict[str, Any]:
+    """Return what a header says for whoever asks without reading tensors, as JSON can hold it."""
+    network, encoding = model.network, model.encoding
+    return {
+        "counts": network.counts.tolist(),
+        "parameters": network.count_parameters(),
+        "buffer_elements": network.count_buffer_elements(),
+        "told": None if encoding is None else encoding.told,
+    }
 
 
 def describe_network(network: PrototypeNetwork) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -268,11 +270,6 @@ def _restore_sources(whole: Stored, left: dict[str, Tensor], input_dim: int) -> 
     return sources
 
 
-def _sum_header(header: dict[str, Any]) -> str:
-    """Return a checksum of a header without its own."""
-    return hashlib.sha256(json.dumps(header).encode()).hexdigest()
-
-
 def _sum(tensors: Mapping[str, Tensor], part: str) -> str:
     """Return a checksum of the tensors of one part, `HELD` or "" for the network: names, types, shapes and bytes."""
     digest = hashlib.sha256()
@@ -302,28 +299,6 @@ def _widen(tensor: Tensor) -> Tensor:
     """Return what `_narrow` was given; files of version 7 have directions in half precision, too."""
     expect(tensor.dtype in {torch.float16, torch.int16, torch.int32}, "narrow tensors that are wide")
     return tensor.float() if tensor.is_floating_point() else tensor.long()
-
-
-def _write_header(header: dict[str, Any]) -> str:
-    """Return a header as text, compressed where it is long."""
-    text = json.dumps(header)
-    return text if len(text) <= LONG else DEFLATED + base64.b64encode(zlib.compress(text.encode())).decode()
-
-
-def _parse_header(text: str | None) -> dict[str, Any]:
-    """Return a header with a version; raise a ValueError if it is none."""
-    expect(text is not None, "of something else")
-    text = str(text)
-    if text.startswith(DEFLATED):
-        try:
-            content = base64.b64decode(text.removeprefix(DEFLATED), validate=True)
-            text = zlib.decompressobj().decompress(content, MOST).decode()
-        except zlib.error as error:
-            raise ValueError("a header that is not compressed") from error
-    header = json.loads(text)
-    json.dumps(header, ensure_ascii=False, allow_nan=False).encode()  # no NaN, and no text that could not be printed
-    expect(isinstance(header, dict) and type(header.get("version")) is int, "a header without a version")
-    return dict(header)
 
 
 def _make_model(header: dict[str, Any], tensors: dict[str, Tensor], held: dict[str, Tensor]) -> Model:

@@ -42,26 +42,21 @@ def share_rows(tensors: dict[str, Tensor], held: str) -> tuple[dict[str, Tensor]
                 alike.setdefault(tensor.shape[-1], []).append(name)
             elif tensor.dtype == torch.int16:
                 alike.setdefault(f"{tensor.shape[-1]}h", []).append(name)
+    numbers: dict[str, list[int]] = {}
     for key, names in alike.items():
         parts = [np.atleast_2d(tensors[name].numpy()) for name in names]
-        rows = np.concatenate(parts)
-        width = rows.shape[1]
-        whole = np.ascontiguousarray(rows).view(np.dtype((np.void, rows.itemsize * width)))[:, 0]
-        _, first, numbers = np.unique(whole, return_index=True, return_inverse=True)
-        if len(first) > PAYS * len(rows) or width * max(map(len, parts)) > MOST:
+        width, places, always = parts[0].shape[1], dict[bytes, int](), 0
+        for name, part in zip(names, parts, strict=True):  # rows of what is always read come first
+            numbers[name] = [places.setdefault(row.tobytes(), len(places)) for row in part]
+            always = always if name.startswith(held) else len(places)
+        if len(places) > PAYS * sum(map(len, parts)) or width * max(map(len, parts)) > MOST:
             continue
-        order = np.argsort(first)  # rows of what is always read come first
-        places = np.empty_like(order)
-        places[order] = np.arange(len(order))
-        ends = np.cumsum(list(map(len, parts)))
-        always = sum(len(part) for name, part in zip(names, parts, strict=True) if not name.startswith(held))
-        always = int((first < always).sum())
-        unique = torch.from_numpy(rows[first[order]])
+        unique = np.frombuffer(bytearray(b"".join(places)), parts[0].dtype).reshape(-1, width)
         for prefix, part in (("", unique[:always]), (held, unique[always:])):
             if len(part):
-                found[f"{prefix}{SHARED}{key}"] = part.clone()
-        for name, numbers_of in zip(names, np.split(places[numbers.ravel()], ends[:-1]), strict=True):
-            found[name] = torch.from_numpy(numbers_of.astype(np.int32)).view(tensors[name].shape[:-1])
+                found[f"{prefix}{SHARED}{key}"] = torch.from_numpy(part).clone()
+        for name in names:
+            found[name] = torch.tensor(numbers[name], dtype=torch.int32).view(tensors[name].shape[:-1])
         shared |= dict.fromkeys(names, key)
     return found, shared
 

@@ -60,18 +60,30 @@ def describe_columns(cells: Sequence[np.ndarray], encoding: Encoding | None, cla
         class_rows: The number of rows of each class that has some.
     """
     columns: list[dict[str, Any]] = []
+    whole: list[tuple[dict[str, Any], np.ndarray]] = []
     steps = sorted([*DRIFT.steps, DRIFT.kept // (4 * len(cells)) * 4])[1]
     for column, values in zip(list_columns(encoding, len(cells)), cells, strict=True):
         numbers = column.read_numbers(values)
         gaps = find_gaps(values) if numbers is None else np.isnan(numbers)
-        seen: dict[str, Any] = {"gaps": float(gaps.mean())}
-        if numbers is not None and not gaps.all():
-            low, *inner, high = np.quantile(numbers[~gaps], np.linspace(0, 1, steps + 1)).tolist()
-            rounded = np.clip([float(f"{quantile:.5g}") for quantile in inner], low, high)  # to be short in the file
-            seen["quantiles"] = [low, *rounded.tolist(), high]
-        columns.append(seen)
+        columns.append({"gaps": float(gaps.mean())})
+        if numbers is not None and not gaps.any():
+            whole.append((columns[-1], numbers))
+        elif numbers is not None and not gaps.all():
+            columns[-1]["quantiles"] = _find_quantiles(numbers[~gaps, None], steps)[0]
+    if whole:
+        found = _find_quantiles(np.stack([numbers for _, numbers in whole], axis=1), steps)
+        for (seen, _), quantiles in zip(whole, found, strict=True):
+            seen["quantiles"] = quantiles
     per_class = sum(class_rows) // len(class_rows)
     return {"columns": columns, "per_class": per_class, "smallest": min(class_rows) / max(1, sum(class_rows))}
+
+
+def _find_quantiles(numbers: np.ndarray, steps: int) -> list[list[float]]:
+    """Return quantiles at equal distances of each column of numbers (n, columns), short but for both ends."""
+    found = np.quantile(numbers, np.linspace(0, 1, steps + 1), axis=0).T
+    inner = [[float(f"{quantile:.5g}") for quantile in each] for each in found[:, 1:-1].tolist()]
+    rounded = np.clip(inner, found[:, :1], found[:, -1:])
+    return np.concatenate([found[:, :1], rounded, found[:, -1:]], axis=1).tolist()  # type: ignore[no-any-return]
 
 
 def list_columns(encoding: Encoding | None, count: int) -> Sequence[Column]:

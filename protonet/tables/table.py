@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
@@ -159,7 +160,7 @@ def _choose_columns(file: Path, source: Source, wanted: Wanted) -> tuple[list[st
     header = source.header or []
     path = f"{file}{source.part}"
     bell = HEADERLESS * bool(find_values(header))
-    twice = [name for name in dict.fromkeys(header) if header.count(name) > 1]
+    twice = [name for name, times in Counter(header).items() if times > 1]
     if twice and twice != [""]:
         refuse("path", "name each column once", f"{list_names(twice)} twice in {path}", f"{bell}Rename or drop one.")
     if twice:

@@ -226,8 +226,7 @@ class ForestView(View):
         expect(source is None, "a forest that reads a view")
         classes, depth = stored.whole("classes", 2**31), stored.whole("depth", FOREST.most_depth)
         if stored.prefix + "node" in stored.tensors:
-            nodes = _restore_nodes(stored, input_dim, classes)
-            return cls(nodes, depth=depth, num_classes=classes)
+            return cls(_restore_nodes(stored, input_dim, classes), depth=depth, num_classes=classes)
         threshold = stored.take("threshold", None, infinite=True)
         nodes = len(threshold)
         root = stored.take("root", None, dtype=torch.int64)
@@ -259,10 +258,10 @@ class ForestView(View):
 
 def _restore_nodes(stored: Stored, input_dim: int, classes: int) -> Nodes:
     """Return nodes as `ForestView.own_tensors` has them, from tensors that may be anything."""
-    node, trees = stored.take("node", None, dtype=torch.int64), int(stored.take("trees", dtype=torch.int64))
-    inner = node >= 0
+    node = stored.take("node", None, dtype=torch.int64)
+    inner, trees = node >= 0, int(stored.take("trees", dtype=torch.int64))
     expect(bool(((-classes <= node) & (node < input_dim)).all()), "a tensor node out of range")
-    expect(0 < trees and len(node) == trees + 2 * int(inner.sum()), "nodes that make no trees")
+    expect(trees > 0 and len(node) == trees + 2 * int(inner.sum()), "nodes that make no trees")
     threshold = torch.full(node.shape, math.inf, dtype=torch.float32)
     threshold[inner] = stored.take("threshold", int(inner.sum()))
     child = _find_children(inner, trees)

@@ -6,6 +6,8 @@ of such a view are near one-hot. Nothing in it is trained by gradient, so all of
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -35,16 +37,16 @@ class RadialRules:
     single: float = 600.0  #: Read-outs of a class that sum to more, in absolute value, are worked with in float64.
     jitter: float = 1e-6  #: Added to the diagonal of the units' kernel, which is singular where rows are equal.
     median_rows: int = 4 * CHUNK  #: Rows that the median distance is taken of, at the most.
-    same: float = 1e-12  #: A distance below this is that of a unit to its own sample.
+    same: float = 1e-6
+    """A squared distance below this share of the mean one is rounding, or that of a unit to its own sample."""
     halving_rows: int = 16  #: A fold with this many held-out rows halves the bandwidths and ridges that are tried.
     exact: int = 2**14  #: Coordinates of all units up to which distances are not rounded: they are fast enough.
     terms: tuple[int, ...] = (16, 8, 4)
     """Whole numbers of 16 bits of which so many are added without overflow: fewer may be larger, that is finer, ..."""
     rounding: float = 0.002
     """... and the first are taken that leave a class score, of about 1, a standard error of at most this."""
-    hope: float = 0.8
-    """The share of the middle bandwidth's log-loss that the best one may be expected to leave. Where that would still
-    be clearly worse than the best linear view, no other bandwidth is tried (only on folds that settle the settings)."""
+    few_units: int = 512  #: Units that find a bandwidth, on folds that settle it, at the most; all take six times ...
+    hope: float = 0.9  #: ... and are expected to leave at least this share of the log-loss.
 
 
 RADIAL = RadialRules()
@@ -179,20 +181,17 @@ def _judge(judge: Judge, settings: Sequence[Radial]) -> Candidate | None:
             return None
         problem = _Problem(settings[0], need_map(source), judge.take(fold), judge.rows.features[fold.judge])
         settles = len(fold.judge) >= PRUNING.settled
-        scored: dict[Radial, Tensor] = {}
-        if number == 0 and settles:
-            middle = settings[len(settings) // 2].bandwidth
-            first = [each for each in settings if each.bandwidth == middle][1::2]
-            trial = problem.cosines(first)
-            if first and judge.prunes(trial[_rank(judge, trial)[0]], hope=RADIAL.hope):
+        if number == 0 and settles and len(settings) > 1:
+            settings, trial = _climb(judge, problem.take_units(RADIAL.few_units), settings)
+            if judge.late() or judge.prunes(trial, hope=RADIAL.hope):
                 return None
-            scored = dict(zip(first, trial, strict=True))
-        for bandwidth in dict.fromkeys(each.bandwidth for each in settings if each not in scored):
+            cosines = cosines[: len(settings)]
+        tried: list[Tensor] = []
+        for bandwidth in _list_bandwidths(settings):
             if judge.late():
                 return None
-            others = [each for each in settings if each not in scored and each.bandwidth == bandwidth]
-            scored |= dict(zip(others, problem.cosines(others), strict=True))
-        cosines = torch.cat([cosines, torch.stack([scored[each] for each in settings])], dim=1)
+            tried.append(problem.cosines([each for each in settings if each.bandwidth == bandwidth]))
+        cosines = torch.cat([cosines, torch.cat(tried)], dim=1)
         halves = len(fold.judge) >= RADIAL.halving_rows
         if not halves and cosines.shape[1] < PRUNING.least_rows:
             continue  # too few rows to end a setting or the view
@@ -204,6 +203,33 @@ def _judge(judge: Judge, settings: Sequence[Radial]) -> Candidate | None:
             cosines, settings = cosines[better], [settings[place] for place in better]
     best = _rank(judge, cosines)
     return judge.judge(settings[best[0]], cosines[best[0]])
+
+
+def _climb(judge: Judge, problem: _Problem, settings: Sequence[Radial]) -> tuple[list[Radial], Tensor]:
+    """Return the better half of the settings of the best bandwidth, and the cosines (n, num_classes) of the best.
+
+    Bandwidths are tried from the middle on, either way for as long as that gets better.
+    """
+    bandwidths = _list_bandwidths(settings)
+
+    @functools.cache
+    def try_out(place: int) -> tuple[float, list[Radial], Tensor]:
+        own = [each for each in settings if each.bandwidth == bandwidths[place]]
+        cosines = problem.cosines(own)
+        best = _rank(judge, cosines)
+        kept = [own[number] for number in sorted(best[: math.ceil(len(best) / 2)])]
+        return float(judge.losses(cosines[best[0]]).mean()), kept, cosines[best[0]]
+
+    at = len(bandwidths) // 2
+    for step in (-1, 1):
+        while 0 <= at + step < len(bandwidths) and not judge.late() and try_out(at + step)[0] < try_out(at)[0]:
+            at += step
+    return try_out(at)[1:]
+
+
+def _list_bandwidths(settings: Sequence[Radial]) -> list[float]:
+    """Return the different bandwidths of settings, in their order."""
+    return list(dict.fromkeys(each.bandwidth for each in settings))
 
 
 def _rank(judge: Judge, cosines: Tensor) -> list[int]:
@@ -356,7 +382,7 @@ class _Problem:
         units64 = self.landmarks.to(torch.float64)
         self.between = torch.cat([distances(part.to(torch.float64), units64, view.norm) for part in z.split(CHUNK)])
         apart = self.between[: RADIAL.median_rows]
-        apart = apart[apart > RADIAL.same]
+        apart = apart[apart > RADIAL.same ** (view.norm / 2) * apart.mean()]
         self.median = float(apart.median()) if len(apart) else 1.0
         indicators = F.one_hot(labels, self.num_classes).to(torch.float64)
         self.targets = indicators - (self.shares * indicators).mean(dim=0)  # (n, num_classes)
@@ -367,6 +393,15 @@ class _Problem:
         """Return the linear map (n, dim) of features, squashed feature by feature if asked for."""
         z: Tensor = self.map(x)
         return torch.tanh(z) if view.squash else z
+
+    def take_units(self, most: int) -> _Problem:
+        """Return the same problem with fewer units, spread over these."""
+        few = copy.copy(self)
+        count = min(most, len(self.chosen))
+        some = torch.linspace(0, len(self.chosen) - 1, count, dtype=torch.float64).round().long().to(self.chosen.device)
+        few.chosen, few.landmarks, few.units = self.chosen[some], self.landmarks[some], self.units[some]
+        few.between, few.to_queries = self.between[:, some], self.to_queries[:, some]
+        return few
 
     def solve(self, bandwidth: float, ridges: Sequence[float]) -> tuple[Tensor, list[Tensor]]:
         """Return the kernel (n, units) float64 and the read-out (units, num_classes) for each ridge.

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from protonet import PrototypeNetwork, solve
 from protonet.commands import fit as fit_command
-from protonet.commands.summary import format_losses, format_pairs
+from protonet.commands.figures import format_losses
+from protonet.commands.summary import format_pairs
 from protonet.commands.update import compare
 from protonet.files import load_model
 from protonet.fit.crossfit import crossfit, measure_held

@@ -12,8 +12,8 @@ from sklearn.metrics import balanced_accuracy_score, classification_report, conf
 from torch import Tensor
 
 from protonet import solve
+from protonet.commands.figures import MOST_CLASSES
 from protonet.commands.labels import find_spellings
-from protonet.commands.report import MOST_CLASSES
 from protonet.files import Model, load_model, save_model
 from protonet.metrics import score_known
 from protonet.tables import formats

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from protonet import PrototypeNetwork, solve
-from protonet.commands.report import MOST_CLASSES
+from protonet.commands.figures import MOST_CLASSES
 from protonet.files import Model, load_model, save_model
-from protonet.files.model import VERSION
+from protonet.files.header import VERSION
 from tests.commands.cases import FAST, Run
 from tests.strategies import blobs
 

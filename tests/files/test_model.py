@@ -23,18 +23,8 @@ from torch import nn
 from protonet import PrototypeNetwork, solve
 from protonet._checks import InputError, InputTypeError
 from protonet.encoder import Encoder
-from protonet.files.model import (
-    DEFLATED,
-    FORMAT,
-    HELD,
-    OLDEST,
-    VERSION,
-    Model,
-    describe_network,
-    load_model,
-    restore_network,
-    save_model,
-)
+from protonet.files.header import DEFLATED, FORMAT, HELD, OLDEST, VERSION
+from protonet.files.model import Model, describe_network, load_model, restore_network, save_model
 from tests.model_cases import make_model, make_network
 from tests.strategies import blobs, same_state, spoil
 

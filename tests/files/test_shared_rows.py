@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from protonet import PrototypeNetwork, solve
 from protonet.encoder import Encoder
 from protonet.files import Model, load_model, save_model
-from protonet.files.model import HELD, describe_network, restore_network
+from protonet.files.header import HELD
+from protonet.files.model import describe_network, restore_network
 from protonet.files.shared_rows import NARROWEST, SHARED, share_rows, unshare_rows
 from protonet.views.radial import RadialView
 from protonet.views.view import View

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from protonet.views import radial
 from protonet.views.distances import distances, round_distances
 from protonet.views.linear import Linear
 from protonet.views.radial import RADIAL, VIEWS, Radial, RadialKind, RadialView
-from protonet.views.view import Rows
+from protonet.views.view import LinearMap, Rows
 from tests.strategies import blobs, judge_noise
 
 CENTRED = Linear("centred")
@@ -214,22 +215,36 @@ def try_radial(held_out: int, reference: float, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("held_out", "reference", "solved", "candidates"),
     [
-        (256, 0.1, [2.0], 0),  # of two classes, noise loses 0.69 nats per row: no other bandwidth would save it
+        (256, 0.1, [1.0, 2.0, 0.5], 0),  # of two classes, noise loses 0.69 nats per row: on few units that is plain
         (255, 0.1, [0.5, 1.0, 2.0, 4.0, 8.0], 1),  # too few rows to settle that
-        (256, 0.6, [2.0, 0.5, 1.0, 2.0, 4.0, 8.0], 0),  # at 0.8 of its loss it would be good: all are tried, in vain
-        (256, 0.8, [2.0, 0.5, 1.0, 2.0, 4.0, 8.0], 1),
+        (256, 0.67, [1.0, 2.0, 0.5, 0.5], 0),  # with all units it might have been good, and is not
+        (256, 0.8, [1.0, 2.0, 0.5, 0.5], 1),
     ],
 )
-def test_a_view_that_is_clearly_worse_at_the_middle_bandwidth_is_not_tried_at_others(
+def test_few_units_find_the_bandwidth_of_folds_that_settle_it_and_what_is_clearly_worse(
     held_out: int, reference: float, solved: list[float], candidates: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert try_radial(held_out, reference, monkeypatch) == (solved, candidates)
 
 
-def test_the_hope_for_other_bandwidths_is_a_share_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 0 < RADIAL.hope < 1
-    monkeypatch.setattr(radial, "RADIAL", replace(RADIAL, hope=0.0))
-    assert try_radial(256, 0.1, monkeypatch) == ([2.0, 0.5, 1.0, 2.0, 4.0, 8.0], 0)
+def test_few_units_are_a_problem_of_their_own() -> None:
+    x, y = blobs(0, rows=20)
+    source = Linear("standardised").fit(Rows(x, y, 5)).source
+    assert isinstance(source, LinearMap)
+    few = radial._Problem(GAUSSIAN, source, Rows(x, y, 5), x[:3]).take_units(7)
+    assert few.between.shape == (100, 7)
+    torch.testing.assert_close(few.between, distances(source(x).double(), few.landmarks.double(), 2))
+    assert few.cosines([GAUSSIAN]).shape == (1, 3, 5)
+
+
+def test_rows_that_rounding_alone_tells_apart_do_not_set_the_bandwidth() -> None:
+    noise = torch.randn(30, 3, generator=torch.Generator().manual_seed(0))
+    x, y = 1e-5 * noise + 3.0 * (torch.arange(30) >= 24)[:, None], torch.arange(30) % 3
+    for norm in (1, 2):
+        fitted = fit(Radial(CENTRED, norm, bandwidth=1.0), x, y, 3)
+        assert float(fitted.bandwidth) > 1.0
+        twice = copy.deepcopy(fitted).double()
+        torch.testing.assert_close(score(twice, x.double()).float(), score(fitted, x), atol=1e-3, rtol=0)
 
 
 def test_names_tell_kernel_source_and_shifts() -> None:

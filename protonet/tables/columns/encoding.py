@@ -40,6 +40,11 @@ class Encoding:
         return all(column.plain for column in self.columns)
 
     @property
+    def told(self) -> list[str] | None:
+        """What each column was taken for; None where all are numbers without gaps."""
+        return None if self.plain else [column.tell() for column in self.columns]
+
+    @property
     def sizes(self) -> list[int]:
         """How many features each column becomes."""
         return [1] * len(self.columns) if self.plain else [len(column.parts) for column in self.columns]

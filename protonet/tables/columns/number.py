@@ -89,8 +89,8 @@ class Number(Column):
         """Return which cells (n,) are no numbers."""
         if cells.dtype.kind in "iuf":
             return np.zeros(len(cells), bool)
-        strange: np.ndarray = np.isnan(parse_numbers(cells, self.form)) & ~find_words(cells)
-        return strange
+        strange: np.ndarray = np.isnan(parse_numbers(cells, self.form))
+        return strange & ~find_words(cells) if strange.any() else strange
 
     def tell(self) -> str:
         """Return the kind and its form."""

@@ -75,7 +75,10 @@ NUMBER_FORMS = ("plain", "point", "comma", "interval")
 def find_gaps(values: np.ndarray) -> np.ndarray:
     """Return which of some values (n,), of any kind of column, stand for nothing: (n,) bool."""
     if values.dtype.kind == "O":
-        return np.fromiter((cell.lower() in GAPS for cell in values), bool, len(values))
+        lower = "\0".join(values).lower().split("\0")  # one by one takes four times as long
+        if len(lower) != len(values):  # a cell holds the mark, or there is none
+            lower = [cell.lower() for cell in values]
+        return np.fromiter(map(GAPS.__contains__, lower), bool, len(values))
     return np.asarray(np.isnat(values) if values.dtype.kind == "M" else np.isnan(values))
 
 
@@ -174,13 +177,15 @@ def find_number_form(cells: Iterable[str], *, codes: bool = False, comma: bool =
         codes: Take cells of one length with zeros before them, such as post codes, for numbers, too.
         comma: Of forms that fit as many cells, the one with a decimal comma is meant; otherwise the plainest.
     """
-    cells = [cell for cell in cells if not is_gap_word(cell)]
+    cells = list(cells)
+    plain = bool(np.isfinite(parse_numbers(np.array(cells, object), "plain")).all())
+    cells = cells if plain else [cell for cell in cells if not is_gap_word(cell)]
     if not cells:
         return ""
     zeros = [cell for cell in cells if cell[0] == "0"]  # most columns have none: patterns are slow
     if not codes and any(map(_CODE.fullmatch, zeros)) and len(set(map(len, cells))) == 1:
         return ""
-    if not comma and np.isfinite(parse_numbers(np.array(cells, object), "plain")).all():
+    if not comma and (plain or np.isfinite(parse_numbers(np.array(cells, object), "plain")).all()):
         return "plain"
 
     def share(read: Callable[[str], float], among: list[str]) -> float:

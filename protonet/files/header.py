@@ -1,0 +1,94 @@
+"""The header of a model file: what the file is, as JSON. Nothing here imports torch, so that `info` answers at once."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+#: The name of the entry, in the file's metadata, that says as JSON what the file is.
+FORMAT = "protonet.model"
+#: Raised whenever what is written changes; those from OLDEST on are read.
+VERSION, OLDEST = 8, 4
+#: What the names of tensors begin with that are held for later, and are no part of the network.
+HELD = "held."
+#: A header of more characters is compressed, behind this mark; and as many bytes it may be at the most.
+LONG, DEFLATED, MOST = 4096, "deflated ", 2**28
+#: What torch calls the types of tensors that a model has, by what safetensors does.
+TYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+
+
+def write_header(header: Mapping[str, Any]) -> str:
+    """Return a header and its checksum as text, compressed where it is long."""
+    text = json.dumps({**header, "checksum": sum_header(header)})
+    return text if len(text) <= LONG else DEFLATED + base64.b64encode(zlib.compress(text.encode())).decode()
+
+
+def parse_header(text: str | None) -> dict[str, Any]:
+    """Return a header with a version; raise a ValueError if it is none."""
+    if text is None:
+        raise ValueError("of something else")
+    text = str(text)
+    if text.startswith(DEFLATED):
+        try:
+            content = base64.b64decode(text.removeprefix(DEFLATED), validate=True)
+            text = zlib.decompressobj().decompress(content, MOST).decode()
+        except zlib.error as error:
+            raise ValueError("a header that is not compressed") from error
+    header = json.loads(text)
+    json.dumps(header, ensure_ascii=False, allow_nan=False).encode()  # no NaN, and no text that could not be printed
+    if not isinstance(header, dict) or type(header.get("version")) is not int:
+        raise ValueError("a header without a version")
+    return header
+
+
+def take_checksum(header: dict[str, Any]) -> None:
+    """Take the checksum out of a header; raise a ValueError if it is a wrong one."""
+    if header.pop("checksum", None) != sum_header(header):
+        raise ValueError("damaged: a wrong checksum")
+
+
+def sum_header(header: Mapping[str, Any]) -> str:
+    """Return a checksum of a header without its own."""
+    return hashlib.sha256(json.dumps(header).encode()).hexdigest()
+
+
+def read_whole(path: Path) -> dict[str, Any]:
+    """Return the header of a whole model file of this version, checksums of all bytes looked at.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is no such file, or damaged.
+    """
+    content = memoryview(path.read_bytes())
+    start = 8 + int.from_bytes(content[:8], "little")
+    entries = json.loads(bytes(content[8:start]))
+    if not isinstance(entries, dict) or not isinstance(about := entries.pop("__metadata__", None), dict):
+        raise ValueError("of something else")
+    header = parse_header(about.get(FORMAT))
+    take_checksum(header)
+    if header["version"] != VERSION:
+        raise ValueError(f"version {header['version']}")
+    for part, expected in header["checksums"].items():
+        digest = hashlib.sha256()
+        for name, entry in sorted(entries.items()):
+            if name.startswith(HELD) == bool(part):
+                first, stop = entry["data_offsets"]
+                digest.update(f"{name} torch.{TYPES[entry['dtype']]} {tuple(entry['shape'])} ".encode())
+                digest.update(content[start + first : start + stop])
+        if digest.hexdigest() != expected:
+            raise ValueError("damaged: a wrong checksum")
+    return header
