@@ -6,6 +6,7 @@ best goes to the simplest, so a view or a larger MLP has to earn its place; untr
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,6 +46,8 @@ class Search:
     folds: int = FOLDS.count  #: Folds to judge on; 0 for none.
     shifts: bool = True  #: Are rows shifted, where their features allow it?
     prior: Prior | None = None  #: What weighs the views; None for the published one.
+    row_cost: float = 0.25
+    """A view of little weight stays for at least so large a share of the weight, next to its share of a row's time."""
 
     def with_kind(self, kind: Kind) -> Search:
         """Return the search with another one of a kind that it has."""
@@ -66,6 +69,18 @@ def _kinds(effort: str) -> tuple[Kind, ...]:
 
 #: What ``solve(effort=...)`` may ask for: closed forms alone, or the whole, or more of it.
 EFFORTS = {"fast": Search(_kinds("fast"), folds=3), "default": Search(), "best": Search(_kinds("best"), folds=10)}
+
+
+@dataclass(frozen=True)
+class ThinRules:
+    """What a view must bring that costs a row much time."""
+
+    most_share: float = 0.05  #: A view of more weight always stays.
+    rise: float = 0.1  #: By so many standard errors the held-out log-loss may rise ...
+    least: float = 1e-5  #: ... or by so many nats per row.
+
+
+THIN = ThinRules()
 
 
 class Pooling(NamedTuple):
@@ -104,7 +119,7 @@ class Explored(NamedTuple):
             return self
         folds = [Fold(fold.fit, fold.judge[own]) for fold, own in zip(judge.folds, kept, strict=True)]
         judge = Judge(judge.rows, folds, judge.plan)
-        found = [judge.judge(each.specification, each.cosines[held]) for each in self.candidates]
+        found = [judge.judge(each.specification, each.cosines[held], each.cost) for each in self.candidates]
         return self._replace(judge=judge, candidates=found)
 
 
@@ -179,7 +194,7 @@ def decide(explored: Explored | None, plan: Plan, search: Search) -> Choice:
     judge, (raw, *_) = explored.judge, explored.candidates
     if not plan.sizes:
         return raw_alone._replace(temperature=_fit_temperature(judge, raw))
-    mixture, losses = _mix(explored, search.prior or published())
+    mixture, losses = _mix(explored, search)
     if mixture is None:
         return raw_alone
     if not explored.judged:
@@ -207,27 +222,62 @@ def _try_kinds(judge: Judge, kinds: Sequence[Kind], progress: Progress) -> tuple
     return closed, learned
 
 
-def _mix(explored: Explored, prior: Prior) -> tuple[Choice | None, Tensor]:
+def _mix(explored: Explored, search: Search) -> tuple[Choice | None, Tensor]:
     """Return the mixture of what was tried, None if no view tells rows apart, and its log-losses, of judged rows."""
     judge, candidates = explored.judge, explored.candidates
-    cosines = [each.cosines for each in candidates]
+    cosines = torch.stack([each.cosines for each in candidates])  # (candidates, judged, num_classes)
     traits = mark_traits([each.specification for each in candidates])
     labels, losses = judge.labels if explored.judged else None, [each.losses for each in candidates]
-    evidence = gather_evidence(explored.rows, traits, cosines, labels, judge.weights, losses)
-    weights, size = prior.weigh(evidence)
-    mixed = torch.zeros_like(cosines[0])
-    for each, weight in zip(cosines, weights.tolist(), strict=True):
-        mixed += weight * each
-    views = [(each.specification, weight) for each, weight in zip(candidates, weights.tolist(), strict=True) if weight]
-    own = mixed.new_zeros(0)
-    if not views:
-        return None, own
+    evidence = gather_evidence(explored.rows, traits, list(cosines), labels, judge.weights, losses)
+    weights, size = (search.prior or published()).weigh(evidence)
+    if not bool(weights.any()):
+        return None, cosines.new_zeros(0)
     if explored.judged:
-        factor, own = judge.fit_temperature(mixed)
+        weights = _thin(explored, cosines, weights, evidence.spread, search.row_cost)
+        factor, own = judge.fit_temperature(_blend(cosines, weights))
         factor *= size ** (FEW / (FEW + len(own)))
     else:
-        factor = size * SPREAD / float((weights * evidence.spread).sum())
+        factor, own = size * SPREAD / float((weights * evidence.spread).sum()), cosines.new_zeros(0)
+    shares = (weights * evidence.spread / (weights * evidence.spread).sum()).tolist()
+    views = []
+    for each, weight, share in zip(candidates, weights.tolist(), shares, strict=True):
+        specification = each.specification
+        for kind in search.kinds:
+            specification = kind.settle(specification, share)
+        views += [(specification, weight)] * (weight > 0)
     return Choice(tuple(views), _temperature(factor), explored.rows.shifts), own
+
+
+def _blend(cosines: Tensor, weights: Tensor) -> Tensor:
+    """Return the weighted sum (n, num_classes) of cosines (candidates, n, num_classes)."""
+    blended: Tensor = torch.tensordot(weights.to(cosines.dtype), cosines, dims=1)
+    return blended
+
+
+def _thin(explored: Explored, cosines: Tensor, weights: Tensor, spread: Tensor, row_cost: float) -> Tensor:
+    """Return weights (candidates,), summing to 1, without views that bring little for the time that they cost a row.
+
+    Args:
+        explored: With rows that were held out.
+        cosines: (candidates, judged, num_classes).
+        weights: (candidates,) of them, summing to 1.
+        spread: (candidates,) of the cosines, which times the weight is what a view has a share of.
+        row_cost: As in `Search`.
+    """
+    costs = torch.tensor([each.cost for each in explored.candidates], dtype=torch.float64)
+    shares = weights * spread / (weights * spread).sum()
+    before = explored.judge.losses(_blend(cosines, weights))
+    for number in (shares / costs.clamp_min(1.0)).argsort().tolist():
+        needed = min(THIN.most_share, row_cost * float(costs[number] / costs[weights > 0].sum().clamp_min(1.0)))
+        if not 0 < float(shares[number]) < needed:
+            continue
+        fewer = weights.clone()
+        fewer[number] = 0.0
+        rise = explored.judge.losses(_blend(cosines, fewer)) - before
+        error = float(rise.std(correction=0)) / math.sqrt(len(rise))
+        if float(rise.mean()) <= max(THIN.least, THIN.rise * error):
+            weights = fewer
+    return weights / weights.sum()
 
 
 def _fit_temperature(judge: Judge, candidate: Candidate) -> float:

@@ -34,6 +34,9 @@ class ForestRules:
     hope: float = 0.25  #: ... and the whole forest may be expected to leave this share of their log-loss.
     tiny: float = 1e-30  #: What is divided by instead of zero.
     levels: int = 3  #: After so many levels, what has come to a leaf is put aside, where rows are classified.
+    step_cost: float = 250.0  #: Multiplications that take as long as a row's step down a tree.
+    whole: float = 0.2  #: The share of the weight from which on all trees are grown in the end; fewer for less, ...
+    least_trees: int = 50  #: ... but so many at the least.
     seed: int = 0  #: Of the features and thresholds that are tried: the same in every fold and in the end.
 
 
@@ -105,6 +108,13 @@ class ForestKind(Kind):
     def for_effort(cls, effort: str) -> ForestKind:
         """Return fewer or more trees."""
         return cls({"fast": 50, "best": 500}.get(effort, 200))
+
+    def settle(self, specification: Specification, share: float) -> Specification:
+        """Return a forest of fewer trees where its share of the weight is small: so is what its noise does."""
+        if not isinstance(specification, Forest):
+            return specification
+        trees = math.ceil(specification.trees * min(1.0, share / FOREST.whole))
+        return replace(specification, trees=min(specification.trees, max(FOREST.least_trees, trees)))
 
     def candidates(self, judge: Judge) -> Iterator[Candidate]:
         """Judge the forests, where rows and classes allow one."""
@@ -204,6 +214,10 @@ class ForestView(View):
         votes = x.new_zeros(self.sizes[0], n)
         share = x.new_full((), 1 / trees).expand(trees, n)
         return votes.scatter_add_(0, self.label[leaf].view(trees, n), share).T
+
+    def cost(self) -> float:
+        """Return what the ways down the trees take."""
+        return FOREST.step_cost * len(self.root) * self.depth
 
     def describe(self) -> dict[str, Any]:
         """Return the depth and the number of classes."""

@@ -37,6 +37,7 @@ class Candidate(NamedTuple):
     specification: Specification
     cosines: Tensor  #: (judged, num_classes) float32, out of fold.
     losses: Tensor  #: (judged,) float64 log-losses of these, at their best temperature, times the rows' weights.
+    cost: float = 0.0  #: Of a row, as `protonet.views.view.View.cost` has it.
 
     @property
     def loss(self) -> float:
@@ -99,10 +100,11 @@ class Judge:
         parts: list[Tensor] = []
         for number, (fold, source) in enumerate(zip(self.folds, self.sources(specification), strict=True)):
             view = specification.fit(self.take(fold), source)  # one at a time: what some remember is large
+            cost = view.cost()
             parts.append(self.fold_cosines(partial(embed_fold, {number: view}), number))
             if self.late() or (number == 0 and self.prunes(parts[0])):
                 return None
-        return self.judge(specification, torch.cat(parts))
+        return self.judge(specification, torch.cat(parts), cost)
 
     def cosines(self, embed: Callable[[int, Tensor], Tensor]) -> Tensor:
         """Return (judged, num_classes), the mean over the views that ``embed(fold, x)`` gives: (views, n, dim)."""
@@ -121,9 +123,9 @@ class Judge:
         units = (F.normalize(embed(number, features[rows]), dim=2) for rows in fold.judge.split(CHUNK))
         return torch.cat([(unit @ prototypes.transpose(1, 2)).mean(dim=0) for unit in units]).cpu()
 
-    def judge(self, specification: Specification, cosines: Tensor) -> Candidate:
-        """Judge out-of-fold cosines (judged, num_classes) at their best temperature."""
-        return Candidate(specification, cosines, self.losses(cosines))
+    def judge(self, specification: Specification, cosines: Tensor, cost: float = 0.0) -> Candidate:
+        """Judge out-of-fold cosines (judged, num_classes) at their best temperature, of a view that costs that."""
+        return Candidate(specification, cosines, self.losses(cosines), cost)
 
     def losses(self, cosines: Tensor) -> Tensor:
         """Return the log-losses (n,) of the first n held-out rows at their best temperature."""
@@ -170,6 +172,10 @@ class Kind(Protocol):
 
     def candidates(self, judge: Judge) -> Iterator[Candidate]:
         """Yield what was tried and is worth a weight, each judged on rows held out."""
+
+    def settle(self, specification: Specification, share: float) -> Specification:
+        """Return what is fitted in the end of something that has a share of the weight, if it is of this kind."""
+        return specification
 
     def unjudged(self) -> Kind | None:
         """Return what is used where no row can judge, one sample per class; None for nothing."""

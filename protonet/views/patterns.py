@@ -36,6 +36,7 @@ class PatternRules:
     responses: int = 2**14  #: Of each kernel, that thresholds are quantiles of.
     chunk: float = 2**19  #: Responses that are worked on at a time: those that a core's cache holds.
     most_work: float = 1e9  #: Responses of all rows: with more, there is no such view.
+    place_cost: float = 30.0  #: Multiplications that take as long as a kernel's response at a place.
     most_rows: int = 2048  #: Rows that the read-out is fitted to, at the most.
     least_deviation: float = 0.05  #: A share that varies by less is divided by this ...
     constant: float = 1e-3  #: ... and one that varies by less than this is left out.
@@ -147,7 +148,8 @@ class PatternKind(Kind):
                     cosines.setdefault(Patterns(rows.width, local, ridge), []).append(problem.cosines(ridge))
         for local in (False, True):
             settings = [Patterns(rows.width, local, ridge) for ridge in self.ridges]
-            tried = [judge.judge(setting, torch.cat(cosines[setting])) for setting in settings]
+            cost = PATTERNS.place_cost * dim * count_kernels() * len(list_dilations(rows.width, dim)) / 2
+            tried = [judge.judge(setting, torch.cat(cosines[setting]), cost) for setting in settings]
             yield min(tried, key=lambda candidate: candidate.loss)
 
 

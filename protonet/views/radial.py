@@ -45,6 +45,8 @@ class RadialRules:
     """Whole numbers of 16 bits of which so many are added without overflow: fewer may be larger, that is finer, ..."""
     rounding: float = 0.002
     """... and the first are taken that leave a class score, of about 1, a standard error of at most this."""
+    absolute_cost: float = 4.0  #: Multiplications that take as long as an absolute difference ...
+    exponential_cost: float = 20.0  #: ... or as an exponential.
     few_units: int = 512  #: Units that find a bandwidth, on folds that settle it, at the most; all take six times ...
     hope: float = 0.9  #: ... and are expected to leave at least this share of the log-loss.
 
@@ -202,7 +204,9 @@ def _judge(judge: Judge, settings: Sequence[Radial]) -> Candidate | None:
             better = sorted(best[: 1 if settles else math.ceil(len(best) / 2)])
             cosines, settings = cosines[better], [settings[place] for place in better]
     best = _rank(judge, cosines)
-    return judge.judge(settings[best[0]], cosines[best[0]])
+    units, dim = problem.landmarks.shape
+    cost = units * (dim * (RADIAL.absolute_cost if settings[0].norm == 1 else 1) + RADIAL.exponential_cost)
+    return judge.judge(settings[best[0]], cosines[best[0]], cost)
 
 
 def _climb(judge: Judge, problem: _Problem, settings: Sequence[Radial]) -> tuple[list[Radial], Tensor]:

@@ -321,6 +321,10 @@ class View(nn.Module):
         """Return the shapes (in, out) of all matrices that one row is multiplied with: what the view costs."""
         return []
 
+    def cost(self) -> float:
+        """Return about how many multiplications take as long as one row does, without the source."""
+        return float(sum(inputs * outputs for inputs, outputs in self.products()))
+
     def own_tensors(self) -> dict[str, Tensor]:
         """Return the view's parameters and buffers by name, without those of its source."""
         return {name: value for name, value in self.state_dict().items() if not name.startswith("source.")}

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from protonet.files import load_model
-from protonet.fit.crossfit import predict_held, unpack
+from protonet.fit.crossfit import predict_held
+from protonet.fit.packing import unpack
 from protonet.metrics import measure, measure_classes
 from tests.commands.cases import FAST, Run
 from tests.strategies import write_columns

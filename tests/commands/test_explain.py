@@ -22,7 +22,8 @@ from protonet.commands import importance
 from protonet.commands.explain import MOST_COLUMNS
 from protonet.commands.importance import measure_columns
 from protonet.files import Model, load_model, save_model
-from protonet.fit.crossfit import Crossfit, predict_held, unpack
+from protonet.fit.crossfit import Crossfit, predict_held
+from protonet.fit.packing import unpack
 from tests.commands.cases import Run, fit_model
 from tests.strategies import blobs
 from tests.strategies import write_columns as write

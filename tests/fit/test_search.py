@@ -8,7 +8,7 @@ import torch
 from protonet.datasets import load_digits
 from protonet.datasets.synthetic import sample_family
 from protonet.fit.prior import TRAITS, VIEW_FEATURES, Prior
-from protonet.fit.search import EFFORTS, RAW, Choice, Explored, Search, decide, explore, select
+from protonet.fit.search import EFFORTS, RAW, Choice, Explored, Search, _thin, decide, explore, select
 from protonet.views import KINDS
 from protonet.views.budget import Plan, plan_encoder
 from protonet.views.forest import ForestKind
@@ -17,7 +17,7 @@ from protonet.views.mlp import MLP, MLPKind
 from protonet.views.patterns import Patterns
 from protonet.views.radial import BANDWIDTHS, RIDGES, Radial, RadialKind
 from protonet.views.view import Rows
-from tests.strategies import LITTLE, blobs
+from tests.strategies import LITTLE, blobs, judge_noise
 
 
 def choose(
@@ -170,6 +170,26 @@ def test_the_prior_weighs_the_views() -> None:
     forests = [sum(share for name, share in each.items() if "forest" in name) for each in (untrained, trained)]
     assert forests[0] < 0.5
     assert forests[1] > 0.99
+
+
+def test_a_view_of_little_weight_that_costs_a_row_much_time_goes_unless_it_is_needed() -> None:
+    judge = judge_noise(60, 1.0)
+    right = torch.nn.functional.one_hot(judge.labels, 2).float()
+    wrong = 1 - right
+    spread, weights = torch.ones(3, dtype=torch.float64), torch.tensor([0.96, 0.03, 0.01], dtype=torch.float64)
+
+    def thin(cosines: list[torch.Tensor], costs: list[float], row_cost: float = 0.25) -> list[bool]:
+        names = [Linear(scaling) for scaling in ("raw", "centred", "relevant")]
+        found = [judge.judge(*each) for each in zip(names, cosines, costs, strict=True)]
+        explored = Explored(judge.rows, judge, found, {}, judged=True)
+        left = _thin(explored, torch.stack(cosines), weights, spread, row_cost)
+        assert float(left.sum()) == pytest.approx(1)
+        return [bool(weight > 0) for weight in left]
+
+    assert thin([right, right, right], [1.0, 9.0, 0.0]) == [True, False, True]
+    assert thin([right, right, right], [1.0, 9.0, 0.0], row_cost=0.0) == [True] * 3
+    assert thin([right, right, right], [100.0, 9.0, 0.0]) == [True] * 3  # it takes little of the time
+    assert thin([0 * right, right, wrong], [1.0, 9.0, 9.0]) == [True, True, False]  # nothing else tells rows apart
 
 
 def test_patterns_are_used_where_rows_are_moved() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from protonet.datasets import load_digits
 from protonet.views import forest
 from protonet.views.forest import FOREST, Forest, ForestKind, ForestView, count_trees
+from protonet.views.linear import Linear
 from protonet.views.shifts import shift_rows
 from protonet.views.view import Rows, Source
 from tests.strategies import blobs, judge_noise, seeds
@@ -169,3 +170,10 @@ def test_a_few_trees_tell_what_is_clearly_worse(
     candidates = list(ForestKind(64).candidates(judge))
     assert trees == grown
     assert all(candidate.specification == Forest(64) for candidate in candidates)
+
+
+@pytest.mark.parametrize(("share", "trees"), [(0.0, 50), (0.1, 100), (0.2, 200), (1.0, 200)])
+def test_a_forest_of_little_weight_has_fewer_trees_in_the_end(share: float, trees: int) -> None:
+    assert ForestKind().settle(Forest(200, shifted=True), share) == Forest(trees, shifted=True)
+    assert ForestKind().settle(Forest(20), share) == Forest(20)
+    assert ForestKind().settle(Linear("raw"), share) == Linear("raw")

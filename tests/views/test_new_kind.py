@@ -111,7 +111,8 @@ import torch
 import protonet
 from protonet.commands.summary import describe_views
 from protonet.files import Model, export_onnx, load_model, save_model
-from protonet.fit.crossfit import crossfit, pack, predict_held, unpack
+from protonet.fit.crossfit import crossfit, predict_held
+from protonet.fit.packing import pack, unpack
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import solve_problem
 
