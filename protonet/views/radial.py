@@ -48,7 +48,9 @@ class RadialRules:
     absolute_cost: float = 4.0  #: Multiplications that take as long as an absolute difference ...
     exponential_cost: float = 20.0  #: ... or as an exponential.
     few_units: int = 512  #: Units that find a bandwidth, on folds that settle it, at the most; all take six times ...
-    hope: float = 0.9  #: ... and are expected to leave at least this share of the log-loss.
+    hope: tuple[float, float] = (0.8, 0.9)
+    """... and are expected to leave at least so large a share of the log-loss: at the best of the bandwidths and ridges
+    where these are tried at the middle bandwidth, and at the best bandwidth that few units found."""
 
 
 RADIAL = RadialRules()
@@ -184,8 +186,8 @@ def _judge(judge: Judge, settings: Sequence[Radial]) -> Candidate | None:
         problem = _Problem(settings[0], need_map(source), judge.take(fold), judge.rows.features[fold.judge])
         settles = len(fold.judge) >= PRUNING.settled
         if number == 0 and settles and len(settings) > 1:
-            settings, trial = _climb(judge, problem.take_units(RADIAL.few_units), settings)
-            if judge.late() or judge.prunes(trial, hope=RADIAL.hope):
+            settings = _climb(judge, problem.take_units(RADIAL.few_units), settings)
+            if judge.late() or not settings:
                 return None
             cosines = cosines[: len(settings)]
         tried: list[Tensor] = []
@@ -209,8 +211,8 @@ def _judge(judge: Judge, settings: Sequence[Radial]) -> Candidate | None:
     return judge.judge(settings[best[0]], cosines[best[0]], cost)
 
 
-def _climb(judge: Judge, problem: _Problem, settings: Sequence[Radial]) -> tuple[list[Radial], Tensor]:
-    """Return the better half of the settings of the best bandwidth, and the cosines (n, num_classes) of the best.
+def _climb(judge: Judge, problem: _Problem, settings: Sequence[Radial]) -> list[Radial]:
+    """Return the better half of the settings of the best bandwidth; none where the view would be clearly worse.
 
     Bandwidths are tried from the middle on, either way for as long as that gets better.
     """
@@ -225,10 +227,12 @@ def _climb(judge: Judge, problem: _Problem, settings: Sequence[Radial]) -> tuple
         return float(judge.losses(cosines[best[0]]).mean()), kept, cosines[best[0]]
 
     at = len(bandwidths) // 2
+    if judge.prunes(try_out(at)[2], hope=RADIAL.hope[0]):
+        return []
     for step in (-1, 1):
         while 0 <= at + step < len(bandwidths) and not judge.late() and try_out(at + step)[0] < try_out(at)[0]:
             at += step
-    return try_out(at)[1:]
+    return [] if judge.prunes(try_out(at)[2], hope=RADIAL.hope[1]) else try_out(at)[1]
 
 
 def _list_bandwidths(settings: Sequence[Radial]) -> list[float]:
