@@ -33,8 +33,9 @@ from protonet.sampling import ClassIndex
 
 ROUND = 256  #: Episodes that one process draws and scores between two exchanges with the others.
 #: Most episodes that are scored between two calls of ``progress``. The first calls come after 1, 4 and 16 episodes, so
-#: that slow methods are heard of soon. The sizes are fixed, because a batch of another size could round differently.
-CHUNK = 64
+#: that slow methods are heard of soon. The sizes are fixed, because a batch of another size could round differently. Of
+#: rows of fewer features than NARROW, of which the steps of a batch take the most, a whole round is scored at a time.
+CHUNK, NARROW = 64, 160
 #: Features of episodes that are processed at a time: methods that read them a few times are fastest while these are
 #: within the processor's caches; on twice as many, those of many small steps are 15 % faster and the others slower.
 FEATURES_AT_ONCE = 2**21
@@ -178,7 +179,7 @@ def evaluate(
             batches: list[dict[str, Scores]] = []
             if begin < end:
                 draw = setting.draw(index, seed=seed, first=begin, n_episodes=end - begin)
-            for start, stop in _split_span(begin, end):
+            for start, stop in _split_span(begin, end, CHUNK if x.shape[1] >= NARROW else ROUND):
                 batches.append(score_chunk(Draw(*(rows[start - begin : stop - begin] for rows in draw)), start))
                 if progress is not None and group.world_size == 1:
                     progress([*finished, *batches])
@@ -201,10 +202,10 @@ def _check_texts(texts: Tensor, index: ClassIndex, x: Tensor) -> Tensor:
     return texts
 
 
-def _split_span(begin: int, end: int) -> Iterator[tuple[int, int]]:
+def _split_span(begin: int, end: int, chunk: int) -> Iterator[tuple[int, int]]:
     """Yield the first and last, exclusive, of the chunks that the episodes ``begin`` to ``end - 1`` fall into."""
     while begin < end:
-        following = (begin // CHUNK + 1) * CHUNK if begin >= CHUNK else max(1, 4 * begin)
+        following = (begin // chunk + 1) * chunk if begin >= chunk else max(1, 4 * begin)
         yield begin, min(following, end)
         begin = following
 

@@ -17,6 +17,7 @@ from protonet.episodes.draws.sampler import Sampler
 from protonet.episodes.evaluation.distributed import Group
 from protonet.episodes.evaluation.evaluate import (
     CHUNK,
+    NARROW,
     ROUND,
     Scores,
     evaluate,
@@ -149,6 +150,10 @@ def test_progress() -> None:
         shown.append(sum(len(batch["cosine"].accuracy) for batch in batches))
 
     evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=ROUND + 5, progress=show)
+    assert shown == [1, 4, 16, 64, ROUND, ROUND + 5]
+    shown.clear()
+    wide = X.repeat(1, -(-NARROW // X.shape[1]))
+    evaluate(wide, INDEX, METHODS, SETTINGS[0], n_episodes=ROUND + 5, progress=show)
     assert shown == [1, 4, 16, CHUNK, 2 * CHUNK, 3 * CHUNK, ROUND, ROUND + 5]
 
 
