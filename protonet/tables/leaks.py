@@ -35,16 +35,21 @@ def find_row_number(column: np.ndarray) -> str:
 
 def find_suspicion(column: np.ndarray, labels: np.ndarray) -> str:
     """Say why a column (n,) may tell the classes (n,) in a way that new rows will not share; "" if it does not."""
-    n, classes = len(column), len(np.unique(labels))
-    if n < LEAKS.least_rows or classes < 2 or column.min() == column.max():
+    n, ordered = len(column), np.sort(column)
+    if n < LEAKS.least_rows or ordered[0] == ordered[-1]:
         return ""
-    runs = _count_runs(labels)
-    if _is_in_order(column) and runs == classes and _tells(column, labels, classes):
+    distinct, in_order = 1 + int((ordered[1:] != ordered[:-1]).sum()), _is_in_order(column)
+    whole = distinct == n and np.array_equal(column, np.rint(column))
+    if not (in_order or whole or 2 * distinct <= n):  # most columns of numbers, and a table may have thousands
+        return ""
+    classes = len(np.unique(labels))
+    if classes < 2:
+        return ""
+    if in_order and _count_runs(labels) == classes and _tells(column, labels, classes):
         return "tells the class, as the order of the rows does"
-    values, counts = np.unique(column, return_counts=True)
-    if len(values) == classes and counts.min() > 1 and _tells(column, labels, classes):
+    counts = np.unique(column, return_counts=True)[1]
+    if len(counts) == classes and counts.min() > 1 and _tells(column, labels, classes):
         return "has one value for each class"
-    whole = len(values) == n and np.array_equal(column, np.rint(column))
     return "has whole numbers that all differ, sorted by class" if whole and _tells(column, labels, classes) else ""
 
 
