@@ -39,6 +39,8 @@ from protonet.ui.text import count
 
 #: The tensor of a model file that says which rows the model was given, so that `update` notices equal ones.
 GIVEN = "given"
+#: The largest feature, in units of the rows of fit, of which a square is still a float32.
+MOST_FAR = 2.0**60
 #: Most blocks that are classified at a time.
 MOST_THREADS = 8
 
@@ -252,7 +254,8 @@ def classify(model: Model, x: np.ndarray) -> Tensor:
         InputError: A row is so far out that its embedding overflows.
     """
     logits: Tensor = model.network(torch.from_numpy(x))
-    lost = ~logits.isfinite().all(dim=1)
+    far = float(model.network.encoder.scale) * MOST_FAR  # type: ignore[arg-type]
+    lost = ~logits.isfinite().all(dim=1) | torch.from_numpy(np.abs(x).max(axis=1) > far)
     if bool(lost.any()):
         got = f"{np.abs(x[lost.numpy()][0]).max():g} as the largest of a row"
         refuse("table", "hold numbers of the size that the model was fitted to", got, "Mend or drop the row.")

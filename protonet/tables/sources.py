@@ -87,9 +87,7 @@ def find_sources(name: str, values: np.ndarray, labels: np.ndarray, *, ordered: 
         What it seems to name; None where it may well be a feature of the world.
     """
     sorted_values = np.sort(values)
-    if not (
-        sorted_values[1:] == sorted_values[:-1]
-    ).any():  # none comes again: most of thousands
+    if not (sorted_values[1:] == sorted_values[:-1]).any():  # none comes again: most of thousands
         return None
     n, (classes, y) = len(labels), np.unique(labels, return_inverse=True)
     levels, places, counts = np.unique(values, return_inverse=True, return_counts=True)

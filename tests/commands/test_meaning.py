@@ -18,6 +18,7 @@ import pytest
 from protonet._checks import InputError
 from protonet.estimator import ProtoNetClassifier
 from protonet.files import load_model, save_model
+from protonet.files.header import DEFLATED
 from protonet.tables.columns.embedded import EmbeddedText
 from protonet.tables.columns.encoding import Encoding
 from tests.commands.cases import Run, do, read_table
@@ -185,9 +186,9 @@ def test_nothing_is_predicted_by_another_network(fitted: Path, tmp_path: Path, r
     assert not output.exists()
     content = model.read_bytes()
     damaged = tmp_path / "damaged.safetensors"
-    at = content.index(b"24143450")
-    damaged.write_bytes(content[:at] + b"0" + content[at + 1 :])
-    assert "damaged: a wrong checksum" in run("predict", damaged, test, code=2)
+    at = content.index(DEFLATED.encode()) + 99
+    damaged.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    assert "`model` must be a model file" in run("predict", damaged, test, code=2)
 
 
 def test_a_folder_is_named_wherever_the_model_is_used(fitted: Path, tmp_path: Path, run: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from protonet.files import Model, load_model, save_model
 from protonet.files.header import HELD
 from protonet.files.model import describe_network, restore_network
 from protonet.files.shared_rows import NARROWEST, SHARED, share_rows, unshare_rows
+from protonet.fit.search import EFFORTS
 from protonet.views.radial import RadialView
 from protonet.views.view import View
 
@@ -28,7 +30,7 @@ def fit(dim: int) -> tuple[PrototypeNetwork, list[View], torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(60) % 3
     x = torch.randn(60, dim, generator=generator) + torch.randn(3, dim, generator=generator)[y]
-    network = solve((x, y), effort="fast")
+    network = solve((x, y), effort=replace(EFFORTS["fast"], row_cost=0.0))
     assert isinstance(network.encoder, Encoder)
     return network, list(network.encoder.list_views()), x
 
