@@ -44,7 +44,7 @@ SMALL = {
     "mislabelled": "--datasets iris --splits 1",
     "pictures": "--sets hues --shots 2 --splits 1 --effort fast",
     "robustness": "--datasets iris --methods fast,cosine,knn --shots 1,2 --splits 2 --plot plot.png",
-    "scale": "--rows 12 --classes 3 --dim 4",
+    "scale": "--rows 12 --classes 3 --dim 65",  # of no table that a transformer reads: that takes long
     "training": "--splits 1",
     "unlabelled": "--datasets iris --regimes alike,strangers --shots 5 --splits 1 --peers",
 }

@@ -116,7 +116,7 @@ def test_the_stages_are_told_in_order() -> None:
 
 
 def test_radial_views_are_used_where_tails_are_heavy() -> None:
-    choice = choose("heavy_tails")
+    choice = choose("heavy_tails", search=Search().without(MLPKind).without(ForestKind))
     assert weights(choice)["laplacian squashed"] > 0.1
     for specification, weight in choice.views:
         assert weight > 0
