@@ -47,10 +47,9 @@ class RadialRules:
     """... and the first are taken that leave a class score, of about 1, a standard error of at most this."""
     absolute_cost: float = 4.0  #: Multiplications that take as long as an absolute difference ...
     exponential_cost: float = 20.0  #: ... or as an exponential.
-    few_units: int = 512  #: Units that find a bandwidth, on folds that settle it, at the most; all take six times ...
+    few_units: int = 512  #: Units that find a bandwidth, on folds that settle it, at the most ...
     hope: tuple[float, float] = (0.8, 0.9)
-    """... and are expected to leave at least so large a share of the log-loss: at the best of the bandwidths and ridges
-    where these are tried at the middle bandwidth, and at the best bandwidth that few units found."""
+    """... and the share of their log-loss, at the middle bandwidth and at the best, that may be left in the end."""
 
 
 RADIAL = RadialRules()
@@ -383,19 +382,20 @@ class _Problem:
             x, labels, shares = shift_rows(x, rows.shifts), labels.repeat(copies), shares.repeat(copies)
         self.shares = shares[:, None]  # (n, 1)
         z = torch.cat([self._read(view, part) for part in x.split(CHUNK)])
-        units = view.count_units(*z.shape)
-        self.chosen = torch.linspace(0, len(z) - 1, units, dtype=torch.float64).round().long().to(z.device)
+        count = view.count_units(*z.shape)
+        self.chosen = torch.linspace(0, len(z) - 1, count, dtype=torch.float64).round().long().to(z.device)
         self.units = x if len(self.chosen) == len(x) else x[self.chosen]
         self.landmarks = z[self.chosen]
-        units64 = self.landmarks.to(torch.float64)
-        self.between = torch.cat([distances(part.to(torch.float64), units64, view.norm) for part in z.split(CHUNK)])
+        dtype = torch.float64 if view.norm == 2 else z.dtype  # squares cancel
+        units = self.landmarks.to(dtype)
+        self.between = torch.cat([distances(part.to(dtype), units, view.norm).double() for part in z.split(CHUNK)])
         apart = self.between[: RADIAL.median_rows]
         apart = apart[apart > RADIAL.same ** (view.norm / 2) * apart.mean()]
         self.median = float(apart.median()) if len(apart) else 1.0
         indicators = F.one_hot(labels, self.num_classes).to(torch.float64)
         self.targets = indicators - (self.shares * indicators).mean(dim=0)  # (n, num_classes)
         if queries is not None:
-            self.to_queries = distances(self._read(view, queries).to(torch.float64), units64, view.norm)
+            self.to_queries = distances(self._read(view, queries).to(dtype), units, view.norm).double()
 
     def _read(self, view: Radial, x: Tensor) -> Tensor:
         """Return the linear map (n, dim) of features, squashed feature by feature if asked for."""
