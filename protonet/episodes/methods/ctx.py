@@ -45,5 +45,5 @@ def cross_transformers(episodes: Episodes, *, temperature: Positive | None = Non
     # Squared distances to mixtures, by inner products alone.
     within = support @ support.transpose(1, 2) * (hot @ hot.transpose(1, 2))
     size = (attention @ within - 2 * inner) * attention @ hot  # (episodes, n_queries * places, n_way)
-    distances = query.square().sum(dim=2, keepdim=True) + size
-    return -distances.unflatten(1, (-1, places)).mean(dim=2).to(episodes.query.dtype)
+    distances: Tensor = query.square().sum(dim=2, keepdim=True) + size
+    return -distances.view(*episodes.query.shape[:2], places, -1).mean(dim=2).to(episodes.query.dtype)

@@ -43,7 +43,7 @@ def deepbdc(episodes: Episodes, *, scale: Positive | None = None) -> Tensor:
 
 
 def _find_covariances(maps: Tensor, scale: float | None) -> Tensor:
-    """Return the upper halves of the covariance matrices of maps (episodes, n, places, channels), the last dimension."""
+    """Return the upper halves of the matrices of maps (episodes, n, places, channels): (episodes, n, halves)."""
     places, channels = maps.shape[2:]
     factor = 1 / (2 * places) if scale is None else scale
     first, second = torch.triu_indices(channels, channels, device=maps.device)
@@ -56,4 +56,5 @@ def _find_covariances(maps: Tensor, scale: float | None) -> Tensor:
         means = distances.mean(dim=2, keepdim=True)
         centred = distances - means - means.transpose(1, 2) + means.mean(dim=1, keepdim=True)
         found.append(centred[:, first, second])
-    return torch.cat(found).unflatten(0, maps.shape[:2])
+    halves: Tensor = torch.cat(found).unflatten(0, maps.shape[:2])
+    return halves

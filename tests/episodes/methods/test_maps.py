@@ -95,7 +95,7 @@ def train_slowly(support: Tensor, labels: Tensor, query: Tensor, *, steps: int) 
         for rows in torch.randperm(len(support), generator=generator).split(4):
             optimizer.zero_grad()
             logits = [torch.stack([move_slowly(own, spread(row)) for own in layer]) for row in support[rows]]
-            F.cross_entropy(torch.stack(logits), labels[rows]).backward()  # type: ignore[no-untyped-call]
+            F.cross_entropy(torch.stack(logits), labels[rows]).backward()
             optimizer.step()
     with torch.no_grad():
         return torch.stack([torch.stack([move_slowly(own, spread(row)) for own in layer]) for row in query])
