@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.episodes.authors_worker import NOTHING
+from analysis.episodes.authors_worker import FEW, NOTHING
 from analysis.episodes.methods import ENCODERS, train_encoder
 from analysis.episodes.speed import make_data
 from analysis.shared.journal import hash_sources, run_all
@@ -89,9 +89,9 @@ TITLE = f"""# Our methods beside their authors' code
 {WAY}-way, {QUERIES} queries per class, {{n}} episodes (where others, in brackets), seed 0, float32. Accuracy of the
 authors' code in percent, then ours less theirs on the same episodes, in points, with the half-width of its 95 %
 interval, and in brackets the share of queries that both take for the same class. Where more follows, theirs was run in
-another way as well: protoLP nearer to convergence, alpha-AM in double precision, distribution calibration with another
-seed, masks that count once, as in the paper. It is the share of theirs with that, and of ours with that. An empty
-place: their code takes powers of negative features, which are no numbers.
+another way as well: protoLP nearer to convergence, alpha-AM in double precision and distribution calibration with
+another seed (the first {FEW} episodes), masks that count once, as in the paper. It is the share of theirs with that,
+and of ours with that. An empty place: their code takes powers of negative features, which are no numbers.
 
 {{kinds}}
 
@@ -258,13 +258,17 @@ def compare(
         for (name, _, _, out), predicted in zip(jobs, ours, strict=True):
             theirs, again = torch.from_numpy(np.load(out))
             right = torch.arange(WAY).repeat(predicted.shape[1] // WAY)
-            pairs_of = ((predicted, right), (theirs, right), (predicted, theirs), (theirs, again), (predicted, again))
-            shares = [
-                (a == b).double().mean(dim=1).where((theirs != NOTHING).all(dim=1), torch.nan) for a, b in pairs_of
-            ]
-            for kept, more in zip(numbers.setdefault(name, [[] for _ in pairs_of]), shares, strict=True):
+            compared = ((predicted, right), (theirs, right), (predicted, theirs), (theirs, again), (predicted, again))
+            shares = [compare_predictions(*pair) for pair in compared]
+            for kept, more in zip(numbers.setdefault(name, [[] for _ in compared]), shares, strict=True):
                 kept.extend(more.tolist())
     return numbers
+
+
+def compare_predictions(a: Tensor, b: Tensor) -> Tensor:
+    """Return the share of each episode's queries that two predictions are the same for; NaN where one has none."""
+    there = ((a != NOTHING) & (b != NOTHING)).all(dim=1)
+    return (a == b).double().mean(dim=1).where(there, torch.nan)
 
 
 def _limit(base: Base) -> Base:
@@ -307,7 +311,7 @@ def _show(ours: Sequence[float], theirs: Sequence[float], *shares: Sequence[floa
     a, b, *same = (100 * torch.tensor(each, dtype=torch.float64) for each in (ours, theirs, *shares))
     if bool(b.isnan().any()):
         return ""
-    told = [f"{each.mean():.1f} %" for each in same]
-    told = told[:1] if bool((same[1] == 100).all()) else told
+    told = [f"{each.nanmean():.1f} %" for each in same]
+    told = told[:1] if float(same[1].nanmean()) == 100 else told
     difference = (a - b).mean().round(decimals=2) + 0.0
     return f"{b.mean():.2f}, {difference:+.2f} ±{half_width(a - b):.2f} ({'; '.join(told)})"
