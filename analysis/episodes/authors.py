@@ -75,7 +75,7 @@ PAIRS = (
     Pair("iLPC", "iLPC", "ilpc", 0.05),
     Pair("OSLO", "few-shot-open-set", "oslo"),
     Pair("MetaOptNet", "MetaOptNet", "metaopt-svm"),
-    Pair(CALIBRATION, "Few_Shot_Distribution_Calibration", "distribution-calibration"),
+    Pair(CALIBRATION, "Few_Shot_Distribution_Calibration", "distribution-calibration", 0.2),
     Pair("semi-supervised k-means", "few-shot-ssl-public", "semi-kmeans", n_unlabelled=5),
     Pair("k-means with distractors", "few-shot-ssl-public", "semi-kmeans-cluster:centred=false", n_unlabelled=5),
     Pair("k-means with masks", "few-shot-ssl-public", "semi-kmeans-masked", n_unlabelled=5),

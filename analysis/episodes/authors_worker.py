@@ -7,6 +7,7 @@ their training needs, and is not installed, is replaced by modules that do nothi
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -330,13 +331,18 @@ def run_calibration(case: Case, seed: int) -> Any:
     classes = [case.base[case.base_labels == each].numpy() for each in case.base_labels.unique()]
     means, covariances = [each.mean(axis=0) for each in classes], [np.cov(each.T) for each in classes]
     generator, found = np.random.RandomState(seed), []
+    factors: dict[bytes, Array] = {}  # of covariances, most of which come again
     labels = case.label(case.support)[0].numpy()
     for support, query in zip(case.support.sqrt().numpy(), case.query.sqrt().numpy(), strict=True):
         count = 750 // case.shot
         rows = [support]
         for row in support:
             mean, covariance = theirs.distribution_calibration(row, means, covariances, k=2)
-            rows.append(generator.multivariate_normal(mean=mean, cov=covariance, size=count))
+            key = hashlib.sha256(covariance).digest()
+            if key not in factors:  # what numpy.random.multivariate_normal takes
+                _, size, basis = np.linalg.svd(covariance)
+                factors[key] = np.sqrt(size)[:, None] * basis
+            rows.append(mean + generator.standard_normal((count, len(mean))) @ factors[key])
         fitted = LogisticRegression(max_iter=1000).fit(np.concatenate(rows), [*labels, *labels.repeat(count)])
         found.append(fitted.predict(query))
     return found
