@@ -185,45 +185,41 @@ def run(options: argparse.Namespace) -> Report:
     sources = {kind: KINDS[kind] for kind in (KINDS if options.kinds is None else options.kinds)}
     for path in options.features:
         sources[Path(path).stem] = cache(partial(load_rows, RowsPlan(path, split_seed=0)))
-    fitting = {
-        kind: [pair for pair in there if pair.maps == (load().shape is not None)] for kind, load in sources.items()
-    }
+    with_maps = {kind for kind, load in sources.items() if kind not in KINDS and load().shape is not None}
+    pairs = {pair.name: pair for pair in there}
     runs = [
-        (folder, kind, options.episodes)
-        for kind, pairs in fitting.items()
-        for folder in dict.fromkeys(pair.folder for pair in pairs)
+        (pair.name, kind, options.episodes)
+        for kind, pair in itertools.product(sources, there)
+        if pair.maps == (kind in with_maps)
     ]
     code = hash_sources("protonet", "analysis/episodes")
 
     def do(run: tuple[str, str, int]) -> dict[str, list[list[float]]]:
-        pairs = [pair for pair in fitting[run[1]] if pair.folder == run[0]]
-        return compare(folder / run[0], pairs, run[1], sources[run[1]](), run[2])
+        name, kind, n_episodes = run
+        return compare(folder, pairs[name], kind, sources[kind](), n_episodes)
 
-    results = run_all(runs, do, options.state, lambda _: code, unit="repository")
+    results = run_all(runs, do, options.state, lambda _: code, unit="pair")
     found = {name: value for each in results.values() for name, value in each.items()}
-    return Report(found, tabulate(there, list(sources), found, options.episodes))
+    return Report(found, tabulate(there, list(dict.fromkeys(kind for _, kind, _ in runs)), found, options.episodes))
 
 
-def compare(
-    folder: Path, pairs: Sequence[Pair], kind: str, source: Source, n_episodes: int
-) -> dict[str, list[list[float]]]:
-    """Return of each episode the accuracy of our methods and of a repository's, and what share of queries is the same.
+def compare(folder: Path, pair: Pair, kind: str, source: Source, n_episodes: int) -> dict[str, list[list[float]]]:
+    """Return of each episode the accuracy of our method and of theirs, and what share of queries is the same.
 
     Two more are the shares that are the same in theirs and in ours as in theirs run another way, see
     `analysis.episodes.authors_worker.AGAIN`. All are NaN where theirs has no prediction.
     """
     take, index, base, shape = source
+    method, total = choose_method(pair.ours), round(n_episodes * pair.share)
     base_rows, base_labels = torch.empty(0), torch.empty(0, dtype=torch.int64)
-    if any(pair.name == CALIBRATION for pair in pairs):
+    if pair.name == CALIBRATION:
         base = _limit(base)
         base_rows, base_labels = _take_all(base)
     with tempfile.TemporaryDirectory() as scratch:
-        jobs: list[tuple[str, str, Path, Path]] = []
+        jobs: list[tuple[str, Path, Path]] = []
         ours: list[Tensor] = []
-        for pair, shot in itertools.product(pairs, SHOTS):
-            setting, total = make_setting(shot, pair.n_unlabelled), round(n_episodes * pair.share)
-            method = choose_method(pair.ours)
-            draw = setting.draw(index, seed=0, first=0, n_episodes=total)
+        for shot in SHOTS:
+            draw = make_setting(shot, pair.n_unlabelled).draw(index, seed=0, first=0, n_episodes=total)
             part = next(iter(split_draw(draw)))  # all are of one kind
             n_rows = part.support.shape[1] + part.query.shape[1]
             at_once = min(AT_ONCE, max(1, FEATURES_AT_ONCE // (n_rows * len(base.mean))))
@@ -247,15 +243,15 @@ def compare(
                     unlabelled=torch.empty(0) if episodes.unlabelled is None else episodes.unlabelled.numpy(),
                     shape=np.array(shape or (0, 0, 0)),
                 )
-                jobs.append((f"{pair.name}, {kind}, {shot}-shot", pair.name, path, path.with_suffix(".npy")))
-        command = [sys.executable, str(ROOT / WORKER), str(folder)]
+                jobs.append((f"{pair.name}, {kind}, {shot}-shot", path, path.with_suffix(".npy")))
+        command = [sys.executable, str(ROOT / WORKER), str(folder / pair.folder), pair.name]
         command += [str(each) for job in jobs for each in job[1:]]
         ended = subprocess.run(command, check=False, capture_output=True, text=True, start_new_session=True)
         if ended.returncode:
             last = (ended.stderr.splitlines() or ["nothing on stderr"])[-1]
-            refuse("--authors", f"hold {folder.name} as it was published", last, "See that message.")
+            refuse("--authors", f"hold {pair.folder} as it was published", last, "See that message.")
         numbers: dict[str, list[list[float]]] = {}
-        for (name, _, _, out), predicted in zip(jobs, ours, strict=True):
+        for (name, _, out), predicted in zip(jobs, ours, strict=True):
             theirs, again = torch.from_numpy(np.load(out))
             right = torch.arange(WAY).repeat(predicted.shape[1] // WAY)
             compared = ((predicted, right), (theirs, right), (predicted, theirs), (theirs, again), (predicted, again))
@@ -302,7 +298,7 @@ def tabulate(
         count = next((len(each[0]) for each in numbers if each is not None), 0)
         rows.append([pair.name if count == n_episodes else f"{pair.name} ({count})"])
         rows[-1] += ["" if each is None else _show(*each) for each in numbers]
-    told = " ".join(MADE.get(kind, f"{kind}: from a file.") for kind in kinds)
+    told = " ".join(MADE.get(kind, f"{kind}: novel classes of {kind}.npz.") for kind in kinds)
     return TITLE.format(n=n_episodes, kinds=told) + format_table(["method", *columns], rows)
 
 

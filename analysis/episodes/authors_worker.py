@@ -1,8 +1,8 @@
 """Run the code of a method's authors on episodes from a file, in a process of its own, and keep what it predicts.
 
-``python authors_worker.py FOLDER NAME EPISODES.npz OUT.npy ...``: all of these repositories call their
-package ``src``, and so two cannot be imported together. Their code is read from the folder and stays there. What only
-their training needs, and is not installed, is replaced by modules that do nothing; their GPU by this processor.
+``python authors_worker.py FOLDER NAME EPISODES.npz OUT.npy EPISODES.npz OUT.npy ...``: many of these repositories call
+their package ``src``, and so two cannot be imported together. Their code is read from the folder and stays there. What
+only their training needs, and is not installed, is replaced by modules that do nothing; their GPU by this processor.
 """
 
 from __future__ import annotations
@@ -577,8 +577,8 @@ AGAIN: dict[str, Callable[[Case], Any]] = {
 POWERS = {"PT-MAP", "protoLP", "distribution calibration"}
 
 
-def main(folder: str, *jobs: str) -> None:
-    """Write predictions (2, episodes, queries) for each name, file of episodes and file to write.
+def main(folder: str, name: str, *files: str) -> None:
+    """Write predictions (2, episodes, queries) for each file of episodes and file to write.
 
     The second ones are those of ``AGAIN``, or the same.
     """
@@ -586,7 +586,7 @@ def main(folder: str, *jobs: str) -> None:
     os.chdir(folder)
     sys.path[0] = str(Path.cwd())
     with stand_in():
-        for name, episodes, out in zip(jobs[::3], jobs[1::3], jobs[2::3], strict=True):
+        for episodes, out in zip(files[::2], files[1::2], strict=True):
             with np.load(episodes) as arrays:
                 case = Case(*(torch.from_numpy(arrays[each]) for each in Case._fields))
             if name in POWERS and bool((case.support < 0).any() | (case.query < 0).any()):
