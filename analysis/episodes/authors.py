@@ -71,7 +71,7 @@ PAIRS = (
     Pair("PT-MAP", "Realistic_Transductive_Few_Shot", "pt-map"),
     Pair("PADDLE", "PADDLE", "paddle"),
     Pair("protoLP", "protoLP", "proto-lp"),
-    Pair("alpha-AM", "AM", "alpha-am"),
+    Pair("alpha-AM", "AM", "alpha-am", 0.4),
     Pair("iLPC", "iLPC", "ilpc", 0.05),
     Pair("OSLO", "few-shot-open-set", "oslo"),
     Pair("MetaOptNet", "MetaOptNet", "metaopt-svm"),
@@ -79,9 +79,9 @@ PAIRS = (
     Pair("semi-supervised k-means", "few-shot-ssl-public", "semi-kmeans", n_unlabelled=5),
     Pair("k-means with distractors", "few-shot-ssl-public", "semi-kmeans-cluster:centred=false", n_unlabelled=5),
     Pair("k-means with masks", "few-shot-ssl-public", "semi-kmeans-masked", n_unlabelled=5),
-    Pair("FRN", "FRN", "frn", maps=True),
-    Pair("CrossTransformers", "meta-dataset", "ctx", maps=True),
-    Pair("DeepBDC", "DeepBDC", "deepbdc", maps=True),
+    Pair("FRN", "FRN", "frn", 0.2, maps=True),
+    Pair("CrossTransformers", "meta-dataset", "ctx", 0.2, maps=True),
+    Pair("DeepBDC", "DeepBDC", "deepbdc", 0.1, maps=True),
     Pair("DeepEMD", "DeepEMD", "deepemd", 0.1, maps=True),
 )
 TITLE = f"""# Our methods beside their authors' code
