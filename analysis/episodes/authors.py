@@ -44,7 +44,7 @@ WAY, QUERIES = 5, 15  #: Some of their code has them written into it.
 SHOTS = (1, 5)
 SPREAD = 0.2  #: Of the classes' centres of the ReLU features, in standard deviations of their rows.
 BASE_CLASSES = 40  #: Of the 64 classes of ReLU features; the others are novel.
-WORKER = "analysis/episodes/authors_worker.py"
+WORKER = "analysis.episodes.authors_worker"
 AT_ONCE = 150  #: Episodes that ours and theirs see together,
 FEATURES_AT_ONCE = 2**24  #: as far as they have no more features than these.
 CALIBRATION = "distribution calibration"
@@ -244,9 +244,9 @@ def compare(folder: Path, pair: Pair, kind: str, source: Source, n_episodes: int
                     shape=np.array(shape or (0, 0, 0)),
                 )
                 jobs.append((f"{pair.name}, {kind}, {shot}-shot", path, path.with_suffix(".npy")))
-        command = [sys.executable, str(ROOT / WORKER), str(folder / pair.folder), pair.name]
+        command = [sys.executable, "-m", WORKER, str(folder / pair.folder), pair.name]
         command += [str(each) for job in jobs for each in job[1:]]
-        ended = subprocess.run(command, check=False, capture_output=True, text=True, start_new_session=True)
+        ended = subprocess.run(command, check=False, capture_output=True, text=True, start_new_session=True, cwd=ROOT)
         if ended.returncode:
             last = (ended.stderr.splitlines() or ["nothing on stderr"])[-1]
             refuse("--authors", f"hold {pair.folder} as it was published", last, "See that message.")

@@ -37,7 +37,7 @@ def deepemd(
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating, and their shape.
         scale: The factor on the logits, > 0, which the authors call a temperature.
-        steps: Passes over the support rows that classes are trained for, where any has two rows; 0 for their means.
+        steps: Passes over the support rows that classes are trained for, >= 0, where any has two; 0 for their means.
         batch_size: Rows per step, >= 1; the last step of a pass has the rows that are left.
         learning_rate: > 0.
         momentum: In [0, 1).
