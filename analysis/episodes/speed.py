@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from analysis.contest.worker import measure_peak_memory
-from analysis.episodes.authors_worker import Case, run_pt_map, stand_in
+from analysis.episodes.authors_stand_ins import stand_in
+from analysis.episodes.authors_worker import Case, run_pt_map
 from analysis.episodes.peers import load_easyfsl, make_loader
 from analysis.shared.journal import run_all
 from analysis.shared.runner import Report, StudyParser, call_alone, parse_wholes

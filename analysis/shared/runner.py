@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -86,13 +87,15 @@ class StudyParser(Parser):
         """Return the options' values, paths for outputs, and ``made``: the command without what is this machine's."""
         options = self.parse_args(arguments)
         made = f"python -m {self.prog}"
+        named = {action.dest for action in self._actions if action.option_strings}
         for name, value in vars(options).items():
             if name == FOLDER:
                 made += f" {name.upper()}"
-            elif isinstance(value, list):  # arguments without a name
+            elif isinstance(value, list):
+                made += f" --{name.replace('_', '-')}" if value and name in named else ""
                 made += "".join(f" {each}" for each in value)
             elif value is True or (value not in {None, False} and name not in (*self._outputs, *UNSHOWN)):
-                made += f" --{name.replace('_', '-')}{'' if value is True else f' {value}'}"
+                made += f" --{name.replace('_', '-')}{'' if value is True else f' {shlex.quote(str(value))}'}"
         for option, check in self._checks.items():
             name = option.removeprefix("--").replace("-", "_")
             if getattr(options, name) is not None:

@@ -350,7 +350,7 @@ def make_extract_parser() -> Parser:
     parser.add_argument("-o", "--output", required=True, metavar="FILE.npz", help="a new file")
     text = "go on with the file, if the command was stopped, with the same arguments; a finished one is left as it is"
     parser.add_argument("--resume", action="store_true", help=text)
-    text = "write the last maps of convolutions, whose places 'frn' looks at, by efficientnet or FILE.safetensors"
+    text = "write the last maps of convolutions, for methods that look at places, by efficientnet or FILE.safetensors"
     parser.add_argument("--maps", action="store_true", help=text)
     parser.add_argument("--texts", action="store_true", help="embed the classes' names instead, by open_clip:NAME:TAG")
     add = parser.add_expert_group("how it computes").add_argument

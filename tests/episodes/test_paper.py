@@ -129,6 +129,8 @@ def test_it_goes_on_where_it_was_and_then_does_nothing_twice(command: Command, f
         (f"{PAPER} --way 5", r"`METHOD` must find 5 validation classes \(--way and --open\); got 4"),
         (f"{PAPER} --shot 1,1", "`--shot` must have each value once"),
         (f"{PAPER} --shot 1,20", "must have 24 rows"),
+        # Each query is recorded, and so episodes have equally many: `paper` has no --allow-small.
+        (f"{PAPER} --imbalance 2 --query 5", "were all of one class.*an evaluation can also allow small classes"),
         (f"{PAPER} --episodes 0", "`--episodes` must be a whole number >= 1"),
         (f"{PAPER} --normalize l3", "`--normalize` must be one of .*; got 'l3'"),
         (f"{PAPER} --device tpu9", "`--device` must"),

@@ -100,7 +100,9 @@ class Setting(Sampler):
             got = f"class {class_names[worst]!r} with {int(index.size[worst])}"
             rows = "shot + query" + (" + unlabelled" if n_unlabelled else "")
             limit = f"have {needed} rows ({rows}{'' if self.imbalance is None else ', were all of one class'})"
-            fail("Setting", "classes", limit, got, "Ask for fewer rows, or allow small classes (--allow-small).")
+            # Where each query is recorded (paper), episodes have equally many: there is no --allow-small.
+            remedy = "Ask for fewer rows; an evaluation can also allow small classes (--allow-small)."
+            fail("Setting", "classes", limit, got, remedy)
         return index
 
     def draw(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> Draw:

@@ -13,6 +13,9 @@ from protonet.episodes.methods.baseline_pp import baseline_pp
 from protonet.episodes.methods.bd_cspn import bd_cspn
 from protonet.episodes.methods.calibration import distribution_calibration
 from protonet.episodes.methods.clip import clip_zero_shot
+from protonet.episodes.methods.ctx import cross_transformers
+from protonet.episodes.methods.deepbdc import deepbdc
+from protonet.episodes.methods.deepemd import deepemd
 from protonet.episodes.methods.feat import feat
 from protonet.episodes.methods.finetune import finetune
 from protonet.episodes.methods.frn import feature_map_reconstruction
@@ -69,6 +72,9 @@ METHODS = {
     "maml": MethodSpec(maml, needs=("encoder",), objective="maml", adapts=True),
     "anil": MethodSpec(anil, needs=("encoder",), objective="anil", adapts=True),
     "frn": MethodSpec(feature_map_reconstruction, needs=("maps",)),
+    "ctx": MethodSpec(cross_transformers, needs=("maps",)),
+    "deepbdc": MethodSpec(deepbdc, needs=("maps",)),
+    "deepemd": MethodSpec(deepemd, needs=("maps",), slow=True),
     "finetune": MethodSpec(finetune, needs=("encoder",), adapts=True, slow=True),
     "semi-kmeans": MethodSpec(semi_kmeans, needs=("unlabelled",)),
     "semi-kmeans-cluster": MethodSpec(semi_kmeans_cluster, needs=("unlabelled",)),

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protonet._checks import fail
 from protonet.episodes.draws.batch import Episodes
 
 
@@ -45,6 +46,24 @@ def support_means(episodes: Episodes) -> Tensor:
     """
     hot = one_hot(episodes.support_labels, episodes.n_way, episodes.support.dtype)
     return (hot / hot.sum(dim=1, keepdim=True)).transpose(1, 2) @ episodes.support
+
+
+def split_places(function: str, episodes: Episodes) -> tuple[Tensor, Tensor]:
+    """Return support and query as maps (episodes, rows, places, channels) float64.
+
+    Args:
+        function: The method's, for messages.
+        episodes: Whose rows are maps of their shape.
+
+    Raises:
+        InputError: Their shape is not known.
+    """
+    if episodes.shape is None:
+        fail(function, "shape", "be known", None, "Make maps by extract --maps, or leave this method out.")
+    channels, height, width = episodes.shape
+    sizes = channels, height * width
+    support, query = (rows.double().unflatten(2, sizes).transpose(2, 3) for rows in (episodes.support, episodes.query))
+    return support, query
 
 
 def find_centre(episodes: Episodes) -> Tensor:

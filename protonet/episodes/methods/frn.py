@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from protonet._checks import fail
 from protonet.episodes.draws.batch import Episodes
-from protonet.episodes.methods.common import one_hot
+from protonet.episodes.methods.common import one_hot, split_places
 from protonet.episodes.methods.keywords import Positive
 
 JITTER = 1e-6  #: Added to the ridge, as in the authors' code.
@@ -38,17 +35,9 @@ def feature_map_reconstruction(
     Source: Wertheimer, Tang and Hariharan, "Few-shot classification with feature map reconstruction networks" (2021),
         eqs. 4 to 8. https://arxiv.org/abs/2012.01506
     """
-    if episodes.shape is None:
-        remedy = "Make them by extract --maps, or leave this method out."
-        fail("feature_map_reconstruction", "shape", "be known, of maps", None, remedy)
-    channels, height, width = episodes.shape
-    places = height * width
-
-    def spread(rows: Tensor) -> Tensor:
-        maps: Tensor = rows.double().unflatten(2, (channels, places)).transpose(2, 3).flatten(1, 2)
-        return maps / math.sqrt(channels)
-
-    support, query = spread(episodes.support), spread(episodes.query)  # (episodes, rows * places, channels)
+    support, query = split_places("feature_map_reconstruction", episodes)
+    places, channels = query.shape[2:]
+    support, query = (maps.flatten(1, 2) / channels**0.5 for maps in (support, query))  # (episodes, ., channels)
     hot = one_hot(episodes.support_labels, episodes.n_way, support.dtype)  # (episodes, n_support, n_way)
     gram, inner = support @ support.transpose(1, 2), query @ support.transpose(1, 2)
     norms = query.square().sum(dim=2)  # (episodes, n_queries * places)

@@ -32,7 +32,7 @@ def shorten(spec: MethodSpec) -> Method:
 
 CASES: dict[str, Method] = {name: shorten(spec) for name, spec in METHODS.items() if name not in SAME}
 #: What copies random numbers, all of an episode's batch at once; rows before an encoder; and weights of views.
-SENT = {f"{name}.{name}" for name in ("linear_finetune", "baseline_pp", "adaptive")}
+SENT = {f"{name}.{name}" for name in ("linear_finetune", "baseline_pp", "deepemd", "adaptive")}
 SENT |= {"calibration._classify", "finetune.change", "batch.gather"}
 #: What depends on numbers in ways that no answer stands for: the sizes of what is found.
 NUMBERS = {"distribution-calibration", "solver"}

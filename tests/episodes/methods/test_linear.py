@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.baseline_pp import baseline_pp
-from protonet.episodes.methods.frn import JITTER, feature_map_reconstruction
 from protonet.episodes.methods.linear_finetune import linear_finetune
 from protonet.episodes.methods.linear_probe import linear_probe
 from protonet.episodes.methods.logistic import fit_logistic, logistic_regression
@@ -276,37 +274,3 @@ def test_turning_all_rows_changes_nothing() -> None:
     assert query.shape == (3, 10, 10)
     products = episodes.query @ episodes.support.transpose(1, 2)
     torch.testing.assert_close(query @ support.transpose(1, 2), products)
-
-
-def reconstruct_slowly(episodes: Episodes, *, ridge: float, shrinkage: float) -> Tensor:
-    """Classify as Wertheimer et al. (2021), eqs. 4, 5 and 10, one class and one query at a time."""
-    assert episodes.shape is not None
-    channels, height, width = episodes.shape
-
-    def spread(row: Tensor) -> Tensor:
-        return row.view(channels, height * width).T / math.sqrt(channels)  # (places, channels)
-
-    logits = torch.zeros(*episodes.query.shape[:2], episodes.n_way, dtype=torch.float64)
-    for number, (support, labels, query) in enumerate(zip(*episodes[:3], strict=True)):
-        for c in range(episodes.n_way):
-            pool = torch.cat([spread(row) for row in support[labels == c]])
-            penalty = ridge * len(pool) / channels + JITTER
-            hat = (pool.T @ pool + penalty * torch.eye(channels, dtype=pool.dtype)).inverse() @ pool.T @ pool
-            for q, row in enumerate(query):
-                residual = shrinkage * spread(row) @ hat - spread(row)
-                logits[number, q, c] = -residual.square().sum(dim=1).mean()
-    return logits
-
-
-@pytest.mark.parametrize("shots", [(1, 1, 1, 1), (3, 1, 2, 4)])
-def test_feature_map_reconstruction(shots: tuple[int, ...]) -> None:
-    episodes, _ = make_episodes(shots=shots, dim=24)
-    for ridge, shrinkage in ((1.0, 1.0), (0.2, 1.3)):
-        ours = feature_map_reconstruction(episodes, ridge=ridge, shrinkage=shrinkage, scale=2.0)
-        torch.testing.assert_close(ours, 2 * reconstruct_slowly(episodes, ridge=ridge, shrinkage=shrinkage))
-    moved = episodes.query.unflatten(2, episodes.shape or ()).flip(4).flatten(2)  # places have no order
-    torch.testing.assert_close(
-        feature_map_reconstruction(episodes._replace(query=moved)), feature_map_reconstruction(episodes)
-    )
-    with pytest.raises(ValueError, match=r"^feature_map_reconstruction: `shape` must be known, of maps; got None"):
-        feature_map_reconstruction(episodes._replace(shape=None))

@@ -15,20 +15,26 @@ from protonet.episodes import methods
 from protonet.episodes.draws.batch import Episodes, summarize_base, take_from
 from protonet.episodes.methods import Method
 from protonet.episodes.methods.alpha_am import alpha_am
+from protonet.episodes.methods.deepemd import deepemd
 from protonet.episodes.methods.ilpc import ilpc
 from protonet.episodes.methods.laplacian_shot import CONVERGED
 from protonet.episodes.methods.linear_finetune import linear_finetune
 from protonet.episodes.methods.solver import solver
+from protonet.episodes.methods.spec import Need
 from tests.episodes.cases import TRAINED, make_base, make_episodes, needing, texts_of
 
 #: Fewer steps of what takes long.
-QUICK = {"alpha-am": partial(alpha_am, steps=20), "ilpc": partial(ilpc, n_steps=40)}
+QUICK = {
+    "alpha-am": partial(alpha_am, steps=20),
+    "ilpc": partial(ilpc, n_steps=40),
+    "deepemd": partial(deepemd, steps=2),
+}
 METHODS: dict[str, Method] = {
     name: QUICK.get(name, spec) for name, spec in methods.METHODS.items() if name not in {"solver", *TRAINED}
 }
 every = pytest.mark.parametrize("name", METHODS)
 #: These draw random numbers for the support rows or the classes, which depend on their places.
-DRAWN = {"distribution-calibration", "linear-finetune", "baseline++"}
+DRAWN = {"distribution-calibration", "linear-finetune", "baseline++", "deepemd"}
 #: Their logits are logarithms of the method's own probabilities.
 LOG_PROBABILITIES = {"matching-networks", "pt-map", "ilpc", "proto-lp"}
 #: These scale each row to unit norm, without a centre.
@@ -59,9 +65,8 @@ def test_shape_dtype_and_nothing_that_is_changed_or_kept(name: str) -> None:
 
 @every
 def test_better_than_chance(name: str) -> None:
-    dim = (
-        200 if name in {"paddle", "frn"} else 12
-    )  # distances have no temperature, and maps of few channels tell little
+    # Distances have no temperature, and maps of few channels tell little.
+    dim = 200 if name in {"paddle", *needing("maps")} else 12
     episodes, labels = make_episodes(n_episodes=8, shots=(3, 3, 3, 3), n_queries=24, dim=dim, base=make_base(dim=dim))
     right = (METHODS[name](episodes).argmax(dim=2) == labels).double().mean()
     assert right > 0.6  # of 4 classes
@@ -207,15 +212,20 @@ def test_the_base_classes_matter(name: str) -> None:
     assert not close(METHODS[name](episodes._replace(base=base)), METHODS[name](episodes))
 
 
-REMEDIES = {"base": "", "texts": "", "unlabelled": " Ask for"}
+#: What episodes have of each need, and how that is had.
+FIELDS: dict[Need, tuple[str, str]] = {
+    "base": ("base", ""),
+    "texts": ("texts", ""),
+    "unlabelled": ("unlabelled", " Ask for"),
+    "maps": ("shape", " Make maps by extract --maps"),
+}
 
 
-@pytest.mark.parametrize(("need", "name"), [(need, name) for need in REMEDIES for name in sorted(needing(need))])  # type: ignore[arg-type]
-def test_without_what_a_method_needs(need: str, name: str) -> None:
-    function = methods.METHODS[name].function
-    said = rf"^{function.__name__}: `{need}` must be known; got None\.{REMEDIES[need]}"
-    with pytest.raises(InputError, match=said):
-        function(case()._replace(**{need: None}))  # type: ignore[arg-type]
+@pytest.mark.parametrize(("need", "name"), [(need, name) for need in FIELDS for name in sorted(needing(need))])
+def test_without_what_a_method_needs(need: Need, name: str) -> None:
+    function, (field, remedy) = methods.METHODS[name].function, FIELDS[need]
+    with pytest.raises(InputError, match=rf"^{function.__name__}: `{field}` must be known; got None\.{remedy}"):
+        function(case()._replace(**{field: None}))  # type: ignore[arg-type]
 
 
 def test_the_solver_is_the_solver() -> None:

@@ -1,0 +1,60 @@
+"""DeepBDC: prototypes of the Brownian distance covariance matrices of maps."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from protonet.episodes.draws.batch import Episodes
+from protonet.episodes.methods.common import split_places, squared_distances, support_means
+from protonet.episodes.methods.keywords import Positive
+
+LEAST = 1e-5  #: Added below the root of distances, as in the authors' code.
+DISTANCES_AT_ONCE = 2**22  #: Distances between two channels that are held at a time, but at least those of one row.
+
+
+def deepbdc(episodes: Episodes, *, scale: Positive | None = None) -> Tensor:
+    """Classify by the distances between the channels of a map, as a prototype network's features.
+
+    Each channel is a vector over the places; the matrix of their distances, centred along both sides, tells how
+    channels depend on each other. As in the authors' code for ResNet-12, channels are not reduced by a trained layer.
+    At one shot the logits are inner products, otherwise distances to the class means, as in the code.
+
+    Args:
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating, and their shape.
+        scale: > 0, the factor on squared distances between channels, learned by the paper; None for where its training
+            begins, 1 over twice the places.
+
+    Returns:
+        Logits (episodes, n_queries, n_way), the dtype of the query rows.
+
+    Raises:
+        InputError: The rows are not maps.
+
+    Source: Xie, Long, Lv, Wang and Li, "Joint distribution matters: deep Brownian distance covariance for few-shot
+        classification" (2022), sec. 3. https://arxiv.org/abs/2204.04567
+    """
+    support, query = (_find_covariances(maps, scale) for maps in split_places("deepbdc", episodes))
+    episodes = episodes._replace(support=support.to(episodes.support), query=query.to(episodes.query))
+    prototypes = support_means(episodes)
+    if episodes.support.shape[1] == episodes.n_way:
+        return episodes.query @ prototypes.transpose(1, 2)
+    return -squared_distances(episodes.query, prototypes)
+
+
+def _find_covariances(maps: Tensor, scale: float | None) -> Tensor:
+    """Return the upper halves of the matrices of maps (episodes, n, places, channels): (episodes, n, halves)."""
+    places, channels = maps.shape[2:]
+    factor = 1 / (2 * places) if scale is None else scale
+    first, second = torch.triu_indices(channels, channels, device=maps.device)
+    found = []
+    for some in maps.flatten(0, 1).split(max(1, DISTANCES_AT_ONCE // channels**2)):
+        gram = some.transpose(1, 2) @ some  # (rows, channels, channels)
+        norms = gram.diagonal(dim1=1, dim2=2)
+        squares = (norms[:, :, None] + norms[:, None, :] - 2 * gram).clamp_min(0)
+        distances = (factor * squares + LEAST).sqrt()
+        means = distances.mean(dim=2, keepdim=True)
+        centred = distances - means - means.transpose(1, 2) + means.mean(dim=1, keepdim=True)
+        found.append(centred[:, first, second])
+    halves: Tensor = torch.cat(found).unflatten(0, maps.shape[:2])
+    return halves
