@@ -1,9 +1,9 @@
 """CustomOptimizer: one optimizer for every workload, which finds its own step size.
 
 The direction is Adam's in the eigenbasis of the gradients' second moments (SOAP), half of it along a mean of many more
-steps. The step size is searched for: it grows until the slope that the new gradient sees along the step before turns
-uphill. From then on it follows that slope, less and less, and falls with the number of steps, and to nothing where
-that number is known. There is one size for everything.
+steps. The step size, one for everything, is searched for: it grows until the slope that the new gradient sees along the
+step before turns uphill. From then on it follows that slope, less and less, and falls with the number of steps, and to
+nothing where that number is known.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
+from functools import partial
 from itertools import chain, pairwise
 from typing import Any, NoReturn
 
@@ -43,9 +44,7 @@ class Shape:
 
     window: float = 6.0  #: The slow mean looks back over one ``window``-th of the steps.
     share: float = 0.5  #: Of the step that follows the slow mean, not the new gradient and Adam's mean.
-    inputs: int = 64  #: A matrix of so many inputs takes steps of the rate itself, as does all that is no matrix ...
-    power: float = 0.25  #: ... and one of others that times ``(inputs / its inputs) ** power``.
-    longest: float = 0.1  #: Longest step per element, before factors, in units of the weights.
+    longest: float = 0.1  #: Longest step per element, about, in units of the weights.
     #: Least root of a second moment, relative to the gradient's usual size: silent directions are not blown up.
     floor: float = 1e-2
     spike: float = 10.0  #: A gradient is scaled down to this many times its usual size.
@@ -66,7 +65,7 @@ class Tables:
 
 @dataclass(frozen=True)
 class Law:
-    """How the rate, the step size of a matrix of 64 inputs, is found, and follows slopes in their usual size."""
+    """How the rate, the step size, is found, and follows slopes in their usual size."""
 
     growth: float = 0.4  #: In the search, the rate's logarithm grows by so much per step.
     usual: float = 0.01  #: Up to here it grows unless there is evidence against it, beyond if there is evidence for it.
@@ -148,18 +147,15 @@ class Block:
     statistics: Tensor  #: (shares, n, n), the average of the gradients' second moments.
     basis: Tensor  #: (shares, n, n), its eigenvectors as columns.
 
-    def take(self, matrices: Tensor) -> Tensor:
-        """Return this part of matrices (shares, rows, columns), a view."""
-        return matrices.narrow(self.axis, self.start, self.basis.shape[2])
-
     def turn(self, matrices: Tensor, by: Tensor) -> None:
-        """Multiply this part of matrices by others (shares, n, n), in place."""
-        part = self.take(matrices)
+        """Multiply this part of matrices (shares, rows, columns) by others (shares, n, n), in place."""
+        part = matrices.narrow(self.axis, self.start, self.basis.shape[2])
         part.copy_(torch.bmm(by, part) if self.axis == 1 else torch.bmm(part, by.mT))
 
     def gather(self, gradient: Tensor) -> None:
         """Let the statistics follow gradients."""
-        part = self.take(gradient) if self.axis == 1 else self.take(gradient).mT
+        rows = gradient if self.axis == 1 else gradient.mT
+        part = rows.narrow(1, self.start, self.basis.shape[2])
         self.statistics.lerp_(torch.bmm(part, part.mT), 1 - SIDES.decay**SIDES.often)
 
     def follow(self, averages: Sequence[Tensor], square: Tensor) -> None:
@@ -184,7 +180,6 @@ class Bundle:
 
     numbers: list[int]  #: Of the shares.
     table: bool  #: See `Tables`.
-    matrix: bool  #: It is none, and has rows and columns.
     mean: Tensor  #: Adam's first moment, in the bases.
     slow: Tensor  #: The mean over a longer window, in the bases.
     square: Tensor  #: Adam's second moment, in the bases.
@@ -197,27 +192,24 @@ class Bundle:
     def start(cls, numbers: list[int], gradient: Tensor, *, table: bool) -> Bundle:
         """Return what is kept of shares before their first step, along gradients as `_pile` has them."""
         rows, columns = gradient.shape[1:]
-        matrix = not table and min(rows, columns) > 1
         blocks = []
-        for axis, start, n in _choose_blocks(rows, columns) if matrix else []:
-            basis = torch.eye(n).to(gradient).repeat(len(gradient), 1, 1)
+        for axis, start, n in _choose_blocks(rows, columns) if min(rows, columns) > 1 and not table else []:
+            basis = torch.eye(n, dtype=gradient.dtype, device=gradient.device).repeat(len(gradient), 1, 1)
             blocks.append(Block(axis, start, torch.zeros_like(basis), basis))
         mean, slow, square, last = (torch.zeros_like(gradient) for _ in range(4))
         usual = gradient.new_full((len(gradient),), math.inf)
-        return cls(numbers, table, matrix, mean, slow, square, last, usual, blocks)
+        return cls(numbers, table, mean, slow, square, last, usual, blocks)
+
+    @classmethod
+    def make(cls, state: dict[str, Any], change: Callable[[Tensor], Tensor]) -> Bundle:
+        """Return the bundle of a state, which `asdict` returned, with what is made of its tensors."""
+        blocks = [Block(**_change(block, change)) for block in state["blocks"]]
+        return cls(**{**_change(state, change), "blocks": blocks})
 
     def pick(self, rows: list[int]) -> Bundle:
         """Return the bundle of some of the shares, in copies."""
-
-        def pick(whole: Any) -> dict[str, Any]:
-            return {name: own[rows] for name, own in vars(whole).items() if isinstance(own, Tensor)}
-
-        blocks = [replace(block, **pick(block)) for block in self.blocks]
-        return replace(self, numbers=[self.numbers[row] for row in rows], blocks=blocks, **pick(self))
-
-    def find_decay(self, group: Group) -> float:
-        """Return the decay of the second moments."""
-        return max(float(group["betas"][1]), TABLES.beta if self.table else 0.0)
+        numbers, blocks = [self.numbers[row] for row in rows], [vars(block) for block in self.blocks]
+        return Bundle.make({**vars(self), "numbers": numbers, "blocks": blocks}, lambda own: own[rows])
 
     def read(self, gradient: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:
         """Let the bases follow gradients; return these in the bases, and their slopes along the last step."""
@@ -236,7 +228,7 @@ class Bundle:
 
     def move(self, turned: Tensor, rates: list[float], parameters: list[Tensor], group: Group) -> None:
         """Move parameters by one step, along gradients in the bases, and let the weights of matrices decay."""
-        first, second = float(group["betas"][0]), self.find_decay(group)
+        first, second = float(group["betas"][0]), max(float(group["betas"][1]), TABLES.beta if self.table else 0.0)
         # A row of a table that is seldom seen has a slow mean of long ago.
         share = 0.0 if self.table else SHAPE.share
         mean = self.mean.lerp_(turned, 1 - first)
@@ -247,22 +239,16 @@ class Bundle:
         self.usual = size.div(correction).add_(SHAPE.least).sqrt_()
         floor = size.mul_(SHAPE.floor**2 + float(group["eps"]) ** 2).add_(SHAPE.least)
         step = torch.lerp(turned, mean, first, out=self.last).add_(slow, alpha=share / scale)
-        sizes = [self.limit(float(group["lr"]) * rate) for rate in rates]
-        lengths = floor.new_tensor([-size * scale * math.sqrt(correction) for size in sizes])
-        step.mul_((square + floor[:, None, None]).rsqrt_()).mul_(lengths[:, None, None])
+        factor, most = (TABLES.rate, TABLES.most) if self.table else (1.0, SHAPE.longest)
+        sizes = [min(most, factor * float(group["lr"]) * rate) for rate in rates]
+        along: Any = sizes[0] if len({*sizes}) == 1 else floor.new_tensor(sizes)[:, None, None]
+        step.mul_((square + floor[:, None, None]).rsqrt_()).mul_(along * (-scale * math.sqrt(correction)))
         for block in self.blocks:
             block.turn(step, block.basis)
         if parameters[0].ndim > 1:
             decay = float(group["weight_decay"]) * (TABLES.decay if self.table else 1.0)
             torch._foreach_mul_(parameters, [1 - size * decay for size in sizes])
         torch._foreach_add_(parameters, [*step.view(-1, *parameters[0].shape)])
-
-    def limit(self, size: float) -> float:
-        """Return a step size within what is allowed here."""
-        if self.table:
-            return min(TABLES.most, TABLES.rate * min(SHAPE.longest, size))
-        inputs = self.mean.shape[2] if self.matrix else SHAPE.inputs
-        return float(min(SHAPE.longest, size) * (SHAPE.inputs / inputs) ** SHAPE.power)
 
 
 class Steps:
@@ -345,13 +331,12 @@ class CustomOptimizer(torch.optim.Optimizer):
             matter: the search for the step size starts at 0.01.
         betas: Two decays in [0, 1), of the gradients' mean and of their squares.
         weight_decay: >= 0, decoupled, times the step size; of matrices alone.
-        eps: >= 0, in units of the first gradient's root mean square.
-        total_steps: >= 1, how many steps the run will have: in the last 60 % of them steps shrink to nothing, and what
+        eps: >= 0, in units of the gradients' usual size.
+        total_steps: >= 1, how many steps the run will have: in the last 30 % of them steps shrink to nothing, and what
             comes after goes nowhere. None where that is not known: the rate then falls by itself.
 
     Raises:
-        TypeError: A complex parameter; an unknown setting.
-        ValueError: A setting that is negative, not finite or out of range; later, a sparse gradient.
+        ValueError: A setting that is unknown or out of range; later, a gradient that is sparse or complex.
 
     Source: Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam" (2024), arXiv:2409.11321, with Nesterov
         momentum, and second moments that turn along with their basis; Baydin et al., "Online learning rate adaptation
@@ -383,7 +368,7 @@ class CustomOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step with the gradients that are there; none if one of them is not finite.
+        """Take one step with the gradients that are there; none if the norm of one of them is not finite.
 
         Args:
             closure: Computes gradients anew and returns the loss.
@@ -423,8 +408,7 @@ class CustomOptimizer(torch.optim.Optimizer):
         self.steps = Steps(Run(**{each.name: first.pop(each.name) for each in fields(Run)}))
         for state in states:
             device = parameters[state["numbers"][0]].device
-            blocks = [Block(**_copy(block, device)) for block in state["blocks"]]
-            self.steps.bundles.append(Bundle(**{**_copy(state, device), "blocks": blocks}))
+            self.steps.bundles.append(Bundle.make(state, partial(Tensor.to, device=device, copy=True)))
 
 
 class StackOptimizer:
@@ -511,6 +495,6 @@ def _fetch(rows: Sequence[Tensor]) -> list[float]:
     return numbers
 
 
-def _copy(state: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Return a state with copies of its tensors on a device."""
-    return {name: x.to(device, copy=True) if isinstance(x, Tensor) else x for name, x in state.items()}
+def _change(state: dict[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    """Return a state with what is made of its tensors."""
+    return {name: change(x) if isinstance(x, Tensor) else x for name, x in state.items()}
