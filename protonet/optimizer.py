@@ -49,6 +49,7 @@ class Shape:
     floor: float = 1e-2
     spike: float = 10.0  #: A gradient is scaled down to this many times its usual size.
     least: float = 1e-30  #: Least square of that size: no number is divided by zero.
+    together: int = 2**18  #: Elements of parameters that are alike and step as one: more would not stay in a cache.
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Law:
     trend: float = 0.7  #: Decay per step of the trend of slopes.
     memory: float = 0.95  #: Decay per step of the slopes' mean size.
     unit: float = 1.25  #: The usual size, in units of the mean size: of normal numbers, their root mean square.
-    annealed: float = 0.3  #: Of a known number of steps, in the last share that is so large, steps shrink linearly ...
+    annealed: float = 0.45  #: Of a known number of steps, in the last share that is so large, steps shrink linearly ...
     left: float = 1e-3  #: ... until this share of the steps is left: they never vanish.
     stretch: int = 1000  #: Steps for which gain, fall and least are meant: a known number beyond it stretches them.
 
@@ -104,7 +105,7 @@ class Run:
     turns: int = 0  #: Of the trend.
 
     def anneal(self, steps: int) -> float:
-        """Return the share of the rate that is left after some steps: 1 until 70 % of all, then a linear fall."""
+        """Return the share of the rate that is left after some steps: 1 until 55 % of all, then a linear fall."""
         if self.total_steps is None:
             return 1.0
         return min(1.0, max(LAW.left, 1 - steps / self.total_steps) / LAW.annealed)
@@ -197,8 +198,7 @@ class Bundle:
             basis = torch.eye(n, dtype=gradient.dtype, device=gradient.device).repeat(len(gradient), 1, 1)
             blocks.append(Block(axis, start, torch.zeros_like(basis), basis))
         mean, slow, square, last = (torch.zeros_like(gradient) for _ in range(4))
-        usual = gradient.new_full((len(gradient),), math.inf)
-        return cls(numbers, table, mean, slow, square, last, usual, blocks)
+        return cls(numbers, table, mean, slow, square, last, gradient.new_full((len(gradient),), math.inf), blocks)
 
     @classmethod
     def make(cls, state: dict[str, Any], change: Callable[[Tensor], Tensor]) -> Bundle:
@@ -263,11 +263,7 @@ class Steps:
         self.bundles: list[Bundle] = []
 
     def take(self, gradients: dict[int, Tensor]) -> None:
-        """Take one step with the shares that have gradients, but those of runs where one of these is not finite.
-
-        Args:
-            gradients: By the shares' numbers.
-        """
+        """Take one step along gradients, by the shares' numbers, but in runs where one of these is not finite."""
         runs, bundles, self.bundles = len(self.runs), self.bundles, []
         for bundle in bundles:  # which is parted if some of its shares alone have gradients
             rows = [[row for row, n in enumerate(bundle.numbers) if (n in gradients) == here] for here in (True, False)]
@@ -298,8 +294,10 @@ class Steps:
             tall = p.ndim == 2 and p.shape[0] >= TABLES.tall * p.shape[1]
             table = tall and bool((gradients[number] == 0).all(1).float().mean() > TABLES.untouched)
             alike[p.shape, p.dtype, p.device, id(group), table].append(number)
-        for (*_, table), numbers in alike.items():
-            self.bundles.append(Bundle.start(numbers, _pile([gradients[n] for n in numbers]), table=table))
+        for (shape, *_, table), numbers in alike.items():
+            count = max(1, SHAPE.together // math.prod(shape))
+            for own in (numbers[start : start + count] for start in range(0, len(numbers), count)):
+                self.bundles.append(Bundle.start(own, _pile([gradients[n] for n in own]), table=table))
 
     def _move(self, going: list[Bundle], piles: list[Tensor], norms: list[Tensor]) -> None:
         """Move bundles along gradients, with the rates that these make of them."""
@@ -332,7 +330,7 @@ class CustomOptimizer(torch.optim.Optimizer):
         betas: Two decays in [0, 1), of the gradients' mean and of their squares.
         weight_decay: >= 0, decoupled, times the step size; of matrices alone.
         eps: >= 0, in units of the gradients' usual size.
-        total_steps: >= 1, how many steps the run will have: in the last 30 % of them steps shrink to nothing, and what
+        total_steps: >= 1, how many steps the run will have: in the last 45 % of them steps shrink to nothing, and what
             comes after goes nowhere. None where that is not known: the rate then falls by itself.
 
     Raises:
