@@ -3,7 +3,7 @@
 The direction is Adam's in the eigenbasis of the gradients' second moments (SOAP), half of it along a mean of many more
 steps. The step size, one for everything, is searched for: it grows until the slope that the new gradient sees along the
 step before turns uphill. From then on it follows that slope, less and less, and falls with the number of steps, and to
-nothing where that number is known.
+nothing where that number is known. There is a factor for each direction of the eigenbases, too.
 """
 
 from __future__ import annotations
@@ -81,6 +81,10 @@ class Law:
     trend: float = 0.7  #: Decay per step of the trend of slopes.
     memory: float = 0.95  #: Decay per step of the slopes' mean size.
     unit: float = 1.25  #: The usual size, in units of the mean size: of normal numbers, their root mean square.
+    direction_gain: float = 0.03  #: Change of the logarithm of a direction's factor per step ...
+    direction_hurry: float = 0.3  #: ... and what is added to it, over the number of steps.
+    furthest: float = 1.15  #: Furthest logarithm of a direction's factor, either way: factors stay within a tenfold.
+    negligible: float = 1e-3  #: Share of the largest direction's slope below which a slope is rounding.
     annealed: float = 0.45  #: Of a known number of steps, in the last share that is so large, steps shrink linearly ...
     left: float = 1e-3  #: ... until this share of the steps is left: they never vanish.
     stretch: int = 1000  #: Steps for which gain, fall and least are meant: a known number beyond it stretches them.
@@ -147,6 +151,8 @@ class Block:
     start: int  #: Its first row or column.
     statistics: Tensor  #: (shares, n, n), the average of the gradients' second moments.
     basis: Tensor  #: (shares, n, n), its eigenvectors as columns.
+    factors: Tensor  #: (shares, n), the logarithms of the directions' factors.
+    slopes: Tensor  #: (shares, n), the averages of their squared slopes.
 
     def turn(self, matrices: Tensor, by: Tensor) -> None:
         """Multiply this part of matrices (shares, rows, columns) by others (shares, n, n), in place."""
@@ -168,7 +174,26 @@ class Block:
         self.basis.copy_(new)
         for average in averages:
             self.turn(average, turn)
-        self.turn(square, turn.square())  # shares of the old directions in the new ones
+        shares = turn.square()  # of the old directions in the new ones
+        self.turn(square, shares)
+        for each in (self.factors, self.slopes):
+            each.copy_((shares * each[:, None]).sum(2))
+
+    def adapt(self, uphill: Tensor, step: int) -> None:
+        """Move the directions' factors by their slopes, relative to each other."""
+        slope = uphill.narrow(self.axis, self.start, self.basis.shape[2]).sum(3 - self.axis)
+        usual = self.slopes.lerp_(slope.square(), 1 - LAW.memory)
+        alive = usual > LAW.negligible**2 * usual.amax(1, keepdim=True)
+        sizes = slope * usual.rsqrt() * math.sqrt(1 - LAW.memory**step)
+        moves = torch.where(alive, sizes, 0.0).clamp_(-1, 1)
+        moves.sub_(alive * moves.sum(1, keepdim=True) / alive.sum(1, keepdim=True).clamp_(min=1))
+        gain = LAW.direction_gain + LAW.direction_hurry / step
+        self.factors.sub_(moves, alpha=gain).clamp_(-LAW.furthest, LAW.furthest)
+
+    def scale(self, matrices: Tensor) -> None:
+        """Multiply this part of matrices in the basis by the factors, in place."""
+        part = matrices.narrow(self.axis, self.start, self.basis.shape[2])
+        part.mul_(self.factors.exp().unsqueeze(3 - self.axis))
 
 
 @dataclass
@@ -184,7 +209,7 @@ class Bundle:
     mean: Tensor  #: Adam's first moment, in the bases.
     slow: Tensor  #: The mean over a longer window, in the bases.
     square: Tensor  #: Adam's second moment, in the bases.
-    last: Tensor  #: The last step.
+    last: Tensor  #: The last step, in the bases.
     usual: Tensor  #: (shares,), the gradients' usual root mean square; infinite at first.
     blocks: list[Block]
     step: int = 0  #: How many were taken.
@@ -196,7 +221,7 @@ class Bundle:
         blocks = []
         for axis, start, n in _choose_blocks(rows, columns) if min(rows, columns) > 1 and not table else []:
             basis = torch.eye(n, dtype=gradient.dtype, device=gradient.device).repeat(len(gradient), 1, 1)
-            blocks.append(Block(axis, start, torch.zeros_like(basis), basis))
+            blocks.append(Block(axis, start, torch.zeros_like(basis), basis, *basis.new_zeros(2, len(basis), n)))
         mean, slow, square, last = (torch.zeros_like(gradient) for _ in range(4))
         return cls(numbers, table, mean, slow, square, last, gradient.new_full((len(gradient),), math.inf), blocks)
 
@@ -215,16 +240,18 @@ class Bundle:
         """Let the bases follow gradients; return these in the bases, and their slopes along the last step."""
         most = SHAPE.spike * math.sqrt(gradient[0].numel()) * self.usual
         gradient = gradient.to(self.mean.dtype).mul_((most / norms).clamp_(max=1)[:, None, None])
-        slopes = (self.last * gradient).sum((1, 2))
         self.step += 1
         if self.step == 1 or self.step % SIDES.often == 0:
             for block in self.blocks:
                 block.gather(gradient)
                 if self.step <= SIDES.settled or self.step % SIDES.seldom == 0:
-                    block.follow((self.mean, self.slow), self.square)
+                    block.follow((self.mean, self.slow, self.last), self.square)
         for block in self.blocks:
             block.turn(gradient, block.basis.mT)
-        return gradient, slopes
+        uphill = self.last * gradient
+        for block in self.blocks:
+            block.adapt(uphill, self.step)
+        return gradient, uphill.sum((1, 2))
 
     def move(self, turned: Tensor, rates: list[float], parameters: list[Tensor], group: Group) -> None:
         """Move parameters by one step, along gradients in the bases, and let the weights of matrices decay."""
@@ -238,11 +265,14 @@ class Bundle:
         size = square.mean((1, 2))  # turning does not change it
         self.usual = size.div(correction).add_(SHAPE.least).sqrt_()
         floor = size.mul_(SHAPE.floor**2 + float(group["eps"]) ** 2).add_(SHAPE.least)
-        step = torch.lerp(turned, mean, first, out=self.last).add_(slow, alpha=share / scale)
+        last = torch.lerp(turned, mean, first, out=self.last).add_(slow, alpha=share / scale)
         factor, most = (TABLES.rate, TABLES.most) if self.table else (1.0, SHAPE.longest)
         sizes = [min(most, factor * float(group["lr"]) * rate) for rate in rates]
         along: Any = sizes[0] if len({*sizes}) == 1 else floor.new_tensor(sizes)[:, None, None]
-        step.mul_((square + floor[:, None, None]).rsqrt_()).mul_(along * (-scale * math.sqrt(correction)))
+        last.mul_((square + floor[:, None, None]).rsqrt_()).mul_(along * (-scale * math.sqrt(correction)))
+        for block in self.blocks:
+            block.scale(last)
+        step = last.clone()
         for block in self.blocks:
             block.turn(step, block.basis)
         if parameters[0].ndim > 1:

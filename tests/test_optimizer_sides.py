@@ -1,4 +1,4 @@
-"""Which sides of matrices the optimizer turns, into which bases, and how long its steps are."""
+"""Which sides of matrices the optimizer turns, into which bases, the directions' factors, and how long steps are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from protonet.optimizer import CustomOptimizer
+from protonet.optimizer import LAW, Block, CustomOptimizer
 
 
 def list_sides(*shapes: tuple[int, ...]) -> list[list[tuple[int, int]]]:
@@ -48,12 +48,60 @@ def test_bases_come_to_the_eigenvectors_of_the_second_moments() -> None:
         noise = torch.randn(3, 24, generator=generator, dtype=torch.float64)
         p.grad = axes @ torch.diag(torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)) @ noise
         optimizer.step()
-    (block,) = [block for block in optimizer.steps.bundles[0].blocks if block.axis == 1]
-    found = (axes.T @ block.basis[0]).abs()  # (axes, columns)
+    found = (axes.T @ find_rows(optimizer).basis[0]).abs()  # (axes, columns)
     torch.testing.assert_close(found, torch.eye(3, dtype=torch.float64).flip(1), rtol=0, atol=0.15)
 
 
-def test_no_step_is_much_longer_than_the_limit() -> None:
+def find_rows(optimizer: CustomOptimizer) -> Block:
+    """Return the block of the rows of an optimizer's one matrix."""
+    return next(block for block in optimizer.steps.bundles[0].blocks if block.axis == 1)
+
+
+def test_a_direction_that_goes_on_downhill_gets_a_larger_factor_than_one_that_turns_back() -> None:
+    """One direction has a constant slope, the other one the sharpest curvature that there is: steps overshoot."""
+    p = nn.Parameter(torch.zeros(2, 8, dtype=torch.float64))
+    optimizer = CustomOptimizer([p], weight_decay=0.0)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(60):
+        noise = torch.randn(2, 8, generator=generator, dtype=torch.float64)
+        p.grad = torch.stack([torch.ones(8, dtype=torch.float64), 1e3 * p.detach()[1]]) + 0.1 * noise
+        optimizer.step()
+    rows = find_rows(optimizer)
+    onward = int(rows.basis[0, 0].abs().argmax())  # the direction nearest to the row with the constant slope
+    factors = rows.factors[0]
+    assert factors[onward] > factors[1 - onward] + 0.2
+    assert factors.abs().max() <= LAW.furthest
+
+
+def test_factors_are_relative_to_each_other() -> None:
+    p = nn.Parameter(torch.zeros(6, 5, dtype=torch.float64))
+    optimizer = CustomOptimizer([p])
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(2):  # before a basis turns, which moves factors along
+        p.grad = torch.randn(6, 5, generator=generator, dtype=torch.float64)
+        optimizer.step()
+    for block in optimizer.steps.bundles[0].blocks:
+        assert block.factors.abs().max() > 0
+        assert abs(float(block.factors.mean())) < 0.1
+
+
+@pytest.mark.parametrize("turning", [False, True])
+def test_directions_without_gradient_keep_their_factor(turning: bool) -> None:
+    """Whether the others go steadily on or turn back, what is silent is not prepared to leap when it wakes."""
+    p = nn.Parameter(torch.zeros(16, 16))
+    optimizer = CustomOptimizer([p])
+    generator = torch.Generator().manual_seed(0)
+    for step in range(120):
+        p.grad = 0.3 * torch.randn(16, 16, generator=generator) + 3 * torch.eye(16) * (-1) ** (step * turning)
+        p.grad[12:] = 0
+        optimizer.step()
+    rows = find_rows(optimizer)
+    silent = rows.basis[0, 12:].norm(dim=0) > 0.9
+    assert int(silent.sum()) == 4
+    assert float(rows.factors[0, silent].abs().max()) < 0.1
+
+
+def test_no_step_is_much_longer_than_the_limit_and_the_factors_allow() -> None:
     p = nn.Parameter(torch.zeros(32, 32))
     optimizer = CustomOptimizer([p], lr=0.1)
     generator = torch.Generator().manual_seed(0)
