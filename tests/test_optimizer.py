@@ -107,7 +107,7 @@ def test_sparse_and_complex_gradients_are_errors_before_anything_moves(grad: Ten
         CustomOptimizer([first, last]).step()
 
     name = "complex" if grad.is_complex() else "sparse"
-    with pytest.raises((TypeError, ValueError), match=rf"^CustomOptimizer: `.*` must .*; got .*{name}.*\. \S.*$"):
+    with pytest.raises(ValueError, match=rf"^CustomOptimizer: `.*` must .*; got .*{name}.*\. \S.*$"):
         step()
     assert torch.equal(first, torch.ones(3))
 
@@ -132,7 +132,7 @@ def test_settings_that_do_not_fit_are_named(name: str, setting: dict[str, Any]) 
         lambda: CustomOptimizer([{"params": [p], **setting}]),
         lambda: optimizer.add_param_group({"params": [p], **setting}),
     ):
-        with pytest.raises((TypeError, ValueError), match=message):
+        with pytest.raises(ValueError, match=message):
             make()
     with pytest.raises((TypeError, ValueError), match=re.escape(name)):
         CustomOptimizer([p], **setting)
@@ -151,7 +151,7 @@ def test_a_number_of_steps_that_is_none_is_told(total: Any) -> None:
 @pytest.mark.parametrize("total", [1, 7, 10, 400])
 def test_the_anneal_is_a_line_to_the_last_step(total: int) -> None:
     """Against interpolation between the places where the line bends."""
-    bends = [0.4 * total, (1 - LAW.left) * total]
+    bends = [(1 - LAW.annealed) * total, (1 - LAW.left) * total]
     found = [Run(1.0, total).anneal(steps) for steps in range(total + 3)]
     np.testing.assert_allclose(found, np.interp(range(total + 3), bends, [1, LAW.left / LAW.annealed]))
     assert [Run(1.0).anneal(steps) for steps in (0, 10**9)] == [1, 1]

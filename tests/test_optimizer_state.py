@@ -132,23 +132,10 @@ def test_the_state_is_at_most_four_times_that_of_adamw(shapes: list[tuple[int, .
     for p in ps:
         p.grad = torch.ones_like(p)
     optimizer.step()
-    held = [x for state in optimizer.state_dict()["state"].values() for x in state.values() if isinstance(x, Tensor)]
-    size = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in held}
-    assert sum(size.values()) <= 4 * 2 * 4 * sum(p.numel() for p in ps)
-
-
-def test_a_state_of_earlier_versions_loads() -> None:
-    """It had numbers where there are lists now, one number per run, and counted no steps."""
-    model, other = make_model(), make_model()
-    optimizer, fresh = CustomOptimizer(model.parameters()), CustomOptimizer(other.parameters())
-    train(model, optimizer, 5)
-    saved = copy.deepcopy(optimizer.state_dict())
-    for state in saved["state"].values():
-        state.update({name: state[name][0] for name in ("unit", "usual")})
-    assert [saved["param_groups"][0].pop(name) for name in ("steps", "total_steps")] == [5, None]
-    other.load_state_dict(model.state_dict())
-    fresh.load_state_dict(through_file(saved))
-    assert same(train(other, fresh, 8, first=5), train(model, optimizer, 8, first=5))
+    bundles = optimizer.steps.bundles
+    parts = [vars(part) for bundle in bundles for part in (bundle, *bundle.blocks)]
+    held = [x for part in parts for x in part.values() if isinstance(x, Tensor)]
+    assert sum(x.untyped_storage().nbytes() for x in held) <= 4 * 2 * 4 * sum(p.numel() for p in ps)
 
 
 def test_a_state_of_another_optimizer_is_refused() -> None:

@@ -142,7 +142,7 @@ def test_accumulated_gradients_are_one_large_batch() -> None:
 
 
 def test_the_groups_rate_scales_the_step() -> None:
-    start, ends = make_model(), [make_model(), make_model()]
+    start, *ends = [make_model(torch.float64) for _ in range(3)]
     for model, factor in zip(ends, (1.0, 0.25), strict=True):
         optimizer = CustomOptimizer(model.parameters())
         optimizer.param_groups[0]["lr"] *= factor

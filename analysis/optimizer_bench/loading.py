@@ -28,7 +28,7 @@ BASELINES = Path("analysis/results/optimizer_baselines.json")
 #: best settings (by ``fastest``, whose first steps are ``hits``: None for a seed that misses the target); ``initial``,
 #: the mean validation loss before training; ``curve``, the mean over seeds of the smoothed losses that made the target;
 #: ``max_steps`` of every run, and the workload's ``fingerprint``. Newer ones have ``easier`` baselines by name,
-#: each with a target, steps and settings of its own.
+#: each with a target, steps and settings of its own; ``coarse`` ones are of the ladder alone.
 Baseline = dict[str, Any]
 #: By the workload's name and the horizon, a text.
 Baselines = dict[str, dict[str, Baseline]]

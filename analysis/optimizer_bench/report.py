@@ -48,6 +48,8 @@ def tabulate(entries: Sequence[Entry], baselines: Baselines) -> str:
         if "factor" in first:
             found = {row["workload"]: baselines[row["workload"]][str(summary["steps"])] for row in rows}
             text += f"{_tabulate_rows(rows, found)}\n{first['name']}: {_describe(summary, rows)}\n\n"
+            coarse = ", ".join(name for name, baseline in found.items() if baseline.get("coarse"))
+            text += f"AdamW by the coarse ladder alone, which is easier: {coarse}.\n\n" if coarse else ""
         if peers:
             text += _tabulate_entries(compared, key) + "\n"
     if len(variants) > 1:

@@ -6,7 +6,8 @@ run on every seed. The first horizon is searched in full; others start from what
 file, with its betas.
 
 Two easier baselines say what this strictness moves: a coarse ladder of rates, each three times the one below, with two
-weight decays and a cosine; and one AdamW for all workloads.
+weight decays and a cosine; and one AdamW for all workloads. With --coarse the ladder's is the only one: for horizons at
+which the strict search takes too long.
 """
 
 from __future__ import annotations
@@ -58,12 +59,14 @@ class Task(NamedTuple):
     steps: tuple[int, ...]  #: The horizons, in the order of the search.
     start: Setting | None  #: What was best at another horizon.
     state: Path  #: The journal of its runs.
+    coarse: bool = False  #: Whether the ladder is all that is searched.
 
 
 def add_options(parser: StudyParser) -> None:
     """Add the workloads, the horizons, and where baselines are kept."""
     parser.add("--steps", "1000,300,5000", "horizons, with commas, in the order of the search", check_steps)
     parser.add_whole("--jobs", os.cpu_count() or 1, "processes, each of which tunes another workload")
+    parser.add_argument("--coarse", action="store_true", help="try the coarse ladder alone, and make it the baseline")
     parser.add_output("--baselines", "baselines, to which these are added", loading.BASELINES)
     loading.add_workloads(parser)
 
@@ -88,7 +91,7 @@ def run(options: argparse.Namespace) -> Report:
     tasks = []
     for name, file in files.items():
         known = next((Setting.read(each["setting"]) for each in baselines.get(name, {}).values()), None)
-        tasks.append(Task(name, file, tuple(options.steps), known, options.state))
+        tasks.append(Task(name, file, tuple(options.steps), known, options.state, options.coarse))
     tuned = run_all(tasks, tune_workload, options.state, _identify, unit="workload", jobs=options.jobs)
     for task, found in tuned.items():
         for baseline in found.values():
@@ -124,57 +127,74 @@ def tune_workload(task: Task) -> dict[str, loading.Baseline]:
     found = {}
     start = task.start
     for max_steps in task.steps:
-        baseline, start = tune(functools.partial(train, max_steps=max_steps), start)
+        measure = functools.partial(train, max_steps=max_steps)
+        if task.coarse:
+            baseline = settle(measure, [find_rung(measure)]) | {"coarse": True}
+        else:
+            baseline, start = tune(measure, start)
         fingerprint = loading.take_fingerprint(task.workload, task.file)
         found[str(max_steps)] = baseline | {"max_steps": max_steps, "fingerprint": fingerprint}
     return found
 
 
-def tune(measure: Callable[[Setting, int], Curve], start: Setting | None = None) -> tuple[loading.Baseline, Setting]:
+Measure = Callable[[Setting, int], Curve]  #: Trains by a setting and a seed; asked for the same pair again and again.
+
+
+def tune(measure: Measure, start: Setting | None = None) -> tuple[loading.Baseline, Setting]:
     """Return the baseline, but for what describes the workload, and the setting that a search nearby may start from.
 
     Args:
-        measure: Trains by a setting and a seed, and is asked for the same pair again and again.
+        measure: Trains by a setting and a seed.
         start: What was best at another horizon: its betas are kept.
     """
-
-    def best(settings: Iterable[Setting]) -> Setting:
-        return min(settings, key=lambda setting: _least(measure(setting, SEEDS[0])))
-
-    def climb(setting: Setting, factor: float) -> Setting:
-        """Go to the rate whose neighbours are both worse."""
-        while True:
-            rates = [setting.lr / factor, setting.lr, setting.lr * factor]
-            tried = best(setting._replace(lr=rate) for rate in rates if RATES[0] <= rate <= RATES[1])
-            if tried == setting:
-                return setting
-            setting = tried
-
     if start is None:
-        tuned = climb(climb(Setting(), COARSE), FINE)
-        tuned = best([tuned, *(tuned._replace(betas=betas) for betas in BETAS)])
+        tuned = climb(measure, climb(measure, Setting(), COARSE), FINE)
+        tuned = pick_best(measure, [tuned, *(tuned._replace(betas=betas) for betas in BETAS)])
     else:
-        tuned = climb(start._replace(horizon=1.0), FINE)
-    tuned = best([tuned, *(tuned._replace(weight_decay=decay) for decay in WEIGHT_DECAYS)])
+        tuned = climb(measure, start._replace(horizon=1.0), FINE)
+    tuned = pick_best(measure, [tuned, *(tuned._replace(weight_decay=decay) for decay in WEIGHT_DECAYS)])
     ends = [tuned._replace(horizon=horizon) for horizon in HORIZONS]
-    ends = [best(ends[:-1]), climb(ends[-1], FINE)]  # a constant rate is a lower one
+    ends = [pick_best(measure, ends[:-1]), climb(measure, ends[-1], FINE)]  # a constant rate is a lower one
     finalists = sorted(ends, key=lambda setting: _least(measure(setting, SEEDS[0])))
-    rung = climb(Setting(), COARSE)
-    ladder = best(rung._replace(weight_decay=decay) for decay in LADDER_DECAYS)
-    strict, curves = judge(measure, [*finalists, ladder])  # a search may end beside what the ladder finds
-    baseline = strict | {
+    ladder = find_rung(measure)
+    easier = {name: judge(measure, [each])[0] for name, each in (("coarse", ladder), ("shared", Setting()))}
+    # a search may end beside what the ladder finds
+    return settle(measure, [*finalists, ladder]) | {"easier": easier}, finalists[0]
+
+
+def pick_best(measure: Measure, settings: Iterable[Setting]) -> Setting:
+    """Return the setting that is best on the first seed."""
+    return min(settings, key=lambda setting: _least(measure(setting, SEEDS[0])))
+
+
+def climb(measure: Measure, setting: Setting, factor: float) -> Setting:
+    """Go to the rate whose neighbours, by a factor, are both worse."""
+    while True:
+        rates = [setting.lr / factor, setting.lr, setting.lr * factor]
+        tried = pick_best(measure, [setting._replace(lr=rate) for rate in rates if RATES[0] <= rate <= RATES[1]])
+        if tried == setting:
+            return setting
+        setting = tried
+
+
+def find_rung(measure: Measure) -> Setting:
+    """Return the best setting of the coarse ladder."""
+    rung = climb(measure, Setting(), COARSE)
+    return pick_best(measure, [rung._replace(weight_decay=decay) for decay in LADDER_DECAYS])
+
+
+def settle(measure: Measure, finalists: Sequence[Setting]) -> loading.Baseline:
+    """Return the baseline of the best of some settings, with where it starts and its mean curve."""
+    strict, curves = judge(measure, finalists)
+    return strict | {
         "initial": statistics.fmean(curve.losses[0] for curve in curves),
         "curve": [
             float(f"{statistics.fmean(each):.5g}") for each in zip(*(each.losses for each in curves), strict=True)
         ],
-        "easier": {name: judge(measure, [each])[0] for name, each in (("coarse", ladder), ("shared", Setting()))},
     }
-    return baseline, finalists[0]
 
 
-def judge(
-    measure: Callable[[Setting, int], Curve], finalists: Sequence[Setting]
-) -> tuple[loading.Baseline, list[Curve]]:
+def judge(measure: Measure, finalists: Sequence[Setting]) -> tuple[loading.Baseline, list[Curve]]:
     """Return the target that the best setting reaches on all seeds, the steps to it, and that setting's curves."""
     curves = {setting: [measure(setting, seed) for seed in SEEDS] for setting in finalists}
     setting = min(finalists, key=lambda each: max(map(_least, curves[each])))

@@ -149,6 +149,21 @@ def test_horizons_are_added_to_the_file(folder: Path) -> None:
     assert setting["betas"] == found["tiny"]["20"]["setting"]["betas"]  # its search began there
 
 
+def test_a_coarse_baseline_is_the_ladders_and_the_report_says_so(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    strict, path = json.loads((folder / "baselines.json").read_text())["tiny"]["20"], folder / "coarse.json"
+    file = ["--workload-file", str(folder / "workloads.py"), "--workloads", "tiny"]
+    given = [*file, "--baselines", str(path), "--state", str(folder / "state.jsonl"), "--steps", "20", "--jobs", "1"]
+    assert main(["optimizer-tune", *given, "--coarse"]) == 0
+    found = json.loads(path.read_text())["tiny"]["20"]
+    assert {name: found[name] for name in strict["easier"]["coarse"]} == strict["easier"]["coarse"]
+    assert found["target"] >= strict["target"]
+    capsys.readouterr()
+    assert main(["optimizer-bench", "--optimizer", str(folder / "optimizer.py"), *given, "--seeds", "0"]) == 0
+    assert "AdamW by the coarse ladder alone, which is easier: tiny." in capsys.readouterr().out
+
+
 def test_run(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = {name: folder / f"out.{ending}" for name, ending in [("json", "json"), ("plot", "png")]}
     more = ["--config", str(folder / "config.json"), *(f"--{name}={path}" for name, path in outputs.items())]
