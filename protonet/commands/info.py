@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from protonet.commands.figures import (
     tell_columns,
 )
 from protonet.commands.options import look_for_model
-from protonet.files.header import read_whole
+from protonet.files.header import DamagedError, is_sound, read_whole
 from protonet.ui.text import count, format_table
 
 #: What the metadata say of the fit, each with its heading.
@@ -59,15 +58,19 @@ def read_header(path: Path) -> dict[str, Any]:
         MissingPackageError: safetensors is missing.
         InputError: No model.
     """
-    with suppress(AttributeError, LookupError, OSError, TypeError, ValueError):
+    held = False
+    try:
         header = read_whole(path)
-        sizes = {len(header["classes"]), len(header["counts"])}
-        if len(sizes) == 1 and isinstance(header["metadata"], dict) and type(header["structure"]["input_dim"]) is int:
+        if is_sound(header):
             return header
+    except DamagedError:
+        held = True  # the damage may be there
+    except (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError):
+        pass
     from protonet.commands.models import read_model  # noqa: PLC0415 - torch
     from protonet.files.model import check_model, read_versions  # noqa: PLC0415 - the same
 
-    header, _, _ = check_model("info", read_model(path))
+    header, _, _ = check_model("info", read_model(path, held=held))
     return header | dict(zip(("version", "library"), read_versions(path), strict=True))
 
 

@@ -31,6 +31,10 @@ TYPES = {
 }
 
 
+class DamagedError(ValueError):
+    """A model file whose bytes are not those that were written."""
+
+
 def write_header(header: Mapping[str, Any]) -> str:
     """Return a header and its checksum as text, compressed where it is long."""
     text = json.dumps({**header, "checksum": sum_header(header)})
@@ -69,10 +73,15 @@ def sum_header(header: Mapping[str, Any]) -> str:
 def read_whole(path: Path) -> dict[str, Any]:
     """Return the header of a whole model file of this version, checksums of all bytes looked at.
 
+    It says what whoever wrote the file says: whether the tensors make that network, only `load_model` looks.
+
     Raises:
         OSError: The file cannot be read.
-        ValueError: It is no such file, or damaged.
+        ValueError: It is no such file, or one whose header says something odd.
+        DamagedError: It is one, and damaged.
     """
+    if not path.is_file():  # to open a pipe would be to wait
+        raise ValueError("no file")
     content = memoryview(path.read_bytes())
     start = 8 + int.from_bytes(content[:8], "little")
     entries = json.loads(bytes(content[8:start]))
@@ -90,5 +99,22 @@ def read_whole(path: Path) -> dict[str, Any]:
                 digest.update(f"{name} torch.{TYPES[entry['dtype']]} {tuple(entry['shape'])} ".encode())
                 digest.update(content[start + first : start + stop])
         if digest.hexdigest() != expected:
-            raise ValueError("damaged: a wrong checksum")
+            raise DamagedError("damaged: a wrong checksum")
     return header
+
+
+def is_sound(header: Mapping[str, Any]) -> bool:
+    """Return whether what a header says for whoever reads it alone is of its kind."""
+
+    def are(values: Any, *kinds: type) -> bool:
+        return isinstance(values, list) and all(type(each) in kinds for each in values)
+
+    classes, columns, told, counts = (header.get(name) for name in ("classes", "columns", "told", "counts"))
+    structure, library = header.get("structure"), header.get("library")
+    numbers = [header.get("parameters"), header.get("buffer_elements")]
+    numbers += [structure.get("input_dim")] if isinstance(structure, dict) else [None]
+    named = are(classes, int, str) and are(counts, int) and len(classes) == len(counts) > 0  # type: ignore[arg-type]
+    kinds = columns is None or (are(columns, str) and (told is None or (are(told, str) and len(told) == len(columns))))
+    whole = named and are(numbers, int) and min(*numbers, *counts) >= 0  # type: ignore[misc]
+    there = {"columns", "told", "library"} <= header.keys()
+    return there and kinds and whole and isinstance(header.get("metadata"), dict) and type(library) in {str, type(None)}

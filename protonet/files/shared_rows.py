@@ -75,6 +75,7 @@ def unshare_rows(tensors: Mapping[str, Tensor], shared: Any, held: str) -> dict[
     expect(isinstance(shared, dict), "shared rows that are no mapping")
     found = {name: tensor for name, tensor in tensors.items() if not name.removeprefix(held).startswith(SHARED)}
     pools: dict[Any, Tensor] = {}
+    repeated = 0
     for name, key in shared.items():
         if name not in found:
             continue
@@ -82,7 +83,8 @@ def unshare_rows(tensors: Mapping[str, Tensor], shared: Any, held: str) -> dict[
         expect(marked or type(key) is int, "shared rows of no width")
         width, half = int(key[:-1]) if marked else key, marked and key[-1] == "h"
         if marked and not half:
-            sound = found[name].shape == (1,) and found[name].dtype == torch.float32 and width <= MOST
+            repeated += width
+            sound = found[name].shape == (1,) and found[name].dtype == torch.float32 and repeated <= MOST
             expect(sound, "a vector of more than one number")
             found[name] = found[name].repeat(width)
             continue

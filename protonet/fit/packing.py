@@ -88,7 +88,12 @@ def _unmix(tensors: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
         if name.endswith(".mixture"):
             part = name.removesuffix("mixture")
             shift, first = (tensors.get(f"{part}{each}", torch.tensor(0)) for each in ("shift", "first"))
-            sound = shift.ndim == 1 and first.ndim == 0 and first.dtype == torch.int64
+            sound = (
+                shift.ndim == 1
+                and shift.dtype == rows.dtype == torch.float32
+                and first.ndim == 0
+                and first.dtype == torch.int64
+            )
             sound = sound and 0 <= int(first) <= rows.shape[1] - len(shift) and mixture.is_floating_point()
             expect(sound and mixture.ndim == 2 and len(mixture) == len(rows), "a mixture of other rows")
             found[f"{part}basis"] = _centre(tensors, name, rows, len(shift)).T @ found.pop(name).float()
@@ -123,7 +128,8 @@ def unpack(network: PrototypeNetwork, structures: Any, tensors: Mapping[str, Ten
     own, encoder = dict(tensors), need_encoder(network)
     if "rows" in own:
         rows = own["rows"]
-        expect(rows.ndim == 2 and rows.shape[1] == encoder.input_dim, "rows held out of another shape or type")
+        sound = rows.ndim == 2 and rows.shape[1] == encoder.input_dim and rows.dtype == torch.float32
+        expect(sound, "rows held out of another shape or type")
         own["features"] = _as_they_came(encoder, rows)
     expect(set(Crossfit._fields[2:]) <= own.keys(), "no rows that were held out")
     folds = []

@@ -257,6 +257,8 @@ def _blend(cosines: Tensor, weights: Tensor) -> Tensor:
 def _thin(explored: Explored, cosines: Tensor, weights: Tensor, spread: Tensor, row_cost: float) -> Tensor:
     """Return weights (candidates,), summing to 1, without views that bring little for the time that they cost a row.
 
+    Linear and learned views, whose maps others read, too, or which take little, cost nothing here.
+
     Args:
         explored: With rows that were held out.
         cosines: (candidates, judged, num_classes).

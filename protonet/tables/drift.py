@@ -38,6 +38,7 @@ class DriftRules:
     steps: tuple[int, int] = (16, 64)
     """Quantiles that are kept of a column, less one: as many as a quarter divides, ..."""
     kept: int = 2**17  #: ... for so many of all columns.
+    at_once: int = 2**16  #: Numbers whose quantiles are found together: each column alone would cost more.
     rows: int = 4096  #: Rows of a block that are looked at, at equal distances.
     share: float = 0.5  #: Of the rows, by how many more than in fit are strange.
     few: float = 0.5  #: Of the rows of the smallest class, how many at most lie where all new rows lie.
@@ -70,12 +71,20 @@ def describe_columns(cells: Sequence[np.ndarray], encoding: Encoding | None, cla
             whole.append((columns[-1], numbers))
         elif numbers is not None and not gaps.all():
             columns[-1]["quantiles"] = _find_quantiles(numbers[~gaps, None], steps)[0]
+        if len(whole) * len(values) >= DRIFT.at_once:  # one column after another takes as long as many of few rows do
+            _take_quantiles(whole, steps)
+    _take_quantiles(whole, steps)
+    per_class = sum(class_rows) // len(class_rows)
+    return {"columns": columns, "per_class": per_class, "smallest": min(class_rows) / max(1, sum(class_rows))}
+
+
+def _take_quantiles(whole: list[tuple[dict[str, Any], np.ndarray]], steps: int) -> None:
+    """Write the quantiles of columns without gaps to what is seen of them, and empty the list."""
     if whole:
         found = _find_quantiles(np.stack([numbers for _, numbers in whole], axis=1), steps)
         for (seen, _), quantiles in zip(whole, found, strict=True):
             seen["quantiles"] = quantiles
-    per_class = sum(class_rows) // len(class_rows)
-    return {"columns": columns, "per_class": per_class, "smallest": min(class_rows) / max(1, sum(class_rows))}
+        whole.clear()
 
 
 def _find_quantiles(numbers: np.ndarray, steps: int) -> list[list[float]]:

@@ -322,7 +322,10 @@ class View(nn.Module):
         return []
 
     def cost(self) -> float:
-        """Return about how many multiplications take as long as one row does, without the source."""
+        """Return about how many multiplications take as long as one row does, without the source.
+
+        A kind that knows better tells the judge so itself.
+        """
         return float(sum(inputs * outputs for inputs, outputs in self.products()))
 
     def own_tensors(self) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -12,12 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from protonet import PrototypeNetwork, solve
 from protonet.commands.figures import MOST_CLASSES
 from protonet.files import Model, load_model, save_model
-from protonet.files.header import VERSION
+from protonet.files.header import FORMAT, VERSION, is_sound, read_whole, write_header
 from tests.commands.cases import FAST, Run
 from tests.strategies import blobs
 
@@ -120,3 +122,49 @@ def test_the_version_and_the_script() -> None:
     for way in (["-m", "protonet"], ["-c", as_script]):
         said = start(*way, "--version")
         assert (said.returncode, said.stdout, said.stderr) == (0, f"protonet {metadata.version('protonet')}\n", "")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"counts": [None, 1, 2]},
+        {"counts": [7, 7]},
+        {"parameters": -5},
+        {"parameters": "x"},
+        {"buffer_elements": None},
+        {"columns": True},
+        {"columns": [None]},
+        {"told": [[1]]},
+        {"library": 5},
+        {"classes": None},
+        {"structure": None},
+    ],
+)
+def test_a_header_that_says_something_odd_is_not_believed(
+    change: dict[str, Any], tmp_path: Path, network: PrototypeNetwork, run: Run
+) -> None:
+    path = tmp_path / "m.safetensors"
+    write_model(path, network, {})
+    said, header = run("info", path, "--json"), read_whole(path)
+    assert is_sound(header)
+    assert not is_sound(header | change)
+    assert not is_sound({name: value for name, value in header.items() if name not in change})
+    save_file(load_file(path), path, {FORMAT: write_header(header | change)})  # checksums are right
+    if "counts" in change or "parameters" in change or "buffer_elements" in change or "told" in change:
+        again = json.loads(run("info", path, "--json"))
+        assert again | {"bytes": 0} == json.loads(said) | {"bytes": 0}  # as the tensors have it
+    elif "library" not in change:
+        assert "`model` must be a model file" in run("info", path, code=2)
+
+
+def test_damage_of_what_is_held_and_what_is_no_file_are_one_line(
+    tmp_path: Path, network: PrototypeNetwork, run: Run
+) -> None:
+    path = tmp_path / "m.safetensors"
+    save_model(path, Model(network, ("a", "b", "c"), None, {}, {"labels": torch.arange(1000)}))
+    content = path.read_bytes()
+    at = content.index(torch.arange(1000).to(torch.int16).numpy().tobytes())
+    path.write_bytes(content[:at] + b"\x09" + content[at + 1 :])
+    assert "damaged: a wrong checksum" in run("info", path, code=2)
+    os.mkfifo(tmp_path / "pipe")
+    assert "no file" in run("info", tmp_path / "pipe", code=2)

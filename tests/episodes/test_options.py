@@ -209,7 +209,7 @@ def test_all_methods_that_can_run_and_more(command: Command) -> None:
     assert "Without texts, clip-zero-shot, tip-adapter are left out." in command.printed
     unlabelled = "semi-kmeans, semi-kmeans-cluster, semi-kmeans-masked"
     assert f"Without unlabelled rows, {unlabelled} are left out." in command.printed
-    slow = "distribution-calibration, deepemd, finetune, solver, alpha-am take long"
+    slow = "distribution-calibration, deepbdc, deepemd, finetune, solver, alpha-am take long"
     assert f"{slow}, and are left out of 'all': name them, too." in command.printed
 
 

@@ -64,6 +64,8 @@ def without(name: str) -> dict[str, Tensor]:
         (STRUCTURES, TENSORS | {"0.sums": TENSORS["0.sums"] * torch.inf}, "a tensor sums that is not finite"),
         (STRUCTURES, TENSORS | {"rows": TENSORS["rows"][:, :3]}, "rows held out of another shape or type"),
         (STRUCTURES, TENSORS | {"0.sources.0.mixture": torch.ones(2, 2)}, "a mixture of other rows"),
+        (STRUCTURES, TENSORS | {"rows": TENSORS["rows"].double()}, "rows held out of another shape or type"),
+        (STRUCTURES, TENSORS | {"rows": TENSORS["rows"].long()}, "rows held out of another shape or type"),
         (STRUCTURES, TENSORS | {"labels": TENSORS["labels"] + 3}, "rows held out of no class or no fold"),
         (STRUCTURES, TENSORS | {"fold": TENSORS["fold"] - 1}, "rows held out of no class or no fold"),
         (STRUCTURES, TENSORS | {"offset": TENSORS["offset"] / 0}, "an offset that is no number"),
@@ -72,3 +74,9 @@ def without(name: str) -> dict[str, Tensor]:
 def test_what_is_not_a_crossfit_is_an_error(structures: Any, tensors: dict[str, Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         unpack(SOLUTION.network, structures, tensors)
+
+
+def test_a_mixture_beside_a_shift_of_another_type_is_an_error() -> None:
+    more = {"0.sources.0.mixture": torch.ones(len(TENSORS["rows"]), 1), "0.sources.0.shift": torch.zeros(8).double()}
+    with pytest.raises(ValueError, match="a mixture of other rows"):
+        unpack(SOLUTION.network, STRUCTURES, TENSORS | more)

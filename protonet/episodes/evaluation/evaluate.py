@@ -34,7 +34,8 @@ from protonet.sampling import ClassIndex
 ROUND = 256  #: Episodes that one process draws and scores between two exchanges with the others.
 #: Most episodes that are scored between two calls of ``progress``. The first calls come after 1, 4 and 16 episodes, so
 #: that slow methods are heard of soon. The sizes are fixed, because a batch of another size could round differently. Of
-#: rows of fewer features than NARROW, of which the steps of a batch take the most, a whole round is scored at a time.
+#: rows of fewer features than NARROW, of which the steps of a batch take the most, a whole round is scored at a time,
+#: but by methods that are not known to be fast.
 CHUNK, NARROW = 64, 160
 #: Features of episodes that are processed at a time: methods that read them a few times are fastest while these are
 #: within the processor's caches; on twice as many, those of many small steps are 15 % faster and the others slower.
@@ -140,6 +141,9 @@ def evaluate(
     with as_typed("evaluate"):
         index = setting.check(index, tuple(map(str, range(len(index.size)))))
     group, take = group or Group(), take or take_from(x)
+    ours = [each for each in methods.values() if isinstance(each, ChosenMethod) and each.origin is None]
+    fast = len(ours) == len(methods) and not any(each.spec.slow for each in ours)
+    chunk = ROUND if fast and x.shape[1] < NARROW else CHUNK
     finished: list[dict[str, Scores]] = [] if earlier is None else [dict(earlier)]
     done = count_episodes(finished)
 
@@ -179,7 +183,7 @@ def evaluate(
             batches: list[dict[str, Scores]] = []
             if begin < end:
                 draw = setting.draw(index, seed=seed, first=begin, n_episodes=end - begin)
-            for start, stop in _split_span(begin, end, CHUNK if x.shape[1] >= NARROW else ROUND):
+            for start, stop in _split_span(begin, end, chunk):
                 batches.append(score_chunk(Draw(*(rows[start - begin : stop - begin] for rows in draw)), start))
                 if progress is not None and group.world_size == 1:
                     progress([*finished, *batches])

@@ -73,7 +73,7 @@ METHODS = {
     "anil": MethodSpec(anil, needs=("encoder",), objective="anil", adapts=True),
     "frn": MethodSpec(feature_map_reconstruction, needs=("maps",)),
     "ctx": MethodSpec(cross_transformers, needs=("maps",)),
-    "deepbdc": MethodSpec(deepbdc, needs=("maps",)),
+    "deepbdc": MethodSpec(deepbdc, needs=("maps",), slow=True),
     "deepemd": MethodSpec(deepemd, needs=("maps",), slow=True),
     "finetune": MethodSpec(finetune, needs=("encoder",), adapts=True, slow=True),
     "semi-kmeans": MethodSpec(semi_kmeans, needs=("unlabelled",)),

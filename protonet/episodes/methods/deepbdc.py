@@ -10,7 +10,8 @@ from protonet.episodes.methods.common import split_places, squared_distances, su
 from protonet.episodes.methods.keywords import Positive
 
 LEAST = 1e-5  #: Added below the root of distances, as in the authors' code.
-DISTANCES_AT_ONCE = 2**22  #: Distances between two channels that are held at a time, but at least those of one row.
+DISTANCES_AT_ONCE = 2**22  #: Distances between two channels that are held at a time, but at least those of one row ...
+HALVES_AT_ONCE = 2**24  #: ... and numbers of rows' matrices.
 
 
 def deepbdc(episodes: Episodes, *, scale: Positive | None = None) -> Tensor:
@@ -34,12 +35,23 @@ def deepbdc(episodes: Episodes, *, scale: Positive | None = None) -> Tensor:
     Source: Xie, Long, Lv, Wang and Li, "Joint distribution matters: deep Brownian distance covariance for few-shot
         classification" (2022), sec. 3. https://arxiv.org/abs/2204.04567
     """
-    support, query = (_find_covariances(maps, scale) for maps in split_places("deepbdc", episodes))
-    episodes = episodes._replace(support=support.to(episodes.support), query=query.to(episodes.query))
-    prototypes = support_means(episodes)
-    if episodes.support.shape[1] == episodes.n_way:
-        return episodes.query @ prototypes.transpose(1, 2)
-    return -squared_distances(episodes.query, prototypes)
+    support, query = split_places("deepbdc", episodes)
+    channels = support.shape[3]
+    halves = channels * (channels + 1) // 2  # numbers that a row becomes
+    at_once = max(1, HALVES_AT_ONCE // (halves * support.shape[1]))  # episodes
+    queries_at_once = max(1, HALVES_AT_ONCE // (halves * at_once))
+    logits = []
+    parts = (each.split(at_once) for each in (support, query, episodes.support_labels))
+    for some_support, some_query, labels in zip(*parts, strict=True):
+        covariances = _find_covariances(some_support, scale).to(episodes.support)
+        prototypes = support_means(episodes._replace(support=covariances, support_labels=labels))
+        found = []
+        for some in some_query.split(queries_at_once, dim=1):
+            rows = _find_covariances(some, scale).to(episodes.query)
+            one_shot = support.shape[1] == episodes.n_way
+            found.append(rows @ prototypes.transpose(1, 2) if one_shot else -squared_distances(rows, prototypes))
+        logits.append(torch.cat(found, dim=1))
+    return torch.cat(logits)
 
 
 def _find_covariances(maps: Tensor, scale: float | None) -> Tensor:

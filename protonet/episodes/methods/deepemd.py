@@ -42,7 +42,8 @@ def deepemd(
         learning_rate: > 0.
         momentum: In [0, 1).
         dampening: In [0, 1]; gradients enter the momentum times 1 - dampening.
-        seed: Of the order of the rows in each pass, the same in every episode.
+        seed: Of the order of the rows in each pass, the same in every episode: with several rows per class, logits
+            depend on the order in which these come.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows.
