@@ -64,6 +64,8 @@ def read_loaders(
             if not len(inputs):
                 continue
             dim = dim or inputs.shape[1]
+            if not dim:
+                fail("solve", name, "have at least one feature", f"none in batch {number}", "Pass features.")
             if inputs.shape[1] != dim:
                 remedy = "Check metadata['input_dim'] and that every batch has the same features."
                 fail("solve", name, f"have {dim} features per sample", f"{inputs.shape[1]} in batch {number}", remedy)

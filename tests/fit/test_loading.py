@@ -124,6 +124,7 @@ def test_columns_far_from_zero_are_centred_and_no_others() -> None:
         (Samples([X, X], ["a", "b"]), None, None, InputTypeError, r"batches of real tensors; got \(Tensor, tuple\)"),
         ((X, [0, 1]), None, None, InputTypeError, r"batches of real tensors; got \(Tensor, list\) in batch 0"),
         ([], None, None, InputError, "solve: `train_loader` must have at least one sample; got none"),
+        ([(X[:, :0], Y)], None, None, InputError, "must have at least one feature; got none in batch 0"),
         ([X], None, None, InputTypeError, r"must give \(inputs, labels\) batches; got Tensor in batch 0"),
         ([(X, Y, Y)], None, None, InputTypeError, "batches; got tuple in batch 0 of 3 items"),
         ([(X, Y), (X, "a")], None, None, InputTypeError, r"batches of real tensors; got \(Tensor, str\) in batch 1"),
