@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,21 @@ def sum_header(header: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(header).encode()).hexdigest()
 
 
+def sum_part(tensors: Mapping[str, tuple[str, Sequence[int], bytes | memoryview]], part: str) -> str:
+    """Return a checksum of the tensors of one part, `HELD` or "" for the network.
+
+    Args:
+        tensors: By name: type as torch calls it, shape, bytes.
+        part: What the names of its tensors begin with.
+    """
+    digest = hashlib.sha256()
+    for name, (dtype, shape, content) in sorted(tensors.items()):
+        if name.startswith(HELD) == bool(part):
+            digest.update(f"{name} torch.{dtype} {tuple(shape)} ".encode())
+            digest.update(content)
+    return digest.hexdigest()
+
+
 def read_whole(path: Path) -> dict[str, Any]:
     """Return the header of a whole model file of this version, checksums of all bytes looked at.
 
@@ -91,15 +106,12 @@ def read_whole(path: Path) -> dict[str, Any]:
     take_checksum(header)
     if header["version"] != VERSION:
         raise ValueError(f"version {header['version']}")
-    for part, expected in header["checksums"].items():
-        digest = hashlib.sha256()
-        for name, entry in sorted(entries.items()):
-            if name.startswith(HELD) == bool(part):
-                first, stop = entry["data_offsets"]
-                digest.update(f"{name} torch.{TYPES[entry['dtype']]} {tuple(entry['shape'])} ".encode())
-                digest.update(content[start + first : start + stop])
-        if digest.hexdigest() != expected:
-            raise DamagedError("damaged: a wrong checksum")
+    tensors = {}
+    for name, entry in entries.items():
+        first, stop = (start + offset for offset in entry["data_offsets"])
+        tensors[name] = TYPES[entry["dtype"]], entry["shape"], content[first:stop]
+    if any(sum_part(tensors, part) != expected for part, expected in header["checksums"].items()):
+        raise DamagedError("damaged: a wrong checksum")
     return header
 
 

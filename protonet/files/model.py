@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import Tensor
 from protonet._checks import as_typed, fail, fail_type, find_version, optional_packages, refuse
 from protonet._writing import write_whole
 from protonet.encoder import Encoder
-from protonet.files.header import FORMAT, HELD, OLDEST, VERSION, parse_header, take_checksum, write_header
+from protonet.files.header import FORMAT, HELD, OLDEST, VERSION, parse_header, sum_part, take_checksum, write_header
 from protonet.files.shared_rows import share_rows, unshare_rows
 from protonet.network import PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
@@ -271,13 +270,9 @@ def _restore_sources(whole: Stored, left: dict[str, Tensor], input_dim: int) -> 
 
 
 def _sum(tensors: Mapping[str, Tensor], part: str) -> str:
-    """Return a checksum of the tensors of one part, `HELD` or "" for the network: names, types, shapes and bytes."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        if name.startswith(HELD) == bool(part):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-            digest.update(tensor.contiguous().view(-1).numpy().tobytes())
-    return digest.hexdigest()
+    """Return what `sum_part` does of tensors."""
+    arrays = {name: tensor.contiguous().numpy() for name, tensor in tensors.items()}
+    return sum_part({name: (str(each.dtype), each.shape, each.data) for name, each in arrays.items()}, part)
 
 
 def _copy(tensor: Tensor) -> Tensor:

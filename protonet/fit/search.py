@@ -6,6 +6,7 @@ best goes to the simplest, so a view or a larger MLP has to earn its place; untr
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -268,14 +269,14 @@ def _thin(explored: Explored, cosines: Tensor, weights: Tensor, spread: Tensor, 
     """
     costs = torch.tensor([each.cost for each in explored.candidates], dtype=torch.float64)
     shares = weights * spread / (weights * spread).sum()
-    before = explored.judge.losses(_blend(cosines, weights))
+    whole = functools.cache(functools.partial(explored.judge.losses, _blend(cosines, weights)))  # seldom asked
     for number in (shares / costs.clamp_min(1.0)).argsort().tolist():
         needed = min(THIN.most_share, row_cost * float(costs[number] / costs[weights > 0].sum().clamp_min(1.0)))
         if not 0 < float(shares[number]) < needed:
             continue
         fewer = weights.clone()
         fewer[number] = 0.0
-        rise = explored.judge.losses(_blend(cosines, fewer)) - before
+        rise = explored.judge.losses(_blend(cosines, fewer)) - whole()
         error = float(rise.std(correction=0)) / math.sqrt(len(rise))
         if float(rise.mean()) <= max(THIN.least, THIN.rise * error):
             weights = fewer

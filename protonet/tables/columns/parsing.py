@@ -178,14 +178,15 @@ def find_number_form(cells: Iterable[str], *, codes: bool = False, comma: bool =
         comma: Of forms that fit as many cells, the one with a decimal comma is meant; otherwise the plainest.
     """
     cells = list(cells)
-    plain = bool(np.isfinite(parse_numbers(np.array(cells, object), "plain")).all())
-    cells = cells if plain else [cell for cell in cells if not is_gap_word(cell)]
+    if not (plain := _are_plain(cells)):  # else none is a word
+        cells = [cell for cell in cells if not is_gap_word(cell)]
+        plain = _are_plain(cells)
     if not cells:
         return ""
     zeros = [cell for cell in cells if cell[0] == "0"]  # most columns have none: patterns are slow
     if not codes and any(map(_CODE.fullmatch, zeros)) and len(set(map(len, cells))) == 1:
         return ""
-    if not comma and (plain or np.isfinite(parse_numbers(np.array(cells, object), "plain")).all()):
+    if plain and not comma:
         return "plain"
 
     def share(read: Callable[[str], float], among: list[str]) -> float:
@@ -199,6 +200,11 @@ def find_number_form(cells: Iterable[str], *, codes: bool = False, comma: bool =
     shares = {form: share(readers[form], cells) for form in order if share(readers[form], cells[:SOME]) >= ENOUGH / 2}
     best = max(shares, key=lambda form: shares[form], default="")
     return best if shares.get(best, 0.0) >= ENOUGH else ""
+
+
+def _are_plain(cells: list[str]) -> bool:
+    """Return whether all cells are finite numbers as Python writes them."""
+    return bool(np.isfinite(parse_numbers(np.array(cells, object), "plain")).all())
 
 
 def read_interval(cell: str) -> float:
