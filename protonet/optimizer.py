@@ -29,8 +29,8 @@ class Sides:
 
     longest: int = 512  #: Length, in rows or columns: a longer side is not turned.
     longer: int = 8  #: Ratio of a side to the other one: above it, the longer side is not turned.
-    block: int = 128  #: A side beyond it is parted into blocks of about one length, each with a basis of its own.
-    both: int = 240  #: Most that the blocks of both sides sum to: a step costs twice as many products for each element.
+    block: int = 96  #: A side beyond it is parted into blocks of about one length, each with a basis of its own.
+    both: int = 400  #: Most that both sides sum to; beyond it the inputs' alone are turned, or the outputs'.
     decay: float = 0.98  #: Decay per step of the second moments' average, in [0, 1).
     damping: float = 1e-4  #: Share of the trace that is added to the diagonal: no direction is left to rounding.
     often: int = 2  #: Steps between two gradients that this takes in, and between two updates of a basis at first ...
@@ -77,7 +77,6 @@ class Law:
     turn_gain: float = 0.4  #: Added to it, over one plus the number of times that the trend has turned (Kesten's rule).
     fall: float = 0.0045  #: What the rate's logarithm falls per step ...
     late_fall: float = 1.5  #: ... or this over the number of steps, if that is less.
-    least: float = 1.0  #: Over the number of steps: no slope takes the rate below it, from above.
     trend: float = 0.7  #: Decay per step of the trend of slopes.
     memory: float = 0.95  #: Decay per step of the slopes' mean size.
     unit: float = 1.25  #: The usual size, in units of the mean size: of normal numbers, their root mean square.
@@ -87,7 +86,7 @@ class Law:
     negligible: float = 1e-3  #: Share of the largest direction's slope below which a slope is rounding.
     annealed: float = 0.45  #: Of a known number of steps, in the last share that is so large, steps shrink linearly ...
     left: float = 1e-3  #: ... until this share of the steps is left: they never vanish.
-    stretch: int = 1000  #: Steps for which gain, fall and least are meant: a known number beyond it stretches them.
+    stretch: int = 1000  #: Steps for which gain and fall are meant: a known number beyond it stretches them.
 
 
 SIDES, SHAPE, TABLES, LAW = Sides(), Shape(), Tables(), Law()
@@ -134,7 +133,7 @@ class Run:
             stretch = max(1.0, (self.total_steps or 0) / LAW.stretch)
             gain = min(LAW.gain / stretch, LAW.late_gain / self.slopes) + LAW.turn_gain / (1 + self.turns)
             fall = min(LAW.fall / stretch, LAW.late_fall / self.slopes)
-            least = min(self.found, LAW.least * stretch / self.slopes / lr)
+            least = min(self.found, math.sqrt(stretch) / self.slopes / lr)  # no slope takes the rate below it
             self.rate = max(least, self.rate * math.exp(gain * own - fall))
         elif self.trend < (0 if self.rate * lr >= LAW.usual else -LAW.uphill):
             self.rate *= LAW.back
@@ -154,15 +153,18 @@ class Block:
     factors: Tensor  #: (shares, n), the logarithms of the directions' factors.
     slopes: Tensor  #: (shares, n), the averages of their squared slopes.
 
+    def pick(self, matrices: Tensor) -> Tensor:
+        """Return this part of matrices (shares, rows, columns), a view."""
+        return matrices.narrow(self.axis, self.start, self.basis.shape[2])
+
     def turn(self, matrices: Tensor, by: Tensor) -> None:
-        """Multiply this part of matrices (shares, rows, columns) by others (shares, n, n), in place."""
-        part = matrices.narrow(self.axis, self.start, self.basis.shape[2])
+        """Multiply this part of matrices by others (shares, n, n), in place."""
+        part = self.pick(matrices)
         part.copy_(torch.bmm(by, part) if self.axis == 1 else torch.bmm(part, by.mT))
 
     def gather(self, gradient: Tensor) -> None:
         """Let the statistics follow gradients."""
-        rows = gradient if self.axis == 1 else gradient.mT
-        part = rows.narrow(1, self.start, self.basis.shape[2])
+        part = self.pick(gradient) if self.axis == 1 else self.pick(gradient).mT
         self.statistics.lerp_(torch.bmm(part, part.mT), 1 - SIDES.decay**SIDES.often)
 
     def follow(self, averages: Sequence[Tensor], square: Tensor) -> None:
@@ -181,7 +183,7 @@ class Block:
 
     def adapt(self, uphill: Tensor, step: int) -> None:
         """Move the directions' factors by their slopes, relative to each other."""
-        slope = uphill.narrow(self.axis, self.start, self.basis.shape[2]).sum(3 - self.axis)
+        slope = self.pick(uphill).sum(3 - self.axis)
         usual = self.slopes.lerp_(slope.square(), 1 - LAW.memory)
         alive = usual > LAW.negligible**2 * usual.amax(1, keepdim=True)
         sizes = slope * usual.rsqrt() * math.sqrt(1 - LAW.memory**step)
@@ -192,8 +194,7 @@ class Block:
 
     def scale(self, matrices: Tensor) -> None:
         """Multiply this part of matrices in the basis by the factors, in place."""
-        part = matrices.narrow(self.axis, self.start, self.basis.shape[2])
-        part.mul_(self.factors.exp().unsqueeze(3 - self.axis))
+        self.pick(matrices).mul_(self.factors.exp().unsqueeze(3 - self.axis))
 
 
 @dataclass
@@ -277,7 +278,8 @@ class Bundle:
             block.turn(step, block.basis)
         if parameters[0].ndim > 1:
             decay = float(group["weight_decay"]) * (TABLES.decay if self.table else 1.0)
-            torch._foreach_mul_(parameters, [1 - size * decay for size in sizes])
+            fading = [min(1.0, size / LAW.usual) ** 2 for size in sizes]  # AdamW's pulls late steps off the minimum
+            torch._foreach_mul_(parameters, [1 - size * fade * decay for size, fade in zip(sizes, fading, strict=True)])
         torch._foreach_add_(parameters, [*step.view(-1, *parameters[0].shape)])
 
 
@@ -358,7 +360,8 @@ class CustomOptimizer(torch.optim.Optimizer):
         lr: >= 0; its changes and its ratios between groups scale the steps, so that schedulers work. Itself it does not
             matter: the search for the step size starts at 0.01.
         betas: Two decays in [0, 1), of the gradients' mean and of their squares.
-        weight_decay: >= 0, decoupled, times the step size; of matrices alone.
+        weight_decay: >= 0, decoupled, of matrices alone: times the step size and, below 0.01, the square of its share
+            of that, so that it is gone where the steps are short.
         eps: >= 0, in units of the gradients' usual size.
         total_steps: >= 1, how many steps the run will have: in the last 45 % of them steps shrink to nothing, and what
             comes after goes nowhere. None where that is not known: the rate then falls by itself.
@@ -499,12 +502,10 @@ def _refuse(name: str, constraint: str, got: str, remedy: str) -> NoReturn:
 
 def _choose_blocks(rows: int, columns: int) -> list[tuple[int, int, int]]:
     """Return the axis, the start and the length of each block of the sides that are turned, of matrices."""
-    blocks, room = list[tuple[int, int, int]](), SIDES.both
+    blocks = list[tuple[int, int, int]]()
     for axis, length, other in ((2, columns, rows), (1, rows, columns)):
-        count = math.ceil(length / SIDES.block)
-        longest = math.ceil(length / count)
-        if longest <= room and length <= min(SIDES.longest, SIDES.longer * other):
-            room -= longest
+        if length <= min(SIDES.longest, SIDES.longer * other) and (not blocks or rows + columns <= SIDES.both):
+            count = math.ceil(length / SIDES.block)
             ends = [length * number // count for number in range(count + 1)]
             blocks += [(axis, start, end - start) for start, end in pairwise(ends)]
     return blocks

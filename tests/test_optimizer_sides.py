@@ -28,7 +28,8 @@ def test_sides_of_small_matrices_and_convolutions_are_turned_and_long_ones_are_n
 
 
 def test_long_sides_are_turned_in_blocks_and_the_inputs_come_first_where_both_would_cost_too_much() -> None:
-    assert list_sides((64, 256), (256, 256)) == [[(2, 128)] * 2 + [(1, 64)], [(2, 128)] * 2]
+    thirds = [(2, 85), (2, 85), (2, 86)]
+    assert list_sides((64, 256), (256, 256)) == [[*thirds, (1, 64)], thirds]
     assert list_sides((131, 90)) == [[(2, 90), (1, 65), (1, 66)]]
 
 

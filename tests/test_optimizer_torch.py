@@ -144,11 +144,27 @@ def test_accumulated_gradients_are_one_large_batch() -> None:
 def test_the_groups_rate_scales_the_step() -> None:
     start, *ends = [make_model(torch.float64) for _ in range(3)]
     for model, factor in zip(ends, (1.0, 0.25), strict=True):
-        optimizer = CustomOptimizer(model.parameters())
+        optimizer = CustomOptimizer(model.parameters(), weight_decay=0.0)
         optimizer.param_groups[0]["lr"] *= factor
         train(model, optimizer, 1)
     for p, whole, quarter in zip(start.parameters(), *(model.parameters() for model in ends), strict=True):
         torch.testing.assert_close(quarter - p, (whole - p) / 4, rtol=1e-3, atol=1e-7)
+
+
+def test_weight_decay_fades_with_the_square_of_steps_below_the_usual_rate() -> None:
+    def shrink(factor: float) -> Tensor:
+        """Return what the decay alone takes from a matrix of ones in one step."""
+        ends = []
+        for decay in (0.15, 0.0):
+            p = nn.Parameter(torch.ones(6, 5, dtype=torch.float64))
+            optimizer = CustomOptimizer([p], weight_decay=decay)
+            optimizer.param_groups[0]["lr"] *= factor
+            p.grad = torch.randn(6, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+            optimizer.step()
+            ends.append(p.detach())
+        return ends[1] - ends[0]
+
+    torch.testing.assert_close(shrink(0.5), shrink(1.0) / 8, rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -50,11 +50,17 @@ STREAMED: dict[str, Family] = {
     "recurrent stream": {"chords": streams.chords},
     "restoration stream": {"jumps": streams.jumps},
 }
-FAMILIES = {**VISIBLE, **STUDIED, **DRAWN, **STREAMED}
+#: Made for choosing at 5,000 steps: most of them can fall to nothing, as the streams for tuning cannot.
+ADDED: dict[str, Family] = {
+    "function stream": {"surface": streams.surface},
+    "motion stream": {"spring": streams.spring},
+    "set stream": {"kinds": streams.kinds},
+}
+FAMILIES = {**VISIBLE, **STUDIED, **DRAWN, **STREAMED, **ADDED}
 WORKLOADS = {name: build for family in FAMILIES.values() for name, build in family.items()}
 #: What a workload's steps are short of: streams have no row twice, of the others rows come again and again, and some
 #: of those have tables of vectors alone.
-KIND = {name: "streams" for family in STREAMED.values() for name in family} | {"heat": "streams", "sorter": "streams"}
+KIND = {name: "streams" for family in (STREAMED | ADDED).values() for name in family} | {"heat": "streams", "sorter": "streams"}
 KIND |= dict.fromkeys(("recommender", "ranking", "words"), "tables")
 KIND |= dict.fromkeys(WORKLOADS.keys() - KIND.keys(), "few rows")
 FAMILY = {name: family for family, workloads in FAMILIES.items() for name in workloads}
@@ -75,7 +81,7 @@ def draw_streams() -> list[list[str]]:
 #: The role of each family: ``visible`` and ``tuning`` ones decide on the optimizer, one left out at a time; a look at
 #: ``validation`` is logged; ``test`` is run twice at the most.
 ROLES = {"visible": [*VISIBLE], "tuning": [*STUDIED, "scales", "contrast"]}
-ROLES["tuning"] += ["class stream", "vision stream", "recommendation stream"]
+ROLES["tuning"] += ["class stream", "vision stream", "recommendation stream", *ADDED]
 ROLES |= {"validation": ["physics", "attention", "multitask"]}
 ROLES["validation"] += [
     "language stream",

@@ -28,6 +28,9 @@ POINTS, INPUTS, UNKNOWN = 12, 4, 6  #: Of a linear function; the last ones' valu
 PEOPLE, THINGS = 800, 500
 COLUMNS, CLASSES = 32, 10
 SAMPLES, HEARD = 16, 5  #: Of a chord, and those before the first forecast that counts.
+PLACES, BENDS = 3, 12  #: Of a surface: coordinates, and the waves that it is the sum of.
+PUSHED, WATCHED, STIFF = 20, 4, 0.25  #: Of a spring: samples, those before the first forecast, and the cubic stiffness.
+CARDS, KINDS, WORTH = 6, 6, 4  #: Of a hand: cards, kinds of them, and numbers of each.
 SIGNAL, JUMPS, HISS = 64, 0.06, 0.4  #: Samples of a signal, the chance of a jump, the noise's standard deviation.
 
 Draw = Callable[[int, torch.Generator], Any]  #: Draws a batch of so many rows.
@@ -238,3 +241,73 @@ def jumps() -> Task:
         return 100 * F.mse_loss(model(batch[0]), batch[1])
 
     return on_stream(make, loss, draw_signals, 8, 128)
+
+
+@workload
+def surface() -> Task:
+    """Learn a smooth function of a few coordinates, without noise: the loss can fall to nothing."""
+    generator = seed_0()
+    waves = 2.5 * torch.randn(PLACES, BENDS, generator=generator)
+    phases = 2 * math.pi * torch.rand(BENDS, generator=generator)
+    heights = torch.randn(BENDS, generator=generator) / math.sqrt(BENDS / 2)
+
+    def draw(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        x = 2 * torch.rand(n, PLACES, generator=generator) - 1
+        return x, (x @ waves + phases).sin() @ heights
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.mse_loss(model(batch[0]).squeeze(1), batch[1])
+
+    make = functools.partial(make_mlp, PLACES, 48, 48, 48, 1, activation=nn.Tanh)
+    return on_stream(make, loss, draw, 48, 512)
+
+
+def draw_pushes(n: int, generator: torch.Generator) -> Tensor:
+    """Draw pushes on a weight that hangs on a spring, and where it is after each, (n, samples, 2)."""
+    pushes = torch.randn(n, PUSHED, generator=generator)
+    place, speed = torch.zeros(2, n)
+    places = []
+    for push in pushes.T:
+        speed = 0.9 * speed + push - 0.5 * place - STIFF * place**3 / (1 + place**2)
+        place = place + 0.5 * speed
+        places.append(place)
+    return torch.stack((pushes, torch.stack(places, 1)), 2)
+
+
+@workload
+def spring() -> Task:
+    """Tell by an LSTM where a weight on a spring is, from the pushes that it was given; there is no noise."""
+
+    def make() -> nn.Module:
+        return nn.Sequential(States(nn.LSTM(1, 40, batch_first=True)), nn.Linear(40, 1), nn.Flatten())
+
+    def loss(model: nn.Module, samples: Tensor) -> Tensor:
+        pushes, places = samples.unbind(2)
+        return F.mse_loss(model(pushes[..., None])[:, WATCHED:], places[:, WATCHED:])
+
+    return on_stream(make, loss, draw_pushes, 16, 128)
+
+
+class Hand(nn.Module):
+    """A network of cards that are looked at in any order: a sum of vectors between two small networks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.card, self.hand = make_mlp(WORTH, 48, 48), make_mlp(48, 48, 48, 1 + CARDS)
+
+    def forward(self, cards: Tensor) -> Tensor:
+        """Map hands (n, cards, worth) to logits (n, 1 + cards)."""
+        logits: Tensor = self.hand(self.card(cards).relu().sum(1))
+        return logits
+
+
+@workload
+def kinds() -> Task:
+    """Count the kinds of cards in a hand, of which each has random numbers; the loss can fall to nothing."""
+    faces = torch.randn(KINDS, WORTH, generator=seed_0())
+
+    def draw(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        cards = torch.randint(KINDS, (n, CARDS), generator=generator)
+        return faces[cards], (F.one_hot(cards, KINDS).sum(1) > 0).sum(1)
+
+    return on_stream(Hand, tell, draw, 32, 512)
