@@ -1,4 +1,4 @@
-"""Rank variants of an optimizer on the visible and tuning workloads, at 300 and 1,000 steps on one seed.
+"""Rank variants of an optimizer on the visible and tuning workloads, at 1,000 steps on one seed.
 
 FILE is a Python file as --optimizer of optimizer-bench takes it; FILE:SIDES.longest=256,SLOPES.gain=0.02 is the same
 file with other fields of the frozen dataclasses that are its constants. By default only the cheap workloads run.
@@ -34,7 +34,7 @@ from protonet.ui.text import format_table
 #: ends early where it is fast: 50 s on two cores.
 CHEAP = (
     *("gpt", "recommender", "vae", "gnn", "prototype", "syntax", "spiky", "chain", "denoiser", "ranking", "words"),
-    *("loud", "contrast", "tastes", "teacher", "petals"),
+    *("loud", "contrast", "tastes", "teacher", "petals", "surface", "spring", "kinds"),
 )
 NOTE = """
 Geometric means of AdamW's steps over the variant's, as of optimizer-bench, over workloads and horizons. Left out: for
@@ -57,7 +57,7 @@ def add_options(parser: StudyParser) -> None:
     parser.add_argument("variants", nargs="+", metavar="FILE[:NAME.field=value,...]", help="optimizers to rank")
     parser.add_argument("--config", metavar="FILE", help="config of all of them, a JSON object (default: none)")
     parser.add_argument("--all", action="store_true", help="run every workload, and rate the cheap ones' ranking")
-    parser.add("--steps", "300,1000", "horizons, with commas", check_steps)
+    parser.add("--steps", "1000", "horizons, with commas", check_steps)
     add_grid(parser, "0")
     parser.add_state("optimizer_bench")
 
