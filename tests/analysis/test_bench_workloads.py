@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from analysis.optimizer_bench.workload import Workload, hold_out, initial_weights, shuffle, validate
 from analysis.optimizer_bench.workloads import (
+    ADDED,
     DRAWN,
     FAMILIES,
     FAMILY,
@@ -90,7 +91,11 @@ def list_rows(batch: object) -> set[tuple[float, ...]]:
     return {*map(tuple, torch.cat([part.flatten(1).double() for part in parts if part.ndim > 1], 1).tolist())}
 
 
-@pytest.mark.parametrize("draw", [streams.write, streams.draw_petals, streams.draw_graphs, streams.draw_functions])
+DRAWS = [streams.write, streams.draw_petals, streams.draw_graphs, streams.draw_functions]
+DRAWS += [streams.draw_pushes, streams.draw_hands]
+
+
+@pytest.mark.parametrize("draw", DRAWS)
 def test_rows_of_a_stream_never_come_again(draw: streams.Draw) -> None:
     generator = generate(3)
     batches = [list_rows(draw(20, each)) for each in (generator, generator, generate(streams.HELD_OUT))]
@@ -148,6 +153,20 @@ def test_signals_jump_and_keep_their_level_between() -> None:
     assert abs((noisy - clean).std().item() - streams.HISS) < 0.005
 
 
+def test_hands_are_labelled_by_the_kinds_of_cards_in_them() -> None:
+    cards, kinds = streams.draw_hands(40, generate())
+    assert kinds.tolist() == [len(hand.unique(dim=0)) for hand in cards]
+    assert len(cards.flatten(0, 1).unique(dim=0)) == streams.KINDS
+
+
+def test_a_weight_on_a_spring_moves_by_its_pushes_alone() -> None:
+    pushes, places = streams.draw_pushes(30, generate()).unbind(2)
+    torch.testing.assert_close(places[:, 0], 0.5 * pushes[:, 0])  # it begins at rest, in the middle
+    speed, place = 2 * (places[:, 1] - places[:, 0]), places[:, 0]
+    bent = streams.STIFF * place**3 / (1 + place**2)
+    torch.testing.assert_close(speed, 0.9 * pushes[:, 0] + pushes[:, 1] - 0.5 * place - bent)
+
+
 def test_every_family_has_one_role_and_roles_are_what_was_drawn() -> None:
     assert sorted(family for families in ROLES.values() for family in families) == sorted(FAMILIES)
     assert len(WORKLOADS) == sum(map(len, FAMILIES.values()))
@@ -159,7 +178,7 @@ def test_every_family_has_one_role_and_roles_are_what_was_drawn() -> None:
     choosing, apart = draw_streams()
     assert sorted([*choosing, *apart]) == sorted(STREAMED)
     assert KIND.keys() == WORKLOADS.keys()
-    roles = {"tuning": [*STUDIED, *tuning, *choosing], "validation": [*validation, *apart], "test": test}
+    roles = {"tuning": [*STUDIED, *tuning, *choosing, *ADDED], "validation": [*validation, *apart], "test": test}
     for role, families in roles.items():
         assert sorted(ROLES[role]) == sorted(families)
 

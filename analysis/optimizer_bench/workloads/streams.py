@@ -301,13 +301,13 @@ class Hand(nn.Module):
         return logits
 
 
+def draw_hands(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw hands (n, cards, worth), each kind of card with its own random numbers, and how many kinds are in each."""
+    cards = torch.randint(KINDS, (n, CARDS), generator=generator)
+    return torch.randn(KINDS, WORTH, generator=seed_0())[cards], (F.one_hot(cards, KINDS).sum(1) > 0).sum(1)
+
+
 @workload
 def kinds() -> Task:
-    """Count the kinds of cards in a hand, of which each has random numbers; the loss can fall to nothing."""
-    faces = torch.randn(KINDS, WORTH, generator=seed_0())
-
-    def draw(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        cards = torch.randint(KINDS, (n, CARDS), generator=generator)
-        return faces[cards], (F.one_hot(cards, KINDS).sum(1) > 0).sum(1)
-
-    return on_stream(Hand, tell, draw, 32, 512)
+    """Count the kinds of cards in a hand; the loss can fall to nothing."""
+    return on_stream(Hand, tell, draw_hands, 32, 512)
