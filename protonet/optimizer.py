@@ -278,8 +278,8 @@ class Bundle:
             block.turn(step, block.basis)
         if parameters[0].ndim > 1:
             decay = float(group["weight_decay"]) * (TABLES.decay if self.table else 1.0)
-            fading = [min(1.0, size / LAW.usual) ** 2 for size in sizes]  # AdamW's pulls late steps off the minimum
-            torch._foreach_mul_(parameters, [1 - size * fade * decay for size, fade in zip(sizes, fading, strict=True)])
+            # In full at usual steps, and gone at short ones, which AdamW's decay would pull off the minimum.
+            torch._foreach_mul_(parameters, [1 - size * min(1.0, size / LAW.usual) ** 2 * decay for size in sizes])
         torch._foreach_add_(parameters, [*step.view(-1, *parameters[0].shape)])
 
 

@@ -8,6 +8,7 @@ alone had run on them while they were made.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 
 import numpy as np
 
@@ -60,10 +61,7 @@ FAMILIES = {**VISIBLE, **STUDIED, **DRAWN, **STREAMED, **ADDED}
 WORKLOADS = {name: build for family in FAMILIES.values() for name, build in family.items()}
 #: What a workload's steps are short of: streams have no row twice, of the others rows come again and again, and some
 #: of those have tables of vectors alone.
-KIND = {name: "streams" for family in (STREAMED | ADDED).values() for name in family} | {
-    "heat": "streams",
-    "sorter": "streams",
-}
+KIND = dict.fromkeys((*chain(*STREAMED.values(), *ADDED.values()), "heat", "sorter"), "streams")
 KIND |= dict.fromkeys(("recommender", "ranking", "words"), "tables")
 KIND |= dict.fromkeys(WORKLOADS.keys() - KIND.keys(), "few rows")
 FAMILY = {name: family for family, workloads in FAMILIES.items() for name in workloads}
