@@ -1,8 +1,7 @@
-"""Episodes per second, ours against easyfsl's in the same run, and PT-MAP against its authors' code.
+"""Episodes per second against easyfsl, in the same run.
 
 Both sample the episodes, classify the queries and rate the accuracy, in turn, on one thread. The lean loop is around
-easyfsl's classifiers alone: it gathers rows that are drawn beforehand. ``--authors DIR`` is a folder of PT-MAP's
-repository, under that name.
+easyfsl's classifiers alone: it gathers rows that are drawn beforehand.
 """
 
 from __future__ import annotations
@@ -10,24 +9,20 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from analysis.contest.worker import measure_peak_memory
-from analysis.episodes.authors_stand_ins import stand_in
-from analysis.episodes.authors_worker import Case, run_pt_map
 from analysis.episodes.peers import load_easyfsl, make_loader
 from analysis.shared.journal import run_all
 from analysis.shared.runner import Report, StudyParser, call_alone, parse_wholes
 from analysis.shared.tables import format_columns
-from protonet._checks import find_version, refuse
-from protonet.episodes.draws.batch import Base, Part, gather_episodes, split_draw, summarize_base, take_from
+from protonet._checks import find_version
+from protonet.episodes.draws.batch import Base, Part, split_draw, summarize_base, take_from
 from protonet.episodes.draws.numbered import Setting
 from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.methods import METHODS, Method
@@ -76,17 +71,6 @@ COLUMNS = {
     "lean loop, µs": "{lean_us:,.0f}",
     "times": "{lean_ratio:.1f}",
 }
-AUTHORS = "PT-MAP beside its authors, {}"
-AUTHORS_COLUMNS = {
-    "PT-MAP": "{classes}",
-    "ours, µs per episode": "{ours_us:,.0f}",
-    "its authors', µs": "{theirs_us:,.0f}",
-    "times faster": "{ratio:.1f}",
-    "bar": "4",
-    "accuracy, ours and theirs": "{ours:.4f}, {theirs:.4f}",
-}
-SPREADS = {"overlapping": 0.15, "separable": 1.0}
-TOGETHER = 256  #: Episodes that their code classifies at once; its script takes all 10,000.
 GROWTH_COLUMNS = {
     "episodes": "{episodes:,.0f}",
     "CPU seconds": "{seconds:.2f}",
@@ -101,11 +85,6 @@ easyfsl {{version}} draws, loads and classifies one episode after another, its r
 scale and centre rows where ours does; its TIM takes cosines where ours takes distances; its PT-MAP neither scales nor
 centres rows, and takes 1,000 Sinkhorn steps but where rows are scaled before ("unit rows"). How many ours takes depends
 on how separable the classes are. The lean loop gathers rows drawn beforehand and calls easyfsl's classifier, no more.
-"""
-AUTHORS_NOTE = f"""
-Ours draws and gathers episodes and rates them, in evaluations of {TOGETHER * 8:,}; theirs gets {TOGETHER} gathered ones
-at once, less than its script's 10,000. CPU time, medians of {{repeats}} alternating runs, on one thread; accuracies on
-the first {TOGETHER} episodes.
 """
 GROWTH_NOTE = """
 `protonet.episodes.evaluation.evaluate` with ProtoNet on the same data, a process for each number of episodes.
@@ -156,33 +135,6 @@ def time_lean(classifier: Any, x: Tensor, part: Part) -> float:
     return (time.process_time() - started) / len(part.support)
 
 
-def compare_authors(classes: str, file: Path, repeats: int) -> dict[str, Any]:
-    """Return the median microseconds per episode of our PT-MAP and of its authors', in alternating runs."""
-    x, labels = make_data(SPREADS[classes])
-    index, take = index_classes(labels), take_from(x)
-    part = next(split_draw(SETTING.draw(index, seed=0, first=0, n_episodes=TOGETHER)))
-    episodes = gather_episodes(take, part)
-    support, query = (
-        rows.unflatten(1, (SETTING.way[0], -1)).transpose(1, 2).flatten(1, 2)
-        for rows in (episodes.support, episodes.query)
-    )
-    nothing = torch.empty(0)
-    case = Case(support, query, nothing, nothing, nothing.long())
-    seconds, theirs = [], 0.0
-    for _ in range(repeats):
-        started = time.process_time()
-        scores = evaluate(x, index, {"pt-map": METHODS["pt-map"]}, SETTING, n_episodes=TOGETHER * 8)["pt-map"]
-        ours = (time.process_time() - started) / (TOGETHER * 8)
-        started = time.process_time()
-        with stand_in(), torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what torch has renamed since
-            theirs = run_pt_map(case, file)
-        seconds.append((ours, (time.process_time() - started) / TOGETHER))
-    ours_us, theirs_us = (1e6 * statistics.median(side) for side in zip(*seconds, strict=True))
-    found = {"classes": classes, "ours_us": ours_us, "theirs_us": theirs_us, "ratio": theirs_us / ours_us}
-    return {**found, "ours": float(scores.accuracy[:TOGETHER].mean()), "theirs": theirs}
-
-
 def compare(pair: Pair, repeats: int) -> dict[str, Any]:
     """Return the median microseconds per episode of all sides of a pair, in alternating runs, and their ratios."""
     x, labels = make_data(pair.spread)
@@ -211,17 +163,10 @@ def measure_growth(n_episodes: int) -> dict[str, float]:
     return {"episodes": n_episodes, "seconds": seconds, "before_mib": before, "peak_mib": measure_peak_memory()}
 
 
-def tabulate(
-    pairs: Sequence[Mapping[str, Any]],
-    authors: Sequence[Mapping[str, Any]],
-    growth: Sequence[Mapping[str, float]],
-    repeats: int,
-) -> str:
+def tabulate(pairs: Sequence[Mapping[str, Any]], growth: Sequence[Mapping[str, float]], repeats: int) -> str:
     """Return the tables in Markdown, with what explains them."""
     text = format_columns(COLUMNS, [{**pair, "per_second": 1e6 / pair["ours_us"]} for pair in pairs])
     text += NOTE.format(repeats=repeats, version=find_version("easyfsl"))
-    if authors:
-        text += f"\n{format_columns(AUTHORS_COLUMNS, authors)}{AUTHORS_NOTE.format(repeats=repeats)}"
     rows = [{**size, "each_us": 1e6 * size["seconds"] / size["episodes"]} for size in growth]
     return text + (f"\n{format_columns(GROWTH_COLUMNS, rows)}{GROWTH_NOTE}" if growth else "")
 
@@ -230,27 +175,18 @@ def add_options(parser: StudyParser) -> None:
     """Add how often and how long is measured."""
     parser.add_whole("--repeats", 5, "alternating runs of each method")
     parser.add("--growth", "1000,10000,100000", "numbers of episodes", partial(parse_wholes, low=1))
-    parser.add_argument("--authors", metavar="DIR", help="folder of PT-MAP's repository")
     parser.add_state()
 
 
 def run(options: argparse.Namespace) -> Report:
     """Compare, and measure growth."""
     by_name = {pair.name: pair for pair in PAIRS}
-    file = Path(options.authors or "", "PT-MAP", "test_standard.py").absolute()
-    if options.authors is not None and not file.is_file():
-        refuse("--authors", "hold PT-MAP/test_standard.py", options.authors, "Put its repository there.")
-    beside = {} if options.authors is None else {AUTHORS.format(classes): classes for classes in SPREADS}
 
     def do(run: tuple[str, int]) -> dict[str, Any]:
         name, n = run
-        if name in beside:
-            return compare_authors(beside[name], file, n)
         return compare(by_name[name], n) if name in by_name else call_alone(measure_growth, n)
 
-    runs = [*((name, options.repeats) for name in (*by_name, *beside)), *(("growth", n) for n in options.growth)]
+    runs = [*((name, options.repeats) for name in by_name), *(("growth", n) for n in options.growth)]
     results = list(run_all(runs, do, options.state).values())
-    pairs, authors = results[: len(PAIRS)], results[len(PAIRS) : len(PAIRS) + len(beside)]
-    growth = results[len(PAIRS) + len(beside) :]
-    found = {"pairs": pairs, "authors": authors, "growth": growth}
-    return Report(found, tabulate(pairs, authors, growth, options.repeats))
+    pairs, growth = results[: len(PAIRS)], results[len(PAIRS) :]
+    return Report({"pairs": pairs, "growth": growth}, tabulate(pairs, growth, options.repeats))

@@ -38,9 +38,11 @@ SETS = (
     "text",
 )
 SHOTS, PEAKS, LENGTH = (5, 20), 4, 200
+GROWTH = ((1000, 10, 384), (10_000, 128, 384), (100_000, 1000, 384))  #: Rows, classes, features of isotropic data.
 FIGURES = {
     "predict": "predict a row of {}, µs",
     "fit": "solve {}, s",
+    "grow": "solve {}, s",
     "command": "protonet {}, s",
     "memory": "... its peak, MiB",
     "size": "... its model, MB",
@@ -105,6 +107,9 @@ def list_work(folder: Path) -> Iterator[Work]:
                 parts = {"x": split.train_x, "y": split.train_y, "new": split.test_x, "truth": split.test_y}
                 arrays = {part: value.numpy() for part, value in parts.items()}
                 yield from (Work("fit", f"{name}, {shots}", arrays, effort) for effort in ("fast", "default"))
+    for sizes in GROWTH:
+        name = "{:,} rows of {:,} classes, {:,} features".format(*sizes)
+        yield Work("grow", name, {"sizes": np.array(sizes)}, "default")
     for rows, columns in ((2000, 21), (60, 10_000)):
         path = folder / f"{rows}.csv"
         write_table(path, rows, columns, generator)
@@ -170,7 +175,7 @@ def tabulate(rows: Sequence[dict[str, Any]]) -> str:
         title = FIGURES[row["kind"]].format(f"{row['name']}, {row['option']}" if row["option"] else row["name"])
         lines.append([title, *(f"{row[version]['value']:.4g}" for version in versions)])
         for part in ("memory", "size"):
-            if row["now"].get("size"):
+            if row["now"].get(part):
                 lines.append([FIGURES[part], *(f"{row[version][part]:.4g}" for version in versions)])
     for effort in ("fast", "default"):
         some = [row for row in rows if row["kind"] == "fit" and row["option"] == effort]

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from protonet import solve
 
 SEED, PREDICTED, REPEATS = 0, 512, 5
+RADIUS, NOISE = 2.5, 0.4  #: Of the contest's classes (`analysis.contest.official`, which another version may lack).
 Data = dict[str, Any]
 
 
@@ -62,11 +63,31 @@ def command(data: Data, folder: str) -> dict[str, float]:
     return {"value": usage.ru_utime + usage.ru_stime, "memory": usage.ru_maxrss / 1024, "size": size}
 
 
+def grow(data: Data, effort: str) -> dict[str, float]:
+    """Return the CPU seconds and the peak memory in MiB of a solve of isotropic rows: (rows, classes, features)."""
+    torch.set_num_threads(1)
+    rows, classes, dim = (int(size) for size in data["sizes"])
+    generator = torch.Generator().manual_seed(SEED)
+    centres = F.normalize(torch.randn(classes, dim, generator=generator), dim=1) * RADIUS
+    x, y = torch.randn(rows, dim, generator=generator).mul_(NOISE), torch.arange(rows) % classes
+    for block in x.split(classes):  # in place: nothing larger than the features is held
+        block.add_(centres[: len(block)])
+    start = time.process_time()
+    solve((x, y), effort=effort, seed=SEED)
+    seconds = time.process_time() - start
+    return {"value": seconds, "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+
+
 def _log_loss(logits: Any, truth: Any) -> float:
     return float(F.cross_entropy(logits, truth))
 
 
-KINDS: dict[str, Callable[[Data, str], dict[str, float]]] = {"predict": predict, "fit": fit, "command": command}
+KINDS: dict[str, Callable[[Data, str], dict[str, float]]] = {
+    "predict": predict,
+    "fit": fit,
+    "grow": grow,
+    "command": command,
+}
 
 
 if __name__ == "__main__":

@@ -36,16 +36,9 @@ def make_tables() -> list[tuple[str, list[Column]]]:
 #: Arguments that make a study as short as a test must be; the others take minutes, or a repository that is not ours.
 SMALL = {
     "ask": "--datasets iris --strategies ours,random --splits 1",
-    "boosters": "--datasets iris --methods ours --shots 5 --splits 1",
-    "ceiling": "--draws 1",
     "contest-draws": "--draws 1 --family isotropic,class_noise --classes 4 --dim 16 --shots 2+1 --limits 0,30",
     "incontext": "--tables 8",
-    "laplacian": "--family isotropic --rows 64 --dim 48 --classes 20 --shots 20 --held 5",
-    "mislabelled": "--datasets iris --splits 1",
-    "pictures": "--sets hues --shots 2 --splits 1 --effort fast",
     "robustness": "--datasets iris --methods fast,cosine,knn --shots 1,2 --splits 2 --plot plot.png",
-    "scale": "--rows 12 --classes 3 --dim 65",  # of no table that a transformer reads: that takes long
-    "training": "--splits 1",
     "unlabelled": "--datasets iris --regimes alike,strangers --shots 5 --splits 1 --peers",
 }
 #: Constants of modules that are smaller in tests.
@@ -56,12 +49,6 @@ LESS: dict[str, dict[str, object]] = {
         "analysis.incontext.train.CELLS": 300,
         "analysis.incontext.study.SIZES": ((6, 3, 3),),
         "analysis.incontext.study.COUNT": 4,
-    },
-    "pictures": {"analysis.pictures.study.BUILD": Path(), "analysis.pictures.sets.PER_CLASS": 6},
-    "training": {
-        "analysis.solver.training.DATASETS": ("iris",),
-        "analysis.solver.training.LENGTH": 30,
-        "analysis.solver.training.STEPS": (3, 10),
     },
 }
 

@@ -2,70 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import json
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from analysis.__main__ import main
 from analysis.episodes import photographs
 from analysis.episodes.photographs import find_pictures, hash_pictures, rank
-from analysis.episodes.published import Run, rate_hausdorff, read_runs
 from tests.analysis.conftest import read_cells
 from tests.representations.pictures.test_files import write_onnx
 
 WAY = 4
-
-
-def write_runs(folder: Path) -> None:
-    """Write two runs of four characters, one stroke each, moved to be classified; one label is wrong."""
-    with zipfile.ZipFile(folder / "all_runs.zip", "w") as archive:
-        for run in ("run01", "run02"):
-            lines = []
-            for number in range(WAY):
-                picture = np.zeros((20, 20), bool)
-                picture[2 + 3 * number : 5 + 3 * number, 2 : 8 + 3 * number] = True
-                moved = np.roll(picture, (1, 2), axis=(0, 1))
-                for name, ink in ((f"{run}/training/class{number}.png", picture), (f"{run}/test/i{number}.png", moved)):
-                    file = io.BytesIO()
-                    Image.fromarray(~ink).save(file, "PNG")
-                    archive.writestr(name, file.getvalue())
-                wrong = run == "run02" and number == 0
-                lines.append(f"{run}/test/i{number}.png {run}/training/class{1 if wrong else number}.png")
-            archive.writestr(f"{run}/class_labels.txt", "\n".join(lines))
-
-
-def test_the_distance_is_that_of_a_slow_loop() -> None:
-    generator = torch.Generator().manual_seed(0)
-    support, query = (torch.rand(3, 9, 9, generator=generator) < 0.2 for _ in range(2))
-    rates = rate_hausdorff(Run(support, query, torch.arange(3)))
-    for q in range(3):
-        for s in range(3):
-            a, b = (
-                np.argwhere(each.numpy()) - np.argwhere(each.numpy()).mean(axis=0) for each in (query[q], support[s])
-            )
-            there = np.mean([min(np.hypot(*(point - other)) for other in b) for point in a])
-            back = np.mean([min(np.hypot(*(point - other)) for other in a) for point in b])
-            assert float(rates[q, s]) == pytest.approx(-max(there, back), rel=1e-6)
-
-
-def test_published_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_runs(tmp_path)
-    (first, second) = read_runs(tmp_path / "all_runs.zip")
-    assert first.labels.tolist() == [0, 1, 2, 3]
-    assert second.labels.tolist() == [1, 1, 2, 3]
-    assert main(["episode-published", str(tmp_path)]) == 0
-    table = capsys.readouterr().out
-    assert "another one than at that commit" in table
-    assert read_cells(table)[2][:2] == ["modified Hausdorff distance", "12.50 ±158.83"]  # 0 and 25 %
-    (tmp_path / "all_runs.zip").write_bytes(b"")
-    assert main(["episode-published", str(tmp_path)]) == 2
-    assert "`folder` must hold Omniglot's all_runs.zip" in capsys.readouterr().err
 
 
 def test_photographs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

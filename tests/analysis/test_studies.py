@@ -45,7 +45,7 @@ def test_a_study_says_what_it_is_and_what_is_wrong_with_an_option(
     said = capsys.readouterr().out
     assert said.startswith(f"usage: analysis {name} ")
     assert " ".join(text.split()) in " ".join(said.split())
-    placed = {"meaning", "optimizer-screen", "episode-photographs", "episode-published"}
+    placed = {"meaning", "optimizer-screen", "episode-photographs"}
     needed = ["x"] if name in placed else ["--optimizer", "x"] if name == "optimizer-time" else []
     for option in ("--unknown", *parser._checks):
         assert main([name, *needed, option, "?"]) == 2
@@ -58,15 +58,7 @@ def test_a_study_says_what_it_is_and_what_is_wrong_with_an_option(
 
 #: Arguments of studies that do not fit, and what the one line on stderr says behind the study's name.
 ERRORS = {
-    "boosters --datasets iris": "`--peers` must be the interpreter of an environment with the peers; got none",
-    "boosters --datasets iris --peers false": "`--peers` must be a Python with numpy; got ",
-    "boosters --peers no-such-python": "`--peers` must be an interpreter; got 'no-such-python'",
-    "episode-authors": "`--authors` must be a folder; got None",
-    "episode-authors --authors absent": "`--authors` must be a folder; got absent",
-    "episode-authors --authors . --only PADDLE,iLPC": "`--authors` must hold PADDLE, iLPC; got ",
-    "episode-speed --authors absent": "`--authors` must hold PT-MAP/test_standard.py; got absent",
     "meaning .": "`folder` must hold tables",
-    "mislabelled --datasets iris --peers absent": "`--peers` must be a Python that has cleanlab",
     "optimizer-bench": "`--optimizer` must be a Python file; got none.",
     "optimizer-bench --compare --plot x.png": "`--plot` must come with --optimizer",
     "optimizer-bench --compare --roles test --workloads gpt": "`--roles` must come without --workloads; got test.",

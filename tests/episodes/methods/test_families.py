@@ -1,0 +1,87 @@
+"""Few-shot methods on features that are not normal about zero: no default may fall far below prototypes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from protonet.episodes.__main__ import DEFAULT_METHODS
+from protonet.episodes.draws.numbered import Setting
+from protonet.episodes.evaluation.evaluate import evaluate
+from protonet.episodes.methods import METHODS
+from protonet.episodes.methods.choice import choose_methods
+from protonet.sampling import index_classes
+
+CLASSES, ROWS, DIM = 64, 60, 64
+SETTINGS = Setting((5, 5), (1, 1)), Setting((10, 10), (10, 10))
+#: Methods that need no base classes.
+TESTED = tuple(dict.fromkeys((*DEFAULT_METHODS, *(name for name, spec in METHODS.items() if spec.without_base))))
+
+
+def make_skewed(centres: Tensor, noise: Tensor, _: torch.Generator) -> Tensor:
+    """Return log-normal features: most are small, some many times as large."""
+    return (0.5 * centres + 0.8 * noise).exp()
+
+
+def make_heavy_tailed(centres: Tensor, noise: Tensor, generator: torch.Generator) -> Tensor:
+    """Return features of Student's t with 2 degrees of freedom, whose variance is infinite."""
+    squares = torch.randn(2, *noise.shape, generator=generator).square()
+    return 0.9 * centres + noise / squares.mean(dim=0).sqrt()
+
+
+def make_shifted(centres: Tensor, noise: Tensor, _: torch.Generator) -> Tensor:
+    """Return normal features with mean 30: all cosines between rows are nearly 1."""
+    return 30 + 0.6 * centres + noise
+
+
+def make_sparse(centres: Tensor, noise: Tensor, _: torch.Generator) -> Tensor:
+    """Return features of which 88 % are zero, as behind a ReLU."""
+    return (0.8 * centres + noise - 1.5).clamp_min(0)
+
+
+FAMILIES: dict[str, Callable[[Tensor, Tensor, torch.Generator], Tensor]] = {
+    "skewed": make_skewed,
+    "heavy-tailed": make_heavy_tailed,
+    "shifted": make_shifted,
+    "sparse": make_sparse,
+}
+
+
+def make_features(family: str) -> tuple[Tensor, Tensor]:
+    """Return the features (CLASSES * ROWS, DIM) float32 of a family and their labels, int64."""
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(CLASSES, 1, DIM, generator=generator)
+    noise = torch.randn(CLASSES, ROWS, DIM, generator=generator)
+    x = FAMILIES[family](centres, noise, generator)
+    return x.flatten(0, 1), torch.arange(CLASSES).repeat_interleave(ROWS)
+
+
+def score_methods(family: str, setting: Setting, names: Sequence[str], n_episodes: int) -> dict[str, Tensor]:
+    """Return the accuracy (n_episodes,) of each method, all on the same episodes of a family."""
+    x, y = make_features(family)
+    scores = evaluate(x, index_classes(y), choose_methods(names), setting, n_episodes=n_episodes)
+    return {name: score.accuracy for name, score in scores.items()}
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=Setting.title)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_default_is_far_below_prototypes(family: str, setting: Setting) -> None:
+    accuracy = {name: float(values.mean()) for name, values in score_methods(family, setting, TESTED, 50).items()}
+    assert min(accuracy.values()) > 0.9 * accuracy["protonet"], accuracy
+
+
+def test_a_common_mean_costs_the_adaptive_method_nothing_at_one_shot() -> None:
+    accuracy = score_methods("shifted", SETTINGS[0], ("protonet", "adaptive"), 200)
+    lead = accuracy["adaptive"] - accuracy["protonet"]
+    assert float(lead.mean()) > -3 * float(lead.std()) / len(lead) ** 0.5
+
+
+def test_the_families_have_the_properties_of_their_names() -> None:
+    x = {family: make_features(family)[0].double() for family in FAMILIES}
+    assert float(((x["skewed"] - x["skewed"].mean()) / x["skewed"].std()).pow(3).mean()) > 3
+    assert float((x["heavy-tailed"].abs() > 6 * x["heavy-tailed"].abs().median()).double().mean()) > 0.01
+    assert float(x["shifted"].mean() / x["shifted"].std()) > 20
+    assert 0.8 < float((x["sparse"] == 0).double().mean()) < 0.95
