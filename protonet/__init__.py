@@ -5,8 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from protonet.errors import InputError, InputTypeError, MissingPackageError
+
 if TYPE_CHECKING:
-    from protonet._checks import InputError, InputTypeError, MissingPackageError
     from protonet.encoder import Encoder
     from protonet.files.model import Model, load_model, save_model
     from protonet.fit.solver import solve
@@ -26,11 +27,9 @@ __all__ = [
     "solve",
 ]
 
-_ROOMS = {
+#: The module of each name that is imported on first use: commands start without torch.
+LAZY_EXPORTS = {
     "Encoder": "encoder",
-    "InputError": "_checks",
-    "InputTypeError": "_checks",
-    "MissingPackageError": "_checks",
     "Model": "files.model",
     "PrototypeNetwork": "network",
     "load_model": "files.model",
@@ -42,9 +41,9 @@ _ROOMS = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is asked for: a command answers, also to Ctrl-C, before torch is there."""
-    if name not in _ROOMS:
+    if name not in LAZY_EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_ROOMS[name]}"), name)
+    return getattr(import_module(f"{__name__}.{LAZY_EXPORTS[name]}"), name)
 
 
 def __dir__() -> list[str]:

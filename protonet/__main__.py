@@ -7,7 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from protonet._checks import as_typed, find_version
+from protonet.errors import installed_version, renamed_arguments
 from protonet.ui.command_line import Parser, check_name, run_command
 
 PROG = "protonet"
@@ -51,7 +51,7 @@ def explain(arguments: Sequence[str] | None) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     lines = [f"  {name:<10}{text}" for name, text in COMMANDS.items()]
     parser.epilog = "\n".join(["commands, each with --help:", *lines, "", "examples:", EXAMPLES, "", SCRIPT])
-    parser.add_argument("--version", action="version", version=f"{PROG} {find_version(PROG) or '(not installed)'}")
+    parser.add_argument("--version", action="version", version=f"{PROG} {installed_version(PROG) or '(not installed)'}")
     parser.add_argument("command", nargs="?")
     name = parser.parse_args(arguments).command
     if name is not None:
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         return run_command(PROG, explain, arguments[:1])
 
     def command(rest: Sequence[str] | None) -> None:
-        with as_typed(prog, **TYPED):
+        with renamed_arguments(**TYPED):
             from protonet.commands.arguments import READERS  # noqa: PLC0415 - not for the help of all
 
             options = READERS[name](rest)  # what is wrong with these is told before torch is imported

@@ -16,7 +16,9 @@ from sklearn.utils import _safe_indexing, check_consistent_length, check_random_
 from sklearn.utils.validation import _check_sample_weight, _num_samples, check_is_fitted, validate_data
 from torch import Tensor
 
-from protonet._checks import as_typed, check_groups, fail, show
+from protonet._text import to_printable
+from protonet._validation import check_groups
+from protonet.errors import raise_input_error
 from protonet.files import Model, load_model, save_model
 from protonet.fit.active import Suggestion, group_strangers, suggest_rows
 from protonet.fit.crossfit import crossfit, measure_held
@@ -141,7 +143,9 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             check_consistent_length(X, labels, sample_weight, groups)
             labelled = np.setdiff1d(np.arange(len(labels)), places)
             if not len(labelled):
-                fail(NAME, "y", "have rows with a label", "none", "Label some; protonet suggest names the first ones.")
+                raise_input_error(
+                    "y", "have rows with a label", "none", "Label some; protonet suggest names the first ones."
+                )
             every = X.tocsr() if sparse.issparse(X) else X
             rest.insert(0, _safe_indexing(every, places))
             X, y = _safe_indexing(every, labelled), labels[labelled].tolist()
@@ -151,7 +155,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         rows = self._read(X, y, sample_weight, groups, reset=True)
         if len(alone := np.unique(rows[1])) < 2:
             remedy = "Add rows of another one. partial_fit begins with one, where others will come."
-            fail(NAME, "y", "name two classes at least", f"one class: {show(alone[0])}", remedy)
+            raise_input_error("y", "name two classes at least", f"one class: {to_printable(alone[0])}", remedy)
         self._fit(*rows, [self._encode(self._check(part, reset=False)[0]) for part in rest])
         return self
 
@@ -239,7 +243,6 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             blocks = (torch.from_numpy(make_dense(x[first : first + CHUNK])) for first in range(0, x.shape[0], CHUNK))
             return torch.cat([network.embed(block) if embed else network(block) for block in blocks]).numpy()
 
-    @as_typed(NAME)
     def _check(self, X: Any, y: Any = NO_LABELS, *, reset: bool) -> tuple[Any, np.ndarray | None]:
         """Return rows, and labels (n,) where there are any, once scikit-learn has checked them.
 
@@ -260,10 +263,9 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             return name_columns(make_dense(rows)), labels
         if gaps:
             remedy = "Fill them in, or fit to a data frame, or to rows with gaps: they are then filled in."
-            fail(NAME, "X", "have no gaps, as the rows of fit had none", f"{gaps} of NaN", remedy)
+            raise_input_error("X", "have no gaps, as the rows of fit had none", f"{gaps} of NaN", remedy)
         return rows, labels
 
-    @as_typed(NAME)
     def _encode(self, rows: Any) -> Any:
         """Return the features (n, features) of rows that `_check` returned."""
         if isinstance(rows, Frame):
@@ -271,7 +273,6 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             return encode_frame(rows, self._taken)
         return rows
 
-    @as_typed(NAME)
     def _read(
         self, X: Any, y: Any, sample_weight: Any, groups: Any, *, reset: bool
     ) -> tuple[Tensor, np.ndarray, Tensor | None, Tensor | None]:
@@ -291,12 +292,12 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             chosen = np.flatnonzero(weights)
             if not len(chosen):
                 remedy = "Pass None to weigh all rows alike."
-                fail(NAME, "sample_weight", "have a weight above 0", "0 for every row", remedy)
+                raise_input_error("sample_weight", "have a weight above 0", "0 for every row", remedy)
             rows = rows.take(chosen) if isinstance(rows, Frame) else rows[chosen]
             y, weights = y[chosen], torch.from_numpy(weights[chosen] / weights.max())
             groups = None if groups is None else groups[chosen]
         if groups is not None:
-            check_groups(NAME, "groups", groups, y)
+            check_groups("groups", groups, y)
         if reset:
             kinds, selection = self.column_kinds, Selection.of(self.representation)
             self._taken = take_frame(rows, kinds, selection) if isinstance(rows, Frame) else None

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from protonet._checks import check_number, fail
+from protonet._validation import check_number
+from protonet.errors import raise_input_error
 
 #: Bins of confidence for the calibration error, as in the paper.
 BINS = 15
@@ -195,7 +196,7 @@ def measure(logits: Tensor, labels: Tensor, sample: Tensor | Sample | None = Non
     log_p = logits.double().log_softmax(dim=1)
     if bool(log_p.isnan().any()):
         got = f"NaN in {int(log_p.isnan().any(dim=1).sum())} of {n} rows"
-        fail("measure", "logits", "give probabilities", got, "Mend or drop the rows that they come from.")
+        raise_input_error("logits", "give probabilities", got, "Mend or drop the rows that they come from.")
     predicted = logits.argmax(dim=1)
     right = (predicted == labels).double()
     sample = torch.ones_like(labels, dtype=torch.float64) if sample is None else sample
@@ -374,15 +375,15 @@ def find_threshold(scores: Tensor, rate: float) -> float:
 
     Source: conformal p-values, Vovk, Gammerman and Shafer, "Algorithmic learning in a random world" (2005), sec. 2.2.
     """
-    rate = check_number("find_threshold", "rate", rate, low=0, strict=True)
+    rate = check_number("rate", rate, low=0, strict=True)
     if not len(scores):
         remedy = "Fit to two samples or more of some classes."
-        fail("find_threshold", "scores", "come from rows that were held out", "none", remedy)
+        raise_input_error("scores", "come from rows that were held out", "none", remedy)
     place = math.floor(rate * (len(scores) + 1) + 1e-9)
     if not 0 < place <= len(scores):
         bounds = f"be in [{1 / (len(scores) + 1):.2g}, 1)"
         remedy = f"{len(scores)} held-out rows tell no more than that."
-        fail("find_threshold", "rate", bounds, rate, remedy)
+        raise_input_error("rate", bounds, rate, remedy)
     return float(scores[place - 1])
 
 

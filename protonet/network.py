@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protonet._checks import check_features, check_int, check_labels, check_number, check_weights, fail
+from protonet._validation import check_features, check_int, check_labels, check_number, check_weights
+from protonet.errors import raise_input_error
 from protonet.losses import CHUNK, weigh
 
 #: Numbers of embeddings that are made at a time, and rows, at the most: they stay in the processor's cache.
@@ -53,10 +54,9 @@ class PrototypeNetwork(nn.Module):
 
     def __init__(self, encoder: nn.Module, *, embedding_dim: int, num_classes: int, temperature: float = 0.1) -> None:
         super().__init__()
-        name = "PrototypeNetwork"
-        embedding_dim = check_int(name, "embedding_dim", embedding_dim, low=1)
-        num_classes = check_int(name, "num_classes", num_classes, low=1)
-        temperature = check_number(name, "temperature", temperature, low=0, strict=True)
+        embedding_dim = check_int("embedding_dim", embedding_dim, low=1)
+        num_classes = check_int("num_classes", num_classes, low=1)
+        temperature = check_number("temperature", temperature, low=0, strict=True)
         self.encoder = encoder
         self.register_buffer("prototypes", torch.zeros(num_classes, embedding_dim, dtype=torch.float32))
         self.register_buffer("sums", torch.zeros(num_classes, embedding_dim, dtype=torch.float32))
@@ -93,7 +93,7 @@ class PrototypeNetwork(nn.Module):
             InputTypeError: Not tensors, or labels that are not integers.
             InputError: No row, non-finite features, a label outside the range, or a weight that is not positive.
         """
-        x, y, w = self._check("set_prototypes", features, labels, len(self.counts), weights)
+        x, y, w = self._check(features, labels, len(self.counts), weights)
         self.set_sums(*self._add(torch.zeros_like(self.sums), torch.zeros_like(self.counts), x, y, w))
 
     @torch.no_grad()
@@ -114,8 +114,8 @@ class PrototypeNetwork(nn.Module):
                 classes than before.
         """
         before = len(self.counts)
-        wanted = before if num_classes is None else check_int("add_samples", "num_classes", num_classes, low=before)
-        x, y, w = self._check("add_samples", features, labels, wanted, weights)
+        wanted = before if num_classes is None else check_int("num_classes", num_classes, low=before)
+        x, y, w = self._check(features, labels, wanted, weights)
         more = wanted - before
         sums = torch.cat([self.sums, self.sums.new_zeros(more, self.sums.shape[1])])
         counts = torch.cat([self.counts, self.counts.new_zeros(more)])
@@ -135,7 +135,7 @@ class PrototypeNetwork(nn.Module):
             InputError: No row, or non-finite features.
         """
         label = len(self.counts)
-        x, *_ = self._check("add_class", features, None, label + 1)
+        x, *_ = self._check(features, None, label + 1)
         self.add_samples(x, torch.full((len(x),), label, device=x.device), num_classes=label + 1)
         return label
 
@@ -152,7 +152,7 @@ class PrototypeNetwork(nn.Module):
         """
         if len(order) and not -1 <= int(order.min()) <= int(order.max()) < len(self.counts):
             got = f"{int(order.min())} to {int(order.max())}"
-            fail("arrange_classes", "order", f"be in [-1, {len(self.counts)})", got, "Name classes that there are.")
+            raise_input_error("order", f"be in [-1, {len(self.counts)})", got, "Name classes that there are.")
         known = order >= 0
         sums = self.sums.new_zeros(len(order), self.sums.shape[1])
         counts = self.counts.new_zeros(len(order))
@@ -174,22 +174,22 @@ class PrototypeNetwork(nn.Module):
         return getattr(self.encoder, "input_dim", None)
 
     def _check(
-        self, function: str, features: Tensor, labels: Tensor | None, num_classes: int, weights: Tensor | None = None
+        self, features: Tensor, labels: Tensor | None, num_classes: int, weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return samples (n, input_dim), labels and weights (n,), or raise an error in the name of ``function``."""
-        x = check_features(function, "features", features, dim=self._input_dim)
+        x = check_features("features", features, dim=self._input_dim)
         y = x.new_zeros(len(x), dtype=torch.int64) if labels is None else labels
-        y = check_labels(function, "labels", y, n=len(x), num_classes=num_classes)
+        y = check_labels("labels", y, n=len(x), num_classes=num_classes)
         if len(x) == 0:
-            fail(function, "features", "have at least one row", "none", "Pass labelled samples.")
-        return x, y, None if weights is None else check_weights(function, "weights", weights, n=len(x))
+            raise_input_error("features", "have at least one row", "none", "Pass labelled samples.")
+        return x, y, None if weights is None else check_weights("weights", weights, n=len(x))
 
     def _flatten(self, x: Tensor) -> Tensor:
         """Return features (n, ...) as (n, input_dim), of the network's dtype unless the encoder has use for more."""
         width = self._input_dim
         if x.ndim < 2 or width not in {None, math.prod(x.shape[1:])}:
             remedy = "Pass rows of the features that the network was fitted to, x[None] for a single one."
-            fail("PrototypeNetwork", "x", f"have shape (n, {width or 'dim'})", f"shape {tuple(x.shape)}", remedy)
+            raise_input_error("x", f"have shape (n, {width or 'dim'})", f"shape {tuple(x.shape)}", remedy)
         exact = hasattr(self.encoder, "origin") and x.dtype in EXACT
         return x.flatten(1).to(torch.float64 if exact else self.prototypes.dtype)
 

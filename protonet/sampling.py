@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from protonet._checks import check_int, fail
+from protonet._validation import check_int
+from protonet.errors import raise_input_error
 
 
 class ClassIndex(NamedTuple):
@@ -85,12 +86,11 @@ def sample_episodes(
 
     Source: Vinyals et al., "Matching networks for one shot learning" (2016), sec. 2.2. https://arxiv.org/abs/1606.04080
     """
-    name = "sample_episodes"
-    n_way, n_shot = check_int(name, "n_way", n_way, low=1), check_int(name, "n_shot", n_shot, low=1)
-    n_query, n_episodes = check_int(name, "n_query", n_query, low=0), check_int(name, "n_episodes", n_episodes, low=0)
+    n_way, n_shot = check_int("n_way", n_way, low=1), check_int("n_shot", n_shot, low=1)
+    n_query, n_episodes = check_int("n_query", n_query, low=0), check_int("n_episodes", n_episodes, low=0)
     n_classes = len(index.size)
     if n_way > n_classes:
-        fail(name, "n_way", f"be at most the number of classes ({n_classes})", n_way, "Ask for fewer classes.")
+        raise_input_error("n_way", f"be at most the number of classes ({n_classes})", n_way, "Ask for fewer classes.")
     keys = torch.rand(n_episodes, n_classes, generator=generator, dtype=torch.float32)
     classes = keys.argsort(dim=1)[:, :n_way]  # (n_episodes, n_way)
     uniform = torch.rand(n_episodes, n_way, n_shot + n_query, generator=generator, dtype=torch.float64)

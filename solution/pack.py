@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from importlib.util import resolve_name
 from pathlib import Path, PurePosixPath
 
-from protonet._checks import fail
+from protonet.errors import raise_input_error
 from protonet.ui.command_line import Parser, check_writable_folder, run_command
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,7 +69,7 @@ def library_files(root: Path = ROOT) -> dict[str, str]:
             top = name.partition(".")[0]
             if top not in ALLOWED:
                 remedy = "Move it out of the solver's way."
-                fail("pack", str(found), "import torch, numpy and the standard library alone", top, remedy)
+                raise_input_error(str(found), "import torch, numpy and the standard library alone", top, remedy)
             if top == "protonet":
                 parts = name.split(".")
                 waiting += [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
@@ -173,7 +173,7 @@ def _check_manifest(data: bytes, names: Sequence[str]) -> None:
 def _need(true: bool, constraint: str, got: object, argument: str = "archive") -> None:
     """Raise an InputError in the one message form unless ``true``."""
     if not true:
-        fail("check_archive", argument, constraint, got, "Mend solution/ and pack again.")
+        raise_input_error(argument, constraint, got, "Mend solution/ and pack again.")
 
 
 def _pack(arguments: Sequence[str] | None) -> None:

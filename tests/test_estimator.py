@@ -15,7 +15,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from protonet._checks import InputError
+from protonet.errors import InputError
 from protonet.estimator import ProtoNetClassifier
 from protonet.fit.crossfit import crossfit, measure_held
 from protonet.fit.solver import solve_problem
@@ -107,7 +107,7 @@ def test_weights_begin_with_partial_fit_too_and_a_heavy_row_is_one_row() -> None
 
 def test_groups_are_checked() -> None:
     assert make().fit(X, NAMES, groups=np.arange(len(X))).score(X, NAMES) > 0.9
-    with pytest.raises(ValueError, match=r"^ProtoNetClassifier: `groups` must hold no class whole; got all 6 rows of"):
+    with pytest.raises(ValueError, match=r"^`groups` must hold no class whole; got all 6 rows of"):
         make().fit(X, NAMES, groups=NAMES)
     with pytest.raises(ValueError, match="inconsistent numbers of samples"):
         make().fit(X, NAMES, groups=np.arange(3))
@@ -146,13 +146,8 @@ def test_a_fitted_estimator_tells_what_held_out_rows_say() -> None:
         ({"time_limit": -1}, NAMES, None, "`time_limit` must be a finite number >= 0; got -1"),
         ({}, NAMES, np.zeros(len(X)), "[Ss]ample.weight"),
         ({}, NAMES, -np.ones(len(X)), "Negative values in data passed to `sample_weight`"),
-        (
-            {},
-            ["ash"] * len(X),
-            None,
-            "^ProtoNetClassifier: `y` must name two classes at least; got one class: ash. Add",
-        ),
-        ({}, X[:, 0], None, "^ProtoNetClassifier: `y` must name classes; got numbers with fractions .*. Cut them into"),
+        ({}, ["ash"] * len(X), None, "^`y` must name two classes at least; got one class: ash. Add"),
+        ({}, X[:, 0], None, "^`y` must name classes; got numbers with fractions .*. Cut them into"),
     ],
 )
 def test_bad_arguments_get_one_line(change: dict[str, Any], labels: Any, weights: Any, message: str) -> None:
@@ -207,9 +202,7 @@ def test_unlabelled_rows_that_do_not_fit() -> None:
 
 def test_labels_of_text_and_numbers_are_told() -> None:
     x, mixed = np.arange(20.0)[:, None], np.array(["a", 1] * 10, object)
-    match = (
-        r"^ProtoNetClassifier: `y` must be all text or all numbers; got the text 'a' and 1\. Fit to y\.astype\(str\)\.$"
-    )
+    match = r"^`y` must be all text or all numbers; got the text 'a' and 1\. Fit to y\.astype\(str\)\.$"
     for y in (mixed, mixed[::-1]):
         with pytest.raises(TypeError, match=match):
             ProtoNetClassifier("fast").fit(x, y)

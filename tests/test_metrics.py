@@ -13,7 +13,7 @@ from scipy.stats import binomtest
 from scipy.stats import t as student
 from sklearn.metrics import balanced_accuracy_score, classification_report, confusion_matrix, log_loss, roc_auc_score
 
-from protonet._checks import InputError, InputTypeError
+from protonet.errors import InputError, InputTypeError
 from protonet.fit.crossfit import crossfit, score_held
 from protonet.fit.solver import solve_problem
 from protonet.metrics import (
@@ -237,7 +237,7 @@ def test_the_metrics_are_scikit_learns_and_scipys(seed: int, n: int, num_classes
 def test_logits_that_give_no_probabilities_get_one_line() -> None:
     logits = torch.tensor([[1.0, -torch.inf], [torch.nan, 0.0], [torch.inf, 0.0]])
     assert measure(logits[:1], torch.tensor([0])).accuracy == 1
-    with pytest.raises(InputError, match="measure: `logits` must give probabilities; got NaN in 2 of 3 rows"):
+    with pytest.raises(InputError, match="`logits` must give probabilities; got NaN in 2 of 3 rows"):
         measure(logits, torch.tensor([0, 1, 0]))
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from protonet import PrototypeNetwork
-from protonet._checks import InputError, InputTypeError
+from protonet.errors import InputError, InputTypeError
 from protonet.losses import class_means
 from tests.strategies import blobs, same_state, seeds
 from tests.test_encoder import make_encoder
@@ -221,7 +221,7 @@ def test_relabelling_permutes_the_logits(seed: int, permutation: list[int]) -> N
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"embedding_dim": 0}, InputError, "PrototypeNetwork: `embedding_dim` must be a whole number >= 1; got 0"),
+        ({"embedding_dim": 0}, InputError, "`embedding_dim` must be a whole number >= 1; got 0"),
         ({"num_classes": 0}, InputError, "`num_classes` must be a whole number >= 1; got 0"),
         ({"temperature": 0.0}, InputError, "`temperature` must be a finite number > 0; got 0.0"),
         ({"temperature": "hot"}, InputTypeError, "`temperature` must be a finite number > 0; got 'hot'"),
@@ -235,7 +235,7 @@ def test_constructor_errors(settings: dict[str, float], error: type[Exception], 
 @pytest.mark.parametrize("x", [torch.zeros(8), torch.zeros(4, 1), torch.zeros(4, 9), torch.zeros(2, 2, 5)])
 def test_features_of_another_width_are_an_error_everywhere(x: torch.Tensor) -> None:
     network = make_network()
-    with pytest.raises(InputError, match=r"PrototypeNetwork: `x` must have shape \(n, 8\); got shape \("):
+    with pytest.raises(InputError, match=r"`x` must have shape \(n, 8\); got shape \("):
         network(x)
     for call in (
         lambda: network.set_prototypes(x, torch.zeros(len(x), dtype=torch.int64)),

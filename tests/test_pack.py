@@ -68,7 +68,7 @@ def test_imports_are_followed_in_every_form(tmp_path: Path) -> None:
     assert set(files) == expected
     assert list(files) == sorted(files)
     (tmp_path / "protonet/c.py").write_text("from scipy.special import ive")
-    with pytest.raises(ValueError, match=r"^pack: `protonet/c.py` must import torch, numpy and .*; got scipy\."):
+    with pytest.raises(ValueError, match=r"^`protonet/c.py` must import torch, numpy and .*; got scipy\."):
         library_files(tmp_path)
 
 
@@ -116,7 +116,7 @@ def test_an_archive_has_what_is_needed() -> None:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("solution.py", "")
-    with pytest.raises(ValueError, match=rf"^check_archive: `archive` must hold {MANIFEST} and solution.py"):
+    with pytest.raises(ValueError, match=rf"^`archive` must hold {MANIFEST} and solution.py"):
         check_archive(buffer.getvalue())
     with pytest.raises(ValueError, match="must be JSON"):
         check_archive(build_zip({MANIFEST: b"{"}))
@@ -138,7 +138,7 @@ def test_an_archive_has_what_is_needed() -> None:
     ids=lambda value: value[:20] if isinstance(value, str) else "",
 )
 def test_limits(data: bytes, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"^check_archive: `archive` must {message}"):
+    with pytest.raises(ValueError, match=rf"^`archive` must {message}"):
         check_archive(data)
 
 
@@ -156,7 +156,7 @@ def test_limits(data: bytes, message: str) -> None:
     ],
 )
 def test_manifest(manifest: object, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"^check_archive: `{MANIFEST}` must {message}"):
+    with pytest.raises(ValueError, match=rf"^`{MANIFEST}` must {message}"):
         check_archive(build_zip(manifest=manifest))
 
 
@@ -179,7 +179,7 @@ def test_command_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str], monk
     for arguments, message in (
         (["-o", str(tmp_path / "file")], "solution.pack: `--output` must be a folder that can be written; got"),
         (["extra"], "solution.pack: `arguments` must be as --help lists them; got unrecognized arguments"),
-        (["-o", str(tmp_path)], "check_archive: `archive` must have at most 20971520 bytes; got"),
+        (["-o", str(tmp_path)], "`archive` must have at most 20971520 bytes; got"),
     ):
         assert main(arguments) == 2
         captured = capsys.readouterr()

@@ -74,7 +74,7 @@ def test_same_seed_same_episodes() -> None:
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"n_way": 4}, r"sample_episodes: `n_way` must be at most the number of classes \(3\); got 4\."),
+        ({"n_way": 4}, r"`n_way` must be at most the number of classes \(3\); got 4\."),
         ({"n_way": 0}, "`n_way` must be a whole number >= 1; got 0"),
         ({"n_shot": 0}, "`n_shot` must be a whole number >= 1; got 0"),
         ({"n_query": -1}, "`n_query` must be a whole number >= 0; got -1"),

@@ -14,8 +14,8 @@ from scipy.special import hyp0f1, ive
 from torch import Tensor
 
 from analysis.shared.baselines import pool_labelled
-from protonet._checks import fail
 from protonet.datasets import Split
+from protonet.errors import raise_input_error
 from protonet.losses import class_means
 
 DEBYE_ORDER, DEBYE_TERMS = 30.0, 7  # from this order on the expansion is exact to 1e-11
@@ -121,7 +121,7 @@ def predict_bayes(split: Split) -> Tensor:
     """Predict the test rows of a draw by `predict_bayes_sphere`, or `predict_bayes_gaussian` if it is anisotropic."""
     covariance, radius, k = split.noise_covariance, split.radius, split.num_classes
     if covariance is None:
-        fail("predict_bayes", "split", "know its noise_covariance", "None", "Use a draw of shared noise.")
+        raise_input_error("split", "know its noise_covariance", "None", "Use a draw of shared noise.")
     (x, y), query = pool_labelled(split), split.test_x
     variance = float(covariance[0, 0])
     if torch.equal(covariance, variance * torch.eye(len(covariance), dtype=torch.float64)):

@@ -21,8 +21,8 @@ from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, parse_wholes
 from analysis.shared.tables import format_mean, mean_and_error, subtract
 from protonet import solve
-from protonet._checks import refuse
 from protonet.datasets import FAMILIES, Split, sample_family
+from protonet.errors import raise_input_error
 from protonet.ui.text import count, format_table
 from solution.pack import library_files
 
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> Report:
     needed = options.methods or METHODS
     if {"lda", "logistic"} & set(needed) and find_spec("sklearn") is None:
         remedy = 'Run pip install "protonet[analysis]", or leave out lda and logistic.'
-        refuse("--methods", "have scikit-learn for lda and logistic", "none installed", remedy)
+        raise_input_error("--methods", "have scikit-learn for lda and logistic", "none installed", remedy)
     cells = []
     for family in options.family:
         methods = options.methods or [name for name in METHODS if name != "logistic" or family != "isotropic"]
@@ -178,6 +178,6 @@ def _parse_shots(option: str, text: str) -> list[tuple[int, int]]:
     for shots in text.split(","):
         parts = shots.split("+")
         if len(parts) != 2 or not all(part.isdecimal() for part in parts) or int(parts[0]) < 1:
-            refuse(option, "be train+val samples per class", repr(shots), "Pass for instance 16+4,1+1.")
+            raise_input_error(option, "be train+val samples per class", repr(shots), "Pass for instance 16+4,1+1.")
         pairs.append((int(parts[0]), int(parts[1])))
     return list(dict.fromkeys(pairs))

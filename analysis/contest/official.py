@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from protonet._checks import check_int
+from protonet._validation import check_int
 from protonet.datasets import Split
 
 NUM_CLASSES, DIM = 128, 384
@@ -21,9 +21,9 @@ def sample_official(n_train: int = 16, n_val: int = 4, n_test: int = 8) -> Split
 
     Source: Frontier-CS, ``research/problems/imagenet_pareto``; seeds and order as its evaluator has them.
     """
-    n_train = check_int("sample_official", "n_train", n_train, low=1)
-    n_val = check_int("sample_official", "n_val", n_val, low=1)
-    n_test = check_int("sample_official", "n_test", n_test, low=1)
+    n_train = check_int("n_train", n_train, low=1)
+    n_val = check_int("n_val", n_val, low=1)
+    n_test = check_int("n_test", n_test, low=1)
     generator = torch.Generator().manual_seed(PROTOTYPE_SEED)
     prototypes = torch.nn.functional.normalize(torch.randn(NUM_CLASSES, DIM, generator=generator), dim=1) * RADIUS
     return Split(

@@ -23,8 +23,8 @@ import numpy as np
 
 from analysis.contest.official import sample_official
 from analysis.shared.runner import BUILD, Report, StudyParser, check_python
-from protonet._checks import fail
 from protonet.datasets import Split
+from protonet.errors import raise_input_error
 from protonet.ui.command_line import check_name, check_writable_file
 from solution.pack import pack_single, pack_zip
 
@@ -102,9 +102,9 @@ def judge(
         try:  # in a session of its own, so that Ctrl-C ends it from here and it shows no traceback
             ended = subprocess.run(command, cwd=top, timeout=TIMEOUT, check=False, start_new_session=True)
         except subprocess.TimeoutExpired:
-            fail("judge", "submission", f"end within {TIMEOUT:.0f} s", "no result", "Lower the time limit.")
+            raise_input_error("submission", f"end within {TIMEOUT:.0f} s", "no result", "Lower the time limit.")
         if ended.returncode:
             got, remedy = f"exit code {ended.returncode}", "Its traceback is above."
-            fail("judge", "submission", "run in the contest's process", got, remedy)
+            raise_input_error("submission", "run in the contest's process", got, remedy)
         result: dict[str, Any] = json.loads((top / "result.json").read_text(encoding="utf-8"))
         return result

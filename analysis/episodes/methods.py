@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import BUILD, Report, StudyParser, run_python
-from protonet._checks import refuse
 from protonet.episodes.evaluation.statistics import Comparison
 from protonet.episodes.methods import METHODS
+from protonet.errors import raise_input_error
 from protonet.ui.command_line import check_writable_folder
 from protonet.ui.text import format_table
 from solution.pack import ROOT
@@ -112,7 +112,7 @@ def train_encoder(backbone: str, path: Path) -> None:
     command = [sys.executable, "-m", "protonet.episodes", "train", "--backbone", backbone, "-o", str(path)]
     command += ["--resume"] if path.exists() else []
     if subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.DEVNULL).returncode:
-        refuse("encoders", "be made by protonet.episodes train", path, "Its message is above.")
+        raise_input_error("encoders", "be made by protonet.episodes train", path, "Its message is above.")
 
 
 def run_experiment(run: tuple[str, tuple[str, ...]]) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def run_experiment(run: tuple[str, tuple[str, ...]]) -> dict[str, Any]:
         path = Path(folder, "summary.json")
         exit_code, _, last = run_python("-m", "protonet.episodes", *arguments, "--json", str(path))
         if exit_code:
-            refuse(title, "run", last, "See that message.")
+            raise_input_error(title, "run", last, "See that message.")
         summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return summary
 

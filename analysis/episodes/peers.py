@@ -16,14 +16,14 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from protonet._checks import optional_packages
+from protonet.errors import optional_packages
 
 INSTALL = "pip install --no-deps easyfsl==1.5.0"
 
 
 def load_easyfsl(module: str) -> Any:
     """Import one of easyfsl's modules, such as ``methods.tim``, without the package that it lies in."""
-    with optional_packages("load_easyfsl", INSTALL):
+    with optional_packages(INSTALL):
         easyfsl = importlib.import_module("easyfsl")
     name = f"easyfsl.{module.partition('.')[0]}"
     if name not in sys.modules:

@@ -20,10 +20,10 @@ from scipy.stats import rankdata
 
 from analysis.episodes.methods import EVALUATED
 from analysis.shared.runner import BUILD, FOLDER, Report, StudyParser
-from protonet._checks import refuse
 from protonet.episodes.__main__ import main
 from protonet.episodes.evaluation.report import head_accuracy, percent
 from protonet.episodes.evaluation.statistics import Rate
+from protonet.errors import raise_input_error
 from protonet.representations.pictures.images import SUFFIXES
 from protonet.representations.representation import hash_file
 from protonet.ui.command_line import check_writable_folder
@@ -122,14 +122,16 @@ def call(*arguments: str) -> None:
     if code == INTERRUPTED:
         raise KeyboardInterrupt
     if code:
-        refuse("protonet.episodes", "run", " ".join(arguments[:2]), "Its message is above.")
+        raise_input_error("protonet.episodes", "run", " ".join(arguments[:2]), "Its message is above.")
 
 
 def find_pictures(root: Path) -> list[tuple[Path, str]]:
     """Return the pictures below a folder with the names of their classes, in the order of their paths."""
     paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES)
     if len({path.parent.name for path in paths}) < 2:
-        refuse(FOLDER, "hold pictures in folders of two classes or more", root, "Pass the folder above them.")
+        raise_input_error(
+            FOLDER, "hold pictures in folders of two classes or more", root, "Pass the folder above them."
+        )
     return [(path, path.parent.name) for path in paths]
 
 

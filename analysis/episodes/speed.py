@@ -21,12 +21,12 @@ from analysis.episodes.peers import load_easyfsl, make_loader
 from analysis.shared.journal import run_all
 from analysis.shared.runner import Report, StudyParser, call_alone, parse_wholes
 from analysis.shared.tables import format_columns
-from protonet._checks import find_version
 from protonet.episodes.draws.batch import Base, Part, split_draw, summarize_base, take_from
 from protonet.episodes.draws.numbered import Setting
 from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.methods import METHODS, Method
 from protonet.episodes.methods.tim import tim
+from protonet.errors import installed_version
 from protonet.sampling import ClassIndex, index_classes
 
 CLASSES, ROWS, DIM = 64, 600, 640
@@ -166,7 +166,7 @@ def measure_growth(n_episodes: int) -> dict[str, float]:
 def tabulate(pairs: Sequence[Mapping[str, Any]], growth: Sequence[Mapping[str, float]], repeats: int) -> str:
     """Return the tables in Markdown, with what explains them."""
     text = format_columns(COLUMNS, [{**pair, "per_second": 1e6 / pair["ours_us"]} for pair in pairs])
-    text += NOTE.format(repeats=repeats, version=find_version("easyfsl"))
+    text += NOTE.format(repeats=repeats, version=installed_version("easyfsl"))
     rows = [{**size, "each_us": 1e6 * size["seconds"] / size["episodes"]} for size in growth]
     return text + (f"\n{format_columns(GROWTH_COLUMNS, rows)}{GROWTH_NOTE}" if growth else "")
 

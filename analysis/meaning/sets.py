@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protonet._checks import refuse
+from protonet.errors import raise_input_error
 
 #: Columns of a table of texts.
 TEXT, CLASS = "text", "class"
@@ -51,7 +51,7 @@ def find_sets(folder: Path) -> dict[str, Path]:
     folders = sorted(path for path in folder.glob("*") if any(each.is_dir() for each in path.glob("*")))
     if not tables and not folders:
         must = f"hold tables .csv with columns {TEXT} and {CLASS}, or folders of pictures by class"
-        refuse("folder", must, folder, "Pass another one.")
+        raise_input_error("folder", must, folder, "Pass another one.")
     return {path.name if path.is_dir() else path.stem: path for path in (*tables, *folders)}
 
 
@@ -70,13 +70,17 @@ def read_items(path: Path) -> Items:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
             if not {TEXT, CLASS} <= set(reader.fieldnames or ()):
-                refuse("folder", f"hold tables with columns {TEXT} and {CLASS}", path.name, "Rename its columns.")
+                raise_input_error(
+                    "folder", f"hold tables with columns {TEXT} and {CLASS}", path.name, "Rename its columns."
+                )
             rows = list(reader)
         cells, names = [row[TEXT] for row in rows], [row[CLASS] for row in rows]
         content = "\0".join([*cells, *names])
     classes, labels = np.unique(names, return_inverse=True)
     if len(classes) < 2:
-        refuse("folder", "hold sets of two classes or more", path.name, "Remove it, or name others with --sets.")
+        raise_input_error(
+            "folder", "hold sets of two classes or more", path.name, "Remove it, or name others with --sets."
+        )
     digest = hashlib.sha256(content.encode()).hexdigest()
     return Items("picture" if path.is_dir() else "text", cells, tuple(classes.tolist()), labels, digest)
 

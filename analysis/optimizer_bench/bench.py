@@ -33,7 +33,7 @@ from analysis.optimizer_bench.score import Row, rate, score_workload, summarise
 from analysis.optimizer_bench.tune import check_steps
 from analysis.optimizer_bench.workloads import ROLES
 from analysis.shared.runner import Report, StudyParser, parse_names, parse_wholes
-from protonet._checks import refuse
+from protonet.errors import raise_input_error
 
 Optimizers = Mapping[int, Candidate]  #: By the horizon.
 
@@ -125,7 +125,7 @@ def _parse_factors(option: str, text: str) -> list[float]:
         except ValueError:
             factors.append(math.nan)
         if not 0 < factors[-1] < math.inf:
-            refuse(option, "be numbers > 0", repr(part), "Pass factors such as 0.1,0.3,3,10.")
+            raise_input_error(option, "be numbers > 0", repr(part), "Pass factors such as 0.1,0.3,3,10.")
     return [factor for factor in dict.fromkeys(factors) if factor != 1]
 
 
@@ -134,7 +134,9 @@ def run(options: argparse.Namespace) -> Report:
     peers = [] if options.compare is None else parse_names("--compare", options.compare, PEERS)
     missing = [library for library in LIBRARIES if find_spec(library) is None]
     if peers and missing:
-        refuse("--compare", f"have {', '.join(missing)}", "none installed", 'Run pip install "protonet[peers]".')
+        raise_input_error(
+            "--compare", f"have {', '.join(missing)}", "none installed", 'Run pip install "protonet[peers]".'
+        )
     candidate = _pick_candidate(options)
     grid = _pick_grid(options)
     variants: dict[Variant, Optimizers] = {}
@@ -163,9 +165,9 @@ def _pick_candidate(options: argparse.Namespace) -> Candidate | None:
     if options.optimizer is None:
         for option in ("config", "rates", "told", "plot"):
             if getattr(options, option) is not None:
-                refuse(f"--{option}", "come with --optimizer", "none", "Add the optimizer's file.")
+                raise_input_error(f"--{option}", "come with --optimizer", "none", "Add the optimizer's file.")
         if options.compare is None:
-            refuse("--optimizer", "be a Python file", "none", "Pass one, or --compare.")
+            raise_input_error("--optimizer", "be a Python file", "none", "Pass one, or --compare.")
         return None
     return load_candidate(Path(options.optimizer), options.config)
 
@@ -176,7 +178,7 @@ def load_candidate(path: Path, config_file: str | None) -> Candidate:
     config = {} if config_file is None else loading.read_json("--config", Path(config_file))
     if not isinstance(config, dict):
         got = f"a {type(config).__name__} in {config_file}"
-        refuse("--config", "hold a JSON object", got, "Write {} for no setting.")
+        raise_input_error("--config", "hold a JSON object", got, "Write {} for no setting.")
     loading.load_optimizer(path, config)
     return Candidate(path.stem, json.dumps(config, sort_keys=True), path)
 
@@ -189,7 +191,7 @@ def scale(candidate: Candidate, factor: float) -> Candidate:
     made = loading.load_optimizer(candidate.file, config)([nn.Parameter(torch.zeros(2, 2))], **config)
     lr = config.get("lr", made.defaults.get("lr"))
     if not isinstance(lr, (int, float)):
-        refuse("--rates", "come with a learning rate", f"an lr of {lr}", "Give --config a number lr.")
+        raise_input_error("--rates", "come with a learning rate", f"an lr of {lr}", "Give --config a number lr.")
     config["lr"] = float(f"{lr * factor:.6g}")
     return candidate._replace(config=json.dumps(config, sort_keys=True))
 
@@ -197,7 +199,7 @@ def scale(candidate: Candidate, factor: float) -> Candidate:
 def _pick_grid(options: argparse.Namespace) -> Grid:
     """Return what was asked for; see `loading.pick_workloads`."""
     if options.roles is not None and options.workloads is not None:
-        refuse("--roles", "come without --workloads", ",".join(options.roles), "Names are of any role.")
+        raise_input_error("--roles", "come without --workloads", ",".join(options.roles), "Names are of any role.")
     workloads = loading.pick_workloads(options, options.roles or ["visible"])
     return Grid(workloads, loading.read_baselines(Path(options.baselines)), options.seeds, sorted(options.steps))
 
@@ -211,7 +213,9 @@ def check_baselines(grid: Grid) -> None:
         steps = ",".join(map(str, sorted(set(chain(*lacking.values())), key=lambda n: (n != 1000, n))))
         remedy = f"Run python -m analysis optimizer-tune --steps {steps} --workloads {','.join(lacking)} first"
         file = any(grid.workloads[name] for name in lacking)
-        refuse("--baselines", "have every workload", got, remedy + (", with the same file." if file else "."))
+        raise_input_error(
+            "--baselines", "have every workload", got, remedy + (", with the same file." if file else ".")
+        )
     for name, path in grid.workloads.items():
         found = loading.take_fingerprint(name, path)
         was = dict.fromkeys(grid.get_baseline(name, steps)["fingerprint"] for steps in grid.steps)

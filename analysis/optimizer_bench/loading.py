@@ -19,7 +19,7 @@ from torch import nn
 from analysis.optimizer_bench.workload import Build, validate
 from analysis.optimizer_bench.workloads import ROLE, ROLES, WORKLOADS
 from analysis.shared.runner import StudyParser, parse_names
-from protonet._checks import refuse
+from protonet.errors import raise_input_error, raise_missing_file
 
 FILE = "file"  #: The role and the family of a file's workloads.
 BASELINES = Path("analysis/results/optimizer_baselines.json")
@@ -76,7 +76,7 @@ def load_python(argument: str, path: Path) -> ModuleType:
     except Exception as error:
         sys.modules.pop(name, None)
         got = f"{path} ({type(error).__name__}: {error})"
-        refuse(argument, "be a Python file that can be imported", got, "Mend it, or pass another path.")
+        raise_input_error(argument, "be a Python file that can be imported", got, "Mend it, or pass another path.")
     return module
 
 
@@ -84,10 +84,12 @@ def load_workloads(path: Path) -> dict[str, Build]:
     """Return the dictionary ``WORKLOADS`` of a file, whose names must not be those of the bench's own."""
     builds = getattr(load_python("--workload-file", path), "WORKLOADS", None)
     if not isinstance(builds, dict) or not builds:
-        refuse("--workload-file", "hold a dictionary WORKLOADS", str(path), "Map names to functions build(seed).")
+        raise_input_error(
+            "--workload-file", "hold a dictionary WORKLOADS", str(path), "Map names to functions build(seed)."
+        )
     taken = sorted(builds.keys() & WORKLOADS.keys())
     if taken:
-        refuse("--workload-file", "have names of its own", ", ".join(taken), "Rename these workloads.")
+        raise_input_error("--workload-file", "have names of its own", ", ".join(taken), "Rename these workloads.")
     return builds
 
 
@@ -100,16 +102,16 @@ def load_optimizer(path: Path, config: dict[str, Any]) -> type[torch.optim.Optim
     """Return the class ``CustomOptimizer`` of a file, if it takes the configuration."""
     if path.name == "custom_optimizer.py" and not path.exists():
         remedy = "Pass protonet/optimizer.py: python -m solution.pack makes custom_optimizer.py of it."
-        refuse("--optimizer", "be a file that exists", path, remedy)
+        raise_missing_file(path, argument="--optimizer")
     made = getattr(load_python("--optimizer", path), "CustomOptimizer", None)
     if not isinstance(made, type) or not issubclass(made, torch.optim.Optimizer):
         remedy = "Derive one from torch.optim.Optimizer."
-        refuse("--optimizer", "hold a class CustomOptimizer", f"none in {path}", remedy)
+        raise_input_error("--optimizer", "hold a class CustomOptimizer", f"none in {path}", remedy)
     try:
         made([nn.Parameter(torch.zeros(2, 2))], **config)
     except Exception as error:
         got = f"{type(error).__name__}: {error}"
-        refuse("--config", "be what CustomOptimizer takes", got, "Change the configuration.")
+        raise_input_error("--config", "be what CustomOptimizer takes", got, "Change the configuration.")
     return made
 
 
@@ -119,7 +121,9 @@ def read_baselines(path: Path) -> Baselines:
     found = baselines.values() if isinstance(baselines, dict) else [None]
     entries = [entry for each in found for entry in (each.values() if isinstance(each, dict) else [None])]
     if not all(isinstance(entry, dict) and entry.keys() >= NEEDED for entry in entries):
-        refuse("--baselines", "hold what tune writes", str(path), "Make it with python -m analysis optimizer-tune.")
+        raise_input_error(
+            "--baselines", "hold what tune writes", str(path), "Make it with python -m analysis optimizer-tune."
+        )
     return baselines
 
 
@@ -128,7 +132,7 @@ def read_json(argument: str, path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        refuse(argument, "be a readable JSON file", f"{path} ({error})", "Pass another path.")
+        raise_input_error(argument, "be a readable JSON file", f"{path} ({error})", "Pass another path.")
 
 
 @functools.cache

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from analysis.optimizer_bench.runs import Candidate
-from protonet._checks import refuse
 from protonet._writing import write_whole
+from protonet.errors import raise_input_error
 from solution.pack import ROOT
 
 LOOKS = ROOT / "analysis/results/optimizer_looks.md"
@@ -53,7 +53,7 @@ def check_look(look: Look, argument: str) -> None:
     if len(seen) >= MOST and (look.optimizer, look.config) not in seen:
         got = f"{len(seen)} looks, at {' and '.join(f'{name} {config}' for name, config in seen)}"
         remedy = f"Judge on validation; {LOOKS.name} has the looks."
-        refuse(argument, "let test families be looked at twice at the most", got, remedy)
+        raise_input_error(argument, "let test families be looked at twice at the most", got, remedy)
 
 
 def log_look(look: Look, steps: Sequence[int], seeds: Sequence[int], ratios: Mapping[tuple[str, int], float]) -> None:

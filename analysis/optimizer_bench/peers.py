@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from protonet._checks import optional_packages
+from protonet.errors import optional_packages
 
 LIBRARIES = ("heavyball", "pytorch_optimizer", "schedulefree")
 Parameters = list[nn.Parameter]
@@ -26,7 +26,7 @@ class Peer(NamedTuple):
 
 def _find(library: str, name: str) -> Maker:
     """Return a library's class."""
-    with optional_packages("--compare", 'pip install "protonet[peers]"'):
+    with optional_packages('pip install "protonet[peers]"'):
         module = importlib.import_module(library)
     if library == "heavyball":
         module.utils.compile_mode = None  # compiling would take longer than the run

@@ -10,7 +10,7 @@ from analysis.optimizer_bench.loading import FILE, Baseline, Baselines
 from analysis.optimizer_bench.score import Row, Summary, average_by
 from analysis.optimizer_bench.workload import EVERY
 from analysis.optimizer_bench.workloads import ROLES
-from protonet._checks import optional_packages
+from protonet.errors import optional_packages
 from protonet.ui.text import format_table
 
 #: An optimizer's ``name`` and ``config``, its ``rows`` and what they come to (``summaries``). A peer has ``rates``
@@ -135,7 +135,7 @@ def tabulate_variants(entries: Sequence[Entry]) -> str:
 
 def plot(curves: Mapping[str, Sequence[Sequence[float]]], baselines: Mapping[str, Baseline], path: Path) -> None:
     """Draw smoothed validation losses over steps, of each workload's seeds, with the target."""
-    with optional_packages("plot"):
+    with optional_packages():
         from matplotlib.figure import Figure  # noqa: PLC0415 - optional
     n_columns = min(4, len(curves))
     n_rows = -(-len(curves) // n_columns)

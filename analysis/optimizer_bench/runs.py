@@ -21,7 +21,7 @@ from analysis.optimizer_bench.peers import LIBRARIES, PEERS
 from analysis.optimizer_bench.workload import EVERY, Curve, initial_weights, train
 from analysis.optimizer_bench.workloads import WORKLOADS
 from analysis.shared.journal import hash_sources, run_all
-from protonet._checks import find_version
+from protonet.errors import installed_version
 
 WARMUP = 0.03  #: Of the steps, the share in which the rate rises.
 FOLDER = "analysis/optimizer_bench"
@@ -91,7 +91,7 @@ def identify(run: Run) -> list[Any]:
         source, versions = f"{FOLDER}/runs.py", []
     else:
         source = str(optimizer.file or f"{FOLDER}/peers.py")
-        versions = [] if optimizer.file else [*map(find_version, LIBRARIES)]
+        versions = [] if optimizer.file else [*map(installed_version, LIBRARIES)]
     workload = str(run.file or inspect.getfile(inspect.unwrap(WORKLOADS[run.workload])))
     return [take_fingerprint(run.workload, run.file), versions, hash_sources(*SHARED, workload, source)]
 

@@ -25,8 +25,8 @@ from analysis.optimizer_bench.score import Row, average_by
 from analysis.optimizer_bench.tune import check_steps
 from analysis.optimizer_bench.workloads import FAMILY, ROLE
 from analysis.shared.runner import Report, StudyParser
-from protonet._checks import refuse
 from protonet._writing import write_whole
+from protonet.errors import raise_input_error
 from protonet.ui.command_line import check_name
 from protonet.ui.text import format_table
 
@@ -124,14 +124,18 @@ def change_constants(path: Path, fields: str) -> str:
     for part in re.split(r",(?=\s*\w+\.\w+=)", fields):
         match = re.fullmatch(r"\s*(\w+)\.(\w+)=(.+)", part)
         if match is None:
-            refuse("variants", "be FILE:NAME.field=value,...", repr(part), "Write such as SIDES.longest=256.")
+            raise_input_error(
+                "variants", "be FILE:NAME.field=value,...", repr(part), "Write such as SIDES.longest=256."
+            )
         name, field, value = match.groups()
         check_name("variants", name, constants)
         check_name("variants", field, [each.name for each in dataclasses.fields(constants[name])])
         try:
             changed.setdefault(name, {})[field] = ast.literal_eval(value)
         except (SyntaxError, ValueError):
-            refuse("variants", f"have a literal as {name}.{field}", repr(value), "Write a number or a tuple.")
+            raise_input_error(
+                "variants", f"have a literal as {name}.{field}", repr(value), "Write a number or a tuple."
+            )
     for name, values in changed.items():
         given = ", ".join(f"{field}={value!r}" for field, value in values.items())
         source += f'\n{name} = __import__("dataclasses").replace({name}, {given})\n'

@@ -28,8 +28,8 @@ from analysis.optimizer_bench.workload import EVERY, Curve
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, parse_wholes
 from analysis.shared.tables import format_columns
-from protonet._checks import refuse
 from protonet._writing import write_whole
+from protonet.errors import raise_input_error
 
 SEEDS = (0, 1, 2)  #: The first one decides on settings, all of them make the baseline.
 #: First and second factor of the search for a learning rate, and its bounds.
@@ -76,7 +76,7 @@ def check_steps(option: str, text: str) -> list[int]:
     steps = parse_wholes(option, text, low=EVERY)
     for each in steps:
         if each % EVERY:
-            refuse(option, f"be multiples of {EVERY}", each, "Validations are so far apart.")
+            raise_input_error(option, f"be multiples of {EVERY}", each, "Validations are so far apart.")
     return steps
 
 
@@ -87,7 +87,9 @@ def run(options: argparse.Namespace) -> Report:
     files = loading.pick_workloads(options)
     for name, file in files.items():
         if not math.isfinite(fingerprint := loading.take_fingerprint(name, file)):
-            refuse("--workloads", "have a finite loss before training", f"{fingerprint} of {name}", "Mend it.")
+            raise_input_error(
+                "--workloads", "have a finite loss before training", f"{fingerprint} of {name}", "Mend it."
+            )
     tasks = []
     for name, file in files.items():
         known = next((Setting.read(each["setting"]) for each in baselines.get(name, {}).values()), None)
@@ -96,7 +98,9 @@ def run(options: argparse.Namespace) -> Report:
     for task, found in tuned.items():
         for baseline in found.values():
             if not baseline["target"] < baseline["initial"]:
-                refuse("--workloads", "have what AdamW can train", task.workload, "Leave it out, or mend it.")
+                raise_input_error(
+                    "--workloads", "have what AdamW can train", task.workload, "Leave it out, or mend it."
+                )
         baselines[task.workload] = dict(sorted((baselines.get(task.workload, {}) | found).items(), key=_get_horizon))
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(each)}" for name, each in baselines.items())
     write_whole(path, lambda file: file.write(f"{{\n{lines}\n}}\n".encode()))

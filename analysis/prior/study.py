@@ -24,8 +24,8 @@ from analysis.shared.journal import run_all
 from analysis.shared.packaged import MIXED_KINS
 from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import mean_and_error
-from protonet._checks import fail
 from protonet._writing import write_whole
+from protonet.errors import raise_input_error
 from protonet.fit.prior import TRAITS, Prior, read_numbers, write_numbers
 from protonet.ui.text import format_table
 from solution.pack import ROOT
@@ -94,7 +94,7 @@ def load_left_out(name: str) -> Prior:
     path = LEFT_OUT / name
     if not path.exists():
         remedy = "Run python -m analysis prior --write first: it trains the priors that leave a set out."
-        fail("load_left_out", "name", "have a prior", str(path), remedy)
+        raise_input_error("name", "have a prior", str(path), remedy)
     return read_numbers(path.read_text(encoding="ascii"))
 
 

@@ -16,7 +16,7 @@ import torch
 from analysis.prior.synthetic import draw
 from analysis.real_data.sets import DATASETS, load_real
 from analysis.shared.packaged import is_kept_apart, is_reported, list_tables, name_table
-from protonet._checks import InputError, MissingPackageError
+from protonet.errors import InputError, MissingPackageError
 from protonet.tables.features import NOTHING
 from protonet.tables.frames import encode_frame, read_frame, take_frame
 

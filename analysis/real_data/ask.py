@@ -19,7 +19,7 @@ from analysis.real_data.sets import load_real
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, load_sets
 from analysis.shared.tables import mean_and_error
-from protonet._checks import optional_packages
+from protonet.errors import optional_packages
 from protonet.ui.command_line import check_name
 from protonet.ui.text import count, format_table
 from solution.pack import library_files
@@ -48,7 +48,7 @@ def add_options(parser: StudyParser) -> None:
 
 def run(options: argparse.Namespace) -> Report:
     """Do every run, and tell how many labels each strategy took."""
-    with optional_packages(""):
+    with optional_packages():
         import sklearn.cluster  # noqa: F401, PLC0415 - TypiClust and the isotonic curves
     strategies = options.strategies or list(STRATEGIES)
     runs = []

@@ -33,11 +33,11 @@ from analysis.shared.baselines import Outcome
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, load_sets, parse_wholes
 from analysis.shared.tables import average_rows, describe_regrets, format_mean, gather
-from protonet._checks import fail
 from protonet.commands.data import read_data
 from protonet.commands.options import add_options as add_data_options
 from protonet.commands.options import make_parser
 from protonet.commands.rows import read_rows
+from protonet.errors import raise_input_error
 from protonet.fit.search import Search
 from protonet.fit.solver import solve_problem
 from protonet.metrics import find_auroc
@@ -227,17 +227,17 @@ def run(options: argparse.Namespace) -> Report:
     """Do every run, and compare the methods by row."""
     methods = options.methods or list(METHODS)
     if not any(method in OURS for method in methods):
-        fail(PROG, "--methods", "name one of ours", ",".join(methods), "Add ours.")
+        raise_input_error("--methods", "name one of ours", ",".join(methods), "Add ours.")
     for name in ("lightgbm", "catboost"):
         if name in methods and find_spec(name) is None:
-            fail(PROG, "--methods", "be installed", name, f"Run pip install {name}, or name the others.")
+            raise_input_error("--methods", "be installed", name, f"Run pip install {name}, or name the others.")
     runs = []
     for name, _ in load_sets(options.datasets or MIXED, load_mixed):
         seeds = range(options.splits)
         runs += [Run(name, n, seed, method) for n in options.shots for seed in seeds for method in methods]
     if not runs:
         remedy = "pip install palmerpenguins vega_datasets; pip install --no-deps ISLP."
-        fail(PROG, "--datasets", "have a package that is installed", "none", remedy)
+        raise_input_error("--datasets", "have a package that is installed", "none", remedy)
     results = run_all(runs, run_method, options.state, lambda run: hash_code(run.method))
     rows = gather(results)
     return Report(rows, tabulate(rows, methods))

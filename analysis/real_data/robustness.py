@@ -25,8 +25,8 @@ from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, load_sets, parse_wholes
 from analysis.shared.tables import average_rows, describe_regrets, format_mean, gather, mean_and_error, subtract
 from protonet import solve
-from protonet._checks import refuse
 from protonet.datasets import Split
+from protonet.errors import raise_input_error
 from protonet.fit.search import Search
 from protonet.metrics import calibration_error, fill_bins, measure
 from protonet.ui.text import count, format_table
@@ -116,13 +116,13 @@ def run(options: argparse.Namespace) -> Report:
     baselines = [method for method in methods if method not in SETTINGS]
     if {*baselines} - {"cosine"} and find_spec("sklearn") is None:
         remedy = 'Run pip install "protonet[analysis]", or pass --methods ours,cosine.'
-        refuse("--methods", "have scikit-learn for the baselines", "none installed", remedy)
+        raise_input_error("--methods", "have scikit-learn for the baselines", "none installed", remedy)
     if options.plot and not (ours and baselines):
-        refuse("--plot", "come with ours and a baseline", f"{methods}", "Add to --methods.")
+        raise_input_error("--plot", "come with ours and a baseline", f"{methods}", "Add to --methods.")
     runs = list(list_runs(options.datasets or list(DATASETS), options.shots, options.splits, methods))
     if not runs:
         got = f"none at {options.shots} shots"
-        refuse("--datasets", "have rows enough for a split", got, "Pass fewer shots or other data sets.")
+        raise_input_error("--datasets", "have rows enough for a split", got, "Pass fewer shots or other data sets.")
     rows = summarise(run_all(runs, run_method, options.state, lambda run: hash_code(run.method)))
     if options.plot:
         plot(rows, ours[0], options.plot)

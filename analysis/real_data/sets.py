@@ -19,9 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import MissingPackageError, check_int, describe, fail, optional_packages
+from protonet._validation import check_int
 from protonet.datasets import Dataset, Split, load_digits, load_glyphs
 from protonet.datasets.dataset import make_dataset
+from protonet.errors import MissingPackageError, optional_packages, raise_input_error
 
 GLYPH_CLASSES, GLYPH_COPIES = 60, 3
 TEXT_FEATURES, HASHES = 384, 2**14
@@ -34,10 +35,10 @@ SPARE_ROWS, FEWEST_TESTS, MOST_TESTS = 3, 20, 2000
 
 def load_table(name: str) -> Dataset:
     """Load a table of scikit-learn: "wine", "breast_cancer" or "iris"."""
-    with optional_packages("load_table"):
+    with optional_packages():
         from sklearn import datasets  # noqa: PLC0415 - optional
     bunch = getattr(datasets, f"load_{name}")()
-    return make_dataset("load_table", name, torch.from_numpy(bunch.data), bunch.target_names[bunch.target])
+    return make_dataset(name, torch.from_numpy(bunch.data), bunch.target_names[bunch.target])
 
 
 def load_glyph_subset() -> Dataset:
@@ -60,10 +61,10 @@ def read_series(path: Path) -> tuple[list[np.ndarray], list[str]]:
             cases.append(np.array([channel.split(",") for channel in channels], np.float32))
         except ValueError:
             got = f"{line[:20]!r} in {path}"
-            fail("read_series", "path", "hold channels of equal length and numbers", got, "Install aeon anew.")
+            raise_input_error("path", "hold channels of equal length and numbers", got, "Install aeon anew.")
         labels.append(label.strip())
     if not cases:
-        fail("read_series", "path", "hold cases below @data", str(path), "Install aeon anew.")
+        raise_input_error("path", "hold cases below @data", str(path), "Install aeon anew.")
     return cases, labels
 
 
@@ -75,7 +76,7 @@ def find_series(folder: str, name: str) -> tuple[list[np.ndarray], list[str]]:
     paths = sorted(found, reverse=True)
     if not paths:
         remedy = "Run pip install --no-deps aeon (its data alone are read)."
-        raise MissingPackageError(describe("find_series", "aeon", f"be installed for {name}", "no such files", remedy))
+        raise_input_error("aeon", f"be installed for {name}", "no such files", remedy, kind=MissingPackageError)
     parts = [read_series(path) for path in paths]  # TRAIN, then TEST
     return [case for cases, _ in parts for case in cases], [label for _, labels in parts for label in labels]
 
@@ -83,7 +84,7 @@ def find_series(folder: str, name: str) -> tuple[list[np.ndarray], list[str]]:
 def load_series(folder: str, name: str | None = None) -> Dataset:
     """Load series of equal length that aeon ships: a row is a case, its channels one after another."""
     cases, labels = find_series(folder, name or folder)
-    return make_dataset("load_series", folder, torch.from_numpy(np.stack(cases)), labels)
+    return make_dataset(folder, torch.from_numpy(np.stack(cases)), labels)
 
 
 def load_spectra() -> Dataset:
@@ -91,7 +92,7 @@ def load_spectra() -> Dataset:
     cases, labels = find_series("JapaneseVowels", "JapaneseVowels")
     frames = np.concatenate([case.T for case in cases])  # (n, 12)
     speakers = np.repeat(labels, [case.shape[1] for case in cases])  # (n,)
-    return make_dataset("load_spectra", "JapaneseVowels", torch.from_numpy(frames), speakers)
+    return make_dataset("JapaneseVowels", torch.from_numpy(frames), speakers)
 
 
 def load_text(library: Path | None = None) -> Dataset:
@@ -113,13 +114,13 @@ def load_text(library: Path | None = None) -> Dataset:
             modules += [name] * len(found)
     if len(set(modules)) < 2:
         got = f"{len(set(modules))} in {library}"
-        fail("load_text", "library", "hold 2 modules of 40 docstrings", got, "Pass the folder of another Python.")
-    with optional_packages("load_text"):
+        raise_input_error("library", "hold 2 modules of 40 docstrings", got, "Pass the folder of another Python.")
+    with optional_packages():
         from sklearn.decomposition import TruncatedSVD  # noqa: PLC0415 - optional
         from sklearn.feature_extraction.text import HashingVectorizer  # noqa: PLC0415
     hashed = HashingVectorizer(n_features=HASHES, ngram_range=(1, 2), alternate_sign=False).fit_transform(texts)
     svd = TruncatedSVD(min(TEXT_FEATURES, len(texts) - 1), random_state=0)
-    return make_dataset("load_text", "library", torch.from_numpy(svd.fit_transform(hashed)), modules)
+    return make_dataset("library", torch.from_numpy(svd.fit_transform(hashed)), modules)
 
 
 def _read_docstrings(path: Path) -> list[str]:
@@ -150,7 +151,7 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
 def load_real(name: str) -> Dataset:
     """Load a key of ``DATASETS``, once a process; a MissingPackageError says how to install what it comes with."""
     if name not in DATASETS:
-        fail("load_real", "name", f"be one of {', '.join(DATASETS)}", repr(name), "Pick a listed one.")
+        raise_input_error("name", f"be one of {', '.join(DATASETS)}", repr(name), "Pick a listed one.")
     return DATASETS[name]()
 
 
@@ -160,8 +161,8 @@ def split_shots(data: Dataset, shots: int, seed: int) -> Split | None:
     A seed >= 0 puts the rows in one order for all shots: those of fewer shots are among those of more. Classes of fewer
     than ``shots + 3`` rows are left out; if fewer than two classes or 20 test rows remain, there is no split.
     """
-    shots = check_int("split_shots", "shots", shots, low=1)
-    order = np.random.default_rng(check_int("split_shots", "seed", seed, low=0)).permutation(len(data.y))
+    shots = check_int("shots", shots, low=1)
+    order = np.random.default_rng(check_int("seed", seed, low=0)).permutation(len(data.y))
     counts = torch.bincount(data.y, minlength=data.num_classes)
     kept = (counts >= shots + SPARE_ROWS).nonzero().flatten()  # class ids
     renumbered = torch.full((data.num_classes,), -1).index_copy_(0, kept, torch.arange(len(kept)))

@@ -22,8 +22,8 @@ from analysis.real_data.sets import DATASETS, SPARE_ROWS, load_real
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, load_sets, parse_wholes
 from analysis.shared.tables import format_mean
-from protonet._checks import refuse
 from protonet.datasets import Dataset
+from protonet.errors import raise_input_error
 from protonet.fit.active import group_strangers
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import solve_problem
@@ -91,7 +91,9 @@ def run(options: argparse.Namespace) -> Report:
     """Do every run, and average by data set."""
     runs = list(list_runs(options))
     if not runs:
-        refuse("--datasets", "have rows enough for a split", f"none at {options.shots} shots", "Pass fewer shots.")
+        raise_input_error(
+            "--datasets", "have rows enough for a split", f"none at {options.shots} shots", "Pass fewer shots."
+        )
     code = hash_sources("analysis/real_data/unlabelled.py", *DATA, *library_files())
     results = run_all(runs, measure_run, options.state, lambda _: code)
     rows = [{**each._asdict(), **result} for each, result in results.items()]

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 from tqdm import tqdm
 
-from protonet._checks import find_version
+from protonet.errors import installed_version
 from solution.pack import ROOT
 
 PACKAGES = ("numpy", "scipy", "scikit-learn", "torch")  #: Their versions decide results.
@@ -99,7 +99,7 @@ def hash_sources(*paths: str) -> str:
     """Return a hash of source files, or all below a folder, by their paths in the repository, and of packages."""
     files = [file for path in paths for file in (sorted((ROOT / path).rglob("*.py")) or [ROOT / path])]
     texts = [file.read_text(encoding="utf-8") for file in files]
-    versions = {package: find_version(package) for package in PACKAGES}
+    versions = {package: installed_version(package) for package in PACKAGES}
     return hashlib.sha256(json.dumps([texts, versions], sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
-from protonet._checks import refuse
+from protonet.errors import raise_input_error
 from protonet.ui.command_line import Parser, check_outputs, parse_whole
 from solution.pack import ROOT
 
@@ -135,7 +135,7 @@ def parse_names(option: str, text: str, known: Collection[str]) -> list[str]:
     names = list(dict.fromkeys(text.split(",")))
     for name in names:
         if name not in known:
-            refuse(option, f"be of {', '.join(known)}", repr(name), "Pick listed ones, with commas.")
+            raise_input_error(option, f"be of {', '.join(known)}", repr(name), "Pick listed ones, with commas.")
     return names
 
 
@@ -148,16 +148,16 @@ def check_python(option: str, path: str) -> str:
     """Return the absolute path of an interpreter, or raise an InputError."""
     found = shutil.which(path)
     if found is None:
-        refuse(option, "be an interpreter", repr(path), "Pass its path.")
+        raise_input_error(option, "be an interpreter", repr(path), "Pass its path.")
     return str(Path(found).absolute())  # links are kept: an environment is known by its own
 
 
 def _check_plot(option: str, path: str) -> str:
     """Return a path that matplotlib can draw to, or raise an InputError."""
     if Path(path).suffix.lower() not in FORMATS:
-        refuse(option, f"end in {', '.join(FORMATS)}", repr(path), "Rename the file.")
+        raise_input_error(option, f"end in {', '.join(FORMATS)}", repr(path), "Rename the file.")
     if find_spec("matplotlib") is None:
-        refuse(option, "have matplotlib", "none installed", 'Run pip install "protonet[analysis]".')
+        raise_input_error(option, "have matplotlib", "none installed", 'Run pip install "protonet[analysis]".')
     return path
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from protonet._checks import refuse, unguard
+from protonet._text import unescape_formula
 from protonet._writing import write_whole
+from protonet.errors import raise_input_error
 from protonet.ui.text import format_csv
 
 if sys.platform != "win32":
@@ -102,7 +103,7 @@ class Answers:
         ends = list(accumulate(len(line.encode(errors="surrogateescape")) for line in lines))
         reader = csv.reader(lines)
         for cells in reader:
-            row = list(map(unguard, cells))
+            row = list(map(unescape_formula, cells))
             at_end = reader.line_num == len(lines)
             cut = at_end and (not lines[-1].endswith("\n") or (bool(self._ends) and len(row) != len(header)))
             if not self._ends and not (cut and format_csv([header]).startswith("".join(lines))) and row != header:
@@ -124,7 +125,9 @@ def _lock(path: Path, file: int) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        refuse("--output", "be written by one command at a time", f"{path}, which another one writes", "End that.")
+        raise_input_error(
+            "--output", "be written by one command at a time", f"{path}, which another one writes", "End that."
+        )
     except OSError:  # a file system without locks
         return
 
@@ -132,4 +135,6 @@ def _lock(path: Path, file: int) -> None:
 def _refuse(path: Path, got: str) -> NoReturn:
     """Raise an InputError: the file is another one."""
     must = "be a new file, or one of answers for this table and these classes"
-    refuse("--output", must, f"{path} with {got}", "Pass another path, or the table and classes of that file.")
+    raise_input_error(
+        "--output", must, f"{path} with {got}", "Pass another path, or the table and classes of that file."
+    )

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from protonet._checks import as_typed, check_int, refuse
+from protonet._validation import check_int
 from protonet.commands.options import (
     FIGURES,
     INSTALL_PAGE,
@@ -27,6 +27,7 @@ from protonet.commands.options import (
     look_for_table,
     make_parser,
 )
+from protonet.errors import raise_input_error, renamed_arguments
 from protonet.ui.command_line import Parser, check_name, parse_number, parse_whole
 
 #: The names of `protonet.fit.search.EFFORTS`, and `protonet.fit.solver.TIME_LIMIT`; a test compares them.
@@ -112,7 +113,7 @@ def read_fit(arguments: Sequence[str] | None) -> argparse.Namespace:
     from protonet.commands.rows import read_rows  # noqa: PLC0415 - NumPy, as above
 
     options.rows = read_rows(options)
-    with as_typed(path="--unlabelled"):
+    with renamed_arguments(path="--unlabelled"):
         look_for_table(argparse.Namespace(sheet=None), options.unlabelled)
     return options
 
@@ -141,7 +142,7 @@ def read_predict(arguments: Sequence[str] | None) -> argparse.Namespace:
             options.unknown = float(options.unknown)
         except ValueError:
             got, remedy = repr(options.unknown), "Pass a number such as 0.05."
-            refuse("--unknown", "be a number between 0 and 1", got, remedy)
+            raise_input_error("--unknown", "be a number between 0 and 1", got, remedy)
     if Path(options.table).is_dir():  # of tables, or of pictures: the model tells
         look_for_model(options.model)
         return options
@@ -154,7 +155,7 @@ def read_predict(arguments: Sequence[str] | None) -> argparse.Namespace:
 def check_predictions(options: argparse.Namespace) -> None:
     """Check what ``predict`` is asked of one table; its ``outputs`` are the paths to be written."""
     if options.workers is not None:
-        refuse("--workers", "come with a folder of tables", options.table, "Leave it out, or pass one.")
+        raise_input_error("--workers", "come with a folder of tables", options.table, "Leave it out, or pass one.")
     options.outputs = check_paths(options, {"output": (".csv",)}, [options.model, options.table])
 
 
@@ -185,7 +186,7 @@ def read_update(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.output is None and not options.in_place:
         remedy = "Pass -o FILE for a new file, or --in-place to write over the old one."
-        refuse("arguments", "say where the new model goes", "neither -o nor --in-place", remedy)
+        raise_input_error("arguments", "say where the new model goes", "neither -o nor --in-place", remedy)
     options.outputs = check_paths(options, {"output": MODELS}, [options.table, options.labels])
     look_for_model(options.model)
     look_for_table(options, options.table, labelled=True)
@@ -221,7 +222,7 @@ def read_label(arguments: Sequence[str] | None) -> argparse.Namespace:
     check_table(options)
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or sys.platform == "win32":
         remedy = "Run it in one, without pipes; python -m protonet suggest writes the rows to a file."
-        refuse("arguments", "come from a terminal", "a pipe, a file or Windows", remedy)
+        raise_input_error("arguments", "come from a terminal", "a pipe, a file or Windows", remedy)
     options.output = name_answers(options.table) if options.output is None else options.output
     check_answers(options, "output")
     return options
@@ -239,10 +240,12 @@ def read_explain(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", default="0", metavar="N", help="of what is drawn at random (default 0)")
     options = parser.parse_args(arguments)
     seed = parse_whole("--seed", options.seed, low=0)
-    options.seed = check_int("protonet explain", "--seed", seed, low=0, high=2**63 - 1)
+    options.seed = check_int("--seed", seed, low=0, high=2**63 - 1)
     options.rows = None if options.rows is None else parse_rows(options.rows)
     if options.table is None and (options.rows is not None or options.label or options.labels):
-        refuse("arguments", "name a table for --rows, --label and --labels", "none", "Pass it after the model.")
+        raise_input_error(
+            "arguments", "name a table for --rows, --label and --labels", "none", "Pass it after the model."
+        )
     inputs = [options.model, options.table, options.labels]
     options.outputs = check_paths(options, {"json": (".json",)}, inputs)
     look_for_model(options.model)
@@ -317,7 +320,9 @@ def read_page(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.port = check_port(options.port)
     check_table(options)
     if options.model is not None and (options.group or options.drop or options.column):
-        refuse("--model", "come without --group, --drop, --column", "both", "The model says what columns are.")
+        raise_input_error(
+            "--model", "come without --group, --drop, --column", "both", "The model says what columns are."
+        )
     options.output = name_answers(options.table) if options.output is None else options.output
     options.flags = str(Path(options.output).with_suffix(".flagged.csv"))
     check_answers(options, "output", "flags")
@@ -359,7 +364,7 @@ def add_address(parser: Parser, port: str) -> None:
 
 def check_port(text: str) -> int:
     """Return the number of a port."""
-    return check_int("", "--port", parse_whole("--port", text, low=0), low=0, high=65535)
+    return check_int("--port", parse_whole("--port", text, low=0), low=0, high=65535)
 
 
 #: Of each command, what reads its arguments, and raises an InputError for those that do not fit.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from protonet._checks import as_typed, refuse
+from protonet.errors import raise_input_error, renamed_arguments
 from protonet.tables.columns.parsing import write_cells
 from protonet.tables.formats import open_source
 from protonet.tables.table import list_names
@@ -28,21 +28,23 @@ def read_classes(path: Path) -> dict[str, str]:
         MissingPackageError: A package that the file needs is missing.
         InputError: There is no such file or column; a class without a name, or one of a name twice.
     """
-    with as_typed(path="--classes"):
+    with renamed_arguments(path="--classes"):
         source = open_source(path, names={CLASS})
         header = source.header or []
         if CLASS not in header:
             got = f"{path} with {list_names(header)}"
-            refuse("path", f"have a column {CLASS}", got, f"Name it so, and the other one {DESCRIPTION}.")
+            raise_input_error("path", f"have a column {CLASS}", got, f"Name it so, and the other one {DESCRIPTION}.")
         places = [header.index(name) for name in (CLASS, DESCRIPTION) if name in header]
         blocks = [block.columns for block in source.read(places)]
         columns = [write_cells(np.concatenate(parts)).tolist() for parts in zip(*blocks, strict=True)]
         names = columns[0] if columns else []
         if not names:
-            refuse("path", "name classes", f"{path} without a row", "Add a row for each.")
+            raise_input_error("path", "name classes", f"{path} without a row", "Add a row for each.")
         if "" in names:
-            refuse("path", "name a class in each row", f"{path} with an empty one", "Fill it in, or leave it out.")
+            raise_input_error(
+                "path", "name a class in each row", f"{path} with an empty one", "Fill it in, or leave it out."
+            )
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-            refuse("path", "name each class once", f"{twice[0]!r} twice", "Leave one out.")
+            raise_input_error("path", "name each class once", f"{twice[0]!r} twice", "Leave one out.")
     descriptions = columns[1] if len(columns) > 1 else [""] * len(names)
     return dict(zip(names, descriptions, strict=True))

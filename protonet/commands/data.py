@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import as_typed, refuse, show
+from protonet._text import to_printable
 from protonet.commands.labels import suspect_spellings
 from protonet.commands.models import open_rows, want
 from protonet.commands.rows import TableRows, take_kinds
+from protonet.errors import raise_input_error, renamed_arguments
 from protonet.files import Model
 from protonet.fit.names import read_names
 from protonet.fit.problem import Names
@@ -160,11 +161,13 @@ def refuse_names(encoding: Encoding | None, classes: Sequence[str | int]) -> NoR
     texts = [column for column in columns if column.takes == "text"]
     if any(column.read_by is not None for column in texts):
         got = list_names(list(map(str, classes)))
-        refuse("--classes", "name classes in words, or describe them", got, "Add a column description, or label rows.")
+        raise_input_error(
+            "--classes", "name classes in words, or describe them", got, "Add a column description, or label rows."
+        )
     if texts:
         remedy = 'Run pip install "protonet[text]", pass --representation, or label some rows.'
-        refuse("table", "be read by a representation, where no row has a class", "texts, and none", remedy)
-    refuse("table", "have texts, where no row has a class", "none", "Label some rows.")
+        raise_input_error("table", "be read by a representation, where no row has a class", "texts, and none", remedy)
+    raise_input_error("table", "have texts, where no row has a class", "none", "Label some rows.")
 
 
 def _encode_rest(table: Table, rest: Block, columns: tuple[str, ...] | None, encoding: Encoding | None) -> Tensor:
@@ -196,7 +199,7 @@ class Rest:
             width = data.x.shape[1] if data.encoding is None else len(data.encoding.columns)
             wanted = Wanted(label, labelled=False, columns=data.columns, width=width, ignored=tuple(data.left_out))
             wanted = wanted._replace(learned=True)
-            with as_typed(path="--unlabelled"):
+            with renamed_arguments(path="--unlabelled"):
                 self.table = open_table(path, wanted)
 
     def __bool__(self) -> bool:
@@ -214,7 +217,9 @@ class Rest:
         """Return what a message calls a row, given its number among those that were read."""
         own = row < len(self.data.rest_rows)
         place = self.data.place if own else self.table.place
-        return place.format(self.rows[row]) + ("" if own or self.path is None else f" of {show(self.path.name)}")
+        return place.format(self.rows[row]) + (
+            "" if own or self.path is None else f" of {to_printable(self.path.name)}"
+        )
 
 
 def select(options: argparse.Namespace) -> Selection:
@@ -255,11 +260,11 @@ def read_unlabelled(options: argparse.Namespace, model: Model | None, label: str
         x, labels = map(np.concatenate, zip(*parts, strict=True))
     known = labels != "" if len(labels) else np.zeros(len(x), bool)
     if known.all():
-        got = f"one in {show(label)} for each of {count(len(x), 'row')}"
-        refuse("table", "have rows without a class", got, "Add rows whose cell there is empty.")
+        got = f"one in {to_printable(label)} for each of {count(len(x), 'row')}"
+        raise_input_error("table", "have rows without a class", got, "Add rows whose cell there is empty.")
     if known.any():
         verb = "has" if known.sum() == 1 else "have"
-        notes.append(f"{count(int(known.sum()), 'row')} {verb} a class in {show(label)} already: not asked for")
+        notes.append(f"{count(int(known.sum()), 'row')} {verb} a class in {to_printable(label)} already: not asked for")
     table.notes.extend(notes)
     rows = torch.from_numpy(np.ascontiguousarray(x))
     return Unlabelled(rows, blocks, table, torch.from_numpy(known), encoding, columns, told)

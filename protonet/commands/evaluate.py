@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import refuse
 from protonet.commands.content import JudgedRows, list_importance, list_sections, list_table
 from protonet.commands.explain import judge_by_all
 from protonet.commands.figures import list_names
@@ -33,6 +32,7 @@ from protonet.commands.models import (
     want,
 )
 from protonet.commands.report import format_report, judge, list_report
+from protonet.errors import raise_input_error
 from protonet.files import Model
 from protonet.fit.search import Progress
 from protonet.tables.columns.parsing import count_gaps
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> None:
     known = numbers >= 0
     if not bool(known.any()):
         got, remedy = f"{list_names(list(map(repr, strange)))} alone", "Name the classes' column: --label."
-        refuse("table", "hold a class that the model knows", got, remedy)
+        raise_input_error("table", "hold a class that the model knows", got, remedy)
     name, balanced = Path(options.table).name, bool(model.metadata.get("balanced"))
     report = judge(name, model.classes, torch.tensor(count_samples(model)), rows, numbers, strange, balanced=balanced)
     print(format_report(report), end="")

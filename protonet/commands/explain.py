@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import refuse, show
+from protonet._text import to_printable
 from protonet._writing import write_whole
 from protonet.commands.importance import measure_support, rank_columns
 from protonet.commands.labels import check_spellings
@@ -28,6 +28,7 @@ from protonet.commands.models import (
     show_progress,
     want,
 )
+from protonet.errors import raise_input_error
 from protonet.files import Model
 from protonet.fit.crossfit import Crossfit
 from protonet.fit.packing import unpack
@@ -86,7 +87,7 @@ def judge_columns(options: argparse.Namespace, model: Model, generator: torch.Ge
     table, judged = (None, find_held(model)) if options.table is None else read_judged(options, model)
     if judged is None:
         remedy = "Pass a table with classes, or fit it again, to two samples or more of some classes."
-        refuse("model", "hold rows that fit held out, where no table is passed", "none", remedy)
+        raise_input_error("model", "hold rows that fit held out, where no table is passed", "none", remedy)
     with show_progress(quiet=options.quiet) as progress:
         found = rank_columns(judged, name_columns(model), find_sizes(model), generator, progress)
     if table is not None:
@@ -121,7 +122,7 @@ def format_columns(figures: Mapping[str, Any]) -> str:
     rows, columns = count(figures["rows"], "row"), figures["columns"]
     drawn = f", drawn at random from {figures['drawn_from']:,}" if figures["rows"] < figures["drawn_from"] else ""
     held = f"{rows} that fit held out{drawn}, each judged by a fit without its fold"
-    judged = held if figures["table"] is None else f"{rows} of {show(figures['table'])}{drawn}"
+    judged = held if figures["table"] is None else f"{rows} of {to_printable(figures['table'])}{drawn}"
     shuffles = count(figures["shuffles"], "shuffle")
     lines = [
         f"{judged}: {100 * figures['accuracy']:.2f} % right, log-loss {figures['log_loss']:.3f}",
@@ -132,7 +133,7 @@ def format_columns(figures: Mapping[str, Any]) -> str:
         rise, fall = column["log_loss_rise"], 100 * column["accuracy_fall"]
         ends = "[{:+.3f}, {:+.3f}]".format(*column["log_loss_interval"])
         points = "[{:+.2f}, {:+.2f}]".format(*(100 * share for share in column["accuracy_interval"]))
-        shown.append([show(column["name"]), f"{rise:+.3f}", ends, f"{fall:+.2f}", points])
+        shown.append([to_printable(column["name"]), f"{rise:+.3f}", ends, f"{fall:+.2f}", points])
     header = ["column", "log-loss rises by", "95 % interval", "right falls by, points", "95 % interval"]
     lines += ["", format_table(header, shown)]
     if len(shown) < len(columns):
@@ -201,7 +202,7 @@ def read_rows(table: Table, model: Model, rows: Sequence[int]) -> tuple[np.ndarr
     for row in rows:
         if row not in found:
             remedy = "Count from 0, the header not among them."
-            refuse("--rows", "name rows of the table", f"{row} of {count(first, 'row')}", remedy)
+            raise_input_error("--rows", "name rows of the table", f"{row} of {count(first, 'row')}", remedy)
     return np.stack([found[row][0] for row in rows]), [found[row][1] for row in rows]
 
 
@@ -214,13 +215,15 @@ def format_rows(figures: Mapping[str, Any]) -> str:
     """Return what `explain_rows` found, in lines."""
     lines = []
     for told in figures["rows"]:
-        shares = [f"{show(each['name'])} {100 * each['probability']:.2f} %" for each in told["classes"]]
+        shares = [f"{to_printable(each['name'])} {100 * each['probability']:.2f} %" for each in told["classes"]]
         lines.append(f"row {told['row']}: {', then '.join(shares)}")
         if figures["sample"]:
-            near = [f"{each['number']} ({show(each['class'])}, {each['cosine']:.3f})" for each in told["neighbours"]]
+            near = [
+                f"{each['number']} ({to_printable(each['class'])}, {each['cosine']:.3f})" for each in told["neighbours"]
+            ]
             lines.append(f"  nearest rows that fit held out: {', '.join(near)}")
             lines += [
-                f"  {each['support']:<+9.2g} {show(each['name'])} = {show(each['cell'][:MOST_CELL])}"
+                f"  {each['support']:<+9.2g} {to_printable(each['name'])} = {to_printable(each['cell'][:MOST_CELL])}"
                 for each in told["columns"][:COLUMNS]
             ]
     if figures["sample"]:

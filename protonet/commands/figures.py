@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from protonet._checks import show
+from protonet._text import to_printable
 from protonet.ui.text import format_table
 
 #: Most classes that are printed; a JSON file has all.
@@ -41,7 +41,7 @@ def tell_columns(names: Sequence[str] | None, told: Sequence[str] | None) -> lis
     """Return a line for each kind of column: the names, and what they were taken for; none for numbers alone."""
     kinds: dict[str, list[str]] = {}
     for name, text in zip(names or (), told or (), strict=False):
-        kinds.setdefault(text, []).append(show(name))
+        kinds.setdefault(text, []).append(to_printable(name))
     return [f"{', '.join(same)}: {text}" for text, same in kinds.items()]
 
 

@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 
-from protonet._checks import refuse, show
+from protonet._text import to_printable
 from protonet.commands.content import JudgedRows, list_importance, list_learning, list_sections, list_table
 from protonet.commands.data import Data, Rest, read_data
 from protonet.commands.figures import format_losses, format_views, tell_columns
 from protonet.commands.models import find_sizes, keep_crossfit, name_columns, show_progress, write_model
 from protonet.commands.report import list_figures
 from protonet.commands.summary import compare_baselines, describe_views, format_baselines, format_pairs
+from protonet.errors import raise_input_error
 from protonet.files import Model
 from protonet.fit.active import group_strangers
 from protonet.fit.balance import balance_classes, count_rows, count_samples
@@ -67,7 +68,7 @@ def run(options: argparse.Namespace) -> None:
     data = read_data(options, rows, keep_cells="report" in outputs)
     del rows
     if "plot" in outputs and not len(data.x):
-        refuse("--plot", "come with rows that have a class", "none", "Leave it out.")
+        raise_input_error("--plot", "come with rows that have a class", "none", "Leave it out.")
     rest = Rest(data, options.unlabelled and Path(options.unlabelled), options.label or "label")
     shots = torch.bincount(data.y, minlength=len(data.classes)).tolist()
     metadata: dict[str, Any] = {"label": options.label or "label", "effort": options.effort, "seed": seed}
@@ -133,7 +134,7 @@ def run(options: argparse.Namespace) -> None:
             print(format_views(model.metadata["views"]))
         compared = compare(crossed, solution, model)
         shown = compared if options.details else choose_baselines(compared)
-        print(report(crossed, shown, list(map(show, data.classes))) + format_notes(data.notes), end="")
+        print(report(crossed, shown, list(map(to_printable, data.classes))) + format_notes(data.notes), end="")
         if not in_time and len(crossed.labels):
             print("the time was over before the last fold: the model may do better than its folds")
         if "plot" in outputs:

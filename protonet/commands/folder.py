@@ -21,8 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from protonet._checks import Mendable, find_version, optional_packages, refuse
 from protonet._writing import write_whole
+from protonet.errors import UserError, installed_version, optional_packages, raise_input_error
 from protonet.tables.table import list_names
 from protonet.ui.text import count
 
@@ -70,14 +70,16 @@ def list_parts(folder: Path, output: Path) -> list[Part]:
         MissingPackageError: pyarrow is missing.
         InputError: There is no file, one cannot be read, or has other columns than the first; the message names it.
     """
-    with optional_packages("", 'pip install "protonet[parquet]"'):
+    with optional_packages('pip install "protonet[parquet]"'):
         from pyarrow import ArrowException, parquet  # noqa: PLC0415 - optional
 
     folder, output = folder.resolve(), output.resolve()
     names = sorted(path.relative_to(folder) for path in folder.rglob("*.parquet"))
     names = [name for name in names if not any(part.startswith(HIDDEN) for part in name.parts)]
     if not names:
-        refuse("table", "be a folder of Parquet files", f"none in {folder}", "Pass one with files *.parquet.")
+        raise_input_error(
+            "table", "be a folder of Parquet files", f"none in {folder}", "Pass one with files *.parquet."
+        )
     parts: list[Part] = []
     first: set[str] = set()
     for name in names:
@@ -86,13 +88,17 @@ def list_parts(folder: Path, output: Path) -> list[Part]:
             columns = set(metadata.schema.to_arrow_schema().names)
         except (OSError, ValueError, ArrowException) as error:
             got = f"{name} ({type(error).__name__})"
-            refuse("table", "be a folder of Parquet files that can be read", got, "Mend or remove that file.")
+            raise_input_error(
+                "table", "be a folder of Parquet files that can be read", got, "Mend or remove that file."
+            )
         first = first or columns
         if columns != first:
             missing, more = sorted(first - columns), sorted(columns - first)
             said = [f"without {list_names(missing)}"] * bool(missing) + [f"with {list_names(more)}"] * bool(more)
             got = f"{name} {' and '.join(said)}, unlike {names[0]}"
-            refuse("table", "be a folder of files with the same columns", got, "Move it to a folder of its own.")
+            raise_input_error(
+                "table", "be a folder of files with the same columns", got, "Move it to a folder of its own."
+            )
         parts.append(Part(folder / name, (output / name).with_suffix(".csv"), metadata.num_rows))
     return parts
 
@@ -104,7 +110,7 @@ def claim_folder(output: Path, made: Mapping[str, Any]) -> None:
         return
     if path.exists() or next(output.rglob("*.csv"), None) is not None:
         must, got = "be a new folder, or one of this model and these options", f"{output} of others"
-        refuse("--output", must, got, "Pass another folder, or remove that one.")
+        raise_input_error("--output", must, got, "Pass another folder, or remove that one.")
     write_whole(path, lambda file: file.write(text.encode()))
 
 
@@ -165,7 +171,7 @@ def _run_here(work: Work, parts: Sequence[Part], n_processes: int, tick: Tick) -
                 yield future.result()
     except BrokenProcessPool:
         must, remedy = "be no more than there is memory for", "Run it again with fewer: finished files are kept."
-        refuse("--workers", must, f"{n_processes}, of which one was killed", remedy)
+        raise_input_error("--workers", must, f"{n_processes}, of which one was killed", remedy)
     finally:
         stop.set()
         pool.shutdown(cancel_futures=True)
@@ -209,7 +215,7 @@ def _run_dask(work: Work, parts: Sequence[Part], address: str, tick: Tick) -> It
 
     A file whose worker is killed goes to another one.
     """
-    with optional_packages("", 'pip install "protonet[dask]"'):
+    with optional_packages('pip install "protonet[dask]"'):
         from distributed import KilledWorker, as_completed  # noqa: PLC0415 - optional
 
     with _connect(address) as client:
@@ -223,7 +229,7 @@ def _run_dask(work: Work, parts: Sequence[Part], address: str, tick: Tick) -> It
         except (KilledWorker, CancelledError) as error:
             got = "a lost scheduler" if isinstance(error, CancelledError) else "several that were killed at one file"
             remedy = "Give them more memory; run it again: finished files are kept."
-            refuse("--workers", "have workers that live", got, remedy)
+            raise_input_error("--workers", "have workers that live", got, remedy)
         finally:
             client.cancel(futures)
 
@@ -247,27 +253,29 @@ def _connect(address: str) -> Iterator[Any]:
         except (OSError, ValueError) as error:
             got = f"{address} ({type(error).__name__})"
             remedy = "Start it with dask scheduler, and workers with dask worker ADDRESS."
-            refuse("--workers", "be the address of a Dask scheduler that answers", got, remedy)
+            raise_input_error("--workers", "be the address of a Dask scheduler that answers", got, remedy)
         with client:
-            own = find_version("protonet")
+            own = installed_version("protonet")
             try:
                 client.wait_for_workers(1, timeout=PATIENCE)
-                found = client.run(find_version, "protonet")
+                found = client.run(installed_version, "protonet")
             except asyncio.TimeoutError:  # before Python 3.11 another one than TimeoutError
-                refuse("--workers", "have a worker", f"none at {address}", f"Start some with dask worker {address}.")
+                raise_input_error(
+                    "--workers", "have a worker", f"none at {address}", f"Start some with dask worker {address}."
+                )
             except Exception as error:  # whatever its import raises there
                 found = {"some": type(error).__name__}
             strange = sorted({str(each) for each in found.values() if each != own})
             if strange:
                 remedy = "Install it there."
-                refuse("--workers", f"have workers with protonet {own}", list_names(strange), remedy)
+                raise_input_error("--workers", f"have workers with protonet {own}", list_names(strange), remedy)
             yield client
     finally:
         logger.setLevel(level)
 
 
-def name_file(error: Mendable, part: Part) -> Mendable:
+def name_file(error: UserError, part: Part) -> UserError:
     """Return an error that says which file it is of."""
-    if part.table.name in str(error) or error.fault is None:
+    if part.table.name in str(error):
         return error
-    return error.fault._replace(remedy=f"{error.fault.remedy} In {part.table.name}.").make_error()
+    return type(error)(f"{error} In {part.table.name}.", argument=error.argument)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from protonet._checks import show
+from protonet._text import to_printable
 from protonet.commands.figures import (
     MOST_CLASSES,
     count_own,
@@ -70,7 +70,7 @@ def read_header(path: Path) -> dict[str, Any]:
     from protonet.commands.models import read_model  # noqa: PLC0415 - torch
     from protonet.files.model import check_model, read_versions  # noqa: PLC0415 - the same
 
-    header, _, _ = check_model("info", read_model(path, held=held))
+    header, _, _ = check_model(read_model(path, held=held))
     return header | dict(zip(("version", "library"), read_versions(path), strict=True))
 
 
@@ -141,15 +141,15 @@ def format_facts(facts: Mapping[str, Any]) -> str:
     folds = f", with {count(facts['fold_models'], 'fold model')}" if facts["fold_models"] else ""
     of_fit["size"] = f"{facts['bytes'] / 1e6:.1f} MB{folds}"
     of_fit["version"] = f"{facts['version']} of the file, written by protonet {facts['library']}"
-    lines = [f"{show(facts['file'])}: {', '.join(sizes)}"]
-    lines += [f"  {heading:<15}{show(value)}" for heading, value in of_fit.items() if value is not None]
+    lines = [f"{to_printable(facts['file'])}: {', '.join(sizes)}"]
+    lines += [f"  {heading:<15}{to_printable(value)}" for heading, value in of_fit.items() if value is not None]
     lines += [f"  {line}" for line in facts["held"]]
-    rows = [[show(each["name"]), f"{each['samples']:,}"] for each in classes[:MOST_CLASSES]]
+    rows = [[to_printable(each["name"]), f"{each['samples']:,}"] for each in classes[:MOST_CLASSES]]
     lines += ["", format_table(["class", "samples"], rows).rstrip()]
     if len(classes) > MOST_CLASSES:
         lines.append(f"the first {MOST_CLASSES} of {count(len(classes), 'class')}; --json has all")
     if facts["views"]:
-        lines += ["", format_views({show(name): weight for name, weight in facts["views"].items()}).rstrip()]
+        lines += ["", format_views({to_printable(name): weight for name, weight in facts["views"].items()}).rstrip()]
     return "\n".join([*lines, "", _format_figures(facts["held_out"])])
 
 

@@ -14,10 +14,11 @@ from copy import deepcopy
 import torch
 from torch import Tensor
 
-from protonet._checks import refuse, show
+from protonet._text import to_printable
 from protonet.commands.answers import Answers
 from protonet.commands.data import Unlabelled, read_cells, read_unlabelled
 from protonet.commands.models import name_label, open_model, show_notes, suggest
+from protonet.errors import raise_input_error
 from protonet.files import Model
 from protonet.fit.active import Standardised, Suggestion
 from protonet.fit.solver import solve_problem
@@ -75,20 +76,24 @@ def parse_classes(text: str | None, model: Model | None) -> list[str]:
             one that the model does not know.
     """
     if text is None and model is None:
-        refuse("--classes", "name the classes", "none", "Pass --classes cat,dog, or --model with a model's file.")
+        raise_input_error(
+            "--classes", "name the classes", "none", "Pass --classes cat,dog, or --model with a model's file."
+        )
     known = [] if model is None else list(map(str, model.classes))
     names = known if text is None else [name.strip() for name in text.split(",")]
     least = 1 if known else 2
     if not least <= len(names) <= len(KEYS):
-        refuse("--classes", f"be {least} to {len(KEYS)}, a key each", len(names), "Name others, with commas.")
+        raise_input_error(
+            "--classes", f"be {least} to {len(KEYS)}, a key each", len(names), "Name others, with commas."
+        )
     for name in names:
         if name.lower() in NO_CLASS or names.count(name) > 1:
             must = "be different names, none of which means that there is no class"
-            refuse("--classes", must, repr(name), "Name others, with commas.")
+            raise_input_error("--classes", must, repr(name), "Name others, with commas.")
         if known and name not in known:
             got = f"{name!r}, and it knows {', '.join(known[:10])}{' ...' if len(known) > 10 else ''}"
             remedy = "Name those, or leave out --model: python -m protonet update adds classes to it afterwards."
-            refuse("--classes", "be classes that the model knows", got, remedy)
+            raise_input_error("--classes", "be classes that the model knows", got, remedy)
     return names
 
 
@@ -102,7 +107,9 @@ def check_class(name: object, known: Sequence[str]) -> str:
     if text in known:
         return text
     if text.lower() in NO_CLASS or len(text) > LONGEST or not text.isprintable():
-        refuse("name", f"be a name of up to {LONGEST} letters that means a class", repr(text[:40]), "Type another one.")
+        raise_input_error(
+            "name", f"be a name of up to {LONGEST} letters that means a class", repr(text[:40]), "Type another one."
+        )
     return text
 
 
@@ -136,7 +143,7 @@ class Session:
         for *own, name in answers.rows:
             if not places.get(tuple(own)):
                 got = f"an answer {name!r} to a row that it has not"
-                refuse("table", "be the table that the answers are for", got, "Pass another --output.")
+                raise_input_error("table", "be the table that the answers are for", got, "Pass another --output.")
             self.done.append(places[tuple(own)].pop())
         self._steps = list(self.done)  # the rows that were answered or skipped, in the order of the keys
         self.right: list[bool | None] = [None] * len(self.done)
@@ -181,7 +188,7 @@ class Session:
             return []
         network = None if self._refits and first > 0 else self.network
         n = min(len(left), least if network is not None else max(least, first))
-        return suggest(network, self.rows.x, n, list(map(show, self.names)), rows=left)
+        return suggest(network, self.rows.x, n, list(map(to_printable, self.names)), rows=left)
 
     def answer(self, row: int, name: str) -> None:
         """Keep an answer, and learn from it."""
@@ -223,7 +230,7 @@ class Session:
         self.right.pop()
         self.done.pop()
         self.learn()
-        return Suggestion(row, f"taken back: it was {show(name)}")
+        return Suggestion(row, f"taken back: it was {to_printable(name)}")
 
     @torch.no_grad()
     def tell(self) -> str:
@@ -258,7 +265,7 @@ def fit_answers(x: Tensor, y: Tensor, num_classes: int, blocks: Tensor | None) -
 def ask(session: Session, header: Sequence[str], ask_key: Callable[[str], str]) -> None:
     """Show rows and take answers until there is no row left or the person leaves."""
     keys = dict(zip(KEYS, session.classes, strict=False))
-    listed = [f"{key} {show(name)}" for key, name in keys.items()]
+    listed = [f"{key} {to_printable(name)}" for key, name in keys.items()]
     choices = "  ".join([*listed, f"{SKIP} skip", f"{UNDO} undo", f"{LEAVE} leave"])
     queue: list[Suggestion] = []
     while True:
@@ -272,7 +279,9 @@ def ask(session: Session, header: Sequence[str], ask_key: Callable[[str], str]) 
         row, reason = queue[0]
         lines = [f"\nrow {row} ({len(session.done)} answered): {reason}"]
         for name, cell in zip(header, session.cells[row], strict=True):
-            lines.append(f"  {show(name)} = {show(cell[:MOST_CELL])}{' ...' if len(cell) > MOST_CELL else ''}")
+            lines.append(
+                f"  {to_printable(name)} = {to_printable(cell[:MOST_CELL])}{' ...' if len(cell) > MOST_CELL else ''}"
+            )
         key = ask_key("\n".join([*lines, choices]))
         while key not in {*keys, SKIP, UNDO, LEAVE}:
             key = ask_key("")
@@ -287,7 +296,7 @@ def ask(session: Session, header: Sequence[str], ask_key: Callable[[str], str]) 
             session.skip(row)
             continue
         session.answer(row, keys[key])
-        print(f"{show(keys[key])}. {session.tell()}")
+        print(f"{to_printable(keys[key])}. {session.tell()}")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from decimal import Decimal, InvalidOperation
 
 import numpy as np
 
-from protonet._checks import refuse
+from protonet.errors import raise_input_error
 
 #: Classes of this form are numbers, also where a file holds text.
 _WHOLE = re.compile(r"0|-?[1-9]\d{0,17}")
@@ -43,7 +43,7 @@ def find_spellings(names: Iterable[object], known: Sequence[str | int]) -> dict[
 def check_spellings(names: Iterable[object], known: Sequence[str | int], remedy: str) -> None:
     """Raise an InputError, which names some of them, if names look like other spellings of known classes."""
     if found := find_spellings(names, known):
-        refuse("table", "spell known classes as the model does", _list_spellings(found), remedy)
+        raise_input_error("table", "spell known classes as the model does", _list_spellings(found), remedy)
 
 
 def suspect_spellings(names: Sequence[str | int]) -> list[str]:

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from protonet import files
-from protonet._checks import as_typed, refuse
 from protonet.commands.figures import count_own
 from protonet.commands.options import LABEL, look_for_model
+from protonet.errors import raise_input_error, renamed_arguments
 from protonet.files import Model, save_model
 from protonet.fit.active import Suggestion, suggest_rows
 from protonet.fit.crossfit import Crossfit, measure_held, score_frequent, score_held
@@ -50,13 +50,13 @@ Result = TypeVar("Result")
 def read_model(path: str | Path, *, held: bool = False, argument: str = "model") -> Model:
     """Do what `load_model` does, in the name of a command and of its argument."""
     look_for_model(path, argument)
-    with as_typed(path=argument):
+    with renamed_arguments(path=argument):
         return files.read_model(path, held=held, writer="fit")
 
 
 def write_model(path: str | Path, model: Model, argument: str = "--output") -> None:
     """Do what `save_model` does, in the name of a command and of its argument."""
-    with as_typed(path=argument, model=argument):
+    with renamed_arguments(path=argument, model=argument):
         save_model(path, model)
 
 
@@ -75,10 +75,12 @@ def open_model(options: argparse.Namespace, *, held: bool = False, argument: str
     if not has_pictures(model):
         if are_pictures(table):
             got = f"the pictures {table}"
-            refuse("table", "be a table, as the model was fitted to", got, "Pass a table, or fit to pictures.")
+            raise_input_error(
+                "table", "be a table, as the model was fitted to", got, "Pass a table, or fit to pictures."
+            )
     elif table.suffix.lower() in {".npy", ".npz"}:
         remedy = "Pass a folder of them, or a table with their paths in that column."
-        refuse("table", "hold pictures, as the model was fitted to", table, remedy)
+        raise_input_error("table", "hold pictures, as the model was fitted to", table, remedy)
     return attach(model, options.representation, shown=not options.quiet)
 
 
@@ -105,7 +107,7 @@ def attach(model: Model, names: Sequence[str] | None, *, shown: bool, kept: bool
     for name in names or ():
         if name not in {AUTO, NONE} and find_takes(name) not in read:
             must = f"come with a model whose {find_takes(name)}s a network read in fit"
-            refuse("representation", must, f"{name}, and another model", "Leave it out.")
+            raise_input_error("representation", must, f"{name}, and another model", "Leave it out.")
     return model if model.encoding is None else model._replace(encoding=Encoding(attached))
 
 
@@ -212,7 +214,9 @@ def number_classes(labels: np.ndarray, known: Sequence[str | int]) -> Tensor:
     strange = [name for name in names.tolist() if name not in numbers]
     if strange:
         got = f"{strange[0]!r}" + (f" and {len(strange) - 1} more" if len(strange) > 1 else "")
-        refuse("table", "hold classes that the model knows", got, "Add them to it with python -m protonet update.")
+        raise_input_error(
+            "table", "hold classes that the model knows", got, "Add them to it with python -m protonet update."
+        )
     return torch.tensor([numbers[name] for name in names.tolist()])[torch.from_numpy(places)]
 
 
@@ -240,7 +244,7 @@ def suggest(
     Raises:
         InputError: As there, in the name of a command.
     """
-    with as_typed(n="-n", x="table"):
+    with renamed_arguments(n="-n", x="table"):
         by_name = None if by_name is None else by_name[rows]
         chosen = suggest_rows(network, x if len(rows) == len(x) else x[rows], n, names, known=known, by_name=by_name)
     return [each._replace(row=int(rows[each.row])) for each in chosen]
@@ -258,7 +262,9 @@ def classify(model: Model, x: np.ndarray) -> Tensor:
     lost = ~logits.isfinite().all(dim=1) | torch.from_numpy(np.abs(x).max(axis=1) > far)
     if bool(lost.any()):
         got = f"{np.abs(x[lost.numpy()][0]).max():g} as the largest of a row"
-        refuse("table", "hold numbers of the size that the model was fitted to", got, "Mend or drop the row.")
+        raise_input_error(
+            "table", "hold numbers of the size that the model was fitted to", got, "Mend or drop the row."
+        )
     return logits
 
 

@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from protonet._checks import optional_packages, refuse
+from protonet.errors import optional_packages, raise_input_error, raise_missing_file
 from protonet.representations.pictures import SETTINGS
 from protonet.tables.columns import NAMES
 from protonet.ui.command_line import Parser, check_outputs
@@ -117,17 +117,17 @@ def check_paths(
     for name, allowed in suffixes.items():
         path = getattr(options, name)
         if path is not None and Path(path).suffix.lower() not in allowed:
-            refuse(f"--{name}", f"end in {', '.join(allowed)}", path, "Rename it.")
+            raise_input_error(f"--{name}", f"end in {', '.join(allowed)}", path, "Rename it.")
     outputs = check_outputs(options, list(suffixes))
     for name, path in outputs.items():
         if path.exists() and any(Path(each).exists() and path.samefile(each) for each in inputs if each is not None):
-            refuse(f"--{name}", "be another file than what is read", path, "Pass another path.")
+            raise_input_error(f"--{name}", "be another file than what is read", path, "Pass another path.")
     return outputs
 
 
 def check_packages(packages: Sequence[str], install: str = INSTALL) -> None:
     """Raise an ImportError of one line, before the work, if a package that it needs is missing."""
-    with optional_packages("", install):
+    with optional_packages(install):
         for package in packages:
             importlib.import_module(package)
 
@@ -135,9 +135,9 @@ def check_packages(packages: Sequence[str], install: str = INSTALL) -> None:
 def check_table(options: argparse.Namespace) -> None:
     """Raise an InputError for a table that cannot be read twice, or for a model in its place."""
     if options.table == "-":
-        refuse("table", "be a file: it is read twice", "the standard input", "Save it, and name that file.")
+        raise_input_error("table", "be a file: it is read twice", "the standard input", "Save it, and name that file.")
     if options.table.lower().endswith(".safetensors"):
-        refuse("arguments", "end in a table", f"the model {options.table}", "Name the table there.")
+        raise_input_error("arguments", "end in a table", f"the model {options.table}", "Name the table there.")
 
 
 def look_for_model(path: str | Path, argument: str = "model") -> None:
@@ -145,13 +145,15 @@ def look_for_model(path: str | Path, argument: str = "model") -> None:
     try:
         Path(path).stat()
     except FileNotFoundError:
-        refuse(argument, "be a file that exists", path, "There is no such file; pass one that fit wrote.")
+        raise_missing_file(path, argument=argument)
     except OSError:  # whoever reads it tells why
         return
     from protonet.tables.formats import SUFFIXES  # noqa: PLC0415 - NumPy, as above
 
     if Path(path).is_file() and Path(path).name.lower().endswith(SUFFIXES):
-        refuse(argument, "be a model, which comes before a table", f"the table {path}", "Pass a file that fit wrote.")
+        raise_input_error(
+            argument, "be a model, which comes before a table", f"the table {path}", "Pass a file that fit wrote."
+        )
 
 
 def look_for_table(options: argparse.Namespace, path: str | None, *, labelled: bool = False) -> None:

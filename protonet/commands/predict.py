@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import InputError, as_typed, guard, refuse
+from protonet._text import escape_formula
 from protonet._writing import clear_folder, write_whole
 from protonet.commands.arguments import check_predictions
 from protonet.commands.folder import Part, Tick, claim_folder, list_parts, name_file, run_parts
@@ -36,6 +36,7 @@ from protonet.commands.models import (
     show_notes,
     want,
 )
+from protonet.errors import InputError, raise_input_error, renamed_arguments
 from protonet.files import Model
 from protonet.metrics import find_threshold, score_known
 from protonet.representations.pictures.reading import are_pictures, hold_pictures
@@ -74,7 +75,9 @@ def run(options: argparse.Namespace) -> None:
         model = read_model(options.model)
         held, pictured = hold_pictures(Path(options.table)), has_pictures(model)
         if pictured and held is False:
-            refuse("table", "hold pictures, as the model was fitted to", f"the tables of {options.table}", "")
+            raise_input_error(
+                "table", "hold pictures, as the model was fitted to", f"the tables of {options.table}", ""
+            )
         if not pictured and not held:
             predict_folder(model, options)
             return
@@ -110,9 +113,9 @@ def predict_folder(model: Model, options: argparse.Namespace) -> None:
     """
     workers = count_cores() if options.workers is None else parse_workers(options.workers)
     if options.sheet is not None:
-        refuse("--sheet", "come with an Excel workbook", options.table, "Leave it out.")
+        raise_input_error("--sheet", "come with an Excel workbook", options.table, "Leave it out.")
     if options.output is None:
-        refuse("--output", "name a folder", "none", "Pass -o FOLDER: every file there gets one of its name.")
+        raise_input_error("--output", "name a folder", "none", "Pass -o FOLDER: every file there gets one of its name.")
     path = Path(options.model).resolve()
     asked, digest = ask(model, options), hash_file(path)
     output = check_writable_folder("--output", options.output)
@@ -171,7 +174,7 @@ def load_once(path: str, digest: str, names: tuple[str, ...] | None) -> Model:
     """Return a model that is read once per process; raise an InputError where its file holds another one by now."""
     model = attach(read_model(path), names, shown=False)
     if hash_file(Path(path)) != digest:
-        refuse("model", "stay as it was", path, "Leave it alone until the folder is done.")
+        raise_input_error("model", "stay as it was", path, "Leave it alone until the folder is done.")
     return model
 
 
@@ -217,12 +220,14 @@ def choose_threshold(model: Model, rate: float) -> float:
     """
     if UNKNOWN in map(str, model.classes):
         got, remedy = f"one with a class {UNKNOWN!r}", "Rename that class and fit it again."
-        refuse("--unknown", "come with a model that has no class of that name", got, remedy)
+        raise_input_error("--unknown", "come with a model that has no class of that name", got, remedy)
     scores = model.metadata.get("scores")
     if not isinstance(scores, list) or not all(type(score) is float for score in scores):
         remedy = "Fit it again, to two samples or more of some classes."
-        refuse("--unknown", "come with a model that was cross-validated", "one without held-out rows", remedy)
-    with as_typed(PROG, rate="--unknown"):
+        raise_input_error(
+            "--unknown", "come with a model that was cross-validated", "one without held-out rows", remedy
+        )
+    with renamed_arguments(rate="--unknown"):
         return find_threshold(torch.tensor(scores, dtype=torch.float64), rate)
 
 
@@ -263,13 +268,13 @@ def name_classes(names: Sequence[str], logits: Tensor, threshold: float | None) 
 
 def format_predictions(model: Model, table: Table, asked: Asked, block: Block) -> str:
     """Return CSV: the class of each row of a table's block and how likely it is."""
-    names = [guard(str(name)) for name in model.classes]
+    names = [escape_formula(str(name)) for name in model.classes]
     logits = classify_block(model, table, block)
     lines = [[name, share] for name, share in name_classes(names, logits, asked.threshold)]
     if asked.everything:
         for line, row in zip(lines, logits.softmax(dim=1).tolist(), strict=True):
             line += [f"{share:.6g}" for share in row]
-    beside = [[guard(str(cell)) for cell in column.tolist()] for column in block.beside]
+    beside = [[escape_formula(str(cell)) for cell in column.tolist()] for column in block.beside]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(
         [*cells, *line] for *cells, line in zip(*beside, lines, strict=True)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from protonet._checks import show
+from protonet._text import to_printable
 from protonet.commands.figures import MOST_CLASSES, format_losses, format_share, list_names
 from protonet.commands.summary import compare_baselines, format_balance, format_pairs
 from protonet.fit.crossfit import FREQUENT, score_frequent
@@ -67,7 +67,7 @@ def format_report(report: Report) -> str:
     lines = [f"{report.name}: {right} % of {rows} right, 95 % interval {interval}"]
     lines.append(format_balance(report.metrics.confusion, report.frequent, report.compared[1]["accuracy"]))
     if report.auroc is not None:
-        names = list_names(list(map(show, report.strange)))
+        names = list_names(list(map(to_printable, report.strange)))
         others = f"{count(sum(report.strange.values()), 'row')} of {count(len(report.strange), 'unknown class')}"
         lines.append(f"and {others} ({names}): AUROC {100 * report.auroc:.1f} % of known rows against these")
     lines.append(format_losses(report.metrics._asdict()) + "\n" + format_classes(report.by_class, report.classes))
@@ -82,7 +82,11 @@ def format_classes(by_class: ClassMetrics, classes: Sequence[str | int]) -> str:
         shown = sorted(there, key=lambda number: float(by_class.f1[number]))[:MOST_CLASSES]
     columns = [by_class.recall, by_class.precision, by_class.f1]
     rows = [
-        [show(classes[at]), str(int(by_class.rows[at])), *(f"{100 * float(column[at]):.2f}" for column in columns)]
+        [
+            to_printable(classes[at]),
+            str(int(by_class.rows[at])),
+            *(f"{100 * float(column[at]):.2f}" for column in columns),
+        ]
         for at in shown
     ]
     means = [f"{100 * mean:.2f}" for mean in by_class.macro.values()]

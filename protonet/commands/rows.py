@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protonet._checks import check_groups, refuse, show
+from protonet._text import to_printable
+from protonet._validation import check_groups
 from protonet.commands.classes import read_classes
 from protonet.commands.labels import read_whole
 from protonet.commands.options import LABEL
+from protonet.errors import raise_input_error
 from protonet.representations.pictures.reading import are_pictures
 from protonet.tables.columns import NAMES
 from protonet.tables.formats import PICTURE
@@ -61,7 +63,7 @@ def read_rows(options: argparse.Namespace) -> TableRows:
     beside = tuple(name for name in (options.group, options.id) if name is not None)
     for name in (*beside, *options.drop, *(options.columns or ()), *kinds):
         if name == label:
-            refuse("arguments", "use the classes' column for nothing else", repr(name), "Name another one.")
+            raise_input_error("arguments", "use the classes' column for nothing else", repr(name), "Name another one.")
     described = {} if options.classes is None else read_classes(Path(options.classes))
     wanted = Wanted(
         label,
@@ -79,7 +81,9 @@ def read_rows(options: argparse.Namespace) -> TableRows:
     for name, cells in zip(table.columns or (), every.columns, strict=bool(table.columns)) if described else ():
         if label not in table.beside and cells.dtype.kind == "O" and set(cells.tolist()) - {""} <= described.keys():
             got = f"{list_names([name])}, whose cells are classes of {options.classes}"
-            refuse("--label", "name the column of the classes", got, f"Pass --label {name}, or --drop {name}.")
+            raise_input_error(
+                "--label", "name the column of the classes", got, f"Pass --label {name}, or --drop {name}."
+            )
     if not len(every.labels):  # the classes are named beside the table
         every = every._replace(labels=np.full(len(every.rows), ""))
     missing = every.labels == ""
@@ -93,7 +97,7 @@ def read_rows(options: argparse.Namespace) -> TableRows:
     classes, numbers = check_classes(labels, label, one_shot=one_shot, described=list(described))
     group_names, groups = np.empty(0, np.str_), None
     if options.group is not None and len(labels):
-        check_groups("fit", "--group", block.beside[0].tolist(), block.labels.tolist())
+        check_groups("--group", block.beside[0].tolist(), block.labels.tolist())
         group_names, groups = np.unique(block.beside[0], return_inverse=True)
     descriptions, seconds = [described.get(str(name), "") for name in classes], time.monotonic() - started
     return TableRows(table, block, rest, kinds, classes, numbers, group_names, groups, seconds, descriptions)
@@ -110,7 +114,7 @@ def parse_kinds(texts: list[str]) -> dict[str, str]:
     for text in texts:
         name, equals, kind = text.rpartition("=")
         if not equals:
-            refuse("--column", "be NAME=KIND", repr(text), f"Pass --column {text or 'NAME'}=category, say.")
+            raise_input_error("--column", "be NAME=KIND", repr(text), f"Pass --column {text or 'NAME'}=category, say.")
         kinds[name] = check_name("--column", kind, NAMES)
     return kinds
 
@@ -137,14 +141,14 @@ def check_classes(
     rows = np.bincount(numbers, minlength=len(names))
     classes = tuple(names.tolist() if names.dtype.kind in "iu" else map(str, names.tolist()))
     if len(classes) < 2:
-        got = f"{list_names(list(map(str, classes))) if classes else 'no row'} alone in {show(label)}"
+        got = f"{list_names(list(map(str, classes))) if classes else 'no row'} alone in {to_printable(label)}"
         where = "--classes" if described else "table"
         got = list_names(list(map(str, classes))) if described else got
-        refuse(where, "have at least 2 classes", got, "Add another one.")
-    doubt = None if one_shot or len(classes) <= MOST_SINGLE else _doubt_classes(classes, rows, show(label))
+        raise_input_error(where, "have at least 2 classes", got, "Add another one.")
+    doubt = None if one_shot or len(classes) <= MOST_SINGLE else _doubt_classes(classes, rows, to_printable(label))
     if doubt:
         remedy = "Name a column of classes with --label; to predict a number is another task."
-        refuse("--label", "name a column of classes", doubt, f"{remedy} If they are meant, pass --one-shot.")
+        raise_input_error("--label", "name a column of classes", doubt, f"{remedy} If they are meant, pass --one-shot.")
     return classes, numbers
 
 
@@ -155,7 +159,7 @@ def _doubt_classes(classes: Sequence[str | int], rows: np.ndarray, label: str) -
     numbers = read_numbers(classes)
     if not numbers:
         return None
-    got = f"numbers, such as {show(classes[-1])}, in {label}"
+    got = f"numbers, such as {to_printable(classes[-1])}, in {label}"
     if any(number % 1 for number in numbers):
         return f"{len(classes)} {got}"
     apart = max(numbers) - min(numbers) >= WIDE_SPAN * len(numbers) or len(numbers) > LARGE_SHARE * rows.sum()

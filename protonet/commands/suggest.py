@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from protonet._checks import show
+from protonet._text import to_printable
 from protonet._writing import write_whole
 from protonet.commands.data import read_cells, read_unlabelled
 from protonet.commands.models import name_label, open_model, show_notes, suggest
@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> None:
     model = None if options.model is None else open_model(options)
     label = name_label(options.label, model)
     rows = read_unlabelled(options, model, label)
-    names = [] if model is None else [show(name) for name in model.classes]
+    names = [] if model is None else [to_printable(name) for name in model.classes]
     network, known = (None, rows.x[rows.known]) if model is None else (model.network, None)
     by_name = None
     if model is not None and isinstance(named := model.metadata.get("named"), dict):

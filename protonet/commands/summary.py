@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protonet._checks import show
+from protonet._text import to_printable
 from protonet.commands.figures import format_share
 from protonet.fit.networks import leave_out
 from protonet.fit.search import Choice
@@ -88,7 +88,7 @@ def format_balance(confusion: Tensor, frequent: str | int, share: float) -> str:
         share: How often it is right.
     """
     balanced = 100 * measure_classes(confusion).balanced_accuracy
-    alone = f"the most frequent class of fit, {show(frequent)}, alone: {100 * share:.2f} %"
+    alone = f"the most frequent class of fit, {to_printable(frequent)}, alone: {100 * share:.2f} %"
     return f"balanced accuracy {balanced:.2f} %; {alone}"
 
 
@@ -100,6 +100,6 @@ def format_pairs(confusion: Tensor, classes: Sequence[str | int]) -> str:
     for place in most:
         row, column = divmod(place, len(classes))
         if wrong[place] > 0:
-            pair = f"{show(classes[row])} taken for {show(classes[column])}"
+            pair = f"{to_printable(classes[row])} taken for {to_printable(classes[column])}"
             lines.append(f"  {pair}: {wrong[place]} of {confusion[row].sum()}")
     return "\n".join(lines) + "\n" if len(lines) > 1 else "no class is taken for another\n"

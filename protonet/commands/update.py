@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import refuse, show
+from protonet._text import to_printable
 from protonet.commands.labels import check_spellings, read_whole, suspect_spellings
 from protonet.commands.models import (
     GIVEN,
@@ -21,6 +21,7 @@ from protonet.commands.models import (
     show_notes,
     write_model,
 )
+from protonet.errors import raise_input_error
 from protonet.files import Model
 from protonet.fit.copies import hash_rows
 from protonet.fit.crossfit import Crossfit, find_held, predict_held, update
@@ -60,12 +61,12 @@ def run(options: argparse.Namespace) -> None:
     updated = keep_crossfit(model._replace(classes=classes), crossed, known, torch.cat([given, numbers]))
     write_model(output, updated, "model" if options.in_place else "--output")
     new = classes[len(model.classes) :]
-    named = f": {', '.join(map(show, new[:5]))}{' ...' if len(new) > 5 else ''}" if new else ""
+    named = f": {', '.join(map(to_printable, new[:5]))}{' ...' if len(new) > 5 else ''}" if new else ""
     print(f"{output}: {count(len(x), 'sample')} more, {count(len(new), 'new class')}{named}")
     if repeated := len(x) - len(numbers[fresh].unique()):
         print(f"{count(repeated, 'sample')} equal to others that the model was given, before or now: they count again")
     print("".join(f"{line}\n" for line in suspect_spellings(new)), end="")
-    print(compare(before, predict_held(crossed), crossed.labels, list(map(show, classes))), end="")
+    print(compare(before, predict_held(crossed), crossed.labels, list(map(to_printable, classes))), end="")
 
 
 def open_crossfit(model: Model) -> Crossfit:
@@ -74,7 +75,7 @@ def open_crossfit(model: Model) -> Crossfit:
         return unpack(model.network, model.metadata.get("folds"), model.held)
     except ValueError as error:
         remedy = "Fit it again: a fit that is stopped may keep a model without."
-        refuse("model", "hold what fit keeps for an update", str(error), remedy)
+        raise_input_error("model", "hold what fit keeps for an update", str(error), remedy)
 
 
 def list_given(model: Model) -> Tensor:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-from protonet._checks import fail
 from protonet.datasets.dataset import SIDES, Dataset
 from protonet.datasets.layouts import Layout, choose_layout, give
 from protonet.datasets.pictures import Found, Pictures, load_pictures
+from protonet.errors import raise_input_error
 from protonet.representations.pictures.images import list_folders, list_images
 
 PREFIX = "meta-"  #: Of the lists of Meta-Dataset, which `load_meta_dataset` reads.
@@ -70,12 +70,11 @@ def simplify(name: str) -> str:
     return re.sub(r"[\W_]", "", name).lower()
 
 
-def find_listed(key: str, name: str, root: Path, folders: tuple[str, ...] = ("",)) -> Layout | None:
+def find_listed(key: str, root: Path, folders: tuple[str, ...] = ("",)) -> Layout | None:
     """Find ``root/CLASS/*.png`` of all classes of a list, which says their sides; other classes are left out.
 
     Args:
         key: The list's name.
-        name: Of the public function, for messages.
         root: The folder.
         folders: In ``root``, that may hold the folders of classes; those of several that do are taken together.
     """
@@ -93,9 +92,9 @@ def find_listed(key: str, name: str, root: Path, folders: tuple[str, ...] = ("",
         missing = [label for place, (label, _) in sides.items() if place not in own]
         if missing:
             got = f"{root} without {len(missing)}, such as {missing[0]!r}"
-            fail(name, "root", f"hold the {len(sides)} classes of {known.of}", got, "Get all of them.")
+            raise_input_error("root", f"hold the {len(sides)} classes of {known.of}", got, "Get all of them.")
         for place, (label, _) in sides.items():
-            found = list_images(name, "root", own[place])
+            found = list_images("root", own[place])
             pictures += found
             labels += [label] * len(found)
     side_of = known.side_of
@@ -124,7 +123,7 @@ def load_meta_dataset(key: str, root: str | Path, *, size: int | None = None) ->
     """
     keys = [name for name in read_class_lists() if name.startswith(PREFIX)]
     if key not in keys:
-        fail("load_meta_dataset", "key", f"be one of {', '.join(keys)}", repr(key), "Pick a listed one.")
+        raise_input_error("key", f"be one of {', '.join(keys)}", repr(key), "Pick a listed one.")
     return load_pictures(find_meta_dataset(key, root), size)
 
 

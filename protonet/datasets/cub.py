@@ -48,14 +48,14 @@ def find_cub(root: str | Path) -> Found:
     return choose_layout("load_cub", home, 84, layouts, "images, images.txt and image_class_labels.txt")
 
 
-def _find_archive(name: str, root: Path) -> Layout | None:
+def _find_archive(root: Path) -> Layout | None:
     """Find the archive's lists, and split classes by the rule of Chen et al."""
     lists = [root / "images.txt", root / "image_class_labels.txt"]
     if not all(path.is_file() for path in lists):
         return None
-    files, classes = ({row[0]: row[1] for row in _read_pairs(name, path)} for path in lists)
+    files, classes = ({row[0]: row[1] for row in _read_pairs(path)} for path in lists)
     if files.keys() != classes.keys():
-        refuse_list(name, lists[1], f"{len(classes)} labels of {len(files)} pictures")
+        refuse_list(lists[1], f"{len(classes)} labels of {len(files)} pictures")
     labels = [file.partition("/")[0] for file in files.values()]
     side_of = {
         label: "base" if number % 2 == 0 else "validation" if number % 4 == 1 else "novel"
@@ -64,18 +64,18 @@ def _find_archive(name: str, root: Path) -> Layout | None:
     number_of: dict[str, str] = {}
     for key, label in zip(files, labels, strict=True):
         if number_of.setdefault(label, classes[key]) != classes[key]:
-            refuse_list(name, lists[1], f"folder {label} of classes {number_of[label]} and {classes[key]}")
+            refuse_list(lists[1], f"folder {label} of classes {number_of[label]} and {classes[key]}")
     paths = [root / "images" / file for file in files.values()]
     found = Pictures(paths, labels, [side_of[label] for label in labels])
     return [*lists, *paths], lambda: found
 
 
-def _read_pairs(name: str, path: Path) -> list[list[str]]:
+def _read_pairs(path: Path) -> list[list[str]]:
     """Return the lines of a list, each of a number and a value."""
     try:
         rows = [line.split(maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        refuse_list(name, path, type(error).__name__)
+        refuse_list(path, type(error).__name__)
     if not rows or any(len(row) != 2 for row in rows):
-        refuse_list(name, path, "a line without a number and a value" if rows else "empty")
+        refuse_list(path, "a line without a number and a value" if rows else "empty")
     return rows

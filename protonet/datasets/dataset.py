@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import check_int, check_labels, fail
+from protonet._validation import check_int, check_labels
+from protonet.errors import raise_input_error
 
 Names = Sequence[str] | np.ndarray
 #: The sides of a split by class: to learn from, to choose settings on, to be judged on.
@@ -66,9 +67,9 @@ class Dataset(NamedTuple):
             InputError: A class is named twice or does not exist.
         """
         ids = torch.as_tensor(list(class_ids), dtype=torch.int64)
-        check_labels("take_classes", "class_ids", ids, n=len(ids), num_classes=self.num_classes)
+        check_labels("class_ids", ids, n=len(ids), num_classes=self.num_classes)
         if len(ids.unique()) < len(ids):
-            fail("take_classes", "class_ids", "name each class once", f"{ids.tolist()}", "Drop the repetitions.")
+            raise_input_error("class_ids", "name each class once", f"{ids.tolist()}", "Drop the repetitions.")
         renumbered = torch.full((self.num_classes,), -1).index_copy_(0, ids, torch.arange(len(ids)))
         rows = renumbered[self.y] >= 0  # (n,)
         sides = None if self.sides is None else tuple(self.sides[c] for c in class_ids)
@@ -89,7 +90,7 @@ class Dataset(NamedTuple):
         """
         if self.sides is None or side not in self.sides:
             got = f"{side!r} of {sorted(set(self.sides or ())) or 'no split'}"
-            fail("take_side", "side", "be a side that has classes", got, "Pick another side or more classes.")
+            raise_input_error("side", "be a side that has classes", got, "Pick another side or more classes.")
         return self.take_classes([c for c, own in enumerate(self.sides) if own == side])
 
     def take_rows(self, rows: Tensor) -> Tensor:
@@ -130,10 +131,10 @@ def split_classes(data: Dataset, seed: int) -> Dataset:
         InputTypeError: The seed is not a number.
         InputError: There are fewer than 4 classes, or the seed is below 0.
     """
-    seed = check_int("split_classes", "seed", seed, low=0)
+    seed = check_int("seed", seed, low=0)
     n = data.num_classes
     if n < 4:
-        fail("split_classes", "data", "have at least 4 classes", n, "Add classes, or do without a split.")
+        raise_input_error("data", "have at least 4 classes", n, "Add classes, or do without a split.")
     n_novel, n_validation = max(2, round(0.25 * n)), max(1, round(0.15 * n))
     ranked = sorted(data.class_names, key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())
     sides = ["novel"] * n_novel + ["validation"] * n_validation + ["base"] * (n - n_novel - n_validation)
@@ -141,7 +142,7 @@ def split_classes(data: Dataset, seed: int) -> Dataset:
     return data._replace(sides=tuple(side_of[name] for name in data.class_names))
 
 
-def make_dataset(function: str, argument: str, x: Tensor, labels: Names, sides: Names | None = None) -> Dataset:
+def make_dataset(argument: str, x: Tensor, labels: Names, sides: Names | None = None) -> Dataset:
     """Make a data set of float32 rows with named classes, which are numbered in the order of their names.
 
     The rows ``x`` (n, ...) are of any real dtype; trailing axes are flattened. The ``labels`` (n,) are strings, or
@@ -151,17 +152,17 @@ def make_dataset(function: str, argument: str, x: Tensor, labels: Names, sides: 
         InputError: The labels are not one per row or of fewer than two classes, there is NaN, or as in `assign_sides`.
     """
     x = x.flatten(1).float()  # (n, dim)
-    check_finite(function, argument, x)
+    check_finite(argument, x)
     if len(labels) != len(x):
         got = f"{len(labels)} for {len(x)} rows"
-        fail(function, argument, "have one label per row", got, "Give both the same length.")
+        raise_input_error(argument, "have one label per row", got, "Give both the same length.")
     names, y = np.unique(np.asarray(labels), return_inverse=True)  # (num_classes,), (n,)
     if len(names) < 2:
-        fail(function, argument, "have at least 2 classes", len(names), "Add rows of another class.")
-    return assign_sides(function, argument, Dataset(x, torch.from_numpy(y), tuple(map(str, names))), sides)
+        raise_input_error(argument, "have at least 2 classes", len(names), "Add rows of another class.")
+    return assign_sides(argument, Dataset(x, torch.from_numpy(y), tuple(map(str, names))), sides)
 
 
-def assign_sides(function: str, argument: str, data: Dataset, sides: Names | None) -> Dataset:
+def assign_sides(argument: str, data: Dataset, sides: Names | None) -> Dataset:
     """Set the side of each class from those of its rows (n,); None leaves the data as they are.
 
     A side is one of ``SIDES`` or ``ALIASES`` in any case, the same for all rows of a class.
@@ -173,20 +174,20 @@ def assign_sides(function: str, argument: str, data: Dataset, sides: Names | Non
         return data
     if len(sides) != len(data.y):
         got = f"{len(sides)} for {len(data.y)} rows"
-        fail(function, argument, "have one side per row", got, "Give both the same length.")
+        raise_input_error(argument, "have one side per row", got, "Give both the same length.")
     side_of: dict[int, str] = {}
     for c, text in sorted(set(zip(data.y.tolist(), map(str, sides), strict=True))):
         side = ALIASES.get(text.lower(), text.lower())
         if side not in SIDES:
             remedy = f"Rename it; {', '.join(ALIASES)} are accepted, too."
-            fail(function, argument, f"have only sides {', '.join(SIDES)}", repr(text), remedy)
+            raise_input_error(argument, f"have only sides {', '.join(SIDES)}", repr(text), remedy)
         if side_of.setdefault(c, side) != side:
             got = f"class {data.class_names[c]} on {side_of[c]} and {side}"
-            fail(function, argument, "keep every class on one side", got, "Split by class, not by row.")
+            raise_input_error(argument, "keep every class on one side", got, "Split by class, not by row.")
     return data._replace(sides=tuple(side_of.values()))
 
 
-def check_finite(function: str, argument: str, x: Tensor, release: Callable[[], None] = lambda: None) -> None:
+def check_finite(argument: str, x: Tensor, release: Callable[[], None] = lambda: None) -> None:
     """Check that all features (n, dim) are finite, a piece at a time; ``release`` frees memory after each.
 
     Raises:
@@ -201,4 +202,4 @@ def check_finite(function: str, argument: str, x: Tensor, release: Callable[[], 
     if bad:
         rows = ", ".join(map(str, bad[:3])) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
         got = f"NaN or infinity in {len(bad)} of {len(x)} rows: {rows}"
-        fail(function, argument, "be finite", got, "Drop or impute those rows (counted from 0).")
+        raise_input_error(argument, "be finite", got, "Drop or impute those rows (counted from 0).")

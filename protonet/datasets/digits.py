@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from protonet._checks import optional_packages
 from protonet.datasets.dataset import Dataset
+from protonet.errors import optional_packages
 
 
 def load_digits() -> Dataset:
@@ -20,7 +20,7 @@ def load_digits() -> Dataset:
     Source: Alpaydin and Kaynak, "Optical recognition of handwritten digits" (1998), UCI repository: its test set, as
         shipped with scikit-learn. https://doi.org/10.24432/C50P49
     """
-    with optional_packages("load_digits"):
+    with optional_packages():
         from sklearn import datasets  # noqa: PLC0415 - optional
     x, y = datasets.load_digits(return_X_y=True)
     rows, names = torch.from_numpy(x).float() / 16, tuple(map(str, range(10)))

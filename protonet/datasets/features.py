@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import torch
 
-from protonet._checks import as_typed, fail
 from protonet.datasets.dataset import Dataset, assign_sides, make_dataset
 from protonet.datasets.unpickling import load_pickle
+from protonet.errors import raise_input_error, raise_missing_file
 from protonet.tables.arrays import UNREADABLE, check_names
 
 FUNCTION = "load_features"
@@ -30,7 +30,6 @@ class Content(NamedTuple):
     split: np.ndarray | None = None  #: (n,) strings.
 
 
-@as_typed(FUNCTION)
 def load_features(path: str | Path) -> Dataset:
     """Load features from a file of another program. Nothing in it is run.
 
@@ -56,14 +55,14 @@ def load_features(path: str | Path) -> Dataset:
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix not in READERS:
-        fail(FUNCTION, "path", f"end in {', '.join(READERS)}", path, "Rename it.")
+        raise_input_error("path", f"end in {', '.join(READERS)}", path, "Rename it.")
     rows = READERS[suffix](path)
     if rows.x.dtype.kind not in "biuf" or rows.x.ndim < 2:
         got = f"{rows.x.dtype} {rows.x.shape}"
-        fail(FUNCTION, "path", "hold real features of shape (n, dim)", got, "Save them as floats.")
+        raise_input_error("path", "hold real features of shape (n, dim)", got, "Save them as floats.")
     x = torch.from_numpy(np.array(rows.x, np.float32))
-    data = make_dataset(FUNCTION, "path", x, check_names("path", rows.y))
-    return data if rows.split is None else assign_sides(FUNCTION, "path", data, check_names("path", rows.split))
+    data = make_dataset("path", x, check_names("path", rows.y))
+    return data if rows.split is None else assign_sides("path", data, check_names("path", rows.split))
 
 
 def _read_npy(path: Path) -> Content:
@@ -71,10 +70,10 @@ def _read_npy(path: Path) -> Content:
     names = [name.format(path.stem) for name in BESIDE]
     beside = [path.with_name(name) for name in names if path.with_name(name).is_file() and name != path.name]
     if not path.is_file():
-        fail(FUNCTION, "path", "be a file that exists", path, "")
+        raise_missing_file(path)
     if not beside:
         remedy = "Save one label per row there, or numpy.savez(path, x=x, y=y)."
-        fail(FUNCTION, "path", f"have its labels beside it, in {names[0]} or {names[1]}", f"{path} alone", remedy)
+        raise_input_error("path", f"have its labels beside it, in {names[0]} or {names[1]}", f"{path} alone", remedy)
     return Content(*(_load_npy(each) for each in (path, beside[0])))
 
 
@@ -85,9 +84,9 @@ def _load_npy(path: Path) -> np.ndarray:
             found = np.load(file, allow_pickle=False)
     except (ValueError, *UNREADABLE) as error:
         reason = "objects, which would be unpickled" if "Object arrays" in str(error) else type(error).__name__
-        fail(FUNCTION, "path", "be an NPY file of numbers or text", f"{path} ({reason})", "Save it with numpy.save.")
+        raise_input_error("path", "be an NPY file of numbers or text", f"{path} ({reason})", "Save it with numpy.save.")
     if not isinstance(found, np.ndarray):
-        fail(FUNCTION, "path", "be an NPY file", path, "Rename it to .npz.")
+        raise_input_error("path", "be an NPY file", path, "Rename it to .npz.")
     return found
 
 
@@ -96,16 +95,16 @@ def _read_torch(path: Path) -> Content:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (FileNotFoundError, IsADirectoryError):
-        fail(FUNCTION, "path", "be a file that exists", path, "")
+        raise_missing_file(path)
     except Exception as error:  # torch raises anything of a damaged file
         got, remedy = f"{path} ({type(error).__name__})", "Save it with torch.save((features, labels), path)."
-        fail(FUNCTION, "path", "be a file of torch.save, of tensors and containers alone", got, remedy)
+        raise_input_error("path", "be a file of torch.save, of tensors and containers alone", got, remedy)
     return _interpret(path, content)
 
 
 def _read_pickle(path: Path) -> Content:
     """Read a pickle."""
-    return _interpret(path, load_pickle(FUNCTION, "path", path))
+    return _interpret(path, load_pickle("path", path))
 
 
 #: What reads a file, by how its name ends.
@@ -162,4 +161,4 @@ def _as_array(path: Path, value: Any) -> np.ndarray:
 def _refuse(path: Path, got: str) -> NoReturn:
     """Raise an InputError: a file holds no features."""
     remedy = "Save it with numpy.savez(path, x=x, y=y); pictures are read as KIND:FOLDER."
-    fail(FUNCTION, "path", "hold features and labels, or rows by class", f"{got} in {path}", remedy)
+    raise_input_error("path", "hold features and labels, or rows by class", f"{got} in {path}", remedy)

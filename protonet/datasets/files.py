@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from protonet._checks import as_typed, check_int, fail
+from protonet._validation import check_int
 from protonet.datasets.dataset import Dataset, assign_sides, make_dataset
+from protonet.errors import raise_input_error
 from protonet.representations.pictures.images import list_folders, list_images, read_image
 from protonet.tables.arrays import read_arrays
 from protonet.tables.delimited import read_rows
@@ -34,28 +35,27 @@ def load_images(folder: str | Path, *, size: int | None = None, colour: bool = F
     """
     folder = Path(folder)
     if size is not None:
-        size = check_int("load_images", "size", size, low=1)
+        size = check_int("size", size, low=1)
     classes = list_folders(folder)
     if not classes:
         remedy = "Put the images of each class in a folder of its own: FOLDER/CLASS/*.png."
         got = f"{folder} without any" if folder.is_dir() else f"{folder}, which is no folder"
-        fail("load_images", "folder", "hold one folder per class", got, remedy)
+        raise_input_error("folder", "hold one folder per class", got, remedy)
     rows, labels, shape = [], [], None
     for entry in classes:
-        for path in list_images("load_images", "folder", entry):
-            pixels = read_image("load_images", "folder", path, size=size, colour=colour)
+        for path in list_images("folder", entry):
+            pixels = read_image("folder", path, size=size, colour=colour)
             width_height = pixels.shape[1::-1]
             shape = shape or width_height
             if width_height != shape:
                 got = f"{width_height} in {path} after {shape}"
-                fail("load_images", "folder", "hold images of one size", got, "Pass size=28 to resize them.")
+                raise_input_error("folder", "hold images of one size", got, "Pass size=28 to resize them.")
             rows.append(pixels.reshape(*width_height[::-1], -1).transpose(2, 0, 1))  # (channels, height, width)
             labels.append(entry.name)
     x = torch.from_numpy(np.stack(rows)).float().div_(255)  # (n, channels, height, width)
-    return make_dataset("load_images", "folder", x, labels)._replace(shape=rows[0].shape)
+    return make_dataset("folder", x, labels)._replace(shape=rows[0].shape)
 
 
-@as_typed("load_npz")
 def load_npz(path: str | Path) -> Dataset:
     """Load an NPZ file with arrays ``x``, ``y`` and, if there is a split by class, ``split``.
 
@@ -75,13 +75,13 @@ def load_npz(path: str | Path) -> Dataset:
     arrays = read_arrays(Path(path), {"x", "y", "split", "maps"})
     x = arrays["x"]
     if x.dtype.kind not in "biuf" or x.ndim < 2:
-        fail("load_npz", "x", "be real, of shape (n, dim)", f"{x.dtype} {x.shape}", "Save features as floats.")
-    data = make_dataset("load_npz", "x", torch.from_numpy(x.astype(np.float32, copy=False)), arrays["y"])
-    shape = read_shape("load_npz", arrays.get("maps"), data.x.shape[1])
-    return assign_sides("load_npz", "split", data, arrays.get("split"))._replace(shape=shape)
+        raise_input_error("x", "be real, of shape (n, dim)", f"{x.dtype} {x.shape}", "Save features as floats.")
+    data = make_dataset("x", torch.from_numpy(x.astype(np.float32, copy=False)), arrays["y"])
+    shape = read_shape(arrays.get("maps"), data.x.shape[1])
+    return assign_sides("split", data, arrays.get("split"))._replace(shape=shape)
 
 
-def read_shape(function: str, shape: np.ndarray | None, dim: int) -> tuple[int, int, int] | None:
+def read_shape(shape: np.ndarray | None, dim: int) -> tuple[int, int, int] | None:
     """Return the array ``maps`` of an NPZ file, channels, height and width of rows of ``dim`` features; None for None.
 
     Raises:
@@ -91,12 +91,11 @@ def read_shape(function: str, shape: np.ndarray | None, dim: int) -> tuple[int, 
         return None
     if shape.shape != (3,) or shape.dtype.kind not in "iu" or math.prod(shape.tolist()) != dim or shape.min() < 1:
         got = f"{shape.tolist()} of {dim} features"
-        fail(function, "maps", "be channels, height and width of a row", got, "Leave it out, or mend it.")
+        raise_input_error("maps", "be channels, height and width of a row", got, "Leave it out, or mend it.")
     channels, height, width = shape.tolist()
     return channels, height, width
 
 
-@as_typed("load_csv")
 def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
     """Load a CSV file with a header, a column of labels and columns of numbers.
 
@@ -120,7 +119,7 @@ def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
         more = f" and {len(header) - 5} more" if len(header) > 5 else ""
         got = f"{path} with {', '.join(header[:5]) or 'nothing'}{more}"
         remedy = f"Name the classes' column {label}, or pass label=."
-        fail("load_csv", "path", f"have one column {label} and columns of numbers", got, remedy)
+        raise_input_error("path", f"have one column {label} and columns of numbers", got, remedy)
     column = header.index(label)
     for number, cells in lines:
         if not any(map(str.strip, cells)):
@@ -128,7 +127,7 @@ def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
         labels.append(cells.pop(column).strip())
         rows.append([_parse_number(cell, number) for cell in cells])
     features = torch.tensor(rows, dtype=torch.float32).reshape(len(rows), len(header) - 1)  # (n, dim)
-    return make_dataset("load_csv", "path", features, labels)
+    return make_dataset("path", features, labels)
 
 
 def _parse_number(cell: str, line: int) -> float:
@@ -136,4 +135,4 @@ def _parse_number(cell: str, line: int) -> float:
     try:
         return float(cell) if cell.strip() else math.nan
     except ValueError:
-        fail("load_csv", "path", "hold numbers beside the label", f"{cell!r} in line {line}", "Encode it as numbers.")
+        raise_input_error("path", "hold numbers beside the label", f"{cell!r} in line {line}", "Encode it as numbers.")

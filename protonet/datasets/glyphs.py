@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from protonet._checks import check_int, fail, optional_packages
+from protonet._validation import check_int
 from protonet.datasets._cache import cached_arrays
 from protonet.datasets.dataset import SIDES, Dataset
+from protonet.errors import optional_packages, raise_input_error
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -100,9 +101,9 @@ def load_glyphs(
         InputTypeError: A count or the seed is not a number.
         InputError: A count is out of range, ``fonts`` has no faces, or fewer than two characters are in enough faces.
     """
-    copies = check_int("load_glyphs", "copies", copies, low=1)
-    min_faces = check_int("load_glyphs", "min_faces", min_faces, low=1)
-    seed = check_int("load_glyphs", "seed", seed, low=0)
+    copies = check_int("copies", copies, low=1)
+    min_faces = check_int("min_faces", min_faces, low=1)
+    seed = check_int("seed", seed, low=0)
     faces = find_faces(fonts)
     counts = Counter(character for face in faces for character in face.characters)
     known = counts if characters is None else set(characters)
@@ -114,7 +115,7 @@ def load_glyphs(
     if len(names) < 2:
         got = f"{len(names)} of {len(set(known))}"
         remedy = "Pass more characters, more fonts or a smaller min_faces."
-        fail("load_glyphs", "characters", f"hold at least 2 that {min_faces} faces draw", got, remedy)
+        raise_input_error("characters", f"hold at least 2 that {min_faces} faces draw", got, remedy)
     x = torch.from_numpy(arrays["images"]).float().div_(255)  # (n, 784)
     return Dataset(
         x, torch.from_numpy(arrays["y"]), names, split_alphabets(names), shape=(1, RENDERING.size, RENDERING.size)
@@ -155,14 +156,14 @@ def find_faces(fonts: str | Path | None = None) -> list[Face]:
         MissingPackageError: matplotlib or fontTools is missing.
         InputError: ``fonts`` has no face, or one that cannot be read.
     """
-    with optional_packages("load_glyphs"):
+    with optional_packages():
         import matplotlib as mpl  # noqa: PLC0415 - optional
         from fontTools.ttLib import TTFont, TTLibError  # type: ignore[import-untyped]  # noqa: PLC0415
     paths = sorted(Path(mpl.get_data_path(), "fonts", "ttf").glob("DejaVu*.ttf"))
     if fonts is not None:
         more = sorted(path for path in Path(fonts).rglob("*") if path.suffix.lower() in {".ttf", ".otf"})
         if not more:
-            fail("load_glyphs", "fonts", "be a folder with TTF files", str(fonts), "Pass another folder.")
+            raise_input_error("fonts", "be a folder with TTF files", str(fonts), "Pass another folder.")
         paths += more
     faces = []
     for path in paths:
@@ -171,7 +172,7 @@ def find_faces(fonts: str | Path | None = None) -> list[Face]:
                 glyphs: dict[int, str] = font.getBestCmap() or {}
         except (TTLibError, OSError) as error:
             got = f"{path} ({type(error).__name__})"
-            fail("load_glyphs", "fonts", "hold fonts that can be read", got, "Remove that file.")
+            raise_input_error("fonts", "hold fonts that can be read", got, "Remove that file.")
         faces.append(Face(path, frozenset(chr(code) for code, glyph in glyphs.items() if glyph != ".notdef")))
     return faces
 
@@ -181,7 +182,7 @@ def _render(characters: Iterable[str], faces: list[Face], copies: int, seed: int
 
     Returns ``characters`` (num_classes,) int64 code points, ``images`` (n, 784) uint8 and ``y`` (n,) int64.
     """
-    with optional_packages("load_glyphs"):
+    with optional_packages():
         from PIL import ImageFont  # noqa: PLC0415 - optional
         from tqdm import tqdm  # noqa: PLC0415
 

@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from protonet._checks import fail
 from protonet.datasets.dataset import ALIASES, SIDES
 from protonet.datasets.mapped import map_rows
 from protonet.datasets.pictures import Found, Picture, Pictures, join_sides
 from protonet.datasets.unpickling import load_pickle
+from protonet.errors import raise_input_error
 from protonet.representations.pictures.images import list_folders, list_images
 from protonet.tables.arrays import UNREADABLE
 
@@ -25,12 +25,12 @@ PARTS = ("train", "val", "test")
 
 
 def choose_layout(
-    name: str, root: str | Path, size: int, layouts: Iterable[Callable[[str, Path], Layout | None]], wanted: str
+    name: str, root: str | Path, size: int, layouts: Iterable[Callable[[Path], Layout | None]], wanted: str
 ) -> Found:
     """Return the first of some layouts that a folder has.
 
     Args:
-        name: Of the public function, for messages.
+        name: Of the public function, for the name of the cache file.
         root: The folder.
         size: Pixels per side that the authors take.
         layouts: Each returns its files and what reads them, or None where the folder is laid out otherwise.
@@ -40,10 +40,10 @@ def choose_layout(
         InputError: It has none of them.
     """
     root = Path(root)
-    found = next(filter(None, (layout(name, root) for layout in layouts)), None)
+    found = next(filter(None, (layout(root) for layout in layouts)), None)
     if found is None:
         got = f"{root} with {_list_names(root)}" if root.is_dir() else f"no folder {root}"
-        fail(name, "root", f"hold {wanted}", got, "Pass the folder that its authors' archive unpacks to.")
+        raise_input_error("root", f"hold {wanted}", got, "Pass the folder that its authors' archive unpacks to.")
     return Found(name, root, *found, size)
 
 
@@ -53,12 +53,12 @@ def _list_names(folder: Path) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "") if names else "nothing"
 
 
-def find_folders(name: str, root: Path) -> Layout | None:
+def find_folders(root: Path) -> Layout | None:
     """Find ``root/train/CLASS/*.png``, ``val`` and ``test``, of which ``val`` may be missing, or names like these."""
     folders = find_sides(root)
     if folders is None:
         return None
-    return give(join_sides([list_classes(name, folders[side]) if side in folders else None for side in SIDES]))
+    return give(join_sides([list_classes(folders[side]) if side in folders else None for side in SIDES]))
 
 
 def find_sides(root: Path) -> dict[str, Path] | None:
@@ -73,25 +73,25 @@ def find_sides(root: Path) -> dict[str, Path] | None:
     return folders if {"base", "novel"} <= set(folders) else None
 
 
-def list_classes(name: str, root: Path) -> Pictures:
+def list_classes(root: Path) -> Pictures:
     """List the pictures of ``root/CLASS/*.png``, classes and pictures in the order of their names."""
     pictures: list[Path] = []
     labels: list[str] = []
     for folder in list_folders(root):
-        own = list_images(name, "root", folder)
+        own = list_images("root", folder)
         pictures += own
         labels += [folder.name] * len(own)
     if not pictures:
-        fail(name, "root", "hold one folder per class", f"{root} without any", "Pass the folder above them.")
+        raise_input_error("root", "hold one folder per class", f"{root} without any", "Pass the folder above them.")
     return Pictures(pictures, labels, None)
 
 
-def find_class_folders(name: str, root: Path) -> Layout:
+def find_class_folders(root: Path) -> Layout:
     """Find ``root/CLASS/*.png``."""
-    return give(list_classes(name, root))
+    return give(list_classes(root))
 
 
-def find_csv(name: str, root: Path) -> Layout | None:
+def find_csv(root: Path) -> Layout | None:
     """Find ``root/images`` and ``root/train.csv``, ``val.csv`` and ``test.csv`` of columns filename and label.
 
     A file's class is the folder that its name says, such as ``001.Black_footed_Albatross/1.jpg``; otherwise its label.
@@ -105,19 +105,19 @@ def find_csv(name: str, root: Path) -> Layout | None:
             with path.open(encoding="utf-8-sig", newline="") as file:
                 rows = [row for row in csv.reader(file) if row]
         except (OSError, UnicodeDecodeError, csv.Error) as error:
-            refuse_list(name, path, type(error).__name__)
+            refuse_list(path, type(error).__name__)
         named = bool(rows) and rows[0] == ["filename", "label"]
         if not rows[named:] or not all(len(row) == 2 and all(row) and "." in row[0] for row in rows[named:]):
             got = f"{path} with {', '.join(rows[0]) if rows else 'nothing'}"
             remedy = "Fill both columns in every line."
-            fail(name, "root", "have columns filename and label in every list", got, remedy)
+            raise_input_error("root", "have columns filename and label in every list", got, remedy)
         rows = rows[named:]
         labels = [file.rpartition("/")[0] or label for file, label in rows]
         parts.append(Pictures([root / "images" / file for file, _ in rows], labels, None))
     return give(join_sides(parts), *(root / f"{part}.csv" for part in PARTS))
 
 
-def find_json(name: str, root: Path) -> Layout | None:
+def find_json(root: Path) -> Layout | None:
     """Find ``root/images/CLASS/*.jpg`` with ``base.json``, ``val.json`` and ``novel.json``, lists of ``image_names``.
 
     Of the names, which are paths on their authors' machine, the last two parts are taken.
@@ -132,12 +132,12 @@ def find_json(name: str, root: Path) -> Layout | None:
             names = [each.replace("\\", "/").split("/")[-2:] for each in content["image_names"]]
             files = [root / "images" / folder / file for folder, file in names]
         except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
-            refuse_list(name, path, type(error).__name__)
+            refuse_list(path, type(error).__name__)
         parts.append(Pictures(files, [folder for folder, _ in names], None))
     return give(join_sides(parts), *lists)
 
 
-def find_class_lists(folder: str, pattern: str) -> Callable[[str, Path], Layout | None]:
+def find_class_lists(folder: str, pattern: str) -> Callable[[Path], Layout | None]:
     """Return a layout: a folder of all classes, and a list of the classes of each side.
 
     Args:
@@ -145,7 +145,7 @@ def find_class_lists(folder: str, pattern: str) -> Callable[[str, Path], Layout 
         pattern: A list's name, with ``{}`` for the side's; the class is what comes before the first comma of a line.
     """
 
-    def find(name: str, root: Path) -> Layout | None:
+    def find(root: Path) -> Layout | None:
         lists = [root / pattern.format(part) for part in PARTS]
         if not lists[0].is_file() or not (root / folder).is_dir():
             return None
@@ -154,12 +154,12 @@ def find_class_lists(folder: str, pattern: str) -> Callable[[str, Path], Layout 
             try:
                 lines = path.read_text(encoding="utf-8").splitlines()
             except (OSError, UnicodeDecodeError) as error:
-                refuse_list(name, path, type(error).__name__)
+                refuse_list(path, type(error).__name__)
             classes = [line.split(",")[0].strip() for line in lines if line.strip()]
             missing = [label for label in classes if not (root / folder / label).is_dir()]
             if missing or not classes:
-                refuse_list(name, path, f"no folder {root / folder / missing[0]}" if missing else "empty")
-            own = {label: list_images(name, "root", root / folder / label) for label in classes}
+                refuse_list(path, f"no folder {root / folder / missing[0]}" if missing else "empty")
+            own = {label: list_images("root", root / folder / label) for label in classes}
             labels = [label for label, images in own.items() for _ in images]
             parts.append(Pictures([image for images in own.values() for image in images], labels, None))
         return give(join_sides(parts), *lists)
@@ -167,7 +167,7 @@ def find_class_lists(folder: str, pattern: str) -> Callable[[str, Path], Layout 
     return find
 
 
-def find_pickles(pattern: str, *names: str) -> Callable[[str, Path], Layout | None]:
+def find_pickles(pattern: str, *names: str) -> Callable[[Path], Layout | None]:
     """Return a layout: a pickle for each side, of pictures and their classes.
 
     Args:
@@ -175,38 +175,40 @@ def find_pickles(pattern: str, *names: str) -> Callable[[str, Path], Layout | No
         names: Of the sides, if others than ``PARTS``.
     """
 
-    def find(name: str, root: Path) -> Layout | None:
+    def find(root: Path) -> Layout | None:
         files = [root / pattern.format(each) for each in names or PARTS]
         if not files[0].is_file():
             return None
         missing = [path for path in files if not path.is_file()]
         if missing:
-            fail(name, "root", f"hold {pattern.format('test')} and its like", f"no {missing[0]}", "Get all of them.")
-        return files, lambda: join_sides([_read_pickle(name, path) for path in files])
+            raise_input_error(
+                "root", f"hold {pattern.format('test')} and its like", f"no {missing[0]}", "Get all of them."
+            )
+        return files, lambda: join_sides([_read_pickle(path) for path in files])
 
     return find
 
 
-def _read_pickle(name: str, path: Path) -> Pictures:
+def _read_pickle(path: Path) -> Pictures:
     """Read a pickle of ``image_data`` and ``class_dict``, rows by class; or of ``data`` and ``labels``."""
-    content = load_pickle(name, "root", path)
+    content = load_pickle("root", path)
     content = content if isinstance(content, dict) else {}
     if isinstance(by_class := content.get("class_dict"), dict) and "image_data" in content:
-        images = check_images(name, path, content["image_data"])
+        images = check_images(path, content["image_data"])
         labels = [""] * len(images)
         for label, rows in by_class.items():
             for row in rows:
                 if not -1 < row < len(images):
-                    refuse_list(name, path, f"picture {row} of {len(images)}")
+                    refuse_list(path, f"picture {row} of {len(images)}")
                 labels[row] = str(label)
         if not all(labels):
-            refuse_list(name, path, f"picture {labels.index('')} in no class")
+            refuse_list(path, f"picture {labels.index('')} in no class")
         return Pictures(list(images), labels, None)
-    images = check_images(name, path, content.get("data"))
-    return Pictures(list(images), check_labels(name, path, content.get("labels"), len(images)), None)
+    images = check_images(path, content.get("data"))
+    return Pictures(list(images), check_labels(path, content.get("labels"), len(images)), None)
 
 
-def find_tiered(name: str, root: Path) -> Layout | None:
+def find_tiered(root: Path) -> Layout | None:
     """Find ``train_images_png.pkl`` (PNG files) or ``train_images.npz``, ``train_labels.pkl``, and their likes."""
     images = [root / f"{part}_images_png.pkl" for part in PARTS]
     if not images[0].is_file():
@@ -216,25 +218,25 @@ def find_tiered(name: str, root: Path) -> Layout | None:
     labels = [root / f"{part}_labels.pkl" for part in PARTS]
     missing = [path for path in (*images, *labels) if not path.is_file()]
     if missing:
-        fail(name, "root", "hold the pictures and labels of all sides", f"no {missing[0]}", "Get all of them.")
+        raise_input_error("root", "hold the pictures and labels of all sides", f"no {missing[0]}", "Get all of them.")
     files = [*images, *labels]
-    return files, lambda: join_sides([_read_tiered(name, *pair) for pair in zip(images, labels, strict=True)])
+    return files, lambda: join_sides([_read_tiered(*pair) for pair in zip(images, labels, strict=True)])
 
 
-def _read_tiered(name: str, images: Path, labels: Path) -> Pictures:
+def _read_tiered(images: Path, labels: Path) -> Pictures:
     """Read a side of tiered-ImageNet."""
     pictures: list[Picture]
     if images.suffix == ".npz":
-        pictures = list(check_images(name, images, _read_npz(name, images)))
+        pictures = list(check_images(images, _read_npz(images)))
     else:
-        content = load_pickle(name, "root", images)
+        content = load_pickle("root", images)
         if not isinstance(content, list) or not all(isinstance(each, (np.ndarray, bytes)) for each in content):
-            refuse_list(name, images, f"a {type(content).__name__}, not a list of PNG files")
+            refuse_list(images, f"a {type(content).__name__}, not a list of PNG files")
         pictures = [each if isinstance(each, bytes) else each.tobytes() for each in content]
-    read = load_pickle(name, "root", labels)
+    read = load_pickle("root", labels)
     read = read if isinstance(read, dict) else {}
     numbers = read.get("label_specific", read.get("labels"))
-    own = check_labels(name, labels, numbers, len(pictures))
+    own = check_labels(labels, numbers, len(pictures))
     names = read.get("label_specific_str")
     if isinstance(names, list) and all(each.isdecimal() and int(each) < len(names) for each in own):
         # Two synsets may have the same words.
@@ -243,7 +245,7 @@ def _read_tiered(name: str, images: Path, labels: Path) -> Pictures:
     return Pictures(pictures, own, None)
 
 
-def _read_npz(name: str, path: Path) -> np.ndarray | None:
+def _read_npz(path: Path) -> np.ndarray | None:
     """Return the array ``images`` of an NPZ file, mapped where it can be; None where there is none."""
     try:
         with path.open("rb") as opened:
@@ -259,28 +261,30 @@ def _read_npz(name: str, path: Path) -> np.ndarray | None:
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
                 return mapped[0].numpy().reshape(read(member)[0])
     except (ValueError, *UNREADABLE) as error:
-        refuse_list(name, path, type(error).__name__)
+        refuse_list(path, type(error).__name__)
 
 
-def check_images(name: str, path: Path, images: Any) -> np.ndarray:
+def check_images(path: Path, images: Any) -> np.ndarray:
     """Return pixels (n, height, width, 3) uint8; raise an InputError where they are others."""
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
         got = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else "none"
-        fail(name, "root", "hold pictures, (n, height, width, 3) uint8", f"{got} in {path}", "Get the file again.")
+        raise_input_error(
+            "root", "hold pictures, (n, height, width, 3) uint8", f"{got} in {path}", "Get the file again."
+        )
     return np.asarray(images)
 
 
-def check_labels(name: str, path: Path, labels: Any, n: int) -> list[str]:
+def check_labels(path: Path, labels: Any, n: int) -> list[str]:
     """Return the names of the classes of ``n`` pictures; raise an InputError where they are not as many."""
     if not isinstance(labels, (list, tuple, np.ndarray)) or len(labels) != n:
         got = f"{len(labels)} in {path}" if hasattr(labels, "__len__") else f"none in {path}"
-        fail(name, "root", f"have a label of each of {n} pictures", got, "Get the file again.")
+        raise_input_error("root", f"have a label of each of {n} pictures", got, "Get the file again.")
     return [str(each) for each in (labels.tolist() if isinstance(labels, np.ndarray) else labels)]
 
 
-def refuse_list(name: str, path: Path, got: str) -> NoReturn:
+def refuse_list(path: Path, got: str) -> NoReturn:
     """Raise an InputError: a file is not what it should be."""
-    fail(name, "root", "hold lists and pictures that can be read", f"{path} ({got})", "Get the file again.")
+    raise_input_error("root", "hold lists and pictures that can be read", f"{path} ({got})", "Get the file again.")
 
 
 def give(pictures: Pictures, *files: Path) -> Layout:

@@ -16,7 +16,6 @@ import torch
 from numpy.lib import format as npy
 from torch import Tensor
 
-from protonet._checks import as_typed
 from protonet.datasets.dataset import Dataset, assign_sides, check_finite, make_dataset
 from protonet.datasets.files import load_npz, read_shape
 from protonet.tables.arrays import UNREADABLE, read_arrays
@@ -46,13 +45,12 @@ def map_npz(path: str | Path) -> Dataset:
     x, mapping = map_rows(path) or (None, None)
     if x is None:
         return load_npz(path)
-    with as_typed("map_npz"):
-        arrays = read_arrays(path, {"y", "split", "maps"})
-    classes = make_dataset("map_npz", "x", torch.empty(len(x), 0), arrays["y"])
-    data = assign_sides("map_npz", "split", classes, arrays.get("split"))
-    shape = read_shape("map_npz", arrays.get("maps"), x.shape[1])
+    arrays = read_arrays(path, {"y", "split", "maps"})
+    classes = make_dataset("x", torch.empty(len(x), 0), arrays["y"])
+    data = assign_sides("split", classes, arrays.get("split"))
+    shape = read_shape(arrays.get("maps"), x.shape[1])
     data = data._replace(x=x, mapping=mapping, shape=shape)
-    check_finite("map_npz", "x", x, data.release)
+    check_finite("x", x, data.release)
     return data
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from protonet._checks import fail
 from protonet.datasets.dataset import Dataset
 from protonet.datasets.pictures import Found, Pictures, load_pictures
+from protonet.errors import raise_input_error
 from protonet.representations.pictures.images import list_folders, list_images
 
 BACKGROUND, EVALUATION = "images_background", "images_evaluation"
@@ -53,7 +53,7 @@ def find_omniglot(root: str | Path) -> Found:
     paths: list[Path] = []
     labels, sides = [], []
     for folder, side in side_of.items():
-        own = list_images("load_omniglot", "root", folder)
+        own = list_images("root", folder)
         paths += own
         labels += [f"{folder.parent.name}/{folder.name}"] * len(own)
         sides += [side] * len(own)
@@ -66,5 +66,5 @@ def _list_characters(folder: Path) -> list[Path]:
     if not characters:
         constraint = f"hold {BACKGROUND}/ALPHABET/CHARACTER/*.png and {EVALUATION}/... (or omniglot-py with both)"
         got = f"{folder} without characters" if folder.is_dir() else f"no folder {folder}"
-        fail("load_omniglot", "root", constraint, got, "Unpack both archives of Omniglot there.")
+        raise_input_error("root", constraint, got, "Unpack both archives of Omniglot there.")
     return characters

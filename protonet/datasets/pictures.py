@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from protonet._checks import check_int, fail, optional_packages
+from protonet._validation import check_int
 from protonet._writing import cache_folder, write_whole
 from protonet.datasets.dataset import SIDES, Dataset, assign_sides, make_dataset
 from protonet.datasets.mapped import map_rows, write_npz
+from protonet.errors import optional_packages, raise_input_error
 from protonet.representations.pictures.images import SUFFIXES, UNREADABLE_IMAGE, open_plain
 from protonet.tables.arrays import UNREADABLE
 
@@ -43,7 +44,7 @@ class Pictures(NamedTuple):
 class Found(NamedTuple):
     """A set of pictures that was found on the disk, not yet read."""
 
-    name: str  #: Of the function that looks for it, for messages.
+    name: str  #: Of the function that looks for it, for the name of the cache file.
     root: Path  #: Where it was found.
     #: All that it is made of, pictures last; their names, sizes and times tell one state of it from another.
     files: Sequence[Path]
@@ -73,7 +74,7 @@ def load_pictures(found: Found, size: int | None = None) -> Dataset:
         InputTypeError: The size is not a number.
         InputError: A file is missing, is no picture, or there are fewer than two classes.
     """
-    side = found.size if size is None else check_int(found.name, "size", size, low=1)
+    side = found.size if size is None else check_int("size", size, low=1)
     shape = (1 if found.grey else 3, side, side)
     stamp = hash_state(found, f"{VERSION} {side}")
     place = hashlib.sha256(os.fsencode(found.root.resolve())).hexdigest()[:16]
@@ -96,13 +97,13 @@ def hash_state(found: Found, more: str) -> str:
         try:
             state = path.stat()
         except OSError as error:
-            fail(found.name, "root", "hold its pictures", f"no {path} ({error.strerror})", "Unpack all of them.")
+            raise_input_error("root", "hold its pictures", f"no {path} ({error.strerror})", "Unpack all of them.")
         name = os.fsencode(path).removeprefix(os.fsencode(found.root))
         digest.update(b"%b\0%d\0%d\n" % (name, state.st_size, state.st_mtime_ns))
     return digest.hexdigest()
 
 
-def open_picture(function: str, picture: Picture, least: int | None = None) -> Image:
+def open_picture(picture: Picture, least: int | None = None) -> Image:
     """Open and decode a picture, as `open_plain` does.
 
     Raises:
@@ -116,7 +117,7 @@ def open_picture(function: str, picture: Picture, least: int | None = None) -> I
         return open_plain(picture if isinstance(picture, Path) else io.BytesIO(picture), least)
     except UNREADABLE_IMAGE as error:
         got = f"{picture if isinstance(picture, Path) else 'one of a file of many'} ({type(error).__name__})"
-        fail(function, "root", "hold images that can be read", got, "Replace that file.")
+        raise_input_error("root", "hold images that can be read", got, "Replace that file.")
 
 
 def map_in_threads(work: Callable[[Picture], np.ndarray], pictures: Sequence[Picture]) -> Iterator[np.ndarray]:
@@ -153,18 +154,18 @@ def _make(found: Found, shape: tuple[int, int, int], path: Path, stamp: str) -> 
     """Decode pictures and keep them in a file of the cache, from which they are mapped."""
     from tqdm import tqdm  # noqa: PLC0415 - slow to import
 
-    with optional_packages(found.name, INSTALL):
+    with optional_packages(INSTALL):
         from PIL import Image  # noqa: PLC0415 - optional
     pictures, labels, sides = found.read()
-    data = make_dataset(found.name, "root", torch.empty(len(pictures), 0), labels)
-    data = assign_sides(found.name, "root", data, sides)._replace(shape=shape)
+    data = make_dataset("root", torch.empty(len(pictures), 0), labels)
+    data = assign_sides("root", data, sides)._replace(shape=shape)
     side = shape[1]
     resample = Image.Resampling.BOX if found.grey else Image.Resampling.LANCZOS
 
     def decode(picture: Picture) -> np.ndarray:
         if isinstance(picture, np.ndarray) and picture.shape[:2] == (side, side) and not found.grey:
             return picture.transpose(2, 0, 1)
-        image = open_picture(found.name, picture).convert("L" if found.grey else "RGB")
+        image = open_picture(picture).convert("L" if found.grey else "RGB")
         pixels = np.asarray(image if image.size == (side, side) else image.resize((side, side), resample), np.uint8)
         return 255 - pixels[None] if found.grey else pixels.transpose(2, 0, 1)  # the paper is white
 

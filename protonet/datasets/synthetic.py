@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import check_int, fail
+from protonet._validation import check_int
+from protonet.errors import raise_input_error
 
 Sampler = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -188,13 +189,13 @@ def sample_family(
         ((40, 16), (80,))
     """
     if name not in FAMILIES:
-        fail("sample_family", "name", f"be one of {', '.join(FAMILIES)}", repr(name), "Pick a listed family.")
-    seed = check_int("sample_family", "seed", seed, low=0)
-    n_train = check_int("sample_family", "n_train", n_train, low=1)
-    n_val = check_int("sample_family", "n_val", n_val, low=0)
-    n_test = check_int("sample_family", "n_test", n_test, low=1)
-    num_classes = check_int("sample_family", "num_classes", num_classes, low=2)
-    dim = check_int("sample_family", "dim", dim, low=2)
+        raise_input_error("name", f"be one of {', '.join(FAMILIES)}", repr(name), "Pick a listed family.")
+    seed = check_int("seed", seed, low=0)
+    n_train = check_int("n_train", n_train, low=1)
+    n_val = check_int("n_val", n_val, low=0)
+    n_test = check_int("n_test", n_test, low=1)
+    num_classes = check_int("num_classes", num_classes, low=2)
+    dim = check_int("dim", dim, low=2)
 
     seeds = [int(child.generate_state(1)[0]) for child in np.random.SeedSequence(seed).spawn(4)]
     population = FAMILIES[name](num_classes, dim, torch.Generator().manual_seed(seeds[0]))

@@ -17,7 +17,8 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from protonet._checks import fail, show
+from protonet._text import to_printable
+from protonet.errors import raise_input_error, raise_missing_file
 
 #: Dtypes of fixed size without pointers: numbers, bytes and text.
 PLAIN = re.compile(r"[biufSU]\d+")
@@ -32,7 +33,7 @@ class _Dtype:
 
     def __init__(self, text: str, *_: object) -> None:
         if not isinstance(text, str) or not PLAIN.fullmatch(text):
-            raise RefusedError(f"an array of dtype {show(text)!s:.40}")
+            raise RefusedError(f"an array of dtype {to_printable(text)!s:.40}")
         self.dtype = np.dtype(text)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -112,11 +113,10 @@ class _Unpickler(pickle.Unpickler):
         return _NAMES[module, name]
 
 
-def load_pickle(function: str, argument: str, path: str | Path) -> Any:
+def load_pickle(argument: str, path: str | Path) -> Any:
     """Load a pickle of arrays, tensors, numbers, text and containers; text of Python 2 is taken for Latin-1.
 
     Args:
-        function: The public function's name, for the message.
         argument: The argument's name, for the message.
         path: The file.
 
@@ -127,13 +127,15 @@ def load_pickle(function: str, argument: str, path: str | Path) -> Any:
     """
 
     def refuse(got: str, remedy: str) -> NoReturn:
-        fail(function, argument, "be a pickle of arrays, numbers, text and containers alone", f"{path} {got}", remedy)
+        raise_input_error(
+            argument, "be a pickle of arrays, numbers, text and containers alone", f"{path} {got}", remedy
+        )
 
     try:
         with Path(path).open("rb") as file:
             return _Unpickler(file, encoding="latin1").load()
     except (FileNotFoundError, IsADirectoryError):
-        fail(function, argument, "be a file that exists", str(path), "")
+        raise_missing_file(path, argument=argument)
     except RefusedError as error:
         refuse(f"with {error}, which is not loaded", "Save features with numpy.savez(path, x=x, y=y).")
     except Exception as error:  # a damaged pickle raises anything

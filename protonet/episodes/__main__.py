@@ -18,10 +18,11 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from protonet._checks import InputError, as_typed, check_device, fail
+from protonet._validation import check_device
 from protonet.episodes.arguments import PROG, read_compare, read_extract, read_paper, read_study, read_train
 from protonet.episodes.draws.presets import PRESETS, list_presets
 from protonet.episodes.features import NORMALIZATIONS
+from protonet.errors import InputError, raise_input_error, renamed_arguments
 from protonet.ui.command_line import Parser, check_name, check_outputs, parse_whole, run_command
 
 DEFAULT_METHODS = ("protonet", "protonet-cosine", "simpleshot", "adaptive", "bd-cspn")
@@ -197,31 +198,33 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
     image_size = None if options.image_size is None else parse_whole("--image-size", options.image_size, low=1)
     is_main = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts, the first one writes
     if options.resume and options.state is None:
-        fail(PROG, "--resume", "come with the file to continue", "no --state", "Pass --state FILE.")
+        raise_input_error("--resume", "come with the file to continue", "no --state", "Pass --state FILE.")
     tests = options.test or [None] * len(options.dataset)
     if len(tests) != len(options.dataset):
         got = f"{len(tests)} for {len(options.dataset)}"
-        fail(PROG, "--test", "be one for each --dataset, in their order", got, "Name as many.")
+        raise_input_error("--test", "be one for each --dataset, in their order", got, "Name as many.")
     if len(set(options.dataset)) < len(options.dataset):
-        fail(PROG, "--dataset", "name each data set once", " ".join(options.dataset), "Leave one out.")
+        raise_input_error("--dataset", "name each data set once", " ".join(options.dataset), "Leave one out.")
     paths = [Path(dataset).resolve() for dataset in options.dataset]
     if options.base is not None and Path(options.base).resolve() in paths:
         remedy = "Leave it out: the base classes of a split are taken anyway."
-        fail(PROG, "--base", "be another data set than --dataset", options.base, remedy)
+        raise_input_error("--base", "be another data set than --dataset", options.base, remedy)
     outputs = check_outputs(options, (*OUTPUTS, "state")) if is_main else {}
     for name, path in outputs.items():
         read = {Path(path or ".").resolve() for path in (*tests, options.encoder, options.base, options.texts)}
         read |= {*paths}
         if path.exists() and path.resolve() in read:
-            fail(PROG, f"--{name}", "be another file than what is read", path, "Pass another path.")
+            raise_input_error(f"--{name}", "be another file than what is read", path, "Pass another path.")
     if "plot" in outputs and outputs["plot"].suffix.lower() not in PLOT_SUFFIXES:
-        fail(PROG, "--plot", f"end in {', '.join(PLOT_SUFFIXES)}", outputs["plot"], "Pass a path such as out.png.")
+        raise_input_error(
+            "--plot", f"end in {', '.join(PLOT_SUFFIXES)}", outputs["plot"], "Pass a path such as out.png."
+        )
     if "report" in outputs and outputs["report"].suffix.lower() not in PAGE_SUFFIXES:
-        fail(PROG, "--report", f"end in {', '.join(PAGE_SUFFIXES)}", outputs["report"], "Rename it.")
+        raise_input_error("--report", f"end in {', '.join(PAGE_SUFFIXES)}", outputs["report"], "Rename it.")
     from protonet.episodes.draws.kinds import parse_number, read_samplers  # noqa: PLC0415
     from protonet.episodes.methods.choice import choose_grid, choose_method  # noqa: PLC0415 - torch, as above
 
-    check_device(PROG, "--device", options.device)
+    check_device("--device", options.device)
     methods = [choose_method(text) for text in options.method if text != "all"]
     grids = [choose_grid(text) for text in options.tune]
     against = None if options.against is None else choose_method(options.against, "--against")
@@ -231,7 +234,7 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
     is_one = len(tests) * len(samplers) == 1  # several have a numbered file each, which `run_suite` looks at
     if is_one and state is not None and state.exists() and not options.resume:
         remedy = "Continue its run with --resume, or pass another path."
-        fail(PROG, "--state", "be a new file", f"{state}, which exists", remedy)
+        raise_input_error("--state", "be a new file", f"{state}, which exists", remedy)
     from protonet.episodes.evaluation.plan import EvaluationPlan, MethodsPlan  # noqa: PLC0415 - checked first
     from protonet.episodes.evaluation.run import run_evaluation  # noqa: PLC0415
     from protonet.episodes.evaluation.suite import Member, check_outputs_of_all, report_suite, run_suite  # noqa: PLC0415
@@ -291,7 +294,7 @@ def study(arguments: Sequence[str] | None) -> None:
 
 def extract(arguments: Sequence[str] | None) -> None:
     """Embed pictures as the arguments say."""
-    with as_typed(f"{PROG} extract", output="--output", backbone="--backbone"):
+    with renamed_arguments(output="--output", backbone="--backbone"):
         options = read_extract(arguments)
         from protonet.episodes.features.extract import run_extract  # noqa: PLC0415 - as above
 
@@ -303,7 +306,7 @@ def paper(arguments: Sequence[str] | None) -> None:
     options = read_paper(arguments)
     from protonet.episodes.paper import run_paper  # noqa: PLC0415 - as above
 
-    with _shown_traceback(options), as_typed(f"{PROG} paper", tune="METHOD", resume="--output"):
+    with _shown_traceback(options), renamed_arguments(tune="METHOD", resume="--output"):
         run_paper(options, shlex.join(["python", "-m", PROG, "paper", *(arguments or sys.argv[1:])]))
 
 
@@ -318,7 +321,7 @@ def main(arguments: Sequence[str]) -> int:
     names = {name: f"--{name.replace('_', '-')}" for name in vars(make_parser().parse_args([]))}
 
     def run_named(given: Sequence[str] | None) -> None:
-        with as_typed(prog, **names, **TYPED):
+        with renamed_arguments(**names, **TYPED):
             command(given)
 
     return run_command(prog, run_named, arguments)

@@ -11,7 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
-from protonet._checks import check_device, check_int, check_number, fail, optional_packages
+from protonet._validation import check_device, check_int, check_number
+from protonet.errors import optional_packages, raise_input_error
 from protonet.representations.pictures import SETTINGS
 from protonet.ui.command_line import (
     Parser,
@@ -137,7 +138,7 @@ def read_train(arguments: Sequence[str] | None) -> argparse.Namespace:
         usual = default if objective == "prototypes" else EPISODIC.get(name, default)
         text = getattr(options, key)
         number = usual if text is None else parse_whole(f"--{name}", text, low=low)
-        numbers[key] = check_int(f"{PROG} train", f"--{name}", number, low=low, high=high)
+        numbers[key] = check_int(f"--{name}", number, low=low, high=high)
     options.numbers, options.more = numbers, _parse_objective(options, objective)
     if options.split_seed is not None:
         options.split_seed = parse_whole("--split-seed", options.split_seed, low=0)
@@ -160,18 +161,14 @@ def _parse_objective(options: argparse.Namespace, objective: str) -> dict[str, A
         chosen["head"] = check_name("--head", str(texts["head"]), HEADS)
     for name, value in given.items():
         if value and objective not in ("maml", "anil"):
-            fail(
-                f"{PROG} train",
-                f"--{name}",
-                "be of the objectives maml and anil",
-                f"that of {objective}",
-                "Leave it out.",
+            raise_input_error(
+                f"--{name}", "be of the objectives maml and anil", f"that of {objective}", "Leave it out."
             )
     rate = RATES[objective] if options.learning_rate is None else options.learning_rate
     chosen["learning_rate"] = _parse_rate("--learning-rate", rate, strict=True)
     chosen["dropblock"] = _parse_rate("--dropblock", options.dropblock, strict=False)
     if chosen["dropblock"] >= 1:
-        fail(f"{PROG} train", "--dropblock", "be a share below 1", options.dropblock, "Pass a number such as 0.1.")
+        raise_input_error("--dropblock", "be a share below 1", options.dropblock, "Pass a number such as 0.1.")
     return chosen
 
 
@@ -181,26 +178,25 @@ def _parse_rate(argument: str, text: object, *, strict: bool) -> float:
         value: object = float(str(text))
     except ValueError:
         value = math.nan
-    return check_number(f"{PROG} train", argument, value, low=0, strict=strict, remedy="Pass a number such as 0.01.")
+    return check_number(argument, value, low=0, strict=strict, remedy="Pass a number such as 0.01.")
 
 
 def _check_train_outputs(options: argparse.Namespace) -> dict[str, Path]:
     """Return the paths that ``train`` writes, by option, after checking that it can."""
-    prog = f"{PROG} train"
     if Path(options.output).suffix != ".safetensors":
-        fail(prog, "--output", "end in .safetensors", options.output, "Rename it.")
-    with optional_packages(prog, INSTALL):
+        raise_input_error("--output", "end in .safetensors", options.output, "Rename it.")
+    with optional_packages(INSTALL):
         importlib.import_module("safetensors")  # if it is missing, before the work
     paths = {"output": check_writable_file("--output", options.output)}
     if paths["output"].exists() and not options.resume:
         remedy = "Continue its run with --resume, or pass another path."
-        fail(prog, "--output", "be a new file", f"{paths['output']}, which exists", remedy)
+        raise_input_error("--output", "be a new file", f"{paths['output']}, which exists", remedy)
     if options.log is not None:
         paths["log"] = check_writable_file("--log", options.log)
         if paths["log"].resolve() == paths["output"].resolve():
-            fail(prog, "--log", "be another file than --output", paths["log"], "Pass another path.")
+            raise_input_error("--log", "be another file than --output", paths["log"], "Pass another path.")
     if options.tensorboard is not None:
-        with optional_packages(prog, 'pip install "protonet[tensorboard]"'):
+        with optional_packages('pip install "protonet[tensorboard]"'):
             importlib.import_module("torch.utils.tensorboard")
         paths["tensorboard"] = check_writable_folder("--tensorboard", options.tensorboard)
     return paths
@@ -227,14 +223,14 @@ def read_compare(arguments: Sequence[str] | None) -> argparse.Namespace:
         InputError: A file cannot be read, or is named twice, or an option does not fit.
     """
     options = make_compare_parser().parse_args(arguments)
-    prog, paths = f"{PROG} compare", [Path(each).resolve() for each in options.files]
+    paths = [Path(each).resolve() for each in options.files]
     for number, path in enumerate(paths):
         if path in paths[:number]:
-            fail(prog, "FILE.json", "be named once", f"{options.files[number]} again", "Leave one out.")
+            raise_input_error("FILE.json", "be named once", f"{options.files[number]} again", "Leave one out.")
     options.outputs = check_outputs(options, ("latex", "markdown"))
     for name, path in options.outputs.items():
         if path.resolve() in paths:
-            fail(prog, f"--{name}", "be another file than what is read", path, "Pass another path.")
+            raise_input_error(f"--{name}", "be another file than what is read", path, "Pass another path.")
     for path in map(Path, options.files):
         try:
             path.open("rb").close()
@@ -246,7 +242,7 @@ def read_compare(arguments: Sequence[str] | None) -> argparse.Namespace:
 def refuse_run(path: Path, error: Exception) -> NoReturn:
     """Raise an InputError about a file that is none of ``--json``."""
     got = f"{path} ({type(error).__name__}: {error})"
-    fail(f"{PROG} compare", "FILE.json", "be a file that --json wrote", got, REMEDY)
+    raise_input_error("FILE.json", "be a file that --json wrote", got, REMEDY)
 
 
 def read_study(path: Path, options: Sequence[str], more: Sequence[str]) -> dict[str, Any]:
@@ -261,22 +257,25 @@ def read_study(path: Path, options: Sequence[str], more: Sequence[str]) -> dict[
         MissingPackageError: Python is 3.10, and tomli is not installed.
         InputError: It is no TOML file, or a key or a value is none of an option's.
     """
-    prog = f"{PROG} study"
-    with optional_packages(prog, "pip install tomli, or use Python 3.11"):
+    with optional_packages("pip install tomli, or use Python 3.11"):
         toml = importlib.import_module(
             "tomllib" if find_spec("tomllib") else "tomli"
         )  # which Python 3.10 does not have
     try:
         settings: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        fail(prog, "STUDY.toml", "be a TOML file", f"{path} ({error})", "See the guide on few-shot experiments.")
+        raise_input_error("STUDY.toml", "be a TOML file", f"{path} ({error})", "See the guide on few-shot experiments.")
     for name, value in settings.items():
         check_name(f"a key of {path}", name, [*options, "output"])
         values = value if isinstance(value, list) else [value]
         if not values or not all(isinstance(each, bool | int | float | str) for each in values):
-            fail(prog, "STUDY.toml", "have values that are texts, numbers or true", f"{name} = {value}", STUDY_REMEDY)
+            raise_input_error(
+                "STUDY.toml", "have values that are texts, numbers or true", f"{name} = {value}", STUDY_REMEDY
+            )
     if not isinstance(settings.get("output"), str):
-        fail(prog, "STUDY.toml", 'say output = "FOLDER"', f"none in {path}", "Results, states and tables lie there.")
+        raise_input_error(
+            "STUDY.toml", 'say output = "FOLDER"', f"none in {path}", "Results, states and tables lie there."
+        )
     for word in more:
         if word.startswith("--"):
             check_name("an option of a study", word[2:].partition("=")[0], options)
@@ -323,13 +322,13 @@ def read_paper(arguments: Sequence[str] | None) -> argparse.Namespace:
     parse_whole("--way", options.way, low=2)
     options.shots = [str(parse_whole("--shot", shot, low=1)) for shot in options.shot.split(",")]
     if len(set(options.shots)) < len(options.shots):
-        fail(f"{PROG} paper", "--shot", "have each value once", repr(options.shot), "Leave one out.")
+        raise_input_error("--shot", "have each value once", repr(options.shot), "Leave one out.")
     for name in ("episodes", "seed", "split_seed", "image_size"):
         if getattr(options, name) is not None:
             number = parse_whole(f"--{name.replace('_', '-')}", getattr(options, name), low=int("seed" not in name))
             setattr(options, name, number)
-    check_device(f"{PROG} paper", "--device", options.device)
-    with optional_packages(f"{PROG} paper"):
+    check_device("--device", options.device)
+    with optional_packages():
         importlib.import_module("matplotlib")
     options.output = check_writable_folder("--output", options.output)
     return options
@@ -376,21 +375,21 @@ def read_extract(arguments: Sequence[str] | None) -> argparse.Namespace:
     Raises:
         InputError: Arguments do not fit.
     """
-    options, prog = make_extract_parser().parse_args(arguments), f"{PROG} extract"
+    options = make_extract_parser().parse_args(arguments)
     options.batch = parse_whole("--batch", options.batch, low=1)
     if options.image_size is not None:
         options.image_size = parse_whole("--image-size", options.image_size, low=1)
     options.output = output = Path(options.output)
     if output.suffix.lower() != ".npz":
-        fail(prog, "--output", "end in .npz", output, "Rename it.")
+        raise_input_error("--output", "end in .npz", output, "Rename it.")
     check_writable_file("--output", output)
     if output.exists() and not options.resume:
-        fail(prog, "--output", "be a new file", f"{output}, which exists", "Pass another path, or --resume.")
+        raise_input_error("--output", "be a new file", f"{output}, which exists", "Pass another path, or --resume.")
     if not options.texts and (options.names or options.template):
-        fail(prog, "--names" if options.names else "--template", "come with --texts", "none", "Leave it out.")
+        raise_input_error("--names" if options.names else "--template", "come with --texts", "none", "Leave it out.")
     if options.texts and options.maps:
-        fail(prog, "--maps", "come without --texts", "both", "Leave one of the two out.")
+        raise_input_error("--maps", "come without --texts", "both", "Leave one of the two out.")
     options.template = options.template or [TEMPLATE]
     if bad := [each for each in options.template if each.count("{}") != 1]:
-        fail(prog, "--template", "have one {} for the name", repr(bad[0]), f"Pass one such as {TEMPLATE!r}.")
+        raise_input_error("--template", "have one {} for the name", repr(bad[0]), f"Pass one such as {TEMPLATE!r}.")
     return options

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from protonet._checks import as_typed, fail, fail_type, find_version, optional_packages, refuse
 from protonet._writing import write_whole
 from protonet.encoder import Encoder
+from protonet.errors import InputTypeError, installed_version, optional_packages, raise_input_error, raise_missing_file
 from protonet.files.header import FORMAT, HELD, OLDEST, VERSION, parse_header, sum_part, take_checksum, write_header
 from protonet.files.shared_rows import share_rows, unshare_rows
 from protonet.network import PrototypeNetwork
@@ -52,10 +52,10 @@ def save_model(path: str | Path, model: Model) -> None:
         InputError: The file could not be read again: another dtype than float32, NaN, names that do not fit, metadata
             that JSON cannot hold.
     """
-    with optional_packages("save_model", INSTALL):
+    with optional_packages(INSTALL):
         from safetensors.torch import save  # noqa: PLC0415 - optional
 
-    header, tensors, held = check_model("save_model", model)
+    header, tensors, held = check_model(model)
     tensors |= {HELD + name: tensor for name, tensor in held.items()}
     # How a product of matrices rounds depends on their layout: what lies column by column does so when it is read.
     columnwise = [name for name, tensor in tensors.items() if tensor.ndim == 2 and not tensor.is_contiguous()]
@@ -70,7 +70,6 @@ def save_model(path: str | Path, model: Model) -> None:
     write_whole(path, lambda file: file.write(content))
 
 
-@as_typed("load_model")
 def load_model(path: str | Path, *, held: bool = False) -> Model:
     """Read a model file, trusting nothing in it.
 
@@ -103,7 +102,7 @@ def read_model(path: str | Path, *, held: bool = False, writer: str) -> Model:
         MissingPackageError: safetensors is missing.
         InputError: No file, a truncated, damaged or foreign one, or one of another version.
     """
-    with optional_packages("", INSTALL):
+    with optional_packages(INSTALL):
         from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - optional
 
     remedy = f"Pass a file that {writer} wrote."
@@ -131,14 +130,14 @@ def read_model(path: str | Path, *, held: bool = False, writer: str) -> Model:
         kept = {name[len(HELD) :]: tensors.pop(name) for name in list(tensors) if name.startswith(HELD)}
         return _make_model(header, tensors, kept)
     except FileNotFoundError:
-        refuse("path", "be a file that exists", path, f"There is no such file; pass one that {writer} wrote.")
+        raise_missing_file(path)
     except (OSError, RuntimeError, SafetensorError, ValueError) as error:
-        refuse("path", f"be a model file of version {VERSION}", f"{path} ({error})", remedy)
+        raise_input_error("path", f"be a model file of version {VERSION}", f"{path} ({error})", remedy)
 
 
 def read_versions(path: str | Path) -> tuple[int, str | None]:
     """Return the version of a model file that `load_model` reads, and that of the protonet which wrote it, if known."""
-    with optional_packages("read_versions", INSTALL):
+    with optional_packages(INSTALL):
         from safetensors import safe_open  # noqa: PLC0415 - optional
 
     with safe_open(path, framework="pt") as file:
@@ -146,7 +145,7 @@ def read_versions(path: str | Path) -> tuple[int, str | None]:
     return header["version"], header.get("library")
 
 
-def check_model(function: str, model: Model) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
+def check_model(model: Model) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
     """Return header, the network's tensors and the held ones, once it is known that they make a model again.
 
     Raises:
@@ -155,7 +154,9 @@ def check_model(function: str, model: Model) -> tuple[dict[str, Any], dict[str, 
     """
     if not isinstance(model.network.encoder, Encoder):
         got = type(model.network.encoder).__name__
-        fail_type(function, "model", "hold a network with a protonet.Encoder", got, "Pass one of protonet.solve.")
+        raise_input_error(
+            "model", "hold a network with a protonet.Encoder", got, "Pass one of protonet.solve.", kind=InputTypeError
+        )
     structure, parts = describe_network(model.network)
     tensors, held = ({name: _copy(each) for name, each in some.items()} for some in (parts, model.held))
     described, more = (None, {}) if model.encoding is None else model.encoding.describe()
@@ -163,11 +164,11 @@ def check_model(function: str, model: Model) -> tuple[dict[str, Any], dict[str, 
     named: dict[str, Any] = {"classes": model.classes, "columns": model.columns, "metadata": model.metadata}
     named |= {"structure": structure, "encoding": described}
     try:
-        header = parse_header(json.dumps({"version": VERSION, "library": find_version("protonet"), **named}))
+        header = parse_header(json.dumps({"version": VERSION, "library": installed_version("protonet"), **named}))
         header |= tell_facts(_make_model(header, tensors, held))
     except (RuntimeError, TypeError, ValueError) as error:
         remedy = "Pass a float32 network of protonet.solve, a name per class and feature, and finite metadata."
-        fail(function, "model", "be what can be read again", f"one with {error}", remedy)
+        raise_input_error("model", "be what can be read again", f"one with {error}", remedy)
     return header, tensors, held
 
 

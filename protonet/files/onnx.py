@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from protonet._checks import fail, optional_packages, show
+from protonet._text import to_printable
 from protonet._writing import write_whole
 from protonet.encoder import Encoder
+from protonet.errors import optional_packages, raise_input_error
 from protonet.files.model import Model, check_model
 from protonet.tables.columns.encoding import Encoding
 from protonet.views.view import Array
@@ -98,10 +99,10 @@ def export_onnx(path: str | Path, model: Model) -> None:
         InputTypeError: The network's encoder is not of this library.
         InputError: As `protonet.files.save_model`; or there are dates or texts, which ONNX cannot take apart.
     """
-    with optional_packages("export_onnx", 'pip install "protonet[onnx]"'):
+    with optional_packages('pip install "protonet[onnx]"'):
         from onnx import TensorProto, helper  # noqa: PLC0415 - optional
 
-    header, _, _ = check_model("export_onnx", model)
+    header, _, _ = check_model(model)
     network, encoder = model.network, model.network.encoder
     assert isinstance(encoder, Encoder)
     graph = Nodes()
@@ -143,10 +144,10 @@ def add_columns(graph: Nodes, names: Sequence[str], encoding: Encoding) -> str:
     for name, column in zip(names, encoding.columns, strict=True):
         part = column.add_to_graph(graph, name)
         if part is None:
-            impossible.append(f"{show(name)} ({column.kind})")
+            impossible.append(f"{to_printable(name)} ({column.kind})")
         else:
             parts.append(part)
     if impossible:
         remedy = "Fit again without these columns (--drop), or encode them as numbers first."
-        fail("export_onnx", "model", "have columns that ONNX can take apart", ", ".join(impossible), remedy)
+        raise_input_error("model", "have columns that ONNX can take apart", ", ".join(impossible), remedy)
     return graph.add("Concat", *parts, axis=1)

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet._checks import check_features, check_int, fail
+from protonet._validation import check_features, check_int
+from protonet.errors import raise_input_error
 from protonet.fit.networks import fit_rows, leave_out
 from protonet.fit.solver import Solution, untouched_globals
 from protonet.losses import CHUNK
@@ -110,12 +111,12 @@ def suggest_rows(
         (2006).
     """
     width = None if network is None else getattr(network.encoder, "input_dim", None)
-    x = check_features("suggest_rows", "x", x, dim=width)
-    labelled = x[:0] if known is None else check_features("suggest_rows", "known", known, dim=x.shape[1])
+    x = check_features("x", x, dim=width)
+    labelled = x[:0] if known is None else check_features("known", known, dim=x.shape[1])
     if not len(x):
-        fail("suggest_rows", "x", "have at least one row", "none", "Pass rows without a label.")
+        raise_input_error("x", "have at least one row", "none", "Pass rows without a label.")
     most = min(len(x), RULES.most_rows)
-    n = check_int("suggest_rows", "n", n, low=1, high=most, remedy=f"Ask for at most {most} of {len(x)} rows at once.")
+    n = check_int("n", n, low=1, high=most, remedy=f"Ask for at most {most} of {len(x)} rows at once.")
     with torch.no_grad():
         space = Standardised(torch.cat([x, labelled]) if len(labelled) else x) if network is None else network
         beliefs = None if network is None else find_beliefs(network, x)
@@ -150,7 +151,7 @@ def find_beliefs(network: PrototypeNetwork, x: Tensor) -> Beliefs:
         logits = network(block)
         if not bool(logits.isfinite().all()):
             remedy = "Mend or drop the row."
-            fail("suggest_rows", "x", "hold numbers of the size that the network was fitted to", "larger ones", remedy)
+            raise_input_error("x", "hold numbers of the size that the network was fitted to", "larger ones", remedy)
         shares, classes = logits.softmax(dim=1).topk(min(2, logits.shape[1]), dim=1)
         if shares.shape[1] == 1:  # one class is all that is known: nothing is certain
             shares, classes = shares.expand(-1, 2), classes.expand(-1, 2)

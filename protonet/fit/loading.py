@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from protonet._checks import check_labels, fail, fail_type
+from protonet._validation import check_labels
+from protonet.errors import InputTypeError, raise_input_error
 from protonet.losses import CHUNK
 from protonet.network import EXACT
 
@@ -52,7 +53,7 @@ def read_loaders(
         InputError: No sample, non-finite features, labels or widths out of range.
     """
     if train_loader is None:
-        fail_type("solve", "train_loader", "be a loader", "None", REMEDY)
+        raise_input_error("train_loader", "be a loader", "None", REMEDY, kind=InputTypeError)
     features: list[Tensor] = []
     labels: list[Tensor] = []
     dim = metadata.get("input_dim")
@@ -65,10 +66,12 @@ def read_loaders(
                 continue
             dim = dim or inputs.shape[1]
             if not dim:
-                fail("solve", name, "have at least one feature", f"none in batch {number}", "Pass features.")
+                raise_input_error(name, "have at least one feature", f"none in batch {number}", "Pass features.")
             if inputs.shape[1] != dim:
                 remedy = "Check metadata['input_dim'] and that every batch has the same features."
-                fail("solve", name, f"have {dim} features per sample", f"{inputs.shape[1]} in batch {number}", remedy)
+                raise_input_error(
+                    name, f"have {dim} features per sample", f"{inputs.shape[1]} in batch {number}", remedy
+                )
             rows += len(inputs)
             # More digits than float32 has are kept until columns are centred.
             inputs = inputs.to(torch.float64 if inputs.dtype in EXACT else torch.float32)
@@ -78,21 +81,23 @@ def read_loaders(
             features.append(inputs)
             labels.append(targets)
         if name == "train_loader" and not rows:
-            fail("solve", name, "have at least one sample", "none", "Pass labelled samples.")
+            raise_input_error(name, "have at least one sample", "none", "Pass labelled samples.")
         if bad:
-            fail("solve", name, "be finite", f"NaN or infinity in {bad} of {rows} rows", "Drop or impute those rows.")
+            raise_input_error(
+                name, "be finite", f"NaN or infinity in {bad} of {rows} rows", "Drop or impute those rows."
+            )
         if wide:
-            fail(
-                "solve", name, "lie within the range of float32", f"values beyond it in {wide} places", "Rescale them."
+            raise_input_error(
+                name, "lie within the range of float32", f"values beyond it in {wide} places", "Rescale them."
             )
         if rows:
             targets = torch.cat(labels[first:])
-            check_labels("solve", f"{name} labels", targets, n=rows, num_classes=metadata.get("num_classes"))
+            check_labels(f"{name} labels", targets, n=rows, num_classes=metadata.get("num_classes"))
     y = torch.cat(labels).to(torch.int64)
     num_classes = metadata.get("num_classes") or max(2, int(y.max()) + 1)
     if "num_classes" not in metadata and num_classes > 1000 + 10 * len(y.unique()):
         remedy = "Number the classes 0, 1, ..., or pass metadata['num_classes'] if the gaps are meant."
-        fail("solve", "train_loader labels", "be class numbers", f"{num_classes - 1} as the largest", remedy)
+        raise_input_error("train_loader labels", "be class numbers", f"{num_classes - 1} as the largest", remedy)
     return torch.cat(features), y, num_classes
 
 
@@ -100,20 +105,28 @@ def _open(name: str, samples: Samples) -> Iterable[Any]:
     """Return batches, whatever way the samples come."""
     if isinstance(samples, Dataset) and not isinstance(samples, IterableDataset):
         if not hasattr(samples, "__len__"):
-            fail_type("solve", name, "be a dataset that has a length", type(samples).__name__, REMEDY)
+            raise_input_error(
+                name, "be a dataset that has a length", type(samples).__name__, REMEDY, kind=InputTypeError
+            )
 
         def collate(taken: list[Any]) -> Any:
             try:
                 return default_collate(taken)
             except (RuntimeError, TypeError) as error:
                 got = str(error).partition("\n")[0][:100]
-                fail_type("solve", name, "hold samples (inputs, label) of numbers, of one shape", got, "Convert them.")
+                raise_input_error(
+                    name,
+                    "hold samples (inputs, label) of numbers, of one shape",
+                    got,
+                    "Convert them.",
+                    kind=InputTypeError,
+                )
 
         return DataLoader(samples, batch_size=CHUNK, collate_fn=collate)
     if isinstance(samples, (tuple, list)) and len(samples) == 2 and isinstance(samples[0], (Tensor, np.ndarray)):
         return [samples]
     if not isinstance(samples, Iterable):
-        fail_type("solve", name, "be iterable", type(samples).__name__, REMEDY)
+        raise_input_error(name, "be iterable", type(samples).__name__, REMEDY, kind=InputTypeError)
     return samples
 
 
@@ -123,14 +136,14 @@ def _check_batch(name: str, number: int, batch: object) -> tuple[Tensor, Tensor]
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         got = f"{type(batch).__name__} in batch {number}"
         got += f" of {len(batch)} items" if isinstance(batch, (tuple, list)) else ""
-        fail_type("solve", name, constraint, got, remedy)
+        raise_input_error(name, constraint, got, remedy, kind=InputTypeError)
     inputs, labels = (_from_numpy(part) if isinstance(part, np.ndarray) else part for part in batch)
     if not isinstance(inputs, Tensor) or not isinstance(labels, Tensor) or inputs.is_complex():
         got = f"({type(batch[0]).__name__}, {type(batch[1]).__name__}) in batch {number}"
-        fail_type("solve", name, constraint + " of real tensors", got, remedy)
+        raise_input_error(name, constraint + " of real tensors", got, remedy, kind=InputTypeError)
     if inputs.ndim < 2 or labels.numel() != len(inputs):
         got = f"shapes {tuple(inputs.shape)} and {tuple(labels.shape)} in batch {number}"
-        fail("solve", name, constraint + " of shapes (b, ...) and (b,)", got, remedy)
+        raise_input_error(name, constraint + " of shapes (b, ...) and (b,)", got, remedy)
     flat = inputs.detach().reshape(len(inputs), -1) if len(inputs) else inputs.detach()  # (b, dim)
     return flat.cpu(), labels.detach().cpu().reshape(-1)
 

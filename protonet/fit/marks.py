@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import fail, fail_type, show
+from protonet._text import to_printable
+from protonet.errors import InputTypeError, raise_input_error
 
 #: Up to this share of rows of -1, where it is taken for no label, somebody may have meant a class.
 DOUBTFUL = 0.5
@@ -69,8 +70,8 @@ def check_one_kind(argument: str, labels: np.ndarray) -> None:
     for label in labels.tolist():
         first.setdefault(isinstance(label, str), label)
     if len(first) > 1:
-        got = f"the text {show(repr(first[True]))} and {show(repr(first[False]))}"
-        fail_type("ProtoNetClassifier", argument, "be all text or all numbers", got, "Fit to y.astype(str).")
+        got = f"the text {to_printable(repr(first[True]))} and {to_printable(repr(first[False]))}"
+        raise_input_error(argument, "be all text or all numbers", got, "Fit to y.astype(str).", kind=InputTypeError)
 
 
 def check_labels(labels: np.ndarray) -> None:
@@ -80,7 +81,7 @@ def check_labels(labels: np.ndarray) -> None:
     check_one_kind("y", labels)
     if (kind := type_of_target(labels)).startswith("continuous"):
         remedy = "Cut them into classes first; to predict a number is another task."
-        fail("ProtoNetClassifier", "y", "name classes", f"numbers with fractions ({kind})", remedy)
+        raise_input_error("y", "name classes", f"numbers with fractions ({kind})", remedy)
     check_classification_targets(labels)
 
 
@@ -95,14 +96,8 @@ def name_classes(classes: np.ndarray) -> tuple[str, ...] | tuple[int, ...]:
     strange = [name for name in names if isinstance(name, bool) or not isinstance(name, (str, int))]
     texts = tuple(str(name) for name in names if isinstance(name, str))
     if strange or 0 < len(texts) < len(names):
-        got = f"{show(repr((strange or names)[0]))} among them ({classes.dtype})"
-        fail(
-            "ProtoNetClassifier",
-            "classes_",
-            "be all strings or all whole numbers to be saved",
-            got,
-            "Fit to y.astype(str).",
-        )
+        got = f"{to_printable(repr((strange or names)[0]))} among them ({classes.dtype})"
+        raise_input_error("classes_", "be all strings or all whole numbers to be saved", got, "Fit to y.astype(str).")
     return texts or tuple(map(int, names))
 
 

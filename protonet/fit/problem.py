@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from protonet._checks import check_weights
+from protonet._validation import check_weights
 from protonet.fit.copies import pool_copies
 from protonet.fit.loading import centre_columns, order_rows
 from protonet.fit.unlabelled import Pool
@@ -83,7 +83,7 @@ def pose_problem(
         several = None if groups is None else len(groups.unique())
         features, labels, weights, groups, described = add_names(names, features, labels, weights, groups)
     if weights is not None:
-        weights = check_weights("solve", "weights", weights, n=len(labels))
+        weights = check_weights("weights", weights, n=len(labels))
         weights = weights / weights.max()
     features, origin = centre_columns(features, weights)
     order = order_rows(features, labels)

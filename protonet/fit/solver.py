@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import check_device, check_int, check_number, fail, fail_type
+from protonet._validation import check_device, check_int, check_number
+from protonet.errors import InputTypeError, raise_input_error
 from protonet.fit.loading import Samples, read_loaders
 from protonet.fit.networks import Pooled, decide_pooling, fit_choice
 from protonet.fit.problem import Names, Problem, pose_problem
@@ -164,11 +165,17 @@ def solve_problem(
     """
     started = time.monotonic()
     metadata = _check_metadata(metadata)
-    time_limit = check_number("solve", "time_limit", time_limit, low=0)
-    seed = check_int("solve", "seed", seed, low=0, high=2**63 - 1)
+    time_limit = check_number("time_limit", time_limit, low=0)
+    seed = check_int("seed", seed, low=0, high=2**63 - 1)
     search = _check_effort(effort).with_spans(spans)
     if progress is not None and not callable(progress):
-        fail_type("solve", "progress", "be a function of a stage and a share", type(progress).__name__, "Pass None.")
+        raise_input_error(
+            "progress",
+            "be a function of a stage and a share",
+            type(progress).__name__,
+            "Pass None.",
+            kind=InputTypeError,
+        )
     progress = progress or ignore
     with untouched_globals():
         if train_loader is None and names is not None:
@@ -209,13 +216,13 @@ def _check_effort(effort: object) -> Search:
     remedy = "Pass 'default', or a changed protonet.fit.search.EFFORTS['default']."
     if isinstance(effort, str):
         if effort not in EFFORTS:
-            fail("solve", "effort", f"be one of {', '.join(EFFORTS)}", repr(effort), remedy)
+            raise_input_error("effort", f"be one of {', '.join(EFFORTS)}", repr(effort), remedy)
         return EFFORTS[effort]
     if not isinstance(effort, Search):
-        fail_type("solve", "effort", "be a name or a Search", type(effort).__name__, remedy)
-    check_int("solve", "effort.folds", effort.folds, low=0)
+        raise_input_error("effort", "be a name or a Search", type(effort).__name__, remedy, kind=InputTypeError)
+    check_int("effort.folds", effort.folds, low=0)
     if not all(hasattr(kind, "candidates") for kind in effort.kinds):
-        fail_type("solve", "effort", "have kinds of views", repr(effort.kinds), remedy)
+        raise_input_error("effort", "have kinds of views", repr(effort.kinds), remedy, kind=InputTypeError)
     first = next(iter(effort.kinds), None)
     raw_first = isinstance(first, LinearKind) and first.scalings[:1] == (RAW.scaling,)
     empty = [
@@ -224,7 +231,7 @@ def _check_effort(effort: object) -> Search:
     if effort.folds == 1 or not raw_first or empty:
         kinds = ", ".join(type(kind).__name__ for kind in effort.kinds)
         got = f"folds={effort.folds}, kinds {kinds}" + (f", nothing in {', '.join(empty)}" if empty else "")
-        fail("solve", "effort", "have no folds or two, something to try, and raw linear views first", got, remedy)
+        raise_input_error("effort", "have no folds or two, something to try, and raw linear views first", got, remedy)
     return effort
 
 
@@ -233,19 +240,21 @@ def _check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
     if metadata is None:
         return {"device": CPU}
     if not isinstance(metadata, Mapping):
-        fail_type("solve", "metadata", "be a mapping or None", type(metadata).__name__, "Pass a dict.")
+        raise_input_error(
+            "metadata", "be a mapping or None", type(metadata).__name__, "Pass a dict.", kind=InputTypeError
+        )
     for key in metadata:
         if key not in METADATA:
             near = difflib.get_close_matches(str(key), METADATA, n=1)
             remedy = f"Did you mean {near[0]!r}?" if near else "Leave it out."
-            fail("solve", "metadata", f"have no keys but {', '.join(METADATA)}", repr(key), remedy)
+            raise_input_error("metadata", f"have no keys but {', '.join(METADATA)}", repr(key), remedy)
     known = {key: value for key, value in metadata.items() if value is not None}
     for key, low in (("num_classes", 2), ("input_dim", 1)):
         if key in known:
-            known[key] = check_int("solve", f"metadata[{key!r}]", known[key], low=low)
+            known[key] = check_int(f"metadata[{key!r}]", known[key], low=low)
     if "param_limit" in known:
-        known["param_limit"] = check_number("solve", "metadata['param_limit']", known["param_limit"], low=0)
-    known["device"] = check_device("solve", "metadata['device']", known.get("device", CPU))
+        known["param_limit"] = check_number("metadata['param_limit']", known["param_limit"], low=0)
+    known["device"] = check_device("metadata['device']", known.get("device", CPU))
     return known
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from protonet._checks import fail, fail_type
+from protonet.errors import InputTypeError, raise_input_error
 from protonet.losses import CHUNK
 from protonet.views.view import Rows
 
@@ -80,7 +80,7 @@ def read_rows(source: object, dim: int, most: int) -> tuple[Tensor, Tensor, int]
         bad = int((~torch.isfinite(rows.to(torch.float32))).any(dim=1).sum())
         if bad:
             got = f"NaN, infinity or more than float32 holds in {bad} of {len(rows)} rows of batch {number}"
-            fail("solve", "unlabelled", "be finite", got, "Drop or impute those rows.")
+            raise_input_error("unlabelled", "be finite", got, "Drop or impute those rows.")
         own = _hash_rows(rows)
         keys, places = np.concatenate([keys, own]), np.concatenate([places, total + np.arange(len(rows))])
         every = [*kept, rows]
@@ -98,7 +98,9 @@ def _open(source: object) -> Iterable[object]:
     if isinstance(source, Dataset) and not isinstance(source, IterableDataset):
         return DataLoader(source, batch_size=CHUNK)
     if not isinstance(source, Iterable) or isinstance(source, (str, bytes)):
-        fail_type("solve", "unlabelled", "be rows or batches of rows", type(source).__name__, REMEDY)
+        raise_input_error(
+            "unlabelled", "be rows or batches of rows", type(source).__name__, REMEDY, kind=InputTypeError
+        )
     return source
 
 
@@ -109,11 +111,11 @@ def _read_batch(batch: object, number: int, dim: int) -> Tensor:
         inputs = torch.from_numpy(np.array(inputs))
     if not isinstance(inputs, Tensor) or inputs.is_complex():
         got = f"{type(inputs).__name__} in batch {number}"
-        fail_type("solve", "unlabelled", "hold rows of real numbers", got, REMEDY)
+        raise_input_error("unlabelled", "hold rows of real numbers", got, REMEDY, kind=InputTypeError)
     if inputs.ndim < 2 or (len(inputs) and math.prod(inputs.shape[1:]) != dim):
         got = f"shape {tuple(inputs.shape)} in batch {number}"
         remedy = "Pass the features of the labelled rows."
-        fail("solve", "unlabelled", f"have {dim} features per row, as the labelled rows have", got, remedy)
+        raise_input_error("unlabelled", f"have {dim} features per row, as the labelled rows have", got, remedy)
     return inputs.detach().cpu().reshape(len(inputs), dim)
 
 

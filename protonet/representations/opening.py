@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from protonet._checks import as_typed, optional_packages, refuse
+from protonet.errors import optional_packages, raise_input_error, renamed_arguments
 from protonet.representations.pictures.files import SUFFIXES, open_typed, split_backbone
 from protonet.representations.pictures.lite import open_lite
 from protonet.representations.pictures.networks import LIBRARIES, open_extractor
@@ -118,7 +118,7 @@ class Selection(NamedTuple):
         chosen = [given] if isinstance(given, str) else list(given)
         if NONE in chosen:
             if len(chosen) > 1:
-                refuse("representation", f"be {NONE}, or others", " ".join(chosen), "Leave one out.")
+                raise_input_error("representation", f"be {NONE}, or others", " ".join(chosen), "Leave one out.")
             return cls(None, None)
         found: dict[str, str] = {}
         for name in chosen:
@@ -126,7 +126,9 @@ class Selection(NamedTuple):
                 continue
             takes = find_takes(name)
             if takes in found:
-                refuse("representation", f"name one for each {takes}", f"{found[takes]} and {name}", "Leave one out.")
+                raise_input_error(
+                    "representation", f"name one for each {takes}", f"{found[takes]} and {name}", "Leave one out."
+                )
             found[takes] = name
         text, picture = (found.get(takes) or find_default(takes) for takes in TAKES)
         lacking = tuple(takes for takes, name in zip(TAKES, (text, picture), strict=True) if name is None)
@@ -161,7 +163,7 @@ def find_takes(name: str) -> str:
         return "picture"
     named = ", ".join([*PACKAGED, f"{SENTENCES}:NAME", *(f"{each}:NAME" for each in LIBRARIES)])
     remedy = "Pass one of these, a folder of a network of texts, or an .onnx or .pt2 file of one of pictures."
-    return refuse("representation", f"be {AUTO}, {NONE}, or one of {named}", repr(name), remedy)
+    return raise_input_error("representation", f"be {AUTO}, {NONE}, or one of {named}", repr(name), remedy)
 
 
 def open_representation(name: str) -> Representation:
@@ -189,13 +191,13 @@ def _open(name: str, stamps: tuple[tuple[str, int, int], ...]) -> Representation
     """Open a representation once, unless files (name, time, bytes) of it have changed since."""
     packaged = PACKAGED.get(name)
     if packaged is not None:
-        with optional_packages("", f'pip install "protonet[{packaged.extra}]"'):
+        with optional_packages(f'pip install "protonet[{packaged.extra}]"'):
             for module in packaged.modules:
                 if find_spec(module) is None:
                     raise ImportError(name=module)
         return packaged.opens(name)
     library, _, own = name.partition(":")
-    with as_typed(backbone="representation"):
+    with renamed_arguments(backbone="representation"):
         if library == SENTENCES:
             return open_named(own)
         if find_takes(name) == "text":
@@ -218,13 +220,13 @@ def reopen(record: Record, names: Sequence[str] | None) -> Representation:
     anywhere = record.name in PACKAGED or library == SENTENCES or library in LIBRARIES
     must = f"be that of fit, {record.tell()}"
     if NONE in (names or ()):
-        refuse("representation", must, NONE, "Leave it out." if anywhere else "Pass the one of fit.")
+        raise_input_error("representation", must, NONE, "Leave it out." if anywhere else "Pass the one of fit.")
     if names is None and not anywhere:  # what is used by default matters to what cannot be found without
         names = os.environ.get(VARIABLE, AUTO).split()
     given = [each for each in names or () if each not in {AUTO, NONE} and find_takes(each) == record.takes]
     if not given and not anywhere:
         kind = "FOLDER" if record.takes == "text" else "FILE"
-        refuse("representation", must, "none", f"Pass --representation {kind}, where it is now.")
+        raise_input_error("representation", must, "none", f"Pass --representation {kind}, where it is now.")
     name = given[0] if given else record.name
     if record.takes == "picture" and not split_backbone(name)[1] and Path(name).suffix.lower() in SUFFIXES:
         settings = split_backbone(record.name)[1]
@@ -235,7 +237,7 @@ def reopen(record: Record, names: Sequence[str] | None) -> Representation:
         remedy = "Pass that of fit, or fit again."
         if anywhere:
             remedy = "Leave it out." if name != record.name else "Install the version of fit, or fit again."
-        refuse("representation", must, got, remedy)
+        raise_input_error("representation", must, got, remedy)
     return opened
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from protonet._checks import refuse
+from protonet.errors import raise_input_error
 from protonet.representations.cache import embeddings_folder, open_store
 from protonet.representations.pictures.reading import refuse_picture, show_items
 from protonet.views.view import Stored, expect
@@ -107,7 +107,9 @@ class Representation:
         rows = np.asarray(self.compute(items), np.float32)
         if not np.isfinite(rows).all():
             at = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
-            refuse("representation", "give finite numbers", f"others for {str(items[at])[:80]}", "Pass another one.")
+            raise_input_error(
+                "representation", "give finite numbers", f"others for {str(items[at])[:80]}", "Pass another one."
+            )
         return rows
 
 

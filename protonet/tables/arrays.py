@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from protonet._checks import refuse
+from protonet.errors import raise_input_error, raise_missing_file
 
 #: What numpy and zipfile raise for a damaged file, beside a ValueError.
 UNREADABLE = (
@@ -43,19 +43,19 @@ def read_arrays(path: Path, names: set[str]) -> dict[str, np.ndarray]:
     except ValueError as error:
         if "Object arrays" in str(error):
             remedy = "Save them as numbers, or labels as strings: y.astype(str)."
-            refuse("path", "hold no object arrays, which would be unpickled", str(path), remedy)
+            raise_input_error("path", "hold no object arrays, which would be unpickled", str(path), remedy)
         found = None
     except (FileNotFoundError, IsADirectoryError):
-        refuse("path", "be a file that exists", str(path), "")
+        raise_missing_file(path)
     except UNREADABLE as error:
         got = f"{path} ({type(error).__name__})"
-        refuse("path", "be an NPZ file that can be read", got, "Save it again with numpy.savez.")
+        raise_input_error("path", "be an NPZ file that can be read", got, "Save it again with numpy.savez.")
     if found is None:
-        refuse("path", "be an NPZ file", str(path), "Use numpy.savez(path, x=x, y=y).")
+        raise_input_error("path", "be an NPZ file", str(path), "Use numpy.savez(path, x=x, y=y).")
     missing = sorted((names - OPTIONAL) - set(found))
     if missing:
         got = f"{path} with {', '.join(found) or 'nothing'}"
-        refuse("path", f"hold an array {missing[0]}", got, "Save it with numpy.savez(path, x=x, y=y).")
+        raise_input_error("path", f"hold an array {missing[0]}", got, "Save it with numpy.savez(path, x=x, y=y).")
     for name in arrays.keys() - {"x"}:
         arrays[name] = check_names(name, arrays[name])
     return arrays
@@ -70,7 +70,7 @@ def check_names(argument: str, values: np.ndarray) -> np.ndarray:
     try:
         names = np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values
     except UnicodeDecodeError as error:
-        refuse(argument, "be UTF-8 where it is bytes", repr(error.object), "Save strings, not bytes.")
+        raise_input_error(argument, "be UTF-8 where it is bytes", repr(error.object), "Save strings, not bytes.")
     if names.dtype.kind not in "biuU":
-        refuse(argument, "be integers or strings", str(names.dtype), "Save class numbers or names.")
+        raise_input_error(argument, "be integers or strings", str(names.dtype), "Save class numbers or names.")
     return names.reshape(-1)  # (n,)

@@ -24,7 +24,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import BinaryIO, NamedTuple, NoReturn, cast
 
-from protonet._checks import clean, refuse, show, unguard
+from protonet._text import escape_control_chars, to_printable, unescape_formula
+from protonet.errors import raise_input_error, raise_missing_file
 
 LONGEST = 2**26  #: Most characters in a line of a table: a file without line ends must not fill the memory.
 #: What may stand between cells. Of those that cut the first rows equally well the first is taken: commas are more often
@@ -66,8 +67,8 @@ def read_rows(
     ``#`` above the header are comments; so are titles above it, rows of fewer cells. Below it every line is a row, an
     empty one too, but for blank rows at the end; and where as many empty lines stand below every row, these end it.
 
-    Control characters come as escapes, the ends of lines within cells as ``\\n``, and what `protonet._checks.guard`
-    put before a formula is taken off again.
+    Control characters come as escapes, the ends of lines within cells as ``\\n``, and the apostrophe that
+    `protonet._text.escape_formula` puts before a formula is removed.
 
     Args:
         path: The file, which may be compressed by gzip; "-" for the standard input.
@@ -92,14 +93,14 @@ def read_rows(
             with closing(text.read_records(delimiter, above)) as records:
                 yield from _check_rows(path, text, records, spacing, notes)
     except (FileNotFoundError, IsADirectoryError):
-        refuse("path", "be a file that exists", path, "")
+        raise_missing_file(path)
     except csv.Error as error:
         at, alone = text.line if text else 1, repr(ALONE) in str(error)
         what = "text behind a closing quote" if alone else error
-        refuse("path", "be a CSV file", f"{path} ({what} in line {at})", "Mend it.")
+        raise_input_error("path", "be a CSV file", f"{path} ({what} in line {at})", "Mend it.")
     except (OSError, EOFError, zlib.error, UnicodeError) as error:
         got = f"{path} ({type(error).__name__})"
-        refuse("path", "be a CSV file that can be read", got, "Save it as UTF-8.")
+        raise_input_error("path", "be a CSV file that can be read", got, "Save it as UTF-8.")
 
 
 @contextmanager
@@ -146,7 +147,9 @@ def _survey(path: Path, file: BinaryIO) -> Survey:
     first_bad = first_binary = 0  # their lines
 
     def refuse_text(what: str, line: int) -> NoReturn:
-        refuse("path", "be a CSV file that can be read", f"{path} ({what} in line {line})", "Save it as UTF-8.")
+        raise_input_error(
+            "path", "be a CSV file that can be read", f"{path} ({what} in line {line})", "Save it as UTF-8."
+        )
 
     for chunk in chain(iter(partial(file.read, CHUNK), b""), [b""]):
         try:
@@ -194,7 +197,7 @@ class _Text:
                     raise csv.Error("binary data" if "\0" in line else "no end of the line")
                 if self.line > above:
                     self.row, self._whole = self.line if self._whole else self.row, False
-                    line = clean(line) if self.survey.controls else line
+                    line = escape_control_chars(line) if self.survey.controls else line
                     self.bare = line.isspace()
                     yield line
         finally:
@@ -207,7 +210,7 @@ class _Text:
             for cells in csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True):
                 self._whole = True
                 self.bare = self.bare and len(cells) < 2
-                yield [unguard(cell.strip()) for cell in cells] if self.survey.guards else cells
+                yield [unescape_formula(cell.strip()) for cell in cells] if self.survey.guards else cells
 
     def sample(self, delimiter: str, above: int) -> tuple[list[tuple[int, list[str]]], bool]:
         """Return the first rows with any cell, each with the line on which it begins, and whether they can be read."""
@@ -239,7 +242,10 @@ def _find_layout(text: _Text, names: Collection[str]) -> tuple[str, int, list[st
         """Return the first rows, with their lines, which of them is the header, and how good that is."""
         below, readable = text.sample(delimiter, above)
         split = csv.reader((line for _, line in comments), delimiter=delimiter, quoting=csv.QUOTE_NONE)
-        rows = [(at, [unguard(cell.strip()) for cell in cells]) for (at, _), cells in zip(comments, split, strict=True)]
+        rows = [
+            (at, [unescape_formula(cell.strip()) for cell in cells])
+            for (at, _), cells in zip(comments, split, strict=True)
+        ]
         rows += below
         header = find_header([cells for _, cells in rows], names, certain=told is not None)
         widths = [len(cells) for _, cells in rows[header:]] or [0]
@@ -356,14 +362,16 @@ def _check_rows(
     if spacing:
         lines = "a line is" if spacing == 1 else f"{spacing} lines are"
         notes.append(f"{lines} empty below every row: no rows")
-    title = f"If the header, line {text.row} ({show(', '.join(filter(None, header))[:50])!r}), is a title, drop it."
+    title = (
+        f"If the header, line {text.row} ({to_printable(', '.join(filter(None, header))[:50])!r}), is a title, drop it."
+    )
     n_empty = empty = 0  # lines without a cell that are rows, and since the last row
     ends = spacing  # lines to come that only end the last row
     blank: list[int] = []  # the lines of blank rows since the last one with a cell
 
     def refuse_table(what: str) -> NoReturn:
         remedy = f"Save each table as a file of its own, without what is no row. {title}"
-        refuse("path", "hold one table", f"{what} of {path}", remedy)
+        raise_input_error("path", "hold one table", f"{what} of {path}", remedy)
 
     for cells in records:
         line = text.row
@@ -380,7 +388,9 @@ def _check_rows(
             if empty or (following is not None and len(following) == len(cells) and cells[0][:1] != "#"):
                 refuse_table(f"rows of {width} cells, and of {len(cells)} from line {line}")
             remedy = "Comments stand above the header: remove it." if cells[0][:1] == "#" else "Mend that line."
-            refuse("path", f"have {width} cells per row", f"{len(cells)} in line {line}", f"{remedy} {title}")
+            raise_input_error(
+                "path", f"have {width} cells per row", f"{len(cells)} in line {line}", f"{remedy} {title}"
+            )
         if width > 1 and not any(map(str.strip, cells)):
             blank.append(line)
             continue
@@ -406,7 +416,7 @@ def note_titles(notes: list[str], rows: Sequence[Sequence[str]]) -> None:
     comments, several = len(rows) - len(titles), len(titles) > 1
     notes += [f"{comments} comment line{'s' * (comments > 1)} (#) left out"] * (comments > 0)
     if titles:
-        first = f"{show(titles[0][:50])!r}{' ...' * several}"
+        first = f"{to_printable(titles[0][:50])!r}{' ...' * several}"
         notes.append(f"{len(titles)} row{'s' * several} above the header left out: {first}")
 
 

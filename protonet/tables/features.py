@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protonet._checks import refuse, show
+from protonet._text import to_printable
+from protonet.errors import raise_input_error
 from protonet.representations.opening import Selection, find_takes
 from protonet.tables.columns.embedded import EmbeddedText
 from protonet.tables.columns.encoding import Encoding
@@ -71,11 +72,11 @@ def choose_features(
     reasons: dict[str, list[str]] = {}
     for name, verdict in verdicts.items():
         if verdict.column is None:
-            reasons.setdefault(verdict.reason, []).append(show(name))
+            reasons.setdefault(verdict.reason, []).append(to_printable(name))
     notes = [f"left out: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
     notes += [hint for takes in sorted(kinds_read) if (hint := selection.hint(takes))]
     if not used:
-        refuse("path", "have a column of use", "; ".join(notes)[:500], "Add features.")
+        raise_input_error("path", "have a column of use", "; ".join(notes)[:500], "Add features.")
     encoding = Encoding(tuple(used.values()))
     own = [cells for name, cells in zip(table.columns, block.columns, strict=True) if name in used]
     chosen = [column.read_once(cells) for column, cells in zip(used.values(), own, strict=True)]
@@ -110,7 +111,7 @@ def take_columns(
     """
     for name in kinds:
         if name not in columns:
-            refuse(argument, "name a feature of the table", show(name), "Look at its header.")
+            raise_input_error(argument, "name a feature of the table", to_printable(name), "Look at its header.")
     verdicts: dict[str, Verdict] = {}
     for name, cells in columns.items():
         kind = kinds.get(name)
@@ -163,7 +164,9 @@ def read_columns(
         found[name] = verdict._replace(column=column, reason="")
     for each in selection.asked:
         if each not in of_use:
-            refuse("representation", f"come with a column of {find_takes(each)}s", f"{each}, and none", "Leave it out.")
+            raise_input_error(
+                "representation", f"come with a column of {find_takes(each)}s", f"{each}, and none", "Leave it out."
+            )
     return found
 
 
@@ -262,7 +265,9 @@ def check_kinds(table: Table, block: Block, encoding: Encoding | None, argument:
         rest = f"{first}, {f'and {others} more' if others else 'the only one'} of {len(cells)}"
         if strange.mean() > column.most_strange:
             got = f"{first}, which held {column.tell()}"
-            refuse(argument, "have columns of the kind that they were of in fit", got, "Mend it, or fit again.")
+            raise_input_error(
+                argument, "have columns of the kind that they were of in fit", got, "Mend it, or fit again."
+            )
         notes.append(f"{column.strange}: {rest}")
     return notes
 
@@ -293,6 +298,6 @@ def encode_block(table: Table, block: Block, encoding: Encoding | None, argument
         cell = str(block.columns[number][row])[:50]
         got = f"{cell!r} in {table.name_column(number)}, {table.place.format(block.rows[row])}"
         if np.isnan(x[row, at]) or "inf" in cell.lower():
-            refuse(argument, "have finite numbers", got, "Fill it in, or leave it out.")
-        refuse(argument, f"have numbers of at most {MOST:.1e} in absolute value", got, "Rescale the column.")
+            raise_input_error(argument, "have finite numbers", got, "Fill it in, or leave it out.")
+        raise_input_error(argument, f"have numbers of at most {MOST:.1e} in absolute value", got, "Rescale the column.")
     return x

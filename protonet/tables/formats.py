@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from protonet._checks import clean, optional_packages, refuse, unguard
+from protonet._text import escape_control_chars, unescape_formula
+from protonet.errors import optional_packages, raise_input_error, raise_missing_file
 from protonet.representations.pictures.reading import MOST_NAMED, are_pictures, find_broken, list_pictures
 from protonet.tables.arrays import UNREADABLE, check_names, read_arrays
 from protonet.tables.delimited import ERRORS, SAMPLE, find_header, note_blank, note_titles, read_rows
@@ -82,13 +83,13 @@ def open_source(
     """
     name = path.name.lower()
     if sheet is not None and not name.endswith(".xlsx"):
-        refuse("--sheet", "come with an Excel workbook", path, "Leave it out.")
+        raise_input_error("--sheet", "come with an Excel workbook", path, "Leave it out.")
     if are_pictures(path):
         return open_pictures(path, label, labelled=labelled, skip_broken=skip_broken)
     if not path.suffix and path != Path("-") and not path.exists():
-        refuse("path", "be a table or a folder that exists", path, "Pass another path.")
+        raise_input_error("path", "be a table or a folder that exists", path, "Pass another path.")
     if path != Path("-") and not name.endswith(SUFFIXES):
-        refuse("path", f"end in {', '.join(SUFFIXES)}", path, "Save the table as one of these.")
+        raise_input_error("path", f"end in {', '.join(SUFFIXES)}", path, "Save the table as one of these.")
     if name.endswith((".npz", ".npy")):
         return open_arrays(path, labels, labelled=labelled)
     if name.endswith(".parquet"):
@@ -107,13 +108,15 @@ def open_pictures(path: Path, label: str, *, labelled: bool, skip_broken: bool) 
             more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
             notes.append(f"{len(lost)} of {len(paths)} pictures cannot be read: {', '.join(lost[:MOST_NAMED])}{more}")
         if not kept:
-            refuse("path", "hold pictures that can be read", f"none of {len(paths)} in {path}", "Look at them.")
+            raise_input_error(
+                "path", "hold pictures that can be read", f"none of {len(paths)} in {path}", "Look at them."
+            )
         if classes is not None:
             gone = set(classes) - {classes[number] for number in kept} if labelled else set()
             if gone:
                 remedy = "Add one, or remove the folder."
                 got = f"broken ones alone in {path / min(gone)}"
-                refuse("path", "have a picture in every class folder", got, remedy)
+                raise_input_error("path", "have a picture in every class folder", got, remedy)
             classes = [classes[number] for number in kept]
         paths = [paths[number] for number in kept]
 
@@ -145,7 +148,7 @@ def open_csv(path: Path, names: Collection[str] = ()) -> Source:
 
 def read_text(cell: object) -> str:
     """Return a cell as text without spaces around it, and without control characters."""
-    return clean(str(cell).strip())
+    return escape_control_chars(str(cell).strip())
 
 
 def to_text(cells: Iterable[str], n: int) -> np.ndarray:
@@ -171,10 +174,10 @@ def open_arrays(path: Path, labels: Path | None, *, labelled: bool) -> Source:
     rows = load()
     if rows.dtype.kind not in "biuf" or rows.ndim < 2:
         got = f"{rows.dtype} {rows.shape} in {path}"
-        refuse("path", "hold real numbers of shape (n, dim)", got, "Save features as floats.")
+        raise_input_error("path", "hold real numbers of shape (n, dim)", got, "Save features as floats.")
     n, width = len(rows), math.prod(rows.shape[1:])
     if names is not None and len(names) != n:
-        refuse("path", "have one label per row", f"{len(names)} for {n} rows", "Give both the same length.")
+        raise_input_error("path", "have one label per row", f"{len(names)} for {n} rows", "Give both the same length.")
     step = max(1, CELLS // max(1, width))
 
     def read(columns: Sequence[int]) -> Iterator[Raw]:
@@ -213,16 +216,18 @@ def map_array(argument: str, path: Path) -> np.ndarray:
         if not isinstance(array, np.ndarray):
             raise ValueError("an archive")
     except (FileNotFoundError, IsADirectoryError):
-        refuse(argument, "be a file that exists", path, "")
+        raise_missing_file(path, argument=argument)
     except (ValueError, *UNREADABLE) as error:
         got = f"{path} ({type(error).__name__})"
-        refuse(argument, "be an NPY file of numbers or strings", got, "Save it with numpy.save(path, values).")
+        raise_input_error(
+            argument, "be an NPY file of numbers or strings", got, "Save it with numpy.save(path, values)."
+        )
     return array
 
 
 def open_parquet(path: Path) -> Source:
     """Open a Parquet file. The index of a data frame without a name is a column without a name."""
-    with optional_packages("", 'pip install "protonet[parquet]"'):
+    with optional_packages('pip install "protonet[parquet]"'):
         from pyarrow import ArrowException, parquet  # noqa: PLC0415 - optional
 
     @contextmanager
@@ -230,10 +235,12 @@ def open_parquet(path: Path) -> Source:
         try:
             yield
         except (FileNotFoundError, IsADirectoryError):
-            refuse("path", "be a file that exists", path, "")
+            raise_missing_file(path)
         except (ValueError, *UNREADABLE, ArrowException) as error:
             remedy = "Leave that column out; pandas writes such files: to_parquet(path)."
-            refuse("path", "be a Parquet file of numbers and text", f"{what} ({type(error).__name__})", remedy)
+            raise_input_error(
+                "path", "be a Parquet file of numbers and text", f"{what} ({type(error).__name__})", remedy
+            )
 
     with one_line(path):
         file = parquet.ParquetFile(path, buffer_size=2**20)
@@ -311,7 +318,7 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
 
     Its header is found as that of a table of text; each row below it is one, up to the last with a cell.
     """
-    with optional_packages("", 'pip install "protonet[excel]"'):
+    with optional_packages('pip install "protonet[excel]"'):
         from openpyxl import load_workbook  # noqa: PLC0415 - optional
         from openpyxl.utils.exceptions import InvalidFileException  # noqa: PLC0415
 
@@ -326,14 +333,16 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
                 sheets[chosen].reset_dimensions()  # some programs write wrong ones
                 lines = list(sheets[chosen].iter_rows(values_only=True))
     except (FileNotFoundError, IsADirectoryError):
-        refuse("path", "be a file that exists", path, "")
+        raise_missing_file(path)
     except (ValueError, AttributeError, AssertionError, InvalidFileException, StopIteration, *UNREADABLE) as error:
         got = f"{path} ({type(error).__name__})"
-        refuse("path", "be an Excel workbook that can be read", got, "Save the sheet as CSV.")
+        raise_input_error("path", "be an Excel workbook that can be read", got, "Save the sheet as CSV.")
     if chosen not in sheets:
         near = find_near(chosen, list(sheets))
         meant = "" if near is None else f"Did you mean {near!r}? "
-        refuse("--sheet", f"name a sheet of {path}", repr(chosen), f"{meant}It has {', '.join(map(repr, sheets))}.")
+        raise_input_error(
+            "--sheet", f"name a sheet of {path}", repr(chosen), f"{meant}It has {', '.join(map(repr, sheets))}."
+        )
     places = [at for at, line in enumerate(lines) if any(map(has_content, line))]  # from 0, those of rows with cells
     tops = [[read_cell(cell) for cell in lines[at]] for at in places[:SAMPLE]]
     most = max(map(len, tops), default=0)
@@ -381,7 +390,7 @@ def is_cell(cell: object) -> bool:
 
 def read_cell(cell: object) -> str:
     """Return a cell of Excel, of which None is none, as text: read from a file of ours, as it was before that."""
-    return "" if cell is None else unguard(read_text(cell))
+    return "" if cell is None else unescape_formula(read_text(cell))
 
 
 def from_cells(cells: Sequence[object]) -> np.ndarray:

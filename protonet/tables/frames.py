@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from protonet._checks import InputTypeError, optional_packages, refuse, show
+from protonet._text import to_printable
+from protonet.errors import InputTypeError, optional_packages, raise_input_error
 from protonet.representations.opening import Selection
 from protonet.tables.columns import NAMES
 from protonet.tables.columns.encoding import Encoding
@@ -69,7 +70,7 @@ def read_frame(x: Any) -> Frame | None:
         chosen = [isinstance(each, pandas.CategoricalDtype) for each in x.dtypes]
     elif hasattr(x, "__arrow_c_stream__"):
         try:
-            with optional_packages("", INSTALL):
+            with optional_packages(INSTALL):
                 import pyarrow  # noqa: PLC0415 - optional
         except ImportError:
             if hasattr(x, "__array__") and np.asarray(x).dtype.kind in "iuf":
@@ -88,13 +89,14 @@ def read_frame(x: Any) -> Frame | None:
         return None
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        refuse("X", "name each column once", f"{show(twice)} twice", "Rename or drop one.")
+        raise_input_error("X", "name each column once", f"{to_printable(twice)} twice", "Rename or drop one.")
     if not len(columns[0]):
-        refuse("X", "have at least one row", "none", "Pass rows.")
+        raise_input_error("X", "have at least one row", "none", "Pass rows.")
     for name, cells in zip(names, columns, strict=True):
         if cells.dtype.kind == "f" and np.isinf(cells).any():
-            got = f"{cells[np.isinf(cells)][0]} in {show(name)}, {COUNTED.format(int(np.argmax(np.isinf(cells))))}"
-            refuse("X", "have finite numbers, or gaps", got, "Fill it in, or leave it out.")
+            first = int(np.argmax(np.isinf(cells)))
+            got = f"{cells[first]} in {to_printable(name)}, {COUNTED.format(first)}"
+            raise_input_error("X", "have finite numbers, or gaps", got, "Fill it in, or leave it out.")
     return Frame(names, columns, tuple(name for name, each in zip(names, chosen, strict=True) if each), x)
 
 
@@ -107,7 +109,9 @@ def _from_pandas(name: str, column: Any) -> np.ndarray:
     """Return a pandas series (n,) as `protonet.tables.formats.Raw` has it."""
     kind, gaps = column.dtype.kind, column.isna().to_numpy()
     if kind == "c":
-        refuse("X", "have columns of real numbers", f"{column.dtype} in {show(name)}", "Split it in two.")
+        raise_input_error(
+            "X", "have columns of real numbers", f"{column.dtype} in {to_printable(name)}", "Split it in two."
+        )
     if kind == "m":
         return np.asarray(column.dt.total_seconds().to_numpy(np.float64, na_value=np.nan))
     if kind == "M":
@@ -121,7 +125,7 @@ def _from_pandas(name: str, column: Any) -> np.ndarray:
     cells = column.astype(object).to_numpy()
     if any(isinstance(cell, (list, tuple, dict, set, np.ndarray)) for cell in cells):
         must = "have columns of numbers, dates and text"
-        refuse("X", must, f"lists or the like in {show(name)}", "Leave that column out.")
+        raise_input_error("X", must, f"lists or the like in {to_printable(name)}", "Leave that column out.")
     values = zip(cells.tolist(), gaps.tolist(), strict=True)
     return to_text(("" if gap else str(value).strip() for value, gap in values), len(gaps))
 
@@ -134,7 +138,7 @@ def _from_arrow(name: str, column: Any) -> np.ndarray:
         return np.concatenate([from_arrow(chunk) for chunk in column.chunks or [pyarrow.array([], column.type)]])
     except pyarrow.ArrowException:
         must = "have columns of numbers, dates and text"
-        return refuse("X", must, f"{column.type} in {show(name)}", "Leave that column out.")
+        return raise_input_error("X", must, f"{column.type} in {to_printable(name)}", "Leave that column out.")
 
 
 def take_frame(frame: Frame, kinds: Mapping[str, str] | None, selection: Selection) -> Taken:
@@ -164,8 +168,8 @@ def take_frame(frame: Frame, kinds: Mapping[str, str] | None, selection: Selecti
     told = {} if frame.native is None else dict(zip(frame.names, found, strict=True))
     places = [place for place, verdict in enumerate(verdicts) if verdict.column is not None]
     if not places:
-        got = "; ".join(f"{show(name)} {text}" for name, text in told.items())[:500]
-        refuse("X", "have a column of use", got, "Add features, or say what they hold: column_kinds.")
+        got = "; ".join(f"{to_printable(name)} {text}" for name, text in told.items())[:500]
+        raise_input_error("X", "have a column of use", got, "Add features, or say what they hold: column_kinds.")
     encoding = Encoding(tuple(verdict.column for verdict in verdicts if verdict.column is not None))
     return Taken(encoding, places, told)
 
@@ -189,14 +193,18 @@ def _check_kinds(frame: Frame, kinds: Mapping[str, str] | None) -> dict[str, str
         return {}
     if not isinstance(kinds, Mapping):
         remedy = 'Pass {"name": "category"}, say.'
-        refuse(
+        raise_input_error(
             "column_kinds", "be a dict of names and kinds, or None", type(kinds).__name__, remedy, kind=InputTypeError
         )
     if kinds and frame.native is None:
-        refuse("column_kinds", "come with a data frame", "an array, whose columns have no names", "Pass a frame.")
+        raise_input_error(
+            "column_kinds", "come with a data frame", "an array, whose columns have no names", "Pass a frame."
+        )
     for name, kind in kinds.items():
         if kind not in NAMES:
-            refuse("column_kinds", f"name kinds of {', '.join(NAMES)}", f"{kind!r} for {name}", "Pick one of them.")
+            raise_input_error(
+                "column_kinds", f"name kinds of {', '.join(NAMES)}", f"{kind!r} for {name}", "Pick one of them."
+            )
     return dict(kinds)
 
 

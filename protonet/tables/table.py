@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protonet._checks import refuse, show
+from protonet._text import to_printable
+from protonet.errors import raise_input_error
 from protonet.tables.columns.parsing import find_gaps
 from protonet.tables.delimited import ERRORS, is_number
 from protonet.tables.formats import PICTURE, Raw, Source, find_near, open_source
@@ -78,7 +79,7 @@ class Table(NamedTuple):
 
     def name_column(self, number: int) -> str:
         """Return what a message calls a column of features."""
-        return f"column {number}" if self.columns is None else show(self.columns[number])
+        return f"column {number}" if self.columns is None else to_printable(self.columns[number])
 
 
 def open_table(path: Path, wanted: Wanted, labels: Path | None = None) -> Table:
@@ -100,9 +101,13 @@ def open_table(path: Path, wanted: Wanted, labels: Path | None = None) -> Table:
             class; the message says where.
     """
     if labels is not None and path.suffix.lower() != ".npy":
-        refuse("--labels", "come with an NPY file of rows", path, "Leave it out: that file holds its classes.")
+        raise_input_error(
+            "--labels", "come with an NPY file of rows", path, "Leave it out: that file holds its classes."
+        )
     if wanted.labelled and labels is None and path.suffix.lower() == ".npy":
-        refuse("--labels", "name the file of the classes", f"none beside {path}", "Save them with numpy.save.")
+        raise_input_error(
+            "--labels", "name the file of the classes", f"none beside {path}", "Save them with numpy.save."
+        )
     labelled, skip_broken = wanted.labelled, wanted.skip_broken
     names = {*(wanted.columns or ()), *wanted.beside, *([wanted.label] if labelled else [])}
     source = open_source(
@@ -112,7 +117,7 @@ def open_table(path: Path, wanted: Wanted, labels: Path | None = None) -> Table:
         asked = (*wanted.beside, *((wanted.columns or ()) + wanted.ignored if wanted.typed else ()))
         if asked:
             got = f"{path}, which names none, and {list_names(asked)}"
-            refuse("path", "name its columns to choose among them", got, "Save it as CSV or Parquet.")
+            raise_input_error("path", "name its columns to choose among them", got, "Save it as CSV or Parquet.")
         _check_width(path, source.width, wanted)
         chosen: list[str] | None = None
         features, unused = list(range(source.width)), list[str]()
@@ -131,7 +136,7 @@ def open_table(path: Path, wanted: Wanted, labels: Path | None = None) -> Table:
     blocks = _split_blocks(source, read, len(features), len(beside), wanted)
     first = next(blocks, None)
     if first is None:
-        refuse("path", "have at least one row", f"none in {path}", "Add rows.")
+        raise_input_error("path", "have at least one row", f"none in {path}", "Add rows.")
     left = tuple(name for name in unused if name and name not in beside)
     columns = None if chosen is None else tuple(chosen)
     return Table(columns, chain([first], blocks), source.place, source.notes, left, source.rows, tuple(beside))
@@ -162,12 +167,14 @@ def _choose_columns(file: Path, source: Source, wanted: Wanted) -> tuple[list[st
     bell = HEADERLESS * bool(find_values(header))
     twice = [name for name, times in Counter(header).items() if times > 1]
     if twice and twice != [""]:
-        refuse("path", "name each column once", f"{list_names(twice)} twice in {path}", f"{bell}Rename or drop one.")
+        raise_input_error(
+            "path", "name each column once", f"{list_names(twice)} twice in {path}", f"{bell}Rename or drop one."
+        )
     if twice:
         got = f"none for {header.count('')} columns of {path}"
-        refuse("path", "name every column", got, "Name them; one alone would be left out as an index.")
+        raise_input_error("path", "name every column", got, "Name them; one alone would be left out as an index.")
     if wanted.labelled and wanted.label not in header:
-        refuse(
+        raise_input_error(
             "path",
             f"have a column {wanted.label}",
             f"{path} with {list_names(header)}",
@@ -175,7 +182,9 @@ def _choose_columns(file: Path, source: Source, wanted: Wanted) -> tuple[list[st
         )
     for name in wanted.beside:
         if name not in header:
-            refuse("path", f"have a column {name}", f"{path} with {list_names(header)}", f"{bell}Name one that it has.")
+            raise_input_error(
+                "path", f"have a column {name}", f"{path} with {list_names(header)}", f"{bell}Name one that it has."
+            )
     others = {"", wanted.label, *wanted.beside, *wanted.ignored}
     features = [name for name in header if name not in others]
     if wanted.typed:
@@ -187,10 +196,14 @@ def _choose_columns(file: Path, source: Source, wanted: Wanted) -> tuple[list[st
             remedy = "Name the columns as in the table that the model was fitted to."
             if missing == [PICTURE]:
                 remedy = "The model was fitted to pictures: pass a folder of them."
-            refuse("path", "have the model's columns", f"{path} without {list_names(missing)}", bell + remedy)
+            raise_input_error(
+                "path", "have the model's columns", f"{path} without {list_names(missing)}", bell + remedy
+            )
         features = list(wanted.columns)
     if not features:
-        refuse("path", "have columns beside the classes", f"{path} with {list_names(header)}", "Add features.")
+        raise_input_error(
+            "path", "have columns beside the classes", f"{path} with {list_names(header)}", "Add features."
+        )
     used = {*features, *wanted.beside, *wanted.ignored, wanted.label}
     return features, [name for name in header if name not in used]
 
@@ -210,8 +223,8 @@ def _check_typed(argument: str, names: Sequence[str], path: str, known: Sequence
     if strange := [name for name in names if name not in known]:
         got = f"{list_names(strange)}, and {path} has {list_names([name for name in known if name])}"
         near = find_near(strange[0], known)
-        remedy = f"Did you mean {show(near)}?" if near else "Name those that it has."
-        refuse(argument, "name columns of the table", got, remedy)
+        remedy = f"Did you mean {to_printable(near)}?" if near else "Name those that it has."
+        raise_input_error(argument, "name columns of the table", got, remedy)
 
 
 def _guess_label(source: Source, wanted: str) -> str:
@@ -224,8 +237,10 @@ def _guess_label(source: Source, wanted: str) -> str:
         values = len(set(cells.tolist()))
         if name and 2 <= values <= min(MOST_VALUES, len(cells) / LEAST_ROWS) and not read_labels(cells)[1].any():
             likely.append((name != near, name.lower() not in CLASS_NAMES, values, -number, name))
-    found = ", ".join(f"{show(name)} ({values} values)" for *_, values, _, name in sorted(likely)[:MOST_GUESSES])
-    meant = f"Did you mean {show(near)}? " if near else ""
+    found = ", ".join(
+        f"{to_printable(name)} ({values} values)" for *_, values, _, name in sorted(likely)[:MOST_GUESSES]
+    )
+    meant = f"Did you mean {to_printable(near)}? " if near else ""
     return f"{meant}Pass --label NAME{f'; these look like classes: {found}' if found else ''}."
 
 
@@ -233,7 +248,7 @@ def _check_width(path: Path, width: int, wanted: Wanted) -> None:
     """Raise an InputError if a table has no features, or another number of them than is wanted."""
     if width == 0 or wanted.width not in {None, width}:
         remedy = "Pass the features that the model was fitted to." if wanted.width else "Add features."
-        refuse("path", f"have {wanted.width or 'some'} features per row", f"{width} in {path}", remedy)
+        raise_input_error("path", f"have {wanted.width or 'some'} features per row", f"{width} in {path}", remedy)
 
 
 def list_names(names: Sequence[str]) -> str:
@@ -262,7 +277,7 @@ def _split_blocks(source: Source, blocks: Iterator[Raw], features: int, beside: 
             lacking = np.flatnonzero(missing & kept).tolist()
             more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
             got = f"none in {', '.join(source.place.format(rows[row]) for row in lacking[:3])}{more}"
-            refuse("path", "name the class of every row", got, "Fill it in, or leave the row out.")
+            raise_input_error("path", "name the class of every row", got, "Fill it in, or leave the row out.")
         texts = tuple(name_cells(cells) for cells in columns[features : features + beside])
         block = Block(columns[:features], labels, texts, rows, range(first, first + len(rows)))
         first += len(rows)

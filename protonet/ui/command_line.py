@@ -15,7 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from protonet._checks import MENDABLE, fail, find_version, name_entry, refuse
+from protonet._text import to_printable
+from protonet.errors import USER_ERRORS, InputError, installed_version, raise_input_error
 
 
 class Parser(argparse.ArgumentParser):
@@ -77,8 +78,19 @@ class Parser(argparse.ArgumentParser):
         return formatter.format_help()
 
     def error(self, message: str) -> NoReturn:
-        """Raise an InputError: an option is unknown, or lacks its value."""
-        fail(self.prog, "arguments", "be as --help lists them", message, f"Run python -m {self.prog} --help.")
+        """Raise an InputError in the form of Unix commands, given the message of argparse."""
+        what, _, names = message.partition(": ")
+        if what == "the following arguments are required":
+            usage = " ".join(self.format_usage().removeprefix("usage: ").split())
+            message = f"missing argument: {names.upper() if names.islower() else names} ({usage})"
+        elif what == "unrecognized arguments":
+            option = names.split()[0]
+            near = difflib.get_close_matches(option.partition("=")[0], self._option_string_actions, n=1)
+            hint = f"did you mean {near[0]}?" if near and option.startswith("-") else f"run {self.prog} --help"
+            message = f"{'unknown option' if option.startswith('-') else 'unexpected argument'}: {option} ({hint})"
+        else:
+            message = f"{message} (run {self.prog} --help)"
+        raise InputError(to_printable(message), argument="arguments")
 
 
 class _HelpAll(argparse.Action):
@@ -98,7 +110,7 @@ class _Removed(argparse.Action):
     ) -> NoReturn:
         assert isinstance(parser, Parser)
         assert option is not None
-        fail(parser.prog, option, "be left out: there is no such option any more", option, parser.successors[option])
+        raise InputError(f"{option} has been removed. {parser.successors[option]}", argument=option)
 
 
 def _name_value(action: argparse.Action) -> str:
@@ -131,8 +143,8 @@ def run_command(
     except (OSError, MemoryError) as error:
         print(f"{prog}: {error or 'there is not enough memory'}", file=sys.stderr)
         return 2
-    except MENDABLE as error:
-        print(" ".join(str(name_entry(error, prog)).split()), file=sys.stderr)
+    except USER_ERRORS as error:
+        print(f"{prog}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except Exception as error:
         print(f"{prog}: {report_bug(prog, error)}", file=sys.stderr)
@@ -142,7 +154,7 @@ def run_command(
 
 def report_bug(prog: str, error: Exception) -> str:
     """Keep a traceback in a file, with the versions that it came from; return a line that says so."""
-    versions = ", ".join(f"{package} {find_version(package)}" for package in ("protonet", "torch", "numpy"))
+    versions = ", ".join(f"{package} {installed_version(package)}" for package in ("protonet", "torch", "numpy"))
     text = f"{prog}\nPython {sys.version}\n{versions}\n\n{''.join(traceback.format_exception(error))}"
     what = f"this is a bug of protonet, not your mistake ({type(error).__name__})"
     try:
@@ -162,7 +174,7 @@ def parse_whole(argument: str, text: str, *, low: int) -> int:
     except ValueError:
         value = low - 1
     if value < low:
-        refuse(argument, f"be a whole number >= {low}", repr(text), f"Pass a number such as {low}.")
+        raise_input_error(argument, f"be a whole number >= {low}", repr(text), f"Pass a number such as {low}.")
     return value
 
 
@@ -173,7 +185,7 @@ def parse_number(argument: str, text: str, *, low: float) -> float:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value > low):
-        refuse(argument, f"be a finite number > {low:g}", repr(text), f"Pass a number such as {low + 10:g}.")
+        raise_input_error(argument, f"be a finite number > {low:g}", repr(text), f"Pass a number such as {low + 10:g}.")
     return value
 
 
@@ -182,7 +194,7 @@ def check_name(argument: str, name: str, known: Collection[str]) -> str:
     if name not in known:
         near = difflib.get_close_matches(name.lower().replace("_", "-"), known, n=3)
         listed = [*near, *(other for other in known if other not in near)]
-        refuse(
+        raise_input_error(
             argument,
             f"be one of {', '.join(listed)}",
             repr(name),
@@ -205,7 +217,7 @@ def check_writable_file(argument: str, path: str | Path) -> Path:
         if not existed:
             path.unlink(missing_ok=True)
     except OSError as error:
-        refuse(argument, "be a file that can be written", f"{path} ({error.strerror})", "Pass another path.")
+        raise_input_error(argument, "be a file that can be written", f"{path} ({error.strerror})", "Pass another path.")
     return path
 
 
@@ -220,7 +232,9 @@ def check_writable_folder(argument: str, path: str | Path) -> Path:
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
-        refuse(argument, "be a folder that can be written", f"{path} ({error.strerror})", "Pass another path.")
+        raise_input_error(
+            argument, "be a folder that can be written", f"{path} ({error.strerror})", "Pass another path."
+        )
     return path
 
 
@@ -236,6 +250,6 @@ def check_outputs(options: argparse.Namespace, names: Sequence[str]) -> dict[str
             path = check_writable_file(f"--{name}", getattr(options, name))
             for other, taken in paths.items():
                 if path.resolve() == taken.resolve():
-                    refuse(f"--{name}", f"be another file than --{other}", path, "Pass another path.")
+                    raise_input_error(f"--{name}", f"be another file than --{other}", path, "Pass another path.")
             paths[name] = path
     return paths

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from protonet._checks import optional_packages, show
+from protonet._text import to_printable
 from protonet._writing import write_whole
+from protonet.errors import optional_packages
 from protonet.metrics import measure
 from protonet.ui.text import order_naturally
 
@@ -55,8 +56,8 @@ def draw_plot(
         MissingPackageError: matplotlib is missing; the message says how to install it.
         OSError: The file cannot be written.
     """
-    with optional_packages("draw_plot"):
-        fonts = find_fonts(set("".join(map(show, classes)) + show(rows)))
+    with optional_packages():
+        fonts = find_fonts(set("".join(map(to_printable, classes)) + to_printable(rows)))
         figure = make_figure(logits, labels, classes, rows, fonts, judged=judged)
     write_whole(path, lambda file: figure.savefig(file, format=path.suffix[1:].lower(), dpi=120))
     if not quiet and (note := tell_numbers(classes, fonts)):
@@ -120,7 +121,7 @@ def find_fonts(characters: Iterable[str]) -> dict[str, frozenset[int]]:
 
 def name_class(name: str | int, place: int, fonts: Mapping[str, frozenset[int]]) -> str:
     """Return a class's name as it is drawn: not too long, and its place, from 1, where no font has its characters."""
-    text = show(name)
+    text = to_printable(name)
     if not _is_drawn(text, fonts):
         return f"(no. {place})"
     return _write(text if len(text) <= MOST_NAME else text[: MOST_NAME - 1] + "…", fonts)
@@ -128,7 +129,7 @@ def name_class(name: str | int, place: int, fonts: Mapping[str, frozenset[int]])
 
 def tell_numbers(classes: Sequence[str | int], fonts: Mapping[str, frozenset[int]]) -> str | None:
     """Return which classes have their place in the plot for a name; None where each that is named has its own."""
-    texts = [show(classes[number]) for number in order_naturally(classes)] if len(classes) <= MOST_NAMES else []
+    texts = [to_printable(classes[number]) for number in order_naturally(classes)] if len(classes) <= MOST_NAMES else []
     lost = [f"no. {place} is {text}" for place, text in enumerate(texts, 1) if not _is_drawn(text, fonts)]
     return f"no font here has the names of these classes: {', '.join(lost)}" if lost else None
 
@@ -140,7 +141,7 @@ def _is_drawn(text: str, fonts: Mapping[str, frozenset[int]]) -> bool:
 def _write(text: str, fonts: Mapping[str, frozenset[int]]) -> str:
     """Return a text as matplotlib takes it for nothing else, "?" for characters that no font has."""
     known = frozenset().union(*fonts.values())
-    return "".join(each if ord(each) in known else "?" for each in show(text)).replace("$", r"\$")
+    return "".join(each if ord(each) in known else "?" for each in to_printable(text)).replace("$", r"\$")
 
 
 def project(logits: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 
-from protonet._checks import guard
+from protonet._text import escape_formula
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -40,5 +40,5 @@ def count(n: int, noun: str) -> str:
 def format_csv(lines: Iterable[Sequence[str]]) -> str:
     """Return rows of cells as CSV that neither a spreadsheet nor a terminal runs."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(map(guard, line) for line in lines)
+    csv.writer(text, lineterminator="\n").writerows(map(escape_formula, line) for line in lines)
     return text.getvalue()

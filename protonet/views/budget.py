@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from protonet._checks import check_int, check_number
+from protonet._validation import check_int, check_number
 
 #: A learned view has at least this many dimensions: few features are padded with zeros to give classes room.
 MIN_EMBEDDING_DIM = 64
@@ -41,9 +41,9 @@ def plan_encoder(input_dim: int, num_classes: int, param_limit: float) -> Plan:
         InputTypeError: A size or the limit is not a number.
         InputError: A size below its least value; a negative or non-finite limit.
     """
-    input_dim = check_int("plan_encoder", "input_dim", input_dim, low=1)
-    num_classes = check_int("plan_encoder", "num_classes", num_classes, low=2)
-    limit = math.floor(check_number("plan_encoder", "param_limit", param_limit, low=0))
+    input_dim = check_int("input_dim", input_dim, low=1)
+    num_classes = check_int("num_classes", num_classes, low=2)
+    limit = math.floor(check_number("param_limit", param_limit, low=0))
     embedding_dim = max(input_dim, min(MIN_EMBEDDING_DIM, 4 * num_classes))
     units = limit // count_mlp_parameters(input_dim, 1, embedding_dim)
     sizes: list[tuple[int, int]] = []

@@ -172,5 +172,5 @@ class TestPredictBayes:
             assert torch.equal(predict_bayes(split), rule(x, y, split.test_x, num_classes=10))
 
     def test_no_rule_no_answer(self) -> None:
-        with pytest.raises(ValueError, match=r"^predict_bayes: `split` must know its noise_covariance; got"):
+        with pytest.raises(ValueError, match=r"^`split` must know its noise_covariance; got"):
             predict_bayes(sample_family("warped", seed=0, num_classes=2, dim=4))

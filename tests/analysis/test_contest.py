@@ -125,7 +125,7 @@ for name in ("scipy", "sklearn", "tqdm", "protonet"):
         print(error, file=sys.stderr)
 raise RuntimeError("the end")
 """
-    message = "^judge: `submission` must run in the contest's process; got exit code 1. Its traceback is above.$"
+    message = "^`submission` must run in the contest's process; got exit code 1. Its traceback is above.$"
     with pytest.raises(ValueError, match=message):
         judge(submission.encode(), sample_three())
     err = capfd.readouterr().err
@@ -171,7 +171,7 @@ def test_missing_scikit_learn(
 ) -> None:
     monkeypatch.setattr(draws, "find_spec", lambda name: None)
     assert main(["contest-draws", "--draws", "1", "--state", str(tmp_path / "s")]) == 2
-    expected = "analysis contest-draws: `--methods` must have scikit-learn for lda and logistic; got none installed. "
+    expected = "analysis contest-`--methods` must have scikit-learn for lda and logistic; got none installed. "
     expected += 'Run pip install "protonet[analysis]", or leave out lda and logistic.\n'
     assert capsys.readouterr().err == expected
 

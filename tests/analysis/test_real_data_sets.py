@@ -56,12 +56,12 @@ def test_spectra_are_frames(series: Path) -> None:
 
 
 def test_series_errors(series: Path, tmp_path: Path) -> None:
-    with pytest.raises(ImportError, match=r"^find_series: `aeon` must be installed for Odd; .*pip install --no-deps"):
+    with pytest.raises(ImportError, match=r"^`aeon` must be installed for Odd; .*pip install --no-deps"):
         find_series("Odd", "Odd")
     path = tmp_path / "x.ts"
     for text, message in (("1,2:3:a", "channels of equal length"), ("1,?:a", "numbers"), ("", "hold cases")):
         path.write_text(HEADER + text)
-        with pytest.raises(ValueError, match=f"^read_series: `path` must .*{message}"):
+        with pytest.raises(ValueError, match=f"^`path` must .*{message}"):
             read_series(path)
 
 
@@ -89,7 +89,7 @@ def test_text(tmp_path: Path) -> None:
     assert split is not None
     nearest = torch.cdist(split.test_x, split.train_x).argmin(dim=1)
     assert torch.equal(split.train_y[nearest], split.test_y)
-    with pytest.raises(ValueError, match=r"^load_text: `library` must hold 2 modules of 40 docstrings; got 1 in"):
+    with pytest.raises(ValueError, match=r"^`library` must hold 2 modules of 40 docstrings; got 1 in"):
         load_text(tmp_path / "test")
 
 
@@ -109,7 +109,7 @@ def test_glyph_subset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_unknown() -> None:
-    with pytest.raises(ValueError, match=r"^load_real: `name` must be one of digits, .*; got 'mnist'"):
+    with pytest.raises(ValueError, match=r"^`name` must be one of digits, .*; got 'mnist'"):
         load_real("mnist")
     assert len(DATASETS) == 15
 
@@ -152,7 +152,7 @@ class TestSplit:
 
     def test_errors(self) -> None:
         data = load_real("iris")
-        with pytest.raises(ValueError, match=r"^split_shots: `shots` must be a whole number >= 1; got 0"):
+        with pytest.raises(ValueError, match=r"^`shots` must be a whole number >= 1; got 0"):
             split_shots(data, 0, 0)
-        with pytest.raises(TypeError, match=r"^split_shots: `seed` must be"):
+        with pytest.raises(TypeError, match=r"^`seed` must be"):
             split_shots(data, 1, "0")  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from protonet.commands import folder
 from protonet.commands.folder import Part, _run_here, list_parts
+from protonet.errors import InputError
 from protonet.files import load_model, save_model
 from tests.commands.cases import Run, do
 
@@ -259,7 +260,6 @@ def test_a_cluster_that_is_not_there_is_one_line(
 
 
 def test_a_model_that_changes_is_refused(model: Path, rows: Path, tmp_path: Path) -> None:
-    from protonet._checks import InputError
     from protonet.commands.predict import Asked, predict_part
     from protonet.representations.representation import hash_file
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protonet._checks import InputError
 from protonet.commands import fit as fit_command
 from protonet.commands.labels import read_whole, suspect_spellings
 from protonet.commands.rows import check_classes
 from protonet.commands.update import extend_classes
+from protonet.errors import InputError
 from protonet.files import load_model
 from tests.commands.cases import FAST, Run, find_right, read_lines
 from tests.strategies import write_columns as write

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from protonet.__main__ import main
-from protonet._checks import find_version
+from protonet.errors import installed_version
 from tests.commands.cases import read_table
 
 Cells = list[str]
@@ -170,7 +170,7 @@ def _as_number(cell: str) -> str | float:
     return float(cell) if re.fullmatch(r"-?\d+(\.\d+)?", cell) else cell
 
 
-@pytest.mark.skipif(not all(map(find_version, ("pyarrow", "openpyxl"))), reason="needs the extra files")
+@pytest.mark.skipif(not all(map(installed_version, ("pyarrow", "openpyxl"))), reason="needs the extra files")
 @pytest.mark.parametrize("seed", range(13))
 def test_a_prediction_for_every_row_in_order(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protonet._checks import InputError
+from protonet.errors import InputError
 from protonet.estimator import ProtoNetClassifier
 from protonet.files import load_model, save_model
 from protonet.files.header import DEFLATED
@@ -201,7 +201,7 @@ def test_a_folder_is_named_wherever_the_model_is_used(fitted: Path, tmp_path: Pa
     changed = write_vectors(tmp_path / "vectors", table=np.eye(9, 5, dtype=np.float32))
     assert "be that of fit, vectors (" in run("predict", model, test, "--representation", changed, code=2)
     estimator = ProtoNetClassifier.load(model)
-    with pytest.raises(ValueError, match=r"^ProtoNetClassifier: `representation` must be that of fit, vectors"):
+    with pytest.raises(ValueError, match=r"^`representation` must be that of fit, vectors"):
         estimator.predict(make_frame(test)[0])
 
 
@@ -329,7 +329,7 @@ def test_an_estimator_reads_frames_of_texts(fitted: Path, tmp_path: Path, run: R
     few.partial_fit(x[:1], ["another"]).save(path)  # before the others in the alphabet
     ProtoNetClassifier.load(path).save(path)
     assert run.count_samples(path) == [1] * 6
-    with pytest.raises(ValueError, match=r"^ProtoNetClassifier: `representation` must be auto, none, or one of"):
+    with pytest.raises(ValueError, match=r"^`representation` must be auto, none, or one of"):
         ProtoNetClassifier("fast", representation="wordz").fit(x, y)
     plain = ProtoNetClassifier("fast", representation="none").fit(x, y)
     assert plain.columns_["text"].startswith("text: ")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protonet._checks import clean, guard, unguard
+from protonet._text import escape_control_chars, escape_formula, unescape_formula
 from protonet.files import load_model
 from tests.commands.cases import FAST, Run, fit_model, read_lines
 
@@ -27,15 +27,15 @@ def write(path: Path, lines: list[list[str]]) -> Path:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model of a table whose classes look like formulas."""
-    rows = [[f"{number % 6 + RNG.normal() / 9:.3f}", guard(CLASSES[number % 6])] for number in range(36)]
+    rows = [[f"{number % 6 + RNG.normal() / 9:.3f}", escape_formula(CLASSES[number % 6])] for number in range(36)]
     return fit_model(write(tmp_path_factory.mktemp("rows") / "train.csv", [["x", "kind"], *rows]))
 
 
 @given(st.text(st.sampled_from("'=+-@1.5%a \t\x1b") | st.characters(exclude_categories=["Cs"]), max_size=6))
 def test_a_guarded_cell_comes_back_and_runs_nowhere(cell: str) -> None:
-    written = guard(cell)
-    assert unguard(written) == clean(cell)
-    assert guard(unguard(written)) == written
+    written = escape_formula(cell)
+    assert unescape_formula(written) == escape_control_chars(cell)
+    assert escape_formula(unescape_formula(written)) == written
     assert not any((sign < " " and sign not in "\t\n") or "\x7f" <= sign <= "\x9f" for sign in written)
     if written[:1] in {"=", "@", "+", "-"}:
         assert not any(map(str.isalpha, written.replace("e", "").replace("E", "")))
@@ -43,7 +43,7 @@ def test_a_guarded_cell_comes_back_and_runs_nowhere(cell: str) -> None:
 
 @pytest.mark.parametrize("cell", ["-3.5", "+1", "-1,234.5", "-5 %", "-1e-05", "a=b", "", "isn't", "2-3"])
 def test_numbers_and_words_stay(cell: str) -> None:
-    assert guard(cell) == cell
+    assert escape_formula(cell) == cell
 
 
 def test_classes_that_look_like_formulas_are_read_from_what_we_wrote(model: Path, tmp_path: Path, run: Run) -> None:
@@ -54,7 +54,7 @@ def test_classes_that_look_like_formulas_are_read_from_what_we_wrote(model: Path
     assert header == ["row", "'@note", "x", "kind", "class", "probability"]
     expected = [["0", "'=1+1", "0", ""], ["1", "\\x1b[2J", "1.5", "NA"], ["2", "-2", "3", "x, y"]]
     assert [row[:4] for row in rows] == expected
-    assert {unguard(row[4]) for row in rows} <= set(CLASSES)
+    assert {unescape_formula(row[4]) for row in rows} <= set(CLASSES)
     again = write(tmp_path / "again.csv", [["x", "kind"], *([row[2], row[4]] for row in rows)])
     run("evaluate", model, again)  # as new rows with classes
     for number in range(4):  # our output is a table like any other

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from protonet._checks import InputError
+from protonet.errors import InputError
 from protonet.files import load_model, save_model
 from protonet.fit.copies import find_equal, hash_rows
 from protonet.fit.problem import pose_problem

@@ -147,9 +147,9 @@ def test_what_is_wrong_with_a_copy_is_one_line() -> None:
 
 
 def test_errors(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^load_meta_dataset: `key` must be one of meta-aircraft, .*; got 'aircraft'"):
+    with pytest.raises(ValueError, match=r"^`key` must be one of meta-aircraft, .*; got 'aircraft'"):
         load_meta_dataset("aircraft", tmp_path)
-    with pytest.raises(ValueError, match=r"^load_meta_dataset: `root` must hold a folder for each class of .*Textures"):
+    with pytest.raises(ValueError, match=r"^`root` must hold a folder for each class of .*Textures"):
         find_meta_dataset("meta-dtd", tmp_path)
     assert {name for name in LISTS if name.startswith(PREFIX)} == set(list(COUNTS)[5:])
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from sklearn import datasets
 
-from protonet._checks import MissingPackageError
 from protonet.datasets import Dataset, load_digits
 from protonet.datasets.dataset import make_dataset
+from protonet.errors import MissingPackageError
 
 
 def test_digits_are_scikit_learns() -> None:
@@ -27,14 +27,14 @@ def test_digits_are_scikit_learns() -> None:
 def test_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("sklearn", "sklearn.datasets"):
         monkeypatch.setitem(sys.modules, name, None)  # what Python does for a package that is not there
-    line = r"load_digits: `sklearn` must be installed; got none of that name\. "
+    line = r"`sklearn` must be installed; got none of that name\. "
     with pytest.raises(MissingPackageError, match=line + r'Run pip install "protonet\[analysis\]"\.$'):
         load_digits()
 
 
 def small() -> Dataset:
     sides = ["novel", "base", "novel", "base", "validation"]
-    return make_dataset("f", "x", torch.arange(10.0).reshape(5, 2), ["b", "a", "b", "a", "c"], sides)
+    return make_dataset("x", torch.arange(10.0).reshape(5, 2), ["b", "a", "b", "a", "c"], sides)
 
 
 def test_make_dataset_numbers_sorted_names() -> None:
@@ -57,12 +57,12 @@ def test_take_classes_renumbers() -> None:
     [([0, 0], "name each class once; got .0, 0."), ([3], r"be in \[0, 3\); got 3"), ([-1], "got -1")],
 )
 def test_take_classes_errors(classes: list[int], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^take_classes: `class_ids` must .*{message}"):
+    with pytest.raises(ValueError, match=f"^`class_ids` must .*{message}"):
         small().take_classes(classes)
 
 
 def test_take_side_errors() -> None:
-    with pytest.raises(ValueError, match=r"^take_side: `side` must be a side that has classes; got 'test' of"):
+    with pytest.raises(ValueError, match=r"^`side` must be a side that has classes; got 'test' of"):
         small().take_side("test")
     with pytest.raises(ValueError, match="got 'base' of no split"):
         load_digits().take_side("base")

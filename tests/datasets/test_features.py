@@ -78,7 +78,7 @@ def test_a_split(tmp_path: Path) -> None:
     save_pickle(tmp_path / "a.pkl", content)
     assert load_features(tmp_path / "a.pkl").sides == ("base", "validation", "novel")
     save_pickle(tmp_path / "a.pkl", content | {"split": ["train"] * 5 + ["val"]})
-    with pytest.raises(ValueError, match=r"^load_features: `path` must keep every class on one side; got class a on"):
+    with pytest.raises(ValueError, match=r"^`path` must keep every class on one side; got class a on"):
         load_features(tmp_path / "a.pkl")
 
 
@@ -102,7 +102,7 @@ def test_a_split(tmp_path: Path) -> None:
 )
 def test_what_is_none(tmp_path: Path, content: object, message: str) -> None:
     save_pickle(tmp_path / "a.pkl", content)
-    with pytest.raises(ValueError, match=rf"^load_features: `\w+` must .*{message}"):
+    with pytest.raises(ValueError, match=rf"^`\w+` must .*{message}"):
         load_features(tmp_path / "a.pkl")
 
 
@@ -125,10 +125,10 @@ def test_nothing_in_a_file_is_run(tmp_path: Path) -> None:
 
 
 def test_files_that_are_damaged_or_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^load_features: `path` must end in \.npy, \.pt, .*; got .*a\.mat\. Rename"):
+    with pytest.raises(ValueError, match=r"^`path` must end in \.npy, \.pt, .*; got .*a\.mat\. Rename"):
         load_features(tmp_path / "a.mat")
     for name in ("a.npy", "a.pt", "a.pkl"):
-        with pytest.raises(ValueError, match=rf"^load_features: `path` must be a file that exists; got .*{name}"):
+        with pytest.raises(ValueError, match=rf"^no such file: .*{name}"):
             load_features(tmp_path / name)
         (tmp_path / name).write_bytes(b"nothing")
     with pytest.raises(ValueError, match=r"have its labels beside it, in a\.labels\.npy or .*; got .*a\.npy alone"):

@@ -147,7 +147,7 @@ def test_more_fonts(tmp_path: Path) -> None:
     assert len(more.y) == len(plain.y) + 2
     assert torch.equal(rows_of(more, "a")[:-1], rows_of(plain, "a"))
     (folder / "bad.ttf").write_bytes(b"no font")
-    with pytest.raises(ValueError, match=r"^load_glyphs: `fonts` must hold fonts that can be read; got .*bad\.ttf"):
+    with pytest.raises(ValueError, match=r"^`fonts` must hold fonts that can be read; got .*bad\.ttf"):
         load_glyphs(characters="ab", fonts=tmp_path / "fonts")
     with pytest.raises(ValueError, match="`fonts` must be a folder with TTF files"):
         load_glyphs(characters="ab", fonts=tmp_path / "absent")

@@ -43,5 +43,5 @@ def test_errors(tmp_path: Path) -> None:
 )
 def test_bad_lists(tmp_path: Path, text: str, message: str) -> None:
     (make_csv(tmp_path) / "val.csv").write_text(text)
-    with pytest.raises(ValueError, match=f"^load_mini_imagenet: `root` must {message}"):
+    with pytest.raises(ValueError, match=f"^`root` must {message}"):
         load_mini_imagenet(tmp_path)

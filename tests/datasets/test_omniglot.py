@@ -58,7 +58,7 @@ def test_one_alphabet_is_base(tmp_path: Path) -> None:
 
 
 def test_errors(tmp_path: Path) -> None:
-    expected = r"^load_omniglot: `root` must hold images_background/ALPHABET/CHARACTER/\*\.png and images_evaluation/"
+    expected = r"^`root` must hold images_background/ALPHABET/CHARACTER/\*\.png and images_evaluation/"
     with pytest.raises(ValueError, match=rf"{expected}.*; got no folder .*images_background\."):
         load_omniglot(tmp_path)
     make_tree(tmp_path)
@@ -78,5 +78,5 @@ def test_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"have an image in every class; got none in .*Omega/character01\."):
         load_omniglot(tmp_path)
     (tmp_path / "images_evaluation" / "Omega" / "character01" / "1.png").write_bytes(b"no image")
-    with pytest.raises(ValueError, match=r"^load_omniglot: `root` must hold images that can be read; got .*1\.png"):
+    with pytest.raises(ValueError, match=r"^`root` must hold images that can be read; got .*1\.png"):
         load_omniglot(tmp_path)

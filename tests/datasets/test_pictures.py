@@ -23,7 +23,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def find(root: Path, size: int = 6) -> Found:
-    return Found("load_some", root, *find_class_folders("load_some", root), size)
+    return Found("load_some", root, *find_class_folders(root), size)
 
 
 def test_pixels_are_those_of_pillow(tmp_path: Path) -> None:
@@ -122,11 +122,11 @@ def test_pictures_of_every_kind_are_opened(tmp_path: Path) -> None:
     Image.fromarray(pixels).save(file, "PNG")
     (tmp_path / "a.png").write_bytes(file.getvalue())
     for picture in (pixels, file.getvalue(), tmp_path / "a.png"):
-        assert np.array_equal(np.asarray(open_picture("f", picture)), pixels)
-    with pytest.raises(ValueError, match=r"^f: `root` must hold images that can be read; got one of a file of many \("):
-        open_picture("f", b"nothing")
+        assert np.array_equal(np.asarray(open_picture(picture)), pixels)
+    with pytest.raises(ValueError, match=r"^`root` must hold images that can be read; got one of a file of many \("):
+        open_picture(b"nothing")
     with pytest.raises(ValueError, match=r"got .*absent\.png \(FileNotFoundError\)"):
-        open_picture("f", tmp_path / "absent.png")
+        open_picture(tmp_path / "absent.png")
 
 
 def test_numbers_of_classes_on_several_sides_get_the_sides_names() -> None:
@@ -137,15 +137,15 @@ def test_numbers_of_classes_on_several_sides_get_the_sides_names() -> None:
 
 def test_errors(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    with pytest.raises(ValueError, match=r"^load_some: `root` must hold one folder per class; got .*data without any"):
+    with pytest.raises(ValueError, match=r"^`root` must hold one folder per class; got .*data without any"):
         find(tmp_path / "data")
     draw_classes(tmp_path / "data", ["ant"])
-    with pytest.raises(ValueError, match=r"^load_some: `root` must have at least 2 classes; got 1"):
+    with pytest.raises(ValueError, match=r"^`root` must have at least 2 classes; got 1"):
         load_pictures(find(tmp_path / "data"))
     found = find(tmp_path / "data")
     for size, error in ((0, ValueError), ("x", TypeError)):
-        with pytest.raises(error, match=r"^load_some: `size` must be a whole number >= 1"):
+        with pytest.raises(error, match=r"^`size` must be a whole number >= 1"):
             load_pictures(found, size)  # type: ignore[arg-type]
     (tmp_path / "data" / "ant" / "ant0.png").unlink()
-    with pytest.raises(ValueError, match=r"^load_some: `root` must hold its pictures; got no .*ant0\.png \(No such"):
+    with pytest.raises(ValueError, match=r"^`root` must hold its pictures; got no .*ant0\.png \(No such"):
         load_pictures(found)

@@ -102,7 +102,7 @@ def test_without_lists_cub_is_split_by_the_rule_of_chen_et_al(root: Path) -> Non
 )
 def test_bad_lists_of_cub(root: Path, file: str, text: str, message: str) -> None:
     (trees.make_cub(root) / "CUB_200_2011" / file).write_text(text)
-    said = f"^load_cub: `root` must hold lists and pictures that can be read; .*{message}"
+    said = f"^`root` must hold lists and pictures that can be read; .*{message}"
     with pytest.raises(ValueError, match=said):
         load_cub(root)
 
@@ -138,7 +138,7 @@ def test_bad_pickles(root: Path, content: object, message: str | None) -> None:
     if message is None:  # class 0 of the base classes is another one
         assert load_fc100(root).class_names[-2:] == ("base 0", "validation 0")
         return
-    with pytest.raises(ValueError, match=f"^load_fc100: `root` must .*{message}"):
+    with pytest.raises(ValueError, match=f"^`root` must .*{message}"):
         load_fc100(root)
     (root / "FC100_val.pickle").unlink()
     with pytest.raises(ValueError, match=r"got no .*FC100_val\.pickle\. Get all of them"):
@@ -170,7 +170,7 @@ def test_bad_files_of_tiered_imagenet(root: Path, kind: str) -> None:
     else:
         trees.dump(root / "val_images_png.pkl", {})
         message = "a dict, not a list of PNG files"
-    with pytest.raises(ValueError, match=f"^load_tiered_imagenet: `root` must .*{message}"):
+    with pytest.raises(ValueError, match=f"^`root` must .*{message}"):
         load_tiered_imagenet(root)
     (root / "val_labels.pkl").unlink()
     with pytest.raises(ValueError, match=r"got no .*val_labels\.pkl"):

@@ -196,5 +196,5 @@ def test_official_cosine_is_the_published_figure() -> None:
 
 
 def test_official_errors() -> None:
-    with pytest.raises(ValueError, match=r"^sample_official: `n_val` must be a whole number >= 1; got 0\."):
+    with pytest.raises(ValueError, match=r"^`n_val` must be a whole number >= 1; got 0\."):
         sample_official(n_val=0)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from protonet._checks import InputError
 from protonet.datasets import map_npz
 from protonet.episodes.draws.batch import summarize_base, take_from
 from protonet.episodes.draws.numbered import Setting
 from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.methods import METHODS
+from protonet.errors import InputError
 from protonet.sampling import index_classes
 from tests.episodes.command_cases import Command
 
@@ -197,7 +197,7 @@ def test_texts_by_name(command: Command) -> None:
     methods = {"a": METHODS["clip-zero-shot"]}
     scores = evaluate(data.x, index, methods, SETTING, n_episodes=70, texts=texts)
     assert float(scores["a"].accuracy.mean()) == rates["clip-zero-shot"]
-    with pytest.raises(InputError, match=r"^evaluate: `texts` must be floats of shape \(classes, dim\), \(4, 5\) here"):
+    with pytest.raises(InputError, match=r"^`texts` must be floats of shape \(classes, dim\), \(4, 5\) here"):
         evaluate(data.x, index, methods, SETTING, n_episodes=70, texts=texts[:3])
 
 

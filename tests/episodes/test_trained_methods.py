@@ -134,7 +134,7 @@ def test_what_is_trained_is_loaded(command: Command) -> None:
 @pytest.mark.parametrize("objective", ["maml", "anil"])
 def test_files_whose_classes_share_a_weight_are_as_from_zero(command: Command, objective: str) -> None:
     arguments = train(command, objective, "--head zero")
-    tensors, metadata = read_checkpoint("test", "path", "a.safetensors")
+    tensors, metadata = read_checkpoint("path", "a.safetensors")
     weight = torch.randn(1, load_encoder("a.safetensors")(torch.zeros(1, 64)).shape[1])
     tensors |= {f"{part}.head.weight": weight.clone() for part in ("best", "average", "learner")}
     Path("old.safetensors").write_bytes(save(tensors, {FORMAT: json.dumps(metadata | {"version": 2})}))

@@ -21,15 +21,15 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from protonet import PrototypeNetwork, solve
-from protonet._checks import InputError, InputTypeError
 from protonet.encoder import Encoder
+from protonet.errors import InputError, InputTypeError
 from protonet.files.header import DEFLATED, FORMAT, HELD, OLDEST, VERSION
 from protonet.files.model import Model, describe_network, load_model, restore_network, save_model
 from tests.model_cases import make_model, make_network
 from tests.strategies import blobs, same_state, spoil
 
 X, Y = blobs(0)
-REFUSED = rf"load_model: `path` must be a model file of version {VERSION}; got [^\n]*\. Pass a file that [^\n]*\."
+REFUSED = rf"`path` must be a model file of version {VERSION}; got [^\n]*\. Pass a file that [^\n]*\."
 
 
 @pytest.mark.parametrize(("learned", "raw"), [(True, False), (True, True), (False, False), (False, True)])
@@ -122,18 +122,14 @@ def broken() -> Iterator[tuple[Model, str]]:
 
 @pytest.mark.parametrize(("model", "reason"), list(broken()))
 def test_a_model_that_could_not_be_read_again_is_an_error(tmp_path: Path, model: Model, reason: str) -> None:
-    with pytest.raises(
-        InputError, match=f"^save_model: `model` must be what can be read again; got one with .*{reason}"
-    ):
+    with pytest.raises(InputError, match=f"^`model` must be what can be read again; got one with .*{reason}"):
         save_model(tmp_path / "x", model)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_another_encoder_is_an_error(tmp_path: Path) -> None:
     network = PrototypeNetwork(nn.Linear(8, 3), embedding_dim=3, num_classes=2)
-    with pytest.raises(
-        InputTypeError, match=r"save_model: `model` must hold a network with a protonet\.Encoder; got Linear"
-    ):
+    with pytest.raises(InputTypeError, match=r"`model` must hold a network with a protonet\.Encoder; got Linear"):
         save_model(tmp_path / "x", Model(network, ("a", "b"), None, {}, {}))
 
 
@@ -149,9 +145,7 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
     for name in ("truncated", "longer", "empty", "text", "foreign", "other", "."):
         with pytest.raises(InputError, match=f"^{REFUSED}$"):
             load_model(tmp_path / name)
-    with pytest.raises(
-        InputError, match=r"^load_model: `path` must be a file that exists; got .*missing\. There is no such file; "
-    ):
+    with pytest.raises(InputError, match=r"^no such file: .*missing\. There is no such file; "):
         load_model(tmp_path / "missing")
 
 
@@ -187,7 +181,7 @@ def test_files_of_other_versions_are_refused_with_one_line(tmp_path: Path, versi
     header = {"version": version, "library": "9.0"}
     save_file({"a": torch.zeros(1)}, tmp_path / "other", {FORMAT: json.dumps(header)})
     reason = rf"{VERSION}; got [^\n]*other \(version {version}, by protonet '9\.0'\)\. {remedy}\."
-    with pytest.raises(InputError, match=rf"^load_model: `path` must be a model file of version {reason}$"):
+    with pytest.raises(InputError, match=rf"^`path` must be a model file of version {reason}$"):
         load_model(tmp_path / "other")
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from protonet import PrototypeNetwork, solve
-from protonet._checks import InputError, InputTypeError
+from protonet.errors import InputError, InputTypeError
 from protonet.files import Model, export_onnx, load_model, save_model
 from protonet.fit.solver import solve_problem
 from protonet.views import radial
@@ -91,11 +91,9 @@ def test_rounded_distances_are_the_networks(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_what_cannot_be_exported_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"^export_onnx: `model` must .* classes that are not 7 different names\."):
+    with pytest.raises(InputError, match=r"^`model` must .* classes that are not 7 different names\."):
         export_onnx(tmp_path / "x", make_model()._replace(classes=("a", "b")))
     network = PrototypeNetwork(nn.Linear(8, 3), embedding_dim=3, num_classes=2)
-    with pytest.raises(
-        InputTypeError, match=r"export_onnx: `model` must hold a network with a protonet\.Encoder; got Linear"
-    ):
+    with pytest.raises(InputTypeError, match=r"`model` must hold a network with a protonet\.Encoder; got Linear"):
         export_onnx(tmp_path / "x", Model(network, ("a", "b"), None, {}, {}))
     assert list(tmp_path.iterdir()) == []

@@ -79,7 +79,7 @@ def test_rows_that_are_labelled_already_are_as_good_as_chosen() -> None:
     assert [x[row].argmax() for row, _ in suggest_rows(None, x, 1)] == [0]
     assert [x[row].argmax() for row, _ in suggest_rows(None, x, 2, known=x[:1])] == [1, 2]
     assert suggest_rows(None, x, 3, known=x[:0]) == suggest_rows(None, x, 3)
-    with pytest.raises(InputError, match="suggest_rows: `known` must have"):
+    with pytest.raises(InputError, match="`known` must have"):
         suggest_rows(None, x, 1, known=x[:, :2])
     for known, expected in ((x[:0], [0, 1, 2]), (x[:1], [1, 2])):
         chosen = choose_covering(x, torch.ones(10), known, len(expected), 0.1)
@@ -171,7 +171,7 @@ def test_of_many_rows_those_in_doubt_are_compared(network: PrototypeNetwork, mon
 @pytest.mark.parametrize(
     ("x", "n", "message"),
     [
-        (torch.zeros(3, 4), 4, r"^suggest_rows: `n` must be a whole number in \[1, 3\]; got 4\. Ask for at most 3"),
+        (torch.zeros(3, 4), 4, r"^`n` must be a whole number in \[1, 3\]; got 4\. Ask for at most 3"),
         (torch.zeros(3, 4), 0, "`n` must be a whole number"),
         (torch.zeros(0, 4), 1, "`x` must have at least one row"),
         (torch.zeros(3, 5), 1, "`x` must have 4 features per row"),

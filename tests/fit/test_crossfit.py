@@ -9,7 +9,7 @@ import torch
 from scipy.stats import multivariate_normal
 from torch import Tensor
 
-from protonet._checks import InputError
+from protonet.errors import InputError
 from protonet.fit.crossfit import Crossfit, crossfit, predict_baselines, predict_held, score_cosine, score_lda, update
 from protonet.fit.networks import fit_choice
 from protonet.fit.packing import pack, unpack
@@ -131,9 +131,9 @@ def test_progress_is_told_and_no_global_state_is_touched() -> None:
 
 def test_samples_that_do_not_fit_are_not_added() -> None:
     crossed = copy.deepcopy(CROSSED)
-    with pytest.raises(InputError, match=r"^add_samples: `num_classes` must be a whole number >= 5; got 4"):
+    with pytest.raises(InputError, match=r"^`num_classes` must be a whole number >= 5; got 4"):
         update(crossed, X, Y, 4)
-    with pytest.raises(InputError, match=r"^add_samples: `labels` must be in \[0, 5\); got 5"):
+    with pytest.raises(InputError, match=r"^`labels` must be in \[0, 5\); got 5"):
         update(crossed, X, Y + 1, 5)
     assert crossed.whole.counts.tolist() == CROSSED.whole.counts.tolist()
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from protonet import solve
-from protonet._checks import InputError, InputTypeError
+from protonet.errors import InputError, InputTypeError
 from protonet.fit.loading import centre_columns, order_rows, read_loaders
 from tests.strategies import blobs, seeds
 
@@ -109,10 +109,10 @@ def test_columns_far_from_zero_are_centred_and_no_others() -> None:
 @pytest.mark.parametrize(
     ("train", "val", "metadata", "error", "message"),
     [
-        (None, None, None, InputTypeError, "solve: `train_loader` must be a loader; got None"),
-        (5, None, None, InputTypeError, "solve: `train_loader` must be iterable; got int"),
+        (None, None, None, InputTypeError, "`train_loader` must be a loader; got None"),
+        (5, None, None, InputTypeError, "`train_loader` must be iterable; got int"),
         (Dataset(), None, None, InputTypeError, "must be a dataset that has a length; got Dataset"),
-        (Samples([], []), None, None, InputError, "solve: `train_loader` must have at least one sample; got none"),
+        (Samples([], []), None, None, InputError, "`train_loader` must have at least one sample; got none"),
         (
             Samples([None, None], [0, 1]),
             None,
@@ -123,7 +123,7 @@ def test_columns_far_from_zero_are_centred_and_no_others() -> None:
         ([(X, Y)], Samples([X[0], X[1, :3]], [0, 1]), None, InputTypeError, "`val_loader` must hold samples .* shape"),
         (Samples([X, X], ["a", "b"]), None, None, InputTypeError, r"batches of real tensors; got \(Tensor, tuple\)"),
         ((X, [0, 1]), None, None, InputTypeError, r"batches of real tensors; got \(Tensor, list\) in batch 0"),
-        ([], None, None, InputError, "solve: `train_loader` must have at least one sample; got none"),
+        ([], None, None, InputError, "`train_loader` must have at least one sample; got none"),
         ([(X[:, :0], Y)], None, None, InputError, "must have at least one feature; got none in batch 0"),
         ([X], None, None, InputTypeError, r"must give \(inputs, labels\) batches; got Tensor in batch 0"),
         ([(X, Y, Y)], None, None, InputTypeError, "batches; got tuple in batch 0 of 3 items"),

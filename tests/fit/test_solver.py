@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from protonet import PrototypeNetwork, solve
-from protonet._checks import InputError, InputTypeError
 from protonet.datasets import load_digits
 from protonet.encoder import Encoder
+from protonet.errors import InputError, InputTypeError
 from protonet.fit.networks import fit_choice
 from protonet.fit.search import EFFORTS, Search, select
 from protonet.fit.solver import solve_problem

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from protonet import solve
-from protonet._checks import InputError, InputTypeError
 from protonet.datasets import load_digits
+from protonet.errors import InputError, InputTypeError
 from protonet.fit.active import group_strangers
 from protonet.fit.crossfit import crossfit, predict_held
 from protonet.fit.marks import find_unlabelled

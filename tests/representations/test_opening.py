@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from protonet._checks import InputError, MissingPackageError
+from protonet.errors import InputError, MissingPackageError
 from protonet.representations import representation
 from protonet.representations.opening import (
     PACKAGED,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protonet._checks import InputError
+from protonet.errors import InputError
 from protonet.representations.opening import open_representation
 from protonet.representations.representation import Representation
 from protonet.representations.texts import open_folder, open_named

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protonet._checks import InputError
+from protonet.errors import InputError
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.number import Number
 from protonet.tables.features import Features, check_kinds, choose_features, encode_block

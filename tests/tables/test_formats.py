@@ -18,8 +18,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from protonet._checks import InputError, MissingPackageError, find_version, unguard
+from protonet._text import unescape_formula
 from protonet.datasets import load_csv
+from protonet.errors import InputError, MissingPackageError, installed_version
 from protonet.tables import formats
 from protonet.tables.formats import Source, open_source
 from tests.strategies import EXAMPLES
@@ -73,7 +74,7 @@ def test_text_comes_back(delimiter: str, end: str, encoding: str, rows: list[lis
     csv.writer(text, delimiter=delimiter, lineterminator=end, quoting=quoting).writerows([COLUMNS, *rows])
     content = text.getvalue().encode(encoding, "replace")
     came = [[cell.encode(encoding, "replace").decode(encoding).strip() for cell in row] for row in rows]
-    expected = [[unguard(cell.replace("\r\n", "\n").replace("\r", "\n")) for cell in row] for row in came]
+    expected = [[unescape_formula(cell.replace("\r\n", "\n").replace("\r", "\n")) for cell in row] for row in came]
     while expected and not any(expected[-1]):
         expected.pop()
     for name in ("table.csv", "table.tsv.gz"):
@@ -423,7 +424,7 @@ def test_titles_above_texts_in_excel(tmp_path: Path) -> None:
         assert list(zip(*read(source)[0], strict=True)) == [("x", "y"), ("", ""), ("z", "")]
 
 
-@pytest.mark.skipif(find_version("openpyxl") is not None, reason="needs a machine without openpyxl")
+@pytest.mark.skipif(installed_version("openpyxl") is not None, reason="needs a machine without openpyxl")
 def test_excel_without_its_reader(tmp_path: Path) -> None:
     with pytest.raises(MissingPackageError, match=r"^`openpyxl` must be installed; .*\"protonet\[excel\]\"\.$"):
         open_source(tmp_path / "x.xlsx")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protonet._checks import InputError
+from protonet.errors import InputError
 from protonet.tables import formats
 from protonet.tables.table import Block, Wanted, list_names, name_cells, open_table, read_labels, read_table
 from tests.strategies import write_columns
@@ -162,13 +162,13 @@ def test_files_of_another_kind(tmp_path: Path) -> None:
         ("x.npz", None, "`path` must hold an array y"),
         ("x.npz", "y.npy", "`--labels` must come with an NPY file of rows"),
         ("x.npy", None, "`--labels` must name the file of the classes; got none beside"),
-        ("x.npy", "none.npy", "`--labels` must be a file that exists"),
+        ("x.npy", "none.npy", "no such file"),
         ("x.npy", "y.npy", "`--labels` must be an NPY file of numbers or strings"),
         ("x.npy", "float.npy", "`--labels` must be integers or strings; got float64"),
         ("empty.npy", "empty.npy", "`path` must have at least one row"),
         ("z.npy", "names.npy", "`path` must be an NPY file of numbers or strings; got .*EOFError"),
-        ("none.csv", None, "`path` must be a file that exists"),
-        ("none.parquet", None, "`path` must be a file that exists"),
+        ("none.csv", None, "no such file"),
+        ("none.parquet", None, "no such file"),
         ("p.parquet", None, "`path` must be a Parquet file of numbers and text; got .*ArrowInvalid"),
     ):
         with pytest.raises(InputError, match=f"^{message}"):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from protonet._checks import InputError, InputTypeError, MissingPackageError
+from protonet.errors import InputError, InputTypeError, MissingPackageError
 from protonet.ui.command_line import (
     Parser,
     check_name,
@@ -28,7 +28,7 @@ from protonet.ui.text import format_table
     ("error", "code", "line"),
     [
         (None, 0, ""),
-        (InputError("solve: `x`\nmust be"), 2, "solve: `x` must be\n"),
+        (InputError("`x`\nmust be"), 2, "`x` must be\n"),
         (InputTypeError("a"), 2, "a\n"),
         (MissingPackageError("cmd: `x` must be installed"), 2, "cmd: `x` must be installed\n"),
         (FileNotFoundError(2, "No such file", "x"), 2, "cmd: [Errno 2] No such file: 'x'\n"),

@@ -152,7 +152,7 @@ SENT |= {"networks.believe", "mlp.fit", "mlp.candidates", "training.train", "tra
 SENT |= {"optimizer.move", "context.fit", "radial.__init__", "patterns.fit", "patterns._spread_rows"}
 SENT |= {"cells._draw_codes"}
 #: What it copies back: rows that came there, those that trees grow from, labels to draw episodes of, what is judged.
-FETCHED = {"_checks.check_device", "loading._check_batch", "view.to", "training.train", "judge.__post_init__"}
+FETCHED = {"_validation.check_device", "loading._check_batch", "view.to", "training.train", "judge.__post_init__"}
 FETCHED |= {"judge.fold_cosines", "radial.cosines", "patterns.cosines", "networks.believe", "networks.decide_pooling"}
 PROBLEMS: dict[str, dict[str, Any]] = {
     "folds": {"train_loader": (X, LABELS), "effort": LITTLE},

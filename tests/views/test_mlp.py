@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protonet._checks import InputError, InputTypeError
+from protonet.errors import InputError, InputTypeError
 from protonet.losses import class_means
 from protonet.views.budget import SIZES, count_mlp_parameters, plan_encoder
 from protonet.views.judge import Kind

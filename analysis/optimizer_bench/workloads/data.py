@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from protonet._checks import optional_packages
 from protonet.datasets import Dataset, load_glyphs
+from protonet.errors import optional_packages
 
 SIDE, PIXELS = 28, 28 * 28  #: Of a picture of a character.
 VALIDATION_SHARE = 10  #: One module of the standard library in ten is validated on.
@@ -35,7 +35,7 @@ def load_ascii() -> Dataset:
 
 def load_photograph(name: str = "china.jpg") -> Tensor:
     """Return the levels 0 to 255, float32, of one of scikit-learn's photographs: (height, width, 3)."""
-    with optional_packages("load_photograph"):
+    with optional_packages():
         from sklearn.datasets import load_sample_image  # noqa: PLC0415 - optional
     return torch.tensor(load_sample_image(name)).float()
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from analysis.optimizer_bench.workload import Task, hold_out, on_rows, seed_0, shuffle, workload
 from analysis.optimizer_bench.workloads.data import PIXELS, load_ascii, load_latin, load_photograph, standardise
 from analysis.optimizer_bench.workloads.models import Skip, make_convolutions, make_mlp
-from protonet._checks import optional_packages
+from protonet.errors import optional_packages
 
 LATENT = 16  #: The autoencoder's.
 FAINTNESS = 0.1  #: Times what a layer gives whose outputs begin as large as its inputs.
@@ -177,7 +177,7 @@ def diffusion() -> Task:
     Source: J. Ho, A. Jain and P. Abbeel (2020), Denoising diffusion probabilistic models, arXiv 2006.11239, (14); the
         schedule is A. Nichol and P. Dhariwal's (2021), Improved denoising diffusion probabilistic models.
     """
-    with optional_packages("load_digits"):
+    with optional_packages():
         from sklearn.datasets import load_digits  # noqa: PLC0415 - optional
     digits = torch.tensor(load_digits().data).float() / 8 - 1  # (1797, pixels) in [-1, 1], of levels 0 to 16
 

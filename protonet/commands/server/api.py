@@ -11,13 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
-from protonet._checks import as_typed, find_version, refuse, show
+from protonet._text import to_printable
 from protonet.commands.models import find_sizes
 from protonet.commands.predict import choose_threshold
 from protonet.commands.server.batches import Batches
 from protonet.commands.server.guard import JSON_TYPE, Answer, Door, Guard, Handler, Request, RequestError, send_json
 from protonet.commands.server.reading import KINDS, read_body
 from protonet.commands.server.served import Served
+from protonet.errors import installed_version, raise_input_error, renamed_arguments
 from protonet.files import Model
 from protonet.ui.page.document import format_served
 
@@ -113,17 +114,21 @@ def read_parameters(model: Model, query: Mapping[str, str]) -> tuple[float | Non
     """
     for name in query:
         if name not in {"proba", "unknown"}:
-            refuse("query", "be of proba and unknown", repr(show(name)[:20]), "Leave it out.")
+            raise_input_error("query", "be of proba and unknown", repr(to_printable(name)[:20]), "Leave it out.")
     proba = query.get("proba", "0")
     if proba not in {"0", "1"}:
-        refuse("proba", "be 0 or 1", repr(show(proba)[:20]), "Pass 1 for the probabilities of all classes.")
+        raise_input_error(
+            "proba", "be 0 or 1", repr(to_printable(proba)[:20]), "Pass 1 for the probabilities of all classes."
+        )
     if "unknown" not in query:
         return None, proba == "1"
     try:
         rate = float(query["unknown"])
     except ValueError:
-        refuse("unknown", "be a number between 0 and 1", repr(query["unknown"][:20]), "Pass one such as 0.05.")
-    with as_typed(**{"--unknown": "unknown"}):
+        raise_input_error(
+            "unknown", "be a number between 0 and 1", repr(query["unknown"][:20]), "Pass one such as 0.05."
+        )
+    with renamed_arguments(**{"--unknown": "unknown"}):
         return choose_threshold(model, rate), proba == "1"
 
 
@@ -205,7 +210,7 @@ def describe_api(models: dict[str, Model]) -> dict[str, Any]:
         paths[path] = {"get": {"summary": summary, "responses": {"200": {"description": "Yes."}}}}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "protonet serve", "version": find_version("protonet") or "0"},
+        "info": {"title": "protonet serve", "version": installed_version("protonet") or "0"},
         "components": {"securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}}},
         "security": [{"bearer": []}],
         "paths": paths,

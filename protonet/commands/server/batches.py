@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from torch import Tensor
 
-from protonet._checks import MENDABLE
 from protonet.commands.models import classify
 from protonet.commands.predict import name_classes
+from protonet.errors import USER_ERRORS, rename_argument
 from protonet.files import Model
 from protonet.network import PrototypeNetwork
 
@@ -102,10 +102,10 @@ def classify_batch(batch: list[Waiting]) -> list[Judged | Exception]:
     try:
         logits = classify(model, np.concatenate([each.x for each in batch]))
         named = name_classes(list(map(str, model.classes)), logits, batch[0].threshold)
-    except MENDABLE as error:
+    except USER_ERRORS as error:
         if len(batch) > 1:
             return [classify_batch([each])[0] for each in batch]
-        return [error if error.fault is None else error.fault._replace(argument="body").make_error()]
+        return [rename_argument(error, "body")]
     except Exception as error:  # told by whoever asked, as a bug
         return [error for _ in batch]
     parts = zip(np.cumsum(sizes).tolist(), sizes, logits.split(sizes), strict=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protonet._checks import show
+from protonet._text import to_printable
 from protonet.commands.answers import Answers
 from protonet.commands.data import Unlabelled
 from protonet.commands.explain import COLUMNS, SAMPLE
@@ -154,7 +154,7 @@ class Desk:
         if self._check(row) not in self.session.done:
             raise RequestError(409, f"`row` must be one that was answered; got {row}.")
         if name not in self.session.names:
-            raise RequestError(400, f"`name` must be a class that there is; got {show(name)!r}.")
+            raise RequestError(400, f"`name` must be a class that there is; got {to_printable(name)!r}.")
         with self._lock:
             self.session.change(row, name)
         self._settle(None)

@@ -13,7 +13,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
-from protonet._checks import MENDABLE, show
+from protonet._text import to_printable
+from protonet.errors import USER_ERRORS
 from protonet.ui.command_line import report_bug
 
 #: What every answer says: it is no other type than it claims, kept by nobody, and may load nothing.
@@ -91,7 +92,7 @@ class Door:
         """
         host = headers.get(b"host", b"").decode("latin-1")
         if read_name(host) not in self.names:
-            raise RequestError(400, f"`Host` must be a name of this server; got {show(host)[:100]!r}.")
+            raise RequestError(400, f"`Host` must be a name of this server; got {to_printable(host)[:100]!r}.")
         origin = headers.get(b"origin", b"").lower().decode("latin-1")
         if b"origin" in headers and origin not in (f"http://{host.lower()}", f"https://{host.lower()}"):  # behind TLS
             raise RequestError(403, "`Origin` must be this server: pages of others may not ask it.")
@@ -102,7 +103,7 @@ class Door:
             raise RequestError(401, line, ("www-authenticate", "Bearer"))
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > 20 or int(length) > self.most_bytes:
-            got = show(length[:20].decode("latin-1"))
+            got = to_printable(length[:20].decode("latin-1"))
             raise RequestError(413, f"`body` must have at most {self.most_bytes:,} bytes; got {got}.")
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise RequestError(415, "`body` must not be compressed; got another content-encoding than identity.")
@@ -183,7 +184,7 @@ class Guard:
             raise RequestError(404, f"`path` must be one of {', '.join(self.routes)}; got none of them.")
         handler = routes.get("GET" if method == "HEAD" else method)
         if handler is None:
-            line = f"`method` must be {' or '.join(routes)} for this path; got {show(method)[:20]}."
+            line = f"`method` must be {' or '.join(routes)} for this path; got {to_printable(method)[:20]}."
             raise RequestError(405, line, ("allow", ", ".join(routes)))
         self.door.busy += 1
         try:
@@ -222,8 +223,8 @@ def tell(error: Exception) -> Answer:
     more: tuple[tuple[str, str], ...] = ()
     if isinstance(error, RequestError):
         status, line, more = error.status, error.line, error.more
-    elif isinstance(error, MENDABLE):
-        status, line = 400, str(error if error.fault is None else error.fault._replace(function="").make_error())
+    elif isinstance(error, USER_ERRORS):
+        status, line = 400, str(error)
     elif isinstance(error, OSError):
         status, line = 507, f"`disk` must take what is written; got {error.strerror or type(error).__name__}."
     else:

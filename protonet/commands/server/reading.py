@@ -16,9 +16,10 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from protonet._checks import MENDABLE, clean, refuse, show
+from protonet._text import escape_control_chars, to_printable
 from protonet.commands.models import list_notes, open_rows, want
 from protonet.commands.server.guard import RequestError
+from protonet.errors import USER_ERRORS, raise_input_error, rename_argument
 from protonet.files import Model
 from protonet.tables.columns.number import MOST
 from protonet.tables.features import check_kinds, encode_block
@@ -59,7 +60,7 @@ def read_body(model: Model, media: str, body: bytes) -> Rows:
         return read_json(model, body, taken)
     if kind is None or (kind == ".png") != any(taken) or (kind == ".png" and len(taken) > 1):
         fitting = ["application/json", *(["image/*"] if taken == [True] else [] if any(taken) else list(KINDS)[1:4])]
-        got = show(media)[:80] or "none"
+        got = to_printable(media)[:80] or "none"
         raise RequestError(415, f"`content-type` must be one of {', '.join(fitting)} for this model; got {got}.")
     if body[:2] == b"\x1f\x8b":
         raise RequestError(415, "`body` must not be compressed; got gzip.")
@@ -76,16 +77,11 @@ def as_body(folder: str) -> Iterator[None]:
     """Tell of files in a folder of ours, which nobody has named, as of the body that they came in."""
     try:
         yield
-    except MENDABLE as error:
-        if error.fault is None:
-            raise
-        fault, got = error.fault, str(error.fault.got)
+    except USER_ERRORS as error:
+        message = str(rename_argument(error, "body"))
         for kind in KINDS.values():
-            got = got.replace(f"{folder}/body{kind}", "the request")
-        got, remedy = got.replace(f"{folder}/", "row "), fault.remedy
-        if fault.function == "pictures":
-            remedy = "Send the bytes of a picture's file."
-        raise fault._replace(argument="body", got=got, remedy=remedy).make_error() from None
+            message = message.replace(f"{folder}/body{kind}", "the request")
+        raise type(error)(message.replace(f"{folder}/", "row "), argument="body") from None
 
 
 def read_file(model: Model, path: Path) -> Rows:
@@ -109,7 +105,7 @@ def read_json(model: Model, body: bytes, pictured: Sequence[bool]) -> Rows:
     rows = parse_json(body)
     rows = rows.get("rows") if isinstance(rows, dict) else rows
     if not isinstance(rows, list) or not rows:
-        refuse("body", "hold rows", "none", 'Send {"rows": [...]}, each a list, or an object by columns.')
+        raise_input_error("body", "hold rows", "none", 'Send {"rows": [...]}, each a list, or an object by columns.')
     check_count(len(rows))
     width = int(model.network.encoder.input_dim) if model.encoding is None else len(model.encoding.columns)  # type: ignore[arg-type]
     if isinstance(rows[0], dict):
@@ -123,7 +119,7 @@ def read_json(model: Model, body: bytes, pictured: Sequence[bool]) -> Rows:
     for number, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != width:
             got = f"{len(row) if isinstance(row, list) else name_kind(row)} in row {number}"
-            refuse("body", f"have {width} cells in each row", got, "Send a list, or an object by columns.")
+            raise_input_error("body", f"have {width} cells in each row", got, "Send a list, or an object by columns.")
     columns = [as_column(each) for each in zip(*rows, strict=True)]
     if not any(pictured):
         return encode(model, columns, len(rows))
@@ -153,10 +149,12 @@ def order_cells(row: object, columns: Sequence[str] | None, number: int) -> list
     """Return the cells of an object in the order of the columns; others than these are left out, as in a table."""
     if columns is None or not isinstance(row, dict):
         got = f"{name_kind(row)} as row {number}"
-        refuse("body", "have rows of one form", got, "Send lists where the model has no names of columns.")
+        raise_input_error("body", "have rows of one form", got, "Send lists where the model has no names of columns.")
     missing = [name for name in columns if name not in row]
     if missing:
-        refuse("body", "have the model's columns", f"row {number} without {list_names(missing)}", "null is a gap.")
+        raise_input_error(
+            "body", "have the model's columns", f"row {number} without {list_names(missing)}", "null is a gap."
+        )
     return [row[name] for name in columns]
 
 
@@ -174,13 +172,13 @@ def as_column(cells: Sequence[object]) -> np.ndarray:
     kinds = {type(cell) for cell in cells} - {type(None)}
     strange = kinds - {int, float, str, bool}
     if strange:
-        refuse("body", "hold numbers, texts and null", name_kind(strange.pop()()), "Leave it out.")
+        raise_input_error("body", "hold numbers, texts and null", name_kind(strange.pop()()), "Leave it out.")
     if kinds <= {int, float}:
         if kinds == {int} and None not in cells and all(abs(cell) < 2**63 for cell in cells):  # type: ignore[arg-type]
             return np.array(cells, np.int64)
         if all(cell is None or abs(cell) <= MOST for cell in cells):  # type: ignore[arg-type]
             return np.array(cells, np.float64)
-    return to_text((clean("" if cell is None else str(cell).strip()) for cell in cells), len(cells))
+    return to_text((escape_control_chars("" if cell is None else str(cell).strip()) for cell in cells), len(cells))
 
 
 def name_kind(value: object) -> str:
@@ -194,8 +192,8 @@ def write_picture(path: Path, cell: object) -> str:
     try:
         path.write_bytes(base64.b64decode(cell, validate=True))  # type: ignore[arg-type]
     except (TypeError, ValueError, binascii.Error):
-        got = show(cell)[:20] if isinstance(cell, str) else "no text"
-        refuse("body", "hold pictures as base64 of their files", got, "Encode the file's bytes.")
+        got = to_printable(cell)[:20] if isinstance(cell, str) else "no text"
+        raise_input_error("body", "hold pictures as base64 of their files", got, "Encode the file's bytes.")
     return str(path)
 
 
@@ -210,7 +208,7 @@ def parse_json(body: bytes) -> Any:
     try:
         return json.loads(body, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
-        refuse("body", "be JSON", f"what is none ({str(error)[:80]})", "Send a list of rows.")
+        raise_input_error("body", "be JSON", f"what is none ({str(error)[:80]})", "Send a list of rows.")
 
 
 @cache

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from protonet._checks import as_typed, clean, refuse
+from protonet._text import escape_control_chars
 from protonet.commands.content import list_columns
 from protonet.commands.data import Taken, Unlabelled
 from protonet.commands.models import attach, list_notes
@@ -19,6 +19,7 @@ from protonet.commands.server.desk import Desk
 from protonet.commands.server.guard import Answer, Door, Guard, Handler, Request, RequestError, send_json
 from protonet.commands.server.jobs import Jobs
 from protonet.commands.server.reading import parse_json, read_body
+from protonet.errors import raise_input_error, renamed_arguments
 from protonet.representations.pictures.images import UNREADABLE_IMAGE, draw_plain
 from protonet.representations.pictures.reading import refuse_picture
 from protonet.tables.columns import NAMES
@@ -134,12 +135,19 @@ class Room:
         if self.reread is None:
             raise RequestError(409, "`columns` must be as the model has them; got another choice. Leave out -m.")
         if name not in self.desk.header:
-            refuse("column", "be one of the table", clean(name)[:40], "Load the page again.")
+            raise_input_error("column", "be one of the table", escape_control_chars(name)[:40], "Load the page again.")
         if said not in CHOICES:
-            refuse("said", f"be one of {', '.join(CHOICES[1:])}, or nothing", clean(said)[:20], "Choose one.")
+            raise_input_error(
+                "said",
+                f"be one of {', '.join(CHOICES[1:])}, or nothing",
+                escape_control_chars(said)[:20],
+                "Choose one.",
+            )
         pictures = self.picture is not None and name == self.desk.header[self.picture]
         if pictures and said != "":
-            raise RequestError(409, f"`column` must be another one than that of the pictures; got {clean(name)[:40]}.")
+            raise RequestError(
+                409, f"`column` must be another one than that of the pictures; got {escape_control_chars(name)[:40]}."
+            )
         kinds = {own: kind for own, kind in taken.kinds.items() if own != name or pictures}
         dropped = tuple(own for own in taken.dropped if own != name)
         group = None if taken.group == name else taken.group
@@ -150,7 +158,7 @@ class Room:
         elif said:
             kinds[name] = said
         taken, reread = Taken(kinds, dropped, group), self.reread
-        with as_typed(**{"--column": "column", "--drop": "column", "path": "columns"}):
+        with renamed_arguments(**{"--column": "column", "--drop": "column", "path": "columns"}):
             rows = await self.run(lambda: reread(taken))
         self.jobs.taken = taken
         self.desk.take_rows(rows)
@@ -167,7 +175,7 @@ class Room:
         rows, n = told.get("rows"), len(self.desk.session.cells)
         known = isinstance(rows, list) and all(type(row) is int and 0 <= row < n for row in rows)
         if not isinstance(rows, list) or not known or len(rows) > MOST_ROWS:
-            refuse("rows", f"be up to {MOST_ROWS} numbers of rows", "something else", "Load the page again.")
+            raise_input_error("rows", f"be up to {MOST_ROWS} numbers of rows", "something else", "Load the page again.")
         return rows
 
     async def list_rows(self, request: Request) -> Answer:
@@ -193,7 +201,7 @@ class Room:
         """Begin a job."""
         _, told = read_told(request)
         if told.get("what") not in ("look", "take"):
-            refuse("what", "be look or take", "something else", "Load the page again.")
+            raise_input_error("what", "be look or take", "something else", "Load the page again.")
         self.jobs.start(told["what"], self.desk.version, list(self.desk.session.done))
         return await self.tell_jobs(request)
 
@@ -203,7 +211,7 @@ class Room:
         model = await self.run(lambda: attach(own, self.representation, shown=False, kept=False))
         rows = await self.run(lambda: read_body(model, request.media, request.body))
         if len(rows.x) != 1:
-            refuse("body", "hold one row", len(rows.x), "Send one.")
+            raise_input_error("body", "hold one row", len(rows.x), "Send one.")
         judged = await self.run(lambda: self.desk.judge(model, torch.from_numpy(rows.x)))
         return send_json(judged | {"notes": rows.notes})
 
@@ -239,7 +247,7 @@ def read_told(request: Request) -> tuple[str, Mapping[str, Any]]:
     """
     told = parse_json(request.body)
     if not isinstance(told, dict) or not isinstance(who := told.get("tab"), str) or len(who) > 64:
-        refuse("body", "be a JSON object with a tab", "something else", "Load the page again.")
+        raise_input_error("body", "be a JSON object with a tab", "something else", "Load the page again.")
     return who, told
 
 
@@ -247,5 +255,5 @@ def _read_row(told: Mapping[str, Any]) -> int:
     """Return the number of a row."""
     row = told.get("row")
     if type(row) is not int:
-        refuse("row", "be a whole number", clean(str(row))[:20], "Load the page again.")
+        raise_input_error("row", "be a whole number", escape_control_chars(str(row))[:20], "Load the page again.")
     return row

@@ -14,8 +14,9 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
-from protonet._checks import refuse, show
+from protonet._text import to_printable
 from protonet.commands.server.guard import Door, read_name
+from protonet.errors import raise_input_error
 
 #: What this machine is called by itself.
 HERE = ("localhost", "127.0.0.1", "::1")
@@ -35,10 +36,10 @@ def open_socket(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host or "none", port, type=socket.SOCK_STREAM)[0][0]  # "" would be all addresses
         listening = socket.create_server((host, port), family=family, backlog=CONNECTIONS)
     except (OSError, UnicodeError) as error:
-        got = show(f"{host}:{port} ({getattr(error, 'strerror', None) or 'no name'})")
+        got = to_printable(f"{host}:{port} ({getattr(error, 'strerror', None) or 'no name'})")
         if getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES):
-            refuse("--port", "be free for this command", got, "Pass another one; 0 is any that is free.")
-        refuse("--host", "be an address of this machine", got, "Pass 127.0.0.1, or 0.0.0.0 for all of them.")
+            raise_input_error("--port", "be free for this command", got, "Pass another one; 0 is any that is free.")
+        raise_input_error("--host", "be an address of this machine", got, "Pass 127.0.0.1, or 0.0.0.0 for all of them.")
     # Else an answer's second part waits 40 ms for the first one's receipt: asyncio does it for its own sockets.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
@@ -48,7 +49,9 @@ def make_door(host: str, names: list[str], most_bytes: int, **limits: float) -> 
     """Return a door with a token, by the environment or drawn; the host that was named is one of its names."""
     for name in names:
         if read_name(name) != name.lower():
-            refuse("--names", "be names that are asked for, without a port", repr(show(name)), "Name others.")
+            raise_input_error(
+                "--names", "be names that are asked for, without a port", repr(to_printable(name)), "Name others."
+            )
     token = os.environ.get(VARIABLE) or secrets.token_urlsafe(24)
     known = {name.lower() for name in (*HERE, host, *names)} - {"0.0.0.0", "::"}
     return Door(token, known, most_bytes, **limits)  # type: ignore[arg-type]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
 
-from protonet._checks import MENDABLE, name_entry, refuse
 from protonet.commands.models import attach, read_model
+from protonet.errors import USER_ERRORS, raise_input_error
 from protonet.files import Model
 
 #: Seconds between looks at the files.
@@ -53,10 +53,10 @@ class Served:
         try:
             self.model = self.read()
             self.reloads += 1
-        except (*MENDABLE, OSError) as error:
+        except (*USER_ERRORS, OSError) as error:
             self.failures += 1
-            told = name_entry(error, "protonet serve") if isinstance(error, MENDABLE) else error
-            print(f"{' '.join(str(told).split())} The model from before answers.", file=sys.stderr)
+            message = " ".join(str(error).split())
+            print(f"protonet serve: {message} The previous model stays in use.", file=sys.stderr)
 
 
 def open_models(paths: Sequence[str], representation: Sequence[str] | None) -> dict[str, Served]:
@@ -68,7 +68,7 @@ def open_models(paths: Sequence[str], representation: Sequence[str] | None) -> d
     found: dict[str, Served] = {}
     for path in map(Path, paths):
         if path.stem in found:
-            refuse("model", "have a name of its own", f"{path.name} twice", "Rename a file.")
+            raise_input_error("model", "have a name of its own", f"{path.name} twice", "Rename a file.")
         found[path.stem] = Served(path, representation)
     return found
 

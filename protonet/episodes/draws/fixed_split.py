@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protonet._checks import check_int, fail
+from protonet._validation import check_int
 from protonet.datasets.dataset import Dataset
 from protonet.episodes.draws.equal_rows import number_equal
 from protonet.episodes.draws.sampler import MOST, NO_ROW, ROWS, Draw, Sampler, draw_uniform
+from protonet.errors import raise_input_error
 from protonet.sampling import ClassIndex, draw_distinct
 
 
@@ -59,25 +60,21 @@ class FixedSplit(Sampler):
             InputTypeError: ``n_shot`` is not a number.
             InputError: It is < 1, there is not a count of training rows for each class, or a class has too few rows.
         """
-        check_int("FixedSplit", "shot", self.n_shot, low=1, high=MOST)
+        check_int("shot", self.n_shot, low=1, high=MOST)
         if len(self.n_train) != len(index.size) or len(self.n_train) < 2:
             got = f"{len(self.n_train)} for {len(index.size)}"
-            fail(
-                "FixedSplit",
-                "n_train",
-                "be one count for each of at least 2 classes",
-                got,
-                "Pass the counts of all classes.",
+            raise_input_error(
+                "n_train", "be one count for each of at least 2 classes", got, "Pass the counts of all classes."
             )
         needed = 1 if self.allow_small else self.n_shot
         for number, (n_train, size) in enumerate(zip(self.n_train, index.size.tolist(), strict=True)):
             if n_train < needed:
                 remedy = "Ask for fewer shots, or take all rows of small classes (--allow-small)."
                 got = f"class {class_names[number]!r} with {n_train}"
-                fail("FixedSplit", "classes", f"have {needed} training rows", got, remedy)
+                raise_input_error("classes", f"have {needed} training rows", got, remedy)
             if size <= n_train:
                 got = f"class {class_names[number]!r} without any"
-                fail("FixedSplit", "classes", "have a test row", got, "Add one, or leave the class out.")
+                raise_input_error("classes", "have a test row", got, "Add one, or leave the class out.")
         return index
 
     def draw(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> Draw:
@@ -133,7 +130,7 @@ def join_split(train: Dataset, test: Dataset, names: tuple[str, str]) -> tuple[D
     """
     if test.x.shape[1] != train.x.shape[1]:
         got = f"{test.x.shape[1]} of {names[1]}"
-        fail("join_split", "test", f"have {train.x.shape[1]} features per row, as {names[0]}", got, "Embed both alike.")
+        raise_input_error("test", f"have {train.x.shape[1]} features per row, as {names[0]}", got, "Embed both alike.")
     number = {name: c for c, name in enumerate(train.class_names)}
     for split, other, at in ((test, train, 1), (train, test, 0)):
         missing = [name for name in split.class_names if name not in other.class_names]
@@ -141,7 +138,7 @@ def join_split(train: Dataset, test: Dataset, names: tuple[str, str]) -> tuple[D
             got = f"{missing[0]!r} in {names[at]} alone" + (
                 f", and {len(missing) - 1} more" if len(missing) > 1 else ""
             )
-            fail("join_split", "test", "have the classes of --dataset, by name", got, "Rename them, or leave them out.")
+            raise_input_error("test", "have the classes of --dataset, by name", got, "Rename them, or leave them out.")
     sides = [train.x, test.x]
     if train.x.dtype != test.x.dtype:  # pixels of 8 bits beside features: as they are meant
         sides = [split.take_rows(torch.arange(len(split.x))) for split in (train, test)]
@@ -151,7 +148,7 @@ def join_split(train: Dataset, test: Dataset, names: tuple[str, str]) -> tuple[D
     if len(shared):
         first, second = shared[0].tolist()
         got = f"{len(shared[:, 1].unique())}, such as row {second} of {names[1]} and row {first} of {names[0]}"
-        fail("join_split", "test", "share no row with --dataset", got, "Leave these rows out of one of the two.")
+        raise_input_error("test", "share no row with --dataset", got, "Leave these rows out of one of the two.")
     y = torch.cat([train.y, torch.tensor([number[name] for name in test.class_names])[test.y]])
     counts = tuple(torch.bincount(train.y, minlength=train.num_classes).tolist())
     return Dataset(x, y, train.class_names, shape=train.shape), counts

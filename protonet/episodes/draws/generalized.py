@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protonet._checks import fail
 from protonet.episodes.draws.batch import take_from
 from protonet.episodes.draws.numbered import Setting
 from protonet.episodes.draws.sampler import NO_ROW, QUERIES, Draw, Pool, Sampler, draw_uniform
+from protonet.errors import raise_input_error
 from protonet.sampling import ClassIndex, draw_distinct, index_pieces, list_pieces
 
 HELD_OUT = 5  #: Every fifth row of a base class is a query and not part of its mean. Our own choice.
@@ -58,7 +58,7 @@ class Generalized(Sampler):
         if int(base.size.min()) < 2:
             got = f"class {class_names[int(base.size.argmin())]!r} with one"
             constraint = "have 2 rows, to learn from and to ask for"
-            fail("Generalized", "base classes", constraint, got, "Leave it out.")
+            raise_input_error("base classes", constraint, got, "Leave it out.")
         seen, queries = [], []
         for rows in list_pieces(base):
             held_out = torch.arange(len(rows)) % HELD_OUT == min(HELD_OUT, len(rows)) - 1
@@ -87,7 +87,7 @@ class Generalized(Sampler):
         """
         if not 0 < self.n_base < len(index.size) or bool((index.size[: self.n_base] < 2).any()):
             remedy = "Add rows to the base classes."
-            fail("Generalized", "n_base", "be classes of a mean and a query or more", self.n_base, remedy)
+            raise_input_error("n_base", "be classes of a mean and a query or more", self.n_base, remedy)
         self.novel.check(self._take_novel(index), class_names[self.n_base :])
         return index
 

@@ -6,12 +6,13 @@ import argparse
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from protonet._checks import check_number, fail
+from protonet._validation import check_number
 from protonet.episodes.draws.fixed_split import FixedSplit
 from protonet.episodes.draws.generalized import Generalized
 from protonet.episodes.draws.meta_dataset import MetaDataset
 from protonet.episodes.draws.numbered import Setting
 from protonet.episodes.draws.sampler import Sampler
+from protonet.errors import raise_input_error
 from protonet.ui.command_line import parse_whole
 
 PROG = "protonet.episodes"  #: The command, for messages.
@@ -40,27 +41,29 @@ def read_samplers(options: argparse.Namespace, given: Collection[str], preset: M
     protocol = "fixed-split" if options.test else options.protocol
     kind = "--test" if options.test else f"--protocol {protocol}"
     if options.test and options.protocol != "episodes":
-        fail(PROG, "--test", f"be left out with --protocol {options.protocol}", "both", "Leave one of the two out.")
+        raise_input_error(
+            "--test", f"be left out with --protocol {options.protocol}", "both", "Leave one of the two out."
+        )
     if options.way == "all" and not options.test:
         remedy = "Pass --test FILE, a test split by rows, or a number."
-        fail(PROG, "--way", "be a number or a span where there is no --test", "all", remedy)
+        raise_input_error("--way", "be a number or a span where there is no --test", "all", remedy)
     if options.test and "way" in given and options.way != "all":
-        fail(PROG, "--way", "be all with --test", options.way, "Leave it out.")
+        raise_input_error("--way", "be all with --test", options.way, "Leave it out.")
     for name in OPTIONS:
         value, option = getattr(options, name), f"--{name.replace('_', '-')}"
         if name in TAKEN[protocol] or (name in {"way", "side"} and value == "all"):  # which a fixed split has anyway
             continue
         if name in given:
             remedy = "Leave it out." if name != "hierarchy" else "Pass --protocol meta-dataset."
-            fail(PROG, option, f"be left out with {kind}", value, remedy)
+            raise_input_error(option, f"be left out with {kind}", value, remedy)
         if name in preset:
             got = f"{options.preset}, which has {option} {value}"
-            fail(PROG, "--preset", f"have options that go with {kind}", got, "Leave one of the two out.")
+            raise_input_error("--preset", f"have options that go with {kind}", got, "Leave one of the two out.")
     if protocol == "meta-dataset":
         return {"": MetaDataset(hierarchy=options.hierarchy)}
     shots = options.shot.split(",")
     if len(set(shots)) < len(shots):
-        fail(PROG, "--shot", "have each value once", repr(options.shot), "Leave one out.")
+        raise_input_error("--shot", "have each value once", repr(options.shot), "Leave one out.")
     return {shot: _read_sampler(options, protocol, shot) for shot in shots}
 
 
@@ -91,11 +94,11 @@ def parse_span(argument: str, text: str, *, low: int) -> tuple[int, int]:
     """Parse ``5`` as (5, 5) and ``5-20`` as (5, 20); raise an InputError for anything else."""
     first, dash, last = text.partition("-")
     if not first or (dash and not last):
-        fail(PROG, argument, "be a number or a span such as 5-20", repr(text), f"Pass a number >= {low}.")
+        raise_input_error(argument, "be a number or a span such as 5-20", repr(text), f"Pass a number >= {low}.")
     least = parse_whole(argument, first, low=low)
     most = parse_whole(argument, last, low=low) if dash else least
     if most < least:
-        fail(PROG, argument, "be a number or a span such as 5-20", repr(text), "Write the smaller number first.")
+        raise_input_error(argument, "be a number or a span such as 5-20", repr(text), "Write the smaller number first.")
     return least, most
 
 
@@ -105,4 +108,4 @@ def parse_number(argument: str, text: str, *, strict: bool) -> float:
         value: Any = float(text)
     except ValueError:
         value = text
-    return check_number(PROG, argument, value, low=0, strict=strict)
+    return check_number(argument, value, low=0, strict=strict)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protonet._checks import fail
 from protonet.datasets.class_lists import read_class_lists
 from protonet.episodes.draws.sampler import (
     CLASSES,
@@ -25,6 +24,7 @@ from protonet.episodes.draws.sampler import (
     Sampler,
     draw_uniform,
 )
+from protonet.errors import raise_input_error
 from protonet.sampling import ClassIndex, draw_distinct
 
 LEAST_WAY, MOST_WAY = 5, 50  #: Classes per episode.
@@ -89,24 +89,16 @@ class MetaDataset(Sampler):
         """
         if len(index.size) < LEAST_WAY:
             remedy = "Add classes, or leave --protocol meta-dataset out."
-            fail(
-                "MetaDataset",
-                "classes",
-                f"be {LEAST_WAY} or more, as Meta-Dataset's episodes have",
-                len(index.size),
-                remedy,
+            raise_input_error(
+                "classes", f"be {LEAST_WAY} or more, as Meta-Dataset's episodes have", len(index.size), remedy
             )
         smallest = int(index.size.argmin())
         if index.size[smallest] < 2:
             got = f"class {class_names[smallest]!r} with {int(index.size[smallest])}"
-            fail("MetaDataset", "classes", "have 2 rows (shot + query)", got, "Leave small classes out.")
+            raise_input_error("classes", "have 2 rows (shot + query)", got, "Leave small classes out.")
         if any(len(set(group)) < LEAST_WAY or not set(group) <= set(range(len(index.size))) for group in self.groups):
-            fail(
-                "MetaDataset",
-                "groups",
-                f"be of {LEAST_WAY} known classes or more",
-                "others",
-                "Pass those of `read_groups`.",
+            raise_input_error(
+                "groups", f"be of {LEAST_WAY} known classes or more", "others", "Pass those of `read_groups`."
             )
         return index
 
@@ -224,7 +216,7 @@ def read_groups(hierarchy: str, names: Sequence[str]) -> tuple[tuple[tuple[int, 
     groups = tuple(tuple(sorted(nodes[name])) for name in sorted(nodes) if LEAST_WAY <= len(nodes[name]) <= most)
     if not groups:
         sizes = f"{max(map(len, nodes.values()), default=0)} at most"
-        fail("read_groups", "hierarchy", f"have a group of {LEAST_WAY} classes", sizes, "Leave --hierarchy out.")
+        raise_input_error("hierarchy", f"have a group of {LEAST_WAY} classes", sizes, "Leave --hierarchy out.")
     return groups, whole
 
 
@@ -235,7 +227,7 @@ def _split_names(names: Sequence[str]) -> dict[str, set[int]]:
         superclass, slash, _ = name.rpartition("/")
         if not slash:
             remedy = "Name classes SUPERCLASS/CLASS, or pass a file of lines 'parent child'."
-            fail("read_groups", "hierarchy", "be in the names of all classes", f"{name!r} without a superclass", remedy)
+            raise_input_error("hierarchy", "be in the names of all classes", f"{name!r} without a superclass", remedy)
         members.setdefault(superclass, set()).add(number)
     return members
 
@@ -251,7 +243,7 @@ def _read_nodes(hierarchy: str, names: Sequence[str]) -> dict[str, set[int]]:
     known = {*children, *(child for below in children.values() for child in below)}
     for name in names:
         if name not in known:
-            fail("read_groups", "hierarchy", "have all classes, by name", f"none for {name!r}", REMEDY)
+            raise_input_error("hierarchy", "have all classes, by name", f"none for {name!r}", REMEDY)
     below = _span(hierarchy, children, {name: number for number, name in enumerate(names)})
     return {
         node: below[node]
@@ -266,15 +258,11 @@ def _read_edges(path: Path) -> dict[str, list[str]]:
     try:
         lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        fail("read_groups", "hierarchy", "be names, or a file that can be read", f"{path} ({error})", REMEDY)
+        raise_input_error("hierarchy", "be names, or a file that can be read", f"{path} ({error})", REMEDY)
     for number, words in enumerate(lines):
         if len(words) != 2:
-            fail(
-                "read_groups",
-                "hierarchy",
-                "have lines 'parent child'",
-                f"{' '.join(words)!r}, number {number + 1}",
-                REMEDY,
+            raise_input_error(
+                "hierarchy", "have lines 'parent child'", f"{' '.join(words)!r}, number {number + 1}", REMEDY
             )
         children.setdefault(words[0], []).append(words[1])
     return children
@@ -297,12 +285,8 @@ def _span(place: str, children: Mapping[str, Sequence[str]], numbers: Mapping[st
             open_nodes.add(node)
             circle = open_nodes.intersection(waiting)
             if circle:
-                fail(
-                    "read_groups",
-                    "hierarchy",
-                    "have no circles",
-                    f"one through {min(circle)!r} in {place}",
-                    "Mend the file.",
+                raise_input_error(
+                    "hierarchy", "have no circles", f"one through {min(circle)!r} in {place}", "Mend the file."
                 )
             stack.append(waiting[0])
     return below

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet._checks import check_int, check_number, fail
+from protonet._validation import check_int, check_number
 from protonet.episodes.draws.sampler import (
     CLASSES,
     DISTRACTORS,
@@ -27,6 +27,7 @@ from protonet.episodes.draws.sampler import (
     Sampler,
     draw_uniform,
 )
+from protonet.errors import raise_input_error
 from protonet.sampling import ClassIndex, draw_distinct
 
 COUNTED = 1024  #: Episodes that are drawn at a time to count their queries.
@@ -73,19 +74,17 @@ class Setting(Sampler):
     def check(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
         """Check that the data fit, see `Sampler.check`; ``allow_small`` leaves out classes that are too small."""
         for argument, (low, high), least in (("way", self.way, 2), ("shot", self.shot, 1)):
-            check_int("Setting", argument, low, low=least, high=MOST)
-            check_int(
-                "Setting", argument, high, low=low, high=MOST, remedy="Write the smaller number first, such as 1-10."
-            )
-        n_query = check_int("Setting", "n_query", self.n_query, low=1, high=MOST)
-        n_open = check_int("Setting", "n_open", self.n_open, low=0, high=MOST)
-        n_unlabelled = check_int("Setting", "n_unlabelled", self.n_unlabelled, low=0, high=MOST)
-        n_distractors = check_int("Setting", "n_distractors", self.n_distractors, low=0, high=MOST)
+            check_int(argument, low, low=least, high=MOST)
+            check_int(argument, high, low=low, high=MOST, remedy="Write the smaller number first, such as 1-10.")
+        n_query = check_int("n_query", self.n_query, low=1, high=MOST)
+        n_open = check_int("n_open", self.n_open, low=0, high=MOST)
+        n_unlabelled = check_int("n_unlabelled", self.n_unlabelled, low=0, high=MOST)
+        n_distractors = check_int("n_distractors", self.n_distractors, low=0, high=MOST)
         if n_distractors and not n_unlabelled:
             remedy = "Ask for unlabelled rows (--unlabelled), or for no distractors."
-            fail("Setting", "n_distractors", "be 0 where there are no unlabelled rows", n_distractors, remedy)
+            raise_input_error("n_distractors", "be 0 where there are no unlabelled rows", n_distractors, remedy)
         if self.imbalance is not None:
-            check_number("Setting", "imbalance", self.imbalance, low=0, strict=True)
+            check_number("imbalance", self.imbalance, low=0, strict=True)
         most_query = n_query if self.imbalance is None else n_query * self.way[1]
         needed = self.shot[1] + (1 if self.allow_small else most_query) + n_unlabelled
         if self.allow_small:
@@ -94,7 +93,7 @@ class Setting(Sampler):
         n_classes += f" beside {n_distractors} distractors" if n_distractors else ""
         if self.n_drawn > len(index.size):
             remedy = f"Ask for fewer classes{' or open classes' if n_open else ''}, or another side of the split."
-            fail("Setting", "way", f"be at most the number of classes ({n_classes})", self.way[1], remedy)
+            raise_input_error("way", f"be at most the number of classes ({n_classes})", self.way[1], remedy)
         if bool((index.size < needed).any()):
             worst = int(index.size.argmin())
             got = f"class {class_names[worst]!r} with {int(index.size[worst])}"
@@ -102,7 +101,7 @@ class Setting(Sampler):
             limit = f"have {needed} rows ({rows}{'' if self.imbalance is None else ', were all of one class'})"
             # Where each query is recorded (paper), episodes have equally many: there is no --allow-small.
             remedy = "Ask for fewer rows; an evaluation can also allow small classes (--allow-small)."
-            fail("Setting", "classes", limit, got, remedy)
+            raise_input_error("classes", limit, got, remedy)
         return index
 
     def draw(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> Draw:

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from protonet._checks import fail, show
+from protonet._text import to_printable
 from protonet.episodes.arguments import REMEDY, refuse_run
 from protonet.episodes.evaluation.report import format_report, write_tables
 from protonet.episodes.evaluation.statistics import MethodSummary, Rate, Summary, compare_pairs, read_members
+from protonet.errors import raise_input_error
 from protonet.ui.command_line import check_name
 
 PROG = "protonet.episodes compare"
@@ -70,13 +71,13 @@ def read_run(path: Path) -> Run:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         if isinstance(error, KeyError) and "runs" in held:
             got = f"{path} of {', '.join(held['runs'])}"
-            fail(PROG, "FILE.json", "be of one evaluation", got, "Run them one by one, or by a study.")
+            raise_input_error("FILE.json", "be of one evaluation", got, "Run them one by one, or by a study.")
         refuse_run(path, error)
     for name, counts in right.items():
         if counts.shape != queries.shape or not bool(((counts >= 0) & (counts <= queries)).all()):
-            fail(PROG, "FILE.json", "hold right queries of every episode", f"others of {name} in {path}", REMEDY)
+            raise_input_error("FILE.json", "hold right queries of every episode", f"others of {name} in {path}", REMEDY)
     if not right or not n:
-        fail(PROG, "FILE.json", "hold a method and an episode", f"none in {path}", REMEDY)
+        raise_input_error("FILE.json", "hold a method and an episode", f"none in {path}", REMEDY)
     return run
 
 
@@ -91,11 +92,11 @@ def check_same(runs: Sequence[Run]) -> None:
         for name in (*SAME, *SAME_IF_KNOWN):
             here, there = first.settings[name], other.settings[name]
             if here != there:
-                got = f"{name} {show(here)} in {first.path} and {show(there)} in {other.path}"
-                fail(PROG, "FILE.json", "be of the same episodes", got, REMEDY)
+                got = f"{name} {to_printable(here)} in {first.path} and {to_printable(there)} in {other.path}"
+                raise_input_error("FILE.json", "be of the same episodes", got, REMEDY)
         n = min(len(first.queries), len(other.queries))
         if first.data != other.data or not torch.equal(first.queries[:n], other.queries[:n]):
-            fail(PROG, "FILE.json", "be of the same data", f"others in {first.path} and {other.path}", REMEDY)
+            raise_input_error("FILE.json", "be of the same data", f"others in {first.path} and {other.path}", REMEDY)
 
 
 def join_runs(runs: Sequence[Run], *, against: str | None = None) -> tuple[Summary, list[str]]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from protonet._checks import as_typed, check_int, check_number, fail, fail_type
+from protonet._validation import check_int, check_number
 from protonet.episodes.draws.batch import (
     Base,
     Episodes,
@@ -28,6 +28,7 @@ from protonet.episodes.evaluation.distributed import Group
 from protonet.episodes.evaluation.statistics import half_width
 from protonet.episodes.methods import Method, MethodSpec
 from protonet.episodes.methods.choice import ChosenMethod
+from protonet.errors import InputTypeError, raise_input_error
 from protonet.metrics import fill_bins
 from protonet.sampling import ClassIndex
 
@@ -134,12 +135,11 @@ def evaluate(
         InputError: A number is outside its range, there are too few classes, a class is too small, texts are not one
             of each class in as many features, or a method's logits have another shape or are not finite.
     """
-    seed = check_int("evaluate", "seed", seed, low=0, high=2**63 - 1)
-    n_episodes = check_int("evaluate", "n_episodes", n_episodes, low=1)
-    until = check_number("evaluate", "until", until, low=0)
+    seed = check_int("seed", seed, low=0, high=2**63 - 1)
+    n_episodes = check_int("n_episodes", n_episodes, low=1)
+    until = check_number("until", until, low=0)
     named = None if texts is None else Texts(_check_texts(texts, index, x), number_rows(index, len(x)))
-    with as_typed("evaluate"):
-        index = setting.check(index, tuple(map(str, range(len(index.size)))))
+    index = setting.check(index, tuple(map(str, range(len(index.size)))))
     group, take = group or Group(), take or take_from(x)
     ours = [each for each in methods.values() if isinstance(each, ChosenMethod) and each.origin is None]
     fast = len(ours) == len(methods) and not any(each.spec.slow for each in ours)
@@ -202,7 +202,7 @@ def _check_texts(texts: Tensor, index: ClassIndex, x: Tensor) -> Tensor:
     shape = (len(index.size), x.shape[1])
     if texts.shape != shape or not texts.is_floating_point():
         got = f"{texts.dtype} of shape {tuple(texts.shape)}"
-        fail("evaluate", "texts", f"be floats of shape (classes, dim), {shape} here", got, "Pass one row per class.")
+        raise_input_error("texts", f"be floats of shape (classes, dim), {shape} here", got, "Pass one row per class.")
     return texts
 
 
@@ -244,15 +244,13 @@ def _check_logits(name: str, logits: object, episodes: Episodes, numbers: Tensor
     shape = (*episodes.query.shape[:2], episodes.n_way)
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
         got = f"{logits.dtype if isinstance(logits, Tensor) else type(logits).__name__} of {name}"
-        fail_type("evaluate", "method", "give a tensor of floats", got, "Return logits, such as minus distances.")
+        raise_input_error(
+            "method", "give a tensor of floats", got, "Return logits, such as minus distances.", kind=InputTypeError
+        )
     if logits.shape != shape:
         constraint = f"give logits of shape (episodes, n_queries, n_way), {shape} here"
-        fail(
-            "evaluate",
-            "method",
-            constraint,
-            f"{tuple(logits.shape)} of {name}",
-            "Return one logit per query and class.",
+        raise_input_error(
+            "method", constraint, f"{tuple(logits.shape)} of {name}", "Return one logit per query and class."
         )
     logits = logits.detach().to(episodes.query.device)
     logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -260,7 +258,7 @@ def _check_logits(name: str, logits: object, episodes: Episodes, numbers: Tensor
         bad = (~torch.isfinite(logits)).flatten(1).any(dim=1).cpu()
         if bool(bad.any()):
             got = f"others of {name} in episode {int(numbers[bad][0])}"
-            fail("evaluate", "method", "give finite logits", got, "Scale the features, or leave the method out.")
+            raise_input_error("method", "give finite logits", got, "Scale the features, or leave the method out.")
     return logits
 
 

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from protonet._checks import fail
 from protonet.datasets import Dataset
 from protonet.datasets.class_lists import tell_difference
 from protonet.datasets.dataset import SIDES
@@ -24,6 +23,7 @@ from protonet.episodes.methods.choice import ChosenMethod
 from protonet.episodes.methods.supply import Supply, find_methods
 from protonet.episodes.networks.backbones import embed_rows
 from protonet.episodes.networks.checkpoints import find_head_way
+from protonet.errors import raise_input_error
 from protonet.sampling import ClassIndex, index_classes
 
 MOST_TUNED = 500  #: Settings are compared on as many episodes as are evaluated, but on no more than these.
@@ -131,11 +131,11 @@ def prepare(plan: EvaluationPlan, sampler: Sampler, sources: Sources) -> Prepare
     if side not in {"all", *sides}:
         got = f"{side} of {', '.join(sorted(set(data.sides or ()))) or 'no split'}"
         remedy = "Pass --side all, or --split-seed 0 for a split."
-        fail("prepare", "side", "be a side that has classes", got, remedy)
+        raise_input_error("side", "be a side that has classes", got, remedy)
     base_ids = _find_base(sources, side, plan.rows.normalize)
     if sampler.adds_base and not base_ids:
         remedy = "Pass --side novel, of data with a split by class (--split-seed 0 makes one)."
-        fail("prepare", "protocol", "find base classes, to be generalized", "none", remedy)
+        raise_input_error("protocol", "find base classes, to be generalized", "none", remedy)
     supply = Supply(
         n_base=len(base_ids),
         objective=None if training is None else training["objective"],
@@ -211,11 +211,11 @@ def plan_tuning(plan: EvaluationPlan, sampler: Sampler, sources: Sources) -> Eva
     if evaluated in {"validation", "all"}:
         remedy = "Pass --side novel, of data with a split; --split-seed 0 makes one."
         constraint = "choose on other classes than the evaluated ones"
-        fail("plan_tuning", "tune", constraint, f"--side {evaluated}", remedy)
+        raise_input_error("tune", constraint, f"--side {evaluated}", remedy)
     needed, there = sampler.n_drawn, (sides or ()).count("validation")
     if there < needed:
         remedy = "Pass --split-seed 0 for a split with validation classes, or ask for fewer classes."
-        fail("plan_tuning", "tune", f"find {needed} validation classes (--way and --open)", there, remedy)
+        raise_input_error("tune", f"find {needed} validation classes (--way and --open)", there, remedy)
     rows = replace(plan.rows, side="validation")
     candidates = MethodsPlan([choice for grid in grids for choice in grid])
     n_episodes = min(plan.n_episodes, MOST_TUNED)
@@ -231,7 +231,7 @@ def _find_base(sources: Sources, side: str, normalize: str) -> list[int]:
     base_ids = base_ids if side in SIDES[1:] else []
     if normalize == "cl2" and not base_ids:
         remedy = "Pass --base FILE, --side novel of data with a split (--split-seed 0 makes one), or --normalize l2."
-        fail("prepare", "normalize", "find base classes to centre on", "cl2 without any", remedy)
+        raise_input_error("normalize", "find base classes to centre on", "cl2 without any", remedy)
     return base_ids
 
 

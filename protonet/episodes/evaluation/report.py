@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from protonet._checks import optional_packages
 from protonet._writing import write_text
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.evaluation.evaluate import Scores
@@ -28,6 +27,7 @@ from protonet.episodes.evaluation.statistics import (
     half_over,
 )
 from protonet.episodes.methods.common import support_means
+from protonet.errors import optional_packages
 from protonet.metrics import calibration_error
 from protonet.ui.text import format_table
 
@@ -266,7 +266,7 @@ def write_plot(path: Path, summary: Summary, episode: Episodes, query_labels: to
     Raises:
         MissingPackageError: matplotlib is missing; the message says how to install it.
     """
-    with optional_packages("write_plot"):
+    with optional_packages():
         from matplotlib.figure import Figure  # noqa: PLC0415 - optional
     several = len(summary.methods) > 1
     size = max(PANEL, 0.42 * len(summary.methods))  # inches: one line of text per method

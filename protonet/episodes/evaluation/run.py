@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from protonet._checks import fail, optional_packages
 from protonet._writing import write_json
 from protonet.episodes.draws.batch import gather_episodes, hash_rows, split_draw
 from protonet.episodes.draws.equal_rows import list_equal
@@ -28,6 +27,7 @@ from protonet.episodes.evaluation.report import format_report, percent, summariz
 from protonet.episodes.evaluation.state import describe_run, find_versions, read_state, write_state
 from protonet.episodes.evaluation.statistics import Evaluation, Rate, Tuning
 from protonet.episodes.features.sources import Sources, load_data
+from protonet.errors import optional_packages, raise_input_error
 
 SHOWN_EVERY, SAVED_EVERY = 0.5, 10.0  #: Seconds between two accuracies in the bar, and two writings of the state.
 
@@ -54,7 +54,7 @@ def run_evaluation(
         InputError: Data, side, encoder, sampler and state do not fit together.
     """
     if "plot" in outputs:
-        with optional_packages("protonet.episodes"):
+        with optional_packages():
             import matplotlib as _  # noqa: F401, PLC0415 - before the work, if it is missing
     with join_group() as group:
         sampler, sources = load_data(plan.rows, plan.sampler)
@@ -91,7 +91,7 @@ def _tune(
     path = None if state is None else state.with_name(f"{state.stem}-tune{state.suffix}")
     if path is not None and path.exists() and not resume and group.rank == 0:
         remedy = "Continue its run with --resume, or pass another path."
-        fail("run_evaluation", "state", "leave room beside it for that of --tune", f"{path}, which exists", remedy)
+        raise_input_error("state", "leave room beside it for that of --tune", f"{path}, which exists", remedy)
     tuning = plan_tuning(plan, sampler, sources)
     prepared = prepare(tuning, sampler, sources)
     watch = _Watch(tuning.describe(prepared.side, prepared.sampler), prepared, group, path, resume=resume, what="tune")

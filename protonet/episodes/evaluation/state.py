@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from protonet._checks import fail, find_version, show
+from protonet._text import to_printable
 from protonet._writing import write_whole
 from protonet.episodes.evaluation.evaluate import Scores
 from protonet.episodes.evaluation.prepare import Prepared
+from protonet.errors import installed_version, raise_input_error
 
 FORMAT, VERSION = "protonet.episodes", 4
 
@@ -38,7 +39,7 @@ def describe_run(settings: Mapping[str, Any], prepared: Prepared) -> dict[str, A
 
 def find_versions() -> dict[str, str | None]:
     """Return the versions that scores may depend on, by package."""
-    return {package: find_version(package) for package in ("protonet", "torch", "numpy")}
+    return {package: installed_version(package) for package in ("protonet", "torch", "numpy")}
 
 
 def write_state(path: Path, run: Mapping[str, Any], scores: Mapping[str, Scores]) -> None:
@@ -73,12 +74,12 @@ def read_state(path: Path, run: Mapping[str, Any]) -> dict[str, Scores]:
                 for number, name in enumerate(known["methods"])
             }
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        fail("read_state", "state", "be a file that --state wrote", f"{path} ({error})", "Pass another path.")
+        raise_input_error("state", "be a file that --state wrote", f"{path} ({error})", "Pass another path.")
     hashed = ("plugins", "data")  # last: another setting may be why they differ, and hashes tell nothing
     for name in (*sorted((known.keys() | run.keys()) - {*hashed}), *hashed):
         if known.get(name) != run.get(name):
-            got = f"{name} {show(run.get(name))}, where {path} has {show(known.get(name))}"
+            got = f"{name} {to_printable(run.get(name))}, where {path} has {to_printable(known.get(name))}"
             got = f"other {name} than {path} has" if name in hashed else got
             remedy = "Pass the same arguments, or another --state; for a study or a paper, another --output."
-            fail("read_state", "resume", "continue the same run", got, remedy)
+            raise_input_error("resume", "continue the same run", got, remedy)
     return scores

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from protonet._checks import fail
 from protonet._writing import write_text
 from protonet.episodes.evaluation.distributed import join_group
 from protonet.episodes.evaluation.report import format_latex, head_accuracy, percent
 from protonet.episodes.evaluation.statistics import Rate
+from protonet.errors import raise_input_error
 from protonet.ui.command_line import check_writable_folder
 from protonet.ui.text import format_table
 
@@ -105,7 +105,7 @@ def plan_runs(settings: Mapping[str, Any], folder: Path) -> list[Run]:
         name = " ".join(f"{option}={value}" for option, value in chosen.items()) or "study"
         place = re.sub(r"[^\w.=-]+", "_", name)
         if place in runs:
-            fail(PROG, "STUDY.toml", "sweep values that differ in letters and digits", name, "Leave one out.")
+            raise_input_error("STUDY.toml", "sweep values that differ in letters and digits", name, "Leave one out.")
         arguments = ["--json", str(folder / f"{place}.json"), "--state", str(folder / f"{place}.npz"), "--resume"]
         for option, value in {**settings, **chosen}.items():
             if isinstance(value, list):

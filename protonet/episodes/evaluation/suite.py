@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protonet._checks import fail
 from protonet._writing import write_json, write_text
 from protonet.episodes.evaluation.distributed import join_group
 from protonet.episodes.evaluation.plan import EvaluationPlan
@@ -21,6 +20,7 @@ from protonet.episodes.evaluation.report import Table, format_latex, head_accura
 from protonet.episodes.evaluation.run import run_evaluation
 from protonet.episodes.evaluation.statistics import OVER, Evaluation, MethodSummary, Rate, compare_pairs, half_over
 from protonet.episodes.features.sources import load_data
+from protonet.errors import raise_input_error
 from protonet.ui.text import format_table
 
 SIGNIFICANT = 0.05  #: Methods share a rank whose paired t test has this p-value or a higher one.
@@ -72,7 +72,7 @@ def check_outputs_of_all(outputs: Mapping[str, Path], n_members: int) -> None:
     for name in outputs:
         if name not in OUTPUTS:
             remedy = f"Leave it out, or run them one by one; {', '.join(f'--{kind}' for kind in OUTPUTS)} are of all."
-            fail("run_suite", name, "be of one data set and one --shot", f"{n_members} evaluations", remedy)
+            raise_input_error(name, "be of one data set and one --shot", f"{n_members} evaluations", remedy)
 
 
 def run_suite(members: Sequence[Member], report: Report, *, state: Path | None, resume: bool) -> None:
@@ -95,7 +95,7 @@ def run_suite(members: Sequence[Member], report: Report, *, state: Path | None, 
     for path in states if is_main and not resume else ():
         if path is not None and path.exists():
             remedy = "Continue its run with --resume, or pass another path."
-            fail("run_suite", "state", "be new files", f"{path}, which exists", remedy)
+            raise_input_error("state", "be new files", f"{path}, which exists", remedy)
     for member in members:  # all are looked at before the first is evaluated
         if member.plan.rows.encoder is None:  # which would embed all rows
             loaded = load_data(member.plan.rows, member.plan.sampler)

@@ -13,9 +13,9 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn
 import numpy as np
 from tqdm import tqdm
 
-from protonet._checks import fail
 from protonet._writing import write_whole
 from protonet.datasets.mapped import write_npz
+from protonet.errors import raise_input_error
 
 READ_AT_ONCE = 1024  #: Rows that are copied at a time.
 
@@ -81,12 +81,8 @@ def write_embeddings(output: Path, job: Job, *, resume: bool) -> int:
                     bad = ~np.isfinite(block).all(axis=1)
                     if bad.any():
                         got = f"others for row {done + int(bad.argmax())}"
-                        fail(
-                            "write_embeddings",
-                            "backbone",
-                            "give finite numbers",
-                            got,
-                            "Pass another one, or mend that picture.",
+                        raise_input_error(
+                            "backbone", "give finite numbers", got, "Pass another one, or mend that picture."
                         )
                     file.write(np.ascontiguousarray(block, "<f4").data)
                     file.flush()
@@ -143,6 +139,6 @@ def _refuse(path: Path, *, resume: bool) -> NoReturn:
     """Raise an InputError: there is a file, of something else or of a run that should not go on."""
     if resume:
         got, remedy = f"{path}, of other data, settings or another network", "Pass another path, or remove it."
-        fail("write_embeddings", "resume", "continue a run of the same arguments", got, remedy)
+        raise_input_error("resume", "continue a run of the same arguments", got, remedy)
     remedy = "Go on with --resume, or pass another path."
-    fail("write_embeddings", "output", "be a new file", f"{path}, which exists", remedy)
+    raise_input_error("output", "be a new file", f"{path}, which exists", remedy)

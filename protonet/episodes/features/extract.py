@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from protonet._checks import as_typed, check_device, fail, optional_packages
+from protonet._validation import check_device
 from protonet.datasets.class_lists import tell_difference
 from protonet.datasets.dataset import Dataset
 from protonet.datasets.pictures import INSTALL, Found, Picture, hash_state, load_pictures, open_picture
@@ -24,6 +24,7 @@ from protonet.episodes.features.embeddings import Job, write_embeddings
 from protonet.episodes.features.sources import find_pictures, load_source
 from protonet.episodes.networks.backbones import CHUNK
 from protonet.episodes.networks.checkpoints import load_encoder
+from protonet.errors import optional_packages, raise_input_error, renamed_arguments
 from protonet.representations.pictures.networks import Extractor, open_extractor
 from protonet.representations.pictures.reading import draw_blank
 from protonet.representations.representation import hash_file
@@ -44,25 +45,27 @@ def run_extract(options: argparse.Namespace) -> None:
     """
     batch, image_size, output, templates = options.batch, options.image_size, options.output, options.template
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    check_device(PROG, "--device", device)
+    check_device("--device", device)
     if Path(options.backbone).suffix.lower() == CHECKPOINT:
         given = [name for name in ("texts", "weights") if getattr(options, name)]
         if given:
             got = f"--{given[0]} with {options.backbone}"
-            fail(PROG, "--backbone", "be another than a checkpoint of ours, to take this", got, "Leave it out.")
+            raise_input_error("--backbone", "be another than a checkpoint of ours, to take this", got, "Leave it out.")
         data = load_source(options.data, image_size=image_size)
         job = _plan_rows(data, options.data, options.backbone, device, maps=options.maps)
     else:
         if image_size is not None:
             got = f"--backbone {options.backbone}"
-            fail(PROG, "--image-size", "come with a checkpoint of ours", got, "Leave it out; others say their size.")
-        with optional_packages(PROG, INSTALL):
+            raise_input_error(
+                "--image-size", "come with a checkpoint of ours", got, "Leave it out; others say their size."
+            )
+        with optional_packages(INSTALL):
             import PIL.Image as _  # noqa: F401, PLC0415 - optional
         found = None if options.texts else find_pictures(options.data)
         if found is None and not options.texts:
             got = f"{options.data}, which is none"
-            fail(PROG, "data", "be a folder of pictures by class, or KIND:ROOT", got, "Pass one of these.")
-        with as_typed(PROG, backbone="--backbone", weights="--weights"):
+            raise_input_error("data", "be a folder of pictures by class, or KIND:ROOT", got, "Pass one of these.")
+        with renamed_arguments(backbone="--backbone", weights="--weights"):
             extractor = open_extractor(options.backbone, weights=options.weights, device=device)
         if found is None:
             job = _plan_texts(options.data, extractor, templates, options.names)
@@ -80,7 +83,9 @@ def _plan_pictures(found: Found, text: str, extractor: Extractor, batch: int, *,
     if maps:
         if extractor.embed_maps is None:
             got = extractor.made["backbone"]
-            fail(PROG, "--maps", "come with efficientnet, or a checkpoint of convolutions", got, "Pass one of these.")
+            raise_input_error(
+                "--maps", "come with efficientnet, or a checkpoint of convolutions", got, "Pass one of these."
+            )
         network = extractor.embed_maps
         shape = _probe(network, extractor.prepare(draw_blank())[None])
     files: list[str] | None = None
@@ -102,7 +107,7 @@ def _plan_pictures(found: Found, text: str, extractor: Extractor, batch: int, *,
             return pictures[start : start + batch]
 
     def prepare(picture: Picture) -> Tensor:
-        return extractor.prepare(open_picture(PROG, picture, extractor.least).convert("RGB"))
+        return extractor.prepare(open_picture(picture, extractor.least).convert("RGB"))
 
     def embed(first: int) -> Iterator[np.ndarray]:
         waiting: deque[list[Future[Tensor]]] = deque()
@@ -120,7 +125,7 @@ def _plan_pictures(found: Found, text: str, extractor: Extractor, batch: int, *,
                 pool.shutdown(cancel_futures=True)
 
     if len(set(labels)) < 2:
-        fail(PROG, "data", "have at least 2 classes", len(set(labels)), "Add a folder of another class.")
+        raise_input_error("data", "have at least 2 classes", len(set(labels)), "Add a folder of another class.")
     return Job(labels, sides, files, embed, batch, {"data": text, **extractor.made}, hash_state(found, ""), shape)
 
 
@@ -144,7 +149,9 @@ def _plan_rows(data: Dataset, text: str, path: str, device: str, *, maps: bool) 
     if maps:
         convolutions = find_convolutions(encoder)
         if convolutions is None:
-            fail(PROG, "--maps", "come with an encoder of convolutions", path, "Train one of conv, conv4 or resnet12.")
+            raise_input_error(
+                "--maps", "come with an encoder of convolutions", path, "Train one of conv, conv4 or resnet12."
+            )
         encoder = convolutions
         shape = _probe(encoder, torch.zeros(1, data.x.shape[1], device=device))
 
@@ -173,7 +180,9 @@ def _plan_texts(data: str, extractor: Extractor, templates: Sequence[str], names
     embed_texts = extractor.embed_texts
     if embed_texts is None:
         got = extractor.made["backbone"]
-        fail(PROG, "--texts", "come with --backbone open_clip:NAME:TAG", got, "Pass a network of pictures and texts.")
+        raise_input_error(
+            "--texts", "come with --backbone open_clip:NAME:TAG", got, "Pass a network of pictures and texts."
+        )
     found = find_pictures(data) if Path(data).is_dir() or ":" in data else None
     if found is None or found.is_packed:
         classes = list((load_source(data) if found is None else load_pictures(found)).class_names)
@@ -197,12 +206,16 @@ def find_words(classes: Sequence[str], names: str | None) -> list[str]:
         bad = [name for name in classes if re.fullmatch(r"n?\d+", name)]
         if bad:
             got = f"{len(bad)} such as {bad[0]}"
-            fail(PROG, "--names", "say what classes are called whose names are no words", got, "Pass a file of lines.")
+            raise_input_error(
+                "--names", "say what classes are called whose names are no words", got, "Pass a file of lines."
+            )
         return [re.sub(r"^\d+\.", "", name).replace("_", " ").strip() for name in classes]
     try:
         lines = Path(names).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        fail(PROG, "--names", "be a file of text that can be read", f"{names} ({type(error).__name__})", "Check it.")
+        raise_input_error(
+            "--names", "be a file of text that can be read", f"{names} ({type(error).__name__})", "Check it."
+        )
     known: dict[str, str] = {}
     for line in lines:
         for separator in ("\t", ",", " "):
@@ -213,5 +226,5 @@ def find_words(classes: Sequence[str], names: str | None) -> list[str]:
     missing = [name for name in classes if not known.get(name)]
     if missing:
         got = f"none for {len(missing)} of {len(classes)}, such as {missing[0]!r}"
-        fail(PROG, "--names", "have a line of each class", got, "Write its name, a comma and its words.")
+        raise_input_error("--names", "have a line of each class", got, "Write its name, a comma and its words.")
     return [known[name] for name in classes]

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet._checks import fail
+from protonet.errors import raise_input_error
 
 CHUNK = 8192  #: Rows that are normalised at a time where all are.
 
@@ -29,7 +29,7 @@ def normalize_rows(rows: Tensor, kind: str, mean: Tensor | None = None) -> Tenso
         "Z-score normalization, hubness, and few-shot learning" (2021), ICCV.
     """
     if (kind == "cl2") != (mean is not None):
-        fail("normalize_rows", "mean", "be given for cl2, and for nothing else", kind, "Pass the base classes' mean.")
+        raise_input_error("mean", "be given for cl2, and for nothing else", kind, "Pass the base classes' mean.")
     if kind == "none":
         return rows
     rows = rows if rows.dtype == torch.float64 else rows.float()

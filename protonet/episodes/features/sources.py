@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 
 from protonet import datasets
-from protonet._checks import as_typed, fail
 from protonet.datasets.cifar_fs import find_cifar_fs
 from protonet.datasets.class_lists import PREFIX, find_meta_dataset, read_class_lists
 from protonet.datasets.cub import find_cub
@@ -30,6 +29,7 @@ from protonet.datasets.tiered_imagenet import find_tiered_imagenet
 from protonet.episodes.draws.batch import Trained
 from protonet.episodes.draws.sampler import Sampler
 from protonet.episodes.networks.checkpoints import load_trained
+from protonet.errors import raise_input_error, renamed_arguments
 from protonet.sampling import index_classes, list_pieces
 from protonet.tables.arrays import UNREADABLE
 from protonet.ui.command_line import check_name
@@ -92,16 +92,16 @@ def load_data(rows: RowsPlan, sampler: Sampler) -> tuple[Sampler, Sources]:
         MissingPackageError: A package that the data need is missing.
         InputError: Something cannot be loaded, or two of them do not fit together.
     """
-    with as_typed("load_data", text="dataset", path="dataset"):
+    with renamed_arguments(text="dataset", path="dataset"):
         data = load_source(rows.dataset, split_seed=rows.split_seed, image_size=rows.image_size)
-    with as_typed("load_data", text="test", path="test"):
+    with renamed_arguments(text="test", path="test"):
         test = None if rows.test is None else load_source(rows.test, image_size=rows.image_size)
     sampler, data = sampler.join_test(data, test, (rows.dataset, rows.test or ""))
     dim = data.x.shape[1]
     base = data if rows.base is None else load_base(rows.base, dim=dim, image_size=rows.image_size)
     if rows.encoder is None:
         return sampler, Sources(data, base, None, is_own=False)
-    with as_typed("load_data", path="encoder"):
+    with renamed_arguments(path="encoder"):
         trained = load_trained(rows.encoder, torch.clone, dim=dim)
     training = trained.plan
     is_own = same_source(training["dataset"], rows.dataset)
@@ -109,7 +109,7 @@ def load_data(rows: RowsPlan, sampler: Sampler) -> tuple[Sampler, Sources]:
         before = "without one" if training["split_seed"] is None else f"with {training['split_seed']}"
         got = f"{rows.split_seed}; the encoder was trained {before}"
         constraint = "be the encoder's, or it would be judged on classes that it learned"
-        fail("load_data", "split_seed", constraint, got, "Pass the encoder's.")
+        raise_input_error("split_seed", constraint, got, "Pass the encoder's.")
     return sampler, Sources(data, base, trained, is_own)
 
 
@@ -148,11 +148,11 @@ def load_source(
     """
     if image_size is not None and image_size > LARGEST:
         got = f"{image_size}"
-        fail("load_source", "image_size", f"be at most {LARGEST}", got, "Pass a number of pixels such as 84.")
+        raise_input_error("image_size", f"be at most {LARGEST}", got, "Pass a number of pixels such as 84.")
     data = _load(text, label, image_size)
     if image_size is not None and (data.shape is None or data.shape[1:] != (image_size, image_size)):
         got = f"{image_size} for {text}"
-        fail("load_source", "image_size", "come with pictures to resize", got, "Leave --image-size out.")
+        raise_input_error("image_size", "come with pictures to resize", got, "Leave --image-size out.")
     return data if split_seed is None else split_classes(data, split_seed)
 
 
@@ -183,11 +183,11 @@ def load_base(text: str, *, dim: int, image_size: int | None = None) -> Dataset:
         MissingPackageError: A package that the data need is missing.
         InputError: The data cannot be loaded, or have another number of features.
     """
-    with as_typed("load_base", text="base", path="base"):
+    with renamed_arguments(text="base", path="base"):
         data = _load_rows(Path(text)) if text.lower().endswith(".npy") else _load(text, "label", image_size)
     if data.x.shape[1] != dim:
         got = f"{data.x.shape[1]} of {text}"
-        fail("load_base", "base", f"have {dim} features per row, as the data", got, "Pass features of one backbone.")
+        raise_input_error("base", f"have {dim} features per row, as the data", got, "Pass features of one backbone.")
     return data
 
 
@@ -206,21 +206,17 @@ def load_texts(text: str, *, dim: int, names: Sequence[str]) -> torch.Tensor:
     Raises:
         InputError: The file cannot be loaded, has another number of features, or none of a class.
     """
-    with as_typed("load_texts", text="texts", path="texts"):
+    with renamed_arguments(text="texts", path="texts"):
         data = _load(text, "label")
     if data.x.shape[1] != dim:
         got = f"{data.x.shape[1]} of {text}"
-        fail(
-            "load_texts",
-            "texts",
-            f"have {dim} features per row, as the data",
-            got,
-            "Pass texts of the images' backbone.",
+        raise_input_error(
+            "texts", f"have {dim} features per row, as the data", got, "Pass texts of the images' backbone."
         )
     missing = [name for name in names if name not in data.class_names]
     if missing:
         got = f"none for {len(missing)} of {len(names)}, such as {missing[0]!r}"
-        fail("load_texts", "texts", "have a text of each class, by name", got, "Name them as the data does.")
+        raise_input_error("texts", "have a text of each class, by name", got, "Name them as the data does.")
     index = index_classes(data.y)
     numbers = torch.tensor([data.class_names.index(name) for name in names])
     texts_of = (data.take_rows(rows).clone() for rows in list_pieces(index.take(numbers)))
@@ -233,12 +229,12 @@ def _load_rows(path: Path) -> Dataset:
         x = np.load(path, allow_pickle=False)
     except (ValueError, *UNREADABLE) as error:
         got = f"{path} ({error if isinstance(error, OSError) else type(error).__name__})"
-        fail("load_base", "base", "be an NPY file that can be read", got, "Save it again with numpy.save.")
+        raise_input_error("base", "be an NPY file that can be read", got, "Save it again with numpy.save.")
     if not isinstance(x, np.ndarray) or x.ndim < 2 or not len(x) or x.dtype.kind not in "fiub":
         got = f"{getattr(x, 'dtype', 'several arrays')} of shape {getattr(x, 'shape', '?')}"
-        fail("load_base", "base", "hold rows of numbers, (n, dim)", got, "Save features with numpy.save.")
+        raise_input_error("base", "hold rows of numbers, (n, dim)", got, "Save features with numpy.save.")
     rows = torch.from_numpy(x).flatten(1).float()
-    check_finite("load_base", "base", rows)
+    check_finite("base", rows)
     return Dataset(rows, torch.zeros(len(rows), dtype=torch.int64), ("all",))
 
 
@@ -250,7 +246,7 @@ def find_pictures(text: str) -> Found | None:
     path = Path(text)
     if not text or not path.is_dir():  # an empty path is the current folder
         return None
-    layout = find_folders("load_source", path) or find_class_folders("load_source", path)
+    layout = find_folders(path) or find_class_folders(path)
     return Found("load_source", path, *layout, size=FOLDER_SIZE)
 
 
@@ -264,10 +260,9 @@ def _load(text: str, label: str, image_size: int | None = None) -> Dataset:
     if text in by_name:
         return by_name[text]()
     if kind == "synthetic" and colon:
-        with as_typed("load_source"):
-            family = check_name("synthetic:", given, FAMILIES)
+        family = check_name("synthetic:", given, FAMILIES)
         rows = sample_family(family, seed=0, n_val=0, n_test=1, **SYNTHETIC)
-        return make_dataset("load_source", "text", rows.train_x, rows.train_y.numpy())
+        return make_dataset("text", rows.train_x, rows.train_y.numpy())
     path = Path(text)
     if path.suffix.lower() == ".npz":
         return datasets.map_npz(path)
@@ -285,5 +280,5 @@ def _load(text: str, label: str, image_size: int | None = None) -> Dataset:
         remedy = f"Did you mean {near[0]}?" if near else "Pass a listed name, or a path that exists."
         suffixes = ", ".join(f"*{suffix}" for suffix in (".npz", *READERS, ".csv"))
         constraint = f"be one of {listed}, {suffixes} or a folder of images by class"
-        fail("load_source", "text", constraint, repr(text), remedy)
+        raise_input_error("text", constraint, repr(text), remedy)
     return load_pictures(pictures, image_size)

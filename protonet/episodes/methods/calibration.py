@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from protonet._checks import fail
 from protonet.episodes.draws.batch import Base, Episodes
 from protonet.episodes.methods.common import one_hot, squared_distances
 from protonet.episodes.methods.keywords import NonNegative, Positive, PositiveCount
 from protonet.episodes.methods.logistic import fit_logistic
+from protonet.errors import raise_input_error
 
 #: The logistic regression ends at this decrement (see `fit_logistic`), in nats over all samples: far below what the
 #: sampling leaves to chance.
@@ -51,12 +51,12 @@ def distribution_calibration(
     Source: Yang, Liu and Xu, "Free lunch for few-shot learning: distribution calibration" (2021), eqs. 3 to 7.
         https://arxiv.org/abs/2101.06395
     """
-    name, base = "distribution_calibration", episodes.base
+    base = episodes.base
     if base is None:
-        fail(name, "base", "be known", None, "Give the experiment base classes, or leave this method out.")
+        raise_input_error("base", "be known", None, "Give the experiment base classes, or leave this method out.")
     if n_nearest > len(base.by_class.size):
         limit = f"be at most the number of base classes ({len(base.by_class.size)})"
-        fail(name, "n_nearest", limit, n_nearest, "Ask for fewer.")
+        raise_input_error("n_nearest", limit, n_nearest, "Ask for fewer.")
     most = max(1, SAMPLED_AT_ONCE // (episodes.n_way * n_samples * episodes.support.shape[2]))
     settings: tuple[float, int, float, int, int] = (power, n_nearest, spread, n_samples, seed)
     parts = zip(

@@ -17,10 +17,11 @@ from typing import Any
 
 from torch import Tensor
 
-from protonet._checks import Fault, InputError, InputTypeError, fail
+from protonet._text import to_printable
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods import ALIASES, METHODS, MethodSpec
 from protonet.episodes.methods.keywords import find_source, list_keywords, parse_keywords, show_value
+from protonet.errors import InputError, InputTypeError, raise_input_error
 from protonet.ui.command_line import check_name
 
 GROUP = "protonet.methods"  #: The entry points by which a package offers methods.
@@ -60,7 +61,7 @@ def _wrap(error: BaseException, constraint: str, name: str) -> Exception:
         last = traceback.extract_tb(error.__traceback__)[-1]
         got += f" ({Path(last.filename).name}, line {last.lineno})"
     remedy = "Mend it; --traceback shows where it comes from."
-    return Fault("method", constraint, got, remedy, "choose_methods").make_error()
+    return InputError(to_printable(f"`method` must {constraint}; got {got}. {remedy}"), argument="method")
 
 
 def choose_methods(texts: Iterable[str]) -> dict[str, ChosenMethod]:
@@ -106,7 +107,7 @@ def choose_grid(text: str, option: str = "--tune") -> list[ChosenMethod]:
         own = _set(choice, dict(zip(settings, values, strict=True)))
         found[own.name] = own
     if len(found) < 2 and option == "--tune":
-        fail("choose_grid", "tune", "name two values of a setting or more", repr(text), "Pass METHOD:name=v1,v2,v3.")
+        raise_input_error("tune", "name two values of a setting or more", repr(text), "Pass METHOD:name=v1,v2,v3.")
     return list(found.values())
 
 
@@ -119,15 +120,9 @@ def _open_text(text: str, option: str, *, several: bool = False) -> tuple[Chosen
     for part in rest.split(":")[1:]:
         name, equals, value = part.partition("=")
         if not equals or not name:
-            fail(
-                "choose_methods",
-                "method",
-                "have settings of the form name=value",
-                repr(text),
-                f"Pass {key}:name=value.",
-            )
+            raise_input_error("method", "have settings of the form name=value", repr(text), f"Pass {key}:name=value.")
         if name in settings:
-            fail("choose_methods", "method", "have each setting once", repr(text), f"Leave one {name} out.")
+            raise_input_error("method", "have each setting once", repr(text), f"Leave one {name} out.")
         own = known.get(name.replace("-", "_"))
         split = "/" if own is not None and own.kind.endswith("between") else ","
         settings[name] = value.split(split) if several else [value]
@@ -136,7 +131,7 @@ def _open_text(text: str, option: str, *, several: bool = False) -> tuple[Chosen
 
 def _set(choice: ChosenMethod, texts: Mapping[str, str]) -> ChosenMethod:
     """Return a method with settings from texts."""
-    keywords = parse_keywords("choose_methods", choice.key, choice.spec.function, texts)
+    keywords = parse_keywords(choice.key, choice.spec.function, texts)
     name = ":".join([choice.name, *(f"{each.rstrip('_')}={show_value(value)}" for each, value in keywords.items())])
     return replace(choice, name=name, keywords=keywords)
 
@@ -167,12 +162,12 @@ def _list_entry_points() -> dict[str, EntryPoint]:
 def _load_file(key: str, path: Path, function: str) -> ChosenMethod:
     """Run a file, and return its function of that name as a method."""
     if not path.is_file():
-        fail("choose_methods", "method", "be in a file that exists", str(path), "Pass FILE.py:FUNCTION.")
+        raise_input_error("method", "be in a file that exists", str(path), "Pass FILE.py:FUNCTION.")
     origin = hashlib.sha256(path.read_bytes()).hexdigest()
     name = f"_protonet_plugin_{origin[:16]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        fail("choose_methods", "method", "be in a file of Python", str(path), "Pass FILE.py:FUNCTION.")
+        raise_input_error("method", "be in a file of Python", str(path), "Pass FILE.py:FUNCTION.")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where dataclasses and pickles look for it
     try:
         spec.loader.exec_module(module)
@@ -181,19 +176,15 @@ def _load_file(key: str, path: Path, function: str) -> ChosenMethod:
     if not hasattr(module, function):
         own = [each for each, value in vars(module).items() if getattr(value, "__module__", "") == name]  # not imported
         remedy = f"It has {', '.join(own)}." if own else "It has none."
-        fail("choose_methods", "method", "be a function of its file", repr(key), remedy)
+        raise_input_error("method", "be a function of its file", repr(key), remedy)
     return _plug_in(key, getattr(module, function), f"sha256 {origin}")
 
 
 def _plug_in(key: str, function: object, origin: str) -> ChosenMethod:
     """Return what a plug-in offers as a method, which may look at all that there is, once it is a function."""
     if not callable(function):
-        fail(
-            "choose_methods",
-            "method",
-            "be a function from episodes to logits",
-            f"{type(function).__name__} of {key}",
-            "Mend it.",
+        raise_input_error(
+            "method", "be a function from episodes to logits", f"{type(function).__name__} of {key}", "Mend it."
         )
     return ChosenMethod(key, key, MethodSpec(function, transductive=True, uses_base=True), origin=origin)
 

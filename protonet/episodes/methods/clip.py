@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from protonet._checks import fail
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import cosines
 from protonet.episodes.methods.keywords import Positive
+from protonet.errors import raise_input_error
 
 
 def clip_zero_shot(episodes: Episodes, *, temperature: Positive = 0.01) -> Tensor:
@@ -26,11 +26,11 @@ def clip_zero_shot(episodes: Episodes, *, temperature: Positive = 0.01) -> Tenso
     Source: Radford et al., "Learning transferable visual models from natural language supervision" (2021), sec. 3.1.
         https://arxiv.org/abs/2103.00020
     """
-    return cosines(episodes.query, take_texts("clip_zero_shot", episodes)) / temperature
+    return cosines(episodes.query, take_texts(episodes)) / temperature
 
 
-def take_texts(function: str, episodes: Episodes) -> Tensor:
+def take_texts(episodes: Episodes) -> Tensor:
     """Return the texts of a batch, or raise an InputError that names the function that needs them."""
     if episodes.texts is None:
-        fail(function, "texts", "be known", None, "Give the experiment texts (--texts), or leave this method out.")
+        raise_input_error("texts", "be known", None, "Give the experiment texts (--texts), or leave this method out.")
     return episodes.texts

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet._checks import fail
 from protonet.episodes.draws.batch import Episodes
+from protonet.errors import raise_input_error
 
 
 @dataclass(frozen=True)
@@ -48,18 +48,17 @@ def support_means(episodes: Episodes) -> Tensor:
     return (hot / hot.sum(dim=1, keepdim=True)).transpose(1, 2) @ episodes.support
 
 
-def split_places(function: str, episodes: Episodes) -> tuple[Tensor, Tensor]:
+def split_places(episodes: Episodes) -> tuple[Tensor, Tensor]:
     """Return support and query as maps (episodes, rows, places, channels) float64.
 
     Args:
-        function: The method's, for messages.
         episodes: Whose rows are maps of their shape.
 
     Raises:
         InputError: Their shape is not known.
     """
     if episodes.shape is None:
-        fail(function, "shape", "be known", None, "Make maps by extract --maps, or leave this method out.")
+        raise_input_error("shape", "be known", None, "Make maps by extract --maps, or leave this method out.")
     channels, height, width = episodes.shape
     sizes = channels, height * width
     support, query = (rows.double().unflatten(2, sizes).transpose(2, 3) for rows in (episodes.support, episodes.query))

@@ -30,7 +30,7 @@ def cross_transformers(episodes: Episodes, *, temperature: Positive | None = Non
     Source: Doersch, Gupta and Zisserman, "CrossTransformers: spatially-aware few-shot transfer" (2020), sec. 3.2,
         without its linear heads. https://arxiv.org/abs/2007.11498
     """
-    support, query = split_places("cross_transformers", episodes)
+    support, query = split_places(episodes)
     places, channels = query.shape[2:]
     support, query = support.flatten(1, 2), query.flatten(1, 2)  # (episodes, rows * places, channels)
     labels = episodes.support_labels.repeat_interleave(places, dim=1)

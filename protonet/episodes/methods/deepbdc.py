@@ -35,7 +35,7 @@ def deepbdc(episodes: Episodes, *, scale: Positive | None = None) -> Tensor:
     Source: Xie, Long, Lv, Wang and Li, "Joint distribution matters: deep Brownian distance covariance for few-shot
         classification" (2022), sec. 3. https://arxiv.org/abs/2204.04567
     """
-    support, query = split_places("deepbdc", episodes)
+    support, query = split_places(episodes)
     channels = support.shape[3]
     halves = channels * (channels + 1) // 2  # numbers that a row becomes
     at_once = max(1, HALVES_AT_ONCE // (halves * support.shape[1]))  # episodes

@@ -55,7 +55,7 @@ def deepemd(
         and structured classifiers" (2020), sec. 3, with the 1e-3 and 1e-5 that its code adds to weights.
         https://arxiv.org/abs/2003.06777
     """
-    support, query = split_places("deepemd", episodes)
+    support, query = split_places(episodes)
     hot = one_hot(episodes.support_labels, episodes.n_way, support.dtype)  # (episodes, n_support, n_way)
     classes = torch.einsum("esw,espc->ewpc", hot / hot.sum(dim=1, keepdim=True), support)
     n_support = support.shape[1]

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from protonet._checks import fail
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.adaptation import adam
 from protonet.episodes.methods.common import one_hot
@@ -15,6 +14,7 @@ from protonet.episodes.methods.keywords import Count, NonNegative, Positive
 from protonet.episodes.methods.trained import find_trained
 from protonet.episodes.networks.augmentation import AUGMENTATION, draw_maps, find_shape, warp_images
 from protonet.episodes.networks.backbones import IMAGES
+from protonet.errors import raise_input_error
 
 HEADS = ("prototypes", "linear")
 #: Features of rows, and weights of encoders, that are worked on at a time: bounds the memory.
@@ -58,7 +58,7 @@ def finetune(
     """
     trained = find_trained(episodes, "finetune")
     if head not in HEADS:
-        fail("finetune", "head", f"be one of {', '.join(HEADS)}", repr(head), "Pick one of them.")
+        raise_input_error("head", f"be one of {', '.join(HEADS)}", repr(head), "Pick one of them.")
     support, query = trained.gather()
     labels, n_way = episodes.support_labels.to(support.device), episodes.n_way
     encoder, n_support, dim = trained.encoder, *support.shape[1:]

@@ -35,7 +35,7 @@ def feature_map_reconstruction(
     Source: Wertheimer, Tang and Hariharan, "Few-shot classification with feature map reconstruction networks" (2021),
         eqs. 4 to 8. https://arxiv.org/abs/2012.01506
     """
-    support, query = split_places("feature_map_reconstruction", episodes)
+    support, query = split_places(episodes)
     places, channels = query.shape[2:]
     support, query = (maps.flatten(1, 2) / channels**0.5 for maps in (support, query))  # (episodes, ., channels)
     hot = one_hot(episodes.support_labels, episodes.n_way, support.dtype)  # (episodes, n_support, n_way)

@@ -18,7 +18,7 @@ from operator import or_
 from types import GenericAlias
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
-from protonet._checks import fail
+from protonet.errors import raise_input_error
 
 T = TypeVar("T")
 
@@ -152,11 +152,10 @@ def find_source(method: Callable[..., object]) -> str:
     return "" if section is None else " ".join(section[1].split())
 
 
-def parse_keywords(function: str, name: str, method: Callable[..., object], texts: Mapping[str, str]) -> dict[str, Any]:
+def parse_keywords(name: str, method: Callable[..., object], texts: Mapping[str, str]) -> dict[str, Any]:
     """Return the keyword arguments of a method that texts by setting stand for, in the order of its signature.
 
     Args:
-        function: Who asks, for messages.
         name: The method's, for messages.
         method: Takes a batch of episodes, and keyword-only settings.
         texts: What each setting shall be; ``-`` in their names stands for ``_``.
@@ -173,25 +172,27 @@ def parse_keywords(function: str, name: str, method: Callable[..., object], text
         if each not in known:
             remedy = f"There are {', '.join(known)}; --methods lists them." if known else "Leave them out."
             got = f"{each!r}" if known else f"{each!r}, which has none"
-            fail(function, "method", f"have settings of {name} that exist", got, remedy)
+            raise_input_error("method", f"have settings of {name} that exist", got, remedy)
     chosen = {own: texts[each] for each, own in known.items() if each in texts}
-    values = {own: _parse(function, name, own, text) for own, text in chosen.items()}
+    values = {own: _parse(name, own, text) for own, text in chosen.items()}
     for own, value in values.items():
         numbers = value if isinstance(value, tuple) else () if value is None else (value,)
         if own.bound is not None and not all(map(own.bound.holds, numbers)):
             constraint = f"have settings within their bounds, {own.bound} here"
-            fail(function, "method", constraint, f"{chosen[own]!r} for {own.name} of {name}", "Pass another value.")
+            raise_input_error("method", constraint, f"{chosen[own]!r} for {own.name} of {name}", "Pass another value.")
     return {own.parameter: value for own, value in values.items()}
 
 
-def _parse(function: str, name: str, keyword: Keyword, text: str) -> Any:
+def _parse(name: str, keyword: Keyword, text: str) -> Any:
     """Return the value of a setting that a text stands for."""
     try:
         return _read(keyword.type, text)
     except (KeyError, ValueError, OverflowError):
         default = "" if keyword.default is inspect.Parameter.empty else f" such as {show_value(keyword.default)}"
         got = f"{text!r} for {keyword.name} of {name}"
-        fail(function, "method", f"have settings of their kind, {keyword.kind}", got, f"Pass {keyword.kind}{default}.")
+        raise_input_error(
+            "method", f"have settings of their kind, {keyword.kind}", got, f"Pass {keyword.kind}{default}."
+        )
 
 
 def _read(kind: Any, text: str) -> Any:

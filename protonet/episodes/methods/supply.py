@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
-from protonet._checks import fail
 from protonet.episodes.methods import ALIASES, METHODS, MethodSpec
 from protonet.episodes.methods.choice import ChosenMethod
+from protonet.errors import raise_input_error
 
 
 class Supply(NamedTuple):
@@ -110,14 +110,14 @@ def _refuse(choice: ChosenMethod, need: str, supply: Supply) -> NoReturn:
     if need == "means":
         known = sorted(name for name, spec in METHODS.items() if spec.takes_means)
         constraint = "know a class by its mean, which is all that there is of base classes"
-        fail("find_methods", "method", constraint, choice.name, f"Pass some of {', '.join(known)}.")
+        raise_input_error("method", constraint, choice.name, f"Pass some of {', '.join(known)}.")
     if need == "way" and supply.way is not None:
         constraint = f"be {supply.head_way} for {choice.key}, whose last layer has weights of as many classes"
         remedy = f"Pass --way {supply.head_way}, or train with --head zero, for any number."
-        fail("find_methods", "way", constraint, "-".join(map(str, dict.fromkeys(supply.way))), remedy)
+        raise_input_error("way", constraint, "-".join(map(str, dict.fromkeys(supply.way))), remedy)
     constraint, remedy = LACKS[need]
     got = f"none for {choice.name}"
     if need == "encoder" and choice.spec.objective is not None:
         constraint += f" of train --objective {choice.spec.objective}"
         got = got if supply.objective is None else f"one of {supply.objective} for {choice.name}"
-    fail("find_methods", "method", constraint, got, remedy)
+    raise_input_error("method", constraint, got, remedy)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from protonet._checks import fail
 from protonet.episodes.draws.batch import Episodes, Trained
+from protonet.errors import raise_input_error
 
 
 def find_trained(episodes: Episodes, method: str, objective: str | None = None) -> Trained:
@@ -21,12 +21,12 @@ def find_trained(episodes: Episodes, method: str, objective: str | None = None) 
     wanted = "come with an encoder" if objective is None else f"come with an encoder of the objective {objective}"
     remedy = f"Pass --encoder FILE, from train{'' if objective is None else f' --objective {objective}'}."
     if trained is None:
-        fail(method, "episodes", wanted, "none", remedy)
+        raise_input_error("episodes", wanted, "none", remedy)
     if objective not in (None, trained.plan["objective"]):
-        fail(method, "episodes", wanted, f"one of {trained.plan['objective']}", remedy)
+        raise_input_error("episodes", wanted, f"one of {trained.plan['objective']}", remedy)
     n_way = getattr(trained.head, "n_way", None)
     if objective is not None and n_way not in (None, episodes.n_way):
         wanted = f"have {n_way} classes, as those that the encoder learned from"
         remedy = f"Pass --way {n_way}, or train with --head zero, for any number."
-        fail(method, "episodes", wanted, episodes.n_way, remedy)
+        raise_input_error("episodes", wanted, episodes.n_way, remedy)
     return trained

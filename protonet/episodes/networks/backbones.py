@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from protonet._checks import fail
 from protonet.episodes.draws.sampler import Take
 from protonet.episodes.networks.augmentation import find_shape
 from protonet.episodes.networks.conv import BatchNorm, make_conv4, make_resnet12
+from protonet.errors import raise_input_error
 
 #: The backbones for square images, with the least side in pixels that their strides and pools leave a pixel of.
 IMAGES = {"conv": 8, "conv4": 16, "resnet12": 16}
@@ -43,12 +43,12 @@ def make_backbone(name: str, dim: int, generator: torch.Generator, *, dropblock:
         normalization" (2018), https://arxiv.org/abs/1803.08494.
     """
     if name not in BACKBONES:
-        fail("make_backbone", "name", f"be one of {', '.join(BACKBONES)}", repr(name), "Pick one of them.")
+        raise_input_error("name", f"be one of {', '.join(BACKBONES)}", repr(name), "Pick one of them.")
     channels, side, _ = shape = find_shape(dim) or (0, 0, 0)
     if name in IMAGES and (side < IMAGES[name] or (name == "conv" and channels > 1)):
         wanted = f"be the square of a side of {IMAGES[name]} pixels or more"
         wanted, kind = (wanted, "grey") if name == "conv" else (f"{wanted}, or three times that", "grey or RGB")
-        fail("make_backbone", "dim", wanted, dim, f"Use the mlp, or square {kind} images.")
+        raise_input_error("dim", wanted, dim, f"Use the mlp, or square {kind} images.")
     makers = {
         "mlp": lambda: _make_mlp(dim),
         "conv": lambda: _make_conv(side),

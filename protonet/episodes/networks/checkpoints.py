@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from protonet._checks import fail, find_version, optional_packages
 from protonet._writing import write_whole
 from protonet.episodes.draws.batch import Trained
 from protonet.episodes.draws.sampler import Take
 from protonet.episodes.networks.backbones import make_backbone
 from protonet.episodes.networks.heads import make_head
+from protonet.errors import installed_version, optional_packages, raise_input_error
 
 FORMAT = "protonet.episodes.train"  #: The entry of the file's header that holds our metadata, as JSON.
 VERSION = 3  #: Increased whenever the format changes; files of later versions are not read.
@@ -76,22 +76,22 @@ def write_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: dict[str,
         MissingPackageError: safetensors is missing.
         OSError: The file cannot be written; an old one is left as it was.
     """
-    with optional_packages("write_checkpoint", INSTALL):
+    with optional_packages(INSTALL):
         from safetensors.torch import save  # noqa: PLC0415 - optional
 
-    header = {"version": VERSION, "library": find_version("protonet"), **metadata}
+    header = {"version": VERSION, "library": installed_version("protonet"), **metadata}
     content = save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, {FORMAT: json.dumps(header)})
     write_whole(path, lambda file: file.write(content))
 
 
-def read_checkpoint(function: str, argument: str, path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_checkpoint(argument: str, path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read a checkpoint: its tensors by name, on the CPU, and its metadata, with ``version`` and ``library``.
 
     Raises:
         MissingPackageError: safetensors is missing.
         InputError: There is no such file, it is truncated, no checkpoint, or of a newer version.
     """
-    with optional_packages(function, INSTALL):
+    with optional_packages(INSTALL):
         from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - optional
 
     wanted, remedy = "be a checkpoint of protonet.episodes train", "Pass the path of such a file."
@@ -100,13 +100,13 @@ def read_checkpoint(function: str, argument: str, path: str | Path) -> tuple[dic
             metadata = json.loads((file.metadata() or {}).get(FORMAT, "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (OSError, SafetensorError, json.JSONDecodeError) as error:
-        fail(function, argument, wanted, f"{path} ({error})", remedy)
+        raise_input_error(argument, wanted, f"{path} ({error})", remedy)
     version = metadata.get("version") if isinstance(metadata, dict) else None
     if not isinstance(version, int):
-        fail(function, argument, wanted, f"{path} (of something else)", remedy)
+        raise_input_error(argument, wanted, f"{path} (of something else)", remedy)
     if version > VERSION:
         got = f"{path} of version {version}, by protonet {metadata.get('library')}"
-        fail(function, argument, f"be of version {VERSION} or older", got, "Update protonet.")
+        raise_input_error(argument, f"be of version {VERSION} or older", got, "Update protonet.")
     if version < 3 and metadata.get("plan", {}).get("objective") in ADAPTED:
         tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(SHARED)}
     return tensors, metadata
@@ -138,11 +138,11 @@ def load_trained(path: str | Path, take: Take, *, dim: int | None = None) -> Tra
         MissingPackageError: safetensors is missing.
         InputError: As `read_checkpoint`, or the encoder takes other rows.
     """
-    tensors, metadata = read_checkpoint("load_encoder", "path", path)
+    tensors, metadata = read_checkpoint("path", path)
     own = metadata["backbone"]["dim"]
     if dim not in (None, own):
         remedy = "Pass data like those that it was trained on, pictures at the same --image-size."
-        fail("load_encoder", "path", f"hold an encoder of {dim} features per row", own, remedy)
+        raise_input_error("path", f"hold an encoder of {dim} features per row", own, remedy)
     encoder = make_backbone(**metadata["backbone"], generator=torch.Generator())
     of_encoder, of_head = split_head(take_prefix(tensors, BEST))
     encoder.load_state_dict(of_encoder)

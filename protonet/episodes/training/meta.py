@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from protonet._checks import fail
 from protonet.episodes.evaluation.distributed import Group
 from protonet.episodes.networks.checkpoints import (
     BEST,
@@ -37,6 +36,7 @@ from protonet.episodes.networks.checkpoints import (
 from protonet.episodes.networks.conv import measure_statistics
 from protonet.episodes.training.objectives import LOSSES, RECIPE, AdaptedLearner, FeatLearner, Learner, make_learner
 from protonet.episodes.training.tasks import Score, Side, draw_batch, score_encoder
+from protonet.errors import raise_input_error
 
 #: What the names of a checkpoint's tensors begin with, beside those of the best weights.
 LEARNER, AVERAGED, OPTIMIZER = "learner.", "average.", "optimizer."
@@ -199,7 +199,7 @@ def train(run: Run, base: Side, validation: Side, group: Group, outputs: Outputs
             run.losses.append(_average_losses(losses))
             if not math.isfinite(sum(run.losses[-1])):
                 remedy = "Lower --learning-rate, or --inner-rate; --resume goes on from the last validation."
-                fail("train", "loss", "stay finite", f"{sum(run.losses[-1])} in step {run.step}", remedy)
+                raise_input_error("loss", "stay finite", f"{sum(run.losses[-1])} in step {run.step}", remedy)
             text = f"loss {sum(run.losses[-1]):.3f}, best {100 * run.best.accuracy:.2f} %"
             bar.set_postfix_str(text, refresh=False)
             bar.update()

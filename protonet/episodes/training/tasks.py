@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from protonet._checks import fail
 from protonet.datasets.dataset import Dataset
 from protonet.episodes.draws.batch import Trained
 from protonet.episodes.draws.numbered import Setting
@@ -22,6 +21,7 @@ from protonet.episodes.methods.prototypes import protonet_cosine
 from protonet.episodes.networks.augmentation import AUGMENTATION, augment_rows
 from protonet.episodes.networks.backbones import IMAGES, embed_rows
 from protonet.episodes.networks.checkpoints import Plan, find_head_way
+from protonet.errors import raise_input_error
 from protonet.sampling import ClassIndex, index_classes
 
 
@@ -59,20 +59,20 @@ class Side(NamedTuple):
     spread: Tensor  #: (dim,) float32, the standard deviation of each feature.
 
 
-def take_side(function: str, argument: str, data: Dataset, side: str) -> Side:
+def take_side(argument: str, data: Dataset, side: str) -> Side:
     """Select one of the `protonet.datasets.dataset.SIDES` of a data set, without copying its rows.
 
     Raises:
         InputError: There is no split, or the side has fewer than two classes with a row for support and one for query.
     """
     if data.sides is None:
-        fail(function, argument, "have a split by class", "none", "Pass --split-seed 0.")
+        raise_input_error(argument, "have a split by class", "none", "Pass --split-seed 0.")
     class_ids = torch.tensor([c for c, own in enumerate(data.sides) if own == side], dtype=torch.int64)
     index = index_classes(data.y).take(class_ids)
     usable = int((index.size > 1).sum())
     if usable < 2:
         remedy = "Add classes or rows to that side, or pass another --split-seed and 10 classes or more."
-        fail(function, argument, f"have at least 2 {side} classes with 2 rows", usable, remedy)
+        raise_input_error(argument, f"have at least 2 {side} classes with 2 rows", usable, remedy)
     numbers = torch.full((data.num_classes,), -1).index_copy_(0, class_ids, torch.arange(len(class_ids)))
     classes = numbers[data.y]  # (n,)
     rows = (classes >= 0).nonzero().flatten()

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from protonet._checks import check_device, fail
+from protonet._validation import check_device
 from protonet.episodes.evaluation.distributed import join_group
 from protonet.episodes.networks.augmentation import find_shape
 from protonet.episodes.networks.checkpoints import Plan, complete_plan, find_head_way, load_encoder, read_checkpoint
 from protonet.episodes.training.meta import Outputs, begin_run, train, unpack_run
 from protonet.episodes.training.tasks import Side, take_side
+from protonet.errors import raise_input_error
 
 PROG = "protonet.episodes train"
 
@@ -29,25 +30,25 @@ def run_train(options: argparse.Namespace) -> None:
     numbers, more, objective = dict(options.numbers), options.more, options.objective
     split_seed, size = options.split_seed, options.image_size
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    check_device(PROG, "--device", device)
+    check_device("--device", device)
     with join_group(device) as group:
         if numbers["episodes_per_step"] % group.world_size:
             bound = f"be a multiple of the number of processes ({group.world_size})"
-            fail(PROG, "--episodes-per-step", bound, numbers["episodes_per_step"], "Pass another number.")
+            raise_input_error("--episodes-per-step", bound, numbers["episodes_per_step"], "Pass another number.")
         outputs = Outputs(*map(options.paths.get, ("output", "log", "tensorboard")))
         begun = options.resume and Path(options.output).exists()  # a run may be killed before its first checkpoint
-        stored = read_checkpoint(PROG, "--output", options.output) if begun else None
+        stored = read_checkpoint("--output", options.output) if begun else None
         if options.start is not None and stored is None:
-            read_checkpoint(PROG, "--start", options.start)  # before the work, if it is missing
+            read_checkpoint("--start", options.start)  # before the work, if it is missing
         from protonet.episodes.features.sources import load_source  # noqa: PLC0415 - needed once the arguments are right
 
         data = load_source(options.dataset, split_seed=split_seed, image_size=size)
-        base, validation = (take_side(PROG, "--dataset", data, side) for side in ("base", "validation"))
+        base, validation = (take_side("--dataset", data, side) for side in ("base", "validation"))
         numbers["way"] = min(numbers["way"], len(base.names))
         dim = data.x.shape[1]
         backbone = options.backbone or choose_backbone(options.dataset, dim)
         if more["dropblock"] and backbone != "resnet12":
-            fail(PROG, "--dropblock", "be of the backbone resnet12", f"that of {backbone}", "Leave it out.")
+            raise_input_error("--dropblock", "be of the backbone resnet12", f"that of {backbone}", "Leave it out.")
         plan = Plan(options.dataset, split_seed, dim, len(base.names), backbone, **numbers, **more)
         _check_rows(base, validation, plan)
         if stored is not None:
@@ -82,16 +83,18 @@ def _load_start(plan: Plan) -> nn.Module | None:
     """Return the encoder that a plan begins at, once it is of the same backbone."""
     if plan.start is None:
         return None
-    metadata = read_checkpoint(PROG, "--start", plan.start)[1]
+    metadata = read_checkpoint("--start", plan.start)[1]
     backbone, before = metadata["backbone"], complete_plan(metadata["plan"])
     from protonet.episodes.features.sources import same_source  # noqa: PLC0415 - as in run_train
 
     if same_source(before["dataset"], plan.dataset) and before["split_seed"] != plan.split_seed:
         constraint = f"be that of --start, {before['split_seed']}, which learned its base classes"
-        fail(PROG, "--split-seed", constraint, plan.split_seed, "Pass the same, or begin without --start.")
+        raise_input_error("--split-seed", constraint, plan.split_seed, "Pass the same, or begin without --start.")
     if backbone != {"name": plan.backbone, "dim": plan.dim}:
         wanted = f"hold an encoder of {plan.backbone} and {plan.dim} features per row"
-        fail(PROG, "--start", wanted, f"{backbone['name']} and {backbone['dim']}", "Pass another file or --backbone.")
+        raise_input_error(
+            "--start", wanted, f"{backbone['name']} and {backbone['dim']}", "Pass another file or --backbone."
+        )
     return load_encoder(plan.start)
 
 
@@ -100,13 +103,13 @@ def _check_rows(base: Side, validation: Side, plan: Plan) -> None:
     needed, worst = plan.shot + plan.query, int(base.by_class.size.argmin())
     if (size := int(base.by_class.size[worst])) < needed:
         limit = f"have {needed} rows per base class (--shot + --query)"
-        fail(PROG, "--dataset", limit, f"class {base.names[worst]!r} with {size}", "Ask for fewer rows.")
+        raise_input_error("--dataset", limit, f"class {base.names[worst]!r} with {size}", "Ask for fewer rows.")
     usable = int((validation.by_class.size > plan.shot).sum())
     least = find_head_way(plan._asdict()) or 2
     if plan.objective != "prototypes" and usable < least:  # which is validated with as many rows as it trains with
         limit = f"have at least {least} validation classes with {plan.shot + 1} rows (--shot + 1)"
         other = ", for fewer classes (--way), or for --head zero" if least > 2 else ""
-        fail(PROG, "--dataset", limit, usable, f"Ask for fewer rows{other}.")
+        raise_input_error("--dataset", limit, usable, f"Ask for fewer rows{other}.")
 
 
 def _check_same_plan(plan: Plan, stored: dict[str, Any]) -> None:
@@ -119,4 +122,4 @@ def _check_same_plan(plan: Plan, stored: dict[str, Any]) -> None:
     ]
     if differences:
         remedy = "Pass the same, or another --output without --resume."
-        fail(PROG, "--resume", "continue a run of the same settings", "; ".join(differences), remedy)
+        raise_input_error("--resume", "continue a run of the same settings", "; ".join(differences), remedy)

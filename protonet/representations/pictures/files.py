@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import as_typed, check_int, optional_packages, refuse
+from protonet._validation import check_int
+from protonet.errors import optional_packages, raise_input_error, renamed_arguments
 from protonet.representations.pictures import SETTINGS
 from protonet.representations.pictures.reading import map_pictures, need_pillow
 from protonet.representations.representation import Record, Representation, hash_file
@@ -122,18 +123,17 @@ def run_network(network: Network, x: Tensor, name: str) -> Tensor:
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         got = f"{name} with {tuple(x.shape)}: {reason}"
-        refuse("backbone", "take pictures of that size", got, "Name the size that it was trained with.")
+        raise_input_error("backbone", "take pictures of that size", got, "Name the size that it was trained with.")
     rows = torch.as_tensor(found[0] if isinstance(found, (tuple, list)) else found).detach().float()
     if rows.ndim > 2 and math.prod(rows.shape[2:]) == 1:
         rows = rows.flatten(1)
     if rows.ndim != 2 or len(rows) != len(x):
         got = f"{tuple(rows.shape)} for {len(x)} by {name}"
         remedy = "Export it with its pooling, without its map of places."
-        refuse("backbone", "give an embedding (n, width) of n pictures", got, remedy)
+        raise_input_error("backbone", "give an embedding (n, width) of n pictures", got, remedy)
     return rows
 
 
-@as_typed(FUNCTION)
 def open_backbone(
     backbone: str | Path | Network,
     *,
@@ -162,20 +162,20 @@ def open_backbone(
     else:
         path = Path(backbone)
         if path.suffix.lower() not in SUFFIXES or not path.is_file():
-            refuse("backbone", f"be a file that ends in {' or '.join(SUFFIXES)}", path, "Export it as one.")
+            raise_input_error("backbone", f"be a file that ends in {' or '.join(SUFFIXES)}", path, "Export it as one.")
         digest, name = hash_file(path), path.name
         opened = _open_onnx(path) if path.suffix.lower() == ".onnx" else _open_exported(path)
     network, shape, settings = opened
     height, width = _choose_size(name, shape, size, settings.get("size"))
     channels = 1 if len(shape) == 2 else shape[1]
     if channels not in {1, 3}:
-        refuse("backbone", "take pictures of 1 or 3 channels", f"{name} with {shape}", "Export it so.")
+        raise_input_error("backbone", "take pictures of 1 or 3 channels", f"{name} with {shape}", "Export it so.")
     mean, std = (
         _choose_numbers(given, argument, settings.get(argument), otherwise, channels)
         for given, argument, otherwise in ((mean, "mean", 0.0), (std, "std", 1.0))
     )
     if not all(each > 0 for each in std):
-        refuse("std", "be above 0", std, "Pass what the backbone was trained with.")
+        raise_input_error("std", "be above 0", std, "Pass what the backbone was trained with.")
     flat = network
     if len(shape) == 2:
         network = lambda x: flat(x.flatten(1))  # noqa: E731 - a function of one line
@@ -208,13 +208,12 @@ def open_typed(text: str) -> Backbone:
         numbers = _parse(value)
         if name not in SETTINGS or name in settings or not numbers or (name == "size" and len(numbers) > 2):
             remedy = "Pass FILE:size=224,mean=0.485/0.456/0.406,std=0.2, say."
-            refuse("backbone", f"say no more than {', '.join(SETTINGS)} after the file", repr(part), remedy)
+            raise_input_error("backbone", f"say no more than {', '.join(SETTINGS)} after the file", repr(part), remedy)
         settings[name] = (int(numbers[0]), int(numbers[-1])) if name == "size" else numbers
-    with as_typed(**dict.fromkeys(SETTINGS, "backbone")):
+    with renamed_arguments(**dict.fromkeys(SETTINGS, "backbone")):
         return open_backbone(path, **settings)
 
 
-@as_typed(FUNCTION)
 def embed_pictures(
     paths: Sequence[str | Path],
     backbone: str | Path | Network,
@@ -245,14 +244,14 @@ def embed_pictures(
         InputError: As `open_backbone`; no path; a picture that cannot be read.
     """
     if not len(paths):
-        refuse("paths", "name a picture", "none", "Pass paths.")
+        raise_input_error("paths", "name a picture", "none", "Pass paths.")
     opened = open_backbone(backbone, size=size, mean=mean, std=std)
     return opened.represent(None if cache is None else Path(cache)).embed(list(map(Path, paths)), shown=shown)
 
 
 def _open_onnx(path: Path) -> _Opened:
     """Open an ONNX file."""
-    with optional_packages("", INSTALL):
+    with optional_packages(INSTALL):
         import onnxruntime  # noqa: PLC0415 - optional
 
     options = onnxruntime.SessionOptions()
@@ -289,14 +288,14 @@ def _open_exported(path: Path) -> _Opened:
 def _refuse_file(path: Path, error: Exception) -> NoReturn:
     """Raise an InputError: a file is no backbone."""
     reason = type(error).__name__
-    refuse("backbone", "be a network that can be opened", f"{path} ({reason})", "Export it again.")
+    raise_input_error("backbone", "be a network that can be opened", f"{path} ({reason})", "Export it again.")
 
 
 def _check_inputs(path: Path, shapes: list[tuple[Any, ...]]) -> tuple[int | None, ...]:
     """Return the shape of the only input, None for what may be of any size."""
     if len(shapes) != 1 or len(shapes[0]) not in {2, 4}:
         got = f"{path} with inputs of {shapes}"
-        refuse("backbone", "take pictures (n, channels, height, width) alone", got, "Export it so.")
+        raise_input_error("backbone", "take pictures (n, channels, height, width) alone", got, "Export it so.")
     return tuple(each if type(each) is int else None for each in shapes[0])
 
 
@@ -315,14 +314,16 @@ def _choose_size(
     if size is None:
         if own[0] is None or own[1] is None:
             got = f"none, and {name} takes any"
-            refuse("size", "say how large pictures have to be", got, "Name the size that it was trained with.")
+            raise_input_error(
+                "size", "say how large pictures have to be", got, "Name the size that it was trained with."
+            )
         return own[0], own[1]
     asked = (size, size) if isinstance(size, int) else tuple(size)
-    height, width = (check_int(FUNCTION, "size", each, low=1, high=2**15) for each in asked)
+    height, width = (check_int("size", each, low=1, high=2**15) for each in asked)
     fits = all(has in {None, wanted} for has, wanted in zip(own, (height, width), strict=True))
     if not fits or (len(shape) == 2 and shape[1] not in {None, height * width}):
         got = f"{height} x {width}, and {name} takes {shape}"
-        refuse("size", "be what the backbone takes", got, "Leave it out, or export the backbone anew.")
+        raise_input_error("size", "be what the backbone takes", got, "Leave it out, or export the backbone anew.")
     return height, width
 
 
@@ -335,7 +336,7 @@ def _choose_numbers(
         found *= channels
     if len(found) != channels or not all(map(math.isfinite, found)):
         got, must = f"{given if given is not None else said!r}", f"be {channels} finite numbers, or one"
-        refuse(argument, must, got, "Pass what the backbone was trained with.")
+        raise_input_error(argument, must, got, "Pass what the backbone was trained with.")
     return tuple(found)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from protonet._checks import fail, optional_packages
+from protonet.errors import optional_packages, raise_input_error
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -29,30 +29,30 @@ def list_folders(folder: Path) -> list[Path]:
     return sorted(entry for entry in folder.glob("[!.]*") if entry.is_dir())
 
 
-def list_images(function: str, argument: str, folder: Path) -> list[Path]:
+def list_images(argument: str, folder: Path) -> list[Path]:
     """List the images in a class's folder in sorted order, without hidden ones; raise an InputError without any."""
     with os.scandir(folder) as entries:  # a million pictures: a Path for each question takes ten times as long
         names = sorted(entry.name for entry in entries if entry.is_file() and not entry.name.startswith("."))
     paths = [path for path in map(folder.joinpath, names) if path.suffix.lower() in SUFFIXES]
     if not paths:
-        fail(function, argument, "have an image in every class", f"none in {folder}", "Add one or remove it.")
+        raise_input_error(argument, "have an image in every class", f"none in {folder}", "Add one or remove it.")
     return paths
 
 
-def read_image(function: str, argument: str, path: Path, *, size: int | None, colour: bool) -> np.ndarray:
+def read_image(argument: str, path: Path, *, size: int | None, colour: bool) -> np.ndarray:
     """Read an image's pixels: (height, width) uint8, or (height, width, 3) in colour, otherwise turned grey.
 
     It is resized to ``size`` pixels per side, each the mean of the area that it covers; None keeps its own size.
     Transparent images are put on white; 16 bits are scaled to 8. A MissingPackageError is raised without Pillow, an
     InputError if the file is not an image, or damaged.
     """
-    with optional_packages(function, "pip install pillow"):
+    with optional_packages("pip install pillow"):
         from PIL import Image  # noqa: PLC0415 - optional
     try:
         pixels = open_plain(path).convert("RGB" if colour else "L")
     except UNREADABLE_IMAGE as error:
         got = f"{path} ({type(error).__name__})"
-        fail(function, argument, "hold images that can be read", got, "Replace that file.")
+        raise_input_error(argument, "hold images that can be read", got, "Replace that file.")
     if size is not None:
         pixels = pixels.resize((size, size), Image.Resampling.BOX)
     return np.asarray(pixels, np.uint8)

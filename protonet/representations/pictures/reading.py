@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from protonet._checks import fail, optional_packages, refuse
+from protonet.errors import optional_packages, raise_input_error
 from protonet.representations.pictures.images import SUFFIXES, UNREADABLE_IMAGE, list_folders, open_plain
 
 if TYPE_CHECKING:
@@ -63,27 +63,29 @@ def list_pictures(path: Path, *, labelled: bool) -> Listing:
     """
     if path.is_file():
         if labelled:
-            refuse("path", "be a folder with a folder for each class", path, "Pass the folder.")
+            raise_input_error("path", "be a folder with a folder for each class", path, "Pass the folder.")
         return Listing([path], None, [])
     if not path.is_dir():
-        refuse("path", "be a file or folder that exists", path, "")
+        raise_input_error("path", "be a file or folder that exists", path, "")
     folders, loose = list_folders(path), _find(path.iterdir())
     if not folders:
         if labelled or not loose:
             got = f"{path} with {len(loose)} pictures and no folder"
             must = "hold one folder for each class" if labelled else "hold pictures"
-            refuse("path", must, got, "Put the pictures of each class in a folder of its own.")
+            raise_input_error("path", must, got, "Put the pictures of each class in a folder of its own.")
         return Listing(loose, None, [])
     found = {folder.name: _find(folder.rglob("*"), folder) for folder in folders}
     if labelled:
         empty = [name for name, own in found.items() if not own]
         if empty:
             got = f"none in {path / empty[0]}" + (f" and {len(empty) - 1} more" if len(empty) > 1 else "")
-            refuse("path", "have a picture in every class folder", got, "Add one, or remove the folder.")
+            raise_input_error("path", "have a picture in every class folder", got, "Add one, or remove the folder.")
     notes = [f"left out: {len(loose)} pictures beside the class folders"] * (labelled and bool(loose))
     kept = [("", each) for each in loose] * (not labelled) + [(name, each) for name in found for each in found[name]]
     if not kept:
-        refuse("path", "hold pictures", f"{path} without one", f"Their names end in {', '.join(sorted(SUFFIXES))}.")
+        raise_input_error(
+            "path", "hold pictures", f"{path} without one", f"Their names end in {', '.join(sorted(SUFFIXES))}."
+        )
     return Listing([each for _, each in kept], [name for name, _ in kept], notes)
 
 
@@ -136,7 +138,7 @@ def refuse_picture(path: Path, error: Exception) -> NoReturn:
     """Raise an InputError that names a picture that cannot be read."""
     reason = "no such file" if isinstance(error, FileNotFoundError) else type(error).__name__
     remedy = "Replace or remove that file, or pass --skip-broken."
-    fail("pictures", "path", "hold pictures that can be read", f"{path} ({reason})", remedy)
+    raise_input_error("path", "hold pictures that can be read", f"{path} ({reason})", remedy)
 
 
 def find_broken(paths: Sequence[Path]) -> list[bool]:
@@ -156,7 +158,7 @@ def find_broken(paths: Sequence[Path]) -> list[bool]:
 
 def need_pillow() -> None:
     """Raise an ImportError of one line where Pillow is missing."""
-    with optional_packages("", INSTALL):
+    with optional_packages(INSTALL):
         import PIL.Image  # noqa: F401, PLC0415 - optional
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from protonet._checks import show
+from protonet._text import to_printable
 from protonet.tables.columns.kind import Column
 from protonet.tables.columns.parsing import write_cells
 from protonet.tables.delimited import GAPS
@@ -115,7 +115,7 @@ class Category(Column):
 
     def tell(self) -> str:
         """Return the kind and its levels."""
-        names = [show(level) if level else "missing" for level in self.levels[:4]]
+        names = [to_printable(level) if level else "missing" for level in self.levels[:4]]
         names += ["..."] * (len(self.levels) > 4) + ["others"] * (sum(self.counts) < self.rows)
         return f"category: {', '.join(names)}"
 

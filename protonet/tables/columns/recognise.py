@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from protonet._checks import refuse
+from protonet.errors import raise_input_error
 from protonet.tables.columns.category import Category
 from protonet.tables.columns.date import Date
 from protonet.tables.columns.kind import Column
@@ -136,4 +136,4 @@ def fit_named(name: str, kind: str, cells: np.ndarray, argument: str = "--column
         )
         if form:
             return Verdict(Number.fit(cells, form), "")
-    return refuse(argument, f"name a column that holds a {kind}", got, "Name another kind, or none.")
+    return raise_input_error(argument, f"name a column that holds a {kind}", got, "Name another kind, or none.")

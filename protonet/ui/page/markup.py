@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
-from protonet._checks import show
+from protonet._text import to_printable
 
 #: Elements that have no content, and no end tag.
 EMPTY = frozenset({"input", "link", "meta"})
@@ -40,12 +40,12 @@ def join(children: Iterable[object]) -> Markup:
 
 def _escape(value: object) -> str:
     """Return a text as one line without control characters, and without markup."""
-    return html.escape(show(value))
+    return html.escape(to_printable(value))
 
 
 def name_class(name: object, *, longest: int | None = None) -> Markup:
     """Return a name that came from outside, which may run in either direction, cut where it is too long."""
-    text = show(name)
+    text = to_printable(name)
     if longest is not None and len(text) > longest:
         return tag("bdi", text[: longest - 1] + "…", title=text)
     return tag("bdi", text)

@@ -6,7 +6,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from protonet._checks import show
+from protonet._text import to_printable
 from protonet.ui.page.charts import draw_interval, draw_learning, draw_map, draw_mark, draw_reliability, draw_share
 from protonet.ui.page.markup import Markup, join, name_class, percent, span, table, tag
 from protonet.ui.text import count, format_csv, order_naturally
@@ -83,7 +83,7 @@ def format_suspects(figures: Figures) -> Markup:
     for each in rows[:MOST_SUSPECTS]:
         at = place.get(each["row"])
         cells = [] if at is None else zip(every["columns"], every["cells"], strict=True)
-        texts = [f"{show(name)} = {show(column[at]) or '(gap)'}" for name, column in cells]
+        texts = [f"{to_printable(name)} = {to_printable(column[at]) or '(gap)'}" for name, column in cells]
         believed, where = name_class(names[each["believed"]], longest=LONG), [each["place"]]
         if each["id"] is not None:
             where = [name_class(each["id"], longest=LONG), tag("span", f" ({each['place']})", class_="unit")]
@@ -139,7 +139,7 @@ def format_confusion(figures: Figures) -> Markup:
             rows = taken[number]
             if rows:
                 shade = f"h{max(1, round(SHADES * rows / sum(taken)))}"
-                label = f"{rows} of {show(names[given])} taken for {show(names[number])}"
+                label = f"{rows} of {to_printable(names[given])} taken for {to_printable(names[number])}"
                 button = tag(
                     "button",
                     rows,

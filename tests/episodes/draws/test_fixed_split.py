@@ -4,12 +4,12 @@ import pytest
 import torch
 from hypothesis import given
 
-from protonet._checks import InputError
 from protonet.datasets.dataset import Dataset
 from protonet.episodes.draws.fixed_split import FixedSplit, find_shared, join_split
 from protonet.episodes.draws.sampler import NO_ROW
 from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.methods import METHODS
+from protonet.errors import InputError
 from protonet.sampling import index_classes
 from tests.strategies import seeds
 

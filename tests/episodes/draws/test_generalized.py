@@ -7,13 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protonet._checks import InputError
 from protonet.episodes.draws.batch import summarize_base, take_from
 from protonet.episodes.draws.generalized import Generalized
 from protonet.episodes.draws.numbered import Setting
 from protonet.episodes.draws.sampler import Pool
 from protonet.episodes.evaluation.evaluate import evaluate, rate_sides
 from protonet.episodes.methods import METHODS
+from protonet.errors import InputError
 from protonet.sampling import ClassIndex, index_classes, list_pieces
 from tests.strategies import seeds
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from protonet._checks import InputError
 from protonet.episodes.draws.meta_dataset import MetaDataset, read_groups, share_rows
 from protonet.episodes.draws.sampler import CLASSES, GROUPS, SHOTS, SIZES, WAYS, draw_uniform
+from protonet.errors import InputError
 from protonet.sampling import index_classes
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -103,7 +103,7 @@ def test_files_that_are_no_hierarchy(tmp_path: Path, text: str | None, message: 
     path = tmp_path / "tree.txt"
     if text is not None:
         path.write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match=rf"^read_groups: `hierarchy` must {message}"):
+    with pytest.raises(InputError, match=rf"^`hierarchy` must {message}"):
         read_groups(str(path), ["c0", "c1", "c2"])
 
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from protonet._checks import InputError
 from protonet.episodes.draws.numbered import Setting
 from protonet.episodes.draws.sampler import Draw
+from protonet.errors import InputError
 from protonet.sampling import index_classes
 from tests.strategies import seeds
 
@@ -125,7 +125,7 @@ def test_small_classes() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        (Setting(way=(4, 4)), r"Setting: `way` must be at most the number of classes \(3\); got 4\."),
+        (Setting(way=(4, 4)), r"`way` must be at most the number of classes \(3\); got 4\."),
         (Setting(way=(2, 2), n_query=2, n_open=2), r"number of classes \(3 beside 2 open ones\); got 2\."),
         (Setting(way=(1, 1)), "`way` must be a whole number in .2, 1000000.; got 1"),
         (Setting(way=(3, 2)), "`way` must be a whole number in .3, 1000000.; got 2"),

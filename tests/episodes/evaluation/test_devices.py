@@ -79,7 +79,7 @@ def test_a_line_gives_the_same_elsewhere(
     assert there["settings"].pop("device") == str(AWAY)
     assert there == here
     assert mode.sent.keys() <= SENT
-    assert mode.fetched.keys() <= FETCHED | {"_checks.check_device", "report.place"}
+    assert mode.fetched.keys() <= FETCHED | {"_validation.check_device", "report.place"}
 
 
 @pytest.mark.parametrize("device", ["abacus", "meta", "cuda:99"])

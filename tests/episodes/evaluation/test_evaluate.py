@@ -226,7 +226,7 @@ def test_methods_do_not_meet_even_if_one_overwrites_its_input(setting: Sampler) 
 )
 def test_logits_that_are_none(change: Callable[[torch.Tensor], Any], message: str) -> None:
     own = {"own": lambda episodes: change(protonet(episodes))}
-    with pytest.raises((ValueError, TypeError), match=f"^evaluate: `method` must {message}"):
+    with pytest.raises((ValueError, TypeError), match=f"^`method` must {message}"):
         evaluate(X, INDEX, own, SETTINGS[0], n_episodes=5)
 
 
@@ -257,7 +257,7 @@ def test_ties_count_half() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(ValueError, match=r"^evaluate: `classes` must have 32 rows .*; got class '0' with 30\."):
+    with pytest.raises(ValueError, match=r"^`classes` must have 32 rows .*; got class '0' with 30\."):
         evaluate(X, INDEX, METHODS, Setting(way=(2, 2), n_query=31))
 
     def broken(episodes: Episodes) -> torch.Tensor:
@@ -265,11 +265,11 @@ def test_errors() -> None:
         logits[2:, 0, 0] = math.nan  # of the second batch, which begins with episode 1
         return logits
 
-    with pytest.raises(ValueError, match="evaluate: `method` must give finite logits; got others of bad in episode 3"):
+    with pytest.raises(ValueError, match="`method` must give finite logits; got others of bad in episode 3"):
         evaluate(X, INDEX, {"bad": broken}, SETTINGS[0], n_episodes=5)
     for changes in ({"seed": -1}, {"n_episodes": 0}, {"until": -1.0}):
         (argument,) = changes
-        with pytest.raises(ValueError, match=f"^evaluate: `{argument}` must be a"):
+        with pytest.raises(ValueError, match=f"^`{argument}` must be a"):
             evaluate(X, INDEX, METHODS, SETTINGS[0], **changes)
 
 

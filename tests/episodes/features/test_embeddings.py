@@ -53,7 +53,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(tmp_path: Path, stop: 
     with pytest.raises(KeyboardInterrupt, match=rf"stopped after {stop} of 11 rows; run again with --resume"):
         write_embeddings(path, make_job(stop), resume=False)
     assert not path.exists()
-    said = r"^write_embeddings: `output` must be a new file; got .*a\.npz\.part, which exists\. Go on"
+    said = r"^`output` must be a new file; got .*a\.npz\.part, which exists\. Go on"
     with pytest.raises(ValueError, match=said):
         write_embeddings(path, make_job(), resume=False)
     write_embeddings(path, make_job(), resume=True)
@@ -79,14 +79,14 @@ def test_a_finished_file_is_left_as_it_is(tmp_path: Path) -> None:
     written = path.stat().st_mtime_ns
     assert write_embeddings(path, make_job(0), resume=True) == 3
     assert path.stat().st_mtime_ns == written
-    with pytest.raises(ValueError, match=r"^write_embeddings: `output` must be a new file; got .*a\.npz, which exists"):
+    with pytest.raises(ValueError, match=r"^`output` must be a new file; got .*a\.npz, which exists"):
         write_embeddings(path, make_job(), resume=False)
 
 
 @pytest.mark.parametrize("changed", [{"made": {}}, {"state": "other"}, {"labels": LABELS[::-1]}, {"sides": None}])
 def test_a_file_of_something_else_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
     path = tmp_path / "a.npz"
-    message = r"^write_embeddings: `resume` must continue a run of the same arguments; got .*a\.npz"
+    message = r"^`resume` must continue a run of the same arguments; got .*a\.npz"
     with pytest.raises(KeyboardInterrupt):
         write_embeddings(path, make_job(8), resume=False)
     with pytest.raises(ValueError, match=rf"{message}\.part, of other data"):
@@ -102,7 +102,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, changed: dict[str, 
 def test_what_is_not_finite_is_one_line(tmp_path: Path) -> None:
     rows = ROWS.copy()
     rows[6, 1] = np.inf
-    said = r"^write_embeddings: `backbone` must give finite numbers; got others for row 6\. Pass"
+    said = r"^`backbone` must give finite numbers; got others for row 6\. Pass"
     with pytest.raises(ValueError, match=said):
         write_embeddings(tmp_path / "a.npz", make_job(rows=rows), resume=False)
     assert not (tmp_path / "a.npz").exists()

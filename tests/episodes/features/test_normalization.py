@@ -5,9 +5,9 @@ import pytest
 import torch
 from scipy.stats import zscore
 
-from protonet._checks import InputError
 from protonet.episodes.features import NORMALIZATIONS
 from protonet.episodes.features.normalization import normalize_rows
+from protonet.errors import InputError
 
 ROWS = torch.randn(20, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 3
 MEAN = ROWS[:5].mean(dim=0)

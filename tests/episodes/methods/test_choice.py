@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from protonet._checks import InputError
 from protonet.episodes.methods import ALIASES, METHODS, MethodSpec
 from protonet.episodes.methods.choice import ChosenMethod, choose_grid, choose_method, choose_methods, list_methods
 from protonet.episodes.methods.laplacian_shot import laplacian_shot
 from protonet.episodes.methods.tim import tim, tim_dirichlet
+from protonet.errors import InputError
 from tests.episodes.cases import make_episodes
 
 MINE = """
@@ -86,7 +86,7 @@ def test_an_error_of_ours_is_one_line_where_the_settings_are_ones_own() -> None:
         ChosenMethod("x", "x", MethodSpec(cracked))(episodes)
     with pytest.raises(InputError, match="got RuntimeError of x:a=1: 1 "):
         ChosenMethod("x:a=1", "x", MethodSpec(cracked), {"a": 1})(episodes)
-    with pytest.raises(InputError, match=r"^distribution_calibration: `base` must be known"):
+    with pytest.raises(InputError, match=r"^`base` must be known"):
         choose_method("distribution-calibration:spread=1")(episodes)
 
 

@@ -239,5 +239,5 @@ def test_encoders_of_something_else(name: str) -> None:
             METHODS[name](episodes)
     with pytest.raises(ValueError, match=rf"^{name}: `episodes` must come with an encoder{of}; got none\. Pass --enc"):
         METHODS[name](episodes._replace(trained=None))
-    with pytest.raises(ValueError, match=r"^finetune: `head` must be one of prototypes, linear; got 'tree'\. Pick one"):
+    with pytest.raises(ValueError, match=r"^`head` must be one of prototypes, linear; got 'tree'\. Pick one"):
         finetune(episodes, head="tree")

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import pytest
 from torch import Tensor
 
-from protonet._checks import InputError
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods import METHODS
 from protonet.episodes.methods.keywords import (
@@ -22,6 +21,7 @@ from protonet.episodes.methods.keywords import (
     parse_keywords,
     show_value,
 )
+from protonet.errors import InputError
 
 #: Settings of any whole number or any number.
 UNBOUNDED = {"seed", "shift"}
@@ -72,7 +72,7 @@ def test_every_setting_is_listed_and_described_and_a_default_as_text_is_the_defa
             assert str(keyword.bound) in keyword.text.lower() or "[1, base classes]" in keyword.text, f"{key} of {name}"
     texts = {key: show_value(keyword.default) for key, keyword in keywords.items()}
     defaults = {keyword.parameter: keyword.default for keyword in keywords.values()}
-    assert parse_keywords("f", name, function, texts) == defaults
+    assert parse_keywords(name, function, texts) == defaults
 
 
 def test_a_function_of_ones_own() -> None:
@@ -85,7 +85,7 @@ def test_a_function_of_ones_own() -> None:
     assert describe_arguments(lambda: None) == {}
     assert list_keywords(max) == {}  # has no signature
     texts = {"needed": "1e-3", "pairs": "4,5", "word": "b=c"}
-    found = parse_keywords("f", "own", own, texts)
+    found = parse_keywords("own", own, texts)
     assert list(found.items()) == [("pairs", (4, 5)), ("word", "b=c"), ("needed", 0.001)]
 
 
@@ -114,8 +114,8 @@ def test_types_that_cannot_be_found() -> None:
     ],
 )
 def test_errors(method: str, texts: dict[str, str], message: str) -> None:
-    with pytest.raises(InputError, match=f"^f: `method` .*{message}"):
-        parse_keywords("f", method, METHODS[method].function, texts)
+    with pytest.raises(InputError, match=f"^`method` .*{message}"):
+        parse_keywords(method, METHODS[method].function, texts)
 
 
 @pytest.mark.parametrize(
@@ -134,11 +134,11 @@ def test_bounds_of_any_number(bound: Bound, text: str, kept: str, broken: str) -
 
     method.__annotations__ |= {"rate": Annotated[float, bound] | None, "pair": tuple[int, Annotated[float, bound]]}
     assert str(bound) == text
-    assert parse_keywords("f", "own", method, {"rate": kept}) == {"rate": float(kept)}
-    assert parse_keywords("f", "own", method, {"rate": "none"}) == {"rate": None}
+    assert parse_keywords("own", method, {"rate": kept}) == {"rate": float(kept)}
+    assert parse_keywords("own", method, {"rate": "none"}) == {"rate": None}
     for texts in ({"rate": broken}, {"pair": f"1,{broken}"}):
         with pytest.raises(InputError, match="must have settings within their bounds, " + re.escape(text)):
-            parse_keywords("f", "own", method, texts)
+            parse_keywords("own", method, texts)
 
 
 def test_bounds_and_the_list_of_methods_need_no_docstrings() -> None:
@@ -157,4 +157,4 @@ def test_values_at_their_bounds() -> None:
         ("alpha-tim", {"alpha": "None"}),
         ("bd-cspn", {"paper": "True"}),
     ):
-        assert len(parse_keywords("f", method, METHODS[method].function, texts)) == len(texts)
+        assert len(parse_keywords(method, METHODS[method].function, texts)) == len(texts)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from protonet import solve
-from protonet._checks import InputError
 from protonet.episodes import methods
 from protonet.episodes.draws.batch import Episodes, summarize_base, take_from
 from protonet.episodes.methods import Method
@@ -21,6 +20,7 @@ from protonet.episodes.methods.laplacian_shot import CONVERGED
 from protonet.episodes.methods.linear_finetune import linear_finetune
 from protonet.episodes.methods.solver import solver
 from protonet.episodes.methods.spec import Need
+from protonet.errors import InputError
 from tests.episodes.cases import TRAINED, make_base, make_episodes, needing, texts_of
 
 #: Fewer steps of what takes long.
@@ -238,5 +238,5 @@ def test_the_solver_is_the_solver() -> None:
         assert torch.allclose(ours[number], network(query).detach().to(ours.dtype))
     assert float((ours.argmax(dim=2) == labels).double().mean()) > 0.6
     assert torch.allclose(again, ours)
-    with pytest.raises(InputError, match=r"^solve: `effort` must be one of fast, default, best; got 'slow'"):
+    with pytest.raises(InputError, match=r"^`effort` must be one of fast, default, best; got 'slow'"):
         solver(episodes, effort="slow")

@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from protonet._checks import InputError
 from protonet.episodes.networks.backbones import make_backbone
 from protonet.episodes.networks.checkpoints import (
     FORMAT,
@@ -19,6 +18,7 @@ from protonet.episodes.networks.checkpoints import (
     take_prefix,
     write_checkpoint,
 )
+from protonet.errors import InputError
 from tests.episodes.meta_cases import make_plan
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3).T, "b.c": torch.tensor(7, dtype=torch.int64)}
@@ -34,7 +34,7 @@ def write(path: Path) -> Path:
 def test_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     write_checkpoint(path, TENSORS, {"step": 3, "best": [1, 0.5]})
-    tensors, metadata = read_checkpoint("f", "path", path)
+    tensors, metadata = read_checkpoint("path", path)
     assert tensors.keys() == TENSORS.keys()
     assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
     assert all(torch.equal(theirs, TENSORS[name]) for name, theirs in load_file(path).items())
@@ -64,7 +64,7 @@ def test_load_encoder(tmp_path: Path) -> None:
     assert load_trained(tmp_path / "x.safetensors", torch.clone).plan == make_plan()._asdict()
     assert not encoder.training
     assert not encoder(x).requires_grad
-    with pytest.raises(ValueError, match=r"^load_encoder: `path` must hold an encoder of 9 features per row; got 8\."):
+    with pytest.raises(ValueError, match=r"^`path` must hold an encoder of 9 features per row; got 8\."):
         load_encoder(tmp_path / "x.safetensors", dim=9)
 
 
@@ -75,15 +75,15 @@ def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no tensors in here, but some words")
     save_file(TENSORS | {"a": torch.zeros(1)}, tmp_path / "foreign")
     for name in ("truncated", "empty", "text", "foreign", "missing", "."):
-        with pytest.raises(ValueError, match=r"^load_encoder: `path` must be a checkpoint of .*; got /.*\) *\. Pass"):
+        with pytest.raises(ValueError, match=r"^`path` must be a checkpoint of .*; got /.*\) *\. Pass"):
             load_encoder(tmp_path / name)
 
 
 @pytest.mark.parametrize("metadata", [{}, {"version": "2"}, [1], 3])
 def test_metadata_of_something_else(tmp_path: Path, metadata: object) -> None:
     save_file({"a": torch.zeros(1)}, tmp_path / "other", {FORMAT: json.dumps(metadata)})
-    with pytest.raises(InputError, match=r"^f: `path` must be a checkpoint of .*; got .*other \(of something else\)\."):
-        read_checkpoint("f", "path", tmp_path / "other")
+    with pytest.raises(InputError, match=r"^`path` must be a checkpoint of .*; got .*other \(of something else\)\."):
+        read_checkpoint("path", tmp_path / "other")
 
 
 def test_newer_versions(tmp_path: Path) -> None:
@@ -91,4 +91,4 @@ def test_newer_versions(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1)}, tmp_path / "new", {FORMAT: json.dumps(header)})
     said = rf"of version {VERSION} or older; got .* of version {VERSION + 1}, by .*9\.0\."
     with pytest.raises(ValueError, match=said):
-        read_checkpoint("f", "path", tmp_path / "new")
+        read_checkpoint("path", tmp_path / "new")

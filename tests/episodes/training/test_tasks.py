@@ -29,7 +29,7 @@ class Scale(nn.Module):
 def test_a_side_has_its_classes_alone() -> None:
     data = make_data()
     for side in ("base", "validation", "novel"):
-        taken, class_ids = take_side("f", "data", data, side), [c for c, own in enumerate(SIDES) if own == side]
+        taken, class_ids = take_side("data", data, side), [c for c, own in enumerate(SIDES) if own == side]
         assert taken.names == tuple(data.class_names[c] for c in class_ids)
         assert taken.by_class.size.tolist() == [8] * len(class_ids)
         for row, label in enumerate(data.y.tolist()):
@@ -49,7 +49,7 @@ def test_rows_of_a_mapped_file_are_taken_by_its_own_means(tmp_path: Path, monkey
     monkeypatch.setattr(Dataset, "take_rows", note)
     results = []
     for data in (map_npz(save_data(tmp_path / "f.npz")), make_data()):
-        base, validation = (take_side("f", "data", data, side) for side in ("base", "validation"))
+        base, validation = (take_side("data", data, side) for side in ("base", "validation"))
         score = score_encoder(Scale(64), validation, 0, Group())
         results.append([*draw_batch(base, make_plan(), 0, Group()), torch.tensor(score), base.spread])
     assert all(torch.equal(mapped, loaded) for mapped, loaded in zip(*results, strict=True))
@@ -58,7 +58,7 @@ def test_rows_of_a_mapped_file_are_taken_by_its_own_means(tmp_path: Path, monkey
 
 @pytest.mark.parametrize("backbone", ["mlp", "conv"])
 def test_processes_share_the_same_batch(backbone: str) -> None:
-    base, plan = take_side("f", "data", make_data(), "base"), make_plan(backbone)
+    base, plan = take_side("data", make_data(), "base"), make_plan(backbone)
     x, targets = draw_batch(base, plan, 3, Group())
     assert x.shape == (4, 4, 5, 64)
     parts = [draw_batch(base, plan, 3, Group(rank, 2)) for rank in range(2)]
@@ -71,7 +71,7 @@ def test_processes_share_the_same_batch(backbone: str) -> None:
 
 def test_a_batch_is_of_base_rows_of_the_classes_it_says() -> None:
     data = make_data()
-    base = take_side("f", "data", data, "base")
+    base = take_side("data", data, "base")
     names = torch.tensor([data.class_names.index(name) for name in base.names])
     x, targets = draw_batch(base._replace(spread=torch.zeros(64)), make_plan(), 0, Group())
     for rows, labels in zip(x.flatten(0, 2), names[targets.flatten()], strict=True):
@@ -83,7 +83,7 @@ def test_a_batch_is_of_base_rows_of_the_classes_it_says() -> None:
 
 def test_the_score_is_the_slow_loops() -> None:
     data, encoder = make_data(dim=3), Scale(3)
-    score = score_encoder(encoder, take_side("f", "data", data, "validation"), 7, Group())
+    score = score_encoder(encoder, take_side("data", data, "validation"), 7, Group())
     chosen = data.take_classes([3, 5])
     setting = Setting((2, 2), (1, 1), 15, allow_small=True)
     draw = setting.draw(index_classes(chosen.y), seed=0, first=0, n_episodes=VALIDATION.n_episodes)
@@ -102,8 +102,8 @@ def test_the_score_is_the_slow_loops() -> None:
 
 def test_data_without_sides_to_draw_from() -> None:
     data = make_data()
-    with pytest.raises(ValueError, match=r"^f: `data` must have a split by class; got none\. Pass --split-seed 0\.$"):
-        take_side("f", "data", data._replace(sides=None), "base")
+    with pytest.raises(ValueError, match=r"^`data` must have a split by class; got none\. Pass --split-seed 0\.$"):
+        take_side("data", data._replace(sides=None), "base")
     lone = torch.cat([(data.y == c).nonzero()[:1] for c in range(9)]).flatten()  # a row a class
     rows = torch.cat([lone, (data.y == 0).nonzero().flatten()])
     for few, got in (
@@ -111,6 +111,6 @@ def test_data_without_sides_to_draw_from() -> None:
         (data._replace(sides=("validation", *["base"] * 8)), 1),
         (data._replace(x=data.x[rows], y=data.y[rows], sides=("validation",) * 9), 1),
     ):
-        said = rf"^f: `data` must have at least 2 validation classes with 2 rows; got {got}\. Add classes"
+        said = rf"^`data` must have at least 2 validation classes with 2 rows; got {got}\. Add classes"
         with pytest.raises(ValueError, match=said):
-            take_side("f", "data", few, "validation")
+            take_side("data", few, "validation")

@@ -56,7 +56,7 @@ def train(more: str = "", output: str = "a.safetensors") -> Path:
 
 
 def read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    return read_checkpoint("f", "path", path)
+    return read_checkpoint("path", path)
 
 
 def read_log(name: str = "log") -> list[dict[str, float]]:
@@ -84,7 +84,7 @@ def test_the_best_encoder_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     step, accuracy, half_width = read(path)[1]["best"]
     assert accuracy == max(entry["accuracy"] for entry in entries) == entries[-1]["best_accuracy"]
     encoder = load_encoder(path)
-    score = score_encoder(encoder, take_side("f", "data", make_data(), "validation"), step, Group())
+    score = score_encoder(encoder, take_side("data", make_data(), "validation"), step, Group())
     assert score == (step, accuracy, half_width)
     assert embed_rows(encoder, take_from(make_data().x), torch.arange(72)).shape == (72, 128)
     assert step == 0
@@ -166,7 +166,7 @@ def test_batch_normalisation_is_measured_with_the_averaged_weights(folder: Path)
     encoder = make_backbone("conv4", 256, GENERATOR)
     encoder.load_state_dict(take_prefix(tensors, meta.AVERAGED))
     measured = encoder[2].running_mean
-    base = take_side("f", "data", make_data(dim=256), "base")
+    base = take_side("data", make_data(dim=256), "base")
     batches = [draw_batch(base, plan, step, Group())[0].flatten(0, 2) for step in range(2)]  # 48 rows
     means = torch.stack([encoder[1](encoder[0](rows)).mean(dim=(0, 2, 3)) for rows in batches]).mean(dim=0)
     torch.testing.assert_close(measured, means.detach(), atol=1e-5, rtol=1e-4)
@@ -315,7 +315,7 @@ def test_bad_arguments(more: str, said: str) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_losses_that_are_not_finite() -> None:
-    said = r"^train: `loss` must stay finite; got nan in step \d\. Lower --learning-rate, or --inner-rate; --resume"
+    said = r"^`loss` must stay finite; got nan in step \d\. Lower --learning-rate, or --inner-rate; --resume"
     with pytest.raises(ValueError, match=said):
         train("--objective maml --head zero --inner-rate 1e30")
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from protonet._checks import InputError
+from protonet.errors import InputError
 from protonet.representations.opening import open_representation, reopen
 from protonet.representations.pictures.files import embed_pictures, open_typed
 from protonet.representations.representation import Record, Representation

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from protonet._checks import InputError
+from protonet.errors import InputError
 from protonet.tables.columns import NAMES
 from protonet.tables.columns.kind import Column
 from protonet.tables.columns.number import Number

@@ -1,0 +1,185 @@
+"""Checks of arguments at public functions: each returns the value in its canonical form, or raises an error."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, SupportsFloat, SupportsIndex, cast
+
+from protonet._text import to_printable
+from protonet.errors import InputTypeError, raise_input_error
+
+if TYPE_CHECKING:  # commands check their options before torch is imported
+    import torch
+    from torch import Tensor
+
+
+def check_int(argument: str, value: object, *, low: int, high: int | None = None, remedy: str = "") -> int:
+    """Return ``value`` as an int in [low, high]; whole floats pass (the contest's limit is 500000.0)."""
+    bounds = f"be a whole number >= {low}" if high is None else f"be a whole number in [{low}, {high}]"
+    remedy = remedy or f"Pass an int such as {low}."
+    if isinstance(value, bool) or not isinstance(value, (SupportsIndex, SupportsFloat)):
+        raise_input_error(argument, bounds, repr(value), remedy, kind=InputTypeError)
+    if isinstance(value, SupportsIndex):
+        whole = operator.index(value)
+    else:
+        number = float(value)
+        if not math.isfinite(number) or number != math.floor(number):
+            raise_input_error(argument, bounds, repr(value), remedy)
+        whole = int(number)
+    if whole < low or (high is not None and whole > high):
+        raise_input_error(argument, bounds, repr(value), remedy)
+    return whole
+
+
+def check_number(argument: str, value: object, *, low: float, strict: bool = False, remedy: str = "") -> float:
+    """Return ``value`` as a finite float, at least ``low`` (above it if ``strict``)."""
+    bounds = f"be a finite number {'>' if strict else '>='} {low:g}"
+    remedy = remedy or "Pass a finite float."
+    if isinstance(value, bool) or not isinstance(value, SupportsFloat):
+        raise_input_error(argument, bounds, repr(value), remedy, kind=InputTypeError)
+    number = float(value)
+    if not math.isfinite(number) or number < low or (strict and number == low):
+        raise_input_error(argument, bounds, repr(value), remedy)
+    return number
+
+
+def check_device(argument: str, value: str | int | torch.device) -> torch.device:
+    """Return a device by its name, once this machine has it and it stores numbers, which "meta" does not.
+
+    Raises:
+        InputError: It is none.
+    """
+    import torch  # noqa: PLC0415 - slow to import
+
+    try:
+        device = torch.device(value)
+        torch.zeros(1, device=device).cpu()
+    except (AssertionError, RuntimeError, TypeError) as error:
+        got = f"{str(value)!r} ({str(error).splitlines()[0]})"
+        raise_input_error(argument, "be a device of this machine", got, "Pass 'cpu'.")
+    return device
+
+
+def check_features(argument: str, value: object, *, dim: int | None = None) -> Tensor:
+    """Return ``value`` as a finite 2-d floating tensor, flattening trailing axes.
+
+    Args:
+        argument: The argument's name, for the message.
+        value: A tensor of shape (n, ...) of any real dtype.
+        dim: The width that the flattened rows must have, if known.
+
+    Returns:
+        A tensor of shape (n, dim): float64 stays float64, everything else is float32.
+
+    Raises:
+        InputTypeError: Not a tensor, or complex.
+        InputError: No row axis, another width, NaN or infinity.
+    """
+    import torch  # noqa: PLC0415 - slow to import
+
+    if not isinstance(value, torch.Tensor):
+        raise_input_error(
+            argument, "be a tensor of shape (n, dim)", type(value).__name__, "Use torch.as_tensor.", kind=InputTypeError
+        )
+    if value.is_complex():
+        raise_input_error(
+            argument, "be real", str(value.dtype), "Split real and imaginary parts into columns.", kind=InputTypeError
+        )
+    if value.ndim < 2:
+        remedy = "Add the missing axis, e.g. x[None] for a single row."
+        raise_input_error(argument, "have shape (n, dim)", f"shape {tuple(value.shape)}", remedy)
+    width = math.prod(value.shape[1:])
+    rows = value.detach().reshape(value.shape[0], width)  # (n, dim)
+    if dim is not None and width != dim:
+        raise_input_error(argument, f"have {dim} features per row", f"{width}", "Flatten or select the same features.")
+    if rows.dtype != torch.float64:
+        rows = rows.to(torch.float32)
+    bad = int((~torch.isfinite(rows)).any(dim=1).sum())
+    if bad:
+        remedy = "Drop or impute those rows."
+        raise_input_error(argument, "be finite", f"NaN or infinity in {bad} of {len(rows)} rows", remedy)
+    return rows
+
+
+def check_weights(argument: str, value: object, *, n: int) -> Tensor:
+    """Return ``value`` as float64 weights of shape (n,), each finite and > 0.
+
+    Raises:
+        InputTypeError: Not a tensor of numbers.
+        InputError: Another count than n, or a weight that is not finite and positive.
+    """
+    import torch  # noqa: PLC0415 - slow to import
+
+    if not isinstance(value, torch.Tensor) or value.is_complex():
+        raise_input_error(
+            argument,
+            "be a tensor of numbers",
+            type(value).__name__,
+            "Use torch.as_tensor(weights).",
+            kind=InputTypeError,
+        )
+    weights = value.detach().reshape(-1).to(torch.float64)  # (n,)
+    bad = int((~(torch.isfinite(weights) & (weights > 0))).sum())
+    if len(weights) != n or bad:
+        got = f"{bad} that are not" if bad else f"{len(weights)} of them"
+        raise_input_error(argument, f"be {n} finite numbers > 0", got, "Leave rows without weight out.")
+    return weights
+
+
+def check_groups(argument: str, groups: Sequence[object], labels: Sequence[object]) -> None:
+    """Raise an InputError if all rows of a class, two or more, are of one group: none of them could be held out.
+
+    Args:
+        argument: The argument's name, for the message.
+        groups: (n,) of any kind that can be compared.
+        labels: (n,) the same.
+    """
+    held: dict[object, set[object]] = {}
+    size: dict[object, int] = {}
+    for group, label in zip(groups, labels, strict=True):
+        held.setdefault(label, set()).add(group)
+        size[label] = size.get(label, 0) + 1
+    for label, own in held.items():
+        if len(own) == 1 and size[label] > 1:
+            got = f"all {size[label]} rows of class {to_printable(label)} in group {to_printable(next(iter(own)))}"
+            raise_input_error(argument, "hold no class whole", got, "Add another group of that class, or leave it out.")
+
+
+def check_labels(argument: str, value: object, *, n: int, num_classes: int | None = None) -> Tensor:
+    """Return ``value`` as int64 labels of shape (n,), each in [0, num_classes).
+
+    Args:
+        argument: The argument's name, for the message.
+        value: A tensor of n integers, of shape (n,) or (n, 1); floats are rejected even when whole.
+        n: The number of rows that the labels belong to.
+        num_classes: The number of classes, if known.
+
+    Returns:
+        An int64 tensor of shape (n,).
+
+    Raises:
+        InputTypeError: Not a tensor of integers.
+        InputError: Another count than n, or a label outside the range.
+    """
+    import torch  # noqa: PLC0415 - slow to import
+
+    whole = "be a tensor of integer labels"
+    if not isinstance(value, torch.Tensor):
+        raise_input_error(argument, whole, type(value).__name__, "Use torch.as_tensor(labels).", kind=InputTypeError)
+    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+        raise_input_error(
+            argument, whole, str(value.dtype), "Convert class ids with labels.long().", kind=InputTypeError
+        )
+    if value.numel() != n:
+        raise_input_error(argument, f"have one label per row ({n})", f"{value.numel()}", "Pass a label for every row.")
+    labels = value.detach().reshape(-1).to(torch.int64)  # (n,)
+    high = "" if num_classes is None else f", {num_classes})"
+    outside = labels < 0 if num_classes is None else (labels < 0) | (labels >= num_classes)
+    if bool(outside.any()):
+        worst = cast(int, labels[outside][0].item())
+        span = "be >= 0" if num_classes is None else f"be in [0{high}"
+        remedy = "Number the classes 0..num_classes-1."
+        raise_input_error(argument, span, f"{worst} ({int(outside.sum())} such labels)", remedy)
+    return labels

@@ -1,0 +1,113 @@
+"""Exceptions for mistakes that a caller can correct, and the one form of their messages.
+
+A message is one line: ```argument` must {constraint}; got {value}. {remedy}``. Commands print it after their name, with
+the option that the user typed in place of the argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+from protonet._text import to_printable
+
+
+class InputError(ValueError):
+    """A value is out of range, or a file does not fit.
+
+    Args:
+        message: One line: what must hold, what was given, and the remedy.
+        argument: The name of the argument at fault, as the message has it in backquotes; "" for none.
+    """
+
+    def __init__(self, message: str, *, argument: str = "") -> None:
+        super().__init__(message)
+        self.argument = argument
+
+
+class InputTypeError(TypeError):
+    """A value has the wrong type; arguments as in `InputError`."""
+
+    def __init__(self, message: str, *, argument: str = "") -> None:
+        super().__init__(message)
+        self.argument = argument
+
+
+class MissingPackageError(ImportError):
+    """An optional package is not installed; the message says how to install it. Arguments as in `InputError`."""
+
+    def __init__(self, message: str, *, argument: str = "") -> None:
+        super().__init__(message)
+        self.argument = argument
+
+
+UserError = InputError | InputTypeError | MissingPackageError
+USER_ERRORS = (InputError, InputTypeError, MissingPackageError)  #: The same classes, for ``except``.
+
+
+def raise_input_error(
+    argument: str, constraint: str, got: object, remedy: str = "", *, kind: type[UserError] = InputError
+) -> NoReturn:
+    """Raise an error in the one message form.
+
+    Args:
+        argument: The name of the argument at fault.
+        constraint: What must hold, such as ``be > 0``.
+        got: The value that was given, or a description of it.
+        remedy: A sentence: what to do.
+        kind: The class of the error.
+    """
+    message = " ".join(f"`{argument}` must {constraint}; got {got}. {remedy}".split())
+    raise kind(to_printable(message), argument=argument)
+
+
+def raise_missing_file(path: object, *, argument: str = "path") -> NoReturn:
+    """Raise an InputError for a file that does not exist."""
+    raise InputError(f"no such file: {to_printable(path)}", argument=argument)
+
+
+def rename_argument(error: UserError, argument: str) -> UserError:
+    """Return an error whose message has another name for the argument at fault; the class stays."""
+    message = str(error).replace(f"`{error.argument}` must", f"`{argument}` must", 1) if error.argument else str(error)
+    return type(error)(message, argument=argument)
+
+
+@contextmanager
+def renamed_arguments(**names: str) -> Iterator[None]:
+    """Give arguments at fault the names that the caller of a public function or command knows.
+
+    Args:
+        **names: The new name, by the name in the code. Other arguments keep theirs.
+    """
+    try:
+        yield
+    except USER_ERRORS as error:
+        if error.argument not in names:
+            raise
+        raise rename_argument(error, names[error.argument]) from error.__cause__
+
+
+@contextmanager
+def optional_packages(install: str = 'pip install "protonet[analysis]"') -> Iterator[None]:
+    """Turn a missing package into a MissingPackageError of one line.
+
+    Args:
+        install: The command that installs the package.
+    """
+    try:
+        yield
+    except ImportError as error:
+        package = (error.name or "a package").partition(".")[0]
+        message = f"`{package}` must be installed; run: {install}"
+        raise MissingPackageError(message, argument=package) from None
+
+
+def installed_version(package: str) -> str | None:
+    """Return an installed package's version, or None if it is not installed."""
+    from importlib import metadata  # noqa: PLC0415 - slow to import
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

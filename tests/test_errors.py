@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protonet import _validation, errors
+from protonet.errors import InputError, InputTypeError, MissingPackageError
+
+
+@given(value=st.integers(0, 10**9))
+def test_whole_numbers_pass_as_int_float_and_tensor(value: int) -> None:
+    for form in (value, float(value), torch.tensor(value)):
+        assert _validation.check_int("a", form, low=0) == value
+
+
+@pytest.mark.parametrize("value", [True, "3", None, [1]])
+def test_what_is_no_number_is_a_type_error(value: object) -> None:
+    with pytest.raises(InputTypeError, match=r"^`a` must be a whole number >= 0; got .*\. Pass an int such as 0\.$"):
+        _validation.check_int("a", value, low=0)
+    with pytest.raises(InputTypeError, match=r"^`a` must be a finite number >= 0; got .*\. Pass a finite float\.$"):
+        _validation.check_number("a", value, low=0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 1.5])
+def test_what_is_not_whole_or_below_is_a_value_error(value: float) -> None:
+    with pytest.raises(InputError, match="`a` must be a whole number"):
+        _validation.check_int("a", value, low=0)
+
+
+def test_bounds() -> None:
+    with pytest.raises(InputError, match=r"whole number in \[1, 3\]; got 4"):
+        _validation.check_int("a", 4, low=1, high=3)
+    with pytest.raises(InputError, match="finite number > 0; got 0"):
+        _validation.check_number("a", 0, low=0, strict=True)
+    assert _validation.check_number("a", 0, low=0) == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int32, torch.uint8, torch.float64])
+def test_features_of_any_real_type_are_flattened(dtype: torch.dtype) -> None:
+    rows = _validation.check_features("x", torch.ones(2, 3, 4, dtype=dtype), dim=12)
+    assert rows.shape == (2, 12)
+    assert rows.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        ([[1.0]], InputTypeError, r"be a tensor of shape \(n, dim\); got list"),
+        (torch.ones(2, 2, dtype=torch.complex64), InputTypeError, "be real"),
+        (torch.ones(3), InputError, r"have shape \(n, dim\); got shape \(3,\)"),
+        (torch.ones(2, 5), InputError, "have 4 features per row; got 5"),
+        (torch.tensor([[0.0, 1, 2, torch.nan], [0, 0, 0, 0]]), InputError, "NaN or infinity in 1 of 2 rows"),
+    ],
+)
+def test_features_errors(value: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        _validation.check_features("x", value, dim=4)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        ([0, 1], InputTypeError, "be a tensor of integer labels; got list"),
+        (torch.tensor([0.0, 1.0]), InputTypeError, "be a tensor of integer labels; got torch.float32"),
+        (torch.tensor([0, 1, 2]), InputError, r"have one label per row \(2\); got 3"),
+        (torch.tensor([0, 4]), InputError, r"be in \[0, 3\); got 4 \(1 such labels\)"),
+        (torch.tensor([-1, -1]), InputError, r"be in \[0, 3\); got -1 \(2 such labels\)"),
+    ],
+)
+def test_labels_errors(value: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        _validation.check_labels("y", value, n=2, num_classes=3)
+
+
+def test_errors_are_of_the_standard_classes_and_name_the_argument() -> None:
+    for own, standard in ((InputError, ValueError), (InputTypeError, TypeError), (MissingPackageError, ImportError)):
+        with pytest.raises(own, match=r"^`a` must be\ b; got c\. D\.$") as raised:
+            errors.raise_input_error("a", "be\nb", "c", "D.", kind=own)
+        assert issubclass(own, standard)
+        assert vars(raised.value) == {"argument": "a"}
+        again = pickle.loads(pickle.dumps(raised.value))
+        assert (str(again), vars(again)) == (str(raised.value), {"argument": "a"})
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(InputError, match=r"^no such file: \\x1bx\.csv$"):
+        errors.raise_missing_file("\x1bx.csv")
+
+
+def test_a_missing_package_error_says_how_to_install_it() -> None:
+    with (
+        pytest.raises(MissingPackageError, match=r"^`none_such` must be installed; run: pip install x$"),
+        errors.optional_packages("pip install x"),
+    ):
+        import none_such.inside  # type: ignore[import-not-found]  # noqa: F401
+
+
+def test_versions_are_those_of_the_installed_packages() -> None:
+    assert errors.installed_version("torch") == torch.__version__
+    assert errors.installed_version("none-such") is None
+
+
+@pytest.mark.parametrize("kind", errors.USER_ERRORS)
+def test_arguments_are_renamed_for_the_caller(kind: type[errors.UserError]) -> None:
+    with (
+        pytest.raises(kind, match=r"^`--rate` must be > 0; got -1\. Mend `rate`\.$") as raised,
+        errors.renamed_arguments(rate="--rate", other="--other"),
+    ):
+        errors.raise_input_error("rate", "be > 0", -1, "Mend `rate`.", kind=kind)
+    assert type(raised.value) is kind
+    assert raised.value.argument == "--rate"
+    with pytest.raises(kind, match=r"^plain$"), errors.renamed_arguments(rate="--rate"):
+        raise kind("plain")
