@@ -99,7 +99,7 @@ def optional_packages(install: str = 'pip install "protonet[analysis]"') -> Iter
         yield
     except ImportError as error:
         package = (error.name or "a package").partition(".")[0]
-        message = f"`{package}` must be installed; run: {install}"
+        message = f"`{package}` must be installed. Run {install}."
         raise MissingPackageError(message, argument=package) from None
 
 

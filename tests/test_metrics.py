@@ -283,7 +283,7 @@ def test_the_offset_moves_the_threshold() -> None:
 def test_a_rate_that_rows_cannot_tell_is_an_error(
     scores: torch.Tensor, rate: Any, error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=f"find_threshold: {message}"):
+    with pytest.raises(error, match=f"{message}"):
         find_threshold(scores, rate)
 
 

@@ -77,20 +77,35 @@ class Parser(argparse.ArgumentParser):
             formatter.add_text(self.write_appendix())
         return formatter.format_help()
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as argparse does; an unknown option is reported before a missing argument."""
+        for given in sys.argv[1:] if args is None else args:
+            name = str(given).partition("=")[0]
+            if name == "--":
+                break
+            if name.startswith("--") and name not in self._option_string_actions:
+                near = difflib.get_close_matches(name, self._option_string_actions, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"run {self.prog} --help"
+                raise InputError(to_printable(f"unknown option: {name} ({hint})"), argument=name)
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         """Raise an InputError in the form of Unix commands, given the message of argparse."""
         what, _, names = message.partition(": ")
         if what == "the following arguments are required":
-            usage = " ".join(self.format_usage().removeprefix("usage: ").split())
-            message = f"missing argument: {names.upper() if names.islower() else names} ({usage})"
+            missing = ", ".join(name if name.startswith("-") else name.upper() for name in names.split(", "))
+            message = f"missing argument: {missing} ({self._format_short_usage()})"
         elif what == "unrecognized arguments":
-            option = names.split()[0]
-            near = difflib.get_close_matches(option.partition("=")[0], self._option_string_actions, n=1)
-            hint = f"did you mean {near[0]}?" if near and option.startswith("-") else f"run {self.prog} --help"
-            message = f"{'unknown option' if option.startswith('-') else 'unexpected argument'}: {option} ({hint})"
+            message = f"unexpected argument: {names.split()[0]} ({self._format_short_usage()})"
         else:
             message = f"{message} (run {self.prog} --help)"
         raise InputError(to_printable(message), argument="arguments")
+
+    def _format_short_usage(self) -> str:
+        """Return the usage without optional options."""
+        needed = [action for action in self._actions if action.required and action.option_strings]
+        rows = [action for action in self._actions if not action.option_strings]
+        return f"{self.prog}{''.join(map(_name_value, [*rows, *needed]))}"
 
 
 class _HelpAll(argparse.Action):
@@ -115,7 +130,7 @@ class _Removed(argparse.Action):
 
 def _name_value(action: argparse.Action) -> str:
     """Return a positional argument, or an option that has to be there, as a usage line has it."""
-    name = " ".join([*action.option_strings[:1], str(action.metavar or action.dest)])
+    name = " ".join([*action.option_strings[:1], str(action.metavar or action.dest.upper())])
     return {"*": f" [{name} ...]", "+": f" {name} [...]", "?": f" [{name}]"}.get(str(action.nargs), f" {name}")
 
 

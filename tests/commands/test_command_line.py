@@ -222,7 +222,7 @@ SIZE = "`table` must hold numbers of the size that .*; got 3e.38 as the largest"
     ("arguments", "line"),
     [
         ("fiit", "`command` must be one of fit, .*; got 'fiit'. Did you mean fit"),
-        ("fit", "`arguments` must be as --help lists them; got .*required: table"),
+        ("fit", "missing argument: TABLE"),
         ("fit T --time-limit 0", "`--time-limit` must be a finite number > 0; got '0'"),
         ("fit none.csv -o m.pt", r"`--output` must end in \.safetensors; got m\.pt"),
         ("fit none.csv --plot a.txt", r"`--plot` must end in \.png, \.pdf, \.svg"),

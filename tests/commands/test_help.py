@@ -76,5 +76,5 @@ def test_an_old_option_names_its_successor(arguments: str, successor: str, capsy
     call = main_episodes if name == "extract" else main
     assert call(arguments.split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "must be left out: there is no such option any more; got --" in line
+    assert "has been removed. " in line
     assert successor in line

@@ -169,7 +169,7 @@ class TestCsv:
 
     def test_unreadable(self, tmp_path: Path) -> None:
         for absent in (tmp_path / "absent.csv", tmp_path):
-            with pytest.raises(ValueError, match=rf"^no such file: {absent}\.$"):
+            with pytest.raises(ValueError, match=rf"^no such file: {absent}$"):
                 load_csv(absent)
         (tmp_path / "data.csv").write_bytes("ä,label\n".encode() + b"1,\xff\n")
         with pytest.raises(ValueError, match=r"can be read; got .* \(no UTF-8 in line 2\)\. Save it as UTF-8\.$"):

@@ -165,5 +165,5 @@ def test_more_fonts(tmp_path: Path) -> None:
     ],
 )
 def test_errors(change: dict[str, object], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=f"^load_glyphs: {message}"):
+    with pytest.raises(error, match=f"^{message}"):
         load_glyphs(**({"characters": "ab"} | change))  # type: ignore[arg-type]

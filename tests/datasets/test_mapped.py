@@ -142,7 +142,7 @@ def test_rows_with_nan_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("read", [load_npz, map_npz])
 def test_errors(tmp_path: Path, read: Callable[[Path], Dataset], arrays: dict[str, object], message: str) -> None:
     np.savez(tmp_path / "f.npz", **arrays)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=f"^({read.__name__}|load_npz): {message}"):  # what is not mapped is loaded
+    with pytest.raises(ValueError, match=f"^{message}"):
         read(tmp_path / "f.npz")
 
 
@@ -150,7 +150,7 @@ def test_errors(tmp_path: Path, read: Callable[[Path], Dataset], arrays: dict[st
 def test_damaged_files(tmp_path: Path, read: Callable[[Path], Dataset]) -> None:
     path = tmp_path / "f.npz"
     for absent in (path, tmp_path):
-        with pytest.raises(ValueError, match=rf"^no such file: {absent}\.$"):
+        with pytest.raises(ValueError, match=rf"^no such file: {absent}$"):
             read(absent)
     np.savez(path, x=make_rows(), y=np.arange(12) % 2)
     whole = path.read_bytes()

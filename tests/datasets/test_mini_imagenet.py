@@ -21,7 +21,7 @@ def test_rows_are_in_the_order_of_the_lists(tmp_path: Path) -> None:
 def test_errors(tmp_path: Path) -> None:
     make_csv(tmp_path)
     (tmp_path / "images" / "dog0.jpg").write_bytes(b"no image")
-    with pytest.raises(ValueError, match=r"^load_mini_imagenet: .*hold images that can be read; got .*dog0\.jpg"):
+    with pytest.raises(ValueError, match=r"^`root` must hold images that can be read; got .*dog0\.jpg"):
         load_mini_imagenet(tmp_path)
     (tmp_path / "images" / "dog1.jpg").unlink()
     with pytest.raises(ValueError, match=r"`root` must hold its pictures; got no .*dog1\.jpg \(No such file"):

@@ -167,7 +167,7 @@ def test_wrong_labels_share() -> None:
     ],
 )
 def test_errors(change: dict[str, object], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=f"^sample_family: {message}"):
+    with pytest.raises(error, match=f"^{message}"):
         sample_family(**({"name": "isotropic", "seed": 0} | change))  # type: ignore[arg-type]
 
 

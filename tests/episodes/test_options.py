@@ -117,7 +117,7 @@ def test_tuning_is_by_accuracy_on_validation_classes(command: Command) -> None:
         ("--against nosuch", "`--against` must be one of .*; got 'nosuch'. Pick a listed one"),
         ("--against rigde", "`--against` must be one of ridge, .*Did you mean ridge"),
         ("--tune rigde:penalty=1,2", "`--tune` must be one of ridge, "),
-        ("--normalize l3", "`arguments` must be as --help lists them"),
+        ("--normalize l3", "argument --normalize: invalid choice"),
         ("--normalize cl2 --side all", "`--normalize` must find base classes to centre on; got cl2 without"),
         ("--base x.npz", "`--base` must be another data set than --dataset"),
         ("--base absent.npz", "absent.npz"),

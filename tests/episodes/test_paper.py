@@ -122,7 +122,7 @@ def test_it_goes_on_where_it_was_and_then_does_nothing_twice(command: Command, f
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("paper mine.py:near", "required: -o/--output"),
+        ("paper mine.py:near", "missing argument: -o/--output"),
         (f"paper mine.py:far {RUN} -o out", "must be a function of its file; got 'mine.py:far'. It has near"),
         (f"paper rigde {RUN} -o out", "`METHOD` must be one of ridge, "),
         (f"{PAPER} --way 2-3", "`--way` must be a whole number >= 2; got '2-3'"),

@@ -66,7 +66,7 @@ def test_a_loaded_network_goes_on(tmp_path: Path) -> None:
     assert loaded.network.add_class(X[:2]) == model.network.add_class(X[:2]) == 7
     loaded.network(X)[:, 7].sum().backward()
     assert torch.equal(loaded.network(X), model.network(X))
-    with pytest.raises(InputError, match=r"^save_model: .* got one with classes that are not 8 different names\."):
+    with pytest.raises(InputError, match=r"^`model` must .* got one with classes that are not 8 different names\."):
         save_model(path, loaded)
     save_model(path, loaded._replace(classes=(*loaded.classes[:-1], "newer", "newest")))
     assert load_model(path).classes[-2:] == ("newer", "newest")
@@ -145,7 +145,7 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
     for name in ("truncated", "longer", "empty", "text", "foreign", "other", "."):
         with pytest.raises(InputError, match=f"^{REFUSED}$"):
             load_model(tmp_path / name)
-    with pytest.raises(InputError, match=r"^no such file: .*missing\. There is no such file; "):
+    with pytest.raises(InputError, match=r"^no such file: .*missing$"):
         load_model(tmp_path / "missing")
 
 

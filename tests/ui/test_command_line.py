@@ -28,9 +28,9 @@ from protonet.ui.text import format_table
     ("error", "code", "line"),
     [
         (None, 0, ""),
-        (InputError("`x`\nmust be"), 2, "`x` must be\n"),
-        (InputTypeError("a"), 2, "a\n"),
-        (MissingPackageError("cmd: `x` must be installed"), 2, "cmd: `x` must be installed\n"),
+        (InputError("`x`\nmust be"), 2, "cmd: `x` must be\n"),
+        (InputTypeError("a"), 2, "cmd: a\n"),
+        (MissingPackageError("`x` must be installed"), 2, "cmd: `x` must be installed\n"),
         (FileNotFoundError(2, "No such file", "x"), 2, "cmd: [Errno 2] No such file: 'x'\n"),
         (KeyboardInterrupt(), 130, "cmd: interrupted\n"),
         (KeyboardInterrupt("stopped; half is kept"), 130, "cmd: stopped; half is kept\n"),
@@ -80,8 +80,14 @@ def test_parser_errors() -> None:
     parser = Parser("cmd", "Do it.")
     parser.add_argument("--long-name")
     assert parser.parse_args(["--long-name", "x"]).long_name == "x"
-    for arguments in (["--long", "x"], ["--long-name"], ["extra"]):
-        with pytest.raises(InputError, match=r"^cmd: `arguments` must be as --help lists them; got .*python -m cmd"):
+    parser.add_argument("table")
+    for arguments, message in (
+        (["t", "--long", "x"], r"unknown option: --long \(did you mean --long-name\?\)"),
+        (["t", "--long-name"], r"argument --long-name: expected one argument \(run cmd --help\)"),
+        (["t", "extra"], r"unexpected argument: extra \(cmd TABLE\)"),
+        ([], r"missing argument: TABLE \(cmd TABLE\)"),
+    ):
+        with pytest.raises(InputError, match=f"^{message}$"):
             parser.parse_args(arguments)
 
 

@@ -159,7 +159,7 @@ def test_methods_of_one_name_with_other_results(command: Command, tmp_path: Path
         ("a moved", "must be of the same data"),
         ("a absent", "must be a file that --json wrote; got .*absent.json"),
         ("a --against=rigde", "`--against` must be one of ridge, .*Did you mean ridge"),
-        ("a --frobnicate", "must be as --help lists them"),
+        ("a --frobnicate", "unknown option: --frobnicate"),
         ("a --latex=/proc/none/a.tex", "`--latex` must be a file that can be written"),
     ],
 )

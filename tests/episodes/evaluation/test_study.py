@@ -134,5 +134,5 @@ def test_no_file_and_python_3_10_without_tomli(command: Command, monkeypatch: py
     command.refuses("must be a TOML file; got absent.toml", "study absent.toml")
     monkeypatch.setitem(sys.modules, "tomllib", None)
     monkeypatch.setitem(sys.modules, "tomli", None)
-    said = "`tomli` must be installed; got none of that name. Run pip install tomli"
+    said = "`tomli` must be installed. Run pip install tomli"
     command.refuses(said, "study study.toml")

@@ -91,5 +91,5 @@ def test_embed_rows_in_chunks() -> None:
     ],
 )
 def test_errors(name: str, dim: int, said: str) -> None:
-    with pytest.raises(ValueError, match=rf"^make_backbone: {said}"):
+    with pytest.raises(ValueError, match=rf"^{said}"):
         make(name, dim)
