@@ -36,7 +36,7 @@ METHODS = {
     "logistic": "logistic-by-accuracy",
     LIMIT: None,
 }
-COMPARED = ("cosine", "lda", "logistic")  #: Those that the regret is measured against: the best of them, row by row.
+COMPARED = ("cosine", "lda", "logistic")  #: The regret is measured against the best of these in each setting.
 NOTE = """
 Test accuracy in percent, mean over {draws} ± one standard error. In brackets: ours minus it, paired by
 draw. The gap is the Bayes rule minus ours, the regret the best of cosine, LDA and logistic regression minus

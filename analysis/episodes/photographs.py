@@ -142,7 +142,7 @@ def hash_pictures(found: Sequence[tuple[Path, str]]) -> str:
 
 
 def hash_name(path: Path) -> str:
-    """Return a short name that tells a picture from those of other folders."""
+    """Return a short name that is unique over folders."""
     return hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
 
 

@@ -27,7 +27,7 @@ from protonet.representations.representation import hash_file, hash_text
 #: Methods that are no representation.
 CODES, NEAREST, LOGISTIC, TFIDF, SETFIT = "codes", "nearest name", "logistic", "tfidf", "setfit"
 NONE = "none"
-#: What the embeddings are multiplied with, as the inverse of the penalty of logistic regression.
+#: Factors on the embeddings; they act as the inverse penalty of logistic regression.
 C = 10.0
 #: The variable that names the folder of embeddings.
 CACHE = "PROTONET_CACHE"
@@ -55,7 +55,7 @@ class Recipe(NamedTuple):
     iterations: int = 20  #: Pairs of one class, and as many of two, for each labelled text.
     batch: int = 16  #: Pairs.
     rate: float = 2e-5
-    warm_up: float = 0.1  #: Of all steps.
+    warm_up: float = 0.1  #: Fraction of all steps.
 
 
 def list_methods(takes: str, shots: int, representations: Sequence[str], *, setfit: bool) -> list[str]:
@@ -171,7 +171,7 @@ def call(arguments: Sequence[str]) -> float:
 
 @cache
 def start(name: str, effort: str) -> None:
-    """Open a representation and fit once: what a process does once is not measured."""
+    """Open a representation and fit once, so that start-up costs of the process are not measured."""
     if name != NONE:
         open_representation(name)
     with tempfile.TemporaryDirectory() as folder, use_cache(Path(folder)):

@@ -25,7 +25,7 @@ class Items(NamedTuple):
     cells: list[str]  #: (n,)
     classes: tuple[str, ...]  #: In ascending order.
     labels: np.ndarray  #: (n,) int64, in [0, len(classes)).
-    digest: str  #: Of all of these, pictures by their names and sizes.
+    digest: str  #: Hash of all fields; pictures count by name and size.
 
     @property
     def names(self) -> list[str]:

@@ -22,7 +22,7 @@ from protonet.representations.opening import PACKAGED
 from protonet.ui.command_line import check_name
 from protonet.ui.text import count, format_table
 
-#: What the tables call methods; "{}" is the representation that they read.
+#: Names of methods in the tables; "{}" is the representation that they read.
 TITLES = {
     NONE: "fit, none",
     CODES: "fit, {}, classes called c1, c2, ...",
@@ -43,7 +43,7 @@ effort {effort}, all else as it is by default. Seconds of one core's CPU to lear
 network already: with the embeddings in the cache, and, on the first split, with an empty cache. Logistic regression has
 C = 10, on the embeddings as they are.
 """
-#: What is said besides, where there are such runs.
+#: Further notes, printed if there are such runs.
 NOTES = {
     "names": f"""\
 At 0 per class `fit` has names alone (`--classes`), and at most {MOST_UNLABELLED:,} rows without a label.
@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def takes(name: str) -> str:
-    """Return what a representation takes; "" for none."""
+    """Return the input kind of a representation; "" for none."""
     return "" if name == NONE else PACKAGED[name].takes
 
 
@@ -140,7 +140,7 @@ def tabulate_means(rows: Sequence[Mapping[str, Any]], sets: Sequence[str], metho
             line.append(f"{statistics.fmean(found):.1f}" if found else "")
         lines.append(line)
     headings = [f"less {name_method(peer, rows)}" for peer in methods if peer in PEERS]
-    return format_table(["", "right, %", *headings, "CPU s", "CPU s, empty cache"], lines)
+    return format_table(["", "accuracy, %", *headings, "CPU s", "CPU s, empty cache"], lines)
 
 
 def tabulate_sets(

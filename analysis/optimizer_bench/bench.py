@@ -1,7 +1,7 @@
 """The steps that an optimizer needs to the loss of tuned AdamW, on each workload, at each of several horizons.
 
-A configuration with total_steps is told each horizon, and runs once for each; without it, one run of a workload and
-seed is judged at all of them. With --rates, at other learning rates too; with --told, told another horizon than the
+A configuration with total_steps gets each horizon and runs once for each; without it, one run of a workload and
+seed is judged at all of them. With --rates, at other learning rates too; with --told, with another total_steps than the
 true one; with --compare, other libraries' optimizers, each at its best shared learning rate. A run on validation or
 test workloads is a look: it is logged in analysis/results/optimizer_looks.md.
 """
@@ -39,9 +39,9 @@ Optimizers = Mapping[int, Candidate]  #: By the horizon.
 
 
 class Variant(NamedTuple):
-    """What a candidate's variant differs in from its configuration."""
+    """The difference of a variant from a candidate's configuration."""
 
-    changed: str  #: ``rate``, the learning rate, or ``horizon``, the total_steps that it is told.
+    changed: str  #: ``rate``, the learning rate, or ``horizon``, its total_steps.
     factor: float  #: Times the configuration's, or the true horizon.
 
 
@@ -53,7 +53,7 @@ class Grid(NamedTuple):
 
     workloads: Mapping[str, Path | None]  #: The file of each, None for one of the bench's own.
     baselines: loading.Baselines
-    seeds: Sequence[int]  #: Of the runs; the first one decides on a peer's learning rate.
+    seeds: Sequence[int]  #: Seeds of the runs; a peer's learning rate is chosen on the first one.
     steps: Sequence[int]  #: The horizons, upwards.
 
     def get_baseline(self, name: str, steps: int) -> loading.Baseline:
@@ -97,7 +97,7 @@ def add_options(parser: StudyParser) -> None:
     parser.add_argument("--optimizer", metavar="FILE", help="Python file of a class CustomOptimizer(params, **config)")
     parser.add_argument("--config", metavar="FILE", help="its config, a JSON object (default: none)")
     parser.add("--rates", None, "factors on its learning rate to run as well, with commas", _parse_factors)
-    parser.add("--told", None, "factors on the total_steps that it is told to run as well, with commas", _parse_factors)
+    parser.add("--told", None, "factors of further runs on total_steps, with commas", _parse_factors)
     known = f"of {', '.join(PEERS)} (no NAMES: all)"
     parser.add_argument("--compare", nargs="?", const=",".join(PEERS), metavar="NAMES", help=known)
     parser.add("--steps", "1000", "horizons, with commas", check_steps)
@@ -130,7 +130,7 @@ def _parse_factors(option: str, text: str) -> list[float]:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Run the optimizer, and peers if asked for, and tell how many times fewer steps they need."""
+    """Run the optimizer, and peers if asked for, and report how many times fewer steps they need."""
     peers = [] if options.compare is None else parse_names("--compare", options.compare, PEERS)
     missing = [library for library in LIBRARIES if find_spec(library) is None]
     if peers and missing:
@@ -197,7 +197,7 @@ def scale(candidate: Candidate, factor: float) -> Candidate:
 
 
 def _pick_grid(options: argparse.Namespace) -> Grid:
-    """Return what was asked for; see `loading.pick_workloads`."""
+    """Return the selected workloads; see `loading.pick_workloads`."""
     if options.roles is not None and options.workloads is not None:
         raise_input_error("--roles", "come without --workloads", ",".join(options.roles), "Names are of any role.")
     workloads = loading.pick_workloads(options, options.roles or ["visible"])

@@ -1,4 +1,4 @@
-"""What the bench is given: workloads, candidates and baselines, from files that may be anybody's."""
+"""Load workloads, candidates and baselines from files that are not trusted."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def read_baselines(path: Path) -> Baselines:
 
 
 def read_json(argument: str, path: Path) -> Any:
-    """Return what a JSON file holds, or raise an InputError."""
+    """Return the content of a JSON file, or raise an InputError."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -33,7 +33,7 @@ class Look(NamedTuple):
 
     optimizer: str  #: The first digits of its file's hash, or the names of peers.
     config: str  #: Its configuration as JSON; empty for peers.
-    roles: Collection[str]  #: Of the workloads that are run.
+    roles: Collection[str]  #: Roles of the workloads that are run.
 
     @classmethod
     def at(cls, candidate: Candidate | None, peers: Sequence[str], roles: Collection[str]) -> Look:

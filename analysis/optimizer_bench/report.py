@@ -31,7 +31,7 @@ horizon, on all of these workloads together: an advantage that the optimizer jud
 called: none has a schedule, and schedule-free AdamW is judged where it takes gradients.
 """
 VARIANTS_NOTE = """
-Change: of the geometric mean, against the configuration's learning rate, told the true horizon.
+Change: of the geometric mean, against the configuration's learning rate with total_steps equal to the true horizon.
 """
 
 
@@ -53,7 +53,7 @@ def tabulate(entries: Sequence[Entry], baselines: Baselines) -> str:
         if peers:
             text += _tabulate_entries(compared, key) + "\n"
     if len(variants) > 1:
-        text += f"**Other learning rates and horizons told**\n\n{tabulate_variants(variants)}\n"
+        text += f"**Other learning rates and values of total_steps**\n\n{tabulate_variants(variants)}\n"
     text += NOTE.lstrip() + PEERS_NOTE.lstrip() * bool(peers)
     return text + VARIANTS_NOTE.lstrip() * (len(variants) > 1)
 

@@ -23,7 +23,7 @@ from analysis.optimizer_bench.workloads import WORKLOADS
 from analysis.shared.journal import hash_sources, run_all
 from protonet.errors import installed_version
 
-WARMUP = 0.03  #: Of the steps, the share in which the rate rises.
+WARMUP = 0.03  #: Fraction of the steps in which the rate rises.
 FOLDER = "analysis/optimizer_bench"
 #: The sources that decide every run.
 SHARED = [f"{FOLDER}/workload.py", *(f"{FOLDER}/workloads/{name}.py" for name in ("data", "models"))]
@@ -108,7 +108,7 @@ def do(run: Run) -> Curve:
     What its optimizer draws is the seed's, and the global random state is put back.
 
     A decomposition that fails, as one does of weights that are not finite, ends the run as one that diverged. So does
-    whatever a peer raises, for instance on a shape that it cannot take; what a candidate's file raises is raised.
+    whatever a peer raises, for instance on a shape that it cannot take; errors of a candidate's file are raised.
     """
     candidate, target = run.optimizer, run.target
     assert isinstance(candidate, Candidate), "the judged have no schedule"

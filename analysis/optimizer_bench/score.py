@@ -18,7 +18,7 @@ MISS, STEEPNESS, FLOOR = 0.7, 10.0, 0.05
 RESAMPLES = 2000
 #: A workload's name, role, family and kind, the horizon (``steps``), the geometric mean over seeds (``ratio``) and each
 #: seed's ratio, first step at the target (None: a miss), whether it diverged, what the optimizer raised (None: nothing)
-#: and, of a miss, how far its best smoothed loss stays above the target, in per cent of that (``gaps``, None for a hit
+#: and, of a miss, how far its best smoothed loss stays above the target, in percent (``gaps``, None for a hit
 #: or no loss); the ratios against ``easier`` baselines, by name, if there are some; and milliseconds a step.
 Row = dict[str, Any]
 #: What rows of one role and horizon come to: ``role``, ``steps``, ``ratio``, their geometric mean, its 95 %
@@ -28,7 +28,7 @@ Summary = dict[str, Any]
 
 
 def view(curve: Curve, target: float, max_steps: int) -> Curve:
-    """Return a run as it was until it reached a target, or until a horizon: what comes later is not seen."""
+    """Return a run as it was until it reached a target, or until a horizon; later steps are cut off."""
     hit = curve.first_hit(target)
     end = max_steps if hit is None else min(hit, max_steps)
     losses = curve.losses[: end // EVERY + 1]

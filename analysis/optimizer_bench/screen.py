@@ -63,7 +63,7 @@ def add_options(parser: StudyParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Run every variant, rank them, and tell what the choice is worth."""
+    """Run every variant, rank them, and estimate the value of the choice."""
     folder = options.state.parent / "optimizer_variants"
     variants = {
         name: make_variant(text, options.config, folder) for name, text in name_variants(options.variants).items()
@@ -104,7 +104,7 @@ def make_variant(text: str, config_file: str | None, folder: Path) -> Candidate:
 
 
 def name_variants(texts: Sequence[str]) -> dict[str, str]:
-    """Return variants by name, each once: their files' names without folders where that tells them apart."""
+    """Return variants by name, each once: their files' names without folders if these are unique."""
     texts = list(dict.fromkeys(texts))
     parts = [text.partition(":") for text in texts]
     short = [" ".join(filter(None, (Path(file).stem, fields))) for file, _, fields in parts]

@@ -57,7 +57,7 @@ class Task(NamedTuple):
     workload: str
     file: Path | None  #: As `Run` has it.
     steps: tuple[int, ...]  #: The horizons, in the order of the search.
-    start: Setting | None  #: What was best at another horizon.
+    start: Setting | None  #: The best setting at another horizon.
     state: Path  #: The journal of its runs.
     coarse: bool = False  #: Whether the ladder is all that is searched.
 
@@ -65,7 +65,7 @@ class Task(NamedTuple):
 def add_options(parser: StudyParser) -> None:
     """Add the workloads, the horizons, and where baselines are kept."""
     parser.add("--steps", "1000,300,5000", "horizons, with commas, in the order of the search", check_steps)
-    parser.add_whole("--jobs", os.cpu_count() or 1, "processes, each of which tunes another workload")
+    parser.add_whole("--jobs", os.cpu_count() or 1, "processes; each tunes another workload")
     parser.add_argument("--coarse", action="store_true", help="try the coarse ladder alone, and make it the baseline")
     parser.add_output("--baselines", "baselines, to which these are added", loading.BASELINES)
     loading.add_workloads(parser)
@@ -149,7 +149,7 @@ def tune(measure: Measure, start: Setting | None = None) -> tuple[loading.Baseli
 
     Args:
         measure: Trains by a setting and a seed.
-        start: What was best at another horizon: its betas are kept.
+        start: The best setting at another horizon; its betas are kept.
     """
     if start is None:
         tuned = climb(measure, climb(measure, Setting(), COARSE), FINE)

@@ -21,7 +21,7 @@ MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 class Workload(NamedTuple):
-    """What an optimizer is judged on."""
+    """A task that optimizers are evaluated on."""
 
     model: nn.Module  #: In training mode; all of its parameters are trained.
     train_loss: Callable[[], Tensor]  #: Draws the next batch from the workload's own generator, returns its loss, 0-d.
@@ -42,7 +42,7 @@ def initial_weights(seed: int) -> Iterator[None]:
 
 
 class Task(NamedTuple):
-    """What a workload is made of, whatever its seed."""
+    """The parts of a workload that do not depend on its seed."""
 
     make: Callable[[], nn.Module]  #: Makes the model.
     loss: Callable[[nn.Module, Any], Tensor]  #: Maps the model and a batch to the loss, 0-d.
@@ -125,7 +125,7 @@ class Curve(NamedTuple):
     losses: list[float]
     diverged: bool = False  #: A training or validation loss was not finite; the run ended there.
     step_ms: float = 0.0  #: CPU milliseconds of one ``step()``, where they were measured.
-    raised: str | None = None  #: What the optimizer raised, if it did; its curve is one that diverged.
+    raised: str | None = None  #: The error that the optimizer raised, if any; its curve then counts as diverged.
 
     def first_hit(self, target: float) -> int | None:
         """Return the first step whose smoothed loss is at most the target, or None."""

@@ -35,7 +35,7 @@ class Measured(NamedTuple):
 
 
 def measure(task: Task) -> dict[str, np.ndarray]:
-    """Return what is known of a task's views as arrays; none where there is nothing but raw cosine.
+    """Return the evidence on a task's views as arrays; none if raw cosine is the only view.
 
     ``held`` (views, n, classes) are cosines out of fold, ``labels`` (n,) their classes; ``judged`` (views, m, classes)
     those of the rows to judge on, ``truth`` (m,) their classes; ``traits`` (views, traits) what the views are; ``x``,

@@ -2,7 +2,7 @@
 
 Tasks are measured once each, into a folder, by as many processes as --jobs says; an interrupted command goes on where
 it was, and a folder that is deleted is measured anew. Four priors, each trained without the tasks of a quarter of the
-kins, are judged on those. --write trains the published prior on all tasks, and one for each real set without its kin,
+families, are evaluated on those. --write trains the published prior on all tasks, and one per real set without its family,
 for `robustness --methods left-out`.
 """
 
@@ -31,7 +31,7 @@ from protonet.ui.text import format_table
 from solution.pack import ROOT
 
 FOLDS, CURVE = 4, (10, 80)
-#: What is trained on the same rows or frames as a set of `analysis.real_data.sets`.
+#: Data sets that share rows with a set of `analysis.real_data.sets`.
 VOWELS = {"spectra", "JapaneseVowels"}
 KINS = {name: VOWELS if name in VOWELS else {name} for name in DATASETS}
 NUMBERS = ROOT / "protonet/fit/prior_numbers.py"
@@ -40,10 +40,10 @@ HEADER = (
     '"""The numbers of the published prior, as `python -m analysis prior --write` makes them: float16, base64."""\n'
 )
 NOTE = """
-Mean over tasks of kins that the prior was not trained on, in nats and percent ± one standard error of the difference to
+Mean over tasks of families that the prior was not trained on, in nats and percent ± one standard error of the difference
 the first line, whose log-loss is large for one task in which cosines hardly differ. "Judged" tasks have rows to hold
 out; of the others, one labelled row per class, only how rows look is known. The published prior is trained on all
-{tasks} tasks; `robustness` has, as "ours, left out", what it is worth on real sets when no task of the set's kin was
+{tasks} tasks; `robustness` has, as "ours, left out", its value on real sets when no task of the set's family was
 trained on.
 """
 
@@ -90,7 +90,7 @@ def load_tasks(folder: Path, count: int) -> list[Measured]:
 
 
 def load_left_out(name: str) -> Prior:
-    """Load the prior that saw no task of a set's kin: a key of `DATASETS`, or ``MIXED_NAME`` for all mixed tables."""
+    """Load the prior that saw no task of a set's family: a key of `DATASETS`, or ``MIXED_NAME`` for mixed tables."""
     path = LEFT_OUT / name
     if not path.exists():
         remedy = "Run python -m analysis prior --write first: it trains the priors that leave a set out."
@@ -107,7 +107,7 @@ def write_prior(prior: Prior, header: str, path: Path = NUMBERS) -> None:
 
 
 def compare(tasks: Sequence[Measured], batch: Batch, epochs: int) -> list[dict[str, Any]]:
-    """Return log-loss and accuracy on kins that were left out, of the prior and of what it is without its parts."""
+    """Return log-loss and accuracy on held-out families of data sets, for the prior and its ablations."""
     kins = sorted({each.kin for each in tasks})
     fold = dict(zip(np.random.default_rng(0).permutation(kins).tolist(), np.arange(len(kins)) % FOLDS, strict=True))
     owner = torch.tensor([int(fold[each.kin]) for each in tasks])
@@ -119,7 +119,7 @@ def compare(tasks: Sequence[Measured], batch: Batch, epochs: int) -> list[dict[s
     everything = torch.ones_like(made)
     variants: list[tuple[str, Batch, torch.Tensor, int]] = [
         ("learned", batch, everything, epochs),
-        ("learned, kinds of views not told", blind, everything, epochs),
+        ("learned, without the kinds of views", blind, everything, epochs),
         ("learned, the problem not seen", unseen, everything, epochs),
         ("learned on half of the tasks", batch, half, 2 * epochs),
         ("learned on synthetic tasks alone", batch, made, 2 * epochs),

@@ -1,4 +1,4 @@
-"""Synthetic tasks: a prior over how features come to tell classes apart, as rich as few lines allow.
+"""Synthetic tasks: a prior over relations between features and classes.
 
 Each family draws (n, dim) features and (n,) classes from a generator; `draw` picks a family and then spoils what it
 drew as real tables are spoilt: useless, copied, warped, rounded, heavy-tailed columns, and wrong labels.
@@ -54,7 +54,7 @@ def draw_clusters(n: int, rng: np.random.Generator) -> Drawn:
 
 
 def draw_causes(n: int, rng: np.random.Generator) -> Drawn:
-    """A structural causal model: nodes of a random network, one of which is cut into classes."""
+    """A structural causal model: nodes of a random network; one of them is cut into classes."""
     width, depth = int(rng.integers(4, 30)), int(rng.integers(1, 5))
     nodes, layer = [], rng.normal(size=(n, int(rng.integers(2, 8))))
     for _ in range(depth):

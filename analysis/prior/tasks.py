@@ -42,10 +42,10 @@ SYNTHETIC_ROWS = 600
 
 
 class Task(NamedTuple):
-    """A problem: what is labelled, and what is judged on."""
+    """A task: labelled rows, and rows to evaluate on."""
 
     name: str
-    kin: str  #: What it must not be reported on if it was trained on.
+    kin: str  #: Family of data sets: a prior that was trained on it is not evaluated on it.
     x: np.ndarray  #: (n, dim) float64
     y: np.ndarray  #: (n,) int64, every class among them
     blocks: torch.Tensor | None  #: (dim,), as in `protonet.views.view.Rows`

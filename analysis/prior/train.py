@@ -26,7 +26,7 @@ class Batch(NamedTuple):
     traits: Tensor  #: (tasks, views, traits)
     problem: Tensor  #: (tasks, problem features)
     start: Tensor  #: (tasks, views)
-    there: Tensor  #: (tasks, views) bool: views that tell rows apart
+    there: Tensor  #: (tasks, views) bool: views with different cosines for different rows
     factor: Tensor  #: (tasks,)
     cosines: Tensor  #: (tasks, views, m, classes) float16, over the views' spread
     truth: Tensor  #: (tasks, m), -1 for no row
@@ -92,13 +92,13 @@ def _weigh(prior: Prior, batch: Batch, there: Tensor) -> tuple[Tensor, Tensor]:
 def train(
     batch: Batch, *, epochs: int = EPOCHS, seed: int = 0, progress: Callable[[int, float], None] | None = None
 ) -> Prior:
-    """Train a prior on tasks: the mean log-loss in units of that of guessing; views are dropped at random.
+    """Train a prior on tasks: the mean log-loss in units of the log-loss of guessing; views are dropped at random.
 
     Args:
         batch: The tasks.
         epochs: Passes over them.
         seed: Of first weights, order and what is dropped.
-        progress: Told the epoch that ended and its mean loss.
+        progress: Called with the finished epoch and its mean loss.
     """
     generator = torch.Generator().manual_seed(seed)
     prior = Prior()

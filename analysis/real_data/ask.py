@@ -1,4 +1,4 @@
-"""How many labels it takes to know what ten random rows per class tell, where the rows to label are chosen.
+"""Number of labels that active learning needs to match ten random rows per class.
 
 Labels come in batches of one per class, from one random row per class on; after each batch the solver is fitted again.
 """
@@ -24,14 +24,14 @@ from protonet.ui.command_line import check_name
 from protonet.ui.text import count, format_table
 from solution.pack import library_files
 
-#: The sets that the strategy was chosen on, and those that chose nothing: every other one of those with rows enough.
+#: Development sets, and held-out sets: every other one of those with enough rows.
 DEVELOPED = ("digits", "breast_cancer", "glyphs", "spectra", "ArrowHead", "ItalyPowerDemand")
 REPORTED = ("wine", "iris", "text", "OSULeaf", "GunPoint", "JapaneseVowels")
 NOTE = """
 Labels in percent of ten per class, at which the mean over {splits} of the test accuracy, made monotone, reaches that of
-ten random rows per class; {most:.0f} stands for those that did not get there within {labels} labels per class. In the
+ten random rows per class; {most:.0f} counts for runs that did not get there within {labels} labels per class. In the
 lines of means: ± one standard error over the sets. The sets of the first half chose the strategy and its bandwidth;
-those of the second half chose nothing.
+those of the second half are held out.
 """
 
 Row = dict[str, Any]
@@ -47,7 +47,7 @@ def add_options(parser: StudyParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Do every run, and tell how many labels each strategy took."""
+    """Do every run, and report how many labels each strategy took."""
     with optional_packages():
         import sklearn.cluster  # noqa: F401, PLC0415 - TypiClust and the isotonic curves
     strategies = options.strategies or list(STRATEGIES)

@@ -15,11 +15,11 @@ from protonet.fit.active import suggest_rows
 from protonet.fit.search import EFFORTS, Search
 from protonet.network import PrototypeNetwork
 
-#: Of a set at most so many classes are used, a third of the rows, and so many, to test, and so many per class to ask.
+#: Most classes of a set, most test rows (a third of all), and most rows per class to choose from.
 MOST_CLASSES, MOST_TESTS, MOST_ASKED = 10, 1000, 60
 #: The random rows per class whose accuracy is to be reached, in so many draws; and batches until that is given up.
 SHOTS, DRAWS, BATCHES = 10, 3, 10
-#: What is fitted, a thousand times: linear views alone, at a third of the seconds of the cheapest effort; or that.
+#: Fitted a thousand times: linear views alone, at a third of the time of the cheapest effort, or that effort.
 FITTED = {"linear": Search((EFFORTS["fast"].kinds[0],), folds=3, shifts=False), "fast": EFFORTS["fast"]}
 #: The run that finds what is to be reached.
 TARGET = "target"
@@ -37,7 +37,7 @@ class Run(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """What there is to choose from."""
+    """The rows that a strategy chooses from."""
 
     network: PrototypeNetwork  #: Fitted to the labelled rows.
     x: Tensor  #: (n, dim) the rows without a label.
@@ -55,7 +55,7 @@ class Pool(NamedTuple):
 
     @property
     def probabilities(self) -> Tensor:
-        """What the network gives the rows without a label, (n, num_classes)."""
+        """Logits of the rows without a label, (n, num_classes)."""
         logits: Tensor = self.network(self.x)
         return logits.softmax(dim=1)
 

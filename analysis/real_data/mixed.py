@@ -74,7 +74,7 @@ other boosting does; CatBoost is as it is set by default.
 
 
 def fit_ours(split: MixedSplit, effort: str | Search = "default") -> Outcome:
-    """Return what the solver predicts, from files as the command reads them."""
+    """Return the predictions of the solver, from files as the command reads them."""
     with tempfile.TemporaryDirectory() as folder:
         train, test = Path(folder, "train.csv"), Path(folder, "test.csv")
         write_table(train, ["class of the row", *split.columns], zip(split.train_labels, split.train, strict=True))
@@ -107,7 +107,7 @@ def write_table(path: Path, header: Sequence[str], rows: Any) -> None:
 
 
 def fit_pipeline(split: MixedSplit, make: Callable[[], Any], grid: Mapping[str, Any], *, hot: bool = True) -> Outcome:
-    """Return what a pipeline predicts, its settings chosen by accuracy over folds."""
+    """Return the predictions of a pipeline, its settings chosen by accuracy over folds."""
     train, test, numbers, others = read_frames(split)
     if hot:
         scaled = make_pipeline(SimpleImputer(strategy="median", add_indicator=True), StandardScaler())
@@ -119,7 +119,7 @@ def fit_pipeline(split: MixedSplit, make: Callable[[], Any], grid: Mapping[str, 
 
 
 def fit_booster(split: MixedSplit, make: Callable[[list[str]], Any], grid: Mapping[str, Any]) -> Outcome:
-    """Return what a booster predicts that reads categories itself, given their names; its settings as a pipeline's."""
+    """Return the predictions of a booster that reads categories itself; settings as in a pipeline."""
     train, test, _, others = read_frames(split)
     for name in others:
         levels = pd.CategoricalDtype(sorted(set(train[name]) | set(test[name])))
@@ -128,7 +128,7 @@ def fit_booster(split: MixedSplit, make: Callable[[list[str]], Any], grid: Mappi
 
 
 def fit_by_folds(split: MixedSplit, pipeline: Any, grid: Mapping[str, Any], train: Any, test: Any) -> Outcome:
-    """Return what a pipeline predicts on frames, the settings of its model chosen by accuracy over folds, if any."""
+    """Return the predictions of a pipeline on frames, with settings chosen by accuracy over folds, if any."""
     classes, y = np.unique(split.train_labels, return_inverse=True)
     folds = StratifiedKFold(min(FOLDS, int(np.bincount(y).min())), shuffle=True, random_state=0)
     if grid:
@@ -253,7 +253,7 @@ def hash_code(method: str) -> str:
 def run_method(run: Run) -> dict[str, float]:
     """Return a method's accuracy on a split and its mean recall over the classes, in percent, and its seconds.
 
-    Where it has probabilities, their log-loss, calibration error and the mean over the classes of the area under the
+    If it has probabilities: their log-loss, calibration error and the mean over the classes of the area under the
     curve of each against the rest, too.
     """
     split = split_mixed(*run[:3])
@@ -312,7 +312,7 @@ def tabulate_group(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) ->
     if not pipelines:
         return format_table(["method", "accuracy", "mean recall", "seconds"], lines)
     hindsight = [f"{statistics.fmean(values):.2f}" for values in best.values()]
-    lines.append(["best pipeline, row by row", *hindsight, "", "+0.00", ""])
+    lines.append(["best pipeline per data set (oracle)", *hindsight, "", "+0.00", ""])
     header = ["method", "accuracy", "mean recall", "seconds", "mean regret", "worst regret"]
     main = next(each for each in methods if each in OURS)
     return format_table(header, lines) + "\n" + tabulate_ranks(rows, [main, *pipelines])

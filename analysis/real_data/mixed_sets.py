@@ -24,7 +24,7 @@ MOST_TESTED = 300
 
 
 class MixedSet(NamedTuple):
-    """Where a table is, and what is predicted."""
+    """Location of a table, and the column to predict."""
 
     package: str
     path: str  #: Within the package: CSV, or JSON that is a list of rows.

@@ -62,7 +62,7 @@ NOTE = """
 Test accuracy in percent, mean over {splits} ± one standard error. The best baseline is, with hindsight, the one
 with the highest mean of the row; the regret is its accuracy minus the method's, in points. Ranks, 1 being the
 best, are among the methods shown. Log-loss is in nats, the calibration error in points, over 15 bins. "Ours, left
-out" weighs the views by a prior that was trained without any task of the row's data set or its kin; the published
+out" weighs the views by a prior that was trained without any task of the row's data set or related ones; the published
 prior, "ours", was trained on tasks of all of them.
 """
 
@@ -236,7 +236,7 @@ def _tabulate_group(rows: Sequence[Row], methods: Sequence[str]) -> str:
         lines.append([*line, f"{average_rows(rows, 'seconds', method):.2f}"])
     if all(row["best"] for row in rows):
         hindsight = statistics.fmean(statistics.fmean(row["percent"][row["best"]]) for row in rows)
-        lines.append(["best baseline, row by row", f"{hindsight:.2f}", "+0.00", *[""] * 5])
+        lines.append(["best baseline per data set (oracle)", f"{hindsight:.2f}", "+0.00", *[""] * 5])
     return format_table([*header, "fit seconds"], lines)
 
 

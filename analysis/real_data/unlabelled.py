@@ -1,4 +1,4 @@
-"""Rows without a label: what they are worth to the solver, also where they mislead, beside scikit-learn's methods.
+"""Value of unlabelled rows to the solver, also where they mislead, compared with scikit-learn's methods.
 
 Of real data, some labelled rows per class, and up to 60 per class without a label, on which all methods are judged.
 """
@@ -32,9 +32,9 @@ from protonet.ui.command_line import check_name
 from protonet.ui.text import format_table
 from solution.pack import library_files
 
-#: Of a set at most so many classes are used, and so many rows per class without a label, and to test on beside.
+#: Most classes of a set, most unlabelled rows per class, and most test rows per class.
 MOST_CLASSES, MOST_ROWS, MOST_TESTS = 20, 60, 200
-#: The sets that what is learned from such rows was chosen on; the others chose nothing.
+#: Development sets of learning from unlabelled rows; the others are held out.
 CHOSEN_ON = ("digits", "wine", "glyphs", "spectra", "OSULeaf", "GunPoint", "BasicMotions", "JapaneseVowels")
 #: How the rows without a label are drawn.
 REGIMES = {
@@ -49,8 +49,8 @@ lead: with these rows, less without them, in points. "Fresh": the same on rows o
 Learned: in how many runs they were learned from. scikit-learn's methods have standardised columns, a kernel of 7
 neighbours, and logistic regression where one is to be trained on its own answers; the better of these columns and raw
 ones is shown. What ours learns was chosen on {chosen}; the other sets
-chose nothing. Where there are strangers, "found" counts the rows that `group_strangers` lists, how many of them are
-strangers, and how many strangers there were, over all runs.
+are held out. With novel classes, "found" counts the rows that `group_strangers` lists, how many of them are
+of novel classes, and how many rows of novel classes there were, over all runs.
 
 Regimes: {regimes}. Effort {effort}.
 """
@@ -68,7 +68,7 @@ class Run(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Labelled rows, others whose labels are hidden, and fresh ones; classes from ``num_classes`` on are strangers."""
+    """Labelled rows, others whose labels are hidden, and fresh ones; classes from ``num_classes`` on are novel."""
 
     train: tuple[Tensor, Tensor]
     hidden: tuple[Tensor, Tensor]
@@ -112,7 +112,7 @@ def list_runs(options: argparse.Namespace) -> Iterator[Run]:
 
 
 def split_rows(data: Dataset, shots: int, seed: int, regime: str) -> Split | None:
-    """Split a data set; None where fewer than two classes, or three with strangers, have rows enough."""
+    """Split a data set; None where fewer than two classes, or three with novel classes, have enough rows."""
     random = np.random.default_rng([seed, 16])
     y = data.y.numpy()
     classes = [c for c in range(data.num_classes) if (y == c).sum() >= shots + SPARE_ROWS]

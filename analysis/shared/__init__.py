@@ -1,1 +1,1 @@
-"""What the studies share: the runner, the journal, tables, and one registry of baselines."""
+"""Shared code of the studies: the runner, the journal, tables, and one registry of baselines."""

@@ -1,7 +1,7 @@
 """The one registry of baselines: classifiers that people reach for when labels are few.
 
 Each is one function, from labelled rows to a predictor. Tuned ones choose their settings over folds; where a class has
-a single row there is nothing to cross-validate, and each takes the setting that stands first in its grid (discriminant
+a single row cross-validation is impossible, and each takes the setting that stands first in its grid (discriminant
 analysis below three rows).
 """
 
@@ -42,7 +42,7 @@ STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)  #: Inverse penalties that `fit_logistic_by_
 
 
 class Outcome(NamedTuple):
-    """What a baseline predicts for n rows: classes (n,) int64, and log-probabilities (n, num_classes) or None."""
+    """Predictions of a baseline for n rows: classes (n,) int64, and log-probabilities (n, num_classes) or None."""
 
     predicted: np.ndarray
     log_probabilities: np.ndarray | None = None

@@ -40,11 +40,11 @@ def run_all(
     """Do every run that the journal does not have, on one thread, with a progress bar on stderr.
 
     Args:
-        runs: What to do; a hashable tuple each, whose JSON names it.
-        do: Does one run; what it returns can be written as JSON.
+        runs: The runs; a hashable tuple each, whose JSON names it.
+        do: Does one run and returns a result that JSON can hold.
         state: The JSON-lines file; made if need be, appended to.
         code: The hash, or more, of what else decides a run's result; by default of the library's and the studies' code.
-        unit: What a run is called.
+        unit: Name of a run, for the progress bar.
         jobs: How many processes, of one thread each; with more than one, ``do`` has to be a module's function.
         quiet: No bar, and no count in the message of an interruption, for a part of a longer study.
 

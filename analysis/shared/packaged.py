@@ -22,7 +22,7 @@ MIXED_KINS = {Path(each.path).stem.lower().replace("-", "") for each in MIXED.va
     "penguinsraw",
     "autompg",
 }
-#: What the names hold of tables that are, or may be, part of a set that somebody reports on.
+#: Name parts of tables that are, or may be, part of a reported data set.
 REPORTED = re.compile(
     "iris|wine|breast|brca|biopsy|titanic|pima|saheart|spam|votes|voting|heart|german|credit|vehicle|sonar|glass|"
     "letter|vowel|ionosphere|bupa|mushroom|mammo|contracep|cmc|peng|auto|bike|brain|caravan|carseats|college|default|"
@@ -41,7 +41,7 @@ def list_tables() -> list[Path]:
 
 
 def name_table(path: Path) -> str:
-    """Return what a table is called, whatever package ships it."""
+    """Return the canonical name of a table, whatever package ships it."""
     return re.sub(r"[^a-z0-9]", "", path.name.split(".")[0].lower())
 
 
@@ -51,5 +51,5 @@ def is_reported(name: str) -> bool:
 
 
 def is_kept_apart(name: str) -> bool:
-    """Return whether a table that nobody reports on is kept apart from the transformer, by its name."""
+    """Return whether a table is held out from the transformer's training, by its name."""
     return zlib.crc32(name.encode()) % KEPT_APART == 0

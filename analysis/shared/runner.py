@@ -26,17 +26,17 @@ from solution.pack import ROOT
 BUILD = Path("build")
 Loaded = TypeVar("Loaded")
 FORMATS = (".png", ".pdf", ".svg")
-#: Options of the machine, which the command that made a table is told without.
+#: Options of the machine; the command printed under a table leaves them out.
 UNSHOWN = ("authors", "baselines", "jobs", "peers", "python")
 #: The argument of a folder, whose path is this machine's.
 FOLDER = "folder"
 
 
 class Report(NamedTuple):
-    """What a study found."""
+    """The result of a study."""
 
     rows: object  #: What ``--json`` writes.
-    table: str  #: Markdown: what is printed, and what ``--markdown`` writes with the command that made it.
+    table: str  #: Markdown, printed and written by ``--markdown`` with the command that made it.
 
 
 class StudyParser(Parser):
@@ -62,7 +62,7 @@ class StudyParser(Parser):
         self.add(option, str(default), text, partial(parse_whole, low=low))
 
     def add_names(self, option: str, known: Collection[str], default: str | None = None) -> None:
-        """Add an option that is a list of names of ``known``, each once; without a default, None stands for all."""
+        """Add an option that is a list of names of ``known``, each once; without a default, None means all."""
         text = f"of {', '.join(known)}{'' if default else ' (default: all)'}"
         self.add(option, default, text, partial(parse_names, known=known))
 

@@ -1,1 +1,1 @@
-"""Studies of the solver: what it costs, and what its training recipe is worth."""
+"""Studies of the solver: its cost, and the coverage of its intervals."""

@@ -1,6 +1,6 @@
-"""What fit tells of unseen rows, beside what its model does on thousands of them, on made problems.
+"""Coverage of the intervals that fit reports, on thousands of fresh rows of synthetic tasks.
 
-The numbers of `protonet.metrics.IntervalRules` were set on the family "clusters"; the family "others" chose nothing.
+The numbers of `protonet.metrics.IntervalRules` were set on the family "clusters"; the family "others" is held out.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ FAMILIES, KINDS = ("clusters", "others"), ("rows", "groups", "copies")
 FRESH, FRESH_GROUPS, MOST_IN_GROUP = 2000, 500, 12
 NOTE = """
 Mean over problems of 20 to 200 rows and 2 to 10 classes at effort {effort}; covered are those where the 95 % interval
-that fit tells holds what its model does on some thousand fresh rows, of fresh groups, with the share's own 95 %
-interval. Copies are near-equal rows, one to five of each, that nobody said were groups. "As if alone" is the accuracy's
-interval if each row counted as one and each network were the one that is told of. Biases are held-out less fresh, ± one
-standard error. What the intervals allow for was set on "clusters"; "others" are the tasks of the prior's study, and
-chose nothing.
+that fit reports contains the model's result on some thousand fresh rows, of fresh groups, with the share's own 95 %
+interval. Copies are near-equal rows, one to five of each, without a group column. "As if alone" is the accuracy's
+interval if each row counted as one and each network were the final one. Biases are held-out less fresh, ± one
+standard error. The intervals' settings were chosen on "clusters"; "others" are the tasks of the prior's study, and
+are held out.
 """
 
 
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def measure_run(run: Run) -> dict[str, Any]:
-    """Return what is told of unseen rows, and what there is to tell."""
+    """Return the reported metrics of unseen rows, and the true ones."""
     made = make_problem(run)
     solution = solve_problem([(made.x, made.labels)], effort=run.effort, groups=made.groups)
     crossed = crossfit(solution)
@@ -102,7 +102,7 @@ def measure_run(run: Run) -> dict[str, Any]:
 
 
 def list_quantities(metrics: Metrics) -> list[float]:
-    """Return what has an interval."""
+    """Return the metrics that have an interval."""
     return [metrics.accuracy, metrics.log_loss, metrics.calibration_error]
 
 

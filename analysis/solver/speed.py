@@ -1,4 +1,4 @@
-"""What people wait for: prediction, fits, start-up, files; of this version and, beside it, of another one.
+"""Time and size of prediction, fits, start-up and model files, of this version and another one.
 
 Every figure is of a process of its own on one thread, in CPU time; both versions take turns.
 """
@@ -55,7 +55,7 @@ right is the share of rows that are classified right there, in percent, and loss
 
 
 class Work(NamedTuple):
-    """One figure: what is done, to which data, and how."""
+    """One measurement: a kind of work, its data, and its option."""
 
     kind: str  #: Of `analysis.solver.speed_worker.KINDS`.
     name: str
@@ -181,7 +181,7 @@ def tabulate(rows: Sequence[dict[str, Any]]) -> str:
         some = [row for row in rows if row["kind"] == "fit" and row["option"] == effort]
         lines.append([FIGURES["fit"].format(effort), *(f"{sum(r[v]['value'] for r in some):.1f}" for v in versions)])
         right = (100 * float(np.mean([row[version]["right"] for row in some])) for version in versions)
-        lines.append(["... right, %", *(f"{each:.2f}" for each in right)])
+        lines.append(["... accuracy, %", *(f"{each:.2f}" for each in right)])
         losses = (float(np.mean([row[version]["loss"] for row in some])) for version in versions)
         lines.append(["... loss", *(f"{each:.4f}" for each in losses)])
     problems = sum(row["kind"] == "fit" for row in rows) // 2

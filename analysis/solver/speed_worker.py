@@ -1,4 +1,4 @@
-"""What people wait for, one figure a process: run as a script, with the version to measure on the path of imports."""
+"""One measurement of `analysis.solver.speed`, in a process of its own; PYTHONPATH selects the version."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from protonet import solve
 
 SEED, PREDICTED, REPEATS = 0, 512, 5
-RADIUS, NOISE = 2.5, 0.4  #: Of the contest's classes (`analysis.contest.official`, which another version may lack).
+RADIUS, NOISE = 2.5, 0.4  #: Geometry of the contest's classes (`analysis.contest.official`).
 Data = dict[str, Any]
 
 

@@ -87,7 +87,7 @@ def test_the_table_says_who_is_best() -> None:
     }
     text = tabulate(gather(runs), ["ours", "forest", "lda"])
     assert "forest        | -10.00" in text
-    assert "best pipeline, row by row | 80.00" in text
+    assert "best pipeline per data set (oracle) | 80.00" in text
     lines = [line.split("|")[1:-1] for line in text.splitlines() if "(" in line and line.count("|") == 4]
     cells = {method.strip(): [cell.strip() for cell in rest] for method, *rest in lines}
     assert cells["ours"] == ["70.00 (2.0)", "0.70 (1.0)"]

@@ -81,7 +81,7 @@ def test_statistics() -> None:
     assert cells[2][:3] == ["iris", "5", "85.00 ±5.00"]
     assert cells[2][-2:] == ["RBF SVM", "-5.00 ±15.00"]
     assert cells[5] == ["ours", "85.00", "-5.00", "-5.00 (iris 5)", "1.75", "0.250", "5.00", "1.50"]
-    assert cells[-1][:3] == ["best baseline, row by row", "80.00", "+0.00"]
+    assert cells[-1][:3] == ["best baseline per data set (oracle)", "80.00", "+0.00"]
     alone = summarise({run: result for run, result in results.items() if run.method == "ours"})
     assert alone[0]["best"] is None
     assert "best baseline, row" not in tabulate(alone)

@@ -59,7 +59,7 @@ ADDED: dict[str, Family] = {
 }
 FAMILIES = {**VISIBLE, **STUDIED, **DRAWN, **STREAMED, **ADDED}
 WORKLOADS = {name: build for family in FAMILIES.values() for name, build in family.items()}
-#: What a workload's steps are short of: streams have no row twice, of the others rows come again and again, and some
+#: The scarce resource of a workload: streams have no row twice, in the others rows repeat, and some
 #: of those have tables of vectors alone.
 KIND = dict.fromkeys((*chain(*STREAMED.values(), *ADDED.values()), "heat", "sorter"), "streams")
 KIND |= dict.fromkeys(("recommender", "ranking", "words"), "tables")

@@ -1,4 +1,4 @@
-"""Characters in matplotlib's faces: told apart under difficulties, compared, and told by networks that knew others."""
+"""Characters in matplotlib's faces: classified under difficulties, compared, and classified by transfer from others."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ EPISODE = {"n_way": 20, "n_shot": 1, "n_query": 4}
 TURN, ZOOM, SHIFT = math.radians(20), 0.25, 0.15  #: How far a view goes: half the picture's side is 1.
 GREY = 0.1  #: The standard deviation of a view's noise.
 TEMPERATURE = 0.2
-FEATURES = 64  #: Of the network whose head is new.
+FEATURES = 64  #: Width of the pretrained network below its new head.
 ADAPTED = 192  #: The width of the network that has adapters.
 SLANT, INK, GRAIN = 0.35, 0.7, 0.15  #: How images change: a shear, a factor on their ink, the noise's deviation.
 
 
 @workload
 def cnn() -> Task:
-    """Tell Latin characters by three convolutions that halve the picture, and a linear head."""
+    """Classify Latin characters by three convolutions that halve the picture, and a linear head."""
 
     def make(num_classes: int) -> nn.Module:
         convolutions = make_convolutions(1, 16, 32, 32, stride=2)
@@ -68,14 +68,14 @@ class ViT(nn.Module):
 
 @workload
 def vit() -> Task:
-    """Tell ASCII characters by a transformer of their patches."""
+    """Classify ASCII characters by a transformer of their patches."""
     data = load_ascii()
     return classify(ViT, data.x, data.y, held_out=200, size=16)
 
 
 @workload
 def loud() -> Task:
-    """Tell characters by an MLP of three layers whose logits begin some ``LOUDNESS**3`` times too large."""
+    """Classify characters by an MLP of three layers whose logits begin some ``LOUDNESS**3`` times too large."""
 
     def make(num_classes: int) -> nn.Module:
         model = make_mlp(PIXELS, 96, 96, num_classes)
@@ -97,7 +97,7 @@ def spoil_labels(labels: Tensor, num_classes: int, generator: torch.Generator) -
 
 @workload
 def labels() -> Task:
-    """Tell characters apart though many of the labels to learn from are wrong; validation is on right ones.
+    """Classify characters with many wrong training labels; validation labels are right.
 
     Source: C. Zhang et al. (2017), Understanding deep learning requires rethinking generalization, arXiv 1611.03530.
     """
@@ -125,9 +125,9 @@ def measure_shapes(images: Tensor) -> Tensor:
 
 @workload
 def heads() -> Task:
-    """Tell a glyph's character and shape, less the mean shape, and draw it again, by heads on one trunk.
+    """Predict a glyph's character and shape, less the mean shape, and reconstruct it, by heads on one trunk.
 
-    The training loss is the sum of losses that nobody weighed against each other: they begin at 4.5 nats, at some 150
+    The training loss is the sum of unweighted losses: they begin at 4.5 nats, at some 150
     of shapes and at some 0.04 of grey values. The validation loss weighs tasks alike: it is the mean of their losses,
     each as a share of what it is for one who guesses the same for all glyphs.
     """
@@ -179,7 +179,7 @@ class Experts(nn.Module):
 
 @workload
 def experts() -> Task:
-    """Tell characters apart. The imbalance is part of the training loss alone."""
+    """Classify characters. The imbalance is part of the training loss alone."""
     data = load_latin()
 
     def loss(model: nn.Module, rows: Tensor) -> Tensor:
@@ -210,7 +210,7 @@ class StateSpace(nn.Module):
         self.through = nn.Parameter(torch.randn(CHANNELS))
 
     def make_kernel(self, length: int) -> Tensor:
-        """Return what an input adds to the outputs 0, 1, ... steps later: (channels, length)."""
+        """Return the impulse response, (channels, length): the effect of an input 0, 1, ... steps later."""
         time = self.log_step.exp() * torch.arange(length)  # (channels, length)
         decay = torch.exp(-self.log_decay.exp()[..., None] * time[:, None])  # (channels, states, length)
         angle = self.frequency[..., None] * time[:, None]
@@ -227,7 +227,7 @@ class StateSpace(nn.Module):
 
 @workload
 def states() -> Task:
-    """Tell characters apart of which one pixel is seen at a time, row by row, from the mean over time.
+    """Classify characters read one pixel at a time, line after line, from the mean over time.
 
     Each layer is a norm, a state-space model and a gated mix of channels, beside a skip.
     """
@@ -247,7 +247,7 @@ def states() -> Task:
 
 @workload
 def prototype() -> Task:
-    """Tell a few Latin characters apart by the nearest mean of embeddings; the seed decides the episodes.
+    """Classify a few Latin characters by the nearest mean of embeddings; the seed decides the episodes.
 
     It is the prototype network's own training, judged on characters that it never saw.
     """
@@ -303,7 +303,7 @@ def compare_views(embeddings: Tensor) -> Tensor:
 
 @workload
 def contrast() -> Task:
-    """Tell which views are of one picture, as SimCLR does; the seed decides the views too."""
+    """Match the views of one picture, as SimCLR does; the seed decides the views too."""
     train, validation = (pictures.flatten(0, 1) for pictures in split_pictures(load_latin()))
     generator = seed_0()
     few = torch.randperm(len(validation), generator=generator)[:64]
@@ -339,7 +339,7 @@ def make_body() -> nn.Sequential:
 
 @workload
 def transfer() -> Task:
-    """Tell Latin characters of odd numbers by a new head and all that was learnt on even ones."""
+    """Classify Latin characters of odd numbers by a new head on a network pretrained on even ones."""
     data = load_latin()
     shuffled = torch.randperm(len(data.y), generator=seed_0())
     even, odd = (shuffled[data.y[shuffled] % 2 == remainder] for remainder in (0, 1))
@@ -388,9 +388,9 @@ def shift(images: Tensor) -> Tensor:
 
 @workload
 def adapter() -> Task:
-    """Tell characters whose images have changed, by new adapters and all that was learnt from the old images.
+    """Classify characters in changed images, by new adapters in a network pretrained on the old images.
 
-    The weights start close to good ones: large rates forget, and long training learns the few rows by heart.
+    The weights start close to good ones: large rates forget, and long training overfits the few rows.
     """
     data = load_ascii()
     rows = torch.randperm(len(data.y), generator=seed_0())

@@ -14,11 +14,11 @@ from torch import Tensor
 from protonet.datasets import Dataset, load_glyphs
 from protonet.errors import optional_packages
 
-SIDE, PIXELS = 28, 28 * 28  #: Of a picture of a character.
+SIDE, PIXELS = 28, 28 * 28  #: Size of a picture of a character.
 VALIDATION_SHARE = 10  #: One module of the standard library in ten is validated on.
 DEFINITION = re.compile(r"^ *(?:async )?def (\w+)", re.MULTILINE)
 WORD = re.compile(r"[^\W\d]\w+")
-SMALLEST = 20  #: Functions of a module, where modules are told: smaller ones are left out.
+SMALLEST = 20  #: Fewest functions of a module in tasks that classify modules.
 
 
 @functools.cache

@@ -28,7 +28,8 @@ INTERIOR, EDGE = 64, 16  #: Points of a batch: within, and on each of the three 
 EDGE_WEIGHT = 10.0
 SPRING = 0.5  #: Between the two pendulums, whose own frequency is 1.
 SPREAD = 1.5  #: Standard deviation of the first angles and velocities.
-INTERVAL, OBSERVATIONS, SUBSTEPS = 0.6, 2, 20  #: Of each trajectory, after its first state; substeps make the data.
+#: Time step, observations per trajectory after its first state, and integration substeps.
+INTERVAL, OBSERVATIONS, SUBSTEPS = 0.6, 2, 20
 
 
 def reach(angles: Tensor) -> Tensor:
@@ -48,7 +49,7 @@ def draw_readings() -> tuple[Tensor, Tensor, Tensor]:
 
 @workload
 def spiky() -> Task:
-    """Learn a robot arm's kinematics by squared error from readings of which few are wildly wrong.
+    """Learn a robot arm's kinematics by squared error from readings with a few gross outliers.
 
     Validation is on right ones.
     """

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from analysis.optimizer_bench.workload import Task, seed_0, shuffle, workload
 from analysis.optimizer_bench.workloads.data import DEFINITION, SMALLEST, WORD
 
-FOREIGN = {"site-packages", "dist-packages", "test"}  #: Not everywhere, or not the same.
+FOREIGN = {"site-packages", "dist-packages", "test"}  #: Folders whose content differs between machines.
 COMMON = 6  #: Functions of one name: a name that more share says nothing.
 WORDS = 256  #: Features: whether a body has each of the commonest words.
 FANOUT = 5  #: Neighbours drawn of each node.
@@ -79,7 +79,7 @@ def load_graph() -> Graph:
 
 
 class Mean(nn.Module):
-    """What a layer makes of a node, plus what it makes of the mean of its neighbours.
+    """A linear map of a node plus a linear map of the mean of its neighbours.
 
     Source: Hamilton, Ying and Leskovec (2017), Inductive representation learning on large graphs, algorithms 1 and 2:
         GraphSAGE.
@@ -155,7 +155,7 @@ def tell_modules(
 
 @workload
 def gnn() -> Task:
-    """Tell a function's module by GraphSAGE; the seed decides the neighbours drawn, too."""
+    """Classify a function's module by GraphSAGE; the seed decides the neighbours drawn, too."""
 
     def make(num_classes: int) -> nn.Module:
         return nn.ModuleList([Mean(WORDS, 64), Mean(64, num_classes)])
@@ -165,7 +165,7 @@ def gnn() -> Task:
 
 @workload
 def gat() -> Task:
-    """Tell it by attention: the first layer's heads side by side, the mean of the second one's."""
+    """Classify it by graph attention: heads are concatenated in the first layer and averaged in the second."""
 
     def make(num_classes: int) -> nn.Module:
         return nn.ModuleList([Attention(WORDS, 16), Attention(HEADS * 16, num_classes)])
@@ -195,7 +195,7 @@ def normalise(edges: Tensor, n: int) -> Tensor:
 
 @workload
 def gcn() -> Task:
-    """Tell modules from a few labelled functions, the whole graph in one batch; the seed decides what is dropped, too.
+    """Classify modules from a few labelled functions, the whole graph in one batch; the seed decides dropout, too.
 
     Two layers mix what a linear map makes of the neighbours, with dropout before both. The weights learn the labels by
     heart: the validation loss rises again, unless they decay fast.

@@ -16,10 +16,10 @@ from protonet.errors import optional_packages
 
 LATENT = 16  #: The autoencoder's.
 FAINTNESS = 0.1  #: Times what a layer gives whose outputs begin as large as its inputs.
-TILE, NOISE = 12, (0.02, 0.3)  #: Standard deviations, of which each tile's is uniform; colours are in [0, 1].
+TILE, NOISE = 12, (0.02, 0.3)  #: Size of a tile, and the range of its standard deviation; colours are in [0, 1].
 SPREAD = 16.0  #: The standard deviation of the first frequencies, in periods a picture.
 FREQUENCIES, WIDTH = 48, 96
-RANK, START = 32, 0.1  #: Of a photograph's factors, and the standard deviation that they begin with.
+RANK, START = 32, 0.1  #: Rank of a photograph's factors, and their initial standard deviation.
 DIGIT, WAVES = 64, 8  #: A digit's pixels, and the frequencies by which the time enters.
 
 
@@ -128,7 +128,7 @@ class Waves(nn.Module):
 
 @workload
 def pixels() -> Task:
-    """Tell the standardised colour of a photograph's pixel from its position, in [0, 1]: a table of two columns.
+    """Predict the standardised colour of a photograph's pixel from its position, in [0, 1]: a table of two columns.
 
     Source: Y. Gorishniy et al. (2021), Revisiting deep learning models for tabular data, arXiv 2106.11959, and
         (2022), On embeddings for numerical features in tabular deep learning, arXiv 2203.05556.
@@ -151,7 +151,7 @@ def pixels() -> Task:
 
 @workload
 def factor() -> Task:
-    """Complete a photograph, in standardised grey values, of which half the pixels are known, as a product of two."""
+    """Complete a photograph, in standardised grey values with half of its pixels known, as a product of two."""
     grey = load_photograph().mean(2)
     image = (grey - grey.mean()) / grey.std()
     known = torch.randperm(image.numel(), generator=seed_0())[: 4096 + image.numel() // 2]
@@ -170,7 +170,7 @@ def factor() -> Task:
 
 @workload
 def diffusion() -> Task:
-    """Tell the noise in scikit-learn's digits; the seed decides the noise and the times, too.
+    """Predict the noise in scikit-learn's digits; the seed decides the noise and the times, too.
 
     Digits and noise are mixed, from digits alone at time 0 to noise alone at 1; the time enters as waves.
 

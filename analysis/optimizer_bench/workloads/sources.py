@@ -21,13 +21,13 @@ from analysis.optimizer_bench.workloads.data import cut_windows, encode_ascii, j
 from analysis.optimizer_bench.workloads.models import Embedded, Skip, States, make_mlp, make_transformer
 
 ASCII, CONTEXT, GPT_WIDTH, HEADS = 128, 32, 64, 4
-TOKENS, LENGTH = 512, 16  #: Of the tokens, 0 stands for all that are not among the commonest.
+TOKENS, LENGTH = 512, 16  #: Vocabulary size and sequence length; token 0 represents all rare tokens.
 MASK, MASKED = TOKENS, 3  #: The token that hides another, and how many are hidden in a window.
-#: What a character may belong to; white space and line ends are of kind 0.
+#: Kinds of tokens; white space and line ends are of kind 0.
 KINDS = (tokenize.ENDMARKER, tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP, tokenize.COMMENT)
 KEYWORD = len(KINDS)  #: A kind of its own, that tokenize counts among names.
-MODULES, CHANNELS = 30, 32  #: Modules whose characters are told: tokenising all would take seconds.
-NUMBERS, SIZE = 96, 10  #: What is sorted: so many numbers, all smaller than the first constant.
+MODULES, CHANNELS = 30, 32  #: Modules whose characters are classified: tokenizing all would take seconds.
+NUMBERS, SIZE = 96, 10  #: Sequences to sort: the bound of their numbers, and their length.
 
 
 def predict_next(model: nn.Module, symbols: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ def make_dilated(dilation: int) -> nn.Sequential:
 
 @workload
 def syntax() -> Task:
-    """Tell what each character of a Python source belongs to: a keyword, a name, a string and so on.
+    """Classify each character of a Python source by its token: a keyword, a name, a string and so on.
 
     Source: S. Bai, J. Z. Kolter and V. Koltun (2018), An empirical evaluation of generic convolutional and
         recurrent networks for sequence modeling, arXiv 1803.01271; here both sides of a character are seen.

@@ -1,6 +1,6 @@
 """Streams: rows that are drawn from what makes them, anew for every batch, so that none comes twice.
 
-Nothing can be learned by heart here; what training and validation losses are short of is steps.
+Overfitting is impossible here: training and validation losses are limited by the number of steps alone.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ HELD_OUT = 2**31  #: The seed of what is validated on, which is no run's.
 TOPICS, SYMBOLS, LENGTH = 4, 64, 16  #: A text has one topic, by which its symbols follow each other.
 PETALS, SIDE, BLUR = range(2, 10), 20, 0.35  #: Of flowers, a side in pixels, and the noise's standard deviation.
 NODES, EDGES, FURTHEST = 20, 0.09, 6  #: Of graphs: nodes, the chance of an edge, and the class of all that is as far.
-POINTS, INPUTS, UNKNOWN = 12, 4, 6  #: Of a linear function; the last ones' values are asked for.
+POINTS, INPUTS, UNKNOWN = 12, 4, 6  #: Points and inputs of a linear function; points to predict.
 PEOPLE, THINGS = 800, 500
 COLUMNS, CLASSES = 32, 10
-SAMPLES, HEARD = 16, 5  #: Of a chord, and those before the first forecast that counts.
-PLACES, BENDS = 3, 12  #: Of a surface: coordinates, and the waves that it is the sum of.
-PUSHED, WATCHED, STIFF = 20, 4, 0.25  #: Of a spring: samples, those before the first forecast, and the cubic stiffness.
-CARDS, KINDS, WORTH = 6, 6, 4  #: Of a hand: cards, kinds of them, and numbers of each.
+SAMPLES, HEARD = 16, 5  #: Samples of a chord, and samples before the first forecast in the loss.
+PLACES, BENDS = 3, 12  #: Coordinates of a surface, and the number of waves in it.
+PUSHED, WATCHED, STIFF = 20, 4, 0.25  #: Samples of a spring, samples before the first forecast, cubic stiffness.
+CARDS, KINDS, WORTH = 6, 6, 4  #: Cards in a hand, kinds of cards, and cards of each kind.
 SIGNAL, JUMPS, HISS = 64, 0.06, 0.4  #: Samples of a signal, the chance of a jump, the noise's standard deviation.
 
 Draw = Callable[[int, torch.Generator], Any]  #: Draws a batch of so many rows.
@@ -113,7 +113,7 @@ def draw_graphs(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 @workload
 def hops() -> Task:
-    """Tell how many edges a node is from a marked one, by means over neighbours."""
+    """Predict the distance of a node from a marked one in edges, by means over neighbours."""
 
     def make() -> nn.Module:
         sizes = [1, 32, 32, 32, 32, 32]
@@ -144,7 +144,7 @@ def draw_functions(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 @workload
 def regress() -> Task:
-    """Tell a linear function's values from others of it by a transformer: each row is another function.
+    """Predict values of a linear function in context by a transformer; each row is another function.
 
     Source: S. Garg et al. (2022), What can transformers learn in-context?, arXiv 2208.01066.
     """
@@ -161,7 +161,7 @@ def regress() -> Task:
 
 @workload
 def tastes() -> Task:
-    """Tell whether a person likes a thing, few of which most people look at.
+    """Predict whether a user likes an item; item frequencies are skewed.
 
     The logit is the dot product of a person's and a thing's vector, plus their biases, as is the truth.
     """
@@ -185,7 +185,7 @@ def tastes() -> Task:
 
 @workload
 def teacher() -> Task:
-    """Tell the class of a row of numbers, that a network of random weights draws."""
+    """Classify rows of numbers that a network of random weights labels."""
     generator = seed_0()
     first = torch.randn(COLUMNS, 24, generator=generator) / math.sqrt(COLUMNS)
     second = torch.randn(24, CLASSES, generator=generator)
@@ -276,7 +276,7 @@ def draw_pushes(n: int, generator: torch.Generator) -> Tensor:
 
 @workload
 def spring() -> Task:
-    """Tell by an LSTM where a weight on a spring is, from the pushes that it was given; there is no noise."""
+    """Predict the position of a weight on a spring by an LSTM from the forces on it, without noise."""
 
     def make() -> nn.Module:
         return nn.Sequential(States(nn.LSTM(1, 40, batch_first=True)), nn.Linear(40, 1), nn.Flatten())

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from analysis.optimizer_bench.workload import Task, classify, on_rows, seed_0, workload
 from analysis.optimizer_bench.workloads.data import DEFINITION, SMALLEST, WORD, join_sources, read_sources
 
-FACTORS = 16  #: Of a user's or an item's vector.
+FACTORS = 16  #: Length of a user's or an item's vector.
 UNUSED = 4  #: Words drawn for each that a function uses, as not used.
 VOCABULARY, WIDTH = 4096, 32
 REACH = 4  #: Words to either side that are a word's context.
@@ -56,7 +56,7 @@ def load_pairs() -> Tensor:
 
 @workload
 def recommender() -> Task:
-    """Tell which words a function uses from words that it may not; the seed decides those, too.
+    """Discriminate the words of a function from random words; the seed decides those, too.
 
     The logit is the dot product of a user's and an item's vector, plus their biases.
     """
@@ -149,7 +149,7 @@ def load_words() -> tuple[Tensor, Tensor, Tensor]:
 
 @workload
 def words() -> Task:
-    """Tell a word's context from words drawn at random; the seed decides the words drawn, too.
+    """Discriminate a word's context from random words; the seed decides the words drawn, too.
 
     Source: T. Mikolov et al. (2013), Distributed representations of words and phrases and their compositionality,
         arXiv 1310.4546.
@@ -185,5 +185,5 @@ def count_words() -> tuple[Tensor, Tensor]:
 
 @workload
 def softmax() -> Task:
-    """Tell the module of a function by multinomial logistic regression, on counts that nobody scaled."""
+    """Classify the module of a function by multinomial logistic regression on raw counts."""
     return classify(functools.partial(nn.Linear, COUNTED), *count_words(), held_out=300, size=48)

@@ -200,7 +200,7 @@ def test_data_that_are_no_pictures(command: Command) -> None:
     given = "--backbone net.pt2 -o out.npz"
     command.refuses(r"`data` must be a folder of pictures by class, .*digits", "extract digits", given)
     command.refuses("^protonet.episodes extract: `root` must hold images", "extract cub:pictures", given)
-    command.refuses("arguments", "extract pictures --backbone net.pt2")
+    command.refuses("missing argument", "extract pictures --backbone net.pt2")
     shutil.rmtree("pictures/disc")
     command.refuses("`data` must have at least 2 classes; got 1", "extract pictures", given)
 
