@@ -46,10 +46,10 @@ def main() -> None:
     refused = fit("-o", "model.safetensors")
     assert refused.returncode == 2, refused
     assert len(refused.stderr.splitlines()) == 1, refused.stderr
-    assert 'pip install "protonet[files]"' in refused.stderr, refused.stderr
+    assert 'pip install "protonet-solver[files]"' in refused.stderr, refused.stderr
     assert not Path("model.safetensors").exists()
 
-    versions = ", ".join(f"{name} {version(name)}" for name in ("protonet", "torch", "numpy"))
+    versions = ", ".join(f"{name} {version(name)}" for name in ("protonet-solver", "torch", "numpy"))
     print(f"bare environment, Python {sys.version.split()[0]}, {versions}: {accuracy:.1%} of 200 fresh rows right")
     print(refused.stderr.strip())
 

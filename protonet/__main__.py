@@ -7,7 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from protonet.errors import installed_version, renamed_arguments
+from protonet.errors import DISTRIBUTION, installed_version, renamed_arguments
 from protonet.ui.command_line import Parser, check_name, run_command
 
 PROG = "protonet"
@@ -51,7 +51,9 @@ def explain(arguments: Sequence[str] | None) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     lines = [f"  {name:<10}{text}" for name, text in COMMANDS.items()]
     parser.epilog = "\n".join(["commands, each with --help:", *lines, "", "examples:", EXAMPLES, "", SCRIPT])
-    parser.add_argument("--version", action="version", version=f"{PROG} {installed_version(PROG) or '(not installed)'}")
+    parser.add_argument(
+        "--version", action="version", version=f"{PROG} {installed_version(DISTRIBUTION) or '(not installed)'}"
+    )
     parser.add_argument("command", nargs="?")
     name = parser.parse_args(arguments).command
     if name is not None:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 from protonet._text import to_printable
+
+DISTRIBUTION = "protonet-solver"  #: The library's name on the package index.
 
 
 class InputError(ValueError):
@@ -88,18 +91,25 @@ def renamed_arguments(**names: str) -> Iterator[None]:
         raise rename_argument(error, names[error.argument]) from error.__cause__
 
 
+def install_command(extra: str) -> str:
+    """Return the pip command that installs an extra of this library: from its checkout, or from an index."""
+    checkout = (Path(__file__).resolve().parents[1] / "pyproject.toml").is_file()
+    return f'pip install -e ".[{extra}]"' if checkout else f'pip install "{DISTRIBUTION}[{extra}]"'
+
+
 @contextmanager
-def optional_packages(install: str = 'pip install "protonet[analysis]"') -> Iterator[None]:
+def optional_packages(extra: str = "analysis", *, install: str = "") -> Iterator[None]:
     """Turn a missing package into a MissingPackageError of one line.
 
     Args:
-        install: The command that installs the package.
+        extra: The extra of this library that brings the package.
+        install: Another command that installs it; "" for the extra.
     """
     try:
         yield
     except ImportError as error:
         package = (error.name or "a package").partition(".")[0]
-        message = f"`{package}` must be installed. Run {install}."
+        message = f"`{package}` must be installed. Run {install or install_command(extra)}."
         raise MissingPackageError(message, argument=package) from None
 
 

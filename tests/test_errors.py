@@ -94,7 +94,7 @@ def test_a_missing_file_is_named() -> None:
 def test_a_missing_package_error_says_how_to_install_it() -> None:
     with (
         pytest.raises(MissingPackageError, match=r"^`none_such` must be installed\. Run pip install x\.$"),
-        errors.optional_packages("pip install x"),
+        errors.optional_packages(install="pip install x"),
     ):
         import none_such.inside  # type: ignore[import-not-found]  # noqa: F401
 

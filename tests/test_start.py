@@ -14,7 +14,6 @@ from protonet.__main__ import COMMANDS
 from protonet.commands import arguments, options
 from protonet.episodes import arguments as episode_arguments
 from protonet.episodes.draws.sampler import MOST
-from protonet.episodes.networks import checkpoints
 from protonet.episodes.networks.backbones import BACKBONES
 from protonet.episodes.networks.heads import HEADS
 from protonet.episodes.training.objectives import OBJECTIVES
@@ -134,12 +133,10 @@ def test_what_is_wrong_is_told_before_torch_is_imported(command: str, said: str,
 def test_what_is_known_before_torch_is_what_the_rooms_say(tmp_path: Path) -> None:
     assert tuple(EFFORTS) == arguments.EFFORTS
     assert arguments.TIME_LIMIT == TIME_LIMIT
-    assert options.INSTALL == files.INSTALL
     assert episode_arguments.BACKBONES == BACKBONES
     assert episode_arguments.OBJECTIVES == OBJECTIVES
     assert episode_arguments.HEADS == HEADS
     assert episode_arguments.MOST == MOST
-    assert episode_arguments.INSTALL == checkpoints.INSTALL
     with pytest.raises(InputError) as light:
         options.look_for_model(tmp_path / "none", "path")
     with pytest.raises(InputError) as heavy:

@@ -22,7 +22,7 @@ from analysis.shared.runner import Report, StudyParser, parse_wholes
 from analysis.shared.tables import format_mean, mean_and_error, subtract
 from protonet import solve
 from protonet.datasets import FAMILIES, Split, sample_family
-from protonet.errors import raise_input_error
+from protonet.errors import install_command, raise_input_error
 from protonet.ui.text import count, format_table
 from solution.pack import library_files
 
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> Report:
     """Measure every method on every draw; logistic regression is left out on isotropic data unless it is named."""
     needed = options.methods or METHODS
     if {"lda", "logistic"} & set(needed) and find_spec("sklearn") is None:
-        remedy = 'Run pip install "protonet[analysis]", or leave out lda and logistic.'
+        remedy = f"Run {install_command('analysis')}, or leave out lda and logistic."
         raise_input_error("--methods", "have scikit-learn for lda and logistic", "none installed", remedy)
     cells = []
     for family in options.family:

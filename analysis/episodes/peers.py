@@ -23,7 +23,7 @@ INSTALL = "pip install --no-deps easyfsl==1.5.0"
 
 def load_easyfsl(module: str) -> Any:
     """Import one of easyfsl's modules, such as ``methods.tim``, without the package that it lies in."""
-    with optional_packages(INSTALL):
+    with optional_packages(install=INSTALL):
         easyfsl = importlib.import_module("easyfsl")
     name = f"easyfsl.{module.partition('.')[0]}"
     if name not in sys.modules:

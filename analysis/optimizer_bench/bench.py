@@ -33,7 +33,7 @@ from analysis.optimizer_bench.score import Row, rate, score_workload, summarise
 from analysis.optimizer_bench.tune import check_steps
 from analysis.optimizer_bench.workloads import ROLES
 from analysis.shared.runner import Report, StudyParser, parse_names, parse_wholes
-from protonet.errors import raise_input_error
+from protonet.errors import install_command, raise_input_error
 
 Optimizers = Mapping[int, Candidate]  #: By the horizon.
 
@@ -135,7 +135,7 @@ def run(options: argparse.Namespace) -> Report:
     missing = [library for library in LIBRARIES if find_spec(library) is None]
     if peers and missing:
         raise_input_error(
-            "--compare", f"have {', '.join(missing)}", "none installed", 'Run pip install "protonet[peers]".'
+            "--compare", f"have {', '.join(missing)}", "none installed", f"Run {install_command('peers')}."
         )
     candidate = _pick_candidate(options)
     grid = _pick_grid(options)

@@ -26,7 +26,7 @@ class Peer(NamedTuple):
 
 def _find(library: str, name: str) -> Maker:
     """Return a library's class."""
-    with optional_packages('pip install "protonet[peers]"'):
+    with optional_packages("peers"):
         module = importlib.import_module(library)
     if library == "heavyball":
         module.utils.compile_mode = None  # compiling would take longer than the run

@@ -1,9 +1,8 @@
-"""Train the mixture's prior on measured tasks, and say what it is worth on tasks of kinds that it never saw.
+"""Train the weighting prior on measured tasks, and evaluate it on tasks of unseen kinds.
 
-Tasks are measured once each, into a folder, by as many processes as --jobs says; an interrupted command goes on where
-it was, and a folder that is deleted is measured anew. Four priors, each trained without the tasks of a quarter of the
-families, are evaluated on those. --write trains the published prior on all tasks, and one per real set without its family,
-for `robustness --methods left-out`.
+Tasks are measured once each, into a folder, by --jobs processes; an interrupted command resumes, and a deleted folder
+is measured anew. Four priors, each trained without a quarter of the families, are evaluated on those. --write
+trains the published prior on all tasks, and one per real set without its family, for `robustness --methods left-out`.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ HEADER = (
     '"""The numbers of the published prior, as `python -m analysis prior --write` makes them: float16, base64."""\n'
 )
 NOTE = """
-Mean over tasks of families that the prior was not trained on, in nats and percent ± one standard error of the difference
-the first line, whose log-loss is large for one task in which cosines hardly differ. "Judged" tasks have rows to hold
-out; of the others, one labelled row per class, only how rows look is known. The published prior is trained on all
-{tasks} tasks; `robustness` has, as "ours, left out", its value on real sets when no task of the set's family was
-trained on.
+Mean over tasks of families that the prior was not trained on, in nats and percent, ± one standard error of the
+difference to the first line, whose log-loss is large for one task in which cosines hardly differ. "Judged" tasks have
+rows to hold out; the others have one labelled row per class, so that only the features' distribution is known. The
+published prior is trained on all {tasks} tasks; `robustness` has, as "ours, left out", its value on real sets when no
+task of the set's family was trained on.
 """
 
 

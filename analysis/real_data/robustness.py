@@ -26,7 +26,7 @@ from analysis.shared.runner import Report, StudyParser, load_sets, parse_wholes
 from analysis.shared.tables import average_rows, describe_regrets, format_mean, gather, mean_and_error, subtract
 from protonet import solve
 from protonet.datasets import Split
-from protonet.errors import raise_input_error
+from protonet.errors import install_command, raise_input_error
 from protonet.fit.search import Search
 from protonet.metrics import calibration_error, fill_bins, measure
 from protonet.ui.text import count, format_table
@@ -115,7 +115,7 @@ def run(options: argparse.Namespace) -> Report:
     ours = [method for method in methods if method in SETTINGS]
     baselines = [method for method in methods if method not in SETTINGS]
     if {*baselines} - {"cosine"} and find_spec("sklearn") is None:
-        remedy = 'Run pip install "protonet[analysis]", or pass --methods ours,cosine.'
+        remedy = f"Run {install_command('analysis')}, or pass --methods ours,cosine."
         raise_input_error("--methods", "have scikit-learn for the baselines", "none installed", remedy)
     if options.plot and not (ours and baselines):
         raise_input_error("--plot", "come with ours and a baseline", f"{methods}", "Add to --methods.")

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
-from protonet.errors import raise_input_error
+from protonet.errors import install_command, raise_input_error
 from protonet.ui.command_line import Parser, check_outputs, parse_whole
 from solution.pack import ROOT
 
@@ -157,7 +157,7 @@ def _check_plot(option: str, path: str) -> str:
     if Path(path).suffix.lower() not in FORMATS:
         raise_input_error(option, f"end in {', '.join(FORMATS)}", repr(path), "Rename the file.")
     if find_spec("matplotlib") is None:
-        raise_input_error(option, "have matplotlib", "none installed", 'Run pip install "protonet[analysis]".')
+        raise_input_error(option, "have matplotlib", "none installed", f"Run {install_command('analysis')}.")
     return path
 
 

@@ -13,8 +13,6 @@ from pathlib import Path
 from protonet._validation import check_int
 from protonet.commands.options import (
     FIGURES,
-    INSTALL_PAGE,
-    INSTALL_PLOTS,
     LABEL,
     MODELS,
     PLOTS,
@@ -109,7 +107,7 @@ def read_fit(arguments: Sequence[str] | None) -> argparse.Namespace:
         options, suffixes, [options.table, options.labels, options.unlabelled, options.classes]
     )
     check_packages(["safetensors"] * ("output" in options.outputs))
-    check_packages(["matplotlib"] * ("plot" in options.outputs), INSTALL_PLOTS)
+    check_packages(["matplotlib"] * ("plot" in options.outputs), "analysis")
     from protonet.commands.rows import read_rows  # noqa: PLC0415 - NumPy, as above
 
     options.rows = read_rows(options)
@@ -168,7 +166,7 @@ def read_evaluate(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     inputs = [options.model, options.table, options.labels]
     options.outputs = check_paths(options, {"plot": PLOTS, **FIGURES}, inputs)
-    check_packages(["matplotlib"] * ("plot" in options.outputs), INSTALL_PLOTS)
+    check_packages(["matplotlib"] * ("plot" in options.outputs), "analysis")
     look_for_model(options.model)
     look_for_table(options, options.table, labelled=True)
     return options
@@ -275,7 +273,7 @@ def read_export(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--onnx", required=True, metavar="FILE", help="what to write, .onnx")
     options = parser.parse_args(arguments)
     options.outputs = check_paths(options, {"onnx": (".onnx",)}, [options.model])
-    check_packages(["onnx"], 'pip install "protonet[onnx]"')
+    check_packages(["onnx"], "onnx")
     look_for_model(options.model)
     return options
 
@@ -301,7 +299,7 @@ def read_serve(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.seconds = parse_number("--seconds", options.seconds, low=0)
     for model in options.models:
         look_for_model(model)
-    check_packages(["uvicorn"], INSTALL_PAGE)
+    check_packages(["uvicorn"], "page")
     return options
 
 
@@ -326,7 +324,7 @@ def read_page(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.output = name_answers(options.table) if options.output is None else options.output
     options.flags = str(Path(options.output).with_suffix(".flagged.csv"))
     check_answers(options, "output", "flags")
-    check_packages(["uvicorn"], INSTALL_PAGE)
+    check_packages(["uvicorn"], "page")
     return options
 
 

@@ -16,7 +16,7 @@ from protonet._text import to_printable
 from protonet.commands.labels import suspect_spellings
 from protonet.commands.models import open_rows, want
 from protonet.commands.rows import TableRows, take_kinds
-from protonet.errors import raise_input_error, renamed_arguments
+from protonet.errors import install_command, raise_input_error, renamed_arguments
 from protonet.files import Model
 from protonet.fit.names import read_names
 from protonet.fit.problem import Names
@@ -165,7 +165,7 @@ def refuse_names(encoding: Encoding | None, classes: Sequence[str | int]) -> NoR
             "--classes", "name classes in words, or describe them", got, "Add a column description, or label rows."
         )
     if texts:
-        remedy = 'Run pip install "protonet[text]", pass --representation, or label some rows.'
+        remedy = f"Run {install_command('text')}, pass --representation, or label some rows."
         raise_input_error("table", "be read by a representation, where no row has a class", "texts, and none", remedy)
     raise_input_error("table", "have texts, where no row has a class", "none", "Label some rows.")
 

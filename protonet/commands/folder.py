@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from protonet._writing import write_whole
-from protonet.errors import UserError, installed_version, optional_packages, raise_input_error
+from protonet.errors import DISTRIBUTION, UserError, installed_version, optional_packages, raise_input_error
 from protonet.tables.table import list_names
 from protonet.ui.text import count
 
@@ -70,7 +70,7 @@ def list_parts(folder: Path, output: Path) -> list[Part]:
         MissingPackageError: pyarrow is missing.
         InputError: There is no file, one cannot be read, or has other columns than the first; the message names it.
     """
-    with optional_packages('pip install "protonet[parquet]"'):
+    with optional_packages("parquet"):
         from pyarrow import ArrowException, parquet  # noqa: PLC0415 - optional
 
     folder, output = folder.resolve(), output.resolve()
@@ -215,7 +215,7 @@ def _run_dask(work: Work, parts: Sequence[Part], address: str, tick: Tick) -> It
 
     A file whose worker is killed goes to another one.
     """
-    with optional_packages('pip install "protonet[dask]"'):
+    with optional_packages("dask"):
         from distributed import KilledWorker, as_completed  # noqa: PLC0415 - optional
 
     with _connect(address) as client:
@@ -255,7 +255,7 @@ def _connect(address: str) -> Iterator[Any]:
             remedy = "Start it with dask scheduler, and workers with dask worker ADDRESS."
             raise_input_error("--workers", "be the address of a Dask scheduler that answers", got, remedy)
         with client:
-            own = installed_version("protonet")
+            own = installed_version(DISTRIBUTION)
             try:
                 client.wait_for_workers(1, timeout=PATIENCE)
                 found = client.run(installed_version, "protonet")

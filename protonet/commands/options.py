@@ -21,9 +21,6 @@ MODELS, PLOTS = (".safetensors",), (".png", ".pdf", ".svg")
 FIGURES = {"json": (".json",), "report": (".html", ".htm")}
 #: What the column of the classes is called where nothing else is said.
 LABEL = "label"
-#: As `protonet.files.INSTALL`, which a test compares; and what plots take.
-INSTALL, INSTALL_PLOTS = 'pip install "protonet[files]"', 'pip install "protonet[analysis]"'
-INSTALL_PAGE = 'pip install "protonet[page]"'
 
 
 def make_parser(
@@ -125,9 +122,9 @@ def check_paths(
     return outputs
 
 
-def check_packages(packages: Sequence[str], install: str = INSTALL) -> None:
+def check_packages(packages: Sequence[str], extra: str = "files") -> None:
     """Raise an ImportError of one line, before the work, if a package that it needs is missing."""
-    with optional_packages(install):
+    with optional_packages(extra):
         for package in packages:
             importlib.import_module(package)
 

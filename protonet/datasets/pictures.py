@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 #: A picture: its file, the bytes of such a file, or its pixels (height, width, 3) uint8.
 Picture = Path | bytes | np.ndarray
-INSTALL = 'pip install "protonet[pictures]"'
 VERSION = 1  #: Increased whenever pixels change: what is cached is made again.
 AT_ONCE = 256  #: Pictures that are decoded before they are written.
 MOST_THREADS = 8  #: That decode, at most.
@@ -154,7 +153,7 @@ def _make(found: Found, shape: tuple[int, int, int], path: Path, stamp: str) -> 
     """Decode pictures and keep them in a file of the cache, from which they are mapped."""
     from tqdm import tqdm  # noqa: PLC0415 - slow to import
 
-    with optional_packages(INSTALL):
+    with optional_packages("pictures"):
         from PIL import Image  # noqa: PLC0415 - optional
     pictures, labels, sides = found.read()
     data = make_dataset("root", torch.empty(len(pictures), 0), labels)

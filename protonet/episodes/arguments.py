@@ -30,8 +30,6 @@ BACKBONES = ("mlp", "conv", "conv4", "resnet12")
 OBJECTIVES = ("prototypes", "feat", "maml", "anil")
 HEADS = ("classes", "zero")
 MOST = 10**6
-#: As `protonet.episodes.networks.checkpoints.INSTALL`.
-INSTALL = 'pip install "protonet[train]"'
 #: Options that are whole numbers: least value, default, help. The largest value is a million, but for the seed.
 NUMBERS = {
     "way": (2, 64, "classes per training episode; all base classes if they are fewer"),
@@ -185,7 +183,7 @@ def _check_train_outputs(options: argparse.Namespace) -> dict[str, Path]:
     """Return the paths that ``train`` writes, by option, after checking that it can."""
     if Path(options.output).suffix != ".safetensors":
         raise_input_error("--output", "end in .safetensors", options.output, "Rename it.")
-    with optional_packages(INSTALL):
+    with optional_packages("train"):
         importlib.import_module("safetensors")  # if it is missing, before the work
     paths = {"output": check_writable_file("--output", options.output)}
     if paths["output"].exists() and not options.resume:
@@ -196,7 +194,7 @@ def _check_train_outputs(options: argparse.Namespace) -> dict[str, Path]:
         if paths["log"].resolve() == paths["output"].resolve():
             raise_input_error("--log", "be another file than --output", paths["log"], "Pass another path.")
     if options.tensorboard is not None:
-        with optional_packages('pip install "protonet[tensorboard]"'):
+        with optional_packages("tensorboard"):
             importlib.import_module("torch.utils.tensorboard")
         paths["tensorboard"] = check_writable_folder("--tensorboard", options.tensorboard)
     return paths
@@ -257,7 +255,7 @@ def read_study(path: Path, options: Sequence[str], more: Sequence[str]) -> dict[
         MissingPackageError: Python is 3.10, and tomli is not installed.
         InputError: It is no TOML file, or a key or a value is none of an option's.
     """
-    with optional_packages("pip install tomli, or use Python 3.11"):
+    with optional_packages(install="pip install tomli, or use Python 3.11"):
         toml = importlib.import_module(
             "tomllib" if find_spec("tomllib") else "tomli"
         )  # which Python 3.10 does not have

@@ -12,7 +12,14 @@ from torch import Tensor
 
 from protonet._writing import write_whole
 from protonet.encoder import Encoder
-from protonet.errors import InputTypeError, installed_version, optional_packages, raise_input_error, raise_missing_file
+from protonet.errors import (
+    DISTRIBUTION,
+    InputTypeError,
+    installed_version,
+    optional_packages,
+    raise_input_error,
+    raise_missing_file,
+)
 from protonet.files.header import FORMAT, HELD, OLDEST, VERSION, parse_header, sum_part, take_checksum, write_header
 from protonet.files.shared_rows import share_rows, unshare_rows
 from protonet.network import PrototypeNetwork
@@ -20,7 +27,6 @@ from protonet.tables.columns.encoding import Encoding
 from protonet.views import KINDS, SOURCES
 from protonet.views.view import LinearMap, Source, Stored, expect, expect_sound
 
-INSTALL = 'pip install "protonet[files]"'
 #: What the names of tensors begin with that belong to the columns of tables.
 COLUMNS = "columns."
 
@@ -52,7 +58,7 @@ def save_model(path: str | Path, model: Model) -> None:
         InputError: The file could not be read again: another dtype than float32, NaN, names that do not fit, metadata
             that JSON cannot hold.
     """
-    with optional_packages(INSTALL):
+    with optional_packages("files"):
         from safetensors.torch import save  # noqa: PLC0415 - optional
 
     header, tensors, held = check_model(model)
@@ -102,7 +108,7 @@ def read_model(path: str | Path, *, held: bool = False, writer: str) -> Model:
         MissingPackageError: safetensors is missing.
         InputError: No file, a truncated, damaged or foreign one, or one of another version.
     """
-    with optional_packages(INSTALL):
+    with optional_packages("files"):
         from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - optional
 
     remedy = f"Pass a file that {writer} wrote."
@@ -137,7 +143,7 @@ def read_model(path: str | Path, *, held: bool = False, writer: str) -> Model:
 
 def read_versions(path: str | Path) -> tuple[int, str | None]:
     """Return the version of a model file that `load_model` reads, and that of the protonet which wrote it, if known."""
-    with optional_packages(INSTALL):
+    with optional_packages("files"):
         from safetensors import safe_open  # noqa: PLC0415 - optional
 
     with safe_open(path, framework="pt") as file:
@@ -164,7 +170,7 @@ def check_model(model: Model) -> tuple[dict[str, Any], dict[str, Tensor], dict[s
     named: dict[str, Any] = {"classes": model.classes, "columns": model.columns, "metadata": model.metadata}
     named |= {"structure": structure, "encoding": described}
     try:
-        header = parse_header(json.dumps({"version": VERSION, "library": installed_version("protonet"), **named}))
+        header = parse_header(json.dumps({"version": VERSION, "library": installed_version(DISTRIBUTION), **named}))
         header |= tell_facts(_make_model(header, tensors, held))
     except (RuntimeError, TypeError, ValueError) as error:
         remedy = "Pass a float32 network of protonet.solve, a name per class and feature, and finite metadata."

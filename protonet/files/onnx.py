@@ -99,7 +99,7 @@ def export_onnx(path: str | Path, model: Model) -> None:
         InputTypeError: The network's encoder is not of this library.
         InputError: As `protonet.files.save_model`; or there are dates or texts, which ONNX cannot take apart.
     """
-    with optional_packages('pip install "protonet[onnx]"'):
+    with optional_packages("onnx"):
         from onnx import TensorProto, helper  # noqa: PLC0415 - optional
 
     header, _, _ = check_model(model)

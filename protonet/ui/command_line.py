@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from protonet._text import to_printable
-from protonet.errors import USER_ERRORS, InputError, installed_version, raise_input_error
+from protonet.errors import DISTRIBUTION, USER_ERRORS, InputError, installed_version, raise_input_error
 
 
 class Parser(argparse.ArgumentParser):
@@ -169,7 +169,7 @@ def run_command(
 
 def report_bug(prog: str, error: Exception) -> str:
     """Keep a traceback in a file, with the versions that it came from; return a line that says so."""
-    versions = ", ".join(f"{package} {installed_version(package)}" for package in ("protonet", "torch", "numpy"))
+    versions = ", ".join(f"{package} {installed_version(package)}" for package in (DISTRIBUTION, "torch", "numpy"))
     text = f"{prog}\nPython {sys.version}\n{versions}\n\n{''.join(traceback.format_exception(error))}"
     what = f"this is a bug of protonet, not your mistake ({type(error).__name__})"
     try:

@@ -61,7 +61,7 @@ def test_what_fit_says_is_told(tmp_path: Path, data: tuple[Tensor, Tensor], run:
     assert facts["parameters"] == model.network.count_parameters()
     assert facts["buffer_elements"] == model.network.count_buffer_elements()
     assert (facts["bytes"], facts["version"]) == (path.stat().st_size, VERSION)
-    assert facts["library"] == metadata.version("protonet")
+    assert facts["library"] == metadata.version("protonet-solver")
     assert sum(facts["views"].values()) == pytest.approx(1)
     assert facts["held_out"]["confusion"] == model.metadata["held_out"]["confusion"]
     said = run("info", path)

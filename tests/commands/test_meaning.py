@@ -283,7 +283,7 @@ def test_what_names_no_classes_is_one_line(fitted: Path, tmp_path: Path, run: Ru
     good = fitted / "classes.csv"
     assert "`--classes` must " in run(*fit, "--classes", tmp_path / "nowhere.csv", code=2)
     none = run("fit", fitted / "bare.csv", "--representation", "none", "--classes", good, code=2)
-    assert 'Run pip install "protonet[text]", pass --representation, or label some rows' in none
+    assert 'Run pip install -e ".[text]", pass --representation, or label some rows' in none
     plot = run(*fit, "--classes", good, "--plot", tmp_path / "p.png", code=2)
     assert "`--plot` must come with rows that have a class; got none" in plot
     for label, message in (

@@ -18,7 +18,7 @@ from protonet.commands.server.batches import Batches
 from protonet.commands.server.guard import JSON_TYPE, Answer, Door, Guard, Handler, Request, RequestError, send_json
 from protonet.commands.server.reading import KINDS, read_body
 from protonet.commands.server.served import Served
-from protonet.errors import installed_version, raise_input_error, renamed_arguments
+from protonet.errors import DISTRIBUTION, installed_version, raise_input_error, renamed_arguments
 from protonet.files import Model
 from protonet.ui.page.document import format_served
 
@@ -210,7 +210,7 @@ def describe_api(models: dict[str, Model]) -> dict[str, Any]:
         paths[path] = {"get": {"summary": summary, "responses": {"200": {"description": "Yes."}}}}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "protonet serve", "version": installed_version("protonet") or "0"},
+        "info": {"title": "protonet serve", "version": installed_version(DISTRIBUTION) or "0"},
         "components": {"securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}}},
         "security": [{"bearer": []}],
         "paths": paths,

@@ -16,7 +16,7 @@ from protonet._text import to_printable
 from protonet._writing import write_whole
 from protonet.episodes.evaluation.evaluate import Scores
 from protonet.episodes.evaluation.prepare import Prepared
-from protonet.errors import installed_version, raise_input_error
+from protonet.errors import DISTRIBUTION, installed_version, raise_input_error
 
 FORMAT, VERSION = "protonet.episodes", 4
 
@@ -39,7 +39,7 @@ def describe_run(settings: Mapping[str, Any], prepared: Prepared) -> dict[str, A
 
 def find_versions() -> dict[str, str | None]:
     """Return the versions that scores may depend on, by package."""
-    return {package: installed_version(package) for package in ("protonet", "torch", "numpy")}
+    return {package: installed_version(package) for package in (DISTRIBUTION, "torch", "numpy")}
 
 
 def write_state(path: Path, run: Mapping[str, Any], scores: Mapping[str, Scores]) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from protonet._validation import check_device
 from protonet.datasets.class_lists import tell_difference
 from protonet.datasets.dataset import Dataset
-from protonet.datasets.pictures import INSTALL, Found, Picture, hash_state, load_pictures, open_picture
+from protonet.datasets.pictures import Found, Picture, hash_state, load_pictures, open_picture
 from protonet.episodes.arguments import PICTURES
 from protonet.episodes.draws.batch import hash_rows
 from protonet.episodes.features.embeddings import Job, write_embeddings
@@ -59,7 +59,7 @@ def run_extract(options: argparse.Namespace) -> None:
             raise_input_error(
                 "--image-size", "come with a checkpoint of ours", got, "Leave it out; others say their size."
             )
-        with optional_packages(INSTALL):
+        with optional_packages("pictures"):
             import PIL.Image as _  # noqa: F401, PLC0415 - optional
         found = None if options.texts else find_pictures(options.data)
         if found is None and not options.texts:

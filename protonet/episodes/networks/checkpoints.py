@@ -15,11 +15,10 @@ from protonet.episodes.draws.batch import Trained
 from protonet.episodes.draws.sampler import Take
 from protonet.episodes.networks.backbones import make_backbone
 from protonet.episodes.networks.heads import make_head
-from protonet.errors import installed_version, optional_packages, raise_input_error
+from protonet.errors import DISTRIBUTION, installed_version, optional_packages, raise_input_error
 
 FORMAT = "protonet.episodes.train"  #: The entry of the file's header that holds our metadata, as JSON.
 VERSION = 3  #: Increased whenever the format changes; files of later versions are not read.
-INSTALL = 'pip install "protonet[train]"'
 BEST = "best."  #: What the names of the encoder's best weights begin with.
 #: What the name of a weight ends with that all classes of MAML and ANIL shared in files of version 2, and that changed
 #: nothing, see `protonet.episodes.networks.heads.LinearHead`; and the objectives that had it.
@@ -76,10 +75,10 @@ def write_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: dict[str,
         MissingPackageError: safetensors is missing.
         OSError: The file cannot be written; an old one is left as it was.
     """
-    with optional_packages(INSTALL):
+    with optional_packages("train"):
         from safetensors.torch import save  # noqa: PLC0415 - optional
 
-    header = {"version": VERSION, "library": installed_version("protonet"), **metadata}
+    header = {"version": VERSION, "library": installed_version(DISTRIBUTION), **metadata}
     content = save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, {FORMAT: json.dumps(header)})
     write_whole(path, lambda file: file.write(content))
 
@@ -91,7 +90,7 @@ def read_checkpoint(argument: str, path: str | Path) -> tuple[dict[str, Tensor],
         MissingPackageError: safetensors is missing.
         InputError: There is no such file, it is truncated, no checkpoint, or of a newer version.
     """
-    with optional_packages(INSTALL):
+    with optional_packages("train"):
         from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - optional
 
     wanted, remedy = "be a checkpoint of protonet.episodes train", "Pass the path of such a file."

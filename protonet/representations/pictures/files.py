@@ -23,7 +23,6 @@ from protonet.representations.representation import Record, Representation, hash
 from protonet.views.view import Stored, expect
 
 FUNCTION = "embed_pictures"
-INSTALL = 'pip install "protonet[onnx,pictures]"'
 #: What the name of a backbone's file may end in.
 SUFFIXES = (".onnx", ".pt2")
 #: From pictures (b, channels, height, width) float32 to embeddings (b, width), or (b, width, 1, 1).
@@ -251,7 +250,7 @@ def embed_pictures(
 
 def _open_onnx(path: Path) -> _Opened:
     """Open an ONNX file."""
-    with optional_packages(INSTALL):
+    with optional_packages("onnx,pictures"):
         import onnxruntime  # noqa: PLC0415 - optional
 
     options = onnxruntime.SessionOptions()

