@@ -147,7 +147,7 @@ def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.importorskip(PACKAGED[name].modules[0], reason=f"{name} needs it")
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, module, None)
-            with pytest.raises(MissingPackageError, match=rf'be installed; .* Run pip install "protonet\[{extra}\]"'):
+            with pytest.raises(MissingPackageError, match=rf'must be installed\. Run pip install -e "\.\[{extra}\]"'):
                 PACKAGED[name].opens(name)
 
 

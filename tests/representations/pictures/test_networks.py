@@ -231,6 +231,6 @@ def test_files_of_weights_that_do_not_fit(libraries: Any, tmp_path: Path) -> Non
 @pytest.mark.parametrize("library", ["timm", "torchvision", "open_clip"])
 def test_a_library_that_is_missing_is_one_line(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, library, None)
-    message = rf"`{library}` must be installed; .*Run pip install \"protonet\[backbones\]\"\."
+    message = rf"`{library}` must be installed\. Run pip install -e \"\.\[backbones\]\"\."
     with pytest.raises(MissingPackageError, match=message):
         open_extractor(f"{library}:resnet18")
