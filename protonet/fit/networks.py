@@ -119,7 +119,7 @@ def believe(problem: Problem, network: PrototypeNetwork) -> tuple[Tensor, Tensor
     rows = torch.cat([some.features, problem.pool.features])
     embedding = torch.cat([network.embed(part.to(problem.device)) for part in rows.split(CHUNK)])
     logits = (embedding[len(some.labels) :] @ network.prototypes.T) / network.temperature
-    logits = logits.masked_fill(~network.seen, torch.finfo(logits.dtype).min).cpu()
+    logits = network.mask_logits(logits).cpu()
     return spread_labels(embedding.cpu(), some.labels, logits.softmax(dim=1)), logits
 
 
