@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from protonet.views.view import Graph, Source, View
 
-
 #: Norm below which a mean of unit rows has no direction: it is made of rounding errors.
 NO_DIRECTION = 1e-6
 
@@ -104,7 +103,7 @@ class Encoder(nn.Module):
             ]
         )
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Encoder:  # noqa: FBT001, FBT002 - torch's
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Encoder:
         return super()._apply(keep_float32(fn, self.buffers()), recurse)
 
     def add_to_graph(self, graph: Graph, features: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from protonet.fit.names import read_names
 from protonet.fit.problem import add_names
 from protonet.fit.search import EFFORTS, Search
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
+from protonet.fit.uninformative import compute_uninformative_logits, describe_uninformative, parse_counts
 from protonet.losses import CHUNK
 from protonet.metrics import Metrics
 from protonet.network import PrototypeNetwork
@@ -34,6 +36,7 @@ from protonet.tables.frames import (
     Frame,
     Taken,
     encode_frame,
+    find_uninformative,
     make_dense,
     name_columns,
     read_frame,
@@ -89,6 +92,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     _solution: Solution | None = None  #: Of the last fit: what is held out of its rows.
     _held_out: Metrics | None = None  #: What rows held out say, once somebody has asked, if there are any.
     _label: str  #: What the labels are called.
+    _uninformative: Tensor  #: (n_classes,) int64, how many rows of each class had no information.
 
     def __init__(
         self,
@@ -172,16 +176,18 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """
         known = [] if classes is None else [np.asarray(classes)]
         first = not hasattr(self, "network_")
-        rows, labels, weights, _ = self._read(X, y, sample_weight, None, reset=first)
+        rows, labels, weights, _, uninformative = self._read(X, y, sample_weight, None, reset=first)
         if first:
-            self._fit(rows, labels, weights, None)
-            rows, labels = rows[:0], labels[:0]
+            self._fit(rows, labels, weights, None, uninformative)
+            rows, labels, uninformative = rows[:0], labels[:0], uninformative[:0]
         every = np.concatenate([self.classes_, labels, *known])
         check_one_kind("y", every)
         merged = np.unique(every)
         order = torch.full((len(merged),), -1)
         order[number_labels(self.classes_, merged)] = torch.arange(len(self.classes_))
         self.network_.arrange_classes(order)
+        counts = torch.bincount(number_labels(labels[uninformative], merged), minlength=len(merged))
+        self._uninformative = counts.index_add_(0, number_labels(self.classes_, merged), self._uninformative)
         if len(rows):
             self.network_.add_samples(rows, number_labels(labels, merged), weights=even_weights(weights))
         self.classes_ = merged
@@ -191,27 +197,29 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """Return the label (n,) of each row of X (n, n_features).
 
         Categories that ``fit`` never saw and columns of gaps alone are no errors. In arrays and sparse matrices, NaN is
-        one if ``fit`` had none.
+        one if ``fit`` had none. A row without information, all of whose cells are missing or unreadable, is of the most
+        frequent class, at the class frequencies as probabilities; a UserWarning counts such rows.
 
         Raises:
             InputError: As in ``partial_fit``.
         """
-        places = self._compute(X).argmax(axis=1)
+        places = self._compute_logits(X).argmax(axis=1)
         labels: np.ndarray = self.classes_[places]
         return labels
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return probabilities (n, n_classes) float64, at the temperature that fits rows held out of ``fit``."""
-        return torch.from_numpy(self._compute(X)).softmax(dim=1).numpy()
+        return torch.from_numpy(self._compute_logits(X)).softmax(dim=1).numpy()
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Return logits (n, n_classes) float64; of two classes (n,), by how much the second one's are higher."""
-        logits = self._compute(X)
+        logits = self._compute_logits(X)
         return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
 
     def transform(self, X: Any) -> np.ndarray:
         """Return unit-norm embeddings (n, embedding_dim) float64 of rows X (n, n_features)."""
-        return self._compute(X, embed=True)
+        check_is_fitted(self)
+        return self._apply_network(self._check(X, reset=False)[0], self.network_.embed)
 
     def suggest(self, X: Any, n: int) -> list[Suggestion]:
         """Say which rows to label next, a batch of them at once, and why.
@@ -231,13 +239,31 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         x = make_dense(self._encode(self._check(X, reset=False)[0]))
         return suggest_rows(self.network_, torch.from_numpy(x), n, self.classes_.tolist())
 
-    def _compute(self, X: Any, *, embed: bool = False) -> np.ndarray:
-        """Return logits, or embeddings, of rows X, in blocks that are made dense one at a time."""
+    def _compute_logits(self, X: Any) -> np.ndarray:
+        """Return logits (n, n_classes) of rows X; warn of rows without information."""
         check_is_fitted(self)
-        x, network = self._encode(self._check(X, reset=False)[0]), self.network_
+        rows = self._check(X, reset=False)[0]
+        logits = self._apply_network(rows, self.network_)
+        uninformative = self._find_uninformative(rows)
+        if uninformative.any():
+            constant = compute_uninformative_logits(self.network_.counts, self._uninformative)
+            if constant is not None:
+                logits[uninformative] = constant.numpy()
+                warnings.warn(describe_uninformative(int(uninformative.sum())), UserWarning, stacklevel=3)
+        return logits
+
+    def _apply_network(self, rows: Any, function: Callable[[Tensor], Tensor]) -> np.ndarray:
+        """Return logits, or embeddings, of checked rows, in blocks that are made dense one at a time."""
+        x = self._encode(rows)
         with torch.no_grad():
             blocks = (torch.from_numpy(make_dense(x[first : first + CHUNK])) for first in range(0, x.shape[0], CHUNK))
-            return torch.cat([network.embed(block) if embed else network(block) for block in blocks]).numpy()
+            return torch.cat([function(block) for block in blocks]).numpy()
+
+    def _find_uninformative(self, rows: Any) -> np.ndarray:
+        """Return which checked rows (n,) bool have no cell that says anything."""
+        if isinstance(rows, Frame) and self._taken is not None:
+            return find_uninformative(rows, self._taken)
+        return np.zeros(rows.shape[0], bool)
 
     @as_typed(NAME)
     def _check(self, X: Any, y: Any = NO_LABELS, *, reset: bool) -> tuple[Any, np.ndarray | None]:
@@ -274,10 +300,12 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     @as_typed(NAME)
     def _read(
         self, X: Any, y: Any, sample_weight: Any, groups: Any, *, reset: bool
-    ) -> tuple[Tensor, np.ndarray, Tensor | None, Tensor | None]:
-        """Return features (n, features) float64, labels, weights and groups (n,), of the rows of positive weight.
+    ) -> tuple[Tensor, np.ndarray, Tensor | None, Tensor | None, np.ndarray]:
+        """Read the rows of positive weight; with ``reset``, columns are taken for something.
 
-        With ``reset``, columns are taken for something.
+        Returns:
+            Features (n, features) float64, labels, weights and groups (n,), and which rows (n,) bool have no
+            information.
         """
         name = getattr(y, "name", None)
         rows, y = self._check(X, y, reset=reset)
@@ -302,7 +330,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             self._taken = take_frame(rows, kinds, selection) if isinstance(rows, Frame) else None
             self._label = name if isinstance(name, str) else "label"
         features = torch.from_numpy(make_dense(self._encode(rows)))
-        return features, y, weights, None if groups is None else torch.from_numpy(groups)
+        groups = None if groups is None else torch.from_numpy(groups)
+        return features, y, weights, groups, self._find_uninformative(rows)
 
     def _fit(
         self,
@@ -310,9 +339,10 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         labels: np.ndarray,
         weights: Tensor | None,
         groups: Tensor | None,
+        uninformative: np.ndarray,
         unlabelled: Sequence[Any] = (),
     ) -> None:
-        """Fit to rows (n, n_features), labels, weights and groups (n,), and to others without a label."""
+        """Fit to rows (n, n_features), labels, weights, groups and uninformative (n,), and to rows without a label."""
         classes = np.unique(labels)
         seed = check_random_state(self.random_state).randint(2**31 - 1)
         numbers = number_labels(labels, classes)
@@ -336,6 +366,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
                 rows, numbers, weights, *_ = add_names(names, rows, numbers, weights)
             self.network_.set_prototypes(rows, numbers, weights)
         self.classes_ = classes
+        self._uninformative = torch.bincount(numbers[torch.from_numpy(uninformative)], minlength=len(classes))
 
     @property
     def encoding_(self) -> Encoding | None:
@@ -400,6 +431,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             "effort": self.effort if isinstance(self.effort, str) else None,
             "seed": self.random_state if isinstance(self.random_state, int) else None,
             "samples": self.network_.counts.tolist(),
+            **({"uninformative": self._uninformative.tolist()} if bool(self._uninformative.any()) else {}),
             **({"named": self._named} if self._named else {}),
             "left_out": [name for name in names if name not in (columns or ())],
             "features": self.columns_,
@@ -431,6 +463,10 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         order = sorted(range(len(model.classes)), key=model.classes.__getitem__)
         network.arrange_classes(torch.tensor(order))
         estimator.classes_, estimator.network_ = np.array(model.classes)[order], network
+        counts = torch.zeros(len(order), dtype=torch.int64)
+        if (stored := parse_counts(model.metadata.get("uninformative"), len(order))) is not None:
+            counts[: len(stored)] = stored
+        estimator._uninformative = counts[order]
         estimator._label, estimator._named = label if isinstance(label, str) else "label", named
         estimator._taken, names = restore_taken(model.encoding, model.columns, model.metadata.get("features"))
         width = network.encoder.input_dim if model.encoding is None else len(model.encoding.columns)

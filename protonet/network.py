@@ -259,7 +259,7 @@ class PrototypeNetwork(nn.Module):
         with torch.inference_mode(False):  # a buffer made in inference mode could never be used in training again
             self.sums, self.counts, self.prototypes = sums.clone(), counts.clone(), prototypes.clone()
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PrototypeNetwork:  # noqa: FBT001, FBT002
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PrototypeNetwork:
         return super()._apply(keep_float32(fn, [self.sums]), recurse)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

@@ -14,6 +14,7 @@ from protonet.commands.labels import check_spellings, read_whole, suspect_spelli
 from protonet.commands.models import (
     GIVEN,
     classify,
+    find_uninformative,
     keep_crossfit,
     number_classes,
     open_model,
@@ -25,7 +26,9 @@ from protonet.files import Model
 from protonet.fit.copies import hash_rows
 from protonet.fit.crossfit import Crossfit, find_held, predict_held, update
 from protonet.fit.packing import unpack
+from protonet.fit.uninformative import parse_counts
 from protonet.tables.features import encode_block
+from protonet.tables.table import Block
 from protonet.ui.command_line import check_writable_file
 from protonet.ui.text import count
 
@@ -54,6 +57,9 @@ def run(options: argparse.Namespace) -> None:
         classify(model._replace(network=network), x)  # no row may overflow and spoil its prototype
     before = predict_held(crossed)
     update(crossed, torch.from_numpy(x), number_classes(labels, classes), len(classes), groups)
+    added, model = count_uninformative(model, block, classes)
+    if added:
+        table.notes.append(f"look at: {count(added, 'row')} without information: no cell is there and readable")
     show_notes(table, quiet=options.quiet)
     given, numbers = list_given(model), hash_rows(torch.from_numpy(x))
     fresh = ~(torch.isin(numbers, given) | find_held(crossed, torch.from_numpy(x)))
@@ -66,6 +72,18 @@ def run(options: argparse.Namespace) -> None:
         print(f"{count(repeated, 'sample')} equal to others that the model was given, before or now: they count again")
     print("".join(f"{line}\n" for line in suspect_spellings(new)), end="")
     print(compare(before, predict_held(crossed), crossed.labels, list(map(show, classes))), end="")
+
+
+def count_uninformative(model: Model, block: Block, classes: Sequence[str | int]) -> tuple[int, Model]:
+    """Count the rows of a block without information, and return the model with those of each class added."""
+    empty = find_uninformative(model, block)
+    if not empty.any():
+        return 0, model
+    counts = np.bincount(number_classes(block.labels[empty], classes).numpy(), minlength=len(classes))
+    before = parse_counts(model.metadata.get("uninformative"), len(model.classes))
+    if before is not None:
+        counts[: len(before)] += before.numpy()
+    return int(empty.sum()), model._replace(metadata=model.metadata | {"uninformative": counts.tolist()})
 
 
 def open_crossfit(model: Model) -> Crossfit:

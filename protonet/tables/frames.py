@@ -183,6 +183,11 @@ def encode_frame(frame: Frame, taken: Taken) -> np.ndarray:
     return encode_block(table, block, taken.encoding, "X")
 
 
+def find_uninformative(frame: Frame, taken: Taken) -> np.ndarray:
+    """Return which rows (n,) bool of a frame have no cell that says anything."""
+    return taken.encoding.find_uninformative([frame.columns[place] for place in taken.places])
+
+
 def _check_kinds(frame: Frame, kinds: Mapping[str, str] | None) -> dict[str, str]:
     """Return the kinds that the caller gives, none for None."""
     if kinds is None:
