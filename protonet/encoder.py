@@ -104,7 +104,8 @@ class Encoder(nn.Module):
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Encoder:
-        return super()._apply(keep_float32(fn, self.buffers()), recurse)
+        super()._apply(keep_float32(fn, self.buffers()), recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def add_to_graph(self, graph: Graph, features: str) -> str:
         """Add the encoder to an ONNX graph, and return the name of the embedding."""

@@ -346,6 +346,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         classes = np.unique(labels)
         seed = check_random_state(self.random_state).randint(2**31 - 1)
         numbers = number_labels(labels, classes)
+        self._uninformative = torch.bincount(numbers[torch.from_numpy(uninformative)], minlength=len(classes))
         blocks = None if self.encoding_ is None else self.encoding_.blocks
         spans = () if self.encoding_ is None else self.encoding_.spans
         pool = map(torch.from_numpy, split_dense(unlabelled, CHUNK)) if unlabelled else None
@@ -366,7 +367,6 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
                 rows, numbers, weights, *_ = add_names(names, rows, numbers, weights)
             self.network_.set_prototypes(rows, numbers, weights)
         self.classes_ = classes
-        self._uninformative = torch.bincount(numbers[torch.from_numpy(uninformative)], minlength=len(classes))
 
     @property
     def encoding_(self) -> Encoding | None:

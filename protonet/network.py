@@ -260,7 +260,8 @@ class PrototypeNetwork(nn.Module):
             self.sums, self.counts, self.prototypes = sums.clone(), counts.clone(), prototypes.clone()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PrototypeNetwork:
-        return super()._apply(keep_float32(fn, [self.sums]), recurse)
+        super()._apply(keep_float32(fn, [self.sums]), recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Take over the number of classes of the stored prototypes before they are copied in."""

@@ -317,8 +317,8 @@ def _find_read(path: Path) -> Callable[[Sequence[str]], np.ndarray]:
 
     A network knows a text if a quarter of its letters are in words or parts of words: tokens of two letters at least,
     or of an ASCII letter or digit. Letters of other scripts, one by one, are no words: an English vocabulary has most
-    of them. Ideographs are words; they count if nearly all of a text's are in the vocabulary. Symbols that are in it, such
-    as emoji, count as well.
+    of them. Ideographs are words; they count if nearly all of a text's are in the vocabulary. Symbols that are in it,
+    such as emoji, count as well.
     """
     encode = _open_tokenizer(path)
 

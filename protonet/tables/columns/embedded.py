@@ -162,7 +162,7 @@ class EmbeddedText(Column):
     def find_uninformative(self, cells: np.ndarray) -> np.ndarray:
         """Return which cells (n,) bool neither the network nor the words say anything of."""
         cells = write_cells(cells)
-        return self.embedded.find_unread(cells.tolist()) & self.words.find_uninformative(cells)
+        return np.asarray(self.embedded.find_unread(cells.tolist()) & self.words.find_uninformative(cells))
 
     @property
     def read_by(self) -> Record:

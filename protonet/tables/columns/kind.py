@@ -100,7 +100,8 @@ class Column(ABC):
     def find_uninformative(self, cells: np.ndarray) -> np.ndarray:
         """Return which cells (n,) bool say nothing: missing ones, and those that are read as missing."""
         numbers = self.read_numbers(cells)
-        return find_gaps(cells) | self.find_strange(cells) if numbers is None else np.isnan(numbers)
+        missing = find_gaps(cells) | self.find_strange(cells) if numbers is None else np.isnan(numbers)
+        return np.asarray(missing, bool)
 
     @property
     def strange(self) -> str:
