@@ -73,8 +73,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         encoding_: The `protonet.tables.columns.encoding.Encoding` that makes features of the columns that are used;
             None for arrays without gaps, which are their features.
         network_: The `protonet.PrototypeNetwork`, in float64, its classes in the order of ``classes_``.
-        learned_unlabelled_: Whether ``fit`` learned from rows without a label: not where rows that have one, held out,
-            speak against it. With one row per class nobody can.
+        learned_unlabelled_: Whether ``fit`` learned from rows without a label: only if the log-loss of rows that have
+            one, held out, is lower with them. With one row per class it learns from them, without such a check.
         strangers_: Groups of rows that look like classes of their own: their numbers among the rows without a label,
             those in X first.
         held_out_accuracy_: Which share of the rows of ``fit`` is right where models fitted without them judge, one for

@@ -219,6 +219,7 @@ def tell_rest(solution: Solution, rest: Rest, groups: Sequence[Sequence[int]]) -
     if pooled.losses is not None:
         before, after = pooled.losses
         losses = f"log-loss on held-out rows {before:.3f} without them, {after:.3f} with them"
+        losses += "" if pooled.decided else "; within one standard error: undecided"
     lines = [f"{rows}{drawn}: {what} ({losses})"]
     if groups:
         sizes = [str(len(group)) for group in groups[:MOST_GROUPS]]
@@ -290,7 +291,7 @@ def list_rest(solution: Solution, rest: Rest, strangers: Sequence[Sequence[int]]
         return {}
     without, learned = (None, None) if pooled.losses is None else pooled.losses
     found = {"rows": pool.total, "drawn": len(pool.features), "learned": pooled.learned}
-    losses = {"log_loss_without": without, "log_loss_with": learned}
+    losses = {"log_loss_without": without, "log_loss_with": learned, "decided": pooled.decided}
     return {"unlabelled": found | losses | {"strangers": [[rest.name(row) for row in group] for group in strangers]}}
 
 
