@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from protonet._checks import as_typed, refuse, show
-from protonet.commands.labels import suspect_spellings
+from protonet.commands.labels import list_contradictions, suspect_spellings
 from protonet.commands.models import open_rows, want
 from protonet.commands.rows import TableRows, take_kinds
 from protonet.files import Model
@@ -127,7 +127,7 @@ def read_data(options: argparse.Namespace, rows: TableRows, *, keep_cells: bool 
     if lost:
         what = "neither a row nor a name says what these classes are, never predicted"
         told.append(f"look at: {what}: {list_names(lost)}")
-    uninformative = np.zeros(len(rows.classes), np.int64)
+    uninformative, empty = np.zeros(len(rows.classes), np.int64), np.zeros(len(labels), bool)
     ids = None if options.id is None else block.beside[beside.index(options.id)].astype(str).tolist()
     if columns is None or table.columns is None:
         cells = list(block.columns)
@@ -141,6 +141,9 @@ def read_data(options: argparse.Namespace, rows: TableRows, *, keep_cells: bool 
         if empty.any():
             told.append(f"look at: {count(int(empty.sum()), 'row')} without information: no cell is there and readable")
     gaps, places = list(map(count_gaps, labelled)), block.rows[: len(labels)]
+    some = np.flatnonzero(~empty).tolist()
+    given = [rows.classes[rows.labels[row]] for row in some]
+    told += list_contradictions(features.numpy()[some], given, [table.place.format(places[row]) for row in some])
     where = places, table.place, block.numbers[: len(labels)], ids, gaps, cells if keep_cells else []
     seen = describe_columns(cells, encoding, np.bincount(rows.labels, minlength=len(rows.classes)).tolist())
     return Data(

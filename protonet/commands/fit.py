@@ -17,7 +17,7 @@ from protonet._checks import refuse, show
 from protonet.commands.content import JudgedRows, list_importance, list_learning, list_sections, list_table
 from protonet.commands.data import Data, Rest, read_data
 from protonet.commands.figures import format_losses, format_views, tell_columns
-from protonet.commands.models import find_sizes, keep_crossfit, name_columns, show_progress, write_model
+from protonet.commands.models import find_sizes, keep_crossfit, list_cancelled, name_columns, show_progress, write_model
 from protonet.commands.report import list_figures
 from protonet.commands.summary import compare_baselines, describe_views, format_baselines, format_pairs
 from protonet.files import Model
@@ -40,6 +40,7 @@ from protonet.fit.search import Progress
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
 from protonet.fit.twins import TWINS, find_twins
 from protonet.representations.pictures.files import split_backbone
+from protonet.tables.table import list_names
 from protonet.ui.page.document import write_outputs
 from protonet.ui.plots import draw_plot
 from protonet.ui.text import count
@@ -109,6 +110,7 @@ def run(options: argparse.Namespace) -> None:
             if alone:
                 solution.network.temperature.div_(1 + NAMES.sharper / len(data.classes))
             data = data._replace(notes=[*data.notes, *suspect_twins(data, solution)])
+            data.notes.extend([*list_cancelled(solution.network, data.classes), *list_unevaluated(data, solution)])
             until = deadline if limit is None or "report" not in outputs else started + HELD * limit
             crossed = crossfit(solution, deadline=until, progress=partial(tell, 1))
             in_time = time.monotonic() < until
@@ -206,6 +208,16 @@ def suspect_twins(data: Data, solution: Solution) -> list[str]:
         return []
     what = f"{100 * share:.0f} % of the rows have twins of their class, far nearer than all others"
     return [f"look at: {what}; if such have one source, name the column that tells it with --group NAME"]
+
+
+def list_unevaluated(data: Data, solution: Solution) -> list[str]:
+    """Return a line, or none, about classes none of whose rows can be held out, where those of others can."""
+    held = number_held(solution.problem) >= 0
+    rows, judged = (torch.bincount(y, minlength=len(data.classes)).tolist() for y in (data.y, data.y[held]))
+    left = [str(name) for name, total, some in zip(data.classes, rows, judged, strict=True) if total and not some]
+    if not left or not any(judged):
+        return []
+    return [f"not evaluated: {list_names(left)}: a class of one row, copies aside, stays in every fit"]
 
 
 def tell_rest(solution: Solution, rest: Rest, groups: Sequence[Sequence[int]]) -> list[str]:

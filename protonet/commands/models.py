@@ -215,6 +215,12 @@ def name_columns(model: Model) -> Sequence[str]:
     return model.columns or [f"column {number}" for number in range(len(find_sizes(model)))]
 
 
+def list_cancelled(network: PrototypeNetwork, classes: Sequence[str | int]) -> list[str]:
+    """Return a line, or none, about classes without a prototype, since the embeddings of their rows cancel."""
+    names = [str(classes[number]) for number in network.cancelled.nonzero().flatten().tolist()]
+    return [f"look at: the rows of {list_names(names)} cancel: no prototype, never predicted"] if names else []
+
+
 def list_notes(table: Table) -> list[str]:
     """Return what is to be known of a table, a line each."""
     names = list(table.unused)

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from protonet._checks import refuse, show
-from protonet.commands.labels import check_spellings, read_whole, suspect_spellings
+from protonet.commands.labels import check_spellings, list_contradictions, read_whole, suspect_spellings
 from protonet.commands.models import (
     GIVEN,
     classify,
     find_uninformative,
     keep_crossfit,
+    list_cancelled,
     number_classes,
     open_model,
     read_labelled,
@@ -70,7 +71,11 @@ def run(options: argparse.Namespace) -> None:
     print(f"{output}: {count(len(x), 'sample')} more, {count(len(new), 'new class')}{named}")
     if repeated := len(x) - len(numbers[fresh].unique()):
         print(f"{count(repeated, 'sample')} equal to others that the model was given, before or now: they count again")
-    print("".join(f"{line}\n" for line in suspect_spellings(new)), end="")
+    told = [*suspect_spellings(new), *list_cancelled(crossed.whole, classes)]
+    some = np.flatnonzero(~find_uninformative(model, block)).tolist()
+    places = [table.place.format(block.rows[row]) for row in some]
+    told += list_contradictions(x[some], labels[some].tolist(), places)
+    print("".join(f"{line}\n" for line in told), end="")
     print(compare(before, predict_held(crossed), crossed.labels, list(map(show, classes))), end="")
 
 
