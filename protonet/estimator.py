@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils import _safe_indexing, check_consistent_length, check_random_state, check_X_y, column_or_1d
+from sklearn.utils import check_consistent_length, check_random_state, check_X_y, column_or_1d
 from sklearn.utils.validation import _check_sample_weight, _num_samples, check_is_fitted, validate_data
 from torch import Tensor
 
@@ -21,12 +21,17 @@ from protonet._checks import as_typed, check_groups, fail, show
 from protonet.files import Model, load_model, save_model
 from protonet.fit.active import Suggestion, group_strangers, suggest_rows
 from protonet.fit.crossfit import crossfit, measure_held
-from protonet.fit.marks import check_labels, check_one_kind, even_weights, find_unlabelled, name_classes, number_labels
+from protonet.fit.marks import check_labels, check_one_kind, even_weights, name_classes, number_labels, split_unlabelled
 from protonet.fit.names import read_names
 from protonet.fit.problem import add_names
 from protonet.fit.search import EFFORTS, Search
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
-from protonet.fit.uninformative import compute_uninformative_logits, describe_uninformative, parse_counts
+from protonet.fit.uninformative import (
+    compute_uninformative_logits,
+    describe_uninformative,
+    parse_counts,
+    replace_uninformative,
+)
 from protonet.losses import CHUNK
 from protonet.metrics import Metrics
 from protonet.network import PrototypeNetwork
@@ -138,20 +143,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             MissingPackageError: A data frame is not of pandas, and pyarrow is missing.
         """
         rest = [] if unlabelled is None or not _num_samples(unlabelled) else [unlabelled]
-        places, labels = find_unlabelled(y)
-        if len(places):
-            if np.isscalar(sample_weight):
-                sample_weight = np.full(len(labels), sample_weight)
-            check_consistent_length(X, labels, sample_weight, groups)
-            labelled = np.setdiff1d(np.arange(len(labels)), places)
-            if not len(labelled):
-                fail(NAME, "y", "have rows with a label", "none", "Label some; protonet suggest names the first ones.")
-            every = X.tocsr() if sparse.issparse(X) else X
-            rest.insert(0, _safe_indexing(every, places))
-            X, y = _safe_indexing(every, labelled), labels[labelled].tolist()
-            sample_weight, groups = (
-                None if each is None else _safe_indexing(each, labelled) for each in (sample_weight, groups)
-            )
+        X, y, sample_weight, groups, others = split_unlabelled(X, y, sample_weight, groups)
+        rest = [*others, *rest]
         rows = self._read(X, y, sample_weight, groups, reset=True)
         if len(alone := np.unique(rows[1])) < 2:
             remedy = "Add rows of another one. partial_fit begins with one, where others will come."
@@ -186,7 +179,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         order = torch.full((len(merged),), -1)
         order[number_labels(self.classes_, merged)] = torch.arange(len(self.classes_))
         self.network_.arrange_classes(order)
-        counts = torch.bincount(number_labels(labels[uninformative], merged), minlength=len(merged))
+        counts = torch.bincount(number_labels(labels, merged)[uninformative], minlength=len(merged))
         self._uninformative = counts.index_add_(0, number_labels(self.classes_, merged), self._uninformative)
         if len(rows):
             self.network_.add_samples(rows, number_labels(labels, merged), weights=even_weights(weights))
@@ -203,23 +196,22 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         Raises:
             InputError: As in ``partial_fit``.
         """
-        places = self._compute_logits(X).argmax(axis=1)
+        places = self._compute(X).argmax(axis=1)
         labels: np.ndarray = self.classes_[places]
         return labels
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return probabilities (n, n_classes) float64, at the temperature that fits rows held out of ``fit``."""
-        return torch.from_numpy(self._compute_logits(X)).softmax(dim=1).numpy()
+        return torch.from_numpy(self._compute(X)).softmax(dim=1).numpy()
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Return logits (n, n_classes) float64; of two classes (n,), by how much the second one's are higher."""
-        logits = self._compute_logits(X)
+        logits = self._compute(X)
         return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
 
     def transform(self, X: Any) -> np.ndarray:
         """Return unit-norm embeddings (n, embedding_dim) float64 of rows X (n, n_features)."""
-        check_is_fitted(self)
-        return self._apply_network(self._check(X, reset=False)[0], self.network_.embed)
+        return self._compute(X, embed=True)
 
     def suggest(self, X: Any, n: int) -> list[Suggestion]:
         """Say which rows to label next, a batch of them at once, and why.
@@ -239,31 +231,20 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         x = make_dense(self._encode(self._check(X, reset=False)[0]))
         return suggest_rows(self.network_, torch.from_numpy(x), n, self.classes_.tolist())
 
-    def _compute_logits(self, X: Any) -> np.ndarray:
-        """Return logits (n, n_classes) of rows X; warn of rows without information."""
+    def _compute(self, X: Any, *, embed: bool = False) -> np.ndarray:
+        """Return logits, or embeddings, of rows X, in blocks that are made dense one at a time."""
         check_is_fitted(self)
-        rows = self._check(X, reset=False)[0]
-        logits = self._apply_network(rows, self.network_)
-        uninformative = self._find_uninformative(rows)
-        if uninformative.any():
-            constant = compute_uninformative_logits(self.network_.counts, self._uninformative)
-            if constant is not None:
-                logits[uninformative] = constant.numpy()
-                warnings.warn(describe_uninformative(int(uninformative.sum())), UserWarning, stacklevel=3)
-        return logits
-
-    def _apply_network(self, rows: Any, function: Callable[[Tensor], Tensor]) -> np.ndarray:
-        """Return logits, or embeddings, of checked rows, in blocks that are made dense one at a time."""
+        rows, network = self._check(X, reset=False)[0], self.network_
         x = self._encode(rows)
         with torch.no_grad():
             blocks = (torch.from_numpy(make_dense(x[first : first + CHUNK])) for first in range(0, x.shape[0], CHUNK))
-            return torch.cat([function(block) for block in blocks]).numpy()
-
-    def _find_uninformative(self, rows: Any) -> np.ndarray:
-        """Return which checked rows (n,) bool have no cell that says anything."""
-        if isinstance(rows, Frame) and self._taken is not None:
-            return find_uninformative(rows, self._taken)
-        return np.zeros(rows.shape[0], bool)
+            found = torch.cat([network.embed(block) if embed else network(block) for block in blocks])
+        if not embed:
+            constant = compute_uninformative_logits(network.counts, self._uninformative)
+            replaced = replace_uninformative(found, find_uninformative(rows, self._taken), constant)
+            if replaced:
+                warnings.warn(describe_uninformative(replaced), UserWarning, stacklevel=3)
+        return found.numpy()
 
     @as_typed(NAME)
     def _check(self, X: Any, y: Any = NO_LABELS, *, reset: bool) -> tuple[Any, np.ndarray | None]:
@@ -300,7 +281,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     @as_typed(NAME)
     def _read(
         self, X: Any, y: Any, sample_weight: Any, groups: Any, *, reset: bool
-    ) -> tuple[Tensor, np.ndarray, Tensor | None, Tensor | None, np.ndarray]:
+    ) -> tuple[Tensor, np.ndarray, Tensor | None, Tensor | None, Tensor]:
         """Read the rows of positive weight; with ``reset``, columns are taken for something.
 
         Returns:
@@ -331,7 +312,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             self._label = name if isinstance(name, str) else "label"
         features = torch.from_numpy(make_dense(self._encode(rows)))
         groups = None if groups is None else torch.from_numpy(groups)
-        return features, y, weights, groups, self._find_uninformative(rows)
+        return features, y, weights, groups, find_uninformative(rows, self._taken)
 
     def _fit(
         self,
@@ -339,14 +320,14 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         labels: np.ndarray,
         weights: Tensor | None,
         groups: Tensor | None,
-        uninformative: np.ndarray,
+        uninformative: Tensor,
         unlabelled: Sequence[Any] = (),
     ) -> None:
         """Fit to rows (n, n_features), labels, weights, groups and uninformative (n,), and to rows without a label."""
         classes = np.unique(labels)
         seed = check_random_state(self.random_state).randint(2**31 - 1)
         numbers = number_labels(labels, classes)
-        self._uninformative = torch.bincount(numbers[torch.from_numpy(uninformative)], minlength=len(classes))
+        self._uninformative = torch.bincount(numbers[uninformative], minlength=len(classes))
         blocks = None if self.encoding_ is None else self.encoding_.blocks
         spans = () if self.encoding_ is None else self.encoding_.spans
         pool = map(torch.from_numpy, split_dense(unlabelled, CHUNK)) if unlabelled else None
@@ -431,7 +412,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             "effort": self.effort if isinstance(self.effort, str) else None,
             "seed": self.random_state if isinstance(self.random_state, int) else None,
             "samples": self.network_.counts.tolist(),
-            **({"uninformative": self._uninformative.tolist()} if bool(self._uninformative.any()) else {}),
+            "uninformative": self._uninformative.tolist(),
             **({"named": self._named} if self._named else {}),
             "left_out": [name for name in names if name not in (columns or ())],
             "features": self.columns_,
@@ -463,10 +444,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         order = sorted(range(len(model.classes)), key=model.classes.__getitem__)
         network.arrange_classes(torch.tensor(order))
         estimator.classes_, estimator.network_ = np.array(model.classes)[order], network
-        counts = torch.zeros(len(order), dtype=torch.int64)
-        if (stored := parse_counts(model.metadata.get("uninformative"), len(order))) is not None:
-            counts[: len(stored)] = stored
-        estimator._uninformative = counts[order]
+        estimator._uninformative = parse_counts(model.metadata.get("uninformative"), len(order))[order]
         estimator._label, estimator._named = label if isinstance(label, str) else "label", named
         estimator._taken, names = restore_taken(model.encoding, model.columns, model.metadata.get("features"))
         width = network.encoder.input_dim if model.encoding is None else len(model.encoding.columns)

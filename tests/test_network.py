@@ -308,8 +308,10 @@ def make_scaled_problem(scale: str) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(90) % 3
     x = 3 * torch.randn(3, 6, generator=generator)[y] + torch.randn(90, 6, generator=generator)
-    factors = {"large": 1e5, "huge": 1e20, "small": 1e-6, "mixed": torch.tensor([1e5, 1.0, 1e-3, 1e5, 1.0, 1e3])}
-    return (x + 1e6 if scale == "offset" else x * factors[scale]), y
+    if scale == "offset":
+        return x + 1e6, y
+    factors = {"large": [1e5], "huge": [1e20], "small": [1e-6], "mixed": [1e5, 1.0, 1e-3, 1e5, 1.0, 1e3]}
+    return x * torch.tensor(factors[scale]), y
 
 
 @pytest.mark.parametrize("scale", ["large", "huge", "small", "mixed", "offset"])

@@ -12,9 +12,7 @@ import numpy as np
 from protonet._checks import refuse, show
 
 #: Sets of equal rows of different classes, and rows of each, that are named at most.
-MAX_EQUAL = 5
-#: Share of such rows above which the columns are at fault rather than the labels.
-INDISTINCT = 0.25
+MAX_EQUAL = 3
 #: Classes of this form are numbers, also where a file holds text.
 _WHOLE = re.compile(r"0|-?[1-9]\d{0,17}")
 
@@ -99,9 +97,6 @@ def list_contradictions(x: np.ndarray, labels: Sequence[str | int], places: Sequ
     if not sets:
         return []
     total = sum(map(len, sets))
-    if total > INDISTINCT * len(x):
-        share = f"{100 * total / len(x):.0f} % of the rows are equal to rows of another class"
-        return [f"look at: {share}: these columns cannot tell them apart"]
     shown = []
     for rows in sets[:MAX_EQUAL]:
         named = [f"{places[row]} ({show(labels[row])})" for row in rows[:MAX_EQUAL]]

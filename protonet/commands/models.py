@@ -26,7 +26,12 @@ from protonet.fit.active import Suggestion, suggest_rows
 from protonet.fit.crossfit import Crossfit, measure_held, score_frequent, score_held
 from protonet.fit.packing import pack
 from protonet.fit.search import Progress
-from protonet.fit.uninformative import compute_uninformative_logits, describe_uninformative, parse_counts
+from protonet.fit.uninformative import (
+    compute_uninformative_logits,
+    describe_uninformative,
+    parse_counts,
+    replace_uninformative,
+)
 from protonet.metrics import calibrate, measure, measure_classes
 from protonet.network import PrototypeNetwork
 from protonet.representations.opening import AUTO, NONE, find_takes, reopen
@@ -163,9 +168,9 @@ def mark_uninformative(blocks: Iterable[Block], model: Model, table: Table) -> I
     """Yield blocks with their rows without information marked; add a note that counts these behind the last."""
     rows = 0
     for block in blocks:
-        marked = block._replace(uninformative=find_uninformative(model, block))
-        rows += int(marked.uninformative.sum())
-        yield marked
+        uninformative = find_uninformative(model, block)
+        rows += int(uninformative.sum())
+        yield block._replace(uninformative=uninformative)
     if rows and predict_uninformative(model) is not None:
         table.notes.append(describe_uninformative(rows))
 
@@ -180,7 +185,7 @@ def predict_uninformative(model: Model) -> Tensor | None:
     """Return the logits (num_classes,) of a row without information; None if the network is to judge it."""
     counts, classes = torch.tensor(count_samples(model)), len(model.classes)
     if model.metadata.get("balanced") or not bool(counts.any()):
-        return compute_uninformative_logits(model.network.seen.long())
+        return compute_uninformative_logits(model.network.seen, torch.zeros(classes))
     return compute_uninformative_logits(counts, parse_counts(model.metadata.get("uninformative"), classes))
 
 
@@ -297,8 +302,8 @@ def classify(model: Model, x: np.ndarray, uninformative: np.ndarray | None = Non
     if bool(lost.any()):
         got = f"{np.abs(x[lost.numpy()][0]).max():g} as the largest of a row"
         refuse("table", "hold numbers of the size that the model was fitted to", got, "Mend or drop the row.")
-    if uninformative is not None and uninformative.any() and (constant := predict_uninformative(model)) is not None:
-        logits[torch.from_numpy(uninformative)] = constant.to(logits)
+    if uninformative is not None and uninformative.any():
+        replace_uninformative(logits, torch.from_numpy(uninformative), predict_uninformative(model))
     return logits
 
 

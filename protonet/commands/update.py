@@ -84,10 +84,8 @@ def count_uninformative(model: Model, block: Block, classes: Sequence[str | int]
     empty = find_uninformative(model, block)
     if not empty.any():
         return 0, model
-    counts = np.bincount(number_classes(block.labels[empty], classes).numpy(), minlength=len(classes))
-    before = parse_counts(model.metadata.get("uninformative"), len(model.classes))
-    if before is not None:
-        counts[: len(before)] += before.numpy()
+    counts = torch.bincount(number_classes(block.labels[empty], classes), minlength=len(classes))
+    counts += parse_counts(model.metadata.get("uninformative"), len(classes))
     return int(empty.sum()), model._replace(metadata=model.metadata | {"uninformative": counts.tolist()})
 
 

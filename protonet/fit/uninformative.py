@@ -9,20 +9,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from protonet.ui.text import count
-
 #: Rows that the class frequencies count as, next to the uninformative rows of the training table.
 PRIOR_ROWS = 10.0
 #: Share of uninformative training rows above which the network is trusted with them: they are what it learned from.
 MAX_SHARE = 0.5
 
 
-def compute_uninformative_logits(counts: Tensor, uninformative: Tensor | None = None) -> Tensor | None:
+def compute_uninformative_logits(counts: Tensor, uninformative: Tensor) -> Tensor | None:
     """Compute the logits of a row without information.
 
     Args:
         counts: (num_classes,) training rows per class, at least one in all; 1 for each class of a balanced model.
-        uninformative: (m,) how many of these had no information, for the first m <= num_classes; None for none.
+        uninformative: (num_classes,) how many of these had no information.
 
     Returns:
         (num_classes,) float64, the logarithm of the posterior mean of a Dirichlet prior around the class frequencies;
@@ -30,25 +28,34 @@ def compute_uninformative_logits(counts: Tensor, uninformative: Tensor | None = 
 
     Source: Gelman et al., "Bayesian data analysis" (2013), sec. 3.4.
     """
-    counts = counts.double()
-    seen = torch.zeros_like(counts)
-    if uninformative is not None:
-        seen[: len(uninformative)] = uninformative
+    counts, seen = counts.double(), uninformative.double()
     if float(seen.sum()) > MAX_SHARE * float(counts.sum()):
         return None
     posterior = (seen + PRIOR_ROWS * counts / counts.sum()) / (seen.sum() + PRIOR_ROWS)
     return posterior.log().clamp_min(torch.finfo(torch.float32).min)
 
 
-def parse_counts(counts: object, num_classes: int) -> Tensor | None:
-    """Return counts of the first classes, (m,) with m <= num_classes, from untrusted metadata; None if unusable."""
-    if not isinstance(counts, list) or len(counts) > num_classes:
-        return None
-    sound = all(type(number) is int and 0 <= number < 2**53 for number in counts)
-    return torch.tensor(counts, dtype=torch.int64) if sound else None
+def replace_uninformative(logits: Tensor, rows: Tensor, constant: Tensor | None) -> int:
+    """Replace the logits (n, num_classes) of rows (n,) bool without information, in place; return how many these are.
+
+    Nothing is replaced if ``constant``, of `compute_uninformative_logits`, is None.
+    """
+    if constant is None or not bool(rows.any()):
+        return 0
+    logits[rows] = constant.to(logits)
+    return int(rows.sum())
+
+
+def parse_counts(counts: object, num_classes: int) -> Tensor:
+    """Return counts (num_classes,) int64 from untrusted metadata that name the first classes; 0 if it is unusable."""
+    parsed = torch.zeros(num_classes, dtype=torch.int64)
+    listed = counts if isinstance(counts, list) and len(counts) <= num_classes else []
+    if all(type(number) is int and 0 <= number < 2**53 for number in listed):
+        parsed[: len(listed)] = torch.tensor(listed, dtype=torch.int64)
+    return parsed
 
 
 def describe_uninformative(rows: int) -> str:
     """Return a note that counts rows without information."""
-    verb = "has" if rows == 1 else "have"
-    return f"{count(rows, 'row')} {verb} no information (all cells missing or unreadable): predicted by class frequency"
+    what = "1 row has" if rows == 1 else f"{rows:,} rows have"
+    return f"{what} no information (all cells missing or unreadable): predicted by class frequency"

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from protonet._checks import InputTypeError, optional_packages, refuse, show
 from protonet.representations.opening import Selection
@@ -183,9 +185,11 @@ def encode_frame(frame: Frame, taken: Taken) -> np.ndarray:
     return encode_block(table, block, taken.encoding, "X")
 
 
-def find_uninformative(frame: Frame, taken: Taken) -> np.ndarray:
-    """Return which rows (n,) bool of a frame have no cell that says anything."""
-    return taken.encoding.find_uninformative([frame.columns[place] for place in taken.places])
+def find_uninformative(rows: Any, taken: Taken | None) -> Tensor:
+    """Return which rows (n,) bool of a frame have no cell that says anything; none of an array without gaps."""
+    if not isinstance(rows, Frame) or taken is None:
+        return torch.zeros(rows.shape[0], dtype=torch.bool)
+    return torch.from_numpy(taken.encoding.find_uninformative([rows.columns[place] for place in taken.places]))
 
 
 def _check_kinds(frame: Frame, kinds: Mapping[str, str] | None) -> dict[str, str]:

@@ -51,8 +51,6 @@ def test_sets_of_equal_rows_are_those_of_a_slow_search() -> None:
     expected = sum(any((x[i] == x[j]).all() and labels[i] != labels[j] for j in range(len(x))) for i in range(60))
     (line,) = list_contradictions(x, labels, list(map(str, range(len(x)))))
     assert f" {expected} rows are equal" in line
-    (line,) = list_contradictions(x[:60], labels[:60], list(map(str, range(60))))
-    assert "cannot tell them apart" in line
 
 
 def test_classes_that_no_fold_can_hold_out_are_named(tmp_path: Path, run: Run) -> None:

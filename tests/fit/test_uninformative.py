@@ -7,7 +7,7 @@ from protonet.fit.uninformative import PRIOR_ROWS, compute_uninformative_logits,
 
 
 def compute_probabilities(counts: list[int], uninformative: list[int] | None = None) -> list[float]:
-    seen = None if uninformative is None else torch.tensor(uninformative)
+    seen = torch.tensor(uninformative or [0] * len(counts))
     logits = compute_uninformative_logits(torch.tensor(counts), seen)
     assert logits is not None
     assert bool(logits.isfinite().all())
@@ -29,7 +29,7 @@ def test_uninformative_training_rows_move_the_frequencies(uninformative: list[in
 
 
 def test_classes_that_came_later_have_no_uninformative_rows() -> None:
-    assert compute_probabilities([30, 10, 40], [0, 0]) == pytest.approx([0.375, 0.125, 0.5])
+    assert parse_counts([3, 1], 3).tolist() == [3, 1, 0]
 
 
 def test_the_network_judges_what_most_training_rows_are() -> None:
@@ -38,4 +38,4 @@ def test_the_network_judges_what_most_training_rows_are() -> None:
 
 @pytest.mark.parametrize("counts", [None, "12", [1, 2, 3], [1, -1], [1.0, 2.0], [True, 1], [2**60, 0]])
 def test_counts_of_a_file_are_not_trusted(counts: object) -> None:
-    assert parse_counts(counts, 2) is None
+    assert parse_counts(counts, 2).tolist() == [0, 0]

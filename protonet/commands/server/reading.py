@@ -98,6 +98,7 @@ def read_file(model: Model, path: Path) -> Rows:
         n += len(block.rows)
         check_count(n)
         parts.append(encode_block(table, block, model.encoding))
+        assert block.uninformative is not None  # open_rows marks them
         uninformative.append(block.uninformative)
     return Rows(np.concatenate(parts), list_notes(table), np.concatenate(uninformative))
 
