@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -26,12 +25,7 @@ from protonet.fit.names import read_names
 from protonet.fit.problem import add_names
 from protonet.fit.search import EFFORTS, Search
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
-from protonet.fit.uninformative import (
-    compute_uninformative_logits,
-    describe_uninformative,
-    parse_counts,
-    replace_uninformative,
-)
+from protonet.fit.uninformative import parse_counts, predict_frequencies
 from protonet.losses import CHUNK
 from protonet.metrics import Metrics
 from protonet.network import PrototypeNetwork
@@ -78,8 +72,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         encoding_: The `protonet.tables.columns.encoding.Encoding` that makes features of the columns that are used;
             None for arrays without gaps, which are their features.
         network_: The `protonet.PrototypeNetwork`, in float64, its classes in the order of ``classes_``.
-        learned_unlabelled_: Whether ``fit`` learned from rows without a label: only if the log-loss of rows that have
-            one, held out, is lower with them. With one row per class it learns from them, without such a check.
+        learned_unlabelled_: Whether ``fit`` learned from rows without a label: only if held-out rows that have one get
+            a lower log-loss, or if no row can be held out.
         strangers_: Groups of rows that look like classes of their own: their numbers among the rows without a label,
             those in X first.
         held_out_accuracy_: Which share of the rows of ``fit`` is right where models fitted without them judge, one for
@@ -142,9 +136,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             ValueError: What scikit-learn rejects, such as an infinite number.
             MissingPackageError: A data frame is not of pandas, and pyarrow is missing.
         """
-        rest = [] if unlabelled is None or not _num_samples(unlabelled) else [unlabelled]
-        X, y, sample_weight, groups, others = split_unlabelled(X, y, sample_weight, groups)
-        rest = [*others, *rest]
+        X, y, sample_weight, groups, rest = split_unlabelled(X, y, sample_weight, groups)
+        rest += [] if unlabelled is None or not _num_samples(unlabelled) else [unlabelled]
         rows = self._read(X, y, sample_weight, groups, reset=True)
         if len(alone := np.unique(rows[1])) < 2:
             remedy = "Add rows of another one. partial_fit begins with one, where others will come."
@@ -177,27 +170,26 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         check_one_kind("y", every)
         merged = np.unique(every)
         order = torch.full((len(merged),), -1)
-        order[number_labels(self.classes_, merged)] = torch.arange(len(self.classes_))
+        numbers, known_numbers = number_labels(labels, merged), number_labels(self.classes_, merged)
+        order[known_numbers] = torch.arange(len(self.classes_))
         self.network_.arrange_classes(order)
-        counts = torch.bincount(number_labels(labels, merged)[uninformative], minlength=len(merged))
-        self._uninformative = counts.index_add_(0, number_labels(self.classes_, merged), self._uninformative)
+        counts = torch.bincount(numbers[uninformative], minlength=len(merged))
+        self._uninformative = counts.index_add_(0, known_numbers, self._uninformative)
         if len(rows):
-            self.network_.add_samples(rows, number_labels(labels, merged), weights=even_weights(weights))
+            self.network_.add_samples(rows, numbers, weights=even_weights(weights))
         self.classes_ = merged
         return self
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the label (n,) of each row of X (n, n_features).
 
-        Categories that ``fit`` never saw and columns of gaps alone are no errors. In arrays and sparse matrices, NaN is
-        one if ``fit`` had none. A row without information, all of whose cells are missing or unreadable, is of the most
-        frequent class, at the class frequencies as probabilities; a UserWarning counts such rows.
+        Categories that ``fit`` never saw and columns of gaps alone are no errors. In arrays, NaN is one if ``fit`` had
+        none. Rows without information get the class frequencies, and a UserWarning counts them.
 
         Raises:
             InputError: As in ``partial_fit``.
         """
-        places = self._compute(X).argmax(axis=1)
-        labels: np.ndarray = self.classes_[places]
+        labels: np.ndarray = self.classes_[self._compute(X).argmax(axis=1)]
         return labels
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -234,16 +226,13 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     def _compute(self, X: Any, *, embed: bool = False) -> np.ndarray:
         """Return logits, or embeddings, of rows X, in blocks that are made dense one at a time."""
         check_is_fitted(self)
-        rows, network = self._check(X, reset=False)[0], self.network_
-        x = self._encode(rows)
+        rows = self._check(X, reset=False)[0]
+        x, network = self._encode(rows), self.network_
         with torch.no_grad():
             blocks = (torch.from_numpy(make_dense(x[first : first + CHUNK])) for first in range(0, x.shape[0], CHUNK))
             found = torch.cat([network.embed(block) if embed else network(block) for block in blocks])
         if not embed:
-            constant = compute_uninformative_logits(network.counts, self._uninformative)
-            replaced = replace_uninformative(found, find_uninformative(rows, self._taken), constant)
-            if replaced:
-                warnings.warn(describe_uninformative(replaced), UserWarning, stacklevel=3)
+            predict_frequencies(found, find_uninformative(rows, self._taken), network.counts, self._uninformative)
         return found.numpy()
 
     @as_typed(NAME)
@@ -282,11 +271,9 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     def _read(
         self, X: Any, y: Any, sample_weight: Any, groups: Any, *, reset: bool
     ) -> tuple[Tensor, np.ndarray, Tensor | None, Tensor | None, Tensor]:
-        """Read the rows of positive weight; with ``reset``, columns are taken for something.
+        """Return features (n, features) float64, labels, weights, groups and uninformative (n,) of rows of weight > 0.
 
-        Returns:
-            Features (n, features) float64, labels, weights and groups (n,), and which rows (n,) bool have no
-            information.
+        With ``reset``, columns are taken for something.
         """
         name = getattr(y, "name", None)
         rows, y = self._check(X, y, reset=reset)
@@ -299,8 +286,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             weights = _check_sample_weight(sample_weight, y, dtype=np.float64, ensure_non_negative=True)
             chosen = np.flatnonzero(weights)
             if not len(chosen):
-                remedy = "Pass None to weigh all rows alike."
-                fail(NAME, "sample_weight", "have a weight above 0", "0 for every row", remedy)
+                fail(NAME, "sample_weight", "have a weight above 0", "0 for every row", "Pass None to weigh all alike.")
             rows = rows.take(chosen) if isinstance(rows, Frame) else rows[chosen]
             y, weights = y[chosen], torch.from_numpy(weights[chosen] / weights.max())
             groups = None if groups is None else groups[chosen]
