@@ -74,7 +74,8 @@ class Encoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Embed features (n, input_dim) as unit rows (n, embedding_dim)."""
         device = x.device.type
-        with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
+        cast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        with torch.autocast(device, enabled=False) if cast else nullcontext():
             return self._embed(x)
 
     def _embed(self, x: Tensor) -> Tensor:
