@@ -6,7 +6,8 @@ cosine of two embeddings is the weighted sum of the parts' cosines.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -14,9 +15,30 @@ from torch import Tensor, nn
 
 from protonet.views.view import Graph, Source, View
 
+#: Norm below which a mean of unit rows has no direction: it is made of rounding errors.
+NO_DIRECTION = 1e-6
+
+
+def keep_float32(convert: Callable[[Tensor], Tensor], tensors: Iterable[Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return a conversion, as for `torch.nn.Module._apply`, that leaves some tensors in float32 at least."""
+    kept = {id(tensor): tensor for tensor in tensors}
+
+    def apply(tensor: Tensor) -> Tensor:
+        converted = convert(tensor)
+        if id(tensor) not in kept or not converted.is_floating_point() or converted.element_size() >= 4:
+            return converted
+        converted = tensor.to(converted.device, torch.float32)
+        kept[id(converted)] = converted  # a module that two others share is converted twice
+        return converted
+
+    return apply
+
 
 class Encoder(nn.Module):
     """Features to one embedding: closed-form views (buffers) and learned views (parameters).
+
+    Buffers stay in float32 at least, also after ``.half()`` or ``.bfloat16()``, and autocast is off in `forward`:
+    features of different columns differ in scale by more than half precision holds.
 
     Args:
         views: At least one. Those that read the same share one source.
@@ -51,6 +73,12 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Embed features (n, input_dim) as unit rows (n, embedding_dim)."""
+        device = x.device.type
+        cast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        with torch.autocast(device, enabled=False) if cast else nullcontext():
+            return self._embed(x)
+
+    def _embed(self, x: Tensor) -> Tensor:
         x = (x - self.origin).to(self.scale.dtype) / self.scale
         read: dict[Source | None, Tensor] = {None: x}
         parts: list[Tensor] = []
@@ -62,8 +90,23 @@ class Encoder(nn.Module):
         return self._join(parts)
 
     def normalize(self, embedding: Tensor) -> Tensor:
-        """Bring every part of each row (n, embedding_dim) back to its norm, as prototypes need."""
-        return self._join(embedding.split(self.sizes, dim=1))
+        """Bring every part of each row (n, embedding_dim) back to its norm, as prototypes need.
+
+        A part without a direction, such as the mean of a class whose rows cancel, becomes zero.
+        """
+        parts = embedding.split(self.sizes, dim=1)
+        norms = [torch.linalg.vector_norm(part, dim=1, keepdim=True) for part in parts]
+        sizes = self.weights.sqrt()
+        return self._join(
+            [
+                part.masked_fill(norm < NO_DIRECTION * size, 0)
+                for part, norm, size in zip(parts, norms, sizes, strict=True)
+            ]
+        )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Encoder:
+        super()._apply(keep_float32(fn, self.buffers()), recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def add_to_graph(self, graph: Graph, features: str) -> str:
         """Add the encoder to an ONNX graph, and return the name of the embedding."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils import _safe_indexing, check_consistent_length, check_random_state, check_X_y, column_or_1d
+from sklearn.utils import check_consistent_length, check_random_state, check_X_y, column_or_1d
 from sklearn.utils.validation import _check_sample_weight, _num_samples, check_is_fitted, validate_data
 from torch import Tensor
 
@@ -22,11 +22,12 @@ from protonet.errors import raise_input_error
 from protonet.files import Model, load_model, save_model
 from protonet.fit.active import Suggestion, group_strangers, suggest_rows
 from protonet.fit.crossfit import crossfit, measure_held
-from protonet.fit.marks import check_labels, check_one_kind, even_weights, find_unlabelled, name_classes, number_labels
+from protonet.fit.marks import check_labels, check_one_kind, even_weights, name_classes, number_labels, split_unlabelled
 from protonet.fit.names import read_names
 from protonet.fit.problem import add_names
 from protonet.fit.search import EFFORTS, Search
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
+from protonet.fit.uninformative import parse_counts, predict_frequencies
 from protonet.losses import CHUNK
 from protonet.metrics import Metrics
 from protonet.network import PrototypeNetwork
@@ -36,6 +37,7 @@ from protonet.tables.frames import (
     Frame,
     Taken,
     encode_frame,
+    find_uninformative,
     make_dense,
     name_columns,
     read_frame,
@@ -72,8 +74,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         encoding_: The `protonet.tables.columns.encoding.Encoding` that makes features of the columns that are used;
             None for arrays without gaps, which are their features.
         network_: The `protonet.PrototypeNetwork`, in float64, its classes in the order of ``classes_``.
-        learned_unlabelled_: Whether ``fit`` learned from rows without a label: not where rows that have one, held out,
-            speak against it. With one row per class nobody can.
+        learned_unlabelled_: Whether ``fit`` learned from rows without a label: only if held-out rows that have one get
+            a lower log-loss, or if no row can be held out.
         strangers_: Groups of rows that look like classes of their own: their numbers among the rows without a label,
             those in X first.
         held_out_accuracy_: Which share of the rows of ``fit`` is right where models fitted without them judge, one for
@@ -91,6 +93,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     _solution: Solution | None = None  #: Of the last fit: what is held out of its rows.
     _held_out: Metrics | None = None  #: What rows held out say, once somebody has asked, if there are any.
     _label: str  #: What the labels are called.
+    _uninformative: Tensor  #: (n_classes,) int64, how many rows of each class had no information.
 
     def __init__(
         self,
@@ -135,23 +138,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             ValueError: What scikit-learn rejects, such as an infinite number.
             MissingPackageError: A data frame is not of pandas, and pyarrow is missing.
         """
-        rest = [] if unlabelled is None or not _num_samples(unlabelled) else [unlabelled]
-        places, labels = find_unlabelled(y)
-        if len(places):
-            if np.isscalar(sample_weight):
-                sample_weight = np.full(len(labels), sample_weight)
-            check_consistent_length(X, labels, sample_weight, groups)
-            labelled = np.setdiff1d(np.arange(len(labels)), places)
-            if not len(labelled):
-                raise_input_error(
-                    "y", "have rows with a label", "none", "Label some; protonet suggest names the first ones."
-                )
-            every = X.tocsr() if sparse.issparse(X) else X
-            rest.insert(0, _safe_indexing(every, places))
-            X, y = _safe_indexing(every, labelled), labels[labelled].tolist()
-            sample_weight, groups = (
-                None if each is None else _safe_indexing(each, labelled) for each in (sample_weight, groups)
-            )
+        X, y, sample_weight, groups, rest = split_unlabelled(X, y, sample_weight, groups)
+        rest += [] if unlabelled is None or not _num_samples(unlabelled) else [unlabelled]
         rows = self._read(X, y, sample_weight, groups, reset=True)
         if len(alone := np.unique(rows[1])) < 2:
             remedy = "Add rows of another one. partial_fit begins with one, where others will come."
@@ -176,32 +164,34 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """
         known = [] if classes is None else [np.asarray(classes)]
         first = not hasattr(self, "network_")
-        rows, labels, weights, _ = self._read(X, y, sample_weight, None, reset=first)
+        rows, labels, weights, _, uninformative = self._read(X, y, sample_weight, None, reset=first)
         if first:
-            self._fit(rows, labels, weights, None)
-            rows, labels = rows[:0], labels[:0]
+            self._fit(rows, labels, weights, None, uninformative)
+            rows, labels, uninformative = rows[:0], labels[:0], uninformative[:0]
         every = np.concatenate([self.classes_, labels, *known])
         check_one_kind("y", every)
         merged = np.unique(every)
         order = torch.full((len(merged),), -1)
-        order[number_labels(self.classes_, merged)] = torch.arange(len(self.classes_))
+        numbers, known_numbers = number_labels(labels, merged), number_labels(self.classes_, merged)
+        order[known_numbers] = torch.arange(len(self.classes_))
         self.network_.arrange_classes(order)
+        counts = torch.bincount(numbers[uninformative], minlength=len(merged))
+        self._uninformative = counts.index_add_(0, known_numbers, self._uninformative)
         if len(rows):
-            self.network_.add_samples(rows, number_labels(labels, merged), weights=even_weights(weights))
+            self.network_.add_samples(rows, numbers, weights=even_weights(weights))
         self.classes_ = merged
         return self
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the label (n,) of each row of X (n, n_features).
 
-        Categories that ``fit`` never saw and columns of gaps alone are no errors. In arrays and sparse matrices, NaN is
-        one if ``fit`` had none.
+        Categories that ``fit`` never saw and columns of gaps alone are no errors. In arrays, NaN is one if ``fit`` had
+        none. Rows without information get the class frequencies, and a UserWarning counts them.
 
         Raises:
             InputError: As in ``partial_fit``.
         """
-        places = self._compute(X).argmax(axis=1)
-        labels: np.ndarray = self.classes_[places]
+        labels: np.ndarray = self.classes_[self._compute(X).argmax(axis=1)]
         return labels
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -238,10 +228,14 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     def _compute(self, X: Any, *, embed: bool = False) -> np.ndarray:
         """Return logits, or embeddings, of rows X, in blocks that are made dense one at a time."""
         check_is_fitted(self)
-        x, network = self._encode(self._check(X, reset=False)[0]), self.network_
+        rows = self._check(X, reset=False)[0]
+        x, network = self._encode(rows), self.network_
         with torch.no_grad():
             blocks = (torch.from_numpy(make_dense(x[first : first + CHUNK])) for first in range(0, x.shape[0], CHUNK))
-            return torch.cat([network.embed(block) if embed else network(block) for block in blocks]).numpy()
+            found = torch.cat([network.embed(block) if embed else network(block) for block in blocks])
+        if not embed:
+            predict_frequencies(found, find_uninformative(rows, self._taken), network.counts, self._uninformative)
+        return found.numpy()
 
     def _check(self, X: Any, y: Any = NO_LABELS, *, reset: bool) -> tuple[Any, np.ndarray | None]:
         """Return rows, and labels (n,) where there are any, once scikit-learn has checked them.
@@ -275,8 +269,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
     def _read(
         self, X: Any, y: Any, sample_weight: Any, groups: Any, *, reset: bool
-    ) -> tuple[Tensor, np.ndarray, Tensor | None, Tensor | None]:
-        """Return features (n, features) float64, labels, weights and groups (n,), of the rows of positive weight.
+    ) -> tuple[Tensor, np.ndarray, Tensor | None, Tensor | None, Tensor]:
+        """Return features (n, features) float64, labels, weights, groups and uninformative (n,) of rows of weight > 0.
 
         With ``reset``, columns are taken for something.
         """
@@ -291,8 +285,9 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             weights = _check_sample_weight(sample_weight, y, dtype=np.float64, ensure_non_negative=True)
             chosen = np.flatnonzero(weights)
             if not len(chosen):
-                remedy = "Pass None to weigh all rows alike."
-                raise_input_error("sample_weight", "have a weight above 0", "0 for every row", remedy)
+                raise_input_error(
+                    "sample_weight", "have a weight above 0", "0 for every row", "Pass None to weigh all alike."
+                )
             rows = rows.take(chosen) if isinstance(rows, Frame) else rows[chosen]
             y, weights = y[chosen], torch.from_numpy(weights[chosen] / weights.max())
             groups = None if groups is None else groups[chosen]
@@ -303,7 +298,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             self._taken = take_frame(rows, kinds, selection) if isinstance(rows, Frame) else None
             self._label = name if isinstance(name, str) else "label"
         features = torch.from_numpy(make_dense(self._encode(rows)))
-        return features, y, weights, None if groups is None else torch.from_numpy(groups)
+        groups = None if groups is None else torch.from_numpy(groups)
+        return features, y, weights, groups, find_uninformative(rows, self._taken)
 
     def _fit(
         self,
@@ -311,12 +307,14 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         labels: np.ndarray,
         weights: Tensor | None,
         groups: Tensor | None,
+        uninformative: Tensor,
         unlabelled: Sequence[Any] = (),
     ) -> None:
-        """Fit to rows (n, n_features), labels, weights and groups (n,), and to others without a label."""
+        """Fit to rows (n, n_features), labels, weights, groups and uninformative (n,), and to rows without a label."""
         classes = np.unique(labels)
         seed = check_random_state(self.random_state).randint(2**31 - 1)
         numbers = number_labels(labels, classes)
+        self._uninformative = torch.bincount(numbers[uninformative], minlength=len(classes))
         blocks = None if self.encoding_ is None else self.encoding_.blocks
         spans = () if self.encoding_ is None else self.encoding_.spans
         pool = map(torch.from_numpy, split_dense(unlabelled, CHUNK)) if unlabelled else None
@@ -401,6 +399,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             "effort": self.effort if isinstance(self.effort, str) else None,
             "seed": self.random_state if isinstance(self.random_state, int) else None,
             "samples": self.network_.counts.tolist(),
+            "uninformative": self._uninformative.tolist(),
             **({"named": self._named} if self._named else {}),
             "left_out": [name for name in names if name not in (columns or ())],
             "features": self.columns_,
@@ -432,6 +431,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         order = sorted(range(len(model.classes)), key=model.classes.__getitem__)
         network.arrange_classes(torch.tensor(order))
         estimator.classes_, estimator.network_ = np.array(model.classes)[order], network
+        estimator._uninformative = parse_counts(model.metadata.get("uninformative"), len(order))[order]
         estimator._label, estimator._named = label if isinstance(label, str) else "label", named
         estimator._taken, names = restore_taken(model.encoding, model.columns, model.metadata.get("features"))
         width = network.encoder.input_dim if model.encoding is None else len(model.encoding.columns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protonet._validation import check_features, check_int, check_labels, check_number, check_weights
+from protonet.encoder import NO_DIRECTION, keep_float32
 from protonet.errors import raise_input_error
 from protonet.losses import CHUNK, weigh
 
@@ -34,8 +36,8 @@ class PrototypeNetwork(nn.Module):
         temperature: > 0, divides the cosines.
 
     Attributes:
-        prototypes: (num_classes, embedding_dim), zero for a class without samples.
-        sums: (num_classes, embedding_dim), the sum of the embeddings of each class's samples.
+        prototypes: (num_classes, embedding_dim), zero for a class without samples, and for one whose embeddings cancel.
+        sums: (num_classes, embedding_dim), the sum of the embeddings of each class's samples; float32 at least.
         counts: (num_classes,) int64, how many these are.
         temperature: 0-d.
 
@@ -68,6 +70,14 @@ class PrototypeNetwork(nn.Module):
         """Which classes have a sample, (num_classes,) bool; the others are never predicted."""
         return self.counts > 0
 
+    @property
+    def cancelled(self) -> Tensor:
+        """Which classes (num_classes,) bool have samples but no prototype, since their embeddings cancel.
+
+        Such a class has no direction. It is rated below all others, and so never predicted.
+        """
+        return self.seen & ~self.prototypes.any(dim=1)
+
     def embed(self, x: Tensor) -> Tensor:
         """Return unit-norm embeddings (n, embedding_dim) of features (n, ...), of any real dtype."""
         return self._embed(self._flatten(x))
@@ -77,6 +87,18 @@ class PrototypeNetwork(nn.Module):
         scaled = (self.prototypes / self.temperature).T
         count = min(ROWS_AT_ONCE, max(1, NUMBERS_AT_ONCE // len(scaled)))
         logits = torch.cat([self._embed(rows) @ scaled for rows in self._flatten(x).split(count)])
+        return self.mask_logits(logits)
+
+    def mask_logits(self, logits: Tensor) -> Tensor:
+        """Return logits (n, num_classes) in which classes without a prototype do not win.
+
+        A cosine of 0 to a missing prototype would win wherever all others are negative. A class without samples gets
+        the least number of the dtype; one whose samples cancel, 1 less than the least of the other logits and of 0,
+        so that its log-loss is finite.
+        """
+        cancelled = self.cancelled
+        least = logits.masked_fill(~self.seen | cancelled, 0).amin(dim=1, keepdim=True)
+        logits = torch.where(cancelled, least - 1, logits)
         return logits.masked_fill(~self.seen, torch.finfo(logits.dtype).min)
 
     @torch.no_grad()
@@ -190,12 +212,14 @@ class PrototypeNetwork(nn.Module):
         if x.ndim < 2 or width not in {None, math.prod(x.shape[1:])}:
             remedy = "Pass rows of the features that the network was fitted to, x[None] for a single one."
             raise_input_error("x", f"have shape (n, {width or 'dim'})", f"shape {tuple(x.shape)}", remedy)
-        exact = hasattr(self.encoder, "origin") and x.dtype in EXACT
-        return x.flatten(1).to(torch.float64 if exact else self.prototypes.dtype)
+        dtype = self.prototypes.dtype
+        if hasattr(self.encoder, "origin"):
+            dtype = torch.float64 if x.dtype in EXACT else torch.promote_types(dtype, torch.float32)
+        return x.flatten(1).to(dtype)
 
     def _embed(self, x: Tensor) -> Tensor:
         """Return unit-norm embeddings (n, embedding_dim) of rows (n, input_dim)."""
-        embedding: Tensor = self.encoder(x)
+        embedding: Tensor = self.encoder(x).to(self.prototypes.dtype)
         return embedding if hasattr(self.encoder, "normalize") else F.normalize(embedding, dim=1)
 
     def _add(self, sums: Tensor, counts: Tensor, x: Tensor, y: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -212,7 +236,7 @@ class PrototypeNetwork(nn.Module):
             weights = weights * (total / weighed)[y]
         for first in range(0, len(x), CHUNK):
             some = slice(first, first + CHUNK)
-            embedding = self.embed(x[some].to(sums.device))
+            embedding = self.embed(x[some].to(sums.device)).to(sums.dtype)
             sums.index_add_(0, y[some], weigh(embedding, None if weights is None else weights[some]))
         return sums, counts.add_(total)
 
@@ -221,14 +245,23 @@ class PrototypeNetwork(nn.Module):
         """Make the prototypes anew from what they are means of, unchecked.
 
         Args:
-            sums: (num_classes, embedding_dim), of the network's dtype.
+            sums: (num_classes, embedding_dim), of the dtype of `sums`.
             counts: (num_classes,) int64.
         """
         normalize = getattr(self.encoder, "normalize", None)
         means = sums / counts.clamp_min(1)[:, None]
-        prototypes = F.normalize(means, dim=1) if normalize is None else normalize(means)
+        if normalize is None:
+            norms = torch.linalg.vector_norm(means, dim=1, keepdim=True)
+            prototypes = F.normalize(means, dim=1).masked_fill(norms < NO_DIRECTION, 0)
+        else:
+            prototypes = normalize(means)
+        prototypes = prototypes.to(self.prototypes.dtype)
         with torch.inference_mode(False):  # a buffer made in inference mode could never be used in training again
             self.sums, self.counts, self.prototypes = sums.clone(), counts.clone(), prototypes.clone()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PrototypeNetwork:
+        super()._apply(keep_float32(fn, [self.sums]), recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Take over the number of classes of the stored prototypes before they are copied in."""

@@ -208,7 +208,7 @@ def test_frames_of_numbers_are_their_array_to_the_bit() -> None:
         fitted = make().fit(frame, Y)
         np.testing.assert_array_equal(fitted.predict_proba(frame), bare.predict_proba(x))
         gaps = frame.copy()
-        gaps.iloc[3] = np.nan
+        gaps.iloc[3, :3] = np.nan
         filled = np.where(np.arange(N)[:, None] == 3, np.median(x, axis=0), x)
         np.testing.assert_array_equal(fitted.predict_proba(gaps), bare.predict_proba(filled))
 

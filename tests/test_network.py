@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from protonet import PrototypeNetwork
+from protonet import PrototypeNetwork, solve
 from protonet.errors import InputError, InputTypeError
 from protonet.losses import class_means
 from tests.strategies import blobs, same_state, seeds
@@ -301,3 +301,79 @@ def test_many_rows_are_classified_block_by_block(monkeypatch: pytest.MonkeyPatch
         torch.testing.assert_close(network(x), whole)
         assert max(blocks) == expected
     assert network(x[:0]).shape == (0, 5)
+
+
+def make_scaled_problem(scale: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return features (90, 6) of 3 classes, of a scale, or of an offset, that half precision cannot hold."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(90) % 3
+    x = 3 * torch.randn(3, 6, generator=generator)[y] + torch.randn(90, 6, generator=generator)
+    if scale == "offset":
+        return x + 1e6, y
+    factors = {"large": [1e5], "huge": [1e20], "small": [1e-6], "mixed": [1e5, 1.0, 1e-3, 1e5, 1.0, 1e3]}
+    return x * torch.tensor(factors[scale]), y
+
+
+@pytest.mark.parametrize("scale", ["large", "huge", "small", "mixed", "offset"])
+def test_reduced_precision_changes_probabilities_by_rounding_alone(scale: str) -> None:
+    x, y = make_scaled_problem(scale)
+    network = solve((x, y), effort="fast")
+    with torch.no_grad():
+        expected = network(x).softmax(dim=1)
+        found = {}
+        for name in ("half", "bfloat16", "double"):
+            converted = getattr(copy.deepcopy(network), name)()
+            found[name] = converted(x).softmax(dim=1).float()
+            converted.set_prototypes(x, y)
+            found[f"{name}, prototypes anew"] = converted(x).softmax(dim=1).float()
+        for dtype in (torch.float16, torch.bfloat16):
+            with torch.autocast("cpu", dtype=dtype):
+                found[f"autocast {dtype}"] = network(x).softmax(dim=1).float()
+    for name, probabilities in found.items():
+        torch.testing.assert_close(probabilities, expected, atol=0.03, rtol=0, msg=name)
+
+
+def test_half_precision_counts_every_sample() -> None:
+    x = torch.tensor([[1.0, 0.0]]).repeat(6000, 1)
+    network = PrototypeNetwork(nn.Identity(), embedding_dim=2, num_classes=1).half()
+    network.set_prototypes(x, torch.zeros(6000, dtype=torch.int64))
+    network.add_samples(x[:1], torch.zeros(1, dtype=torch.int64))
+    assert network.sums.tolist() == [[6001.0, 0.0]]
+    assert network(x[:1]).dtype == torch.float16
+
+
+def test_learned_views_follow_the_precision() -> None:
+    network = make_network().half()
+    assert {parameter.dtype for parameter in network.encoder.parameters()} == {torch.float16}
+    assert bool(network(blobs(0)[0]).isfinite().all())
+
+
+@pytest.mark.parametrize("add", [False, True])
+def test_a_class_whose_rows_cancel_is_never_predicted(add: bool) -> None:
+    direction = F.normalize(torch.randn(6, generator=torch.Generator().manual_seed(0)), dim=0)
+    others = F.normalize(direction.roll(1) + torch.eye(6)[:2], dim=1)
+    x, y = torch.stack([direction, -direction, *others]), torch.tensor([0, 0, 1, 2])
+    network = PrototypeNetwork(nn.Identity(), embedding_dim=6, num_classes=4)
+    if add:
+        network.set_prototypes(x[1:], y[1:])
+        network.add_samples(x[:1], y[:1])
+    else:
+        network.set_prototypes(x, y)
+    assert network.cancelled.tolist() == [True, False, False, False]
+    queries = torch.cat([x, -x, torch.randn(50, 6, generator=torch.Generator().manual_seed(1))])
+    logits = network(queries)
+    assert set(logits.argmax(dim=1).tolist()) == {1, 2}
+    assert bool((logits[:, :3] > -100).all())  # a finite log-loss for rows of that class
+    network.add_samples(direction[None], torch.tensor([0]))
+    assert not network.cancelled.any()
+    torch.testing.assert_close(network.prototypes[0], direction)
+
+
+def test_the_parts_of_a_class_mean_that_cancel_are_zero() -> None:
+    encoder = make_encoder([0.5, 0.5, 0.0, 0.0])
+    embedding = encoder(blobs(0)[0][:1])
+    first = torch.zeros_like(embedding)
+    first[:, : encoder.sizes[0]] = embedding[:, : encoder.sizes[0]]
+    rest = embedding - first
+    prototype = encoder.normalize((first + 1e-8 * rest) / 2)
+    torch.testing.assert_close(prototype, first)

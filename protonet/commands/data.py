@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from protonet._text import to_printable
-from protonet.commands.labels import suspect_spellings
+from protonet.commands.labels import list_contradictions, suspect_spellings
 from protonet.commands.models import open_rows, want
 from protonet.commands.rows import TableRows, take_kinds
 from protonet.errors import install_command, raise_input_error, renamed_arguments
@@ -53,6 +53,7 @@ class Data(NamedTuple):
     seen: Any  #: What was seen of the columns, for the model file: see `protonet.tables.drift`.
     sources: tuple[int, ...] = ()  #: The numbers of the columns that seem to name the sources of rows.
     names: Names | None = None  #: What the classes are called, as rows, where that says something.
+    uninformative: Sequence[int] = ()  #: Of each class, how many rows have no information.
 
     def number_groups(self, solution: Solution) -> dict[str, int]:
         """Return the number in the solution of each group's name."""
@@ -127,13 +128,23 @@ def read_data(options: argparse.Namespace, rows: TableRows, *, keep_cells: bool 
     if lost:
         what = "neither a row nor a name says what these classes are, never predicted"
         told.append(f"look at: {what}: {list_names(lost)}")
+    uninformative, empty = np.zeros(len(rows.classes), np.int64), np.zeros(len(labels), bool)
     ids = None if options.id is None else block.beside[beside.index(options.id)].astype(str).tolist()
     if columns is None or table.columns is None:
         cells = list(block.columns)
     else:
         used = set(columns)
         cells = [each for name, each in zip(table.columns, block.columns, strict=True) if name in used]
-    gaps, places = [count_gaps(each[: len(labels)]) for each in cells], block.rows[: len(labels)]
+    labelled = [each[: len(labels)] for each in cells]
+    if encoding is not None and len(labels):
+        empty = encoding.find_uninformative(labelled)
+        uninformative = np.bincount(rows.labels[empty], minlength=len(rows.classes))
+        if empty.any():
+            told.append(f"look at: {count(int(empty.sum()), 'row')} without information: no cell is there and readable")
+    gaps, places = list(map(count_gaps, labelled)), block.rows[: len(labels)]
+    some = np.flatnonzero(~empty).tolist()
+    given = [rows.classes[rows.labels[row]] for row in some]
+    told += list_contradictions(features.numpy()[some], given, [table.place.format(places[row]) for row in some])
     where = places, table.place, block.numbers[: len(labels)], ids, gaps, cells if keep_cells else []
     seen = describe_columns(cells, encoding, np.bincount(rows.labels, minlength=len(rows.classes)).tolist())
     return Data(
@@ -152,6 +163,7 @@ def read_data(options: argparse.Namespace, rows: TableRows, *, keep_cells: bool 
         seen,
         sources,
         names,
+        uninformative.tolist(),
     )
 
 

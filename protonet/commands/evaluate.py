@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> None:
             numbers[torch.from_numpy(~strange)] = number_classes(block.labels[~strange], model.classes)
         x = encode_block(table, block, model.encoding)
         kept = (torch.from_numpy(x), block) if "report" in outputs else None
-        return Judged(classify(model, x), numbers, names, kept)
+        return Judged(classify(model, x, block.uninformative), numbers, names, kept)
 
     judged = list(map_blocks(judge_block, table.blocks, rows=table.rows, quiet=options.quiet, alone=is_read(model)))
     rows, numbers = torch.cat([each.logits for each in judged]), torch.cat([each.labels for each in judged])

@@ -19,6 +19,7 @@ from protonet.commands.labels import check_spellings
 from protonet.commands.models import (
     classify,
     find_sizes,
+    find_uninformative,
     name_columns,
     number_classes,
     open_model,
@@ -150,9 +151,9 @@ def explain_rows(
         InputError: A table that does not fit, or has no such row.
     """
     table = open_rows(options, model, want(model, options.label, labelled=False))
-    x, cells = read_rows(table, model, rows)
+    x, cells, uninformative = read_rows(table, model, rows)
     held, names = find_held(model), name_columns(model)
-    ranked = classify(model, x).softmax(dim=1).sort(dim=1, descending=True, stable=True)
+    ranked = classify(model, x, uninformative).softmax(dim=1).sort(dim=1, descending=True, stable=True)
     show_notes(table, quiet=options.quiet)
     told: list[dict[str, Any]] = []
     for row, shares, places in zip(rows, ranked.values.tolist(), ranked.indices.tolist(), strict=True):
@@ -184,26 +185,34 @@ def explain_rows(
     return figures
 
 
-def read_rows(table: Table, model: Model, rows: Sequence[int]) -> tuple[np.ndarray, list[list[str]]]:
-    """Return the features (rows, dim) of some rows of a table, counted from 0, and the cells of each as text.
+def read_rows(table: Table, model: Model, rows: Sequence[int]) -> tuple[np.ndarray, list[list[str]], np.ndarray]:
+    """Return some rows of a table, counted from 0.
+
+    Returns:
+        Their features (rows, dim), the cells of each as text, and which of them (rows,) bool have no information.
 
     Raises:
         InputError: The table has no such row, or one that does not fit.
     """
-    found: dict[int, tuple[np.ndarray, list[str]]] = {}
+    found: dict[int, tuple[np.ndarray, list[str], bool]] = {}
     first = 0
     for block in table.blocks:
         here = [row for row in rows if first <= row < first + len(block.rows)]
         if here:
             taken = block.take(np.array(here) - first)
             features, cells = encode_block(table, taken, model.encoding), zip(*taken.columns, strict=True)
-            found |= {row: (x, [*map(str, own)]) for row, x, own in zip(here, features, cells, strict=True)}
+            uninformative = find_uninformative(model, taken).tolist()
+            found |= {
+                row: (x, [*map(str, own)], empty)
+                for row, x, own, empty in zip(here, features, cells, uninformative, strict=True)
+            }
         first += len(block.rows)
     for row in rows:
         if row not in found:
             remedy = "Count from 0, the header not among them."
             raise_input_error("--rows", "name rows of the table", f"{row} of {count(first, 'row')}", remedy)
-    return np.stack([found[row][0] for row in rows]), [found[row][1] for row in rows]
+    x, texts, empty = zip(*(found[row] for row in rows), strict=True)
+    return np.stack(x), list(texts), np.array(empty)
 
 
 def embed(model: Model, x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from protonet._text import to_printable
 from protonet.commands.content import JudgedRows, list_importance, list_learning, list_sections, list_table
 from protonet.commands.data import Data, Rest, read_data
 from protonet.commands.figures import format_losses, format_views, tell_columns
-from protonet.commands.models import find_sizes, keep_crossfit, name_columns, show_progress, write_model
+from protonet.commands.models import find_sizes, keep_crossfit, list_cancelled, name_columns, show_progress, write_model
 from protonet.commands.report import list_figures
 from protonet.commands.summary import compare_baselines, describe_views, format_baselines, format_pairs
 from protonet.errors import raise_input_error
@@ -41,6 +41,7 @@ from protonet.fit.search import Progress
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
 from protonet.fit.twins import TWINS, find_twins
 from protonet.representations.pictures.files import split_backbone
+from protonet.tables.table import list_names
 from protonet.ui.page.document import write_outputs
 from protonet.ui.plots import draw_plot
 from protonet.ui.text import count
@@ -74,6 +75,7 @@ def run(options: argparse.Namespace) -> None:
     metadata: dict[str, Any] = {"label": options.label or "label", "effort": options.effort, "seed": seed}
     metadata |= {"samples": shots, "group": options.group, "id": options.id, "left_out": data.left_out}
     metadata |= {"time_limit": limit, "balanced": options.balanced or None, "seen": data.seen}
+    metadata |= {"uninformative": data.uninformative} if any(data.uninformative) else {}
     if data.names is not None:
         metadata["named"] = data.names.describe(data.classes)
     weights = balance_classes(data.y) if options.balanced else None
@@ -109,6 +111,7 @@ def run(options: argparse.Namespace) -> None:
             if alone:
                 solution.network.temperature.div_(1 + NAMES.sharper / len(data.classes))
             data = data._replace(notes=[*data.notes, *suspect_twins(data, solution)])
+            data.notes.extend([*list_cancelled(solution.network, data.classes), *list_unevaluated(data, solution)])
             until = deadline if limit is None or "report" not in outputs else started + HELD * limit
             crossed = crossfit(solution, deadline=until, progress=partial(tell, 1))
             in_time = time.monotonic() < until
@@ -208,6 +211,16 @@ def suspect_twins(data: Data, solution: Solution) -> list[str]:
     return [f"look at: {what}; if such have one source, name the column that tells it with --group NAME"]
 
 
+def list_unevaluated(data: Data, solution: Solution) -> list[str]:
+    """Return a line, or none, about classes none of whose rows can be held out, where those of others can."""
+    held = number_held(solution.problem) >= 0
+    rows, judged = (torch.bincount(y, minlength=len(data.classes)).tolist() for y in (data.y, data.y[held]))
+    left = [str(name) for name, total, some in zip(data.classes, rows, judged, strict=True) if total and not some]
+    if not left or not any(judged):
+        return []
+    return [f"not evaluated: {list_names(left)}: a class of one row, copies aside, stays in every fit"]
+
+
 def tell_rest(solution: Solution, rest: Rest, groups: Sequence[Sequence[int]]) -> list[str]:
     """Return lines about the rows without a class: whether they are learned from, and the groups of strangers."""
     pool, pooled = solution.problem.pool, solution.pooled
@@ -219,6 +232,7 @@ def tell_rest(solution: Solution, rest: Rest, groups: Sequence[Sequence[int]]) -
     if pooled.losses is not None:
         before, after = pooled.losses
         losses = f"log-loss on held-out rows {before:.3f} without them, {after:.3f} with them"
+        losses += "" if pooled.decided else "; within one standard error: undecided"
     lines = [f"{rows}{drawn}: {what} ({losses})"]
     if groups:
         sizes = [str(len(group)) for group in groups[:MOST_GROUPS]]
@@ -290,7 +304,7 @@ def list_rest(solution: Solution, rest: Rest, strangers: Sequence[Sequence[int]]
         return {}
     without, learned = (None, None) if pooled.losses is None else pooled.losses
     found = {"rows": pool.total, "drawn": len(pool.features), "learned": pooled.learned}
-    losses = {"log_loss_without": without, "log_loss_with": learned}
+    losses = {"log_loss_without": without, "log_loss_with": learned, "decided": pooled.decided}
     return {"unlabelled": found | losses | {"strangers": [[rest.name(row) for row in group] for group in strangers]}}
 
 

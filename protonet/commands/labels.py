@@ -9,8 +9,11 @@ from decimal import Decimal, InvalidOperation
 
 import numpy as np
 
+from protonet._text import to_printable
 from protonet.errors import raise_input_error
 
+#: Sets of equal rows of different classes, and rows of each, that are named at most.
+MAX_EQUAL = 3
 #: Classes of this form are numbers, also where a file holds text.
 _WHOLE = re.compile(r"0|-?[1-9]\d{0,17}")
 
@@ -78,3 +81,26 @@ def _simplify(name: str) -> str | Decimal:
         pass
     folded = unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())
     return " ".join(folded.split())
+
+
+def list_contradictions(x: np.ndarray, labels: Sequence[str | int], places: Sequence[str]) -> list[str]:
+    """Return a line, or none, about rows that are equal to rows of another class.
+
+    Args:
+        x: (n, dim) features.
+        labels: (n,) the name of each row's class.
+        places: (n,) where in the file each row is.
+    """
+    equal: dict[int, list[int]] = {}
+    for row, values in enumerate(x + 0.0):  # -0.0 is 0.0
+        equal.setdefault(hash(values.tobytes()), []).append(row)
+    sets = [rows for rows in equal.values() if len({labels[row] for row in rows}) > 1]
+    if not sets:
+        return []
+    total = sum(map(len, sets))
+    shown = []
+    for rows in sets[:MAX_EQUAL]:
+        named = [f"{places[row]} ({to_printable(labels[row])})" for row in rows[:MAX_EQUAL]]
+        shown.append(", ".join([*named, *["..."] * (len(rows) > MAX_EQUAL)]))
+    more = "; ..." * (len(sets) > MAX_EQUAL)
+    return [f"look at: labels contradict: {total} rows are equal to rows of another class: {'; '.join(shown)}{more}"]

@@ -26,6 +26,12 @@ from protonet.fit.active import Suggestion, suggest_rows
 from protonet.fit.crossfit import Crossfit, measure_held, score_frequent, score_held
 from protonet.fit.packing import pack
 from protonet.fit.search import Progress
+from protonet.fit.uninformative import (
+    compute_uninformative_logits,
+    describe_uninformative,
+    parse_counts,
+    replace_uninformative,
+)
 from protonet.metrics import calibrate, measure, measure_classes
 from protonet.network import PrototypeNetwork
 from protonet.representations.opening import AUTO, NONE, find_takes, reopen
@@ -146,7 +152,7 @@ def open_rows(options: argparse.Namespace, model: Model, wanted: Wanted, labels:
     """Open the table that the options name for a model.
 
     Its notes tell of cells that are not of their column's kind and, once all rows are read, of columns that are far
-    from what was fitted.
+    from what was fitted, and of rows without information.
 
     Raises:
         MissingPackageError: As `open_table`.
@@ -156,7 +162,33 @@ def open_rows(options: argparse.Namespace, model: Model, wanted: Wanted, labels:
     table = open_table(Path(options.table), wanted, labels)
     first = next(table.blocks)
     table.notes.extend(check_kinds(table, first, model.encoding))
-    return table._replace(blocks=watch_blocks(chain([first], table.blocks), watch_columns(model), table))
+    blocks = watch_blocks(chain([first], table.blocks), watch_columns(model), table)
+    return table._replace(blocks=mark_uninformative(blocks, model, table))
+
+
+def mark_uninformative(blocks: Iterable[Block], model: Model, table: Table) -> Iterator[Block]:
+    """Yield blocks with their rows without information marked; add a note that counts these behind the last."""
+    rows = 0
+    for block in blocks:
+        uninformative = find_uninformative(model, block)
+        rows += int(uninformative.sum())
+        yield block._replace(uninformative=uninformative)
+    if rows and predict_uninformative(model) is not None:
+        table.notes.append(describe_uninformative(rows))
+
+
+def find_uninformative(model: Model, block: Block) -> np.ndarray:
+    """Return which rows (b,) bool of a block have no cell that says anything to a model."""
+    encoding = model.encoding
+    return np.zeros(len(block.rows), bool) if encoding is None else encoding.find_uninformative(block.columns)
+
+
+def predict_uninformative(model: Model) -> Tensor | None:
+    """Return the logits (num_classes,) of a row without information; None if the network is to judge it."""
+    counts, classes = torch.tensor(count_samples(model)), len(model.classes)
+    if model.metadata.get("balanced") or not bool(counts.any()):
+        return compute_uninformative_logits(model.network.seen, torch.zeros(classes))
+    return compute_uninformative_logits(counts, parse_counts(model.metadata.get("uninformative"), classes))
 
 
 def read_labelled(options: argparse.Namespace, model: Model, beside: str | None = None) -> tuple[Table, Block]:
@@ -188,6 +220,12 @@ def find_sizes(model: Model) -> list[int]:
 def name_columns(model: Model) -> Sequence[str]:
     """Return a name for each column, "column 3" for the fourth one of a table without names."""
     return model.columns or [f"column {number}" for number in range(len(find_sizes(model)))]
+
+
+def list_cancelled(network: PrototypeNetwork, classes: Sequence[str | int]) -> list[str]:
+    """Return a line, or none, about classes without a prototype, since the embeddings of their rows cancel."""
+    names = [str(classes[number]) for number in network.cancelled.nonzero().flatten().tolist()]
+    return [f"look at: the rows of {list_names(names)} cancel: no prototype, never predicted"] if names else []
 
 
 def list_notes(table: Table) -> list[str]:
@@ -226,7 +264,7 @@ def classify_block(model: Model, table: Table, block: Block) -> Tensor:
     Raises:
         InputError: As `protonet.tables.features.encode_block` and `classify`.
     """
-    return classify(model, encode_block(table, block, model.encoding))
+    return classify(model, encode_block(table, block, model.encoding), block.uninformative)
 
 
 def suggest(
@@ -251,8 +289,13 @@ def suggest(
 
 
 @torch.inference_mode()
-def classify(model: Model, x: np.ndarray) -> Tensor:
+def classify(model: Model, x: np.ndarray, uninformative: np.ndarray | None = None) -> Tensor:
     """Return the logits (b, num_classes) of rows (b, dim) float32.
+
+    Args:
+        model: The model.
+        x: The features.
+        uninformative: (b,) bool: rows without information, which get `predict_uninformative`; None for none.
 
     Raises:
         InputError: A row is so far out that its embedding overflows.
@@ -265,6 +308,8 @@ def classify(model: Model, x: np.ndarray) -> Tensor:
         raise_input_error(
             "table", "hold numbers of the size that the model was fitted to", got, "Mend or drop the row."
         )
+    if uninformative is not None and uninformative.any():
+        replace_uninformative(logits, torch.from_numpy(uninformative), predict_uninformative(model))
     return logits
 
 

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from protonet._text import to_printable
-from protonet.commands.labels import check_spellings, read_whole, suspect_spellings
+from protonet.commands.labels import check_spellings, list_contradictions, read_whole, suspect_spellings
 from protonet.commands.models import (
     GIVEN,
     classify,
+    find_uninformative,
     keep_crossfit,
+    list_cancelled,
     number_classes,
     open_model,
     read_labelled,
@@ -26,7 +28,9 @@ from protonet.files import Model
 from protonet.fit.copies import hash_rows
 from protonet.fit.crossfit import Crossfit, find_held, predict_held, update
 from protonet.fit.packing import unpack
+from protonet.fit.uninformative import parse_counts
 from protonet.tables.features import encode_block
+from protonet.tables.table import Block
 from protonet.ui.command_line import check_writable_file
 from protonet.ui.text import count
 
@@ -55,6 +59,9 @@ def run(options: argparse.Namespace) -> None:
         classify(model._replace(network=network), x)  # no row may overflow and spoil its prototype
     before = predict_held(crossed)
     update(crossed, torch.from_numpy(x), number_classes(labels, classes), len(classes), groups)
+    added, model = count_uninformative(model, block, classes)
+    if added:
+        table.notes.append(f"look at: {count(added, 'row')} without information: no cell is there and readable")
     show_notes(table, quiet=options.quiet)
     given, numbers = list_given(model), hash_rows(torch.from_numpy(x))
     fresh = ~(torch.isin(numbers, given) | find_held(crossed, torch.from_numpy(x)))
@@ -65,8 +72,22 @@ def run(options: argparse.Namespace) -> None:
     print(f"{output}: {count(len(x), 'sample')} more, {count(len(new), 'new class')}{named}")
     if repeated := len(x) - len(numbers[fresh].unique()):
         print(f"{count(repeated, 'sample')} equal to others that the model was given, before or now: they count again")
-    print("".join(f"{line}\n" for line in suspect_spellings(new)), end="")
+    told = [*suspect_spellings(new), *list_cancelled(crossed.whole, classes)]
+    some = np.flatnonzero(~find_uninformative(model, block)).tolist()
+    places = [table.place.format(block.rows[row]) for row in some]
+    told += list_contradictions(x[some], labels[some].tolist(), places)
+    print("".join(f"{line}\n" for line in told), end="")
     print(compare(before, predict_held(crossed), crossed.labels, list(map(to_printable, classes))), end="")
+
+
+def count_uninformative(model: Model, block: Block, classes: Sequence[str | int]) -> tuple[int, Model]:
+    """Count the rows of a block without information, and return the model with those of each class added."""
+    empty = find_uninformative(model, block)
+    if not empty.any():
+        return 0, model
+    counts = torch.bincount(number_classes(block.labels[empty], classes), minlength=len(classes))
+    counts += parse_counts(model.metadata.get("uninformative"), len(classes))
+    return int(empty.sum()), model._replace(metadata=model.metadata | {"uninformative": counts.tolist()})
 
 
 def open_crossfit(model: Model) -> Crossfit:

@@ -119,6 +119,10 @@ def export_onnx(path: str | Path, model: Model) -> None:
     embedding = encoder.add_to_graph(graph, features)
     prototypes = graph.array(network.prototypes) / graph.array(network.temperature)
     logits = graph.add("MatMul", embedding, prototypes.T)
+    if bool(network.cancelled.any()):  # as in `PrototypeNetwork.mask_logits`
+        rated = network.seen & ~network.cancelled
+        least = graph.add("ReduceMin", graph.add("Where", graph.array(rated), logits, np.float32(0)), axes=[1])
+        logits = graph.add("Where", graph.array(network.cancelled), graph.add("Sub", least, np.float32(1)), logits)
     graph.add("Where", graph.array(network.seen), logits, np.finfo(np.float32).min, output="logits")
     graph.add("Softmax", "logits", axis=1, output="probabilities")
 

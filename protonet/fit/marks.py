@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import sparse
+from sklearn.utils import _safe_indexing, check_consistent_length
 from torch import Tensor
 
 from protonet._text import to_printable
@@ -46,8 +48,38 @@ def find_unlabelled(y: Any) -> tuple[np.ndarray, np.ndarray]:
             marked = there.count(-1)
             if others and sum(missing) <= DOUBTFUL * len(cells):
                 text = f"{marked} of {len(cells)} rows have the label -1, which is taken for none."
-                warnings.warn(f"{text} If it is a class, name the classes otherwise: y.astype(str).", stacklevel=3)
+                warnings.warn(f"{text} If it is a class, name the classes otherwise: y.astype(str).", stacklevel=4)
     return np.flatnonzero(missing), labels
+
+
+def split_unlabelled(X: Any, y: Any, sample_weight: Any, groups: Any) -> tuple[Any, Any, Any, Any, list[Any]]:
+    """Separate rows without a label, of `find_unlabelled`, from the others.
+
+    Args:
+        X: (n, n_features) rows of any kind that scikit-learn indexes.
+        y: (n,) labels.
+        sample_weight: (n,), a number or None.
+        groups: (n,) or None.
+
+    Returns:
+        The same of the rows with a label, and a list of the rows without one: empty if there are none.
+
+    Raises:
+        InputError: No row has a label.
+    """
+    missing, labels = find_unlabelled(y)
+    if not len(missing):
+        return X, y, sample_weight, groups, []
+    if np.isscalar(sample_weight):
+        sample_weight = np.full(len(labels), sample_weight)
+    check_consistent_length(X, labels, sample_weight, groups)
+    labelled = np.setdiff1d(np.arange(len(labels)), missing)
+    if not len(labelled):
+        remedy = "Label some; protonet suggest names the first ones."
+        raise_input_error("y", "have rows with a label", "none", remedy)
+    X = X.tocsr() if sparse.issparse(X) else X
+    kept = [None if each is None else _safe_indexing(each, labelled) for each in (X, sample_weight, groups)]
+    return kept[0], labels[labelled].tolist(), kept[1], kept[2], [_safe_indexing(X, missing)]
 
 
 def _is_gap(label: Any) -> bool:

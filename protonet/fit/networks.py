@@ -119,7 +119,7 @@ def believe(problem: Problem, network: PrototypeNetwork) -> tuple[Tensor, Tensor
     rows = torch.cat([some.features, problem.pool.features])
     embedding = torch.cat([network.embed(part.to(problem.device)) for part in rows.split(CHUNK)])
     logits = (embedding[len(some.labels) :] @ network.prototypes.T) / network.temperature
-    logits = logits.masked_fill(~network.seen, torch.finfo(logits.dtype).min).cpu()
+    logits = network.mask_logits(logits).cpu()
     return spread_labels(embedding.cpu(), some.labels, logits.softmax(dim=1)), logits
 
 
@@ -152,6 +152,7 @@ class Pooled(NamedTuple):
 
     learned: bool  #: Are they learned from?
     losses: tuple[float, float] | None  #: Mean log-loss of held-out rows without them and with them, if judged.
+    decided: bool  #: Do these losses differ by more than one standard error?
     ranks: Tensor
     """(m,) float64: of each row of the problem's pool, which share of rows of known classes, held out, is less like a
     class; 0 where none could be held out."""
@@ -162,8 +163,8 @@ def decide_pooling(
 ) -> tuple[Choice, Pooled]:
     """Decide on held-out labelled rows whether the rows without a label are learned from.
 
-    Rows that are unlike every class do not count. The others do, unless what is fitted to them is worse by one standard
-    error.
+    Rows that are unlike every class do not count. The others do if the held-out log-loss is lower with them, or if no
+    row can be held out. A difference within one standard error leaves it undecided.
 
     Args:
         problem: With a pool.
@@ -182,7 +183,7 @@ def decide_pooling(
     )
     beliefs, alone = [], [torch.zeros(0, rows.num_classes, dtype=torch.float32)]
     scores = torch.zeros(len(pool.features), dtype=torch.float64)
-    given_up = choice, Pooled(False, None, torch.zeros_like(scores))
+    given_up = choice, Pooled(False, None, False, torch.zeros_like(scores))
     for number, fold in enumerate(folds):
         progress(f"unlabelled rows, fold {number + 1} of {len(folds)}", number / (2 * len(folds)))
         part = problem._replace(rows=rows.take(fold.fit))
@@ -197,7 +198,7 @@ def decide_pooling(
     ranks = rank_scores(score_known(without), scores)
     pooling = Pooling((~find_unlike(ranks, len(without))).double(), choice.temperature)
     if not folds:  # with one row per class nobody can judge
-        return choice._replace(pooling=pooling), Pooled(True, None, ranks)
+        return choice._replace(pooling=pooling), Pooled(True, None, False, ranks)
     pooled = []
     for number, (fold, likely) in enumerate(zip(folds, beliefs, strict=True)):
         progress(f"unlabelled rows, fold {number + 1} of {len(folds)}", 0.5 + number / (2 * len(folds)))
@@ -211,8 +212,10 @@ def decide_pooling(
     weights = None if rows.weights is None else rows.weights[judged] / rows.weights[judged].mean()
     own, before = fit_temperature(without, labels, seen, weights)
     factor, after = fit_temperature(torch.cat(pooled), labels, seen, weights)
-    learned = own > 0 and factor > 0 and bool(pooling.known.any()) and not worse_by_one_error(after, before)
-    outcome = Pooled(learned, (float(before.mean()), float(after.mean())), ranks)
+    losses = float(before.mean()), float(after.mean())
+    learned = own > 0 and factor > 0 and bool(pooling.known.any()) and losses[1] < losses[0]
+    decided = worse_by_one_error(after, before) or worse_by_one_error(before, after)
+    outcome = Pooled(learned, losses, decided, ranks)
     if learned:
         choice = choice._replace(pooling=pooling._replace(temperature=choice.temperature * own / factor))
     return choice, outcome

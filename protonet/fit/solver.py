@@ -103,9 +103,9 @@ def solve(
             the inputs, the largest label + 1 (at least 2) and 500,000. On ``device``, the CPU by default, views are
             fitted and the result lies: rows are copied there once, and trees, which grow on the CPU. Folds, judgements
             of what is held out and random numbers are made on the CPU. Other names are errors; None is legal.
-        unlabelled: Rows whose class is not known, to be learned from where held-out labelled rows do not speak against
-            it: a tensor or array (m, ...), or batches of inputs (b, ...), alone or with labels, which are not looked
-            at; read once. Of many, some thousands are drawn.
+        unlabelled: Rows whose class is not known, to be learned from if the log-loss of held-out labelled rows is lower
+            with them: a tensor or array (m, ...), or batches of inputs (b, ...), alone or with labels, which are not
+            looked at; read once. Of many, some thousands are drawn.
         time_limit: Seconds, >= 0, most of them for the search; what it found by then is fitted and returned.
         effort: "fast", "default" or "best"; or a `protonet.fit.search.Search` that says what is tried.
         progress: Called with the name of the stage that begins and the share of the stages before it, from 0 to 1;

@@ -65,6 +65,7 @@ class Representation:
         join: Of a joint network of pictures and texts, from texts to embeddings (n, width) beside those of pictures;
             None for another network.
         kept: Whether the cache keeps embeddings: not of what others send.
+        reads: From texts to which of them (n,) bool hold something that the network knows; None if that is unknown.
     """
 
     record: Record
@@ -73,6 +74,13 @@ class Representation:
     typed: str = ""
     join: Callable[[Sequence[str]], np.ndarray] | None = None
     kept: bool = True
+    reads: Callable[[Sequence[str]], np.ndarray] | None = None
+
+    def find_read(self, texts: Sequence[str]) -> np.ndarray:
+        """Return which texts (n,) bool hold something that the network knows."""
+        if self.reads is None or not texts:
+            return np.array([bool(text.strip()) for text in texts], bool)
+        return self.reads([text.encode(errors="replace").decode() for text in texts])
 
     def embed(self, items: Sequence[Any], *, shown: bool = False) -> np.ndarray:
         """Return the embeddings (n, width) float32 of texts, or of paths of pictures.

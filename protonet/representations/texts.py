@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import unicodedata
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,6 +39,13 @@ LENGTH = "sentence_bert_config.json"
 OWN = "sentence_transformers."
 #: What a network of the hub may be called.
 NAMED = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
+#: A token that stands for a byte of a character that a vocabulary lacks.
+BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+#: Shares of a text's letters that are in known words, and of its ideographs that a vocabulary has, at the least, if the
+#: text is of a language and a script that the network knows.
+WORDS, IDEOGRAPHS = 0.25, 0.9
+#: Marks of a space in tokens.
+SPACES = "▁Ġ"
 
 Compute = Callable[[Sequence[str]], np.ndarray]
 
@@ -116,7 +124,7 @@ def open_sentences(folder: Path, name: str, *, licence: str = "") -> Representat
         width, limit = read(["a"]).shape[1], load().max_seq_length or LIMIT
     digest = hash_files([*weights, *_list_settings(folder)], str(limit))
     compute = _in_pieces(read, folder / TOKENIZER, limit, width)
-    return Representation(Record(name, "text", width, digest, licence), compute)
+    return Representation(Record(name, "text", width, digest, licence), compute, reads=_find_read(folder / TOKENIZER))
 
 
 def _find_facts(folder: Path, modules: Sequence[dict[str, Any]]) -> tuple[int | None, int | None]:
@@ -202,7 +210,8 @@ def open_onnx(path: Path, tokenizer: Path, name: str, *, licence: str = "") -> R
     except Exception as error:
         _refuse(path, error)
     digest = hash_files([path, tokenizer], str(limit))
-    return Representation(Record(name, "text", width, digest, licence), _in_pieces(read_all, tokenizer, limit, width))
+    compute = _in_pieces(read_all, tokenizer, limit, width)
+    return Representation(Record(name, "text", width, digest, licence), compute, reads=_find_read(tokenizer))
 
 
 def open_static(weights: Path, tokenizer: Path, name: str, *, licence: str = "") -> Representation:
@@ -232,7 +241,8 @@ def open_static(weights: Path, tokenizer: Path, name: str, *, licence: str = "")
         return _normalise(found)
 
     digest = hash_files([weights, tokenizer])
-    return Representation(Record(name, "text", table.shape[1], digest, licence), compute)
+    record = Record(name, "text", table.shape[1], digest, licence)
+    return Representation(record, compute, reads=_find_read(tokenizer))
 
 
 def open_universal(name: str, *, licence: str) -> Representation:
@@ -305,6 +315,56 @@ def _open_tokenizer(path: Path) -> Callable[..., list[Any]]:
             _refuse(path, error)
 
     return encode
+
+
+def _find_read(path: Path) -> Callable[[Sequence[str]], np.ndarray]:
+    """Return what says which texts (n,) bool hold something that the network of a tokenizer knows.
+
+    A network knows a text if a quarter of its letters are in words or parts of words: tokens of two letters at least,
+    or of an ASCII letter or digit. Letters of other scripts, one by one, are no words: an English vocabulary has most
+    of them. Ideographs are words; they count if nearly all of a text's are in the vocabulary. Symbols that are in it,
+    such as emoji, count as well.
+    """
+    encode = _open_tokenizer(path)
+
+    @cache
+    def read_unknown() -> int | None:
+        model = _read_json(path.parent, path.name, dict).get("model")
+        model = model if isinstance(model, dict) else {}
+        number, token, vocabulary = model.get("unk_id"), model.get("unk_token"), model.get("vocab")
+        return number if type(number) is int else vocabulary.get(token) if isinstance(vocabulary, dict) else None
+
+    def reads(texts: Sequence[str]) -> np.ndarray:
+        unknown = read_unknown()
+        known = []
+        for text, tokens in zip(texts, encode(texts, special=False), strict=True):
+            parts = zip(tokens.ids, tokens.tokens, tokens.offsets, strict=True)
+            pieces = [
+                text[slice(*ends)]
+                for number, token, ends in parts
+                if number != unknown and token.strip(SPACES) and not BYTE.fullmatch(token)
+            ]
+            known.append(_has_words(text, pieces))
+        return np.array(known, bool)
+
+    return reads
+
+
+def _has_words(text: str, pieces: Sequence[str]) -> bool:
+    """Return whether the known pieces of a text hold enough words, or parts of words."""
+    letters = [[letter for letter in piece if letter.isalnum()] for piece in pieces]
+    words = sum(len(own) for own in letters if len(own) > 1 or all(map(str.isascii, own)))
+    if words and words >= WORDS * sum(map(str.isalnum, text)):
+        return True
+    if any(unicodedata.category(character) == "So" for piece in pieces for character in piece):
+        return True
+    ideographs = sum(map(_is_ideograph, text))
+    known = sum(_is_ideograph(letter) for own in letters for letter in own)
+    return ideographs > 0 and known >= IDEOGRAPHS * ideographs
+
+
+def _is_ideograph(letter: str) -> bool:
+    return unicodedata.name(letter, "").startswith("CJK ")
 
 
 def _find_limit(path: Path) -> int:

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from protonet._text import to_printable
 from protonet.errors import InputTypeError, optional_packages, raise_input_error
@@ -183,6 +185,13 @@ def encode_frame(frame: Frame, taken: Taken) -> np.ndarray:
     block = Block(columns, np.empty(0), (), range(len(columns[0])), range(len(columns[0])))
     check_kinds(table, block, taken.encoding, "X")
     return encode_block(table, block, taken.encoding, "X")
+
+
+def find_uninformative(rows: Any, taken: Taken | None) -> Tensor:
+    """Return which rows (n,) bool of a frame have no cell that says anything; none of an array without gaps."""
+    if not isinstance(rows, Frame) or taken is None:
+        return torch.zeros(rows.shape[0], dtype=torch.bool)
+    return torch.from_numpy(taken.encoding.find_uninformative([rows.columns[place] for place in taken.places]))
 
 
 def _check_kinds(frame: Frame, kinds: Mapping[str, str] | None) -> dict[str, str]:

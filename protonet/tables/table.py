@@ -57,13 +57,15 @@ class Block(NamedTuple):
     beside: tuple[np.ndarray, ...]  #: The columns that are wanted beside, strings (b,).
     rows: Sequence[int]  #: Where in the file each row is.
     numbers: Sequence[int]  #: Of each row in the table, from 0, those that are left out counted as well.
+    uninformative: np.ndarray | None = None  #: (b,) bool: rows in which no cell says anything; None if unknown.
 
     def take(self, rows: np.ndarray) -> Block:
         """Return the rows of these numbers (m,)."""
         columns, beside = [each[rows] for each in self.columns], tuple(each[rows] for each in self.beside)
         labels = self.labels[rows] if len(self.labels) else self.labels
         places, numbers = ([each[row] for row in rows.tolist()] for each in (self.rows, self.numbers))
-        return Block(columns, labels, beside, places, numbers)
+        uninformative = None if self.uninformative is None else self.uninformative[rows]
+        return Block(columns, labels, beside, places, numbers, uninformative)
 
 
 class Table(NamedTuple):

@@ -191,7 +191,7 @@ class MLPView(View):
 
     def forward(self, z: Tensor) -> Tensor:
         """Map (n, dim) to (n, members * embedding_dim)."""
-        return torch.cat(self.stack(z).unbind(0), dim=1)
+        return torch.cat(self.stack(z.to(self.stack.first.dtype)).unbind(0), dim=1)
 
     @classmethod
     def restore(cls, stored: Stored, source: Source | None, input_dim: int) -> MLPView:

@@ -333,3 +333,30 @@ def test_an_estimator_reads_frames_of_texts(fitted: Path, tmp_path: Path, run: R
         ProtoNetClassifier("fast", representation="wordz").fit(x, y)
     plain = ProtoNetClassifier("fast", representation="none").fit(x, y)
     assert plain.columns_["text"].startswith("text: ")
+
+
+def test_a_text_that_nothing_reads_is_as_likely_as_the_classes_are_frequent(
+    fitted: Path, tmp_path: Path, run: Run
+) -> None:
+    texts = ["", "😀😀😀", "我想开一个储蓄账户", "مرحبا بك في البنك", "I lost my phone"]
+    with (tmp_path / "new.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["text"], *([text] for text in texts)])
+    predicted = read_table(run("predict", fitted / "m.safetensors", tmp_path / "new.csv", quiet=False))
+    assert "4 rows have no information" in run.notes
+    shares = [float(row["probability"]) for row in predicted]
+    assert shares[:4] == pytest.approx([1 / len(NAMES)] * 4, abs=1e-5)
+    assert shares[4] > 2 / len(NAMES)
+    frame = pytest.importorskip("pandas", reason="it makes frames").DataFrame({"text": texts})
+    with pytest.warns(UserWarning, match="4 rows have no information"):
+        found = ProtoNetClassifier.load(fitted / "m.safetensors").predict_proba(frame)
+    np.testing.assert_allclose(found[:4], 1 / len(NAMES), atol=0.02)
+
+
+def test_texts_without_a_network_that_share_no_word(fitted: Path, tmp_path: Path, run: Run) -> None:
+    model = tmp_path / "m.safetensors"
+    table = fitted / "train.csv"
+    run("fit", table, "--label", "intent", "--representation", "none", "--effort", "fast", "-o", model)
+    (tmp_path / "new.csv").write_text('text\n""\n😀\n我想开\nI lost my phone\n', encoding="utf-8")
+    predicted = read_table(run("predict", model, tmp_path / "new.csv", quiet=False))
+    assert "3 rows have no information" in run.notes
+    assert [float(row["probability"]) for row in predicted[:3]] == pytest.approx([1 / len(NAMES)] * 3, abs=1e-5)

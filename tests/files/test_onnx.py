@@ -97,3 +97,12 @@ def test_what_cannot_be_exported_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputTypeError, match=r"`model` must hold a network with a protonet\.Encoder; got Linear"):
         export_onnx(tmp_path / "x", Model(network, ("a", "b"), None, {}, {}))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_class_whose_rows_cancel_is_rated_as_in_the_network(tmp_path: Path) -> None:
+    model = make_model()
+    sums = model.network.sums.clone()
+    sums[2] = 0
+    model.network.set_sums(sums, model.network.counts)
+    export_onnx(tmp_path / "x.onnx", model)
+    check(start(tmp_path / "x.onnx"), model.network, X)

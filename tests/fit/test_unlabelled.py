@@ -307,3 +307,18 @@ def test_marks(y: Any, places: list[int]) -> None:
 def test_a_class_of_minus_one_may_be_meant() -> None:
     with pytest.warns(UserWarning, match=r"2 of 6 rows have the label -1, which is taken for none. If it is a class"):
         assert find_unlabelled([-1, 0, 1, -1, 0, 1])[0].tolist() == [0, 3]
+
+
+def test_rows_are_learned_from_only_if_held_out_rows_get_better() -> None:
+    found = []
+    for seed in range(6):
+        generator = torch.Generator().manual_seed(seed)
+        y = torch.arange(24) % 2
+        x = torch.randn(24, 2, generator=generator) + 2.0 * y[:, None]
+        others = torch.randn(40, 2, generator=generator) * 2 + 1
+        pooled = solve_problem([(x, y)], effort="fast", unlabelled=others).pooled
+        assert pooled is not None
+        assert pooled.losses is not None
+        assert pooled.learned == (pooled.losses[1] < pooled.losses[0])
+        found.append((abs(pooled.losses[1] - pooled.losses[0]), pooled.decided))
+    assert not min(found)[1]  # the least difference is not beyond its error

@@ -192,3 +192,36 @@ print(open_representation("sentences").embed({texts}).sum(), "sentence_transform
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.split() == [str(rows.sum()), "False"]
+
+
+UNREAD = {
+    "": "empty",
+    " ": "empty",
+    "😀😀": "emoji",
+    "我想开一个储蓄账户": "Chinese",
+    "مرحبا بك في البنك": "Arabic",
+    "こんにちは": "Japanese",
+    "안녕하세요": "Korean",
+    "?!": "no word",
+}
+
+
+@pytest.mark.parametrize("name", ["words", "sentences"])
+def test_texts_that_an_english_network_cannot_read(name: str) -> None:
+    opened = open_package(name)
+    assert opened.find_read(list(UNREAD)).tolist() == [False] * len(UNREAD)
+    known = ["where is my card", "A", "7", "naïve café", "lost my card 😀", "my 卡 is lost"]
+    assert opened.find_read(known).tolist() == [True] * len(known)
+
+
+def test_a_network_of_another_script_reads_it() -> None:
+    opened = open_package("multilingual")
+    texts = [text for text, what in UNREAD.items() if what not in {"empty", "no word"}]
+    assert opened.find_read([*texts, ""]).tolist() == [True] * len(texts) + [False]
+
+
+@pytest.mark.parametrize("write", [write_vectors, write_network])
+def test_texts_of_unknown_tokens_alone_are_not_read(tmp_path: Path, write: Write) -> None:
+    opened = open_folder(write(tmp_path / "own"))
+    assert opened.find_read(["something else", "where is it", "", "\ud800"]).tolist() == [False, True, False, False]
+    assert opened.find_read([]).tolist() == []

@@ -71,7 +71,7 @@ class Api:
             else:
                 loop = asyncio.get_running_loop()
                 rows = await loop.run_in_executor(self.readers, read_body, model, request.media, request.body)
-            named, logits = await self.batches.classify(model, rows.x, threshold)
+            named, logits = await self.batches.classify(model, rows.x, threshold, rows.uninformative)
             self.rows[name] += len(named)
             told: list[dict[str, Any]] = [
                 {"class": own, "probability": float(share) if share else None} for own, share in named

@@ -36,6 +36,7 @@ class Waiting(NamedTuple):
     threshold: float | None  #: The score up to which a row is unknown.
     answer: asyncio.Future[Judged]
     kind: tuple[object, ...]  #: Those of one kind may be in a batch.
+    uninformative: np.ndarray  #: (n,) bool: rows in which no cell says anything.
 
 
 @dataclass
@@ -49,15 +50,18 @@ class Batches:
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     _task: asyncio.Task[None] | None = None
 
-    async def classify(self, model: Model, x: np.ndarray, threshold: float | None) -> Judged:
-        """Return what rows (n, dim) are.
+    async def classify(
+        self, model: Model, x: np.ndarray, threshold: float | None, uninformative: np.ndarray | None = None
+    ) -> Judged:
+        """Return what rows (n, dim) are, of which some may be without information.
 
         Raises:
             InputError: As `protonet.commands.models.classify`.
         """
         answer: asyncio.Future[Judged] = asyncio.get_running_loop().create_future()
         kind = (id(model), x.dtype, threshold)
-        self.queue.append(Waiting(model, x, threshold, answer, kind))
+        uninformative = np.zeros(len(x), bool) if uninformative is None else uninformative
+        self.queue.append(Waiting(model, x, threshold, answer, kind, uninformative))
         if self._task is None:
             self._task = asyncio.create_task(self._work())
         return await answer
@@ -100,7 +104,8 @@ def classify_batch(batch: list[Waiting]) -> list[Judged | Exception]:
     """Return what each request's rows are, or what is wrong with it: one does not spoil the others' answers."""
     model, sizes = batch[0].model, [len(each.x) for each in batch]
     try:
-        logits = classify(model, np.concatenate([each.x for each in batch]))
+        uninformative = np.concatenate([each.uninformative for each in batch])
+        logits = classify(model, np.concatenate([each.x for each in batch]), uninformative)
         named = name_classes(list(map(str, model.classes)), logits, batch[0].threshold)
     except USER_ERRORS as error:
         if len(batch) > 1:

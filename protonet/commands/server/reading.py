@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from protonet._text import escape_control_chars, to_printable
-from protonet.commands.models import list_notes, open_rows, want
+from protonet.commands.models import list_notes, mark_uninformative, open_rows, want
 from protonet.commands.server.guard import RequestError
 from protonet.errors import USER_ERRORS, raise_input_error, rename_argument
 from protonet.files import Model
@@ -45,6 +45,7 @@ class Rows(NamedTuple):
 
     x: np.ndarray  #: (n, dim) float32 or float64.
     notes: list[str]  #: What a person should be told.
+    uninformative: np.ndarray | None = None  #: (n,) bool: rows in which no cell says anything; None for none.
 
 
 def read_body(model: Model, media: str, body: bytes) -> Rows:
@@ -88,12 +89,14 @@ def read_file(model: Model, path: Path) -> Rows:
     """Return the rows of a CSV or NPY file, as ``predict`` reads them."""
     options = argparse.Namespace(table=str(path), skip_broken=False, sheet=None)
     table = open_rows(options, model, want(model, None, labelled=False))
-    parts, n = [], 0
+    parts, uninformative, n = [], [], 0
     for block in table.blocks:
         n += len(block.rows)
         check_count(n)
         parts.append(encode_block(table, block, model.encoding))
-    return Rows(np.concatenate(parts), list_notes(table))
+        assert block.uninformative is not None  # open_rows marks them
+        uninformative.append(block.uninformative)
+    return Rows(np.concatenate(parts), list_notes(table), np.concatenate(uninformative))
 
 
 def read_json(model: Model, body: bytes, pictured: Sequence[bool]) -> Rows:
@@ -135,8 +138,9 @@ def encode(model: Model, columns: list[np.ndarray], n: int) -> Rows:
     """Return the features of cells (n,) of each column, checked as those of a file are."""
     table = Table(model.columns, iter(()), PLACE, [])
     block = Block(columns, np.empty(0, np.str_), (), range(n), range(n))
-    notes = check_kinds(table, block, model.encoding, "body")
-    return Rows(encode_block(table, block, model.encoding, "body"), notes)
+    table.notes.extend(check_kinds(table, block, model.encoding, "body"))
+    (block,) = mark_uninformative([block], model, table)
+    return Rows(encode_block(table, block, model.encoding, "body"), table.notes, block.uninformative)
 
 
 def check_count(n: int) -> None:

@@ -62,6 +62,10 @@ class Embedded:
             x[[not text.strip() for text in items]] = 0
         return np.asarray(x, np.float32)
 
+    def find_unread(self, texts: Sequence[str]) -> np.ndarray:
+        """Return which texts (n,) bool the network reads nothing of."""
+        return ~self._open().find_read(texts)
+
     def join(self, texts: Sequence[str]) -> np.ndarray | None:
         """Return texts (n, width) float32 as items of a joint network, at their usual length; None of another one."""
         read = self._open().join
@@ -154,6 +158,11 @@ class EmbeddedText(Column):
         cells = write_cells(cells)
         meaning, words = self.embedded.encode(cells.tolist()), self.words.encode(cells)
         return np.concatenate([meaning, np.float32(WORDS) * words], axis=1) * np.float32(self.share)
+
+    def find_uninformative(self, cells: np.ndarray) -> np.ndarray:
+        """Return which cells (n,) bool neither the network nor the words say anything of."""
+        cells = write_cells(cells)
+        return np.asarray(self.embedded.find_unread(cells.tolist()) & self.words.find_uninformative(cells))
 
     @property
     def read_by(self) -> Record:

@@ -94,6 +94,17 @@ class Encoding:
             return np.concatenate(parts, axis=1)
         return self.stack([column.fill(each) for column, each in zip(self.columns, cells, strict=True)])
 
+    def find_uninformative(self, cells: Sequence[np.ndarray]) -> np.ndarray:
+        """Return which rows (n,) bool have no cell that says anything, given the columns' cells, (n,) each."""
+        uninformative = np.ones(len(cells[0]), bool)
+        # Few rows are left behind the first column: texts, which take longest, come last.
+        for column, each in sorted(zip(self.columns, cells, strict=True), key=lambda pair: pair[0].read_by is not None):
+            rows = np.flatnonzero(uninformative)
+            if not len(rows):
+                break
+            uninformative[rows] = column.find_uninformative(each[rows])
+        return uninformative
+
     @staticmethod
     def stack(columns: Sequence[np.ndarray]) -> np.ndarray:
         """Return columns of numbers (n,) side by side: float32, or float64 where one may have more digits."""

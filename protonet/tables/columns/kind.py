@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from protonet.representations.representation import Record, Representation
-from protonet.tables.columns.parsing import write_cells
+from protonet.tables.columns.parsing import find_gaps, write_cells
 from protonet.views.view import Graph, Stored
 
 Find = Callable[[Record], Representation]  #: Opens what a model file has the record of.
@@ -96,6 +96,12 @@ class Column(ABC):
     def find_others(self, cells: np.ndarray) -> np.ndarray:
         """Return which cells (n,) have no number of their own: rare ones, and such as fit never saw."""
         return np.zeros(len(cells), bool)
+
+    def find_uninformative(self, cells: np.ndarray) -> np.ndarray:
+        """Return which cells (n,) bool say nothing: missing ones, and those that are read as missing."""
+        numbers = self.read_numbers(cells)
+        missing = find_gaps(cells) | self.find_strange(cells) if numbers is None else np.isnan(numbers)
+        return np.asarray(missing, bool)
 
     @property
     def strange(self) -> str:

@@ -145,6 +145,10 @@ class Text(Column):
         """Return (n, parts) float32."""
         return np.asarray(self._weigh(write_cells(cells)) @ self.basis - self.mean, np.float32)
 
+    def find_uninformative(self, cells: np.ndarray) -> np.ndarray:
+        """Return which cells (n,) bool have no known word and no known part of one."""
+        return np.asarray(self._weigh(write_cells(cells)).getnnz(axis=1) == 0)
+
     def tell(self) -> str:
         """Return the kind and its size."""
         return f"text: {len(self.mean)} directions of {len(self.grams)} words and parts of words"

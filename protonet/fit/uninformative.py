@@ -1,0 +1,73 @@
+"""Probabilities of rows without information: those in which every cell is missing, or a text that is not read.
+
+The embedding of such a row is an accident of how missing cells are encoded. Its probabilities are the class
+frequencies, and what became of such rows in the training table.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+#: Rows that the class frequencies count as, next to the uninformative rows of the training table.
+PRIOR_ROWS = 10.0
+#: Share of uninformative training rows above which the network is trusted with them: they are what it learned from.
+MAX_SHARE = 0.5
+
+
+def compute_uninformative_logits(counts: Tensor, uninformative: Tensor) -> Tensor | None:
+    """Compute the logits of a row without information.
+
+    Args:
+        counts: (num_classes,) training rows per class, at least one in all; 1 for each class of a balanced model.
+        uninformative: (num_classes,) how many of these had no information.
+
+    Returns:
+        (num_classes,) float64, the logarithm of the posterior mean of a Dirichlet prior around the class frequencies;
+        finite. None if more than half of the training rows had no information.
+
+    Source: Gelman et al., "Bayesian data analysis" (2013), sec. 3.4.
+    """
+    counts, seen = counts.double(), uninformative.double()
+    if float(seen.sum()) > MAX_SHARE * float(counts.sum()):
+        return None
+    posterior = (seen + PRIOR_ROWS * counts / counts.sum()) / (seen.sum() + PRIOR_ROWS)
+    return posterior.log().clamp_min(torch.finfo(torch.float32).min)
+
+
+def replace_uninformative(logits: Tensor, rows: Tensor, constant: Tensor | None) -> int:
+    """Replace the logits (n, num_classes) of rows (n,) bool without information, in place; return how many these are.
+
+    Nothing is replaced if ``constant``, of `compute_uninformative_logits`, is None.
+    """
+    if constant is None or not bool(rows.any()):
+        return 0
+    logits[rows] = constant.to(logits)
+    return int(rows.sum())
+
+
+def predict_frequencies(logits: Tensor, rows: Tensor, counts: Tensor, uninformative: Tensor) -> None:
+    """Give rows without information the logits of `compute_uninformative_logits`, in place, and count them.
+
+    Warns:
+        UserWarning: How many rows these are; attributed to the caller of the estimator's method.
+    """
+    if replaced := replace_uninformative(logits, rows, compute_uninformative_logits(counts, uninformative)):
+        warnings.warn(describe_uninformative(replaced), UserWarning, stacklevel=4)
+
+
+def parse_counts(counts: object, num_classes: int) -> Tensor:
+    """Return counts (num_classes,) int64 from untrusted metadata that name the first classes; 0 if it is unusable."""
+    parsed = torch.zeros(num_classes, dtype=torch.int64)
+    listed = counts if isinstance(counts, list) and len(counts) <= num_classes else []
+    if all(type(number) is int and 0 <= number < 2**53 for number in listed):
+        parsed[: len(listed)] = torch.tensor(listed, dtype=torch.int64)
+    return parsed
+
+
+def describe_uninformative(rows: int) -> str:
+    """Return a note that counts rows without information."""
+    what = "1 row has" if rows == 1 else f"{rows:,} rows have"
+    return f"{what} no information (all cells missing or unreadable): predicted by class frequency"

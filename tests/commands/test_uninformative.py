@@ -1,0 +1,115 @@
+"""Rows without information: their probabilities are the class frequencies, and every command counts them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protonet.commands.models import read_model
+from protonet.commands.server.reading import read_body
+from protonet.estimator import ProtoNetClassifier
+from tests.commands.cases import FAST, Run, read_table
+
+pd = pytest.importorskip("pandas", reason="it makes frames")
+N, SHARE = 120, 0.25
+#: Cells (number, category) of rows, and whether they have no information.
+ROWS = [("", "", True), ("9.5", "Rome", False), ("n.a.", "", True), ("", "Paris", True), ("", "Oslo", False)]
+NOTE = "3 rows have no information"
+
+
+def make_frame(gaps: float = 0.0) -> Any:
+    """Return rows of which a quarter are bees; a share of the cells of both columns is missing."""
+    draw = np.random.default_rng(0)
+    bee = np.arange(N) < SHARE * N
+    size = draw.normal(9 * bee, 1.0).round(3).astype(object)
+    city = np.array(["Rome", "Oslo", "Bern"], dtype=object)[(bee + draw.integers(0, 2, N)) % 3]
+    for cells in (size, city):
+        cells[draw.random(N) < gaps] = None
+    return pd.DataFrame({"size": size, "city": city, "kind": np.where(bee, "bee", "ant")})
+
+
+@pytest.fixture(params=[0.0, 0.1])
+def model(request: pytest.FixtureRequest, tmp_path: Path, run: Run) -> Path:
+    make_frame(request.param).to_csv(tmp_path / "train.csv", index=False)
+    run("fit", tmp_path / "train.csv", *FAST, "-o", tmp_path / "model.safetensors")
+    lines = ["size,city,kind", *(f"{size},{city},ant" for size, city, _ in ROWS)]
+    (tmp_path / "new.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return tmp_path / "model.safetensors"
+
+
+def test_predict_evaluate_and_explain(model: Path, tmp_path: Path, run: Run) -> None:
+    predicted = read_table(run("predict", model, tmp_path / "new.csv", "--proba", quiet=False))
+    assert NOTE in run.notes
+    for row, (*_, uninformative) in zip(predicted, ROWS, strict=True):
+        assert (abs(float(row["P(bee)"]) - SHARE) < 0.1) is uninformative
+    assert float(predicted[1]["P(bee)"]) > 0.9
+    run("evaluate", model, tmp_path / "new.csv", "--label", "kind", quiet=False)
+    assert NOTE in run.notes
+    path = tmp_path / "explained.json"
+    run("explain", model, tmp_path / "new.csv", "--rows", "0,1", "--json", path)
+    explained = [row["classes"][0]["probability"] for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
+    assert explained == pytest.approx([float(row["probability"]) for row in predicted[:2]], abs=1e-4)
+
+
+def test_the_server_reads_the_same_rows_without_information(model: Path, tmp_path: Path) -> None:
+    table = (tmp_path / "new.csv").read_bytes()
+    cells = [[float(size) if size[:1].isdigit() else None, city or None] for size, city, _ in ROWS]
+    for media, body in (("text/csv", table), ("application/json", json.dumps(cells).encode())):
+        rows = read_body(read_model(model), media, body)
+        assert rows.uninformative is not None
+        assert rows.uninformative.tolist() == [uninformative for *_, uninformative in ROWS]
+        assert any(NOTE in note for note in rows.notes)
+
+
+def test_update_counts_them(model: Path, tmp_path: Path, run: Run) -> None:
+    before = read_model(model).metadata.get("uninformative", [0, 0])
+    (tmp_path / "more.csv").write_text("size,city,kind\n,,cat\n,,cat\n1,Rome,ant\n", encoding="utf-8")
+    run("update", model, tmp_path / "more.csv", "--in-place", "--new-classes", quiet=False)
+    assert "2 rows without information" in run.notes
+    assert read_model(model).metadata["uninformative"] == [*before, 2]
+
+
+def test_a_missing_cell_that_tells_the_class_is_information(tmp_path: Path, run: Run) -> None:
+    answers = ["yes", "no", ""] * 40
+    kinds = {"yes": "ant", "no": "bee", "": "cat"}
+    lines = ["answer,kind", *(f"{answer},{kinds[answer]}" for answer in answers)]
+    (tmp_path / "train.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    run("fit", tmp_path / "train.csv", *FAST, "-o", tmp_path / "model.safetensors")
+    (tmp_path / "new.csv").write_text('answer\n""\n', encoding="utf-8")
+    (row,) = read_table(run("predict", tmp_path / "model.safetensors", tmp_path / "new.csv"))
+    assert row["class"] == "cat"
+    assert float(row["probability"]) > 0.8
+
+
+@pytest.mark.parametrize("gaps", [0.0, 0.1])
+def test_the_estimator_warns_and_predicts_frequencies(gaps: float, tmp_path: Path) -> None:
+    frame = make_frame(gaps)
+    x, y = frame[["size", "city"]].astype({"size": float}), frame["kind"]
+    estimator = ProtoNetClassifier(effort="fast").fit(x, y)
+    rows = pd.DataFrame({"size": [np.nan, 9.5, np.nan], "city": [None, "Rome", "Paris"]})
+    estimator.save(tmp_path / "model.safetensors")
+    for each in (estimator, ProtoNetClassifier.load(tmp_path / "model.safetensors")):
+        with pytest.warns(UserWarning, match="2 rows have no information"):
+            bee = each.predict_proba(rows)[:, 1]
+        assert np.abs(bee[[0, 2]] - SHARE).max() < 0.1
+        assert bee[1] > 0.9
+        with pytest.warns(UserWarning, match="2 rows have no information"):
+            assert each.predict(rows).tolist() == ["ant", "bee", "ant"]
+        assert np.isfinite(each.transform(rows)).all()
+
+
+def test_arrays_with_gaps_and_classes_that_come_later() -> None:
+    draw = np.random.default_rng(0)
+    y = np.arange(N) % 3
+    x = draw.normal(5 * y[:, None], 1.0, (N, 2))
+    x[0, 0] = np.nan
+    estimator = ProtoNetClassifier(effort="fast").fit(x[y < 2], y[y < 2])
+    estimator.partial_fit(x[y == 2], y[y == 2])
+    with pytest.warns(UserWarning, match="1 row has no information"):
+        probabilities = estimator.predict_proba([[np.nan, np.nan], [5.0, 5.0]])
+    np.testing.assert_allclose(probabilities[0], 1 / 3, atol=1e-6)
+    assert probabilities[1].argmax() == 1

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from protonet.fit.uninformative import PRIOR_ROWS, compute_uninformative_logits, parse_counts
+
+
+def compute_probabilities(counts: list[int], uninformative: list[int] | None = None) -> list[float]:
+    seen = torch.tensor(uninformative or [0] * len(counts))
+    logits = compute_uninformative_logits(torch.tensor(counts), seen)
+    assert logits is not None
+    assert bool(logits.isfinite().all())
+    return logits.softmax(dim=0).tolist()
+
+
+def test_class_frequencies_without_uninformative_training_rows() -> None:
+    assert compute_probabilities([30, 10, 0]) == pytest.approx([0.75, 0.25, 0.0])
+
+
+@pytest.mark.parametrize("uninformative", [[5, 0], [0, 20], [3, 7]])
+def test_uninformative_training_rows_move_the_frequencies(uninformative: list[int]) -> None:
+    counts = [60, 40]
+    total = sum(uninformative) + PRIOR_ROWS
+    expected = [
+        (seen + PRIOR_ROWS * rows / sum(counts)) / total for seen, rows in zip(uninformative, counts, strict=True)
+    ]
+    assert compute_probabilities(counts, uninformative) == pytest.approx(expected)
+
+
+def test_classes_that_came_later_have_no_uninformative_rows() -> None:
+    assert parse_counts([3, 1], 3).tolist() == [3, 1, 0]
+
+
+def test_the_network_judges_what_most_training_rows_are() -> None:
+    assert compute_uninformative_logits(torch.tensor([10, 10]), torch.tensor([6, 5])) is None
+
+
+@pytest.mark.parametrize("counts", [None, "12", [1, 2, 3], [1, -1], [1.0, 2.0], [True, 1], [2**60, 0]])
+def test_counts_of_a_file_are_not_trusted(counts: object) -> None:
+    assert parse_counts(counts, 2).tolist() == [0, 0]
