@@ -1,7 +1,7 @@
 """Tables of text, row by row: encoding, separator and header are settled for a whole file before its first row.
 
 What is a row is settled here for every format that people type into: comments and titles stand above the header, every
-row below it is one, also where its cells are empty or there are none, and blank rows at the end are none.
+line below it is a row, also where its cells are empty, but for lines without anything.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ def read_rows(
 
     Cells stand between commas, semicolons, tabs or bars, the same in the whole file, and may be quoted; or each line is
     one cell. Text is UTF-8, UTF-16 with its mark, or else Windows-1252, which holds Latin-1. Lines that start with
-    ``#`` above the header are comments; so are titles above it, rows of fewer cells. Below it every line is a row, an
-    empty one too, but for blank rows at the end; and where as many empty lines stand below every row, these end it.
+    ``#`` above the header are comments; so are titles above it, rows of fewer cells. Below it every line is a row, one
+    of separators alone too; only empty lines are not, as for `pandas.read_csv`.
 
     Control characters come as escapes, the ends of lines within cells as ``\\n``, and what `protonet._checks.guard`
     put before a formula is taken off again.
 
     Args:
         path: The file, which may be compressed by gzip; "-" for the standard input.
-        notes: Takes what a person should be told: of how the file is read before the header is yielded, of blank rows
-            as they are found.
+        notes: Takes what a person should be told: of how the file is read before the header is yielded, of empty lines
+            behind the last row.
         names: Columns that the table should have, which tell the separator and the header where these could be several.
 
     Yields:
@@ -88,9 +88,8 @@ def read_rows(
             text = _Text(file, _survey(path, file))
             delimiter, above, found = _find_layout(text, names)
             notes += ["it is not UTF-8: read as Latin-1 (Windows-1252)"] * (text.survey.encoding == "cp1252") + found
-            spacing = _find_spacing(text, delimiter, above)
             with closing(text.read_records(delimiter, above)) as records:
-                yield from _check_rows(path, text, records, spacing, notes)
+                yield from _check_rows(path, text, records, notes)
     except (FileNotFoundError, IsADirectoryError):
         refuse("path", "be a file that exists", path, "")
     except csv.Error as error:
@@ -318,6 +317,44 @@ def _count_titles(rows: Sequence[Sequence[str]], *, certain: bool) -> int:
     return at if narrow and numbers and (certain or (constant and (numbers > 1 or width > 2))) else 0
 
 
+def _is_commented_header(comment: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
+    """Return whether a comment names the columns of the rows below it, rather than the first of these.
+
+    It does above numbers. Without these it does if it looks like names, "#id", unlike "# by hand", and if the first row
+    has no name above numbers.
+    """
+    first, *others = below
+    if len(comment) != len(first):
+        return False
+    if len(first) > 1 and any(map(is_number, first)):
+        return True
+    above = (bool(others) and all(len(row) > at and is_number(row[at]) for row in others) for at in range(len(first)))
+    return " " not in comment[0] and "".join(comment) != "#" and _are_names(comment) and not any(above)
+
+
+def _count_titles(rows: Sequence[Sequence[str]], *, certain: bool) -> int:
+    """Return how many of some rows are titles above the header.
+
+    The header is the first row of as many cells as most rows have. What is above it are titles if it holds names, and
+    if each has one cell, followed by separators, or if there are numbers below names, and no title but one has several
+    cells. Where the lines may also be texts in one column, and commas part of these, all rows have to have as many
+    cells: three or more, or two numbers.
+    """
+    widths = Counter(len(cells) for cells in rows if len(cells) > 1)
+    width = max(widths, key=lambda each: (widths[each], each), default=0)
+    at = next((number for number, cells in enumerate(rows) if len(cells) == width and sum(map(bool, cells)) > 1), 0)
+    titles, below = rows[:at], rows[at + 1 :]
+    if not titles or not below or len(below[0]) != width or not _are_names(rows[at]):
+        return 0
+    several = [cells for cells in titles if sum(map(bool, cells)) > 1]
+    if not several and all(len(cells) == width and cells[0] for cells in titles):
+        return at
+    numbers = sum(map(is_number, below[0]))
+    narrow = len(several) <= 1 and all(len(cells) < width and not any(map(is_number, cells)) for cells in several)
+    constant = all(len(cells) == width for cells in below)
+    return at if narrow and numbers and (certain or (constant and (numbers > 1 or width > 2))) else 0
+
+
 def _find_spacing(text: _Text, delimiter: str, above: int) -> int:
     """Return how many empty lines stand below every row, as where a program wrote each end of a line twice; else 0.
 
@@ -345,7 +382,7 @@ def _is_comment(cells: Sequence[str]) -> bool:
 
 
 def _check_rows(
-    path: Path, text: _Text, records: Iterator[list[str]], spacing: int, notes: list[str]
+    path: Path, text: _Text, records: Iterator[list[str]], notes: list[str]
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the number of the line and the cells of each row; raise an InputError at one of another table."""
     header = next((cells for cells in records if not text.bare), None)
@@ -353,13 +390,8 @@ def _check_rows(
         return
     yield text.row, header
     width, numeric = len(header), None
-    if spacing:
-        lines = "a line is" if spacing == 1 else f"{spacing} lines are"
-        notes.append(f"{lines} empty below every row: no rows")
     title = f"If the header, line {text.row} ({show(', '.join(filter(None, header))[:50])!r}), is a title, drop it."
-    n_empty = empty = 0  # lines without a cell that are rows, and since the last row
-    ends = spacing  # lines to come that only end the last row
-    blank: list[int] = []  # the lines of blank rows since the last one with a cell
+    n_empty = empty = usual = 0  # empty lines: all of them, since the last row, and below the header
 
     def refuse_table(what: str) -> NoReturn:
         remedy = f"Save each table as a file of its own, without what is no row. {title}"
@@ -367,37 +399,26 @@ def _check_rows(
 
     for cells in records:
         line = text.row
-        if text.bare and ends:
-            ends -= 1
-            continue
         if text.bare:
-            blank.append(line)
-            empty += 1
+            n_empty, empty = n_empty + 1, empty + 1
             continue
-        ends = spacing
         if len(cells) != width:
             following = next((cells for cells in records if not text.bare), None)
             if empty or (following is not None and len(following) == len(cells) and cells[0][:1] != "#"):
                 refuse_table(f"rows of {width} cells, and of {len(cells)} from line {line}")
             remedy = "Comments stand above the header: remove it." if cells[0][:1] == "#" else "Mend that line."
             refuse("path", f"have {width} cells per row", f"{len(cells)} in line {line}", f"{remedy} {title}")
-        if width > 1 and not any(map(str.strip, cells)):
-            blank.append(line)
-            continue
-        if width > 1 and cells == header:
-            refuse_table(f"the header again in line {line}")
-        if numeric is None:
-            numeric = [column for column, cell in enumerate(cells) if is_number(cell)]
-        if empty and 2 * len(numeric) >= width > 1 and _is_header(cells, numeric):
-            refuse_table(f"another header after an empty line in line {line}")
-        for at in blank:
-            yield at, [""] * width
-        n_empty, empty, blank = n_empty + empty, 0, []
+        if any(map(str.strip, cells)):
+            if width > 1 and cells == header:
+                refuse_table(f"the header again in line {line}")
+            if numeric is None:
+                numeric, usual = [column for column, cell in enumerate(cells) if is_number(cell)], empty
+            if empty > usual and 2 * len(numeric) >= width > 1 and _is_header(cells, numeric):
+                refuse_table(f"another header after an empty line in line {line}")
+            empty = 0
         yield line, cells
     if n_empty:
-        what = "line between rows: a blank row" if n_empty == 1 else "lines between rows: a blank row each"
-        notes.append(f"{n_empty} empty {what}")
-    note_blank(notes, len(blank))
+        notes.append(f"{n_empty} empty line{'s' if n_empty > 1 else ''} below the header: no row{'s' * (n_empty > 1)}")
 
 
 def note_titles(notes: list[str], rows: Sequence[Sequence[str]]) -> None:
@@ -408,11 +429,6 @@ def note_titles(notes: list[str], rows: Sequence[Sequence[str]]) -> None:
     if titles:
         first = f"{show(titles[0][:50])!r}{' ...' * several}"
         notes.append(f"{len(titles)} row{'s' * several} above the header left out: {first}")
-
-
-def note_blank(notes: list[str], rows: int) -> None:
-    """Add how many blank rows stood below the last one with a cell, if any."""
-    notes += [f"{rows} blank row{'s' if rows > 1 else ''} at the end left out"] * (rows > 0)
 
 
 def is_number(cell: str) -> bool:

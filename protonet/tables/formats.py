@@ -18,7 +18,7 @@ import numpy as np
 from protonet._checks import clean, optional_packages, refuse, unguard
 from protonet.representations.pictures.reading import MOST_NAMED, are_pictures, find_broken, list_pictures
 from protonet.tables.arrays import UNREADABLE, check_names, read_arrays
-from protonet.tables.delimited import ERRORS, SAMPLE, find_header, note_blank, note_titles, read_rows
+from protonet.tables.delimited import ERRORS, SAMPLE, find_header, note_titles, read_rows
 
 #: Cells that are read at a time.
 CELLS = 2**20
@@ -345,7 +345,8 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
         others = ", ".join(repr(each) for each in sheets if each != chosen)
         notes.append(f"sheet {chosen!r} of {len(sheets)}; --sheet names another one: {others}")
     note_titles(notes, tops[:top])
-    note_blank(notes, len(lines) - end if places else 0)
+    n_blank = len(lines) - end if places else 0
+    notes += [f"{n_blank} blank row{'s' if n_blank > 1 else ''} at the end left out"] * (n_blank > 0)
     rows = lines[first:end]
     width = max((at for row in rows for at, cell in enumerate(row, 1) if is_cell(cell)), default=0)
     padded = [[*row[:width], *[None] * (width - len(row))] for row in rows]

@@ -245,7 +245,7 @@ def list_names(names: Sequence[str]) -> str:
 def _split_blocks(source: Source, blocks: Iterator[Raw], features: int, beside: int, wanted: Wanted) -> Iterator[Block]:
     """Yield rows with features, classes and what is wanted beside; raise an InputError where a class is missing.
 
-    Where classes are wanted or rows learned from, blank rows between others are left out: they tell nothing.
+    Where classes are wanted or rows learned from, rows of empty cells alone are left out: they tell nothing.
     """
     first = n_blank = 0
     for columns, rows in blocks:
@@ -269,7 +269,7 @@ def _split_blocks(source: Source, blocks: Iterator[Raw], features: int, beside: 
         if kept.any():
             yield block if kept.all() else block.take(np.flatnonzero(kept))
     if n_blank:
-        source.notes.append(f"{n_blank} blank row{'s' if n_blank > 1 else ''} between others left out")
+        source.notes.append(f"{n_blank} row{'s' if n_blank > 1 else ''} of empty cells left out")
 
 
 def _find_blank(cells: np.ndarray) -> np.ndarray:

@@ -49,10 +49,10 @@ def test_numbers_and_words_stay(cell: str) -> None:
 def test_classes_that_look_like_formulas_are_read_from_what_we_wrote(model: Path, tmp_path: Path, run: Run) -> None:
     assert set(load_model(model).classes) == set(CLASSES)
     cells = [["=1+1", "0", ""], ["\x1b[2J", "1.5", "NA"], ["-2", "3", "x, y"], ["", "", ""]]
-    table = write(tmp_path / "new.csv", [["@note", "x", "kind"], *cells, ["", "", ""]])
+    table = write(tmp_path / "new.csv", [["@note", "x", "kind"], *cells])
     header, *rows = read_lines(run("predict", model, table, "--with-inputs", "--row-numbers"))
     assert header == ["row", "'@note", "x", "kind", "class", "probability"]
-    expected = [["0", "'=1+1", "0", ""], ["1", "\\x1b[2J", "1.5", "NA"], ["2", "-2", "3", "x, y"]]
+    expected = [["0", "'=1+1", "0", ""], ["1", "\\x1b[2J", "1.5", "NA"], ["2", "-2", "3", "x, y"], ["3", "", "", ""]]
     assert [row[:4] for row in rows] == expected
     assert {unguard(row[4]) for row in rows} <= set(CLASSES)
     again = write(tmp_path / "again.csv", [["x", "kind"], *([row[2], row[4]] for row in rows)])
@@ -100,7 +100,7 @@ def test_sheets_and_blank_rows(tmp_path: Path, run: Run) -> None:
     assert "x.xlsx, sheet 'Notes' of 'Notes', 'Rows' with 'by hand'" in run(*fit, code=2)
     said = run(*fit, "--sheet", "Rows")
     assert "2 classes, 19 samples" in said
-    assert "1 blank row between others left out" in said
+    assert "1 row of empty cells left out" in said
     assert len(run.read_rows("predict", model, table, "--sheet", "Rows")) == 20
     assert "of 19 rows right" in run("evaluate", model, table, "--sheet", "Rows")
 
@@ -115,13 +115,16 @@ def test_texts_with_commas_are_one_column(tmp_path: Path, run: Run) -> None:
     assert {row[0] for row in rows} < set(texts)
 
 
-def test_an_empty_line_between_rows_has_a_prediction(model: Path, tmp_path: Path, run: Run) -> None:
-    said = []
-    for blank in ("", ","):
-        (tmp_path / "new.csv").write_text(f"x,note\n1,a\n{blank}\n4,b\n", encoding="utf-8")
-        said.append(run("predict", model, tmp_path / "new.csv"))
-    assert said[0] == said[1]
-    assert said[0].count("\n") == 4
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_a_prediction_for_every_row_of_separators(delimiter: str, model: Path, tmp_path: Path, run: Run) -> None:
+    blank = ["", "", ""]
+    lines = [["x", "note", "kind"], ["1", "a", "plain"], blank, ["4", "b", "-x"], blank, blank]
+    text = "\n".join(map(delimiter.join, lines))
+    (tmp_path / "new.csv").write_text(f"{text}\n\n\n", encoding="utf-8")
+    assert run("predict", model, tmp_path / "new.csv").count("\n") == len(lines)
+    assert "of 2 rows right" in run("evaluate", model, tmp_path / "new.csv")
+    run("predict", model, tmp_path / "new.csv", quiet=False)
+    assert "2 empty lines below the header: no rows" in run.notes
 
 
 @pytest.mark.parametrize(

@@ -72,12 +72,12 @@ def write(folder: Path, text: str | bytes) -> Path:
 
 
 def test_columns_are_matched_by_name(tmp_path: Path) -> None:
-    path = write(tmp_path, 'b, a ,"kind"\r\n1,2,x\r\n\r\n 3 ,4e1," y, z "\r\n')
+    path = write(tmp_path, 'b, a ,"kind"\r\n1,2,x\r\n,,\r\n 3 ,4e1," y, z "\r\n')
     wanted = Wanted("kind", labelled=False, columns=("a", "b"), width=2)
     assert [numbers(block).tolist() for block in open_table(path, wanted).blocks] == [[[2, 1], [0, 0], [40, 3]]]
     table, block = read_table(path, KIND)
     assert block.labels.tolist() == ["x", "y, z"]  # where classes are wanted, a blank row is none
-    assert table.notes == ["1 empty line between rows: a blank row", "1 blank row between others left out"]
+    assert table.notes == ["1 row of empty cells left out"]
     partly = Wanted("kind", labelled=False, partly=True)
     assert read_table(path, partly)[1].labels.tolist() == ["x", "", "y, z"]
     gaps = write(tmp_path, "a,kind,id\n1,7,p\n2,,q\n3, NA,r\n4,none,s\n5,NaN,t\n")
@@ -199,11 +199,11 @@ def test_cells_of_any_kind_are_kept_as_the_file_has_them(tmp_path: Path) -> None
     assert (taken.labels.tolist(), list(taken.rows), taken.columns[1].tolist()) == (["x", "x"], [4, 2], ["nan", ""])
     assert [table.name_column(number) for number in (0, 1)] == ["a", "b"]
     assert table._replace(columns=None).name_column(1) == "column 1"
-    path = write(tmp_path, "a,b\n1,2\n\n3,4\n,\n,5\n")
-    for learned, rows in ((True, [2, 4, 6]), (False, [2, 3, 4, 5, 6])):
+    path = write(tmp_path, "a,b\n1,2\n,\n3,4\n,\n,5\n,\n")
+    for learned, rows in ((True, [2, 4, 6]), (False, [2, 3, 4, 5, 6, 7])):
         table, block = read_table(path, Wanted("kind", labelled=False, learned=learned))
         assert list(block.rows) == rows
-        assert ("2 blank rows between others left out" in table.notes) == learned
+        assert ("3 rows of empty cells left out" in table.notes) == learned
 
 
 def repeat_line(header: str, line: Callable[[int], str], n: int = 12) -> str:
