@@ -25,6 +25,7 @@ from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import count_gaps
 from protonet.tables.drift import describe_columns
 from protonet.tables.features import choose_features, encode_block
+from protonet.tables.spelling import respell_blocks
 from protonet.tables.table import CLASS_NAMES, Block, Table, Wanted, list_names, open_table, read_table
 from protonet.ui.text import count
 
@@ -104,8 +105,9 @@ def read_data(options: argparse.Namespace, rows: TableRows, *, keep_cells: bool 
     table, block, rest = rows.table, rows.block, rows.rest
     keep = "--columns keeps it" if options.columns is None else None
     selection = select(options)._replace(words=not rows.unlabelled)  # that texts share a word says nothing of names
+    settings = {"selection": selection, "mark": options.decimal_mark}
     x, encoding, columns, left, notes, sources = choose_features(
-        table, block, rows.kinds, keep=keep, groups=rows.groups, selection=selection
+        table, block, rows.kinds, keep=keep, groups=rows.groups, **settings
     )
     beside = [name for name in (options.group, options.id) if name is not None]
     left_out = [*beside, *options.drop, *table.unused, *left]
@@ -197,7 +199,7 @@ class Rest:
             wanted = Wanted(label, labelled=False, columns=data.columns, width=width, ignored=tuple(data.left_out))
             wanted = wanted._replace(learned=True)
             with as_typed(path="--unlabelled"):
-                self.table = open_table(path, wanted)
+                self.table = respell_blocks(open_table(path, wanted), data.encoding)
 
     def __bool__(self) -> bool:
         return self.path is not None or self.data.rest is not None
@@ -241,7 +243,8 @@ def read_unlabelled(options: argparse.Namespace, model: Model | None, label: str
         table, block = read_table(Path(options.table), wanted)
         labels = block.labels
         block = block._replace(labels=np.zeros(len(block.rows), np.int64))  # one class: no column can tell it
-        features = choose_features(table, block, take_kinds(options, taken.kinds), keep="", selection=select(options))
+        settings = {"selection": select(options), "mark": options.decimal_mark}
+        features = choose_features(table, block, take_kinds(options, taken.kinds), keep="", **settings)
         x, blocks = features.x, None if features.encoding is None else features.encoding.blocks
         encoding, columns = features.encoding, features.columns
         told = features.notes

@@ -34,6 +34,7 @@ from protonet.representations.representation import Record, Representation
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.drift import Watch, watch_blocks
 from protonet.tables.features import check_kinds, encode_block
+from protonet.tables.spelling import detect_spelling, respell_blocks
 from protonet.tables.table import Block, Table, Wanted, list_names, open_table, read_table
 from protonet.ui.text import count
 
@@ -152,6 +153,7 @@ def open_rows(options: argparse.Namespace, model: Model, wanted: Wanted, labels:
     """
     wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet)
     table = open_table(Path(options.table), wanted, labels)
+    table = respell_blocks(table, model.encoding, mark=vars(options).get("decimal_mark"))
     first = next(table.blocks)
     table.notes.extend(check_kinds(table, first, model.encoding))
     return table._replace(blocks=watch_blocks(chain([first], table.blocks), watch_columns(model), table))
@@ -167,9 +169,11 @@ def read_labelled(options: argparse.Namespace, model: Model, beside: str | None 
     wanted = want(model, options.label, labelled=True, beside=beside)
     wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet)
     table, block = read_table(Path(options.table), wanted, options.labels and Path(options.labels))
+    spelling = detect_spelling(table, block, model.encoding, mark=options.decimal_mark)
+    block = spelling.apply(block, model.encoding)
     watch = watch_columns(model)
     watch.look(block)
-    table.notes.extend([*check_kinds(table, block, model.encoding), *watch.tell(table)])
+    table.notes.extend([*spelling.notes, *check_kinds(table, block, model.encoding), *watch.tell(table)])
     return table, block
 
 

@@ -62,6 +62,7 @@ def make_parser(
     add("--sheet", metavar="NAME", help="the sheet of an Excel workbook (default: the first)")
     if label is not None:
         add("--labels", metavar="FILE", help="the classes of an NPY table, an NPY file as well")
+    add("--decimal-mark", choices=[".", ","], help="the decimal mark of numbers (default: what the cells say)")
     add("--skip-broken", action="store_true", help="leave out pictures that cannot be read")
     where = "where what read texts or pictures in fit is now, if it was a folder or a file"
     what = "what reads texts and pictures: auto, none, a name, a folder or a file (default: auto)"

@@ -34,6 +34,8 @@ DELIMITERS = {"\t": "tabs", ";": "semicolons", "|": "bars", ",": "commas"}
 ALONE = "\uffff"
 #: Lines of comments that are looked at for a header, and rows of one cell that may stand above a header of one.
 MOST_COMMENTS, MOST_TITLES = 10_000, 10
+#: The note that says so, unless they are commas.
+SEPARATED = "cells are separated by {}"
 SAMPLE = 100  #: Rows that settle what stands between cells, and where the header is.
 #: The line by which Excel is told what stands between cells.
 TOLD = re.compile(r'"?sep=([^"\w\s]|\t)"?')
@@ -250,7 +252,7 @@ def _find_layout(text: _Text, names: Collection[str]) -> tuple[str, int, list[st
     delimiter = max(looks, key=lambda each: looks[each][2])
     rows, header, (_, _, width, _) = looks[delimiter]
     between = DELIMITERS.get(delimiter, repr(delimiter))
-    notes = [f"cells are separated by {between}"] if delimiter != "," and width > 1 else []
+    notes = [SEPARATED.format(between)] if delimiter != "," and width > 1 else []
     note_titles(notes, [cells for _, cells in rows[:header]])
     return delimiter, rows[header][0] - 1 if rows else above, notes
 
@@ -315,65 +317,6 @@ def _count_titles(rows: Sequence[Sequence[str]], *, certain: bool) -> int:
     narrow = len(several) <= 1 and all(len(cells) < width and not any(map(is_number, cells)) for cells in several)
     constant = all(len(cells) == width for cells in below)
     return at if narrow and numbers and (certain or (constant and (numbers > 1 or width > 2))) else 0
-
-
-def _is_commented_header(comment: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
-    """Return whether a comment names the columns of the rows below it, rather than the first of these.
-
-    It does above numbers. Without these it does if it looks like names, "#id", unlike "# by hand", and if the first row
-    has no name above numbers.
-    """
-    first, *others = below
-    if len(comment) != len(first):
-        return False
-    if len(first) > 1 and any(map(is_number, first)):
-        return True
-    above = (bool(others) and all(len(row) > at and is_number(row[at]) for row in others) for at in range(len(first)))
-    return " " not in comment[0] and "".join(comment) != "#" and _are_names(comment) and not any(above)
-
-
-def _count_titles(rows: Sequence[Sequence[str]], *, certain: bool) -> int:
-    """Return how many of some rows are titles above the header.
-
-    The header is the first row of as many cells as most rows have. What is above it are titles if it holds names, and
-    if each has one cell, followed by separators, or if there are numbers below names, and no title but one has several
-    cells. Where the lines may also be texts in one column, and commas part of these, all rows have to have as many
-    cells: three or more, or two numbers.
-    """
-    widths = Counter(len(cells) for cells in rows if len(cells) > 1)
-    width = max(widths, key=lambda each: (widths[each], each), default=0)
-    at = next((number for number, cells in enumerate(rows) if len(cells) == width and sum(map(bool, cells)) > 1), 0)
-    titles, below = rows[:at], rows[at + 1 :]
-    if not titles or not below or len(below[0]) != width or not _are_names(rows[at]):
-        return 0
-    several = [cells for cells in titles if sum(map(bool, cells)) > 1]
-    if not several and all(len(cells) == width and cells[0] for cells in titles):
-        return at
-    numbers = sum(map(is_number, below[0]))
-    narrow = len(several) <= 1 and all(len(cells) < width and not any(map(is_number, cells)) for cells in several)
-    constant = all(len(cells) == width for cells in below)
-    return at if narrow and numbers and (certain or (constant and (numbers > 1 or width > 2))) else 0
-
-
-def _find_spacing(text: _Text, delimiter: str, above: int) -> int:
-    """Return how many empty lines stand below every row, as where a program wrote each end of a line twice; else 0.
-
-    Most files tell by their first row; only where lines are empty throughout all of them are read.
-    """
-    spacing, gaps, empty = 0, -1, 0  # between rows, how many of them there are, and lines since the last row
-    try:
-        with closing(text.read_records(delimiter, above)) as records:
-            for _ in records:
-                if text.bare:
-                    empty += gaps >= 0  # not above the header
-                    continue
-                gaps += 1
-                if gaps and (not empty or empty != (spacing or empty)):
-                    return 0
-                spacing, empty = empty, 0
-    except csv.Error:
-        return 0  # which is told where the rows are read
-    return spacing if gaps > 1 or empty >= spacing else 0
 
 
 def _is_comment(cells: Sequence[str]) -> bool:

@@ -18,6 +18,7 @@ from protonet.tables.columns.parsing import find_gaps
 from protonet.tables.columns.recognise import Verdict
 from protonet.tables.features import check_kinds, encode_block, take_columns
 from protonet.tables.formats import COUNTED, from_arrow, to_numbers, to_text
+from protonet.tables.spelling import detect_spelling
 from protonet.tables.table import Block, Table
 
 INSTALL = 'pip install "protonet[parquet]"'
@@ -179,6 +180,7 @@ def encode_frame(frame: Frame, taken: Taken) -> np.ndarray:
     columns = [frame.columns[place] for place in taken.places]
     table = Table(tuple(frame.names[place] for place in taken.places), iter(()), COUNTED, [])
     block = Block(columns, np.empty(0), (), range(len(columns[0])), range(len(columns[0])))
+    block = detect_spelling(table, block, taken.encoding).apply(block, taken.encoding)
     check_kinds(table, block, taken.encoding, "X")
     return encode_block(table, block, taken.encoding, "X")
 

@@ -75,6 +75,7 @@ class Table(NamedTuple):
     unused: tuple[str, ...] = ()  #: Columns that are there, and not wanted.
     rows: int | None = None  #: How many there are, those without a class among them; None where that is not known yet.
     beside: tuple[str, ...] = ()  #: The names of the columns that are read beside.
+    semicolons: bool = False  #: As in `protonet.tables.formats.Source`.
 
     def name_column(self, number: int) -> str:
         """Return what a message calls a column of features."""
@@ -134,7 +135,8 @@ def open_table(path: Path, wanted: Wanted, labels: Path | None = None) -> Table:
         refuse("path", "have at least one row", f"none in {path}", "Add rows.")
     left = tuple(name for name in unused if name and name not in beside)
     columns = None if chosen is None else tuple(chosen)
-    return Table(columns, chain([first], blocks), source.place, source.notes, left, source.rows, tuple(beside))
+    kept = left, source.rows, tuple(beside), source.semicolons
+    return Table(columns, chain([first], blocks), source.place, source.notes, *kept)
 
 
 def read_table(path: Path, wanted: Wanted, labels: Path | None = None) -> tuple[Table, Block]:

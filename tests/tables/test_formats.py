@@ -317,6 +317,20 @@ def test_every_type_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         np.testing.assert_equal(got.tolist(), values, name)
 
 
+def test_durations_of_excel_are_seconds(tmp_path: Path) -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    mixed = [timedelta(hours=37, seconds=131), time(9, 16, 54), None, timedelta(0)]
+    for row in [("took", "at"), *zip(mixed, [time(9, 16, 54), None, time(0), time(1, 2)], strict=True)]:
+        book.active.append(row)
+    for cell in book.active["A"]:
+        cell.number_format = "[h]:mm:ss" if isinstance(cell.value, timedelta) else cell.number_format
+    book.save(tmp_path / "x.xlsx")
+    took, at = read(open_source(tmp_path / "x.xlsx"))[0]
+    assert took == pytest.approx([133331, 33414, np.nan, 0], nan_ok=True)
+    assert at == ["09:16:54", "", "00:00:00", "01:02:00"]
+
+
 def test_parquet_as_pyarrow_reads_it(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     pandas = pytest.importorskip("pandas")

@@ -23,6 +23,7 @@ from protonet.files import Model
 from protonet.tables.columns.number import MOST
 from protonet.tables.features import check_kinds, encode_block
 from protonet.tables.formats import to_text
+from protonet.tables.spelling import detect_spelling
 from protonet.tables.table import Block, Table, list_names
 
 #: Rows of a request.
@@ -139,7 +140,9 @@ def encode(model: Model, columns: list[np.ndarray], n: int) -> Rows:
     """Return the features of cells (n,) of each column, checked as those of a file are."""
     table = Table(model.columns, iter(()), PLACE, [])
     block = Block(columns, np.empty(0, np.str_), (), range(n), range(n))
-    notes = check_kinds(table, block, model.encoding, "body")
+    spelling = detect_spelling(table, block, model.encoding)
+    block = spelling.apply(block, model.encoding)
+    notes = [*spelling.notes, *check_kinds(table, block, model.encoding, "body")]
     return Rows(encode_block(table, block, model.encoding, "body"), notes)
 
 

@@ -41,11 +41,6 @@ class Column(ABC):
         return False
 
     @property
-    def comma(self) -> bool | None:
-        """Whether its numbers have a decimal comma; None of what reads the same with and without one."""
-        return None
-
-    @property
     def rare(self) -> float:
         """The share of the rows of fit whose cells `find_others` finds."""
         return 0.0

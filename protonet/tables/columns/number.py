@@ -55,11 +55,6 @@ class Number(Column):
         """Whether there are no gaps."""
         return not self.missing
 
-    @property
-    def comma(self) -> bool | None:
-        """Whether they have a decimal comma; None of intervals."""
-        return None if self.form == "interval" else self.form == "comma"
-
     def read_numbers(self, cells: np.ndarray) -> np.ndarray:
         """Return the numbers (n,) float64, NaN for gaps."""
         return parse_numbers(cells, self.form).astype(np.float64)
@@ -99,6 +94,7 @@ class Number(Column):
             "point": ", as 1,234.5",
             "comma": ", as 1.234,5",
             "interval": ", the middle of intervals",
+            "duration": ", the seconds of durations",
         }
         return f"number{written[self.form]}{write_share(self.missing)}"
 
