@@ -74,20 +74,22 @@ def revise_order(columns: Mapping[str, np.ndarray], numbers: Mapping[str, Number
 
 def describe_marks(columns: Mapping[str, np.ndarray], numbers: Mapping[str, Number]) -> list[str]:
     """Return a line for each mark in numbers that could mean something else, with the first such cell."""
+    marks = {
+        "point": {",": "commas between thousands"},
+        "comma": {",": "a decimal comma", ".": "points between thousands"},
+        "duration": {":": "minutes and seconds"},
+    }
     names, examples = dict[str, list[str]](), dict[str, str]()
     for name, number in numbers.items():
-        if columns[name].dtype.kind != "O" or number.form not in MARKS.values():
-            continue
-        told = {"comma": {",": "a decimal comma", ".": "points between thousands"}}
-        for mark, what in told.get(number.form, {",": "commas between thousands"}).items():
-            cell = next((cell for cell in _list_distinct(columns[name]) if mark in cell), "")
+        cells = _list_distinct(columns[name]) if columns[name].dtype.kind == "O" else []
+        for mark, what in marks.get(number.form, {}).items():
+            cell = next((cell for cell in cells if mark in cell), "")
             if not math.isnan(value := read_number(cell, number.form)):
                 names.setdefault(what, []).append(show(name))
-                examples.setdefault(what, f"{cell!r} is {value:.10g}")
+                change = "" if number.form == "duration" else "; --decimal-mark changes it"
+                examples.setdefault(what, f"{cell!r} is {value:.10g}{change}")
                 break
-    return [
-        f"numbers with {what}: {', '.join(names[what])} ({examples[what]}; --decimal-mark changes it)" for what in names
-    ]
+    return [f"numbers with {what}: {', '.join(names[what])} ({examples[what]})" for what in names]
 
 
 def detect_spelling(

@@ -309,9 +309,8 @@ def read_date(cell: str, form: str) -> float:
             return math.nan
         moment = datetime.strptime(cell, form)
     except (ValueError, OverflowError):
-        return (
-            read_duration(cell) / SECONDS_PER_DAY if form in _CLOCKS and not _TIME_OF_DAY.fullmatch(cell) else math.nan
-        )
+        longer = form in _CLOCKS and not _TIME_OF_DAY.fullmatch(cell)
+        return read_duration(cell) / SECONDS_PER_DAY if longer else math.nan
     since = datetime(1900, 1, 1) if form in _CLOCKS else datetime(1970, 1, 1)
     return (moment - since).total_seconds() / SECONDS_PER_DAY
 
