@@ -15,6 +15,7 @@ from torch import Tensor
 from protonet._checks import as_typed, refuse, show
 from protonet.commands.labels import suspect_spellings
 from protonet.commands.models import open_rows, want
+from protonet.commands.options import parse_missing
 from protonet.commands.rows import TableRows, take_kinds
 from protonet.files import Model
 from protonet.fit.names import read_names
@@ -23,6 +24,7 @@ from protonet.fit.solver import Solution
 from protonet.representations.opening import Selection
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import count_gaps
+from protonet.tables.delimited import GAPS
 from protonet.tables.drift import describe_columns
 from protonet.tables.features import choose_features, encode_block
 from protonet.tables.spelling import respell_blocks
@@ -52,6 +54,7 @@ class Data(NamedTuple):
     rest_rows: Sequence[int]  #: Where in the file each of them is.
     seen: Any  #: What was seen of the columns, for the model file: see `protonet.tables.drift`.
     sources: tuple[int, ...] = ()  #: The numbers of the columns that seem to name the sources of rows.
+    missing: frozenset[str] = GAPS  #: As in `Wanted`.
     names: Names | None = None  #: What the classes are called, as rows, where that says something.
 
     def number_groups(self, solution: Solution) -> dict[str, int]:
@@ -136,6 +139,7 @@ def read_data(options: argparse.Namespace, rows: TableRows, *, keep_cells: bool 
         cells = [each for name, each in zip(table.columns, block.columns, strict=True) if name in used]
     gaps, places = [count_gaps(each[: len(labels)]) for each in cells], block.rows[: len(labels)]
     where = places, table.place, block.numbers[: len(labels)], ids, gaps, cells if keep_cells else []
+    missing = GAPS if options.missing_values is None else parse_missing(options.missing_values.split(","))
     seen = describe_columns(cells, encoding, np.bincount(rows.labels, minlength=len(rows.classes)).tolist())
     return Data(
         features,
@@ -152,6 +156,7 @@ def read_data(options: argparse.Namespace, rows: TableRows, *, keep_cells: bool 
         rest_rows,
         seen,
         sources,
+        missing,
         names,
     )
 
@@ -197,7 +202,7 @@ class Rest:
         if path is not None:
             width = data.x.shape[1] if data.encoding is None else len(data.encoding.columns)
             wanted = Wanted(label, labelled=False, columns=data.columns, width=width, ignored=tuple(data.left_out))
-            wanted = wanted._replace(learned=True)
+            wanted = wanted._replace(learned=True, missing=data.missing)
             with as_typed(path="--unlabelled"):
                 self.table = respell_blocks(open_table(path, wanted), data.encoding)
 

@@ -73,6 +73,8 @@ def run(options: argparse.Namespace) -> None:
     metadata: dict[str, Any] = {"label": options.label or "label", "effort": options.effort, "seed": seed}
     metadata |= {"samples": shots, "group": options.group, "id": options.id, "left_out": data.left_out}
     metadata |= {"time_limit": limit, "balanced": options.balanced or None, "seen": data.seen}
+    if options.missing_values is not None:
+        metadata["missing_values"] = options.missing_values.split(",")
     if data.names is not None:
         metadata["named"] = data.names.describe(data.classes)
     weights = balance_classes(data.y) if options.balanced else None

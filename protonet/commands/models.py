@@ -20,7 +20,7 @@ from torch import Tensor
 from protonet import files
 from protonet._checks import as_typed, refuse
 from protonet.commands.figures import count_own
-from protonet.commands.options import LABEL, look_for_model
+from protonet.commands.options import LABEL, look_for_model, parse_missing
 from protonet.files import Model, save_model
 from protonet.fit.active import Suggestion, suggest_rows
 from protonet.fit.crossfit import Crossfit, measure_held, score_frequent, score_held
@@ -32,6 +32,7 @@ from protonet.representations.opening import AUTO, NONE, find_takes, reopen
 from protonet.representations.pictures.reading import are_pictures
 from protonet.representations.representation import Record, Representation
 from protonet.tables.columns.encoding import Encoding
+from protonet.tables.delimited import GAPS
 from protonet.tables.drift import Watch, watch_blocks
 from protonet.tables.features import check_kinds, encode_block
 from protonet.tables.spelling import detect_spelling, respell_blocks
@@ -138,7 +139,14 @@ def want(model: Model, label: str | None, *, labelled: bool, beside: str | None 
     left_out = model.metadata.get("left_out")
     ignored = tuple(map(str, left_out)) if isinstance(left_out, list) else ()
     named = () if beside is None else (beside,)
-    return Wanted(name_label(label, model), labelled, model.columns, len(find_sizes(model)), named, ignored)
+    wanted = Wanted(name_label(label, model), labelled, model.columns, len(find_sizes(model)), named, ignored)
+    return wanted._replace(missing=get_missing(model))
+
+
+def get_missing(model: Model) -> frozenset[str]:
+    """Return the missing values, in lower case, that a model was fitted with; a file may say anything."""
+    values = model.metadata.get("missing_values")
+    return parse_missing(values) if isinstance(values, list) and all(type(each) is str for each in values) else GAPS
 
 
 def open_rows(options: argparse.Namespace, model: Model, wanted: Wanted, labels: Path | None = None) -> Table:

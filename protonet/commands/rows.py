@@ -13,7 +13,7 @@ import numpy as np
 from protonet._checks import check_groups, refuse, show
 from protonet.commands.classes import read_classes
 from protonet.commands.labels import read_whole
-from protonet.commands.options import LABEL
+from protonet.commands.options import LABEL, parse_missing
 from protonet.representations.pictures.reading import are_pictures
 from protonet.tables.columns import NAMES
 from protonet.tables.formats import PICTURE
@@ -75,6 +75,8 @@ def read_rows(options: argparse.Namespace) -> TableRows:
         typed=True,
         sheet=options.sheet,
     )
+    if options.missing_values is not None:
+        wanted = wanted._replace(missing=parse_missing(options.missing_values.split(",")))
     table, every = read_table(Path(options.table), wanted, options.labels and Path(options.labels))
     for name, cells in zip(table.columns or (), every.columns, strict=bool(table.columns)) if described else ():
         if label not in table.beside and cells.dtype.kind == "O" and set(cells.tolist()) - {""} <= described.keys():

@@ -54,8 +54,10 @@ ERRORS = frozenset(
     {"#n/a", "#div/0!", "#name?", "#null!", "#num!", "#ref!", "#value!", "#getting_data", "#spill!", "#calc!"}
     | {"#field!", "#blocked!", "#connect!", "#unknown!", "#python!", "#busy!", "#external!"}
 )
-#: What stands for nothing, in lower case.
-GAPS = ERRORS | {"", "?", "-", "--", ".", "na", "n/a", "<na>", "nan", "nat", "null", "none", "missing"}
+#: What stands for a missing label or cell in any letter case, beside empty cells and ``ERRORS``; `--missing-values`.
+MISSING_VALUES = ("NA", "N/A", "n.a.", "<NA>", "NaN", "NaT", "null", "None", "missing", "?", "-", "--", ".")
+#: All of them, in lower case.
+GAPS = ERRORS | {"", *map(str.lower, MISSING_VALUES)}
 
 
 def read_rows(

@@ -14,7 +14,7 @@ from protonet.representations.opening import Selection
 from protonet.tables.columns import NAMES
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.number import Number
-from protonet.tables.columns.parsing import find_gaps
+from protonet.tables.columns.parsing import blank_missing, find_gaps
 from protonet.tables.columns.recognise import Verdict
 from protonet.tables.features import check_kinds, encode_block, take_columns
 from protonet.tables.formats import COUNTED, from_arrow, to_numbers, to_text
@@ -124,7 +124,7 @@ def _from_pandas(name: str, column: Any) -> np.ndarray:
         must = "have columns of numbers, dates and text"
         refuse("X", must, f"lists or the like in {show(name)}", "Leave that column out.")
     values = zip(cells.tolist(), gaps.tolist(), strict=True)
-    return to_text(("" if gap else str(value).strip() for value, gap in values), len(gaps))
+    return blank_missing(to_text(("" if gap else str(value).strip() for value, gap in values), len(gaps)))
 
 
 def _from_arrow(name: str, column: Any) -> np.ndarray:
@@ -132,7 +132,9 @@ def _from_arrow(name: str, column: Any) -> np.ndarray:
     import pyarrow  # noqa: PLC0415 - optional
 
     try:
-        return np.concatenate([from_arrow(chunk) for chunk in column.chunks or [pyarrow.array([], column.type)]])
+        return blank_missing(
+            np.concatenate([from_arrow(chunk) for chunk in column.chunks or [pyarrow.array([], column.type)]])
+        )
     except pyarrow.ArrowException:
         must = "have columns of numbers, dates and text"
         return refuse("X", must, f"{column.type} in {show(name)}", "Leave that column out.")

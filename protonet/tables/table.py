@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -11,12 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from protonet._checks import refuse, show
-from protonet.tables.columns.parsing import find_gaps
-from protonet.tables.delimited import ERRORS, is_number
+from protonet.tables.columns.parsing import blank_missing, find_gaps
+from protonet.tables.delimited import GAPS, is_number
 from protonet.tables.formats import PICTURE, Raw, Source, find_near, open_source
+from protonet.ui.text import count
 
-#: What stands for no class, in lower case; "none" and "?" may be classes.
-NO_CLASS = ERRORS | {"", "na", "<na>", "nan", "null", "nat"}
 #: Names that a column of classes often has, in lower case.
 CLASS_NAMES = frozenset(
     {"label", "class", "target", "y", "species", "category", "type", "kind", "group", "outcome", "result", "status"}
@@ -45,6 +44,7 @@ class Wanted(NamedTuple):
     typed: bool = False  #: Did a person name ``columns`` and ``ignored``? If not, they are a model's.
     sheet: str | None = None  #: Of an Excel workbook; None for the first.
     everything: bool = False  #: Are all columns read beside, whatever else they are?
+    missing: frozenset[str] = GAPS  #: The texts, in lower case, that are missing labels or cells.
     learned: bool = False  #: Are rows learned from? Then blank ones are left out, as where classes are wanted.
 
 
@@ -224,7 +224,11 @@ def _guess_label(source: Source, wanted: str) -> str:
     likely = []
     for number, (name, cells) in enumerate(zip(header, block.columns if block else [], strict=False)):
         values = len(set(cells.tolist()))
-        if name and 2 <= values <= min(MOST_VALUES, len(cells) / LEAST_ROWS) and not read_labels(cells)[1].any():
+        if (
+            name
+            and 2 <= values <= min(MOST_VALUES, len(cells) / LEAST_ROWS)
+            and not read_labels(blank_missing(cells))[1].any()
+        ):
             likely.append((name != near, name.lower() not in CLASS_NAMES, values, -number, name))
     found = ", ".join(f"{show(name)} ({values} values)" for *_, values, _, name in sorted(likely)[:MOST_GUESSES])
     meant = f"Did you mean {show(near)}? " if near else ""
@@ -250,10 +254,16 @@ def _split_blocks(source: Source, blocks: Iterator[Raw], features: int, beside: 
     Where classes are wanted or rows learned from, rows of empty cells alone are left out: they tell nothing.
     """
     first = n_blank = 0
+    counts = {"label": Counter[str](), "cell": Counter[str]()}  # of missing values, by their text
     for columns, rows in blocks:
         labels, missing = np.empty(0, np.str_), np.empty(0, bool)
+        read = [blank_missing(cells, wanted.missing) for cells in columns[:features]]
         if len(columns) > features + beside:
-            labels, missing = read_labels(columns[-1])
+            labels, missing = read_labels(blank_missing(columns[-1], wanted.missing))
+            _count_missing(counts["label"], columns[-1], wanted.missing)
+        for cells, own in zip(columns, read, strict=False):
+            if cells is not own:
+                _count_missing(counts["cell"], cells, wanted.missing)
         kept = np.ones(len(rows), bool)
         if wanted.learned or (wanted.labelled and missing.any()):
             kept = ~np.logical_and.reduce([*map(_find_blank, columns)])
@@ -266,12 +276,30 @@ def _split_blocks(source: Source, blocks: Iterator[Raw], features: int, beside: 
             got = f"none in {', '.join(source.place.format(rows[row]) for row in lacking[:3])}{more}"
             refuse("path", "name the class of every row", got, "Fill it in, or leave the row out.")
         texts = tuple(name_cells(cells) for cells in columns[features : features + beside])
-        block = Block(columns[:features], labels, texts, rows, range(first, first + len(rows)))
+        block = Block(read, labels, texts, rows, range(first, first + len(rows)))
         first += len(rows)
         if kept.any():
             yield block if kept.all() else block.take(np.flatnonzero(kept))
     if n_blank:
         source.notes.append(f"{n_blank} row{'s' if n_blank > 1 else ''} of empty cells left out")
+
+    if wanted.typed:
+        source.notes.extend(_describe_missing(counts))
+
+
+def _count_missing(counts: Counter[str], cells: np.ndarray, missing: frozenset[str]) -> None:
+    """Add how often each missing value that is not empty is among cells (n,)."""
+    if cells.dtype.kind == "O":
+        counts.update(cell for cell in cells.tolist() if cell and cell.lower() in missing)
+
+
+def _describe_missing(counts: Mapping[str, Counter[str]]) -> list[str]:
+    """Return a line, or none, about missing values that are not empty."""
+    found = []
+    for noun, own in counts.items():
+        texts = ", ".join(f"{show(text)!r} {n:,}" for text, n in own.most_common(MOST_GUESSES))
+        found += [f"{count(own.total(), noun)} ({texts})"] * bool(own)
+    return [f"read as missing: {' and '.join(found)}; --missing-values changes the list"] if found else []
 
 
 def _find_blank(cells: np.ndarray) -> np.ndarray:
@@ -285,8 +313,7 @@ def read_labels(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     Floating numbers that are all whole are whole numbers; other ones are kept for `check_classes` to refuse.
     """
     if cells.dtype.kind == "O":
-        missing = np.fromiter((cell.lower() in NO_CLASS for cell in cells), bool, len(cells))
-        return cells.astype(np.str_), missing
+        return cells.astype(np.str_), find_gaps(cells)
     if cells.dtype.kind == "M":
         return cells.astype("datetime64[s]").astype(np.str_), np.isnat(cells)
     if cells.dtype.kind == "f":

@@ -141,3 +141,25 @@ def test_a_cell_that_is_no_number_is_told(cells: list[str], said: str, model: Pa
     run("predict", model, table, quiet=False)
     assert said in run.notes
     assert ("taken for a gap" in run.notes) == bool(said)
+
+
+def test_missing_values_are_one_list_for_labels_and_cells(tmp_path: Path, run: Run) -> None:
+    lines = [["x", "c", "kind"]]
+    for number in range(36):
+        kind = ("NA", "red", "blue")[number % 3]
+        lines.append([f"{number % 3 + RNG.normal() / 9:.3f}", ["p", "?", "none"][number % 3], kind])
+    lines[1][2], lines[2][2], lines[3][0] = "n.a.", "?", "missing"
+    table, model = write(tmp_path / "train.csv", lines), tmp_path / "m.safetensors"
+    said = run("fit", table, *FAST, "-o", model, "--drop-unlabelled")
+    assert "2 classes, 23 samples" in said
+    told = "read as missing: 13 labels ('NA' 11, 'n.a.' 1, '?' 1) and 25 cells ('?' 12, 'none' 12, 'missing' 1)"
+    assert told in said
+    assert "--missing-values" in said
+    said = run("fit", table, *FAST, "-o", model, "--missing-values", "n.a.,?,missing", "--drop-unlabelled")
+    assert "3 classes, 34 samples" in said
+    assert set(load_model(model).classes) == {"NA", "red", "blue"}
+    assert load_model(model).encoding.columns[1].levels == ("", "none", "p")  # type: ignore[union-attr, attr-defined]
+    rows = write(tmp_path / "new.csv", [["x", "c"], ["0", "none"], ["0", "missing"]])
+    run("predict", model, rows, quiet=False)
+    assert "never saw" not in run.notes
+    assert "of 34 rows right" in run("evaluate", model, write(tmp_path / "test.csv", [lines[0], *lines[3:]]))

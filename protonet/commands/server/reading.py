@@ -17,10 +17,11 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from protonet._checks import MENDABLE, clean, refuse, show
-from protonet.commands.models import list_notes, open_rows, want
+from protonet.commands.models import get_missing, list_notes, open_rows, want
 from protonet.commands.server.guard import RequestError
 from protonet.files import Model
 from protonet.tables.columns.number import MOST
+from protonet.tables.columns.parsing import blank_missing
 from protonet.tables.features import check_kinds, encode_block
 from protonet.tables.formats import to_text
 from protonet.tables.spelling import detect_spelling
@@ -138,6 +139,7 @@ def read_json(model: Model, body: bytes, pictured: Sequence[bool]) -> Rows:
 
 def encode(model: Model, columns: list[np.ndarray], n: int) -> Rows:
     """Return the features of cells (n,) of each column, checked as those of a file are."""
+    columns = [blank_missing(cells, get_missing(model)) for cells in columns]
     table = Table(model.columns, iter(()), PLACE, [])
     block = Block(columns, np.empty(0, np.str_), (), range(n), range(n))
     spelling = detect_spelling(table, block, model.encoding)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -90,13 +90,21 @@ COMMA_OVER_POINT = ("plain", "comma", "point")
 
 
 def find_gaps(values: np.ndarray) -> np.ndarray:
-    """Return which of some values (n,), of any kind of column, stand for nothing: (n,) bool."""
+    """Return which of some values (n,), of any kind of column, are missing, after `blank_missing`: (n,) bool."""
     if values.dtype.kind == "O":
-        lower = "\0".join(values).lower().split("\0")  # one by one takes four times as long
-        if len(lower) != len(values):  # a cell holds the mark, or there is none
-            lower = [cell.lower() for cell in values]
-        return np.fromiter(map(GAPS.__contains__, lower), bool, len(values))
+        return np.asarray(values == "", bool)
     return np.asarray(np.isnat(values) if values.dtype.kind == "M" else np.isnan(values))
+
+
+def blank_missing(values: np.ndarray, missing: Collection[str] = GAPS) -> np.ndarray:
+    """Return values (n,) of any kind of column, those texts as "" that are missing values (in lower case)."""
+    if values.dtype.kind != "O":
+        return values
+    lower = "\0".join(values).lower().split("\0")  # one by one takes four times as long
+    if len(lower) != len(values):  # a cell holds the mark, or there is none
+        lower = [cell.lower() for cell in values]
+    found = np.fromiter(map(missing.__contains__, lower), bool, len(values))
+    return np.where(found, "", values).astype(object) if found.any() else values
 
 
 def count_gaps(values: np.ndarray) -> int:
@@ -112,7 +120,9 @@ def is_gap_word(cell: str) -> bool:
 def find_words(values: np.ndarray) -> np.ndarray:
     """Return which of some values (n,) of a column of numbers or dates stand for nothing: (n,) bool."""
     gaps = find_gaps(values)
-    return np.fromiter(map(is_gap_word, values), bool, len(values)) | gaps if values.dtype.kind == "O" else gaps
+    if values.dtype.kind != "O":
+        return gaps
+    return gaps | np.fromiter((cell.lower() in GAPS or is_gap_word(cell) for cell in values), bool, len(values))
 
 
 def write_cells(values: np.ndarray) -> np.ndarray:

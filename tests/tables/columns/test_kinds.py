@@ -19,6 +19,7 @@ from protonet.tables.columns.date import CYCLES, Date
 from protonet.tables.columns.encoding import KINDS, Encoding
 from protonet.tables.columns.kind import Column
 from protonet.tables.columns.number import Number
+from protonet.tables.columns.parsing import blank_missing
 from protonet.tables.columns.text import TEXTS, Text, count_grams
 from tests.strategies import spoil
 
@@ -27,7 +28,7 @@ WORDS = ["red", "green", "blue", "dark", "light", "small", "large", "old", "new"
 
 
 def objects(*cells: str) -> np.ndarray:
-    return np.array(cells, object)
+    return blank_missing(np.array(cells, object))
 
 
 def sentences(n: int, seed: int = 0) -> np.ndarray:

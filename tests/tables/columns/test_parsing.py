@@ -18,6 +18,7 @@ from protonet.tables.columns.parsing import (
     NUMBER_FORMS,
     are_durations,
     are_intervals,
+    blank_missing,
     find_date_form,
     find_gaps,
     find_number_form,
@@ -46,8 +47,10 @@ def objects(*cells: str) -> np.ndarray:
 class TestGaps:
     def test_any_spelling_is_a_gap_and_nothing_else(self) -> None:
         for gap in GAPS:
-            assert find_gaps(objects(gap, gap.upper(), gap.capitalize(), gap.title())).all(), gap
-        assert not find_gaps(objects("0", "no", "False", "n", "nanny", "--x", "1/a")).any()
+            cells = objects(gap, gap.upper(), gap.capitalize(), gap.title())
+            assert find_gaps(blank_missing(cells)).all(), gap
+        assert blank_missing(objects("NA", "?", "x"), frozenset({"x"})).tolist() == ["NA", "?", ""]
+        assert not find_gaps(blank_missing(objects("0", "no", "False", "n", "nanny", "--x", "1/a"))).any()
         assert not find_gaps(np.array([0, -1])).any()
         assert find_gaps(np.array([0.0, np.nan, np.inf])).tolist() == [False, True, False]
         assert find_gaps(np.array(["2020-01-01", "NaT"], "datetime64[us]")).tolist() == [False, True]
@@ -55,7 +58,7 @@ class TestGaps:
     @pytest.mark.parametrize(
         ("cells", "texts"),
         [
-            (objects("a", "NA", "", "?"), ["a", "", "", ""]),
+            (objects("a", "NA", ""), ["a", "NA", ""]),
             (np.array([1.0, np.nan, -2.0]), ["1", "", "-2"]),
             (np.array([1.5, np.nan], np.float32), ["1.5", ""]),
             (np.array([1.0, np.inf]), ["1", "inf"]),
