@@ -267,6 +267,8 @@ def check_kinds(table: Table, block: Block, encoding: Encoding | None, argument:
     """
     notes = []
     for number, (column, cells) in enumerate(zip(encoding.columns if encoding else (), block.columns, strict=False)):
+        if respelled := column.describe_respelled(cells):
+            notes.append(f"cells of {table.name_column(number)} are spelled otherwise than in fit: {respelled}")
         strange = column.find_strange(cells)
         if not strange.any():
             continue

@@ -260,7 +260,7 @@ def test_columns_that_look_like_classes_are_named(tmp_path: Path, text: str, ask
 @pytest.mark.parametrize(
     ("cells", "labels", "missing"),
     [
-        (np.array(["a", "", "N/a", "NaN", "none"], object), ["a", "", "N/a", "NaN", "none"], [1, 3]),
+        (np.array(["a", "", "N/a", "NaN", "none"], object), ["a", "", "", "", ""], [1, 2, 3, 4]),
         (np.array([3, 1]), [3, 1], []),
         (np.array([3.0, np.nan, 1.0]), [3, 0, 1], [1]),
         (np.array([3.5, np.nan]), [3.5, 0.0], [1]),

@@ -92,6 +92,10 @@ class Column(ABC):
         """Return which cells (n,) have no number of their own: rare ones, and such as fit never saw."""
         return np.zeros(len(cells), bool)
 
+    def describe_respelled(self, cells: np.ndarray) -> str:
+        """Return the first of cells (n,) that is known in another spelling alone, and what it is; "" for none."""
+        return ""
+
     @property
     def strange(self) -> str:
         """What people read of a cell that `find_strange` finds."""

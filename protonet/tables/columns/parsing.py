@@ -37,6 +37,10 @@ GAP_WORDS = frozenset(
         "err",
     }
 )
+#: How programs and people write yes and no, in lower case.
+BOOLEANS = dict.fromkeys(("true", "t", "yes", "y", "on", "1"), "1") | dict.fromkeys(
+    ("false", "f", "no", "n", "off", "0"), "0"
+)
 #: Ways to write dates that a column may mix, and the least share of its cells that the second one has.
 MOST_FORMS, LEAST_SHARE = 3, 0.02
 #: Between them, in a form that is several.
