@@ -163,7 +163,8 @@ def read_evaluate(arguments: Sequence[str] | None) -> argparse.Namespace:
     text = "Judge a model on rows that it has not seen; those of classes that it does not know count as unknown rows."
     text += " fit tells how well it does on its own rows, held out."
     parser = make_parser("protonet evaluate", text, EXAMPLES["evaluate"], model=True, label="the same as in fit")
-    add_figures(parser)
+    add = add_figures(parser)
+    add("--drop-unlabelled", action="store_true", help="leave out the table's rows without a class")
     options = parser.parse_args(arguments)
     inputs = [options.model, options.table, options.labels]
     options.outputs = check_paths(options, {"plot": PLOTS, **FIGURES}, inputs)

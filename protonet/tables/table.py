@@ -44,6 +44,7 @@ class Wanted(NamedTuple):
     typed: bool = False  #: Did a person name ``columns`` and ``ignored``? If not, they are a model's.
     sheet: str | None = None  #: Of an Excel workbook; None for the first.
     everything: bool = False  #: Are all columns read beside, whatever else they are?
+    drop_unlabelled: bool = False  #: Are rows without a class left out, where classes are wanted?
     missing: frozenset[str] = GAPS  #: The texts, in lower case, that are missing labels or cells.
     learned: bool = False  #: Are rows learned from? Then blank ones are left out, as where classes are wanted.
 
@@ -186,7 +187,11 @@ def _choose_columns(file: Path, source: Source, wanted: Wanted) -> tuple[list[st
     if wanted.columns is not None:
         missing = [name for name in wanted.columns if name not in set(features)]
         if missing:
+            spare = [name for name in header if name not in wanted.columns]
+            pairs = {name: near for name in missing if (near := find_near(name, spare))}
+            meant = ", ".join(f"{show(near)} for {show(name)}" for name, near in list(pairs.items())[:MOST_GUESSES])
             remedy = "Name the columns as in the table that the model was fitted to."
+            remedy = f"Did you mean {meant}? {remedy}" if meant else remedy
             if missing == [PICTURE]:
                 remedy = "The model was fitted to pictures: pass a folder of them."
             refuse("path", "have the model's columns", f"{path} without {list_names(missing)}", bell + remedy)
@@ -253,7 +258,7 @@ def _split_blocks(source: Source, blocks: Iterator[Raw], features: int, beside: 
 
     Where classes are wanted or rows learned from, rows of empty cells alone are left out: they tell nothing.
     """
-    first = n_blank = 0
+    first = n_blank = n_dropped = 0
     counts = {"label": Counter[str](), "cell": Counter[str]()}  # of missing values, by their text
     for columns, rows in blocks:
         labels, missing = np.empty(0, np.str_), np.empty(0, bool)
@@ -270,16 +275,26 @@ def _split_blocks(source: Source, blocks: Iterator[Raw], features: int, beside: 
             n_blank += len(kept) - int(kept.sum())
         if wanted.partly:
             labels = np.where(missing, "", labels.astype(np.str_))
+        elif wanted.drop_unlabelled:
+            n_dropped += int((missing & kept).sum())
+            kept &= ~missing if len(missing) else True
         elif missing.any() and (missing & kept).any():
             lacking = np.flatnonzero(missing & kept).tolist()
             more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
             got = f"none in {', '.join(source.place.format(rows[row]) for row in lacking[:3])}{more}"
-            refuse("path", "name the class of every row", got, "Fill it in, or leave the row out.")
+            refuse(
+                "path",
+                "name the class of every row",
+                got,
+                "Fill it in, or leave the row out: evaluate --drop-unlabelled.",
+            )
         texts = tuple(name_cells(cells) for cells in columns[features : features + beside])
         block = Block(read, labels, texts, rows, range(first, first + len(rows)))
         first += len(rows)
         if kept.any():
             yield block if kept.all() else block.take(np.flatnonzero(kept))
+    if n_dropped:
+        source.notes.append(f"{count(n_dropped, 'row')} without a class left out (--drop-unlabelled)")
     if n_blank:
         source.notes.append(f"{n_blank} row{'s' if n_blank > 1 else ''} of empty cells left out")
 

@@ -163,3 +163,20 @@ def test_missing_values_are_one_list_for_labels_and_cells(tmp_path: Path, run: R
     run("predict", model, rows, quiet=False)
     assert "never saw" not in run.notes
     assert "of 34 rows right" in run("evaluate", model, write(tmp_path / "test.csv", [lines[0], *lines[3:]]))
+
+
+def test_evaluate_leaves_out_rows_without_a_class(model: Path, tmp_path: Path, run: Run) -> None:
+    table = write(tmp_path / "test.csv", [["x", "kind"], ["1", "plain"], ["2", ""], ["3", "NA"], ["4", "-x"]])
+    said = run("evaluate", model, table, code=2)
+    assert "none in line 3, line 4. Fill it in, or leave the row out: evaluate --drop-unlabelled" in said
+    assert "of 2 rows right" in run("evaluate", model, table, "--drop-unlabelled", quiet=False)
+    assert "2 rows without a class left out" in run.notes
+
+
+def test_a_model_column_in_another_spelling_is_guessed(tmp_path: Path, run: Run) -> None:
+    lines = [["w", "h", "kind"], *([f"{n % 2 + n / 99:.3f}", f"{n / 7:.3f}", "ab"[n % 2]] for n in range(20))]
+    model = fit_model(write(tmp_path / "train.csv", lines))
+    said = run("predict", model, write(tmp_path / "new.csv", [["W ", "H", "Z"], ["1", "2", "3"]]), code=2)
+    assert "without w, h. Did you mean W for w, H for h?" in said
+    said = run("predict", model, write(tmp_path / "new.csv", [["w", "zzz"], ["1", "2"]]), code=2)
+    assert "Did you mean" not in said
