@@ -66,7 +66,7 @@ EXAMPLES = {
     "explain": (
         "model.safetensors",
         "model.safetensors test.csv --json columns.json",
-        "model.safetensors new.csv --rows 0,5",
+        "model.safetensors new.csv --rows 2,7",
     ),
     "info": ("model.safetensors", "model.safetensors --json", "wine.safetensors -q"),
     "export": (
@@ -235,7 +235,7 @@ def read_explain(arguments: Sequence[str] | None) -> argparse.Namespace:
     text += " --rows, tell what is near these rows of a table, and which columns spoke for their class."
     like_fit = "the same as in fit"
     parser = make_parser("protonet explain", text, EXAMPLES["explain"], model=True, label=like_fit, may_lack_table=True)
-    parser.add_argument("--rows", metavar="N,N", help="explain these rows of the table, counted from 0")
+    parser.add_argument("--rows", metavar="N,N", help="explain these rows: lines of a text file, rows of a spreadsheet")
     parser.add_argument("--json", metavar="FILE", help="all figures, of all columns, .json")
     parser.add_argument("--seed", default="0", metavar="N", help="of what is drawn at random (default 0)")
     options = parser.parse_args(arguments)

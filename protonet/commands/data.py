@@ -73,6 +73,7 @@ class Unlabelled(NamedTuple):
     encoding: Encoding | None = None  #: What made the features.
     columns: tuple[str, ...] | None = None  #: The names of the columns that are used, if they have any.
     told: tuple[str, ...] = ()  #: What a person should know of the columns, a line each.
+    places: Sequence[int] = ()  #: Where in the file each row is.
 
     @property
     def left(self) -> Tensor:
@@ -246,7 +247,7 @@ def read_unlabelled(options: argparse.Namespace, model: Model | None, label: str
         wanted = Wanted(label, labelled=False, beside=beside, ignored=taken.dropped, partly=True, typed=True)
         wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet)
         table, block = read_table(Path(options.table), wanted)
-        labels = block.labels
+        labels, places = block.labels, list(block.rows)
         block = block._replace(labels=np.zeros(len(block.rows), np.int64))  # one class: no column can tell it
         settings = {"selection": select(options), "mark": options.decimal_mark}
         features = choose_features(table, block, take_kinds(options, taken.kinds), keep="", **settings)
@@ -259,7 +260,10 @@ def read_unlabelled(options: argparse.Namespace, model: Model | None, label: str
     else:
         encoding, columns, told = model.encoding, model.columns, ()
         table = open_rows(options, model, want(model, label, labelled=False)._replace(partly=True))
-        parts = [(encode_block(table, block, model.encoding), block.labels) for block in table.blocks]
+        places, parts = list[int](), []
+        for block in table.blocks:
+            places += block.rows
+            parts.append((encode_block(table, block, model.encoding), block.labels))
         x, labels = map(np.concatenate, zip(*parts, strict=True))
     known = labels != "" if len(labels) else np.zeros(len(x), bool)
     if known.all():
@@ -270,7 +274,7 @@ def read_unlabelled(options: argparse.Namespace, model: Model | None, label: str
         notes.append(f"{count(int(known.sum()), 'row')} {verb} a class in {show(label)} already: not asked for")
     table.notes.extend(notes)
     rows = torch.from_numpy(np.ascontiguousarray(x))
-    return Unlabelled(rows, blocks, table, torch.from_numpy(known), encoding, columns, told)
+    return Unlabelled(rows, blocks, table, torch.from_numpy(known), encoding, columns, told, places)
 
 
 def read_cells(

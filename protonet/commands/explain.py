@@ -156,7 +156,9 @@ def explain_rows(
     told: list[dict[str, Any]] = []
     for row, shares, places in zip(rows, ranked.values.tolist(), ranked.indices.tolist(), strict=True):
         best = [{"name": model.classes[at], "probability": share} for at, share in zip(places, shares, strict=True)]
-        told.append({"row": row, "classes": best[:2], "neighbours": None, "columns": None})
+        told.append(
+            {"row": row, "place": table.place.format(row), "classes": best[:2], "neighbours": None, "columns": None}
+        )
     figures = {"table": Path(options.table).name, "sample": 0, "rows": told}
     if held is None:
         return figures
@@ -184,24 +186,25 @@ def explain_rows(
 
 
 def read_rows(table: Table, model: Model, rows: Sequence[int]) -> tuple[np.ndarray, list[list[str]]]:
-    """Return the features (rows, dim) of some rows of a table, counted from 0, and the cells of each as text.
+    """Return the features (rows, dim) of some rows of a table, by their places in the file, and their cells as text.
 
     Raises:
         InputError: The table has no such row, or one that does not fit.
     """
     found: dict[int, tuple[np.ndarray, list[str]]] = {}
-    first = 0
+    last = None
     for block in table.blocks:
-        here = [row for row in rows if first <= row < first + len(block.rows)]
+        numbers = {place: number for number, place in enumerate(block.rows)}
+        here = [row for row in rows if row in numbers]
         if here:
-            taken = block.take(np.array(here) - first)
+            taken = block.take(np.array([numbers[row] for row in here]))
             features, cells = encode_block(table, taken, model.encoding), zip(*taken.columns, strict=True)
             found |= {row: (x, [*map(str, own)]) for row, x, own in zip(here, features, cells, strict=True)}
-        first += len(block.rows)
+        last = block.rows[-1]
     for row in rows:
         if row not in found:
-            remedy = "Count from 0, the header not among them."
-            refuse("--rows", "name rows of the table", f"{row} of {count(first, 'row')}", remedy)
+            remedy = "Number rows as notes do: by the lines of a text file, or the rows of a spreadsheet."
+            refuse("--rows", "name rows of the table", f"{row}, and the last is {table.place.format(last)}", remedy)
     return np.stack([found[row][0] for row in rows]), [found[row][1] for row in rows]
 
 
@@ -215,7 +218,7 @@ def format_rows(figures: Mapping[str, Any]) -> str:
     lines = []
     for told in figures["rows"]:
         shares = [f"{show(each['name'])} {100 * each['probability']:.2f} %" for each in told["classes"]]
-        lines.append(f"row {told['row']}: {', then '.join(shares)}")
+        lines.append(f"{told['place']}: {', then '.join(shares)}")
         if figures["sample"]:
             near = [f"{each['number']} ({show(each['class'])}, {each['cosine']:.3f})" for each in told["neighbours"]]
             lines.append(f"  nearest rows that fit held out: {', '.join(near)}")

@@ -298,7 +298,7 @@ def _split_blocks(source: Source, blocks: Iterator[Raw], features: int, beside: 
     if n_blank:
         source.notes.append(f"{n_blank} row{'s' if n_blank > 1 else ''} of empty cells left out")
 
-    if wanted.typed:
+    if wanted.typed and (wanted.labelled or wanted.learned):
         source.notes.extend(_describe_missing(counts))
 
 
