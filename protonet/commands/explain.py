@@ -14,7 +14,6 @@ from torch import Tensor
 
 from protonet._checks import refuse, show
 from protonet._writing import write_whole
-from protonet.commands.importance import measure_support, rank_columns
 from protonet.commands.labels import check_spellings
 from protonet.commands.models import (
     classify,
@@ -30,6 +29,7 @@ from protonet.commands.models import (
 )
 from protonet.files import Model
 from protonet.fit.crossfit import Crossfit
+from protonet.fit.importance import measure_support, rank_columns
 from protonet.fit.packing import unpack
 from protonet.tables.features import encode_block
 from protonet.tables.table import Table

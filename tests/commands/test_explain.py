@@ -20,9 +20,9 @@ from torch.nn.functional import cosine_similarity
 from protonet import solve
 from protonet.commands import importance
 from protonet.commands.explain import MOST_COLUMNS
-from protonet.commands.importance import measure_columns
 from protonet.files import Model, load_model, save_model
 from protonet.fit.crossfit import Crossfit, predict_held
+from protonet.fit.importance import measure_columns
 from protonet.fit.packing import unpack
 from tests.commands.cases import Run, fit_model
 from tests.strategies import blobs
