@@ -39,7 +39,7 @@ SOLUTION = solve_problem([(TENSOR_X, TENSOR_Y)], effort="fast", seed=int(np.rand
 CHEAP = LITTLE.with_kind(MLPKind(sizes=0))
 
 
-#: Weights of classes move prototypes and losses; a cosine to a prototype knows no odds, so that none wins by them alone.
+#: Weights of classes move prototypes and losses; a cosine to a prototype knows no odds.
 NO_ODDS = {"check_class_weight_classifiers": "a class of weight 1,000 does not win everywhere"}
 
 

@@ -68,8 +68,7 @@ def choose_features(
         x = encode_block(table, block, encoding)
         return Features(x, None if encoding.plain else encoding, None, (), tuple(notes))
     columns = dict(zip(table.columns, block.columns, strict=True))
-    settings = {"mark": mark, "semicolons": table.semicolons}
-    verdicts = take_columns(columns, kinds, keep=keep, selection=selection, **settings)
+    verdicts = take_columns(columns, kinds, keep=keep, selection=selection, mark=mark, semicolons=table.semicolons)
     used = {name: verdict.column for name, verdict in verdicts.items() if verdict.column is not None}
     kinds_read = {verdict.takes for verdict in verdicts.values() if verdict.takes}
     reasons: dict[str, list[str]] = {}

@@ -188,8 +188,8 @@ def take_frame(frame: Frame, kinds: Mapping[str, str] | None, selection: Selecti
     else:
         columns = dict(zip(frame.names, frame.columns, strict=True))
         kinds = {name: "category" for name in frame.categorical if _repeats(columns[name])} | kinds
-        settings = {"keep": "column_kinds keeps it", "argument": "column_kinds"}
-        verdicts = list(take_columns(columns, kinds, selection=selection, **settings).values())
+        keep, argument = "column_kinds keeps it", "column_kinds"
+        verdicts = list(take_columns(columns, kinds, keep=keep, argument=argument, selection=selection).values())
     found = [f"left out: {each.reason}" if each.column is None else each.column.tell() for each in verdicts]
     told = {} if frame.native is None else dict(zip(frame.names, found, strict=True))
     places = [place for place, verdict in enumerate(verdicts) if verdict.column is not None]

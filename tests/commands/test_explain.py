@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from protonet import solve
-from protonet.commands import importance
 from protonet.commands.explain import MOST_COLUMNS
 from protonet.files import Model, load_model, save_model
+from protonet.fit import importance
 from protonet.fit.crossfit import Crossfit, predict_held
 from protonet.fit.importance import measure_columns
 from protonet.fit.packing import unpack

@@ -158,7 +158,7 @@ def test_missing_values_are_one_list_for_labels_and_cells(tmp_path: Path, run: R
     said = run("fit", table, *FAST, "-o", model, "--missing-values", "n.a.,?,missing", "--drop-unlabelled")
     assert "3 classes, 34 samples" in said
     assert set(load_model(model).classes) == {"NA", "red", "blue"}
-    assert load_model(model).encoding.columns[1].levels == ("", "none", "p")  # type: ignore[union-attr, attr-defined]
+    assert load_model(model).encoding.columns[1].levels == ("", "none", "p")  # type: ignore[union-attr]
     rows = write(tmp_path / "new.csv", [["x", "c"], ["0", "none"], ["0", "missing"]])
     run("predict", model, rows, quiet=False)
     assert "never saw" not in run.notes

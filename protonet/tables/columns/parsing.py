@@ -126,7 +126,8 @@ def find_words(values: np.ndarray) -> np.ndarray:
     gaps = find_gaps(values)
     if values.dtype.kind != "O":
         return gaps
-    return gaps | np.fromiter((cell.lower() in GAPS or is_gap_word(cell) for cell in values), bool, len(values))
+    words = (cell.lower() in GAPS or is_gap_word(cell) for cell in values)
+    return np.logical_or(gaps, np.fromiter(words, bool, len(values)))
 
 
 def write_cells(values: np.ndarray) -> np.ndarray:

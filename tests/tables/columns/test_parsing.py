@@ -323,7 +323,8 @@ class TestDurations:
         values = [*values, 37 * 3600 + 131]
         column = recognise(objects(*map(DURATIONS[fitted], values))).column
         assert isinstance(column, Number)
-        assert (column.form, column.mean) == ("duration", pytest.approx(np.mean(values)))
+        assert column.form == "duration"
+        assert column.mean == pytest.approx(np.mean(values))
         others = {"seconds": np.array(values), "Parquet or Excel": np.array(values, float)}
         new = others.get(predicted, objects(*map(DURATIONS.get(predicted, str), values)))
         assert column.fill(new).tolist() == values
