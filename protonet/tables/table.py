@@ -14,7 +14,6 @@ from protonet._checks import refuse, show
 from protonet.tables.columns.parsing import blank_missing, find_gaps
 from protonet.tables.delimited import GAPS, is_number
 from protonet.tables.formats import PICTURE, Raw, Source, find_near, open_source
-from protonet.ui.text import count
 
 #: Names that a column of classes often has, in lower case.
 CLASS_NAMES = frozenset(
@@ -294,7 +293,7 @@ def _split_blocks(source: Source, blocks: Iterator[Raw], features: int, beside: 
         if kept.any():
             yield block if kept.all() else block.take(np.flatnonzero(kept))
     if n_dropped:
-        source.notes.append(f"{count(n_dropped, 'row')} without a class left out (--drop-unlabelled)")
+        source.notes.append(f"{n_dropped} row{'s' * (n_dropped > 1)} without a class left out (--drop-unlabelled)")
     if n_blank:
         source.notes.append(f"{n_blank} row{'s' if n_blank > 1 else ''} of empty cells left out")
 
@@ -313,7 +312,7 @@ def _describe_missing(counts: Mapping[str, Counter[str]]) -> list[str]:
     found = []
     for noun, own in counts.items():
         texts = ", ".join(f"{show(text)!r} {n:,}" for text, n in own.most_common(MOST_GUESSES))
-        found += [f"{count(own.total(), noun)} ({texts})"] * bool(own)
+        found += [f"{own.total()} {noun}{'s' * (own.total() > 1)} ({texts})"] * bool(own)
     return [f"read as missing: {' and '.join(found)}; --missing-values changes the list"] if found else []
 
 

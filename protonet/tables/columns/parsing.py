@@ -127,7 +127,7 @@ def find_words(values: np.ndarray) -> np.ndarray:
     if values.dtype.kind != "O":
         return gaps
     words = (cell.lower() in GAPS or is_gap_word(cell) for cell in values)
-    return np.logical_or(gaps, np.fromiter(words, bool, len(values)))
+    return np.asarray(gaps | np.fromiter(words, bool, len(values)))
 
 
 def write_cells(values: np.ndarray) -> np.ndarray:
