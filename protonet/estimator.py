@@ -21,7 +21,7 @@ from protonet._checks import as_typed, check_groups, fail, show
 from protonet.files import Model, load_model, save_model
 from protonet.fit.active import Suggestion, group_strangers, suggest_rows
 from protonet.fit.crossfit import crossfit, measure_held
-from protonet.fit.importance import rank_columns
+from protonet.fit.importance import find_importances
 from protonet.fit.marks import check_labels, check_one_kind, even_weights, find_unlabelled, name_classes, number_labels
 from protonet.fit.names import read_names
 from protonet.fit.problem import add_names
@@ -392,12 +392,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         if not len(crossed.labels):
             raise AttributeError("no class has two rows, of which one could be held out")
         sizes = [1] * self.n_features_in_ if self.encoding_ is None else self.encoding_.sizes
-        found = rank_columns(crossed, [""] * len(sizes), sizes, torch.Generator().manual_seed(0))
         places = range(len(sizes)) if self._taken is None else self._taken.places
-        importances = np.zeros(self.n_features_in_)
-        for column in found["columns"]:
-            importances[places[column["number"]]] = column["log_loss_rise"]
-        return importances
+        return find_importances(crossed, sizes, places, self.n_features_in_)
 
     def _judge(self) -> Metrics | None:
         """Return what rows that are held out of those of the last fit say, if there are any."""
