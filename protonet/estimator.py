@@ -13,6 +13,7 @@ import torch
 from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import check_consistent_length, check_random_state, check_X_y, column_or_1d
+from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.validation import _check_sample_weight, _num_samples, check_is_fitted, validate_data
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from protonet.errors import raise_input_error
 from protonet.files import Model, load_model, save_model
 from protonet.fit.active import Suggestion, group_strangers, suggest_rows
 from protonet.fit.crossfit import crossfit, measure_held
+from protonet.fit.importance import find_importances
 from protonet.fit.marks import check_labels, check_one_kind, even_weights, name_classes, number_labels, split_unlabelled
 from protonet.fit.names import read_names
 from protonet.fit.problem import add_names
@@ -65,6 +67,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         column_kinds: What columns of a data frame hold, where that is not seen from their cells, by name: "number",
             "category", "date", "text" or "picture" (paths). None leaves all to the cells.
         representation: What reads texts and pictures of a data frame: see ``fit --representation``; None for auto.
+        class_weight: "balanced" lets all classes weigh alike in learning; a dict of classes and weights (1 for others)
+            multiplies sample weights; None leaves these as they are.
 
     Attributes:
         classes_: (n_classes,) the labels, in ascending order.
@@ -103,12 +107,14 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         random_state: Any = 0,
         column_kinds: Mapping[str, str] | None = None,
         representation: str | Sequence[str] | None = None,
+        class_weight: str | Mapping[Any, float] | None = None,
     ) -> None:
         self.effort = effort
         self.time_limit = time_limit
         self.random_state = random_state
         self.column_kinds = column_kinds
         self.representation = representation
+        self.class_weight = class_weight
 
     def fit(
         self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None, unlabelled: Any = None
@@ -144,6 +150,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         if len(alone := np.unique(rows[1])) < 2:
             remedy = "Add rows of another one. partial_fit begins with one, where others will come."
             raise_input_error("y", "name two classes at least", f"one class: {to_printable(alone[0])}", remedy)
+        rows = (*rows[:2], self._weigh_classes(rows[1], rows[2]), *rows[3:])
         self._fit(*rows, [self._encode(self._check(part, reset=False)[0]) for part in rest])
         return self
 
@@ -224,6 +231,16 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         check_is_fitted(self)
         x = make_dense(self._encode(self._check(X, reset=False)[0]))
         return suggest_rows(self.network_, torch.from_numpy(x), n, self.classes_.tolist())
+
+    def _weigh_classes(self, y: np.ndarray, weights: Tensor | None) -> Tensor | None:
+        """Return the weights (n,) of samples of classes (n,), times those of ``class_weight``."""
+        chosen = self.class_weight
+        if chosen is None:
+            return weights
+        if chosen != "balanced" and not (isinstance(chosen, Mapping) and all(each > 0 for each in chosen.values())):
+            raise_input_error("class_weight", '"balanced", a dict of weights > 0, or None', repr(chosen), "")
+        own = torch.from_numpy(compute_sample_weight(chosen if isinstance(chosen, str) else dict(chosen), y))
+        return own if weights is None else own * weights
 
     def _compute(self, X: Any, *, embed: bool = False) -> np.ndarray:
         """Return logits, or embeddings, of rows X, in blocks that are made dense one at a time."""
@@ -357,6 +374,25 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     def held_out_interval_(self) -> tuple[float, float] | None:
         """The 95 % interval of ``held_out_accuracy_``."""
         return None if (held := self._judge()) is None else held.interval
+
+    @property
+    def feature_importances_(self) -> np.ndarray:
+        """By how much the log-loss of held-out rows rises where a column of X is shuffled: (n_features_in_,) float64.
+
+        Columns that are left out have 0. Found anew each time, as `held_out_accuracy_` is at first.
+
+        Raises:
+            AttributeError: There are no rows to hold out.
+        """
+        check_is_fitted(self)
+        if self._solution is None:
+            raise AttributeError("a pickle, a copy or a file has no rows to hold out: ask before it is made")
+        crossed = crossfit(self._solution, deadline=time.monotonic() + self.time_limit)
+        if not len(crossed.labels):
+            raise AttributeError("no class has two rows, of which one could be held out")
+        sizes = [1] * self.n_features_in_ if self.encoding_ is None else self.encoding_.sizes
+        places = range(len(sizes)) if self._taken is None else self._taken.places
+        return find_importances(crossed, sizes, places, self.n_features_in_)
 
     def _judge(self) -> Metrics | None:
         """Return what rows that are held out of those of the last fit say, if there are any."""

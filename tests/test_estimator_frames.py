@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import io
 import sys
@@ -184,7 +185,10 @@ def test_without_pyarrow_frames_of_numbers_are_arrays_and_others_say_so(monkeypa
         (pd.Series(pd.to_datetime(["2020-02-03", None])), [datetime.datetime(2020, 2, 3), None]),
         (pd.Series(pd.to_datetime(["2020-02-03T00:00+02:00"])), [datetime.datetime(2020, 2, 2, 22)]),
         (pd.Series([datetime.date(2020, 2, 3), None]), ["2020-02-03", ""]),
-        (pd.Series(pd.period_range("2020-01", periods=2, freq="M")), ["2020-01", "2020-02"]),
+        (
+            pd.Series(pd.period_range("2020-01", periods=2, freq="M")),
+            [datetime.datetime(2020, 1, 1), datetime.datetime(2020, 2, 1)],
+        ),
         (pd.Series(pd.to_timedelta(["1min", None])), [60.0, np.nan]),
         (pd.Series(pd.array([1, None], dtype="int64[pyarrow]")), [1.0, np.nan]),
         (pd.Series(pd.array(["a", None], dtype="string[pyarrow]")), ["a", ""]),
@@ -379,3 +383,57 @@ def test_a_category_is_read_row_by_row_as_in_a_batch() -> None:
     model = make(column_kinds={"a": "category"}).fit(frame, Y)
     alone = np.concatenate([model.predict_proba(frame[row : row + 1]) for row in range(6)])
     np.testing.assert_allclose(alone, model.predict_proba(frame[:6]), rtol=1e-6)
+
+
+def make_objects() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    y = np.arange(30) % 3
+    x = np.array([[["red", "blue", "green"][kind], rng.normal(), rng.normal()] for kind in y], object)
+    x[4, 1] = None
+    return x, y
+
+
+def test_arrays_of_objects_may_hold_text() -> None:
+    x, y = make_objects()
+    model = ProtoNetClassifier(effort="fast").fit(x, y)
+    assert model.score(x, y) == 1
+    assert model.n_features_in_ == 3
+    assert model.columns_["x0"] == "category: blue, green, red"
+    assert np.array_equal(ProtoNetClassifier(effort="fast").fit(x.tolist(), y).predict(x.tolist()), model.predict(x))
+    frame = pytest.importorskip("pandas").DataFrame(x, columns=["x0", "x1", "x2"]).infer_objects()
+    other = ProtoNetClassifier(effort="fast").fit(frame, y)
+    np.testing.assert_allclose(other.predict_proba(frame), model.predict_proba(x))
+
+
+def test_importances_are_of_the_columns_of_x() -> None:
+    x, y = make_objects()
+    model = ProtoNetClassifier(effort="fast").fit(np.hstack([np.full((30, 1), "same", object), x]), y)
+    importances = model.feature_importances_
+    assert importances.shape == (4,)
+    assert importances[0] == 0  # a constant column is left out
+    assert importances.argmax() == 1
+    with pytest.raises(AttributeError, match="rows to hold out"):
+        _ = copy.deepcopy(model).feature_importances_
+
+
+def test_class_weights_are_sample_weights() -> None:
+    rng = np.random.default_rng(0)
+    y = np.repeat([0, 1], [40, 8])
+    x = rng.normal(size=(48, 2)) + 0.8 * y[:, None]
+    expected = ProtoNetClassifier(effort="fast").fit(x, y, np.array([0.6, 3.0])[y]).predict_proba(x)
+    for weight in ("balanced", {0: 0.6, 1: 3.0}):
+        model = ProtoNetClassifier(effort="fast", class_weight=weight).fit(x, y)
+        np.testing.assert_allclose(model.predict_proba(x), expected, atol=1e-6)
+    with pytest.raises(InputError, match="class_weight"):
+        ProtoNetClassifier(effort="fast", class_weight="even").fit(x, y)
+
+
+def test_periods_are_dates() -> None:
+    pandas = pytest.importorskip("pandas")
+    y = np.arange(40) % 2
+    month = pandas.period_range("2001-01", periods=40, freq="M")[np.argsort(y, kind="stable").argsort()]
+    frame = pandas.DataFrame({"month": month, "x": np.random.default_rng(0).normal(size=40)})
+    model = ProtoNetClassifier(effort="fast").fit(frame, y)
+    assert model.columns_["month"].startswith("date")
+    same = frame.assign(month=frame["month"].dt.to_timestamp())
+    np.testing.assert_allclose(model.predict_proba(same), model.predict_proba(frame))

@@ -65,7 +65,7 @@ EXAMPLES = {
     "explain": (
         "model.safetensors",
         "model.safetensors test.csv --json columns.json",
-        "model.safetensors new.csv --rows 0,5",
+        "model.safetensors new.csv --rows 2,7",
     ),
     "info": ("model.safetensors", "model.safetensors --json", "wine.safetensors -q"),
     "export": (
@@ -162,7 +162,8 @@ def read_evaluate(arguments: Sequence[str] | None) -> argparse.Namespace:
     text = "Judge a model on rows that it has not seen; those of classes that it does not know count as unknown rows."
     text += " fit tells how well it does on its own rows, held out."
     parser = make_parser("protonet evaluate", text, EXAMPLES["evaluate"], model=True, label="the same as in fit")
-    add_figures(parser)
+    add = add_figures(parser)
+    add("--drop-unlabelled", action="store_true", help="leave out the table's rows without a class")
     options = parser.parse_args(arguments)
     inputs = [options.model, options.table, options.labels]
     options.outputs = check_paths(options, {"plot": PLOTS, **FIGURES}, inputs)
@@ -233,7 +234,7 @@ def read_explain(arguments: Sequence[str] | None) -> argparse.Namespace:
     text += " --rows, tell what is near these rows of a table, and which columns spoke for their class."
     like_fit = "the same as in fit"
     parser = make_parser("protonet explain", text, EXAMPLES["explain"], model=True, label=like_fit, may_lack_table=True)
-    parser.add_argument("--rows", metavar="N,N", help="explain these rows of the table, counted from 0")
+    parser.add_argument("--rows", metavar="N,N", help="explain these rows: lines of a text file, rows of a spreadsheet")
     parser.add_argument("--json", metavar="FILE", help="all figures, of all columns, .json")
     parser.add_argument("--seed", default="0", metavar="N", help="of what is drawn at random (default 0)")
     options = parser.parse_args(arguments)

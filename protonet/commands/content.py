@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet.commands.importance import rank_columns
 from protonet.commands.models import name_columns
 from protonet.files import Model
 from protonet.fit.crossfit import Crossfit
+from protonet.fit.importance import rank_columns
 from protonet.fit.learning import draw_curve, expect_more
 from protonet.fit.search import Progress
 from protonet.fit.solver import Solution

@@ -15,6 +15,7 @@ from torch import Tensor
 from protonet._text import to_printable
 from protonet.commands.labels import list_contradictions, suspect_spellings
 from protonet.commands.models import open_rows, want
+from protonet.commands.options import parse_missing
 from protonet.commands.rows import TableRows, take_kinds
 from protonet.errors import install_command, raise_input_error, renamed_arguments
 from protonet.files import Model
@@ -24,8 +25,10 @@ from protonet.fit.solver import Solution
 from protonet.representations.opening import Selection
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import count_gaps
+from protonet.tables.delimited import GAPS
 from protonet.tables.drift import describe_columns
 from protonet.tables.features import choose_features, encode_block
+from protonet.tables.spelling import respell_blocks
 from protonet.tables.table import CLASS_NAMES, Block, Table, Wanted, list_names, open_table, read_table
 from protonet.ui.text import count
 
@@ -52,6 +55,7 @@ class Data(NamedTuple):
     rest_rows: Sequence[int]  #: Where in the file each of them is.
     seen: Any  #: What was seen of the columns, for the model file: see `protonet.tables.drift`.
     sources: tuple[int, ...] = ()  #: The numbers of the columns that seem to name the sources of rows.
+    missing: frozenset[str] = GAPS  #: As in `Wanted`.
     names: Names | None = None  #: What the classes are called, as rows, where that says something.
     uninformative: Sequence[int] = ()  #: Of each class, how many rows have no information.
 
@@ -71,6 +75,7 @@ class Unlabelled(NamedTuple):
     encoding: Encoding | None = None  #: What made the features.
     columns: tuple[str, ...] | None = None  #: The names of the columns that are used, if they have any.
     told: tuple[str, ...] = ()  #: What a person should know of the columns, a line each.
+    places: Sequence[int] = ()  #: Where in the file each row is.
 
     @property
     def left(self) -> Tensor:
@@ -106,8 +111,9 @@ def read_data(options: argparse.Namespace, rows: TableRows, *, keep_cells: bool 
     table, block, rest = rows.table, rows.block, rows.rest
     keep = "--columns keeps it" if options.columns is None else None
     selection = select(options)._replace(words=not rows.unlabelled)  # that texts share a word says nothing of names
+    settings = {"selection": selection, "mark": options.decimal_mark}
     x, encoding, columns, left, notes, sources = choose_features(
-        table, block, rows.kinds, keep=keep, groups=rows.groups, selection=selection
+        table, block, rows.kinds, keep=keep, groups=rows.groups, **settings
     )
     beside = [name for name in (options.group, options.id) if name is not None]
     left_out = [*beside, *options.drop, *table.unused, *left]
@@ -146,6 +152,7 @@ def read_data(options: argparse.Namespace, rows: TableRows, *, keep_cells: bool 
     given = [rows.classes[rows.labels[row]] for row in some]
     told += list_contradictions(features.numpy()[some], given, [table.place.format(places[row]) for row in some])
     where = places, table.place, block.numbers[: len(labels)], ids, gaps, cells if keep_cells else []
+    missing = GAPS if options.missing_values is None else parse_missing(options.missing_values.split(","))
     seen = describe_columns(cells, encoding, np.bincount(rows.labels, minlength=len(rows.classes)).tolist())
     return Data(
         features,
@@ -162,6 +169,7 @@ def read_data(options: argparse.Namespace, rows: TableRows, *, keep_cells: bool 
         rest_rows,
         seen,
         sources,
+        missing,
         names,
         uninformative.tolist(),
     )
@@ -210,9 +218,9 @@ class Rest:
         if path is not None:
             width = data.x.shape[1] if data.encoding is None else len(data.encoding.columns)
             wanted = Wanted(label, labelled=False, columns=data.columns, width=width, ignored=tuple(data.left_out))
-            wanted = wanted._replace(learned=True)
+            wanted = wanted._replace(learned=True, missing=data.missing)
             with renamed_arguments(path="--unlabelled"):
-                self.table = open_table(path, wanted)
+                self.table = respell_blocks(open_table(path, wanted), data.encoding)
 
     def __bool__(self) -> bool:
         return self.path is not None or self.data.rest is not None
@@ -256,9 +264,10 @@ def read_unlabelled(options: argparse.Namespace, model: Model | None, label: str
         wanted = Wanted(label, labelled=False, beside=beside, ignored=taken.dropped, partly=True, typed=True)
         wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet)
         table, block = read_table(Path(options.table), wanted)
-        labels = block.labels
+        labels, places = block.labels, list(block.rows)
         block = block._replace(labels=np.zeros(len(block.rows), np.int64))  # one class: no column can tell it
-        features = choose_features(table, block, take_kinds(options, taken.kinds), keep="", selection=select(options))
+        settings = {"selection": select(options), "mark": options.decimal_mark}
+        features = choose_features(table, block, take_kinds(options, taken.kinds), keep="", **settings)
         x, blocks = features.x, None if features.encoding is None else features.encoding.blocks
         encoding, columns = features.encoding, features.columns
         told = features.notes
@@ -268,7 +277,10 @@ def read_unlabelled(options: argparse.Namespace, model: Model | None, label: str
     else:
         encoding, columns, told = model.encoding, model.columns, ()
         table = open_rows(options, model, want(model, label, labelled=False)._replace(partly=True))
-        parts = [(encode_block(table, block, model.encoding), block.labels) for block in table.blocks]
+        places, parts = list[int](), []
+        for block in table.blocks:
+            places += block.rows
+            parts.append((encode_block(table, block, model.encoding), block.labels))
         x, labels = map(np.concatenate, zip(*parts, strict=True))
     known = labels != "" if len(labels) else np.zeros(len(x), bool)
     if known.all():
@@ -279,7 +291,7 @@ def read_unlabelled(options: argparse.Namespace, model: Model | None, label: str
         notes.append(f"{count(int(known.sum()), 'row')} {verb} a class in {to_printable(label)} already: not asked for")
     table.notes.extend(notes)
     rows = torch.from_numpy(np.ascontiguousarray(x))
-    return Unlabelled(rows, blocks, table, torch.from_numpy(known), encoding, columns, told)
+    return Unlabelled(rows, blocks, table, torch.from_numpy(known), encoding, columns, told, places)
 
 
 def read_cells(

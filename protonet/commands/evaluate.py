@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> None:
     """
     outputs = options.outputs
     model = open_model(options)
-    wanted = want(model, options.label, labelled=True)
+    wanted = want(model, options.label, labelled=True)._replace(drop_unlabelled=options.drop_unlabelled)
     table = open_rows(options, model, wanted, options.labels and Path(options.labels))
 
     def judge_block(block: Block) -> Judged:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from protonet._text import to_printable
 from protonet._writing import write_whole
-from protonet.commands.importance import measure_support, rank_columns
 from protonet.commands.labels import check_spellings
 from protonet.commands.models import (
     classify,
@@ -32,6 +31,7 @@ from protonet.commands.models import (
 from protonet.errors import raise_input_error
 from protonet.files import Model
 from protonet.fit.crossfit import Crossfit
+from protonet.fit.importance import measure_support, rank_columns
 from protonet.fit.packing import unpack
 from protonet.tables.features import encode_block
 from protonet.tables.table import Table
@@ -158,7 +158,9 @@ def explain_rows(
     told: list[dict[str, Any]] = []
     for row, shares, places in zip(rows, ranked.values.tolist(), ranked.indices.tolist(), strict=True):
         best = [{"name": model.classes[at], "probability": share} for at, share in zip(places, shares, strict=True)]
-        told.append({"row": row, "classes": best[:2], "neighbours": None, "columns": None})
+        told.append(
+            {"row": row, "place": table.place.format(row), "classes": best[:2], "neighbours": None, "columns": None}
+        )
     figures = {"table": Path(options.table).name, "sample": 0, "rows": told}
     if held is None:
         return figures
@@ -186,7 +188,7 @@ def explain_rows(
 
 
 def read_rows(table: Table, model: Model, rows: Sequence[int]) -> tuple[np.ndarray, list[list[str]], np.ndarray]:
-    """Return some rows of a table, counted from 0.
+    """Return some rows of a table, by their lines in the file.
 
     Returns:
         Their features (rows, dim), the cells of each as text, and which of them (rows,) bool have no information.
@@ -195,22 +197,25 @@ def read_rows(table: Table, model: Model, rows: Sequence[int]) -> tuple[np.ndarr
         InputError: The table has no such row, or one that does not fit.
     """
     found: dict[int, tuple[np.ndarray, list[str], bool]] = {}
-    first = 0
+    last = None
     for block in table.blocks:
-        here = [row for row in rows if first <= row < first + len(block.rows)]
+        numbers = {place: number for number, place in enumerate(block.rows)}
+        here = [row for row in rows if row in numbers]
         if here:
-            taken = block.take(np.array(here) - first)
+            taken = block.take(np.array([numbers[row] for row in here]))
             features, cells = encode_block(table, taken, model.encoding), zip(*taken.columns, strict=True)
             uninformative = find_uninformative(model, taken).tolist()
             found |= {
                 row: (x, [*map(str, own)], empty)
                 for row, x, own, empty in zip(here, features, cells, uninformative, strict=True)
             }
-        first += len(block.rows)
+        last = block.rows[-1]
     for row in rows:
         if row not in found:
-            remedy = "Count from 0, the header not among them."
-            raise_input_error("--rows", "name rows of the table", f"{row} of {count(first, 'row')}", remedy)
+            remedy = "Number rows as notes do: by the lines of a text file, or the rows of a spreadsheet."
+            raise_input_error(
+                "--rows", "name rows of the table", f"{row}, and the last is {table.place.format(last)}", remedy
+            )
     x, texts, empty = zip(*(found[row] for row in rows), strict=True)
     return np.stack(x), list(texts), np.array(empty)
 
@@ -225,7 +230,7 @@ def format_rows(figures: Mapping[str, Any]) -> str:
     lines = []
     for told in figures["rows"]:
         shares = [f"{to_printable(each['name'])} {100 * each['probability']:.2f} %" for each in told["classes"]]
-        lines.append(f"row {told['row']}: {', then '.join(shares)}")
+        lines.append(f"{told['place']}: {', then '.join(shares)}")
         if figures["sample"]:
             near = [
                 f"{each['number']} ({to_printable(each['class'])}, {each['cosine']:.3f})" for each in told["neighbours"]

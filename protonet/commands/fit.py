@@ -76,6 +76,8 @@ def run(options: argparse.Namespace) -> None:
     metadata |= {"samples": shots, "group": options.group, "id": options.id, "left_out": data.left_out}
     metadata |= {"time_limit": limit, "balanced": options.balanced or None, "seen": data.seen}
     metadata |= {"uninformative": data.uninformative} if any(data.uninformative) else {}
+    if options.missing_values is not None:
+        metadata["missing_values"] = options.missing_values.split(",")
     if data.names is not None:
         metadata["named"] = data.names.describe(data.classes)
     weights = balance_classes(data.y) if options.balanced else None

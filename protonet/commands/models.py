@@ -19,7 +19,7 @@ from torch import Tensor
 
 from protonet import files
 from protonet.commands.figures import count_own
-from protonet.commands.options import LABEL, look_for_model
+from protonet.commands.options import LABEL, look_for_model, parse_missing
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.files import Model, save_model
 from protonet.fit.active import Suggestion, suggest_rows
@@ -38,8 +38,10 @@ from protonet.representations.opening import AUTO, NONE, find_takes, reopen
 from protonet.representations.pictures.reading import are_pictures
 from protonet.representations.representation import Record, Representation
 from protonet.tables.columns.encoding import Encoding
+from protonet.tables.delimited import GAPS
 from protonet.tables.drift import Watch, watch_blocks
 from protonet.tables.features import check_kinds, encode_block
+from protonet.tables.spelling import detect_spelling, respell_blocks
 from protonet.tables.table import Block, Table, Wanted, list_names, open_table, read_table
 from protonet.ui.text import count
 
@@ -145,7 +147,14 @@ def want(model: Model, label: str | None, *, labelled: bool, beside: str | None 
     left_out = model.metadata.get("left_out")
     ignored = tuple(map(str, left_out)) if isinstance(left_out, list) else ()
     named = () if beside is None else (beside,)
-    return Wanted(name_label(label, model), labelled, model.columns, len(find_sizes(model)), named, ignored)
+    wanted = Wanted(name_label(label, model), labelled, model.columns, len(find_sizes(model)), named, ignored)
+    return wanted._replace(missing=get_missing(model))
+
+
+def get_missing(model: Model) -> frozenset[str]:
+    """Return the missing values, in lower case, that a model was fitted with; a file may say anything."""
+    values = model.metadata.get("missing_values")
+    return parse_missing(values) if isinstance(values, list) and all(type(each) is str for each in values) else GAPS
 
 
 def open_rows(options: argparse.Namespace, model: Model, wanted: Wanted, labels: Path | None = None) -> Table:
@@ -160,6 +169,7 @@ def open_rows(options: argparse.Namespace, model: Model, wanted: Wanted, labels:
     """
     wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet)
     table = open_table(Path(options.table), wanted, labels)
+    table = respell_blocks(table, model.encoding, mark=vars(options).get("decimal_mark"))
     first = next(table.blocks)
     table.notes.extend(check_kinds(table, first, model.encoding))
     blocks = watch_blocks(chain([first], table.blocks), watch_columns(model), table)
@@ -201,9 +211,11 @@ def read_labelled(options: argparse.Namespace, model: Model, beside: str | None 
     wanted = want(model, options.label, labelled=True, beside=beside)
     wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet)
     table, block = read_table(Path(options.table), wanted, options.labels and Path(options.labels))
+    spelling = detect_spelling(table, block, model.encoding, mark=options.decimal_mark)
+    block = spelling.apply(block, model.encoding)
     watch = watch_columns(model)
     watch.look(block)
-    table.notes.extend([*check_kinds(table, block, model.encoding), *watch.tell(table)])
+    table.notes.extend([*spelling.notes, *check_kinds(table, block, model.encoding), *watch.tell(table)])
     return table, block
 
 

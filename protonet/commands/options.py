@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file
@@ -59,6 +59,7 @@ def make_parser(
     add("--sheet", metavar="NAME", help="the sheet of an Excel workbook (default: the first)")
     if label is not None:
         add("--labels", metavar="FILE", help="the classes of an NPY table, an NPY file as well")
+    add("--decimal-mark", choices=[".", ","], help="the decimal mark of numbers (default: what the cells say)")
     add("--skip-broken", action="store_true", help="leave out pictures that cannot be read")
     where = "where what read texts or pictures in fit is now, if it was a folder or a file"
     what = "what reads texts and pictures: auto, none, a name, a folder or a file (default: auto)"
@@ -93,9 +94,18 @@ def add_options(parser: Parser) -> None:
     add = parser.add_expert_group("rows of the table").add_argument
     add("--id", metavar="NAME", help="a column that names the rows; predict carries it to its output")
     add("--drop-unlabelled", action="store_true", help="leave out the table's rows without a class")
+    values = "what stands for a missing label or cell, with commas (default: NA, N/A, ?, - and the like)"
+    add("--missing-values", metavar="A,B", help=values)
     add("--one-shot", action="store_true", help="the many classes of a few rows each are meant")
     for name in SETTINGS:
         parser.add_removed(f"--{name}", f"Metadata of the network's file say it, or --representation FILE:{name}=...")
+
+
+def parse_missing(values: Iterable[str]) -> frozenset[str]:
+    """Return the missing values, in lower case; empty cells and a spreadsheet's errors are always missing."""
+    from protonet.tables.delimited import ERRORS  # noqa: PLC0415 - NumPy, as above
+
+    return ERRORS | {"", *(value.strip().lower() for value in values)}
 
 
 def check_paths(

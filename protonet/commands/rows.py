@@ -14,7 +14,7 @@ from protonet._text import to_printable
 from protonet._validation import check_groups
 from protonet.commands.classes import read_classes
 from protonet.commands.labels import read_whole
-from protonet.commands.options import LABEL
+from protonet.commands.options import LABEL, parse_missing
 from protonet.errors import raise_input_error
 from protonet.representations.pictures.reading import are_pictures
 from protonet.tables.columns import NAMES
@@ -77,6 +77,8 @@ def read_rows(options: argparse.Namespace) -> TableRows:
         typed=True,
         sheet=options.sheet,
     )
+    if options.missing_values is not None:
+        wanted = wanted._replace(missing=parse_missing(options.missing_values.split(",")))
     table, every = read_table(Path(options.table), wanted, options.labels and Path(options.labels))
     for name, cells in zip(table.columns or (), every.columns, strict=bool(table.columns)) if described else ():
         if label not in table.beside and cells.dtype.kind == "O" and set(cells.tolist()) - {""} <= described.keys():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from protonet._text import to_printable
 from protonet._writing import write_whole
@@ -37,4 +38,5 @@ def run(options: argparse.Namespace) -> None:
         lines = [[*header, label], *([*own, ""] for own in cells)]
         write_whole(outputs["output"], lambda file: file.write(format_csv(lines).encode()))
     show_notes(rows.table, quiet=options.quiet)
-    print(format_table(["row", "reason"], [[str(row), reason] for row, reason in chosen]), end="")
+    where = rows.table.place.format(f"of {to_printable(Path(options.table).name)}")
+    print(format_table([where, "reason"], [[str(rows.places[row]), reason] for row, reason in chosen]), end="")

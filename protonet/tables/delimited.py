@@ -1,7 +1,7 @@
 """Tables of text, row by row: encoding, separator and header are settled for a whole file before its first row.
 
 What is a row is settled here for every format that people type into: comments and titles stand above the header, every
-row below it is one, also where its cells are empty or there are none, and blank rows at the end are none.
+line below it is a row, also where its cells are empty, but for lines without anything.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ DELIMITERS = {"\t": "tabs", ";": "semicolons", "|": "bars", ",": "commas"}
 ALONE = "\uffff"
 #: Lines of comments that are looked at for a header, and rows of one cell that may stand above a header of one.
 MOST_COMMENTS, MOST_TITLES = 10_000, 10
+#: The note that says so, unless they are commas.
+SEPARATED = "cells are separated by {}"
 SAMPLE = 100  #: Rows that settle what stands between cells, and where the header is.
 #: The line by which Excel is told what stands between cells.
 TOLD = re.compile(r'"?sep=([^"\w\s]|\t)"?')
@@ -53,8 +55,10 @@ ERRORS = frozenset(
     {"#n/a", "#div/0!", "#name?", "#null!", "#num!", "#ref!", "#value!", "#getting_data", "#spill!", "#calc!"}
     | {"#field!", "#blocked!", "#connect!", "#unknown!", "#python!", "#busy!", "#external!"}
 )
-#: What stands for nothing, in lower case.
-GAPS = ERRORS | {"", "?", "-", "--", ".", "na", "n/a", "<na>", "nan", "nat", "null", "none", "missing"}
+#: What stands for a missing label or cell in any letter case, beside empty cells and ``ERRORS``; `--missing-values`.
+MISSING_VALUES = ("NA", "N/A", "n.a.", "<NA>", "NaN", "NaT", "null", "None", "missing", "?", "-", "--", ".")
+#: All of them, in lower case.
+GAPS = ERRORS | {"", *map(str.lower, MISSING_VALUES)}
 
 
 def read_rows(
@@ -64,16 +68,16 @@ def read_rows(
 
     Cells stand between commas, semicolons, tabs or bars, the same in the whole file, and may be quoted; or each line is
     one cell. Text is UTF-8, UTF-16 with its mark, or else Windows-1252, which holds Latin-1. Lines that start with
-    ``#`` above the header are comments; so are titles above it, rows of fewer cells. Below it every line is a row, an
-    empty one too, but for blank rows at the end; and where as many empty lines stand below every row, these end it.
+    ``#`` above the header are comments; so are titles above it, rows of fewer cells. Below it every line is a row, one
+    of separators alone too; only empty lines are not, as for `pandas.read_csv`.
 
     Control characters come as escapes, the ends of lines within cells as ``\\n``, and the apostrophe that
     `protonet._text.escape_formula` puts before a formula is removed.
 
     Args:
         path: The file, which may be compressed by gzip; "-" for the standard input.
-        notes: Takes what a person should be told: of how the file is read before the header is yielded, of blank rows
-            as they are found.
+        notes: Takes what a person should be told: of how the file is read before the header is yielded, of empty lines
+            behind the last row.
         names: Columns that the table should have, which tell the separator and the header where these could be several.
 
     Yields:
@@ -89,9 +93,8 @@ def read_rows(
             text = _Text(file, _survey(path, file))
             delimiter, above, found = _find_layout(text, names)
             notes += ["it is not UTF-8: read as Latin-1 (Windows-1252)"] * (text.survey.encoding == "cp1252") + found
-            spacing = _find_spacing(text, delimiter, above)
             with closing(text.read_records(delimiter, above)) as records:
-                yield from _check_rows(path, text, records, spacing, notes)
+                yield from _check_rows(path, text, records, notes)
     except (FileNotFoundError, IsADirectoryError):
         raise_missing_file(path)
     except csv.Error as error:
@@ -257,7 +260,7 @@ def _find_layout(text: _Text, names: Collection[str]) -> tuple[str, int, list[st
     delimiter = max(looks, key=lambda each: looks[each][2])
     rows, header, (_, _, width, _) = looks[delimiter]
     between = DELIMITERS.get(delimiter, repr(delimiter))
-    notes = [f"cells are separated by {between}"] if delimiter != "," and width > 1 else []
+    notes = [SEPARATED.format(between)] if delimiter != "," and width > 1 else []
     note_titles(notes, [cells for _, cells in rows[:header]])
     return delimiter, rows[header][0] - 1 if rows else above, notes
 
@@ -324,34 +327,13 @@ def _count_titles(rows: Sequence[Sequence[str]], *, certain: bool) -> int:
     return at if narrow and numbers and (certain or (constant and (numbers > 1 or width > 2))) else 0
 
 
-def _find_spacing(text: _Text, delimiter: str, above: int) -> int:
-    """Return how many empty lines stand below every row, as where a program wrote each end of a line twice; else 0.
-
-    Most files tell by their first row; only where lines are empty throughout all of them are read.
-    """
-    spacing, gaps, empty = 0, -1, 0  # between rows, how many of them there are, and lines since the last row
-    try:
-        with closing(text.read_records(delimiter, above)) as records:
-            for _ in records:
-                if text.bare:
-                    empty += gaps >= 0  # not above the header
-                    continue
-                gaps += 1
-                if gaps and (not empty or empty != (spacing or empty)):
-                    return 0
-                spacing, empty = empty, 0
-    except csv.Error:
-        return 0  # which is told where the rows are read
-    return spacing if gaps > 1 or empty >= spacing else 0
-
-
 def _is_comment(cells: Sequence[str]) -> bool:
     """Return whether a row above the header is a comment."""
     return cells[0][:1] == "#"
 
 
 def _check_rows(
-    path: Path, text: _Text, records: Iterator[list[str]], spacing: int, notes: list[str]
+    path: Path, text: _Text, records: Iterator[list[str]], notes: list[str]
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the number of the line and the cells of each row; raise an InputError at one of another table."""
     header = next((cells for cells in records if not text.bare), None)
@@ -359,15 +341,10 @@ def _check_rows(
         return
     yield text.row, header
     width, numeric = len(header), None
-    if spacing:
-        lines = "a line is" if spacing == 1 else f"{spacing} lines are"
-        notes.append(f"{lines} empty below every row: no rows")
     title = (
         f"If the header, line {text.row} ({to_printable(', '.join(filter(None, header))[:50])!r}), is a title, drop it."
     )
-    n_empty = empty = 0  # lines without a cell that are rows, and since the last row
-    ends = spacing  # lines to come that only end the last row
-    blank: list[int] = []  # the lines of blank rows since the last one with a cell
+    n_empty = empty = usual = 0  # empty lines: all of them, since the last row, and below the header
 
     def refuse_table(what: str) -> NoReturn:
         remedy = f"Save each table as a file of its own, without what is no row. {title}"
@@ -375,14 +352,9 @@ def _check_rows(
 
     for cells in records:
         line = text.row
-        if text.bare and ends:
-            ends -= 1
-            continue
         if text.bare:
-            blank.append(line)
-            empty += 1
+            n_empty, empty = n_empty + 1, empty + 1
             continue
-        ends = spacing
         if len(cells) != width:
             following = next((cells for cells in records if not text.bare), None)
             if empty or (following is not None and len(following) == len(cells) and cells[0][:1] != "#"):
@@ -391,23 +363,17 @@ def _check_rows(
             raise_input_error(
                 "path", f"have {width} cells per row", f"{len(cells)} in line {line}", f"{remedy} {title}"
             )
-        if width > 1 and not any(map(str.strip, cells)):
-            blank.append(line)
-            continue
-        if width > 1 and cells == header:
-            refuse_table(f"the header again in line {line}")
-        if numeric is None:
-            numeric = [column for column, cell in enumerate(cells) if is_number(cell)]
-        if empty and 2 * len(numeric) >= width > 1 and _is_header(cells, numeric):
-            refuse_table(f"another header after an empty line in line {line}")
-        for at in blank:
-            yield at, [""] * width
-        n_empty, empty, blank = n_empty + empty, 0, []
+        if any(map(str.strip, cells)):
+            if width > 1 and cells == header:
+                refuse_table(f"the header again in line {line}")
+            if numeric is None:
+                numeric, usual = [column for column, cell in enumerate(cells) if is_number(cell)], empty
+            if empty > usual and 2 * len(numeric) >= width > 1 and _is_header(cells, numeric):
+                refuse_table(f"another header after an empty line in line {line}")
+            empty = 0
         yield line, cells
     if n_empty:
-        what = "line between rows: a blank row" if n_empty == 1 else "lines between rows: a blank row each"
-        notes.append(f"{n_empty} empty {what}")
-    note_blank(notes, len(blank))
+        notes.append(f"{n_empty} empty line{'s' if n_empty > 1 else ''} below the header: no row{'s' * (n_empty > 1)}")
 
 
 def note_titles(notes: list[str], rows: Sequence[Sequence[str]]) -> None:
@@ -418,11 +384,6 @@ def note_titles(notes: list[str], rows: Sequence[Sequence[str]]) -> None:
     if titles:
         first = f"{to_printable(titles[0][:50])!r}{' ...' * several}"
         notes.append(f"{len(titles)} row{'s' * several} above the header left out: {first}")
-
-
-def note_blank(notes: list[str], rows: int) -> None:
-    """Add how many blank rows stood below the last one with a cell, if any."""
-    notes += [f"{rows} blank row{'s' if rows > 1 else ''} at the end left out"] * (rows > 0)
 
 
 def is_number(cell: str) -> bool:

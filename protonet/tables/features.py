@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from protonet.tables.columns.recognise import Verdict, fit_named, recognise
 from protonet.tables.columns.text import Text
 from protonet.tables.leaks import find_row_number, find_suspicion
 from protonet.tables.sources import Sources, find_sources
+from protonet.tables.spelling import choose_order, describe_marks, revise_order
 from protonet.tables.table import Block, Table
 
 #: No representation.
@@ -45,6 +46,7 @@ def choose_features(
     keep: str | None,
     groups: np.ndarray | None = None,
     selection: Selection = NOTHING,
+    mark: str | None = None,
 ) -> Features:
     """Take each column of a table for something, and leave out what is of no use or none for new rows.
 
@@ -55,6 +57,7 @@ def choose_features(
         keep: As in `take_columns`.
         groups: As in `suspect`.
         selection: What embeds texts and pictures.
+        mark: As in `take_columns`.
 
     Raises:
         InputError: A column of that name is not there, or holds something else; no column is left; a number is infinite
@@ -66,14 +69,15 @@ def choose_features(
         x = encode_block(table, block, encoding)
         return Features(x, None if encoding.plain else encoding, None, (), tuple(notes))
     columns = dict(zip(table.columns, block.columns, strict=True))
-    verdicts = take_columns(columns, kinds, keep=keep, selection=selection)
+    verdicts = take_columns(columns, kinds, keep=keep, selection=selection, mark=mark, semicolons=table.semicolons)
     used = {name: verdict.column for name, verdict in verdicts.items() if verdict.column is not None}
     kinds_read = {verdict.takes for verdict in verdicts.values() if verdict.takes}
     reasons: dict[str, list[str]] = {}
     for name, verdict in verdicts.items():
         if verdict.column is None:
             reasons.setdefault(verdict.reason, []).append(to_printable(name))
-    notes = [f"left out: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    notes = describe_marks(columns, _list_numbers(verdicts))
+    notes += [f"left out: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
     notes += [hint for takes in sorted(kinds_read) if (hint := selection.hint(takes))]
     if not used:
         raise_input_error("path", "have a column of use", "; ".join(notes)[:500], "Add features.")
@@ -95,6 +99,8 @@ def take_columns(
     keep: str | None,
     argument: str = "--column",
     selection: Selection = NOTHING,
+    mark: str | None = None,
+    semicolons: bool = False,
 ) -> dict[str, Verdict]:
     """Take each column for something.
 
@@ -105,6 +111,8 @@ def take_columns(
             named the columns: then none is taken for these.
         argument: What gave the kinds.
         selection: What embeds texts and pictures.
+        mark: The decimal mark of numbers, where a person names it.
+        semicolons: Whether semicolons separate cells: then a comma that may be the decimal mark is.
 
     Raises:
         InputError: A column of that name is not there, or holds something else.
@@ -112,24 +120,29 @@ def take_columns(
     for name in kinds:
         if name not in columns:
             raise_input_error(argument, "name a feature of the table", to_printable(name), "Look at its header.")
-    verdicts: dict[str, Verdict] = {}
-    for name, cells in columns.items():
-        kind = kinds.get(name)
-        if kind is not None:
-            verdicts[name] = fit_named(name, kind, cells, argument, read=selection.text is not None)
-            continue
-        verdict = recognise(cells)
-        if verdict.column is not None and verdict.column.plain and keep is not None:
-            reason = find_row_number(verdict.column.fill(cells).astype(np.float64))
-            verdict = Verdict(None, f"{reason} ({keep})" if keep else reason) if reason else verdict
-        verdicts[name] = verdict
-    commas = {name: verdict.column.comma for name, verdict in verdicts.items() if verdict.column is not None}
-    if any(commas.values()):  # then "1.200" is not 1.2 either
-        for name, comma in commas.items():
-            if comma is False and columns[name].dtype.kind == "O" and name not in kinds:
-                verdicts[name] = recognise(columns[name], comma=True)
+
+    def take(name: str, order: Sequence[str]) -> Verdict:
+        """Take a column for something, its numbers in an order of forms."""
+        if name in kinds:
+            read = selection.text is not None
+            return fit_named(name, kinds[name], columns[name], argument, read=read, order=order)
+        return recognise(columns[name], order=order)
+
+    verdicts = {name: take(name, choose_order(mark, semicolons=semicolons)) for name in columns}
+    numbers = _list_numbers(verdicts)
+    if mark is None and (order := revise_order(columns, numbers)):  # then "1.200" is not 1.2 either
+        verdicts |= {name: take(name, order) for name in numbers if columns[name].dtype.kind == "O"}
+    for name, verdict in verdicts.items():
+        if name not in kinds and verdict.column is not None and verdict.column.plain and keep is not None:
+            reason = find_row_number(verdict.column.fill(columns[name]).astype(np.float64))
+            verdicts[name] = Verdict(None, f"{reason} ({keep})" if keep else reason) if reason else verdict
     keep_constants(verdicts, columns)
     return read_columns(verdicts, columns, selection)
+
+
+def _list_numbers(verdicts: Mapping[str, Verdict]) -> dict[str, Number]:
+    """Return the columns, by name, that were taken for numbers."""
+    return {name: each.column for name, each in verdicts.items() if isinstance(each.column, Number)}
 
 
 def read_columns(
@@ -256,6 +269,8 @@ def check_kinds(table: Table, block: Block, encoding: Encoding | None, argument:
     """
     notes = []
     for number, (column, cells) in enumerate(zip(encoding.columns if encoding else (), block.columns, strict=False)):
+        if respelled := column.describe_respelled(cells):
+            notes.append(f"cells of {table.name_column(number)} are spelled otherwise than in fit: {respelled}")
         strange = column.find_strange(cells)
         if not strange.any():
             continue

@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import date, datetime
+from datetime import date, datetime, time, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from protonet._text import escape_control_chars, unescape_formula
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file
 from protonet.representations.pictures.reading import MOST_NAMED, are_pictures, find_broken, list_pictures
 from protonet.tables.arrays import UNREADABLE, check_names, read_arrays
-from protonet.tables.delimited import ERRORS, SAMPLE, find_header, note_blank, note_titles, read_rows
+from protonet.tables.delimited import DELIMITERS, ERRORS, SAMPLE, SEPARATED, find_header, note_titles, read_rows
 
 #: Cells that are read at a time.
 CELLS = 2**20
@@ -52,6 +52,7 @@ class Source(NamedTuple):
     notes: list[str]  #: What a person should be told about how the file was read; it may grow as rows are read.
     rows: int | None = None  #: How many there are; None where only reading it tells.
     part: str = ""  #: What of the file it is, where that holds more: its sheet, and the others.
+    semicolons: bool = False  #: Whether semicolons separate cells, as where a comma is the decimal mark.
 
 
 def open_source(
@@ -143,7 +144,8 @@ def open_csv(path: Path, names: Collection[str] = ()) -> Source:
             cells = list(zip(*rows, strict=True))
             yield Raw([to_text(map(str.strip, cells[column]), len(rows)) for column in columns], numbers)
 
-    return Source(header, len(header), "line {}", read, notes)
+    semicolons = SEPARATED.format(DELIMITERS[";"]) in notes
+    return Source(header, len(header), "line {}", read, notes, semicolons=semicolons)
 
 
 def read_text(cell: object) -> str:
@@ -354,7 +356,8 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
         others = ", ".join(repr(each) for each in sheets if each != chosen)
         notes.append(f"sheet {chosen!r} of {len(sheets)}; --sheet names another one: {others}")
     note_titles(notes, tops[:top])
-    note_blank(notes, len(lines) - end if places else 0)
+    n_blank = len(lines) - end if places else 0
+    notes += [f"{n_blank} blank row{'s' if n_blank > 1 else ''} at the end left out"] * (n_blank > 0)
     rows = lines[first:end]
     width = max((at for row in rows for at, cell in enumerate(row, 1) if is_cell(cell)), default=0)
     padded = [[*row[:width], *[None] * (width - len(row))] for row in rows]
@@ -393,12 +396,21 @@ def read_cell(cell: object) -> str:
     return "" if cell is None else unescape_formula(read_text(cell))
 
 
+def _count_seconds(cell: object) -> float:
+    """Return the seconds of a duration, or since midnight."""
+    if isinstance(cell, time):
+        cell = timedelta(0, cell.second, cell.microsecond, 0, cell.minute, cell.hour)
+    return cell.total_seconds() if isinstance(cell, timedelta) else math.nan
+
+
 def from_cells(cells: Sequence[object]) -> np.ndarray:
     """Return a column of Excel (b,), of which None is no cell, as `Raw` has it."""
     kinds = {type(cell) for cell in cells} - {type(None)}
     if kinds and kinds <= {int, float}:
         whole = all(isinstance(cell, int) and abs(cell) < 2**63 for cell in cells)
         return np.array(cells, np.int64 if whole else np.float64)  # None is NaN
+    if timedelta in kinds and kinds <= {timedelta, time}:  # durations below a day may come as times
+        return np.array([math.nan if cell is None else _count_seconds(cell) for cell in cells])
     if kinds and kinds <= {datetime, date}:
         return np.array(cells, "datetime64[us]")  # None is NaT
     return to_text(map(read_cell, cells), len(cells))

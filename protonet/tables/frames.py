@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +19,11 @@ from protonet.representations.opening import Selection
 from protonet.tables.columns import NAMES
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.number import Number
-from protonet.tables.columns.parsing import find_gaps
+from protonet.tables.columns.parsing import blank_missing, find_gaps, read_plain
 from protonet.tables.columns.recognise import Verdict
 from protonet.tables.features import check_kinds, encode_block, take_columns
 from protonet.tables.formats import COUNTED, from_arrow, to_numbers, to_text
+from protonet.tables.spelling import detect_spelling
 from protonet.tables.table import Block, Table
 
 
@@ -53,6 +56,8 @@ class Taken(NamedTuple):
 def read_frame(x: Any) -> Frame | None:
     """Read a data frame: of pandas, or of anything with the Arrow PyCapsule interface, such as Polars.
 
+    An array, or a list of rows, that holds text other than numbers is one, too; its columns are x0, x1 ...
+
     Args:
         x: Anything.
 
@@ -83,6 +88,9 @@ def read_frame(x: Any) -> Frame | None:
         names = tuple(x.column_names)
         columns = [_from_arrow(name, x.column(place)) for place, name in enumerate(names)]
         chosen = [pyarrow.types.is_dictionary(each) for each in x.schema.types]
+    elif (cells := _find_texts(x)) is not None:
+        names, columns = tuple(f"x{place}" for place in range(cells.shape[1])), list(map(_from_objects, cells.T))
+        chosen = [False] * len(names)
     else:
         return None
     if not columns:
@@ -105,8 +113,28 @@ def name_columns(rows: np.ndarray) -> Frame:
     return Frame(tuple(f"x{place}" for place in range(rows.shape[1])), list(rows.T))
 
 
+def _find_texts(x: Any) -> np.ndarray | None:
+    """Return an array (n, columns) of objects with text in it that is no number, or None for anything else."""
+    if isinstance(x, list) and x and all(isinstance(row, (list, tuple)) and len(row) == len(x[0]) for row in x):
+        x = np.array(x, object)
+    if not isinstance(x, np.ndarray) or x.dtype.kind not in "OU" or x.ndim != 2:
+        return None
+    is_text = any(isinstance(cell, str) and math.isnan(read_plain(cell)) for cell in x.flat)
+    return x.astype(object) if is_text and not any(isinstance(cell, (dict, list)) for cell in x.flat) else None
+
+
+def _from_objects(cells: np.ndarray) -> np.ndarray:
+    """Return cells (n,) of any type as `protonet.tables.formats.Raw` has them; None and NaN are missing."""
+    values = [None if cell is None or (isinstance(cell, float) and math.isnan(cell)) else cell for cell in cells]
+    if all(value is None or (isinstance(value, Real) and not isinstance(value, bool)) for value in values):
+        return np.array(values, np.float64)
+    return blank_missing(to_text(("" if value is None else str(value).strip() for value in values), len(values)))
+
+
 def _from_pandas(name: str, column: Any) -> np.ndarray:
     """Return a pandas series (n,) as `protonet.tables.formats.Raw` has it."""
+    if str(column.dtype).startswith("period"):
+        column = column.dt.to_timestamp()
     kind, gaps = column.dtype.kind, column.isna().to_numpy()
     if kind == "c":
         raise_input_error(
@@ -127,7 +155,7 @@ def _from_pandas(name: str, column: Any) -> np.ndarray:
         must = "have columns of numbers, dates and text"
         raise_input_error("X", must, f"lists or the like in {to_printable(name)}", "Leave that column out.")
     values = zip(cells.tolist(), gaps.tolist(), strict=True)
-    return to_text(("" if gap else str(value).strip() for value, gap in values), len(gaps))
+    return blank_missing(to_text(("" if gap else str(value).strip() for value, gap in values), len(gaps)))
 
 
 def _from_arrow(name: str, column: Any) -> np.ndarray:
@@ -135,7 +163,9 @@ def _from_arrow(name: str, column: Any) -> np.ndarray:
     import pyarrow  # noqa: PLC0415 - optional
 
     try:
-        return np.concatenate([from_arrow(chunk) for chunk in column.chunks or [pyarrow.array([], column.type)]])
+        return blank_missing(
+            np.concatenate([from_arrow(chunk) for chunk in column.chunks or [pyarrow.array([], column.type)]])
+        )
     except pyarrow.ArrowException:
         must = "have columns of numbers, dates and text"
         return raise_input_error("X", must, f"{column.type} in {to_printable(name)}", "Leave that column out.")
@@ -162,8 +192,8 @@ def take_frame(frame: Frame, kinds: Mapping[str, str] | None, selection: Selecti
     else:
         columns = dict(zip(frame.names, frame.columns, strict=True))
         kinds = {name: "category" for name in frame.categorical if _repeats(columns[name])} | kinds
-        settings = {"keep": "column_kinds keeps it", "argument": "column_kinds"}
-        verdicts = list(take_columns(columns, kinds, selection=selection, **settings).values())
+        keep, argument = "column_kinds keeps it", "column_kinds"
+        verdicts = list(take_columns(columns, kinds, keep=keep, argument=argument, selection=selection).values())
     found = [f"left out: {each.reason}" if each.column is None else each.column.tell() for each in verdicts]
     told = {} if frame.native is None else dict(zip(frame.names, found, strict=True))
     places = [place for place, verdict in enumerate(verdicts) if verdict.column is not None]
@@ -183,6 +213,7 @@ def encode_frame(frame: Frame, taken: Taken) -> np.ndarray:
     columns = [frame.columns[place] for place in taken.places]
     table = Table(tuple(frame.names[place] for place in taken.places), iter(()), COUNTED, [])
     block = Block(columns, np.empty(0), (), range(len(columns[0])), range(len(columns[0])))
+    block = detect_spelling(table, block, taken.encoding).apply(block, taken.encoding)
     check_kinds(table, block, taken.encoding, "X")
     return encode_block(table, block, taken.encoding, "X")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -12,12 +12,10 @@ import numpy as np
 
 from protonet._text import to_printable
 from protonet.errors import raise_input_error
-from protonet.tables.columns.parsing import find_gaps
-from protonet.tables.delimited import ERRORS, is_number
+from protonet.tables.columns.parsing import blank_missing, find_gaps
+from protonet.tables.delimited import GAPS, is_number
 from protonet.tables.formats import PICTURE, Raw, Source, find_near, open_source
 
-#: What stands for no class, in lower case; "none" and "?" may be classes.
-NO_CLASS = ERRORS | {"", "na", "<na>", "nan", "null", "nat"}
 #: Names that a column of classes often has, in lower case.
 CLASS_NAMES = frozenset(
     {"label", "class", "target", "y", "species", "category", "type", "kind", "group", "outcome", "result", "status"}
@@ -46,6 +44,8 @@ class Wanted(NamedTuple):
     typed: bool = False  #: Did a person name ``columns`` and ``ignored``? If not, they are a model's.
     sheet: str | None = None  #: Of an Excel workbook; None for the first.
     everything: bool = False  #: Are all columns read beside, whatever else they are?
+    drop_unlabelled: bool = False  #: Are rows without a class left out, where classes are wanted?
+    missing: frozenset[str] = GAPS  #: The texts, in lower case, that are missing labels or cells.
     learned: bool = False  #: Are rows learned from? Then blank ones are left out, as where classes are wanted.
 
 
@@ -78,6 +78,7 @@ class Table(NamedTuple):
     unused: tuple[str, ...] = ()  #: Columns that are there, and not wanted.
     rows: int | None = None  #: How many there are, those without a class among them; None where that is not known yet.
     beside: tuple[str, ...] = ()  #: The names of the columns that are read beside.
+    semicolons: bool = False  #: As in `protonet.tables.formats.Source`.
 
     def name_column(self, number: int) -> str:
         """Return what a message calls a column of features."""
@@ -141,7 +142,8 @@ def open_table(path: Path, wanted: Wanted, labels: Path | None = None) -> Table:
         raise_input_error("path", "have at least one row", f"none in {path}", "Add rows.")
     left = tuple(name for name in unused if name and name not in beside)
     columns = None if chosen is None else tuple(chosen)
-    return Table(columns, chain([first], blocks), source.place, source.notes, left, source.rows, tuple(beside))
+    kept = left, source.rows, tuple(beside), source.semicolons
+    return Table(columns, chain([first], blocks), source.place, source.notes, *kept)
 
 
 def read_table(path: Path, wanted: Wanted, labels: Path | None = None) -> tuple[Table, Block]:
@@ -195,7 +197,13 @@ def _choose_columns(file: Path, source: Source, wanted: Wanted) -> tuple[list[st
     if wanted.columns is not None:
         missing = [name for name in wanted.columns if name not in set(features)]
         if missing:
+            spare = [name for name in header if name not in wanted.columns]
+            pairs = {name: near for name in missing if (near := find_near(name, spare))}
+            meant = ", ".join(
+                f"{to_printable(near)} for {to_printable(name)}" for name, near in list(pairs.items())[:MOST_GUESSES]
+            )
             remedy = "Name the columns as in the table that the model was fitted to."
+            remedy = f"Did you mean {meant}? {remedy}" if meant else remedy
             if missing == [PICTURE]:
                 remedy = "The model was fitted to pictures: pass a folder of them."
             raise_input_error(
@@ -237,7 +245,11 @@ def _guess_label(source: Source, wanted: str) -> str:
     likely = []
     for number, (name, cells) in enumerate(zip(header, block.columns if block else [], strict=False)):
         values = len(set(cells.tolist()))
-        if name and 2 <= values <= min(MOST_VALUES, len(cells) / LEAST_ROWS) and not read_labels(cells)[1].any():
+        if (
+            name
+            and 2 <= values <= min(MOST_VALUES, len(cells) / LEAST_ROWS)
+            and not read_labels(blank_missing(cells))[1].any()
+        ):
             likely.append((name != near, name.lower() not in CLASS_NAMES, values, -number, name))
     found = ", ".join(
         f"{to_printable(name)} ({values} values)" for *_, values, _, name in sorted(likely)[:MOST_GUESSES]
@@ -262,31 +274,65 @@ def list_names(names: Sequence[str]) -> str:
 def _split_blocks(source: Source, blocks: Iterator[Raw], features: int, beside: int, wanted: Wanted) -> Iterator[Block]:
     """Yield rows with features, classes and what is wanted beside; raise an InputError where a class is missing.
 
-    Where classes are wanted or rows learned from, blank rows between others are left out: they tell nothing.
+    Where classes are wanted or rows learned from, rows of empty cells alone are left out: they tell nothing.
     """
-    first = n_blank = 0
+    first = n_blank = n_dropped = 0
+    counts = {"label": Counter[str](), "cell": Counter[str]()}  # of missing values, by their text
     for columns, rows in blocks:
         labels, missing = np.empty(0, np.str_), np.empty(0, bool)
+        read = [blank_missing(cells, wanted.missing) for cells in columns[:features]]
         if len(columns) > features + beside:
-            labels, missing = read_labels(columns[-1])
+            labels, missing = read_labels(blank_missing(columns[-1], wanted.missing))
+            _count_missing(counts["label"], columns[-1], wanted.missing)
+        for cells, own in zip(columns, read, strict=False):
+            if cells is not own:
+                _count_missing(counts["cell"], cells, wanted.missing)
         kept = np.ones(len(rows), bool)
         if wanted.learned or (wanted.labelled and missing.any()):
             kept = ~np.logical_and.reduce([*map(_find_blank, columns)])
             n_blank += len(kept) - int(kept.sum())
         if wanted.partly:
             labels = np.where(missing, "", labels.astype(np.str_))
+        elif wanted.drop_unlabelled:
+            n_dropped += int((missing & kept).sum())
+            kept &= ~missing if len(missing) else True
         elif missing.any() and (missing & kept).any():
             lacking = np.flatnonzero(missing & kept).tolist()
             more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
             got = f"none in {', '.join(source.place.format(rows[row]) for row in lacking[:3])}{more}"
-            raise_input_error("path", "name the class of every row", got, "Fill it in, or leave the row out.")
+            raise_input_error(
+                "path",
+                "name the class of every row",
+                got,
+                "Fill it in, or leave the row out: evaluate --drop-unlabelled.",
+            )
         texts = tuple(name_cells(cells) for cells in columns[features : features + beside])
-        block = Block(columns[:features], labels, texts, rows, range(first, first + len(rows)))
+        block = Block(read, labels, texts, rows, range(first, first + len(rows)))
         first += len(rows)
         if kept.any():
             yield block if kept.all() else block.take(np.flatnonzero(kept))
+    if n_dropped:
+        source.notes.append(f"{n_dropped} row{'s' * (n_dropped > 1)} without a class left out (--drop-unlabelled)")
     if n_blank:
-        source.notes.append(f"{n_blank} blank row{'s' if n_blank > 1 else ''} between others left out")
+        source.notes.append(f"{n_blank} row{'s' if n_blank > 1 else ''} of empty cells left out")
+
+    if wanted.typed and (wanted.labelled or wanted.learned):
+        source.notes.extend(_describe_missing(counts))
+
+
+def _count_missing(counts: Counter[str], cells: np.ndarray, missing: frozenset[str]) -> None:
+    """Add how often each missing value that is not empty is among cells (n,)."""
+    if cells.dtype.kind == "O":
+        counts.update(cell for cell in cells.tolist() if cell and cell.lower() in missing)
+
+
+def _describe_missing(counts: Mapping[str, Counter[str]]) -> list[str]:
+    """Return a line, or none, about missing values that are not empty."""
+    found = []
+    for noun, own in counts.items():
+        texts = ", ".join(f"{to_printable(text)!r} {n:,}" for text, n in own.most_common(MOST_GUESSES))
+        found += [f"{own.total()} {noun}{'s' * (own.total() > 1)} ({texts})"] * bool(own)
+    return [f"read as missing: {' and '.join(found)}; --missing-values changes the list"] if found else []
 
 
 def _find_blank(cells: np.ndarray) -> np.ndarray:
@@ -300,8 +346,7 @@ def read_labels(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     Floating numbers that are all whole are whole numbers; other ones are kept for `check_classes` to refuse.
     """
     if cells.dtype.kind == "O":
-        missing = np.fromiter((cell.lower() in NO_CLASS for cell in cells), bool, len(cells))
-        return cells.astype(np.str_), missing
+        return cells.astype(np.str_), find_gaps(cells)
     if cells.dtype.kind == "M":
         return cells.astype("datetime64[s]").astype(np.str_), np.isnat(cells)
     if cells.dtype.kind == "f":

@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from protonet import solve
-from protonet.commands import importance
 from protonet.commands.explain import MOST_COLUMNS
-from protonet.commands.importance import measure_columns
 from protonet.files import Model, load_model, save_model
+from protonet.fit import importance
 from protonet.fit.crossfit import Crossfit, predict_held
+from protonet.fit.importance import measure_columns
 from protonet.fit.packing import unpack
 from tests.commands.cases import Run, fit_model
 from tests.strategies import blobs
@@ -218,16 +218,16 @@ def test_many_columns_without_names_and_rows_drawn(
 def test_rows_are_explained_as_by_hand(kinds: str, tmp_path: Path, run: Run) -> None:
     fresh = mixed(1)
     table = write(tmp_path / "t.csv", {name: cells for name, cells in fresh.items() if name != "kind"})
-    found, said = run.read_json("explain", kinds, table, "--rows", "7,0,7", "--seed", "3")
+    found, said = run.read_json("explain", kinds, table, "--rows", "9,2,9", "--seed", "3")
     model, held = load_model(kinds), unpacked(kinds)
     encoding = model.encoding
     assert encoding is not None
-    assert [each["row"] for each in found["rows"]] == [7, 0]
+    assert [each["place"] for each in found["rows"]] == ["line 9", "line 2"]
     drawn = torch.randperm(len(held.labels), generator=torch.Generator().manual_seed(3))[:50]
     assert found["sample"] == len(drawn)
     ends = np.cumsum([0, *encoding.sizes])
     for told in found["rows"]:
-        cells = [np.array([fresh[name][told["row"]]], dtype=object) for name in ("colour", "note", "size")]
+        cells = [np.array([fresh[name][told["row"] - 2]], dtype=object) for name in ("colour", "note", "size")]
         x = torch.from_numpy(encoding.encode(cells))
         log_p = model.network(x).double().log_softmax(dim=1)[0]
         label = int(log_p.argmax())
@@ -249,11 +249,11 @@ def test_rows_are_explained_as_by_hand(kinds: str, tmp_path: Path, run: Run) -> 
             weights = held.weights[drawn]
             expected = float(log_p[label] - (weights * mean).sum() / weights.sum())
             assert column["support"] == pytest.approx(expected, abs=1e-5)
-            assert column["cell"] == fresh[column["name"]][told["row"]]
+            assert column["cell"] == fresh[column["name"]][told["row"] - 2]
         supports = [abs(column["support"]) for column in told["columns"]]
         assert supports == sorted(supports, reverse=True)
         share = f"{100 * first['probability']:.2f} %"
-        assert f"row {told['row']}: {first['name']} {share}, then {second['name']} " in said
+        assert f"line {told['row']}: {first['name']} {share}, then {second['name']} " in said
         assert f"nearest rows that fit held out: {told['neighbours'][0]['number']} ({first['name']}, " in said
     assert re.search(r"^  [+-][\d.e-]+ +note = ", said, re.MULTILINE)
 
@@ -263,7 +263,7 @@ def test_a_model_without_rows_says_so(bare: str, tmp_path: Path, run: Run) -> No
     found, said = run.read_json("explain", bare, str(tmp_path / "t.npy"), "--rows", "1")
     assert [found["rows"][0][name] for name in ("row", "neighbours", "columns")] == [1, None, None]
     first, last = said.splitlines()
-    assert first.startswith("row 1: ")
+    assert first.startswith("row 1 (counted from 0): ")
     assert last.startswith("the model holds no rows that fit held out")
 
 
@@ -279,8 +279,8 @@ def test_errors(numbers: str, bare: str, tmp_path: Path, run: Run) -> None:
     size = "`table` must hold numbers of the size that the model was fitted to; got 3e+38 as the largest of a row. "
     for arguments, message in (
         ([numbers, far], size),
-        ([numbers, far, "--rows", "0"], size),
-        ([numbers, table, "--rows", "3,48"], "`--rows` must name rows of the table; got 48 of 48 rows. Count from 0"),
+        ([numbers, far, "--rows", "2"], size),
+        ([numbers, table, "--rows", "3,50"], "`--rows` must name rows of the table; got 50, and the last is line 49. "),
         ([numbers, table, "--rows", "1,x"], "`--rows` must be a whole number >= 0; got 'x'. "),
         ([numbers, "--rows", "1"], "`arguments` must name a table for --rows, --label and --labels; got none. "),
         ([numbers, unlabelled], f"`table` must have a column kind; got {unlabelled} with x0, x1, x2, x3. "),

@@ -49,10 +49,10 @@ def test_numbers_and_words_stay(cell: str) -> None:
 def test_classes_that_look_like_formulas_are_read_from_what_we_wrote(model: Path, tmp_path: Path, run: Run) -> None:
     assert set(load_model(model).classes) == set(CLASSES)
     cells = [["=1+1", "0", ""], ["\x1b[2J", "1.5", "NA"], ["-2", "3", "x, y"], ["", "", ""]]
-    table = write(tmp_path / "new.csv", [["@note", "x", "kind"], *cells, ["", "", ""]])
+    table = write(tmp_path / "new.csv", [["@note", "x", "kind"], *cells])
     header, *rows = read_lines(run("predict", model, table, "--with-inputs", "--row-numbers"))
     assert header == ["row", "'@note", "x", "kind", "class", "probability"]
-    expected = [["0", "'=1+1", "0", ""], ["1", "\\x1b[2J", "1.5", "NA"], ["2", "-2", "3", "x, y"]]
+    expected = [["0", "'=1+1", "0", ""], ["1", "\\x1b[2J", "1.5", "NA"], ["2", "-2", "3", "x, y"], ["3", "", "", ""]]
     assert [row[:4] for row in rows] == expected
     assert {unescape_formula(row[4]) for row in rows} <= set(CLASSES)
     again = write(tmp_path / "again.csv", [["x", "kind"], *([row[2], row[4]] for row in rows)])
@@ -100,7 +100,7 @@ def test_sheets_and_blank_rows(tmp_path: Path, run: Run) -> None:
     assert "x.xlsx, sheet 'Notes' of 'Notes', 'Rows' with 'by hand'" in run(*fit, code=2)
     said = run(*fit, "--sheet", "Rows")
     assert "2 classes, 19 samples" in said
-    assert "1 blank row between others left out" in said
+    assert "1 row of empty cells left out" in said
     assert len(run.read_rows("predict", model, table, "--sheet", "Rows")) == 20
     assert "of 19 rows right" in run("evaluate", model, table, "--sheet", "Rows")
 
@@ -115,13 +115,16 @@ def test_texts_with_commas_are_one_column(tmp_path: Path, run: Run) -> None:
     assert {row[0] for row in rows} < set(texts)
 
 
-def test_an_empty_line_between_rows_has_a_prediction(model: Path, tmp_path: Path, run: Run) -> None:
-    said = []
-    for blank in ("", ","):
-        (tmp_path / "new.csv").write_text(f"x,note\n1,a\n{blank}\n4,b\n", encoding="utf-8")
-        said.append(run("predict", model, tmp_path / "new.csv"))
-    assert said[0] == said[1]
-    assert said[0].count("\n") == 4
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_a_prediction_for_every_row_of_separators(delimiter: str, model: Path, tmp_path: Path, run: Run) -> None:
+    blank = ["", "", ""]
+    lines = [["x", "note", "kind"], ["1", "a", "plain"], blank, ["4", "b", "-x"], blank, blank]
+    text = "\n".join(map(delimiter.join, lines))
+    (tmp_path / "new.csv").write_text(f"{text}\n\n\n", encoding="utf-8")
+    assert run("predict", model, tmp_path / "new.csv").count("\n") == len(lines)
+    assert "of 2 rows right" in run("evaluate", model, tmp_path / "new.csv")
+    run("predict", model, tmp_path / "new.csv", quiet=False)
+    assert "2 empty lines below the header: no rows" in run.notes
 
 
 @pytest.mark.parametrize(
@@ -138,3 +141,42 @@ def test_a_cell_that_is_no_number_is_told(cells: list[str], said: str, model: Pa
     run("predict", model, table, quiet=False)
     assert said in run.notes
     assert ("taken for a gap" in run.notes) == bool(said)
+
+
+def test_missing_values_are_one_list_for_labels_and_cells(tmp_path: Path, run: Run) -> None:
+    lines = [["x", "c", "kind"]]
+    for number in range(36):
+        kind = ("NA", "red", "blue")[number % 3]
+        lines.append([f"{number % 3 + RNG.normal() / 9:.3f}", ["p", "?", "none"][number % 3], kind])
+    lines[1][2], lines[2][2], lines[3][0] = "n.a.", "?", "missing"
+    table, model = write(tmp_path / "train.csv", lines), tmp_path / "m.safetensors"
+    said = run("fit", table, *FAST, "-o", model, "--drop-unlabelled")
+    assert "2 classes, 23 samples" in said
+    told = "read as missing: 13 labels ('NA' 11, 'n.a.' 1, '?' 1) and 25 cells ('?' 12, 'none' 12, 'missing' 1)"
+    assert told in said
+    assert "--missing-values" in said
+    said = run("fit", table, *FAST, "-o", model, "--missing-values", "n.a.,?,missing", "--drop-unlabelled")
+    assert "3 classes, 34 samples" in said
+    assert set(load_model(model).classes) == {"NA", "red", "blue"}
+    assert load_model(model).encoding.columns[1].levels == ("", "none", "p")  # type: ignore[union-attr]
+    rows = write(tmp_path / "new.csv", [["x", "c"], ["0", "none"], ["0", "missing"]])
+    run("predict", model, rows, quiet=False)
+    assert "never saw" not in run.notes
+    assert "of 34 rows right" in run("evaluate", model, write(tmp_path / "test.csv", [lines[0], *lines[3:]]))
+
+
+def test_evaluate_leaves_out_rows_without_a_class(model: Path, tmp_path: Path, run: Run) -> None:
+    table = write(tmp_path / "test.csv", [["x", "kind"], ["1", "plain"], ["2", ""], ["3", "NA"], ["4", "-x"]])
+    said = run("evaluate", model, table, code=2)
+    assert "none in line 3, line 4. Fill it in, or leave the row out: evaluate --drop-unlabelled" in said
+    assert "of 2 rows right" in run("evaluate", model, table, "--drop-unlabelled", quiet=False)
+    assert "2 rows without a class left out" in run.notes
+
+
+def test_a_model_column_in_another_spelling_is_guessed(tmp_path: Path, run: Run) -> None:
+    lines = [["w", "h", "kind"], *([f"{n % 2 + n / 99:.3f}", f"{n / 7:.3f}", "ab"[n % 2]] for n in range(20))]
+    model = fit_model(write(tmp_path / "train.csv", lines))
+    said = run("predict", model, write(tmp_path / "new.csv", [["W ", "H", "Z"], ["1", "2", "3"]]), code=2)
+    assert "without w, h. Did you mean W for w, H for h?" in said
+    said = run("predict", model, write(tmp_path / "new.csv", [["w", "zzz"], ["1", "2"]]), code=2)
+    assert "Did you mean" not in said

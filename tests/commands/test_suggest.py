@@ -21,8 +21,10 @@ NAMES = ("ant", "bee", "cat")
 
 
 def read_printed(text: str) -> list[Suggestion]:
-    """Return the rows and reasons that a table on the screen has."""
-    return [Suggestion(int(row), reason) for row, reason in re.findall(r"^\| (\d+) +\| (.*?) +\|$", text, re.MULTILINE)]
+    """Return the rows, from 0, and reasons that are printed by the lines of a file whose header is line 1."""
+    assert re.match(r"\| line of .*\.csv +\| reason", text)
+    found = re.findall(r"^\| (\d+) +\| (.*?) +\|$", text, re.MULTILINE)
+    return [Suggestion(int(line) - 2, reason) for line, reason in found]
 
 
 X, Y = blobs(0, classes=3, rows=14, dim=4, noise=1.0)

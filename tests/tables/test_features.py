@@ -11,6 +11,7 @@ import pytest
 from protonet.errors import InputError
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.number import Number
+from protonet.tables.columns.parsing import blank_missing
 from protonet.tables.features import Features, check_kinds, choose_features, encode_block
 from protonet.tables.table import Block, Table
 
@@ -21,7 +22,9 @@ X = RNG.normal(size=N)
 
 
 def make(columns: dict[str, Any], labels: np.ndarray = LABELS) -> tuple[Table, Block]:
-    cells = [each if isinstance(each, np.ndarray) else np.array(each, object) for each in columns.values()]
+    cells = [
+        each if isinstance(each, np.ndarray) else blank_missing(np.array(each, object)) for each in columns.values()
+    ]
     block = Block(cells, labels, (), range(2, 2 + len(cells[0])), range(len(cells[0])))
     return Table(tuple(columns), iter([block]), "line {}", []), block
 

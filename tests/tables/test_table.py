@@ -10,6 +10,7 @@ import pytest
 
 from protonet.errors import InputError
 from protonet.tables import formats
+from protonet.tables.columns.parsing import blank_missing
 from protonet.tables.table import Block, Wanted, list_names, name_cells, open_table, read_labels, read_table
 from tests.strategies import write_columns
 
@@ -72,16 +73,16 @@ def write(folder: Path, text: str | bytes) -> Path:
 
 
 def test_columns_are_matched_by_name(tmp_path: Path) -> None:
-    path = write(tmp_path, 'b, a ,"kind"\r\n1,2,x\r\n\r\n 3 ,4e1," y, z "\r\n')
+    path = write(tmp_path, 'b, a ,"kind"\r\n1,2,x\r\n,,\r\n 3 ,4e1," y, z "\r\n')
     wanted = Wanted("kind", labelled=False, columns=("a", "b"), width=2)
     assert [numbers(block).tolist() for block in open_table(path, wanted).blocks] == [[[2, 1], [0, 0], [40, 3]]]
     table, block = read_table(path, KIND)
     assert block.labels.tolist() == ["x", "y, z"]  # where classes are wanted, a blank row is none
-    assert table.notes == ["1 empty line between rows: a blank row", "1 blank row between others left out"]
+    assert table.notes == ["1 row of empty cells left out"]
     partly = Wanted("kind", labelled=False, partly=True)
     assert read_table(path, partly)[1].labels.tolist() == ["x", "", "y, z"]
     gaps = write(tmp_path, "a,kind,id\n1,7,p\n2,,q\n3, NA,r\n4,none,s\n5,NaN,t\n")
-    assert read_table(gaps, partly._replace(beside=("id",)))[1].labels.tolist() == ["7", "", "", "none", ""]
+    assert read_table(gaps, partly._replace(beside=("id",)))[1].labels.tolist() == ["7", "", "", "", ""]
     for header, missing in (("a,c\n", "b. Name the columns as in the table"), ("a\n", "b")):
         with pytest.raises(
             InputError, match=rf"^`path` must have the model's columns; got .*table\.csv without {missing}"
@@ -193,17 +194,17 @@ def test_parquet_names_columns_and_rows(tmp_path: Path) -> None:
 def test_cells_of_any_kind_are_kept_as_the_file_has_them(tmp_path: Path) -> None:
     path = write(tmp_path, "a,kind,b\n 1 ,x,\n,y,red\n1_000,x,nan\n")
     table, block = read_table(path, KIND)
-    assert [cells.tolist() for cells in block.columns] == [["1", "", "1_000"], ["", "red", "nan"]]
+    assert [cells.tolist() for cells in block.columns] == [["1", "", "1_000"], ["", "red", ""]]
     assert list(block.rows) == [2, 3, 4]
     taken = block.take(np.array([2, 0]))
-    assert (taken.labels.tolist(), list(taken.rows), taken.columns[1].tolist()) == (["x", "x"], [4, 2], ["nan", ""])
+    assert (taken.labels.tolist(), list(taken.rows), taken.columns[1].tolist()) == (["x", "x"], [4, 2], ["", ""])
     assert [table.name_column(number) for number in (0, 1)] == ["a", "b"]
     assert table._replace(columns=None).name_column(1) == "column 1"
-    path = write(tmp_path, "a,b\n1,2\n\n3,4\n,\n,5\n")
-    for learned, rows in ((True, [2, 4, 6]), (False, [2, 3, 4, 5, 6])):
+    path = write(tmp_path, "a,b\n1,2\n,\n3,4\n,\n,5\n,\n")
+    for learned, rows in ((True, [2, 4, 6]), (False, [2, 3, 4, 5, 6, 7])):
         table, block = read_table(path, Wanted("kind", labelled=False, learned=learned))
         assert list(block.rows) == rows
-        assert ("2 blank rows between others left out" in table.notes) == learned
+        assert ("3 rows of empty cells left out" in table.notes) == learned
 
 
 def repeat_line(header: str, line: Callable[[int], str], n: int = 12) -> str:
@@ -259,7 +260,7 @@ def test_columns_that_look_like_classes_are_named(tmp_path: Path, text: str, ask
 @pytest.mark.parametrize(
     ("cells", "labels", "missing"),
     [
-        (np.array(["a", "", "N/a", "NaN", "none"], object), ["a", "", "N/a", "NaN", "none"], [1, 3]),
+        (np.array(["a", "", "N/a", "NaN", "none"], object), ["a", "", "", "", ""], [1, 2, 3, 4]),
         (np.array([3, 1]), [3, 1], []),
         (np.array([3.0, np.nan, 1.0]), [3, 0, 1], [1]),
         (np.array([3.5, np.nan]), [3.5, 0.0], [1]),
@@ -269,7 +270,7 @@ def test_columns_that_look_like_classes_are_named(tmp_path: Path, text: str, ask
     ],
 )
 def test_classes_of_any_kind(cells: np.ndarray, labels: list[object], missing: list[int]) -> None:
-    found, gaps = read_labels(cells)
+    found, gaps = read_labels(blank_missing(cells))
     assert found.tolist() == labels
     assert np.flatnonzero(gaps).tolist() == missing
     assert found.dtype.kind in "iufU"

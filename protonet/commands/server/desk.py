@@ -17,11 +17,11 @@ from protonet._text import to_printable
 from protonet.commands.answers import Answers
 from protonet.commands.data import Unlabelled
 from protonet.commands.explain import COLUMNS, SAMPLE
-from protonet.commands.importance import measure_support
 from protonet.commands.label import Session, check_class, embed
 from protonet.commands.models import find_sizes, name_columns
 from protonet.commands.server.guard import RequestError
 from protonet.files import Model
+from protonet.fit.importance import measure_support
 from protonet.network import PrototypeNetwork
 from protonet.ui.command_line import report_bug
 from protonet.ui.plots import project

@@ -17,13 +17,15 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from protonet._text import escape_control_chars, to_printable
-from protonet.commands.models import list_notes, mark_uninformative, open_rows, want
+from protonet.commands.models import get_missing, list_notes, mark_uninformative, open_rows, want
 from protonet.commands.server.guard import RequestError
 from protonet.errors import USER_ERRORS, raise_input_error, rename_argument
 from protonet.files import Model
 from protonet.tables.columns.number import MOST
+from protonet.tables.columns.parsing import blank_missing
 from protonet.tables.features import check_kinds, encode_block
 from protonet.tables.formats import to_text
+from protonet.tables.spelling import detect_spelling
 from protonet.tables.table import Block, Table, list_names
 
 #: Rows of a request.
@@ -136,9 +138,12 @@ def read_json(model: Model, body: bytes, pictured: Sequence[bool]) -> Rows:
 
 def encode(model: Model, columns: list[np.ndarray], n: int) -> Rows:
     """Return the features of cells (n,) of each column, checked as those of a file are."""
+    columns = [blank_missing(cells, get_missing(model)) for cells in columns]
     table = Table(model.columns, iter(()), PLACE, [])
     block = Block(columns, np.empty(0, np.str_), (), range(n), range(n))
-    table.notes.extend(check_kinds(table, block, model.encoding, "body"))
+    spelling = detect_spelling(table, block, model.encoding)
+    block = spelling.apply(block, model.encoding)
+    table.notes.extend([*spelling.notes, *check_kinds(table, block, model.encoding, "body")])
     (block,) = mark_uninformative([block], model, table)
     return Rows(encode_block(table, block, model.encoding, "body"), table.notes, block.uninformative)
 

@@ -23,7 +23,7 @@ from protonet.errors import raise_input_error, renamed_arguments
 from protonet.representations.pictures.images import UNREADABLE_IMAGE, draw_plain
 from protonet.representations.pictures.reading import refuse_picture
 from protonet.tables.columns import NAMES
-from protonet.tables.columns.parsing import count_gaps
+from protonet.tables.columns.parsing import blank_missing, count_gaps
 from protonet.tables.formats import to_text
 from protonet.ui.page.document import format_desk
 
@@ -121,7 +121,10 @@ class Room:
         """Return of each column its name, what it is taken for, how many gaps it has, and what a person says of it."""
         rows, header, taken = self.desk.rows, list(self.desk.header), self.jobs.taken
         names, cells = list(rows.columns or header), self.desk.session.cells
-        gaps = {name: count_gaps(to_text([row[at] for row in cells], len(cells))) for at, name in enumerate(header)}
+        gaps = {
+            name: count_gaps(blank_missing(to_text([row[at] for row in cells], len(cells))))
+            for at, name in enumerate(header)
+        }
         own = {each["name"]: each for each in list_columns(names, rows.encoding, [gaps[name] for name in names])}
         said = {**taken.kinds, **dict.fromkeys(taken.dropped, "drop")}
         said |= {} if taken.group is None else {taken.group: "group"}

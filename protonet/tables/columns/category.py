@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from protonet._text import to_printable
 from protonet.tables.columns.kind import Column
-from protonet.tables.columns.parsing import write_cells
+from protonet.tables.columns.parsing import BOOLEANS, write_cells
 from protonet.tables.delimited import GAPS
 from protonet.views.view import Graph, Stored, expect
 
@@ -98,11 +99,35 @@ class Category(Column):
 
     def _find_places(self, cells: np.ndarray) -> np.ndarray:
         """Return the places (n,) of cells among the levels, in another spelling if need be, -1 for others."""
-        places = {_fold(level): place for place, level in reversed(list(enumerate(self.levels)))}
+        places = self._spellings() | {_fold(level): place for place, level in reversed(list(enumerate(self.levels)))}
         exact = {level: place for place, level in enumerate(self.levels)}
         texts = write_cells(cells)
         found = {cell: exact.get(cell, places.get(_fold(cell), -1)) for cell in set(texts)}
         return np.fromiter((found[cell] for cell in texts), np.int64, len(cells))
+
+    def _spellings(self) -> dict[str, int]:
+        """Return the places of levels by other spellings: yes and no, and codes that lost their zeros in front."""
+        there = {place: _fold(level) for place, level in enumerate(self.levels) if level}
+        values = {place: BOOLEANS.get(level) for place, level in there.items()}
+        if sorted(map(str, values.values())) == ["0", "1"]:
+            meant = {value: place for place, value in values.items()}
+            return {text: meant[value] for text, value in BOOLEANS.items()}
+        if not all(map(str.isdecimal, there.values())):
+            return {}
+        short = {place: level.lstrip("0") or "0" for place, level in there.items()}
+        unique = Counter(short.values())
+        return {text: place for place, text in short.items() if unique[text] == 1}
+
+    def describe_respelled(self, cells: np.ndarray) -> str:
+        """Return the first cell that `_spellings` knows alone, and its level."""
+        known, spellings = {_fold(level) for level in self.levels}, self._spellings()
+        others = (cell for cell in dict.fromkeys(write_cells(cells)) if _fold(cell) not in known)
+        found = next((cell for cell in others if _fold(cell) in spellings), None)
+        return (
+            ""
+            if found is None
+            else f"{to_printable(found)!r} is {to_printable(self.levels[spellings[_fold(found)]])!r}"
+        )
 
     def find_strange(self, cells: np.ndarray) -> np.ndarray:
         """Return which cells (n,) fit never saw: none is known to be so where some levels have no number."""

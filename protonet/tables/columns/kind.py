@@ -41,11 +41,6 @@ class Column(ABC):
         return False
 
     @property
-    def comma(self) -> bool | None:
-        """Whether its numbers have a decimal comma; None of what reads the same with and without one."""
-        return None
-
-    @property
     def rare(self) -> float:
         """The share of the rows of fit whose cells `find_others` finds."""
         return 0.0
@@ -102,6 +97,10 @@ class Column(ABC):
         numbers = self.read_numbers(cells)
         missing = find_gaps(cells) | self.find_strange(cells) if numbers is None else np.isnan(numbers)
         return np.asarray(missing, bool)
+
+    def describe_respelled(self, cells: np.ndarray) -> str:
+        """Return the first of cells (n,) that is known in another spelling alone, and what it is; "" for none."""
+        return ""
 
     @property
     def strange(self) -> str:

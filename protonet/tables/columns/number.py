@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from protonet._text import to_printable
 from protonet.tables.columns.kind import Column, name_gaps, tell_gaps, write_share
-from protonet.tables.columns.parsing import NUMBER_FORMS, find_words, parse_numbers
+from protonet.tables.columns.parsing import BOOLEANS, NUMBER_FORMS, find_words, parse_numbers
 from protonet.views.view import Graph, Stored, expect
 
 #: The largest number that is read: what float32 holds.
@@ -56,30 +57,44 @@ class Number(Column):
         return not self.missing
 
     @property
-    def comma(self) -> bool | None:
-        """Whether they have a decimal comma; None of intervals."""
-        return None if self.form == "interval" else self.form == "comma"
+    def _binary(self) -> bool:
+        """Whether the rows of fit held 0 and 1 alone: of values in [0, 1] their variance is the largest."""
+        share = self.mean
+        return self.form == "plain" and 0 < share < 1 and math.isclose(self.scale**2, share * (1 - share), rel_tol=1e-9)
+
+    def _parse(self, cells: np.ndarray) -> np.ndarray:
+        """Return the numbers (n,) that cells hold; "yes" and "no", however spelled, of a column of 0 and 1."""
+        if cells.dtype.kind == "O" and self._binary:
+            cells = np.array([BOOLEANS.get(cell.casefold(), cell) for cell in cells], object)
+        return parse_numbers(cells, self.form)
+
+    def describe_respelled(self, cells: np.ndarray) -> str:
+        """Return the first cell that is a spelling of 0 or 1, if there is one."""
+        if cells.dtype.kind != "O" or not self._binary:
+            return ""
+        found = (cell for cell in cells if cell.isalpha() and cell.casefold() in BOOLEANS)
+        return next((f"{to_printable(cell)!r} is {BOOLEANS[cell.casefold()]}" for cell in found), "")
 
     def read_numbers(self, cells: np.ndarray) -> np.ndarray:
         """Return the numbers (n,) float64, NaN for gaps."""
-        return parse_numbers(cells, self.form).astype(np.float64)
+        return self._parse(cells).astype(np.float64)
 
     def read_once(self, cells: np.ndarray) -> np.ndarray:
         """Return cells (n,) as numbers, unless one is too large, which is told as it was written."""
         if cells.dtype.kind != "O":
             return cells
-        numbers = parse_numbers(cells, self.form)
+        numbers = self._parse(cells)
         return cells if (np.abs(numbers) > MOST).any() else numbers
 
     def fill(self, cells: np.ndarray) -> np.ndarray:
         """Return the numbers (n,) as they came, float64 unless they have another floating type, gaps filled."""
-        numbers = cells if cells.dtype.kind == "f" else parse_numbers(cells, self.form)
+        numbers = cells if cells.dtype.kind == "f" else self._parse(cells)
         gaps = np.isnan(numbers)
         return np.where(gaps, numbers.dtype.type(self.median), numbers) if gaps.any() else numbers
 
     def encode(self, cells: np.ndarray) -> np.ndarray:
         """Return (n, parts) float32, infinite where that cannot hold it; the mean is taken off in float64."""
-        numbers = parse_numbers(cells, self.form)
+        numbers = self._parse(cells)
         gaps = np.isnan(numbers)
         with np.errstate(over="ignore"):
             z = (np.where(gaps, self.median, numbers) - self.mean) / self.scale
@@ -89,7 +104,7 @@ class Number(Column):
         """Return which cells (n,) are no numbers."""
         if cells.dtype.kind in "iuf":
             return np.zeros(len(cells), bool)
-        strange: np.ndarray = np.isnan(parse_numbers(cells, self.form))
+        strange: np.ndarray = np.isnan(self._parse(cells))
         return strange & ~find_words(cells) if strange.any() else strange
 
     def tell(self) -> str:
@@ -99,6 +114,7 @@ class Number(Column):
             "point": ", as 1,234.5",
             "comma": ", as 1.234,5",
             "interval": ", the middle of intervals",
+            "duration": ", the seconds of durations",
         }
         return f"number{written[self.form]}{write_share(self.missing)}"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -37,6 +37,10 @@ GAP_WORDS = frozenset(
         "err",
     }
 )
+#: How programs and people write yes and no, in lower case.
+BOOLEANS = dict.fromkeys(("true", "t", "yes", "y", "on", "1"), "1") | dict.fromkeys(
+    ("false", "f", "no", "n", "off", "0"), "0"
+)
 #: Ways to write dates that a column may mix, and the least share of its cells that the second one has.
 MOST_FORMS, LEAST_SHARE = 3, 0.02
 #: Between them, in a form that is several.
@@ -46,8 +50,11 @@ SOME = 100
 SECONDS_PER_DAY = 86_400.0
 
 _EXPONENT = r"(?:[eE][-+]?\d+)?"
-_POINT = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+\.?\d*|\.\d+)" + _EXPONENT)
-_COMMA = re.compile(r"[-+]?(?:\d{1,3}(?:\.\d{3})+(?:,\d*)?|\d+,?\d*|,\d+)" + _EXPONENT)
+# Thousands are grouped, in India lakhs too; no first group begins with 0, so that "0,205" has a decimal comma.
+_GROUPED = r"(?:[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d?(?:,\d{2})+,\d{3})"
+_GROUPED_POINTS = r"(?:[1-9]\d{0,2}(?:\.\d{3})+|[1-9]\d?(?:\.\d{2})+\.\d{3})"
+_POINT = re.compile(rf"[-+]?(?:{_GROUPED}(?:\.\d*)?|\d+\.?\d*|\.\d+)" + _EXPONENT)
+_COMMA = re.compile(rf"[-+]?(?:{_GROUPED_POINTS}(?:,\d*)?|\d+,?\d*|,\d+)" + _EXPONENT)
 _CODE = re.compile(r"0\d+")
 _UNIT = re.compile(r"\s+([^\W\d_][^\W\d_]*|°\w?)$")
 _INTERVAL = re.compile(
@@ -56,6 +63,16 @@ _INTERVAL = re.compile(
     r"(?:\s*(?:-|–|—|to|\.\.+|and)\s*(?P<high>\d+(?:[.,]\d+)*))?"
     r"\s*(?P<open>\+|and over|and more|and above|or more|or over)?",
     re.IGNORECASE,
+)
+# 37:02:11, 9:16 (minutes and seconds), 1 day, 13:02:11 (Python), -1 days +23:00:00 (pandas), PT37H2M11S (ISO 8601).
+_DURATION = re.compile(
+    r"(?:(?P<days>-?\d+) days?,? ?\+?)?(?P<sign>-?)(?:(?P<hours>\d+):(?=\d\d:))?(?P<minutes>\d+):"
+    r"(?P<seconds>[0-5]\d(?:[.,]\d+)?)|(?P<only>-?\d+) days?"
+)
+_TIME_OF_DAY = re.compile(r"(?:(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d)?|24:00(?::00)?)(?: [AP]M)?", re.IGNORECASE)
+_ISO_DURATION = re.compile(
+    r"(?P<sign>-?)P(?=.)(?:(?P<days>\d+)D)?(?:T(?=.)(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?"
+    r"(?:(?P<seconds>\d+(?:[.,]\d+)?)S)?)?"
 )
 _ISO = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(?:Z|[+-]\d{2}(?::?\d{2})?)?)?")
 _COMPACT = re.compile(r"(?:19|20)\d{6}")  # other numbers of so many digits are no days
@@ -69,17 +86,29 @@ COMPACT = "%Y%m%d"
 _CLOCKS = ("%H:%M", "%H:%M:%S", "%I:%M %p", "%I:%M:%S %p")
 #: The ways to write a day, a time or both, in the order in which they are tried: of two that fit, the first is meant.
 DATE_FORMS = ("iso", COMPACT, *_DAYS, *_CLOCKS, *(f"{day} {clock}" for day, clock in product(_DAYS, _CLOCKS)))
-NUMBER_FORMS = ("plain", "point", "comma", "interval")
+NUMBER_FORMS = ("plain", "point", "comma", "interval", "duration")
+#: In which order forms are tried, by the decimal mark that is likely: of two that fit as many cells the first is meant.
+POINT_FIRST, COMMA_FIRST = ("plain", "point", "comma"), ("comma", "point", "plain")
+#: The same where only commas between digits may be decimal marks, and points are: a file whose separator is ";".
+COMMA_OVER_POINT = ("plain", "comma", "point")
 
 
 def find_gaps(values: np.ndarray) -> np.ndarray:
-    """Return which of some values (n,), of any kind of column, stand for nothing: (n,) bool."""
+    """Return which of some values (n,), of any kind of column, are missing, after `blank_missing`: (n,) bool."""
     if values.dtype.kind == "O":
-        lower = "\0".join(values).lower().split("\0")  # one by one takes four times as long
-        if len(lower) != len(values):  # a cell holds the mark, or there is none
-            lower = [cell.lower() for cell in values]
-        return np.fromiter(map(GAPS.__contains__, lower), bool, len(values))
+        return np.asarray(values == "", bool)
     return np.asarray(np.isnat(values) if values.dtype.kind == "M" else np.isnan(values))
+
+
+def blank_missing(values: np.ndarray, missing: Collection[str] = GAPS) -> np.ndarray:
+    """Return values (n,) of any kind of column, those texts as "" that are missing values (in lower case)."""
+    if values.dtype.kind != "O":
+        return values
+    lower = "\0".join(values).lower().split("\0")  # one by one takes four times as long
+    if len(lower) != len(values):  # a cell holds the mark, or there is none
+        lower = [cell.lower() for cell in values]
+    found = np.fromiter(map(missing.__contains__, lower), bool, len(values))
+    return np.where(found, "", values).astype(object) if found.any() else values
 
 
 def count_gaps(values: np.ndarray) -> int:
@@ -95,7 +124,10 @@ def is_gap_word(cell: str) -> bool:
 def find_words(values: np.ndarray) -> np.ndarray:
     """Return which of some values (n,) of a column of numbers or dates stand for nothing: (n,) bool."""
     gaps = find_gaps(values)
-    return np.fromiter(map(is_gap_word, values), bool, len(values)) | gaps if values.dtype.kind == "O" else gaps
+    if values.dtype.kind != "O":
+        return gaps
+    words = (cell.lower() in GAPS or is_gap_word(cell) for cell in values)
+    return np.asarray(gaps | np.fromiter(words, bool, len(values)))
 
 
 def write_cells(values: np.ndarray) -> np.ndarray:
@@ -153,29 +185,76 @@ def read_written(cell: str, form: str) -> float:
     return float(bare.replace(",", "") if form == "point" else bare.replace(".", "").replace(",", "."))
 
 
+def read_duration(cell: str) -> float:
+    """Return the seconds of a duration: hours, minutes and seconds, or minutes and seconds; NaN if it is none."""
+    match = _DURATION.fullmatch(cell) or _ISO_DURATION.fullmatch(cell)
+    if match is None:
+        return math.nan
+    parts = {name: float((text or "0").replace(",", ".")) for name, text in match.groupdict().items() if name != "sign"}
+    if match["hours"] and ":" in cell and parts["minutes"] > 59:
+        return math.nan
+    seconds = 3600 * parts["hours"] + 60 * parts["minutes"] + parts["seconds"]
+    return 86_400 * (parts["days"] + parts.get("only", 0)) + (-seconds if match["sign"] else seconds)
+
+
+def are_durations(cells: Iterable[str], *, clocks: bool = False) -> bool:
+    """Return whether most of some distinct cells are durations, and not all of them may be times of day.
+
+    Args:
+        cells: Without gaps.
+        clocks: Whether all may be times of day.
+    """
+    cells = [cell for cell in cells if not is_gap_word(cell)]
+    if not cells or all(math.isnan(read_duration(cell)) for cell in cells[:SOME]):
+        return False
+    found = [cell for cell in cells if not math.isnan(read_duration(cell))]
+    return len(found) >= ENOUGH * len(cells) and (clocks or not all(map(_TIME_OF_DAY.fullmatch, found)))
+
+
+def read_number(cell: str, form: str) -> float:
+    """Return the number of a form other than "interval"; NaN if it is none.
+
+    A column that was plain in fit may have marks between thousands, a unit or durations later; one of durations may
+    have seconds.
+    """
+    if form not in {"plain", "duration"}:
+        return read_written(cell, form)
+    readings = (read_plain(cell), read_written(cell, "point") if form == "plain" else math.nan, read_duration(cell))
+    return next((value for value in readings if not math.isnan(value)), math.nan)
+
+
 def parse_numbers(values: np.ndarray, form: str) -> np.ndarray:
     """Return the numbers (n,) float64 that cells (n,) of one form hold; NaN for gaps and for what is no number."""
-    if values.dtype.kind == "M":
-        return np.full(len(values), math.nan)
+    if values.dtype.kind == "M":  # times, of durations below a day
+        seconds = SECONDS_PER_DAY * parse_dates(values, "")
+        return seconds if form == "duration" else np.full(len(values), math.nan)
     if values.dtype.kind != "O":
         return np.asarray(values, np.float64)
     if form == "interval":
         return map_distinct(read_interval, values)
-    if form != "plain":
-        return map_distinct(lambda cell: read_written(cell, form), values)
-    if "_" not in "".join(values):
+    if form == "plain" and "_" not in "".join(values):
         with suppress(ValueError):
             return np.fromiter(map(float, values), np.float64, len(values))
-    return np.fromiter(map(read_plain, values), np.float64, len(values))
+    return map_distinct(lambda cell: read_number(cell, form), values)
 
 
-def find_number_form(cells: Iterable[str], *, codes: bool = False, comma: bool = False) -> str:
+def find_decimal_marks(cells: Iterable[str]) -> set[str]:
+    """Return which of "point" and "comma" some cell must have as its decimal mark, as "0,205" and "1.5" must."""
+    marked = [cell for cell in cells if "," in cell or "." in cell]
+    return {
+        form
+        for form, other in (("point", "comma"), ("comma", "point"))
+        if any(math.isnan(read_written(cell, other)) and not math.isnan(read_written(cell, form)) for cell in marked)
+    }
+
+
+def find_number_form(cells: Iterable[str], *, codes: bool = False, order: Sequence[str] = POINT_FIRST) -> str:
     """Return the form of numbers that most of some distinct cells have; "" if few have any.
 
     Args:
         cells: Without gaps.
         codes: Take cells of one length with zeros before them, such as post codes, for numbers, too.
-        comma: Of forms that fit as many cells, the one with a decimal comma is meant; otherwise the plainest.
+        order: The forms that are tried; of two that fit as many cells, the first one is meant.
     """
     cells = list(cells)
     if not (plain := _are_plain(cells)):  # else none is a word
@@ -186,7 +265,7 @@ def find_number_form(cells: Iterable[str], *, codes: bool = False, comma: bool =
     zeros = [cell for cell in cells if cell[0] == "0"]  # most columns have none: patterns are slow
     if not codes and any(map(_CODE.fullmatch, zeros)) and len(set(map(len, cells))) == 1:
         return ""
-    if plain and not comma:
+    if plain and (order[0] == "plain" or not any("." in cell for cell in cells)):
         return "plain"
 
     def share(read: Callable[[str], float], among: list[str]) -> float:
@@ -195,16 +274,16 @@ def find_number_form(cells: Iterable[str], *, codes: bool = False, comma: bool =
     readers: dict[str, Callable[[str], float]] = {"plain": read_plain}
     if len({match.group(1) for cell in cells if (match := _UNIT.search(cell))}) <= 1:
         readers |= {form: partial(read_written, form=form) for form in ("point", "comma")}
-    order = reversed(readers) if comma else readers
     # A few tell that a column of long texts is none.
-    shares = {form: share(readers[form], cells) for form in order if share(readers[form], cells[:SOME]) >= ENOUGH / 2}
+    likely = [form for form in order if form in readers and share(readers[form], cells[:SOME]) >= ENOUGH / 2]
+    shares = {form: share(readers[form], cells) for form in likely}
     best = max(shares, key=lambda form: shares[form], default="")
     return best if shares.get(best, 0.0) >= ENOUGH else ""
 
 
 def _are_plain(cells: list[str]) -> bool:
     """Return whether all cells are finite numbers as Python writes them."""
-    return bool(np.isfinite(parse_numbers(np.array(cells, object), "plain")).all())
+    return all(math.isfinite(read_plain(cell)) for cell in cells)
 
 
 def read_interval(cell: str) -> float:
@@ -245,7 +324,8 @@ def read_date(cell: str, form: str) -> float:
             return math.nan
         moment = datetime.strptime(cell, form)
     except (ValueError, OverflowError):
-        return math.nan
+        longer = form in _CLOCKS and not _TIME_OF_DAY.fullmatch(cell)
+        return read_duration(cell) / SECONDS_PER_DAY if longer else math.nan
     since = datetime(1900, 1, 1) if form in _CLOCKS else datetime(1970, 1, 1)
     return (moment - since).total_seconds() / SECONDS_PER_DAY
 
@@ -255,8 +335,8 @@ def parse_dates(values: np.ndarray, form: str) -> np.ndarray:
     if values.dtype.kind == "M":
         days = values.astype("datetime64[us]").astype(np.int64) / (1e6 * SECONDS_PER_DAY)
         return np.where(np.isnat(values), math.nan, days)
-    if values.dtype.kind != "O":
-        return np.full(len(values), math.nan)
+    if values.dtype.kind != "O":  # durations, where times of day were fitted
+        return values / SECONDS_PER_DAY if set(form.split(OR)) <= {*_CLOCKS} else np.full(len(values), math.nan)
     return map_distinct(lambda cell: read_date(cell, form), values)
 
 

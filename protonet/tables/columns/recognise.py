@@ -14,6 +14,8 @@ from protonet.tables.columns.date import Date
 from protonet.tables.columns.kind import Column
 from protonet.tables.columns.number import Number
 from protonet.tables.columns.parsing import (
+    POINT_FIRST,
+    are_durations,
     are_intervals,
     are_mixed_dates,
     find_date_form,
@@ -51,12 +53,12 @@ class Verdict(NamedTuple):
         return "text" if self.is_text else None if self.column is None else self.column.takes
 
 
-def recognise(cells: np.ndarray, *, comma: bool = False) -> Verdict:
+def recognise(cells: np.ndarray, *, order: Sequence[str] = POINT_FIRST) -> Verdict:
     """Take a column for what it most likely is, and fit it.
 
     Args:
         cells: (n,) text without spaces around it, as an array of objects; numbers; or datetime64.
-        comma: Whether numbers that may have a decimal comma have one.
+        order: As in `find_number_form`.
 
     Returns:
         The column; or why it is left out: it is empty, constant, an identifier, or text without a common word.
@@ -71,10 +73,12 @@ def recognise(cells: np.ndarray, *, comma: bool = False) -> Verdict:
         return Verdict(Date.fit(cells), "")
     if cells.dtype.kind != "O":
         return Verdict(Number.fit(cells), "")
-    if form := find_number_form(distinct, comma=comma):
+    if form := find_number_form(distinct, order=order):
         return Verdict(Number.fit(cells, form), "")
     if are_intervals(distinct):
         return Verdict(Number.fit(cells, "interval"), "")
+    if are_durations(distinct):
+        return Verdict(Number.fit(cells, "duration"), "")
     if form := find_date_form(distinct):
         return Verdict(Date.fit(cells, form), "")
     if len(distinct) <= max(RULES.few, RULES.share * len(present)) and not are_sentences(distinct, len(present)):
@@ -100,7 +104,15 @@ def are_sentences(distinct: Sequence[Any], rows: int) -> bool:
     return len(distinct) == rows and words[len(words) // 2] >= RULES.words
 
 
-def fit_named(name: str, kind: str, cells: np.ndarray, argument: str = "--column", *, read: bool = False) -> Verdict:
+def fit_named(
+    name: str,
+    kind: str,
+    cells: np.ndarray,
+    argument: str = "--column",
+    *,
+    read: bool = False,
+    order: Sequence[str] = POINT_FIRST,
+) -> Verdict:
     """Fit a column (n,) as a kind of `protonet.tables.columns.NAMES` that a person gave for it, with an argument.
 
     Args:
@@ -109,6 +121,7 @@ def fit_named(name: str, kind: str, cells: np.ndarray, argument: str = "--column
         cells: The column.
         argument: What gave the kind.
         read: Whether there is what reads a text of which no two rows share a word.
+        order: As in `find_number_form`.
 
     Raises:
         InputError: Its cells are no such thing.
@@ -132,7 +145,9 @@ def fit_named(name: str, kind: str, cells: np.ndarray, argument: str = "--column
         form = (
             "plain"
             if cells.dtype.kind != "O"
-            else find_number_form(distinct, codes=True) or ("interval" if are_intervals(distinct) else "")
+            else find_number_form(distinct, codes=True, order=order)
+            or ("interval" if are_intervals(distinct) else "")
+            or ("duration" if are_durations(distinct, clocks=True) else "")
         )
         if form:
             return Verdict(Number.fit(cells, form), "")

@@ -30,7 +30,7 @@ from tests.representations.pictures.cases import write_folders
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 CELLS = np.array(
-    ["my card is lost", "where is my money", "", "the card came", "NA", "my money, where?", "lost money", "  "], object
+    ["my card is lost", "where is my money", "", "the card came", "", "my money, where?", "lost money", "  "], object
 )
 GAPS = [2, 4, 7]
 #: A network of pictures of another place, by the length of their names.

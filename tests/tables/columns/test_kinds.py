@@ -19,6 +19,8 @@ from protonet.tables.columns.date import CYCLES, Date
 from protonet.tables.columns.encoding import KINDS, Encoding
 from protonet.tables.columns.kind import Column
 from protonet.tables.columns.number import Number
+from protonet.tables.columns.parsing import blank_missing
+from protonet.tables.columns.recognise import recognise
 from protonet.tables.columns.text import TEXTS, Text, count_grams
 from tests.strategies import spoil
 
@@ -27,7 +29,7 @@ WORDS = ["red", "green", "blue", "dark", "light", "small", "large", "old", "new"
 
 
 def objects(*cells: str) -> np.ndarray:
-    return np.array(cells, object)
+    return blank_missing(np.array(cells, object))
 
 
 def sentences(n: int, seed: int = 0) -> np.ndarray:
@@ -348,3 +350,36 @@ def test_other_columns_tensors_are_an_error(
     described, tensors = Encoding((Text.fit(sentences(20)),)).describe()
     with pytest.raises(ValueError, match="tensor"):
         Encoding.restore(described, change(tensors))
+
+
+class TestSpellings:
+    @pytest.mark.parametrize("fitted", [("TRUE", "FALSE"), ("yes", "no"), ("Y", "N"), ("1", "0"), ("t", "f")])
+    @pytest.mark.parametrize("new", [("TRUE", "FALSE"), ("true", "false"), ("yes", "no"), ("Y", "N"), ("1", "0")])
+    def test_yes_and_no_in_other_words(self, fitted: tuple[str, str], new: tuple[str, str]) -> None:
+        pattern = [0, 1, 1, 0, 1]
+        column = recognise(objects(*(fitted[at] for at in pattern))).column
+        assert column is not None
+        other = objects(*(new[at] for at in pattern))
+        assert np.array_equal(column.encode(other), column.encode(objects(*(fitted[at] for at in pattern))))
+        assert not column.find_strange(other).any()
+        same = {each.casefold() for each in fitted} == {each.casefold() for each in new}
+        assert bool(column.describe_respelled(other)) != same
+
+    def test_codes_without_their_zeros(self) -> None:
+        column = Category.fit(objects("01067", "01067", "10115", "00204", "00204"))
+        expected = column.encode(objects("01067", "00204", "10115"))
+        for cells in (objects("1067", "204", "10115"), np.array([1067, 204, 10115]), np.array([1067.0, 204, 10115])):
+            assert np.array_equal(column.encode(cells), expected)
+            assert column.describe_respelled(cells) == "'1067' is '01067'"
+        assert column.find_strange(objects("067", "1067")).tolist() == [True, False]
+
+    @pytest.mark.parametrize(
+        ("levels", "cell"), [(("01", "1"), "001"), (("yes", "no", "maybe"), "1"), (("a", "b"), "1")]
+    )
+    def test_what_could_be_several_levels_is_none(self, levels: tuple[str, ...], cell: str) -> None:
+        column = Category.fit(objects(*levels, *levels))
+        assert column.find_strange(objects(cell)).all()
+        assert not column.describe_respelled(objects(cell))
+
+    def test_numbers_that_are_no_yes_or_no(self) -> None:
+        assert Number.fit(np.array([0.0, 1, 0.5])).find_strange(objects("yes")).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from datetime import datetime, timedelta
 
 import numpy as np
@@ -10,10 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protonet.tables.columns.date import Date
+from protonet.tables.columns.number import Number
 from protonet.tables.columns.parsing import (
     DATE_FORMS,
     NUMBER_FORMS,
+    are_durations,
     are_intervals,
+    blank_missing,
     find_date_form,
     find_gaps,
     find_number_form,
@@ -21,11 +26,13 @@ from protonet.tables.columns.parsing import (
     parse_dates,
     parse_numbers,
     read_date,
+    read_duration,
     read_interval,
     read_plain,
     read_written,
     write_cells,
 )
+from protonet.tables.columns.recognise import recognise
 from protonet.tables.delimited import GAPS
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
@@ -40,8 +47,10 @@ def objects(*cells: str) -> np.ndarray:
 class TestGaps:
     def test_any_spelling_is_a_gap_and_nothing_else(self) -> None:
         for gap in GAPS:
-            assert find_gaps(objects(gap, gap.upper(), gap.capitalize(), gap.title())).all(), gap
-        assert not find_gaps(objects("0", "no", "False", "n", "nanny", "--x", "1/a")).any()
+            cells = objects(gap, gap.upper(), gap.capitalize(), gap.title())
+            assert find_gaps(blank_missing(cells)).all(), gap
+        assert blank_missing(objects("NA", "?", "x"), frozenset({"x"})).tolist() == ["NA", "?", ""]
+        assert not find_gaps(blank_missing(objects("0", "no", "False", "n", "nanny", "--x", "1/a"))).any()
         assert not find_gaps(np.array([0, -1])).any()
         assert find_gaps(np.array([0.0, np.nan, np.inf])).tolist() == [False, True, False]
         assert find_gaps(np.array(["2020-01-01", "NaT"], "datetime64[us]")).tolist() == [False, True]
@@ -49,7 +58,7 @@ class TestGaps:
     @pytest.mark.parametrize(
         ("cells", "texts"),
         [
-            (objects("a", "NA", "", "?"), ["a", "", "", ""]),
+            (objects("a", "NA", ""), ["a", "NA", ""]),
             (np.array([1.0, np.nan, -2.0]), ["1", "", "-2"]),
             (np.array([1.5, np.nan], np.float32), ["1.5", ""]),
             (np.array([1.0, np.inf]), ["1", "inf"]),
@@ -282,3 +291,66 @@ class TestDates:
     )
     def test_the_form_of_a_column(self, cells: list[str], form: str) -> None:
         assert find_date_form(cells) == form
+
+
+def write_iso(seconds: int) -> str:
+    hours, minutes, rest = seconds // 3600, seconds // 60 % 60, seconds % 60
+    return f"PT{hours}H{minutes}M{rest}S"
+
+
+#: How programs write durations in text.
+DURATIONS: dict[str, Callable[[int], str]] = {
+    "h:mm:ss": lambda seconds: f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}",
+    "hh:mm:ss": lambda seconds: f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}",
+    "m:ss": lambda seconds: f"{seconds // 60}:{seconds % 60:02}",
+    "ISO 8601": write_iso,
+    "Python": lambda seconds: str(timedelta(seconds=seconds)),
+    "pandas": lambda seconds: f"{seconds // 86400} days {timedelta(seconds=seconds % 86400)!s:0>8}",
+}
+
+
+class TestDurations:
+    @given(st.integers(0, 10**7), st.sampled_from([*DURATIONS]))
+    def test_every_form_is_seconds(self, seconds: int, form: str) -> None:
+        assert read_duration(DURATIONS[form](seconds)) == seconds
+
+    @given(
+        st.lists(st.integers(0, 2 * 86400), min_size=3, max_size=20, unique=True),
+        st.sampled_from([*DURATIONS]),
+        st.sampled_from([*DURATIONS, "seconds", "text of seconds", "Parquet or Excel"]),
+    )
+    def test_a_column_fitted_to_one_form_reads_all(self, values: list[int], fitted: str, predicted: str) -> None:
+        values = [*values, 37 * 3600 + 131]
+        column = recognise(objects(*map(DURATIONS[fitted], values))).column
+        assert isinstance(column, Number)
+        assert column.form == "duration"
+        assert column.mean == pytest.approx(np.mean(values))
+        others = {"seconds": np.array(values), "Parquet or Excel": np.array(values, float)}
+        new = others.get(predicted, objects(*map(DURATIONS.get(predicted, str), values)))
+        assert column.fill(new).tolist() == values
+        assert not column.find_strange(new).any()
+        plain = Number.fit(np.array(values, float))
+        assert plain.fill(new).tolist() == values
+
+    @pytest.mark.parametrize("cells", [["9:16:54", "23:59:59"], ["00:00", "24:00"], ["9:16", "10:30"], ["9:16 AM"]])
+    def test_times_of_day_are_none(self, cells: list[str]) -> None:
+        assert not are_durations(cells)
+        assert are_durations(cells, clocks=True) == ("AM" not in cells[0])
+
+    def test_times_of_day_read_durations_below_a_day(self) -> None:
+        column = recognise(objects("9:16:54", "10:20:30", "23:00:01")).column
+        assert isinstance(column, Date)
+        expected = column.encode(objects("9:16:54"))
+        for cells in (objects("PT9H16M54S"), objects("556:54"), np.array([33414.0])):
+            assert np.array_equal(column.encode(cells), expected)
+
+    @pytest.mark.parametrize("cell", ["", "9", "1:60", "1:2", "1:60:00", "P", "PT", "a:10", "1:00:00:00", "1:00:1"])
+    def test_what_is_none(self, cell: str) -> None:
+        assert math.isnan(read_duration(cell))
+
+    @pytest.mark.parametrize(
+        ("cell", "seconds"),
+        [("-0:05", -5), ("-1 days +23:00:00", -3600), ("-1 day, 23:00:00", -3600), ("1:02.5", 62.5), ("P1D", 86400)],
+    )
+    def test_signs_and_fractions(self, cell: str, seconds: float) -> None:
+        assert read_duration(cell) == seconds

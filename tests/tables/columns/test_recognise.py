@@ -11,6 +11,7 @@ from protonet.errors import InputError
 from protonet.tables.columns import NAMES
 from protonet.tables.columns.kind import Column
 from protonet.tables.columns.number import Number
+from protonet.tables.columns.parsing import blank_missing
 from protonet.tables.columns.recognise import RULES, fit_named, recognise
 from protonet.tables.features import take_columns
 
@@ -19,15 +20,15 @@ N = 60
 
 
 def objects(cells: object) -> np.ndarray:
-    return np.array(list(map(str, cells)), object)  # type: ignore[call-overload]
+    return blank_missing(np.array(list(map(str, cells)), object))  # type: ignore[call-overload]
 
 
 def repeat(*cells: str) -> np.ndarray:
-    return np.array([cells[number % len(cells)] for number in range(N)], object)
+    return blank_missing(np.array([cells[number % len(cells)] for number in range(N)], object))
 
 
 def gap(cells: np.ndarray, word: str = "NA") -> np.ndarray:
-    return np.where(np.arange(len(cells)) % 7 == 3, word, cells)
+    return blank_missing(np.where(np.arange(len(cells)) % 7 == 3, word, cells))
 
 
 def take(cells: np.ndarray) -> Column:
@@ -135,7 +136,7 @@ def test_gaps_in_many_spellings() -> None:
         assert column.tell() == told
         assert not column.find_strange(np.array(words, object)).any()
     column = take(repeat("yes", "no", "unknown", "n.a."))
-    assert column.tell() == "category: n.a., no, unknown, yes"  # which may tell something
+    assert column.tell() == "category: missing, no, unknown, yes"  # which may tell something
 
 
 def test_days_and_months_in_both_orders_are_no_dates() -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -68,6 +69,22 @@ def rank_columns(
         "shuffles": shuffles,
         "columns": sorted(columns, key=lambda column: -column["log_loss_rise"]),
     }
+
+
+def find_importances(judged: Crossfit, sizes: Sequence[int], places: Sequence[int], width: int) -> np.ndarray:
+    """Return by how much the log-loss rises where a column is shuffled: (width,) float64, 0 for those left out.
+
+    Args:
+        judged: The rows, each judged by the network of its fold.
+        sizes: How many features each column is that is used.
+        places: Where each of these is among all columns.
+        width: The number of all columns.
+    """
+    found = rank_columns(judged, [""] * len(sizes), sizes, torch.Generator().manual_seed(0))
+    importances = np.zeros(width)
+    for column in found["columns"]:
+        importances[places[column["number"]]] = column["log_loss_rise"]
+    return importances
 
 
 def count_rows(judged: Crossfit) -> int:
