@@ -198,7 +198,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         Raises:
             InputError: As in ``partial_fit``.
         """
-        labels: np.ndarray = self.classes_[self._compute(X).argmax(axis=1)]
+        predicted = self._compute(X).argmax(axis=1)
+        labels: np.ndarray = self.classes_[predicted]
         return labels
 
     def predict_proba(self, X: Any) -> np.ndarray:

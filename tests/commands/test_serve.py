@@ -367,7 +367,7 @@ def test_models_are_replaced_and_the_end_comes_under_load(folder: Path, tmp_path
         told = finish(load)
         assert code == 0
         assert "must be a model file" in said
-        assert said.endswith("The model from before answers.\nended: all that was asked is answered\n")
+        assert said.endswith("The previous model stays in use.\nended: all that was asked is answered\n")
         assert told["answered"] > 0
         assert (told["lost"], told["failed"]) == (0, 0), told
 

@@ -50,7 +50,7 @@ def test_predict_evaluate_and_explain(model: Path, tmp_path: Path, run: Run) -> 
     run("evaluate", model, tmp_path / "new.csv", "--label", "kind", quiet=False)
     assert NOTE in run.notes
     path = tmp_path / "explained.json"
-    run("explain", model, tmp_path / "new.csv", "--rows", "0,1", "--json", path)
+    run("explain", model, tmp_path / "new.csv", "--rows", "2,3", "--json", path)
     explained = [row["classes"][0]["probability"] for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
     assert explained == pytest.approx([float(row["probability"]) for row in predicted[:2]], abs=1e-4)
 

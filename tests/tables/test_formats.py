@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from protonet._text import unescape_formula
@@ -73,6 +74,7 @@ def test_text_comes_back(delimiter: str, end: str, encoding: str, rows: list[lis
     quoting: Literal[0, 1] = csv.QUOTE_ALL if broken else csv.QUOTE_MINIMAL
     csv.writer(text, delimiter=delimiter, lineterminator=end, quoting=quoting).writerows([COLUMNS, *rows])
     content = text.getvalue().encode(encoding, "replace")
+    assume(encoding != "cp1252" or not re.search(rb"[\xc2-\xf4][\x80-\xbf]", content))  # which is UTF-8 as well
     came = [[cell.encode(encoding, "replace").decode(encoding).strip() for cell in row] for row in rows]
     expected = [[unescape_formula(cell.replace("\r\n", "\n").replace("\r", "\n")) for cell in row] for row in came]
     for name in ("table.csv", "table.tsv.gz"):
