@@ -30,7 +30,7 @@ class TwinRules:
     whole: float = (
         0.5  #: Of the rows of its class, a row and its twins are at most this share: a class may be a cluster.
     )
-    wide: float = 1.4  #: Where near-duplicates end, gaps are on average this many times as wide as by chance, ...
+    wide: float = 1.5  #: Where near-duplicates end, gaps are on average this many times as wide as by chance, ...
     deviations: float = 3.0  #: ... and by this many standard errors. So much more often neighbours agree in class.
     ties: float = 0.1  #: Where more distances than this are equal to the next one, values are few: nothing is told.
     tied: float = 0.5
