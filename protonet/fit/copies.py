@@ -1,6 +1,6 @@
-"""Rows that stand more than once: equal ones become one of their weight, and near-equal ones are held out together.
+"""Duplicate rows: equal ones become one row of their weight, and near-equal ones are held out together.
 
-A model that has seen a row knows its copy: held out apart from each other, copies would pay for learning by heart.
+A model that has seen a row knows its duplicate. In different folds, duplicates would reward overfitting.
 """
 
 from __future__ import annotations
@@ -16,17 +16,28 @@ from protonet.views.view import Rows
 
 @dataclass(frozen=True)
 class CopyRules:
-    """Which rows are copies."""
+    """When two rows are duplicates; tests/fit/test_copies.py has tables with and without them."""
 
-    near: tuple[float, ...] = (1e-2, 1e-4, 1e-6)
-    """Distance of two copies, at the most: root mean square over the features, in their standard deviations. In few
-    features, rows that have nothing in common come so near: then the next one is tried."""
+    near: tuple[float, ...] = (1e-2, 1e-3, 1e-4, 1e-6, 0.0)
+    """Largest distance of duplicates: root mean square over the features, in their standard deviations. If chance
+    explains the pairs at one distance, the next one is tried."""
     chance: float = 5.0
-    """Copies are this many times as many as values of independent features give: of few yes-or-no answers, rows are
-    equal without being copies."""
+    """Chance explains the neighbours of a row that are at most this many times the expected ones."""
+    explained: float = 0.9  #: Pairs are due to chance if it explains this fraction of the rows that have neighbours.
+    shared: float = 0.5
+    """A table is discrete if in each column this fraction of the different rows share their value: equal rows are due
+    to chance then."""
+    few: float = 3.0  #: Values that occur equally often, more or less by chance.
+    neighbours: int = 16  #: Rows beyond the near ones that the expected number is extrapolated from.
+    largest: float = 0.1
+    """Largest fraction of the rows in one group. A value that more rows share belongs to the distribution, as the zeros
+    of counts do."""
+    least: int = 10  #: A group of so many rows is never too large.
+    queries: int = 512  #: Rows whose neighbours are counted, ...
+    pairs: int = 2**24  #: ... fewer if their distances to all others would be more than this.
     directions: int = 4  #: Random projections that are compared first ...
-    reach: float = 4.0  #: ... in which copies are this many of those distances apart, at the most ...
-    ahead: int = 16  #: ... and this many rows, in the order of the first.
+    reach: float = 4.0  #: ... in which duplicates are at most this many of those distances apart, ...
+    ahead: int = 16  #: ... with this many rows that follow in the order of the first projection.
     rounding: float = 1e-6  #: Equal rows are kept in a model file, and come back, within this share of each value.
     constant: float = 1e-6  #: A feature that varies by less than this share of its root mean square is constant.
 
@@ -35,64 +46,143 @@ COPIES = CopyRules()
 
 
 def find_copies(x: Tensor) -> Tensor | None:
-    """Group rows that are equal, or nearly, unless that is what chance gives.
+    """Group rows that are equal or nearly equal, unless chance explains that.
+
+    A group holds the near neighbours of one of its rows. Groups are not chained: rows of one group are at most twice
+    the largest distance apart.
 
     Args:
         x: (n, dim) float32.
 
     Returns:
-        The number of each row's group (n,) int64, that of its first row; None if each is alone.
+        The group of each row, as the index of the group's first row, (n,) int64; None if no row has a duplicate.
     """
     n = len(x)
     deviation = x.std(dim=0, correction=0)
     varies = deviation > COPIES.constant * x.square().mean(dim=0).sqrt()
-    unit = torch.where(varies, 1 / deviation, 0.0) / max(1, int(varies.sum())) ** 0.5
+    if n < 2 or not bool(varies.any()):
+        return None
+    z = x[:, varies] / (deviation[varies] * int(varies.sum()) ** 0.5)
+    _, point, counts = hash_rows(z).unique(return_inverse=True, return_counts=True)  # a point: rows that are equal
+    first = torch.full_like(counts, n).scatter_reduce_(0, point, torch.arange(n), "amin")
+    points = z[first]
+    pairs, distance = _list_close_pairs(points)
+    for near in COPIES.near:
+        group = _group_neighbours(len(points), pairs[:, distance <= near])
+        size = torch.zeros_like(counts).index_add_(0, group, counts)[group]
+        repeated = (size > 1) & (size <= max(COPIES.least, COPIES.largest * n))
+        if not bool(repeated.any()):
+            continue
+        chosen = repeated.nonzero().flatten()
+        if not (_follows_density(points, counts, chosen, near) or _is_discrete(points)) or (
+            not near and not _is_sampled(counts)
+        ):
+            group = torch.where(repeated, group, torch.arange(len(points)))[point]
+            rows = torch.where(repeated[point], group, len(points) + torch.arange(n))
+            _, place = rows.unique(return_inverse=True)
+            return torch.full((n,), n).scatter_reduce_(0, place, torch.arange(n), "amin")[place]
+    return None
+
+
+def _list_close_pairs(points: Tensor) -> tuple[Tensor, Tensor]:
+    """Return pairs (2, m) of points (k, dim) that may be duplicates, and their distances (m,)."""
     generator = torch.Generator().manual_seed(0)
-    projected = x @ (unit[:, None] * torch.randn(x.shape[1], COPIES.directions, generator=generator, dtype=x.dtype))
+    directions = torch.randn(points.shape[1], COPIES.directions, generator=generator, dtype=points.dtype)
+    projected = points @ directions
     order = projected[:, 0].argsort(stable=True)
     ordered = projected[order]
     first, second = [order[:0]], [order[:0]]
-    for ahead in range(1, min(COPIES.ahead, n - 1) + 1):
+    for ahead in range(1, min(COPIES.ahead, len(points) - 1) + 1):
         apart = (ordered[ahead:] - ordered[:-ahead]).abs().amax(dim=1)
         near = (apart <= COPIES.reach * COPIES.near[0]).nonzero().flatten()
         first.append(order[near])
         second.append(order[near + ahead])
-    pairs = torch.stack([torch.cat(first), torch.cat(second)])  # (2, pairs) that may be copies
-    chunks = (
-        ((x[one] - x[other]) * unit).square().sum(dim=1).sqrt()
-        for one, other in zip(pairs[0].split(CHUNK), pairs[1].split(CHUNK), strict=True)
-    )
-    distance = torch.cat([projected[:0, 0], *chunks])
-    for near_enough in COPIES.near:
-        close = distance <= near_enough
-        if not bool(close.any()):
-            return None
-        if int(close.sum()) > COPIES.chance * _expect_pairs(x[:, varies] / deviation[varies], near_enough):
-            return _connect(torch.arange(n), pairs[:, close])
-    return None
+    pairs = torch.stack([torch.cat(first), torch.cat(second)])
+    chunks = pairs.split(CHUNK, dim=1)
+    return pairs, torch.cat([torch.linalg.vector_norm(points[one] - points[other], dim=1) for one, other in chunks])
 
 
-def _expect_pairs(z: Tensor, near: float) -> float:
-    """Return how many pairs of rows (n, dim) would agree if their features were independent."""
-    expected = len(z) ** 2 / 2
-    for column in z.T:
-        values = column.sort().values
-        above = torch.searchsorted(values, values + near, right=True) - torch.searchsorted(values, values - near)
-        expected *= float(above.double().mean()) / len(z)
-    return expected
+def _group_neighbours(count: int, pairs: Tensor) -> Tensor:
+    """Return the group (count,) of each point, as the index of the point whose neighbours it holds.
+
+    Points in random order take their neighbours that no group has yet: a maximal independent set of the graph.
+
+    Source: Luby, "A simple parallel algorithm for the maximal independent set problem" (1986), algorithm B.
+    """
+    group, points = torch.arange(count), torch.arange(count)
+    rank = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    edges = torch.cat([pairs, pairs.flip(0)], dim=1)
+    free = torch.ones(count, dtype=torch.bool)
+    while edges.shape[1]:
+        best = rank.scatter_reduce(0, edges[0], rank[edges[1]], "amin")  # in each point's neighbourhood
+        centre = free & (best == rank)
+        taken = edges[:, centre[edges[0]]]
+        group = group.scatter(0, taken[1], taken[0])
+        free &= ~centre
+        free[taken[1]] = False
+        edges = edges[:, free[edges].all(dim=0)]
+    return torch.where(group == points, points, group)
 
 
-def _connect(groups: Tensor, pairs: Tensor) -> Tensor:
-    """Return groups (n,), those that one of the pairs (2, m) of rows connects made one."""
-    while True:
-        least = groups[pairs].amin(dim=0)
-        joined = groups
-        for rows in pairs:
-            joined = joined.scatter_reduce(0, groups[rows], least, "amin")
-        joined = joined[joined]
-        if torch.equal(joined, groups):
-            return groups
-        groups = joined
+def _follows_density(points: Tensor, counts: Tensor, chosen: Tensor, near: float) -> bool:
+    """Return whether the density of the data explains how many rows are within a distance of some points.
+
+    Within a distance d of a row, a density of intrinsic dimension D has rows in proportion to d^D. Both the number and
+    D come from the nearest points beyond ``near``, so that columns which depend on each other count once. Values on a
+    grid count as if they filled half of the gap to the next one.
+
+    Args:
+        points: (k, dim), all different.
+        counts: (k,) rows at each point.
+        chosen: (m,) points that have other rows within ``near``.
+        near: The distance.
+
+    Source: Grassberger and Procaccia, "Measuring the strangeness of strange attractors" (1983), eq. 1.3, within the
+        neighbourhood of each row.
+    """
+    most = max(1, min(COPIES.queries, COPIES.pairs // len(points)))
+    chosen = chosen[:: -(-len(chosen) // most)]
+    distance = torch.cdist(points[chosen].double(), points.double())  # (m, k)
+    distance.scatter_(1, chosen[:, None], 0.0)  # not rounded
+    beyond = distance.masked_fill(distance <= near, torch.inf)
+    radii = beyond.topk(min(COPIES.neighbours, len(points)), largest=False).values  # (m, neighbours), ascending
+    last = radii.isfinite().sum(dim=1, keepdim=True) - 1
+    if bool((last < 0).any()):  # nothing to extrapolate from
+        return True
+    gap, inner, outer = (radii.gather(1, place)[:, 0] for place in (0 * last, last // 2, last))
+
+    def count_within(radius: Tensor) -> Tensor:
+        return ((distance <= radius[:, None] * (1 + 1e-6)) * counts).sum(dim=1).double() - 1
+
+    ratio = count_within(outer) / count_within(inner)
+    spread = float((outer / inner).log().sum())
+    dimension = float(ratio.log().sum()) / spread if spread else 0.0
+    expected = count_within(outer) * ((gap / 2).clamp_min(near) / outer).pow(dimension)
+    observed = count_within(torch.full_like(gap, near))
+    return float((observed <= COPIES.chance * expected).double().mean()) >= COPIES.explained
+
+
+def _is_discrete(points: Tensor) -> bool:
+    """Return whether most of the different points (k, dim) share their value with another one, in every column."""
+    for column in points.T:
+        _, counts = column.unique(return_counts=True)
+        if int(counts[counts > 1].sum()) < COPIES.shared * len(points):
+            return False
+    return True
+
+
+def _is_sampled(counts: Tensor) -> bool:
+    """Return whether independent rows can be repeated so many times (k,), however they are distributed.
+
+    The number of times is a mixture of Poisson distributions: if m_k values occur k times, k! m_k is log-convex in k.
+    If a table holds each row twice, there are many pairs, but hardly any single rows or triples.
+    """
+    occurring = counts.bincount(minlength=2)[1:].double()  # at 0: once
+    occurring = torch.cat([occurring, occurring.new_zeros(1)])
+    k = torch.arange(2, len(occurring))
+    before, here, after = occurring[:-2], occurring[1:-1], occurring[2:]
+    most = COPIES.chance * (k + 1) / k * (before + COPIES.few) * (after + COPIES.few)
+    return bool((here.square() <= most).all())
 
 
 def find_equal(x: Tensor, known: Tensor, origin: Tensor) -> Tensor:
@@ -135,33 +225,50 @@ def hash_rows(x: Tensor) -> Tensor:
 
 
 def pool_copies(rows: Rows) -> tuple[Rows, int, Tensor | None, Tensor]:
-    """Make rows that are equal, and of one class, one row of their weight; group those that are nearly so.
+    """Merge equal rows of one class and one group into one row of their weight; group duplicates.
 
     Args:
         rows: Sorted by class, then by their bytes. Their groups, if any, are numbers below n.
 
     Returns:
-        The rows; how many of them are equal to an earlier one, or nearly; of groups that were given, the number
-        (groups,) that each has now; and the number (n,) that each row has now.
+        The rows; the number of rows that have an earlier duplicate; for groups that were given, the new number of each
+        (groups,); and the new index (n,) of each row.
     """
     copies, groups, numbers = find_copies(rows.features), rows.groups, None
     if groups is not None:
         numbers = torch.arange(int(groups.max()) + 1)
     if copies is None:
         return rows, 0, numbers, torch.arange(len(rows.labels))
-    n, alone = len(copies), torch.arange(len(copies))
+    n = len(copies)
     repeated = n - len(copies.unique())
-    if groups is not None and numbers is not None:  # copies join the groups that they are in
-        first = torch.full_like(numbers, n).scatter_reduce_(0, groups, alone, "amin")
-        copies = _connect(copies, torch.stack([alone, first[groups]]))
+    if groups is not None and numbers is not None:
+        first = torch.full_like(numbers, n).scatter_reduce_(0, groups, torch.arange(n), "amin")
+        copies = _join_groups(first[groups], copies)
         numbers = copies[first]
     same = (rows.features[1:] == rows.features[:-1]).all(dim=1) & (rows.labels[1:] == rows.labels[:-1])
+    same &= copies[1:] == copies[:-1]
     if rows.described is not None:
         same &= rows.described[1:] == rows.described[:-1]
     new = torch.cat([torch.tensor([True]), ~same])
     places = new.cumsum(dim=0) - 1
     weights = torch.bincount(places, rows.weights).to(torch.float64)
     rows = rows._replace(groups=copies).take(new)
-    if groups is None and len(copies.unique()) == len(rows.labels):  # what is equal is one row, and nothing is near it
+    if groups is None and len(copies.unique()) == len(rows.labels):  # every duplicate was merged
         rows = rows._replace(groups=None)
     return rows._replace(weights=weights), repeated, numbers, places
+
+
+def _join_groups(groups: Tensor, copies: Tensor) -> Tensor:
+    """Join groups (n,) that share duplicates (n,), except where that would join a large fraction of the rows.
+
+    Both are given as the index of the first row.
+    """
+    n, joined = len(groups), groups
+    while True:
+        before = joined
+        for own in (copies, groups):
+            joined = torch.full((n,), n).scatter_reduce_(0, own, joined, "amin")[own]
+        if torch.equal(joined, before):
+            break
+    most = max(COPIES.least, COPIES.largest * n, min(2 * int(groups.bincount().max()), n / 2))
+    return torch.where(joined.bincount(minlength=n)[joined] <= most, joined, groups)

@@ -30,6 +30,8 @@ class TwinRules:
     whole: float = (
         0.5  #: Of the rows of its class, a row and its twins are at most this share: a class may be a cluster.
     )
+    wide: float = 1.5  #: Where near-duplicates end, gaps are on average this many times as wide as by chance, ...
+    deviations: float = 3.0  #: ... and by this many standard errors. So much more often neighbours agree in class.
     ties: float = 0.1  #: Where more distances than this are equal to the next one, values are few: nothing is told.
     tied: float = 0.5
     """Of the twins, those that are equal in a column, at most: one day of a date is no source, and nor is one value of
@@ -79,17 +81,46 @@ def find_twins(rows: Rows) -> float:
     mixed = other.cumsum(dim=1).gather(1, place[:, None])[:, 0] > 0
     expected = float((1 - shares[has_twins].pow(twins[has_twins])).sum())
     if float(mixed[has_twins].sum()) > TWINS.mixed * expected:
-        return 0.0
+        has_twins &= False
     has_twins &= ~mixed
     found = float(has_twins.double().mean())
+    near = has_twins[:, None] & (torch.arange(TWINS.most) <= place[:, None])  # (queries, most)
+    if found < TWINS.share:
+        found, near = _compare_agreement(steps * k * dimension, ~other, shares * n)
     if found < TWINS.share:
         return found
-    near = has_twins[:, None] & (torch.arange(TWINS.most) <= place[:, None])  # (queries, most)
     tied = _find_tied(rows, queries[near.nonzero()[:, 0]], nearest[:, : TWINS.most][near])
     if not bool(tied.any()):
         return found
     blocks = None if rows.blocks is None else rows.blocks[~tied]
     return find_twins(rows._replace(features=rows.features[:, ~tied], blocks=blocks))
+
+
+def _compare_agreement(gaps: Tensor, same: Tensor, sizes: Tensor) -> tuple[float, Tensor]:
+    """Return which fraction of rows have near-duplicates that single distances do not tell from other rows.
+
+    With noise, few rows are conspicuous by themselves. All of them are, if their gaps are wide on average after the
+    same number of neighbours, and neighbours before that gap agree in class far more often than those after it.
+
+    Args:
+        gaps: (queries, reach - 1): after each neighbour, exponential with a mean of 1 for a smooth density.
+        same: (queries, reach): which neighbours are of the row's class.
+        sizes: (queries,) rows of its class.
+
+    Returns:
+        The fraction, 0 if the gaps are not wide; and which neighbours (queries, most) are likely duplicates.
+    """
+    twins = 1 + int(gaps[:, : TWINS.most].mean(dim=0).argmax())
+    eligible = twins + 1 <= TWINS.whole * sizes
+    near = eligible[:, None] & same[:, : TWINS.most] & (torch.arange(TWINS.most) < twins)
+    count = int(eligible.sum())
+    if count < TWINS.least:
+        return 0.0, near
+    gap = float(gaps[eligible, twins - 1].mean())
+    inside, outside = (float(part[eligible].double().mean()) for part in (same[:, :twins], same[:, twins:]))
+    wide = gap > max(TWINS.wide, 1 + TWINS.deviations / count**0.5)
+    agree = inside - outside > TWINS.deviations * (outside * (1 - outside) / count) ** 0.5
+    return (inside - outside) / (1 - outside) if wide and agree else 0.0, near
 
 
 def _find_tied(rows: Rows, first: Tensor, second: Tensor) -> Tensor:

@@ -49,6 +49,64 @@ def test_what_chance_repeats_is_no_copy() -> None:
     assert find_copies(torch.ones(1, 3)) is None
 
 
+def dependent_columns(kind: str, n: int) -> torch.Tensor:
+    rng = np.random.default_rng(0)
+    celsius, hour, price = rng.normal(15, 10, n).round(2), 24 * rng.random(n), rng.lognormal(3, 1, n).round(2)
+    answers = np.clip((rng.normal(size=(n, 1)) + 0.5 * rng.normal(size=(n, 6))).round(), -2, 2)
+    clock = [(np.sin(np.pi / 12 * t), np.cos(np.pi / 12 * t)) for t in (hour, np.floor(hour))]
+    columns = {
+        "linear": [celsius, (1.8 * celsius + 32).round(2)],
+        "square": [celsius, celsius**2],
+        "log": [price, np.log(price)],
+        "hour": clock[0],
+        "whole hour": clock[1],
+        "categories": np.eye(100)[rng.integers(100, size=n)].T,
+        "answers": answers.T,
+    }[kind]
+    x = torch.from_numpy(np.column_stack(list(columns))).float()
+    return x - x.mean(dim=0)
+
+
+@pytest.mark.parametrize("n", [500, 6000])
+@pytest.mark.parametrize("kind", ["linear", "square", "log", "hour", "whole hour", "categories", "answers"])
+def test_columns_that_depend_on_each_other_make_no_duplicates(kind: str, n: int) -> None:
+    groups = find_copies(dependent_columns(kind, n))
+    if groups is not None:  # a few pairs may be close by chance
+        _, size = groups.unique(return_counts=True)
+        assert size.max() <= 3
+        assert size[size > 1].sum() < 0.05 * n
+
+
+@pytest.mark.parametrize("kind", ["linear", "square", "answers"])
+def test_a_table_that_holds_each_row_twice_has_duplicates_whatever_its_columns(kind: str) -> None:
+    groups = find_copies(dependent_columns(kind, 500).repeat(2, 1))
+    assert groups is not None
+    assert torch.equal(groups[:500], groups[500:])
+
+
+def test_groups_are_no_chains_and_a_frequent_value_is_no_group() -> None:
+    chain = 0.004 * torch.arange(200)[:, None] + torch.zeros(200, 3)
+    far = torch.randn(2000, 3, generator=torch.Generator().manual_seed(0))
+    groups = find_copies(torch.cat([far, chain]))
+    assert groups is None or int(groups.unique(return_counts=True)[1].max()) <= 10
+    sparse = far * (torch.rand(2000, 1, generator=torch.Generator().manual_seed(1)) < 0.7)
+    assert find_copies(sparse) is None
+
+
+def test_a_redundant_column_costs_no_accuracy() -> None:
+    rng = np.random.default_rng(1)
+    celsius = rng.normal(15, 10, 1200)
+    labels = torch.from_numpy((np.sin(celsius / 2) > 0).astype(np.int64))
+    x = torch.from_numpy(np.stack([celsius, 1.8 * celsius + 32], axis=1)).float()
+    one, both = (solve_problem([(z[:600], labels[:600])], effort="fast") for z in (x[:, :1], x))
+    with torch.no_grad():
+        single, double = (
+            float((solution.network(z[600:]).argmax(dim=1) == labels[600:]).double().mean())
+            for solution, z in ((one, x[:, :1]), (both, x))
+        )
+    assert double > max(0.9, single - 0.03)
+
+
 @given(seed=seeds, n_groups=st.integers(2, 30), classes=st.integers(1, 4), many=st.booleans())
 def test_groups_are_never_on_both_sides_nor_is_a_class_left_out(
     seed: int, n_groups: int, classes: int, many: bool

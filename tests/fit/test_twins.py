@@ -30,6 +30,18 @@ def test_twins_are_found_and_groups_of_them_are_no_news(dim: int, noise: float, 
     assert share_twins(x, y, of) < TWINS.share
 
 
+@pytest.mark.parametrize("dim", [5, 10, 30])
+@pytest.mark.parametrize("copies", [2, 3, 5])
+def test_noisy_copies_of_few_rows_with_random_labels_are_found(dim: int, copies: int) -> None:
+    found = 0
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        of = np.repeat(np.arange(30), copies)
+        x = rng.normal(size=(30, dim))[of] + 0.3 * rng.normal(size=(len(of), dim))
+        found += share_twins(x, rng.integers(2, size=30)[of]) >= TWINS.share
+    assert found >= (3 if dim == 5 else 4)
+
+
 @pytest.mark.parametrize("load", [load_iris, load_wine, load_breast_cancer, load_digits])
 def test_real_tables_have_none(load: object) -> None:
     assert callable(load)
