@@ -62,9 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in STUDIES:
         return run_command(PROG, explain, arguments[:1])
 
-    def command(rest: Sequence[str] | None) -> None:
+    def command(remaining: Sequence[str] | None) -> None:
         from analysis.shared.runner import run_study  # noqa: PLC0415 - with torch, which takes a second
 
-        run_study(f"{PROG} {name}", importlib.import_module(f"{PROG}.{STUDIES[name][0]}"), rest)
+        run_study(f"{PROG} {name}", importlib.import_module(f"{PROG}.{STUDIES[name][0]}"), remaining)
 
     return run_command(f"{PROG} {name}", command, arguments[1:])

@@ -60,16 +60,16 @@ class Cell(NamedTuple):
 
 def add_options(parser: StudyParser) -> None:
     """Add what to draw and which methods to run."""
-    parser.add_whole("--draws", 5, "number of draws")
+    parser.add_int("--draws", 5, "number of draws")
     parser.add_names("--family", FAMILIES, "isotropic")
     parser.add("--shots", "16+4", "train+val samples per class, with commas", _parse_shots)
     parser.add("--limits", "500000", "parameter limits, with commas", functools.partial(parse_wholes, low=0))
     parser.add_names("--methods", METHODS)
-    parser.add_whole("--first-seed", 0, "the first draw's seed", low=0)
+    parser.add_int("--first-seed", 0, "the first draw's seed", low=0)
     shown = "give ours the test rows without their labels, which the contest does not allow"
     parser.add_argument("--unlabelled", action="store_true", help=shown)
-    parser.add_whole("--classes", 128, "number of classes", low=2)
-    parser.add_whole("--dim", 384, "features", low=2)
+    parser.add_int("--classes", 128, "number of classes", low=2)
+    parser.add_int("--dim", 384, "features", low=2)
     parser.add_state()
 
 
@@ -110,8 +110,10 @@ def run_cell(cell: Cell) -> dict[str, Any]:
     started, parameters = time.perf_counter(), None
     if cell.method == OURS:
         metadata = {"num_classes": cell.num_classes, "input_dim": cell.dim, "param_limit": cell.limit}
-        rest = split.test_x if cell.unlabelled else None
-        network = solve([(split.train_x, split.train_y)], [(split.val_x, split.val_y)], metadata, unlabelled=rest)
+        unlabelled_rows = split.test_x if cell.unlabelled else None
+        network = solve(
+            [(split.train_x, split.train_y)], [(split.val_x, split.val_y)], metadata, unlabelled=unlabelled_rows
+        )
         parameters = network.count_parameters()
         with torch.no_grad():
             predicted: Tensor | None = network(split.test_x).argmax(dim=1)
@@ -137,12 +139,12 @@ def summarise(results: Mapping[Cell, Mapping[str, Any]]) -> list[dict[str, Any]]
     """Gather the results by family, shots and limit: percentages of every method that applies, the solver's costs."""
     rows = []
     for key, limit in dict.fromkeys((cell[:3], cell.limit) for cell in results if cell.method == OURS):
-        own = {cell: result for cell, result in results.items() if cell[:3] == key and cell.limit in {None, limit}}
+        selected = {cell: result for cell, result in results.items() if cell[:3] == key and cell.limit in {None, limit}}
         percent: dict[str, list[float]] = {OURS: []}
-        for cell, result in own.items():
+        for cell, result in selected.items():
             if result["accuracy"] is not None:
                 percent.setdefault(cell.method, []).append(100 * result["accuracy"])
-        ours = [result for cell, result in own.items() if cell.method == OURS]
+        ours = [result for cell, result in selected.items() if cell.method == OURS]
         row = {"family": key[0], "shots": f"{key[1]}+{key[2]}", "limit": limit, "percent": percent}
         rows.append(row | {name: [result[name] for result in ours] for name in ("parameters", "seconds")})
     return rows

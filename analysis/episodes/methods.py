@@ -86,7 +86,7 @@ the better of the two plain prototypes, `{plain}`, and in bold what loses to it 
 
 def add_options(parser: StudyParser) -> None:
     """Add how many episodes there are."""
-    parser.add_whole("--episodes", 2000, "episodes of each experiment", low=2)
+    parser.add_int("--episodes", 2000, "episodes of each experiment", low=2)
     parser.add_names("--methods", EVALUATED)
     parser.add_state()
 

@@ -76,8 +76,8 @@ def add_options(parser: StudyParser) -> None:
     parser.add_argument(FOLDER, metavar="FOLDER", help="pictures in folders of their classes")
     text = "as of protonet.episodes extract (default: efficientnet:160)"
     parser.add_argument("--backbone", default="efficientnet:160", metavar="NET", help=text)
-    parser.add_whole("--way", 5, "classes of an episode", low=2)
-    parser.add_whole("--episodes", 1000, "episodes of each column", low=2)
+    parser.add_int("--way", 5, "classes of an episode", low=2)
+    parser.add_int("--episodes", 1000, "episodes of each column", low=2)
     parser.add_names("--methods", EVALUATED)
 
 

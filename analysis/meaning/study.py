@@ -66,8 +66,8 @@ def add_options(parser: StudyParser) -> None:
     parser.add_argument(FOLDER, metavar="FOLDER", help="tables .csv with columns text and class, folders of pictures")
     parser.add_argument("--sets", metavar="NAMES", help="their names, with commas (default: all of the folder)")
     parser.add("--shots", "0,1,5,20", "labelled rows per class; 0: names alone", partial(parse_wholes, low=0))
-    parser.add_whole("--splits", 3, "splits of each set")
-    parser.add_whole("--tests", 600, "rows that are judged, at the most")
+    parser.add_int("--splits", 3, "splits of each set")
+    parser.add_int("--tests", 600, "rows that are judged, at the most")
     parser.add("--effort", "default", f"of {', '.join(EFFORTS)}", partial(check_name, known=EFFORTS))
     parser.add_names("--representations", [*PACKAGED, NONE], DEFAULT)
     parser.add_argument("--setfit", action="store_true", help="run SetFit's recipe, too: minutes for each table")
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> Report:
     for seed in range(options.splits):
         for name in chosen:
             items = read_items(paths[name])
-            reads = next((each for each in options.representations if takes(each) == items.takes), NONE)
+            reads = next((candidate for candidate in options.representations if takes(candidate) == items.takes), NONE)
             for shots in options.shots:
                 setfit = options.setfit and len(items.classes) <= MOST_CLASSES
                 methods = list_methods(items.takes, shots, options.representations, setfit=setfit)
@@ -97,9 +97,9 @@ def run(options: argparse.Namespace) -> Report:
     rows = [{"takes": kinds[run.dataset], **run._asdict(), **result} for run, result in results.items()]
     sizes = {name: len(read_items(paths[name]).classes) for name in chosen}
     note = NOTE.format(tests=options.tests, splits=count(options.splits, "split"), effort=options.effort)
-    told = {"names": 0 in options.shots, "one": 1 in options.shots}
-    told |= {method: any(run.method == method for run in runs) for method in (TFIDF, SETFIT)}
-    note += "".join(text for name, text in NOTES.items() if told[name])
+    notes = {"names": 0 in options.shots, "one": 1 in options.shots}
+    notes |= {method: any(run.method == method for run in runs) for method in (TFIDF, SETFIT)}
+    note += "".join(text for name, text in NOTES.items() if notes[name])
     return Report(rows, tabulate(rows, sizes) + note)
 
 
@@ -118,10 +118,14 @@ def tabulate(rows: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> str
     parts = []
     for kind, plural in (("text", "texts"), ("picture", "pictures")):
         for shots in unique(row["shots"] for row in rows if row["takes"] == kind):
-            own = [row for row in rows if row["takes"] == kind and row["shots"] == shots]
-            sets, methods = unique(row["dataset"] for row in own), unique(row["method"] for row in own)
+            selected = [row for row in rows if row["takes"] == kind and row["shots"] == shots]
+            sets, methods = unique(row["dataset"] for row in selected), unique(row["method"] for row in selected)
             head = f"{count(len(sets), 'set')} of {plural}, {shots} labelled per class"
-            parts += [f"**{head}**\n", tabulate_means(own, sets, methods), tabulate_sets(own, sets, methods, sizes)]
+            parts += [
+                f"**{head}**\n",
+                tabulate_means(selected, sets, methods),
+                tabulate_sets(selected, sets, methods, sizes),
+            ]
     return "\n".join(parts)
 
 
@@ -129,15 +133,18 @@ def tabulate_means(rows: Sequence[Mapping[str, Any]], sets: Sequence[str], metho
     """Return a line for each method: its mean where all sets have it, its leads on those that do, its time."""
     means = {method: average(rows, method) for method in methods}
     lines = []
-    for method, own in means.items():
-        line = [name_method(method, rows), f"{statistics.fmean(own.values()):.1f}" if len(own) == len(sets) else ""]
+    for method, selected in means.items():
+        line = [
+            name_method(method, rows),
+            f"{statistics.fmean(selected.values()):.1f}" if len(selected) == len(sets) else "",
+        ]
         for peer in methods:
-            shared = [name for name in sets if name in own and name in means[peer]]
-            leads = [own[name] - means[peer][name] for name in shared]
+            shared = [name for name in sets if name in selected and name in means[peer]]
+            leads = [selected[name] - means[peer][name] for name in shared]
             line += ["" if peer == method else format_mean(leads, sign=True)] * (peer in PEERS)
         for quantity in ("seconds", "cold"):
-            found = [row[quantity] for row in rows if row["method"] == method and quantity in row]
-            line.append(f"{statistics.fmean(found):.1f}" if found else "")
+            scores = [row[quantity] for row in rows if row["method"] == method and quantity in row]
+            line.append(f"{statistics.fmean(scores):.1f}" if scores else "")
         lines.append(line)
     headings = [f"less {name_method(peer, rows)}" for peer in methods if peer in PEERS]
     return format_table(["", "accuracy, %", *headings, "CPU s", "CPU s, empty cache"], lines)
@@ -148,18 +155,18 @@ def tabulate_sets(
 ) -> str:
     """Return a line for each set: the accuracy of each method."""
     means = [average(rows, method) for method in methods]
-    cells = [[f"{own[name]:.1f}" if name in own else "" for own in means] for name in sets]
+    cells = [[f"{selected[name]:.1f}" if name in selected else "" for selected in means] for name in sets]
     lines = [[name, str(sizes[name]), *line] for name, line in zip(sets, cells, strict=True)]
     return format_table(["set", "classes", *(name_method(method, rows) for method in methods)], lines)
 
 
 def average(rows: Sequence[Mapping[str, Any]], method: str) -> dict[str, float]:
     """Return the mean accuracy over splits of a method on each set that has it."""
-    found: dict[str, list[float]] = {}
+    scores: dict[str, list[float]] = {}
     for row in rows:
         if row["method"] == method:
-            found.setdefault(row["dataset"], []).append(row["percent"])
-    return {name: statistics.fmean(own) for name, own in found.items()}
+            scores.setdefault(row["dataset"], []).append(row["percent"])
+    return {name: statistics.fmean(selected) for name, selected in scores.items()}
 
 
 def name_method(method: str, rows: Sequence[Mapping[str, Any]]) -> str:

@@ -77,8 +77,8 @@ class Grid(NamedTuple):
         config = json.loads(candidate.config)
         if config.get("total_steps") is None:
             return dict.fromkeys(self.steps, candidate)
-        told = {steps: config | {"total_steps": round(factor * steps)} for steps in self.steps}
-        return {steps: candidate._replace(config=json.dumps(each, sort_keys=True)) for steps, each in told.items()}
+        configs = {steps: config | {"total_steps": round(factor * steps)} for steps in self.steps}
+        return {steps: candidate._replace(config=json.dumps(each, sort_keys=True)) for steps, each in configs.items()}
 
     def score(self, optimizers: Optimizers, curves: Curves) -> list[Row]:
         """Return the rows of an optimizer, one for each horizon: by role, then horizon, then workload."""
@@ -113,7 +113,7 @@ def add_grid(parser: StudyParser, seeds: str) -> None:
     file = str(loading.BASELINES)
     parser.add_argument("--baselines", default=file, metavar="PATH", help=f"default: {file}")
     parser.add("--seeds", seeds, "seeds, with commas", partial(parse_wholes, low=0))
-    parser.add_whole("--jobs", os.cpu_count() or 1, "processes")
+    parser.add_int("--jobs", os.cpu_count() or 1, "processes")
 
 
 def _parse_factors(option: str, text: str) -> list[float]:
@@ -217,11 +217,11 @@ def check_baselines(grid: Grid) -> None:
             "--baselines", "have every workload", got, remedy + (", with the same file." if file else ".")
         )
     for name, path in grid.workloads.items():
-        found = loading.take_fingerprint(name, path)
+        result = loading.take_fingerprint(name, path)
         was = dict.fromkeys(grid.get_baseline(name, steps)["fingerprint"] for steps in grid.steps)
-        if [*was] != [found]:
+        if [*was] != [result]:
             print(
-                f"{name} differs from what its baseline was made with: loss {found:g} before training, not "
+                f"{name} differs from what its baseline was made with: loss {result:g} before training, not "
                 f"{', '.join(f'{each:g}' for each in was)}; another Python or torch has other data or weights. "
                 "Tune it here.",
                 file=sys.stderr,
@@ -257,11 +257,11 @@ def compete(
             }
     for peer, optimizers in chosen.items():
         rows = grid.score(optimizers, curves)
-        found = {
+        result = {
             f"{n}": {"best": lr, "means": {f"{each}": mean[n] for each, mean in means[peer].items()}}
             for n, lr in best[peer].items()
         }
-        entries.append({"name": peer, "rows": rows, "summaries": summarise(rows), "rates": found})
+        entries.append({"name": peer, "rows": rows, "summaries": summarise(rows), "rates": result})
     return entries
 
 

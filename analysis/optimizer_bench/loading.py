@@ -87,9 +87,9 @@ def load_workloads(path: Path) -> dict[str, Build]:
         raise_input_error(
             "--workload-file", "hold a dictionary WORKLOADS", str(path), "Map names to functions build(seed)."
         )
-    taken = sorted(builds.keys() & WORKLOADS.keys())
-    if taken:
-        raise_input_error("--workload-file", "have names of its own", ", ".join(taken), "Rename these workloads.")
+    clashes = sorted(builds.keys() & WORKLOADS.keys())
+    if clashes:
+        raise_input_error("--workload-file", "have names of its own", ", ".join(clashes), "Rename these workloads.")
     return builds
 
 
@@ -118,8 +118,8 @@ def load_optimizer(path: Path, config: dict[str, Any]) -> type[torch.optim.Optim
 def read_baselines(path: Path) -> Baselines:
     """Return what optimizer-tune wrote, or raise an InputError."""
     baselines: Baselines = read_json("--baselines", path)
-    found = baselines.values() if isinstance(baselines, dict) else [None]
-    entries = [entry for each in found for entry in (each.values() if isinstance(each, dict) else [None])]
+    groups = baselines.values() if isinstance(baselines, dict) else [None]
+    entries = [entry for group in groups for entry in (group.values() if isinstance(group, dict) else [None])]
     if not all(isinstance(entry, dict) and entry.keys() >= NEEDED for entry in entries):
         raise_input_error(
             "--baselines", "hold what tune writes", str(path), "Make it with python -m analysis optimizer-tune."

@@ -49,7 +49,7 @@ def check_look(look: Look, argument: str) -> None:
         return
     lines = LOOKS.read_text(encoding="utf-8").splitlines() if LOOKS.exists() else []
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| 2")]
-    seen = dict.fromkeys((each[4], each[5].strip("`")) for each in cells if TEST in each[1].split(", ") and each[5])
+    seen = dict.fromkeys((row[4], row[5].strip("`")) for row in cells if TEST in row[1].split(", ") and row[5])
     if len(seen) >= MOST and (look.optimizer, look.config) not in seen:
         got = f"{len(seen)} looks, at {' and '.join(f'{name} {config}' for name, config in seen)}"
         remedy = f"Judge on validation; {LOOKS.name} has the looks."

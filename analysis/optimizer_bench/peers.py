@@ -30,8 +30,8 @@ def _find(library: str, name: str) -> Maker:
         module = importlib.import_module(library)
     if library == "heavyball":
         module.utils.compile_mode = None  # compiling would take longer than the run
-    found: Maker = getattr(module, name)
-    return found
+    maker: Maker = getattr(module, name)
+    return maker
 
 
 def make_default(parameters: Parameters, lr: float, *, library: str, name: str) -> torch.optim.Optimizer:

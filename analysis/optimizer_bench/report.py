@@ -46,9 +46,9 @@ def tabulate(entries: Sequence[Entry], baselines: Baselines) -> str:
         rows = _select(first["rows"], key)
         text += f"**{TITLES[summary['role']]}, {summary['steps']:,} steps**\n\n"
         if "factor" in first:
-            found = {row["workload"]: baselines[row["workload"]][str(summary["steps"])] for row in rows}
-            text += f"{_tabulate_rows(rows, found)}\n{first['name']}: {_describe(summary, rows)}\n\n"
-            coarse = ", ".join(name for name, baseline in found.items() if baseline.get("coarse"))
+            selected = {row["workload"]: baselines[row["workload"]][str(summary["steps"])] for row in rows}
+            text += f"{_tabulate_rows(rows, selected)}\n{first['name']}: {_describe(summary, rows)}\n\n"
+            coarse = ", ".join(name for name, baseline in selected.items() if baseline.get("coarse"))
             text += f"AdamW by the coarse ladder alone, which is easier: {coarse}.\n\n" if coarse else ""
         if peers:
             text += _tabulate_entries(compared, key) + "\n"
@@ -85,29 +85,29 @@ def _describe(summary: Summary, rows: Sequence[Row]) -> str:
     parts = [f"{name} {ratio:.2f}" for name, ratio in summary["kinds"].items()]
     parts += [f"against {EASIER[name]} {ratio:.2f}" for name, ratio in summary["easier"].items()]
     text += f"{', '.join(parts)}, "
-    return text + f"not finite: {', '.join(summary['diverged']) or 'none'}.{_tell_raised(rows)}"
+    return text + f"not finite: {', '.join(summary['diverged']) or 'none'}.{_format_errors(rows)}"
 
 
-def _tell_raised(rows: Sequence[Row]) -> str:
+def _format_errors(rows: Sequence[Row]) -> str:
     """Return which workloads an optimizer raised an exception on, with the first one of each; empty if on none."""
     raised = {row["workload"]: next(filter(None, row["raised"]), None) for row in rows}
-    told = "; ".join(f"{name} ({text})" for name, text in raised.items() if text is not None)
-    return told and f" Raised on {told}."
+    message = "; ".join(f"{name} ({text})" for name, text in raised.items() if text is not None)
+    return message and f" Raised on {message}."
 
 
 def _tabulate_entries(entries: Sequence[Entry], key: Mapping[str, Any]) -> str:
     """Return a table with a line for each optimizer at a role and horizon, the best first."""
     names = [row["workload"] for row in _select(entries[0]["rows"], key)]
     lines, notes = [], ""
-    found: list[tuple[Entry, Summary]] = [(entry, _select(entry["summaries"], key)[0]) for entry in entries]
-    for entry, summary in sorted(found, key=lambda pair: -float(pair[1]["ratio"])):
+    selected: list[tuple[Entry, Summary]] = [(entry, _select(entry["summaries"], key)[0]) for entry in entries]
+    for entry, summary in sorted(selected, key=lambda pair: -float(pair[1]["ratio"])):
         rows = _select(entry["rows"], key)
         line = [entry["name"], f"{entry['rates'][str(key['steps'])]['best']:g}" if "rates" in entry else ""]
         line += [f"{row['ratio']:.2f}" for row in rows]
         line += [f"{summary['ratio']:.2f}", _format_interval(summary), f"{summary['worst_ratio']:.2f}"]
         lines.append([*line, f"{sum(row['step_ms'] for row in rows) / len(rows):.2f}"])
-        told = _tell_raised(rows)
-        notes += f"\n{entry['name']}:{told}\n" if told else ""
+        message = _format_errors(rows)
+        notes += f"\n{entry['name']}:{message}\n" if message else ""
     return format_table(["optimizer", "rate", *names, "mean", "95 %", "worst", "ms"], lines) + notes
 
 
@@ -127,8 +127,8 @@ def tabulate_variants(entries: Sequence[Entry]) -> str:
             line += [f"{mean:.2f}", f"{round(change, 1) + 0.0:+.1f} %"]
         worst = min(entry["rows"], key=lambda row: float(row["ratio"]))
         diverged = dict.fromkeys(row["workload"] for row in entry["rows"] if any(row["diverged"]))
-        told = f"{worst['workload']} {worst['ratio']:.2f} (of {worst['steps']:,})"
-        lines.append([*line, told, ", ".join(diverged) or "none"])
+        message = f"{worst['workload']} {worst['ratio']:.2f} (of {worst['steps']:,})"
+        lines.append([*line, message, ", ".join(diverged) or "none"])
     headings = [text for steps in means for text in (f"{steps:,} steps", "change")]
     return format_table(["variant", *headings, "worst", "not finite"], lines)
 
@@ -146,7 +146,7 @@ def plot(curves: Mapping[str, Sequence[Sequence[float]]], baselines: Mapping[str
         for index, losses in enumerate(shown):
             style = {"color": "C1", "lw": 1} if index else {"color": "0.4", "lw": 1.5}
             label = "candidate, a line for each seed" if index else "AdamW, tuned, mean of seeds"
-            steps = [EVERY * place for place in range(1, len(losses))]
+            steps = [EVERY * position for position in range(1, len(losses))]
             axes.plot(steps, losses[1:], label=label if index < 2 else None, **style)
         axes.axhline(baselines[name]["target"], color="0.7", lw=1, ls=":", label="target")
         if min(min(losses[1:], default=1.0) for losses in shown) > 0:  # a density's log-loss may be negative

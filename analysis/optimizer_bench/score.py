@@ -70,8 +70,8 @@ def score_workload(name: str, curves: Sequence[Curve], baseline: Mapping[str, An
         "ratio": statistics.geometric_mean(ratios),
         "ratios": ratios,
         "easier": {
-            easier: statistics.geometric_mean(rate(curve, baseline | each) for curve in curves)
-            for easier, each in baseline.get("easier", {}).items()
+            easier: statistics.geometric_mean(rate(curve, baseline | entry) for curve in curves)
+            for easier, entry in baseline.get("easier", {}).items()
         },
         "hits": [curve.first_hit(target) for curve in seen],
         "diverged": [curve.diverged for curve in seen],

@@ -72,20 +72,22 @@ def run(options: argparse.Namespace) -> Report:
     baselines = loading.read_baselines(Path(options.baselines))
     grid = Grid(dict.fromkeys(names), baselines, options.seeds, sorted(options.steps))
     check_baselines(grid)
-    told_each = {name: grid.tell(candidate) for name, candidate in variants.items()}
-    runs = [run for optimizers in told_each.values() for run in grid.list_runs(optimizers)]
+    optimizers_of = {name: grid.tell(candidate) for name, candidate in variants.items()}
+    runs = [run for optimizers in optimizers_of.values() for run in grid.list_runs(optimizers)]
     curves = train_all(runs, options.state, options.jobs)
-    rows = {name: grid.score(optimizers, curves) for name, optimizers in told_each.items()}
-    ratios = {name: average_by(found, "workload") for name, found in rows.items()}
+    rows = {name: grid.score(optimizers, curves) for name, optimizers in optimizers_of.items()}
+    ratios = {name: average_by(result, "workload") for name, result in rows.items()}
     choices = leave_out(ratios, FAMILY)
     text = f"{tabulate(rows)}\n{tabulate_choices(choices, ratios)}"
-    found: dict[str, Any] = {"rows": rows, "choices": [choice._asdict() for choice in choices]}
+    result: dict[str, Any] = {"rows": rows, "choices": [choice._asdict() for choice in choices]}
     if options.all:
-        found["rank_correlation"] = correlate(ratios, CHEAP)
-        told = "too few variants differ" if found["rank_correlation"] is None else f"{found['rank_correlation']:.2f}"
+        result["rank_correlation"] = correlate(ratios, CHEAP)
+        correlation = (
+            "too few variants differ" if result["rank_correlation"] is None else f"{result['rank_correlation']:.2f}"
+        )
         cheap = sum(name in CHEAP for name in names)
-        text += f"\nSpearman's rank correlation of the {cheap} cheap workloads with all {len(names)}: {told}.\n"
-    return Report(found, f"{text}{NOTE}")
+        text += f"\nSpearman's rank correlation of the {cheap} cheap workloads with all {len(names)}: {correlation}.\n"
+    return Report(result, f"{text}{NOTE}")
 
 
 def make_variant(text: str, config_file: str | None, folder: Path) -> Candidate:
@@ -157,11 +159,11 @@ def leave_out(ratios: Mapping[str, Mapping[str, float]], families: Mapping[str, 
     names = list(next(iter(ratios.values())))
     choices = []
     for family in dict.fromkeys(families[name] for name in names):
-        own = {name for name in names if families[name] == family}
-        others = {name for name in names if name not in own} or own
+        members = {name for name in names if families[name] == family}
+        others = {name for name in names if name not in members} or members
         chosen = max(ratios, key=lambda variant: average(ratios[variant], others))
-        best = max(average(each, own) for each in ratios.values())
-        choices.append(Choice(family, chosen, average(ratios[chosen], own), best))
+        best = max(average(each, members) for each in ratios.values())
+        choices.append(Choice(family, chosen, average(ratios[chosen], members), best))
     return choices
 
 
@@ -182,7 +184,7 @@ def correlate(ratios: Mapping[str, Mapping[str, float]], names: Collection[str])
 
 def tabulate(rows: Mapping[str, Sequence[Row]]) -> str:
     """Return a table with a line for each variant, the best first."""
-    means = {name: average(each := average_by(found, "workload"), each) for name, found in rows.items()}
+    means = {name: average(each := average_by(result, "workload"), each) for name, result in rows.items()}
     lines = []
     for name in sorted(rows, key=lambda variant: -means[variant]):
         horizons, families = (average_by(rows[name], key) for key in ("steps", "family"))

@@ -55,8 +55,8 @@ def add_options(parser: StudyParser) -> None:
     parser.add_argument("--optimizer", required=True, metavar="FILE", help="as that of optimizer-bench")
     parser.add_argument("--config", metavar="FILE", help="its config, a JSON object (default: none)")
     parser.add_argument("--case", metavar="NAME", help=f"one of {', '.join(CASES)} (default: all)")
-    parser.add_whole("--steps", 48, "steps of a turn")
-    parser.add_whole("--turns", 7, "turns of each optimizer")
+    parser.add_int("--steps", 48, "steps of a turn")
+    parser.add_int("--turns", 7, "turns of each optimizer")
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -90,11 +90,14 @@ def measure(name: str, make: Callable[..., torch.optim.Optimizer], steps: int, t
         for (table,) in gradients:
             table[SEEN:] = 0
     parameters = [[nn.Parameter(torch.ones(shape)) for shape in CASES[name]] for _ in makers]
-    optimizers = [make_one(own) for make_one, own in zip(makers, parameters, strict=True)]
-    for optimizer, own in zip(optimizers, parameters, strict=True):
-        _take_steps(optimizer, own, gradients, FIRST)
+    optimizers = [make_one(group) for make_one, group in zip(makers, parameters, strict=True)]
+    for optimizer, group in zip(optimizers, parameters, strict=True):
+        _take_steps(optimizer, group, gradients, FIRST)
     times = [
-        [_take_steps(optimizer, own, gradients, steps) for optimizer, own in zip(optimizers, parameters, strict=True)]
+        [
+            _take_steps(optimizer, group, gradients, steps)
+            for optimizer, group in zip(optimizers, parameters, strict=True)
+        ]
         for _ in range(turns)
     ]  # (turns, optimizers)
     plain, fused, ours = (statistics.median(column) for column in zip(*times, strict=True))

@@ -65,7 +65,7 @@ class Task(NamedTuple):
 def add_options(parser: StudyParser) -> None:
     """Add the workloads, the horizons, and where baselines are kept."""
     parser.add("--steps", "1000,300,5000", "horizons, with commas, in the order of the search", check_steps)
-    parser.add_whole("--jobs", os.cpu_count() or 1, "processes; each tunes another workload")
+    parser.add_int("--jobs", os.cpu_count() or 1, "processes; each tunes another workload")
     parser.add_argument("--coarse", action="store_true", help="try the coarse ladder alone, and make it the baseline")
     parser.add_output("--baselines", "baselines, to which these are added", loading.BASELINES)
     loading.add_workloads(parser)
@@ -95,13 +95,13 @@ def run(options: argparse.Namespace) -> Report:
         known = next((Setting.read(each["setting"]) for each in baselines.get(name, {}).values()), None)
         tasks.append(Task(name, file, tuple(options.steps), known, options.state, options.coarse))
     tuned = run_all(tasks, tune_workload, options.state, _identify, unit="workload", jobs=options.jobs)
-    for task, found in tuned.items():
-        for baseline in found.values():
+    for task, result in tuned.items():
+        for baseline in result.values():
             if not baseline["target"] < baseline["initial"]:
                 raise_input_error(
                     "--workloads", "have what AdamW can train", task.workload, "Leave it out, or mend it."
                 )
-        baselines[task.workload] = dict(sorted((baselines.get(task.workload, {}) | found).items(), key=_get_horizon))
+        baselines[task.workload] = dict(sorted((baselines.get(task.workload, {}) | result).items(), key=_get_horizon))
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(each)}" for name, each in baselines.items())
     write_whole(path, lambda file: file.write(f"{{\n{lines}\n}}\n".encode()))
     rows = [baseline | baseline["setting"] | {"name": name} for name in files for baseline in baselines[name].values()]
@@ -128,7 +128,7 @@ def tune_workload(task: Task) -> dict[str, loading.Baseline]:
         run = Run(task.workload, task.file, seed, max_steps, setting)
         return Curve(*run_all([run], run_adamw, task.state, lambda _: code, quiet=True)[run])
 
-    found = {}
+    result = {}
     start = task.start
     for max_steps in task.steps:
         measure = functools.partial(train, max_steps=max_steps)
@@ -137,8 +137,8 @@ def tune_workload(task: Task) -> dict[str, loading.Baseline]:
         else:
             baseline, start = tune(measure, start)
         fingerprint = loading.take_fingerprint(task.workload, task.file)
-        found[str(max_steps)] = baseline | {"max_steps": max_steps, "fingerprint": fingerprint}
-    return found
+        result[str(max_steps)] = baseline | {"max_steps": max_steps, "fingerprint": fingerprint}
+    return result
 
 
 Measure = Callable[[Setting, int], Curve]  #: Trains by a setting and a seed; asked for the same pair again and again.

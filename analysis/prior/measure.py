@@ -84,7 +84,7 @@ def _classify(specification: Specification, rows: Rows, fitted: dict[Specificati
         return torch.einsum("npw,cpw->nc", embed(test), prototypes) / len(view.sizes)
 
 
-def measure_number(folder: str, number: int) -> float:
+def measure_task(folder: str, number: int) -> float:
     """Measure a task by its number into a file of a folder, unless it is there; return the seconds that it took."""
     path = Path(folder) / f"{number:05d}.npz"
     started = time.process_time()

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from analysis.prior.measure import Measured, load_measured, measure_number
+from analysis.prior.measure import Measured, load_measured, measure_task
 from analysis.prior.train import EPOCHS, Batch, collate, evaluate, train
 from analysis.real_data.sets import DATASETS
 from analysis.shared.journal import run_all
-from analysis.shared.packaged import MIXED_KINS
+from analysis.shared.packaged import MIXED_RELATIVES
 from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import mean_and_error
 from protonet._writing import write_whole
@@ -49,9 +49,9 @@ task of the set's family was trained on.
 
 def add_options(parser: StudyParser) -> None:
     """Add how many tasks there are, and where."""
-    parser.add_whole("--tasks", 1500, "tasks, by their numbers from 0 on")
-    parser.add_whole("--epochs", EPOCHS, "passes over the tasks in training")
-    parser.add_whole("--jobs", 2, "processes that measure tasks")
+    parser.add_int("--tasks", 1500, "tasks, by their numbers from 0 on")
+    parser.add_int("--epochs", EPOCHS, "passes over the tasks in training")
+    parser.add_int("--jobs", 2, "processes that measure tasks")
     parser.add_argument("--folder", default="build/prior", metavar="PATH", help="measured tasks (default: build/prior)")
     parser.add_argument(
         "--write", action="store_true", help="write the library's numbers, and those that leave a set out"
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> Report:
     if options.write:
         write_prior(train(batch, epochs=options.epochs), HEADER.format(tasks=len(tasks), epochs=options.epochs))
         LEFT_OUT.mkdir(parents=True, exist_ok=True)
-        for name, kin in [*KINS.items(), (MIXED_NAME, MIXED_KINS)]:
+        for name, kin in [*KINS.items(), (MIXED_NAME, MIXED_RELATIVES)]:
             kept = torch.tensor([each.kin not in kin for each in tasks]).nonzero()[:, 0]
             prior = train(batch.take(kept), epochs=options.epochs)
             (LEFT_OUT / name).write_text(write_numbers(prior), encoding="ascii")
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def _measure(run: tuple[str, int]) -> float:
-    return measure_number(*run)
+    return measure_task(*run)
 
 
 def load_tasks(folder: Path, count: int) -> list[Measured]:

@@ -19,9 +19,9 @@ ACTIVATIONS: tuple[Curve, ...] = (np.tanh, np.sin, np.abs, lambda z: np.maximum(
 WARPS: tuple[Curve, ...] = (np.exp, lambda z: np.sign(z) * z**2, np.tanh)
 
 
-def _sizes(rng: np.random.Generator, most: int) -> int:
+def _sizes(rng: np.random.Generator, high: int) -> int:
     """Return a number of features from 2 to ``most``, small ones as likely as large ones."""
-    return round(float(np.exp(rng.uniform(np.log(2), np.log(most)))))
+    return round(float(np.exp(rng.uniform(np.log(2), np.log(high)))))
 
 
 def _count_classes(rng: np.random.Generator) -> int:
@@ -31,8 +31,8 @@ def _count_classes(rng: np.random.Generator) -> int:
 
 def _bin(scores: np.ndarray, n_classes: int, rng: np.random.Generator) -> np.ndarray:
     """Return classes (n,) of scores (n,), cut at random places that leave every class some share."""
-    shares = rng.dirichlet(np.full(n_classes, 3.0))
-    return np.searchsorted(np.quantile(scores, shares.cumsum()[:-1]), scores)
+    probabilities = rng.dirichlet(np.full(n_classes, 3.0))
+    return np.searchsorted(np.quantile(scores, probabilities.cumsum()[:-1]), scores)
 
 
 def draw_clusters(n: int, rng: np.random.Generator) -> Drawn:
@@ -117,7 +117,7 @@ def draw_signals(n: int, rng: np.random.Generator) -> Drawn:
             x[:, t] += colour[:, 0] * x[:, t - 1]
         return x, y
     long = rng.normal(size=(n_classes, length + 64))
-    templates = np.stack([np.convolve(each, smooth, "same") for each in long])
+    templates = np.stack([np.convolve(row, smooth, "same") for row in long])
     templates /= templates.std(axis=1, keepdims=True)
     start = rng.integers(0, 1 + int(rng.choice([0, 3, 10, 30])), size=n)[:, None]
     x = templates[y[:, None], start + np.arange(length)] * np.exp(rng.normal(size=(n, 1)) * rng.uniform(0, 0.5))
@@ -174,9 +174,9 @@ def spoil(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> Drawn:
 
 def draw(n: int, rng: np.random.Generator) -> tuple[str, np.ndarray, np.ndarray]:
     """Draw a family's name, features (n, dim) and classes (n,)."""
-    number = int(rng.integers(len(FAMILIES)))
-    x, y = FAMILIES[number](n, rng)
-    ordered = FAMILIES[number] in (draw_signals, draw_pictures, draw_embedding)
+    family = int(rng.integers(len(FAMILIES)))
+    x, y = FAMILIES[family](n, rng)
+    ordered = FAMILIES[family] in (draw_signals, draw_pictures, draw_embedding)
     if not ordered:
         x, y = spoil(x, y, rng)
-    return FAMILIES[number].__name__.removeprefix("draw_"), x, y
+    return FAMILIES[family].__name__.removeprefix("draw_"), x, y

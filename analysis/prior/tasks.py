@@ -15,7 +15,7 @@ import torch
 
 from analysis.prior.synthetic import draw
 from analysis.real_data.sets import DATASETS, load_real
-from analysis.shared.packaged import is_kept_apart, is_reported, list_tables, name_table
+from analysis.shared.packaged import is_held_out, is_reported, list_tables, name_table
 from protonet.errors import InputError, MissingPackageError
 from protonet.tables.features import NOTHING
 from protonet.tables.frames import encode_frame, read_frame, take_frame
@@ -53,9 +53,9 @@ class Task(NamedTuple):
     test_y: np.ndarray  #: (m,)
 
 
-def draw_task(number: int) -> Task:
+def draw_task(seed: int) -> Task:
     """Draw the task of a number: the same on every machine that has the same packages."""
-    rng = np.random.default_rng([number, 20261123])
+    rng = np.random.default_rng([seed, 20261123])
     while True:
         kind = rng.random()
         try:
@@ -139,17 +139,17 @@ def _draw_table(rng: np.random.Generator) -> Task | None:
     if read is None:
         return None
     train = read.take(split[0])
-    taken = take_frame(train, None, NOTHING)
-    x, test_x = (encode_frame(part, taken).astype(np.float64) for part in (train, read.take(split[2])))
+    selected = take_frame(train, None, NOTHING)
+    x, test_x = (encode_frame(part, selected).astype(np.float64) for part in (train, read.take(split[2])))
     if x.shape[1] > MOST_FEATURES:
         return None
-    return Task(name, SAME.get(name, name), x, split[1], taken.encoding.blocks, test_x, split[3])
+    return Task(name, SAME.get(name, name), x, split[1], selected.encoding.blocks, test_x, split[3])
 
 
 @cache
 def _list_unseen() -> list[Path]:
     """Return the tables that the transformer of context views did not learn from: it looks better on those it did."""
-    return [path for path in list_tables() if is_reported(name := name_table(path)) or is_kept_apart(name)]
+    return [path for path in list_tables() if is_reported(name := name_table(path)) or is_held_out(name)]
 
 
 def _split(y: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
@@ -166,9 +166,9 @@ def _split(y: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndar
     train, test, train_y, test_y = [], [], [], []
     for number, name in enumerate(names):
         rows = rng.permutation(np.flatnonzero(y == name))
-        own = int(rng.integers(1, shots + 1)) if uneven else shots
-        train.append(rows[:own])
-        test.append(rows[own : own + each])
-        train_y.append(np.full(own, number))
+        rows_per_class = int(rng.integers(1, shots + 1)) if uneven else shots
+        train.append(rows[:rows_per_class])
+        test.append(rows[rows_per_class : rows_per_class + each])
+        train_y.append(np.full(rows_per_class, number))
         test_y.append(np.full(len(test[-1]), number))
     return tuple(map(np.concatenate, (train, train_y, test, test_y)))  # type: ignore[return-value]

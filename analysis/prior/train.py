@@ -34,12 +34,12 @@ class Batch(NamedTuple):
 
     def take(self, tasks: Tensor) -> Batch:
         """Return some of the tasks."""
-        return Batch(*(each[tasks] for each in self))
+        return Batch(*(task[tasks] for task in self))
 
 
 def collate(tasks: Sequence[Measured]) -> Batch:
     """Return tasks side by side."""
-    sizes = [each.cosines.shape for each in tasks]
+    sizes = [task.cosines.shape for task in tasks]
     n_views, m, classes = (max(size[axis] for size in sizes) for axis in range(3))
     m = min(m, MOST_JUDGED)
 
@@ -48,23 +48,23 @@ def collate(tasks: Sequence[Measured]) -> Batch:
         padded[tuple(slice(length) for length in values.shape)] = values
         return padded
 
-    evidence = [each.evidence for each in tasks]
+    evidence = [task.evidence for task in tasks]
     scaled = [
-        (each.cosines[:, :m].float() / each.evidence.spread.clamp_min(LEAST_SPREAD).float()[:, None, None])
-        for each in tasks
+        (task.cosines[:, :m].float() / task.evidence.spread.clamp_min(LEAST_SPREAD).float()[:, None, None])
+        for task in tasks
     ]
-    there = torch.stack([pad(each.spread > LEAST_SPREAD, n_views) for each in evidence])
+    there = torch.stack([pad(task.spread > LEAST_SPREAD, n_views) for task in evidence])
     there[~there.any(dim=1), 0] = True
     return Batch(
-        torch.stack([pad(each.views, n_views, each.views.shape[1]) for each in evidence]),
-        torch.stack([pad(each.traits, n_views, len(TRAITS)) for each in evidence]),
-        torch.stack([each.problem for each in evidence]),
-        torch.stack([pad(each.start, n_views, fill=LEAST) for each in evidence]),
+        torch.stack([pad(task.views, n_views, task.views.shape[1]) for task in evidence]),
+        torch.stack([pad(task.traits, n_views, len(TRAITS)) for task in evidence]),
+        torch.stack([task.problem for task in evidence]),
+        torch.stack([pad(task.start, n_views, fill=LEAST) for task in evidence]),
         there,
-        torch.tensor([each.factor for each in evidence]),
-        torch.stack([pad(each.clamp(-6e4, 6e4).half(), n_views, m, classes) for each in scaled]),
-        torch.stack([pad(each.truth[:m], m, fill=-1) for each in tasks]),
-        torch.stack([pad(torch.ones(each.cosines.shape[2], dtype=torch.bool), classes) for each in tasks]),
+        torch.tensor([task.factor for task in evidence]),
+        torch.stack([pad(task.clamp(-6e4, 6e4).half(), n_views, m, classes) for task in scaled]),
+        torch.stack([pad(task.truth[:m], m, fill=-1) for task in tasks]),
+        torch.stack([pad(torch.ones(task.cosines.shape[2], dtype=torch.bool), classes) for task in tasks]),
     )
 
 
@@ -119,8 +119,8 @@ def train(
         losses = []
         for some in torch.randperm(len(batch.start), generator=generator).split(BATCH):
             part = batch.take(some)
-            kept = part.there & (torch.rand(part.there.shape, generator=generator) >= DROPPED)
-            there = torch.where(kept.any(dim=1, keepdim=True), kept, part.there)
+            present = part.there & (torch.rand(part.there.shape, generator=generator) >= DROPPED)
+            there = torch.where(present.any(dim=1, keepdim=True), present, part.there)
             loss = (judge(part, *_weigh(prior, part, there))[0] / guessing[some]).mean()
             optimizer.zero_grad()
             loss.backward()

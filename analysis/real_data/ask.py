@@ -42,7 +42,7 @@ def add_options(parser: StudyParser) -> None:
     parser.add_names("--datasets", (*DEVELOPED, *REPORTED))
     parser.add_names("--strategies", STRATEGIES)
     parser.add("--effort", "linear", f"of {', '.join(FITTED)}", partial(check_name, known=FITTED))
-    parser.add_whole("--splits", 3, "splits of each data set")
+    parser.add_int("--splits", 3, "splits of each data set")
     parser.add_state()
 
 
@@ -53,8 +53,8 @@ def run(options: argparse.Namespace) -> Report:
     strategies = options.strategies or list(STRATEGIES)
     runs = []
     for name, _ in load_sets(options.datasets or (*DEVELOPED, *REPORTED), load_real):
-        pairs = [(seed, each) for seed in range(options.splits) for each in (TARGET, *strategies)]
-        runs += [Run(name, seed, each, options.effort) for seed, each in pairs]
+        pairs = [(seed, method) for seed in range(options.splits) for method in (TARGET, *strategies)]
+        runs += [Run(name, seed, method, options.effort) for seed, method in pairs]
     code = hash_sources(
         "analysis/real_data/ask.py", "analysis/real_data/asking.py", "protonet/fit/active.py", *DATA, *library_files()
     )
@@ -103,22 +103,22 @@ def tabulate(rows: Sequence[Row]) -> str:
     for title, names in (("mean of the developing half", DEVELOPED), ("mean of the other half", REPORTED)):
         half = [row for row in rows if row["dataset"] in names]
         for row in half:
-            shares = [f"{100 * row['labels'][each] / SHOTS:.0f}" for each in strategies]
-            lines.append([row["dataset"], f"{100 * row['target']:.1f}", *shares])
+            cells = [f"{100 * row['labels'][method] / SHOTS:.0f}" for method in strategies]
+            lines.append([row["dataset"], f"{100 * row['target']:.1f}", *cells])
         if half:
-            lines.append([f"**{title}**", "", *(_format_share(half, each) for each in strategies)])
-    lines.append(["**mean of all**", "", *(_format_share(rows, each) for each in strategies)])
+            lines.append([f"**{title}**", "", *(_format_ratio(half, method) for method in strategies)])
+    lines.append(["**mean of all**", "", *(_format_ratio(rows, method) for method in strategies)])
     labels = len(rows[0]["curves"][strategies[0]])
     note = NOTE.format(splits=count(rows[0]["splits"], "split"), most=100 * (labels + 1) / SHOTS, labels=labels)
     text = format_table(["data set", "to be reached, %", *strategies], lines) + note
     if "random" in strategies:
-        means = {each: statistics.fmean(row["labels"][each] for row in rows) for each in strategies}
-        shares = [f"{each} {100 * mean / means['random']:.0f} %" for each, mean in means.items()]
-        text += f"\nOf the labels that random rows took, in the mean of all sets: {', '.join(shares)}.\n"
+        means = {method: statistics.fmean(row["labels"][method] for row in rows) for method in strategies}
+        cells = [f"{method} {100 * mean / means['random']:.0f} %" for method, mean in means.items()]
+        text += f"\nOf the labels that random rows took, in the mean of all sets: {', '.join(cells)}.\n"
     return text
 
 
-def _format_share(rows: Sequence[Row], strategy: str) -> str:
+def _format_ratio(rows: Sequence[Row], strategy: str) -> str:
     """Return the mean labels of a strategy over sets, in percent of ten per class."""
     mean, error = mean_and_error([100 * row["labels"][strategy] / SHOTS for row in rows])
     return f"{mean:.0f}" if len(rows) == 1 else f"{mean:.0f} ±{error:.0f}"

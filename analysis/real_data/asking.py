@@ -66,7 +66,9 @@ Strategy = Callable[[Pool, int, torch.Generator], Tensor]
 
 def choose_ours(pool: Pool, n: int, generator: torch.Generator) -> Tensor:
     """Choose as ``suggest`` does."""
-    return torch.tensor([each.row for each in suggest_rows(pool.network, pool.x, n, range(len(pool.network.counts)))])
+    return torch.tensor(
+        [suggestion.row for suggestion in suggest_rows(pool.network, pool.x, n, range(len(pool.network.counts)))]
+    )
 
 
 def choose_random(pool: Pool, n: int, generator: torch.Generator) -> Tensor:
@@ -118,16 +120,19 @@ def choose_typical(pool: Pool, n: int, generator: torch.Generator) -> Tensor:
     rows, known = pool.rows, pool.known
     everything = torch.cat([rows, known]).numpy()
     clusters = min(len(known) + n, len(everything))
-    found = KMeans(clusters, n_init=1, random_state=0).fit_predict(everything)
-    sizes, taken = np.bincount(found, minlength=clusters), np.bincount(found[len(rows) :], minlength=clusters)
+    cluster_of = KMeans(clusters, n_init=1, random_state=0).fit_predict(everything)
+    sizes, labelled_per_cluster = (
+        np.bincount(cluster_of, minlength=clusters),
+        np.bincount(cluster_of[len(rows) :], minlength=clusters),
+    )
     chosen: list[int] = []
     left = np.ones(len(rows), bool)
     while len(chosen) < n:  # a cluster without a label first, then the largest; clusters of fewer rows come again
-        for cluster in np.lexsort((-sizes, taken)).tolist():
-            members = np.flatnonzero((found[: len(rows)] == cluster) & left)
+        for cluster in np.lexsort((-sizes, labelled_per_cluster)).tolist():
+            members = np.flatnonzero((cluster_of[: len(rows)] == cluster) & left)
             if len(members) and len(chosen) < n:
-                own = rows[torch.from_numpy(members)]
-                near = torch.cdist(own, own).sort(dim=1).values[:, 1 : NEIGHBOURS + 1]
+                members_of_cluster = rows[torch.from_numpy(members)]
+                near = torch.cdist(members_of_cluster, members_of_cluster).sort(dim=1).values[:, 1 : NEIGHBOURS + 1]
                 chosen.append(int(members[int(near.mean(dim=1).argmin())]) if near.shape[1] else int(members[0]))
                 left[chosen[-1]] = False
     return torch.tensor(chosen)
@@ -175,8 +180,8 @@ def split_pool(name: str, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, in
         data = data.take_classes(range(MOST_CLASSES))
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(data.y)))
     tests = min(MOST_TESTS, len(order) // 3)
-    test, asked = order[:tests], order[tests:][: MOST_ASKED * data.num_classes]
-    return data.x[asked], data.y[asked], data.x[test], data.y[test], data.num_classes
+    test, candidates = order[:tests], order[tests:][: MOST_ASKED * data.num_classes]
+    return data.x[candidates], data.y[candidates], data.x[test], data.y[test], data.num_classes
 
 
 def draw_shots(y: Tensor, shots: int, generator: torch.Generator) -> list[int]:

@@ -108,23 +108,23 @@ def write_table(path: Path, header: Sequence[str], rows: Any) -> None:
 
 def fit_pipeline(split: MixedSplit, make: Callable[[], Any], grid: Mapping[str, Any], *, hot: bool = True) -> Outcome:
     """Return the predictions of a pipeline, its settings chosen by accuracy over folds."""
-    train, test, numbers, others = read_frames(split)
+    train, test, numeric, categorical = read_frames(split)
     if hot:
         scaled = make_pipeline(SimpleImputer(strategy="median", add_indicator=True), StandardScaler())
         encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False)
     else:
         scaled, encoder = "passthrough", OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1)
-    columns = ColumnTransformer([("numbers", scaled, numbers), ("others", encoder, others)])
+    columns = ColumnTransformer([("numbers", scaled, numeric), ("others", encoder, categorical)])
     return fit_by_folds(split, Pipeline([("columns", columns), ("model", make())]), grid, train, test)
 
 
 def fit_booster(split: MixedSplit, make: Callable[[list[str]], Any], grid: Mapping[str, Any]) -> Outcome:
     """Return the predictions of a booster that reads categories itself; settings as in a pipeline."""
-    train, test, _, others = read_frames(split)
-    for name in others:
+    train, test, _, categorical = read_frames(split)
+    for name in categorical:
         levels = pd.CategoricalDtype(sorted(set(train[name]) | set(test[name])))
         train[name], test[name] = train[name].astype(levels), test[name].astype(levels)
-    return fit_by_folds(split, Pipeline([("model", make(others))]), grid, train, test)
+    return fit_by_folds(split, Pipeline([("model", make(categorical))]), grid, train, test)
 
 
 def fit_by_folds(split: MixedSplit, pipeline: Any, grid: Mapping[str, Any], train: Any, test: Any) -> Outcome:
@@ -138,9 +138,9 @@ def fit_by_folds(split: MixedSplit, pipeline: Any, grid: Mapping[str, Any], trai
         fitted = pipeline.fit(train, y)
         if not hasattr(fitted, "predict_proba"):
             return Outcome(np.asarray(fitted.predict(test)).ravel())
-        shares = fitted.predict_proba(test)  # (m, classes)
-    assert shares.shape[1] == len(classes)
-    return as_outcome(np.log(shares.clip(SMALLEST)))
+        probabilities = fitted.predict_proba(test)  # (m, classes)
+    assert probabilities.shape[1] == len(classes)
+    return as_outcome(np.log(probabilities.clip(SMALLEST)))
 
 
 def read_frames(split: MixedSplit) -> tuple[Any, Any, list[str], list[str]]:
@@ -148,18 +148,18 @@ def read_frames(split: MixedSplit) -> tuple[Any, Any, list[str], list[str]]:
     train, test = (
         pd.DataFrame(rows, columns=split.columns).replace(GAPS, np.nan) for rows in (split.train, split.test)
     )
-    numbers, others = [], []
+    numeric, categorical = [], []
     for name in split.columns:
         values = pd.to_numeric(train[name], errors="coerce")
         if values.notna().sum() == 0 and train[name].notna().sum() == 0:
             continue
         if values.notna().sum() == train[name].notna().sum():
             train[name], test[name] = values, pd.to_numeric(test[name], errors="coerce")
-            numbers.append(name)
+            numeric.append(name)
         else:
             train[name], test[name] = (each[name].fillna("missing").astype(object) for each in (train, test))
-            others.append(name)
-    return train, test, numbers, others
+            categorical.append(name)
+    return train, test, numeric, categorical
 
 
 Method = Callable[[MixedSplit], Outcome]
@@ -219,7 +219,7 @@ def add_options(parser: StudyParser) -> None:
     parser.add_names("--datasets", MIXED)
     parser.add_names("--methods", METHODS)
     parser.add("--shots", "5,20", "labelled rows per class", functools.partial(parse_wholes, low=2))
-    parser.add_whole("--splits", 5, "splits of each table")
+    parser.add_int("--splits", 5, "splits of each table")
     parser.add_state()
 
 
@@ -245,9 +245,9 @@ def run(options: argparse.Namespace) -> Report:
 
 def hash_code(method: str) -> str:
     """Return a hash of the code that decides a method's results."""
-    own = ("analysis/real_data/mixed_sets.py", "analysis/real_data/mixed.py")
+    sources = ("analysis/real_data/mixed_sets.py", "analysis/real_data/mixed.py")
     tables = ("protonet/tables", "protonet/commands/data.py")
-    return hash_sources(*own, *((*tables, *library_files()) if method in OURS else ()))
+    return hash_sources(*sources, *((*tables, *library_files()) if method in OURS else ()))
 
 
 def run_method(run: Run) -> dict[str, float]:
@@ -262,18 +262,18 @@ def run_method(run: Run) -> dict[str, float]:
     started = time.perf_counter()
     outcome = METHODS[run.method](split)
     seconds = time.perf_counter() - started
-    found = judge(outcome, truth)
+    scores = judge(outcome, truth)
     right = outcome.predicted == truth.numpy()
-    found["recall"] = statistics.fmean(right[truth.numpy() == each].mean() for each in truth.unique().tolist())
+    scores["recall"] = statistics.fmean(right[truth.numpy() == each].mean() for each in truth.unique().tolist())
     if outcome.log_probabilities is not None:
-        shares = torch.from_numpy(np.exp(outcome.log_probabilities))
+        probabilities = torch.from_numpy(np.exp(outcome.log_probabilities))
         areas = [
-            find_auroc(shares[truth == each, each], shares[truth != each, each])
+            find_auroc(probabilities[truth == each, each], probabilities[truth != each, each])
             for each in range(len(classes))
             if 0 < int((truth == each).sum()) < len(truth)
         ]
-        found["auc"] = statistics.fmean(areas)
-    percent = {name: value if name == "log_loss" else 100 * value for name, value in found.items()}
+        scores["auc"] = statistics.fmean(areas)
+    percent = {name: value if name == "log_loss" else 100 * value for name, value in scores.items()}
     return percent | {"seconds": round(seconds, 3)}
 
 

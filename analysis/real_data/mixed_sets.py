@@ -84,31 +84,31 @@ def load_mixed(name: str) -> tuple[list[str], list[list[str]], np.ndarray]:
     Raises:
         ImportError: The package is not installed.
     """
-    found = MIXED[name]
-    spec = find_spec(found.package)
+    table = MIXED[name]
+    spec = find_spec(table.package)
     if spec is None or spec.origin is None:
-        raise ImportError(f"the package {found.package} is not installed")
-    text = (Path(spec.origin).parent / found.path).read_text(encoding="utf-8")
-    if found.path.endswith(".json"):
+        raise ImportError(f"the package {table.package} is not installed")
+    text = (Path(spec.origin).parent / table.path).read_text(encoding="utf-8")
+    if table.path.endswith(".json"):
         records = json.loads(text)
         header = list(records[0])
-        rows = [["" if row.get(each) is None else str(row[each]) for each in header] for row in records]
+        rows = [["" if row.get(title) is None else str(row[title]) for title in header] for row in records]
     else:
         header, *rows = csv.reader(text.splitlines())
-    kept = [at for at, each in enumerate(header) if each not in {found.label, *found.dropped}]
-    labels = np.array([row[header.index(found.label)].strip() for row in rows])
+    used = [at for at, title in enumerate(header) if title not in {table.label, *table.dropped}]
+    labels = np.array([row[header.index(table.label)].strip() for row in rows])
     names, counts = np.unique(labels, return_counts=True)
     usable = [at for at in np.argsort(-counts, kind="stable") if counts[at] >= LEAST_ROWS]
     chosen = [names[at] for at in usable if names[at].lower() not in GAPS][:MOST_CLASSES]
     where = np.flatnonzero(np.isin(labels, chosen))
-    return [header[at] for at in kept], [[rows[row][at] for at in kept] for row in where], labels[where]
+    return [header[at] for at in used], [[rows[row][at] for at in used] for row in where], labels[where]
 
 
 def split_mixed(name: str, shots: int, seed: int) -> MixedSplit:
     """Draw labelled rows per class, at most half of a class, in random order, and rows to test on as they come."""
     columns, rows, labels = load_mixed(name)
     rng = np.random.default_rng([seed, shots])
-    places = [rng.permutation(np.flatnonzero(labels == each)) for each in np.unique(labels)]
-    train = rng.permutation(np.concatenate([each[: min(shots, len(each) // 2)] for each in places]))
+    rows_of_class = [rng.permutation(np.flatnonzero(labels == title)) for title in np.unique(labels)]
+    train = rng.permutation(np.concatenate([title[: min(shots, len(title) // 2)] for title in rows_of_class]))
     test = rng.permutation(np.setdiff1d(np.arange(len(labels)), train))[:MOST_TESTED]
     return MixedSplit(columns, [rows[at] for at in train], labels[train], [rows[at] for at in test], labels[test])

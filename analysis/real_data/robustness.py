@@ -104,7 +104,7 @@ def add_options(parser: StudyParser) -> None:
     parser.add_names("--datasets", DATASETS)
     parser.add_names("--methods", METHODS)
     parser.add("--shots", "1,2,5,10,20", "labelled samples per class", functools.partial(parse_wholes, low=1))
-    parser.add_whole("--splits", 5, "splits of each data set")
+    parser.add_int("--splits", 5, "splits of each data set")
     parser.add_state()
     parser.add_plot("ours minus the best baseline")
 

@@ -72,8 +72,8 @@ def find_series(folder: str, name: str) -> tuple[list[np.ndarray], list[str]]:
     """Read both parts of a data set that aeon ships."""
     spec = find_spec("aeon")
     roots = [] if spec is None else spec.submodule_search_locations or []
-    found = chain(*(Path(root, "datasets", "data", folder).glob(f"{name}_T[ER]*.ts") for root in roots))
-    paths = sorted(found, reverse=True)
+    matches = chain(*(Path(root, "datasets", "data", folder).glob(f"{name}_T[ER]*.ts") for root in roots))
+    paths = sorted(matches, reverse=True)
     if not paths:
         remedy = "Run pip install --no-deps aeon (its data alone are read)."
         raise_input_error("aeon", f"be installed for {name}", "no such files", remedy, kind=MissingPackageError)
@@ -108,10 +108,10 @@ def load_text(library: Path | None = None) -> Dataset:
         name = path.relative_to(library).with_suffix("").as_posix()
         if name.split("/")[0] in {"test", "site-packages", "dist-packages", "idlelib", "lib2to3"}:
             continue
-        found = _read_docstrings(path)[: MODULE_DOCSTRINGS[1]]
-        if len(found) >= MODULE_DOCSTRINGS[0]:
-            texts += found
-            modules += [name] * len(found)
+        matches = _read_docstrings(path)[: MODULE_DOCSTRINGS[1]]
+        if len(matches) >= MODULE_DOCSTRINGS[0]:
+            texts += matches
+            modules += [name] * len(matches)
     if len(set(modules)) < 2:
         got = f"{len(set(modules))} in {library}"
         raise_input_error("library", "hold 2 modules of 40 docstrings", got, "Pass the folder of another Python.")
@@ -130,8 +130,8 @@ def _read_docstrings(path: Path) -> list[str]:
     except (SyntaxError, ValueError):
         return []
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    found = (ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds))
-    return [text for text in found if len(text) > SHORTEST_DOCSTRING]
+    matches = (ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds))
+    return [text for text in matches if len(text) > SHORTEST_DOCSTRING]
 
 
 #: Every set's loader; each may raise a MissingPackageError that says what to install.
@@ -164,18 +164,18 @@ def split_shots(data: Dataset, shots: int, seed: int) -> Split | None:
     shots = check_int("shots", shots, low=1)
     order = np.random.default_rng(check_int("seed", seed, low=0)).permutation(len(data.y))
     counts = torch.bincount(data.y, minlength=data.num_classes)
-    kept = (counts >= shots + SPARE_ROWS).nonzero().flatten()  # class ids
-    renumbered = torch.full((data.num_classes,), -1).index_copy_(0, kept, torch.arange(len(kept)))
+    classes = (counts >= shots + SPARE_ROWS).nonzero().flatten()  # class ids
+    renumbered = torch.full((data.num_classes,), -1).index_copy_(0, classes, torch.arange(len(classes)))
     y = renumbered[data.y[order]]
     labelled = torch.zeros(len(y), dtype=torch.bool)
-    for c in range(len(kept)):
+    for c in range(len(classes)):
         labelled[(y == c).nonzero().flatten()[:shots]] = True
     train, test = labelled.nonzero().flatten(), ((y >= 0) & ~labelled).nonzero().flatten()[:MOST_TESTS]
-    if len(kept) < 2 or len(test) < FEWEST_TESTS:
+    if len(classes) < 2 or len(test) < FEWEST_TESTS:
         return None
     x = data.x[order]
 
     def rows(which: Tensor) -> tuple[Tensor, Tensor]:
         return x[which], y[which]
 
-    return Split(*rows(train), *rows(train[:0]), *rows(test), len(kept))
+    return Split(*rows(train), *rows(train[:0]), *rows(test), len(classes))

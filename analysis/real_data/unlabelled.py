@@ -81,7 +81,7 @@ def add_options(parser: StudyParser) -> None:
     parser.add_names("--datasets", DATASETS)
     parser.add_names("--regimes", REGIMES)
     parser.add("--shots", "1,2,5,20", "labelled samples per class", partial(parse_wholes, low=1))
-    parser.add_whole("--splits", 3, "splits of each data set")
+    parser.add_int("--splits", 3, "splits of each data set")
     parser.add("--effort", "fast", "of the fit", partial(check_name, known=EFFORTS))
     parser.add_argument("--peers", action="store_true", help="ask scikit-learn's methods, too, where classes are alike")
     parser.add_state()
@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> Report:
         )
     code = hash_sources("analysis/real_data/unlabelled.py", *DATA, *library_files())
     results = run_all(runs, measure_run, options.state, lambda _: code)
-    rows = [{**each._asdict(), **result} for each, result in results.items()]
+    rows = [{**setting._asdict(), **result} for setting, result in results.items()]
     return Report(rows, tabulate(rows, options.effort))
 
 
@@ -120,17 +120,17 @@ def split_rows(data: Dataset, shots: int, seed: int, regime: str) -> Split | Non
         classes = sorted(random.permutation(classes)[:MOST_CLASSES].tolist())
     if len(classes) < (3 if regime == "strangers" else 2):
         return None
-    shares = random.dirichlet(np.ones(len(classes)))
+    proportions = random.dirichlet(np.ones(len(classes)))
     known = max(2, -(-2 * len(classes) // 3)) if regime == "strangers" else len(classes)
     parts: list[list[tuple[int, int]]] = [[], [], []]
     for number, c in enumerate(classes):
         order = random.permutation(np.flatnonzero(y == c)).tolist()
-        rest = order[shots:]
-        hidden = min(MOST_ROWS, len(rest))
-        beside = rest[hidden:][:MOST_TESTS]
+        remaining = order[shots:]
+        hidden = min(MOST_ROWS, len(remaining))
+        test_rows = remaining[hidden:][:MOST_TESTS]
         if regime == "shares":
-            hidden = round(hidden * shares[number] / shares.max())
-        for part, rows in zip(parts, (order[:shots], rest[:hidden], beside), strict=True):
+            hidden = round(hidden * proportions[number] / proportions.max())
+        for part, rows in zip(parts, (order[:shots], remaining[:hidden], test_rows), strict=True):
             if number < known or part is parts[1]:
                 part += [(row, number) for row in rows]
 
@@ -147,23 +147,23 @@ def measure_run(run: Run) -> dict[str, Any]:
     assert split is not None, "list_runs leaves these out"
     labels, known = split.hidden[1], split.hidden[1] < split.num_classes
     metadata = {"num_classes": split.num_classes}
-    found: dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
     for name, rows in (("without", None), ("with", split.hidden[0])):
         started = time.process_time()
         solution = solve_problem([split.train], None, metadata, effort=run.effort, unlabelled=rows)
-        found[f"{name}_seconds"] = time.process_time() - started
+        outcome[f"{name}_seconds"] = time.process_time() - started
         predicted = predict(solution.network, split.hidden[0])
-        found[name] = 100 * float((predicted == labels)[known].double().mean())
+        outcome[name] = 100 * float((predicted == labels)[known].double().mean())
         if len(split.fresh[1]):
             right = predict(solution.network, split.fresh[0]) == split.fresh[1]
-            found[f"{name}_fresh"] = 100 * float(right.double().mean())
+            outcome[f"{name}_fresh"] = 100 * float(right.double().mean())
     assert solution.pooled is not None
-    strangers = (~known).nonzero().flatten().tolist()
+    novel = (~known).nonzero().flatten().tolist()
     groups = group_strangers(solution)
     listed = [row for group in groups for row in group]
-    found |= {"learned": solution.pooled.learned, "groups": len(groups), "unlike": len(listed)}
-    found |= {"strangers": len(set(listed) & set(strangers)), "all_strangers": len(strangers)}
-    return found | (ask_peers(split) if run.peers else {})
+    outcome |= {"learned": solution.pooled.learned, "groups": len(groups), "unlike": len(listed)}
+    outcome |= {"strangers": len(set(listed) & set(novel)), "all_strangers": len(novel)}
+    return outcome | (ask_peers(split) if run.peers else {})
 
 
 def predict(network: PrototypeNetwork, x: Tensor) -> Tensor:
@@ -187,18 +187,18 @@ def ask_peers(split: Split) -> dict[str, float]:
     y = torch.cat([split.train[1], torch.full_like(split.hidden[1], -1)]).numpy()
     deviation = x.std(axis=0)
     spaces = (x, (x - x.mean(axis=0)) / np.where(deviation > 0, deviation, 1))
-    found = {}
+    outcome = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what does not converge is judged as it is
         for name, method in methods.items():
             hidden = [method.fit(space, y).predict(space)[len(split.train[1]) :] for space in spaces]
-            found[name] = max(100 * float((each == split.hidden[1].numpy()).mean()) for each in hidden)
-    return found
+            outcome[name] = max(100 * float((setting == split.hidden[1].numpy()).mean()) for setting in hidden)
+    return outcome
 
 
 def tabulate(rows: Sequence[Mapping[str, Any]], effort: str) -> str:
     """Return a table of the sets, and one of the means, for each number of labels and each regime."""
-    told = []
+    notes = []
     cases = dict.fromkeys((row["shots"], row["regime"]) for row in rows)
     summary = []
     for shots, regime in cases:
@@ -206,16 +206,16 @@ def tabulate(rows: Sequence[Mapping[str, Any]], effort: str) -> str:
         names = sorted({row["dataset"] for row in some}, key=lambda name: (name not in CHOSEN_ON, name))
         lines, leads = [], {}
         for name in names:
-            own = [row for row in some if row["dataset"] == name]
-            lead = [row["with"] - row["without"] for row in own]
-            fresh = [row["with_fresh"] - row["without_fresh"] for row in own if "with_fresh" in row]
+            selected = [row for row in some if row["dataset"] == name]
+            lead = [row["with"] - row["without"] for row in selected]
+            fresh = [row["with_fresh"] - row["without_fresh"] for row in selected if "with_fresh" in row]
             leads[name] = statistics.fmean(lead)
-            peers = [format_mean([row[peer] for row in own]) if peer in own[0] else "" for peer in PEERS]
-            learned = f"{sum(row['learned'] for row in own)} of {len(own)}"
-            means = [format_mean([row[part] for row in own]) for part in ("without", "with")]
+            peers = [format_mean([row[peer] for row in selected]) if peer in selected[0] else "" for peer in PEERS]
+            learned = f"{sum(row['learned'] for row in selected)} of {len(selected)}"
+            means = [format_mean([row[part] for row in selected]) for part in ("without", "with")]
             lines.append([name, *means, format_mean(lead), format_mean(fresh) if fresh else "", learned, *peers])
         columns = ["data set", "without", "with", "lead", "lead, fresh", "learned", *PEERS]
-        told.append(f"**{shots} per class, {regime}**\n\n{format_table(columns, lines)}")
+        notes.append(f"**{shots} per class, {regime}**\n\n{format_table(columns, lines)}")
         halves = [[leads[name] for name in names if (name in CHOSEN_ON) == chosen] for chosen in (True, False)]
         means = [format_mean(half, sign=True) if half else "" for half in halves]
         worst = min(leads, key=leads.__getitem__)
@@ -224,9 +224,11 @@ def tabulate(rows: Sequence[Mapping[str, Any]], effort: str) -> str:
             for peer in PEERS
         ]
         seconds = statistics.fmean(row["with_seconds"] / row["without_seconds"] for row in some)
-        found = " / ".join(str(sum(row[part] for row in some)) for part in ("unlike", "strangers", "all_strangers"))
-        summary.append([f"{shots}, {regime}", *means, f"{worst} {leads[worst]:+.1f}", f"{seconds:.1f}", found, *ahead])
+        outcome = " / ".join(str(sum(row[part] for row in some)) for part in ("unlike", "strangers", "all_strangers"))
+        summary.append(
+            [f"{shots}, {regime}", *means, f"{worst} {leads[worst]:+.1f}", f"{seconds:.1f}", outcome, *ahead]
+        )
     columns = ["per class, regime", "lead, sets that chose", "other sets", "worst", "times as long", "found"]
-    told.append(f"**Means**\n\n{format_table([*columns, *(f'ahead of {peer}' for peer in PEERS)], summary)}")
+    notes.append(f"**Means**\n\n{format_table([*columns, *(f'ahead of {peer}' for peer in PEERS)], summary)}")
     regimes = "; ".join(f"{name}: {text}" for name, text in REGIMES.items())
-    return "\n".join(told) + NOTE.format(chosen=", ".join(CHOSEN_ON), regimes=regimes, effort=effort)
+    return "\n".join(notes) + NOTE.format(chosen=", ".join(CHOSEN_ON), regimes=regimes, effort=effort)

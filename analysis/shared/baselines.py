@@ -121,15 +121,15 @@ def fit_logistic(x: np.ndarray, y: np.ndarray) -> Predictor:
 def fit_logistic_by_accuracy(x: np.ndarray, y: np.ndarray) -> Predictor:
     """Fit logistic regression on standardised features, its penalty chosen by accuracy over folds."""
     scaler = StandardScaler().fit(x)
-    x, most, right = scaler.transform(x), int(np.bincount(y).max()), np.zeros(len(STRENGTHS))
-    kind = StratifiedKFold if most > 1 else KFold
+    x, largest, right = scaler.transform(x), int(np.bincount(y).max()), np.zeros(len(STRENGTHS))
+    kind = StratifiedKFold if largest > 1 else KFold
     with warnings.catch_warnings():  # small classes, and fits that their steps leave unfinished
         warnings.simplefilter("ignore")
-        for fitted, held in kind(max(2, min(FOLDS, most)), shuffle=True, random_state=0).split(x, y):
+        for fitted, held_out in kind(max(2, min(FOLDS, largest)), shuffle=True, random_state=0).split(x, y):
             model = LogisticRegression(warm_start=True)  # each penalty starts where the last one ended
             for position, strength in enumerate(STRENGTHS):
                 model.set_params(C=strength).fit(x[fitted], y[fitted])
-                right[position] += (model.predict(x[held]) == y[held]).sum()
+                right[position] += (model.predict(x[held_out]) == y[held_out]).sum()
         best = LogisticRegression(C=STRENGTHS[int(right.argmax())]).fit(x, y)
     return lambda rows: Outcome(best.predict(scaler.transform(rows)))
 
@@ -151,8 +151,8 @@ def fit_svm(x: np.ndarray, y: np.ndarray, *, probabilities: bool = False) -> Pre
     calibrated = CalibratedClassifierCV(model.best_estimator_, cv=min(FOLDS, smallest), ensemble=False).fit(x, y)
 
     def predict(rows: np.ndarray) -> Outcome:
-        shares = calibrated.predict_proba(rows)
-        return Outcome(shares.argmax(axis=1), np.log(shares.clip(1e-12)))
+        predicted = calibrated.predict_proba(rows)
+        return Outcome(predicted.argmax(axis=1), np.log(predicted.clip(1e-12)))
 
     return predict
 

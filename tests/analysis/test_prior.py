@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from analysis.prior import study
-from analysis.prior.measure import load_measured, measure, measure_number
+from analysis.prior.measure import load_measured, measure, measure_task
 from analysis.prior.synthetic import FAMILIES, draw
 from analysis.prior.tasks import MOST_FEATURES, MOST_JUDGED, MOST_LABELLED, Task, draw_task
 from analysis.prior.train import collate, evaluate, train
@@ -75,9 +75,9 @@ def test_measured_cosines_are_those_of_the_network_that_solve_fits() -> None:
 
 
 def test_measured_tasks_are_kept_and_loaded(tmp_path: Path) -> None:
-    assert measure_number(str(tmp_path), 5) >= 0
+    assert measure_task(str(tmp_path), 5) >= 0
     written = (tmp_path / "00005.npz").read_bytes()
-    measure_number(str(tmp_path), 5)
+    measure_task(str(tmp_path), 5)
     assert (tmp_path / "00005.npz").read_bytes() == written
     assert load_measured(tmp_path / "00005.npz") is not None
     np.savez(tmp_path / "nothing.npz")

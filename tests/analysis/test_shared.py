@@ -27,7 +27,7 @@ class Squares:
         parser.add_argument("files", nargs="*")
         parser.add_argument("--peers", action="store_true")
         parser.add_argument("--jobs")
-        parser.add_whole("--most", 3, "the largest")
+        parser.add_int("--most", 3, "the largest")
         parser.add_names("--names", ["a", "b"])
         parser.add_state()
 

@@ -144,8 +144,8 @@ def heads() -> Task:
         trunk, *branches = model.children()
         x = trunk(data.x[rows])  # (n, width)
         logits, shape, image = (head(x) for head in branches)
-        told = F.cross_entropy(logits, data.y[rows])
-        losses = torch.stack([told, F.mse_loss(shape, shapes[rows]), F.mse_loss(image, data.x[rows])])  # (tasks,)
+        class_loss = F.cross_entropy(logits, data.y[rows])
+        losses = torch.stack([class_loss, F.mse_loss(shape, shapes[rows]), F.mse_loss(image, data.x[rows])])  # (tasks,)
         return losses.sum() if model.training else (losses / guesses).mean()
 
     return on_rows(make, loss, hold_out(torch.arange(len(data.x)), 300), 32)
@@ -168,13 +168,13 @@ class Experts(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Map images (n, pixels) to logits (n, num_classes) and the imbalance, 0-d: 1 where all are equally busy."""
         x: Tensor = self.stem(images)  # (n, width)
-        shares = self.gate(x).softmax(1)  # (n, experts)
-        share, chosen = shares.max(1)  # each (n,)
+        gate_weights = self.gate(x).softmax(1)  # (n, experts)
+        gate_weight, chosen = gate_weights.max(1)  # each (n,)
         # Each expert sees all images, which so few experts do faster than they would sort them.
         outputs = (x @ self.rise).relu() @ self.fall  # (experts, n, width)
-        x = x + share.unsqueeze(1) * outputs[chosen, torch.arange(len(x))]
+        x = x + gate_weight.unsqueeze(1) * outputs[chosen, torch.arange(len(x))]
         busy = F.one_hot(chosen, EXPERTS).float().mean(0)  # (experts,)
-        return self.head(x), EXPERTS * (busy * shares.mean(0)).sum()
+        return self.head(x), EXPERTS * (busy * gate_weights.mean(0)).sum()
 
 
 @workload
@@ -313,8 +313,8 @@ def contrast() -> Task:
         return nn.Sequential(*convolutions, nn.Flatten(), make_mlp(512, 64, 32))
 
     stream = shuffle(train, 16, draw_views)
-    twins = draw_views(validation[few], generator)
-    return Task(make, lambda model, views: compare_views(model(views)), stream, twins)
+    second_views = draw_views(validation[few], generator)
+    return Task(make, lambda model, views: compare_views(model(views)), stream, second_views)
 
 
 def pretrain(task: Task, steps: int) -> nn.Module:

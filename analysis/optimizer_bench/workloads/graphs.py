@@ -112,15 +112,15 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, near: Tensor) -> Tensor:
         """Map nodes (..., inputs) and their neighbours (..., k, inputs) to (..., heads, width)."""
-        own = self.features(x).unflatten(-1, self.bias.shape)[..., None, :, :]  # (..., 1, heads, width)
+        node_features = self.features(x).unflatten(-1, self.bias.shape)[..., None, :, :]  # (..., 1, heads, width)
         others = self.features(near).unflatten(-1, self.bias.shape)  # (..., k, heads, width)
-        values = torch.cat((own, others), -3)  # (..., 1 + k, heads, width)
-        scores = (own * self.from_self).sum(-1) + (values * self.from_near).sum(-1)  # (..., 1 + k, heads)
+        values = torch.cat((node_features, others), -3)  # (..., 1 + k, heads, width)
+        scores = (node_features * self.from_self).sum(-1) + (values * self.from_near).sum(-1)  # (..., 1 + k, heads)
         weights = F.leaky_relu(scores, SLOPE).softmax(-2)
         return torch.add((weights[..., None] * values).sum(-3), self.bias)
 
 
-def tell_modules(
+def classify_modules(
     make: Callable[[int], nn.Module],
     between: Callable[[Tensor], Tensor],
     finish: Callable[[Tensor], Tensor],
@@ -160,7 +160,7 @@ def gnn() -> Task:
     def make(num_classes: int) -> nn.Module:
         return nn.ModuleList([Mean(WORDS, 64), Mean(64, num_classes)])
 
-    return tell_modules(make, torch.relu, lambda logits: logits, size=48, held_out=300)
+    return classify_modules(make, torch.relu, lambda logits: logits, size=48, held_out=300)
 
 
 @workload
@@ -173,7 +173,7 @@ def gat() -> Task:
     def between(x: Tensor) -> Tensor:
         return F.elu(x).flatten(-2)
 
-    return tell_modules(make, between, lambda logits: logits.mean(-2), size=16, held_out=100)
+    return classify_modules(make, between, lambda logits: logits.mean(-2), size=16, held_out=100)
 
 
 def load_modules() -> tuple[Tensor, Tensor, Tensor]:
@@ -181,9 +181,9 @@ def load_modules() -> tuple[Tensor, Tensor, Tensor]:
     graph = load_graph()
     largest = graph.y.bincount().argsort(descending=True, stable=True)[:MODULES]
     among = torch.isin(graph.y, largest)
-    numbers = among.cumsum(0) - 1  # of the nodes of these modules
+    indices = among.cumsum(0) - 1  # of the nodes of these modules
     ends = torch.stack((torch.arange(len(graph.y)).repeat_interleave(graph.degree), graph.neighbours))
-    edges = numbers[ends[:, among[ends].all(0)]]
+    edges = indices[ends[:, among[ends].all(0)]]
     return graph.x[among], torch.searchsorted(largest.sort().values, graph.y[among]), edges
 
 

@@ -95,7 +95,7 @@ def load_tokens() -> tuple[Tensor, Tensor]:
     """Return windows (n, 1 + length) of tokens to train and to validate on."""
     sides = [re.findall(r"\w+|[^\w\s]|\n", text) for text in join_sources()]
     common = Counter(sides[0]).most_common(TOKENS - 1)
-    numbers = {token: number for number, (token, _) in enumerate(common, start=1)}
+    numbers = {token: token_id for token_id, (token, _) in enumerate(common, start=1)}
     train, validation = (torch.tensor([numbers.get(token, 0) for token in side]) for side in sides)  # (size,)
     return cut_windows(train, 1 + LENGTH), cut_windows(validation, 1 + LENGTH, 128)
 
@@ -127,17 +127,17 @@ class BERT(nn.Module):
             if parameter.ndim == 2:
                 nn.init.normal_(parameter, std=0.02)
 
-    def forward(self, tokens: Tensor, places: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Map tokens (batch, length) to logits (batch, k, vocabulary) of those that places (batch, k) hide."""
         x = self.layers(self.embedding(tokens))  # (batch, length, width)
-        hidden = torch.take_along_dim(x, places[..., None], dim=1)  # (batch, k, width)
+        hidden = torch.take_along_dim(x, positions[..., None], dim=1)  # (batch, k, width)
         return F.linear(self.transform(hidden), self.embedding.symbols.weight[:TOKENS], self.bias)
 
 
 def hide_tokens(windows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """Return windows (n, length) with some tokens hidden, and the places and the tokens hidden, (n, masked) each."""
-    places = torch.rand(windows.shape, generator=generator).argsort(1)[:, :MASKED]
-    return windows.scatter(1, places, MASK), places, windows.gather(1, places)
+    positions = torch.rand(windows.shape, generator=generator).argsort(1)[:, :MASKED]
+    return windows.scatter(1, positions, MASK), positions, windows.gather(1, positions)
 
 
 @workload
@@ -145,8 +145,8 @@ def bert() -> Task:
     """Guess hidden tokens of sources; the seed decides what is hidden, too."""
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        tokens, places, hidden = batch
-        return F.cross_entropy(model(tokens, places).flatten(0, 1), hidden.flatten())
+        tokens, positions, hidden = batch
+        return F.cross_entropy(model(tokens, positions).flatten(0, 1), hidden.flatten())
 
     return on_rows(BERT, loss, load_tokens(), 8, hide_tokens)
 
