@@ -171,7 +171,7 @@ def test_missing_scikit_learn(
 ) -> None:
     monkeypatch.setattr(draws, "find_spec", lambda name: None)
     assert main(["contest-draws", "--draws", "1", "--state", str(tmp_path / "s")]) == 2
-    expected = "analysis contest-`--methods` must have scikit-learn for lda and logistic; got none installed. "
+    expected = "analysis contest-draws: `--methods` must have scikit-learn for lda and logistic; got none installed. "
     expected += 'Run pip install -e ".[analysis]", or leave out lda and logistic.\n'
     assert capsys.readouterr().err == expected
 

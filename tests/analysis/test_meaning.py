@@ -216,6 +216,6 @@ def test_means_are_over_sets_and_leads_in_pairs() -> None:
     rows += [row("a", LOGISTIC, 75), row("b", LOGISTIC, 40), row("b", SETFIT, 61)]
     said = tabulate(rows, {"a": 2, "b": 3})
     assert "**2 sets of texts, 5 labelled per class**" in said
-    assert "| fit, words                 | 72.5     | +15.00 ±5.00 " in said  # 10 and 20
-    assert "| SetFit's recipe            |          | +21.00 " in said  # one of the sets alone
+    assert "| fit, words                 | 72.5        | +15.00 ±5.00 " in said  # 10 and 20
+    assert "| SetFit's recipe            |             | +21.00 " in said  # one of the sets alone
     assert "| a   | 2       | 85.0 " in said

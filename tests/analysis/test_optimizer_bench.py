@@ -291,7 +291,7 @@ def test_learning_rates(folder: Path, house: Path, capsys: pytest.CaptureFixture
     entries = json.loads(path.read_text())
     assert [(entry["factor"], entry["config"]["lr"]) for entry in entries] == [(1, 0.2), (0.1, 0.02), (1e30, 2e29)]
     out = capsys.readouterr().out
-    table = out.partition("**Other learning rates and horizons told**\n\n")[2].splitlines()[:5]
+    table = out.partition("**Other learning rates and values of total_steps**\n\n")[2].splitlines()[:5]
     lines = [line.strip("| \n").split(" | ") for line in table]
     head, _, *cells = [[cell.strip() for cell in line] for line in lines]
     assert head == ["variant", "10 steps", "change", "20 steps", "change", "worst", "not finite"]
@@ -411,7 +411,7 @@ def test_workloads_that_cannot_be_tuned(folder: Path, capsys: pytest.CaptureFixt
     given += ["--baselines", str(folder / "lost.json")]
     assert main(["optimizer-tune", *given, "--state", str(folder / "state.jsonl")]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("analysis optimizer-`--workloads` must have a finite loss before training; got nan of lost")
+    assert said.startswith("analysis optimizer-tune: `--workloads` must have a finite loss before training; got nan of lost")
 
 
 def test_a_slower_optimizer_has_a_larger_ratio(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

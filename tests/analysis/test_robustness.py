@@ -97,5 +97,5 @@ def test_missing_package_leaves_its_sets_out(
     load_real.cache_clear()
     assert list(list_runs(["ACSF1", "iris"], [5], 1, ["cosine"])) == [Run("iris", 5, 0, "cosine")]
     line = capsys.readouterr().err
-    assert line.startswith("ACSF1 is left out: find_series: `aeon` must be installed")
+    assert line.startswith("ACSF1 is left out: `aeon` must be installed")
     assert "pip install --no-deps aeon" in line

@@ -100,7 +100,7 @@ def test_a_hash_is_of_the_texts_and_of_packages(tmp_path: Path, monkeypatch: pyt
     paths = str(tmp_path / "a.py"), str(tmp_path / "b.py")
     before = hash_sources(*paths)
     assert before == hash_sources(str(tmp_path)) != hash_sources(*paths[::-1])
-    monkeypatch.setattr("analysis.shared.journal.find_version", lambda package: "another")
+    monkeypatch.setattr("analysis.shared.journal.installed_version", lambda package: "another")
     hash_sources.cache_clear()
     assert hash_sources(*paths) != before
     hash_sources.cache_clear()

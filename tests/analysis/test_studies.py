@@ -50,8 +50,8 @@ def test_a_study_says_what_it_is_and_what_is_wrong_with_an_option(
     for option in ("--unknown", *parser._checks):
         assert main([name, *needed, option, "?"]) == 2
         captured = capsys.readouterr()
-        argument = "arguments" if option == "--unknown" else option
-        assert captured.err.startswith(f"analysis {name}: `{argument}` must ")
+        message = "unknown option: --unknown" if option == "--unknown" else f"`{option}` must "
+        assert captured.err.startswith(f"analysis {name}: {message}")
         assert captured.err.count("\n") == 1
         assert not captured.out
 
