@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from protonet._checks import check_features, check_int, check_labels, check_number, check_weights, fail
 from protonet.losses import CHUNK, weigh
+from protonet.views.distances import row_matmul
 
 #: Numbers of embeddings that are made at a time, and rows, at the most: they stay in the processor's cache.
 NUMBERS_AT_ONCE, ROWS_AT_ONCE = 2**20, 1024
@@ -76,7 +77,7 @@ class PrototypeNetwork(nn.Module):
         """Return logits (n, num_classes), higher is likelier, each row's own whatever else is in the batch."""
         scaled = (self.prototypes / self.temperature).T
         count = min(ROWS_AT_ONCE, max(1, NUMBERS_AT_ONCE // len(scaled)))
-        logits = torch.cat([self._embed(rows) @ scaled for rows in self._flatten(x).split(count)])
+        logits = torch.cat([row_matmul(self._embed(rows), scaled) for rows in self._flatten(x).split(count)])
         return logits.masked_fill(~self.seen, torch.finfo(logits.dtype).min)
 
     @torch.no_grad()
