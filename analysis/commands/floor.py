@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from protonet.commands.server.running import make_door, open_socket, run_server
+from protonet.server.app import make_policy
+from protonet.server.connections import open_socket, run_server
 
 
 async def answer(_: Any, receive: Any, send: Any) -> None:
@@ -16,4 +17,4 @@ async def answer(_: Any, receive: Any, send: Any) -> None:
 
 
 if __name__ == "__main__":
-    run_server(answer, make_door("127.0.0.1", [], 0), open_socket("127.0.0.1", 0), "nothing at")
+    run_server(answer, make_policy("127.0.0.1", [], 0), open_socket("127.0.0.1", 0), "nothing at")

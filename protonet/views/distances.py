@@ -9,16 +9,20 @@ from torch import Tensor
 LARGEST, TILE = 2**15 - 1, 2**19
 
 
+#: Columns from which BLAS multiplies every row in the same way.
+WIDE = 64
+
+
 def row_matmul(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Multiply (n, k) by a narrow matrix (k, m), each row to the same digits wherever it is in a batch.
+    """Multiply (n, k) by (k, m), each row to the same digits wherever it is in a batch.
 
     BLAS sums a product of few columns in an order that depends on n and on the row's place. Sums in float64, rounded
-    once, hide that. Devices without float64 multiply as they are.
+    once, hide that. MPS has no float64.
 
     Returns:
         (n, m) of the dtype of ``rows``.
     """
-    if rows.device.type == "mps":
+    if matrix.shape[1] >= WIDE or rows.device.type == "mps":
         return rows @ matrix
     return (rows.double() @ matrix.double()).to(rows.dtype)
 

@@ -21,7 +21,7 @@ from analysis.commands.servers import TOKEN, Server, start
 from protonet import InputError
 from protonet.commands.answers import Answers
 from protonet.commands.data import AS_SEEN, Taken
-from protonet.commands.server.jobs import Jobs
+from protonet.server.jobs import JobRunner
 from tests.browser import CHROMIUM, CONTRAST, Browser, every
 from tests.commands.cases import Run
 
@@ -57,7 +57,7 @@ def server(table: Path) -> Iterator[Server]:
     with start("page", table, "-o", table.with_name("answers.csv")) as server:
         yield server
         code, said = server.end()
-        assert (code, said) == (0, "ended: all that was asked is answered\n")
+        assert (code, said) == (0, "server stopped; pending requests were answered\n")
 
 
 def ask(server: Server, what: str, tab: str = "one", **more: Any) -> dict[str, Any]:
@@ -197,9 +197,9 @@ def test_commands_of_what_is_taken() -> None:
             ],
         ),
     ):
-        jobs = Jobs(Path("own.csv"), "rest.csv", "label", model, said, more)
+        jobs = JobRunner(Path("own.csv"), "rest.csv", "label", model, said, more)
         with jobs.folder:
-            assert jobs.list_commands() == [f"python -m protonet {each}" for each in commands]
+            assert jobs.command_lines() == [f"python -m protonet {each}" for each in commands]
 
 
 def test_others_get_nothing_and_noise_does_no_harm(server: Server, table: Path) -> None:

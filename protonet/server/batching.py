@@ -1,0 +1,111 @@
+"""Rows of concurrent requests are classified together: what waits when a batch ends is the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from torch import Tensor
+
+from protonet._checks import MENDABLE
+from protonet.commands.models import classify
+from protonet.commands.predict import name_classes
+from protonet.files import Model
+from protonet.network import PrototypeNetwork
+
+#: Rows of a batch: more are no faster, and delay others.
+MAX_ROWS = 1024
+#: Seconds that a batch may take on the event loop; a longer one runs in a thread, which costs more.
+MAX_SECONDS = 0.02
+
+#: The class and the probability of each row, "" for an unknown one, and the logits (n, num_classes).
+Result = tuple[list[tuple[str, str]], Tensor]
+
+
+class Pending(NamedTuple):
+    """The rows of one request."""
+
+    model: Model
+    x: np.ndarray  #: (n, dim).
+    threshold: float | None  #: The score up to which a row is unknown.
+    result: asyncio.Future[Result]
+    key: tuple[object, ...]  #: Requests of one key may share a batch.
+
+
+@dataclass
+class Batcher:
+    """Classifies one batch at a time."""
+
+    batches: int = 0  #: How many there were.
+    _queue: deque[Pending] = field(default_factory=deque)
+    _seconds: WeakKeyDictionary[PrototypeNetwork, float] = field(default_factory=WeakKeyDictionary)
+    """Per row, of the last batch."""
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    _task: asyncio.Task[None] | None = None
+
+    async def classify(self, model: Model, x: np.ndarray, threshold: float | None) -> Result:
+        """Classify rows (n, dim).
+
+        Raises:
+            InputError: As `protonet.commands.models.classify`.
+        """
+        result: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._queue.append(Pending(model, x, threshold, result, (id(model), x.dtype, threshold)))
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+        return await result
+
+    async def _run(self) -> None:
+        """Classify until nothing is pending."""
+        loop, queue = asyncio.get_running_loop(), self._queue
+        while queue:
+            pending = 0
+            while pending < len(queue) < MAX_ROWS:  # as long as more arrives: one batch costs less than two
+                pending = len(queue)
+                for _ in range(2):  # a request is read, and then put into the queue
+                    await asyncio.sleep(0)
+            batch = [queue.popleft()]
+            rows = len(batch[0].x)
+            while queue and batch[0].key == queue[0].key and rows + len(queue[0].x) <= MAX_ROWS:
+                batch.append(queue.popleft())
+                rows += len(batch[-1].x)
+            batch = [item for item in batch if not item.result.done()]  # some may have timed out
+            if not batch:
+                continue
+            started, network = time.perf_counter(), batch[0].model.network
+            if rows * self._seconds.get(network, 1.0) < MAX_SECONDS:
+                results = classify_batch(batch)
+            else:
+                results = await loop.run_in_executor(self._thread, classify_batch, batch)
+            self._seconds[network] = (time.perf_counter() - started) / rows
+            self.batches += 1
+            for item, result in zip(batch, results, strict=True):
+                if item.result.done():
+                    continue
+                if isinstance(result, Exception):
+                    item.result.set_exception(result)
+                else:
+                    item.result.set_result(result)
+        self._task = None
+
+
+def classify_batch(batch: list[Pending]) -> list[Result | Exception]:
+    """Classify the rows of each request; return an error only for the requests that cause it."""
+    model, sizes = batch[0].model, [len(item.x) for item in batch]
+    try:
+        logits = classify(model, np.concatenate([item.x for item in batch]))
+        named = name_classes(list(map(str, model.classes)), logits, batch[0].threshold)
+    except MENDABLE as error:
+        if len(batch) > 1:
+            return [classify_batch([item])[0] for item in batch]
+        return [error if error.fault is None else error.fault._replace(argument="body").make_error()]
+    except Exception as error:  # answered as a bug
+        return [error for _ in batch]
+    parts = zip(np.cumsum(sizes).tolist(), sizes, logits.split(sizes), strict=True)
+    return [(named[end - size : end], part) for end, size, part in parts]
