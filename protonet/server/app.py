@@ -175,7 +175,7 @@ class RequestMiddleware:
         seconds = time.perf_counter() - started
         self.observe(scope["path"], status, seconds)
         if self.policy.access_log is not None:
-            line = {
+            entry = {
                 "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
                 "id": request_id.decode(),
                 "client": (scope.get("client") or ("",))[0],
@@ -185,7 +185,7 @@ class RequestMiddleware:
                 "bytes": size,
                 "seconds": round(seconds, 6),
             }
-            self.policy.access_log.write(msgspec.json.encode(line).decode() + "\n")
+            self.policy.access_log.write(msgspec.json.encode(entry).decode() + "\n")
 
 
 @dataclass

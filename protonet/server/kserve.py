@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -32,8 +31,20 @@ from protonet.server.parsing import (
     picture_columns,
     to_column,
 )
-from protonet.server.schemas import InferRequest, InferResponse, Live, ModelMetadata, Ready, ServerMetadata, Tensor
+from protonet.server.schemas import (
+    OUTPUTS,
+    InferRequest,
+    InferResponse,
+    Live,
+    ModelMetadata,
+    Ready,
+    ServerMetadata,
+    Tensor,
+    TensorMetadata,
+)
 
+#: The types of the outputs.
+OUTPUT_TYPES = ("BYTES", "FP64", "FP64")
 #: Types of tensors that are read.
 DATATYPES = (
     "BOOL",
@@ -93,11 +104,11 @@ class InferApi:
         model = self.get(name).model
         columns = model.encoding.columns if model.encoding is not None else ()
         inputs = [
-            Tensor(column, [-1], "FP64" if not columns or columns[at].kind == "number" else "BYTES")
+            TensorMetadata(column, [-1], "FP64" if not columns or columns[at].kind == "number" else "BYTES")
             for at, (column, _) in enumerate(describe_columns(model))
-        ] or [Tensor("x", [-1, int(model.network.encoder.input_dim)], "FP64")]  # type: ignore[arg-type]
-        outputs = [Tensor("class", [-1], "BYTES"), Tensor("probability", [-1], "FP64")]
-        outputs.append(Tensor("probabilities", [-1, len(model.classes)], "FP64"))
+        ] or [TensorMetadata("x", [-1, int(model.network.encoder.input_dim)], "FP64")]  # type: ignore[arg-type]
+        shapes = ([-1], [-1], [-1, len(model.classes)])
+        outputs = list(map(TensorMetadata, OUTPUTS, shapes, OUTPUT_TYPES))
         return json_response(ModelMetadata(name, "protonet", inputs, outputs))
 
     async def infer(self, request: Request) -> Response:
@@ -111,17 +122,13 @@ class InferApi:
         named, logits = await self.classify(name, model, rows.x, None)
         shares = [[float(f"{share:.6g}") for share in row] for row in logits.softmax(dim=1).tolist()]
         n, k = len(named), len(model.classes)
-        outputs = [
-            Tensor("class", [n], "BYTES", [label for label, _ in named]),
-            Tensor("probability", [n], "FP64", [float(share) for _, share in named]),
-            Tensor("probabilities", [n, k], "FP64", [share for row in shares for share in row]),
-        ]
+        data = [[label for label, _ in named], [float(share) for _, share in named], [p for row in shares for p in row]]
+        outputs = list(map(Tensor, OUTPUTS, ([n], [n], [n, k]), OUTPUT_TYPES, data))
         if body.outputs:
             wanted = [output.name for output in body.outputs]
-            names = [output.name for output in outputs]
-            if not set(wanted) <= set(names):
-                refuse("outputs", f"be of {', '.join(names)}", ", ".join(map(show, wanted))[:80], "Name those.")
-            outputs = [outputs[names.index(each)] for each in wanted]
+            if not set(wanted) <= set(OUTPUTS):
+                refuse("outputs", f"be of {', '.join(OUTPUTS)}", ", ".join(map(show, wanted))[:80], "Name those.")
+            outputs = [outputs[OUTPUTS.index(name)] for name in wanted]
         return json_response(InferResponse(name, outputs, body.id))
 
 
@@ -167,7 +174,7 @@ def read_data(tensor: Tensor) -> list[Any]:
     """
     if tensor.datatype not in DATATYPES:
         refuse("datatype", f"be one of {', '.join(DATATYPES)}", show(tensor.datatype)[:20], "Convert the tensor.")
-    data: list[Any] = [] if tensor.data is msgspec.UNSET else tensor.data
+    data = tensor.data
     for _ in tensor.shape:
         if data and all(isinstance(item, list) for item in data):
             data = [cell for item in data for cell in item]

@@ -66,7 +66,7 @@ def decode_json(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        refuse("body", "be as /openapi.json describes it", str(error)[:200], "Correct it.")
+        refuse("body", "be of the documented form", str(error)[:200], "Correct it.")
     except (ValueError, RecursionError) as error:  # msgspec.DecodeError, letters that are not UTF-8
         refuse("body", "be JSON", f"something else ({str(error)[:80]})", "Send an object.")
 
@@ -163,7 +163,7 @@ def parse_file(model: Model, path: Path) -> Rows:
         check_count(n)
         parts.append(encode_block(table, block, model.encoding))
         missing = missing + np.array(count_missing(model, block.columns), int)
-    return Rows(np.concatenate(parts), [*list_notes(table), *describe_missing(model, missing, n)])
+    return Rows(np.concatenate(parts), [*list_notes(table), *describe_missing(model, missing.tolist(), n)])
 
 
 def parse_json_rows(model: Model, body: bytes) -> Rows:
@@ -172,7 +172,7 @@ def parse_json_rows(model: Model, body: bytes) -> Rows:
     Each is a list of cells in the order of the model's columns, or an object by column. A cell is a number, a text,
     true or false, or null if it is missing; that of a picture is its file in base64.
     """
-    request = decode_json(body, PredictRequest | list[list[Cell] | dict[str, Cell]])  # type: ignore[arg-type]
+    request = decode_json(body, PredictRequest | list[list[Cell] | dict[str, Cell]])
     rows: list[Any] = request.rows if isinstance(request, PredictRequest) else request  # type: ignore[assignment]
     if not rows:
         refuse("body", "hold rows", "none", 'Send {"rows": [...]}, each a list, or an object by column.')

@@ -188,13 +188,13 @@ def parse_query(request: Request) -> PredictQuery:
     try:
         return msgspec.convert(values, PredictQuery, strict=False)
     except msgspec.ValidationError as error:
-        refuse("query", "hold proba=0 or 1, and unknown in [0, 1]", str(error)[:200], "Correct it.")
+        refuse("query", "hold proba=0 or 1, and unknown in (0, 1)", str(error)[:200], "Correct it.")
 
 
-def find_threshold(model: Model, rate: float | None) -> float | None:
+def find_threshold(model: Model, rate: float | msgspec.UnsetType) -> float | None:
     """Return the score up to which a row is unknown; None if no rate is given."""
     with as_typed(**{"--unknown": "unknown"}):
-        return None if rate is None else choose_threshold(model, rate)
+        return None if rate is msgspec.UNSET else choose_threshold(model, rate)
 
 
 def reads_slowly(model: Model) -> bool:

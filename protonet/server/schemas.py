@@ -11,9 +11,10 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from protonet._checks import find_version
+from protonet.commands.models import MOST_FAR
 from protonet.files import Model
 from protonet.server.app import CSV, JSON, Error
-from protonet.server.parsing import MULTIPART, content_types, describe_columns
+from protonet.server.parsing import MULTIPART, describe_columns, picture_columns
 from protonet.tables.columns.number import MOST
 
 
@@ -21,7 +22,7 @@ class PredictQuery(Struct, forbid_unknown_fields=True):
     """Parameters of a prediction."""
 
     proba: Literal[0, 1] = 0
-    unknown: Annotated[float, Meta(ge=0, le=1)] | None = None
+    unknown: Annotated[float, Meta(gt=0, lt=1)] | UnsetType = UNSET
     token: str = ""
 
 
@@ -78,8 +79,16 @@ class Tensor(Struct, omit_defaults=True):
     name: str
     shape: list[Annotated[int, Meta(ge=0, le=2**31)]]
     datatype: str
-    data: list[Any] | UnsetType = UNSET
+    data: list[Any]
     parameters: dict[str, Any] | UnsetType = UNSET
+
+
+class TensorMetadata(Struct):
+    """A tensor of a model; -1 in its shape is the number of rows."""
+
+    name: str
+    shape: list[int]
+    datatype: str
 
 
 class OutputName(Struct):
@@ -119,8 +128,8 @@ class ModelMetadata(Struct):
 
     name: str
     platform: str
-    inputs: list[Tensor]
-    outputs: list[Tensor]
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
 
 
 class Live(Struct):
@@ -135,6 +144,8 @@ class Ready(Struct):
     ready: bool = True
 
 
+#: Outputs of KServe's protocol.
+OUTPUTS = ("class", "probability", "probabilities")
 #: Operations without a body: path, operation, summary, response, whether a token is needed.
 READS: tuple[tuple[str, str, str, type[Struct] | str, bool], ...] = (
     ("/healthz", "health", "Whether the server is alive", Status, False),
@@ -193,19 +204,18 @@ def openapi(models: Mapping[str, Model]) -> dict[str, Any]:
         )
         get = operation(name, summary, content, secured=secured)
         paths[path] = {"get": get, **({"parameters": [names]} if "{name}" in path else {})}
-    parameters = [
-        {"name": "proba", "in": "query", "schema": {"type": "integer", "enum": [0, 1]}},
-        {"name": "unknown", "in": "query", "schema": {"type": "number", "minimum": 0, "maximum": 1}},
-    ]
     results = {JSON: {"schema": refs[PredictResponse]}, CSV.partition(";")[0]: {"schema": {"type": "string"}}}
     for name, model in models.items():
         safe, text = re.sub(r"\W", "_", name), f"of {name}: {', '.join(map(str, model.classes))}"[:300]
-        rejects = "scores" not in model.metadata  # then no threshold is known
+        parameters: list[dict[str, Any]] = [{"name": "proba", "in": "query", "schema": {"enum": [0, 1]}}]
+        if scores := model.metadata.get("scores"):  # of held-out rows, without which no threshold is known
+            limits = {"type": "number", "minimum": 1 / len(scores), "exclusiveMaximum": 1}
+            parameters.append({"name": "unknown", "in": "query", "schema": limits})
         post = operation(f"predict_{safe}", f"Predict classes {text}", results)
-        post |= {"parameters": parameters[: 1 if rejects else 2], "requestBody": body(request_content(model))}
+        post |= {"parameters": parameters, "requestBody": body(request_content(model))}
         paths[f"/models/{quote(name)}/predict"] = {"post": post}
         infer = operation(f"infer_{safe}", f"Predict classes {text} (KServe)", {JSON: {"schema": refs[InferResponse]}})
-        infer["requestBody"] = body({JSON: {"schema": refs[InferRequest]}})
+        infer["requestBody"] = body({JSON: {"schema": infer_schema(model)}})
         paths[f"/v2/models/{quote(name)}/infer"] = {"post": infer}
     return {
         "openapi": "3.1.0",
@@ -223,30 +233,79 @@ def body(content: dict[str, Any]) -> dict[str, Any]:
 
 def request_content(model: Model) -> dict[str, Any]:
     """Describe the bodies that a model takes, by media type."""
-    kinds = dict(describe_columns(model))
-    cells = [cell_schema(model, number) for number in range(len(kinds) or int(model.network.encoder.input_dim))]  # type: ignore[arg-type]
+    columns, pictures = dict(describe_columns(model)), picture_columns(model)
+    cells = cell_schemas(model)
     listed: dict[str, Any] = {"type": "array", "prefixItems": cells, "minItems": len(cells), "maxItems": len(cells)}
-    if len(cells) > 64 and not kinds:
-        listed = {**listed, "items": cells[0]}
-        del listed["prefixItems"]
-    named = {name: {**cell, "description": kind} for (name, kind), cell in zip(kinds.items(), cells, strict=False)}
+    if not columns:
+        listed = {"type": "array", "items": cells[0], "minItems": len(cells), "maxItems": len(cells)}
+    named = {name: {**cell, "description": kind} for (name, kind), cell in zip(columns.items(), cells, strict=False)}
     row = {"anyOf": [listed, *[{"type": "object", "required": list(named), "properties": named}] * bool(named)]}
-    rows = {"type": "array", "items": row, "minItems": 1}
-    binary: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
-    content = dict.fromkeys(content_types(model), binary)
-    content[JSON] = {"schema": {"type": "object", "required": ["rows"], "properties": {"rows": rows}}}
-    file = {"type": "object", "required": ["file"], "properties": {"file": binary["schema"]}}
-    return {**content, MULTIPART: {"schema": file}}
+    rows = {
+        "type": "object",
+        "required": ["rows"],
+        "properties": {"rows": {"type": "array", "items": row, "minItems": 1}},
+    }
+    file = {"type": "object", "required": ["file"], "properties": {"file": rows}}
+    form = {"schema": file, "encoding": {"file": {"contentType": JSON}}}
+    content: dict[str, Any] = {JSON: {"schema": rows}, MULTIPART: form}
+    if columns and not any(pictures):
+        header = ",".join(map(re.escape, columns))
+        line = ",".join("-?[0-9]{1,6}" if cell["type"] != ["string", "null"] else "[0-9A-Za-z]{0,9}" for cell in cells)
+        content[CSV.partition(";")[0]] = {"schema": {"type": "string", "pattern": f"^{header}\n({line}\n)+$"}}
+    elif not columns:
+        content["application/x-npy"] = {"schema": {"type": "string", "format": "binary"}}
+    if pictures == [True]:
+        content["image/*"] = {"schema": {"type": "string", "format": "binary"}}
+    return content
 
 
-def cell_schema(model: Model, number: int) -> dict[str, Any]:
-    """Describe the cells of a column."""
-    column = None if model.encoding is None else model.encoding.columns[number]
-    limits = {"minimum": -MOST, "maximum": MOST}
-    if column is None:
-        return {"type": "number", **limits}
-    if column.takes == "picture":
-        return {"type": "string", "contentEncoding": "base64"}
-    if column.kind == "number":
-        return {"type": ["number", "null"], **limits}
-    return {"type": ["string", "null"]}
+def infer_schema(model: Model) -> dict[str, Any]:
+    """Describe a request of KServe's protocol for one row; a schema cannot tie the data's size to the shape."""
+    cells = cell_schemas(model)
+    numbers = all(cell["type"] != ["string", "null"] for cell in cells)
+    types = sorted({str(cell["type"]) for cell in cells})
+    item = cells[0] if len(types) == 1 else {"type": ["number", "null"]}
+    tensor = {
+        "type": "object",
+        "required": ["name", "shape", "datatype", "data"],
+        "properties": {
+            "name": {"type": "string"},
+            "shape": {
+                "type": "array",
+                "prefixItems": [{"const": 1}, {"const": len(cells)}],
+                "minItems": 2,
+                "maxItems": 2,
+            },
+            "datatype": {"enum": ["FP32", "FP64"] if numbers else ["BYTES"]},
+            "data": {"type": "array", "items": item, "minItems": len(cells), "maxItems": len(cells)},
+            "parameters": {"type": "object"},
+        },
+    }
+    output = {"type": "object", "required": ["name"], "properties": {"name": {"enum": list(OUTPUTS)}}}
+    return {
+        "type": "object",
+        "description": "One row, as an example: [rows, columns] is the shape of several, or a tensor for each column.",
+        "required": ["inputs"],
+        "properties": {
+            "id": {"type": "string"},
+            "parameters": {"type": "object"},
+            "inputs": {"type": "array", "items": tensor, "minItems": 1, "maxItems": 1},
+            "outputs": {"type": "array", "items": output},
+        },
+    }
+
+
+def cell_schemas(model: Model) -> list[dict[str, Any]]:
+    """Describe the cells of each column: what is text, and how far numbers may be from those of fit."""
+    encoder = model.network.encoder
+    far = float(encoder.scale) * MOST_FAR  # type: ignore[arg-type]
+    if model.encoding is None:
+        return [{"type": "number", "minimum": -min(far, MOST), "maximum": min(far, MOST)}] * int(encoder.input_dim)  # type: ignore[arg-type]
+    cells: list[dict[str, Any]] = []
+    for column in model.encoding.columns:
+        limit = min(far * getattr(column, "scale", 1.0), MOST)
+        number = {"type": "number" if column.plain else ["number", "null"], "minimum": -limit, "maximum": limit}
+        text: dict[str, Any] = {"type": ["string", "null"]}
+        picture = {"type": "string", "contentEncoding": "base64"}
+        cells.append(picture if column.takes == "picture" else number if column.kind == "number" else text)
+    return cells

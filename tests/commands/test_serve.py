@@ -10,7 +10,7 @@ import json
 import socket
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -152,12 +152,12 @@ def make_pickle() -> bytes:
         ("mixed", JSON, '{"rows": []}', 400, "`body` must hold rows"),
         ("mixed", JSON, "[[1]]", 400, "`body` must have 2 cells in each row; got 1 in row 0"),
         ("mixed", JSON, '[{"size": 1}]', 400, "`body` must have the model's columns; got row 0 without city"),
-        ("mixed", JSON, '[[[], "Rome"]]', 400, "`body` must be as /openapi.json describes it"),
+        ("mixed", JSON, '[[[], "Rome"]]', 400, "`body` must be of the documented form"),
         ("mixed", JSON, '[["wide", "Rome"]]', 400, "`body` must have columns of the kind that they were of in fit"),
         ("arrays", JSON, "[[1, 2, 3, 4, null]]", 400, "`body` must have finite numbers"),
         ("arrays", JSON, "[[1, 2, 3, 4, 1e39]]", 400, "`body` must have numbers of at most 3.4e"),
         ("arrays", JSON, "[[1e38, -1e38, 1e38, 1e38, 1e38]]", 400, "`body` must hold numbers of the size"),
-        ("arrays", JSON, "[null]", 400, "`body` must be as /openapi.json describes it"),
+        ("arrays", JSON, "[null]", 400, "`body` must be of the documented form"),
         ("arrays", JSON, '[{"a": 1}]', 400, "`body` must have rows of one form"),
         ("arrays", NPY, make_pickle(), 400, "the request"),
         ("arrays", NPY, b"\x93NUMPY", 400, "`body` must be an NPY file"),
@@ -507,7 +507,7 @@ def test_kserve_inference(server: Server, folder: Path) -> None:
     x = np.load(folder / "rows.npy")[:3]
     wanted = post(server, "arrays", json.dumps(x.tolist()), JSON, "?proba=1")
 
-    def infer(model: str, *inputs: dict[str, object], **more: object) -> Any:
+    def infer(model: str, *inputs: Mapping[str, object], **more: object) -> Any:
         return server.ask_json("POST", f"/v2/models/{model}/infer", {"inputs": list(inputs), **more})
 
     tensor: dict[str, object] = {"name": "x", "shape": [3, 5], "datatype": "FP32"}
@@ -566,6 +566,7 @@ def test_tokens_origins_and_the_access_log(folder: Path, tmp_path: Path, monkeyp
         assert (headers["access-control-allow-origin"], headers["x-request-id"]) == (page, "a-1")
         assert server.ask("GET", "/models", headers={"Origin": "https://evil.example"})[0] == 403
         server.ask("GET", f"/models?token={TOKEN}", token="")
+        assert server.end()[0] == 0
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     assert [line["status"] for line in lines] == [200, 200, 401, 200, 403, 200]
     assert lines[3]["id"] == "a-1"
