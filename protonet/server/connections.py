@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import signal
 import socket
 import sys
@@ -189,6 +190,8 @@ def run_server(app: Any, policy: AccessPolicy, listening: socket.socket, title: 
         title: What is printed before the address.
     """
     raise_file_limit()
+    gc.collect()
+    gc.freeze()  # else each full collection visits all of torch, 100 ms in which no request is answered
     config = uvicorn.Config(
         app,
         http=LimitedProtocol,

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -43,6 +44,7 @@ from protonet.server.schemas import (
     TensorMetadata,
 )
 
+REQUEST = msgspec.json.Decoder(InferRequest)
 #: The types of the outputs.
 OUTPUT_TYPES = ("BYTES", "FP64", "FP64")
 #: Types of tensors that are read.
@@ -117,12 +119,16 @@ class InferApi:
         model = self.get(name).model
         if "inference-header-content-length" in request.headers:
             raise HTTPException(400, "`body` must be JSON: the binary tensor extension is not supported.")
-        body = decode_json(await request.body(), InferRequest)
+        body = decode_json(await request.body(), REQUEST)
         rows = parse_tensors(model, body.inputs)
         named, logits = await self.classify(name, model, rows.x, None)
         shares = [[float(f"{share:.6g}") for share in row] for row in logits.softmax(dim=1).tolist()]
         n, k = len(named), len(model.classes)
-        data = [[label for label, _ in named], [float(share) for _, share in named], [p for row in shares for p in row]]
+        data: list[list[Any]] = [
+            [label for label, _ in named],
+            [float(share) for _, share in named],
+            [p for row in shares for p in row],
+        ]
         outputs = list(map(Tensor, OUTPUTS, ([n], [n], [n, k]), OUTPUT_TYPES, data))
         if body.outputs:
             wanted = [output.name for output in body.outputs]

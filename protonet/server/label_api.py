@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
+import msgspec
 import torch
 from msgspec import Meta, Struct
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from protonet._checks import as_typed, clean, refuse
 from protonet.commands.answers import Answers
@@ -64,6 +65,9 @@ class Action(Struct):
     what: Literal["look", "take"] | None = None
 
 
+ACTION = msgspec.json.Decoder(Action)
+
+
 @dataclass
 class LabelApi:
     """The routes of the page.
@@ -87,7 +91,7 @@ class LabelApi:
     read_again: Callable[[Taken], Unlabelled] | None
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
 
-    def create_app(self) -> Starlette:
+    def create_app(self) -> ASGIApp:
         """Create the application."""
         queue = self.queue
         changes: dict[str, Callable[[Action], object]] = {
@@ -253,7 +257,7 @@ class LabelApi:
 
 async def read_action(request: Request) -> Action:
     """Read the action of a request."""
-    return decode_json(await request.body(), Action)
+    return decode_json(await request.body(), ACTION)
 
 
 def require_row(action: Action) -> int:

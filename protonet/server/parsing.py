@@ -57,14 +57,18 @@ class Rows(NamedTuple):
     notes: list[str]  #: What a person should know of them.
 
 
-def decode_json(body: bytes, kind: type[T]) -> T:
-    """Decode JSON of a type.
+#: Decodes rows, with and without an object around them.
+ROWS = msgspec.json.Decoder[Any](PredictRequest | list[list[Cell] | dict[str, Cell]])
+
+
+def decode_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """Decode JSON of the type of a decoder.
 
     Raises:
         InputError: It is not JSON, or of another type.
     """
     try:
-        return msgspec.json.decode(body, type=kind)
+        return decoder.decode(body)
     except msgspec.ValidationError as error:
         refuse("body", "be of the documented form", str(error)[:200], "Correct it.")
     except (ValueError, RecursionError) as error:  # msgspec.DecodeError, letters that are not UTF-8
@@ -172,8 +176,8 @@ def parse_json_rows(model: Model, body: bytes) -> Rows:
     Each is a list of cells in the order of the model's columns, or an object by column. A cell is a number, a text,
     true or false, or null if it is missing; that of a picture is its file in base64.
     """
-    request = decode_json(body, PredictRequest | list[list[Cell] | dict[str, Cell]])
-    rows: list[Any] = request.rows if isinstance(request, PredictRequest) else request  # type: ignore[assignment]
+    request = decode_json(body, ROWS)
+    rows: list[Any] = request.rows if isinstance(request, PredictRequest) else request
     if not rows:
         refuse("body", "hold rows", "none", 'Send {"rows": [...]}, each a list, or an object by column.')
     check_count(len(rows))

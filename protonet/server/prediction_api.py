@@ -15,11 +15,11 @@ import msgspec
 import torch
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from protonet._checks import as_typed, refuse, show
 from protonet.commands.models import find_sizes, is_read
@@ -67,7 +67,7 @@ class PredictionApi:
         active.set_function(lambda: policy.active)
         registry.register(self)
 
-    def create_app(self) -> Starlette:
+    def create_app(self) -> ASGIApp:
         """Create the application."""
         routes = [
             Route("/models/{name}/predict", self.predict, methods=["POST"]),

