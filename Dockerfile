@@ -5,8 +5,8 @@ COPY pyproject.toml README.md LICENSE constraints.txt ./
 COPY protonet ./protonet
 RUN python -m pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu \
     --constraint constraints.txt ".[page]" \
-    && useradd --system --no-create-home protonet
-USER protonet
+    && useradd --system --no-create-home --uid 10001 protonet
+USER 10001
 ENV OMP_NUM_THREADS=1
 EXPOSE 8765
 HEALTHCHECK --interval=10s --timeout=3s --start-period=30s \
