@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 
 from protonet._checks import MENDABLE, clean, refuse, show
@@ -89,10 +90,18 @@ async def read_upload(request: Request) -> tuple[str, bytes]:
     media = media_type(request.headers.get("content-type", ""))
     if media != MULTIPART:
         return media, await request.body()
-    async with request.form(max_files=1, max_fields=0) as form:
+    try:
+        form = await request.form(max_files=1, max_fields=1)
+    except MultiPartException as error:
+        raise HTTPException(
+            400, f"`body` must be a form of one file; got another one ({error.message[:80]})."
+        ) from None
+    async with form:
         file = next(iter(form.values()), None)
-        if file is None or isinstance(file, str):
+        if file is None or len(form) > 1:
             raise HTTPException(400, "`body` must hold one file.")
+        if isinstance(file, str):  # a field without the name of a file
+            return JSON, file.encode()
         kinds = {suffix: media for media, suffix in reversed(SUFFIXES.items()) if "*" not in media}
         media = media_type(file.content_type or "")
         suffix = Path(file.filename or "").suffix.lower()

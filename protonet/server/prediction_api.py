@@ -40,6 +40,7 @@ from protonet.server.schemas import (
     PredictResponse,
     Status,
     openapi,
+    unknown_limits,
 )
 from protonet.ui.page.document import format_api, format_served
 from protonet.ui.text import count, format_csv
@@ -193,8 +194,13 @@ def parse_query(request: Request) -> PredictQuery:
 
 def find_threshold(model: Model, rate: float | msgspec.UnsetType) -> float | None:
     """Return the score up to which a row is unknown; None if no rate is given."""
+    if rate is msgspec.UNSET:
+        return None
+    limits = unknown_limits(model)
+    if limits and not limits[0] <= rate <= limits[1]:
+        refuse("unknown", f"be in [{limits[0]:.2g}, {limits[1]:.6g}]", rate, "Held-out rows tell no more than that.")
     with as_typed(**{"--unknown": "unknown"}):
-        return None if rate is msgspec.UNSET else choose_threshold(model, rate)
+        return choose_threshold(model, rate)
 
 
 def reads_slowly(model: Model) -> bool:

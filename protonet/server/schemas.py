@@ -208,9 +208,9 @@ def openapi(models: Mapping[str, Model]) -> dict[str, Any]:
     for name, model in models.items():
         safe, text = re.sub(r"\W", "_", name), f"of {name}: {', '.join(map(str, model.classes))}"[:300]
         parameters: list[dict[str, Any]] = [{"name": "proba", "in": "query", "schema": {"enum": [0, 1]}}]
-        if scores := model.metadata.get("scores"):  # of held-out rows, without which no threshold is known
-            limits = {"type": "number", "minimum": 1 / len(scores), "exclusiveMaximum": 1}
-            parameters.append({"name": "unknown", "in": "query", "schema": limits})
+        if limits := unknown_limits(model):
+            schema = {"type": "number", "minimum": limits[0], "maximum": limits[1]}
+            parameters.append({"name": "unknown", "in": "query", "schema": schema})
         post = operation(f"predict_{safe}", f"Predict classes {text}", results)
         post |= {"parameters": parameters, "requestBody": body(request_content(model))}
         paths[f"/models/{quote(name)}/predict"] = {"post": post}
@@ -224,6 +224,13 @@ def openapi(models: Mapping[str, Model]) -> dict[str, Any]:
         "components": {"schemas": components, "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}}},
         "paths": paths,
     }
+
+
+def unknown_limits(model: Model) -> tuple[float, float] | None:
+    """Return the least and the largest ``unknown`` that held-out rows can tell apart; None without such rows."""
+    scores = model.metadata.get("scores")
+    n = len(scores) if isinstance(scores, list) else 0
+    return (1 / (n + 1), n / (n + 1)) if n else None
 
 
 def body(content: dict[str, Any]) -> dict[str, Any]:

@@ -500,7 +500,11 @@ def test_a_form_is_read_and_csv_is_answered(server: Server, folder: Path, tmp_pa
     model = folder / "mixed.safetensors"
     assert main(["predict", str(model), str(folder / "mixed.csv"), "--proba", "-o", str(predicted), "-q"]) == 0
     assert content == predicted.read_bytes()
-    assert server.refuse("POST", "/models/mixed/predict", b"--x--\r\n", headers=headers)[0] == 400
+    part = b"--x\r\nContent-Disposition: form-data\r\n\r\n1\r\n--x--\r\n"
+    for bad in (b"--x--\r\n", b"", b"noise", part, form[:-5] + form):
+        assert server.refuse("POST", "/models/mixed/predict", bad, headers=headers)[0] == 400
+    field = b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\n[[1, "Rome"]]\r\n--x--\r\n'
+    assert server.ask("POST", "/models/mixed/predict", field, headers)[0] == 200
 
 
 def test_kserve_inference(server: Server, folder: Path) -> None:
