@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import logging
 import signal
 import socket
 import sys
@@ -190,6 +191,7 @@ def run_server(app: Any, policy: AccessPolicy, listening: socket.socket, title: 
         title: What is printed before the address.
     """
     raise_file_limit()
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # the client is told what is wrong with its form
     gc.collect()
     gc.freeze()  # else each full collection visits all of torch, 100 ms in which no request is answered
     config = uvicorn.Config(

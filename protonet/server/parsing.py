@@ -91,21 +91,17 @@ async def read_upload(request: Request) -> tuple[str, bytes]:
     if media != MULTIPART:
         return media, await request.body()
     try:
-        form = await request.form(max_files=1, max_fields=1)
+        async with request.form(max_files=1, max_fields=1) as form:
+            file = next(iter(form.values()), None)
+            if file is None or len(form) > 1:
+                raise HTTPException(400, "`body` must hold one file.")
+            if isinstance(file, str):  # a field without the name of a file
+                return JSON, file.encode()
+            kinds = {suffix: media for media, suffix in reversed(SUFFIXES.items()) if "*" not in media}
+            media, suffix = media_type(file.content_type or ""), Path(file.filename or "").suffix.lower()
+            return kinds.get(suffix, media) if media in {"", "application/octet-stream"} else media, await file.read()
     except MultiPartException as error:
-        raise HTTPException(
-            400, f"`body` must be a form of one file; got another one ({error.message[:80]})."
-        ) from None
-    async with form:
-        file = next(iter(form.values()), None)
-        if file is None or len(form) > 1:
-            raise HTTPException(400, "`body` must hold one file.")
-        if isinstance(file, str):  # a field without the name of a file
-            return JSON, file.encode()
-        kinds = {suffix: media for media, suffix in reversed(SUFFIXES.items()) if "*" not in media}
-        media = media_type(file.content_type or "")
-        suffix = Path(file.filename or "").suffix.lower()
-        return kinds.get(suffix, media) if media in {"", "application/octet-stream"} else media, await file.read()
+        raise HTTPException(400, f"`body` must be a form of one file ({error.message[:80]}).") from None
 
 
 def picture_columns(model: Model) -> list[bool]:
