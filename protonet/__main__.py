@@ -24,6 +24,8 @@ COMMANDS = {
     "page": "label, look and try in a browser",
     "serve": "answer programs that ask models over HTTP",
 }
+#: Commands that are not in `protonet.commands`.
+MODULES = {"page": "protonet.server.label_api", "serve": "protonet.server.prediction_api"}
 #: What a person typed, by what functions call it.
 TYPED = dict.fromkeys(("path", "train_loader", "solution", "features", "x"), "table") | {
     "representation": "--representation"
@@ -72,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
             from protonet.commands.arguments import READERS  # noqa: PLC0415 - not for the help of all
 
             options = READERS[name](rest)  # what is wrong with these is told before torch is imported
-            importlib.import_module(f"protonet.commands.{name}").run(options)
+            importlib.import_module(MODULES.get(name, f"protonet.commands.{name}")).run(options)
 
     prog = f"{PROG} {name}"
     return run_command(prog, command, arguments[1:])

@@ -14,6 +14,7 @@ from protonet._validation import check_features, check_int, check_labels, check_
 from protonet.encoder import NO_DIRECTION, keep_float32
 from protonet.errors import raise_input_error
 from protonet.losses import CHUNK, weigh
+from protonet.views.distances import row_matmul
 
 #: Numbers of embeddings that are made at a time, and rows, at the most: they stay in the processor's cache.
 NUMBERS_AT_ONCE, ROWS_AT_ONCE = 2**20, 1024
@@ -86,7 +87,7 @@ class PrototypeNetwork(nn.Module):
         """Return logits (n, num_classes), higher is likelier, each row's own whatever else is in the batch."""
         scaled = (self.prototypes / self.temperature).T
         count = min(ROWS_AT_ONCE, max(1, NUMBERS_AT_ONCE // len(scaled)))
-        logits = torch.cat([self._embed(rows) @ scaled for rows in self._flatten(x).split(count)])
+        logits = torch.cat([row_matmul(self._embed(rows), scaled) for rows in self._flatten(x).split(count)])
         return self.mask_logits(logits)
 
     def mask_logits(self, logits: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ LEVELS = {
         {"metrics", "files"},
         {"fit", "ui"},
         {"estimator", "commands"},
+        {"server"},
         {"episodes"},
         {"__main__"},
     ],

@@ -16,7 +16,7 @@ from typing import Any
 
 TOKEN = "token-of-the-tests"
 #: Says where a server listens.
-ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)/\?token=" + TOKEN)
+ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)/$")
 
 
 @dataclass

@@ -77,7 +77,7 @@ EXAMPLES = {
     "serve": (
         "wine.safetensors",
         "wine.safetensors iris.safetensors --port 8000",
-        "wine.safetensors --host 0.0.0.0 --names models.example.org",
+        "wine.safetensors --host 0.0.0.0 --allowed-hosts models.example.org",
     ),
 }
 
@@ -279,11 +279,15 @@ def read_export(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+#: Packages that the servers import.
+SERVER_PACKAGES = ("uvicorn", "httptools", "msgspec", "starlette", "prometheus_client", "python_multipart")
+
+
 def read_serve(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return what ``serve`` is asked."""
     text = "Answer programs over HTTP: POST rows as JSON, CSV, NPY or a picture to /models/NAME/predict. A model whose"
-    text += " file is replaced is read again. The address that is printed holds a token; the environment variable"
-    text += " PROTONET_TOKEN sets it."
+    text += " file is replaced is read again. The address that is printed holds a token, unless the environment"
+    text += " variable PROTONET_TOKEN sets it."
     parser = make_parser("protonet serve", text, EXAMPLES["serve"], table=False)
     parser.add_argument("models", nargs="+", metavar="model", help="files that fit wrote; each is called as its file")
     add_address(parser, "8765")
@@ -293,6 +297,9 @@ def read_serve(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seconds", default="30", metavar="S", help="that an answer may take (default 30)")
     where = "where what read texts or pictures in fit is now, if it was a folder or a file"
     add("--representation", nargs="+", metavar="NAME", help=where)
+    add = parser.add_expert_group("clients").add_argument
+    add("--cors-origins", nargs="+", default=[], metavar="ORIGIN", help="pages that may ask: https://app.example.org")
+    add("--access-log", metavar="FILE", help="a line of JSON per request is appended; - for standard error")
     options = parser.parse_args(arguments)
     options.port = check_port(options.port)
     for name in ("most_megabytes", "most_requests"):
@@ -300,7 +307,7 @@ def read_serve(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.seconds = parse_number("--seconds", options.seconds, low=0)
     for model in options.models:
         look_for_model(model)
-    check_packages(["uvicorn"], "page")
+    check_packages(SERVER_PACKAGES, "page")
     return options
 
 
@@ -325,7 +332,7 @@ def read_page(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.output = name_answers(options.table) if options.output is None else options.output
     options.flags = str(Path(options.output).with_suffix(".flagged.csv"))
     check_answers(options, "output", "flags")
-    check_packages(["uvicorn"], "page")
+    check_packages(SERVER_PACKAGES, "page")
     return options
 
 
@@ -357,7 +364,7 @@ def add_address(parser: Parser, port: str) -> None:
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help=here)
     parser.add_argument("--port", default=port, metavar="N", help=f"0 for a free one (default {port})")
     parser.add_argument(
-        "--names", nargs="+", default=[], metavar="NAME", help="further names that this machine is asked by"
+        "--allowed-hosts", nargs="+", default=[], metavar="NAME", help="further host names of this server"
     )
 
 

@@ -49,6 +49,8 @@ from protonet.ui.text import count
 GIVEN = "given"
 #: The largest feature, in units of the rows of fit, of which a square is still a float32.
 MOST_FAR = 2.0**60
+#: Rows of a batch, at most, and what their number is a multiple of: a full vector of float32 (AVX-512) in each column.
+BATCH, ALIGNMENT = 256, 16
 #: Most blocks that are classified at a time.
 MOST_THREADS = 8
 
@@ -302,17 +304,21 @@ def suggest(
 
 @torch.inference_mode()
 def classify(model: Model, x: np.ndarray, uninformative: np.ndarray | None = None) -> Tensor:
-    """Return the logits (b, num_classes) of rows (b, dim) float32.
+    """Compute the logits (n, num_classes) of rows (n, dim) float32 or float64.
+
+    The logits of a row have the same digits whatever the other rows are. Products of few rows, and the remainder of a
+    vector, are computed by other instructions; therefore each batch is filled with repeated rows.
 
     Args:
         model: The model.
         x: The features.
-        uninformative: (b,) bool: rows without information, which get `predict_uninformative`; None for none.
+        uninformative: (n,) bool: rows without information, which get `predict_uninformative`; None for none.
 
     Raises:
         InputError: A row is so far out that its embedding overflows.
     """
-    logits: Tensor = model.network(torch.from_numpy(x))
+    padded = torch.from_numpy(np.resize(x, (-(-len(x) // ALIGNMENT) * ALIGNMENT, x.shape[1])))
+    logits = torch.cat([model.network(rows) for rows in padded.split(BATCH)])[: len(x)]
     far = float(model.network.encoder.scale) * MOST_FAR  # type: ignore[arg-type]
     lost = ~logits.isfinite().all(dim=1) | torch.from_numpy(np.abs(x).max(axis=1) > far)
     if bool(lost.any()):

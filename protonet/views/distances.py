@@ -1,4 +1,4 @@
-"""Distances of rows to the units of radial views, exact and rounded."""
+"""Products and distances of rows whose digits do not depend on the rest of the batch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,24 @@ from torch import Tensor
 
 #: The largest whole number of 16 bits, and how many such are compared at once: they stay in the processor's cache.
 LARGEST, TILE = 2**15 - 1, 2**19
+
+
+#: Columns from which BLAS multiplies every row in the same way: measured, 12 of MKL with AVX-512.
+WIDE = 16
+
+
+def row_matmul(rows: Tensor, matrix: Tensor) -> Tensor:
+    """Multiply (n, k) by (k, m), each row to the same digits wherever it is in a batch.
+
+    BLAS sums a product of few columns in an order that depends on n and on the row's place. Sums in float64, rounded
+    once, hide that. MPS has no float64.
+
+    Returns:
+        (n, m) of the dtype of ``rows``.
+    """
+    if matrix.shape[1] >= WIDE or rows.device.type == "mps":
+        return rows @ matrix
+    return (rows.double() @ matrix.double()).to(rows.dtype)
 
 
 def distances(z: Tensor, landmarks: Tensor, norm: int) -> Tensor:

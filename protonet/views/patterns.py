@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.losses import class_means
+from protonet.views.distances import row_matmul
 from protonet.views.judge import Candidate, Judge, Kind
 from protonet.views.view import Graph, Rows, Source, Specification, Stored, View, expect
 
@@ -394,7 +395,7 @@ class PatternView(View):
 
     def forward(self, z: Tensor) -> Tensor:
         """Map shares (n, cells of all) to class scores (n, num_classes)."""
-        return torch.addmm(self.offset.to(z), self.bank.pool(z, local=self.local), self.readout.to(z))
+        return row_matmul(self.bank.pool(z, local=self.local), self.readout) + self.offset.to(z)
 
     def describe(self) -> dict[str, Any]:
         """Return whether shares are local."""

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.losses import CHUNK, class_means
-from protonet.views.distances import distances, find_steps, round_distances
+from protonet.views.distances import distances, find_steps, round_distances, row_matmul
 from protonet.views.judge import PRUNING, Candidate, Judge, Kind
 from protonet.views.linear import Linear
 from protonet.views.shifts import shift_rows
@@ -299,7 +299,7 @@ class RadialView(View):
         else:
             apart = round_distances(z.to(torch.float32), self.landmarks, terms).to(dtype)
         kernel = torch.exp(apart / -bandwidth) if apart.requires_grad else apart.div_(-bandwidth).exp_()
-        return (kernel @ readout).to(given)
+        return row_matmul(kernel, readout).to(given)
 
     def _count_terms(self) -> int | None:
         """Return how coarsely `round_distances` may round; None where that would not pay, or be too coarse."""

@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from protonet.views.distances import row_matmul
+
 Array = NDArray[Any]
 
 
@@ -240,7 +242,7 @@ class LinearMap(Source):
         centred = (x if self.columns is None else x[:, self.columns]) - self.shift  # (n, dim)
         if not self.basis.shape[1]:
             return centred.mul_(self.gain)
-        return torch.addmm(centred * self.gain, (centred @ self.basis).mul_(self.coefficient), self.basis.T)
+        return centred * self.gain + row_matmul(row_matmul(centred, self.basis) * self.coefficient, self.basis.T)
 
     @classmethod
     def restore(cls, stored: Stored, input_dim: int) -> LinearMap:

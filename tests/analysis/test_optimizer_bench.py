@@ -411,7 +411,9 @@ def test_workloads_that_cannot_be_tuned(folder: Path, capsys: pytest.CaptureFixt
     given += ["--baselines", str(folder / "lost.json")]
     assert main(["optimizer-tune", *given, "--state", str(folder / "state.jsonl")]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("analysis optimizer-tune: `--workloads` must have a finite loss before training; got nan of lost")
+    assert said.startswith(
+        "analysis optimizer-tune: `--workloads` must have a finite loss before training; got nan of lost"
+    )
 
 
 def test_a_slower_optimizer_has_a_larger_ratio(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from protonet.commands.models import read_model
-from protonet.commands.server.reading import read_body
 from protonet.estimator import ProtoNetClassifier
+from protonet.server.parsing import parse_rows
 from tests.commands.cases import FAST, Run, read_table
 
 pd = pytest.importorskip("pandas", reason="it makes frames")
@@ -59,7 +59,7 @@ def test_the_server_reads_the_same_rows_without_information(model: Path, tmp_pat
     table = (tmp_path / "new.csv").read_bytes()
     cells = [[float(size) if size[:1].isdigit() else None, city or None] for size, city, _ in ROWS]
     for media, body in (("text/csv", table), ("application/json", json.dumps(cells).encode())):
-        rows = read_body(read_model(model), media, body)
+        rows = parse_rows(read_model(model), media, body)
         assert rows.uninformative is not None
         assert rows.uninformative.tolist() == [uninformative for *_, uninformative in ROWS]
         assert any(NOTE in note for note in rows.notes)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from protonet.encoder import Encoder
 from protonet.views import KINDS
+from protonet.views.distances import row_matmul
 from protonet.views.view import LinearMap, Stored, View
 from tests.model_cases import make_network
 from tests.strategies import blobs, seeds
@@ -125,3 +126,14 @@ def test_only_what_is_trained_has_parameters() -> None:
     encoder = make_network().encoder
     assert isinstance(encoder, Encoder)
     assert {view.kind for view in encoder.list_views() if any(True for _ in view.parameters())} == {"mlp"}
+
+
+@pytest.mark.parametrize("columns", [1, 5, 11, 15, 16, 40])
+def test_row_matmul_gives_a_row_the_same_digits_in_every_batch(columns: int) -> None:
+    draw = torch.Generator().manual_seed(columns)
+    rows, matrix = torch.randn(256, 300, generator=draw), torch.randn(300, columns, generator=draw)
+    whole = row_matmul(rows, matrix)
+    torch.testing.assert_close(whole, (rows.double() @ matrix.double()).float(), rtol=1e-4, atol=1e-4)
+    for size in (16, 48, 128):
+        some = torch.randint(0, 256, (size,), generator=draw)
+        assert torch.equal(row_matmul(rows[some], matrix), whole[some])

@@ -117,8 +117,12 @@ def count_gaps(values: np.ndarray) -> int:
 
 
 def is_gap_word(cell: str) -> bool:
-    """Return whether a cell is a gap where others are numbers or dates: "n.a.", "(unknown)", "***"."""
-    return not any(map(str.isdigit, cell)) and "".join(filter(str.isalpha, cell)).lower() in GAP_WORDS
+    """Return whether a cell is a gap where others are numbers or dates: "n.a.", "(unknown)", "***".
+
+    A cell with invisible characters is not: it only looks empty.
+    """
+    visible = cell.isascii() or not any(unicodedata.category(sign) == "Cf" for sign in cell)
+    return visible and not any(map(str.isdigit, cell)) and "".join(filter(str.isalpha, cell)).lower() in GAP_WORDS
 
 
 def find_words(values: np.ndarray) -> np.ndarray:

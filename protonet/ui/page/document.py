@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from protonet._writing import write_json, write_text
 from protonet.ui.page.markup import Markup, name_class, percent, span, table, tag
@@ -141,7 +142,14 @@ def format_served(models: Sequence[tuple[str, Sequence[object], Sequence[tuple[s
     Args:
         models: Of each its name, its classes, the names and the kinds of its columns, and a command that asks it.
     """
-    intro = tag("p", "Rows come as JSON, CSV, NPY or a picture. ", tag("code", "/openapi.json"), " describes it all.")
+    intro = tag(
+        "p",
+        "Rows come as JSON, CSV, NPY or a picture. ",
+        tag("code", "/openapi.json"),
+        " describes it all, ",
+        tag("code", "/docs"),
+        " shows it.",
+    )
     sections = [
         tag(
             "section",
@@ -155,6 +163,46 @@ def format_served(models: Sequence[tuple[str, Sequence[object], Sequence[tuple[s
     ]
     body = [tag("header", tag("h1", "protonet serve")), tag("main", tag("section", intro), *sections)]
     return make_page("protonet serve", body, ["page.css"], None)
+
+
+def format_api(document: Mapping[str, Any]) -> tuple[str, str]:
+    """Return an OpenAPI document as a page without a script, and its policy."""
+    sections = []
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            if method == "parameters":
+                continue
+            parameters = [*operations.get("parameters", []), *operation.get("parameters", [])]
+            body = operation.get("requestBody", {}).get("content", {})
+            responses = operation["responses"].items()
+            token = "needs a token" if operation["security"] else "needs no token"
+            sections.append(
+                tag(
+                    "section",
+                    tag("h2", tag("code", f"{method.upper()} {path}"), id=operation["operationId"]),
+                    tag("p", f"{operation['summary']}; {token}."),
+                    tag("p", "Parameters: ", ", ".join(each["name"] for each in parameters)) if parameters else None,
+                    *(_schema(f"Body, {media}", each["schema"]) for media, each in body.items()),
+                    *(
+                        _schema(f"200, {media}", each["schema"])
+                        for media, each in dict(responses)["200"]["content"].items()
+                    ),
+                    table(
+                        ["status", "meaning"], [(status, each["description"]) for status, each in responses], "Statuses"
+                    ),
+                )
+            )
+    schemas = [_schema(name, schema) for name, schema in document["components"]["schemas"].items()]
+    intro = tag("p", "Each request but for health needs ", tag("code", "Authorization: Bearer TOKEN"), ".")
+    body_ = [tag("header", tag("h1", "protonet serve: API"), intro)]
+    return make_page(
+        "API", [*body_, tag("main", *sections, tag("section", tag("h2", "Schemas"), *schemas))], ["page.css"], None
+    )
+
+
+def _schema(title: str, schema: object) -> Markup:
+    """Show a schema as JSON, folded."""
+    return tag("details", tag("summary", title), tag("pre", json.dumps(schema, indent=2, ensure_ascii=False)))
 
 
 def format_desk(title: str) -> tuple[str, str]:

@@ -22,6 +22,7 @@ from protonet.tables.columns.parsing import (
     find_date_form,
     find_gaps,
     find_number_form,
+    is_gap_word,
     map_distinct,
     parse_dates,
     parse_numbers,
@@ -42,6 +43,13 @@ EPOCH = datetime(1970, 1, 1)
 
 def objects(*cells: str) -> np.ndarray:
     return np.array(cells, object)
+
+
+@pytest.mark.parametrize(
+    ("cell", "gap"), [("***", True), ("n.a.", True), ("", True), ("\u200b", False), ("\ufeff-", False)]
+)
+def test_invisible_characters_are_not_a_gap(cell: str, gap: bool) -> None:
+    assert is_gap_word(cell) == gap
 
 
 class TestGaps:

@@ -1,4 +1,4 @@
-"""The desk of those who label in a browser: who is asked for which row, and what is learned behind their backs."""
+"""Which row to label next, for several people at once, while a thread learns from their answers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from protonet._text import to_printable
@@ -19,28 +20,27 @@ from protonet.commands.data import Unlabelled
 from protonet.commands.explain import COLUMNS, SAMPLE
 from protonet.commands.label import Session, check_class, embed
 from protonet.commands.models import find_sizes, name_columns
-from protonet.commands.server.guard import RequestError
 from protonet.files import Model
 from protonet.fit.importance import measure_support
 from protonet.network import PrototypeNetwork
 from protonet.ui.command_line import report_bug
 from protonet.ui.plots import project
 
-#: Rows that are chosen at a time, so that nobody waits for more to be chosen.
+#: Rows that are chosen ahead, so that no client waits.
 AHEAD = 20
-#: Answers after which all is fitted anew, without a model.
-ANEW = 5
-#: Seconds after which a row that somebody was asked for, and did not answer, is asked of others.
-PATIENCE = 600.0
-#: Classes that are offered on keys, labelled rows that are shown beside, and rows of the map, at the most.
-MOST_LIKELY, NEAREST, MOST_POINTS = 9, 3, 100_000
+#: Answers after which the network is fitted again, if there is no model.
+REFIT_INTERVAL = 5
+#: Seconds after which a row that a client has not answered goes to others.
+LEASE_SECONDS = 600.0
+#: Classes that are offered, similar rows that are shown, and rows of the map, at most.
+MAX_LIKELY, MAX_NEAR, MAX_POINTS = 9, 3, 100_000
 #: Characters of a cell that are shown.
-MOST_CELL = 2000
+MAX_CELL = 2000
 
 
 @dataclass
 class Lease:
-    """A row that somebody is asked for."""
+    """A row that a client is labelling."""
 
     row: int
     reason: str
@@ -48,8 +48,8 @@ class Lease:
 
 
 @dataclass
-class Desk:
-    """What is asked of whom. All of it but `learn` is called by one thread.
+class LabelQueue:
+    """Rows to label. All methods but `learning` are called by one thread.
 
     Args:
         session: What was answered; its network is that of the last `learn`.
@@ -80,7 +80,7 @@ class Desk:
     @contextmanager
     def learning(self) -> Iterator[None]:
         """Learn in the background, until it is left; what is being learned then is waited for."""
-        thread = threading.Thread(target=self._learn_on, name="learning")
+        thread = threading.Thread(target=self._learn_loop, name="learning")
         thread.start()
         try:
             yield
@@ -89,13 +89,13 @@ class Desk:
             self._changed.set()
             thread.join()
 
-    def ask(self, who: str) -> dict[str, Any]:
-        """Return the row that somebody is asked for: the same until it is answered."""
+    def next_item(self, client: str) -> dict[str, Any]:
+        """Return the row that a client is to label: the same until it is answered."""
         now = time.monotonic()
-        lease = self._leases.get(who)
+        lease = self._leases.get(client)
         if lease is None or not self._is_free(lease.row):
-            self._leases.pop(who, None)
-            self._leases = {tab: each for tab, each in self._leases.items() if now - each.since < PATIENCE}
+            self._leases.pop(client, None)
+            self._leases = {tab: each for tab, each in self._leases.items() if now - each.since < LEASE_SECONDS}
             taken = {each.row for each in self._leases.values()}
             with self._lock:
                 self._queue = [each for each in self._queue if self._is_free(each[0])]
@@ -104,13 +104,13 @@ class Desk:
                 left = [row for row in self.session.list_left()[: len(taken) + 1].tolist() if row not in taken]
                 waiting = [(row, "the next one") for row in left[:1]]
             if not waiting:
-                return self.tell() | {"row": None}
-            lease = self._leases[who] = Lease(*waiting[0], now)
+                return self.progress() | {"row": None}
+            lease = self._leases[client] = Lease(*waiting[0], now)
         lease.since = now
-        return self.tell() | {"reason": lease.reason} | self.describe(lease.row)
+        return self.progress() | {"reason": lease.reason} | self.describe(lease.row)
 
-    def answer(self, who: str, row: int, name: str) -> None:
-        """Keep the class of a row; raise a RequestError where somebody was faster, an OSError on a full disk."""
+    def answer(self, client: str, row: int, name: str) -> None:
+        """Keep the class of a row; raise a HTTPException where somebody was faster, an OSError on a full disk."""
         name = check_class(name, self.session.names)
         done = self.session.done
         if row in done and self.session.answers.rows[done.index(row)][-1] == name:
@@ -121,21 +121,21 @@ class Desk:
             if name not in self.session.names:
                 self.session.names.append(name)
             self.session.skipped.discard(row)
-        self._settle(who)
+        self._settle(client)
 
-    def skip(self, who: str, row: int) -> None:
+    def skip(self, client: str, row: int) -> None:
         """Ask for another row."""
         with self._lock:
             self.session.skip(self._check_open(row))
-        self._leases.pop(who, None)
+        self._leases.pop(client, None)
 
-    def flag(self, who: str, row: int) -> None:
+    def flag(self, client: str, row: int) -> None:
         """Note on the disk that a row is strange, and ask for another one."""
         if not self._is_flagged(self._check_open(row)):
             self.flags.add(self.session.cells[row], "flagged")
-        self.skip(who, row)
+        self.skip(client, row)
 
-    def take_back(self, who: str, row: int) -> None:
+    def undo(self, client: str, row: int) -> None:
         """Ask again for a row that was answered, skipped or flagged."""
         own = self.session.cells[self._check(row)]
         kept = [each for each in self.flags.rows if each[:-1] != own]
@@ -145,41 +145,41 @@ class Desk:
             self.session.skipped.discard(row)
             if row in self.session.done:
                 self.session.change(row, None)
-        self._leases[who] = Lease(row, "taken back", time.monotonic())
+        self._leases[client] = Lease(row, "taken back", time.monotonic())
         self._settle(None)
 
-    def mend(self, row: int, name: str) -> None:
+    def relabel(self, row: int, name: str) -> None:
         """Give a row that was answered another class."""
         name = check_class(name, self.session.names)
         if self._check(row) not in self.session.done:
-            raise RequestError(409, f"`row` must be one that was answered; got {row}.")
+            raise HTTPException(409, f"`row` must be one that was answered; got {row}.")
         if name not in self.session.names:
-            raise RequestError(400, f"`name` must be a class that there is; got {to_printable(name)!r}.")
+            raise HTTPException(400, f"`name` must be a class that there is; got {to_printable(name)!r}.")
         with self._lock:
             self.session.change(row, name)
         self._settle(None)
 
-    def mark(self, who: str, rows: Sequence[int], name: str | None) -> int:
+    def label_many(self, client: str, rows: Sequence[int], name: str | None) -> int:
         """Give several rows a class, or flag them, where nobody has answered or flagged them; return how many.
 
         Raises:
-            RequestError: There is no such row; none is marked after it.
+            HTTPException: There is no such row; none is marked after it.
             OSError: As `answer`.
         """
         free = [row for row in rows if self._check(row) not in self.session.done and not self._is_flagged(row)]
         for row in free:
             if name is None:
-                self.flag(who, row)
+                self.flag(client, row)
             else:
-                self.answer(who, row, name)
+                self.answer(client, row, name)
         return len(free)
 
-    def leave(self, who: str) -> None:
+    def release(self, client: str) -> None:
         """Let others be asked for what somebody was asked for."""
-        self._leases.pop(who, None)
+        self._leases.pop(client, None)
 
-    def tell(self) -> dict[str, Any]:
-        """Return how far it is."""
+    def progress(self) -> dict[str, Any]:
+        """Count answers, rows left and classes."""
         counts = dict.fromkeys(self.session.names, 0)
         for told in self.session.answers.rows:
             counts[told[-1]] += 1
@@ -199,10 +199,10 @@ class Desk:
             told = dict(zip(names, shares.tolist(), strict=False))
             likely = [{"name": name, "probability": told.get(name)} for name in names]
             likely.sort(key=lambda each: -(each["probability"] or 0.0))
-        near = [] if embedding is None else self.find_near(embedding[row], leave_out=row)
-        return {"row": row, "cells": self.show_cells(row), "likely": likely[:MOST_LIKELY], "near": near}
+        near = [] if embedding is None else self.nearest_labelled(embedding[row], leave_out=row)
+        return {"row": row, "cells": self.show_cells(row), "likely": likely[:MAX_LIKELY], "near": near}
 
-    def find_near(self, embedding: Tensor, *, leave_out: int = -1) -> list[dict[str, Any]]:
+    def nearest_labelled(self, embedding: Tensor, *, leave_out: int = -1) -> list[dict[str, Any]]:
         """Return the labelled rows whose embedding is nearest to one (dim,)."""
         with self._lock:
             pairs = zip(self.session.done, self.session.answers.rows, strict=True)
@@ -210,18 +210,18 @@ class Desk:
         if others is None or not given or others.shape[1] != len(embedding):
             return []
         done = list(given)
-        order = torch.linalg.vector_norm(others[done] - embedding, dim=1).argsort(stable=True)[:NEAREST].tolist()
+        order = torch.linalg.vector_norm(others[done] - embedding, dim=1).argsort(stable=True)[:MAX_NEAR].tolist()
         return [{"row": done[at], "name": given[done[at]], "cells": self.show_cells(done[at])} for at in order]
 
     def show_cells(self, row: int) -> list[str]:
         """Return the cells of a row, cut where they are long."""
-        return [cell[:MOST_CELL] for cell in self.session.cells[row]]
+        return [cell[:MAX_CELL] for cell in self.session.cells[row]]
 
     @torch.no_grad()
-    def draw_map(self) -> dict[str, Any]:
+    def map_rows(self) -> dict[str, Any]:
         """Return where all rows lie, in [-1, 1], what they are taken for, and which are labelled."""
-        network, rows = self._find_learned("map")
-        shown = torch.arange(0, len(rows.x), -(-len(rows.x) // MOST_POINTS))
+        network, rows = self._require_network("map")
+        shown = torch.arange(0, len(rows.x), -(-len(rows.x) // MAX_POINTS))
         logits = torch.cat([network(part) for part in rows.x[shown].split(4096)])
         points = project(logits)
         points = torch.cat([points, torch.zeros_like(points)], dim=1)[:, :2]
@@ -235,8 +235,8 @@ class Desk:
         return own | {"names": list(self.session.names)}
 
     @torch.no_grad()
-    def judge(self, model: Model, x: Tensor) -> dict[str, Any]:
-        """Return what one row (1, dim) is for a model of `make_model`, and why.
+    def try_row(self, model: Model, x: Tensor) -> dict[str, Any]:
+        """Return what one row (1, dim) is for a model of `build_model`, and why.
 
         Returns:
             The classes that it may be, which share of the rows is farther from every class, the labelled rows near it,
@@ -247,7 +247,7 @@ class Desk:
         names, sizes = name_columns(model), find_sizes(model)
         logits = model.network(x)[0]
         shares, order = (each.tolist() for each in logits.softmax(dim=0).sort(descending=True, stable=True))
-        pairs = zip(order[:MOST_LIKELY], shares, strict=False)
+        pairs = zip(order[:MAX_LIKELY], shares, strict=False)
         likely = [{"name": model.classes[at], "probability": share} for at, share in pairs]
         some = own[:: -(-len(own) // 1024)]
         farther = float((model.network(some).amax(dim=1) > logits.amax()).double().mean())
@@ -256,12 +256,12 @@ class Desk:
             found = measure_support(model.network, x[0], order[0], own[done], torch.ones(len(done)), sizes)
             places = found.abs().argsort(descending=True, stable=True)[:COLUMNS].tolist()
             support = [{"name": names[at], "support": float(found[at])} for at in places]
-        near = self.find_near(model.network.embed(x)[0])
+        near = self.nearest_labelled(model.network.embed(x)[0])
         return {"likely": likely, "near": near, "farther": farther, "support": support}
 
-    def make_model(self) -> Model:
+    def build_model(self) -> Model:
         """Return what is learned so far as a model."""
-        network, rows = self._find_learned("model")
+        network, rows = self._require_network("model")
         names = tuple(self.session.names[: len(network.counts)])
         return Model(network, names, rows.columns, {}, {}, rows.encoding)
 
@@ -270,18 +270,18 @@ class Desk:
         """The features that are learned from, or are to be."""
         return self._rows or self.session.rows
 
-    def take_rows(self, rows: Unlabelled) -> None:
+    def replace_rows(self, rows: Unlabelled) -> None:
         """Learn from other features of the same rows."""
         self._rows = rows
         self._settle(None)
 
-    def _find_learned(self, what: str) -> tuple[PrototypeNetwork, Unlabelled]:
-        """Return what is learned so far, and the rows that it is for; raise a RequestError where nothing is."""
+    def _require_network(self, what: str) -> tuple[PrototypeNetwork, Unlabelled]:
+        """Return what is learned so far, and the rows that it is for; raise a HTTPException where nothing is."""
         with self._lock:
             network, rows = self.session.network, self.session.rows
         if network is None:
             line = f"`{what}` must be learned first; got nothing yet. It takes answers of two classes, and a moment."
-            raise RequestError(409, line)
+            raise HTTPException(409, line)
         return network, rows
 
     def _is_flagged(self, row: int) -> bool:
@@ -295,23 +295,23 @@ class Desk:
     def _check_open(self, row: int) -> int:
         """Return the number of a row that nobody has answered."""
         if self._check(row) in self.session.done:
-            raise RequestError(409, f"`row` must be free; got {row}, which somebody has answered. Look at it again.")
+            raise HTTPException(409, f"`row` must be free; got {row}, which somebody has answered. Look at it again.")
         return row
 
     def _check(self, row: int) -> int:
         """Return the number of a row that there is."""
         if not 0 <= row < len(self.session.cells) or self.session.rows.known[row]:
-            raise RequestError(404, f"`row` must be one without a class in the table; got {row}.")
+            raise HTTPException(404, f"`row` must be one without a class in the table; got {row}.")
         return row
 
-    def _settle(self, who: str | None) -> None:
+    def _settle(self, client: str | None) -> None:
         """Forget what somebody was asked for, and let what has changed be learned."""
-        if who is not None:
-            self._leases.pop(who, None)
+        if client is not None:
+            self._leases.pop(client, None)
         self.version += 1
         self._changed.set()
 
-    def _learn_on(self) -> None:
+    def _learn_loop(self) -> None:
         """Learn from what has changed, again and again."""
         fitted = len(self.session.done)
         while True:
@@ -327,7 +327,7 @@ class Desk:
                         self._embedding, self._rows = embedding, None if self._rows is rows else self._rows
                 with self._lock:
                     answers, left = self.session.list_answers(), self.session.list_left()
-                anew = abs(len(answers) - fitted) >= ANEW
+                anew = abs(len(answers) - fitted) >= REFIT_INTERVAL
                 network = self.session.make_network(answers, anew=anew)
                 fitted = len(answers) if anew else fitted
                 embedding = embed(self.session.rows, network)

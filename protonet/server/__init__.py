@@ -1,0 +1,1 @@
+"""HTTP servers: predictions (``protonet serve``) and labelling in a browser (``protonet page``)."""

@@ -1,0 +1,117 @@
+"""Rows of concurrent requests are classified together: what waits when a batch ends is the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from torch import Tensor
+
+from protonet.commands.models import classify
+from protonet.commands.predict import name_classes
+from protonet.errors import USER_ERRORS, rename_argument
+from protonet.files import Model
+from protonet.network import PrototypeNetwork
+from protonet.server.parsing import Rows
+
+#: Rows of a batch: more are no faster, and delay others.
+MAX_ROWS = 1024
+#: Seconds that a batch may take on the event loop; a longer one runs in a thread, which costs more.
+MAX_SECONDS = 0.02
+
+#: The class and the probability of each row, "" for an unknown one, and the logits (n, num_classes).
+Result = tuple[list[tuple[str, str]], Tensor]
+
+
+class Pending(NamedTuple):
+    """The rows of one request."""
+
+    model: Model
+    rows: Rows
+    threshold: float | None  #: The score up to which a row is unknown.
+    result: asyncio.Future[Result]
+    key: tuple[object, ...]  #: Requests of one key may share a batch.
+
+
+@dataclass
+class Batcher:
+    """Classifies one batch at a time."""
+
+    batches: int = 0  #: How many there were.
+    _queue: deque[Pending] = field(default_factory=deque)
+    _seconds: WeakKeyDictionary[PrototypeNetwork, float] = field(default_factory=WeakKeyDictionary)
+    """Per row, of the last batch."""
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    _task: asyncio.Task[None] | None = None
+
+    async def classify(self, model: Model, rows: Rows, threshold: float | None) -> Result:
+        """Classify the rows of a request.
+
+        Raises:
+            InputError: As `protonet.commands.models.classify`.
+        """
+        result: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._queue.append(Pending(model, rows, threshold, result, (id(model), rows.x.dtype, threshold)))
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+        return await result
+
+    async def _run(self) -> None:
+        """Classify until nothing is pending."""
+        loop, queue = asyncio.get_running_loop(), self._queue
+        while queue:
+            pending = 0
+            while pending < len(queue) < MAX_ROWS:  # as long as more arrives: one batch costs less than two
+                pending = len(queue)
+                for _ in range(2):  # a request is read, and then put into the queue
+                    await asyncio.sleep(0)
+            batch = [queue.popleft()]
+            rows = len(batch[0].rows.x)
+            while queue and batch[0].key == queue[0].key and rows + len(queue[0].rows.x) <= MAX_ROWS:
+                batch.append(queue.popleft())
+                rows += len(batch[-1].rows.x)
+            batch = [item for item in batch if not item.result.done()]  # some may have timed out
+            if not batch:
+                continue
+            started, network = time.perf_counter(), batch[0].model.network
+            if rows * self._seconds.get(network, 1.0) < MAX_SECONDS:
+                results = classify_batch(batch)
+            else:
+                results = await loop.run_in_executor(self._thread, classify_batch, batch)
+            self._seconds[network] = (time.perf_counter() - started) / rows
+            self.batches += 1
+            for item, result in zip(batch, results, strict=True):
+                if item.result.done():
+                    continue
+                if isinstance(result, Exception):
+                    item.result.set_exception(result)
+                else:
+                    item.result.set_result(result)
+        self._task = None
+
+
+def classify_batch(batch: list[Pending]) -> list[Result | Exception]:
+    """Classify the rows of each request; return an error only for the requests that cause it."""
+    model, sizes = batch[0].model, [len(item.rows.x) for item in batch]
+    try:
+        empty = [np.zeros(n, bool) for n in sizes]
+        marks = [
+            none if item.rows.uninformative is None else item.rows.uninformative
+            for item, none in zip(batch, empty, strict=True)
+        ]
+        logits = classify(model, np.concatenate([item.rows.x for item in batch]), np.concatenate(marks))
+        named = name_classes(list(map(str, model.classes)), logits, batch[0].threshold)
+    except USER_ERRORS as error:
+        if len(batch) > 1:
+            return [classify_batch([item])[0] for item in batch]
+        return [rename_argument(error, "body")]
+    except Exception as error:  # answered as a bug
+        return [error for _ in batch]
+    parts = zip(np.cumsum(sizes).tolist(), sizes, logits.split(sizes), strict=True)
+    return [(named[end - size : end], part) for end, size, part in parts]

@@ -1,0 +1,284 @@
+"""The body of a request as rows of a model: JSON, CSV, NPY, a picture or a form, by the readers and checks of files."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import binascii
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException
+from starlette.requests import Request
+
+from protonet._text import escape_control_chars, to_printable
+from protonet.commands.models import get_missing, list_notes, mark_uninformative, open_rows, want
+from protonet.errors import USER_ERRORS, raise_input_error, rename_argument
+from protonet.files import Model
+from protonet.server.app import JSON
+from protonet.tables.columns.number import MOST
+from protonet.tables.columns.parsing import blank_missing, find_gaps, find_words
+from protonet.tables.features import check_kinds, encode_block
+from protonet.tables.formats import to_text
+from protonet.tables.spelling import detect_spelling
+from protonet.tables.table import Block, Table, list_names
+
+#: Rows of a request.
+MAX_ROWS = 100_000
+#: Media types of a body, and the suffix of a file with such contents.
+SUFFIXES = {
+    JSON: ".json",
+    "text/csv": ".csv",
+    "application/x-npy": ".npy",
+    "application/octet-stream": ".npy",
+    "image/*": ".png",
+}
+MULTIPART = "multipart/form-data"
+#: What a message calls a row.
+PLACE = "row {} (counted from 0)"
+
+Cell = int | float | str | bool | None
+T = TypeVar("T")
+
+
+class PredictRequest(msgspec.Struct):
+    """Rows, each a list of cells in the order of the model's columns, or an object by column; null is missing."""
+
+    rows: list[list[Cell] | dict[str, Cell]]
+
+
+class Rows(NamedTuple):
+    """The rows of a request."""
+
+    x: np.ndarray  #: (n, dim) float32 or float64.
+    notes: list[str]  #: What a person should know of them.
+    uninformative: np.ndarray | None = None  #: (n,) bool: rows without information; None for none.
+
+
+#: Decodes rows, with and without an object around them.
+ROWS = msgspec.json.Decoder[Any](PredictRequest | list[list[Cell] | dict[str, Cell]])
+
+
+def decode_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """Decode JSON of the type of a decoder.
+
+    Raises:
+        InputError: It is not JSON, or of another type.
+    """
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise_input_error("body", "be of the documented form", str(error)[:200], "Correct it.")
+    except (ValueError, RecursionError) as error:  # msgspec.DecodeError, letters that are not UTF-8
+        raise_input_error("body", "be JSON", f"something else ({str(error)[:80]})", "Send an object.")
+
+
+def media_type(header: str) -> str:
+    """Return a media type without its parameters."""
+    return header.partition(";")[0].strip().lower()
+
+
+async def read_upload(request: Request) -> tuple[str, bytes]:
+    """Read the media type and the bytes of a body; of a form, those of its one file.
+
+    Raises:
+        HTTPException: A form without a file, or with several.
+    """
+    media = media_type(request.headers.get("content-type", ""))
+    if media != MULTIPART:
+        return media, await request.body()
+    try:
+        async with request.form(max_files=1, max_fields=1) as form:
+            file = next(iter(form.values()), None)
+            if file is None or len(form) > 1:
+                raise HTTPException(400, "`body` must hold one file.")
+            if isinstance(file, str):  # a field without the name of a file
+                return JSON, file.encode()
+            kinds = {suffix: media for media, suffix in reversed(SUFFIXES.items()) if "*" not in media}
+            media, suffix = media_type(file.content_type or ""), Path(file.filename or "").suffix.lower()
+            return kinds.get(suffix, media) if media in {"", "application/octet-stream"} else media, await file.read()
+    except MultiPartException as error:
+        raise HTTPException(400, f"`body` must be a form of one file ({error.message[:80]}).") from None
+
+
+def picture_columns(model: Model) -> list[bool]:
+    """Return which columns of a model hold pictures."""
+    return [] if model.encoding is None else [column.takes == "picture" for column in model.encoding.columns]
+
+
+def content_types(model: Model) -> list[str]:
+    """Return the media types that a model takes, a form aside."""
+    pictures = picture_columns(model)
+    if any(pictures):
+        return [JSON, *["image/*"] * (len(pictures) == 1)]
+    return list(SUFFIXES)[:4]
+
+
+def describe_columns(model: Model) -> list[tuple[str, str]]:
+    """Return the name and the kind of each column of a model; none if they have no names."""
+    columns = () if model.encoding is None else model.encoding.columns
+    return [(name, columns[at].tell() if columns else "number") for at, name in enumerate(model.columns or ())]
+
+
+def parse_rows(model: Model, media: str, body: bytes) -> Rows:
+    """Parse the rows of a request.
+
+    Raises:
+        HTTPException: The media type is another one, or there are too many rows.
+        InputError: The body does not fit the model.
+    """
+    kind = "image/*" if media.startswith("image/") else media
+    if kind == JSON:
+        return parse_json_rows(model, body)
+    if kind not in content_types(model):
+        kinds = ", ".join([*content_types(model), MULTIPART])
+        raise HTTPException(
+            415, f"`content-type` must be one of {kinds} for this model; got {to_printable(media)[:80] or None}."
+        )
+    if body[:2] == b"\x1f\x8b":
+        raise HTTPException(415, "`body` must not be compressed; got gzip.")
+    with tempfile.TemporaryDirectory(prefix="protonet-") as folder, rename_files(folder):
+        path = Path(folder, f"body{SUFFIXES[kind]}")
+        path.write_bytes(body)
+        return encode(model, [to_text([str(path)], 1)], 1) if kind == "image/*" else parse_file(model, path)
+
+
+@contextmanager
+def rename_files(folder: str) -> Iterator[None]:
+    """Call files in a temporary folder what they are to the client: the request, or a row of it."""
+    try:
+        yield
+    except USER_ERRORS as error:
+        message = str(rename_argument(error, "body"))
+        for suffix in SUFFIXES.values():
+            message = message.replace(f"{folder}/body{suffix}", "the request")
+        raise type(error)(message.replace(f"{folder}/", "row "), argument="body") from None
+
+
+def parse_file(model: Model, path: Path) -> Rows:
+    """Parse the rows of a CSV or NPY file, as ``predict`` does."""
+    options = argparse.Namespace(table=str(path), skip_broken=False, sheet=None)
+    table = open_rows(options, model, want(model, None, labelled=False))
+    parts, uninformative, missing, n = [], [], np.zeros(len(model.columns or ()), int), 0
+    for block in table.blocks:
+        n += len(block.rows)
+        check_count(n)
+        parts.append(encode_block(table, block, model.encoding))
+        missing = missing + np.array(count_missing(model, block.columns), int)
+        assert block.uninformative is not None  # open_rows marks them
+        uninformative.append(block.uninformative)
+    notes = [*list_notes(table), *describe_missing(model, missing.tolist(), n)]
+    return Rows(np.concatenate(parts), notes, np.concatenate(uninformative))
+
+
+def parse_json_rows(model: Model, body: bytes) -> Rows:
+    """Parse rows of JSON: a list of them, or an object that holds it as ``rows``.
+
+    Each is a list of cells in the order of the model's columns, or an object by column. A cell is a number, a text,
+    true or false, or null if it is missing; that of a picture is its file in base64.
+    """
+    request = decode_json(body, ROWS)
+    rows: list[Any] = request.rows if isinstance(request, PredictRequest) else request
+    if not rows:
+        raise_input_error("body", "hold rows", "none", 'Send {"rows": [...]}, each a list, or an object by column.')
+    check_count(len(rows))
+    pictures = picture_columns(model)
+    width = int(model.network.encoder.input_dim) if model.encoding is None else len(pictures)  # type: ignore[arg-type]
+    if isinstance(rows[0], dict):
+        rows = [order_cells(row, model.columns, number) for number, row in enumerate(rows)]
+    cells = None if any(pictures) else to_matrix(rows, width)
+    if cells is not None and b"true" not in body and b"false" not in body:  # which NumPy takes for numbers
+        if (model.encoding is None or model.encoding.plain) and bool((np.abs(cells) <= MOST).all()):
+            return Rows(cells if cells.dtype.kind == "f" else cells.astype(np.float64), [])
+        return encode(model, list(cells.T), len(cells))
+    for number, row in enumerate(rows):
+        if not isinstance(row, list) or len(row) != width:
+            got = f"{len(row) if isinstance(row, list) else 'an object'} in row {number}"
+            raise_input_error("body", f"have {width} cells in each row", got, "Send a list, or an object by column.")
+    columns = [to_column(column) for column in zip(*rows, strict=True)]
+    with tempfile.TemporaryDirectory(prefix="protonet-") as folder, rename_files(folder):
+        for number, texts in enumerate(columns if any(pictures) else ()):
+            if pictures[number]:
+                paths = [write_picture(Path(folder, f"{row}, column {number}"), cell) for row, cell in enumerate(texts)]
+                columns[number] = to_text(paths, len(paths))
+        return encode(model, columns, len(rows))
+
+
+def encode(model: Model, columns: list[np.ndarray], n: int) -> Rows:
+    """Encode cells (n,) of each column, checked as those of a file are."""
+    columns = [blank_missing(cells, get_missing(model)) for cells in columns]
+    table = Table(model.columns, iter(()), PLACE, [])
+    block = Block(columns, np.empty(0, np.str_), (), range(n), range(n))
+    spelling = detect_spelling(table, block, model.encoding)
+    block = spelling.apply(block, model.encoding)
+    table.notes.extend([*spelling.notes, *check_kinds(table, block, model.encoding, "body")])
+    table.notes.extend(describe_missing(model, count_missing(model, columns), n))
+    (block,) = mark_uninformative([block], model, table)
+    return Rows(encode_block(table, block, model.encoding, "body"), table.notes, block.uninformative)
+
+
+def count_missing(model: Model, columns: Sequence[np.ndarray]) -> list[int]:
+    """Count the missing cells of each column of a model whose columns have names."""
+    kinds = ["" for _ in columns] if model.encoding is None else [column.kind for column in model.encoding.columns]
+    pairs = zip(kinds, columns, strict=True) if model.columns else ()
+    return [int((find_words if kind in {"number", "date"} else find_gaps)(cells).sum()) for kind, cells in pairs]
+
+
+def describe_missing(model: Model, missing: Sequence[int], n: int) -> list[str]:
+    """Say which columns have missing cells, and how many of n."""
+    counts = [(to_printable(name), cells) for name, cells in zip(model.columns or (), missing, strict=False) if cells]
+    return [f"missing values: {', '.join(f'{cells} of {n} in {name}' for name, cells in counts)}"] if counts else []
+
+
+def check_count(n: int) -> None:
+    """Raise an HTTPException for too many rows."""
+    if n > MAX_ROWS:
+        raise HTTPException(413, f"`body` must have at most {MAX_ROWS:,} rows; got more. Send them in parts.")
+
+
+def order_cells(row: object, columns: Sequence[str] | None, number: int) -> list[object]:
+    """Put the cells of an object into the order of the columns; others are left out, as in a table."""
+    if columns is None or not isinstance(row, dict):
+        got = f"{'an object' if isinstance(row, dict) else 'a list'} as row {number}"
+        raise_input_error("body", "have rows of one form", got, "Send lists if the model has no names of columns.")
+    missing = [name for name in columns if name not in row]
+    if missing:
+        got = f"row {number} without {list_names(missing)}"
+        raise_input_error("body", "have the model's columns", got, "Send null for a missing cell.")
+    return [row[name] for name in columns]
+
+
+def to_matrix(rows: list[Any], width: int) -> np.ndarray | None:
+    """Convert rows of numbers to (n, width), int64 or float64; None if there is anything else."""
+    try:
+        cells = np.array(rows)
+    except (ValueError, OverflowError):
+        return None
+    return cells if cells.dtype.kind in "if" and cells.shape[1:] == (width,) else None
+
+
+def to_column(cells: Sequence[Cell]) -> np.ndarray:
+    """Convert the cells of a column to what a table has: numbers, NaN if missing, or texts."""
+    kinds = {type(cell) for cell in cells} - {type(None)}
+    if kinds <= {int, float}:
+        if kinds == {int} and None not in cells and all(abs(cell) < 2**63 for cell in cells):  # type: ignore[arg-type]
+            return np.array(cells, np.int64)
+        if all(cell is None or abs(cell) <= MOST for cell in cells):  # type: ignore[arg-type]
+            return np.array(cells, np.float64)
+    return to_text((escape_control_chars("" if cell is None else str(cell).strip()) for cell in cells), len(cells))
+
+
+def write_picture(path: Path, cell: str) -> str:
+    """Write a picture that came in base64; return its path. What came is never taken for a path."""
+    try:
+        path.write_bytes(base64.b64decode(cell, validate=True))
+    except (TypeError, ValueError, binascii.Error):
+        got = to_printable(cell)[:20] if isinstance(cell, str) else "a number"
+        raise_input_error("body", "hold pictures as base64 of their files", got, "Encode the file's bytes.")
+    return str(path)

@@ -1,0 +1,273 @@
+"""``protonet serve``: predictions over HTTP, model metadata, health, metrics, documentation."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TextIO
+from urllib.parse import quote
+
+import msgspec
+import torch
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from protonet._text import to_printable
+from protonet.commands.models import find_sizes, is_read
+from protonet.commands.predict import Asked, choose_threshold, format_header
+from protonet.errors import raise_input_error, renamed_arguments
+from protonet.files import Model
+from protonet.server.app import CSV, JSON, AccessPolicy, create_app, html_response, json_response, make_policy
+from protonet.server.batching import Batcher, Result
+from protonet.server.connections import open_socket, run_server
+from protonet.server.hot_model import HotModel, open_models, reload_loop
+from protonet.server.kserve import InferApi
+from protonet.server.parsing import Rows, content_types, describe_columns, parse_rows, read_upload
+from protonet.server.schemas import (
+    Column,
+    ModelInfo,
+    ModelList,
+    Prediction,
+    PredictQuery,
+    PredictResponse,
+    Status,
+    openapi,
+    unknown_limits,
+)
+from protonet.ui.page.document import format_api, format_served
+from protonet.ui.text import count, format_csv
+
+#: Bytes of a JSON body that is parsed on the event loop: in a thread it would wait for others.
+SMALL_BODY = 2**16
+
+
+class PredictionApi:
+    """The routes of the server.
+
+    Args:
+        models: By name.
+        policy: Access and limits.
+    """
+
+    def __init__(self, models: dict[str, HotModel], policy: AccessPolicy) -> None:
+        self.models, self.policy = models, policy
+        self.batcher, self.parsers = Batcher(), ThreadPoolExecutor(2)
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter("protonet_requests", "Requests for predictions", ["model", "status"], registry=registry)
+        self.rows = Counter("protonet_rows", "Rows classified", ["model"], registry=registry)
+        self.seconds = Histogram("protonet_request_seconds", "Seconds of a request for predictions", registry=registry)
+        active = Gauge("protonet_requests_in_progress", "Requests that are being answered", registry=registry)
+        active.set_function(lambda: policy.active)
+        registry.register(self)
+
+    def create_app(self) -> ASGIApp:
+        """Create the application."""
+        routes = [
+            Route("/models/{name}/predict", self.predict, methods=["POST"]),
+            Route("/healthz", self.health),
+            Route("/readyz", self.ready),
+            Route("/metrics", self.metrics),
+            Route("/models", self.list_models),
+            Route("/models/{name}", self.get_model),
+            Route("/openapi.json", self.openapi),
+            Route("/docs", self.docs),
+            Route("/", self.overview),
+            *InferApi(self.get, self.check_ready, self.classify).routes(),
+        ]
+        return create_app(self.policy, routes, self.observe)
+
+    def observe(self, path: str, status: int, seconds: float) -> None:
+        """Count an answer to a request for predictions."""
+        *_, name, action = path.rsplit("/", 2)
+        if action in {"predict", "infer"}:
+            self.requests.labels(name if name in self.models else "", status).inc()
+            self.seconds.observe(seconds)
+
+    def collect(self) -> list[CounterMetricFamily]:
+        """Collect what others count, for Prometheus."""
+        batches = CounterMetricFamily("protonet_batches", "Batches classified", value=self.batcher.batches)
+        reloads = CounterMetricFamily("protonet_reloads", "Model files read again", labels=["model"])
+        failures = CounterMetricFamily("protonet_reload_failures", "Files that were not a model", labels=["model"])
+        for name, hot in self.models.items():
+            reloads.add_metric([name], hot.reloads)
+            failures.add_metric([name], hot.failures)
+        return [batches, reloads, failures]
+
+    def get(self, name: str) -> HotModel:
+        """Get a model, or raise an HTTPException if there is none of that name."""
+        if name not in self.models:
+            raise HTTPException(
+                404, f"`model` must be one of {', '.join(self.models)}; got {to_printable(name)[:40]!r}."
+            )
+        return self.models[name]
+
+    async def classify(self, name: str, model: Model, rows: Rows, threshold: float | None) -> Result:
+        """Classify rows together with those of other requests."""
+        result = await self.batcher.classify(model, rows, threshold)
+        self.rows.labels(name).inc(len(result[0]))
+        return result
+
+    async def predict(self, request: Request) -> Response:
+        """Predict the classes of the rows of a request."""
+        name = request.path_params["name"]
+        model = self.get(name).model
+        query = parse_query(request)
+        threshold = find_threshold(model, query.unknown)
+        media, body = await read_upload(request)
+        if media == JSON and len(body) <= SMALL_BODY and not reads_slowly(model):
+            rows = parse_rows(model, media, body)
+        else:
+            loop = asyncio.get_running_loop()
+            rows = await loop.run_in_executor(self.parsers, parse_rows, model, media, body)
+        named, logits = await self.classify(name, model, rows, threshold)
+        shares = format_shares(logits) if query.proba else []
+        if "text/csv" in request.headers.get("accept", ""):
+            lines = [[*pair, *more] for pair, more in zip(named, shares or [[]] * len(named), strict=True)]
+            header = format_header(model, Asked(threshold, bool(query.proba), numbered=False), [])
+            return Response(header + format_csv(lines), media_type=CSV)
+        classes = list(map(str, model.classes))
+        predictions = [Prediction(label, float(share) if share else None) for label, share in named]
+        for prediction, row in zip(predictions, shares, strict=False):
+            prediction.probabilities = dict(zip(classes, map(float, row), strict=True))
+        return json_response(PredictResponse(name, predictions, rows.notes or msgspec.UNSET))
+
+    async def health(self, _: Request) -> Response:
+        """Say that the process is alive."""
+        return json_response(Status())
+
+    async def ready(self, _: Request) -> Response:
+        """Say that requests are taken, until the server stops."""
+        self.check_ready()
+        return json_response(Status())
+
+    def check_ready(self) -> None:
+        """Raise an HTTPException if the server stops."""
+        if self.policy.closing:
+            raise HTTPException(503, "The server stops.", {"retry-after": "1"})
+
+    async def metrics(self, _: Request) -> Response:
+        """Return the metrics in the text format of Prometheus."""
+        return Response(generate_latest(self.registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def list_models(self, _: Request) -> Response:
+        """Return all models."""
+        return json_response(ModelList([describe_model(name, hot) for name, hot in self.models.items()]))
+
+    async def get_model(self, request: Request) -> Response:
+        """Return one model."""
+        name = request.path_params["name"]
+        return json_response(describe_model(name, self.get(name)))
+
+    async def openapi(self, _: Request) -> Response:
+        """Return the OpenAPI document."""
+        return json_response(openapi({name: hot.model for name, hot in self.models.items()}))
+
+    async def docs(self, _: Request) -> Response:
+        """Return the OpenAPI document as a page."""
+        return html_response(*format_api(openapi({name: hot.model for name, hot in self.models.items()})))
+
+    async def overview(self, _: Request) -> Response:
+        """Return a page of the models, their columns and a request to copy."""
+        models = [(name, hot.model) for name, hot in self.models.items()]
+        return html_response(
+            *format_served([(name, own.classes, describe_columns(own), example(name, own)) for name, own in models])
+        )
+
+
+def parse_query(request: Request) -> PredictQuery:
+    """Parse the parameters of the address, each given once."""
+    pairs = request.query_params.multi_items()
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise_input_error("query", "have each parameter once", "one twice", "Leave one out.")
+    try:
+        return msgspec.convert(values, PredictQuery, strict=False)
+    except msgspec.ValidationError as error:
+        raise_input_error("query", "hold proba=0 or 1, and unknown in (0, 1)", str(error)[:200], "Correct it.")
+
+
+def find_threshold(model: Model, rate: float | msgspec.UnsetType) -> float | None:
+    """Return the score up to which a row is unknown; None if no rate is given."""
+    if rate is msgspec.UNSET:
+        return None
+    limits = unknown_limits(model)
+    if limits and not limits[0] <= rate <= limits[1]:
+        raise_input_error(
+            "unknown", f"be in [{limits[0]:.2g}, {limits[1]:.6g}]", rate, "Held-out rows tell no more than that."
+        )
+    with renamed_arguments(**{"--unknown": "unknown"}):
+        return choose_threshold(model, rate)
+
+
+def reads_slowly(model: Model) -> bool:
+    """Return whether a model has texts or pictures."""
+    return model.encoding is not None and any(column.takes for column in model.encoding.columns)
+
+
+def format_shares(logits: torch.Tensor) -> list[list[str]]:
+    """Format the probabilities (n, num_classes) as ``predict`` does."""
+    return [[f"{share:.6g}" for share in row] for row in logits.softmax(dim=1).tolist()]
+
+
+def describe_model(name: str, hot: HotModel) -> ModelInfo:
+    """Describe a model."""
+    model, columns = hot.model, [Column(*pair) for pair in describe_columns(hot.model)]
+    held_out = model.metadata.get("held_out")
+    return ModelInfo(
+        name,
+        list(map(str, model.classes)),
+        columns,
+        int(model.network.encoder.input_dim),  # type: ignore[arg-type]
+        content_types(model),
+        held_out if isinstance(held_out, dict) else None,
+        hot.reloads,
+    )
+
+
+def example(name: str, model: Model) -> str:
+    """Write a command that asks a model."""
+    row = {column: None for column, _ in describe_columns(model)} or [0] * len(find_sizes(model))
+    body = json.dumps({"rows": [row]}, ensure_ascii=False).replace("'", r"'\''")
+    headers = "-H 'Authorization: Bearer TOKEN' -H 'Content-Type: application/json'"
+    return f"curl -X POST 'ADDRESS/models/{quote(name)}/predict?proba=1' {headers} -d '{body}'"
+
+
+def open_log(path: str | None) -> TextIO | None:
+    """Open the access log, which is kept open until the process ends."""
+    if path is None or path == "-":
+        return sys.stderr if path else None
+    return Path(path).open("a", 1, encoding="utf-8")  # a buffer of one line
+
+
+def run(options: argparse.Namespace) -> None:
+    """Answer until SIGTERM or Ctrl-C.
+
+    Raises:
+        MissingPackageError: A package that a model needs is missing.
+        OSError: The access log cannot be written.
+        InputError: Arguments or a model that do not fit.
+    """
+    models = open_models(options.models, options.representation)
+    if not any(is_read(hot.model) for hot in models.values()):
+        torch.set_num_threads(1)  # as in predict; small batches are slower on several
+    policy = make_policy(
+        options.host,
+        options.allowed_hosts,
+        options.most_megabytes * 2**20,
+        max_requests=options.most_requests,
+        timeout=options.seconds,
+        origins=[origin.rstrip("/").lower() for origin in options.cors_origins],
+        access_log=open_log(options.access_log),
+    )
+    listening = open_socket(options.host, options.port)
+    with reload_loop(list(models.values())):
+        run_server(PredictionApi(models, policy).create_app(), policy, listening, f"{count(len(models), 'model')} at")
