@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.commands.noise import make_requests
-from analysis.commands.servers import TOKEN, Server, start
 from protonet import InputError
 from protonet.commands.answers import Answers
 from protonet.commands.data import AS_SEEN, Taken
 from protonet.server.jobs import JobRunner
 from tests.browser import CHROMIUM, CONTRAST, Browser, every
 from tests.commands.cases import Run
+from tests.commands.noise import make_requests
+from tests.commands.servers import TOKEN, Server, start
 
 pytest.importorskip("uvicorn", reason="it listens")
 Image = pytest.importorskip("PIL.Image", reason="it draws pictures")

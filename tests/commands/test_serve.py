@@ -23,16 +23,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message
 
-from analysis.commands.noise import make_requests
-from analysis.commands.servers import TOKEN, Server, finish, start, start_load
 from protonet import InputError
 from protonet.__main__ import main
 from protonet.commands.models import classify, read_model
 from protonet.server.app import AccessPolicy, create_app, make_policy
 from protonet.server.batching import Batcher
 from protonet.server.connections import MAX_CONNECTIONS
-from protonet.server.parsing import ROWS, decode_json
+from protonet.server.parsing import ROWS, Rows, decode_json
 from tests.commands.cases import Run
+from tests.commands.noise import make_requests
+from tests.commands.servers import TOKEN, Server, finish, start, start_load
 from tests.strategies import blobs
 
 pytest.importorskip("uvicorn", reason="it listens")
@@ -244,7 +244,7 @@ def test_a_batch_is_split_and_one_request_does_not_spoil_the_others(folder: Path
         batches = Batcher()
         parts = np.split(x[:8], np.cumsum(sizes)[:-1])
         parts.insert(1, np.full((1, 5), 1e38, np.float32))
-        asked = [batches.classify(model, part, None) for part in [*parts, x[8:9].astype(np.float64)]]
+        asked = [batches.classify(model, Rows(part, []), None) for part in [*parts, x[8:9].astype(np.float64)]]
         return await asyncio.gather(*asked, return_exceptions=True), batches.batches
 
     (first, spoiled, second, third, other), done = asyncio.run(ask())

@@ -1,1 +1,0 @@
-"""Studies of the commands for a person's own file."""
