@@ -14,6 +14,7 @@ from protonet.commands.server.desk import Desk
 from protonet.commands.server.jobs import Jobs
 from protonet.commands.server.room import Room
 from protonet.commands.server.running import make_door, open_socket, run_server
+from protonet.representations.pictures.images import path_to_text
 from protonet.ui.text import count
 
 #: Bytes of a body: of a picture to be tried.
@@ -49,7 +50,7 @@ def run(options: argparse.Namespace) -> None:
             taken = taken._replace(kinds={header[picture]: "picture", **taken.kinds})
         jobs = Jobs(output, options.table, label, options.model, taken, more)
         reread = None if model is not None else lambda said: read_unlabelled(options, None, label, said)
-        desk, title = Desk(session, flagged, header), Path(options.table).name
+        desk, title = Desk(session, flagged, header), path_to_text(Path(options.table).name)
         room = Room(desk, jobs, door, title, picture, options.representation, reread)
         kept = f"{count(len(cells), 'row')}, {count(len(answers.rows), 'answer')} in {output}; label at"
         with desk.learning(), jobs.folder:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from protonet.commands.server.desk import Desk
 from protonet.commands.server.guard import Answer, Door, Guard, Handler, Request, RequestError, send_json
 from protonet.commands.server.jobs import Jobs
 from protonet.commands.server.reading import parse_json, read_body
-from protonet.representations.pictures.images import UNREADABLE_IMAGE, draw_plain
+from protonet.representations.pictures.images import UNREADABLE_IMAGE, draw_plain, text_to_path
 from protonet.representations.pictures.reading import refuse_picture
 from protonet.tables.columns import NAMES
 from protonet.tables.columns.parsing import count_gaps
@@ -212,7 +211,7 @@ class Room:
         row, cells = request.query.get("row", ""), self.desk.session.cells
         if self.picture is None or not row.isdecimal() or len(row) > 9 or int(row) >= len(cells):
             raise RequestError(404, "`row` must be one with a picture; got another one. Load the page again.")
-        path = Path(cells[int(row)][self.picture])
+        path = text_to_path(cells[int(row)][self.picture])
         try:
             return Answer(await self.run(lambda: draw_plain(path, SIDE)), "image/png")
         except UNREADABLE_IMAGE as error:
