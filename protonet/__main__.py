@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import sys
 from collections.abc import Sequence
 
@@ -82,6 +83,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def run() -> int:
     """Run the command that the command line names; return the exit code. This is the script ``protonet``."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be in any encoding
     return main(sys.argv[1:])
 
 

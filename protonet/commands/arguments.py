@@ -24,6 +24,7 @@ from protonet.commands.options import (
     look_for_model,
     look_for_table,
     make_parser,
+    select_split,
 )
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.ui.command_line import Parser, check_name, parse_number, parse_whole
@@ -98,6 +99,7 @@ def read_fit(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--balanced", action="store_true", help=alike)
     add("--seed", default="0", metavar="N", help="of folds, first weights and episodes (default 0)")
     options = parser.parse_args(arguments)
+    select_split(options)
     check_name("--effort", options.effort, EFFORTS)
     options.seed = parse_whole("--seed", options.seed, low=0)
     if options.time_limit is not None:
@@ -135,6 +137,7 @@ def read_predict(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_removed("--jobs", "Pass --workers N.")
     parser.add_removed("--dask", "Pass --workers ADDRESS.")
     options = parser.parse_args(arguments)
+    select_split(options)
     if options.unknown is not None:
         try:
             options.unknown = float(options.unknown)
@@ -165,6 +168,7 @@ def read_evaluate(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = add_figures(parser)
     add("--drop-unlabelled", action="store_true", help="leave out the table's rows without a class")
     options = parser.parse_args(arguments)
+    select_split(options)
     inputs = [options.model, options.table, options.labels]
     options.outputs = check_paths(options, {"plot": PLOTS, **FIGURES}, inputs)
     check_packages(["matplotlib"] * ("plot" in options.outputs), "analysis")
@@ -183,6 +187,7 @@ def read_update(arguments: Sequence[str] | None) -> argparse.Namespace:
     meant = "labels that look like another spelling of known classes (0.0 and 0, cat and CAT) are classes of their own"
     parser.add_argument("--new-classes", action="store_true", help=meant)
     options = parser.parse_args(arguments)
+    select_split(options)
     if options.output is None and not options.in_place:
         remedy = "Pass -o FILE for a new file, or --in-place to write over the old one."
         raise_input_error("arguments", "say where the new model goes", "neither -o nor --in-place", remedy)
@@ -202,6 +207,7 @@ def read_suggest(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.table is None:  # a table alone
         options.model, options.table = None, options.model
+    select_split(options)
     options.n = parse_whole("-n", options.n, low=1)
     check_table(options)
     options.outputs = check_paths(options, {"output": (".csv",)}, [options.model, options.table])
@@ -218,6 +224,7 @@ def read_label(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = make_parser("protonet label", text, EXAMPLES["label"])
     add_answers(parser, "--model", classes="the classes, with commas (default: the model's)")
     options = parser.parse_args(arguments)
+    select_split(options)
     check_table(options)
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or sys.platform == "win32":
         remedy = "Run it in one, without pipes; python -m protonet suggest writes the rows to a file."
@@ -238,6 +245,7 @@ def read_explain(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", metavar="FILE", help="all figures, of all columns, .json")
     parser.add_argument("--seed", default="0", metavar="N", help="of what is drawn at random (default 0)")
     options = parser.parse_args(arguments)
+    select_split(options)
     seed = parse_whole("--seed", options.seed, low=0)
     options.seed = check_int("--seed", seed, low=0, high=2**63 - 1)
     options.rows = None if options.rows is None else parse_rows(options.rows)
@@ -323,6 +331,7 @@ def read_page(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--drop", nargs="+", metavar="NAME", default=[], help="columns that are no features")
     add("--column", nargs="+", metavar="NAME=KIND", default=[], help="what columns hold, as fit takes it")
     options = parser.parse_args(arguments)
+    select_split(options)
     options.port = check_port(options.port)
     check_table(options)
     if options.model is not None and (options.group or options.drop or options.column):

@@ -35,6 +35,7 @@ from protonet.commands.report import format_report, judge, list_report
 from protonet.errors import raise_input_error
 from protonet.files import Model
 from protonet.fit.search import Progress
+from protonet.representations.pictures.images import path_to_text
 from protonet.tables.columns.parsing import count_gaps
 from protonet.tables.features import encode_block
 from protonet.tables.table import Block, Table
@@ -82,7 +83,7 @@ def run(options: argparse.Namespace) -> None:
     if not bool(known.any()):
         got, remedy = f"{list_names(list(map(repr, strange)))} alone", "Name the classes' column: --label."
         raise_input_error("table", "hold a class that the model knows", got, remedy)
-    name, balanced = Path(options.table).name, bool(model.metadata.get("balanced"))
+    name, balanced = path_to_text(Path(options.table).name), bool(model.metadata.get("balanced"))
     report = judge(name, model.classes, torch.tensor(count_samples(model)), rows, numbers, strange, balanced=balanced)
     print(format_report(report), end="")
     show_notes(table, quiet=options.quiet)

@@ -33,6 +33,7 @@ from protonet.files import Model
 from protonet.fit.crossfit import Crossfit
 from protonet.fit.importance import measure_support, rank_columns
 from protonet.fit.packing import unpack
+from protonet.representations.pictures.images import path_to_text
 from protonet.tables.features import encode_block
 from protonet.tables.table import Table
 from protonet.ui.text import count, format_table
@@ -93,7 +94,7 @@ def judge_columns(options: argparse.Namespace, model: Model, generator: torch.Ge
         found = rank_columns(judged, name_columns(model), find_sizes(model), generator, progress)
     if table is not None:
         show_notes(table, quiet=options.quiet)
-    return {"table": None if options.table is None else Path(options.table).name, **found}
+    return {"table": None if options.table is None else path_to_text(Path(options.table).name), **found}
 
 
 def read_judged(options: argparse.Namespace, model: Model) -> tuple[Table, Crossfit]:
@@ -161,7 +162,7 @@ def explain_rows(
         told.append(
             {"row": row, "place": table.place.format(row), "classes": best[:2], "neighbours": None, "columns": None}
         )
-    figures = {"table": Path(options.table).name, "sample": 0, "rows": told}
+    figures = {"table": path_to_text(Path(options.table).name), "sample": 0, "rows": told}
     if held is None:
         return figures
     drawn = torch.randperm(len(held.labels), generator=generator)[:SAMPLE]

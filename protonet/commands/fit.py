@@ -41,6 +41,7 @@ from protonet.fit.search import Progress
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
 from protonet.fit.twins import TWINS, find_twins
 from protonet.representations.pictures.files import split_backbone
+from protonet.representations.pictures.images import path_to_text
 from protonet.tables.table import list_names
 from protonet.ui.page.document import write_outputs
 from protonet.ui.plots import draw_plot
@@ -68,6 +69,7 @@ def run(options: argparse.Namespace) -> None:
     seed, limit, outputs, started = options.seed, options.time_limit, options.outputs, time.monotonic() - rows.seconds
     data = read_data(options, rows, keep_cells="report" in outputs)
     del rows
+    name = path_to_text(Path(options.table).name)
     if "plot" in outputs and not len(data.x):
         raise_input_error("--plot", "come with rows that have a class", "none", "Leave it out.")
     rest = Rest(data, options.unlabelled and Path(options.unlabelled), options.label or "label")
@@ -130,11 +132,11 @@ def run(options: argparse.Namespace) -> None:
             count_samples(solution.network, rows if beside is None else rows + beside)
         model = make_model(solution)
         write_model(outputs["output"], model)
-        print(summarise(Path(options.table).name, data, model, solution, rest, []) + format_notes(data.notes), end="")
+        print(summarise(name, data, model, solution, rest, []) + format_notes(data.notes), end="")
         raise KeyboardInterrupt(f"stopped; {outputs['output']} is kept, without cross-validation") from None
     try:
         strangers = group_strangers(solution)
-        print(summarise(Path(options.table).name, data, model, solution, rest, strangers))
+        print(summarise(name, data, model, solution, rest, strangers))
         if options.details:
             print(format_views(model.metadata["views"]))
         compared = compare(crossed, solution, model)
@@ -145,7 +147,7 @@ def run(options: argparse.Namespace) -> None:
         if "plot" in outputs:
             draw(outputs["plot"], crossed, data, quiet=options.quiet)
         if "json" in outputs or "report" in outputs:
-            figures = list_fit(Path(options.table).name, data, model, crossed, compared)
+            figures = list_fit(name, data, model, crossed, compared)
             figures |= list_rest(solution, rest, strangers)
             if "report" in outputs and len(crossed.labels):
                 with show_progress(quiet=options.quiet) as progress:

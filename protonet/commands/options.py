@@ -61,6 +61,7 @@ def make_parser(
         add("--labels", metavar="FILE", help="the classes of an NPY table, an NPY file as well")
     add("--decimal-mark", choices=[".", ","], help="the decimal mark of numbers (default: what the cells say)")
     add("--skip-broken", action="store_true", help="leave out pictures that cannot be read")
+    add("--split", metavar="NAME", help="the part of a folder of pictures to read: train, valid, test or its own name")
     where = "where what read texts or pictures in fit is now, if it was a folder or a file"
     what = "what reads texts and pictures: auto, none, a name, a folder or a file (default: auto)"
     add("--representation", nargs="+", metavar="NAME", help=where if model else what)
@@ -125,11 +126,18 @@ def check_paths(
         path = getattr(options, name)
         if path is not None and Path(path).suffix.lower() not in allowed:
             raise_input_error(f"--{name}", f"end in {', '.join(allowed)}", path, "Rename it.")
+        if path is not None and allowed == MODELS and not is_utf8(path):  # safetensors writes no other path
+            raise_input_error(f"--{name}", "be a path in UTF-8", ascii(path), "Rename it, or its folder.")
     outputs = check_outputs(options, list(suffixes))
     for name, path in outputs.items():
         if path.exists() and any(Path(each).exists() and path.samefile(each) for each in inputs if each is not None):
             raise_input_error(f"--{name}", "be another file than what is read", path, "Pass another path.")
     return outputs
+
+
+def is_utf8(text: str) -> bool:
+    """Return whether a text of the command line has no byte that is not UTF-8."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def check_packages(packages: Sequence[str], extra: str = "files") -> None:
@@ -161,6 +169,21 @@ def look_for_model(path: str | Path, argument: str = "model") -> None:
         raise_input_error(
             argument, "be a model, which comes before a table", f"the table {path}", "Pass a file that fit wrote."
         )
+
+
+def select_split(options: argparse.Namespace) -> None:
+    """Replace the folder that the options name by that of its ``--split``, if one is asked for.
+
+    Raises:
+        InputError: The table is no folder, or there is no such part.
+    """
+    if options.split is None:
+        return
+    from protonet.representations.pictures.reading import find_split  # noqa: PLC0415 - NumPy, as above
+
+    if options.table is None or not Path(options.table).is_dir():
+        raise_input_error("--split", "come with a folder of pictures", options.table, "Leave it out.")
+    options.table = str(find_split(Path(options.table), options.split))
 
 
 def look_for_table(options: argparse.Namespace, path: str | None, *, labelled: bool = False) -> None:

@@ -16,7 +16,8 @@ from protonet.commands.classes import read_classes
 from protonet.commands.labels import read_whole
 from protonet.commands.options import LABEL, parse_missing
 from protonet.errors import raise_input_error
-from protonet.representations.pictures.reading import are_pictures
+from protonet.representations.pictures.images import text_to_path
+from protonet.representations.pictures.reading import are_pictures, check_pictures
 from protonet.tables.columns import NAMES
 from protonet.tables.formats import PICTURE
 from protonet.tables.table import Block, Table, Wanted, list_names, read_table
@@ -97,6 +98,10 @@ def read_rows(options: argparse.Namespace) -> TableRows:
         rest = None if options.drop_unlabelled else every.take(np.flatnonzero(missing))
     one_shot = options.one_shot or are_pictures(Path(options.table))  # whoever makes folders means classes
     classes, numbers = check_classes(labels, label, one_shot=one_shot, described=list(described))
+    for name, cells in zip(table.columns or (), every.columns, strict=bool(table.columns)):
+        if kinds.get(name) == "picture":
+            paths = [text_to_path(str(cell)) for cell in cells.tolist()]
+            table.notes.extend(check_pictures(paths, every.labels.astype(str).tolist(), shown=not options.quiet))
     group_names, groups = np.empty(0, np.str_), None
     if options.group is not None and len(labels):
         check_groups("--group", block.beside[0].tolist(), block.labels.tolist())

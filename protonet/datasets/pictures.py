@@ -19,7 +19,7 @@ from protonet._writing import cache_folder, write_whole
 from protonet.datasets.dataset import SIDES, Dataset, assign_sides, make_dataset
 from protonet.datasets.mapped import map_rows, write_npz
 from protonet.errors import optional_packages, raise_input_error
-from protonet.representations.pictures.images import SUFFIXES, UNREADABLE_IMAGE, open_plain
+from protonet.representations.pictures.images import SUFFIXES, UNREADABLE_IMAGE, describe_error, open_plain
 from protonet.tables.arrays import UNREADABLE
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def open_picture(picture: Picture, least: int | None = None) -> Image:
     try:
         return open_plain(picture if isinstance(picture, Path) else io.BytesIO(picture), least)
     except UNREADABLE_IMAGE as error:
-        got = f"{picture if isinstance(picture, Path) else 'one of a file of many'} ({type(error).__name__})"
+        got = f"{picture if isinstance(picture, Path) else 'one of a file of many'} ({describe_error(error)})"
         raise_input_error("root", "hold images that can be read", got, "Replace that file.")
 
 

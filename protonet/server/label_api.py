@@ -27,7 +27,7 @@ from protonet.commands.label import Session, parse_classes
 from protonet.commands.models import attach, list_notes, name_label, open_model
 from protonet.commands.rows import parse_kinds
 from protonet.errors import raise_input_error, renamed_arguments
-from protonet.representations.pictures.images import UNREADABLE_IMAGE, draw_plain
+from protonet.representations.pictures.images import UNREADABLE_IMAGE, draw_plain, path_to_text, text_to_path
 from protonet.representations.pictures.reading import refuse_picture
 from protonet.server.app import AccessPolicy, create_app, html_response, json_response, make_policy
 from protonet.server.connections import open_socket, run_server
@@ -247,7 +247,7 @@ class LabelApi:
         row, cells = request.query_params.get("row", ""), self.queue.session.cells
         if self.picture is None or not row.isdecimal() or len(row) > 9 or int(row) >= len(cells):
             raise HTTPException(404, "`row` must be one with a picture; got another one. Load the page again.")
-        path = Path(cells[int(row)][self.picture])
+        path = text_to_path(cells[int(row)][self.picture])
         try:
             return Response(await self.run(lambda: draw_plain(path, SIDE)), media_type="image/png")
         except UNREADABLE_IMAGE as error:
@@ -307,7 +307,7 @@ def run(options: argparse.Namespace) -> None:
             columns = columns._replace(kinds={header[picture]: "picture", **columns.kinds})
         jobs = JobRunner(output, options.table, label, options.model, columns, shared)
         read_again = None if model is not None else lambda said: read_unlabelled(options, None, label, said)
-        queue, title = LabelQueue(session, flagged, header), Path(options.table).name
+        queue, title = LabelQueue(session, flagged, header), path_to_text(Path(options.table).name)
         api = LabelApi(queue, jobs, policy, title, picture, options.representation, read_again)
         status = f"{count(len(cells), 'row')}, {count(len(answers.rows), 'answer')} in {output}; label at"
         with queue.learning(), jobs.folder:

@@ -17,6 +17,7 @@ import numpy as np
 
 from protonet._text import escape_control_chars, unescape_formula
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file
+from protonet.representations.pictures.images import path_to_text
 from protonet.representations.pictures.reading import MOST_NAMED, are_pictures, find_broken, list_pictures
 from protonet.tables.arrays import UNREADABLE, check_names, read_arrays
 from protonet.tables.delimited import DELIMITERS, ERRORS, SAMPLE, SEPARATED, find_header, note_titles, read_rows
@@ -103,7 +104,7 @@ def open_pictures(path: Path, label: str, *, labelled: bool, skip_broken: bool) 
     paths, classes, notes = list_pictures(path, labelled=labelled)
     if skip_broken:
         broken = find_broken(paths)
-        lost = [str(each) for each, own in zip(paths, broken, strict=True) if own]
+        lost = [path_to_text(each) for each, own in zip(paths, broken, strict=True) if own]
         kept = [number for number, own in enumerate(broken) if not own]
         if lost:
             more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
@@ -121,7 +122,7 @@ def open_pictures(path: Path, label: str, *, labelled: bool, skip_broken: bool) 
             classes = [classes[number] for number in kept]
         paths = [paths[number] for number in kept]
 
-    columns = [list(map(str, paths))] + ([] if classes is None else [classes])
+    columns = [list(map(path_to_text, paths))] + ([] if classes is None else [classes])
 
     def read(places: Sequence[int]) -> Iterator[Raw]:
         for first in range(0, len(paths), PICTURES_AT_ONCE):

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import textwrap
 import traceback
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
@@ -149,7 +150,9 @@ def run_command(
         traceback is kept in a file.
     """
     try:
-        command(arguments)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"PIL\b")  # of large or odd pictures: errors are told
+            command(arguments)
     except KeyboardInterrupt as interrupt:
         print(f"{prog}: {' '.join(map(str, interrupt.args)) or 'interrupted'}", file=sys.stderr)
         return 130

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from protonet.episodes.networks.backbones import make_backbone
 from protonet.files import load_model
@@ -16,6 +19,7 @@ from protonet.representations.pictures.reading import read_pixels
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.picture import Picture
 from tests.commands.cases import Run, do, read_table
+from tests.commands.servers import start
 from tests.representations.pictures.cases import draw, write_folders
 from tests.representations.pictures.test_files import Small, export
 
@@ -102,6 +106,81 @@ def test_a_broken_picture_is_named_or_left_out(fitted: Path, tmp_path: Path, run
     rows = run.read_rows("predict", model, tmp_path / "some", "--skip-broken")
     assert len(rows) == 7
     assert str(broken) not in {row["picture"] for row in rows}
+
+
+@pytest.mark.skipif(sys.platform in {"darwin", "win32"}, reason="file names are Unicode there")
+def test_names_that_are_not_utf8_go_through_every_command(tmp_path: Path, run: Run) -> None:
+    root = write_folders(tmp_path / os.fsdecode(b"bilder \xfc"), each=6)
+    (root / "cross").rename(root / os.fsdecode(b"kr\xe4he"))
+    (root / "disc" / "3.jpg").rename(root / "disc" / os.fsdecode(b"caf\xe9\x1b.jpg"))
+    model, predicted, asked = (tmp_path / name for name in ("m.safetensors", "p.csv", "ask.csv"))
+    report = ("--json", tmp_path / "f.json", "--report", tmp_path / "f.html")
+    said = run("fit", root, "-o", model, "--effort", "fast", *report)
+    assert "7 paths not in UTF-8" in said
+    assert [each["name"] for each in json.loads(run("info", model, "--json"))["classes"]] == ["disc", "kr\\xe4he"]
+    run("predict", model, root, "-o", predicted)
+    rows = read_table(predicted.read_text(encoding="utf-8"))
+    assert len(rows) == 12
+    assert sum(row["picture"].endswith(f"bilder \\xfc{os.sep}disc{os.sep}caf\\xe9\\x1b.jpg") for row in rows) == 1
+    again = run.read_rows("predict", model, predicted)  # the column picture of a table finds the same files
+    assert [row["class"] for row in again] == [row["class"] for row in rows]
+    figures, _ = run.read_json("evaluate", model, root)
+    assert figures["accuracy"] == 1
+    run("suggest", model, root / "disc", "-n", 6, "-o", asked)
+    lines = asked.read_text(encoding="utf-8").splitlines()
+    asked.write_text("\n".join([lines[0], *(f"{line}disc" for line in lines[1:])]) + "\n", encoding="utf-8")
+    assert "6 samples more" in run("update", model, asked, "-o", tmp_path / "new.safetensors")
+    run("explain", model, root, "--rows", "0,1")
+
+
+@pytest.mark.skipif(sys.platform in {"darwin", "win32"}, reason="file names are Unicode there")
+def test_the_page_shows_pictures_whose_names_are_not_utf8(tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn", reason="it listens")
+    root = tmp_path / os.fsdecode(b"bilder \xfc")
+    root.mkdir()
+    for number in range(6):
+        draw("disc", number).save(root / os.fsdecode(b"caf\xe9 %d.png" % number))
+    with start("page", root, "--representation", "none", "-o", tmp_path / "own.csv") as server:
+        (cell,) = server.ask_json("POST", "/api/next", {"tab": "one"})["cells"]
+        assert cell.isprintable()
+        assert all(server.ask("GET", f"/picture?row={row}")[1].startswith(b"\x89PNG") for row in range(6))
+        assert server.ask("GET", "/")[0] == 200
+        assert server.end()[0] == 0
+
+
+def test_a_split_is_read_as_one_where_it_is_asked_for(fitted: Path, tmp_path: Path, run: Run) -> None:
+    model = tmp_path / "m.safetensors"
+    assert "Pass --split train" in run("fit", fitted, "-o", model, code=2)
+    assert not model.exists()
+    run("fit", fitted, "--split", "training", "-o", model, "--effort", "fast")
+    assert run("predict", model, fitted / "test") == run("predict", fitted / "m.safetensors", fitted / "test")
+    assert run("predict", model, fitted, "--split", "test") == run("predict", model, fitted / "test")
+    assert "8 rows" in run("evaluate", model, fitted, "--split", "test")
+    assert "train" in run("evaluate", model, fitted, "--split", "valid", code=2)
+    assert "`--split` must come with a folder" in run("predict", model, fitted / "m.csv", "--split", "test", code=2)
+
+
+def test_pictures_are_checked_before_the_work(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = write_folders(tmp_path / "some", each=5)
+    (root / "disc" / "copy.png").write_bytes((root / "cross" / "2.png").read_bytes())
+    (root / "disc" / "a.heic").write_bytes(b"another format")
+    (root / "none").mkdir()
+    model = tmp_path / "m.safetensors"
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # Pillow warns
+    said = run("fit", root, "-o", model, "--effort", "fast")
+    assert "look at: 1 picture in more than one class" in said
+    assert "1 class folder without a file: none" in said
+    assert "1 .heic (disc/a.heic)" in said
+    run("predict", model, root, quiet=False)
+    assert "1 .heic (disc/a.heic)" in run.notes
+    assert "Warning" not in run.notes
+    table = tmp_path / "t.csv"
+    paths = [*sorted(root.glob("*/*.png")), *sorted(root.glob("*/*.jpg"))]
+    table.write_text("photo,label\n" + "".join(f"{path},{path.parent.name}\n" for path in paths))
+    assert "in more than one class" in run("fit", table, "--column", "photo=picture", "--effort", "fast")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 700)
+    error = run("fit", root, "-o", model, code=2)
+    assert "(more than 1,400 pixels) and 10 more" in error
 
 
 def test_what_does_not_fit_is_one_line(fitted: Path, tmp_path: Path, run: Run) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import re
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -14,25 +16,61 @@ from protonet.errors import optional_packages, raise_input_error
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: Files with other suffixes are ignored.
-SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
+#: Files with other suffixes are not read.
+SUFFIXES = {
+    *(".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".dib", ".gif", ".tif", ".tiff", ".webp"),
+    *(".pbm", ".pgm", ".ppm", ".pnm", ".avif", ".jp2", ".j2k", ".jpx"),
+}
 
 #: What is decoded, whatever a file's name says: nothing that runs another program, as EPS does.
-FORMATS = ("PNG", "JPEG", "BMP", "DIB", "GIF", "TIFF", "WEBP", "PPM")
+FORMATS = ("PNG", "JPEG", "BMP", "DIB", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000")
 
 #: What Pillow raises for a file that is no image, or damaged; and for one with too many pixels, by `open_plain`.
 UNREADABLE_IMAGE = (OSError, SyntaxError, ValueError)
 
+#: Files and folders that operating systems and archivers add, in lower case; hidden ones start with a dot.
+SYSTEM_NAMES = {"__macosx", "@eadir", "thumbs.db", "desktop.ini"}
+
+#: Upper limits of float and 32-bit pixels: the unit interval, and cameras of 8 to 16 bits.
+PIXEL_LIMITS = (1, *(2**bits - 1 for bits in (8, 10, 12, 14, 16)))
+#: Interpolation may exceed the limits by this fraction of them; pixels that use less than ``MIN_RANGE`` are stretched.
+OVERSHOOT, MIN_RANGE = 0.1, 1 / 16
+
+_CONTROL = re.compile("[\0-\x1f\x7f-\x9f]")
+_ESCAPE = re.compile(rb"\\x(?!00)([0-9a-f]{2})")
+
+
+def path_to_text(path: str | Path) -> str:
+    r"""Return a path as text that any UTF-8 file can hold: other bytes and control characters become ``\xNN``.
+
+    `text_to_path` is its inverse.
+    """
+    text = str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return _CONTROL.sub(lambda match: "".join(f"\\x{byte:02x}" for byte in match[0].encode()), text)
+
+
+def text_to_path(text: str) -> Path:
+    r"""Return the path that `path_to_text` gave as text; a file whose name holds a literal ``\xNN`` comes first."""
+    if "\\x" not in text or os.path.lexists(text):
+        return Path(text)
+    name = _ESCAPE.sub(lambda match: bytes.fromhex(match[1].decode()), text.encode("utf-8", "surrogateescape"))
+    return Path(name.decode("utf-8", "surrogateescape"))
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a file or folder is hidden, or one that operating systems and archivers add."""
+    return name.startswith(".") or name.lower() in SYSTEM_NAMES
+
 
 def list_folders(folder: Path) -> list[Path]:
     """List the folders in a folder in sorted order, without hidden ones; none if there is no such folder."""
-    return sorted(entry for entry in folder.glob("[!.]*") if entry.is_dir())
+    return sorted(entry for entry in folder.glob("*") if not is_hidden(entry.name) and entry.is_dir())
 
 
 def list_images(argument: str, folder: Path) -> list[Path]:
     """List the images in a class's folder in sorted order, without hidden ones; raise an InputError without any."""
     with os.scandir(folder) as entries:  # a million pictures: a Path for each question takes ten times as long
-        names = sorted(entry.name for entry in entries if entry.is_file() and not entry.name.startswith("."))
+        names = sorted(entry.name for entry in entries if entry.is_file() and not is_hidden(entry.name))
     paths = [path for path in map(folder.joinpath, names) if path.suffix.lower() in SUFFIXES]
     if not paths:
         raise_input_error(argument, "have an image in every class", f"none in {folder}", "Add one or remove it.")
@@ -43,15 +81,15 @@ def read_image(argument: str, path: Path, *, size: int | None, colour: bool) -> 
     """Read an image's pixels: (height, width) uint8, or (height, width, 3) in colour, otherwise turned grey.
 
     It is resized to ``size`` pixels per side, each the mean of the area that it covers; None keeps its own size.
-    Transparent images are put on white; 16 bits are scaled to 8. A MissingPackageError is raised without Pillow, an
-    InputError if the file is not an image, or damaged.
+    Transparent images are put on white; 16 bits and floats are scaled to 8 bits. A MissingPackageError is raised
+    without Pillow, an InputError if the file is not an image, or damaged.
     """
     with optional_packages(install="pip install pillow"):
         from PIL import Image  # noqa: PLC0415 - optional
     try:
         pixels = open_plain(path).convert("RGB" if colour else "L")
     except UNREADABLE_IMAGE as error:
-        got = f"{path} ({type(error).__name__})"
+        got = f"{path_to_text(path)} ({describe_error(error)})"
         raise_input_error(argument, "hold images that can be read", got, "Replace that file.")
     if size is not None:
         pixels = pixels.resize((size, size), Image.Resampling.BOX)
@@ -67,12 +105,38 @@ def open_plain(path: Path | BinaryIO, least: int | None = None) -> Image:
     from PIL import Image, ImageOps  # noqa: PLC0415 - optional
 
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        with Image.open(path, formats=_list_formats()) as image:
             if least is not None:
                 image.draft(None, (least, least))
-            return _make_plain(ImageOps.exif_transpose(image))
+            scaled = image.format == "TIFF" and image.mode in {"F", "I"}
+            upright = ImageOps.exif_transpose(image)
+            return _scale_range(upright) if scaled else _make_plain(upright)
     except Image.DecompressionBombError as error:
-        raise ValueError("too many pixels") from error
+        raise ValueError(f"more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels") from error
+    except RuntimeError as error:  # the AVIF decoder, of damaged files
+        raise ValueError(str(error)) from error
+
+
+@lru_cache(maxsize=1)
+def _list_formats() -> tuple[str, ...]:
+    """Return the formats that this Pillow decodes."""
+    from PIL import Image, features  # noqa: PLC0415 - optional
+
+    Image.init()
+    return (*FORMATS, "AVIF") if "avif" in features.modules and features.check("avif") else FORMATS
+
+
+def describe_error(error: Exception) -> str:
+    """Return in a few words why an image cannot be read."""
+    from PIL import UnidentifiedImageError  # noqa: PLC0415 - optional
+
+    if isinstance(error, FileNotFoundError):
+        return "no such file"
+    if isinstance(error, UnidentifiedImageError):
+        return f"damaged, or none of {', '.join(_list_formats())}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return (str(error).splitlines() or [type(error).__name__])[0][:100]
 
 
 def draw_plain(path: Path, side: int) -> bytes:
@@ -93,3 +157,25 @@ def _make_plain(image: Image) -> Image:
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     image.load()
     return image
+
+
+def _scale_range(image: Image) -> Image:
+    """Return an image of float or 32-bit pixels with 8 bits.
+
+    The smallest of ``PIXEL_LIMITS`` that holds all pixels becomes white, and zero black. If none does, or most of that
+    range is unused, the image's own minimum and maximum become black and white.
+
+    Raises:
+        ValueError: A pixel is not finite.
+    """
+    from PIL import Image  # noqa: PLC0415 - optional
+
+    pixels = np.asarray(image, np.float64)
+    low, high = float(pixels.min()), float(pixels.max())
+    if not np.isfinite([low, high]).all():
+        raise ValueError("pixels that are not finite")
+    limit = next((limit for limit in PIXEL_LIMITS if high <= (1 + OVERSHOOT) * limit), None)
+    nominal = limit is not None and low >= -OVERSHOOT * limit and high >= MIN_RANGE * limit
+    black, white = (0.0, float(limit or 0)) if nominal else (low, high)
+    scaled = (pixels - black) / ((white - black) or 1.0) * 255
+    return Image.fromarray(scaled.round().clip(0, 255).astype(np.uint8))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,18 +14,29 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from protonet.errors import optional_packages, raise_input_error
-from protonet.representations.pictures.images import SUFFIXES, UNREADABLE_IMAGE, list_folders, open_plain
+from protonet.representations.pictures.images import (
+    SUFFIXES,
+    UNREADABLE_IMAGE,
+    describe_error,
+    is_hidden,
+    list_folders,
+    open_plain,
+    path_to_text,
+)
+from protonet.ui.text import count
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-if TYPE_CHECKING:
     from torch import Tensor
 
 #: Pictures that a thread reads at a time.
 AT_ONCE = 32
-#: Broken pictures that are named.
+#: Files, folders or kinds of files that a message names.
 MOST_NAMED = 5
+#: Pixels per side that a JPEG keeps as pictures are compared: a camera's takes 30 ms then instead of 150.
+COMPARED_SIDE = 512
+#: Parts of a data set, and what their folders are called.
+SPLITS = {"train": ("train", "training"), "valid": ("valid", "val", "validation", "dev"), "test": ("test", "testing")}
 
 
 class Listing(NamedTuple):
@@ -47,55 +60,129 @@ def hold_pictures(folder: Path) -> bool | None:
     return True if suffixes & SUFFIXES else None
 
 
+class _Files(NamedTuple):
+    """The visible files below a folder, in the order of their names."""
+
+    pictures: list[Path]  #: By their names.
+    others: list[Path]
+
+
 def list_pictures(path: Path, *, labelled: bool) -> Listing:
     """List the pictures of a folder with a folder for each class, of a folder without, or a single one.
 
-    Folders in a class's folder are part of it. Hidden files and folders, and files that are no pictures by their names,
-    are left out.
+    Folders in a class's folder are part of it. Hidden files and folders, and those that operating systems add, are
+    skipped; other files that are no pictures by their names are counted in a note, as are empty class folders.
 
     Args:
         path: The folder or file.
         labelled: Whether the classes are needed: pictures beside their folders are left out then.
 
     Raises:
-        InputError: There is no such path, no picture, or, if classes are needed, no class folder, or an empty one.
+        InputError: There is no such path or no picture. If classes are needed: there is no class folder, one has files
+            but no picture, or the folders look like the parts of a split.
     """
     if path.is_file():
         if labelled:
-            raise_input_error("path", "be a folder with a folder for each class", path, "Pass the folder.")
+            raise_input_error(
+                "path", "be a folder with a folder for each class", path_to_text(path), "Pass the folder."
+            )
         return Listing([path], None, [])
     if not path.is_dir():
-        raise_input_error("path", "be a file or folder that exists", path, "")
-    folders, loose = list_folders(path), _find(path.iterdir())
-    if not folders:
-        if labelled or not loose:
-            got = f"{path} with {len(loose)} pictures and no folder"
-            must = "hold one folder for each class" if labelled else "hold pictures"
-            raise_input_error("path", must, got, "Put the pictures of each class in a folder of its own.")
-        return Listing(loose, None, [])
-    found = {folder.name: _find(folder.rglob("*"), folder) for folder in folders}
+        raise_input_error("path", "be a file or folder that exists", path_to_text(path), "")
+    loose, loose_others = _find_files(path.iterdir(), path)
+    files = {folder: _find_files(folder.rglob("*"), folder) for folder in list_folders(path)}
+    others = [*loose_others, *(other for found in files.values() for other in found.others)]
+    if not files and (labelled or not loose):
+        got = f"{path_to_text(path)} with {len(loose)} pictures and no folder"
+        must = "hold one folder for each class" if labelled else "hold pictures"
+        remedy = "Put the pictures of each class in a folder of its own."
+        raise_input_error("path", must, f"{got}{_describe_others(others, path)}", remedy)
     if labelled:
-        empty = [name for name, own in found.items() if not own]
-        if empty:
-            got = f"none in {path / empty[0]}" + (f" and {len(empty) - 1} more" if len(empty) > 1 else "")
-            raise_input_error("path", "have a picture in every class folder", got, "Add one, or remove the folder.")
+        _check_class_folders(path, files)
+    pictures = [("", each) for each in loose] * (not labelled)
+    pictures += [(path_to_text(folder.name), each) for folder in files for each in files[folder].pictures]
+    if not pictures:
+        got = f"{path_to_text(path)} without one{_describe_others(others, path)}"
+        raise_input_error("path", "hold pictures", got, f"Their names end in {', '.join(sorted(SUFFIXES))}.")
+    paths = [each for _, each in pictures]
     notes = [f"left out: {len(loose)} pictures beside the class folders"] * (labelled and bool(loose))
-    kept = [("", each) for each in loose] * (not labelled) + [(name, each) for name in found for each in found[name]]
-    if not kept:
+    empty = [path_to_text(folder.name) for folder, found in files.items() if not found.pictures]
+    if labelled and empty:
+        notes.append(f"left out: {count(len(empty), 'class folder')} without a file: {_list_some(empty)}")
+    if others:
+        total = len(others) + len(loose) + sum(len(found.pictures) for found in files.values())
+        notes.append(f"not read: {len(others)} of {count(total, 'file')}{_describe_others(others, path)}")
+    escaped = [path_to_text(each.relative_to(path)) for each in paths]
+    escaped = [text for each, text in zip(paths, escaped, strict=True) if text != str(each.relative_to(path))]
+    if escaped:
+        notes.append(f"{count(len(escaped), 'path')} not in UTF-8, written with escapes: {_list_some(escaped)}")
+    return Listing(paths, [name for name, _ in pictures] if files else None, notes)
+
+
+def _find_files(paths: Iterable[Path], folder: Path) -> _Files:
+    """Return the visible files among paths below a folder."""
+    visible = [path for path in paths if not any(map(is_hidden, path.relative_to(folder).parts))]
+    files = sorted(path for path in visible if path.is_file())
+    return _Files(
+        [path for path in files if path.suffix.lower() in SUFFIXES],
+        [path for path in files if path.suffix.lower() not in SUFFIXES],
+    )
+
+
+def _check_class_folders(path: Path, files: Mapping[Path, _Files]) -> None:
+    """Raise an InputError if folders look like the parts of a split, or hold files but no picture."""
+    filled = [folder for folder, found in files.items() if found.pictures]
+    parts = [_find_part(folder.name) for folder in filled]
+    if len(parts) > 1 and "train" in parts and all(parts):
+        train = filled[parts.index("train")]
+        if len(list_folders(train)) > 1:
+            names = ", ".join(folder.name for folder in filled)
+            got = f"{names} in {path_to_text(path)}, which look like a split of a data set"
+            raise_input_error("path", "hold one folder for each class", got, f"Pass --split {train.name}.")
+    unread = [folder for folder, found in files.items() if found.others and not found.pictures]
+    if unread:
+        more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
+        what = _describe_others(files[unread[0]].others, path)
+        got = f"none in {path_to_text(unread[0])}{more}{what}"
+        raise_input_error("path", "have a picture in every class folder", got, "Add one, or remove the folder.")
+
+
+def _find_part(name: str) -> str | None:
+    """Return the part of a data set that a folder's name stands for, if any."""
+    return next((part for part, names in SPLITS.items() if name.lower() in names), None)
+
+
+def find_split(path: Path, part: str) -> Path:
+    """Return the folder of a part of a data set, such as ``train``, by its own name or a usual one.
+
+    Raises:
+        InputError: There is none.
+    """
+    folders = list_folders(path)
+    named = [folder for folder in folders if folder.name.lower() == part.lower()]
+    alike = [folder for folder in folders if _find_part(folder.name) == _find_part(part) is not None]
+    if not named and not alike:
+        got = f"{part}; {path_to_text(path)} has {_list_some([path_to_text(folder.name) for folder in folders])}"
         raise_input_error(
-            "path", "hold pictures", f"{path} without one", f"Their names end in {', '.join(sorted(SUFFIXES))}."
+            "--split", "name a folder in that of the pictures", got, "Leave it out, or name one of these."
         )
-    return Listing([each for _, each in kept], [name for name, _ in kept], notes)
+    return (named or alike)[0]
 
 
-def _find(paths: Iterator[Path], folder: Path | None = None) -> list[Path]:
-    """Return the pictures among paths, in the order of their names, without those that are hidden below a folder."""
+def _describe_others(files: Sequence[Path], folder: Path) -> str:
+    """Return how many files of which kinds there are, with an example of each: "" for none."""
+    kinds: dict[str, list[Path]] = defaultdict(list)
+    for file in files:
+        kinds[path_to_text(file.suffix.lower()) or "without extension"].append(file)
+    ordered = sorted(kinds.items(), key=lambda kind: -len(kind[1]))
+    texts = [f"{len(own)} {kind} ({path_to_text(own[0].relative_to(folder))})" for kind, own in ordered]
+    return f": {_list_some(texts)}" if files else ""
 
-    def hidden(path: Path) -> bool:
-        parts = (path.name,) if folder is None else path.relative_to(folder).parts
-        return any(part.startswith(".") for part in parts)
 
-    return sorted(each for each in paths if each.suffix.lower() in SUFFIXES and each.is_file() and not hidden(each))
+def _list_some(names: Sequence[str]) -> str:
+    """Return the first few names, and how many more there are."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{', '.join(names[:MOST_NAMED])}{more}"
 
 
 def read_pixels(path: Path, height: int, width: int, *, grey: bool = False) -> np.ndarray:
@@ -133,26 +220,63 @@ def draw_blank() -> Image:
     return Image.new("RGB", (32, 32))
 
 
-def refuse_picture(path: Path, error: Exception) -> NoReturn:
-    """Raise an InputError that names a picture that cannot be read."""
-    reason = "no such file" if isinstance(error, FileNotFoundError) else type(error).__name__
+def refuse_picture(path: Path, error: Exception, *, more: int = 0) -> NoReturn:
+    """Raise an InputError that names a picture that cannot be read, and counts others."""
+    got = f"{path_to_text(path)} ({describe_error(error)})" + (f" and {more} more" if more else "")
     remedy = "Replace or remove that file, or pass --skip-broken."
-    raise_input_error("path", "hold pictures that can be read", f"{path} ({reason})", remedy)
+    raise_input_error("path", "hold pictures that can be read", got, remedy)
 
 
 def find_broken(paths: Sequence[Path]) -> list[bool]:
     """Return of each picture whether it cannot be decoded."""
+    return [isinstance(result, Exception) for result in _hash_pictures(paths)]
+
+
+def check_pictures(paths: Sequence[Path], labels: Sequence[str], *, shown: bool = False) -> list[str]:
+    """Decode pictures before the work that they are read for; return a note if some are in two classes.
+
+    Args:
+        paths: Of n pictures.
+        labels: The class of each, "" for none.
+        shown: Show progress on stderr, if it takes long.
+
+    Raises:
+        InputError: Some cannot be read.
+    """
+    digests: dict[bytes, dict[str, Path]] = defaultdict(dict)  # of the pixels, the first picture of each class
+    broken: list[tuple[Path, Exception]] = []
+    for path, label, result in zip(paths, labels, _hash_pictures(paths, shown=shown), strict=True):
+        if isinstance(result, Exception):
+            broken.append((path, result))
+        elif label:
+            digests[result].setdefault(label, path)
+    if broken:
+        refuse_picture(*broken[0], more=len(broken) - 1)
+    same = [own for own in digests.values() if len(own) > 1]
+    texts = [" = ".join(map(path_to_text, own.values())) for own in same]
+    return [f"look at: {count(len(same), 'picture')} in more than one class: {_list_some(texts)}"] if same else []
+
+
+def _hash_pictures(paths: Sequence[Path], *, shown: bool = False) -> list[bytes | Exception]:
+    """Return the SHA-256 of the size and pixels of each picture, or why it cannot be decoded.
+
+    A JPEG of more than twice ``COMPARED_SIDE`` is decoded smaller, and so never equals a picture of another format.
+    """
     need_pillow()
 
-    def check(path: Path) -> bool:
+    def work(path: Path) -> bytes | Exception:
         try:
-            open_plain(path)
-        except UNREADABLE_IMAGE:
-            return True
-        return False
+            image = open_plain(path, COMPARED_SIDE).convert("RGB")
+        except UNREADABLE_IMAGE as error:
+            return error
+        return hashlib.sha256(repr(image.size).encode() + image.tobytes()).digest()
 
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        return list(pool.map(check, paths))
+    results = []
+    with show_items(len(paths), "picture", shown=shown) as bar, ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        for result in pool.map(work, paths):
+            results.append(result)
+            bar.update()
+    return results
 
 
 def need_pillow() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from protonet.representations.pictures.descriptors import RULES, describe_pictures, list_sizes
 from protonet.representations.pictures.files import Preprocessing
+from protonet.representations.pictures.images import text_to_path
 from protonet.representations.pictures.reading import map_pictures, need_pillow
 from protonet.representations.representation import Record, Representation
 from protonet.tables.columns.embedded import Embedded
@@ -133,7 +134,7 @@ class Picture(Column):
 
 def _list_paths(cells: np.ndarray) -> list[Path]:
     """Return cells (n,) as paths."""
-    return [Path(str(cell)) for cell in cells.tolist()]
+    return [text_to_path(str(cell)) for cell in cells.tolist()]
 
 
 def _restore_backbone(described: Any, width: int) -> Embedded:

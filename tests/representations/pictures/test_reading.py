@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, features
 
 from protonet import InputError
+from protonet.representations.pictures.images import SUFFIXES, path_to_text, text_to_path
 from protonet.representations.pictures.reading import (
     are_pictures,
+    check_pictures,
     find_broken,
+    find_split,
     list_pictures,
     map_pictures,
     read_pixels,
@@ -31,7 +36,10 @@ def test_a_folder_is_listed_by_class_in_the_order_of_names(tmp_path: Path) -> No
     names = [path.relative_to(root).as_posix() for path in found.paths]
     assert names == ["cross/0.png", "cross/1.png", "disc/0.jpg", "disc/1.jpg", "disc/deep/9.png"]
     assert found.classes == ["cross"] * 2 + ["disc"] * 3
-    assert found.notes == ["left out: 1 pictures beside the class folders"]
+    assert found.notes == [
+        "left out: 1 pictures beside the class folders",
+        "not read: 1 of 7 files: 1 .txt (cross/notes.txt)",
+    ]
     everything = list_pictures(root, labelled=False)
     assert everything.classes == ["", *found.classes]
     flat = list_pictures(root / "cross", labelled=False)
@@ -48,8 +56,10 @@ def test_a_folder_is_listed_by_class_in_the_order_of_names(tmp_path: Path) -> No
     ("made", "labelled", "message"),
     [
         ((), True, "`path` must hold one folder for each class"),
-        (("a/0.png", "b/"), True, "`path` must have a picture in every class folder; got none in .*b"),
-        (("a/0.txt", "b/0.png"), True, "`path` must have a picture in every class folder; got none in .*a"),
+        (("a/", "b/__MACOSX/0.png"), True, "`path` must hold pictures"),
+        (("a/0.txt", "b/0.png"), True, r"`path` must have a picture in every class folder; got none in .*a: 1 \.txt"),
+        (("a/0", "b/0.png", "c/1.heic"), True, "got none in .*a and 1 more: 1 without extension"),
+        (("train/a/0.png", "train/b/0.png", "Val/c/0.png"), True, "look like a split .* Pass --split train"),
         ((), False, "`path` must hold pictures"),
         (("a/",), False, "`path` must hold pictures"),
     ],
@@ -62,10 +72,66 @@ def test_a_folder_without_what_it_needs_is_refused(
         if name.endswith("/"):
             path.mkdir()
             continue
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(exist_ok=True, parents=True)
         draw("disc", 0).save(path, "PNG")
     with pytest.raises(InputError, match=message):
         list_pictures(tmp_path, labelled=labelled)
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_files_of_systems_and_empty_folders_are_left_out(tmp_path: Path, labelled: bool) -> None:
+    root = write_folders(tmp_path, each=2)
+    for name in ("__MACOSX/disc/._0.jpg", "__MACOSX/0.png", "disc/@eaDir/0.png", "disc/Thumbs.db", "empty/.DS_Store"):
+        (root / name).parent.mkdir(exist_ok=True, parents=True)
+        (root / name).write_bytes(b"no picture")
+    (root / "bare" / "deep").mkdir(parents=True)
+    found = list_pictures(root, labelled=labelled)
+    assert found.classes == ["cross"] * 2 + ["disc"] * 2
+    assert found.notes == ["left out: 2 class folders without a file: bare, empty"] * labelled
+
+
+def test_a_split_is_recognised_by_its_folders(tmp_path: Path) -> None:
+    for part in ("Training", "val", "other"):
+        write_folders(tmp_path / part, each=1)
+    assert find_split(tmp_path, "train").name == "Training"
+    assert find_split(tmp_path, "valid").name == find_split(tmp_path, "validation").name == "val"
+    assert find_split(tmp_path, "other").name == "other"
+    with pytest.raises(InputError, match=r"got test; .* has Training, other, val"):
+        find_split(tmp_path, "test")
+    assert set(list_pictures(tmp_path, labelled=True).classes or []) == {"Training", "val", "other"}
+    (tmp_path / "other").rename(tmp_path / "Training" / "other")
+    with pytest.raises(InputError, match=r"Training, val in .* look like a split"):
+        list_pictures(tmp_path, labelled=True)
+
+
+def test_files_that_are_not_read_are_counted_by_kind(tmp_path: Path) -> None:
+    root = write_folders(tmp_path / "root", each=1)
+    for name in ("disc/a.heic", "disc/b.HEIC", "cross/c.svg", "cross/d", "readme.txt"):
+        (root / name).write_bytes(b"another format")
+    for number, suffix in enumerate(sorted(SUFFIXES)):
+        draw("disc", number).save(root / "disc" / f"x{suffix}", "PNG")
+    found = list_pictures(root, labelled=True)
+    assert len(found.paths) == 2 + len(SUFFIXES)
+    (note,) = found.notes
+    assert f"5 of {7 + len(SUFFIXES)} files" in note
+    for text in ("2 .heic (disc/a.heic)", "1 .svg (cross/c.svg)", "1 without extension (cross/d)", "1 .txt"):
+        assert text in note
+
+
+@pytest.mark.skipif(sys.platform in {"darwin", "win32"}, reason="file names are Unicode there")
+def test_names_that_are_not_utf8_become_text_and_paths_again(tmp_path: Path) -> None:
+    root = write_folders(tmp_path / "root", each=1)
+    names = [b"caf\xe9", b"tab\t\x1b[1m", b"\xc2\x9f", b"plain \\x41", "größe".encode()]
+    for name in names:
+        draw("disc", 1).save(root / "disc" / os.fsdecode(name + b".png"))
+    (root / "cross").rename(root / os.fsdecode(b"kr\xe4he"))
+    found = list_pictures(root, labelled=True)
+    texts = [path_to_text(path) for path in found.paths]
+    assert all(text.encode().decode().isprintable() for text in texts)
+    assert len(set(texts)) == len(names) + 2
+    assert [text_to_path(text) for text in texts] == found.paths
+    assert set(found.classes or []) == {"disc", "kr\\xe4he"}
+    assert any("4 paths not in UTF-8" in note for note in found.notes)
 
 
 def test_every_mode_is_decoded_as_people_see_it(tmp_path: Path) -> None:
@@ -91,6 +157,82 @@ def test_every_mode_is_decoded_as_people_see_it(tmp_path: Path) -> None:
     large.save(tmp_path / "large.png")
     jpeg, png = (read_pixels(tmp_path / f"large.{suffix}", 64, 64).astype(int) for suffix in ("jpg", "png"))
     assert np.abs(jpeg - png).mean() < 4
+
+
+@pytest.mark.parametrize("suffix", ["jfif", "jp2", "avif"])
+def test_further_formats_are_decoded(tmp_path: Path, suffix: str) -> None:
+    if suffix == "avif" and "avif" not in features.modules:
+        pytest.skip("Pillow before 11.3")
+    picture = draw("cross", 4)
+    path = tmp_path / f"x.{suffix}"
+    picture.save(path, {"jfif": "JPEG", "jp2": "JPEG2000", "avif": "AVIF"}[suffix], quality=95)
+    assert are_pictures(path)
+    assert np.abs(read_pixels(path, 40, 40).astype(int) - np.asarray(picture).transpose(2, 0, 1)).mean() < 8
+    path.write_bytes(path.read_bytes()[:-200])
+    assert find_broken([path]) == [True]
+
+
+def read_tiff(path: Path, pixels: np.ndarray) -> np.ndarray:
+    """Write pixels as TIFF and read them again."""
+    Image.fromarray(pixels).save(path)
+    grey: np.ndarray = read_pixels(path, *pixels.shape, grey=True)[0].astype(float)
+    return grey
+
+
+@pytest.mark.parametrize(
+    ("dtype", "limit"),
+    [(np.float32, 1), *((dtype, 2**bits - 1) for dtype in (np.float32, np.int32) for bits in (8, 10, 12, 14, 16))],
+)
+def test_float_and_wide_pixels_are_scaled_by_their_range(tmp_path: Path, limit: int, dtype: type) -> None:
+    grey = np.asarray(draw("disc", 5).convert("L"), float)
+    for brightness in (1, 1.05):  # resampling overshoots
+        found = read_tiff(tmp_path / "x.tif", (grey / 255 * limit * brightness).astype(dtype))
+        np.testing.assert_allclose(found, (grey * brightness).clip(0, 255), atol=1)
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1, 1), (0, 1e-3), (2, 9), (-2000, 4000), (0, 1e9)])
+def test_pixels_of_another_range_are_stretched(tmp_path: Path, low: float, high: float) -> None:
+    grey = np.asarray(draw("disc", 5).convert("L"), float)
+    grey = ((grey - grey.min()) / np.ptp(grey) * 255).round()
+    found = read_tiff(tmp_path / "x.tif", (low + (high - low) * grey / 255).astype(np.float32))
+    np.testing.assert_allclose(found, grey, atol=1)
+    assert not read_tiff(tmp_path / "x.tif", np.full((8, 8), low, np.float32)).any()
+
+
+def test_pixels_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    pixels = np.zeros((8, 8), np.float32)
+    pixels[2, 3] = np.nan
+    Image.fromarray(pixels).save(tmp_path / "nan.tif")
+    with pytest.raises(InputError, match=r"nan\.tif \(pixels that are not finite\)"):
+        read_pixels(tmp_path / "nan.tif", 8, 8)
+
+
+def test_a_picture_that_is_too_large_is_named_with_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw("disc", 0).save(tmp_path / "x.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 700)
+    for read in (read_pixels, lambda path, *_: check_pictures([path], ["disc"])):
+        with pytest.raises(InputError, match=r"x\.png \(more than 1,400 pixels\)"):
+            read(tmp_path / "x.png", 8, 8)
+
+
+def test_equal_pixels_in_two_classes_are_told(tmp_path: Path) -> None:
+    root = write_folders(tmp_path, each=3)
+    with Image.open(root / "disc" / "0.jpg") as decoded:
+        decoded.save(root / "cross" / "other.bmp")
+    (root / "cross" / "twin.png").write_bytes((root / "cross" / "1.png").read_bytes())
+    paths, classes, _ = list_pictures(root, labelled=True)
+    assert classes is not None
+    (note,) = check_pictures(paths, classes)
+    assert note.startswith("look at: 1 picture in more than one class")
+    assert f"{root / 'cross' / 'other.bmp'} = {root / 'disc' / '0.jpg'}" in note
+    assert not check_pictures(paths, [""] * len(paths))
+    turned = Image.fromarray(np.arange(12, dtype=np.uint8).reshape(3, 4))  # equal bytes, another shape
+    turned.save(tmp_path / "a.png")
+    Image.frombytes("L", (3, 4), turned.tobytes()).save(tmp_path / "b.png")
+    assert not check_pictures([tmp_path / "a.png", tmp_path / "b.png"], ["a", "b"])
+    (root / "disc" / "1.jpg").write_bytes(b"")
+    with pytest.raises(InputError, match=r"1\.jpg \(.*--skip-broken"):
+        check_pictures(paths, classes)
 
 
 def test_broken_pictures_are_named(tmp_path: Path) -> None:
