@@ -74,9 +74,12 @@ class PrototypeNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (n, num_classes), higher is likelier, each row's own whatever else is in the batch."""
-        scaled = (self.prototypes / self.temperature).T
-        count = min(ROWS_AT_ONCE, max(1, NUMBERS_AT_ONCE // len(scaled)))
-        logits = torch.cat([self._embed(rows) @ scaled for rows in self._flatten(x).split(count)])
+        scaled, rows = (self.prototypes / self.temperature).T, self._flatten(x)
+        if torch.compiler.is_compiling():  # a loop over parts would fix the number of rows
+            logits = self._embed(rows) @ scaled
+        else:
+            count = min(ROWS_AT_ONCE, max(1, NUMBERS_AT_ONCE // len(scaled)))
+            logits = torch.cat([self._embed(part) @ scaled for part in rows.split(count)])
         return logits.masked_fill(~self.seen, torch.finfo(logits.dtype).min)
 
     @torch.no_grad()

@@ -23,8 +23,7 @@ from protonet.commands.models import (
 )
 from protonet.files import Model
 from protonet.fit.copies import hash_rows
-from protonet.fit.crossfit import Crossfit, find_held, predict_held, update
-from protonet.fit.packing import unpack
+from protonet.fit.crossfit import Crossfit, find_held, predict_held, restore_crossfit, update
 from protonet.tables.features import encode_block
 from protonet.ui.command_line import check_writable_file
 from protonet.ui.text import count
@@ -71,7 +70,7 @@ def run(options: argparse.Namespace) -> None:
 def open_crossfit(model: Model) -> Crossfit:
     """Return what it takes to add samples to a model; raise an InputError if it has not got that."""
     try:
-        return unpack(model.network, model.metadata.get("folds"), model.held)
+        return restore_crossfit(model.network, model.folds, model.held)
     except ValueError as error:
         remedy = "Fit it again: a fit that is stopped may keep a model without."
         refuse("model", "hold what fit keeps for an update", str(error), remedy)

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from protonet.files.model import INSTALL, Model, load_model, read_model, read_versions, save_model
+    from protonet.files.model import INSTALL, Model, load_model, read_model, save_model
     from protonet.files.onnx import export_onnx
     from protonet.representations.pictures.files import embed_pictures
 
@@ -17,7 +17,6 @@ __all__ = [
     "export_onnx",
     "load_model",
     "read_model",
-    "read_versions",
     "save_model",
 ]
 

@@ -101,7 +101,7 @@ def export_onnx(path: str | Path, model: Model) -> None:
     with optional_packages("export_onnx", 'pip install "protonet[onnx]"'):
         from onnx import TensorProto, helper  # noqa: PLC0415 - optional
 
-    header, _, _ = check_model("export_onnx", model)
+    header, _ = check_model("export_onnx", model)
     network, encoder = model.network, model.network.encoder
     assert isinstance(encoder, Encoder)
     graph = Nodes()
