@@ -23,8 +23,7 @@ from protonet.commands.options import LABEL, look_for_model, parse_missing
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.files import Model, save_model
 from protonet.fit.active import Suggestion, suggest_rows
-from protonet.fit.crossfit import Crossfit, measure_held, score_frequent, score_held
-from protonet.fit.packing import pack
+from protonet.fit.crossfit import Crossfit, list_tensors, measure_held, score_frequent, score_held
 from protonet.fit.search import Progress
 from protonet.fit.uninformative import (
     compute_uninformative_logits,
@@ -404,9 +403,8 @@ def keep_crossfit(model: Model, crossed: Crossfit, groups: dict[str, int], given
         groups: By name, the number that each group has there.
         given: (n,) of all rows that the model was given, by `protonet.fit.copies.hash_rows`.
     """
-    structures, held = pack(crossed)
     samples = count_samples(model._replace(network=crossed.whole))
-    metadata = model.metadata | {"folds": structures, "samples": samples, "groups": groups}
+    metadata = model.metadata | {"samples": samples, "groups": groups}
     if len(crossed.labels):
         metrics = measure_held(crossed)
         rows = round(float(crossed.weights.sum()))
@@ -417,4 +415,5 @@ def keep_crossfit(model: Model, crossed: Crossfit, groups: dict[str, int], given
         balanced = measure_classes(metrics.confusion).balanced_accuracy
         metadata["held_out"] |= {"balanced_accuracy": balanced, "most_frequent_class": frequent}
         metadata["scores"] = calibrate(score_held(crossed), float(crossed.offset)).tolist()
-    return model._replace(network=crossed.whole, metadata=metadata, held={**held, GIVEN: given})
+    held = {**list_tensors(crossed), GIVEN: given}
+    return model._replace(network=crossed.whole, metadata=metadata, held=held, folds=crossed.folds)
