@@ -201,6 +201,12 @@ def check_number(
     return number
 
 
+def check_type(function: str, argument: str, value: object, kind: type | tuple[type, ...], name: str) -> None:
+    """Raise an InputTypeError unless ``value`` is of a type; ``name`` describes it in the message."""
+    if not isinstance(value, kind):
+        fail_type(function, argument, f"be {name}", type(value).__name__, "Pass another object.")
+
+
 def check_device(function: str, argument: str, value: str | int | torch.device) -> torch.device:
     """Return a device by its name, once this machine has it and it stores numbers, which "meta" does not.
 

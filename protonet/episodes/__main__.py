@@ -38,7 +38,14 @@ OUTPUTS = {
 #: Options that a study leaves to its runs, whose files lie in its folder, beside ``OUTPUTS``.
 KEPT = ("state", "resume", "methods", "presets", "class_lists")
 #: What people type, by what the code calls it where that is not the name of an option.
-TYPED = {name: f"--{name.removeprefix('n_')}" for name in ("n_query", "n_open", "n_unlabelled", "n_distractors")}
+TYPED = {
+    "n_episodes": "--episodes",
+    "n_query": "--query",
+    "n_open": "--open",
+    "n_unlabelled": "--unlabelled",
+    "n_distractors": "--distractors",
+    "validation": "--validation-dataset",
+}
 PROTOCOLS = ("episodes", "generalized", "meta-dataset")
 EXAMPLES = (
     "python -m protonet.episodes --dataset glyphs --shot 1,5 --method protonet simpleshot bd-cspn",
@@ -75,6 +82,8 @@ def make_parser() -> Parser:
     lists = "list the classes of the usual benchmarks by name, with counts and hashes, and do nothing else"
     add("--class-lists", action="store_true", help=lists)
     add("--test", nargs="+", metavar="DATASET", help=text)
+    text = "with --test and --tune: validation rows of each --dataset, of the same classes, to choose settings on"
+    add("--validation-dataset", nargs="+", metavar="DATASET", help=text)
     add("--split-seed", metavar="N", help="split the classes at random: 60 %% base, 15 %% validation, 25 %% novel")
     text = "pixels per side of pictures (default: as their authors take them; 28, and grey, for a folder by class)"
     add("--image-size", metavar="N", help=text)
@@ -129,7 +138,8 @@ def _describe_methods() -> str:
         [name for name, spec in METHODS.items() if spec.transductive is kind] for kind in (False, True)
     )
     return f"""kinds of --dataset KIND:ROOT, as their authors publish them:
-  mini-imagenet, tiered-imagenet, cub, cifar-fs, fc100, omniglot; meta-aircraft and others of --class-lists, of
+  mini-imagenet, tiered-imagenet, cub, cifar-fs, fc100, omniglot, omniglot-rotations;
+  meta-aircraft and others of --class-lists, of
   Meta-Dataset, in plain folders by class; features also as .npy, .pt, .plk
 inductive methods:\n  {_wrap(inductive)}
 transductive methods, which use all queries of an episode together:\n  {_wrap(transductive)}
@@ -199,9 +209,13 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
     if options.resume and options.state is None:
         fail(PROG, "--resume", "come with the file to continue", "no --state", "Pass --state FILE.")
     tests = options.test or [None] * len(options.dataset)
-    if len(tests) != len(options.dataset):
-        got = f"{len(tests)} for {len(options.dataset)}"
-        fail(PROG, "--test", "be one for each --dataset, in their order", got, "Name as many.")
+    validations = options.validation_dataset or [None] * len(options.dataset)
+    for name, paths_of in (("--test", tests), ("--validation-dataset", validations)):
+        if len(paths_of) != len(options.dataset):
+            got = f"{len(paths_of)} for {len(options.dataset)}"
+            fail(PROG, name, "be one for each --dataset, in their order", got, "Name as many.")
+    if options.validation_dataset and not (options.test and options.tune):
+        fail(PROG, "--validation-dataset", "come with --test and --tune", "it without", "Leave it out.")
     if len(set(options.dataset)) < len(options.dataset):
         fail(PROG, "--dataset", "name each data set once", " ".join(options.dataset), "Leave one out.")
     paths = [Path(dataset).resolve() for dataset in options.dataset]
@@ -210,7 +224,9 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
         fail(PROG, "--base", "be another data set than --dataset", options.base, remedy)
     outputs = check_outputs(options, (*OUTPUTS, "state")) if is_main else {}
     for name, path in outputs.items():
-        read = {Path(path or ".").resolve() for path in (*tests, options.encoder, options.base, options.texts)}
+        read = {
+            Path(path or ".").resolve() for path in (*tests, *validations, options.encoder, options.base, options.texts)
+        }
         read |= {*paths}
         if path.exists() and path.resolve() in read:
             fail(PROG, f"--{name}", "be another file than what is read", path, "Pass another path.")
@@ -241,8 +257,8 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
     of_rows = {name: getattr(options, name) for name in ("side", "encoder", "normalize", "base", "texts")}
     methods_plan = MethodsPlan(methods, "all" in options.method, grids, against)
     members = []
-    for dataset, test in zip(options.dataset, tests, strict=True):
-        rows = RowsPlan(dataset, test, image_size=image_size, split_seed=split_seed, **of_rows)
+    for dataset, test, validation in zip(options.dataset, tests, validations, strict=True):
+        rows = RowsPlan(dataset, test, validation, image_size=image_size, split_seed=split_seed, **of_rows)
         for shot, sampler in samplers.items():
             plan = EvaluationPlan(rows, methods_plan, sampler, n_episodes, until, seed, options.device)
             members.append(Member(dataset, shot, plan))
