@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from protonet._checks import InputError, as_typed, check_device, fail
-from protonet.episodes.arguments import PROG, read_compare, read_extract, read_paper, read_study, read_train
+from protonet.episodes.arguments import PROG, read_compare, read_extract, read_paper, read_train
 from protonet.episodes.draws.presets import PRESETS, list_presets
 from protonet.episodes.features import NORMALIZATIONS
 from protonet.ui.command_line import Parser, check_name, check_outputs, parse_whole, run_command
@@ -35,8 +35,6 @@ OUTPUTS = {
     "markdown": "the tables",
     "report": "a report for the browser, .html: one file, without network; with it, --json has its figures as well",
 }
-#: Options that a study leaves to its runs, whose files lie in its folder, beside ``OUTPUTS``.
-KEPT = ("state", "resume", "methods", "presets", "class_lists")
 #: What people type, by what the code calls it where that is not the name of an option.
 TYPED = {
     "n_episodes": "--episodes",
@@ -148,7 +146,6 @@ other commands:
   train    meta-train an encoder
   paper    a method of your own beside the usual ones, with all that a paper needs
   compare  the --json files of two runs, compared by episode
-  study    many runs from a TOML file, and sweeps
   extract  features of pictures, by a network
 several processes, with the same results:\n  torchrun --nproc-per-node 2 -m protonet.episodes ..."""
 
@@ -285,26 +282,6 @@ def compare(arguments: Sequence[str] | None) -> None:
     run_compare(options)
 
 
-def make_study_parser() -> Parser:
-    """Return the parser of a study's own arguments."""
-    parser = Parser(f"{PROG} study", "Run all evaluations of a TOML file, and print a table of their accuracies.")
-    parser.epilog = "Further options are those of an evaluation; they are set for all of them."
-    parser.add_argument("file", metavar="STUDY.toml", help="options of an evaluation; lists of values are swept")
-    parser.add_argument("--output", metavar="FOLDER", help="write into this folder, not the file's")
-    parser.add_argument("--reports", action="store_true", help="write a report for the browser of each run, too")
-    return parser
-
-
-def study(arguments: Sequence[str] | None) -> None:
-    """Run the study that the arguments name."""
-    options, more = make_study_parser().parse_known_args(arguments)
-    known = [name.replace("_", "-") for name in vars(make_parser().parse_args([])) if name not in {*OUTPUTS, *KEPT}]
-    settings = read_study(Path(options.file), known, more)
-    from protonet.episodes.evaluation.study import run_study  # noqa: PLC0415 - as above
-
-    run_study(settings, more, run, options.output, reports=options.reports)
-
-
 def extract(arguments: Sequence[str] | None) -> None:
     """Embed pictures as the arguments say."""
     with as_typed(f"{PROG} extract", output="--output", backbone="--backbone"):
@@ -323,7 +300,7 @@ def paper(arguments: Sequence[str] | None) -> None:
         run_paper(options, shlex.join(["python", "-m", PROG, "paper", *(arguments or sys.argv[1:])]))
 
 
-COMMANDS = {"train": train, "compare": compare, "study": study, "extract": extract, "paper": paper}
+COMMANDS = {"train": train, "compare": compare, "extract": extract, "paper": paper}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -84,7 +84,6 @@ PAPER_EXAMPLES = (
 )
 #: What to do about files that are none to compare.
 REMEDY = "Write them with --json, of the same data, kind of episodes and seed."
-STUDY_REMEDY = "Write option = value, or option = [value, value] to sweep it."
 
 
 def make_train_parser() -> Parser:
@@ -265,40 +264,6 @@ def refuse_run(path: Path, error: Exception) -> NoReturn:
     """Raise an InputError about a file that is none of ``--json``."""
     got = f"{path} ({type(error).__name__}: {error})"
     fail(f"{PROG} compare", "FILE.json", "be a file that --json wrote", got, REMEDY)
-
-
-def read_study(path: Path, options: Sequence[str], more: Sequence[str]) -> dict[str, Any]:
-    """Read and check a TOML file: options of the command with their values, and ``output``.
-
-    Args:
-        path: Of the file.
-        options: The names of the command's options that a study may set, without dashes: none of files to write.
-        more: Arguments of the command that are set for all runs, whatever the file says.
-
-    Raises:
-        MissingPackageError: Python is 3.10, and tomli is not installed.
-        InputError: It is no TOML file, or a key or a value is none of an option's.
-    """
-    prog = f"{PROG} study"
-    with optional_packages(prog, "pip install tomli, or use Python 3.11"):
-        toml = importlib.import_module(
-            "tomllib" if find_spec("tomllib") else "tomli"
-        )  # which Python 3.10 does not have
-    try:
-        settings: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        fail(prog, "STUDY.toml", "be a TOML file", f"{path} ({error})", "See the guide on few-shot experiments.")
-    for name, value in settings.items():
-        check_name(f"a key of {path}", name, [*options, "output"])
-        values = value if isinstance(value, list) else [value]
-        if not values or not all(isinstance(each, bool | int | float | str) for each in values):
-            fail(prog, "STUDY.toml", "have values that are texts, numbers or true", f"{name} = {value}", STUDY_REMEDY)
-    if not isinstance(settings.get("output"), str):
-        fail(prog, "STUDY.toml", 'say output = "FOLDER"', f"none in {path}", "Results, states and tables lie there.")
-    for word in more:
-        if word.startswith("--"):
-            check_name("an option of a study", word[2:].partition("=")[0], options)
-    return settings
 
 
 def make_paper_parser() -> Parser:
