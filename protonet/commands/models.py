@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from protonet import files
+from protonet._progress import progress_bar
 from protonet.commands.figures import count_own
 from protonet.commands.options import LABEL, look_for_model, parse_missing
 from protonet.errors import raise_input_error, renamed_arguments
@@ -336,11 +337,9 @@ def show_progress(*, quiet: bool = False) -> Iterator[Progress]:
 
     The bar says how long it took, and how long it will take yet if the rest goes on as fast as all did until now.
     """
-    from tqdm import tqdm  # noqa: PLC0415 - slow to import
-
     form = "{desc}: {percentage:.0f} %|{bar}| {elapsed}, {remaining} left"
-    look = {"total": 1.0, "bar_format": form, "smoothing": 0, "miniters": 0}  # the mean speed, and every step is shown
-    with tqdm(**look, delay=1.0, dynamic_ncols=True, leave=False, disable=quiet) as bar:
+    # The mean speed, and every step is shown.
+    with progress_bar(total=1.0, bar_format=form, smoothing=0, miniters=0, leave=False, shown=not quiet) as bar:
 
         def show(stage: str, share: float) -> None:
             bar.set_description_str(stage, refresh=False)
@@ -368,14 +367,11 @@ def map_blocks(
     if alone:
         yield from map(work, blocks)
         return
-    from tqdm import tqdm  # noqa: PLC0415 - as above
-
     threads = torch.get_num_threads()
     ahead = min(threads, MOST_THREADS)
     torch.set_num_threads(1)
     try:
-        look = {"unit": "row", "unit_scale": True, "dynamic_ncols": True}
-        bar = tqdm(total=rows, delay=1.0, leave=False, disable=quiet, **look)
+        bar = progress_bar(total=rows, unit="row", unit_scale=True, leave=False, shown=not quiet)
         with bar, ThreadPoolExecutor(ahead) as pool:
             waiting: deque[Future[Result]] = deque()
             for block in blocks:

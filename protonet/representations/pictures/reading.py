@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from protonet._progress import progress_bar
 from protonet.errors import optional_packages, raise_input_error
 from protonet.representations.pictures.images import (
     SUFFIXES,
@@ -331,9 +332,7 @@ def map_pictures(
 
 def show_items(count: int, name: str, *, shown: bool) -> Any:
     """Return a bar of so many items on stderr, which says how long it will take yet; there is none if not shown."""
-    from tqdm import tqdm  # noqa: PLC0415 - slow to import
-
-    return tqdm(total=count, unit=name, delay=1.0, leave=False, disable=not shown, dynamic_ncols=True)
+    return progress_bar(total=count, unit=name, leave=False, shown=shown)
 
 
 @contextmanager
