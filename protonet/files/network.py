@@ -49,8 +49,9 @@ def build_network(config: Any) -> PrototypeNetwork:
     for entry in _take_entries(config, "sources"):
         kind = {source.kind: source for source in SOURCES}.get(entry.pop("kind", None))
         expect(kind is not None, "a source of an unknown kind")
-        sources.append(kind(kind.config_type.from_json(entry)))  # type: ignore[misc, union-attr]
-        expect(getattr(sources[-1].config, "input_dim", None) == dim, "a source of another number of features")
+        source_config = kind.config_type.from_json(entry)  # type: ignore[union-attr]
+        expect(getattr(source_config, "input_dim", None) == dim, "a source of another number of features")
+        sources.append(kind(source_config))  # type: ignore[misc]
     views: list[View] = []
     for entry in _take_entries(config, "views"):
         view = {view.kind: view for _, view in KINDS}.get(entry.pop("kind", None))
@@ -105,6 +106,11 @@ def restore_network(config: Any, tensors: Mapping[str, Tensor]) -> PrototypeNetw
     Raises:
         ValueError: They are no network; the reason in a few words.
     """
+    sums, origin = tensors.get("sums"), tensors.get("encoder.origin")
+    expect(sums is not None and origin is not None, "no tensor sums or encoder.origin")
+    expect(isinstance(config, dict), "no config of a network")
+    expect(list(origin.shape) == [config.get("input_dim")], "of another number of features")  # type: ignore[union-attr]
+    expect(len(sums) == config.get("classes"), "sums of other classes")  # type: ignore[arg-type]
     with torch.device("meta"):  # nothing is allocated before sizes are known to be those of tensors
         network = build_network(config)
     check_network(network, tensors)

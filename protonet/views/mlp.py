@@ -178,7 +178,7 @@ def _embed_learned(sources: Sequence[LinearMap], stack: ResidualMLPs, members: i
 class MLPConfig(Config):
     """Members, and hidden units and dimensions of each."""
 
-    members: int = size()
+    members: int = size(high=1024)
     hidden: int = size()
     embedding_dim: int = size()
 

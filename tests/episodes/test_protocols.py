@@ -239,16 +239,6 @@ def test_several_evaluations_that_are_stopped(done: int, command: Command) -> No
         assert "± " not in tables
 
 
-def test_a_study_sweeps_test_splits_and_shots(command: Command) -> None:
-    text = 'dataset = "a.npz"\ntest = "a-test.npz"\nmethod = ["protonet"]\nshot = [1, 2, 4, "1,2"]\nepisodes = 3\n'
-    Path("study.toml").write_text(text + 'output = "results"\n', encoding="utf-8")
-    command("study study.toml")
-    table = Path("results", "table.md").read_text(encoding="utf-8").splitlines()
-    names, rates = ([cell.strip() for cell in table[line].split("|")][2:-1] for line in (0, 2))
-    assert names == ["shot=1", "shot=2", "shot=4", "shot=1,2 a.npz 1-shot", "shot=1,2 a.npz 2-shot"]
-    assert rates[:2] == rates[3:]
-
-
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_sets_options_and_what_is_given_wins(name: str, command: Command) -> None:
     """Each preset's own options give the same run; the data here are small, so some are given beside both."""

@@ -236,10 +236,10 @@ def test_what_is_described_is_restored_and_trusts_nothing() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"input_dim": 0}, "no usable input_dim"),
+        ({"input_dim": 0}, "of another number of features"),
         ({"input_dim": 8.0}, "no usable input_dim"),
         ({"input_dim": 9}, "of another number of features"),
-        ({"classes": 0}, "no usable input_dim or classes"),
+        ({"classes": 0}, "sums of other classes"),
         ({"sources": 5}, "no usable entry sources"),
         ({"sources": []}, "of an unknown source"),
         ({"sources": [{"kind": "cubic"}]}, "a source of an unknown kind"),
@@ -268,7 +268,7 @@ def test_a_config_of_no_network_is_an_error(change: dict[str, Any], message: str
         ("encoder.weights", lambda weights: weights[1:], "a tensor encoder.weights of another shape"),
         ("encoder.scale", lambda scale: 0 * scale, "a scale or temperature that is not positive"),
         ("temperature", lambda temperature: -temperature, "a scale or temperature that is not positive"),
-        ("sums", lambda sums: sums[1:], "a tensor sums of another shape"),
+        ("sums", lambda sums: sums[1:], "sums of other classes"),
         ("sums", lambda sums: sums.double(), "a tensor sums of another shape or type"),
         ("counts", lambda counts: counts.float(), "a tensor counts of another shape or type"),
         ("encoder.sources.0.gain", lambda gain: gain[1:], "gain of another shape"),

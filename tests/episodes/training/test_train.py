@@ -362,7 +362,7 @@ def test_an_encoder_that_is_worse_than_raw_features_is_not_written() -> None:
     y = np.arange(9).repeat(40)
     np.savez("tiny.npz", x=x.reshape(-1, 64), y=y, split=np.array(SIDES)[y])
     said = (
-        r"^protonet\.episodes train: `encoder` must have an accuracy above 100\.00 ±0\.00 % \(protonet on raw features"
+        r"^`encoder` must have an accuracy above 100\.00 ±0\.00 % \(protonet on raw features"
     )
     with pytest.raises(ValueError, match=said):
         run_unpatched("--steps 20 --log log")
