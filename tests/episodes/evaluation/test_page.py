@@ -94,7 +94,7 @@ def test_without_a_report_the_figures_are_as_before(made: Path, command: Command
 
 def test_a_path_that_cannot_be_is_an_error_before_the_work(command: Command, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    said = r"^protonet\.episodes: `--report` must"
+    said = r"^`--report` must"
     command.refuses(f"{said} be a file that can be written", f"--report {tmp_path}/file/r.html")
     command.refuses(rf"{said} end in \.html, \.htm", f"--report {tmp_path}/r.pdf")
 

@@ -256,7 +256,7 @@ def test_tensorboard_has_the_log() -> None:
 def test_resuming_with_other_settings_or_data() -> None:
     train()
     same = r"`--resume` must continue a run of the same settings; got"
-    said = rf"^protonet\.episodes train: {same} --steps 10 there and 20 here; --seed 0 there and 3 here\. Pass the same"
+    said = rf"^{same} --steps 10 there and 20 here; --seed 0 there and 3 here\. Pass the same"
     with pytest.raises(ValueError, match=said):
         train("--resume --steps 20 --seed 3")
     x, y = make_data(dim=9)[:2]
@@ -287,7 +287,7 @@ def test_outputs_are_checked_first(monkeypatch: pytest.MonkeyPatch) -> None:
             train(more, output)
     for module, extra in (("torch.utils.tensorboard", "tensorboard"), ("safetensors", "train")):
         monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(ImportError, match=rf'must be installed; .* Run pip install "protonet\[{extra}\]"\.'):
+        with pytest.raises(ImportError, match=rf'must be installed\. Run pip install -e "\.\[{extra}\]"\.'):
             train("--tensorboard board", "new.safetensors")
 
 
@@ -361,9 +361,7 @@ def test_an_encoder_that_is_worse_than_raw_features_is_not_written() -> None:
     x = np.eye(9, 64)[:, None] * 100 + noise  # raw features classify perfectly
     y = np.arange(9).repeat(40)
     np.savez("tiny.npz", x=x.reshape(-1, 64), y=y, split=np.array(SIDES)[y])
-    said = (
-        r"^`encoder` must have an accuracy above 100\.00 ±0\.00 % \(protonet on raw features"
-    )
+    said = r"^`encoder` must have an accuracy above 100\.00 ±0\.00 % \(protonet on raw features"
     with pytest.raises(ValueError, match=said):
         run_unpatched("--steps 20 --log log")
     assert not Path("a.safetensors").exists()
