@@ -41,7 +41,8 @@ def describe_run(settings: Mapping[str, Any], prepared: Prepared) -> dict[str, A
 
 def find_versions() -> dict[str, str | None]:
     """Return the versions that scores may depend on, by package."""
-    return {package: installed_version(package) for package in (DISTRIBUTION, "torch", "numpy")}
+    packages = {"protonet": DISTRIBUTION, "torch": "torch", "numpy": "numpy"}
+    return {name: installed_version(package) for name, package in packages.items()}
 
 
 def write_state(path: Path, run: Mapping[str, Any], batches: Sequence[Mapping[str, Scores]]) -> None:

@@ -142,7 +142,7 @@ X, Y = torch.randn(20, 3), torch.arange(20) % 4
     ],
 )
 def test_wrong_arguments_of_evaluate_dataset(call: Callable[[], object], message: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=rf"^evaluate_dataset: .*{message}"):
+    with pytest.raises((ValueError, TypeError), match=rf"{message}"):
         call()
 
 
