@@ -24,7 +24,6 @@ from protonet.representations.pictures.images import (
     open_plain,
     path_to_text,
 )
-from protonet.ui.text import count
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -38,6 +37,11 @@ MOST_NAMED = 5
 COMPARED_SIDE = 512
 #: Parts of a data set, and what their folders are called.
 SPLITS = {"train": ("train", "training"), "valid": ("valid", "val", "validation", "dev"), "test": ("test", "testing")}
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is 1."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 class Listing(NamedTuple):
