@@ -22,7 +22,7 @@ from protonet.fit.search import EFFORTS
 from protonet.fit.solver import TIME_LIMIT
 from solution.pack import ROOT
 
-EPISODES = ["protonet.episodes", *(f"protonet.episodes {name}" for name in ("train", "compare", "study", "extract"))]
+EPISODES = ["protonet.episodes", *(f"protonet.episodes {name}" for name in ("train", "compare", "extract"))]
 
 
 def run(tmp_path: Path, imported: str, source: str, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -115,7 +115,6 @@ def test_the_help_of_a_command_does_not_wait_for_torch(name: str, tmp_path: Path
         ("protonet.episodes train -o plain/e.safetensors", "`--output` must be a file that can be written"),
         ("protonet.episodes train -o e.safetensors --backbone x", "`--backbone` must be one of mlp, "),
         ("protonet.episodes compare no.json", "`FILE.json` must be a file that --json wrote; got no.json "),
-        ("protonet.episodes study no.toml", "`STUDY.toml` must be a TOML file; got no.toml ("),
         ("protonet.episodes extract pictures --backbone n.onnx -o t.csv", "`--output` must end in .npz; got t.csv."),
     ],
 )

@@ -1,7 +1,7 @@
 """Few-shot experiments: ``python -m protonet.episodes`` evaluates methods.
 
 ``... train`` meta-trains an encoder; ``... paper`` compares a method of one's own with the usual ones; ``... compare``
-compares files of several evaluations; ``... study`` runs many; ``... extract`` embeds pictures.
+compares files of several evaluations; ``... extract`` embeds pictures.
 
 Slow imports wait until the arguments are checked.
 """

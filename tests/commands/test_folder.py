@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file
 
 from protonet.commands import folder
 from protonet.commands.folder import Part, _run_here, list_parts
@@ -265,7 +264,6 @@ def test_a_model_that_changes_is_refused(model: Path, rows: Path, tmp_path: Path
 
     other, digest = tmp_path / "m.safetensors", hash_file(model)
     save_model(other, load_model(model)._replace(metadata={}))
-    assert load_file(other).keys() <= load_file(model).keys()
     part = Part(rows / "none.parquet", tmp_path / "none.csv", 0)
     with pytest.raises(InputError, match="`model` must stay as it was"):
         predict_part(str(other), digest, None, Asked(None, everything=False, numbered=False), part, lambda rows: None)

@@ -171,7 +171,7 @@ def make_pickle() -> bytes:
             "image/png",
             make_bomb(),
             400,
-            "`body` must hold pictures that can be read; got the request (ValueError)",
+            "`body` must hold pictures that can be read; got the request (more than 178,956,970 pixels)",
         ),
         ("pictures", "image/png", b"%!PS-Adobe-3.0 EPSF-3.0", 400, "must hold pictures that can be read"),
         ("pictures", JSON, '[{"picture": "/etc/passwd"}]', 400, "must hold pictures"),

@@ -152,7 +152,7 @@ def test_a_network_works_where_it_is(use: Callable[[PrototypeNetwork, Tensor, Te
 #: What solve() copies there, as the guide names it: rows and folds, once; trees; random numbers; what constants become.
 SENT = {"view.to", "scoring.to", "forest.fit", "networks.fit_rows", "networks._in_units", "networks.decide_pooling"}
 SENT |= {"networks.believe", "mlp.fit", "mlp.candidates", "training.train", "training._initial_proxies"}
-SENT |= {"optimizer.move", "context.fit", "radial.fit", "patterns.fit", "patterns._spread_rows"}
+SENT |= {"optimizer.move", "context.fit", "radial.fit", "radial.__init__", "patterns.fit", "patterns._spread_rows"}
 SENT |= {"cells._draw_codes", "encoder.apply"}
 #: What it copies back: rows that came there, those that trees grow from, labels to draw episodes of, what is judged.
 FETCHED = {"_validation.check_device", "loading._check_batch", "view.to", "training.train", "judge.__post_init__"}
