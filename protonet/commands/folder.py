@@ -257,7 +257,7 @@ def _connect(address: str) -> Iterator[Any]:
             own = installed_version(DISTRIBUTION)
             try:
                 client.wait_for_workers(1, timeout=PATIENCE)
-                found = client.run(installed_version, "protonet")
+                found = client.run(installed_version, DISTRIBUTION)
             except asyncio.TimeoutError:  # before Python 3.11 another one than TimeoutError
                 raise_input_error(
                     "--workers", "have a worker", f"none at {address}", f"Start some with dask worker {address}."
