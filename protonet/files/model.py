@@ -185,7 +185,7 @@ def tell_facts(model: Model) -> dict[str, Any]:
         "counts": network.counts.tolist(),
         "parameters": network.count_parameters(),
         "buffer_elements": network.count_buffer_elements(),
-        "told": None if encoding is None else encoding.told,
+        "told": None if encoding is None else encoding.summary,
     }
 
 

@@ -11,10 +11,10 @@ import pytest
 from protonet.errors import InputError
 from protonet.tables import formats
 from protonet.tables.columns.parsing import blank_missing
-from protonet.tables.table import Block, Wanted, list_names, name_cells, open_table, read_labels, read_table
+from protonet.tables.table import ReadSpec, RowBlock, cell_texts, format_names, open_table, parse_labels, read_table
 from tests.strategies import write_columns
 
-KIND = Wanted("kind")
+KIND = ReadSpec("kind")
 Write = Callable[[Path, np.ndarray, list[str]], tuple[Path, Path | None]]
 
 
@@ -46,7 +46,7 @@ def write_parquet(folder: Path, x: np.ndarray, labels: list[str]) -> tuple[Path,
 def test_every_format_gives_the_same_rows_whatever_the_blocks(
     write: Write, cells: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(formats, "CELLS", cells)
+    monkeypatch.setattr(formats, "CELLS_PER_CHUNK", cells)
     x = np.random.default_rng(0).standard_normal((11, 2))
     labels = [f"class {row % 3}" for row in range(11)]
     path, other = write(tmp_path, x, labels)
@@ -56,12 +56,12 @@ def test_every_format_gives_the_same_rows_whatever_the_blocks(
     assert table.columns == (("a", "b") if path.suffix.lower() in {".csv", ".parquet"} else None)
     blocks = list(open_table(path, KIND._replace(labelled=False, width=2)).blocks)
     assert np.array_equal(np.concatenate([numbers(each) for each in blocks]), x)
-    assert [row for each in blocks for row in each.rows] == list(block.rows)
-    assert [number for each in blocks for number in each.numbers] == list(block.numbers) == list(range(11))
+    assert [row for each in blocks for row in each.positions] == list(block.positions)
+    assert [number for each in blocks for number in each.indices] == list(block.indices) == list(range(11))
     assert not any(len(each.labels) for each in blocks)
 
 
-def numbers(block: Block) -> np.ndarray:
+def numbers(block: RowBlock) -> np.ndarray:
     """Return the cells of a block (b, columns) as numbers, gaps as 0."""
     return np.stack([np.where(cells == "", 0, cells).astype(float) for cells in block.columns], axis=1)
 
@@ -74,15 +74,15 @@ def write(folder: Path, text: str | bytes) -> Path:
 
 def test_columns_are_matched_by_name(tmp_path: Path) -> None:
     path = write(tmp_path, 'b, a ,"kind"\r\n1,2,x\r\n,,\r\n 3 ,4e1," y, z "\r\n')
-    wanted = Wanted("kind", labelled=False, columns=("a", "b"), width=2)
+    wanted = ReadSpec("kind", labelled=False, columns=("a", "b"), width=2)
     assert [numbers(block).tolist() for block in open_table(path, wanted).blocks] == [[[2, 1], [0, 0], [40, 3]]]
     table, block = read_table(path, KIND)
     assert block.labels.tolist() == ["x", "y, z"]  # where classes are wanted, a blank row is none
-    assert table.notes == ["1 row of empty cells left out"]
-    partly = Wanted("kind", labelled=False, partly=True)
+    assert table.notes == ["1 blank row dropped"]
+    partly = ReadSpec("kind", labelled=False, partly_labelled=True)
     assert read_table(path, partly)[1].labels.tolist() == ["x", "", "y, z"]
     gaps = write(tmp_path, "a,kind,id\n1,7,p\n2,,q\n3, NA,r\n4,none,s\n5,NaN,t\n")
-    assert read_table(gaps, partly._replace(beside=("id",)))[1].labels.tolist() == ["7", "", "", "", ""]
+    assert read_table(gaps, partly._replace(extra_columns=("id",)))[1].labels.tolist() == ["7", "", "", "", ""]
     for header, missing in (("a,c\n", "b. Name the columns as in the table"), ("a\n", "b")):
         with pytest.raises(
             InputError, match=rf"^`path` must have the model's columns; got .*table\.csv without {missing}"
@@ -92,7 +92,7 @@ def test_columns_are_matched_by_name(tmp_path: Path) -> None:
     assert read_table(path, partly)[1].labels.tolist() == []
     assert [numbers(block).tolist() for block in open_table(path, wanted).blocks] == [[[1, 2]]]
     table, block = read_table(write(tmp_path, ",a,kind\n0,1,x\n1,5,y\n"), KIND)
-    assert (table.columns, table.unused, table.notes) == (("a",), (), ["the unnamed column is left out"])
+    assert (table.columns, table.unused, table.notes) == (("a",), (), ["the unnamed column is not used"])
     assert block.columns[0].tolist() == ["1", "5"]
 
 
@@ -105,7 +105,7 @@ def test_columns_are_matched_by_name(tmp_path: Path) -> None:
         ("a,b,c,d,e,f,g\n", "have a column kind; got .* with a, b, c, d, e and 2 more"),
         ("kind\nx\n", "have columns beside the classes; got .* with kind"),
         ("a,a,b,kind\n1,2,3,x\n", r"name each column once; got a twice in .*\. Rename or drop one"),
-        (",a,,kind\n0,1,2,x\n", "name every column; got none for 2 columns of .*; one alone would be left out"),
+        (",a,,kind\n0,1,2,x\n", "name every column; got none for 2 columns of .*; only one may be unnamed"),
         ("a,kind\n", "have at least one row; got none in "),
         ("\nold, new\n2\n1,x\n", r"have 2 cells .* in line 3\. .*If the header, line 2 \('old, new'\), is a title"),
         ("a,kind\n1,x\n2, \n", r"name the class of every row; got none in line 3\. Fill it in, or leave"),
@@ -119,7 +119,7 @@ def test_columns_are_matched_by_name(tmp_path: Path) -> None:
 def test_csv_that_cannot_be_read(
     tmp_path: Path, text: str | bytes, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("protonet.tables.delimited.LONGEST", 500)  # so that no line fills the memory
+    monkeypatch.setattr("protonet.tables.delimited.MAX_LINE_CHARS", 500)  # so that no line fills the memory
     with pytest.raises(InputError, match=f"^`path` must {message}"):
         read_table(write(tmp_path, text), KIND)
 
@@ -195,16 +195,16 @@ def test_cells_of_any_kind_are_kept_as_the_file_has_them(tmp_path: Path) -> None
     path = write(tmp_path, "a,kind,b\n 1 ,x,\n,y,red\n1_000,x,nan\n")
     table, block = read_table(path, KIND)
     assert [cells.tolist() for cells in block.columns] == [["1", "", "1_000"], ["", "red", ""]]
-    assert list(block.rows) == [2, 3, 4]
+    assert list(block.positions) == [2, 3, 4]
     taken = block.take(np.array([2, 0]))
-    assert (taken.labels.tolist(), list(taken.rows), taken.columns[1].tolist()) == (["x", "x"], [4, 2], ["", ""])
-    assert [table.name_column(number) for number in (0, 1)] == ["a", "b"]
-    assert table._replace(columns=None).name_column(1) == "column 1"
+    assert (taken.labels.tolist(), list(taken.positions), taken.columns[1].tolist()) == (["x", "x"], [4, 2], ["", ""])
+    assert [table.column_name(number) for number in (0, 1)] == ["a", "b"]
+    assert table._replace(columns=None).column_name(1) == "column 1"
     path = write(tmp_path, "a,b\n1,2\n,\n3,4\n,\n,5\n,\n")
     for learned, rows in ((True, [2, 4, 6]), (False, [2, 3, 4, 5, 6, 7])):
-        table, block = read_table(path, Wanted("kind", labelled=False, learned=learned))
-        assert list(block.rows) == rows
-        assert ("3 rows of empty cells left out" in table.notes) == learned
+        table, block = read_table(path, ReadSpec("kind", labelled=False, for_training=learned))
+        assert list(block.positions) == rows
+        assert ("3 blank rows dropped" in table.notes) == learned
 
 
 def repeat_line(header: str, line: Callable[[int], str], n: int = 12) -> str:
@@ -253,7 +253,7 @@ WHO = f"{LIKE}Survived (2 values), Sex (2 values), Pclass (3 values), SibSp (4 v
 )
 def test_columns_that_look_like_classes_are_named(tmp_path: Path, text: str, asked: str, guess: str) -> None:
     with pytest.raises(InputError) as caught:
-        read_table(write(tmp_path, text), Wanted(asked))
+        read_table(write(tmp_path, text), ReadSpec(asked))
     assert str(caught.value).endswith(guess)
 
 
@@ -270,17 +270,17 @@ def test_columns_that_look_like_classes_are_named(tmp_path: Path, text: str, ask
     ],
 )
 def test_classes_of_any_kind(cells: np.ndarray, labels: list[object], missing: list[int]) -> None:
-    found, gaps = read_labels(blank_missing(cells))
+    found, gaps = parse_labels(blank_missing(cells))
     assert found.tolist() == labels
     assert np.flatnonzero(gaps).tolist() == missing
     assert found.dtype.kind in "iufU"
 
 
 def test_names_of_rows_and_columns_for_people() -> None:
-    assert name_cells(np.array([3.0, 4.0])).tolist() == ["3", "4"]
-    assert name_cells(np.array([3.5])).tolist() == ["3.5"]
-    assert name_cells(np.array([3.0, np.nan, 0.0])).tolist() == ["3", "", "0"]  # a gap is no 0
-    assert name_cells(np.array(["P 1", ""], object)).tolist() == ["P 1", ""]
-    assert list_names([]) == "nothing"
-    assert list_names(["a", "b c"]) == "a, 'b c'"
-    assert list_names(list("abcdefg")) == "a, b, c, d, e and 2 more"
+    assert cell_texts(np.array([3.0, 4.0])).tolist() == ["3", "4"]
+    assert cell_texts(np.array([3.5])).tolist() == ["3.5"]
+    assert cell_texts(np.array([3.0, np.nan, 0.0])).tolist() == ["3", "", "0"]  # a gap is no 0
+    assert cell_texts(np.array(["P 1", ""], object)).tolist() == ["P 1", ""]
+    assert format_names([]) == "nothing"
+    assert format_names(["a", "b c"]) == "a, 'b c'"
+    assert format_names(list("abcdefg")) == "a, b, c, d, e and 2 more"

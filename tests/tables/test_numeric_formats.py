@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protonet.tables.columns.number import Number
-from protonet.tables.features import Features, choose_features, encode_block
+from protonet.tables.columns.numeric import Numeric
+from protonet.tables.features import TableFeatures, encode_block, fit_features
 from protonet.tables.formats import open_source
-from protonet.tables.spelling import detect_spelling
-from protonet.tables.table import Block, Table
+from protonet.tables.numeric_formats import detect_numeric_conversion
+from protonet.tables.table import RowBlock, Table
 from tests.commands.cases import FAST, Run, read_table
 
 
@@ -42,20 +42,20 @@ LOCALES: dict[str, Callable[[float, int], str]] = {
 }
 
 
-def make(columns: list[list[str]], *, semicolons: bool = False) -> tuple[Table, Block]:
+def make(columns: list[list[str]], *, semicolons: bool = False) -> tuple[Table, RowBlock]:
     cells = [np.array(each, object) for each in columns]
     rows = range(len(cells[0]))
-    block = Block(cells, np.arange(len(rows)) % 2, (), rows, rows)
+    block = RowBlock(cells, np.arange(len(rows)) % 2, (), rows, rows)
     return Table(tuple("abc"[: len(cells)]), iter([block]), "row {}", [], semicolons=semicolons), block
 
 
-def fit(columns: list[list[str]], mark: str | None = None, *, semicolons: bool = False) -> Features:
-    return choose_features(*make(columns, semicolons=semicolons), {}, keep=None, mark=mark)
+def fit(columns: list[list[str]], mark: str | None = None, *, semicolons: bool = False) -> TableFeatures:
+    return fit_features(*make(columns, semicolons=semicolons), {}, keep_hint=None, decimal=mark)
 
 
-def encode(columns: list[list[str]], features: Features, mark: str | None = None) -> np.ndarray:
+def encode(columns: list[list[str]], features: TableFeatures, mark: str | None = None) -> np.ndarray:
     table, block = make(columns)
-    spelling = detect_spelling(table, block, features.encoding, mark=mark)
+    spelling = detect_numeric_conversion(table, block, features.encoding, decimal=mark)
     return encode_block(table, spelling.apply(block, features.encoding), features.encoding)
 
 
@@ -76,11 +76,11 @@ def test_a_model_reads_all_spellings_alike(columns: list[tuple[float, int, int]]
     )
     features = fit(one)
     for column, each in zip(features.encoding.columns if features.encoding else (), values, strict=True):
-        assert isinstance(column, Number)
+        assert isinstance(column, Numeric)
         assert column.mean == pytest.approx(np.mean([round(value, digits) for value, digits in each]))
     assert np.array_equal(encode(two, features), features.x)
     table, block = make(two)
-    assert not detect_spelling(table, block, features.encoding).notes or fitted != predicted
+    assert not detect_numeric_conversion(table, block, features.encoding).notes or fitted != predicted
 
 
 @given(st.sampled_from([*LOCALES]), st.sampled_from([*LOCALES]), st.integers(0, 2**32 - 1))
@@ -110,7 +110,7 @@ def test_sizes_tell_where_all_cells_could_be_either(fitted: str, predicted: str,
 def test_decimal_marks(columns: list[list[str]], semicolons: bool, mark: str | None, means: list[float]) -> None:
     features = fit(columns, mark, semicolons=semicolons)
     assert features.encoding is not None
-    assert [column.mean for column in features.encoding.columns if isinstance(column, Number)] == pytest.approx(means)
+    assert [column.mean for column in features.encoding.columns if isinstance(column, Numeric)] == pytest.approx(means)
     marked = any("," in cell for cells in columns for cell in cells) or mark == ","
     assert any("numbers with" in note for note in features.notes) == marked
 
@@ -128,7 +128,7 @@ def test_commands_read_one_model_in_two_spellings(tmp_path: Path, run: Run) -> N
         for other in ("points", "commas"):
             table = tmp_path / f"{other}.csv"
             predicted.append(run("predict", tmp_path / f"{name}.safetensors", table, quiet=False))
-            assert ("spelled otherwise than in fit" in run.notes) == (name != other)
+            assert ("another decimal mark than in training" in run.notes) == (name != other)
     assert len(set(predicted)) == 1
     assert len(read_table(predicted[0])) == len(rows)
     assert "numbers with a decimal comma: x, y ('" in said["commas"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from protonet.tables.leaks import find_row_number, find_suspicion
+from protonet.tables.leakage import detect_leakage, detect_row_index
 
 RNG = np.random.default_rng(0)
 ROWS = np.arange(30.0)
@@ -14,10 +14,10 @@ MIXED = np.tile(["a", "b", "c"], 10)
 @pytest.mark.parametrize(
     ("column", "reason"),
     [
-        (ROWS, "whole numbers that all differ, in the order of the rows"),
-        (1e6 - 7 * ROWS, "whole numbers that all differ, in the order of the rows"),
-        (np.cumsum(RNG.integers(1, 99, 30)), "whole numbers that all differ, in the order of the rows"),
-        (RNG.permutation(ROWS) + 1000, "a number for each row"),
+        (ROWS, "distinct integers in the order of the rows"),
+        (1e6 - 7 * ROWS, "distinct integers in the order of the rows"),
+        (np.cumsum(RNG.integers(1, 99, 30)), "distinct integers in the order of the rows"),
+        (RNG.permutation(ROWS) + 1000, "a distinct number for each row"),
         (RNG.permutation(ROWS) * 50, ""),
         (ROWS + 0.5, ""),
         (np.minimum(ROWS, 28), ""),
@@ -26,14 +26,14 @@ MIXED = np.tile(["a", "b", "c"], 10)
     ],
 )
 def test_row_numbers_are_found(column: np.ndarray, reason: str) -> None:
-    assert find_row_number(column) == reason
+    assert detect_row_index(column) == reason
 
 
 @pytest.mark.parametrize(
     ("column", "labels", "reason"),
     [
-        (ROWS + 0.5, SORTED, "tells the class, as the order of the rows does"),
-        (ROWS // 5, SORTED, "tells the class, as the order of the rows does"),
+        (ROWS + 0.5, SORTED, "determines the class, as the order of the rows does"),
+        (ROWS // 5, SORTED, "determines the class, as the order of the rows does"),
         (ROWS + 0.5, MIXED, ""),
         (RNG.normal(size=30), SORTED, ""),
         (ROWS // 7, SORTED, ""),
@@ -41,11 +41,11 @@ def test_row_numbers_are_found(column: np.ndarray, reason: str) -> None:
         (
             np.tile([0.0, 1000.0, 2000.0], 10) + 31 * (ROWS // 3),
             MIXED,
-            "has whole numbers that all differ, sorted by class",
+            "has distinct integers that are sorted by class",
         ),
         (np.ones(30), SORTED, ""),
         (ROWS, np.repeat(["a"], 30), ""),
     ],
 )
 def test_columns_that_tell_too_much_are_found(column: np.ndarray, labels: np.ndarray, reason: str) -> None:
-    assert find_suspicion(column, labels) == reason
+    assert detect_leakage(column, labels) == reason

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from protonet.tables.sources import SOURCES, find_sources, read_name
+from protonet.tables.group_columns import GROUP_RULES, detect_group_column, score_name
 
 NAMES = "golf passat corolla civic accord focus fiesta polo a4 a6 x5 i3 500 panda clio megane 208 mustang f-150 leaf"
 MODELS = np.array(NAMES.split())
@@ -37,7 +37,7 @@ def test_named_sources_are_found(wrong: float) -> None:
         y = np.where(rng.random(len(y)) < wrong, rng.permutation(y), y)
         code = [f"{each:08x}" for each in rng.integers(2**32, size=count)]
         for written in (np.array(code)[subjects], np.char.add("P-", subjects.astype(str)), subjects + 1.0):
-            found = find_sources(names[seed % len(names)], written, y, ordered=written.dtype.kind == "f")
+            found = detect_group_column(names[seed % len(names)], written, y, ordered=written.dtype.kind == "f")
             missed += found is None or not found.sure or found.size != count
     assert missed <= 0.05 * 3 * draws
 
@@ -57,7 +57,7 @@ def test_without_a_name_codes_blocks_and_equal_numbers_of_rows_count() -> None:
         (words, order, 0),
         (rng.normal(size=30)[subjects], order, 0),
     ):
-        found = find_sources("x", values[rows], y[rows], ordered=values.dtype.kind != "U")
+        found = detect_group_column("x", values[rows], y[rows], ordered=values.dtype.kind != "U")
         assert (found.points if found else 0) == points
 
 
@@ -71,9 +71,9 @@ def test_categories_that_tell_the_class_name_no_sources() -> None:
         for model in (rng.integers(count, size=150), rng.permutation(np.arange(150) % count), skewed, np.sort(skewed)):
             y = np.where(rng.random(150) < 0.05, 1, origin[model])
             for labels in (origin[model], y):
-                assert find_sources("model", MODELS[model], labels, ordered=False) is None
+                assert detect_group_column("model", MODELS[model], labels, ordered=False) is None
         hour = rng.integers(24, size=200)
-        assert find_sources("hour", hour, hour % 3, ordered=True) is None
+        assert detect_group_column("hour", hour, hour % 3, ordered=True) is None
 
 
 def test_features_of_the_world_name_no_sources() -> None:
@@ -98,20 +98,26 @@ def test_features_of_the_world_name_no_sources() -> None:
             (island, y, False),
             (rng.integers(0, 6, n), rng.integers(0, 6, n) % 2, False),
         ):
-            assert find_sources("x", values, labels, ordered=ordered) is None
+            assert detect_group_column("x", values, labels, ordered=ordered) is None
     six = np.arange(300) % 6
-    assert find_sources("subject", six, six % 2, ordered=False) is None  # a category that truly tells the class
+    assert detect_group_column("subject", six, six % 2, ordered=False) is None  # a category that truly tells the class
 
 
 @pytest.mark.parametrize(
     ("points", "names"),
     [
-        (SOURCES.sure, "patient patientID PATIENTID id_paciente codigo_paciente subjectNo Probandennummer Élève"),
-        (SOURCES.sure, "userid séance_id Gerät-Nr Schüler VP household_key 患者ID 被験者 환자번호 subject.1"),
+        (
+            GROUP_RULES.sure_points,
+            "patient patientID PATIENTID id_paciente codigo_paciente subjectNo Probandennummer Élève",
+        ),
+        (
+            GROUP_RULES.sure_points,
+            "userid séance_id Gerät-Nr Schüler VP household_key 患者ID 被験者 환자번호 subject.1",
+        ),
         (1, "id ID ward_id id_local"),
         (0, "patient_age device_type user_country sessions batch_size acid grid zip postal_code model name 1"),
     ],
 )
 def test_the_last_word_of_a_name_counts(points: int, names: str) -> None:
     for name in names.split():
-        assert read_name(name) == points, name
+        assert score_name(name) == points, name
