@@ -45,6 +45,12 @@ def check_number(argument: str, value: object, *, low: float, strict: bool = Fal
     return number
 
 
+def check_type(argument: str, value: object, kind: type | tuple[type, ...], name: str) -> None:
+    """Raise an InputTypeError unless ``value`` is of a type; ``name`` describes it in the message."""
+    if not isinstance(value, kind):
+        raise_input_error(argument, f"be {name}", type(value).__name__, "Pass another object.", kind=InputTypeError)
+
+
 def check_device(argument: str, value: str | int | torch.device) -> torch.device:
     """Return a device by its name, once this machine has it and it stores numbers, which "meta" does not.
 

@@ -56,7 +56,10 @@ class Encoder(nn.Module):
 
     def __init__(self, views: Sequence[View], weights: Tensor, *, origin: Tensor, scale: Tensor | float = 1.0) -> None:
         super().__init__()
+        sources = list(dict.fromkeys(view.source for view in views if view.source is not None))
+        self.sources = nn.ModuleList(sources)  # before the views, which are loaded in turn and derive tensors from them
         self.views = nn.ModuleList(views)
+        self.reads = [None if view.source is None else sources.index(view.source) for view in views]
         self.input_dim = len(origin)
         self.sizes = [size for view in views for size in view.sizes]
         for name, value in (("weights", weights), ("origin", origin), ("scale", torch.as_tensor(scale))):
@@ -69,7 +72,7 @@ class Encoder(nn.Module):
 
     def list_sources(self) -> list[Source]:
         """Return what the views read, each source once, in the order of the views."""
-        return list(dict.fromkeys(view.source for view in self.list_views() if view.source is not None))
+        return list(self.sources)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
         """Embed features (n, input_dim) as unit rows (n, embedding_dim)."""
@@ -80,12 +83,10 @@ class Encoder(nn.Module):
 
     def _embed(self, x: Tensor) -> Tensor:
         x = (x - self.origin).to(self.scale.dtype) / self.scale
-        read: dict[Source | None, Tensor] = {None: x}
+        read = [source(x) for source in self.sources]
         parts: list[Tensor] = []
-        for view in self.list_views():
-            if view.source is not None and view.source not in read:
-                read[view.source] = view.source(x)
-            rows = view(read[view.source])
+        for view, number in zip(self.list_views(), self.reads, strict=True):
+            rows = view(x if number is None else read[number])
             parts += rows.split(view.sizes, dim=1) if len(view.sizes) > 1 else [rows]
         return self._join(parts)
 
@@ -113,12 +114,10 @@ class Encoder(nn.Module):
         if bool(self.origin.any()):  # then the features are float64
             features = graph.cast(graph.add("Sub", features, graph.array(self.origin.double())), "FLOAT")
         x = graph.add("Div", features, graph.array(self.scale))
-        read: dict[Source | None, str] = {None: x}
+        read = [source.add_to_graph(graph, x) for source in self.list_sources()]
         parts: list[str] = []
-        for view in self.list_views():
-            if view.source is not None and view.source not in read:
-                read[view.source] = view.source.add_to_graph(graph, x)
-            parts += view.add_to_graph(graph, read[view.source])
+        for view, number in zip(self.list_views(), self.reads, strict=True):
+            parts += view.add_to_graph(graph, x if number is None else read[number])
         scaled = []
         for part, weight in zip(parts, graph.array(self.weights), strict=True):
             norm = graph.add("Max", graph.add("ReduceL2", part, axes=[1]), np.float32(1e-12))

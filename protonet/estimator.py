@@ -378,7 +378,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
     @property
     def feature_importances_(self) -> np.ndarray:
-        """By how much the log-loss of held-out rows rises where a column of X is shuffled: (n_features_in_,) float64.
+        """The rise of the held-out log-loss if a column of X is shuffled: ``(n_features_in_,)`` float64.
 
         Columns that are left out have 0. Found anew each time, as `held_out_accuracy_` is at first.
 

@@ -85,10 +85,11 @@ class PrototypeNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (n, num_classes), higher is likelier, each row's own whatever else is in the batch."""
-        scaled = (self.prototypes / self.temperature).T
+        scaled, rows = (self.prototypes / self.temperature).T, self._flatten(x)
+        if torch.compiler.is_compiling():  # a loop over parts would fix the number of rows
+            return self.mask_logits(row_matmul(self._embed(rows), scaled))
         count = min(ROWS_AT_ONCE, max(1, NUMBERS_AT_ONCE // len(scaled)))
-        logits = torch.cat([row_matmul(self._embed(rows), scaled) for rows in self._flatten(x).split(count)])
-        return self.mask_logits(logits)
+        return self.mask_logits(torch.cat([row_matmul(self._embed(part), scaled) for part in rows.split(count)]))
 
     def mask_logits(self, logits: Tensor) -> Tensor:
         """Return logits (n, num_classes) in which classes without a prototype do not win.

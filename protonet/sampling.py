@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from protonet._validation import check_int
+from protonet._validation import check_int, check_type
 from protonet.errors import raise_input_error
 
 
@@ -42,7 +42,11 @@ def index_classes(labels: Tensor) -> ClassIndex:
 
     Returns:
         The index: ``rows`` (n,), ``start`` and ``size`` (num_classes,), int64.
+
+    Raises:
+        InputTypeError: The labels are not a tensor.
     """
+    check_type("labels", labels, Tensor, "a tensor of labels, such as torch.as_tensor(y)")
     _, inverse, size = torch.unique(labels, return_inverse=True, return_counts=True)
     return ClassIndex(torch.argsort(inverse, stable=True), size.cumsum(0) - size, size)
 

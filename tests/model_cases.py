@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import json
+import zipfile
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
 from protonet import Encoder, PrototypeNetwork
 from protonet.encoder import share_weights
+from protonet.files.archive import CONFIG, TENSORS
 from protonet.files.model import Model
 from protonet.views.context import Context
 from protonet.views.forest import Forest
@@ -46,7 +52,7 @@ def make_network(*, learned: bool = True, raw: bool = False) -> PrototypeNetwork
         generator = torch.Generator().manual_seed(0)
         mlps = ResidualMLPs(2, 8, 3, 11, generator)
         torch.nn.init.normal_(mlps.last, generator=generator)
-        views.append(MLPView(linear["raw"].map, mlps))
+        views.append(MLPView.of(mlps, linear["raw"].map))
     patterns = [Patterns(8, True, 0.1), Patterns(8, False, 0.1), Patterns(4, True, 0.1)]
     views += [each.fit(rows, Bank.fit(rows.features, each.width)) for each in patterns]
     views.append(Context(2).fit(rows))
@@ -64,3 +70,18 @@ def make_model(*, learned: bool = True, raw: bool = False) -> Model:
     held = {"rows": torch.arange(6.0).reshape(2, 3).T, "labels": torch.tensor([1, 0]), "none": torch.zeros(0, 8)}
     metadata = {"accuracy": [0.5, 0.75], "views": {"raw": 1.0}, "text": "ä\n"}
     return Model(make_network(learned=learned, raw=raw), classes, columns, metadata, held)
+
+
+def split_archive(content: bytes) -> tuple[dict[str, Any], bytes]:
+    """Return the config and the serialized tensors of a model file."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return json.loads(archive.read(CONFIG)), archive.read(TENSORS)
+
+
+def join_archive(config: Any, tensors: bytes, method: int = zipfile.ZIP_STORED) -> bytes:
+    """Return a model file of a config, which may be anything that Python's JSON writes, and of tensors."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as archive:
+        archive.writestr(CONFIG, json.dumps(config))
+        archive.writestr(TENSORS, tensors)
+    return buffer.getvalue()

@@ -88,7 +88,7 @@ def spoil(data: st.DataObject, described: Any, odd: st.SearchStrategy[Any]) -> N
         if action == "remove":
             del container[key]
         else:
-            container[key] = copy.deepcopy(other[name]) if action == "copy" else data.draw(odd)
+            container[key] = copy.deepcopy(other[name] if action == "copy" else data.draw(odd))
 
 
 def _list_places(node: Any) -> Iterator[tuple[Any, Any]]:

@@ -20,7 +20,7 @@ def make_encoder(weights: list[float], *, members: int = 2, seed: int = 0) -> En
     linear = [Linear(scaling).fit(rows) for scaling in SCALINGS]
     learned = ResidualMLPs(members, 8, 3, 12, torch.Generator().manual_seed(seed))
     torch.nn.init.normal_(learned.last, generator=torch.Generator().manual_seed(seed))
-    views: list[View] = [*linear, MLPView(linear[0].map, learned)]
+    views: list[View] = [*linear, MLPView.of(learned, linear[0].map)]
     used = [view for view, weight in zip(views, weights, strict=True) if weight]
     return Encoder(used, share_weights(used, [weight for weight in weights if weight]), origin=torch.zeros(8))
 

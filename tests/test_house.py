@@ -19,7 +19,7 @@ LEVELS = {
         {"_text"},
         {"errors"},
         {"_validation"},
-        {"_writing", "optimizer", "sampling", "losses", "scoring"},
+        {"_progress", "_writing", "optimizer", "sampling", "losses", "scoring"},
         {"views"},
         {"encoder", "representations"},
         {"tables"},
@@ -32,7 +32,7 @@ LEVELS = {
         {"__main__"},
     ],
     "protonet.episodes": [
-        {"arguments", "draws"},
+        {"arguments", "draws", "plugins"},
         {"networks"},
         {"methods", "features"},
         {"evaluation"},
@@ -40,7 +40,7 @@ LEVELS = {
         {"__main__"},
     ],
 }
-MOST_ROOMS, MOST_LINES = 24, 500
+MOST_ROOMS, MOST_LINES = 25, 500
 MOST_FILES = 12  #: In a folder, but where its `__init__` says that there is one file for each of something.
 
 

@@ -30,9 +30,8 @@ from protonet.commands.models import (
 )
 from protonet.errors import raise_input_error
 from protonet.files import Model
-from protonet.fit.crossfit import Crossfit
+from protonet.fit.crossfit import Crossfit, restore_crossfit
 from protonet.fit.importance import measure_support, rank_columns
-from protonet.fit.packing import unpack
 from protonet.representations.pictures.images import path_to_text
 from protonet.tables.features import encode_block
 from protonet.tables.table import Table
@@ -74,7 +73,7 @@ def run(options: argparse.Namespace) -> None:
 def find_held(model: Model) -> Crossfit | None:
     """Return the rows that fit held out, with the fold models, or None where the model has none."""
     try:
-        crossed = unpack(model.network, model.metadata.get("folds"), model.held)
+        crossed = restore_crossfit(model.network, model.folds, model.held)
     except ValueError:  # a fit that is stopped may keep a model without
         return None
     return crossed if len(crossed.labels) else None

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from protonet._progress import progress_bar
 from protonet._writing import write_whole
 from protonet.errors import DISTRIBUTION, UserError, installed_version, optional_packages, raise_input_error
 from protonet.tables.table import format_names
@@ -130,8 +131,6 @@ def run_parts(work: Work, parts: Sequence[Part], *, workers: int | str, quiet: b
         MissingPackageError: Dask is wanted, and missing.
         InputError: A file that does not fit, a process that was killed, a cluster that does not answer.
     """
-    from tqdm import tqdm  # noqa: PLC0415 - slow to import
-
     left = [part for part in parts if not part.done]
     total = sum(part.rows for part in parts)
     for part in left:
@@ -139,10 +138,10 @@ def run_parts(work: Work, parts: Sequence[Part], *, workers: int | str, quiet: b
     notes: dict[str, None] = {}
     if len(left) < len(parts):
         notes[f"{count(len(parts) - len(left), 'file')} of {len(parts):,} had been finished before"] = None
-    bar = tqdm(
-        total=total, initial=total - sum(part.rows for part in left), unit="row", unit_scale=True,
-        delay=1.0, leave=False, dynamic_ncols=True, disable=quiet, smoothing=0,
-    )  # fmt: skip
+    initial = total - sum(part.rows for part in left)
+    bar = progress_bar(
+        total=total, initial=initial, unit="row", unit_scale=True, leave=False, smoothing=0, shown=not quiet
+    )
     with bar:
         if isinstance(workers, int):
             done = _run_here(work, left, min(workers, len(left)), bar.update)

@@ -19,7 +19,8 @@ from protonet.commands.figures import (
     tell_columns,
 )
 from protonet.commands.options import look_for_model
-from protonet.files.header import DamagedError, is_sound, read_whole
+from protonet.errors import raise_input_error
+from protonet.files.archive import VERSION, check_facts, read_config
 from protonet.ui.text import count, format_table
 
 #: What the metadata say of the fit, each with its heading.
@@ -50,28 +51,19 @@ def run(options: argparse.Namespace) -> None:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """Return the header of a model file, of an older one as this version would write it.
-
-    What a whole file of this version says is read without torch. Anything else is told by whoever reads models.
+    """Return the config of a model file, without reading its tensors.
 
     Raises:
-        MissingPackageError: safetensors is missing.
-        InputError: No model.
+        InputError: No model file of this version.
     """
-    held = False
     try:
-        header = read_whole(path)
-        if is_sound(header):
-            return header
-    except DamagedError:
-        held = True  # the damage may be there
-    except (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError):
-        pass
-    from protonet.commands.models import read_model  # noqa: PLC0415 - torch
-    from protonet.files.model import check_model, read_versions  # noqa: PLC0415 - the same
-
-    header, _, _ = check_model(read_model(path, held=held))
-    return header | dict(zip(("version", "library"), read_versions(path), strict=True))
+        config = read_config(path)
+        check_facts(config)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise_input_error(
+            "model", f"be a model file of version {VERSION}", f"{path} ({error})", "Pass a file that fit wrote."
+        )
+    return config
 
 
 def describe_model(path: Path, header: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +75,7 @@ def describe_model(path: Path, header: Mapping[str, Any]) -> dict[str, Any]:
     """
     metadata, classes = header["metadata"], header["classes"]
     samples = count_own(header["counts"], classes, metadata.get("named"))
-    folds, left_out, groups = (metadata.get(name) for name in ("folds", "left_out", "groups"))
+    left_out, groups = (metadata.get(name) for name in ("left_out", "groups"))
     views = metadata.get("views")
     sound = isinstance(views, dict) and all(isinstance(weight, float) for weight in views.values())
     return {
@@ -93,7 +85,7 @@ def describe_model(path: Path, header: Mapping[str, Any]) -> dict[str, Any]:
         "library": header["library"],
         "samples": sum(samples),
         "classes": [{"name": name, "samples": n} for name, n in zip(classes, samples, strict=True)],
-        "features": header["structure"]["input_dim"],
+        "features": header["network"]["input_dim"],
         "columns": header["columns"],
         "held": tell_columns(header["columns"], header["told"]),
         "left_out": left_out if isinstance(left_out, list) else None,
@@ -103,7 +95,7 @@ def describe_model(path: Path, header: Mapping[str, Any]) -> dict[str, Any]:
         "views": views if sound else None,
         "parameters": header["parameters"],
         "buffer_elements": header["buffer_elements"],
-        "fold_models": len(folds) if isinstance(folds, list) else None,
+        "fold_models": len(header["folds"]) or None,
         "held_out": _check_figures(metadata.get("held_out")),
     }
 

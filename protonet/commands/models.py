@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from protonet import files
+from protonet._progress import progress_bar
 from protonet.commands.figures import count_own
 from protonet.commands.options import LABEL, look_for_model, parse_missing
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.files import Model, save_model
 from protonet.fit.active import Suggestion, suggest_rows
-from protonet.fit.crossfit import Crossfit, measure_held, score_frequent, score_held
-from protonet.fit.packing import pack
+from protonet.fit.crossfit import Crossfit, list_tensors, measure_held, score_frequent, score_held
 from protonet.fit.search import Progress
 from protonet.fit.uninformative import (
     compute_uninformative_logits,
@@ -341,11 +341,9 @@ def show_progress(*, quiet: bool = False) -> Iterator[Progress]:
 
     The bar says how long it took, and how long it will take yet if the rest goes on as fast as all did until now.
     """
-    from tqdm import tqdm  # noqa: PLC0415 - slow to import
-
     form = "{desc}: {percentage:.0f} %|{bar}| {elapsed}, {remaining} left"
-    look = {"total": 1.0, "bar_format": form, "smoothing": 0, "miniters": 0}  # the mean speed, and every step is shown
-    with tqdm(**look, delay=1.0, dynamic_ncols=True, leave=False, disable=quiet) as bar:
+    # The mean speed, and every step is shown.
+    with progress_bar(total=1.0, bar_format=form, smoothing=0, miniters=0, leave=False, shown=not quiet) as bar:
 
         def show(stage: str, share: float) -> None:
             bar.set_description_str(stage, refresh=False)
@@ -373,14 +371,11 @@ def map_blocks(
     if alone:
         yield from map(work, blocks)
         return
-    from tqdm import tqdm  # noqa: PLC0415 - as above
-
     threads = torch.get_num_threads()
     ahead = min(threads, MOST_THREADS)
     torch.set_num_threads(1)
     try:
-        look = {"unit": "row", "unit_scale": True, "dynamic_ncols": True}
-        bar = tqdm(total=rows, delay=1.0, leave=False, disable=quiet, **look)
+        bar = progress_bar(total=rows, unit="row", unit_scale=True, leave=False, shown=not quiet)
         with bar, ThreadPoolExecutor(ahead) as pool:
             waiting: deque[Future[Result]] = deque()
             for block in blocks:
@@ -408,9 +403,8 @@ def keep_crossfit(model: Model, crossed: Crossfit, groups: dict[str, int], given
         groups: By name, the number that each group has there.
         given: (n,) of all rows that the model was given, by `protonet.fit.copies.hash_rows`.
     """
-    structures, held = pack(crossed)
     samples = count_samples(model._replace(network=crossed.whole))
-    metadata = model.metadata | {"folds": structures, "samples": samples, "groups": groups}
+    metadata = model.metadata | {"samples": samples, "groups": groups}
     if len(crossed.labels):
         metrics = measure_held(crossed)
         rows = round(float(crossed.weights.sum()))
@@ -421,4 +415,5 @@ def keep_crossfit(model: Model, crossed: Crossfit, groups: dict[str, int], given
         balanced = measure_classes(metrics.confusion).balanced_accuracy
         metadata["held_out"] |= {"balanced_accuracy": balanced, "most_frequent_class": frequent}
         metadata["scores"] = calibrate(score_held(crossed), float(crossed.offset)).tolist()
-    return model._replace(network=crossed.whole, metadata=metadata, held={**held, GIVEN: given})
+    held = {**list_tensors(crossed), GIVEN: given}
+    return model._replace(network=crossed.whole, metadata=metadata, held=held, folds=crossed.folds)

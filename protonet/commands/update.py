@@ -26,8 +26,7 @@ from protonet.commands.models import (
 from protonet.errors import raise_input_error
 from protonet.files import Model
 from protonet.fit.copies import hash_rows
-from protonet.fit.crossfit import Crossfit, find_held, predict_held, update
-from protonet.fit.packing import unpack
+from protonet.fit.crossfit import Crossfit, find_held, predict_held, restore_crossfit, update
 from protonet.fit.uninformative import parse_counts
 from protonet.tables.features import encode_block
 from protonet.tables.table import RowBlock
@@ -93,7 +92,7 @@ def count_uninformative(model: Model, block: RowBlock, classes: Sequence[str | i
 def open_crossfit(model: Model) -> Crossfit:
     """Return what it takes to add samples to a model; raise an InputError if it has not got that."""
     try:
-        return unpack(model.network, model.metadata.get("folds"), model.held)
+        return restore_crossfit(model.network, model.folds, model.held)
     except ValueError as error:
         remedy = "Fit it again: a fit that is stopped may keep a model without."
         raise_input_error("model", "hold what fit keeps for an update", str(error), remedy)

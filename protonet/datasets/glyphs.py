@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from protonet._progress import progress_bar
 from protonet._validation import check_int
 from protonet.datasets._cache import cached_arrays
 from protonet.datasets.dataset import SIDES, Dataset
@@ -184,14 +185,13 @@ def _render(characters: Iterable[str], faces: list[Face], copies: int, seed: int
     """
     with optional_packages():
         from PIL import ImageFont  # noqa: PLC0415 - optional
-        from tqdm import tqdm  # noqa: PLC0415
 
     basic = ImageFont.Layout.BASIC  # the other engine depends on what is installed
     fonts = [(face, ImageFont.truetype(face.path, RENDERING.em, layout_engine=basic)) for face in faces]
     seen: set[tuple[Any, ...]] = set()
     codes: list[int] = []
     images, labels = [], []
-    for character in tqdm(characters, desc="glyphs", unit="character", delay=2.0, dynamic_ncols=True):
+    for character in progress_bar(iterable=characters, desc="glyphs", unit="character", delay=2.0):
         drawn = [(face.path, _draw(character, font)) for face, font in fonts if character in face.characters]
         drawn = [(path, image) for path, image in drawn if np.asarray(image).max() > RENDERING.ink]
         look = (drawn[0][0], drawn[0][1].tobytes()) if drawn else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from protonet.datasets.dataset import Dataset
-from protonet.datasets.pictures import Found, Pictures, load_pictures
+from protonet.datasets.pictures import Found, Picture, Pictures, Rotated, load_pictures
 from protonet.errors import raise_input_error
 from protonet.representations.pictures.images import list_folders, list_images
 
@@ -13,7 +13,7 @@ BACKGROUND, EVALUATION = "images_background", "images_evaluation"
 VALIDATION_SHARE = 0.2  #: The least share of the background's characters that are for validation. Our own choice.
 
 
-def load_omniglot(root: str | Path, *, size: int | None = None) -> Dataset:
+def load_omniglot(root: str | Path, *, size: int | None = None, rotations: bool = False) -> Dataset:
     """Load Omniglot: ``root/images_background/ALPHABET/character01/*.png`` and ``root/images_evaluation/...``.
 
     The background's alphabets are base, except for the last ones by name: as many of these as are needed for a fifth
@@ -22,9 +22,12 @@ def load_omniglot(root: str | Path, *, size: int | None = None) -> Dataset:
     Args:
         root: The folder with both folders, or with a folder ``omniglot-py`` that has them.
         size: Pixels per side to resize the drawings of 105 x 105 pixels to, >= 1; None for the 28 of the papers.
+        rotations: Whether each character turned by 90, 180 and 270 degrees is a further class, on the character's side
+            of the split: 6,492 classes instead of 1,623.
 
     Returns:
-        As `protonet.datasets.pictures.load_pictures`, one channel, ink being 1, and classes "ALPHABET/characterNN".
+        As `protonet.datasets.pictures.load_pictures`, one channel, ink being 1, and classes "ALPHABET/characterNN",
+        with "rot090" and so on behind it if they are turned.
 
     Raises:
         MissingPackageError: Pillow is missing.
@@ -32,13 +35,14 @@ def load_omniglot(root: str | Path, *, size: int | None = None) -> Dataset:
         InputError: A folder is missing or has no characters, a character has no images, or a file is not an image.
 
     Source: Lake, Salakhutdinov and Tenenbaum, "Human-level concept learning through probabilistic program induction"
-        (2015). https://github.com/brendenlake/omniglot
+        (2015). https://github.com/brendenlake/omniglot. Rotations: Santoro et al., "Meta-learning with memory-augmented
+        neural networks" (2016), sec. 4.1; Snell et al. (2017), sec. 3.1.
     """
-    return load_pictures(find_omniglot(root), size)
+    return load_pictures(find_omniglot(root, rotations=rotations), size)
 
 
-def find_omniglot(root: str | Path) -> Found:
-    """Find Omniglot's drawings; errors are as in `load_omniglot`."""
+def find_omniglot(root: str | Path, *, rotations: bool = False) -> Found:
+    """List Omniglot's drawings; arguments and errors are as in `load_omniglot`."""
     root = Path(root)
     home = root / "omniglot-py" if (root / "omniglot-py").is_dir() else root
     background, evaluation = (_list_characters(home / part) for part in (BACKGROUND, EVALUATION))
@@ -51,13 +55,19 @@ def find_omniglot(root: str | Path) -> Found:
         side_of |= dict.fromkeys(characters, "validation")
         n_validation += len(characters)
     paths: list[Path] = []
+    drawings: list[Picture] = []
     labels, sides = [], []
     for folder, side in side_of.items():
-        own = list_images("root", folder)
-        paths += own
-        labels += [f"{folder.parent.name}/{folder.name}"] * len(own)
-        sides += [side] * len(own)
-    return Found("load_omniglot", home, paths, lambda: Pictures(paths, labels, sides), size=28, grey=True)
+        images = list_images("root", folder)
+        paths += images
+        name = f"{folder.parent.name}/{folder.name}"
+        for quarters in range(4 if rotations else 1):
+            drawings += [Rotated(path, quarters) if quarters else path for path in images]
+            labels += [f"{name} rot{90 * quarters:03}" if quarters else name] * len(images)
+            sides += [side] * len(images)
+    pictures = Pictures(drawings, labels, sides)
+    variant = "rotations" if rotations else ""
+    return Found("load_omniglot", home, paths, lambda: pictures, size=28, grey=True, variant=variant)
 
 
 def _list_characters(folder: Path) -> list[Path]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from protonet._progress import progress_bar
 from protonet._validation import check_int
 from protonet._writing import cache_folder, write_whole
 from protonet.datasets.dataset import SIDES, Dataset, assign_sides, make_dataset
@@ -25,8 +26,16 @@ from protonet.tables.arrays import READ_ERRORS
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: A picture: its file, the bytes of such a file, or its pixels (height, width, 3) uint8.
-Picture = Path | bytes | np.ndarray
+
+class Rotated(NamedTuple):
+    """A picture turned anticlockwise."""
+
+    path: Path  #: The picture's file.
+    quarters: int  #: Quarter turns, 1 to 3.
+
+
+#: A picture: its file, perhaps turned, the bytes of such a file, or its pixels (height, width, 3) uint8.
+Picture = Path | Rotated | bytes | np.ndarray
 VERSION = 1  #: Increased whenever pixels change: what is cached is made again.
 AT_ONCE = 256  #: Pictures that are decoded before they are written.
 MOST_THREADS = 8  #: That decode, at most.
@@ -50,6 +59,7 @@ class Found(NamedTuple):
     read: Callable[[], Pictures]  #: Reads lists, and files that hold many pictures.
     size: int  #: Pixels per side that its authors take.
     grey: bool = False  #: Whether it has one channel, 1 being ink, and not red, green and blue.
+    variant: str = ""  #: Distinguishes several data sets of the same files, in names of cached files.
 
     @property
     def is_packed(self) -> bool:
@@ -75,9 +85,10 @@ def load_pictures(found: Found, size: int | None = None) -> Dataset:
     """
     side = found.size if size is None else check_int("size", size, low=1)
     shape = (1 if found.grey else 3, side, side)
-    stamp = hash_state(found, f"{VERSION} {side}")
+    stamp = hash_state(found, f"{VERSION} {side} {found.variant}".rstrip())
     place = hashlib.sha256(os.fsencode(found.root.resolve())).hexdigest()[:16]
-    path = cache_folder() / f"{found.name.removeprefix('load_')}-{side}-{place}.npz"
+    name = f"{found.name.removeprefix('load_')}-{found.variant}".rstrip("-")
+    path = cache_folder() / f"{name}-{side}-{place}.npz"
     if path.exists():
         kept = _read(path, stamp, shape)
         if kept is not None:
@@ -102,7 +113,7 @@ def hash_state(found: Found, more: str) -> str:
     return digest.hexdigest()
 
 
-def open_picture(picture: Picture, least: int | None = None) -> Image:
+def open_picture(function: str, picture: Picture, least: int | None = None) -> Image:
     """Open and decode a picture, as `open_plain` does.
 
     Raises:
@@ -112,6 +123,9 @@ def open_picture(picture: Picture, least: int | None = None) -> Image:
 
     if isinstance(picture, np.ndarray):
         return Image.fromarray(picture)
+    if isinstance(picture, Rotated):
+        turns = (Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_180, Image.Transpose.ROTATE_270)
+        return open_picture(function, picture.path, least).transpose(turns[picture.quarters - 1])
     try:
         return open_plain(picture if isinstance(picture, Path) else io.BytesIO(picture), least)
     except UNREADABLE_IMAGE as error:
@@ -151,8 +165,6 @@ def _read(path: Path, stamp: str, shape: tuple[int, int, int]) -> Dataset | None
 
 def _make(found: Found, shape: tuple[int, int, int], path: Path, stamp: str) -> Dataset:
     """Decode pictures and keep them in a file of the cache, from which they are mapped."""
-    from tqdm import tqdm  # noqa: PLC0415 - slow to import
-
     with optional_packages("pictures"):
         from PIL import Image  # noqa: PLC0415 - optional
     pictures, labels, sides = found.read()
@@ -164,12 +176,12 @@ def _make(found: Found, shape: tuple[int, int, int], path: Path, stamp: str) -> 
     def decode(picture: Picture) -> np.ndarray:
         if isinstance(picture, np.ndarray) and picture.shape[:2] == (side, side) and not found.grey:
             return picture.transpose(2, 0, 1)
-        image = open_picture(picture).convert("L" if found.grey else "RGB")
+        image = open_picture(found.name, picture).convert("L" if found.grey else "RGB")
         pixels = np.asarray(image if image.size == (side, side) else image.resize((side, side), resample), np.uint8)
         return 255 - pixels[None] if found.grey else pixels.transpose(2, 0, 1)  # the paper is white
 
     def decode_all() -> Iterator[np.ndarray]:
-        with tqdm(total=len(pictures), unit="picture", delay=1.0, leave=False, dynamic_ncols=True) as bar:
+        with progress_bar(total=len(pictures), unit="picture", leave=False) as bar:
             for block in map_in_threads(decode, pictures):
                 yield block
                 bar.update(len(block))

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from protonet.episodes.draws.batch import Episodes
+    from protonet.episodes.draws.fixed_split import FixedSplit
     from protonet.episodes.draws.numbered import Setting
+    from protonet.episodes.evaluation.dataset import evaluate_dataset
     from protonet.episodes.evaluation.evaluate import evaluate
-    from protonet.episodes.evaluation.report import format_report, summarize
+    from protonet.episodes.evaluation.report import format_evaluation, format_report, summarize
+    from protonet.episodes.evaluation.statistics import Evaluation
     from protonet.episodes.features.sources import load_source
     from protonet.episodes.methods.choice import choose_methods
     from protonet.episodes.methods.keywords import Tried
@@ -23,10 +26,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Episodes",
+    "Evaluation",
+    "FixedSplit",
     "Setting",
     "Tried",
     "choose_methods",
     "evaluate",
+    "evaluate_dataset",
+    "format_evaluation",
     "format_report",
     "index_classes",
     "load_source",
@@ -35,10 +42,14 @@ __all__ = [
 
 _ROOMS = {
     "Episodes": "episodes.draws.batch",
+    "Evaluation": "episodes.evaluation.statistics",
+    "FixedSplit": "episodes.draws.fixed_split",
     "Setting": "episodes.draws.numbered",
     "Tried": "episodes.methods.keywords",
     "choose_methods": "episodes.methods.choice",
     "evaluate": "episodes.evaluation.evaluate",
+    "evaluate_dataset": "episodes.evaluation.dataset",
+    "format_evaluation": "episodes.evaluation.report",
     "format_report": "episodes.evaluation.report",
     "index_classes": "sampling",
     "load_source": "episodes.features.sources",

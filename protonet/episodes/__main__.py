@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from protonet._validation import check_device
-from protonet.episodes.arguments import PROG, read_compare, read_extract, read_paper, read_study, read_train
+from protonet.episodes.arguments import PROG, read_compare, read_extract, read_paper, read_train
 from protonet.episodes.draws.presets import PRESETS, list_presets
 from protonet.episodes.features import NORMALIZATIONS
 from protonet.errors import InputError, raise_input_error, renamed_arguments
@@ -36,10 +36,15 @@ OUTPUTS = {
     "markdown": "the tables",
     "report": "a report for the browser, .html: one file, without network; with it, --json has its figures as well",
 }
-#: Options that a study leaves to its runs, whose files lie in its folder, beside ``OUTPUTS``.
-KEPT = ("state", "resume", "methods", "presets", "class_lists")
 #: What people type, by what the code calls it where that is not the name of an option.
-TYPED = {name: f"--{name.removeprefix('n_')}" for name in ("n_query", "n_open", "n_unlabelled", "n_distractors")}
+TYPED = {
+    "n_episodes": "--episodes",
+    "n_query": "--query",
+    "n_open": "--open",
+    "n_unlabelled": "--unlabelled",
+    "n_distractors": "--distractors",
+    "validation": "--validation-dataset",
+}
 PROTOCOLS = ("episodes", "generalized", "meta-dataset")
 EXAMPLES = (
     "python -m protonet.episodes --dataset glyphs --shot 1,5 --method protonet simpleshot bd-cspn",
@@ -76,6 +81,8 @@ def make_parser() -> Parser:
     lists = "list the classes of the usual benchmarks by name, with counts and hashes, and do nothing else"
     add("--class-lists", action="store_true", help=lists)
     add("--test", nargs="+", metavar="DATASET", help=text)
+    text = "with --test and --tune: validation rows of each --dataset, of the same classes, to choose settings on"
+    add("--validation-dataset", nargs="+", metavar="DATASET", help=text)
     add("--split-seed", metavar="N", help="split the classes at random: 60 %% base, 15 %% validation, 25 %% novel")
     text = "pixels per side of pictures (default: as their authors take them; 28, and grey, for a folder by class)"
     add("--image-size", metavar="N", help=text)
@@ -130,7 +137,8 @@ def _describe_methods() -> str:
         [name for name, spec in METHODS.items() if spec.transductive is kind] for kind in (False, True)
     )
     return f"""kinds of --dataset KIND:ROOT, as their authors publish them:
-  mini-imagenet, tiered-imagenet, cub, cifar-fs, fc100, omniglot; meta-aircraft and others of --class-lists, of
+  mini-imagenet, tiered-imagenet, cub, cifar-fs, fc100, omniglot, omniglot-rotations;
+  meta-aircraft and others of --class-lists, of
   Meta-Dataset, in plain folders by class; features also as .npy, .pt, .plk
 inductive methods:\n  {_wrap(inductive)}
 transductive methods, which use all queries of an episode together:\n  {_wrap(transductive)}
@@ -139,7 +147,6 @@ other commands:
   train    meta-train an encoder
   paper    a method of your own beside the usual ones, with all that a paper needs
   compare  the --json files of two runs, compared by episode
-  study    many runs from a TOML file, and sweeps
   extract  features of pictures, by a network
 several processes, with the same results:\n  torchrun --nproc-per-node 2 -m protonet.episodes ..."""
 
@@ -200,9 +207,13 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
     if options.resume and options.state is None:
         raise_input_error("--resume", "come with the file to continue", "no --state", "Pass --state FILE.")
     tests = options.test or [None] * len(options.dataset)
-    if len(tests) != len(options.dataset):
-        got = f"{len(tests)} for {len(options.dataset)}"
-        raise_input_error("--test", "be one for each --dataset, in their order", got, "Name as many.")
+    validations = options.validation_dataset or [None] * len(options.dataset)
+    for name, paths_of in (("--test", tests), ("--validation-dataset", validations)):
+        if len(paths_of) != len(options.dataset):
+            got = f"{len(paths_of)} for {len(options.dataset)}"
+            raise_input_error(name, "be one for each --dataset, in their order", got, "Name as many.")
+    if options.validation_dataset and not (options.test and options.tune):
+        raise_input_error("--validation-dataset", "come with --test and --tune", "it without", "Leave it out.")
     if len(set(options.dataset)) < len(options.dataset):
         raise_input_error("--dataset", "name each data set once", " ".join(options.dataset), "Leave one out.")
     paths = [Path(dataset).resolve() for dataset in options.dataset]
@@ -211,7 +222,9 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
         raise_input_error("--base", "be another data set than --dataset", options.base, remedy)
     outputs = check_outputs(options, (*OUTPUTS, "state")) if is_main else {}
     for name, path in outputs.items():
-        read = {Path(path or ".").resolve() for path in (*tests, options.encoder, options.base, options.texts)}
+        read = {
+            Path(path or ".").resolve() for path in (*tests, *validations, options.encoder, options.base, options.texts)
+        }
         read |= {*paths}
         if path.exists() and path.resolve() in read:
             raise_input_error(f"--{name}", "be another file than what is read", path, "Pass another path.")
@@ -244,8 +257,8 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
     of_rows = {name: getattr(options, name) for name in ("side", "encoder", "normalize", "base", "texts")}
     methods_plan = MethodsPlan(methods, "all" in options.method, grids, against)
     members = []
-    for dataset, test in zip(options.dataset, tests, strict=True):
-        rows = RowsPlan(dataset, test, image_size=image_size, split_seed=split_seed, **of_rows)
+    for dataset, test, validation in zip(options.dataset, tests, validations, strict=True):
+        rows = RowsPlan(dataset, test, validation, image_size=image_size, split_seed=split_seed, **of_rows)
         for shot, sampler in samplers.items():
             plan = EvaluationPlan(rows, methods_plan, sampler, n_episodes, until, seed, options.device)
             members.append(Member(dataset, shot, plan))
@@ -272,26 +285,6 @@ def compare(arguments: Sequence[str] | None) -> None:
     run_compare(options)
 
 
-def make_study_parser() -> Parser:
-    """Return the parser of a study's own arguments."""
-    parser = Parser(f"{PROG} study", "Run all evaluations of a TOML file, and print a table of their accuracies.")
-    parser.epilog = "Further options are those of an evaluation; they are set for all of them."
-    parser.add_argument("file", metavar="STUDY.toml", help="options of an evaluation; lists of values are swept")
-    parser.add_argument("--output", metavar="FOLDER", help="write into this folder, not the file's")
-    parser.add_argument("--reports", action="store_true", help="write a report for the browser of each run, too")
-    return parser
-
-
-def study(arguments: Sequence[str] | None) -> None:
-    """Run the study that the arguments name."""
-    options, more = make_study_parser().parse_known_args(arguments)
-    known = [name.replace("_", "-") for name in vars(make_parser().parse_args([])) if name not in {*OUTPUTS, *KEPT}]
-    settings = read_study(Path(options.file), known, more)
-    from protonet.episodes.evaluation.study import run_study  # noqa: PLC0415 - as above
-
-    run_study(settings, more, run, options.output, reports=options.reports)
-
-
 def extract(arguments: Sequence[str] | None) -> None:
     """Embed pictures as the arguments say."""
     with renamed_arguments(output="--output", backbone="--backbone"):
@@ -310,7 +303,7 @@ def paper(arguments: Sequence[str] | None) -> None:
         run_paper(options, shlex.join(["python", "-m", PROG, "paper", *(arguments or sys.argv[1:])]))
 
 
-COMMANDS = {"train": train, "compare": compare, "study": study, "extract": extract, "paper": paper}
+COMMANDS = {"train": train, "compare": compare, "extract": extract, "paper": paper}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -7,7 +7,6 @@ import importlib
 import math
 import os
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,7 +26,7 @@ PROG = "protonet.episodes"
 #: What `train` knows by name: the backbones of `protonet.episodes.networks.backbones`, objectives, and the heads of
 #: `protonet.episodes.networks.heads`; and the largest number that it takes, `protonet.episodes.draws.sampler.MOST`.
 BACKBONES = ("mlp", "conv", "conv4", "resnet12")
-OBJECTIVES = ("prototypes", "feat", "maml", "anil")
+OBJECTIVES = ("prototypes", "protonet", "feat", "maml", "anil")
 HEADS = ("classes", "zero")
 MOST = 10**6
 #: Options that are whole numbers: least value, default, help. The largest value is a million, but for the seed.
@@ -41,11 +40,25 @@ NUMBERS = {
     "patience": (1, 8, "stop after this many validations without a new best score"),
     "seed": (0, 0, "of the initial weights, the episodes and the augmentation; up to 2^63 - 1"),
 }
-#: Defaults of the objectives that learn from episodes such as those of the evaluation, as their papers do.
+#: Defaults of the objectives whose papers train on episodes: FEAT, MAML and ANIL on those of the evaluation, Snell et
+#: al. on ones of more classes (30, for 1-shot mini-ImageNet).
 EPISODIC = {"way": 5, "query": 15, "episodes-per-step": 4}
+DEFAULTS = {
+    "prototypes": {},
+    "protonet": {"way": 30, "query": 15, "episodes-per-step": 1},
+    "feat": EPISODIC,
+    "maml": EPISODIC,
+    "anil": EPISODIC,
+}
 #: Options of MAML and ANIL alone: their names among the plan's fields, and their defaults.
 INNER = {"inner-steps": 5, "inner-rate": 0.01, "first-order": False, "head": "classes"}
-RATES = {"prototypes": 3e-3, "feat": 1e-3, "maml": 1e-3, "anil": 1e-3}  #: AdamW's learning rate by objective.
+RATES = {
+    "prototypes": 3e-3,
+    "protonet": 1e-3,
+    "feat": 1e-3,
+    "maml": 1e-3,
+    "anil": 1e-3,
+}  #: AdamW's learning rate by objective.
 #: Those of ``NUMBERS`` that most people need.
 USUAL = ("way", "shot", "steps", "seed")
 TRAIN_EXAMPLES = (
@@ -69,7 +82,6 @@ PAPER_EXAMPLES = (
 )
 #: What to do about files that are none to compare.
 REMEDY = "Write them with --json, of the same data, kind of episodes and seed."
-STUDY_REMEDY = "Write option = value, or option = [value, value] to sweep it."
 
 
 def make_train_parser() -> Parser:
@@ -78,13 +90,16 @@ def make_train_parser() -> Parser:
     parser = Parser(f"{PROG} train", what, TRAIN_EXAMPLES)
     add = parser.add_argument
     data = "glyphs (default), digits, synthetic:FAMILY, FEATURES.npz, TABLE.csv, a folder of images by class, or "
-    data += "KIND:ROOT, of mini-imagenet, tiered-imagenet, cub, cifar-fs, fc100 and omniglot"
+    data += "KIND:ROOT, of mini-imagenet, tiered-imagenet, cub, cifar-fs, fc100, omniglot and omniglot-rotations"
     add("--dataset", default="glyphs", metavar="DATA", help=data)
     add("--split-seed", metavar="N", help="split the classes at random: 60 %% base, 15 %% validation, 25 %% novel")
     backbone = "conv (default for square grey images), conv4 (default for RGB), resnet12, or mlp, for rows of any kind"
     add("--backbone", metavar="NAME", help=backbone)
-    objective = "prototypes of many classes (default); feat, which also adapts them to each other; maml and anil, "
-    objective += "gradient steps on each episode's support, of the whole network or of its last layer"
+    objective = (
+        "prototypes (default): cosine prototypes, with one proxy per base class; protonet: that of Snell et al., "
+    )
+    objective += "squared Euclidean distances to class means alone; feat: prototypes adapted to each other by a "
+    objective += "transformer; maml, anil: gradient steps on the support, of the whole network or its last layer"
     add("--objective", default="prototypes", metavar="NAME", help=objective)
     output = "a new .safetensors file: the checkpoint during training, and the encoder at the end"
     add("-o", "--output", required=True, metavar="FILE", help=output)
@@ -92,12 +107,13 @@ def make_train_parser() -> Parser:
     add("--device", metavar="NAME", help="such as cpu or cuda (default: cuda where there is one)")
     episodes = parser.add_expert_group("episodes and validation").add_argument
     for name, (_, default, text) in NUMBERS.items():
-        other = f"; {EPISODIC[name]} for feat, maml, anil" if name in EPISODIC else ""
+        other = f"; {DEFAULTS['protonet'][name]} for protonet" if name in EPISODIC else ""
+        other += f"; {EPISODIC[name]} for feat, maml, anil" if name in EPISODIC else ""
         own = add if name in USUAL else episodes
         own(f"--{name}", metavar="N", help=f"{text} (default {default}{other})")
 
     add = parser.add_expert_group("learning").add_argument
-    add("--learning-rate", metavar="R", help="AdamW's (default 0.003; 0.001 for feat, maml, anil)")
+    add("--learning-rate", metavar="R", help="AdamW's (default 0.003; 0.001 for protonet, feat, maml, anil)")
     add("--inner-steps", metavar="N", help="of maml and anil: gradient steps on the support (default 5)")
     add("--inner-rate", metavar="R", help="of maml and anil: the rate of these steps (default 0.01)")
     text = "of maml and anil: take these steps' gradients for constants, which is faster"
@@ -133,7 +149,7 @@ def read_train(arguments: Sequence[str] | None) -> argparse.Namespace:
     numbers: dict[str, Any] = {}
     for name, (low, default, _) in NUMBERS.items():
         key, high = name.replace("-", "_"), 2**63 - 1 if name == "seed" else MOST
-        usual = default if objective == "prototypes" else EPISODIC.get(name, default)
+        usual = DEFAULTS[objective].get(name, default)
         text = getattr(options, key)
         number = usual if text is None else parse_whole(f"--{name}", text, low=low)
         numbers[key] = check_int(f"--{name}", number, low=low, high=high)
@@ -243,43 +259,6 @@ def refuse_run(path: Path, error: Exception) -> NoReturn:
     raise_input_error("FILE.json", "be a file that --json wrote", got, REMEDY)
 
 
-def read_study(path: Path, options: Sequence[str], more: Sequence[str]) -> dict[str, Any]:
-    """Read and check a TOML file: options of the command with their values, and ``output``.
-
-    Args:
-        path: Of the file.
-        options: The names of the command's options that a study may set, without dashes: none of files to write.
-        more: Arguments of the command that are set for all runs, whatever the file says.
-
-    Raises:
-        MissingPackageError: Python is 3.10, and tomli is not installed.
-        InputError: It is no TOML file, or a key or a value is none of an option's.
-    """
-    with optional_packages(install="pip install tomli, or use Python 3.11"):
-        toml = importlib.import_module(
-            "tomllib" if find_spec("tomllib") else "tomli"
-        )  # which Python 3.10 does not have
-    try:
-        settings: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise_input_error("STUDY.toml", "be a TOML file", f"{path} ({error})", "See the guide on few-shot experiments.")
-    for name, value in settings.items():
-        check_name(f"a key of {path}", name, [*options, "output"])
-        values = value if isinstance(value, list) else [value]
-        if not values or not all(isinstance(each, bool | int | float | str) for each in values):
-            raise_input_error(
-                "STUDY.toml", "have values that are texts, numbers or true", f"{name} = {value}", STUDY_REMEDY
-            )
-    if not isinstance(settings.get("output"), str):
-        raise_input_error(
-            "STUDY.toml", 'say output = "FOLDER"', f"none in {path}", "Results, states and tables lie there."
-        )
-    for word in more:
-        if word.startswith("--"):
-            check_name("an option of a study", word[2:].partition("=")[0], options)
-    return settings
-
-
 def make_paper_parser() -> Parser:
     """Return the parser of the arguments of ``paper``."""
     text = (
@@ -340,8 +319,11 @@ def make_extract_parser() -> Parser:
     text += "--texts, or a checkpoint of ours, any data set"
     parser.add_argument("data", metavar="DATA", help=text)
     text = "FILE.onnx, FILE.pt2 (with what its metadata lack: FILE:size=224,mean=0.5/0.4/0.4,std=0.2), FILE.safetensors"
-    text += " of 'train', efficientnet (of the extra pictures), timm:NAME, torchvision:NAME or open_clip:NAME:TAG;"
-    text += " weights are taken from the cache of that library, and never downloaded"
+    text += " of 'train', FILE.py:FUNCTION (from pictures (n, 3, side, side) in [0, 1] to embeddings (n, dim)), "
+    text += (
+        "efficientnet (of the extra pictures), timm:NAME, torchvision:NAME or open_clip:NAME:TAG; weights are taken "
+    )
+    text += "from the cache of that library, and never downloaded"
     parser.add_argument("--backbone", required=True, metavar="NET", help=text)
     parser.add_argument("--weights", metavar="FILE", help="of a named network, instead of those in the cache")
     parser.add_argument("-o", "--output", required=True, metavar="FILE.npz", help="a new file")
@@ -353,7 +335,8 @@ def make_extract_parser() -> Parser:
     add = parser.add_expert_group("how it computes").add_argument
     add("--batch", default=str(PICTURES), metavar="N", help=f"pictures at a time (default {PICTURES})")
     add("--device", help="such as cpu or cuda, of a named network (default: cuda where there is one)")
-    text = "pixels per side of the pictures that FILE.safetensors takes, if it is not the default of --dataset"
+    text = "pixels per side of the pictures that FILE.safetensors or FILE.py:FUNCTION takes, if it is not the default "
+    text += "of --dataset"
     add("--image-size", metavar="N", help=text)
     add = parser.add_expert_group("texts").add_argument
     text = (

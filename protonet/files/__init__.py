@@ -6,11 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from protonet.files.model import Model, load_model, read_model, read_versions, save_model
+    from protonet.files.model import Model, load_model, read_model, save_model
     from protonet.files.onnx import export_onnx
     from protonet.representations.pictures.files import embed_pictures
 
-__all__ = ["Model", "embed_pictures", "export_onnx", "load_model", "read_model", "read_versions", "save_model"]
+__all__ = ["Model", "embed_pictures", "export_onnx", "load_model", "read_model", "save_model"]
 
 _ROOMS = {"export_onnx": "files.onnx", "embed_pictures": "representations.pictures.files"}
 

@@ -1,9 +1,9 @@
-"""Model files: safetensors with a JSON header that says all the tensors do not. Nothing is ever pickled."""
+"""Model files: everything that predictions and updates need. Nothing is ever pickled."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,15 +20,14 @@ from protonet.errors import (
     raise_input_error,
     raise_missing_file,
 )
-from protonet.files.header import FORMAT, HELD, OLDEST, VERSION, parse_header, sum_part, take_checksum, write_header
-from protonet.files.shared_rows import share_rows, unshare_rows
+from protonet.files.archive import VERSION, VersionError, check_facts, read_archive, write_archive
+from protonet.files.network import describe_network, restore_network
 from protonet.network import PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
-from protonet.views import KINDS, SOURCES
-from protonet.views.view import LinearMap, Source, Stored, expect, expect_sound
+from protonet.views.view import expect, expect_sound
 
-#: What the names of tensors begin with that belong to the columns of tables.
-COLUMNS = "columns."
+#: Prefixes of the names of tensors: of the network, of the columns of tables, and of what only updates need.
+NETWORK, COLUMNS, HELD = "network.", "columns.", "held."
 
 
 class Model(NamedTuple):
@@ -42,6 +41,7 @@ class Model(NamedTuple):
     held: dict[str, Tensor]
     """Further tensors that predictions do not need."""
     encoding: Encoding | None = None  #: What makes features of these columns, or None where they are features.
+    folds: tuple[PrototypeNetwork, ...] = ()  #: The cross-validation networks.
 
 
 def save_model(path: str | Path, model: Model) -> None:
@@ -61,18 +61,8 @@ def save_model(path: str | Path, model: Model) -> None:
     with optional_packages("files"):
         from safetensors.torch import save  # noqa: PLC0415 - optional
 
-    header, tensors, held = check_model(model)
-    tensors |= {HELD + name: tensor for name, tensor in held.items()}
-    # How a product of matrices rounds depends on their layout: what lies column by column does so when it is read.
-    columnwise = [name for name, tensor in tensors.items() if tensor.ndim == 2 and not tensor.is_contiguous()]
-    tensors |= {name: tensors[name].t() for name in columnwise}
-    header["columnwise"] = columnwise
-    tensors, header["shared"] = share_rows(tensors, HELD)
-    narrow = {name: _narrow(tensor) for name, tensor in tensors.items()}
-    header["narrow"] = [name for name, tensor in tensors.items() if narrow[name].dtype != tensor.dtype]
-    tensors = narrow
-    header["checksums"] = {part: _sum(tensors, part) for part in ("", HELD)}
-    content = save(tensors, {FORMAT: write_header(header)})
+    config, tensors = check_model(model)
+    content = write_archive(config, save(tensors))
     write_whole(path, lambda file: file.write(content))
 
 
@@ -81,7 +71,7 @@ def load_model(path: str | Path, *, held: bool = False) -> Model:
 
     Args:
         path: A file of `save_model`.
-        held: Read the tensors that predictions do not need, too.
+        held: Restore what predictions do not need, too: the cross-validation networks and held tensors.
 
     Returns:
         The model, on the CPU; its network, in eval mode, gives the logits of the saved one, bit for bit.
@@ -93,66 +83,36 @@ def load_model(path: str | Path, *, held: bool = False) -> Model:
     return read_model(path, held=held, writer="save_model")
 
 
+@torch.inference_mode(False)  # as in `check_model`
 def read_model(path: str | Path, *, held: bool = False, writer: str) -> Model:
-    """Read a model file, trusting nothing in it, for an entry that names itself.
+    """Read a model file as `load_model` does, for an entry that names itself.
 
     Args:
         path: As in `load_model`.
         held: The same.
-        writer: What writes such files, as whoever called the entry knows it.
-
-    Returns:
-        The model, on the CPU; its network, in eval mode, gives the logits of the saved one, bit for bit.
-
-    Raises:
-        MissingPackageError: safetensors is missing.
-        InputError: No file, a truncated, damaged or foreign one, or one of another version.
+        writer: What writes such files, for messages.
     """
     with optional_packages("files"):
-        from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - optional
+        from safetensors import SafetensorError  # noqa: PLC0415 - optional
+        from safetensors.torch import load  # noqa: PLC0415 - optional
 
     remedy = f"Pass a file that {writer} wrote."
     try:
-        expect(Path(path).resolve(strict=True).is_file(), "no file")  # to open a pipe would be to wait
-        with safe_open(path, framework="pt") as file:
-            header = parse_header((file.metadata() or {}).get(FORMAT))
-            if not OLDEST <= header["version"] <= VERSION:
-                remedy = "Update protonet." if header["version"] > VERSION else "Fit it again."
-                raise ValueError(f"version {header['version']}, by protonet {header.get('library')!r:.20}")
-            take_checksum(header)
-            names = [name for name in file.keys() if held or not name.startswith(HELD)]  # noqa: SIM118 - not a dict
-            columnwise = header.get("columnwise") or ()
-            expect(isinstance(columnwise, (list, tuple)), "columnwise tensors that are no list")
-            narrow = header.get("narrow", [])
-            expect(isinstance(narrow, list) and all(type(name) is str for name in narrow), "narrow tensors of no name")
-            # Copied: a tensor that lies in the file keeps it open, and on Windows that bars the next save.
-            tensors = {name: file.get_tensor(name).clone() for name in names}
-        sums = header.get("checksums")
-        for part in ("", HELD) if held else ("",):
-            expect(isinstance(sums, dict) and sums.get(part) == _sum(tensors, part), "damaged: a wrong checksum")
-        tensors |= {name: _widen(tensors[name]) for name in narrow if name in tensors}
-        tensors = unshare_rows(tensors, header.get("shared", {}), HELD)
-        tensors |= {name: tensors[name].t() for name in tensors if name in columnwise}
-        kept = {name[len(HELD) :]: tensors.pop(name) for name in list(tensors) if name.startswith(HELD)}
-        return _make_model(header, tensors, kept)
+        config, content = read_archive(Path(path))
+        check_facts(config)
+        return _make_model(config, load(content), held=held)
     except FileNotFoundError:
         raise_missing_file(path)
+    except VersionError as error:
+        remedy = "Update protonet, or fit it again."
+        raise_input_error("path", f"be a model file of version {VERSION}", f"{path} ({error})", remedy)
     except (OSError, RuntimeError, SafetensorError, ValueError) as error:
         raise_input_error("path", f"be a model file of version {VERSION}", f"{path} ({error})", remedy)
 
 
-def read_versions(path: str | Path) -> tuple[int, str | None]:
-    """Return the version of a model file that `load_model` reads, and that of the protonet which wrote it, if known."""
-    with optional_packages("files"):
-        from safetensors import safe_open  # noqa: PLC0415 - optional
-
-    with safe_open(path, framework="pt") as file:
-        header = parse_header(file.metadata()[FORMAT])
-    return header["version"], header.get("library")
-
-
-def check_model(model: Model) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
-    """Return header, the network's tensors and the held ones, once it is known that they make a model again.
+@torch.inference_mode(False)  # parameters cannot be made of inference tensors
+def check_model(model: Model) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the config and the tensors of a model file, once it is known that they make a model again.
 
     Raises:
         InputTypeError: In the name of ``function``: the network's encoder is not of this library.
@@ -163,165 +123,79 @@ def check_model(model: Model) -> tuple[dict[str, Any], dict[str, Tensor], dict[s
         raise_input_error(
             "model", "hold a network with a protonet.Encoder", got, "Pass one of protonet.solve.", kind=InputTypeError
         )
-    structure, parts = describe_network(model.network)
-    tensors, held = ({name: _copy(each) for name, each in some.items()} for some in (parts, model.held))
-    described, more = (None, {}) if model.encoding is None else model.encoding.describe()
-    tensors |= {COLUMNS + name: tensor for name, tensor in more.items()}
-    named: dict[str, Any] = {"classes": model.classes, "columns": model.columns, "metadata": model.metadata}
-    named |= {"structure": structure, "encoding": described}
+    network, state = describe_network(model.network)
+    folds = [describe_network(fold) for fold in model.folds]
+    encoding, columns = (None, {}) if model.encoding is None else model.encoding.describe()
+    parts: list[tuple[str, Mapping[str, Tensor]]] = [(NETWORK, state), (COLUMNS, columns), (HELD, model.held)]
+    parts += [(_name_fold(number), fold_state) for number, (_, fold_state) in enumerate(folds)]
+    tensors = {
+        prefix + name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for prefix, part in parts
+        for name, tensor in part.items()
+    }
+    config = {
+        "library": installed_version(DISTRIBUTION),
+        "classes": model.classes,
+        "columns": model.columns,
+        "metadata": model.metadata,
+        "network": network,
+        "folds": [fold for fold, _ in folds],
+        "encoding": encoding,
+        "counts": model.network.counts.tolist(),
+        "parameters": model.network.count_parameters(),
+        "buffer_elements": model.network.count_buffer_elements(),
+        "told": None if model.encoding is None else model.encoding.summary,
+    }
     try:
-        header = parse_header(json.dumps({"version": VERSION, "library": installed_version(DISTRIBUTION), **named}))
-        header |= tell_facts(_make_model(header, tensors, held))
+        text = json.dumps(config, ensure_ascii=False, allow_nan=False)
+        text.encode()
+        _make_model(json.loads(text), {name: tensor.clone() for name, tensor in tensors.items()}, held=True)
     except (RuntimeError, TypeError, ValueError) as error:
         remedy = "Pass a float32 network of protonet.solve, a name per class and feature, and finite metadata."
         raise_input_error("model", "be what can be read again", f"one with {error}", remedy)
-    return header, tensors, held
+    return config, tensors
 
 
-def tell_facts(model: Model) -> dict[str, Any]:
-    """Return what a header says for whoever asks without reading tensors, as JSON can hold it."""
-    network, encoding = model.network, model.encoding
-    return {
-        "counts": network.counts.tolist(),
-        "parameters": network.count_parameters(),
-        "buffer_elements": network.count_buffer_elements(),
-        "told": None if encoding is None else encoding.summary,
-    }
+def _name_fold(number: int) -> str:
+    """Return the prefix of the names of a fold's tensors."""
+    return f"folds.{number}."
 
 
-def describe_network(network: PrototypeNetwork) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Describe a network by its views.
-
-    Args:
-        network: With the encoder that `protonet.solve` gives.
-
-    Returns:
-        structure: What its tensors do not tell, as JSON can hold it.
-        tensors: Its parameters and buffers by name, what several views read once.
-    """
-    encoder = network.encoder
-    assert isinstance(encoder, Encoder)  # check_model has said so
-    sources = encoder.list_sources()
-    tensors = {name: getattr(network, name) for name in ("sums", "counts", "temperature")}
-    tensors |= {name: getattr(encoder, name) for name in ("weights", "origin", "scale")}
-    for number, source in enumerate(sources):
-        tensors |= {f"sources.{number}.{name}": tensor for name, tensor in source.state_dict().items()}
-    views: list[dict[str, Any]] = []
-    for number, view in enumerate(encoder.list_views()):
-        source_number = None if view.source is None else sources.index(view.source)
-        views.append({"kind": view.kind, "source": source_number, **view.describe()})
-        tensors |= {f"views.{number}.{name}": tensor for name, tensor in view.own_tensors().items()}
-    read = [{"kind": source.kind, **source.describe()} for source in sources]
-    structure = {"input_dim": encoder.input_dim, "sources": read, "views": views}
-    return structure, {name: tensor.detach() for name, tensor in tensors.items()}
-
-
-@torch.inference_mode(False)
-def restore_network(structure: Any, tensors: Mapping[str, Tensor]) -> PrototypeNetwork:
-    """Build the network that `describe_network` described, from a description that may say anything.
-
-    Args:
-        structure: The description.
-        tensors: The tensors by name, on the CPU.
-
-    Returns:
-        The network in eval mode.
-
-    Raises:
-        ValueError: What the two say is no network; the reason in a few words.
-    """
-    left = dict(tensors)
-    whole = Stored(structure, left)
-    input_dim = whole.whole("input_dim", 2**31, low=1)
-    sources = _restore_sources(whole, left, input_dim)
-    kinds = {view.kind: view for _, view in KINDS}
-    views = []
-    for number, description in enumerate(whole.entry("views", list)):
-        stored = Stored(description, left, f"views.{number}.")
-        kind = kinds.get(stored.entry("kind", str))
-        if kind is None:
-            raise ValueError("a view of an unknown kind")
-        read = None if description.get("source") is None else sources[stored.whole("source", len(sources) - 1)]
-        views.append(kind.restore(stored, read, input_dim))
-    expect(bool(views), "no view")
-    weights = whole.take("weights", sum(len(view.sizes) for view in views))
-    expect(bool((weights >= 0).all()) and abs(float(weights.sum()) - 1) < 1e-3, "weights that are no shares")
-    origin, scale, temperature = whole.take("origin", input_dim), whole.take("scale"), whole.take("temperature")
-    expect(bool(scale > 0) and bool(temperature > 0), "a scale or temperature that is not positive")
-    encoder = Encoder(views, weights, origin=origin, scale=scale)
-    sums, counts = whole.take("sums", None, encoder.embedding_dim), whole.take("counts", None, dtype=torch.int64)
-    expect(len(sums) == len(counts) > 0 and bool((counts >= 0).all()), "sums of other classes than counts")
-    expect(not left, "tensors that belong to no view")
-    network = PrototypeNetwork(
-        encoder, embedding_dim=encoder.embedding_dim, num_classes=len(counts), temperature=float(temperature)
-    )
-    network.set_sums(sums, counts)
-    return network.eval()
-
-
-def _restore_sources(whole: Stored, left: dict[str, Tensor], input_dim: int) -> list[Source]:
-    """Return what views read, which files before version 7 only count: linear maps."""
-    if type(whole.description.get("sources")) is int:
-        described: list[Any] = [{"kind": LinearMap.kind}] * whole.whole("sources", len(left))
-    else:
-        described = whole.entry("sources", list)
-    kinds = {source.kind: source for source in SOURCES}
-    sources = []
-    for number, description in enumerate(described):
-        stored = Stored(description, left, f"sources.{number}.")
-        kind = kinds.get(stored.entry("kind", str))
-        if kind is None:
-            raise ValueError("a source of an unknown kind")
-        sources.append(kind.restore(stored, input_dim))
-    return sources
-
-
-def _sum(tensors: Mapping[str, Tensor], part: str) -> str:
-    """Return what `sum_part` does of tensors."""
-    arrays = {name: tensor.contiguous().numpy() for name, tensor in tensors.items()}
-    return sum_part({name: (str(each.dtype), each.shape, each.data) for name, each in arrays.items()}, part)
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    """Return a copy on the CPU, by rows or, of a matrix, by columns, which shares its memory with no other tensor."""
-    tensor = tensor.detach().cpu().clone()
-    return tensor if tensor.ndim == 2 and tensor.t().is_contiguous() else tensor.contiguous()
-
-
-def _narrow(tensor: Tensor) -> Tensor:
-    """Return whole numbers in as few bytes as hold them."""
-    if tensor.dtype == torch.int64 and tensor.numel():
-        for dtype in (torch.int16, torch.int32):
-            if torch.iinfo(dtype).min <= int(tensor.min()) and int(tensor.max()) <= torch.iinfo(dtype).max:
-                return tensor.to(dtype)
-    return tensor
-
-
-def _widen(tensor: Tensor) -> Tensor:
-    """Return what `_narrow` was given; files of version 7 have directions in half precision, too."""
-    expect(tensor.dtype in {torch.float16, torch.int16, torch.int32}, "narrow tensors that are wide")
-    return tensor.float() if tensor.is_floating_point() else tensor.long()
-
-
-def _make_model(header: dict[str, Any], tensors: dict[str, Tensor], held: dict[str, Tensor]) -> Model:
-    """Return the model that a header and tensors give; raise a ValueError if they give none."""
-    named = [name for name in tensors if name.startswith(COLUMNS)]
-    described, own = header.get("encoding"), {name[len(COLUMNS) :]: tensors[name] for name in named}
-    expect(described is not None or not own, "tensors that belong to no column")
-    encoding = None if described is None else Encoding.restore(described, own)
-    rest = {name: tensor for name, tensor in tensors.items() if name not in named}
-    network = restore_network(header.get("structure"), rest)
-    classes = _check_names("classes", header.get("classes"), len(network.prototypes), (str, int))
-    columns, input_dim = header.get("columns"), header["structure"]["input_dim"]
-    if columns is not None:
-        columns = _check_names("columns", columns, input_dim if encoding is None else len(encoding.columns), (str,))
+def _make_model(config: dict[str, Any], tensors: dict[str, Tensor], *, held: bool) -> Model:
+    """Return the model of a config and tensors that are not trusted; raise a ValueError if they make none."""
+    folds, encoding = config["folds"], None
+    prefixes = [NETWORK, COLUMNS, HELD, *map(_name_fold, range(len(folds)))]
+    state, columns, kept, *fold_states = _split(tensors, prefixes)
+    if config.get("encoding") is not None:
+        encoding = Encoding.restore(config["encoding"], columns)
+    expect(encoding is not None or not columns, "tensors that belong to no column")
+    network = restore_network(config["network"], state)
+    classes = _check_names("classes", config.get("classes"), len(network.counts), (str, int))
+    names, input_dim = config.get("columns"), config["network"]["input_dim"]
+    if names is not None:
+        names = _check_names("columns", names, input_dim if encoding is None else len(encoding.columns), (str,))
     expect(encoding is None or sum(encoding.sizes) == input_dim, "columns that make another number of features")
-    metadata = header.get("metadata")
-    for name, tensor in held.items():
-        expect_sound(name, tensor, infinite=name.partition(".")[0].isdigit())  # of a leaf of a fold model
-    if not isinstance(metadata, dict):
-        raise ValueError("no metadata")
-    return Model(network, classes, columns, metadata, held, encoding)
+    expect(isinstance(config.get("metadata"), dict), "no metadata")
+    if not held:
+        return Model(network, classes, names, config["metadata"], {}, encoding)
+    for name, tensor in kept.items():
+        expect_sound(name, tensor)
+    restored = tuple(map(restore_network, folds, fold_states))
+    alike = all(each.sums.shape[:1] == network.sums.shape[:1] for each in restored)
+    alike = alike and all(fold["input_dim"] == input_dim for fold in folds)
+    expect(alike, "folds of other features or classes")
+    return Model(network, classes, names, config["metadata"], kept, encoding, restored)
+
+
+def _split(tensors: Mapping[str, Tensor], prefixes: Iterable[str]) -> list[dict[str, Tensor]]:
+    """Return the tensors of each prefix, without it; raise a ValueError if one has none of the prefixes."""
+    parts: dict[str, dict[str, Tensor]] = {prefix: {} for prefix in prefixes}
+    for name, tensor in tensors.items():
+        prefix = next((prefix for prefix in parts if name.startswith(prefix)), None)
+        if prefix is None:
+            raise ValueError(f"a tensor {name!r:.60} that belongs to nothing")
+        parts[prefix][name.removeprefix(prefix)] = tensor
+    return list(parts.values())
 
 
 def _check_names(what: str, names: Any, count: int, kinds: tuple[type, ...]) -> Any:

@@ -102,7 +102,7 @@ def export_onnx(path: str | Path, model: Model) -> None:
     with optional_packages("onnx"):
         from onnx import TensorProto, helper  # noqa: PLC0415 - optional
 
-    header, _, _ = check_model(model)
+    header, _ = check_model(model)
     network, encoder = model.network, model.network.encoder
     assert isinstance(encoder, Encoder)
     graph = Nodes()

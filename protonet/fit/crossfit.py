@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,7 +26,7 @@ from protonet.metrics import Metrics, Sample, find_refit_spread, measure, score_
 from protonet.network import PrototypeNetwork
 from protonet.scoring import Fold, split_folds
 from protonet.views.linear import shrink_covariance
-from protonet.views.view import Rows
+from protonet.views.view import Rows, expect
 
 #: With fewer rows per class, a fold more or less is felt.
 FEW_ROWS = 20
@@ -90,6 +90,55 @@ def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progre
     groups = torch.full_like(judged, -1) if rows.groups is None else rows.groups[judged]
     network = solution.network.cpu()
     return Crossfit(network, tuple(models), features, labels[judged], rows.times[judged], fold, groups, offset)
+
+
+def list_tensors(crossed: Crossfit) -> dict[str, Tensor]:
+    """Return everything but the networks by name, for a model file.
+
+    Features are in the units of the networks, whose buffers hold the same rows, unless that would lose digits: files
+    are compressed.
+    """
+    tensors = {name: getattr(crossed, name) for name in Crossfit._fields[2:]}
+    encoder = need_encoder(crossed.whole)
+    rows = ((crossed.features - encoder.origin) / encoder.scale).float()
+    if torch.equal(_as_they_came(encoder, rows), crossed.features):
+        del tensors["features"]
+        tensors["rows"] = rows
+    return tensors
+
+
+def _as_they_came(encoder: Encoder, rows: Tensor) -> Tensor:
+    """Return rows (n, dim) in the units of an encoder's views as they came: float64 where float32 would lose digits."""
+    x = rows * encoder.scale
+    return x.double() + encoder.origin if bool(encoder.origin.any()) else x
+
+
+def restore_crossfit(
+    network: PrototypeNetwork, folds: Sequence[PrototypeNetwork], tensors: Mapping[str, Tensor]
+) -> Crossfit:
+    """Return the crossfit of networks and of the tensors of `list_tensors`, which are not trusted.
+
+    Raises:
+        ValueError: The tensors are missing or do not fit; the reason in a few words.
+    """
+    found, encoder = dict(tensors), need_encoder(network)
+    if "rows" in found:
+        rows = found["rows"]
+        sound = rows.ndim == 2 and rows.shape[1] == encoder.input_dim and rows.dtype == torch.float32
+        expect(sound, "rows held out of another shape or type")
+        found["features"] = _as_they_came(encoder, rows)
+    expect(set(Crossfit._fields[2:]) <= found.keys(), "no rows that were held out")
+    x, labels, weights, fold, groups, offset = held = [found[name] for name in Crossfit._fields[2:]]
+    shapes = x.shape == (len(labels), encoder.input_dim) and offset.shape == ()
+    shapes = shapes and labels.shape == weights.shape == fold.shape == groups.shape and labels.ndim == 1
+    types = x.dtype in {torch.float32, torch.float64} and {labels.dtype, fold.dtype, groups.dtype} == {torch.int64}
+    types = types and {weights.dtype, offset.dtype} == {torch.float64}
+    expect(shapes and types, "rows held out of another shape or type")
+    finite = all(bool(torch.isfinite(each).all()) for each in (x, weights, offset))
+    expect(finite and bool((weights > 0).all()), "rows held out that are not finite, or have no weight")
+    for values, high in ((labels, len(network.counts)), (fold, len(folds))):
+        expect(bool(((values >= 0) & (values < high)).all()), "rows held out of no class or no fold")
+    return Crossfit(network, tuple(folds), *held)
 
 
 def split_rows(problem: Problem, number: int = 0) -> list[Fold]:

@@ -307,9 +307,8 @@ def cell_schemas(model: Model) -> list[dict[str, Any]]:
     encoder = model.network.encoder
     far = float(encoder.scale) * MOST_FAR  # type: ignore[arg-type]
     if model.encoding is None:
-        return [{"type": "number", "minimum": -min(far, MAX_FLOAT32), "maximum": min(far, MAX_FLOAT32)}] * int(
-            encoder.input_dim
-        )  # type: ignore[arg-type]
+        limit = min(far, MAX_FLOAT32)
+        return [{"type": "number", "minimum": -limit, "maximum": limit}] * int(encoder.input_dim)  # type: ignore[arg-type]
     cells: list[dict[str, Any]] = []
     for column in model.encoding.columns:
         limit = min(far * getattr(column, "scale", 1.0), MAX_FLOAT32)

@@ -53,7 +53,7 @@ class Cells:
 
     def read(self, x: Tensor) -> Tensor:
         """Return the cells (m, columns, CHANNELS) of rows x (m, features)."""
-        cells = x.new_zeros(len(x), self.columns, CHANNELS)
+        cells = x.new_zeros(x.shape[0], self.columns, CHANNELS)
         centred = x - self.mean
         z = (centred * self.inverse).clamp(-FARTHEST, FARTHEST)
         cells[:, self.numbers, 0], cells[:, self.pairs, 2] = z[:, self.first], z[:, self.second]

@@ -6,7 +6,7 @@ What it learned elsewhere is constant, and nothing is trained on the rows: they 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,7 +18,7 @@ from torch import Tensor
 from protonet.views.cells import Cells, order_groups, rank_rows
 from protonet.views.judge import Candidate, Judge, Kind
 from protonet.views.transformer import CODES, DIM, SIZE, Memory, add_to_graph, embed, list_products, memorise, unpack
-from protonet.views.view import Graph, Rows, Source, Specification, Stored, View, expect, expect_sound
+from protonet.views.view import Config, Graph, Rows, Source, Specification, View, expect, expect_sound, size
 
 #: What the transformer learned; not in what is handed in to the contest, whose features are no table's.
 NUMBERS = Path(__file__).with_suffix(".npy")
@@ -70,7 +70,8 @@ class Context:
         chosen = order[spread if rows.weights is None else slice(n - size, n)].sort().values
         x, labels = rows.features[chosen], rows.labels[chosen]
         classes = order_groups(rank_rows(x), labels, rows.num_classes)[labels]
-        return ContextView(x, classes, blocks, numbers.to(device), passes=self.passes)
+        tensors = {"rows": x, "classes": classes, "blocks": blocks, "numbers": numbers.to(device)}
+        return ContextView(ContextConfig(x.shape[1], len(x), self.passes), None, tensors)
 
 
 def _count_rows(blocks: Tensor) -> int:
@@ -111,39 +112,71 @@ class ContextKind(Kind):
             yield candidate
 
 
+@dataclass(frozen=True)
+class ContextConfig(Config):
+    """Features, labelled rows that are remembered, and passes."""
+
+    input_dim: int = size()
+    rows: int = size(high=CONTEXT.most_rows)
+    passes: int = size(high=len(TURNS))
+
+
 class ContextView(View):
     """Where a row comes to lie next to labelled ones, in as many passes.
 
-    Args:
-        rows: (n, input_dim) labelled rows.
-        classes: (n,) int64 >= 0: numbers of their classes.
-        blocks: (input_dim,) int64, ascending: the column of each feature.
-        numbers: From `load_numbers`: bits, which no change of precision may touch.
-        passes: At most ``len(TURNS)``.
+    Buffers: ``rows`` (rows, input_dim), the labelled ones; ``classes`` (rows,) int64 >= 0, numbers of their classes;
+    ``blocks`` (input_dim,) int64, ascending, the column of each feature; ``numbers`` from `load_numbers`: bits, which
+    no change of precision may touch.
     """
 
     kind = "context"
+    config_type = ContextConfig
+    dtypes: ClassVar = {"classes": torch.int64, "blocks": torch.int64, "numbers": torch.int16}
+    config: ContextConfig
     rows: Tensor
     classes: Tensor
     blocks: Tensor
     numbers: Tensor
 
-    def __init__(self, rows: Tensor, classes: Tensor, blocks: Tensor, numbers: Tensor, *, passes: int) -> None:
-        super().__init__(None, (DIM,) * passes)
-        for name, value in (("rows", rows), ("classes", classes), ("blocks", blocks), ("numbers", numbers)):
-            self.register_buffer(name, value.clone())
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each buffer by name."""
+        rows, dim = self.config.rows, self.config.input_dim
+        return {"rows": (rows, dim), "classes": (rows,), "blocks": (dim,), "numbers": (SIZE // DIM, DIM)}
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The width of each pass."""
+        return (DIM,) * self.config.passes
+
+    def derive(self) -> None:
+        """Forget what was read of other rows."""
         self._kept: tuple[tuple[torch.dtype, torch.device], tuple[dict[str, Tensor], Cells, Memory]] | None = None
+
+    def check(self, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
+        """Check that classes and columns are numbered as they are in fit, too."""
+        super().check(tensors, prefix)
+        classes, blocks = tensors["classes"], tensors["blocks"]
+        expect(bool(((classes >= 0) & (classes < 2**31)).all()), "a context without classes")
+        step = blocks.diff(prepend=blocks.new_tensor([0]))
+        expect(bool(((step == 0) | (step == 1)).all()), "columns in no order")
+        expect(int(blocks[0]) == 0 and int(blocks[-1]) < CONTEXT.most_columns, "columns that no context has")
+        expect(self.config.rows <= _count_rows(blocks), "a context of more rows than any has")
+        expect_sound(f"{prefix}numbers", tensors["numbers"].view(torch.float16))
 
     @torch.no_grad()
     def _read(self) -> tuple[dict[str, Tensor], Cells, Memory]:
         """Return what every row is read with; it is kept for as long as precision and device stay."""
         rows = self.rows
         if self._kept is None or self._kept[0] != (rows.dtype, rows.device):
-            weights = {name: value.to(rows) for name, value in unpack(self.numbers.view(torch.float16)).items()}
+            weights = {
+                name: value.to(rows, copy=True) for name, value in unpack(self.numbers.view(torch.float16)).items()
+            }
             cells = Cells(rows, self.blocks)
             turns = range(len(self.sizes))
             codes = torch.stack([TURNS[p] * (self.classes + p * (self.classes // CODES)) + p for p in turns]) % CODES
             memory = memorise(weights, cells.read(rows).expand(len(codes), -1, -1, -1), codes)
+            attended = tuple((keys.contiguous(), values.contiguous()) for keys, values in memory.attended)
+            memory = memory._replace(attended=attended)  # tensors of their own, as torch.export.save asks for
             self._kept = (rows.dtype, rows.device), (weights, cells, memory)
         return self._kept[1]
 
@@ -151,42 +184,16 @@ class ContextView(View):
         """Return what a copy needs: what was read is read again."""
         return self.__dict__ | {"_kept": None}
 
-    def _load_from_state_dict(self, *arguments: Any) -> None:
-        """Forget what was read of other rows."""
-        self._kept = None
-        super()._load_from_state_dict(*arguments)
-
     def forward(self, z: Tensor) -> Tensor:
         """Map features (n, input_dim) to (n, passes * DIM)."""
         with torch.no_grad():
             weights, cells, memory = self._read()
             size = max(1, CONTEXT.chunk // (cells.columns + 1) // len(self.sizes))
             parts = []
-            for x in z.split(size):
+            for x in (z,) if torch.compiler.is_compiling() else z.split(size):
                 read = cells.read(x).expand(len(self.sizes), -1, -1, -1)
                 parts.append(embed(weights, read, memory).transpose(0, 1).flatten(1))
             return torch.cat(parts)
-
-    def describe(self) -> dict[str, Any]:
-        """Return the number of passes."""
-        return {"passes": len(self.sizes)}
-
-    @classmethod
-    def restore(cls, stored: Stored, source: Source | None, input_dim: int) -> ContextView:
-        """Build the view again."""
-        expect(source is None, "a context that reads a view")
-        rows = stored.take("rows", None, input_dim)
-        classes, blocks = (
-            stored.take(name, size, dtype=torch.int64) for name, size in (("classes", len(rows)), ("blocks", input_dim))
-        )
-        expect(bool(((classes >= 0) & (classes < 2**31)).all()) and len(rows) > 0, "a context without classes")
-        step = blocks.diff(prepend=blocks.new_tensor([0]))
-        expect(bool(((step == 0) | (step == 1)).all()), "columns in no order")
-        expect(int(blocks[0]) == 0 and int(blocks[-1]) < CONTEXT.most_columns, "columns that no context has")
-        expect(len(rows) <= _count_rows(blocks), "a context of more rows than any has")
-        numbers = stored.take("numbers", SIZE // DIM, DIM, dtype=torch.int16)
-        expect_sound("numbers", numbers.view(torch.float16))
-        return cls(rows, classes, blocks, numbers, passes=stored.whole("passes", len(TURNS), low=1))
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
         """Add the transformer, once for each pass, with what it remembers."""
@@ -196,4 +203,4 @@ class ContextView(View):
 
     def products(self) -> list[tuple[int, int]]:
         """Return those of the transformer, for each pass."""
-        return list_products(int(self.blocks[-1]) + 1, len(self.rows)) * len(self.sizes)
+        return list_products(int(self.blocks[-1]) + 1, self.config.rows) * self.config.passes

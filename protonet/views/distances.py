@@ -30,9 +30,22 @@ def row_matmul(rows: Tensor, matrix: Tensor) -> Tensor:
 def distances(z: Tensor, landmarks: Tensor, norm: int) -> Tensor:
     """Return (n, units): sums of absolute differences for norm 1, squared Euclidean distances for norm 2."""
     if norm == 1:
-        return torch.cdist(z, landmarks, p=1.0)
+        return city_blocks(z, landmarks)
     squares = landmarks.square().sum(dim=1) - 2 * (z @ landmarks.T)
     return (squares + z.square().sum(dim=1, keepdim=True)).clamp_min(0)
+
+
+def city_blocks(z: Tensor, landmarks: Tensor) -> Tensor:
+    """Return sums of absolute differences (n, units); to ONNX, which has no such operator, landmark by landmark."""
+    if not torch.onnx.is_in_onnx_export():
+        return torch.cdist(z, landmarks, p=1.0)
+    from torch._higher_order_ops.scan import scan  # noqa: PLC0415 - slow to import
+
+    def step(carry: Tensor, landmark: Tensor) -> tuple[Tensor, Tensor]:
+        return carry.clone(), (z - landmark).abs().sum(dim=1)
+
+    sums: Tensor = scan(step, z.new_zeros(1), landmarks, dim=0)[1].T
+    return sums
 
 
 def find_steps(landmarks: Tensor, terms: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,6 +68,9 @@ def round_distances(z: Tensor, landmarks: Tensor, terms: int) -> Tensor:
     """
     low, high, step = find_steps(landmarks, terms)
     inside = z.clamp(low, high)
+    if torch.compiler.is_compiling():  # sums of whole numbers up to 2**24 are exact in float32
+        whole = (((each - low) / step).round() for each in (inside, landmarks))
+        return city_blocks(*whole) * step + (z - inside).abs().sum(dim=1, keepdim=True)
     rows, units = (((each - low) / step).round_().to(torch.int16).T.contiguous() for each in (inside, landmarks))
     sums = [each.sum(dim=0, dtype=torch.int32) for each in (rows, units)]
     larger = torch.zeros(len(z), len(landmarks), dtype=z.dtype, device=z.device)

@@ -7,10 +7,10 @@ all of it are buffers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from protonet.losses import CHUNK
 from protonet.views.judge import PRUNING, Candidate, Judge, Kind, embed_fold
 from protonet.views.shifts import shift_rows
-from protonet.views.view import Graph, Rows, Source, Specification, Stored, View, expect
+from protonet.views.view import Config, Graph, Rows, Source, Specification, View, expect, size
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,9 @@ class Forest:
             more = more._replace(root=more.root + before, child=more.child + before)
             nodes = Nodes(*(torch.cat(pair) for pair in zip(nodes, more, strict=True)))
             depth = max(depth, levels)
-        return ForestView(_sort_nodes(nodes), depth=depth, num_classes=rows.num_classes).to(device)
+        nodes = _sort_nodes(nodes)
+        config = ForestConfig(x.shape[1], len(nodes.child), len(nodes.root), depth, rows.num_classes)
+        return ForestView(config, None, nodes._asdict()).to(device)
 
 
 @dataclass(frozen=True)
@@ -173,94 +175,103 @@ def _find_children(inner: Tensor, trees: int) -> Tensor:
     return torch.where(inner, trees + 2 * (inner.cumsum(dim=0) - 1), torch.arange(len(inner), device=inner.device))
 
 
+@dataclass(frozen=True)
+class ForestConfig(Config):
+    """Features, nodes of all trees, trees, edges from a root to the farthest leaf, and classes."""
+
+    input_dim: int = size()
+    nodes: int = size()
+    trees: int = size()
+    depth: int = size(0, FOREST.most_depth)
+    classes: int = size()
+
+
 class ForestView(View):
     """Votes for each class: the share of the trees whose box a row falls into belongs to it.
 
-    Args:
-        nodes: All trees' nodes, float32 thresholds.
-        depth: Edges from a root to the farthest leaf.
-        num_classes: Number of classes.
+    Buffers are those of `Nodes`, in the order of `_sort_nodes`; the roots and children follow from the thresholds.
     """
 
     kind = "forest"
+    config_type = ForestConfig
+    dtypes: ClassVar = {"feature": torch.int64, "label": torch.int64}
+    infinite: ClassVar = frozenset({"threshold"})
+    config: ForestConfig
     root: Tensor
     feature: Tensor
     threshold: Tensor
     child: Tensor
     label: Tensor
 
-    def __init__(self, nodes: Nodes, *, depth: int, num_classes: int) -> None:
-        super().__init__(None, (num_classes,))
-        self.depth = depth
-        for name, value in nodes._asdict().items():
-            self.register_buffer(name, value)
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each buffer by name."""
+        return dict.fromkeys(("feature", "threshold", "label"), (self.config.nodes,))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of classes."""
+        return (self.config.classes,)
+
+    def derive(self) -> None:
+        """Find the roots and the children."""
+        root = torch.arange(self.config.trees, device=self.threshold.device)
+        child = _find_children(torch.isfinite(self.threshold), len(root))
+        for name, value in (("root", root), ("child", child)):
+            self.register_buffer(name, value, persistent=False)
+
+    def check(self, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
+        """Check that all numbers are in range and every way from a root ends at a leaf, too."""
+        super().check(tensors, prefix)
+        config, inner = self.config, torch.isfinite(tensors["threshold"])
+        for name, high in (("feature", config.input_dim), ("label", config.classes)):
+            value = tensors[name]
+            expect(bool(((value >= 0) & (value < high)).all()), f"a tensor {prefix}{name} out of range")
+        later = _find_children(inner, config.trees)[inner] > inner.nonzero().flatten()
+        expect(config.nodes == config.trees + 2 * int(inner.sum()) and bool(later.all()), "nodes that make no trees")
 
     def forward(self, z: Tensor) -> Tensor:
         """Map features (n, input_dim) to votes (n, num_classes)."""
+        if torch.compiler.is_compiling():
+            return self._vote_traced(z)
         return torch.cat([self._vote(rows) for rows in z.split(CHUNK)])
+
+    def _vote_traced(self, x: Tensor) -> Tensor:
+        """Return the votes in operators whose sizes do not depend on the values; eagerly it takes longer."""
+        at = self.root.expand(x.shape[0], -1)  # (n, trees)
+        for _ in range(self.config.depth):
+            at = self.child[at] + (x.gather(1, self.feature[at]) > self.threshold[at]).to(at.dtype)
+        votes = x.new_zeros(x.shape[0], self.config.classes)
+        return votes.scatter_add(1, self.label[at], x.new_full((), 1 / self.config.trees).expand(at.shape))
 
     def _vote(self, x: Tensor) -> Tensor:
         n, trees = len(x), len(self.root)
         values = x.T.reshape(-1)  # feature by feature: pairs of a tree come together, and look at few of them
         at, row = self.root.repeat_interleave(n), torch.arange(n, device=x.device).repeat(trees)  # (pairs,)
         leaf, pair = torch.empty_like(at), torch.arange(n * trees, device=x.device)
-        for level in range(self.depth):
+        for level in range(self.config.depth):
             at = self.child[at] + (values[self.feature[at] * n + row] > self.threshold[at])
             if level % FOREST.levels == FOREST.levels - 1:  # pairs that have come to a leaf are done
                 leaf[pair] = at
                 going = torch.isfinite(self.threshold[at]).nonzero().flatten()
                 at, row, pair = at[going], row[going], pair[going]
         leaf[pair] = at
-        votes = x.new_zeros(self.sizes[0], n)
+        votes = x.new_zeros(self.config.classes, n)
         share = x.new_full((), 1 / trees).expand(trees, n)
         return votes.scatter_add_(0, self.label[leaf].view(trees, n), share).T
 
     def cost(self) -> float:
         """Return what the ways down the trees take."""
-        return FOREST.step_cost * len(self.root) * self.depth
-
-    def describe(self) -> dict[str, Any]:
-        """Return the depth and the number of classes."""
-        return {"depth": self.depth, "classes": self.sizes[0]}
-
-    def own_tensors(self) -> dict[str, Tensor]:
-        """Return what each node looks at or, below 0, of which class it is; thresholds of inner nodes; and the roots.
-
-        Of nodes in another order, which older model files hold, all is returned.
-        """
-        inner, trees = torch.isfinite(self.threshold), len(self.root)
-        if not torch.equal(self.child, _find_children(inner, trees)):
-            return super().own_tensors()
-        node = torch.where(inner, self.feature, -1 - self.label)
-        return {"node": node, "threshold": self.threshold[inner], "trees": torch.tensor(trees)}
-
-    @classmethod
-    def restore(cls, stored: Stored, source: Source | None, input_dim: int) -> ForestView:
-        """Build the forest again, one in which every way from a root ends within the nodes."""
-        expect(source is None, "a forest that reads a view")
-        classes, depth = stored.whole("classes", 2**31), stored.whole("depth", FOREST.most_depth)
-        if stored.prefix + "node" in stored.tensors:
-            return cls(_restore_nodes(stored, input_dim, classes), depth=depth, num_classes=classes)
-        threshold = stored.take("threshold", None, infinite=True)
-        nodes = len(threshold)
-        root = stored.take("root", None, dtype=torch.int64)
-        feature, child, label = (stored.take(name, nodes, dtype=torch.int64) for name in ("feature", "child", "label"))
-        expect(len(root) > 0, "a forest without trees")
-        right = child + torch.isfinite(threshold)  # a row never goes to the right of a leaf
-        limits = (("root", root, nodes), ("feature", feature, input_dim), ("child", child, nodes))
-        for name, value, high in (*limits, ("child", right, nodes), ("label", label, classes)):
-            expect(bool(((value >= 0) & (value < high)).all()), f"a tensor {stored.prefix}{name} out of range")
-        return cls(Nodes(root, feature, threshold, child, label), depth=depth, num_classes=classes)
+        return FOREST.step_cost * self.config.trees * self.config.depth
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
         """Add all trees' nodes, level by level."""
-        count, trees = graph.add("Shape", rows, end=1), len(self.root)
+        count, trees = graph.add("Shape", rows, end=1), self.config.trees
         feature, threshold, child = (
             graph.constant(graph.array(each)) for each in (self.feature, self.threshold, self.child)
         )
         shape = graph.add("Concat", count, np.array([trees]), axis=0)
         at = graph.add("Expand", graph.array(self.root), shape)  # (n, trees)
-        for _ in range(self.depth):
+        for _ in range(self.config.depth):
             value = graph.add("GatherElements", rows, graph.add("Gather", feature, at), axis=1)
             right = graph.add("Greater", value, graph.add("Gather", threshold, at))
             at = graph.add("Add", graph.add("Gather", child, at), graph.cast(right, "INT64"))
@@ -268,20 +279,6 @@ class ForestView(View):
         share = graph.add("Expand", np.float32(1 / trees), graph.add("Shape", at))
         label = graph.add("Gather", graph.array(self.label), at)
         return [graph.add("ScatterElements", none, label, share, axis=1, reduction="add")]
-
-
-def _restore_nodes(stored: Stored, input_dim: int, classes: int) -> Nodes:
-    """Return nodes as `ForestView.own_tensors` has them, from tensors that may be anything."""
-    node = stored.take("node", None, dtype=torch.int64)
-    inner, trees = node >= 0, int(stored.take("trees", dtype=torch.int64))
-    expect(bool(((-classes <= node) & (node < input_dim)).all()), "a tensor node out of range")
-    expect(trees > 0 and len(node) == trees + 2 * int(inner.sum()), "nodes that make no trees")
-    threshold = torch.full(node.shape, math.inf, dtype=torch.float32)
-    threshold[inner] = stored.take("threshold", int(inner.sum()))
-    child = _find_children(inner, trees)
-    expect(bool((child[inner] > inner.nonzero().flatten()).all()), "nodes that make no trees")
-    feature, label = node.clamp_min(0), (-1 - node).clamp_min(0)
-    return Nodes(torch.arange(trees), feature, threshold, child, label)
 
 
 def count_trees(n: int, dim: int, most: int) -> int:

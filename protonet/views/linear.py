@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from protonet.losses import CHUNK, class_means, weigh
 from protonet.views.judge import Candidate, Judge, Kind, embed_fold
-from protonet.views.view import Graph, LinearMap, Rows, Source, Specification, Stored, View, expect, need_map
+from protonet.views.view import Config, Graph, LinearMap, LinearMapConfig, Rows, Source, Specification, View, number
 
 #: From the simplest to the most fitted; ties in selection go to the earlier one.
 SCALINGS = ("raw", "centred", "standardised", "relevant", "robust", "whitened")
@@ -108,12 +108,13 @@ class Linear:
                 gain *= _relevance(rows)
         if scaling == "whitened":
             gain, basis, coefficient = _whitening(rows)
-        affine = LinearMap(shift, gain, basis, coefficient, None if self.span is None else self.span[0])
+        config = LinearMapConfig(seen.shape[1], dim, basis.shape[1], 0 if self.span is None else self.span[0])
+        affine = LinearMap(config, {"shift": shift, "gain": gain, "basis": basis, "coefficient": coefficient})
         size = affine(seen[:CHUNK]).square().mean().sqrt()
         size = torch.where(size > LINEAR.tiny, size, 1.0)  # where rows do not vary, no size is too small for others
         affine.gain /= size
         affine.coefficient /= size
-        return LinearView(affine, bias=0.0 if scaling in {"raw", "centred"} else LINEAR.bias)
+        return LinearView(LinearConfig(0.0 if scaling in {"raw", "centred"} else LINEAR.bias), affine)
 
 
 @dataclass(frozen=True)
@@ -138,44 +139,42 @@ class LinearKind(Kind):
                 return
 
 
-class LinearView(View):
-    """The rows of an affine map, with a bias coordinate.
+@dataclass(frozen=True)
+class LinearConfig(Config):
+    """A constant coordinate that joins each row; 0 for none.
 
-    Args:
-        source: The map.
-        bias: A constant that joins the row; 0 for none. The plane becomes a sphere's cap, on which the cosine also sees
-            how far from the mean a row is: of few features the direction alone tells too little.
+    The plane becomes a sphere's cap, on which the cosine also sees how far from the mean a row is: of few features the
+    direction alone tells too little.
     """
 
-    kind = "linear"
+    bias: float = number(0.0, LINEAR.most_bias)
 
-    def __init__(self, source: LinearMap, *, bias: float = 0.0) -> None:
-        super().__init__(source, (source.dim + bool(bias),))
-        self.bias = bias
+
+class LinearView(View):
+    """The rows of an affine map, with a bias coordinate."""
+
+    kind = "linear"
+    config_type, reads = LinearConfig, LinearMap
+    config: LinearConfig
+    source: LinearMap
 
     @property
     def map(self) -> LinearMap:
         """What others read of it: the rows without the bias coordinate."""
-        return need_map(self.source)
+        return self.source
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The width of the rows."""
+        return (self.source.config.dim + bool(self.config.bias),)
 
     def forward(self, z: Tensor) -> Tensor:
         """Map (n, dim) to (n, dim), or (n, dim + 1) with the bias coordinate."""
-        return nn.functional.pad(z, (0, 1), value=self.bias) if self.bias else z
-
-    def describe(self) -> dict[str, Any]:
-        """Return the bias coordinate."""
-        return {"bias": self.bias}
-
-    @classmethod
-    def restore(cls, stored: Stored, source: Source | None, input_dim: int) -> LinearView:
-        """Build the view again; it has no tensors beside its source's."""
-        bias: float = stored.entry("bias", float)
-        expect(0 <= bias <= LINEAR.most_bias, "a bias coordinate out of range")
-        return cls(need_map(source), bias=bias)
+        return nn.functional.pad(z, (0, 1), value=self.config.bias) if self.config.bias else z
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
         """Add the bias coordinate."""
-        return [graph.pad(rows, int(self.bias > 0), self.bias)]
+        return [graph.pad(rows, int(self.config.bias > 0), self.config.bias)]
 
 
 class Covariance(NamedTuple):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -20,7 +20,7 @@ from protonet.views.budget import SIZES, Plan, count_mlp_parameters
 from protonet.views.judge import PRUNING, Candidate, Judge, Kind
 from protonet.views.linear import Linear
 from protonet.views.training import RECIPE, Recipe, ResidualMLPs, make_task, train
-from protonet.views.view import Graph, LinearMap, Rows, Source, Specification, Stored, View, expect, need_map
+from protonet.views.view import Config, Graph, LinearMap, Rows, Source, Specification, View, expect, need_map, size
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class MLP:
             recipe=self.recipe,
         ):
             stack = average.requires_grad_(True)
-        return MLPView(source, stack)
+        return MLPView.of(stack, source)
 
 
 @dataclass(frozen=True)
@@ -174,37 +174,47 @@ def _embed_learned(sources: Sequence[LinearMap], stack: ResidualMLPs, members: i
     return z
 
 
-class MLPView(View):
-    """The members of a stack, each a part of the embedding.
+@dataclass(frozen=True)
+class MLPConfig(Config):
+    """Members, and hidden units and dimensions of each."""
 
-    Args:
-        source: What they read.
-        stack: The members.
-    """
+    members: int = size(high=1024)
+    hidden: int = size()
+    embedding_dim: int = size()
+
+
+class MLPView(View):
+    """The members of a stack, each a part of the embedding; its parameters are the view's."""
 
     kind = "mlp"
+    config_type, reads = MLPConfig, LinearMap
+    config: MLPConfig
+    source: LinearMap
 
-    def __init__(self, source: LinearMap, stack: ResidualMLPs) -> None:
-        members, _, embedding_dim = stack.last.shape
-        super().__init__(source, (embedding_dim,) * members)
-        self.stack = stack
+    def __init__(
+        self, config: Config, source: Source | None = None, tensors: Mapping[str, Tensor] | None = None
+    ) -> None:
+        super().__init__(config, source, tensors)
+        dim = self.source.config.dim
+        expect(self.config.embedding_dim >= dim, "learned views with fewer dimensions than features")
+        self.stack = ResidualMLPs(self.config.members, dim, self.config.hidden, self.config.embedding_dim)
+
+    @classmethod
+    def of(cls, stack: ResidualMLPs, source: LinearMap) -> MLPView:
+        """Return the view of a trained stack that reads a map."""
+        members, hidden, embedding_dim = stack.last.shape
+        view = cls(MLPConfig(members, hidden, embedding_dim), source)
+        view.stack = stack
+        return view
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The width of each member."""
+        return (self.config.embedding_dim,) * self.config.members
 
     def forward(self, z: Tensor) -> Tensor:
         """Map (n, dim) to (n, members * embedding_dim)."""
         return torch.cat(self.stack(z.to(self.stack.first.dtype)).unbind(0), dim=1)
-
-    @classmethod
-    def restore(cls, stored: Stored, source: Source | None, input_dim: int) -> MLPView:
-        """Build the stack again."""
-        first = stored.take("stack.first", None, input_dim, None)
-        members, _, hidden = first.shape
-        expect(members > 0, "learned views without a member")
-        bias = stored.take("stack.bias", members, 1, hidden)
-        last = stored.take("stack.last", members, hidden, None)
-        expect(last.shape[2] >= input_dim, "learned views with fewer dimensions than features")
-        stack = ResidualMLPs(members, input_dim, hidden, last.shape[2], torch.Generator())
-        stack.load_state_dict({"first": first, "bias": bias, "last": last})
-        return cls(need_map(source), stack)
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
         """Add the members."""
@@ -220,5 +230,5 @@ class MLPView(View):
 
     def products(self) -> list[tuple[int, int]]:
         """Return both layers of each member."""
-        members, dim, hidden = self.stack.first.shape
-        return [(dim, hidden), (hidden, self.sizes[0])] * members
+        dim, hidden = self.source.config.dim, self.config.hidden
+        return [(dim, hidden), (hidden, self.config.embedding_dim)] * self.config.members

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.losses import class_means
-from protonet.views.distances import row_matmul
 from protonet.views.judge import Candidate, Judge, Kind
-from protonet.views.view import Graph, Rows, Source, Specification, Stored, View, expect
+from protonet.views.view import Config, Graph, Rows, Source, Specification, View, expect, size
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,7 @@ class Shares:
 
     def fit(self, rows: Rows, source: Source | None = None) -> View:
         """Take the thresholds from the rows."""
-        bank = Bank.fit(rows.features, self.width)
-        return View(bank, (bank.size,))
+        return SharesView(Config(), Bank.fit(rows.features, self.width))
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,8 @@ class Patterns:
         bank = _need_bank(source)
         rows = rows.take(_spread_rows(rows.features))
         problem = _Problem(bank.pool(bank(rows.features), local=self.local), rows)
-        return PatternView(bank, *problem.solve(self.ridge), local=self.local)
+        readout, offset = problem.solve(self.ridge)
+        return PatternView(PatternConfig(len(offset), self.local), bank, {"readout": readout, "offset": offset})
 
 
 @dataclass(frozen=True)
@@ -173,7 +172,7 @@ def list_dilations(width: int, dim: int) -> list[int]:
     if width == dim:
         most = max(0, int(math.log2(max(1, (dim - 1) / (PATTERNS.taps - 1)))))
         count = min(most + 1, PATTERNS.dilations)
-        return sorted({2 ** round(each) for each in torch.linspace(0, most, count).tolist()})
+        return sorted({2 ** round(each) for each in torch.linspace(0, most, count, device="cpu").tolist()})
     return [2**number for number in range(1 + sum(min(width, dim // width) >= side for side in PATTERNS.picture))]
 
 
@@ -201,34 +200,58 @@ def split_places(width: int, dim: int, parts: int) -> tuple[Tensor, list[int]]:
     return part.argsort(stable=True), part.bincount().tolist()
 
 
+@dataclass(frozen=True)
+class BankConfig(Config):
+    """Features, those of a line as in `Shares`, and parts along each side of a picture, or of a series."""
+
+    input_dim: int = size()
+    width: int = size(3)
+    parts: int = size()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect(self.input_dim % self.width == 0, "pictures of no whole number of lines")
+        expect(self.parts <= self.input_dim, "more parts than features")
+
+
 class Bank(Source):
     """Kernels at some dilations, with thresholds: from features to the shares of places above each, part by part.
 
-    Args:
-        width: As in `Shares`.
-        dim: Features.
-        parts: Along each side of a picture, or of a series.
-        thresholds: (dilations, kernels, quantiles).
+    Its buffer is ``thresholds`` (dilations, kernels, quantiles).
+
+    Attributes:
+        counts: How many places each part has.
+        shares: How many shares a row has in each part.
     """
 
     kind = "patterns"
+    config_type = BankConfig
+    config: BankConfig
     thresholds: Tensor
     kernels: Tensor
     taps: Tensor
 
-    def __init__(self, width: int, dim: int, parts: int, thresholds: Tensor) -> None:
-        super().__init__()
-        self.width, self.dim, self.parts = width, dim, parts
-        self.counts = split_places(width, dim, parts)[1]
-        self.register_buffer("thresholds", thresholds)
-        taps = torch.stack([find_taps(width, dim, dilation, parts) for dilation in list_dilations(width, dim)])
-        for name, value in (("kernels", make_kernels()), ("taps", taps)):  # constants, on the device of the rest
-            self.register_buffer(name, value.to(thresholds.device), persistent=False)
+    def __init__(self, config: Config, tensors: Mapping[str, Tensor] | None = None) -> None:
+        super().__init__(config, tensors)
+        self.counts = split_places(self.config.width, self.config.input_dim, self.config.parts)[1]
+        self.shares = self.thresholds.numel()
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each buffer by name."""
+        dilations = list_dilations(self.config.width, self.config.input_dim)
+        return {"thresholds": (len(dilations), count_kernels(), len(PATTERNS.quantiles))}
+
+    def derive(self) -> None:
+        """Put the constants on the device of the rest."""
+        shape = self.config.width, self.config.input_dim
+        taps = torch.stack([find_taps(*shape, dilation, self.config.parts) for dilation in list_dilations(*shape)])
+        for name, value in (("kernels", make_kernels().to(self.thresholds)), ("taps", taps)):
+            self.register_buffer(name, value.to(self.thresholds.device), persistent=False)
 
     @property
     def size(self) -> int:
         """How many shares a row has."""
-        return self.thresholds.numel() * len(self.counts)
+        return self.shares * len(self.counts)
 
     @classmethod
     def fit(cls, x: Tensor, width: int) -> Bank:
@@ -243,16 +266,29 @@ class Bank(Source):
             ordered = responses.sort(dim=1).values
             places = [round(share * (responses.shape[1] - 1)) for share in PATTERNS.quantiles]
             thresholds.append(ordered[:, places] + margin[:, None])
-        return cls(width, dim, PARTS["series" if width == dim else "picture"], torch.stack(thresholds))
+        config = BankConfig(dim, width, PARTS["series" if width == dim else "picture"])
+        return cls(config, {"thresholds": torch.stack(thresholds)})
 
     def forward(self, x: Tensor) -> Tensor:
         """Map features (n, dim) to shares (n, dilations * quantiles * kernels * cells)."""
-        at_once = max(1, int(PATTERNS.chunk / (self.dim * count_kernels())))
+        if torch.compiler.is_compiling():
+            return self._share_traced(x)
+        at_once = max(1, int(PATTERNS.chunk / (self.config.input_dim * count_kernels())))
         return torch.cat([self._share(rows) for rows in x.split(at_once)])
+
+    def _share_traced(self, x: Tensor) -> Tensor:
+        """Return the shares without buffers that are written to; eagerly it takes longer."""
+        kernels, columns = self.kernels.to(x.dtype), []
+        for taps, thresholds in zip(self.taps.unbind(0), self.thresholds.unbind(0), strict=True):
+            responses = _respond(x, taps, kernels)
+            for threshold in thresholds.unbind(1):
+                above = (responses > threshold).to(x.dtype)
+                columns.append(torch.stack([part.mean(dim=1) for part in above.split(self.counts, dim=1)], dim=2))
+        return torch.stack(columns, dim=1).flatten(1)
 
     def _share(self, x: Tensor) -> Tensor:
         """Return the shares of a few rows."""
-        above = x.new_empty(len(x), self.dim, count_kernels())
+        above = x.new_empty(len(x), self.config.input_dim, count_kernels())
         sums = x.new_empty(*self.thresholds.shape[::2], len(self.counts), len(x), count_kernels())
         kernels = self.kernels.to(x.dtype)
         for number, taps in enumerate(self.taps):
@@ -269,21 +305,10 @@ class Bank(Source):
         """Return the shares of views: as they are, or over whole rows (n, dilations * quantiles * kernels)."""
         if local:
             return shares
-        parts = shares.view(-1, self.thresholds.numel(), len(self.counts)).unbind(2)
-        return torch.stack([count / self.dim * part for count, part in zip(self.counts, parts, strict=True)]).sum(dim=0)
-
-    @classmethod
-    def restore(cls, stored: Stored, input_dim: int) -> Bank:
-        """Build the bank again from what a file holds of it, for ``input_dim`` features."""
-        width, parts = stored.whole("width", input_dim, low=3), stored.whole("parts", input_dim, low=1)
-        expect(input_dim % width == 0, "pictures of no whole number of lines")
-        dilations = len(list_dilations(width, input_dim))
-        thresholds = stored.take("thresholds", dilations, count_kernels(), len(PATTERNS.quantiles))
-        return cls(width, input_dim, parts, thresholds)
-
-    def describe(self) -> dict[str, Any]:
-        """Return the width of a line, and the parts."""
-        return {"width": self.width, "parts": self.parts}
+        parts = shares.view(-1, self.shares, len(self.counts)).unbind(2)
+        return torch.stack(
+            [count / self.config.input_dim * part for count, part in zip(self.counts, parts, strict=True)]
+        ).sum(dim=0)
 
     def add_to_graph(self, graph: Graph, x: str) -> str:
         """Add the products, the comparisons and the means over parts."""
@@ -301,7 +326,7 @@ class Bank(Source):
 
     def products(self) -> list[tuple[int, int]]:
         """Return the kernels' taps at every place."""
-        return [(PATTERNS.taps, self.thresholds[..., 0].numel() * self.dim)]
+        return [(PATTERNS.taps, self.thresholds[..., 0].numel() * self.config.input_dim)]
 
 
 def _need_bank(source: Source | None) -> Bank:
@@ -320,7 +345,7 @@ def _spread_rows(x: Tensor) -> Tensor:
 def _respond(x: Tensor, taps: Tensor, kernels: Tensor) -> Tensor:
     """Return the responses (n, places, kernels) of rows (n, dim) at places with these taps, zero beyond their ends."""
     values = F.pad(x, (0, 1)).index_select(1, taps.flatten()).view(-1, PATTERNS.taps)
-    return (values @ kernels.T).view(len(x), len(taps), len(kernels))
+    return (values @ kernels.T).view(-1, len(taps), len(kernels))
 
 
 class _Problem:
@@ -368,55 +393,60 @@ class _Problem:
         return (F.normalize(self.to_queries @ dual, dim=1) @ F.normalize(means, dim=1).T).float().cpu()
 
 
+class SharesView(View):
+    """The shares themselves, for views that read them."""
+
+    kind = "shares"
+    reads = Bank
+    source: Bank
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of shares."""
+        return (self.source.size,)
+
+
+@dataclass(frozen=True)
+class PatternConfig(Config):
+    """Classes, and whether shares are local as in `Patterns`."""
+
+    classes: int = size()
+    local: bool = True
+
+
 class PatternView(View):
     """Class scores that a ridge regression reads from the shares of patterns.
 
-    Args:
-        bank: The source: kernels and their thresholds.
-        readout: (shares, num_classes).
-        offset: (num_classes,).
-        local: As in `Patterns`.
+    Buffers: ``readout`` (shares, classes) and ``offset`` (classes,).
     """
 
     kind = "patterns"
+    config_type, reads = PatternConfig, Bank
+    config: PatternConfig
+    source: Bank
     readout: Tensor
     offset: Tensor
 
-    def __init__(self, bank: Bank, readout: Tensor, offset: Tensor, *, local: bool) -> None:
-        super().__init__(bank, (readout.shape[1],))
-        self.local = local
-        self.register_buffer("readout", readout.to(torch.float32))
-        self.register_buffer("offset", offset.to(torch.float32))
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each buffer by name."""
+        shares, classes = self.source.size if self.config.local else self.source.shares, self.config.classes
+        return {"readout": (shares, classes), "offset": (classes,)}
 
     @property
-    def bank(self) -> Bank:
-        """What is read."""
-        return _need_bank(self.source)
+    def sizes(self) -> tuple[int, ...]:
+        """The number of classes."""
+        return (self.config.classes,)
 
     def forward(self, z: Tensor) -> Tensor:
         """Map shares (n, cells of all) to class scores (n, num_classes)."""
-        return row_matmul(self.bank.pool(z, local=self.local), self.readout) + self.offset.to(z)
-
-    def describe(self) -> dict[str, Any]:
-        """Return whether shares are local."""
-        return {"local": self.local}
-
-    @classmethod
-    def restore(cls, stored: Stored, source: Source | None, input_dim: int) -> PatternView:
-        """Build the view again; before version 7 it held its bank, of the parts that it reads."""
-        if source is None:
-            bank = Bank.restore(Stored(stored.description, stored.tensors, stored.prefix + "bank."), input_dim)
-            local = True
-        else:
-            bank, local = _need_bank(source), stored.entry("local", bool)
-        shares = bank.size if local else bank.thresholds.numel()
-        readout = stored.take("readout", shares, None)
-        return cls(bank, readout, stored.take("offset", readout.shape[1]), local=local)
+        shares = self.source.pool(z, local=self.config.local)
+        # Scores are small next to their terms: in float32, how the product is rounded would show.
+        return torch.addmm(self.offset.double(), shares.double(), self.readout.double()).to(z.dtype)
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
         """Add the read-out, of whole rows by that of their parts."""
-        cells = self.readout.new_tensor(self.bank.counts) / self.bank.dim
-        readout = self.readout if self.local else torch.einsum("sc,p->spc", self.readout, cells).flatten(0, 1)
+        cells = self.readout.new_tensor(self.source.counts) / self.input_dim
+        readout = self.readout if self.config.local else torch.einsum("sc,p->spc", self.readout, cells).flatten(0, 1)
         return [graph.add("Gemm", rows, graph.array(readout), graph.array(self.offset))]
 
     def products(self) -> list[tuple[int, int]]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.losses import CHUNK, class_means
-from protonet.views.distances import distances, find_steps, round_distances, row_matmul
+from protonet.views.distances import distances, find_steps, round_distances
 from protonet.views.judge import PRUNING, Candidate, Judge, Kind
 from protonet.views.linear import Linear
 from protonet.views.shifts import shift_rows
-from protonet.views.view import Graph, LinearMap, Rows, Source, Stored, View, expect, need_map
+from protonet.views.view import Config, Graph, LinearMap, Rows, Source, View, expect, need_map, size
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,9 @@ class Radial:
         """
         problem = _Problem(self, need_map(source), rows)
         _, (readout,) = problem.solve(self.bandwidth, [self.ridge])
-        bandwidth = self.bandwidth * problem.median
-        return RadialView(problem.map, problem.units, readout, bandwidth, norm=self.norm, squash=self.squash)
+        config = RadialConfig(len(readout), readout.shape[1], self.norm, self.squash)
+        bandwidth = readout.new_tensor(self.bandwidth * problem.median)
+        return RadialView(config, problem.map, {"units": problem.units, "readout": readout, "bandwidth": bandwidth})
 
     def count_units(self, n: int, dim: int) -> int:
         """Return how many of n samples become radial units: all, unless that is too much work."""
@@ -245,100 +246,83 @@ def _rank(judge: Judge, cosines: Tensor) -> list[int]:
     return sorted(range(len(trials)), key=lambda number: trials[number])
 
 
+@dataclass(frozen=True)
+class RadialConfig(Config):
+    """Radial units, classes, and how distance is measured, as in `Radial`."""
+
+    units: int = size()
+    classes: int = size()
+    norm: int = size(1, 2)
+    squash: bool = False
+
+
 class RadialView(View):
     """Class scores ``sum_j readout_j exp(-distance(z, landmark_j) / bandwidth)`` of a linear map z of the features.
 
-    Args:
-        source: The map.
-        units: (units, input_dim) features: the rows that are units. Model files hold these, which many views share.
-        readout: (units, num_classes).
-        bandwidth: > 0, in units of the distance.
-        norm: As in `Radial`.
-        squash: As in `Radial`.
-        landmarks: (units, dim), the units in the (squashed) map, of older model files, which hold no units; None to
-            compute them.
+    Buffers: ``units`` (units, input_dim), the features of the rows that are units, which many views share; ``readout``
+    (units, classes); ``bandwidth`` 0-d, > 0, in units of the distance. ``landmarks`` (units, dim) are the units in the
+    (squashed) map.
     """
 
     kind = "radial"
+    config_type, reads = RadialConfig, LinearMap
+    config: RadialConfig
+    source: LinearMap
     units: Tensor
     landmarks: Tensor
     readout: Tensor
     bandwidth: Tensor
 
-    def __init__(
-        self,
-        source: LinearMap,
-        units: Tensor,
-        readout: Tensor,
-        bandwidth: float,
-        *,
-        norm: int,
-        squash: bool,
-        landmarks: Tensor | None = None,
-    ) -> None:
-        super().__init__(source, (readout.shape[1],))
-        self.norm, self.squash = norm, squash
-        if landmarks is None:
-            z = source(units)
-            landmarks = torch.tanh(z) if squash else z
-        self.register_buffer("units", units.to(torch.float32))
-        self.register_buffer("landmarks", landmarks.to(torch.float32))
-        self.register_buffer("readout", readout.to(torch.float32))
-        self.register_buffer("bandwidth", torch.tensor(bandwidth, dtype=torch.float32, device=readout.device))
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each buffer by name."""
+        units = self.config.units
+        return {"units": (units, self.input_dim), "readout": (units, self.config.classes), "bandwidth": ()}
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of classes."""
+        return (self.config.classes,)
+
+    @torch.no_grad()
+    def derive(self) -> None:
+        """Compute the landmarks, and how precisely to work with them."""
+        z = self.source(self.units)
+        self.register_buffer("landmarks", torch.tanh(z) if self.config.squash else z, persistent=False)
+        # Large read-outs cancel: in float32 a score near zero would depend on how the batch is rounded.
+        self.large = bool(self.readout.abs().sum(dim=0).max() > RADIAL.single)
+        self.terms = self._count_terms()
+
+    def check(self, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
+        """Check that the bandwidth is positive, too."""
+        super().check(tensors, prefix)
+        expect(bool(tensors["bandwidth"] > 0), "a bandwidth that is not positive")
 
     def forward(self, z: Tensor) -> Tensor:
         """Map (n, input_dim) to class scores (n, num_classes)."""
-        # Large read-outs cancel: in float32 a score near zero would depend on how the batch is rounded.
-        large = bool(self.readout.abs().sum(dim=0).max() > RADIAL.single)
-        dtype = torch.float64 if large else torch.promote_types(z.dtype, torch.float32)
-        given, z = z.dtype, torch.tanh(z) if self.squash else z
-        landmarks, readout, bandwidth = (each.to(dtype) for each in (self.landmarks, self.readout, self.bandwidth))
-        terms = None if z.dtype == torch.float64 or z.requires_grad else self._count_terms()
-        if terms is None:
-            apart = distances(z.to(dtype), landmarks, self.norm)
+        dtype = torch.float64 if self.large else torch.promote_types(z.dtype, torch.float32)
+        given, z = z.dtype, torch.tanh(z) if self.config.squash else z
+        if self.terms is None or z.dtype == torch.float64 or z.requires_grad:
+            apart = distances(z.to(dtype), self.landmarks.to(dtype), self.config.norm)
         else:
-            apart = round_distances(z.to(torch.float32), self.landmarks, terms).to(dtype)
+            apart = round_distances(z.to(torch.float32), self.landmarks, self.terms).to(dtype)
+        bandwidth = self.bandwidth.to(dtype)
         kernel = torch.exp(apart / -bandwidth) if apart.requires_grad else apart.div_(-bandwidth).exp_()
-        return row_matmul(kernel, readout).to(given)
+        # Scores are small next to their terms: in float32, how the product is rounded would show.
+        return (kernel.double() @ self.readout.double()).to(given)
 
     def _count_terms(self) -> int | None:
         """Return how coarsely `round_distances` may round; None where that would not pay, or be too coarse."""
-        if self.norm != 1 or self.landmarks.numel() <= RADIAL.exact:
+        if self.config.norm != 1 or self.landmarks.numel() <= RADIAL.exact:
             return None
         noise = math.sqrt(self.landmarks.shape[1] / 6) / float(self.bandwidth)  # of a kernel, in steps
         noise *= float(torch.linalg.vector_norm(self.readout, dim=0).max())
         steps = {terms: float(find_steps(self.landmarks, terms)[2]) for terms in RADIAL.terms}
         return next((terms for terms, step in steps.items() if noise * step <= RADIAL.rounding), None)
 
-    def own_tensors(self) -> dict[str, Tensor]:
-        """Return the view's buffers by name: landmarks are made of units again."""
-        tensors = super().own_tensors()
-        return {
-            name: tensor for name, tensor in tensors.items() if name != ("landmarks" if len(self.units) else "units")
-        }
-
-    def describe(self) -> dict[str, Any]:
-        """Return how distance is measured."""
-        return {"norm": self.norm, "squash": self.squash}
-
-    @classmethod
-    def restore(cls, stored: Stored, source: Source | None, input_dim: int) -> RadialView:
-        """Build the view again."""
-        norm, squash = stored.whole("norm", 2, low=1), stored.entry("squash", bool)
-        units, landmarks = torch.zeros(0, input_dim), None
-        if stored.prefix + "landmarks" in stored.tensors:
-            landmarks = stored.take("landmarks", None, need_map(source).dim)
-        else:
-            units = stored.take("units", None, input_dim)
-        readout, bandwidth = stored.take("readout", len(units) or None, None), float(stored.take("bandwidth"))
-        expect(len(readout) == len(units if landmarks is None else landmarks), "read-outs of other units")
-        expect(bandwidth > 0 and readout.shape[1] > 0, "a bandwidth that is not positive, or scores of no class")
-        return cls(need_map(source), units, readout, bandwidth, norm=norm, squash=squash, landmarks=landmarks)
-
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
         """Add the scores, in float64: large read-outs cancel."""
-        rows = graph.add("Tanh", rows) if self.squash else rows
-        z, terms = graph.cast(rows, "DOUBLE"), self._count_terms()
+        rows = graph.add("Tanh", rows) if self.config.squash else rows
+        z, terms = graph.cast(rows, "DOUBLE"), self.terms
         landmarks, readout = (graph.array(each.double()) for each in (self.landmarks, self.readout))
         if terms is not None:
             low, high, step = map(graph.array, find_steps(self.landmarks, terms))
@@ -347,7 +331,7 @@ class RadialView(View):
             units = np.rint((graph.array(self.landmarks) - low) / step).astype(np.float64)
             beyond = graph.cast(graph.add("ReduceL1", graph.add("Sub", rows, inside), axes=[1]), "DOUBLE")
             apart = graph.add("Add", graph.add("Mul", graph.city_blocks(whole, units), step.astype(np.float64)), beyond)
-        elif self.norm == 1:
+        elif self.config.norm == 1:
             apart = graph.city_blocks(z, landmarks)
         else:
             squares = graph.add("ReduceSumSquare", z, axes=[1])
@@ -359,8 +343,8 @@ class RadialView(View):
 
     def products(self) -> list[tuple[int, int]]:
         """Return the distances, as if they were a product, and the read-out."""
-        units, dim = self.landmarks.shape
-        return [(dim, units), (units, self.readout.shape[1])]
+        units, classes = self.config.units, self.config.classes
+        return [(self.source.config.dim, units), (units, classes)]
 
 
 class _Problem:

@@ -53,14 +53,16 @@ class ResidualMLPs(nn.Module):
         input_dim: Features of the input.
         hidden: Hidden units of each.
         embedding_dim: Features of the output, >= input_dim.
-        generator: Draws the first layer.
+        generator: Draws the first layer; None for zeros, which ``load_state_dict`` fills.
     """
 
     def __init__(
-        self, members: int, input_dim: int, hidden: int, embedding_dim: int, generator: torch.Generator
+        self, members: int, input_dim: int, hidden: int, embedding_dim: int, generator: torch.Generator | None = None
     ) -> None:
         super().__init__()
-        first = torch.randn(members, input_dim, hidden, generator=generator, dtype=torch.float32)
+        first = torch.zeros(members, input_dim, hidden, dtype=torch.float32)
+        if generator is not None:
+            first = torch.randn(first.shape, generator=generator, dtype=torch.float32)
         self.first = nn.Parameter(first * math.sqrt(1 / input_dim))
         self.bias = nn.Parameter(torch.zeros(members, 1, hidden, dtype=torch.float32))
         self.last = nn.Parameter(torch.zeros(members, hidden, embedding_dim, dtype=torch.float32))

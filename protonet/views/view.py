@@ -1,15 +1,17 @@
 """The protocol of views: all that a kind of view has to say for itself.
 
 A *specification* is a frozen dataclass: what a view is made of, before it has seen a row. Fitted to rows it gives a
-*view*, a module that maps rows to its part of the embedding. A *kind* (`protonet.views.judge.Kind`) tells the search
+*view*, a module that maps rows to its part of the embedding; the view's `Config` holds the sizes from which the module
+can be built again, so that ``load_state_dict`` restores it. A *kind* (`protonet.views.judge.Kind`) tells the search
 which specifications to try. A new kind is one file with these three, and one line in `protonet.views.KINDS`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -186,81 +188,185 @@ class Graph(Protocol):
         """Return a tensor of any device as an array."""
 
 
-class Source(nn.Module):
-    """What views may read in place of the features: the encoder evaluates it once for all of them."""
+ConfigT = TypeVar("ConfigT", bound="Config")
 
-    kind: ClassVar[str]  #: The name in model files.
 
-    def describe(self) -> dict[str, Any]:
-        """Return what the tensors do not tell, as JSON can hold it."""
-        return {}
+def number(low: float, high: float) -> Any:
+    """Declare a field of a `Config` that lies in [low, high]."""
+    return field(metadata={"range": (low, high)})
+
+
+def size(low: int = 1, high: int = 2**31) -> Any:
+    """Declare a field of a `Config` that is a size in [low, high]."""
+    return number(low, high)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes and settings that a module is built from: int, float and bool fields, which JSON can hold.
+
+    Raises:
+        ValueError: A value of another type than its field's, not finite or out of range; the reason in a few words.
+    """
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value, (low, high) = getattr(self, each.name), each.metadata.get("range", (-math.inf, math.inf))
+            expect(type(value).__name__ == each.type, f"no usable entry {each.name}")
+            expect(math.isfinite(value) and low <= value <= high, f"an entry {each.name} out of range")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return asdict(self)
 
     @classmethod
-    def restore(cls, stored: Stored, input_dim: int) -> Source:
-        """Build the source again from tensors that may be anything, for ``input_dim`` features; else a ValueError."""
-        raise NotImplementedError
+    def from_json(cls: type[ConfigT], entries: Any) -> ConfigT:
+        """Return the config that `to_json` wrote.
+
+        Raises:
+            ValueError: No mapping, other names than the fields', or values that do not fit.
+        """
+        names = {each.name for each in fields(cls)}
+        expect(isinstance(entries, dict) and entries.keys() == names, f"entries other than {sorted(names)}")
+        return cls(**entries)
+
+
+class Component(nn.Module):
+    """A module whose state has the names, shapes and types that follow from a config.
+
+    Without ``tensors`` all buffers are zero until ``load_state_dict`` fills them. What can be computed from them is not
+    part of the state: `derive` computes it.
+
+    Args:
+        config: Of the type ``config_type`` of the subclass.
+        tensors: The buffers by name, in any layout; copied.
+    """
+
+    kind: ClassVar[str]  #: The name in model files.
+    config_type: ClassVar[type[Config]] = Config
+    dtypes: ClassVar[Mapping[str, torch.dtype]] = {}  #: Of the buffers that are not float32.
+    infinite: ClassVar[frozenset[str]] = frozenset()  #: Buffers that may hold positive infinities.
+    config: Config
+
+    def __init__(self, config: Config, tensors: Mapping[str, Tensor] | None = None) -> None:
+        super().__init__()
+        self.config = config
+        for name, shape in self.shapes().items():
+            dtype = self.dtypes.get(name, torch.float32)
+            # The layout decides how products round: one layout gives the same digits after loading.
+            value = torch.zeros(shape, dtype=dtype) if tensors is None else _copy(tensors[name], dtype)
+            self.register_buffer(name, value)
+        if tensors is not None:
+            self.derive()
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each buffer by name."""
+        return {}
+
+    def derive(self) -> None:
+        """Compute what follows from the buffers; called once they are given or loaded."""
+
+    def check(self, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
+        """Check tensors that are not trusted before they are loaded. Subclasses add the ranges of indices.
+
+        Args:
+            tensors: By name, on the CPU.
+            prefix: Of the names in messages.
+
+        Raises:
+            ValueError: Other names, shapes or types than the state's, or values that are not finite.
+        """
+        check_tensors(tensors, self.state_dict(), prefix, self.infinite)
+
+    def products(self) -> list[tuple[int, int]]:
+        """Return the shapes (in, out) of the matrices that one row is multiplied with."""
+        return []
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        self.derive()
+
+
+def _copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a contiguous copy."""
+    return tensor.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+def check_tensors(
+    tensors: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    prefix: str = "",
+    infinite: frozenset[str] = frozenset(),
+) -> None:
+    """Raise a ValueError unless tensors have the names, shapes and types of others, and finite values."""
+    for name, like in expected.items():
+        expect(name in tensors, f"no tensor {prefix}{name}")
+        tensor = tensors[name]
+        same = tensor.shape == like.shape and tensor.dtype == like.dtype
+        expect(same, f"a tensor {prefix}{name} of another shape or type")
+        expect_sound(prefix + name, tensor, infinite=name in infinite)
+    expect(len(tensors) == len(expected), "tensors that belong to no part of the network")
+
+
+class Source(Component):
+    """What views may read in place of the features: the encoder evaluates it once for all of them."""
 
     def add_to_graph(self, graph: Graph, x: str) -> str:
         """Add what is done to the value ``x`` to an ONNX graph, and return the name of what it gives."""
         raise NotImplementedError
 
-    def products(self) -> list[tuple[int, int]]:
-        """Return the shapes (in, out) of the matrices that a row is multiplied with."""
-        return []
+
+@dataclass(frozen=True)
+class LinearMapConfig(Config):
+    """Features, the first column that is read and how many are, and the rank."""
+
+    input_dim: int = size()
+    dim: int = size()
+    rank: int = size(0)
+    first: int = size(0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect(self.first + self.dim <= self.input_dim, "a map of columns that are not there")
 
 
 class LinearMap(Source):
     """The affine map ``z = gain * (x - shift) + ((x - shift) @ basis * coefficient) @ basis.T``.
 
-    Args:
-        shift: (dim,) what is subtracted.
-        gain: (dim,) the diagonal part.
-        basis: (dim, rank) orthonormal columns; rank may be 0.
-        coefficient: (rank,) what is added to the diagonal along each column.
-        first: The first of the ``dim`` columns that are read; None where these are all that there are.
+    Buffers: ``shift`` (dim,) is subtracted; ``gain`` (dim,) is the diagonal part; ``basis`` (dim, rank) has orthonormal
+    columns, rank >= 0; ``coefficient`` (rank,) is added to the diagonal along each column.
     """
 
     kind = "linear"
+    config_type = LinearMapConfig
+    config: LinearMapConfig
     shift: Tensor
     gain: Tensor
     basis: Tensor
     coefficient: Tensor
 
-    def __init__(
-        self, shift: Tensor, gain: Tensor, basis: Tensor, coefficient: Tensor, first: int | None = None
-    ) -> None:
-        super().__init__()
-        self.dim = len(shift)
-        for name, value in (("shift", shift), ("gain", gain), ("basis", basis), ("coefficient", coefficient)):
-            self.register_buffer(name, value.to(torch.float32).clone())
-        self.columns = None if first is None else slice(first, first + self.dim)
-        if first is not None:
-            self.register_buffer("first", torch.tensor(first, device=shift.device))
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each buffer by name."""
+        dim, rank = self.config.dim, self.config.rank
+        return {"shift": (dim,), "gain": (dim,), "basis": (dim, rank), "coefficient": (rank,)}
 
     def forward(self, x: Tensor) -> Tensor:
         """Map features (n, input_dim) to (n, dim)."""
-        centred = (x if self.columns is None else x[:, self.columns]) - self.shift  # (n, dim)
-        if not self.basis.shape[1]:
+        config = self.config
+        some = config.dim < config.input_dim
+        centred = (x[:, config.first : config.first + config.dim] if some else x) - self.shift  # (n, dim)
+        if not config.rank:
             return centred.mul_(self.gain)
         return centred * self.gain + row_matmul(row_matmul(centred, self.basis) * self.coefficient, self.basis.T)
 
-    @classmethod
-    def restore(cls, stored: Stored, input_dim: int) -> LinearMap:
-        """Build the map again."""
-        first = int(stored.take("first", dtype=torch.int64)) if stored.prefix + "first" in stored.tensors else None
-        shift = stored.take("shift", input_dim if first is None else None)
-        expect(first is None or 0 <= first <= input_dim - len(shift), "a map of columns that are not there")
-        coefficient, gain = stored.take("coefficient", None), stored.take("gain", len(shift))
-        return cls(shift, gain, stored.take("basis", len(shift), len(coefficient)), coefficient, first)
-
     def add_to_graph(self, graph: Graph, x: str) -> str:
         """Add the map."""
-        if self.columns is not None:
-            ends = (np.array([each]) for each in (self.columns.start, self.columns.stop, 1))
-            x = graph.add("Slice", x, *ends)
+        config = self.config
+        if config.dim < config.input_dim:
+            x = graph.add("Slice", x, *(np.array([each]) for each in (config.first, config.first + config.dim, 1)))
         centred = graph.add("Sub", x, graph.array(self.shift))
         z = graph.add("Mul", centred, graph.array(self.gain))
-        if not self.basis.shape[1]:
+        if not config.rank:
             return z
         low = graph.add("MatMul", centred, graph.array(self.basis))
         low = graph.add("Mul", low, graph.array(self.coefficient))
@@ -268,46 +374,46 @@ class LinearMap(Source):
 
     def products(self) -> list[tuple[int, int]]:
         """Return the shapes (in, out) of the matrices that a row is multiplied with."""
-        dim, rank = self.basis.shape
+        dim, rank = self.config.dim, self.config.rank
         return [(dim, rank), (rank, dim)] if rank else []
 
 
-class View(nn.Module):
+class View(Component):
     """A fitted view: what it reads goes in, its part of the embedding comes out.
 
     Args:
+        config: Of the type ``config_type`` of the subclass.
         source: Maps features (n, input_dim) to the rows that the view reads; None for the features themselves. Views
-            that read the same share one module, which the encoder evaluates once.
-        sizes: The widths of the view's parts; the encoder brings each of them to a norm of its own. Most have one.
+            that read the same share one module, which the encoder holds and evaluates once.
+        tensors: The buffers by name; None for zeros.
+
+    Raises:
+        ValueError: The source is not of the class ``reads``.
     """
 
-    kind: ClassVar[str]  #: The kind's name in model files.
+    reads: ClassVar[type[Source] | None] = None  #: The class of the source.
     source: Source | None
 
-    def __init__(self, source: Source | None, sizes: tuple[int, ...]) -> None:
-        super().__init__()
-        self.source, self.sizes = source, sizes
+    def __init__(
+        self, config: Config, source: Source | None = None, tensors: Mapping[str, Tensor] | None = None
+    ) -> None:
+        expect(type(source) is (self.reads or type(None)), f"a view of kind {self.kind} with another source")
+        self.__dict__["source"] = source  # not registered: its state is the encoder's, once for all views
+        super().__init__(config, tensors)
+
+    @property
+    def input_dim(self) -> int:
+        """Features of the rows that the network reads; that of the source, unless the config says it."""
+        config: Any = self.config if self.source is None else self.source.config
+        return int(config.input_dim)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The widths of the view's parts, most have one; the encoder brings each of them to a norm of its own."""
+        raise NotImplementedError
 
     def forward(self, z: Tensor) -> Tensor:
         """Map the rows that the view reads (n, dim) to its parts, side by side: (n, sum of ``sizes``)."""
-        raise NotImplementedError
-
-    def describe(self) -> dict[str, Any]:
-        """Return what the view's own tensors do not tell, as JSON can hold it."""
-        return {}
-
-    @classmethod
-    def restore(cls, stored: Stored, source: Source | None, input_dim: int) -> View:
-        """Build a view again from a description and tensors that may say anything.
-
-        Args:
-            stored: What a file holds of the view: `describe`'s entries, and tensors named as in ``state_dict``.
-            source: As in the constructor.
-            input_dim: Columns of the features.
-
-        Raises:
-            ValueError: They are no view; the reason in a few words.
-        """
         raise NotImplementedError
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
@@ -319,20 +425,12 @@ class View(nn.Module):
         """
         raise NotImplementedError
 
-    def products(self) -> list[tuple[int, int]]:
-        """Return the shapes (in, out) of all matrices that one row is multiplied with: what the view costs."""
-        return []
-
     def cost(self) -> float:
         """Return about how many multiplications take as long as one row does, without the source.
 
         A kind that knows better tells the judge so itself.
         """
         return float(sum(inputs * outputs for inputs, outputs in self.products()))
-
-    def own_tensors(self) -> dict[str, Tensor]:
-        """Return the view's parameters and buffers by name, without those of its source."""
-        return {name: value for name, value in self.state_dict().items() if not name.startswith("source.")}
 
 
 class Specification(Protocol):

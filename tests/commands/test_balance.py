@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from protonet.files import load_model
-from protonet.fit.crossfit import predict_held
-from protonet.fit.packing import unpack
+from protonet.fit.crossfit import predict_held, restore_crossfit
 from protonet.metrics import measure, measure_classes
 from tests.commands.cases import FAST, Run
 from tests.strategies import write_columns
@@ -57,7 +56,7 @@ def test_balanced_lets_a_rare_class_count_and_leads_are_of_balanced_accuracy(tmp
         assert heading in said
         assert heading.replace("'", "&#x27;") in page.read_text(encoding="utf-8")
         model = load_model(path, held=True)
-        crossed = unpack(model.network, model.metadata["folds"], model.held)
+        crossed = restore_crossfit(model.network, model.folds, model.held)
         assert model.network.counts.tolist() == model.metadata["samples"] == [10, 190]
         assert [network.counts.sum() for network in crossed.folds] == [160] * 5
         assert torch.equal(crossed.weights, torch.ones(200, dtype=torch.float64))

@@ -21,9 +21,8 @@ from protonet import solve
 from protonet.commands.explain import MOST_COLUMNS
 from protonet.files import Model, load_model, save_model
 from protonet.fit import importance
-from protonet.fit.crossfit import Crossfit, predict_held
+from protonet.fit.crossfit import Crossfit, predict_held, restore_crossfit
 from protonet.fit.importance import measure_columns
-from protonet.fit.packing import unpack
 from tests.commands.cases import Run, fit_model
 from tests.strategies import blobs
 from tests.strategies import write_columns as write
@@ -73,7 +72,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def unpacked(path: str) -> Crossfit:
     model = load_model(path, held=True)
-    return unpack(model.network, model.metadata["folds"], model.held)
+    return restore_crossfit(model.network, model.folds, model.held)
 
 
 class Wrapped(ClassifierMixin, BaseEstimator):  # type: ignore[misc]

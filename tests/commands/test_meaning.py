@@ -18,7 +18,6 @@ import pytest
 from protonet.errors import InputError
 from protonet.estimator import ProtoNetClassifier
 from protonet.files import load_model, save_model
-from protonet.files.header import DEFLATED
 from protonet.tables.columns.embedded import EmbeddedText
 from protonet.tables.columns.encoding import Encoding
 from tests.commands.cases import Run, do, read_table
@@ -186,7 +185,7 @@ def test_nothing_is_predicted_by_another_network(fitted: Path, tmp_path: Path, r
     assert not output.exists()
     content = model.read_bytes()
     damaged = tmp_path / "damaged.safetensors"
-    at = content.index(DEFLATED.encode()) + 99
+    at = 99  # in the compressed config
     damaged.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
     assert "`model` must be a model file" in run("predict", damaged, test, code=2)
 
@@ -281,7 +280,7 @@ def test_what_names_no_classes_is_one_line(fitted: Path, tmp_path: Path, run: Ru
         classes.write_text(content, encoding="utf-8")
         assert message in run(*fit, "--classes", classes, code=2), content
     good = fitted / "classes.csv"
-    assert "`--classes` must " in run(*fit, "--classes", tmp_path / "nowhere.csv", code=2)
+    assert "no such file" in run(*fit, "--classes", tmp_path / "nowhere.csv", code=2)
     none = run("fit", fitted / "bare.csv", "--representation", "none", "--classes", good, code=2)
     assert 'Run pip install -e ".[text]", pass --representation, or label some rows' in none
     plot = run(*fit, "--classes", good, "--plot", tmp_path / "p.png", code=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ def test_the_bar_says_how_long_it_will_take_yet(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with show_progress(quiet=quiet) as tell:
         for stage, share in (("start", 0.0), ("first", 0.2), ("second", 0.25), ("third", 0.5)):
             tell(stage, share)
@@ -77,6 +79,7 @@ def test_the_bar_of_rows_tells_what_is_left_where_it_is_known(
     monkeypatch.setattr(formats, "CELLS_PER_CHUNK", 4)
     now = [100.0]
     monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     table = open_table(path, ReadSpec("kind", labelled=False))
     assert table.n_rows == (None if suffix == ".csv" else 4)
 

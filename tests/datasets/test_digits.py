@@ -28,7 +28,7 @@ def test_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyPat
     for name in ("sklearn", "sklearn.datasets"):
         monkeypatch.setitem(sys.modules, name, None)  # what Python does for a package that is not there
     line = r"`sklearn` must be installed\. "
-    with pytest.raises(MissingPackageError, match=line + r'Run pip install "protonet\[analysis\]"\.$'):
+    with pytest.raises(MissingPackageError, match=line + r'Run pip install -e "\.\[analysis\]"\.$'):
         load_digits()
 
 

@@ -74,8 +74,8 @@ class TestImages:
         x = load_images(tmp_path).x[0].double()
         torch.testing.assert_close(x, torch.tensor(expected).double(), rtol=0, atol=1.01 / 255)
 
-    @pytest.mark.parametrize(("suffix", "kind"), [("png", "SyntaxError"), ("ppm", "ValueError")])
-    def test_broken_within(self, tmp_path: Path, suffix: str, kind: str) -> None:
+    @pytest.mark.parametrize("suffix", ["png", "ppm"])
+    def test_broken_within(self, tmp_path: Path, suffix: str) -> None:
         write_images(tmp_path, {"a": [(9, 9)], "b": [(9, 9)]})
         buffer = io.BytesIO()
         Image.open(tmp_path / "a" / "0.png").save(buffer, "PPM" if suffix == "ppm" else "PNG")
@@ -83,7 +83,7 @@ class TestImages:
         length = whole.find(b"IDAT") - 1
         broken = whole[:length] + b"\0" + whole[length + 1 :] if suffix == "png" else b"P3" + whole[2:]
         (tmp_path / "b" / f"1.{suffix}").write_bytes(broken)
-        with pytest.raises(ValueError, match=rf"images that can be read; got .*1\.{suffix} \({kind}\)"):
+        with pytest.raises(ValueError, match=rf"images that can be read; got .*1\.{suffix} \(.+\)"):
             load_images(tmp_path)
 
     def test_errors(self, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from protonet.datasets import load_omniglot
+from protonet.episodes.features.sources import load_source
 
 BACKGROUND = {"Alpha": 4, "Beta": 3, "Gamma": 2, "Delta": 1}
 EVALUATION = {"Omega": 2}
@@ -48,6 +49,24 @@ def test_rows_names_and_sides(tmp_path: Path, home: str) -> None:
         inked = torch.tensor([min(1.0, max(0.0, (4 * number - 15 * row) / 15)) for row in range(7)])
         torch.testing.assert_close(first[:, 0], inked, rtol=0, atol=1.01 / 255)
         assert float(first[:, 1:].abs().max()) == 0  # paper
+
+
+def test_rotations_are_classes(tmp_path: Path) -> None:
+    make_tree(tmp_path)
+    plain, data = load_omniglot(tmp_path, size=7), load_omniglot(tmp_path, size=7, rotations=True)
+    assert data.num_classes == 4 * plain.num_classes
+    assert plain.sides is not None
+    assert data.sides is not None
+    side_of = dict(zip(data.class_names, data.sides, strict=True))
+    for c, name in enumerate(plain.class_names):
+        drawings = plain.take_rows((plain.y == c).nonzero().flatten()).reshape(-1, 7, 7)
+        for quarters in range(4):
+            turned = f"{name} rot{90 * quarters:03}" if quarters else name
+            assert side_of[turned] == plain.sides[c]
+            rows = data.take_rows((data.y == data.class_names.index(turned)).nonzero().flatten()).reshape(-1, 7, 7)
+            torch.testing.assert_close(rows, drawings.rot90(quarters, dims=(1, 2)), rtol=0, atol=1.01 / 255)
+    assert torch.equal(load_omniglot(tmp_path, size=7).x, plain.x)  # each has a cached file of its own
+    assert load_source(f"omniglot-rotations:{tmp_path}").num_classes == data.num_classes
 
 
 def test_one_alphabet_is_base(tmp_path: Path) -> None:

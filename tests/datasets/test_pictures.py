@@ -122,11 +122,11 @@ def test_pictures_of_every_kind_are_opened(tmp_path: Path) -> None:
     Image.fromarray(pixels).save(file, "PNG")
     (tmp_path / "a.png").write_bytes(file.getvalue())
     for picture in (pixels, file.getvalue(), tmp_path / "a.png"):
-        assert np.array_equal(np.asarray(open_picture(picture)), pixels)
+        assert np.array_equal(np.asarray(open_picture("f", picture)), pixels)
     with pytest.raises(ValueError, match=r"^`root` must hold images that can be read; got one of a file of many \("):
-        open_picture(b"nothing")
+        open_picture("f", b"nothing")
     with pytest.raises(ValueError, match=r"got .*absent\.png \(FileNotFoundError\)"):
-        open_picture(tmp_path / "absent.png")
+        open_picture("f", tmp_path / "absent.png")
 
 
 def test_numbers_of_classes_on_several_sides_get_the_sides_names() -> None:

@@ -11,7 +11,7 @@ from tests.docs.blocks import NAMES, ROOT, read_extras
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 #: The longest that a stranger reads.
-MOST_LINES = 180
+MOST_LINES = 186
 
 
 def headings(path: Path) -> set[str]:

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from protonet.episodes.training.tasks import Score
 from tests.episodes.command_cases import Command
+
+
+@pytest.fixture
+def no_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ``train`` write encoders that are worse than the raw features, as those of a few steps are."""
+    baseline = Score(0, 0.0, 0.0)
+    monkeypatch.setattr("protonet.episodes.training.train.score_raw_features", lambda *_: ("protonet", baseline))
 
 
 @pytest.fixture

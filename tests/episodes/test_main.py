@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 from importlib import import_module
@@ -13,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tqdm import tqdm
 
 from protonet import episodes
+from protonet._progress import progress_bar
 from protonet.episodes.evaluation import run as running
 from protonet.episodes.methods import ALIASES, METHODS
 from tests.episodes.command_cases import Command
@@ -31,6 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     y = np.repeat(np.arange(10), 12) * 7 - 20
     x = generator.normal(size=(10, 5))[np.repeat(np.arange(10), 12)] + 0.7 * generator.normal(size=(120, 5))
     np.savez(tmp_path / "x.npz", x=x.astype(np.float32), y=y, split=np.repeat(np.array(SIDES), 12))
+    np.savez(tmp_path / "plain.npz", x=x.astype(np.float32), y=y)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -64,10 +66,17 @@ def test_report_and_files(command: Command, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "n_classes"), [("--side all", 10), ("--side base", 3), ("--way 2 --split-seed 1", 2)]
+    ("arguments", "n_classes"),
+    [("--side all", 10), ("--side base", 3), ("--way 2 --dataset plain.npz --split-seed 1", 2)],
 )
 def test_sides_and_splits(command: Command, arguments: str, n_classes: int) -> None:
     assert f", {n_classes} classes, " in command(FEW, arguments, "--method protonet")
+
+
+@pytest.mark.parametrize("before", ["", "train -o a.safetensors"])
+def test_the_split_of_a_file_is_not_overridden(command: Command, before: str) -> None:
+    dataset = "--dataset x.npz --split-seed 1"
+    command.refuses("`--split-seed` must be left out for data that have a split by class; got 1 for", before, dataset)
 
 
 @pytest.mark.parametrize(
@@ -126,12 +135,14 @@ def test_small_classes_and_aliases_are_told(command: Command) -> None:
     assert "| simpleshot-un" not in out
 
 
+@pytest.mark.usefixtures("no_baseline")
 def test_an_encoder_is_not_judged_by_another_split(command: Command, folder: Path) -> None:
     encoder = "encoder.safetensors"
     command(f"train --dataset x.npz --backbone mlp --way 3 --steps 2 --eval-every 1 -o {encoder}")
     evaluation = f"{FEW} --method protonet simpleshot --encoder {encoder}"
     assert f", 5 classes, {encoder}: " in command(evaluation)
     assert "The encoder was trained or chosen on classes of side base" in command(evaluation, "--side base")
+    (folder / "plain.npz").rename("x.npz")
     for spelled in ("x.npz", f"../{folder.name}/x.npz"):
         other = f"--way 2 --split-seed 1 --dataset {spelled}"
         command.refuses("`--split-seed` must be the encoder's", evaluation, other)
@@ -140,6 +151,32 @@ def test_an_encoder_is_not_judged_by_another_split(command: Command, folder: Pat
 def test_a_missing_package_is_found_before_the_work(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     command.refuses("`matplotlib` must be installed", FEW, "--plot a.png")
+
+
+@pytest.mark.parametrize("n_features", [5, 200])  # narrow rows are scored in larger batches
+def test_a_run_goes_on_with_more_episodes(command: Command, n_features: int) -> None:
+    generator = np.random.default_rng(1)
+    y = np.repeat(np.arange(6), 12)
+    np.savez("x.npz", x=generator.normal(size=(72, n_features)), y=y)
+    arguments = f"{FEW} --method protonet simpleshot adaptive --json"
+    files = [Path(name) for name in ("once.json", "again.json")]
+    command(arguments, files[0], "--episodes 300")
+    for n_episodes in (10, 100, 130, 300):
+        command(arguments, files[1], f"--episodes {n_episodes} --state s.npz --resume")
+    assert files[0].read_bytes() == files[1].read_bytes()
+    state = Path("s.npz").read_bytes()
+    command.refuses("`--episodes` must be at least the 300 of s.npz", FEW, "--method protonet simpleshot adaptive",
+                    "--episodes 299 --state s.npz --resume")  # fmt: skip
+    assert Path("s.npz").read_bytes() == state
+
+
+def test_a_run_goes_on_to_narrower_intervals(command: Command) -> None:
+    arguments = f"{FEW} --episodes 2000 --method protonet --json"
+    command(arguments, "once.json --until 0.9")
+    for until in (1.5, 0.9):
+        command(arguments, f"again.json --until {until} --state s.npz --resume")
+    assert Path("once.json").read_bytes() == Path("again.json").read_bytes()
+    assert 256 < json.loads(Path("once.json").read_text(encoding="utf-8"))["episodes"] < 2000
 
 
 def test_a_state_is_of_one_run(command: Command, folder: Path) -> None:
@@ -185,7 +222,8 @@ def test_intervals_say_what_they_speak_of(command: Command, way: int) -> None:
 
 def test_the_bar_of_one_episode_has_no_interval(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "SHOWN_EVERY", 0)
-    monkeypatch.setattr(running, "tqdm", lambda **settings: tqdm(**(settings | {"delay": 0})))  # shown at once
+    monkeypatch.setattr(running, "progress_bar", lambda **settings: progress_bar(**settings, delay=0))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     for number, interval in (("1", ""), ("2", r" ±\d+\.\d\d")):
         command(FEW, "--method protonet --episodes", number)
         assert re.search(rf"protonet \d+\.\d\d{interval} %", command.error)
@@ -198,16 +236,22 @@ def test_ctrl_c_reports_what_is_done(folder: Path) -> None:
     code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
     code += "from protonet.episodes.__main__ import main; sys.exit(main(sys.argv[1:]))"
     started = [sys.executable, "-c", code, *arguments.split()]
-    with subprocess.Popen(started, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
+    fcntl = pytest.importorskip("fcntl")
+    termios = pytest.importorskip("termios")
+    terminal, stderr = os.openpty()
+    fcntl.ioctl(stderr, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 200, 0, 0))
+    with subprocess.Popen(started, stdout=subprocess.PIPE, stderr=stderr, text=True) as process:
+        os.close(stderr)
         shown = ""
         while "protonet " not in shown and process.poll() is None:  # the bar shows a running accuracy
-            shown += process.stderr.read(1)
+            shown += os.read(terminal, 1).decode(errors="replace")
         process.send_signal(signal.SIGINT)
-        out, error = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=60)
+    error = os.read(terminal, 2**16).decode(errors="replace")
+    os.close(terminal)
     assert process.returncode == 130, error
     assert "| protonet" in out
-    assert error.splitlines()[-1].startswith("protonet.episodes: stopped after ")
+    assert "protonet.episodes: stopped after " in error
     assert "Traceback" not in error
     assert json.loads((folder / "a.json").read_text(encoding="utf-8"))["episodes"] < 100000000
 

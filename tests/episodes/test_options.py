@@ -213,6 +213,7 @@ def test_all_methods_that_can_run_and_more(command: Command) -> None:
     assert f"{slow}, and are left out of 'all': name them, too." in command.printed
 
 
+@pytest.mark.usefixtures("no_baseline")
 def test_an_encoder_embeds_base_rows_of_another_file_too(command: Command) -> None:
     command("train --dataset x.npz --backbone mlp --way 3 --steps 1 --query 3 --output encoder.safetensors")
     for kind in ("none", "cl2"):

@@ -24,6 +24,7 @@ from tests.episodes.cases import TRAINED
 from tests.episodes.command_cases import Command
 from tests.episodes.meta_cases import SIDES, make_data, make_trained, save_data
 
+pytestmark = pytest.mark.usefixtures("no_baseline")
 SETTING = Setting((2, 2), n_query=3)
 FEW = "--dataset tiny.npz --way 2 --query 3 --episodes 5"
 MINE = """

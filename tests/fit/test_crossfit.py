@@ -10,9 +10,18 @@ from scipy.stats import multivariate_normal
 from torch import Tensor
 
 from protonet.errors import InputError
-from protonet.fit.crossfit import Crossfit, crossfit, predict_baselines, predict_held, score_cosine, score_lda, update
+from protonet.fit.crossfit import (
+    Crossfit,
+    crossfit,
+    list_tensors,
+    predict_baselines,
+    predict_held,
+    restore_crossfit,
+    score_cosine,
+    score_lda,
+    update,
+)
 from protonet.fit.networks import fit_choice
-from protonet.fit.packing import pack, unpack
 from protonet.fit.solver import Solution, solve, solve_problem
 from protonet.losses import class_means
 from protonet.metrics import measure
@@ -105,7 +114,7 @@ def test_with_one_sample_a_class_nothing_is_held_out_and_samples_can_be_added_al
     assert predict_held(crossed).shape == (0, len(crossed.whole.counts))
     single = SOLUTION.problem.rows._replace(labels=torch.arange(len(Y)), num_classes=len(Y))
     assert predict_baselines(SOLUTION.problem._replace(rows=single)) == {}
-    crossed = unpack(crossed.whole, *pack(crossed))
+    crossed = restore_crossfit(crossed.whole, crossed.folds, list_tensors(crossed))
     assert len(updated(crossed, X, Y, 8).whole.counts) == 8
 
 

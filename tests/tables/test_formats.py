@@ -44,15 +44,15 @@ def corrupt(content: bytes, damages: Sequence[tuple[float, int, bytes]]) -> byte
     return content
 
 
-def read(source: TableSource, *columns: int) -> tuple[list[list[Any]], list[int]]:
-    """All of a file's columns, or those of some numbers, and where its rows are."""
-    columns: list[list[Any]] = [[] for _ in columns or range(source.width)]
+def read(source: TableSource, *indices: int) -> tuple[list[list[Any]], list[int]]:
+    """Read some columns of a file, or all of them, and the positions of its rows."""
+    columns: list[list[Any]] = [[] for _ in indices or range(source.width)]
     positions: list[int] = []
-    for block in source.read(columns or range(source.width)):
-        assert [len(column) for column in block.columns] == [len(block.positions)] * len(columns)
-        for values, column in zip(columns, block.columns, strict=True):
+    for chunk in source.read(indices or range(source.width)):
+        assert [len(column) for column in chunk.columns] == [len(chunk.positions)] * len(columns)
+        for values, column in zip(columns, chunk.columns, strict=True):
             values.extend(column.tolist())
-        positions += block.positions
+        positions += chunk.positions
     return columns, positions
 
 

@@ -19,7 +19,7 @@ from protonet.scoring import Fold
 from protonet.views import context
 from protonet.views.budget import plan_encoder
 from protonet.views.cells import FARTHEST, RANKS, TOLD, Cells, order_groups, rank_rows
-from protonet.views.context import CONTEXT, TURNS, Context, ContextKind, ContextView, load_numbers
+from protonet.views.context import CONTEXT, TURNS, Context, ContextConfig, ContextKind, ContextView, load_numbers
 from protonet.views.judge import Judge
 from protonet.views.linear import Linear
 from protonet.views.transformer import (
@@ -37,7 +37,7 @@ from protonet.views.transformer import (
     memorise,
     unpack,
 )
-from protonet.views.view import Rows, Stored
+from protonet.views.view import Rows
 from tests.strategies import blobs, seeds
 
 #: Numbers, a number with a gap's mark beside it, and a category of three levels.
@@ -272,8 +272,10 @@ def test_the_numbers_know_tables() -> None:
 )
 def test_what_is_no_context_view_is_refused(fault: str) -> None:
     view = Context(2).fit(draw_table(0))
-    tensors, description = dict(view.own_tensors()), view.describe()
-    restored = ContextView.restore(Stored(description, dict(tensors)), None, 7)
+    tensors, config = dict(view.state_dict()), view.config.to_json()
+    restored = ContextView(ContextConfig.from_json(config))
+    restored.check(tensors)
+    restored.load_state_dict(tensors)
     assert torch.equal(restored(view.rows), view(view.rows))
     numbers = load_numbers()
     assert numbers is not None
@@ -289,9 +291,10 @@ def test_what_is_no_context_view_is_refused(fault: str) -> None:
         "first": {"blocks": tensors["blocks"] + 1},
         "passes": {},
     }
-    description = {"passes": len(TURNS) + 1} if fault == "passes" else description
-    with pytest.raises(ValueError, match=r"context|columns|tensor|passes"):
-        ContextView.restore(Stored(description, tensors | change[fault]), None, 7)
+    changed = tensors | change[fault]
+    config |= {"passes": len(TURNS) + 1} if fault == "passes" else {"rows": len(changed["rows"])}
+    with pytest.raises(ValueError, match=r"context|columns|tensor|passes|rows"):
+        ContextView(ContextConfig.from_json(config)).check(changed)
 
 
 def test_settings_are_fields() -> None:

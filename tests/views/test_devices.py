@@ -68,7 +68,8 @@ def test_a_view_is_fitted_where_its_rows_are(name: str, case: str) -> None:
     with Elsewhere() as mode:
         sent = rows.to(AWAY)
         view = fit(EVERY[name], sent)
-        assert {each.device for each in view.state_dict().values()} == {AWAY}
+        state = [*view.state_dict().values(), *(() if view.source is None else view.source.state_dict().values())]
+        assert {tensor.device for tensor in state} == {AWAY}
         assert set(mode.fetched) <= NAMED.get(name, set())
         torch.testing.assert_close(embed(view, sent.features).cpu(), expected)  # attention rounds in another way
 
@@ -79,6 +80,8 @@ def test_a_view_that_is_sent_maps_rows_there(name: str) -> None:
     expected = embed(view, X)
     with Elsewhere() as mode:
         view, x = view.to(AWAY), X.to(AWAY)
+        if view.source is not None:  # which the encoder holds, once for all views
+            view.source.to(AWAY)
         embed(view, x)  # what a view makes of its constants it keeps
         mode.sent.clear()
         embedded = embed(view, x)
@@ -149,7 +152,7 @@ def test_a_network_works_where_it_is(use: Callable[[PrototypeNetwork, Tensor, Te
 #: What solve() copies there, as the guide names it: rows and folds, once; trees; random numbers; what constants become.
 SENT = {"view.to", "scoring.to", "forest.fit", "networks.fit_rows", "networks._in_units", "networks.decide_pooling"}
 SENT |= {"networks.believe", "mlp.fit", "mlp.candidates", "training.train", "training._initial_proxies"}
-SENT |= {"optimizer.move", "context.fit", "radial.__init__", "patterns.fit", "patterns._spread_rows"}
+SENT |= {"optimizer.move", "context.fit", "radial.fit", "patterns.fit", "patterns._spread_rows"}
 SENT |= {"cells._draw_codes", "encoder.apply"}
 #: What it copies back: rows that came there, those that trees grow from, labels to draw episodes of, what is judged.
 FETCHED = {"_validation.check_device", "loading._check_batch", "view.to", "training.train", "judge.__post_init__"}

@@ -59,7 +59,7 @@ def test_equal_rows_of_two_classes_go_to_the_majority_and_then_to_the_first() ->
     y = torch.tensor([2, 1, 1, 0, 2, 1, 0])
     view = grow(x, y, 3)
     assert view(x).argmax(dim=1).tolist() == [1] * 5 + [0] * 2
-    assert view.depth == 1
+    assert view.config.depth == 1
     equal = grow(torch.ones(4, 2), torch.tensor([1, 1, 0, 2]), 3)
     torch.testing.assert_close(equal(torch.ones(1, 2)), torch.tensor([[0.0, 1.0, 0.0]]))
 
@@ -73,7 +73,7 @@ def test_the_depth_is_that_of_the_farthest_leaf(seed: int) -> None:
         inner = view.child[at] != at
         at = torch.cat([view.child[at[inner]], view.child[at[inner]] + 1])
         depth += 1
-    assert view.depth == depth
+    assert view.config.depth == depth
 
 
 def test_batches_of_trees_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ def test_a_linear_candidate_is_the_slow_loop_over_held_out_rows() -> None:
     expected = []
     for view, fold in zip(judge.fit(Linear("whitened")), judge.folds, strict=True):
         assert isinstance(view, LinearView)
-        embedded = F.pad(view.map(x), (0, 1), value=view.bias)
+        embedded = F.pad(view.map(x), (0, 1), value=view.config.bias)
         means = class_means(F.normalize(embedded[fold.fit], dim=1), y[fold.fit], 5)[0]
         expected += [F.cosine_similarity(embedded[row], means, dim=1) for row in fold.judge]
     torch.testing.assert_close(found.cosines, torch.stack(expected))

@@ -182,7 +182,7 @@ def test_the_bias_coordinate_joins_scaled_views_alone() -> None:
     for scaling in SCALINGS:
         view = fit(scaling, x, y)
         bias = 0.0 if scaling in {"raw", "centred"} else LINEAR.bias
-        assert view.bias == bias
+        assert view.config.bias == bias
         z = view.map(x)
         expected = torch.cat([z, torch.full((len(x), 1), bias)], dim=1) if bias else z
         assert torch.equal(view(z), expected)

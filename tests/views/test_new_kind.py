@@ -24,7 +24,7 @@ import numpy as np
 from torch import Tensor
 
 from protonet.views.judge import Candidate, Judge, Kind
-from protonet.views.view import Graph, LinearMap, Rows, Source, Specification, Stored, View, expect
+from protonet.views.view import Config, Graph, LinearMap, Rows, Source, Specification, View, size
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ class Toy:
 
     def fit(self, rows: Rows, source: Source | None = None) -> ToyView:
         """Take the means."""
-        return ToyView(rows.features.mean(dim=0), self.power)
+        mean = rows.features.mean(dim=0)
+        return ToyView(ToyConfig(len(mean), self.power), None, {"mean": mean})
 
 
 @dataclass(frozen=True)
@@ -66,35 +67,38 @@ class ToyKind(Kind):
                 yield candidate
 
 
+@dataclass(frozen=True)
+class ToyConfig(Config):
+    """Features, and a power."""
+
+    input_dim: int = size()
+    power: float = 1.0
+
+
 class ToyView(View):
     """The powers of the distances."""
 
     kind = "toy"
+    config_type = ToyConfig
     mean: Tensor
 
-    def __init__(self, mean: Tensor, power: float) -> None:
-        super().__init__(None, (len(mean),))
-        self.power = power
-        self.register_buffer("mean", mean)
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each buffer by name."""
+        return {"mean": (self.config.input_dim,)}
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The width of the rows."""
+        return (self.config.input_dim,)
 
     def forward(self, z: Tensor) -> Tensor:
         """Map (n, dim) to (n, dim)."""
-        return (z - self.mean).abs() ** self.power
-
-    def describe(self) -> dict[str, Any]:
-        """Return the power."""
-        return {"power": self.power}
-
-    @classmethod
-    def restore(cls, stored: Stored, source: Source | None, input_dim: int) -> ToyView:
-        """Build the view again."""
-        expect(source is None, "a toy that reads a view")
-        return cls(stored.take("mean", input_dim), stored.entry("power", float))
+        return (z - self.mean).abs() ** self.config.power
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
         """Add the powers."""
         distance = graph.add("Abs", graph.add("Sub", rows, graph.array(self.mean)))
-        return [graph.add("Pow", distance, np.float32(self.power))]
+        return [graph.add("Pow", distance, np.float32(self.config.power))]
 '''
 #: One line more beside the list of kinds: an import and an entry.
 ENTRY = "from protonet.views.toy import ToyKind, ToyView; KINDS = (KINDS[0], (ToyKind, ToyView), *KINDS[1:])"
@@ -111,8 +115,7 @@ import torch
 import protonet
 from protonet.commands.summary import describe_views
 from protonet.files import Model, export_onnx, load_model, save_model
-from protonet.fit.crossfit import crossfit, predict_held
-from protonet.fit.packing import pack, unpack
+from protonet.fit.crossfit import crossfit, list_tensors, predict_held, restore_crossfit
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import solve_problem
 
@@ -138,12 +141,12 @@ with torch.no_grad():
     logits = network(x)
 accuracy = (logits[200:].argmax(dim=1) == y[200:]).double().mean()
 assert accuracy > 0.9, accuracy
-structures, held = pack(crossfit(solution))
-save_model("toy.safetensors", Model(network, ("even", "odd"), None, {"folds": structures}, held))
+crossed = crossfit(solution)
+save_model("toy.safetensors", Model(network, ("even", "odd"), None, {}, list_tensors(crossed), folds=crossed.folds))
 model = load_model("toy.safetensors", held=True)
 with torch.no_grad():
     assert torch.equal(model.network(x), logits)
-crossed = unpack(model.network, model.metadata["folds"], model.held)
+crossed = restore_crossfit(model.network, model.folds, model.held)
 assert predict_held(crossed).shape == (200, 2)
 
 export_onnx("toy.onnx", model)

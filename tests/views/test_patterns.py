@@ -15,6 +15,7 @@ from protonet.views.judge import Judge
 from protonet.views.patterns import (
     PATTERNS,
     Bank,
+    BankConfig,
     PatternKind,
     Patterns,
     count_kernels,
@@ -44,7 +45,7 @@ def fit(specification: Patterns, rows: Rows) -> Callable[[torch.Tensor], torch.T
 
 def slow_shares(bank: Bank, x: torch.Tensor) -> torch.Tensor:
     """Return what a bank does by loops."""
-    dim, width, parts, columns = x.shape[1], bank.width, bank.parts, []
+    dim, width, parts, columns = x.shape[1], bank.config.width, bank.config.parts, []
     height = dim // width
     offsets = [(0, at - 4) for at in range(9)] if width == dim else [(at // 3 - 1, at % 3 - 1) for at in range(9)]
     for dilation, thresholds in zip(list_dilations(width, dim), bank.thresholds, strict=True):
@@ -77,9 +78,10 @@ def slow_shares(bank: Bank, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(("dim", "width", "parts"), [(20, 20, 1), (20, 20, 3), (30, 6, 1), (64, 8, 3)])
 def test_shares_are_those_of_a_slow_loop(dim: int, width: int, parts: int) -> None:
     x = torch.randn(5, dim, generator=torch.Generator().manual_seed(0))
-    bank = Bank(width, dim, parts, Bank.fit(x, width).thresholds)
+    thresholds = {"thresholds": Bank.fit(x, width).thresholds}
+    bank = Bank(BankConfig(dim, width, parts), thresholds)
     torch.testing.assert_close(bank(x), slow_shares(bank, x))
-    whole = Bank(width, dim, 1, bank.thresholds)
+    whole = Bank(BankConfig(dim, width, 1), thresholds)
     torch.testing.assert_close(bank.pool(bank(x), local=False), slow_shares(whole, x))
 
 
@@ -111,7 +113,7 @@ def test_places_of_a_part_are_neighbours_and_every_place_is_in_one() -> None:
 def test_whole_rows_scaled_and_lifted_have_the_same_shares_but_at_the_ends(seed: int) -> None:
     x = torch.randn(4, 40, generator=torch.Generator().manual_seed(seed))
     bank = Bank.fit(x, 40)
-    scaled = Bank(40, 40, bank.parts, bank.thresholds * 7)
+    scaled = Bank(bank.config, {"thresholds": bank.thresholds * 7})
     whole = [found.pool(found(rows), local=False) for found, rows in ((scaled, 7 * x), (bank, x))]
     torch.testing.assert_close(*whole, atol=0.03, rtol=0)
 

@@ -11,7 +11,7 @@ from protonet.fit.search import EFFORTS
 from protonet.fit.solver import solve_problem
 from protonet.views.linear import SCALINGS, Linear
 from protonet.views.radial import Radial, RadialKind
-from protonet.views.view import LinearMap, Rows, Stored
+from protonet.views.view import LinearMap, LinearMapConfig, Rows
 
 SPAN = (3, 8)
 
@@ -72,9 +72,9 @@ def test_noise_beside_a_span_is_seen_through() -> None:
 
 def test_a_map_of_columns_that_are_not_there_is_refused() -> None:
     tensors = {"shift": torch.zeros(5), "gain": torch.ones(5), "basis": torch.zeros(5, 0)}
-    tensors |= {"coefficient": torch.zeros(0), "first": torch.tensor(3)}
-    restored = LinearMap.restore(Stored({}, dict(tensors)), 8)
+    tensors["coefficient"] = torch.zeros(0)
+    restored = LinearMap(LinearMapConfig(8, 5, 0, 3), tensors)
     torch.testing.assert_close(restored(torch.arange(16.0).view(2, 8)), torch.arange(16.0).view(2, 8)[:, 3:])
-    for first, dim in ((4, 8), (-1, 8), (0, 4)):
-        with pytest.raises(ValueError, match="columns that are not there"):
-            LinearMap.restore(Stored({}, {**tensors, "first": torch.tensor(first)}), dim)
+    for input_dim, first in ((8, 4), (8, -1), (4, 0)):
+        with pytest.raises(ValueError, match=r"columns that are not there|first out of range"):
+            LinearMapConfig(input_dim, 5, 0, first)

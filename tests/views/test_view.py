@@ -13,7 +13,7 @@ from torch import Tensor
 from protonet.encoder import Encoder
 from protonet.views import KINDS
 from protonet.views.distances import row_matmul
-from protonet.views.view import LinearMap, Stored, View
+from protonet.views.view import Config, LinearMap, LinearMapConfig, View
 from tests.model_cases import make_network
 from tests.strategies import blobs, seeds
 
@@ -24,15 +24,15 @@ def test_a_map_is_diagonal_plus_low_rank(seed: int, rank: int) -> None:
     x, shift, gain = (torch.randn(shape, generator=generator) for shape in ((7, 4), (4,), (4,)))
     basis = torch.linalg.qr(torch.randn(4, 4, generator=generator))[0][:, :rank]
     coefficient = torch.randn(rank, generator=generator)
-    mapping = LinearMap(shift, gain, basis, coefficient)
+    tensors = {"shift": shift, "gain": gain, "basis": basis, "coefficient": coefficient}
+    mapping = LinearMap(LinearMapConfig(4, 4, rank, 0), tensors)
     dense = torch.diag(gain) + basis @ torch.diag(coefficient) @ basis.T
     torch.testing.assert_close(mapping(x), (x - shift) @ dense, atol=1e-5, rtol=1e-4)
     assert list(mapping.parameters()) == []
     assert mapping.products() == ([(4, rank), (rank, 4)] if rank else [])
-    tensors = {f"a.{name}": tensor for name, tensor in mapping.named_buffers()}
-    again = LinearMap.restore(Stored({}, tensors, "a."), 4)
+    again = LinearMap(LinearMapConfig.from_json(mapping.config.to_json()))
+    again.load_state_dict(mapping.state_dict())
     assert torch.equal(again(x), mapping(x))
-    assert tensors == {}  # all are taken
 
 
 def test_every_kind_has_a_name_of_its_own_and_tells_what_it_costs() -> None:
@@ -45,7 +45,9 @@ def test_every_kind_has_a_name_of_its_own_and_tells_what_it_costs() -> None:
         z = x if view.source is None else view.source(x)
         assert view(z).shape == (len(x), sum(view.sizes))
         assert all(columns > 0 and rows > 0 for rows, columns in view.products())
-        restored = type(view).restore(Stored(view.describe(), dict(view.own_tensors())), view.source, 8)
+        restored = type(view)(view.config_type.from_json(view.config.to_json()), view.source)
+        restored.check(view.state_dict())
+        restored.load_state_dict(view.state_dict())
         assert torch.equal(restored(z), view(z))
         assert restored.sizes == view.sizes
 
@@ -60,66 +62,51 @@ def test_every_kind_knows_every_effort(kind: Any) -> None:
         assert found.stage
 
 
-def test_a_view_has_to_say_what_it_does() -> None:
-    view = View(None, (3,))
-    for call in (
-        lambda: view(torch.zeros(1, 3)),
-        lambda: view.restore(Stored({}, {}), None, 3),
-        lambda: view.add_to_graph(None, "x"),  # type: ignore[arg-type]
-    ):
-        with pytest.raises(NotImplementedError):
-            call()
-    assert view.describe() == {}
+def test_a_view_without_a_forward_pass_is_abstract() -> None:
+    class Plain(View):
+        kind = "plain"
+
+    view = Plain(Config())
+    with pytest.raises(NotImplementedError):
+        view(torch.zeros(1, 3))
     assert view.products() == []
 
 
 @pytest.mark.parametrize(
-    ("description", "name", "kind"),
-    [(None, "a", int), ([], "a", int), ({}, "a", int), ({"a": True}, "a", int), ({"a": 1}, "a", float)],
+    ("entries", "message"),
+    [
+        (None, "entries other than"),
+        ({"input_dim": 4, "dim": 4, "rank": 0}, "entries other than"),
+        ({"input_dim": 4, "dim": 4, "rank": 0, "first": 0, "more": 1}, "entries other than"),
+        ({"input_dim": True, "dim": 4, "rank": 0, "first": 0}, "no usable entry input_dim"),
+        ({"input_dim": 4.0, "dim": 4, "rank": 0, "first": 0}, "no usable entry input_dim"),
+        ({"input_dim": 4, "dim": 0, "rank": 0, "first": 0}, "an entry dim out of range"),
+        ({"input_dim": 4, "dim": 4, "rank": 0, "first": 1}, "columns that are not there"),
+    ],
 )
-def test_an_entry_is_of_its_very_type(description: Any, name: str, kind: type) -> None:
-    with pytest.raises(ValueError, match=r"^no usable entry a$"):
-        Stored(description, {}).entry(name, kind)
-
-
-def test_a_whole_number_is_within_its_range() -> None:
-    stored = Stored({"a": 3, "b": 2.0}, {})
-    assert stored.whole("a", 3) == stored.whole("a", 5, low=3) == 3
-    for high, low in ((2, 0), (9, 4)):
-        with pytest.raises(ValueError, match="an entry a out of range"):
-            stored.whole("a", high, low=low)
-    with pytest.raises(ValueError, match="no usable entry b"):
-        stored.whole("b", 9)
+def test_a_config_that_is_not_trusted_is_checked(entries: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LinearMapConfig.from_json(entries)
 
 
 @pytest.mark.parametrize(
-    ("tensor", "message"),
+    ("change", "message"),
     [
-        (torch.zeros(2), "a tensor p.a of another shape or type"),
-        (torch.zeros(2, 4), "a tensor p.a of another shape or type"),
-        (torch.zeros(2, 3, dtype=torch.float64), "a tensor p.a of another shape or type"),
-        (torch.full((2, 3), torch.nan), "a tensor p.a that is not finite"),
-        (torch.full((2, 3), torch.inf), "a tensor p.a that is not finite"),
-        (None, "no tensor p.a"),
+        ({"gain": torch.zeros(3)}, "a tensor p.gain of another shape or type"),
+        ({"gain": torch.zeros(4, dtype=torch.float64)}, "a tensor p.gain of another shape or type"),
+        ({"gain": torch.full((4,), torch.nan)}, "a tensor p.gain that is not finite"),
+        ({"gain": torch.full((4,), torch.inf)}, "a tensor p.gain that is not finite"),
+        ({"more": torch.zeros(1)}, "tensors that belong to no part"),
     ],
 )
-def test_a_tensor_is_of_its_shape_and_type_and_finite(tensor: Tensor | None, message: str) -> None:
+def test_tensors_that_are_not_trusted_are_checked(change: dict[str, Tensor], message: str) -> None:
+    mapping = LinearMap(LinearMapConfig(4, 4, 0, 0))
+    mapping.check(mapping.state_dict(), "p.")
     with pytest.raises(ValueError, match=message):
-        Stored({}, {} if tensor is None else {"p.a": tensor}, "p.").take("a", None, 3)
-
-
-def test_what_is_taken_is_gone_and_thresholds_may_be_infinite() -> None:
-    threshold = torch.tensor([0.5, torch.inf])
-    stored = Stored({}, {"a": threshold, "b": torch.tensor([True, False])})
-    assert stored.take("a", None, infinite=True) is threshold
-    assert stored.take("b", 2, dtype=torch.bool).tolist() == [True, False]
-    assert stored.tensors == {}
-    for bad in (-torch.inf, torch.nan):
-        with pytest.raises(ValueError, match="a tensor a that is not finite"):
-            Stored({}, {"a": torch.tensor([bad])}).take("a", 1, infinite=True)
-    odd = torch.tensor([0, 2], dtype=torch.uint8).view(torch.bool)
-    with pytest.raises(ValueError, match="a tensor a that is not of yes and no"):
-        Stored({}, {"a": odd}).take("a", 2, dtype=torch.bool)
+        mapping.check({**mapping.state_dict(), **change}, "p.")
+    state = {name: tensor for name, tensor in mapping.state_dict().items() if name != "gain"}
+    with pytest.raises(ValueError, match=r"no tensor p\.gain"):
+        mapping.check(state, "p.")
 
 
 def test_only_what_is_trained_has_parameters() -> None:

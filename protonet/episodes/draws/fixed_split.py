@@ -138,7 +138,8 @@ def join_split(train: Dataset, test: Dataset, names: tuple[str, str]) -> tuple[D
             got = f"{missing[0]!r} in {names[at]} alone" + (
                 f", and {len(missing) - 1} more" if len(missing) > 1 else ""
             )
-            raise_input_error("test", "have the classes of --dataset, by name", got, "Rename them, or leave them out.")
+            constraint = f"have the classes of {names[0]}, by name"
+            raise_input_error("test", constraint, got, "Rename them, or leave them out.")
     sides = [train.x, test.x]
     if train.x.dtype != test.x.dtype:  # pixels of 8 bits beside features: as they are meant
         sides = [split.take_rows(torch.arange(len(split.x))) for split in (train, test)]
@@ -148,7 +149,7 @@ def join_split(train: Dataset, test: Dataset, names: tuple[str, str]) -> tuple[D
     if len(shared):
         first, second = shared[0].tolist()
         got = f"{len(shared[:, 1].unique())}, such as row {second} of {names[1]} and row {first} of {names[0]}"
-        raise_input_error("test", "share no row with --dataset", got, "Leave these rows out of one of the two.")
+        raise_input_error("test", f"share no row with {names[0]}", got, "Leave these rows out of one of the two.")
     y = torch.cat([train.y, torch.tensor([number[name] for name in test.class_names])[test.y]])
     counts = tuple(torch.bincount(train.y, minlength=train.num_classes).tolist())
     return Dataset(x, y, train.class_names, shape=train.shape), counts

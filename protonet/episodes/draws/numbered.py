@@ -27,7 +27,7 @@ from protonet.episodes.draws.sampler import (
     Sampler,
     draw_uniform,
 )
-from protonet.errors import raise_input_error
+from protonet.errors import InputTypeError, raise_input_error
 from protonet.sampling import ClassIndex, draw_distinct
 
 COUNTED = 1024  #: Episodes that are drawn at a time to count their queries.
@@ -73,9 +73,8 @@ class Setting(Sampler):
 
     def check(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
         """Check that the data fit, see `Sampler.check`; ``allow_small`` leaves out classes that are too small."""
-        for argument, (low, high), least in (("way", self.way, 2), ("shot", self.shot, 1)):
-            check_int(argument, low, low=least, high=MOST)
-            check_int(argument, high, low=low, high=MOST, remedy="Write the smaller number first, such as 1-10.")
+        check_span("way", self.way, low=2)
+        check_span("shot", self.shot, low=1)
         n_query = check_int("n_query", self.n_query, low=1, high=MOST)
         n_open = check_int("n_open", self.n_open, low=0, high=MOST)
         n_unlabelled = check_int("n_unlabelled", self.n_unlabelled, low=0, high=MOST)
@@ -188,6 +187,23 @@ class Setting(Sampler):
             others = f" and of {self.n_distractors} distractor classes" if self.n_distractors else ""
             kind += f", {self.n_unlabelled} unlabelled rows of each class{others}"
         return f"{way}-way {shot}-shot {self.n_query}-query{kind}"
+
+
+def check_span(argument: str, value: object, *, low: int) -> tuple[int, int]:
+    """Return a pair of whole numbers >= ``low``, the smaller one first.
+
+    Raises:
+        InputTypeError: It is not a pair of numbers.
+        InputError: A number is out of range, or the larger one comes first.
+    """
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        remedy = f"Pass ({value}, {value})." if isinstance(value, int) else f"Pass ({low}, {low})."
+        raise_input_error(
+            argument, "be a pair of whole numbers, (least, most)", repr(value), remedy, kind=InputTypeError
+        )
+    least = check_int(argument, value[0], low=low, high=MOST)
+    remedy = "Write the smaller number first, such as 1-10."
+    return least, check_int(argument, value[1], low=least, high=MOST, remedy=remedy)
 
 
 def _draw_unlabelled(

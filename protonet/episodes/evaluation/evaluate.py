@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from protonet._validation import check_int, check_number
+from protonet._validation import check_int, check_number, check_type
+from protonet.datasets.dataset import Dataset
 from protonet.episodes.draws.batch import (
     Base,
     Episodes,
@@ -138,12 +139,11 @@ def evaluate(
     seed = check_int("seed", seed, low=0, high=2**63 - 1)
     n_episodes = check_int("n_episodes", n_episodes, low=1)
     until = check_number("until", until, low=0)
+    _check_types(x, index, methods, setting, has_take=take is not None)
     named = None if texts is None else Texts(_check_texts(texts, index, x), number_rows(index, len(x)))
     index = setting.check(index, tuple(map(str, range(len(index.size)))))
     group, take = group or Group(), take or take_from(x)
-    ours = [each for each in methods.values() if isinstance(each, ChosenMethod) and each.origin is None]
-    fast = len(ours) == len(methods) and not any(each.spec.slow for each in ours)
-    chunk = ROUND if fast and x.shape[1] < NARROW else CHUNK
+    batch_size = find_batch_size(methods, x)
     finished: list[dict[str, Scores]] = [] if earlier is None else [dict(earlier)]
     done = count_episodes(finished)
 
@@ -183,18 +183,56 @@ def evaluate(
             batches: list[dict[str, Scores]] = []
             if begin < end:
                 draw = setting.draw(index, seed=seed, first=begin, n_episodes=end - begin)
-            for start, stop in _split_span(begin, end, chunk):
+            for start, stop in _split_span(begin, end, batch_size):
                 batches.append(score_chunk(Draw(*(rows[start - begin : stop - begin] for rows in draw)), start))
                 if progress is not None and group.world_size == 1:
                     progress([*finished, *batches])
             # In the order of their numbers: any number of processes stops at the same round.
             for scores in group.gather(batches):
                 finished += scores
-                if until and is_precise():
-                    return join_batches(finished)
+                is_done = bool(until) and is_precise()
+                if is_done:
+                    break
             if progress is not None and group.world_size > 1:
                 progress([*finished])
+            if is_done:
+                break
     return join_batches(finished)
+
+
+def _check_types(x: object, index: object, methods: object, setting: object, *, has_take: bool) -> None:
+    """Raise an error for arguments of `evaluate` of other types than documented, or rows that do not exist."""
+    if isinstance(x, Dataset):
+        remedy = "Pass it to evaluate_dataset, which uses its split, or pass its x."
+        raise_input_error("x", "be a tensor of rows", "a Dataset", remedy, kind=InputTypeError)
+    if not isinstance(x, Tensor) or x.ndim != 2 or not (x.is_floating_point() or has_take):
+        got = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        raise_input_error(
+            "x", "be a tensor of floats of shape (n, dim)", got, "Use torch.as_tensor(x).float().", kind=InputTypeError
+        )
+    if not isinstance(index, ClassIndex):
+        remedy = "Pass index_classes(labels)."
+        raise_input_error("index", "be a ClassIndex, rows by class", type(index).__name__, remedy, kind=InputTypeError)
+    check_methods(methods)
+    check_type("setting", setting, Sampler, "a Setting, or another sampler")
+    most = int(index.rows.max()) if len(index.rows) else -1
+    if not has_take and most >= len(x):
+        remedy = "Pass the index of these rows' labels."
+        raise_input_error("index", f"have numbers of the {len(x)} rows of x", f"row {most}", remedy)
+
+
+def check_methods(methods: object) -> None:
+    """Raise an InputTypeError unless methods are functions by name."""
+    if not isinstance(methods, Mapping) or not methods:
+        got = "none" if isinstance(methods, Mapping) else type(methods).__name__
+        remedy = "Pass choose_methods([...]), or a dict."
+        raise_input_error("methods", "be a mapping from names to methods", got, remedy, kind=InputTypeError)
+    for name, method in methods.items():
+        if not callable(method):
+            remedy = "Pass a function from episodes to logits."
+            raise_input_error(
+                "methods", "hold functions", f"{type(method).__name__} as {name!r}", remedy, kind=InputTypeError
+            )
 
 
 def _check_texts(texts: Tensor, index: ClassIndex, x: Tensor) -> Tensor:
@@ -206,10 +244,32 @@ def _check_texts(texts: Tensor, index: ClassIndex, x: Tensor) -> Tensor:
     return texts
 
 
-def _split_span(begin: int, end: int, chunk: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and last, exclusive, of the chunks that the episodes ``begin`` to ``end - 1`` fall into."""
+def find_batch_size(methods: Mapping[str, Method], x: Tensor) -> int:
+    """Return how many episodes are scored between two calls of ``progress``, see ``CHUNK``."""
+    ours = [method for method in methods.values() if isinstance(method, ChosenMethod) and method.origin is None]
+    fast = len(ours) == len(methods) and not any(method.spec.slow for method in ours)
+    return ROUND if fast and x.shape[1] < NARROW else CHUNK
+
+
+def _next_end(begin: int, batch_size: int) -> int:
+    """Return the end, exclusive, of the batch that episode ``begin`` is in; the first batches are smaller."""
+    return (begin // batch_size + 1) * batch_size if begin >= batch_size else max(1, 4 * begin)
+
+
+def ends_batch(n_episodes: int, batch_size: int) -> bool:
+    """Return whether a batch ends after so many episodes, however many follow."""
+    if n_episodes >= batch_size:
+        return n_episodes % batch_size == 0
+    end = 0
+    while end < n_episodes:
+        end = _next_end(end, batch_size)
+    return end == n_episodes
+
+
+def _split_span(begin: int, end: int, batch_size: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and last, exclusive, of the batches that the episodes ``begin`` to ``end - 1`` fall into."""
     while begin < end:
-        following = (begin // chunk + 1) * chunk if begin >= chunk else max(1, 4 * begin)
+        following = _next_end(begin, batch_size)
         yield begin, min(following, end)
         begin = following
 

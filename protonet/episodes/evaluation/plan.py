@@ -57,8 +57,11 @@ class EvaluationPlan:
             sampler: The kind of episodes, of the data.
         """
         against = self.methods.against
+        rows = asdict(self.rows)
+        if self.rows.validation is None:
+            del rows["validation"]
         return {
-            **asdict(self.rows),
+            **rows,
             "side": side,
             "hierarchy": None,
             **sampler.describe(),

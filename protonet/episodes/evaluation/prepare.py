@@ -18,12 +18,12 @@ from protonet.episodes.evaluation.distributed import Group, pick_device
 from protonet.episodes.evaluation.evaluate import Progress, Scores, evaluate
 from protonet.episodes.evaluation.plan import EvaluationPlan, MethodsPlan
 from protonet.episodes.features.normalization import CHUNK, normalize_rows
-from protonet.episodes.features.sources import Sources, load_texts
+from protonet.episodes.features.sources import RowsPlan, Sources, load_data, load_source, load_texts
 from protonet.episodes.methods.choice import ChosenMethod
 from protonet.episodes.methods.supply import Supply, find_methods
 from protonet.episodes.networks.backbones import embed_rows
 from protonet.episodes.networks.checkpoints import find_head_way
-from protonet.errors import raise_input_error
+from protonet.errors import raise_input_error, renamed_arguments
 from protonet.sampling import ClassIndex, index_classes
 
 MOST_TUNED = 500  #: Settings are compared on as many episodes as are evaluated, but on no more than these.
@@ -195,19 +195,44 @@ def prepare(plan: EvaluationPlan, sampler: Sampler, sources: Sources) -> Prepare
     return replace(prepared, texts=texts)
 
 
-def plan_tuning(plan: EvaluationPlan, sampler: Sampler, sources: Sources) -> EvaluationPlan:
-    """Return the plan of evaluating the settings of each method to tune on episodes of validation classes.
+def prepare_tuning(plan: EvaluationPlan, sampler: Sampler, sources: Sources) -> tuple[EvaluationPlan, Prepared]:
+    """Prepare an evaluation of the settings of each method to tune: on validation classes, or on validation rows.
 
     Args:
-        plan: The settings; the episodes are of its kind and seed, the classes are none of the evaluated ones.
+        plan: The settings; the episodes are of its kind and seed. Neither classes nor, of a fixed split, rows are
+            among the evaluated ones.
         sampler: The kind of episodes, from `load_data`.
-        sources: What the rows are read from, likewise.
+        sources: The data sets that rows are read from, likewise.
 
     Raises:
-        InputError: There are no or too few validation classes, or they are those to be evaluated.
+        InputError: There are no or too few validation classes, or they are those to be evaluated; or a fixed split has
+            no validation rows, or shares some with the test rows.
     """
-    grids, sides = plan.methods.tune, sources.data.sides
-    evaluated = plan.rows.side or ("novel" if sides else "all")
+    candidates = MethodsPlan([choice for grid in plan.methods.tune for choice in grid])
+    plan = replace(plan, methods=candidates, n_episodes=min(plan.n_episodes, MOST_TUNED), until=0.0, records=False)
+    if plan.rows.test is None:
+        plan = replace(plan, rows=_select_validation(plan.rows, sampler, sources))
+    else:
+        plan = replace(plan, rows=_replace_test(plan.rows, sampler))
+        sampler, sources = load_data(plan.rows, plan.sampler)
+    return plan, prepare(plan, sampler, sources)
+
+
+def _replace_test(rows: RowsPlan, sampler: Sampler) -> RowsPlan:
+    """Return the rows of a fixed split with its validation rows in place of its test rows."""
+    if rows.validation is None or rows.test is None:
+        remedy = "Pass --validation-dataset FILE, other rows of the same classes, or fixed settings (--method)."
+        raise_input_error("tune", "have validation rows beside those of --test", "none", remedy)
+    with renamed_arguments(text="validation", path="validation", test="validation"):
+        validation, test = (load_source(text, image_size=rows.image_size) for text in (rows.validation, rows.test))
+        sampler.join_test(test, validation, (rows.test, rows.validation))  # raises an error if they share a row
+    return replace(rows, test=rows.validation, validation=None)
+
+
+def _select_validation(rows: RowsPlan, sampler: Sampler, sources: Sources) -> RowsPlan:
+    """Return the rows of the validation classes, if there are enough of them."""
+    sides = sources.data.sides
+    evaluated = rows.side or ("novel" if sides else "all")
     if evaluated in {"validation", "all"}:
         remedy = "Pass --side novel, of data with a split; --split-seed 0 makes one."
         constraint = "choose on other classes than the evaluated ones"
@@ -216,10 +241,7 @@ def plan_tuning(plan: EvaluationPlan, sampler: Sampler, sources: Sources) -> Eva
     if there < needed:
         remedy = "Pass --split-seed 0 for a split with validation classes, or ask for fewer classes."
         raise_input_error("tune", f"find {needed} validation classes (--way and --open)", there, remedy)
-    rows = replace(plan.rows, side="validation")
-    candidates = MethodsPlan([choice for grid in grids for choice in grid])
-    n_episodes = min(plan.n_episodes, MOST_TUNED)
-    return replace(plan, rows=rows, methods=candidates, n_episodes=n_episodes, until=0.0, records=False)
+    return replace(rows, side="validation")
 
 
 def _find_base(sources: Sources, side: str, normalize: str) -> list[int]:

@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from protonet._validation import check_type
 from protonet._writing import write_text
 from protonet.episodes.draws.batch import Episodes
+from protonet.episodes.draws.numbered import check_span
 from protonet.episodes.evaluation.evaluate import Scores
 from protonet.episodes.evaluation.statistics import (
     OPEN,
     OVER,
     SIDES,
+    Evaluation,
     MethodSummary,
     Rate,
     Summary,
@@ -82,6 +85,8 @@ def summarize(
         settings: The settings of the evaluation, passed on; ``against`` names the method to compare with each other.
         members: (episodes, classes) bool, for intervals over classes; None where they are not known.
     """
+    check_type("scores", scores, Mapping, "a mapping from names to scores, from evaluate")
+    shot = check_span("shot", shot, low=1)
     methods = {}
     for name, score in scores.items():
         measures = OPEN if score.harmonic.isnan().any() else OPEN + SIDES
@@ -114,12 +119,19 @@ def head_accuracy(rates: Iterable[Rate]) -> str:
     return " ".join(["accuracy, %", *(f"±{over}" for over in tell_over(rates))])
 
 
+def format_evaluation(evaluation: Evaluation) -> str:
+    """Format an evaluation as the command prints it: title, notes, and the tables of `format_report`."""
+    check_type("evaluation", evaluation, Evaluation, "an Evaluation, from evaluate_dataset")
+    return "\n".join([evaluation.title, *evaluation.notes]) + "\n\n" + format_report(evaluation.summary)
+
+
 def format_report(summary: Summary) -> str:
     """Format a summary as Markdown tables for people, with notes on what the numbers mean.
 
     Args:
         summary: From `summarize`.
     """
+    check_type("summary", summary, Summary, "a Summary, from summarize")
     text = "\n".join(format_table(*table) for table in tabulate(summary))
     n_pairs, against = len(summary.comparisons), summary.against
     if n_pairs:

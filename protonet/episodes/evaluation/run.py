@@ -4,31 +4,39 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
+from protonet._progress import progress_bar
 from protonet._writing import write_json
+from protonet.datasets import Dataset
 from protonet.episodes.draws.batch import gather_episodes, hash_rows, split_draw
 from protonet.episodes.draws.equal_rows import list_equal
 from protonet.episodes.draws.records import record
-from protonet.episodes.draws.sampler import Sampler
 from protonet.episodes.evaluation.distributed import Group, join_group
-from protonet.episodes.evaluation.evaluate import Scores, count_episodes, join_batches
+from protonet.episodes.evaluation.evaluate import Scores, count_episodes, ends_batch, find_batch_size, join_batches
 from protonet.episodes.evaluation.page import list_classes, write_page
 from protonet.episodes.evaluation.plan import EvaluationPlan
-from protonet.episodes.evaluation.prepare import Prepared, plan_tuning, prepare
-from protonet.episodes.evaluation.report import format_report, percent, summarize, write_csv, write_plot, write_tables
+from protonet.episodes.evaluation.prepare import Prepared, prepare, prepare_tuning
+from protonet.episodes.evaluation.report import (
+    format_evaluation,
+    percent,
+    summarize,
+    write_csv,
+    write_plot,
+    write_tables,
+)
 from protonet.episodes.evaluation.state import describe_run, find_versions, read_state, write_state
 from protonet.episodes.evaluation.statistics import Evaluation, Rate, Tuning
-from protonet.episodes.features.sources import Sources, load_data
+from protonet.episodes.features.sources import load_data
 from protonet.errors import optional_packages, raise_input_error
 
+ShowProgress = Callable[[int, int], None]  #: Called with the numbers of finished and of all episodes.
 SHOWN_EVERY, SAVED_EVERY = 0.5, 10.0  #: Seconds between two accuracies in the bar, and two writings of the state.
 
 
@@ -57,49 +65,133 @@ def run_evaluation(
         with optional_packages():
             import matplotlib as _  # noqa: F401, PLC0415 - before the work, if it is missing
     with join_group() as group:
-        sampler, sources = load_data(plan.rows, plan.sampler)
-        tunings = _tune(plan, sampler, sources, group, state, resume=resume)
-        best = {tuning.chosen for tuning in tunings}
-        candidates = [choice for grid in plan.methods.tune for choice in grid if choice.name in best]
-        plan = replace(plan, methods=plan.methods.add_tuned(candidates))
-        prepared = prepare(plan, sampler, sources)
-        prepared.notes.extend(map(str, tunings))
-        settings = plan.describe(prepared.side, prepared.sampler)
-        watch = _Watch(settings, prepared, group, state, resume=resume)
+        run = EvaluationRun(plan, group, state=state, resume=resume, by_class="report" in outputs)
         try:
-            scores = prepared.evaluate(plan, group, watch.show, watch.earlier)
+            evaluation = run.evaluate()
         except KeyboardInterrupt:
-            watch.close()
-            if not watch.latest:
+            partial = run.stop()
+            if partial is None:
                 raise
             if group.rank == 0:
-                _report(settings, prepared, tunings, join_batches(watch.latest), outputs)
-            text = f"stopped after {count_episodes(watch.latest):,} of {plan.n_episodes:,} episodes"
+                _write_outputs(run, partial, outputs)
+            text = f"stopped after {partial.summary.n_episodes:,} of {plan.n_episodes:,} episodes"
             again = "; run again to go on" if resume else "; run again with --resume"
             raise KeyboardInterrupt(text + ("" if state is None else again)) from None
-        watch.latest = [scores]
-        watch.close()
-        return _report(settings, prepared, tunings, scores, outputs) if group.rank == 0 else None
+        if group.rank != 0:
+            return None
+        _write_outputs(run, evaluation, outputs)
+        return evaluation
 
 
-def _tune(
-    plan: EvaluationPlan, sampler: Sampler, sources: Sources, group: Group, state: Path | None, *, resume: bool
-) -> list[Tuning]:
-    """Evaluate the settings of each method to tune on validation classes; return one result for each."""
-    if not plan.methods.tune:
-        return []
-    path = None if state is None else state.with_name(f"{state.stem}-tune{state.suffix}")
-    if path is not None and path.exists() and not resume and group.rank == 0:
-        remedy = "Continue its run with --resume, or pass another path."
-        raise_input_error("state", "leave room beside it for that of --tune", f"{path}, which exists", remedy)
-    tuning = plan_tuning(plan, sampler, sources)
-    prepared = prepare(tuning, sampler, sources)
-    watch = _Watch(tuning.describe(prepared.side, prepared.sampler), prepared, group, path, resume=resume, what="tune")
-    with closing(watch):
-        scores = prepared.evaluate(tuning, group, watch.show, watch.earlier)
-        watch.latest = [scores]
-    n_classes = len(prepared.pool.by_class.size)
-    return [Tuning.of({own.name: scores[own.name].accuracy for own in grid}, n_classes) for grid in plan.methods.tune]
+class EvaluationRun:
+    """An evaluation: the methods to tune on validation classes, then all methods on the evaluated classes.
+
+    Args:
+        plan: The settings.
+        group: The processes that share the work, including this one.
+        state: The file for the scores of finished episodes; None for none.
+        resume: Whether to continue from that file, if it exists.
+        data: The data set, if it is in memory already; None to load that of the plan.
+        progress: Whether to show a progress bar on terminals; or a function that is called with the numbers of
+            finished and of all episodes.
+        by_class: Whether to compute accuracies by class.
+
+    Raises:
+        MissingPackageError: A package that the data need is missing.
+        InputError: Data, side, encoder, sampler and state do not fit together.
+    """
+
+    def __init__(
+        self,
+        plan: EvaluationPlan,
+        group: Group,
+        *,
+        state: Path | None = None,
+        resume: bool = False,
+        data: Dataset | None = None,
+        progress: ShowProgress | bool = True,
+        by_class: bool = False,
+    ) -> None:
+        self.plan, self.group, self.state, self.resume = plan, group, state, resume
+        self.progress, self.by_class = progress, by_class
+        self.sampler, self.sources = load_data(plan.rows, plan.sampler, data)
+        self.tunings: list[Tuning] = []
+        self.prepared: Prepared | None = None
+        self.watch: _Watch | None = None
+
+    def evaluate(self) -> Evaluation:
+        """Score all episodes, and return the results."""
+        self.tunings = self._tune()
+        best = {tuning.chosen for tuning in self.tunings}
+        candidates = [choice for grid in self.plan.methods.tune for choice in grid if choice.name in best]
+        plan = replace(self.plan, methods=self.plan.methods.add_tuned(candidates))
+        self.prepared = prepare(plan, self.sampler, self.sources)
+        self.prepared.notes.extend(map(str, self.tunings))
+        self.watch = self._watch(plan, self.prepared, self.state)
+        scores = self.prepared.evaluate(plan, self.group, self.watch.show, self.watch.earlier)
+        self.watch.close()
+        return self._summarize(scores)
+
+    def stop(self) -> Evaluation | None:
+        """Return the results of the episodes that were finished before an interrupt; None if there are none."""
+        if self.watch is None:
+            return None
+        self.watch.close()
+        return self._summarize(join_batches(self.watch.latest)) if self.watch.latest else None
+
+    def _watch(self, plan: EvaluationPlan, prepared: Prepared, state: Path | None, name: str | None = None) -> _Watch:
+        """Begin to watch an evaluation, from its state on."""
+        settings = plan.describe(prepared.side, prepared.sampler)
+        progress = self.progress
+        return _Watch(settings, prepared, self.group, state, resume=self.resume, name=name, progress=progress)
+
+    def _tune(self) -> list[Tuning]:
+        """Evaluate the settings of each method to tune on validation classes; return one result per method."""
+        plan, state = self.plan, self.state
+        if not plan.methods.tune:
+            return []
+        path = None if state is None else state.with_name(f"{state.stem}-tune{state.suffix}")
+        if path is not None and path.exists() and not self.resume and self.group.rank == 0:
+            remedy = "Continue its run with --resume, or pass another path."
+            raise_input_error("state", "leave room beside it for that of --tune", f"{path}, which exists", remedy)
+        tuning, prepared = prepare_tuning(plan, self.sampler, self.sources)
+        with closing(self._watch(tuning, prepared, path, "tune")) as watch:
+            scores = prepared.evaluate(tuning, self.group, watch.show, watch.earlier)
+        n_classes = len(prepared.pool.by_class.size)
+        grids = plan.methods.tune
+        return [Tuning.of({choice.name: scores[choice.name].accuracy for choice in grid}, n_classes) for grid in grids]
+
+    def _summarize(self, scores: Mapping[str, Scores]) -> Evaluation:
+        """Return the results of finished episodes."""
+        assert self.prepared is not None
+        assert self.watch is not None
+        prepared, settings = self.prepared, self.watch.settings
+        sampler, index, seed = prepared.sampler, prepared.pool.by_class, settings["seed"]
+        n_episodes = count_episodes([scores])
+        members = sampler.find_members(index, seed=seed, n_episodes=n_episodes)
+        queries = sampler.count_queries(index, seed=seed, n_episodes=n_episodes)
+        varied = members[:, sampler.n_base :]
+        class_names = [prepared.data.class_names[c] for c in prepared.class_ids.tolist()]
+        records = None
+        if settings.get("records"):
+            predicted = {name: score.predicted for name, score in scores.items()}
+            labels = (prepared.data.y, prepared.data.class_names)
+            records = record(sampler, prepared.pool, labels, predicted, seed=seed)
+        return Evaluation(
+            summarize(scores, sampler.shot, settings, varied),
+            self.tunings,
+            find_versions(),
+            prepared.plugins,
+            data=hash_rows(prepared.data.take_rows, prepared.pool.sources),
+            queries=queries,
+            right={name: (score.accuracy * queries).round().long() for name, score in scores.items()},
+            members=varied,
+            n_classes=len(index.size),
+            title=_format_title(settings, prepared, n_episodes),
+            notes=[*prepared.notes, *list_equal(prepared.data, prepared.class_ids)],
+            by_class=list_classes(scores, members, class_names) if self.by_class else None,
+            records=records,
+        )
 
 
 class _Watch:
@@ -113,21 +205,30 @@ class _Watch:
         state: Path | None,
         *,
         resume: bool,
-        what: str | None = None,
+        name: str | None = None,
+        progress: ShowProgress | bool = True,
     ) -> None:
+        self.settings, self.progress = settings, progress
         self.run = describe_run(settings, prepared)
         self.path, self.group = state, group
-        self.earlier = read_state(state, self.run) if state is not None and resume and state.exists() else None
-        self.latest: Sequence[Mapping[str, Scores]] = [] if self.earlier is None else [self.earlier]
+        self.latest: Sequence[Mapping[str, Scores]] = []
+        if state is not None and resume and state.exists():
+            self.latest = read_state(state, self.run)
+            n_scored, n_episodes = count_episodes(self.latest), settings["most_episodes"]
+            if n_episodes < n_scored:
+                remedy = f"Pass --episodes {n_scored} or more."
+                raise_input_error("n_episodes", f"be at least the {n_scored} of {state}", n_episodes, remedy)
+            # A batch that ended where the run did would be longer in a longer run, and round differently.
+            if n_scored < n_episodes and not ends_batch(n_scored, find_batch_size(prepared.methods, prepared.pool.x)):
+                self.latest = self.latest[:-1]
+        self.earlier = join_batches(self.latest) if self.latest else None
         self.shown = self.saved = time.monotonic()
-        self.bar = tqdm(
+        self.bar = progress_bar(
             total=settings["most_episodes"],
-            desc=what,
+            desc=name,
             initial=count_episodes(self.latest),
             unit="episode",
-            delay=1.0,
-            dynamic_ncols=True,
-            disable=group.rank != 0,
+            shown=group.rank == 0 and progress is True,
         )
 
     def show(self, batches: Sequence[Mapping[str, Scores]]) -> None:
@@ -140,6 +241,8 @@ class _Watch:
             self.shown = now
         n_last = len(batches[-1][name].accuracy)
         self.bar.update(n_last if self.group.world_size == 1 else count_episodes(batches) - self.bar.n)
+        if callable(self.progress) and self.group.rank == 0:
+            self.progress(count_episodes(batches), self.settings["most_episodes"])
         if now - self.saved > SAVED_EVERY:
             self.save()
             self.saved = time.monotonic()
@@ -147,7 +250,7 @@ class _Watch:
     def save(self) -> None:
         """Write the scores of the finished episodes."""
         if self.path is not None and self.group.rank == 0 and self.latest:
-            write_state(self.path, self.run, join_batches(self.latest))
+            write_state(self.path, self.run, self.latest)
 
     def close(self) -> None:
         """Write them a last time, and end the bar."""
@@ -155,59 +258,23 @@ class _Watch:
         self.save()
 
 
-def _report(
-    settings: Mapping[str, Any],
-    prepared: Prepared,
-    tunings: Sequence[Tuning],
-    scores: Mapping[str, Scores],
-    outputs: Mapping[str, Path],
-) -> Evaluation:
-    """Print the report and write the outputs."""
-    sampler, index, seed = prepared.sampler, prepared.pool.by_class, settings["seed"]
-    n_episodes = count_episodes([scores])
-    members = sampler.find_members(index, seed=seed, n_episodes=n_episodes)
-    queries = sampler.count_queries(index, seed=seed, n_episodes=n_episodes)
-    varied = members[:, sampler.n_base :]
-    summary = summarize(scores, sampler.shot, settings, varied)
-    notes = [*prepared.notes, *list_equal(prepared.data, prepared.class_ids)]
-    title = _format_title(settings, prepared, n_episodes)
-    print("\n".join([title, *notes]) + "\n\n" + format_report(summary), end="", flush=True)
-    names = [prepared.data.class_names[c] for c in prepared.class_ids.tolist()]
-    evaluation = Evaluation(
-        summary,
-        tunings,
-        find_versions(),
-        prepared.plugins,
-        data=hash_rows(prepared.data.take_rows, prepared.pool.sources),
-        queries=queries,
-        right={name: (score.accuracy * queries).round().long() for name, score in scores.items()},
-        members=varied,
-        n_classes=len(index.size),
-        records=record(
-            sampler,
-            prepared.pool,
-            (prepared.data.y, prepared.data.class_names),
-            {name: score.predicted for name, score in scores.items()},
-            seed=seed,
-        )
-        if settings.get("records")
-        else None,
-        notes=notes,
-        by_class=list_classes(scores, members, names) if "report" in outputs else None,
-    )
+def _write_outputs(run: EvaluationRun, evaluation: Evaluation, outputs: Mapping[str, Path]) -> None:
+    """Print the report and write the files."""
+    print(format_evaluation(evaluation), end="", flush=True)
     if "report" in outputs:
-        write_page(outputs["report"], title, notes, evaluation)
+        write_page(outputs["report"], evaluation.title, evaluation.notes, evaluation)
     if "json" in outputs:
         write_json(outputs["json"], evaluation.describe())
     if "csv" in outputs:
-        write_csv(outputs["csv"], summary)
-    write_tables(outputs, summary)
+        write_csv(outputs["csv"], evaluation.summary)
+    write_tables(outputs, evaluation.summary)
     if "plot" in outputs:
-        part = next(split_draw(sampler.draw(index, seed=seed, first=0, n_episodes=1)))
-        write_plot(outputs["plot"], summary, gather_episodes(prepared.pool.take, part), part.query_labels)
+        assert run.prepared is not None
+        pool, sampler, seed = run.prepared.pool, run.prepared.sampler, run.plan.seed
+        part = next(split_draw(sampler.draw(pool.by_class, seed=seed, first=0, n_episodes=1)))
+        write_plot(outputs["plot"], evaluation.summary, gather_episodes(pool.take, part), part.query_labels)
     for path in outputs.values():
         print(f"wrote {path}", file=sys.stderr)
-    return evaluation
 
 
 def _format_title(settings: Mapping[str, Any], prepared: Prepared, n_episodes: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +14,26 @@ import torch
 
 from protonet._text import to_printable
 from protonet._writing import write_whole
-from protonet.episodes.evaluation.evaluate import Scores
+from protonet.episodes.evaluation.evaluate import Scores, join_batches
 from protonet.episodes.evaluation.prepare import Prepared
 from protonet.errors import DISTRIBUTION, installed_version, raise_input_error
 
-FORMAT, VERSION = "protonet.episodes", 4
+FORMAT, VERSION = "protonet.episodes", 5
+#: Settings that the scores of an episode do not depend on: a run may go on with others.
+FREE = ("against", "most_episodes", "until")
 
 
 def describe_run(settings: Mapping[str, Any], prepared: Prepared) -> dict[str, Any]:
     """Describe, in a form that JSON can write, all that the scores depend on: settings, methods, data and versions.
 
-    Three rows of each class tell the data from others. ``against`` is no such setting.
+    Three rows of each class tell the data from others. The settings in ``FREE`` are left out.
     """
     digest = hashlib.sha256()
     index = prepared.pool.by_class
     places = torch.cat([index.start + offset for offset in (0, index.size // 2, index.size - 1)])
     for tensor in (*index, prepared.pool.take(index.rows[places]), *prepared.seen):
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    run = {name: value for name, value in settings.items() if name != "against"}
+    run = {name: value for name, value in settings.items() if name not in FREE}
     run |= {"plugins": prepared.plugins, "methods": list(prepared.methods), "data": digest.hexdigest()}
     described: dict[str, Any] = json.loads(json.dumps(run | find_versions()))
     return described
@@ -39,26 +41,35 @@ def describe_run(settings: Mapping[str, Any], prepared: Prepared) -> dict[str, A
 
 def find_versions() -> dict[str, str | None]:
     """Return the versions that scores may depend on, by package."""
-    return {package: installed_version(package) for package in (DISTRIBUTION, "torch", "numpy")}
+    packages = {"protonet": DISTRIBUTION, "torch": "torch", "numpy": "numpy"}
+    return {name: installed_version(package) for name, package in packages.items()}
 
 
-def write_state(path: Path, run: Mapping[str, Any], scores: Mapping[str, Scores]) -> None:
+def write_state(path: Path, run: Mapping[str, Any], batches: Sequence[Mapping[str, Scores]]) -> None:
     """Write the scores of a run's first episodes, whole or not at all.
+
+    Args:
+        path: The file.
+        run: From `describe_run`.
+        batches: The scores by method of one or more batches of episodes, in the order of the episodes' numbers. The
+            last batch is stored by itself: a longer run scores it again if it is not a whole one.
 
     Raises:
         OSError: The file cannot be written; an old one is left as it was.
     """
-    header = json.dumps({"format": FORMAT, "version": VERSION, "run": run})
+    parts = [join_batches(batches[:-1]), batches[-1]] if len(batches) > 1 else batches
+    header = json.dumps({"format": FORMAT, "version": VERSION, "run": run, "parts": len(parts)})
     arrays = {
-        f"{number}.{field}": tensor.numpy()
+        f"{part}.{number}.{field}": tensor.numpy()
+        for part, scores in enumerate(parts)
         for number, score in enumerate(scores.values())
         for field, tensor in score._asdict().items()
     }
     write_whole(path, lambda file: np.savez(file, header=np.array(header), **arrays))
 
 
-def read_state(path: Path, run: Mapping[str, Any]) -> dict[str, Scores]:
-    """Read the scores, by method, that `write_state` wrote of the same run.
+def read_state(path: Path, run: Mapping[str, Any]) -> list[dict[str, Scores]]:
+    """Read the scores that `write_state` wrote of the same run: one or two batches, by method.
 
     Raises:
         InputError: The file is no such state, or one of another run; the message says what differs.
@@ -69,10 +80,13 @@ def read_state(path: Path, run: Mapping[str, Any]) -> dict[str, Scores]:
             if header["format"] != FORMAT or header["version"] != VERSION:
                 raise ValueError("of another format")
             known = header["run"]
-            scores = {
-                name: Scores(*(torch.from_numpy(arrays[f"{number}.{field}"]) for field in Scores._fields))
-                for number, name in enumerate(known["methods"])
-            }
+            batches = [
+                {
+                    name: Scores(*(torch.from_numpy(arrays[f"{part}.{number}.{field}"]) for field in Scores._fields))
+                    for number, name in enumerate(known["methods"])
+                }
+                for part in range(header["parts"])
+            ]
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise_input_error("state", "be a file that --state wrote", f"{path} ({error})", "Pass another path.")
     hashed = ("plugins", "data")  # last: another setting may be why they differ, and hashes tell nothing
@@ -82,4 +96,4 @@ def read_state(path: Path, run: Mapping[str, Any]) -> dict[str, Scores]:
             got = f"other {name} than {path} has" if name in hashed else got
             remedy = "Pass the same arguments, or another --state; for a study or a paper, another --output."
             raise_input_error("resume", "continue the same run", got, remedy)
-    return scores
+    return batches

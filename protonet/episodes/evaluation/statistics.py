@@ -215,9 +215,15 @@ class Evaluation:
     #: (episodes, classes) bool, the classes of each episode, without base classes that all have.
     members: Tensor
     n_classes: int  #: Classes that episodes are drawn from.
-    notes: Sequence[str] = ()  #: What a person should know of it.
+    title: str = ""  #: Data, episodes and seed, in one line.
+    notes: Sequence[str] = ()  #: Further lines for the report.
     by_class: Sequence[ClassShare] | None = None  #: None without a report for the browser.
     records: Records | None = None  #: What each query was taken for; None where that was not kept.
+
+    @property
+    def methods(self) -> Mapping[str, MethodSummary]:
+        """The accuracy of each method with its intervals, and further measures, by name."""
+        return self.summary.methods
 
     @property
     def accuracies(self) -> dict[str, Tensor]:

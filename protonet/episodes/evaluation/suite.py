@@ -15,7 +15,7 @@ from torch import Tensor
 from protonet._writing import write_json, write_text
 from protonet.episodes.evaluation.distributed import join_group
 from protonet.episodes.evaluation.plan import EvaluationPlan
-from protonet.episodes.evaluation.prepare import plan_tuning, prepare
+from protonet.episodes.evaluation.prepare import prepare, prepare_tuning
 from protonet.episodes.evaluation.report import Table, format_latex, head_accuracy, percent
 from protonet.episodes.evaluation.run import run_evaluation
 from protonet.episodes.evaluation.statistics import OVER, Evaluation, MethodSummary, Rate, compare_pairs, half_over
@@ -101,7 +101,7 @@ def run_suite(members: Sequence[Member], report: Report, *, state: Path | None, 
             loaded = load_data(member.plan.rows, member.plan.sampler)
             prepare(member.plan, *loaded)
             if member.plan.methods.tune:
-                prepare(plan_tuning(member.plan, *loaded), *loaded)
+                prepare_tuning(member.plan, *loaded)
     finished: list[Evaluation] = []
     try:
         with join_group():

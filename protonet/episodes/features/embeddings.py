@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 import numpy as np
-from tqdm import tqdm
 
+from protonet._progress import progress_bar
 from protonet._writing import write_whole
 from protonet.datasets.mapped import write_npz
 from protonet.errors import raise_input_error
@@ -73,7 +73,7 @@ def write_embeddings(output: Path, job: Job, *, resume: bool) -> int:
         header = f"protonet extract {key}\n".encode()
         dim, done = _open_part(file, part, header, n, job.step)
         try:
-            with tqdm(total=n, initial=done, unit="row", delay=1.0, dynamic_ncols=True) as bar:
+            with progress_bar(total=n, initial=done, unit="row") as bar:
                 for block in job.embed(done) if done < n else ():
                     if not dim:
                         dim = block.shape[1]

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,18 +18,22 @@ from torch import Tensor, nn
 from protonet._validation import check_device
 from protonet.datasets.class_lists import tell_difference
 from protonet.datasets.dataset import Dataset
-from protonet.datasets.pictures import Found, Picture, hash_state, load_pictures, open_picture
+from protonet.datasets.pictures import Found, Picture, Rotated, hash_state, load_pictures, open_picture
 from protonet.episodes.arguments import PICTURES
 from protonet.episodes.draws.batch import hash_rows
 from protonet.episodes.features.embeddings import Job, write_embeddings
-from protonet.episodes.features.sources import find_pictures, load_source
+from protonet.episodes.features.sources import FOLDER_SIZE, find_pictures, load_source
 from protonet.episodes.networks.backbones import CHUNK
 from protonet.episodes.networks.checkpoints import load_encoder
+from protonet.episodes.plugins import PLUGIN, load_plugin, wrap_plugin_error
 from protonet.errors import optional_packages, raise_input_error, renamed_arguments
 from protonet.representations.pictures.networks import Extractor, open_extractor
 from protonet.representations.pictures.reading import draw_blank
 from protonet.representations.representation import hash_file
 from protonet.sampling import index_classes
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 PROG = "protonet.episodes extract"
 AHEAD = 2  #: Batches that are read while another one is embedded.
@@ -54,11 +59,14 @@ def run_extract(options: argparse.Namespace) -> None:
         data = load_source(options.data, image_size=image_size)
         job = _plan_rows(data, options.data, options.backbone, device, maps=options.maps)
     else:
-        if image_size is not None:
+        is_plugin = PLUGIN.fullmatch(options.backbone) is not None
+        if image_size is not None and not is_plugin:
             got = f"--backbone {options.backbone}"
-            raise_input_error(
-                "--image-size", "come with a checkpoint of ours", got, "Leave it out; others say their size."
-            )
+            constraint = "come with FILE.safetensors or FILE.py:FUNCTION"
+            raise_input_error("--image-size", constraint, got, "Leave it out; other backbones have their own size.")
+        if is_plugin and options.weights is not None:
+            remedy = "Leave it out, and load the weights in the file."
+            raise_input_error("--weights", "come with the name of a network", f"--backbone {options.backbone}", remedy)
         with optional_packages("pictures"):
             import PIL.Image as _  # noqa: F401, PLC0415 - optional
         found = None if options.texts else find_pictures(options.data)
@@ -66,7 +74,11 @@ def run_extract(options: argparse.Namespace) -> None:
             got = f"{options.data}, which is none"
             raise_input_error("data", "be a folder of pictures by class, or KIND:ROOT", got, "Pass one of these.")
         with renamed_arguments(backbone="--backbone", weights="--weights"):
-            extractor = open_extractor(options.backbone, weights=options.weights, device=device)
+            if is_plugin:
+                size = image_size or (FOLDER_SIZE if found is None else found.size)
+                extractor = open_plugin(options.backbone, size, device)
+            else:
+                extractor = open_extractor(options.backbone, weights=options.weights, device=device)
         if found is None:
             job = _plan_texts(options.data, extractor, templates, options.names)
         else:
@@ -75,6 +87,45 @@ def run_extract(options: argparse.Namespace) -> None:
     notes = tell_difference(options.data, Counter(zip(job.labels, job.sides or (), strict=False)))
     print("".join(f"{note}\n" for note in notes), end="")
     print(f"{output}: {len(job.labels):,} rows of {dim} features, {len(set(job.labels))} classes")
+
+
+def open_plugin(backbone: str, size: int, device: str) -> Extractor:
+    """Open a function of a user's file as a network of pictures.
+
+    Args:
+        backbone: ``FILE.py:FUNCTION``: a function, or a module of torch, that maps pictures (n, 3, size, size) float32
+            in [0, 1], RGB, to embeddings (n, dim) floating.
+        size: Pixels per side that pictures are resized to.
+        device: The device that pictures are copied to.
+
+    Raises:
+        InputError: The file cannot be run or has no such function; or, for each batch, the function raises an error or
+            does not return one embedding per picture.
+    """
+    function, origin = load_plugin(PROG, "backbone", backbone, "a function from pictures to embeddings")
+    if isinstance(function, nn.Module):
+        function = function.to(device).eval()
+
+    def prepare(image: Image) -> Tensor:
+        pixels = np.asarray(image.resize((size, size)), np.uint8)
+        return torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+
+    def embed(pixels: Tensor) -> Tensor:
+        try:
+            with torch.no_grad():
+                embeddings = function(pixels.to(device).float() / 255)
+        except Exception as error:
+            constraint = "run on every batch of pictures"
+            raise wrap_plugin_error(error, PROG, "backbone", constraint, backbone) from error
+        shape = tuple(embeddings.shape) if isinstance(embeddings, Tensor) else type(embeddings).__name__
+        if not isinstance(embeddings, Tensor) or embeddings.ndim != 2 or len(embeddings) != len(pixels):
+            constraint = f"return a tensor of shape (n, dim), with n = {len(pixels)} here"
+            raise_input_error(
+                "backbone", constraint, f"{shape} of {backbone}", "Flatten the embeddings of each picture."
+            )
+        return embeddings.float().cpu()
+
+    return Extractor(prepare, embed, {"backbone": backbone, "weights": origin, "preprocessing": {"size": size}})
 
 
 def _plan_pictures(found: Found, text: str, extractor: Extractor, batch: int, *, maps: bool) -> Job:
@@ -101,13 +152,14 @@ def _plan_pictures(found: Found, text: str, extractor: Extractor, batch: int, *,
             return list(pixels)
     else:
         pictures, labels, sides = found.read()
-        files = [os.path.relpath(each, found.root) for each in pictures if isinstance(each, Path)]
+        paths = [picture.path if isinstance(picture, Rotated) else picture for picture in pictures]
+        files = [os.path.relpath(path, found.root) for path in paths if isinstance(path, Path)]
 
         def take(start: int) -> Sequence[Picture]:
             return pictures[start : start + batch]
 
     def prepare(picture: Picture) -> Tensor:
-        return extractor.prepare(open_picture(picture, extractor.least).convert("RGB"))
+        return extractor.prepare(open_picture(PROG, picture, extractor.least).convert("RGB"))
 
     def embed(first: int) -> Iterator[np.ndarray]:
         waiting: deque[list[Future[Tensor]]] = deque()

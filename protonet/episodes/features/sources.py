@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -14,10 +15,11 @@ import torch
 import torch.nn.functional as F
 
 from protonet import datasets
+from protonet._validation import check_type
 from protonet.datasets.cifar_fs import find_cifar_fs
 from protonet.datasets.class_lists import PREFIX, find_meta_dataset, read_class_lists
 from protonet.datasets.cub import find_cub
-from protonet.datasets.dataset import Dataset, check_finite, make_dataset, split_classes
+from protonet.datasets.dataset import SIDES, Dataset, check_finite, make_dataset, split_classes
 from protonet.datasets.fc100 import find_fc100
 from protonet.datasets.features import READERS
 from protonet.datasets.layouts import find_class_folders, find_folders, find_sides
@@ -47,6 +49,7 @@ PUBLISHED: Mapping[str, Callable[[str], Found]] = {
     "cifar-fs": find_cifar_fs,
     "fc100": find_fc100,
     "omniglot": find_omniglot,
+    "omniglot-rotations": partial(find_omniglot, rotations=True),
     **{key: partial(find_meta_dataset, key) for key in read_class_lists() if key.startswith(PREFIX)},
 }
 LARGEST = 1024  #: The largest side of pictures, in pixels.
@@ -59,10 +62,11 @@ class RowsPlan:
 
     dataset: str  #: By name or path, see `load_source`.
     test: str | None = None  #: The test rows of a fixed split, likewise.
+    validation: str | None = None  #: Rows of the same classes as ``test`` that settings are chosen on, likewise.
     #: Of the split by class, or "all"; None for "novel" if there is a split, otherwise "all".
     side: str | None = None
     image_size: int | None = None  #: Pixels per side of pictures, see `load_source`.
-    split_seed: int | None = None  #: Split the classes at random; None keeps the data set's own.
+    split_seed: int | None = None  #: Split classes at random, of data without a split; None keeps them as they are.
     encoder: str | None = None  #: The path of a checkpoint; None takes the features as they are.
     normalize: str = "none"  #: One of `protonet.episodes.features.NORMALIZATIONS`.
     base: str | None = None  #: The base classes, see `load_base`; None for the data set's own.
@@ -78,12 +82,13 @@ class Sources(NamedTuple):
     is_own: bool  #: Whether the encoder was trained on ``data``, of the same split.
 
 
-def load_data(rows: RowsPlan, sampler: Sampler) -> tuple[Sampler, Sources]:
+def load_data(rows: RowsPlan, sampler: Sampler, data: Dataset | None = None) -> tuple[Sampler, Sources]:
     """Open all data sets that rows are read from and their encoder, and join the test split to the others.
 
     Args:
         rows: Which they are.
         sampler: The kind of episodes, as far as it is known without the data.
+        data: The evaluated data set, if it is in memory already; None to load it.
 
     Returns:
         The kind of episodes, of these data; and what was opened.
@@ -93,7 +98,7 @@ def load_data(rows: RowsPlan, sampler: Sampler) -> tuple[Sampler, Sources]:
         InputError: Something cannot be loaded, or two of them do not fit together.
     """
     with renamed_arguments(text="dataset", path="dataset"):
-        data = load_source(rows.dataset, split_seed=rows.split_seed, image_size=rows.image_size)
+        data = data or load_source(rows.dataset, split_seed=rows.split_seed, image_size=rows.image_size)
     with renamed_arguments(text="test", path="test"):
         test = None if rows.test is None else load_source(rows.test, image_size=rows.image_size)
     sampler, data = sampler.join_test(data, test, (rows.dataset, rows.test or ""))
@@ -114,7 +119,7 @@ def load_data(rows: RowsPlan, sampler: Sampler) -> tuple[Sampler, Sources]:
 
 
 def load_source(
-    text: str, *, split_seed: int | None = None, label: str = "label", image_size: int | None = None
+    text: str | Path, *, split_seed: int | None = None, label: str = "label", image_size: int | None = None
 ) -> Dataset:
     """Load the data set that a text names.
 
@@ -134,8 +139,7 @@ def load_source(
             - a folder of images by class, ``<root>/CLASS/*.png``: `load_images`, grey, at 28 x 28 pixels; with an
               ``image_size`` in colour, as those of ``PUBLISHED`` are;
             - a folder with such folders in ``train``, ``val`` and ``test``, in colour, at 84 x 84 pixels.
-        split_seed: Split the classes at random with this seed (`split_classes`). None keeps the data set's own split,
-            which may be none.
+        split_seed: Seed of a random split by class (`split_classes`), for data without one; None for no random split.
         label: The column of a table that holds the classes.
         image_size: Pixels per side to resize pictures to; None for what is said above, or what their authors take.
 
@@ -144,8 +148,11 @@ def load_source(
 
     Raises:
         MissingPackageError: A package that the data need is missing.
-        InputError: The text is none of these, or the data cannot be loaded or split.
+        InputError: The text is none of these, the data cannot be loaded or split, or ``split_seed`` is given for data
+            that have a split.
     """
+    check_type("text", text, (str, Path), "the name or the path of a data set")
+    text = str(text)
     if image_size is not None and image_size > LARGEST:
         got = f"{image_size}"
         raise_input_error("image_size", f"be at most {LARGEST}", got, "Pass a number of pixels such as 84.")
@@ -153,7 +160,15 @@ def load_source(
     if image_size is not None and (data.shape is None or data.shape[1:] != (image_size, image_size)):
         got = f"{image_size} for {text}"
         raise_input_error("image_size", "come with pictures to resize", got, "Leave --image-size out.")
-    return data if split_seed is None else split_classes(data, split_seed)
+    if split_seed is None:
+        return data
+    if data.sides is not None:
+        counts = Counter(data.sides)
+        sides = ", ".join(f"{counts[side]} {side}" for side in SIDES if counts[side])
+        got = f"{split_seed} for {text}, which has {sides} classes"
+        remedy = "Leave it out; to draw another split, remove the split from the data."
+        raise_input_error("split_seed", "be left out for data that have a split by class", got, remedy)
+    return split_classes(data, split_seed)
 
 
 def same_source(text: str, other: str) -> bool:

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import itertools
 import re
-import sys
 import textwrap
-import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from protonet._text import to_printable
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods import ALIASES, METHODS, MethodSpec
 from protonet.episodes.methods.keywords import find_source, list_keywords, parse_keywords, show_value
+from protonet.episodes.plugins import PLUGIN, check_callable, load_plugin, wrap_plugin_error
 from protonet.errors import InputError, InputTypeError, raise_input_error
 from protonet.ui.command_line import check_name
 
 GROUP = "protonet.methods"  #: The entry points by which a package offers methods.
 #: ``method[:setting=value...]``; a plug-in's method is ``file.py:function``.
 TEXT = re.compile(r"(?P<key>.+\.py(:[^:=]*)?|[^:]*)(?P<settings>(:[^:]*)*)")
-PLUGIN = re.compile(r"(?P<path>.+\.py)(:(?P<function>.*))?")
+ENTRY = "choose_methods"  #: The entry that messages name.
+KIND = "a function from episodes to logits"
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,17 +47,8 @@ class ChosenMethod:
         except Exception as error:
             if self.origin is None and (not self.keywords or isinstance(error, (InputError, InputTypeError))):
                 raise
-            raise _wrap(error, "run on every batch of episodes", self.name) from error
-
-
-def _wrap(error: BaseException, constraint: str, name: str) -> Exception:
-    """Return an InputError of one line for what somebody else's code raised, with where it did."""
-    got = f"{type(error).__name__} of {name}: {error}"
-    if not isinstance(error, SyntaxError):  # which says where itself
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        got += f" ({Path(last.filename).name}, line {last.lineno})"
-    remedy = "Mend it; --traceback shows where it comes from."
-    return InputError(to_printable(f"`method` must {constraint}; got {got}. {remedy}"), argument="method")
+            constraint, remedy = "run on every batch of episodes", "Correct it; --traceback shows where it comes from."
+            raise wrap_plugin_error(error, ENTRY, "method", constraint, self.name, remedy=remedy) from error
 
 
 def choose_methods(texts: Iterable[str]) -> dict[str, ChosenMethod]:
@@ -77,6 +64,8 @@ def choose_methods(texts: Iterable[str]) -> dict[str, ChosenMethod]:
     Raises:
         InputError: There is no such method or setting, a value is of another kind, or a plug-in cannot be loaded.
     """
+    if isinstance(texts, str):
+        raise_input_error("texts", "be a list of names", repr(texts), f"Pass [{texts!r}].", kind=InputTypeError)
     chosen = [choose_method(text) for text in texts]
     return {choice.name: choice for choice in chosen}
 
@@ -141,52 +130,28 @@ def _find_method(key: str, option: str) -> ChosenMethod:
     if key in METHODS or key in ALIASES:
         name = ALIASES.get(key, key)
         return ChosenMethod(name, key, METHODS[name])
-    if plugin := PLUGIN.fullmatch(key):
-        return _load_file(key, Path(plugin["path"]), plugin["function"] or "")
+    if PLUGIN.fullmatch(key):
+        return plug_in(key, *load_plugin(ENTRY, "method", key, KIND))
     offered = _list_entry_points()
     check_name(option, key, [*METHODS, *ALIASES, *offered, "FILE.py:FUNCTION"])
     try:
         function = offered[key].load()
     except Exception as error:
-        raise _wrap(error, "load", key) from error
+        raise wrap_plugin_error(error, ENTRY, "method", "load", key) from error
     package = offered[key].dist
     version = "" if package is None else f"{package.name} {package.version}"
-    return _plug_in(key, function, version)
+    check_callable("method", key, function, KIND)
+    return plug_in(key, function, version)
+
+
+def plug_in(key: str, function: Callable[..., Tensor], origin: str) -> ChosenMethod:
+    """Return a function from outside the package as a method, which may use everything that episodes have."""
+    return ChosenMethod(key, key, MethodSpec(function, transductive=True, uses_base=True), origin=origin)
 
 
 def _list_entry_points() -> dict[str, EntryPoint]:
     """Return the methods that installed packages offer; one of ours cannot be taken by another."""
     return {point.name: point for point in entry_points(group=GROUP) if point.name not in METHODS}
-
-
-def _load_file(key: str, path: Path, function: str) -> ChosenMethod:
-    """Run a file, and return its function of that name as a method."""
-    if not path.is_file():
-        raise_input_error("method", "be in a file that exists", str(path), "Pass FILE.py:FUNCTION.")
-    origin = hashlib.sha256(path.read_bytes()).hexdigest()
-    name = f"_protonet_plugin_{origin[:16]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise_input_error("method", "be in a file of Python", str(path), "Pass FILE.py:FUNCTION.")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where dataclasses and pickles look for it
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise _wrap(error, "be in a file that runs", key) from error
-    if not hasattr(module, function):
-        own = [each for each, value in vars(module).items() if getattr(value, "__module__", "") == name]  # not imported
-        remedy = f"It has {', '.join(own)}." if own else "It has none."
-        raise_input_error("method", "be a function of its file", repr(key), remedy)
-    return _plug_in(key, getattr(module, function), f"sha256 {origin}")
-
-
-def _plug_in(key: str, function: object, origin: str) -> ChosenMethod:
-    """Return what a plug-in offers as a method, which may look at all that there is, once it is a function."""
-    if not callable(function):
-        raise_input_error(
-            "method", "be a function from episodes to logits", f"{type(function).__name__} of {key}", "Mend it."
-        )
-    return ChosenMethod(key, key, MethodSpec(function, transductive=True, uses_base=True), origin=origin)
 
 
 def list_methods() -> str:

@@ -77,7 +77,7 @@ class LinearHead(nn.Module):
 
 
 def make_head(objective: str, dim: int, generator: torch.Generator, *, n_way: int | None = None) -> nn.Module:
-    """Make what an objective trains beside the encoder: nothing for "prototypes".
+    """Make what an objective trains beside the encoder: nothing for "prototypes" and "protonet".
 
     Args:
         objective: One of `protonet.episodes.training.objectives.OBJECTIVES`.
@@ -85,7 +85,7 @@ def make_head(objective: str, dim: int, generator: torch.Generator, *, n_way: in
         generator: Draws the weights: normal, of variance 1 / dim; biases are 0.
         n_way: Of MAML and ANIL: the classes that each have weights of their own; None for a layer at zero.
     """
-    if objective == "prototypes":
+    if objective in ("prototypes", "protonet"):
         return nn.Identity()
     with torch.device("meta"):  # torch's own initial weights would come from its global generator
         head = SetTransformer(dim) if objective == "feat" else LinearHead(dim, n_way)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from protonet._progress import progress_bar
 from protonet.episodes.evaluation.distributed import Group
 from protonet.episodes.networks.checkpoints import (
     BEST,
@@ -34,7 +35,7 @@ from protonet.episodes.networks.checkpoints import (
     write_checkpoint,
 )
 from protonet.episodes.networks.conv import measure_statistics
-from protonet.episodes.training.objectives import LOSSES, RECIPE, AdaptedLearner, FeatLearner, Learner, make_learner
+from protonet.episodes.training.objectives import LOSSES, RECIPE, AnyLearner, make_learner
 from protonet.episodes.training.tasks import Score, Side, draw_batch, score_encoder
 from protonet.errors import raise_input_error
 
@@ -47,7 +48,7 @@ class Run:
     """A run between two steps: everything that the next steps depend on."""
 
     plan: Plan  #: The settings.
-    learner: Learner | FeatLearner | AdaptedLearner  #: The encoder, and what is trained beside it.
+    learner: AnyLearner  #: The encoder, and what is trained beside it.
     optimizer: torch.optim.AdamW  #: Of the learner's parameters.
     average: nn.Module  #: The encoder with averaged weights, in evaluation mode.
     head: nn.Module  #: The learner's head with averaged weights.
@@ -73,7 +74,8 @@ def begin_run(plan: Plan, device: str, start: nn.Module | None = None) -> Run:
     beside = [parameter for name, parameter in learner.named_parameters() if not name.startswith("encoder.")]
     beside_group: dict[str, Any] = {"params": beside, "weight_decay": 0.0}
     groups = [{"params": list(encoder.parameters())}, beside_group]
-    optimizer = torch.optim.AdamW(groups, lr=plan.learning_rate, weight_decay=RECIPE.weight_decay)
+    weight_decay = 0.0 if plan.objective == "protonet" else RECIPE.weight_decay
+    optimizer = torch.optim.AdamW(groups, lr=plan.learning_rate, weight_decay=weight_decay)
     average, head = (copy.deepcopy(each).requires_grad_(False).eval() for each in (encoder, learner.head))
     run = Run(plan, learner, optimizer, average, head, {}, Score(0, 0.0, 0.0), 0, [])
     run.kept = copy.deepcopy(_pack_average(run))
@@ -168,12 +170,10 @@ def train(run: Run, base: Side, validation: Side, group: Group, outputs: Outputs
         KeyboardInterrupt: After Ctrl-C, once the checkpoint is written.
         InputError: A loss is not finite.
     """
-    from tqdm import tqdm  # noqa: PLC0415 - used here alone
-
     plan = run.plan
     shared = DistributedDataParallel(run.learner) if group.world_size > 1 else run.learner
-    silent = outputs.checkpoint is None
-    bar = tqdm(total=plan.steps, initial=run.step, unit="step", delay=2, dynamic_ncols=True, disable=silent)
+    is_main = outputs.checkpoint is not None
+    bar = progress_bar(total=plan.steps, initial=run.step, unit="step", delay=2.0, shown=is_main)
     with bar, _open_log(outputs, run.step) as (log, before), delay_interrupt() as interrupted:
         started = time.monotonic() - before
 

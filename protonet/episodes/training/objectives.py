@@ -71,6 +71,36 @@ class Learner(nn.Module):
         return torch.stack([episodic, entropy])
 
 
+class ProtoNetLearner(nn.Module):
+    """An encoder whose loss is the cross-entropy of queries by squared Euclidean distances to the class means.
+
+    There are no proxies, no temperature and no label smoothing, and embeddings are not scaled to unit norm.
+
+    Args:
+        encoder: Maps rows (n, dim) to (n, embedding_dim).
+
+    Source: Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), eqs. 1 and 2, and
+        algorithm 1. https://arxiv.org/abs/1703.05175
+    """
+
+    losses: tuple[str, ...] = ("episodic_loss",)
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, nn.Identity()
+
+    def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
+        """Compute the episodic loss; arguments are as in `Learner.forward`. Returns (1,) float32, in nats."""
+        del targets
+        embeddings = self.encoder(x.flatten(0, 2)).unflatten(0, x.shape[:3])
+        prototypes = embeddings[:, :, :n_shot].mean(dim=2)  # (episodes, n_way, embedding_dim)
+        query = embeddings[:, :, n_shot:]  # (episodes, n_way, n_query, embedding_dim)
+        differences = query[:, :, :, None] - prototypes[:, None, None]
+        logits = -differences.square().sum(dim=4)  # (episodes, n_way, n_query, n_way)
+        labels = torch.arange(x.shape[1], device=x.device)[:, None].expand(logits.shape[:3])
+        return F.cross_entropy(logits.flatten(0, 2), labels.flatten())[None]
+
+
 class FeatLearner(nn.Module):
     """An encoder, a transformer of its prototypes and one proxy per base class, with their three losses.
 
@@ -148,10 +178,11 @@ class AdaptedLearner(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), of_query)[None]
 
 
-OBJECTIVES = ("prototypes", "feat", "maml", "anil")
+AnyLearner = Learner | ProtoNetLearner | FeatLearner | AdaptedLearner
+OBJECTIVES = ("prototypes", "protonet", "feat", "maml", "anil")
 
 
-def make_learner(plan: Plan, generator: torch.Generator) -> Learner | FeatLearner | AdaptedLearner:
+def make_learner(plan: Plan, generator: torch.Generator) -> AnyLearner:
     """Make an untrained learner of a plan's objective, on the CPU; the generator draws its weights."""
     encoder = make_backbone(plan.backbone, plan.dim, generator, dropblock=plan.dropblock)
     with torch.no_grad():
@@ -161,6 +192,8 @@ def make_learner(plan: Plan, generator: torch.Generator) -> Learner | FeatLearne
         head = make_head(plan.objective, embedding_dim, generator, n_way=find_head_way(plan._asdict()))
         assert isinstance(head, LinearHead)
         return AdaptedLearner(encoder, head, plan)
+    if plan.objective == "protonet":
+        return ProtoNetLearner(encoder)
     proxies = torch.randn(plan.classes, embedding_dim, generator=generator) / embedding_dim**0.5
     if plan.objective == "feat":
         return FeatLearner(encoder, make_head("feat", embedding_dim, generator), proxies)

@@ -39,6 +39,7 @@ class Validation:
 
 
 VALIDATION = Validation()
+RAW_METHODS = ("protonet", "protonet-cosine")  #: The methods on raw features that an encoder has to beat.
 
 
 class Score(NamedTuple):
@@ -52,6 +53,7 @@ class Score(NamedTuple):
 class Side(NamedTuple):
     """One side of a data set's split by class."""
 
+    x: Tensor  #: (rows of the whole data set, dim), as they are stored: for shape and dtype, see ``take``.
     take: Take  #: Returns rows of the whole data set by number.
     classes: Tensor  #: (n,) int64, the class of each row among those of the side, -1 for rows of the other sides.
     by_class: ClassIndex  #: Rows by class, of the side alone.
@@ -78,7 +80,7 @@ def take_side(argument: str, data: Dataset, side: str) -> Side:
     rows = (classes >= 0).nonzero().flatten()
     sampled = rows[:: -(-len(rows) // AUGMENTATION.n_sampled)]
     spread = data.take_rows(sampled).float().std(dim=0, correction=0)
-    return Side(data.take_rows, classes, index, tuple(data.class_names[c] for c in class_ids.tolist()), spread)
+    return Side(data.x, data.take_rows, classes, index, tuple(data.class_names[c] for c in class_ids.tolist()), spread)
 
 
 def draw_batch(base: Side, plan: Plan, step: int, group: Group) -> tuple[Tensor, Tensor]:
@@ -108,6 +110,40 @@ def draw_batch(base: Side, plan: Plan, step: int, group: Group) -> tuple[Tensor,
     return x.unflatten(0, rows.shape), base.classes[rows]
 
 
+def score_raw_features(validation: Side, plan: Plan, group: Group) -> tuple[str, Score]:
+    """Measure the accuracy of prototypes of the raw features on the validation episodes, the baseline of an encoder.
+
+    Args:
+        validation: The validation classes.
+        plan: The settings of the run, which decide the episodes.
+        group: The processes that share the episodes.
+
+    Returns:
+        The better one of `protonet` and `protonet_cosine`, by name, and its score.
+    """
+    config, index = _choose_episodes(validation.by_class, plan)
+    methods = {name: METHODS[name] for name in RAW_METHODS}
+    n_episodes = _count_episodes(plan)
+    scores = evaluate(validation.x, index, methods, config, n_episodes=n_episodes, group=group, take=validation.take)
+    name = max(scores, key=lambda name: mean_of(scores[name].accuracy))
+    accuracy = scores[name].accuracy
+    return name, Score(0, mean_of(accuracy), half_width(accuracy))
+
+
+def _count_episodes(plan: Plan | None) -> int:
+    """Return the number of validation episodes."""
+    return VALIDATION.n_slow if plan is not None and plan.objective == "maml" else VALIDATION.n_episodes
+
+
+def _choose_episodes(index: ClassIndex, plan: Plan | None) -> tuple[Setting, ClassIndex]:
+    """Return the kind of the validation episodes, and the classes of an index that are large enough for them."""
+    n_shot = VALIDATION.n_shot if plan is None or plan.objective == "prototypes" else plan.shot
+    head_way = None if plan is None else find_head_way(plan._asdict())
+    n_way = head_way or min(VALIDATION.n_way, int((index.size > n_shot).sum()))
+    config = Setting((n_way, n_way), (n_shot, n_shot), VALIDATION.n_query, allow_small=True)
+    return config, config.check(index, ())
+
+
 def score_encoder(
     encoder: nn.Module,
     validation: Side,
@@ -123,23 +159,19 @@ def score_encoder(
         validation: The validation classes.
         step: The steps taken so far, for the score.
         group: The processes that share the episodes.
-        plan: Its objective is the method that classifies; None, as "prototypes", for the nearest prototype by cosine.
+        plan: Its objective is the method that classifies; for None and "prototypes" it is `protonet_cosine`.
         head: What the objective trains beside the encoder.
     """
     rows = (validation.classes >= 0).nonzero().flatten()
     index = index_classes(validation.classes[rows])
     objective = "prototypes" if plan is None else plan.objective
-    n_shot = VALIDATION.n_shot if plan is None or objective == "prototypes" else plan.shot
-    own_way = None if plan is None else find_head_way(plan._asdict())
-    n_way = own_way or min(VALIDATION.n_way, int((index.size > n_shot).sum()))
-    setting = Setting((n_way, n_way), (n_shot, n_shot), VALIDATION.n_query, allow_small=True)
-    index = setting.check(index, ())
+    config, index = _choose_episodes(index, plan)
     embeddings = embed_rows(encoder, validation.take, rows)
     trained = None
     if plan is not None and head is not None:
         trained = Trained(encoder, head, plan._asdict(), lambda numbers: validation.take(rows[numbers]))
-    n_episodes = VALIDATION.n_slow if objective == "maml" else VALIDATION.n_episodes
     method = {objective: METHODS.get(objective, protonet_cosine)}
-    scores = evaluate(embeddings, index, method, setting, n_episodes=n_episodes, trained=trained, group=group)
+    n_episodes = _count_episodes(plan)
+    scores = evaluate(embeddings, index, method, config, n_episodes=n_episodes, trained=trained, group=group)
     accuracy = scores[objective].accuracy
     return Score(step, mean_of(accuracy), half_width(accuracy))

@@ -14,7 +14,7 @@ from protonet.episodes.evaluation.distributed import join_group
 from protonet.episodes.networks.augmentation import find_shape
 from protonet.episodes.networks.checkpoints import Plan, complete_plan, find_head_way, load_encoder, read_checkpoint
 from protonet.episodes.training.meta import Outputs, begin_run, train, unpack_run
-from protonet.episodes.training.tasks import Side, take_side
+from protonet.episodes.training.tasks import Side, score_raw_features, take_side
 from protonet.errors import raise_input_error
 
 PROG = "protonet.episodes train"
@@ -25,7 +25,8 @@ def run_train(options: argparse.Namespace) -> None:
 
     Raises:
         KeyboardInterrupt: After Ctrl-C, once the checkpoint is written.
-        InputError: Arguments, data or a checkpoint do not fit together.
+        InputError: Arguments, data or a checkpoint do not fit together; or the best encoder is not more accurate than
+            the raw features on the validation classes, and its file is removed.
     """
     numbers, more, objective = dict(options.numbers), options.more, options.objective
     split_seed, size = options.split_seed, options.image_size
@@ -57,9 +58,16 @@ def run_train(options: argparse.Namespace) -> None:
         if stored is not None:
             unpack_run(run, *stored)
         train(run, base, validation, group, outputs)
+        raw_method, raw = score_raw_features(validation, plan, group)
     if outputs.checkpoint is not None:
         step, accuracy, half_width = run.best
         score = f"{100 * accuracy:.2f} ±{100 * half_width:.2f} % on validation classes"
+        if accuracy <= raw.accuracy:
+            outputs.checkpoint.unlink()
+            baseline = f"{100 * raw.accuracy:.2f} ±{100 * raw.half_width:.2f} % ({raw_method} on raw features)"
+            remedy = f"{outputs.checkpoint} is not written. Use the features without an encoder, or train for longer "
+            remedy += "(--steps, --patience), at another --learning-rate or on more classes."
+            raise_input_error("encoder", f"have an accuracy above {baseline}", score, remedy)
         before = "untrained network" if plan.start is None else "encoder that it began at"
         score = f"{score} after step {step:,}" if step else f"no validation beat the {before}: {score}"
         name = plan.backbone if objective == "prototypes" else f"{plan.backbone} by {objective}"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from protonet._progress import progress_bar
 from protonet.errors import optional_packages, raise_input_error
 from protonet.representations.pictures.images import (
     SUFFIXES,
@@ -23,7 +24,6 @@ from protonet.representations.pictures.images import (
     open_plain,
     path_to_text,
 )
-from protonet.ui.text import count
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -37,6 +37,11 @@ MOST_NAMED = 5
 COMPARED_SIDE = 512
 #: Parts of a data set, and what their folders are called.
 SPLITS = {"train": ("train", "training"), "valid": ("valid", "val", "validation", "dev"), "test": ("test", "testing")}
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is 1."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 class Listing(NamedTuple):
@@ -331,9 +336,7 @@ def map_pictures(
 
 def show_items(count: int, name: str, *, shown: bool) -> Any:
     """Return a bar of so many items on stderr, which says how long it will take yet; there is none if not shown."""
-    from tqdm import tqdm  # noqa: PLC0415 - slow to import
-
-    return tqdm(total=count, unit=name, delay=1.0, leave=False, disable=not shown, dynamic_ncols=True)
+    return progress_bar(total=count, unit=name, leave=False, shown=shown)
 
 
 @contextmanager

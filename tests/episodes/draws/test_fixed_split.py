@@ -106,13 +106,10 @@ def test_splits_are_joined_by_name() -> None:
     ("test", "message"),
     [
         (dataset(X[9:, :4], TEST), "have 5 features per row, as x.npz; got 4 of y.npz. Embed both alike"),
-        (dataset(X[9:], TEST, ("a", "b", "d")), "have the classes of --dataset, by name; got 'd' in y.npz alone"),
+        (dataset(X[9:], TEST, ("a", "b", "d")), "have the classes of x.npz, by name; got 'd' in y.npz alone"),
         (dataset(X[9:11], TEST[:2], ("a", "b")), "got 'c' in x.npz alone. Rename them, or leave them out"),
         *(
-            (
-                dataset(X[8:13].to(dtype), TEST),
-                "share no row with --dataset; got 1, such as row 0 of y.npz and row 8 of x",
-            )
+            (dataset(X[8:13].to(dtype), TEST), "share no row with x.npz; got 1, such as row 0 of y.npz and row 8 of x")
             for dtype in (torch.float16, torch.float32, torch.float64)
         ),
     ],

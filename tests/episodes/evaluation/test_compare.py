@@ -125,6 +125,7 @@ def test_the_hash_is_of_the_data_in_its_order() -> None:
     assert len({read(name)["data"] for name in ("a", "other", "moved")}) == 3
 
 
+@pytest.mark.usefixtures("no_baseline")
 def test_encoders_bases_and_normalisations_may_differ(command: Command, tmp_path: Path) -> None:
     encoder, file = tmp_path / "encoder.safetensors", tmp_path / "file.json"
     command(f"train --dataset split.npz --backbone mlp --steps 1 --way 3 --query 3 -o {encoder}")

@@ -61,6 +61,7 @@ def own(episodes):
 
 
 @pytest.mark.parametrize("name", LINES)
+@pytest.mark.usefixtures("no_baseline")
 def test_a_line_gives_the_same_elsewhere(
     name: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

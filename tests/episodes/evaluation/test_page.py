@@ -99,17 +99,6 @@ def test_a_path_that_cannot_be_is_an_error_before_the_work(command: Command, tmp
     command.refuses(rf"{said} end in \.html, \.htm", f"--report {tmp_path}/r.pdf")
 
 
-def test_a_study_has_a_report_of_each_run(made: Path, command: Command, tmp_path: Path) -> None:
-    text = f'dataset = "{made}/x.npz"\nshot = [1, 2]\nquery = 3\nepisodes = 4\nmethod = ["protonet"]\noutput = "."\n'
-    (tmp_path / "study.toml").write_text(text, encoding="utf-8")
-    command(f"study {tmp_path}/study.toml --output {tmp_path}/out --reports")
-    pages = sorted((tmp_path / "out").glob("*.html"))
-    assert [page.stem for page in pages] == ["shot=1", "shot=2"]
-    for page in pages:
-        results = json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
-        assert json.loads(Script(page.read_text(encoding="utf-8")).figures) == results
-
-
 @pytest.mark.parametrize("name", ["plain", "more"])
 def test_looks_and_figures_in_a_browser(made: Path, browser: Browser, name: str) -> None:
     figures: Any = json.loads((made / f"{name}.json").read_text(encoding="utf-8"))

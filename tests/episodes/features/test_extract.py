@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from protonet.datasets import load_mini_imagenet, map_npz
@@ -99,6 +100,7 @@ def test_a_data_set_with_its_split(command: Command, form: str) -> None:
     command("--dataset a.npz --way 2 --query 1 --episodes 5 --method protonet simpleshot")
 
 
+@pytest.mark.usefixtures("no_baseline")
 def test_rows_by_an_encoder_of_ours(command: Command) -> None:
     save_data(Path("tiny.npz"))
     small = "--backbone mlp --way 4 --query 2 --steps 2 --eval-every 2 --device cpu"
@@ -117,6 +119,7 @@ def test_rows_by_an_encoder_of_ours(command: Command) -> None:
     assert before["right"] == command.read("--dataset a.npz", few)["right"]
 
 
+@pytest.mark.usefixtures("no_baseline")
 def test_maps_of_an_encoder_of_ours(command: Command) -> None:
     generator = np.random.default_rng(0)
     y, sides = np.repeat(np.arange(9), 8), np.repeat(np.array(["base"] * 3 + ["validation"] * 3 + ["novel"] * 3), 8)
@@ -186,7 +189,7 @@ def test_ctrl_c_and_then_resume(command: Command, net: Path, monkeypatch: pytest
             "must be another than a checkpoint of ours, to take this; got --texts with",
         ),
         ("--backbone a.safetensors", "must be a checkpoint of protonet.episodes train"),
-        ("--image-size 9", "`--image-size` must come with a checkpoint"),
+        ("--image-size 9", "`--image-size` must come with FILE.safetensors"),
     ],
 )
 @pytest.mark.usefixtures("net")
@@ -248,3 +251,60 @@ def test_what_classes_are_called() -> None:
     ):
         with pytest.raises(ValueError, match=rf"`--names` must {said}"):
             find_words(names, file)
+
+
+PLUGIN = """
+import torch
+
+def embed(pictures):
+    assert pictures.shape[1] == 3 and 0 <= pictures.min() and pictures.max() <= 1
+    return torch.nn.functional.adaptive_avg_pool2d(pictures, 2).flatten(1)
+
+network = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten())
+
+def flat(pictures):
+    return pictures
+
+def broken(pictures):
+    return 1 / 0
+
+number = 3
+"""
+
+
+def test_a_function_of_a_file_is_a_backbone(command: Command) -> None:
+    Path("mine.py").write_text(PLUGIN, encoding="utf-8")
+    write_folders(Path("pictures"), each=3)
+    made = {}
+    for name, size in (("embed", 8), ("embed", 6), ("network", 8)):
+        output = f"{name}-{size}.npz"
+        command(f"extract pictures --backbone mine.py:{name} --image-size {size} --batch 2 -o {output}")
+        made[name, size] = read(output)
+    found = made["embed", 8]
+    assert found["x"].shape == (6, 12)
+    assert json.loads(str(found["made"]))["preprocessing"] == {"size": 8}
+    np.testing.assert_array_equal(made["network", 8]["x"], found["x"])
+    assert not np.allclose(made["embed", 6]["x"], found["x"])
+    with Image.open(Path("pictures") / str(found["files"][0])) as image:
+        pixels = np.asarray(image.convert("RGB").resize((8, 8)), np.float32) / 255
+    expected = pixels.reshape(2, 4, 2, 4, 3).mean(axis=(1, 3)).transpose(2, 0, 1).ravel()
+    np.testing.assert_allclose(found["x"][0], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--backbone mine.py:flat", r"`--backbone` must return a tensor of shape \(n, dim\), with n = \d here; got"),
+        ("--backbone mine.py:broken", r"`--backbone` must run on every batch .*ZeroDivisionError .*mine\.py, line \d+"),
+        ("--backbone mine.py:number", "`--backbone` must be a function from pictures to embeddings; got int"),
+        ("--backbone mine.py:absent", "`--backbone` must be a function of its file; .* It has embed, flat, broken"),
+        ("--backbone absent.py:embed", "`--backbone` must be in a file that exists"),
+        ("--backbone mine.py:embed --maps", "`--maps` must come with efficientnet"),
+        ("--backbone mine.py:embed --weights a.pt", "`--weights` must come with the name of a network"),
+    ],
+)
+def test_errors_of_functions_as_backbones(command: Command, more: str, message: str) -> None:
+    Path("mine.py").write_text(PLUGIN, encoding="utf-8")
+    write_folders(Path("pictures"), each=3)
+    command.refuses(message, "extract pictures -o a.npz", more)
+    assert not Path("a.npz").exists()

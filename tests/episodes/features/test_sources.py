@@ -81,12 +81,15 @@ def test_a_size_without_pictures_is_one_line() -> None:
 
 
 def test_split_seed(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", x=np.eye(8), y=np.arange(8), split=["base"] * 8)
-    path = str(tmp_path / "a.npz")
-    assert load_source(path).sides == ("base",) * 8
-    data = load_source(path, split_seed=3)
+    np.savez(tmp_path / "a.npz", x=np.eye(8), y=np.arange(8))
+    data = load_source(str(tmp_path / "a.npz"), split_seed=3)
     assert Counter(data.sides) == {"base": 5, "validation": 1, "novel": 2}
     assert data.mapping is not None
+    np.savez(tmp_path / "split.npz", x=np.eye(8), y=np.arange(8), split=["base"] * 8)
+    path = str(tmp_path / "split.npz")
+    assert load_source(path).sides == ("base",) * 8
+    with pytest.raises(ValueError, match=r"`split_seed` must be left out .*; got 3 for .*, which has 8 base classes"):
+        load_source(path, split_seed=3)
 
 
 LISTED = r"be one of glyphs, digits, .*<root>, \*\.npz, \*\.npy, .*\*\.csv or a folder .*; got 'a/b/c'\. Pass"

@@ -224,7 +224,7 @@ FIELDS: dict[Need, tuple[str, str]] = {
 @pytest.mark.parametrize(("need", "name"), [(need, name) for need in FIELDS for name in sorted(needing(need))])
 def test_without_what_a_method_needs(need: Need, name: str) -> None:
     function, (field, remedy) = methods.METHODS[name].function, FIELDS[need]
-    with pytest.raises(InputError, match=rf"^{function.__name__}: `{field}` must be known; got None\.{remedy}"):
+    with pytest.raises(InputError, match=rf"^`{field}` must be known; got None\.{remedy}"):
         function(case()._replace(**{field: None}))  # type: ignore[arg-type]
 
 

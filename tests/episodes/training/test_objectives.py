@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from protonet.episodes.networks.checkpoints import Plan
 from protonet.episodes.networks.conv import BatchNorm
 from protonet.episodes.networks.heads import LinearHead, SetTransformer, make_head
-from protonet.episodes.training.objectives import OBJECTIVES, RECIPE, AdaptedLearner, FeatLearner, make_learner
+from protonet.episodes.training.objectives import (
+    OBJECTIVES,
+    RECIPE,
+    AdaptedLearner,
+    FeatLearner,
+    ProtoNetLearner,
+    make_learner,
+)
 from tests.episodes.meta_cases import make_plan
 
 N_SHOT, N_QUERY, N_WAY = 2, 3, 3
@@ -61,6 +68,19 @@ def check_gradients(learner: nn.Module, x: Tensor, targets: Tensor, slow: Tensor
     torch.testing.assert_close(loss, slow[None])
     for ours, theirs in zip(torch.autograd.grad(loss.sum(), weights), expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-8)
+
+
+def test_the_loss_of_prototypical_networks_is_a_slow_loop() -> None:
+    encoder, (x, targets) = make_encoder("group"), make_batch()
+    losses = []
+    for episode in x:
+        rows = encoder(episode.flatten(0, 1)).unflatten(0, episode.shape[:2])
+        prototypes = [rows[c, :N_SHOT].mean(dim=0) for c in range(N_WAY)]
+        for c in range(N_WAY):
+            for query in rows[c, N_SHOT:]:
+                distances = torch.stack([((query - prototype) ** 2).sum() for prototype in prototypes])
+                losses.append(distances[c] + (-distances).logsumexp(dim=0))  # eq. 2
+    check_gradients(ProtoNetLearner(encoder), x, targets, torch.stack(losses).mean())
 
 
 @pytest.mark.parametrize("first_order", [False, True])

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from protonet.episodes.draws.batch import take_from
 from protonet.episodes.draws.numbered import Setting
 from protonet.episodes.evaluation.distributed import Group
 from protonet.episodes.evaluation.evaluate import evaluate
+from protonet.episodes.features.sources import load_source
 from protonet.episodes.methods import METHODS
 from protonet.episodes.networks.backbones import embed_rows, make_backbone
 from protonet.episodes.networks.checkpoints import (
@@ -31,6 +33,7 @@ from protonet.episodes.networks.checkpoints import (
     take_prefix,
 )
 from protonet.episodes.training import meta, tasks
+from protonet.episodes.training import train as train_module
 from protonet.episodes.training.objectives import LOSSES, RECIPE, make_learner
 from protonet.episodes.training.tasks import Score, Side, draw_batch, score_encoder, take_side
 from protonet.episodes.training.train import choose_backbone
@@ -45,13 +48,16 @@ GENERATOR = torch.Generator()
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     save_data(tmp_path / "tiny.npz")
+    data = make_data()
+    np.savez(tmp_path / "few.npz", x=data.x.numpy(), y=data.y.numpy())
     return tmp_path
 
 
 def train(more: str = "", output: str = "a.safetensors") -> Path:
-    """Train on the tiny data as the command does, and return the checkpoint's path."""
+    """Train on the tiny data as the command does, without a baseline to beat, and return the checkpoint's path."""
     small = "--backbone mlp --way 4 --query 2 --episodes-per-step 2 --steps 10 --eval-every 4 --patience 9 --device cpu"
-    run_train(f"--dataset tiny.npz -o {output} {small} {more}".split())
+    with mock.patch.object(train_module, "score_raw_features", return_value=("protonet", Score(0, 0.0, 0.0))):
+        run_train(f"--dataset tiny.npz -o {output} {small} {more}".split())
     return Path(output)
 
 
@@ -250,7 +256,7 @@ def test_tensorboard_has_the_log() -> None:
 def test_resuming_with_other_settings_or_data() -> None:
     train()
     same = r"`--resume` must continue a run of the same settings; got"
-    said = rf"^protonet\.episodes train: {same} --steps 10 there and 20 here; --seed 0 there and 3 here\. Pass the same"
+    said = rf"^{same} --steps 10 there and 20 here; --seed 0 there and 3 here\. Pass the same"
     with pytest.raises(ValueError, match=said):
         train("--resume --steps 20 --seed 3")
     x, y = make_data(dim=9)[:2]
@@ -281,7 +287,7 @@ def test_outputs_are_checked_first(monkeypatch: pytest.MonkeyPatch) -> None:
             train(more, output)
     for module, extra in (("torch.utils.tensorboard", "tensorboard"), ("safetensors", "train")):
         monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(ImportError, match=rf'must be installed; .* Run pip install "protonet\[{extra}\]"\.'):
+        with pytest.raises(ImportError, match=rf'must be installed\. Run pip install -e "\.\[{extra}\]"\.'):
             train("--tensorboard board", "new.safetensors")
 
 
@@ -300,7 +306,11 @@ def test_outputs_are_checked_first(monkeypatch: pytest.MonkeyPatch) -> None:
             r"`--dataset` must have 9 rows per base class \(--shot \+ --query\); got class '0' with 8\. Ask ",
         ),
         ("--dataset synthetic:isotropic", r"`--dataset` must have a split by class; got none\. Pass --split-seed 0"),
-        ("--split-seed 0", r"`--dataset` must have at least 2 validation classes with 2 rows; got 1\. Add classes "),
+        (
+            "--dataset few.npz --split-seed 0",
+            r"`--dataset` must have at least 2 validation classes with 2 rows; got 1\. Add classes ",
+        ),
+        ("--split-seed 0", r"`split_seed` must be left out for data that have a split by class; got 0 for tiny\.npz"),
         ("--device meta", r"`--device` must be a device of this machine; got 'meta' \(.*\)\. Pass 'cpu'\."),
         ("--device abacus", r"`--device` must be a device of this machine; got 'abacus' \(.*\)\. Pass 'cpu'\."),
         (f"--seed {2**63}", rf"`--seed` must be a whole number in \[0, {2**63 - 1}\]; got {2**63}"),
@@ -308,7 +318,7 @@ def test_outputs_are_checked_first(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_bad_arguments(more: str, said: str) -> None:
-    with pytest.raises(ValueError, match=rf"^(protonet\.episodes train: )?{said}"):
+    with pytest.raises(ValueError, match=rf"^(protonet\.episodes train: |load_source: )?{said}"):
         train(more)
     assert not Path("a.safetensors").exists()
 
@@ -337,3 +347,46 @@ def test_two_processes_follow_the_path_of_one() -> None:
         for name in ours.keys() & {"step", *LOSSES}:
             assert theirs[name] == pytest.approx(ours[name], rel=1e-3)
         assert theirs["accuracy"] == pytest.approx(ours["accuracy"], abs=0.02)
+
+
+def run_unpatched(more: str) -> Path:
+    """Train with the raw features as the baseline to beat."""
+    small = "--backbone mlp --way 4 --query 2 --episodes-per-step 2 --eval-every 10 --device cpu"
+    run_train(f"--dataset tiny.npz -o a.safetensors {small} {more}".split())
+    return Path("a.safetensors")
+
+
+def test_an_encoder_that_is_worse_than_raw_features_is_not_written() -> None:
+    noise = 3 * np.random.default_rng(0).normal(size=(9, 40, 64))
+    x = np.eye(9, 64)[:, None] * 100 + noise  # raw features classify perfectly
+    y = np.arange(9).repeat(40)
+    np.savez("tiny.npz", x=x.reshape(-1, 64), y=y, split=np.array(SIDES)[y])
+    said = r"^`encoder` must have an accuracy above 100\.00 ±0\.00 % \(protonet on raw features"
+    with pytest.raises(ValueError, match=said):
+        run_unpatched("--steps 20 --log log")
+    assert not Path("a.safetensors").exists()
+    assert len(read_log()) == 3
+
+
+def test_an_encoder_that_is_better_than_raw_features_is_written() -> None:
+    """Classes differ in a few features of small variance, which an encoder learns to look at."""
+    generator = np.random.default_rng(0)
+    y = np.arange(30).repeat(20)
+    signal_of = generator.normal(size=(30, 4))
+    x = np.concatenate([signal_of[y] + 0.3 * generator.normal(size=(600, 4)), generator.normal(size=(600, 60))], axis=1)
+    np.savez("tiny.npz", x=x, y=y, split=np.array(["base"] * 20 + ["validation"] * 10)[y])
+    path = run_unpatched("--way 20 --steps 100")
+    validation = take_side("data", load_source("tiny.npz"), "validation")
+    plan = Plan(**complete_plan(read(path)[1]["plan"]))
+    _, raw = tasks.score_raw_features(validation, plan, Group())
+    assert read(path)[1]["best"][1] > raw.accuracy + 0.05
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_objective_of_prototypical_networks() -> None:
+    path = train("--objective protonet --steps 4 --log log")
+    assert complete_plan(read(path)[1]["plan"])["objective"] == "protonet"
+    assert read_log()[-1].keys() & set(LOSSES) == {"episodic_loss"}
+    plan = Plan(**complete_plan(read(path)[1]["plan"]))
+    score = score_encoder(load_encoder(path), take_side("data", make_data(), "validation"), 4, Group(), plan)
+    assert score.accuracy == pytest.approx(read(path)[1]["best"][1])

@@ -221,7 +221,7 @@ def test_files_of_weights_that_do_not_fit(libraries: Any, tmp_path: Path) -> Non
         (timm.create_model("resnet34").state_dict(), r"have .*, where \d+ differ or are missing, such as layer1\.2"),
     ):
         torch.save(content, path)
-        with pytest.raises(ValueError, match=rf"^protonet\.episodes extract: `--weights` must {message}"):
+        with pytest.raises(ValueError, match=rf"^`--weights` must {message}"):
             open_extractor("torchvision:resnet18", weights=path)
     path.write_bytes(b"nothing")
     with pytest.raises(ValueError, match=r"be a file of tensors by name; got .*w\.pt \(\w+\)"):

@@ -1,0 +1,187 @@
+"""Evaluate methods on a data set from Python, as ``python -m protonet.episodes`` does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from protonet._validation import check_device, check_int, check_number, check_type
+from protonet.datasets import Dataset
+from protonet.datasets.dataset import SIDES
+from protonet.episodes.draws.fixed_split import FixedSplit
+from protonet.episodes.draws.numbered import Setting
+from protonet.episodes.draws.sampler import Sampler
+from protonet.episodes.evaluation.distributed import join_group
+from protonet.episodes.evaluation.evaluate import check_methods
+from protonet.episodes.evaluation.plan import EvaluationPlan, MethodsPlan
+from protonet.episodes.evaluation.run import EvaluationRun, ShowProgress
+from protonet.episodes.evaluation.statistics import Evaluation
+from protonet.episodes.features import NORMALIZATIONS
+from protonet.episodes.features.sources import RowsPlan
+from protonet.episodes.methods import Method, MethodSpec
+from protonet.episodes.methods.choice import ChosenMethod, choose_grid, choose_method, plug_in
+from protonet.errors import InputTypeError, raise_input_error, renamed_arguments
+from protonet.ui.command_line import check_name
+
+ENTRY = "evaluate_dataset"
+#: Arguments of `evaluate_dataset`, by their names in plans.
+ARGUMENTS = {
+    "dataset": "data",
+    "text": "data",
+    "method": "methods",
+    "way": "config",
+    "shot": "config",
+    "n_query": "config",
+    "until": "target_half_width",
+    "test": "test_data",
+    "validation": "validation_data",
+}
+
+
+def evaluate_dataset(
+    data: str | Path | Dataset,
+    methods: Sequence[str] | Mapping[str, Method],
+    config: Sampler | None = None,
+    *,
+    n_episodes: int = 2000,
+    seed: int = 0,
+    side: str | None = None,
+    split_seed: int | None = None,
+    image_size: int | None = None,
+    encoder: str | Path | None = None,
+    normalize: str = "none",
+    base: str | Path | None = None,
+    texts: str | Path | None = None,
+    test_data: str | Path | None = None,
+    validation_data: str | Path | None = None,
+    tune: Sequence[str] = (),
+    against: str | None = None,
+    target_half_width: float = 0.0,
+    device: str = "cpu",
+    progress: bool | ShowProgress = False,
+) -> Evaluation:
+    """Evaluate methods on the episodes of a data set, with the results of the command of the same arguments.
+
+    Episodes are drawn from the novel classes, if the data have a split by class. Base classes serve the methods that
+    use them. Intervals and p-values are over classes and over episodes.
+
+    Args:
+        data: The name or the path of a data set, see `load_source`; or one in memory.
+        methods: Names of methods, with settings such as ``tim:steps=100``, or ``file.py:function``; or functions from
+            a batch of `Episodes` to logits, by name.
+        config: The kind of episodes; None for ``Setting()``, 5-way 1-shot with 15 queries per class.
+        n_episodes: Largest number of episodes, >= 1.
+        seed: Seed of the episodes, in [0, 2**63).
+        side: "novel", "validation", "base" or "all"; None for "novel", or "all" of data without a split.
+        split_seed: Seed of a random split by class, for data without one.
+        image_size: Pixels per side of pictures.
+        encoder: A file from ``python -m protonet.episodes train``; None for the features as they are.
+        normalize: "none", "l2", "cl2" or "z", for all rows.
+        base: A data set whose rows are the base classes; None for those of the split.
+        texts: Embeddings of texts by class, for `clip_zero_shot` and `tip_adapter`.
+        test_data: Test rows of the same classes, for a config of `FixedSplit`.
+        validation_data: Validation rows of the same classes, for ``tune`` with ``test_data``.
+        tune: Methods with several values of settings, such as ``ridge:penalty=0.1,1``: the best on validation classes
+            is evaluated, too.
+        against: The method that each other one is compared with; None to compare all pairs.
+        target_half_width: Stop once all 95 % intervals over episodes are within this many percentage points; 0 to
+            evaluate all episodes.
+        device: Where rows are embedded, classified and scored.
+        progress: True for a progress bar on terminals; or a function that is called with the numbers of finished and
+            of all episodes.
+
+    Returns:
+        The results: ``methods`` has accuracies with intervals by name, ``summary.comparisons`` the paired tests, and
+        `format_evaluation` writes it all as text.
+
+    Raises:
+        MissingPackageError: A package that the data need is missing.
+        InputTypeError: An argument has another type than stated.
+        InputError: A value is out of range, or data, methods and config do not fit together.
+    """
+    check_type("data", data, (str, Path, Dataset), "the name or the path of a data set, or a Dataset")
+    config = Setting() if config is None else config
+    check_type("config", config, Sampler, "a Setting, or another sampler")
+    if isinstance(config, FixedSplit) != (test_data is not None):
+        got = f"{type(config).__name__} {'with' if test_data is not None else 'without'} test_data"
+        remedy = "Pass config=FixedSplit(n_shot) and test_data together."
+        raise_input_error("config", "be a FixedSplit if and only if there are test data", got, remedy)
+    if isinstance(data, Dataset) and split_seed is not None:
+        remedy = "Pass split_classes(data, seed) instead."
+        raise_input_error("split_seed", "be left out for a data set in memory", split_seed, remedy)
+    if progress not in (True, False) and not callable(progress):
+        raise_input_error(
+            "progress", "be a bool or a function", type(progress).__name__, "Pass True.", kind=InputTypeError
+        )
+    if isinstance(tune, str):
+        raise_input_error("tune", "be a list of texts", repr(tune), f"Pass [{tune!r}].", kind=InputTypeError)
+    n_episodes = check_int("n_episodes", n_episodes, low=1)
+    seed = check_int("seed", seed, low=0, high=2**63 - 1)
+    target_half_width = check_number("target_half_width", target_half_width, low=0)
+    check_device("device", device)
+    with renamed_arguments(**ARGUMENTS):
+        check_name("normalize", normalize, NORMALIZATIONS)
+        if side is not None:
+            check_name("side", side, (*SIDES, "all"))
+        rows = RowsPlan(
+            "data in memory" if isinstance(data, Dataset) else str(data),
+            None if test_data is None else str(test_data),
+            None if validation_data is None else str(validation_data),
+            side=side,
+            image_size=image_size,
+            split_seed=split_seed,
+            encoder=None if encoder is None else str(encoder),
+            normalize=normalize,
+            base=None if base is None else str(base),
+            texts=None if texts is None else str(texts),
+        )
+        grids = [choose_grid(text, "tune") for text in tune]
+        compared = None if against is None else _choose_against(against, methods)
+        plan = EvaluationPlan(
+            rows,
+            MethodsPlan(_choose(methods), tune=grids, against=compared),
+            config,
+            n_episodes,
+            target_half_width,
+            seed,
+            device,
+        )
+        with join_group() as group:
+            memory = data if isinstance(data, Dataset) else None
+            return EvaluationRun(plan, group, data=memory, progress=progress).evaluate()
+
+
+def _choose(methods: Sequence[str] | Mapping[str, Method]) -> list[ChosenMethod]:
+    """Return methods from their names, or from functions by name."""
+    if isinstance(methods, Mapping):
+        check_methods(methods)
+        return [_name_method(name, method) for name, method in methods.items()]
+    if isinstance(methods, str) or not isinstance(methods, Sequence) or not methods:
+        remedy = f"Pass [{methods!r}]." if isinstance(methods, str) else "Pass a list such as ['protonet']."
+        raise_input_error(
+            "methods",
+            "be a list of names, or a mapping from names to functions",
+            repr(methods),
+            remedy,
+            kind=InputTypeError,
+        )
+    for name in methods:
+        check_type("methods", name, str, "a list of names, or a mapping from names to functions")
+    return [choose_method(name, "methods") for name in methods]
+
+
+def _name_method(name: str, method: Method) -> ChosenMethod:
+    """Return a function under a name; one of `METHODS` keeps its specification."""
+    if isinstance(method, ChosenMethod):
+        return replace(method, name=name, key=name)
+    if isinstance(method, MethodSpec):
+        return ChosenMethod(name, name, method)
+    return plug_in(name, method, "function")
+
+
+def _choose_against(against: str, methods: Sequence[str] | Mapping[str, Method]) -> ChosenMethod:
+    """Return the method that others are compared with: one of ``methods``, or another one by name."""
+    if isinstance(methods, Mapping) and against in methods:
+        return _name_method(against, methods[against])
+    return choose_method(against, "against")

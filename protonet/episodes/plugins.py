@@ -1,0 +1,89 @@
+"""Functions of users' own files, ``FILE.py:FUNCTION``."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from protonet._text import to_printable
+from protonet.errors import InputError, raise_input_error
+
+PLUGIN = re.compile(r"(?P<path>.+\.py)(:(?P<function>.*))?")
+
+
+class Plugin(NamedTuple):
+    """A function of a file."""
+
+    function: Callable[..., Any]
+    origin: str  #: The SHA-256 of the file, as text: it distinguishes versions.
+
+
+def load_plugin(entry: str, argument: str, key: str, kind: str) -> Plugin:
+    """Run a Python file, and return its function of the given name.
+
+    Args:
+        entry: The public function that is called, for messages.
+        argument: The argument that names the plug-in, for messages.
+        key: ``FILE.py:FUNCTION``.
+        kind: A description of the function for messages, such as "a function from episodes to logits".
+
+    Raises:
+        InputError: There is no such file or function, the file raises an error, or the object cannot be called.
+    """
+    match = PLUGIN.fullmatch(key)
+    path, function = (Path(match["path"]), match["function"] or "") if match else (Path(key), "")
+    if not path.is_file():
+        raise_input_error(argument, "be in a file that exists", str(path), "Pass FILE.py:FUNCTION.")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    name = f"_protonet_plugin_{digest[:16]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise_input_error(argument, "be in a file of Python", str(path), "Pass FILE.py:FUNCTION.")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where dataclasses and pickles look for it
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise wrap_plugin_error(error, entry, argument, "be in a file that runs", key) from error
+    if not hasattr(module, function):
+        # Those that the file defines, not those that it imports.
+        defined = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        remedy = f"It has {', '.join(defined)}." if defined else "It has none."
+        raise_input_error(argument, "be a function of its file", repr(key), remedy)
+    loaded = getattr(module, function)
+    check_callable(argument, key, loaded, kind)
+    return Plugin(loaded, f"sha256 {digest}")
+
+
+def check_callable(argument: str, key: str, loaded: object, kind: str) -> None:
+    """Raise an InputError unless an object can be called; arguments are as in `load_plugin`."""
+    if not callable(loaded) or isinstance(loaded, type):
+        got = f"{'a class' if isinstance(loaded, type) else type(loaded).__name__} of {key}"
+        raise_input_error(argument, f"be {kind}", got, "Pass the name of a function.")
+
+
+def wrap_plugin_error(
+    error: BaseException, entry: str, argument: str, constraint: str, name: str, *, remedy: str = "Correct that line."
+) -> Exception:
+    """Return an InputError of one line for an error of a plug-in, with its file and line.
+
+    Args:
+        error: The error.
+        entry: The public function that is called.
+        argument: The argument that names the plug-in.
+        constraint: The constraint that the plug-in does not meet.
+        name: The plug-in's name.
+        remedy: A sentence for the message.
+    """
+    got = f"{type(error).__name__} of {name}: {error}"
+    if not isinstance(error, SyntaxError):  # whose message has file and line
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        got += f" ({Path(last.filename).name}, line {last.lineno})"
+    return InputError(
+        to_printable(" ".join(f"`{argument}` must {constraint}; got {got}. {remedy}".split())), argument=argument
+    )
