@@ -1,4 +1,4 @@
-"""What a file holds, column by column: beside pandas, pyarrow and openpyxl on the same files."""
+"""Files of every format, compared with pandas, pyarrow and openpyxl; untidy, invalid and damaged files."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from protonet.tables.formats import TableSource, open_source
 from tests.strategies import EXAMPLES
 
 COLUMNS = ("a", "b", "c")
-#: Text of a cell: what csv.writer has to quote, and what it need not.
+#: Text of cells with and without characters that csv.writer has to quote.
 CELLS = st.text(st.sampled_from('ab1 ,;|\t"\n\r.é€') | st.characters(exclude_categories=["C"]), max_size=6)
 ROWS = st.lists(st.lists(CELLS, min_size=3, max_size=3), max_size=8)
 
 
 BYTES = st.binary(max_size=6) | st.sampled_from([b"\0", b"\n", b'"', b",", b"\r", b"nan", b"1e999", b"\xff\xfe", b"_"])
-#: Where, how many bytes are taken away, and what is put there.
+#: Relative position, number of removed bytes, and inserted bytes.
 DAMAGES = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 12) | st.just(10**6), BYTES), min_size=1, max_size=4)
 
 
@@ -70,11 +70,11 @@ def write(folder: Path, content: str | bytes, name: str = "table.csv") -> Path:
 @example(rows=[["#N/A", "1", "2"], ["", " ", ""], ["# x", "#", "'=1"], ["", "", ""], ["", "", ""]])
 def test_text_round_trips(delimiter: str, end: str, encoding: str, rows: list[list[str]], tmp_path: Path) -> None:
     text = io.StringIO()
-    broken = any(each in cell for row in rows for cell in row for each in "\r\n")  # which csv.writer may not quote
+    broken = any(char in cell for row in rows for cell in row for char in "\r\n")  # not always quoted by csv.writer
     quoting: Literal[0, 1] = csv.QUOTE_ALL if broken else csv.QUOTE_MINIMAL
     csv.writer(text, delimiter=delimiter, lineterminator=end, quoting=quoting).writerows([COLUMNS, *rows])
     content = text.getvalue().encode(encoding, "replace")
-    assume(encoding != "cp1252" or not re.search(rb"[\xc2-\xf4][\x80-\xbf]", content))  # which is UTF-8 as well
+    assume(encoding != "cp1252" or not re.search(rb"[\xc2-\xf4][\x80-\xbf]", content))  # also valid UTF-8
     came = [[cell.encode(encoding, "replace").decode(encoding).strip() for cell in row] for row in rows]
     expected = [[unescape_formula(cell.replace("\r\n", "\n").replace("\r", "\n")) for cell in row] for row in came]
     for name in ("table.csv", "table.tsv.gz"):
@@ -99,7 +99,7 @@ def test_text_agrees_with_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     columns, positions = read(source, 4, 0, 2)
     assert columns == [other[name].tolist() for name in ("text", "Unnamed: 0", "b")]
     lines = 1 + (other["text"] == "two\nlines").to_numpy()
-    assert positions == (np.cumsum(lines) - lines + 2).tolist()  # a row is where it begins, below the header
+    assert positions == (np.cumsum(lines) - lines + 2).tolist()  # the first line of each row, below the header
 
 
 LINES, LINE = "{} empty lines below the header skipped", "1 empty line below the header skipped"
@@ -186,7 +186,7 @@ def test_positions_are_first_lines(tmp_path: Path) -> None:
         read(open_source(write(tmp_path, 'a,b\n1,"\n\n2",3\n4,5\n')))
 
 
-PACKED = gzip.compress(b"a,b\n1,2\n", mtime=0)  # no time: it stands in the names of tests
+PACKED = gzip.compress(b"a,b\n1,2\n", mtime=0)  # constant: it is part of test names
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_parquet_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [list(block.positions) for block in blocks] == [[0], [1], [2]]
     for column, (name, (values, kind)) in enumerate(expected.items()):
         got = np.concatenate([block.columns[column] for block in blocks])
-        # a block of integers without gaps keeps its digits
+        # a chunk of integers without missing values keeps its dtype
         assert {block.columns[column].dtype for block in blocks} <= {np.dtype(kind), np.dtype("int32")}, name
         np.testing.assert_equal(got.tolist(), values, name)
 
@@ -350,7 +350,7 @@ def test_parquet_agrees_with_pyarrow(tmp_path: Path) -> None:
     (text, numeric), _ = read(source, 1, 0)
     table = parquet.read_table(tmp_path / "x.parquet")
     assert numeric == table.column("a.b").to_pylist()
-    assert text == ["" if each is None else each for each in table.column("a").to_pylist()]
+    assert text == ["" if value is None else value for value in table.column("a").to_pylist()]
     twice = pa.table([pa.array([1]), pa.array(["x"])], names=["a", "a"])
     parquet.write_table(twice, tmp_path / "twice.parquet")
     source = open_source(tmp_path / "twice.parquet")

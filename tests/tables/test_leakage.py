@@ -8,7 +8,7 @@ from protonet.tables.leakage import detect_leakage, detect_row_index
 RNG = np.random.default_rng(0)
 ROWS = np.arange(30.0)
 SORTED = np.repeat(["a", "b", "c"], 10)
-MIXED = np.tile(["a", "b", "c"], 10)
+ALTERNATING = np.tile(["a", "b", "c"], 10)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ MIXED = np.tile(["a", "b", "c"], 10)
         (ROWS[:9], ""),
     ],
 )
-def test_row_numbers_are_found(column: np.ndarray, reason: str) -> None:
+def test_row_indices_are_detected(column: np.ndarray, reason: str) -> None:
     assert detect_row_index(column) == reason
 
 
@@ -34,18 +34,18 @@ def test_row_numbers_are_found(column: np.ndarray, reason: str) -> None:
     [
         (ROWS + 0.5, SORTED, "determines the class, as the order of the rows does"),
         (ROWS // 5, SORTED, "determines the class, as the order of the rows does"),
-        (ROWS + 0.5, MIXED, ""),
+        (ROWS + 0.5, ALTERNATING, ""),
         (RNG.normal(size=30), SORTED, ""),
         (ROWS // 7, SORTED, ""),
-        (np.tile([7.0, 2.0, 5.0], 10), MIXED, "has one value for each class"),
+        (np.tile([7.0, 2.0, 5.0], 10), ALTERNATING, "has one value for each class"),
         (
             np.tile([0.0, 1000.0, 2000.0], 10) + 31 * (ROWS // 3),
-            MIXED,
+            ALTERNATING,
             "has distinct integers that are sorted by class",
         ),
         (np.ones(30), SORTED, ""),
         (ROWS, np.repeat(["a"], 30), ""),
     ],
 )
-def test_columns_that_tell_too_much_are_found(column: np.ndarray, labels: np.ndarray, reason: str) -> None:
+def test_leakage_is_detected(column: np.ndarray, labels: np.ndarray, reason: str) -> None:
     assert detect_leakage(column, labels) == reason

@@ -225,7 +225,7 @@ class TestNamedTypes:
             fit_column_as("price", kind, cells)
 
 
-def test_format_that_most_cells_match_is_used() -> None:
+def test_most_frequent_format_is_used() -> None:
     german = np.array(["1,234", "1,76", "12,5", *(f"{index},125" for index in range(20))], object)
     column = infer(german)
     assert isinstance(column, Numeric)

@@ -265,7 +265,7 @@ class TestText:
 
 
 class TestEncoding:
-    def test_complete_numbers_are_unchanged(self) -> None:
+    def test_complete_floats_are_unchanged(self) -> None:
         cells: list[np.ndarray] = [np.array([1, 2], np.float16), np.array([0.5, 7], np.float32)]
         encoding = Encoding(tuple(map(Numeric.fit, cells)))
         assert encoding.plain
@@ -387,5 +387,5 @@ class TestSpellings:
         assert column.is_invalid(objects(cell)).all()
         assert not column.describe_other_spelling(objects(cell))
 
-    def test_yes_is_invalid_among_other_numbers(self) -> None:
+    def test_yes_is_invalid_in_a_numeric_column(self) -> None:
         assert Numeric.fit(np.array([0.0, 1, 0.5])).is_invalid(objects("yes")).all()
