@@ -22,7 +22,7 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import BinaryIO, NamedTuple, NoReturn, cast
+from typing import BinaryIO, NoReturn, cast
 
 from protonet._text import escape_control_chars, to_printable, unescape_formula
 from protonet.errors import raise_input_error, raise_missing_file
@@ -90,9 +90,9 @@ def read_rows(
     text, notes = None, [] if notes is None else notes
     try:
         with _open_bytes(path) as file:
-            text = _TextFile(file, _scan(path, file))
+            text = _TextFile(path, file)
             delimiter, lines_above, layout_notes = _detect_layout(text, names)
-            notes += ["it is not UTF-8: read as Latin-1 (Windows-1252)"] * (text.scan.encoding == "cp1252")
+            notes += ["it is not UTF-8: read as Latin-1 (Windows-1252)"] * (text.encoding == "cp1252")
             notes += layout_notes
             with closing(text.read_records(delimiter, lines_above)) as records:
                 yield from _check_rows(path, text, records, notes)
@@ -124,75 +124,66 @@ def _open_bytes(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-class FileScan(NamedTuple):
-    """The result of a scan of the whole file."""
-
-    start: int  #: Where the text begins: behind the byte order mark.
-    encoding: str
-    has_control_chars: bool  #: Whether there may be control characters; ...
-    has_escaped_formulas: bool  #: ... or escaped formulas: replacing them takes time.
-
-
-def _scan(path: Path, file: BinaryIO) -> FileScan:
-    """Determine the encoding from the whole file.
-
-    Decoding takes a second or two per GB, a tenth of the time for parsing cells, and no row is read before the encoding
-    is certain. Text is UTF-8 if a byte order mark says so, or if most of its non-ASCII bytes are valid UTF-8: then
-    the others are damage, and an error.
-    """
-    file.seek(0)
-    head = file.read(3)
-    mark = next((mark for mark in BYTE_ORDER_MARKS if head.startswith(mark)), b"")
-    encoding = BYTE_ORDER_MARKS.get(mark, "utf-8")
-    file.seek(len(mark))
-    decoder = codecs.getincrementaldecoder(encoding)("strict" if encoding != "utf-8" else "surrogateescape")
-    line, valid, invalid, previous = 1, 0, 0, b""
-    has_control_chars = has_escaped_formulas = encoding != "utf-8"  # the patterns match UTF-8 only
-    first_invalid = first_binary = 0  # line numbers
-
-    def refuse_text(reason: str, line: int) -> NoReturn:
-        got = f"{path} ({reason} in line {line})"
-        raise_input_error("path", "be a CSV file that can be read", got, "Save it as UTF-8.")
-
-    for chunk in chain(iter(partial(file.read, SCAN_BYTES), b""), [b""]):
-        try:
-            text = decoder.decode(chunk, final=not chunk)
-        except UnicodeDecodeError as error:
-            refuse_text("no UTF-16", line + error.object[: error.start].decode(encoding, "ignore").count("\n"))
-        if not text.isascii():
-            size, valid_size = (len(text.encode("utf-8", errors)) for errors in ("surrogateescape", "ignore"))
-            valid += valid_size - (len(text) - (size - valid_size))
-            invalid += size - valid_size
-            if size > valid_size:
-                undecoded, binary = UNDECODED_BYTES.search(text), BINARY_CHARS.search(text)
-                first_invalid = first_invalid or line + text.count("\n", 0, undecoded.start() if undecoded else 0)
-                first_binary = first_binary or (line + text.count("\n", 0, binary.start()) if binary else 0)
-        window, previous = previous + chunk, chunk[-8:]  # a match may begin in one chunk and end in the next
-        has_control_chars = has_control_chars or CONTROL_BYTES.search(window) is not None
-        has_escaped_formulas = has_escaped_formulas or FORMULA_ESCAPE_BYTES.search(window) is not None
-        line += text.count("\n")
-    if invalid and (mark or valid >= invalid):
-        refuse_text("no UTF-8", first_invalid)
-    if invalid and first_binary:
-        refuse_text("neither UTF-8 nor Latin-1", first_binary)
-    return FileScan(len(mark), "cp1252" if invalid else encoding, has_control_chars, has_escaped_formulas)
-
-
 class _TextFile:
     """A decoded file, which can be read repeatedly from its start."""
 
-    def __init__(self, file: BinaryIO, scan: FileScan) -> None:
-        self.file, self.scan = file, scan
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self.file = file
         self.line = 0  #: The number of the last line that was read.
         self.row_start = 0  #: The number of the line on which the last row begins.
         self.is_blank = False  #: Whether the last row is a line of spaces, without quotes or separators.
         self._row_ended = True  #: If not, the next line begins within a quoted cell.
+        self._scan(path)
+
+    def _scan(self, path: Path) -> None:
+        """Determine the encoding, and whether any control characters or escaped formulas have to be replaced.
+
+        Decoding takes a second or two per GB, a tenth of the time for parsing cells, and no row is read before the
+        encoding is certain. Text is UTF-8 if a byte order mark says so, or if most of its non-ASCII bytes are valid
+        UTF-8: then the others are damage, and an error.
+        """
+        self.file.seek(0)
+        head = self.file.read(3)
+        mark = next((mark for mark in BYTE_ORDER_MARKS if head.startswith(mark)), b"")
+        encoding = BYTE_ORDER_MARKS.get(mark, "utf-8")
+        self.file.seek(len(mark))
+        decoder = codecs.getincrementaldecoder(encoding)("strict" if encoding != "utf-8" else "surrogateescape")
+        line, valid, invalid, previous = 1, 0, 0, b""
+        self.has_control_chars = self.has_escaped_formulas = encoding != "utf-8"  # the patterns match UTF-8 only
+        first_invalid = first_binary = 0  # line numbers
+
+        def refuse_text(reason: str, line: int) -> NoReturn:
+            got = f"{path} ({reason} in line {line})"
+            raise_input_error("path", "be a CSV file that can be read", got, "Save it as UTF-8.")
+
+        for chunk in chain(iter(partial(self.file.read, SCAN_BYTES), b""), [b""]):
+            try:
+                text = decoder.decode(chunk, final=not chunk)
+            except UnicodeDecodeError as error:
+                refuse_text("no UTF-16", line + error.object[: error.start].decode(encoding, "ignore").count("\n"))
+            if not text.isascii():
+                size, valid_size = (len(text.encode("utf-8", errors)) for errors in ("surrogateescape", "ignore"))
+                valid += valid_size - (len(text) - (size - valid_size))
+                invalid += size - valid_size
+                if size > valid_size:
+                    undecoded, binary = UNDECODED_BYTES.search(text), BINARY_CHARS.search(text)
+                    first_invalid = first_invalid or line + text.count("\n", 0, undecoded.start() if undecoded else 0)
+                    first_binary = first_binary or (line + text.count("\n", 0, binary.start()) if binary else 0)
+            window, previous = previous + chunk, chunk[-8:]  # a match may begin in one chunk and end in the next
+            self.has_control_chars = self.has_control_chars or CONTROL_BYTES.search(window) is not None
+            self.has_escaped_formulas = self.has_escaped_formulas or FORMULA_ESCAPE_BYTES.search(window) is not None
+            line += text.count("\n")
+        if invalid and (mark or valid >= invalid):
+            refuse_text("no UTF-8", first_invalid)
+        if invalid and first_binary:
+            refuse_text("neither UTF-8 nor Latin-1", first_binary)
+        self.start, self.encoding = len(mark), "cp1252" if invalid else encoding
 
     def read_lines(self, skip: int = 0) -> Generator[str, None, None]:
         """Yield the lines below the first ``skip``; raise a csv.Error for lines that no table has."""
-        self.file.seek(self.scan.start)
+        self.file.seek(self.start)
         self.line, self._row_ended = 0, True
-        text = io.TextIOWrapper(self.file, self.scan.encoding)
+        text = io.TextIOWrapper(self.file, self.encoding)
         try:
             while line := text.readline(MAX_LINE_CHARS + 1):
                 self.line += 1
@@ -200,7 +191,7 @@ class _TextFile:
                     raise csv.Error("binary data" if "\0" in line else "no end of the line")
                 if self.line > skip:
                     self.row_start, self._row_ended = self.line if self._row_ended else self.row_start, False
-                    line = escape_control_chars(line) if self.scan.has_control_chars else line
+                    line = escape_control_chars(line) if self.has_control_chars else line
                     self.is_blank = line.isspace()
                     yield line
         finally:
@@ -213,7 +204,7 @@ class _TextFile:
             for cells in csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True):
                 self._row_ended = True
                 self.is_blank = self.is_blank and len(cells) < 2
-                yield [unescape_formula(cell.strip()) for cell in cells] if self.scan.has_escaped_formulas else cells
+                yield [unescape_formula(cell.strip()) for cell in cells] if self.has_escaped_formulas else cells
 
     def sample(self, delimiter: str, skip: int) -> tuple[list[tuple[int, list[str]]], bool]:
         """Return the first non-empty rows with their line numbers, and whether they can be parsed."""

@@ -57,7 +57,7 @@ def column_statistics(cells: Sequence[np.ndarray], encoding: Encoding | None, cl
 
     Args:
         cells: The cells (n,) of each column.
-        encoding: Fitted to them; None if they are features already.
+        encoding: Fitted to the columns; None if they are features already.
         class_rows: The number of rows of each class that has any.
     """
     statistics: list[dict[str, Any]] = []
@@ -121,7 +121,7 @@ class DriftMonitor:
     Args:
         statistics: The result of `column_statistics`, from a file that is not trusted; if it is invalid, nothing is
             reported.
-        encoding: As in `column_statistics`.
+        encoding: Fitted to the training rows; None if the columns are features already.
         count: The number of columns.
     """
 

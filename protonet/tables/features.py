@@ -15,12 +15,12 @@ from protonet.tables.columns.embedded import EmbeddedText
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.inference import InferredType, fit_column_as, infer_column_type
 from protonet.tables.columns.numeric import MAX_FLOAT32, Numeric
-from protonet.tables.columns.parsing import is_missing, parse_numeric_column
+from protonet.tables.columns.parsing import COMMA_FIRST, COMMA_OVER_POINT, POINT_FIRST, is_missing, parse_numeric_column
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import Text
 from protonet.tables.group_columns import GroupColumn, detect_group_column
 from protonet.tables.leakage import detect_leakage, detect_row_index
-from protonet.tables.numeric_formats import describe_numeric_formats, format_order, revised_format_order
+from protonet.tables.numeric_formats import describe_numeric_formats, revised_format_order
 from protonet.tables.table import RowBlock, Table
 
 NO_REPRESENTATION = Selection(None, None)
@@ -53,10 +53,10 @@ def fit_features(
         table: The table.
         block: All of its rows, with labels.
         kinds: Column types that the user named, of `protonet.tables.columns.COLUMN_TYPES`.
-        keep_hint: As in `fit_columns`.
-        groups: As in `check_columns`.
+        keep_hint: How the user can keep a column that seems to be a row index; None to keep such columns.
+        groups: (n,) int64 group of each row, if some rows are held out together already.
         selection: The representations of texts and pictures.
-        decimal: As in `fit_columns`.
+        decimal: The decimal mark that the user named, "." or ",".
 
     Raises:
         InputError: ``kinds`` names a missing column, or a wrong type; no column is left; a number is infinite or beyond
@@ -109,7 +109,7 @@ def fit_columns(
 
     Args:
         columns: The cells (n,) of each column, by name.
-        kinds: As in `fit_features`.
+        kinds: Column types that the user named, of `protonet.tables.columns.COLUMN_TYPES`.
         keep_hint: How the user can keep a column that seems to be a row index, or ""; None if the user selected the
             columns: then row indices are kept.
         argument: The argument that gave the types, for messages.
@@ -130,7 +130,9 @@ def fit_columns(
             return fit_column_as(name, kinds[name], columns[name], argument, has_text_encoder=encoder, order=order)
         return infer_column_type(columns[name], order=order)
 
-    inferred = {name: fit(name, format_order(decimal, semicolons=semicolons)) for name in columns}
+    prefer_comma = decimal == "," or (decimal is None and semicolons)
+    first_order = (COMMA_FIRST if decimal else COMMA_OVER_POINT) if prefer_comma else POINT_FIRST
+    inferred = {name: fit(name, first_order) for name in columns}
     numeric = _numeric_columns(inferred)
     if decimal is None and (order := revised_format_order(columns, numeric)):  # then "1.200" is not 1.2 either
         inferred |= {name: fit(name, order) for name in numeric if columns[name].dtype.kind == "O"}
@@ -281,8 +283,8 @@ def check_column_types(table: Table, block: RowBlock, encoding: Encoding | None,
     Args:
         table: The table.
         block: Its rows, or the first ones of a long table.
-        encoding: As in `encode_block`.
-        argument: As in `encode_block`.
+        encoding: The fitted encoding; None if the columns are features already.
+        argument: The argument that gave the rows, for messages.
 
     Returns:
         A note for each column with invalid cells, which count as missing, and with cells in another spelling.

@@ -211,10 +211,10 @@ def fit_frame(frame: Frame, kinds: Mapping[str, str] | None, selection: Selectio
 
 
 def encode_frame(frame: Frame, fitted: FrameEncoding) -> np.ndarray:
-    """Return the features (n, features) of a frame, as `protonet.tables.columns.encoding.Encoding.encode`.
+    """Return the features (n, features) of a frame.
 
     Raises:
-        InputError: As `protonet.tables.features.check_column_types` and `encode_block`.
+        InputError: Most cells of a column have another type than in training, or a number is not finite in float32.
     """
     columns = [frame.columns[index] for index in fitted.indices]
     table = Table(tuple(frame.names[index] for index in fitted.indices), iter(()), ROW_FORMAT, [])

@@ -18,13 +18,7 @@ from protonet._text import to_printable
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.numeric import Numeric
-from protonet.tables.columns.parsing import (
-    COMMA_FIRST,
-    COMMA_OVER_POINT,
-    POINT_FIRST,
-    detect_decimal_separators,
-    parse_numeric,
-)
+from protonet.tables.columns.parsing import COMMA_FIRST, POINT_FIRST, detect_decimal_separators, parse_numeric
 from protonet.tables.table import RowBlock, Table
 
 #: The number format for each decimal mark.
@@ -49,18 +43,6 @@ class NumericConversion(NamedTuple):
         for index, numeric_format in self.formats.items():
             columns[index] = _convert(columns[index], numeric_format, encoding.columns[index])
         return block._replace(columns=columns)
-
-
-def format_order(decimal: str | None, *, semicolons: bool = False) -> Sequence[str]:
-    """Return the order in which number formats are tried, for `infer_numeric_format`.
-
-    Args:
-        decimal: The decimal mark that the user named.
-        semicolons: Whether semicolons separate cells.
-    """
-    if decimal is None:
-        return COMMA_OVER_POINT if semicolons else POINT_FIRST
-    return COMMA_FIRST if decimal == "," else POINT_FIRST
 
 
 def revised_format_order(columns: Mapping[str, np.ndarray], numeric: Mapping[str, Numeric]) -> Sequence[str] | None:

@@ -81,7 +81,7 @@ class Table(NamedTuple):
     unused: tuple[str, ...] = ()  #: Columns that are not read.
     n_rows: int | None = None  #: The number of rows, including unlabelled ones; None if it is not known yet.
     extra_columns: tuple[str, ...] = ()  #: The names of the extra columns.
-    semicolons: bool = False  #: As in `protonet.tables.formats.TableSource`.
+    semicolons: bool = False  #: Whether semicolons separate cells.
 
     def column_name(self, index: int) -> str:
         """Return how messages name a feature."""
@@ -166,12 +166,7 @@ def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
 
 
 def read_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> tuple[Table, RowBlock]:
-    """Read a whole table with its labels; return the table and all of its rows.
-
-    Raises:
-        MissingPackageError: As `open_table`.
-        InputError: As `open_table`.
-    """
+    """Read a whole table with its labels; return the table and all of its rows, or raise what `open_table` raises."""
     table = open_table(path, spec, labels)
     blocks = list(table.blocks)
     columns = [np.concatenate(parts) for parts in zip(*(block.columns for block in blocks), strict=True)]

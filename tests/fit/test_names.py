@@ -285,7 +285,7 @@ def test_a_joint_network_reads_the_names_of_pictures(tmp_path: Path) -> None:
     names = read_names(encoding, list(colours), x, y)
     assert names is not None
     assert names.weight > 0
-    own = names.x[:, column._width :]  # our own features of a class are those of its rows
-    torch.testing.assert_close(own, torch.stack([x[y == k][:, column._width :].mean(dim=0) for k in range(3)]))
+    own = names.x[:, column.embedding_width :]  # our own features of a class are those of its rows
+    torch.testing.assert_close(own, torch.stack([x[y == k][:, column.embedding_width :].mean(dim=0) for k in range(3)]))
     plain = Encoding((Picture.fit(cells, replace(network, join=None)),))
     assert read_names(plain, list(colours), x, y) is None

@@ -58,7 +58,7 @@ def infer_column_type(cells: np.ndarray, *, order: Sequence[str] = POINT_FIRST) 
 
     Args:
         cells: (n,) stripped text as an array of objects, numbers, or datetime64.
-        order: Number formats to try, as in `infer_numeric_format`.
+        order: Numeric formats to try; the first wins among those that match equally many cells.
 
     Returns:
         The fitted column, or why it is dropped: it is empty, constant, an identifier, or text without shared words.
@@ -125,7 +125,7 @@ def fit_column_as(
         cells: (n,) the column.
         argument: The argument that named the type, for messages.
         has_text_encoder: Whether a representation can embed texts that share no words.
-        order: Number formats to try, as in `infer_numeric_format`.
+        order: Numeric formats to try; the first wins among those that match equally many cells.
 
     Raises:
         InputError: The cells have another type.

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from protonet.representations.pictures.descriptors import RULES, describe_pictures, list_sizes
-from protonet.representations.pictures.files import Preprocessing
 from protonet.representations.pictures.images import text_to_path
 from protonet.representations.pictures.reading import map_pictures, need_pillow
 from protonet.representations.representation import Record, Representation
@@ -26,7 +25,7 @@ class Picture(FittedColumn):
     """A column of pictures.
 
     Args:
-        sizes: Number of descriptors of each kind; empty in older model files that have a network.
+        sizes: Number of descriptors of each kind.
         side: Side length in pixels to which pictures are resized for the descriptors.
         embedding: The embedding of a network, which precedes the descriptors; None for descriptors only.
         show_progress: Whether to show a progress bar.
@@ -49,24 +48,24 @@ class Picture(FittedColumn):
         return cls(embedding=embedding, show_progress=show_progress)
 
     @property
-    def _width(self) -> int:
+    def embedding_width(self) -> int:
         """The width of the embedding, or 0."""
         return 0 if self.embedding is None else self.embedding.record.width
 
     @property
     def feature_suffixes(self) -> tuple[str, ...]:
         """The index of each feature."""
-        return tuple(f" {index}" for index in range(self._width + sum(self.sizes)))
+        return tuple(f" {index}" for index in range(self.embedding_width + sum(self.sizes)))
 
     @property
     def block_sizes(self) -> list[int]:
         """Features of the embedding are rescaled one by one, descriptors by kind."""
-        return [1] * self._width + list(self.sizes)
+        return [1] * self.embedding_width + list(self.sizes)
 
     @property
     def standalone_sizes(self) -> list[int]:
         """Sizes of the embedding and of each kind of descriptor."""
-        return [*[self._width] * bool(self._width), *self.sizes] if self.sizes else []
+        return [*[self.embedding_width] * bool(self.embedding_width), *self.sizes]
 
     def encode(self, cells: np.ndarray) -> np.ndarray:
         """Return the features (n, features) float32.
@@ -78,11 +77,10 @@ class Picture(FittedColumn):
         paths = _to_paths(cells)
         if not paths:
             return np.empty((0, len(self.feature_suffixes)), np.float32)
-        parts = [] if self.embedding is None else [self.embedding.encode(paths)]
-        if self.sizes:
-            descriptors = map_pictures(paths, self.side, self.side, describe_pictures, shown=self.show_progress)
-            parts.append(descriptors.numpy())
-        return np.concatenate(parts, axis=1)
+        descriptors = map_pictures(paths, self.side, self.side, describe_pictures, shown=self.show_progress).numpy()
+        if self.embedding is None:
+            return descriptors
+        return np.concatenate([self.embedding.encode(paths), descriptors], axis=1)
 
     def encode_class_names(self, texts: np.ndarray) -> np.ndarray | None:
         """Embed class names (n,) with a joint network; None for other networks."""
@@ -102,9 +100,8 @@ class Picture(FittedColumn):
 
     def summary(self) -> str:
         """Return the network and the number of descriptors."""
-        parts = [] if self.embedding is None else [f"by {self.embedding.record.tell()}"]
-        parts += [f"{sum(self.sizes):,} features of {self.side} x {self.side} pixels"] * bool(self.sizes)
-        return f"pictures, {', and '.join(parts)}"
+        network = "" if self.embedding is None else f"by {self.embedding.record.tell()}, and "
+        return f"pictures, {network}{sum(self.sizes):,} features of {self.side} x {self.side} pixels"
 
     def describe(self) -> dict[str, Any]:
         """Return the sizes and the embedding."""
@@ -119,16 +116,10 @@ class Picture(FittedColumn):
     def restore(cls, stored: Stored) -> Picture:
         """Restore the column, without its representation."""
         sizes, side = stored.entry("sizes", list), stored.whole("side", 2**15)
-        expect(all(type(size) is int and 0 < size < 2**24 for size in sizes), "no sizes of pictures")
-        described = stored.description.get("backbone")
-        if described is not None:
-            expect(len(sizes) == 1 and side == 0, "a backbone beside features")
-            return cls((), 0, _restore_backbone(described, sizes[0]))
         embedding = ColumnEmbedding.restore(stored) if "representation" in stored.description else None
-        if embedding is None or sizes:
-            same = tuple(sizes) == tuple(list_sizes().values()) and side == RULES.side
-            version = stored.entry("version", int)
-            expect(same and version == DESCRIPTOR_VERSION, "features of pictures of another version")
+        same = tuple(sizes) == tuple(list_sizes().values()) and side == RULES.side
+        version = stored.entry("version", int)
+        expect(same and version == DESCRIPTOR_VERSION, "features of pictures of another version")
         takes_pictures = embedding is None or embedding.record.takes == "picture"
         expect(takes_pictures, "a picture column whose representation does not take pictures")
         return cls(tuple(sizes), side, embedding)
@@ -137,10 +128,3 @@ class Picture(FittedColumn):
 def _to_paths(cells: np.ndarray) -> list[Path]:
     """Return cells (n,) as paths."""
     return [text_to_path(str(cell)) for cell in cells.tolist()]
-
-
-def _restore_backbone(described: Any, width: int) -> ColumnEmbedding:
-    """Restore the network of an older model file: its embedding is neither centred nor scaled."""
-    settings = Preprocessing.restore(Stored(described, {}))
-    record = Record(settings.write(), "picture", width, settings.hash(), "")
-    return ColumnEmbedding(record, np.zeros(width, np.float32), 1.0)

@@ -38,7 +38,7 @@ class TextRules:
 
 
 TEXT_RULES = TextRules()
-#: For texts beside other columns, which many components would dominate, and for older model files.
+#: For texts beside other columns, which many components would dominate.
 SECONDARY_TEXT_RULES = TextRules(
     (3, 4, 5),
     bigrams=False,
@@ -61,7 +61,7 @@ class Text(FittedColumn):
         scales: (grams,) inverse document frequencies.
         basis: (grams, components).
         mean: (components,) of the training rows.
-        apart: Whether words and character n-grams are normalized separately; False in older model files.
+        apart: Whether words and character n-grams are normalized separately.
 
     Source: Manning, Raghavan and Schuetze, "Introduction to Information Retrieval" (2008), sec. 6.4 (weights) and 18.4
         (components by singular values).
@@ -178,7 +178,7 @@ class Text(FittedColumn):
     def restore(cls, stored: Stored) -> Text:
         """Restore the column."""
         grams, mean = stored.names("grams"), stored.take("mean", None)
-        apart = stored.entry("apart", bool) if "apart" in stored.description else False
+        apart = stored.entry("apart", bool)
         scales, basis = stored.take("scales", len(grams)), stored.take("basis", len(grams), len(mean))
         return cls(grams, scales.numpy(), basis.numpy(), mean.numpy(), apart)
 

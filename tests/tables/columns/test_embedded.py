@@ -1,4 +1,4 @@
-"""Embedded text and picture columns: their features, round trips through model files, and older files."""
+"""Embedded text and picture columns: their features, and round trips through model files."""
 
 from __future__ import annotations
 
@@ -8,22 +8,19 @@ import math
 import pickle
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from protonet.errors import InputError
-from protonet.representations.opening import open_representation, reopen
-from protonet.representations.pictures.files import embed_pictures, open_typed
+from protonet.representations.opening import open_representation
 from protonet.representations.representation import Record, Representation
 from protonet.tables.columns.embedded import WORD_WEIGHT, EmbeddedText
 from protonet.tables.columns.encoding import Encoding
-from protonet.tables.columns.picture import DESCRIPTOR_VERSION, Picture
+from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import Text
 from protonet.views.view import Stored
 from tests.representations.pictures.cases import write_folders
@@ -119,48 +116,20 @@ def test_picture_features_are_embedding_and_descriptors(pictures: np.ndarray) ->
     for copied in (restored, pickle.loads(pickle.dumps(column))):  # only files that the user named are opened again
         with pytest.raises(InputError, match="Pass --representation FILE, where it is now"):
             copied.encode(pictures)
-    alone = replace(column, sizes=(), side=0)
-    (without,) = round_trip(Encoding((alone,))).columns
-    assert isinstance(without, Picture)
-    np.testing.assert_array_equal(
-        without.attach(lambda _: representation, show_progress=False).encode(pictures), x[:, :3]
-    )
 
 
-def test_pictures_of_older_files_have_raw_embeddings(pictures: np.ndarray, tmp_path: Path) -> None:
-    program = torch.export.export(
-        nn.Flatten(), (torch.zeros(2, 3, 4, 4),), dynamic_shapes=({0: torch.export.Dim("n")},)
-    )
-    path = tmp_path / "net.pt2"
-    torch.export.save(program, path)
-    settings = open_typed(f"{path}:size=4,mean=0.5,std=0.2").preprocessing.describe()
-    described = {"kind": "picture", "sizes": [48], "side": 0, "version": DESCRIPTOR_VERSION, "backbone": settings}
-    (column,) = Encoding.restore([json.loads(json.dumps(described))], {}).columns
-    assert isinstance(column, Picture)
-    assert column.embedding is not None
-    opened = reopen(column.embedding.record, [str(path)])
-    x = column.attach(lambda _: opened, show_progress=False).encode(pictures)
-    np.testing.assert_array_equal(x, embed_pictures(pictures.tolist(), path, size=4, mean=[0.5], std=[0.2]))
-    again = round_trip(Encoding((column,))).columns[0]
-    assert isinstance(again, Picture)
-    np.testing.assert_array_equal(again.attach(lambda _: opened, show_progress=False).encode(pictures), x)
-    for changes in ({"side": 64}, {"sizes": [47, 1]}, {"backbone": settings | {"std": [0.0] * 3}}):
-        with pytest.raises(ValueError, match=r"backbone|std"):
-            Encoding.restore([described | changes], {})
-
-
-def test_words_of_older_files_are_counted_as_then() -> None:
+def test_secondary_texts_are_tf_idf_rows_of_unit_norm() -> None:
     cells = np.array(["a new card", "Card, card!", "new carts", ""], object)
-    # Three to five letters, or a word; the last three were not counted then.
+    # Three to five letters, or a word; the last three are not counted beside other columns.
     vocabulary = [" car", "ard", "card ", " card ", "cart", "new", "w", " ne", "ca", " a  new "]
     rng = np.random.default_rng(0)
     scales, basis, mean = (
         rng.random(shape).astype(np.float32) + 1 for shape in (len(vocabulary), (len(vocabulary), 2), 2)
     )
-    tensors = {"scales": scales, "basis": basis, "mean": mean}
-    column = Text.restore(
-        Stored({"grams": vocabulary}, {name: torch.from_numpy(values) for name, values in tensors.items()})
-    )
+    tensors = {
+        name: torch.from_numpy(values) for name, values in (("scales", scales), ("basis", basis), ("mean", mean))
+    }
+    column = Text.restore(Stored({"grams": vocabulary, "apart": False}, tensors))
     assert not column.apart
     counts = np.zeros((len(cells), len(vocabulary)))
     for row, cell in enumerate(cells):
@@ -170,7 +139,7 @@ def test_words_of_older_files_are_counted_as_then() -> None:
             grams = [gram for index, gram in enumerate(grams) if index == 0 or gram != spaced]
             for column_index, part in enumerate(vocabulary):
                 counts[row, column_index] += grams.count(part)
-    assert counts[:, -3:].sum() == 2  # only " ne": it is counted now and was not then
+    assert counts[:, -3:].sum() == 2  # only " ne"
     x = np.where(counts > 0, 1 + np.vectorize(math.log)(np.maximum(counts, 1)), 0) * scales
     norms = np.linalg.norm(x, axis=1, keepdims=True)
     expected = x / np.where(norms > 0, norms, 1) @ basis - mean
@@ -191,6 +160,6 @@ def test_invalid_descriptions_are_refused(words: Representation) -> None:
     for name in tensors:
         with pytest.raises(ValueError, match=f"no tensor {name}"):
             Encoding.restore(described, {key: tensor for key, tensor in tensors.items() if key != name})
-    picture = {"kind": "picture", "sizes": [], "side": 0, "version": DESCRIPTOR_VERSION} | described[0]
+    picture = described[0] | Picture().describe() | {"kind": "picture"}
     with pytest.raises(ValueError, match="does not take pictures"):
-        Encoding.restore([picture | {"kind": "picture"}], {"0.centre": torch.zeros(words.record.width)})
+        Encoding.restore([picture], {"0.centre": torch.zeros(words.record.width)})
