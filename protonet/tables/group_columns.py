@@ -14,7 +14,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class GroupRules:
+class GroupColumnRules:
     """When a column identifies groups; tests/tables/test_group_columns.py has tables that were not used for tuning."""
 
     min_values: int = 8  #: Minimum number of repeated values, ...
@@ -35,7 +35,7 @@ class GroupRules:
     sure_points: int = 3  #: ... and for the advice to use `--group`.
 
 
-GROUP_RULES = GroupRules()
+GROUP_RULES = GroupColumnRules()
 #: Nouns that name groups of rows, in lower case without accents: English, German, French, Spanish, Portuguese, Italian,
 #: Dutch, Polish, Russian; Chinese, Japanese, Korean.
 _GROUP_NOUNS = (
@@ -59,7 +59,7 @@ _ID_SUFFIX, _ID = re.compile(_ID_SUFFIXES), re.compile(_IDS)
 class GroupColumn(NamedTuple):
     """The evidence that a column identifies groups of rows."""
 
-    points: int  #: `GroupRules.min_points` or more.
+    points: int  #: `GroupColumnRules.min_points` or more.
     size: int  #: The number of repeated values.
 
     @property
