@@ -37,15 +37,15 @@ from protonet.representations.opening import Selection
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.frames import (
     Frame,
-    Taken,
+    FrameEncoding,
+    array_frame,
     encode_frame,
-    find_uninformative,
-    make_dense,
-    name_columns,
+    fit_frame,
+    is_uninformative,
+    iter_dense,
     read_frame,
-    restore_taken,
-    split_dense,
-    take_frame,
+    restore_frame_encoding,
+    to_dense,
 )
 
 NAME = "ProtoNetClassifier"
@@ -93,7 +93,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
     classes_: np.ndarray
     network_: PrototypeNetwork
-    _taken: Taken | None
+    _taken: FrameEncoding | None
     _solution: Solution | None = None  #: Of the last fit: what is held out of its rows.
     _held_out: Metrics | None = None  #: What rows held out say, once somebody has asked, if there are any.
     _label: str  #: What the labels are called.
@@ -230,7 +230,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             InputError: As in ``predict``; or more rows asked for than there are.
         """
         check_is_fitted(self)
-        x = make_dense(self._encode(self._check(X, reset=False)[0]))
+        x = to_dense(self._encode(self._check(X, reset=False)[0]))
         return suggest_rows(self.network_, torch.from_numpy(x), n, self.classes_.tolist())
 
     def _weigh_classes(self, y: np.ndarray, weights: Tensor | None) -> Tensor | None:
@@ -249,10 +249,10 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         rows = self._check(X, reset=False)[0]
         x, network = self._encode(rows), self.network_
         with torch.no_grad():
-            blocks = (torch.from_numpy(make_dense(x[first : first + CHUNK])) for first in range(0, x.shape[0], CHUNK))
+            blocks = (torch.from_numpy(to_dense(x[first : first + CHUNK])) for first in range(0, x.shape[0], CHUNK))
             found = torch.cat([network.embed(block) if embed else network(block) for block in blocks])
         if not embed:
-            predict_frequencies(found, find_uninformative(rows, self._taken), network.counts, self._uninformative)
+            predict_frequencies(found, is_uninformative(rows, self._taken), network.counts, self._uninformative)
         return found.numpy()
 
     def _check(self, X: Any, y: Any = NO_LABELS, *, reset: bool) -> tuple[Any, np.ndarray | None]:
@@ -263,7 +263,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         encoded = not reset and self._taken is not None
         frame = read_frame(X)
         if frame is not None and (reset or encoded):
-            validate_data(self, frame.native, y, reset=reset, skip_check_array=True)
+            validate_data(self, frame.original, y, reset=reset, skip_check_array=True)
             if isinstance(y, str) and y == NO_LABELS:
                 return frame, None
             return frame, check_X_y(np.zeros((len(frame.columns[0]), 1)), y, estimator=self)[1]
@@ -272,7 +272,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         rows, labels = found if isinstance(found, tuple) else (found, None)
         gaps = int(np.isnan(rows.data if sparse.issparse(rows) else rows).sum())
         if encoded or (reset and (self.column_kinds or gaps)):
-            return name_columns(make_dense(rows)), labels
+            return array_frame(to_dense(rows)), labels
         if gaps:
             remedy = "Fill them in, or fit to a data frame, or to rows with gaps: they are then filled in."
             raise_input_error("X", "have no gaps, as the rows of fit had none", f"{gaps} of NaN", remedy)
@@ -313,11 +313,11 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             check_groups("groups", groups, y)
         if reset:
             kinds, selection = self.column_kinds, Selection.of(self.representation)
-            self._taken = take_frame(rows, kinds, selection) if isinstance(rows, Frame) else None
+            self._taken = fit_frame(rows, kinds, selection) if isinstance(rows, Frame) else None
             self._label = name if isinstance(name, str) else "label"
-        features = torch.from_numpy(make_dense(self._encode(rows)))
+        features = torch.from_numpy(to_dense(self._encode(rows)))
         groups = None if groups is None else torch.from_numpy(groups)
-        return features, y, weights, groups, find_uninformative(rows, self._taken)
+        return features, y, weights, groups, is_uninformative(rows, self._taken)
 
     def _fit(
         self,
@@ -335,7 +335,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         self._uninformative = torch.bincount(numbers[uninformative], minlength=len(classes))
         blocks = None if self.encoding_ is None else self.encoding_.blocks
         spans = () if self.encoding_ is None else self.encoding_.spans
-        pool = map(torch.from_numpy, split_dense(unlabelled, CHUNK)) if unlabelled else None
+        pool = map(torch.from_numpy, iter_dense(unlabelled, CHUNK)) if unlabelled else None
         given = [(rows, numbers)], None, {"num_classes": max(2, len(classes))}, self.time_limit, self.effort, None
         names = read_names(self.encoding_, classes.tolist(), rows, numbers)
         solution = solve_problem(*given, seed, weights, groups, blocks, spans, pool, names)
@@ -364,7 +364,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     def columns_(self) -> dict[str, str]:
         """What each column was taken for."""
         check_is_fitted(self)
-        return {} if self._taken is None else self._taken.told
+        return {} if self._taken is None else self._taken.summary
 
     @property
     def held_out_accuracy_(self) -> float | None:
@@ -392,7 +392,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         if not len(crossed.labels):
             raise AttributeError("no class has two rows, of which one could be held out")
         sizes = [1] * self.n_features_in_ if self.encoding_ is None else self.encoding_.sizes
-        places = range(len(sizes)) if self._taken is None else self._taken.places
+        places = range(len(sizes)) if self._taken is None else self._taken.indices
         return find_importances(crossed, sizes, places, self.n_features_in_)
 
     def _judge(self) -> Metrics | None:
@@ -427,7 +427,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             InputError: Classes that are neither all strings nor all whole numbers, or two columns of one name.
         """
         names, taken = list(self.columns_), self._taken
-        columns = tuple(names[place] for place in taken.places) if taken is not None and names else None
+        columns = tuple(names[place] for place in taken.indices) if taken is not None and names else None
         label = self._label
         while label in names:
             label += "_"
@@ -470,7 +470,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         estimator.classes_, estimator.network_ = np.array(model.classes)[order], network
         estimator._uninformative = parse_counts(model.metadata.get("uninformative"), len(order))[order]
         estimator._label, estimator._named = label if isinstance(label, str) else "label", named
-        estimator._taken, names = restore_taken(model.encoding, model.columns, model.metadata.get("features"))
+        estimator._taken, names = restore_frame_encoding(model.encoding, model.columns, model.metadata.get("features"))
         width = network.encoder.input_dim if model.encoding is None else len(model.encoding.columns)
         estimator.n_features_in_ = width if names is None else len(names)
         if names is not None:

@@ -74,10 +74,10 @@ def test_each_column_is_taken_for_what_it_holds_and_said() -> None:
         "notes": FITTED.columns_["notes"],
         "rings": "number",
         "zone": "category: 1, 2, 3",
-        "country": "left out: constant",
-        "empty": "left out: empty",
+        "country": "dropped: constant",
+        "empty": "dropped: empty",
     }
-    assert FITTED.columns_["notes"].startswith("text: 9 directions")
+    assert FITTED.columns_["notes"].startswith("text: 9 components")
     assert FITTED.feature_names_in_.tolist() == list(FRAME)
     assert FITTED.n_features_in_ == 9
     assert FITTED.encoding_ is not None
@@ -247,7 +247,7 @@ def test_new_categories_and_columns_of_gaps_are_no_errors_and_other_kinds_are() 
     for frame, message in (
         (NEW.assign(height="tall"), r"got 'tall' in height, row 0 \(counted from 0\), which held number, 17 % missing"),
         (NEW.assign(seen=5), "got '5' in seen, row 0 .* which held date, in week, year"),
-        (NEW.assign(height=np.inf), "`X` must have finite numbers, or gaps; got inf in height, row 0"),
+        (NEW.assign(height=np.inf), "`X` must have finite numbers, or missing ones; got inf in height, row 0"),
         (NEW.assign(rings=1e39 + 0j), "`X` must have columns of real numbers; got complex128 in rings"),
         (NEW.rename(columns={"bark": "skin"}), "feature names should match"),
         (NEW[["height"]], "feature names should match"),
@@ -277,7 +277,7 @@ def test_columns_are_what_the_caller_says() -> None:
         ({"skin": "text"}, FRAME, "`column_kinds` must name a feature of the table; got skin"),
         ({"bark": "date"}, FRAME, "`column_kinds` must name a column that holds a date; got bark"),
         ({"x0": "category"}, np.eye(N), "`column_kinds` must come with a data frame; got an array"),
-        (None, FRAME[["country", "empty"]], "`X` must have a column of use; got country left out: constant"),
+        (None, FRAME[["country", "empty"]], "`X` must have a column of use; got country dropped: constant"),
         (None, FRAME[["bark", "height", "bark"]], "`X` must name each column once; got bark twice"),
     ],
 )
@@ -374,7 +374,7 @@ def test_classes_that_files_cannot_hold_are_refused(labels: Any, tmp_path: Path)
 
 def test_row_numbers_are_left_out_of_mixed_frames() -> None:
     frame = FRAME.assign(id=np.arange(1001, 1001 + N))
-    assert make().fit(frame, Y).columns_["id"].startswith("left out: whole numbers that all differ")
+    assert make().fit(frame, Y).columns_["id"].startswith("dropped: distinct integers")
     assert make(column_kinds={"id": "number"}).fit(frame, Y).columns_["id"] == "number"
 
 

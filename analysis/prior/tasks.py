@@ -17,8 +17,8 @@ from analysis.prior.synthetic import draw
 from analysis.real_data.sets import DATASETS, load_real
 from analysis.shared.packaged import is_held_out, is_reported, list_tables, name_table
 from protonet.errors import InputError, MissingPackageError
-from protonet.tables.features import NOTHING
-from protonet.tables.frames import encode_frame, read_frame, take_frame
+from protonet.tables.features import NO_REPRESENTATION
+from protonet.tables.frames import encode_frame, fit_frame, read_frame
 
 SHOTS = (1, 1, 2, 2, 3, 4, 5, 5, 7, 10, 15, 20)
 #: Rows that are labelled, and rows to judge on, at the most.
@@ -139,7 +139,7 @@ def _draw_table(rng: np.random.Generator) -> Task | None:
     if read is None:
         return None
     train = read.take(split[0])
-    selected = take_frame(train, None, NOTHING)
+    selected = fit_frame(train, None, NO_REPRESENTATION)
     x, test_x = (encode_frame(part, selected).astype(np.float64) for part in (train, read.take(split[2])))
     if x.shape[1] > MOST_FEATURES:
         return None

@@ -42,7 +42,7 @@ from protonet.fit.search import Search
 from protonet.fit.solver import solve_problem
 from protonet.metrics import find_auroc
 from protonet.tables.features import encode_block
-from protonet.tables.table import Wanted, open_table
+from protonet.tables.table import ReadSpec, open_table
 from protonet.ui.text import count, format_table
 from solution.pack import library_files
 
@@ -85,7 +85,7 @@ def fit_ours(split: MixedSplit, effort: str | Search = "default") -> Outcome:
         data = read_data(options, read_rows(options))
         blocks = None if data.encoding is None else data.encoding.blocks
         network = solve_problem([(data.x, data.y)], effort=effort, blocks=blocks).network
-        table = open_table(test, Wanted("class of the row", columns=data.columns))
+        table = open_table(test, ReadSpec("class of the row", columns=data.columns))
         with torch.no_grad():
             x = [torch.from_numpy(encode_block(table, block, data.encoding)) for block in table.blocks]
             logits = torch.cat([network(each) for each in x]).double().numpy()  # (m, classes)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protonet.tables.delimited import GAPS
+from protonet.tables.delimited import MISSING_TEXTS
 
 #: A table's classes: the largest of those with rows enough for 5 labelled ones and some to test on.
 MOST_CLASSES, LEAST_ROWS = 8, 12
@@ -99,7 +99,7 @@ def load_mixed(name: str) -> tuple[list[str], list[list[str]], np.ndarray]:
     labels = np.array([row[header.index(table.label)].strip() for row in rows])
     names, counts = np.unique(labels, return_counts=True)
     usable = [at for at in np.argsort(-counts, kind="stable") if counts[at] >= LEAST_ROWS]
-    chosen = [names[at] for at in usable if names[at].lower() not in GAPS][:MOST_CLASSES]
+    chosen = [names[at] for at in usable if names[at].lower() not in MISSING_TEXTS][:MOST_CLASSES]
     where = np.flatnonzero(np.isin(labels, chosen))
     return [header[at] for at in used], [[rows[row][at] for at in used] for row in where], labels[where]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from protonet.errors import raise_input_error, renamed_arguments
-from protonet.tables.columns.parsing import write_cells
+from protonet.tables.columns.parsing import format_cells
 from protonet.tables.formats import open_source
-from protonet.tables.table import list_names
+from protonet.tables.table import format_names
 
 #: The columns of a file of classes; the second may be missing.
 CLASS, DESCRIPTION = "class", "description"
@@ -32,11 +32,11 @@ def read_classes(path: Path) -> dict[str, str]:
         source = open_source(path, names={CLASS})
         header = source.header or []
         if CLASS not in header:
-            got = f"{path} with {list_names(header)}"
+            got = f"{path} with {format_names(header)}"
             raise_input_error("path", f"have a column {CLASS}", got, f"Name it so, and the other one {DESCRIPTION}.")
         places = [header.index(name) for name in (CLASS, DESCRIPTION) if name in header]
         blocks = [block.columns for block in source.read(places)]
-        columns = [write_cells(np.concatenate(parts)).tolist() for parts in zip(*blocks, strict=True)]
+        columns = [format_cells(np.concatenate(parts)).tolist() for parts in zip(*blocks, strict=True)]
         names = columns[0] if columns else []
         if not names:
             raise_input_error("path", "name classes", f"{path} without a row", "Add a row for each.")

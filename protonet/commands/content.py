@@ -20,7 +20,7 @@ from protonet.fit.search import Progress
 from protonet.fit.solver import Solution
 from protonet.metrics import fill_bins, find_interval, suspect_labels
 from protonet.tables.columns.encoding import Encoding
-from protonet.tables.columns.parsing import write_cells
+from protonet.tables.columns.parsing import format_cells
 from protonet.ui.plots import project
 
 #: Bins of confidence in the diagram of reliability: fewer than for the calibration error, as each is looked at.
@@ -55,7 +55,7 @@ class JudgedRows(NamedTuple):
 
 def list_columns(names: Sequence[str], encoding: Encoding | None, gaps: Sequence[int]) -> list[dict[str, Any]]:
     """Return of each column its name, what it was taken for, and how many of its cells are gaps."""
-    kinds = ["number"] * len(names) if encoding is None else [column.tell() for column in encoding.columns]
+    kinds = ["number"] * len(names) if encoding is None else [column.summary() for column in encoding.columns]
     return [
         {"name": name, "kind": re.sub(r", \S+ % missing$", "", kind), "gaps": number}
         for name, kind, number in zip(names, kinds, gaps, strict=True)
@@ -135,7 +135,7 @@ def list_rows(rows: JudgedRows, order: Sequence[int]) -> dict[str, Any]:
     points = points / points.abs().amax().clamp_min(1e-12)
     points = torch.cat([points, torch.zeros_like(points)], dim=1)[:, :2]  # of one direction alone
     shown = order[:MOST_CELLS] if rows.cells else []
-    texts = [[str(cell)[:MOST_CELL] for cell in write_cells(rows.cells[at])] for at in shown]
+    texts = [[str(cell)[:MOST_CELL] for cell in format_cells(rows.cells[at])] for at in shown]
     return {
         "drawn_from": drawn_from,
         "row": list(rows.numbers),

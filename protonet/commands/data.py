@@ -24,12 +24,12 @@ from protonet.fit.problem import Names
 from protonet.fit.solver import Solution
 from protonet.representations.opening import Selection
 from protonet.tables.columns.encoding import Encoding
-from protonet.tables.columns.parsing import count_gaps
-from protonet.tables.delimited import GAPS
-from protonet.tables.drift import describe_columns
-from protonet.tables.features import choose_features, encode_block
-from protonet.tables.spelling import respell_blocks
-from protonet.tables.table import CLASS_NAMES, Block, Table, Wanted, list_names, open_table, read_table
+from protonet.tables.columns.parsing import count_missing_cells
+from protonet.tables.delimited import MISSING_TEXTS
+from protonet.tables.drift import column_statistics
+from protonet.tables.features import encode_block, fit_features
+from protonet.tables.numeric_formats import convert_numeric
+from protonet.tables.table import COMMON_LABEL_NAMES, ReadSpec, RowBlock, Table, format_names, open_table, read_table
 from protonet.ui.text import count
 
 
@@ -55,7 +55,7 @@ class Data(NamedTuple):
     rest_rows: Sequence[int]  #: Where in the file each of them is.
     seen: Any  #: What was seen of the columns, for the model file: see `protonet.tables.drift`.
     sources: tuple[int, ...] = ()  #: The numbers of the columns that seem to name the sources of rows.
-    missing: frozenset[str] = GAPS  #: As in `Wanted`.
+    missing: frozenset[str] = MISSING_TEXTS  #: As in `ReadSpec`.
     names: Names | None = None  #: What the classes are called, as rows, where that says something.
     uninformative: Sequence[int] = ()  #: Of each class, how many rows have no information.
 
@@ -111,9 +111,9 @@ def read_data(options: argparse.Namespace, rows: TableRows, *, keep_cells: bool 
     table, block, rest = rows.table, rows.block, rows.rest
     keep = "--columns keeps it" if options.columns is None else None
     selection = select(options)._replace(words=not rows.unlabelled)  # that texts share a word says nothing of names
-    settings = {"selection": selection, "mark": options.decimal_mark}
-    x, encoding, columns, left, notes, sources = choose_features(
-        table, block, rows.kinds, keep=keep, groups=rows.groups, **settings
+    settings = {"selection": selection, "decimal": options.decimal_mark}
+    x, encoding, columns, left, notes, sources = fit_features(
+        table, block, rows.kinds, keep_hint=keep, groups=rows.groups, **settings
     )
     beside = [name for name in (options.group, options.id) if name is not None]
     left_out = [*beside, *options.drop, *table.unused, *left]
@@ -121,9 +121,9 @@ def read_data(options: argparse.Namespace, rows: TableRows, *, keep_cells: bool 
     labels = torch.from_numpy(rows.labels)
     others, rest_rows = None, list[int]()
     if rest is not None:
-        others, rest_rows = _encode_rest(table, rest, columns, encoding), list(rest.rows)
+        others, rest_rows = _encode_rest(table, rest, columns, encoding), list(rest.positions)
     elif rows.unlabelled:
-        others, rest_rows, features = features, list(block.rows), features[:0]
+        others, rest_rows, features = features, list(block.positions), features[:0]
     names = read_names(encoding, rows.classes, features, labels, rows.descriptions)
     if rows.unlabelled and names is None:
         refuse_names(encoding, rows.classes)
@@ -133,9 +133,9 @@ def read_data(options: argparse.Namespace, rows: TableRows, *, keep_cells: bool 
     told = [*table.notes, *notes, *suspect_spellings(rows.classes)]
     if lost:
         what = "neither a row nor a name says what these classes are, never predicted"
-        told.append(f"look at: {what}: {list_names(lost)}")
+        told.append(f"warning: {what}: {format_names(lost)}")
     uninformative, empty = np.zeros(len(rows.classes), np.int64), np.zeros(len(labels), bool)
-    ids = None if options.id is None else block.beside[beside.index(options.id)].astype(str).tolist()
+    ids = None if options.id is None else block.extra_columns[beside.index(options.id)].astype(str).tolist()
     if columns is None or table.columns is None:
         cells = list(block.columns)
     else:
@@ -143,17 +143,19 @@ def read_data(options: argparse.Namespace, rows: TableRows, *, keep_cells: bool 
         cells = [each for name, each in zip(table.columns, block.columns, strict=True) if name in used]
     labelled = [each[: len(labels)] for each in cells]
     if encoding is not None and len(labels):
-        empty = encoding.find_uninformative(labelled)
+        empty = encoding.is_uninformative(labelled)
         uninformative = np.bincount(rows.labels[empty], minlength=len(rows.classes))
         if empty.any():
-            told.append(f"look at: {count(int(empty.sum()), 'row')} without information: no cell is there and readable")
-    gaps, places = list(map(count_gaps, labelled)), block.rows[: len(labels)]
+            told.append(f"warning: {count(int(empty.sum()), 'row')} without information: no cell is there and readable")
+    gaps, places = list(map(count_missing_cells, labelled)), block.positions[: len(labels)]
     some = np.flatnonzero(~empty).tolist()
     given = [rows.classes[rows.labels[row]] for row in some]
-    told += list_contradictions(features.numpy()[some], given, [table.place.format(places[row]) for row in some])
-    where = places, table.place, block.numbers[: len(labels)], ids, gaps, cells if keep_cells else []
-    missing = GAPS if options.missing_values is None else parse_missing(options.missing_values.split(","))
-    seen = describe_columns(cells, encoding, np.bincount(rows.labels, minlength=len(rows.classes)).tolist())
+    told += list_contradictions(
+        features.numpy()[some], given, [table.position_format.format(places[row]) for row in some]
+    )
+    where = places, table.position_format, block.indices[: len(labels)], ids, gaps, cells if keep_cells else []
+    missing = MISSING_TEXTS if options.missing_values is None else parse_missing(options.missing_values.split(","))
+    seen = column_statistics(cells, encoding, np.bincount(rows.labels, minlength=len(rows.classes)).tolist())
     return Data(
         features,
         labels,
@@ -178,9 +180,9 @@ def read_data(options: argparse.Namespace, rows: TableRows, *, keep_cells: bool 
 def refuse_names(encoding: Encoding | None, classes: Sequence[str | int]) -> NoReturn:
     """Raise an InputError: no row has a class, and nothing can be learned from the names of the classes."""
     columns = () if encoding is None else encoding.columns
-    texts = [column for column in columns if column.takes == "text"]
-    if any(column.read_by is not None for column in texts):
-        got = list_names(list(map(str, classes)))
+    texts = [column for column in columns if column.modality == "text"]
+    if any(column.record is not None for column in texts):
+        got = format_names(list(map(str, classes)))
         raise_input_error(
             "--classes", "name classes in words, or describe them", got, "Add a column description, or label rows."
         )
@@ -190,7 +192,7 @@ def refuse_names(encoding: Encoding | None, classes: Sequence[str | int]) -> NoR
     raise_input_error("table", "have texts, where no row has a class", "none", "Label some rows.")
 
 
-def _encode_rest(table: Table, rest: Block, columns: tuple[str, ...] | None, encoding: Encoding | None) -> Tensor:
+def _encode_rest(table: Table, rest: RowBlock, columns: tuple[str, ...] | None, encoding: Encoding | None) -> Tensor:
     """Return the features (m, dim) of the rows of a table that have no class."""
     if columns is not None and table.columns is not None:
         used = [cells for name, cells in zip(table.columns, rest.columns, strict=True) if name in columns]
@@ -217,10 +219,10 @@ class Rest:
         self.rows = list(data.rest_rows)  #: Where in its file each row is that has been read.
         if path is not None:
             width = data.x.shape[1] if data.encoding is None else len(data.encoding.columns)
-            wanted = Wanted(label, labelled=False, columns=data.columns, width=width, ignored=tuple(data.left_out))
-            wanted = wanted._replace(learned=True, missing=data.missing)
+            wanted = ReadSpec(label, labelled=False, columns=data.columns, width=width, ignored=tuple(data.left_out))
+            wanted = wanted._replace(for_training=True, missing_texts=data.missing)
             with renamed_arguments(path="--unlabelled"):
-                self.table = respell_blocks(open_table(path, wanted), data.encoding)
+                self.table = convert_numeric(open_table(path, wanted), data.encoding)
 
     def __bool__(self) -> bool:
         return self.path is not None or self.data.rest is not None
@@ -229,14 +231,14 @@ class Rest:
         if self.data.rest is not None:
             yield self.data.rest
         for block in () if self.path is None else self.table.blocks:
-            self.rows += block.rows
+            self.rows += block.positions
             x = encode_block(self.table, block, self.data.encoding, "--unlabelled")
             yield torch.from_numpy(np.ascontiguousarray(x))
 
     def name(self, row: int) -> str:
         """Return what a message calls a row, given its number among those that were read."""
         own = row < len(self.data.rest_rows)
-        place = self.data.place if own else self.table.place
+        place = self.data.place if own else self.table.position_format
         return place.format(self.rows[row]) + (
             "" if own or self.path is None else f" of {to_printable(self.path.name)}"
         )
@@ -261,25 +263,29 @@ def read_unlabelled(options: argparse.Namespace, model: Model | None, label: str
     blocks, notes = None, list[str]()
     if model is None:
         beside = () if taken.group is None else (taken.group,)
-        wanted = Wanted(label, labelled=False, beside=beside, ignored=taken.dropped, partly=True, typed=True)
+        wanted = ReadSpec(
+            label, labelled=False, extra_columns=beside, ignored=taken.dropped, partly_labelled=True, user_columns=True
+        )
         wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet)
         table, block = read_table(Path(options.table), wanted)
-        labels, places = block.labels, list(block.rows)
-        block = block._replace(labels=np.zeros(len(block.rows), np.int64))  # one class: no column can tell it
-        settings = {"selection": select(options), "mark": options.decimal_mark}
-        features = choose_features(table, block, take_kinds(options, taken.kinds), keep="", **settings)
+        labels, places = block.labels, list(block.positions)
+        block = block._replace(labels=np.zeros(len(block.positions), np.int64))  # one class: no column can tell it
+        settings = {"selection": select(options), "decimal": options.decimal_mark}
+        features = fit_features(table, block, take_kinds(options, taken.kinds), keep_hint="", **settings)
         x, blocks = features.x, None if features.encoding is None else features.encoding.blocks
         encoding, columns = features.encoding, features.columns
         told = features.notes
-        likely = [name for name in table.columns or () if name.lower() in CLASS_NAMES and not len(labels)]
+        likely = [name for name in table.columns or () if name.lower() in COMMON_LABEL_NAMES and not len(labels)]
         if likely:
-            notes.append(f"there is no column {label}; if {list_names(likely)} holds the classes, name it with --label")
+            notes.append(
+                f"there is no column {label}; if {format_names(likely)} holds the classes, name it with --label"
+            )
     else:
         encoding, columns, told = model.encoding, model.columns, ()
-        table = open_rows(options, model, want(model, label, labelled=False)._replace(partly=True))
+        table = open_rows(options, model, want(model, label, labelled=False)._replace(partly_labelled=True))
         places, parts = list[int](), []
         for block in table.blocks:
-            places += block.rows
+            places += block.positions
             parts.append((encode_block(table, block, model.encoding), block.labels))
         x, labels = map(np.concatenate, zip(*parts, strict=True))
     known = labels != "" if len(labels) else np.zeros(len(x), bool)
@@ -308,16 +314,16 @@ def read_cells(
     Returns:
         The columns' names, and the cells of each row.
     """
-    wanted = Wanted(label, labelled=False) if model is None else want(model, label, labelled=False)
-    wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet, everything=True)
+    wanted = ReadSpec(label, labelled=False) if model is None else want(model, label, labelled=False)
+    wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet, all_extra=True)
     table = open_table(Path(options.table), wanted)
-    names = {name: number for number, name in enumerate(table.beside) if name != label}
+    names = {name: number for number, name in enumerate(table.extra_columns) if name != label}
     found: dict[int, list[str]] = {}
     first = 0
     for block in table.blocks:
-        places = range(len(block.rows)) if rows is None else [row - first for row in rows]
-        taken = np.array([place for place in places if 0 <= place < len(block.rows)], int)
-        columns = [block.beside[number][taken].tolist() for number in names.values()]
+        places = range(len(block.positions)) if rows is None else [row - first for row in rows]
+        taken = np.array([place for place in places if 0 <= place < len(block.positions)], int)
+        columns = [block.extra_columns[number][taken].tolist() for number in names.values()]
         found.update(zip((first + taken).tolist(), map(list, zip(*columns, strict=True)), strict=True))
-        first += len(block.rows)
+        first += len(block.positions)
     return list(names), [found[row] for row in (found if rows is None else rows)]

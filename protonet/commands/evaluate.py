@@ -36,9 +36,9 @@ from protonet.errors import raise_input_error
 from protonet.files import Model
 from protonet.fit.search import Progress
 from protonet.representations.pictures.images import path_to_text
-from protonet.tables.columns.parsing import count_gaps
+from protonet.tables.columns.parsing import count_missing_cells
 from protonet.tables.features import encode_block
-from protonet.tables.table import Block, Table
+from protonet.tables.table import RowBlock, Table
 from protonet.ui.page.document import write_outputs
 from protonet.ui.plots import draw_plot
 
@@ -49,7 +49,7 @@ class Judged(NamedTuple):
     logits: Tensor  #: (b, num_classes).
     labels: Tensor  #: (b,) int64: the number of each row's class, -1 for one that the model does not know.
     strange: Counter[str]  #: The rows of each such class.
-    kept: tuple[Tensor, Block] | None  #: The features (b, dim), and the rows; None if there is no report.
+    kept: tuple[Tensor, RowBlock] | None  #: The features (b, dim), and the rows; None if there is no report.
 
 
 def run(options: argparse.Namespace) -> None:
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> None:
     wanted = want(model, options.label, labelled=True)._replace(drop_unlabelled=options.drop_unlabelled)
     table = open_rows(options, model, wanted, options.labels and Path(options.labels))
 
-    def judge_block(block: Block) -> Judged:
+    def judge_block(block: RowBlock) -> Judged:
         """Judge some rows, and keep them for the report."""
         strange = find_strange(block.labels, model.classes)
         names = Counter(block.labels[strange].astype(str).tolist())
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> None:
         kept = (torch.from_numpy(x), block) if "report" in outputs else None
         return Judged(classify(model, x, block.uninformative), numbers, names, kept)
 
-    judged = list(map_blocks(judge_block, table.blocks, rows=table.rows, quiet=options.quiet, alone=is_read(model)))
+    judged = list(map_blocks(judge_block, table.blocks, rows=table.n_rows, quiet=options.quiet, alone=is_read(model)))
     rows, numbers = torch.cat([each.logits for each in judged]), torch.cat([each.labels for each in judged])
     strange = dict(sum((each.strange for each in judged), Counter[str]()).most_common())
     known = numbers >= 0
@@ -98,7 +98,12 @@ def run(options: argparse.Namespace) -> None:
 
 
 def list_more(
-    model: Model, table: Table, logits: Tensor, labels: Tensor, kept: Sequence[tuple[Tensor, Block]], progress: Progress
+    model: Model,
+    table: Table,
+    logits: Tensor,
+    labels: Tensor,
+    kept: Sequence[tuple[Tensor, RowBlock]],
+    progress: Progress,
 ) -> dict[str, Any]:
     """Return what only the report tells: of the table, of each row of a known class, and of the columns.
 
@@ -112,9 +117,9 @@ def list_more(
     """
     names = name_columns(model)
     cells = [np.concatenate(parts) for parts in zip(*(block.columns for _, block in kept), strict=True)]
-    places = [table.place.format(row) for _, block in kept for row in block.rows]
+    places = [table.position_format.format(row) for _, block in kept for row in block.positions]
     known = labels >= 0
-    data = list_table(model, labels[known], len(labels), list(map(count_gaps, cells)), table.notes)
+    data = list_table(model, labels[known], len(labels), list(map(count_missing_cells, cells)), table.notes)
     features = torch.cat([x for x, _ in kept])
     judged = judge_by_all(model, features[known], labels[known])
     importance = list_importance(judged, names, find_sizes(model), 0, math.inf, progress)

@@ -159,7 +159,13 @@ def explain_rows(
     for row, shares, places in zip(rows, ranked.values.tolist(), ranked.indices.tolist(), strict=True):
         best = [{"name": model.classes[at], "probability": share} for at, share in zip(places, shares, strict=True)]
         told.append(
-            {"row": row, "place": table.place.format(row), "classes": best[:2], "neighbours": None, "columns": None}
+            {
+                "row": row,
+                "place": table.position_format.format(row),
+                "classes": best[:2],
+                "neighbours": None,
+                "columns": None,
+            }
         )
     figures = {"table": path_to_text(Path(options.table).name), "sample": 0, "rows": told}
     if held is None:
@@ -199,7 +205,7 @@ def read_rows(table: Table, model: Model, rows: Sequence[int]) -> tuple[np.ndarr
     found: dict[int, tuple[np.ndarray, list[str], bool]] = {}
     last = None
     for block in table.blocks:
-        numbers = {place: number for number, place in enumerate(block.rows)}
+        numbers = {place: number for number, place in enumerate(block.positions)}
         here = [row for row in rows if row in numbers]
         if here:
             taken = block.take(np.array([numbers[row] for row in here]))
@@ -209,12 +215,15 @@ def read_rows(table: Table, model: Model, rows: Sequence[int]) -> tuple[np.ndarr
                 row: (x, [*map(str, own)], empty)
                 for row, x, own, empty in zip(here, features, cells, uninformative, strict=True)
             }
-        last = block.rows[-1]
+        last = block.positions[-1]
     for row in rows:
         if row not in found:
             remedy = "Number rows as notes do: by the lines of a text file, or the rows of a spreadsheet."
             raise_input_error(
-                "--rows", "name rows of the table", f"{row}, and the last is {table.place.format(last)}", remedy
+                "--rows",
+                "name rows of the table",
+                f"{row}, and the last is {table.position_format.format(last)}",
+                remedy,
             )
     x, texts, empty = zip(*(found[row] for row in rows), strict=True)
     return np.stack(x), list(texts), np.array(empty)

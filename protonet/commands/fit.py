@@ -42,7 +42,7 @@ from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
 from protonet.fit.twins import TWINS, find_twins
 from protonet.representations.pictures.files import split_backbone
 from protonet.representations.pictures.images import path_to_text
-from protonet.tables.table import list_names
+from protonet.tables.table import format_names
 from protonet.ui.page.document import write_outputs
 from protonet.ui.plots import draw_plot
 from protonet.ui.text import count
@@ -171,7 +171,9 @@ def summarise(
     sizes += [count(len(data.group_names), "group")] * (data.groups is not None)
     several = "" if min(shots) == max(shots) else f" to {max(shots)}"
     lines = [f"{name}: {', '.join(sizes)}, {min(shots)}{several} per class"]
-    lines += [f"  {line}" for line in tell_columns(data.columns, None if data.encoding is None else data.encoding.told)]
+    lines += [
+        f"  {line}" for line in tell_columns(data.columns, None if data.encoding is None else data.encoding.summary)
+    ]
     if solution.problem.repeated:
         rows = count(solution.problem.repeated, "row")
         lines.append(f"{rows} equal to others, or nearly: copies are held out together, and count as one where equal")
@@ -205,7 +207,7 @@ def suspect_twins(data: Data, solution: Solution) -> list[str]:
     if share < TWINS.share:
         return []
     what = f"{100 * share:.0f} % of the rows have twins of their class, far nearer than all others"
-    return [f"look at: {what}; if such have one source, name the column that tells it with --group NAME"]
+    return [f"warning: {what}; if such have one source, name the column that tells it with --group NAME"]
 
 
 def list_unevaluated(data: Data, solution: Solution) -> list[str]:
@@ -215,7 +217,7 @@ def list_unevaluated(data: Data, solution: Solution) -> list[str]:
     left = [str(name) for name, total, some in zip(data.classes, rows, judged, strict=True) if total and not some]
     if not left or not any(judged):
         return []
-    return [f"not evaluated: {list_names(left)}: a class of one row, copies aside, stays in every fit"]
+    return [f"not evaluated: {format_names(left)}: a class of one row, copies aside, stays in every fit"]
 
 
 def tell_rest(solution: Solution, rest: Rest, groups: Sequence[Sequence[int]]) -> list[str]:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from protonet._progress import progress_bar
 from protonet._writing import write_whole
 from protonet.errors import DISTRIBUTION, UserError, installed_version, optional_packages, raise_input_error
-from protonet.tables.table import list_names
+from protonet.tables.table import format_names
 from protonet.ui.text import count
 
 #: Of the output folder, the file that says what its files were made with.
@@ -95,7 +95,7 @@ def list_parts(folder: Path, output: Path) -> list[Part]:
         first = first or columns
         if columns != first:
             missing, more = sorted(first - columns), sorted(columns - first)
-            said = [f"without {list_names(missing)}"] * bool(missing) + [f"with {list_names(more)}"] * bool(more)
+            said = [f"without {format_names(missing)}"] * bool(missing) + [f"with {format_names(more)}"] * bool(more)
             got = f"{name} {' and '.join(said)}, unlike {names[0]}"
             raise_input_error(
                 "table", "be a folder of files with the same columns", got, "Move it to a folder of its own."
@@ -267,7 +267,7 @@ def _connect(address: str) -> Iterator[Any]:
             strange = sorted({str(each) for each in found.values() if each != own})
             if strange:
                 remedy = "Install it there."
-                raise_input_error("--workers", f"have workers with protonet {own}", list_names(strange), remedy)
+                raise_input_error("--workers", f"have workers with protonet {own}", format_names(strange), remedy)
             yield client
     finally:
         logger.setLevel(level)

@@ -23,7 +23,7 @@ from protonet.files import Model
 from protonet.fit.active import Standardised, Suggestion
 from protonet.fit.solver import solve_problem
 from protonet.network import PrototypeNetwork
-from protonet.tables.delimited import GAPS
+from protonet.tables.delimited import MISSING_TEXTS
 from protonet.ui.text import count
 
 #: What is pressed for the classes, in their order, and what for something else.
@@ -87,7 +87,7 @@ def parse_classes(text: str | None, model: Model | None) -> list[str]:
             "--classes", f"be {least} to {len(KEYS)}, a key each", len(names), "Name others, with commas."
         )
     for name in names:
-        if name.lower() in GAPS or names.count(name) > 1:
+        if name.lower() in MISSING_TEXTS or names.count(name) > 1:
             must = "be different names, none of which means that there is no class"
             raise_input_error("--classes", must, repr(name), "Name others, with commas.")
         if known and name not in known:
@@ -106,7 +106,7 @@ def check_class(name: object, known: Sequence[str]) -> str:
     text = name.strip() if isinstance(name, str) else ""
     if text in known:
         return text
-    if text.lower() in GAPS or len(text) > LONGEST or not text.isprintable():
+    if text.lower() in MISSING_TEXTS or len(text) > LONGEST or not text.isprintable():
         raise_input_error(
             "name", f"be a name of up to {LONGEST} letters that means a class", repr(text[:40]), "Type another one."
         )

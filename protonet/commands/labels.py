@@ -53,7 +53,7 @@ def suspect_spellings(names: Sequence[str | int]) -> list[str]:
     """Return a line, or none, about classes that look like other spellings of one among them."""
     first = {_simplify(str(name)): name for name in reversed(names)}
     found = find_spellings(names, [*first.values()])
-    return [f"look at: classes {_list_spellings(found)}; one class, spelled in two ways?"] if found else []
+    return [f"warning: classes {_list_spellings(found)}; one class, spelled in two ways?"] if found else []
 
 
 def _list_spellings(found: Mapping[str, str]) -> str:
@@ -103,4 +103,4 @@ def list_contradictions(x: np.ndarray, labels: Sequence[str | int], places: Sequ
         named = [f"{places[row]} ({to_printable(labels[row])})" for row in rows[:MAX_EQUAL]]
         shown.append(", ".join([*named, *["..."] * (len(rows) > MAX_EQUAL)]))
     more = "; ..." * (len(sets) > MAX_EQUAL)
-    return [f"look at: labels contradict: {total} rows are equal to rows of another class: {'; '.join(shown)}{more}"]
+    return [f"warning: labels contradict: {total} rows are equal to rows of another class: {'; '.join(shown)}{more}"]

@@ -38,11 +38,11 @@ from protonet.representations.opening import AUTO, NONE, find_takes, reopen
 from protonet.representations.pictures.reading import are_pictures
 from protonet.representations.representation import Record, Representation
 from protonet.tables.columns.encoding import Encoding
-from protonet.tables.delimited import GAPS
-from protonet.tables.drift import Watch, watch_blocks
-from protonet.tables.features import check_kinds, encode_block
-from protonet.tables.spelling import detect_spelling, respell_blocks
-from protonet.tables.table import Block, Table, Wanted, list_names, open_table, read_table
+from protonet.tables.delimited import MISSING_TEXTS
+from protonet.tables.drift import DriftMonitor, monitor_drift
+from protonet.tables.features import check_column_types, encode_block
+from protonet.tables.numeric_formats import convert_numeric, detect_numeric_conversion
+from protonet.tables.table import ReadSpec, RowBlock, Table, format_names, open_table, read_table
 from protonet.ui.text import count
 
 #: The tensor of a model file that says which rows the model was given, so that `update` notices equal ones.
@@ -112,8 +112,8 @@ def attach(model: Model, names: Sequence[str] | None, *, shown: bool, kept: bool
     def find(record: Record) -> Representation:
         return replace(reopen(record, names), kept=kept)
 
-    attached = tuple(column.attach(find, shown=shown) for column in columns)
-    read = {column.takes for column in columns if column.read_by is not None}
+    attached = tuple(column.attach(find, show_progress=shown) for column in columns)
+    read = {column.modality for column in columns if column.record is not None}
     for name in names or ():
         if name not in {AUTO, NONE} and find_takes(name) not in read:
             must = f"come with a model whose {find_takes(name)}s a network read in fit"
@@ -124,12 +124,12 @@ def attach(model: Model, names: Sequence[str] | None, *, shown: bool, kept: bool
 def is_read(model: Model) -> bool:
     """Return whether a network reads a column of a model."""
     columns = () if model.encoding is None else model.encoding.columns
-    return any(column.read_by is not None for column in columns)
+    return any(column.record is not None for column in columns)
 
 
 def has_pictures(model: Model) -> bool:
     """Return whether a model was fitted to pictures, or to a table with some."""
-    return model.encoding is not None and any(column.takes == "picture" for column in model.encoding.columns)
+    return model.encoding is not None and any(column.modality == "picture" for column in model.encoding.columns)
 
 
 def name_label(option: str | None, model: Model | None) -> str:
@@ -137,7 +137,7 @@ def name_label(option: str | None, model: Model | None) -> str:
     return option or (LABEL if model is None else str(model.metadata.get("label", LABEL)))
 
 
-def want(model: Model, label: str | None, *, labelled: bool, beside: str | None = None) -> Wanted:
+def want(model: Model, label: str | None, *, labelled: bool, beside: str | None = None) -> ReadSpec:
     """Return what a model reads a table for.
 
     Args:
@@ -149,17 +149,21 @@ def want(model: Model, label: str | None, *, labelled: bool, beside: str | None 
     left_out = model.metadata.get("left_out")
     ignored = tuple(map(str, left_out)) if isinstance(left_out, list) else ()
     named = () if beside is None else (beside,)
-    wanted = Wanted(name_label(label, model), labelled, model.columns, len(find_sizes(model)), named, ignored)
-    return wanted._replace(missing=get_missing(model))
+    wanted = ReadSpec(name_label(label, model), labelled, model.columns, len(find_sizes(model)), named, ignored)
+    return wanted._replace(missing_texts=get_missing(model))
 
 
 def get_missing(model: Model) -> frozenset[str]:
     """Return the missing values, in lower case, that a model was fitted with; a file may say anything."""
     values = model.metadata.get("missing_values")
-    return parse_missing(values) if isinstance(values, list) and all(type(each) is str for each in values) else GAPS
+    return (
+        parse_missing(values)
+        if isinstance(values, list) and all(type(each) is str for each in values)
+        else MISSING_TEXTS
+    )
 
 
-def open_rows(options: argparse.Namespace, model: Model, wanted: Wanted, labels: Path | None = None) -> Table:
+def open_rows(options: argparse.Namespace, model: Model, wanted: ReadSpec, labels: Path | None = None) -> Table:
     """Open the table that the options name for a model.
 
     Its notes tell of cells that are not of their column's kind and, once all rows are read, of columns that are far
@@ -171,14 +175,14 @@ def open_rows(options: argparse.Namespace, model: Model, wanted: Wanted, labels:
     """
     wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet)
     table = open_table(Path(options.table), wanted, labels)
-    table = respell_blocks(table, model.encoding, mark=vars(options).get("decimal_mark"))
+    table = convert_numeric(table, model.encoding, decimal=vars(options).get("decimal_mark"))
     first = next(table.blocks)
-    table.notes.extend(check_kinds(table, first, model.encoding))
-    blocks = watch_blocks(chain([first], table.blocks), watch_columns(model), table)
+    table.notes.extend(check_column_types(table, first, model.encoding))
+    blocks = monitor_drift(chain([first], table.blocks), watch_columns(model), table)
     return table._replace(blocks=mark_uninformative(blocks, model, table))
 
 
-def mark_uninformative(blocks: Iterable[Block], model: Model, table: Table) -> Iterator[Block]:
+def mark_uninformative(blocks: Iterable[RowBlock], model: Model, table: Table) -> Iterator[RowBlock]:
     """Yield blocks with their rows without information marked; add a note that counts these behind the last."""
     rows = 0
     for block in blocks:
@@ -189,10 +193,10 @@ def mark_uninformative(blocks: Iterable[Block], model: Model, table: Table) -> I
         table.notes.append(describe_uninformative(rows))
 
 
-def find_uninformative(model: Model, block: Block) -> np.ndarray:
+def find_uninformative(model: Model, block: RowBlock) -> np.ndarray:
     """Return which rows (b,) bool of a block have no cell that says anything to a model."""
     encoding = model.encoding
-    return np.zeros(len(block.rows), bool) if encoding is None else encoding.find_uninformative(block.columns)
+    return np.zeros(len(block.positions), bool) if encoding is None else encoding.is_uninformative(block.columns)
 
 
 def predict_uninformative(model: Model) -> Tensor | None:
@@ -203,7 +207,7 @@ def predict_uninformative(model: Model) -> Tensor | None:
     return compute_uninformative_logits(counts, parse_counts(model.metadata.get("uninformative"), classes))
 
 
-def read_labelled(options: argparse.Namespace, model: Model, beside: str | None = None) -> tuple[Table, Block]:
+def read_labelled(options: argparse.Namespace, model: Model, beside: str | None = None) -> tuple[Table, RowBlock]:
     """Read the whole table with classes that the options name for a model; its notes are those that `open_rows` adds.
 
     Raises:
@@ -213,17 +217,17 @@ def read_labelled(options: argparse.Namespace, model: Model, beside: str | None 
     wanted = want(model, options.label, labelled=True, beside=beside)
     wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet)
     table, block = read_table(Path(options.table), wanted, options.labels and Path(options.labels))
-    spelling = detect_spelling(table, block, model.encoding, mark=options.decimal_mark)
+    spelling = detect_numeric_conversion(table, block, model.encoding, decimal=options.decimal_mark)
     block = spelling.apply(block, model.encoding)
     watch = watch_columns(model)
-    watch.look(block)
-    table.notes.extend([*spelling.notes, *check_kinds(table, block, model.encoding), *watch.tell(table)])
+    watch.update(block)
+    table.notes.extend([*spelling.notes, *check_column_types(table, block, model.encoding), *watch.summary(table)])
     return table, block
 
 
-def watch_columns(model: Model) -> Watch:
+def watch_columns(model: Model) -> DriftMonitor:
     """Return what compares the columns of new rows with those that a model was fitted to."""
-    return Watch(model.metadata.get("seen"), model.encoding, len(find_sizes(model)))
+    return DriftMonitor(model.metadata.get("seen"), model.encoding, len(find_sizes(model)))
 
 
 def find_sizes(model: Model) -> list[int]:
@@ -239,13 +243,13 @@ def name_columns(model: Model) -> Sequence[str]:
 def list_cancelled(network: PrototypeNetwork, classes: Sequence[str | int]) -> list[str]:
     """Return a line, or none, about classes without a prototype, since the embeddings of their rows cancel."""
     names = [str(classes[number]) for number in network.cancelled.nonzero().flatten().tolist()]
-    return [f"look at: the rows of {list_names(names)} cancel: no prototype, never predicted"] if names else []
+    return [f"warning: the rows of {format_names(names)} cancel: no prototype, never predicted"] if names else []
 
 
 def list_notes(table: Table) -> list[str]:
     """Return what is to be known of a table, a line each."""
     names = list(table.unused)
-    more = [f"{count(len(names), 'column')} of the table not used: {list_names(names)}"] if names else []
+    more = [f"{count(len(names), 'column')} of the table not used: {format_names(names)}"] if names else []
     return [*table.notes, *more]
 
 
@@ -272,7 +276,7 @@ def number_classes(labels: np.ndarray, known: Sequence[str | int]) -> Tensor:
     return torch.tensor([numbers[name] for name in names.tolist()])[torch.from_numpy(places)]
 
 
-def classify_block(model: Model, table: Table, block: Block) -> Tensor:
+def classify_block(model: Model, table: Table, block: RowBlock) -> Tensor:
     """Return the logits (b, num_classes) of rows of a table.
 
     Raises:
@@ -349,8 +353,8 @@ def show_progress(*, quiet: bool = False) -> Iterator[Progress]:
 
 
 def map_blocks(
-    work: Callable[[Block], Result],
-    blocks: Iterable[Block],
+    work: Callable[[RowBlock], Result],
+    blocks: Iterable[RowBlock],
     *,
     rows: int | None = None,
     quiet: bool = False,
@@ -376,7 +380,7 @@ def map_blocks(
             waiting: deque[Future[Result]] = deque()
             for block in blocks:
                 waiting.append(pool.submit(work, block))
-                bar.update(len(block.rows))
+                bar.update(len(block.positions))
                 if len(waiting) > 2 * ahead:  # no more than that of a long table is in memory
                     yield waiting.popleft().result()
             for result in waiting:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file
 from protonet.representations.pictures import SETTINGS
-from protonet.tables.columns import NAMES
+from protonet.tables.columns import COLUMN_TYPES
 from protonet.ui.command_line import Parser, check_outputs
 
 #: What the name of a model, of a plot and of a table may end in.
@@ -87,7 +87,7 @@ def add_options(parser: Parser) -> None:
         "--columns", nargs="+", metavar="NAME", help="the features (default: all columns but the classes')"
     )
     some.add_argument("--drop", nargs="+", metavar="NAME", default=[], help="columns that are no features")
-    kinds = f"what columns hold, where it was not seen: {', '.join(NAMES)}"
+    kinds = f"what columns hold, where it was not seen: {', '.join(COLUMN_TYPES)}"
     parser.add_argument("--column", nargs="+", metavar="NAME=KIND", default=[], help=kinds)
     parser.add_argument("--unlabelled", metavar="FILE", help="more rows, without a class, to be learned from")
     text = "the classes: a table with a column class, and perhaps description; then rows need no label at all"
@@ -104,9 +104,9 @@ def add_options(parser: Parser) -> None:
 
 def parse_missing(values: Iterable[str]) -> frozenset[str]:
     """Return the missing values, in lower case; empty cells and a spreadsheet's errors are always missing."""
-    from protonet.tables.delimited import ERRORS  # noqa: PLC0415 - NumPy, as above
+    from protonet.tables.delimited import SPREADSHEET_ERRORS  # noqa: PLC0415 - NumPy, as above
 
-    return ERRORS | {"", *(value.strip().lower() for value in values)}
+    return SPREADSHEET_ERRORS | {"", *(value.strip().lower() for value in values)}
 
 
 def check_paths(
@@ -163,9 +163,9 @@ def look_for_model(path: str | Path, argument: str = "model") -> None:
         raise_missing_file(path, argument=argument)
     except OSError:  # whoever reads it tells why
         return
-    from protonet.tables.formats import SUFFIXES  # noqa: PLC0415 - NumPy, as above
+    from protonet.tables.formats import TABLE_SUFFIXES  # noqa: PLC0415 - NumPy, as above
 
-    if Path(path).is_file() and Path(path).name.lower().endswith(SUFFIXES):
+    if Path(path).is_file() and Path(path).name.lower().endswith(TABLE_SUFFIXES):
         raise_input_error(
             argument, "be a model, which comes before a table", f"the table {path}", "Pass a file that fit wrote."
         )
@@ -197,10 +197,10 @@ def look_for_table(options: argparse.Namespace, path: str | None, *, labelled: b
     if path is None or path == "-":
         return
     from protonet.representations.pictures.reading import are_pictures  # noqa: PLC0415
-    from protonet.tables.formats import SUFFIXES  # noqa: PLC0415 - NumPy, as above
-    from protonet.tables.table import Wanted, open_table  # noqa: PLC0415
+    from protonet.tables.formats import TABLE_SUFFIXES  # noqa: PLC0415 - NumPy, as above
+    from protonet.tables.table import ReadSpec, open_table  # noqa: PLC0415
 
     table = Path(path)
-    if not are_pictures(table) and not (table.exists() and table.name.lower().endswith(SUFFIXES)):
+    if not are_pictures(table) and not (table.exists() and table.name.lower().endswith(TABLE_SUFFIXES)):
         labels = getattr(options, "labels", None)
-        open_table(table, Wanted(LABEL, labelled=labelled, sheet=options.sheet), labels and Path(labels))
+        open_table(table, ReadSpec(LABEL, labelled=labelled, sheet=options.sheet), labels and Path(labels))

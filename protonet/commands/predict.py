@@ -41,8 +41,8 @@ from protonet.files import Model
 from protonet.metrics import find_threshold, score_known
 from protonet.representations.pictures.reading import are_pictures, hold_pictures
 from protonet.representations.representation import hash_file
-from protonet.tables.formats import PICTURE, open_source
-from protonet.tables.table import Block, Table
+from protonet.tables.formats import PICTURE_COLUMN, open_source
+from protonet.tables.table import RowBlock, Table
 from protonet.ui.command_line import check_writable_folder, parse_whole
 from protonet.ui.text import format_csv
 
@@ -90,8 +90,8 @@ def run(options: argparse.Namespace) -> None:
     work = partial(format_predictions, model, table, asked)
 
     def write(file: BinaryIO) -> None:
-        file.write(format_header(model, asked, table.beside).encode())
-        for text in map_blocks(work, blocks, rows=table.rows, quiet=options.quiet, alone=is_read(model)):
+        file.write(format_header(model, asked, table.extra_columns).encode())
+        for text in map_blocks(work, blocks, rows=table.n_rows, quiet=options.quiet, alone=is_read(model)):
             file.write(text.encode())
 
     if "output" in options.outputs:
@@ -156,10 +156,10 @@ def predict_part(
         else:
             options = argparse.Namespace(table=str(part.table), skip_broken=False, sheet=None)
             table, blocks = open_blocks(model, asked, options)
-            file.write(format_header(model, asked, table.beside).encode())
+            file.write(format_header(model, asked, table.extra_columns).encode())
             for block in blocks:
                 file.write(format_predictions(model, table, asked, block).encode())
-                tick(len(block.rows))
+                tick(len(block.positions))
             notes.extend(list_notes(table))
 
     try:
@@ -194,12 +194,12 @@ def ask(model: Model, options: argparse.Namespace) -> Asked:
     return Asked(threshold, options.proba, options.row_numbers, inputs=options.with_inputs)
 
 
-def open_blocks(model: Model, asked: Asked, options: argparse.Namespace) -> tuple[Table, Iterable[Block]]:
+def open_blocks(model: Model, asked: Asked, options: argparse.Namespace) -> tuple[Table, Iterable[RowBlock]]:
     """Open the table that the options name; return it, and its rows with what comes before their classes."""
-    wanted = want(model, None, labelled=False, beside=model.metadata.get("id"))._replace(everything=asked.inputs)
+    wanted = want(model, None, labelled=False, beside=model.metadata.get("id"))._replace(all_extra=asked.inputs)
     table = open_rows(options, model, wanted)
-    blocks: Iterable[Block] = number_rows(table.blocks) if asked.numbered else table.blocks
-    return table, name_pictures(blocks, (model.columns or ()).index(PICTURE)) if asked.pictured else blocks
+    blocks: Iterable[RowBlock] = number_rows(table.blocks) if asked.numbered else table.blocks
+    return table, name_pictures(blocks, (model.columns or ()).index(PICTURE_COLUMN)) if asked.pictured else blocks
 
 
 def copy_to_stdout(file: BinaryIO) -> None:
@@ -231,21 +231,21 @@ def choose_threshold(model: Model, rate: float) -> float:
         return find_threshold(torch.tensor(scores, dtype=torch.float64), rate)
 
 
-def number_rows(blocks: Iterable[Block]) -> Iterator[Block]:
+def number_rows(blocks: Iterable[RowBlock]) -> Iterator[RowBlock]:
     """Yield the blocks with the number of each row, from 0, as the first of the columns beside."""
     for block in blocks:
-        yield block._replace(beside=(np.array(block.numbers), *block.beside))
+        yield block._replace(extra_columns=(np.array(block.indices), *block.extra_columns))
 
 
-def name_pictures(blocks: Iterable[Block], column: int) -> Iterator[Block]:
+def name_pictures(blocks: Iterable[RowBlock], column: int) -> Iterator[RowBlock]:
     """Yield the blocks with the paths of the pictures of a column as the last of the columns beside."""
     for block in blocks:
-        yield block._replace(beside=(*block.beside, block.columns[column]))
+        yield block._replace(extra_columns=(*block.extra_columns, block.columns[column]))
 
 
 def format_header(model: Model, asked: Asked, beside: Sequence[str]) -> str:
     """Return the names of the columns as a line of CSV, given those of the table that come first."""
-    first = [*beside, *[PICTURE] * asked.pictured]
+    first = [*beside, *[PICTURE_COLUMN] * asked.pictured]
     own = [ROW] * asked.numbered + ["class", "probability"]
     own += [f"P({name})" for name in model.classes] if asked.everything else []
     taken = set(first)
@@ -266,7 +266,7 @@ def name_classes(names: Sequence[str], logits: Tensor, threshold: float | None) 
     return found
 
 
-def format_predictions(model: Model, table: Table, asked: Asked, block: Block) -> str:
+def format_predictions(model: Model, table: Table, asked: Asked, block: RowBlock) -> str:
     """Return CSV: the class of each row of a table's block and how likely it is."""
     names = [escape_formula(str(name)) for name in model.classes]
     logits = classify_block(model, table, block)
@@ -274,7 +274,7 @@ def format_predictions(model: Model, table: Table, asked: Asked, block: Block) -
     if asked.everything:
         for line, row in zip(lines, logits.softmax(dim=1).tolist(), strict=True):
             line += [f"{share:.6g}" for share in row]
-    beside = [[escape_formula(str(cell)) for cell in column.tolist()] for column in block.beside]
+    beside = [[escape_formula(str(cell)) for cell in column.tolist()] for column in block.extra_columns]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(
         [*cells, *line] for *cells, line in zip(*beside, lines, strict=True)

@@ -18,9 +18,9 @@ from protonet.commands.options import LABEL, parse_missing
 from protonet.errors import raise_input_error
 from protonet.representations.pictures.images import text_to_path
 from protonet.representations.pictures.reading import are_pictures, check_pictures
-from protonet.tables.columns import NAMES
-from protonet.tables.formats import PICTURE
-from protonet.tables.table import Block, Table, Wanted, list_names, read_table
+from protonet.tables.columns import COLUMN_TYPES
+from protonet.tables.formats import PICTURE_COLUMN
+from protonet.tables.table import ReadSpec, RowBlock, Table, format_names, read_table
 from protonet.ui.command_line import check_name
 
 #: More classes than this with one row each are hardly classes, nor are as many fractions; see `_doubt_classes`.
@@ -35,8 +35,8 @@ class TableRows(NamedTuple):
     """The rows of a table, and what was checked of them."""
 
     table: Table  #: With what a person should be told.
-    block: Block  #: Those with a class.
-    rest: Block | None  #: Those without, if they are to be learned from.
+    block: RowBlock  #: Those with a class.
+    rest: RowBlock | None  #: Those without, if they are to be learned from.
     kinds: Mapping[str, str]  #: What columns hold, by name, where a person says so.
     classes: tuple[str, ...] | tuple[int, ...]  #: Their names, in ascending order.
     labels: np.ndarray  #: (n,) int64, the number of each row's class.
@@ -66,33 +66,37 @@ def read_rows(options: argparse.Namespace) -> TableRows:
         if name == label:
             raise_input_error("arguments", "use the classes' column for nothing else", repr(name), "Name another one.")
     described = {} if options.classes is None else read_classes(Path(options.classes))
-    wanted = Wanted(
+    wanted = ReadSpec(
         label,
         labelled=not described or options.label is not None,
-        learned=bool(described),
+        for_training=bool(described),
         columns=None if options.columns is None else tuple(options.columns),
-        beside=beside,
+        extra_columns=beside,
         ignored=tuple(options.drop),
-        partly=True,
+        partly_labelled=True,
         skip_broken=options.skip_broken,
-        typed=True,
+        user_columns=True,
         sheet=options.sheet,
     )
     if options.missing_values is not None:
-        wanted = wanted._replace(missing=parse_missing(options.missing_values.split(",")))
+        wanted = wanted._replace(missing_texts=parse_missing(options.missing_values.split(",")))
     table, every = read_table(Path(options.table), wanted, options.labels and Path(options.labels))
     for name, cells in zip(table.columns or (), every.columns, strict=bool(table.columns)) if described else ():
-        if label not in table.beside and cells.dtype.kind == "O" and set(cells.tolist()) - {""} <= described.keys():
-            got = f"{list_names([name])}, whose cells are classes of {options.classes}"
+        if (
+            label not in table.extra_columns
+            and cells.dtype.kind == "O"
+            and set(cells.tolist()) - {""} <= described.keys()
+        ):
+            got = f"{format_names([name])}, whose cells are classes of {options.classes}"
             raise_input_error(
                 "--label", "name the column of the classes", got, f"Pass --label {name}, or --drop {name}."
             )
     if not len(every.labels):  # the classes are named beside the table
-        every = every._replace(labels=np.full(len(every.rows), ""))
+        every = every._replace(labels=np.full(len(every.positions), ""))
     missing = every.labels == ""
     block, rest, labels = every, None, every.labels[~missing]
     if missing.all():
-        block = every._replace(labels=np.zeros(len(every.rows), np.int64))  # one class: no column can tell it
+        block = every._replace(labels=np.zeros(len(every.positions), np.int64))  # one class: no column can tell it
     elif missing.any():
         block = every.take(np.flatnonzero(~missing))
         rest = None if options.drop_unlabelled else every.take(np.flatnonzero(missing))
@@ -104,15 +108,15 @@ def read_rows(options: argparse.Namespace) -> TableRows:
             table.notes.extend(check_pictures(paths, every.labels.astype(str).tolist(), shown=not options.quiet))
     group_names, groups = np.empty(0, np.str_), None
     if options.group is not None and len(labels):
-        check_groups("--group", block.beside[0].tolist(), block.labels.tolist())
-        group_names, groups = np.unique(block.beside[0], return_inverse=True)
+        check_groups("--group", block.extra_columns[0].tolist(), block.labels.tolist())
+        group_names, groups = np.unique(block.extra_columns[0], return_inverse=True)
     descriptions, seconds = [described.get(str(name), "") for name in classes], time.monotonic() - started
     return TableRows(table, block, rest, kinds, classes, numbers, group_names, groups, seconds, descriptions)
 
 
 def take_kinds(options: argparse.Namespace, kinds: Mapping[str, str]) -> Mapping[str, str]:
     """Return what columns hold, by name: of a folder, that its one column holds pictures."""
-    return {PICTURE: "picture"} if are_pictures(Path(options.table)) else kinds
+    return {PICTURE_COLUMN: "picture"} if are_pictures(Path(options.table)) else kinds
 
 
 def parse_kinds(texts: list[str]) -> dict[str, str]:
@@ -122,7 +126,7 @@ def parse_kinds(texts: list[str]) -> dict[str, str]:
         name, equals, kind = text.rpartition("=")
         if not equals:
             raise_input_error("--column", "be NAME=KIND", repr(text), f"Pass --column {text or 'NAME'}=category, say.")
-        kinds[name] = check_name("--column", kind, NAMES)
+        kinds[name] = check_name("--column", kind, COLUMN_TYPES)
     return kinds
 
 
@@ -148,9 +152,9 @@ def check_classes(
     rows = np.bincount(numbers, minlength=len(names))
     classes = tuple(names.tolist() if names.dtype.kind in "iu" else map(str, names.tolist()))
     if len(classes) < 2:
-        got = f"{list_names(list(map(str, classes))) if classes else 'no row'} alone in {to_printable(label)}"
+        got = f"{format_names(list(map(str, classes))) if classes else 'no row'} alone in {to_printable(label)}"
         where = "--classes" if described else "table"
-        got = list_names(list(map(str, classes))) if described else got
+        got = format_names(list(map(str, classes))) if described else got
         raise_input_error(where, "have at least 2 classes", got, "Add another one.")
     doubt = None if one_shot or len(classes) <= MOST_SINGLE else _doubt_classes(classes, rows, to_printable(label))
     if doubt:

@@ -38,5 +38,5 @@ def run(options: argparse.Namespace) -> None:
         lines = [[*header, label], *([*own, ""] for own in cells)]
         write_whole(outputs["output"], lambda file: file.write(format_csv(lines).encode()))
     show_notes(rows.table, quiet=options.quiet)
-    where = rows.table.place.format(f"of {to_printable(Path(options.table).name)}")
+    where = rows.table.position_format.format(f"of {to_printable(Path(options.table).name)}")
     print(format_table([where, "reason"], [[str(rows.places[row]), reason] for row, reason in chosen]), end="")

@@ -29,7 +29,7 @@ from protonet.fit.copies import hash_rows
 from protonet.fit.crossfit import Crossfit, find_held, predict_held, restore_crossfit, update
 from protonet.fit.uninformative import parse_counts
 from protonet.tables.features import encode_block
-from protonet.tables.table import Block
+from protonet.tables.table import RowBlock
 from protonet.ui.command_line import check_writable_file
 from protonet.ui.text import count
 
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> None:
     crossed = open_crossfit(model)
     group = model.metadata.get("group")
     table, block = read_labelled(options, model, None if group is None else str(group))
-    x, labels, beside = encode_block(table, block, model.encoding), block.labels, block.beside
+    x, labels, beside = encode_block(table, block, model.encoding), block.labels, block.extra_columns
     if not options.new_classes:
         remedy = "Spell them as it does, or pass --new-classes if they are classes of their own."
         check_spellings(np.unique(labels).tolist(), model.classes, remedy)
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> None:
     update(crossed, torch.from_numpy(x), number_classes(labels, classes), len(classes), groups)
     added, model = count_uninformative(model, block, classes)
     if added:
-        table.notes.append(f"look at: {count(added, 'row')} without information: no cell is there and readable")
+        table.notes.append(f"warning: {count(added, 'row')} without information: no cell is there and readable")
     show_notes(table, quiet=options.quiet)
     given, numbers = list_given(model), hash_rows(torch.from_numpy(x))
     fresh = ~(torch.isin(numbers, given) | find_held(crossed, torch.from_numpy(x)))
@@ -73,13 +73,13 @@ def run(options: argparse.Namespace) -> None:
         print(f"{count(repeated, 'sample')} equal to others that the model was given, before or now: they count again")
     told = [*suspect_spellings(new), *list_cancelled(crossed.whole, classes)]
     some = np.flatnonzero(~find_uninformative(model, block)).tolist()
-    places = [table.place.format(block.rows[row]) for row in some]
+    places = [table.position_format.format(block.positions[row]) for row in some]
     told += list_contradictions(x[some], labels[some].tolist(), places)
     print("".join(f"{line}\n" for line in told), end="")
     print(compare(before, predict_held(crossed), crossed.labels, list(map(to_printable, classes))), end="")
 
 
-def count_uninformative(model: Model, block: Block, classes: Sequence[str | int]) -> tuple[int, Model]:
+def count_uninformative(model: Model, block: RowBlock, classes: Sequence[str | int]) -> tuple[int, Model]:
     """Count the rows of a block without information, and return the model with those of each class added."""
     empty = find_uninformative(model, block)
     if not empty.any():

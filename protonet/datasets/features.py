@@ -12,7 +12,7 @@ import torch
 from protonet.datasets.dataset import Dataset, assign_sides, make_dataset
 from protonet.datasets.unpickling import load_pickle
 from protonet.errors import raise_input_error, raise_missing_file
-from protonet.tables.arrays import UNREADABLE, check_names
+from protonet.tables.arrays import READ_ERRORS, decode_labels
 
 FUNCTION = "load_features"
 #: What features, and their labels, are called in files of several things.
@@ -61,8 +61,8 @@ def load_features(path: str | Path) -> Dataset:
         got = f"{rows.x.dtype} {rows.x.shape}"
         raise_input_error("path", "hold real features of shape (n, dim)", got, "Save them as floats.")
     x = torch.from_numpy(np.array(rows.x, np.float32))
-    data = make_dataset("path", x, check_names("path", rows.y))
-    return data if rows.split is None else assign_sides("path", data, check_names("path", rows.split))
+    data = make_dataset("path", x, decode_labels("path", rows.y))
+    return data if rows.split is None else assign_sides("path", data, decode_labels("path", rows.split))
 
 
 def _read_npy(path: Path) -> Content:
@@ -82,7 +82,7 @@ def _load_npy(path: Path) -> np.ndarray:
     try:
         with path.open("rb") as file:
             found = np.load(file, allow_pickle=False)
-    except (ValueError, *UNREADABLE) as error:
+    except (ValueError, *READ_ERRORS) as error:
         reason = "objects, which would be unpickled" if "Object arrays" in str(error) else type(error).__name__
         raise_input_error("path", "be an NPY file of numbers or text", f"{path} ({reason})", "Save it with numpy.save.")
     if not isinstance(found, np.ndarray):

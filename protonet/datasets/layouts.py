@@ -16,7 +16,7 @@ from protonet.datasets.pictures import Found, Picture, Pictures, join_sides
 from protonet.datasets.unpickling import load_pickle
 from protonet.errors import raise_input_error
 from protonet.representations.pictures.images import list_folders, list_images
-from protonet.tables.arrays import UNREADABLE
+from protonet.tables.arrays import READ_ERRORS
 
 #: The files that a set is made of, and what reads it.
 Layout = tuple[Sequence[Path], Callable[[], Pictures]]
@@ -260,7 +260,7 @@ def _read_npz(path: Path) -> np.ndarray | None:
                 version = np.lib.format.read_magic(member)
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
                 return mapped[0].numpy().reshape(read(member)[0])
-    except (ValueError, *UNREADABLE) as error:
+    except (ValueError, *READ_ERRORS) as error:
         refuse_list(path, type(error).__name__)
 
 

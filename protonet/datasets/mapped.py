@@ -18,7 +18,7 @@ from torch import Tensor
 
 from protonet.datasets.dataset import Dataset, assign_sides, check_finite, make_dataset
 from protonet.datasets.files import load_npz, read_shape
-from protonet.tables.arrays import UNREADABLE, read_arrays
+from protonet.tables.arrays import READ_ERRORS, read_arrays
 
 FLOATING = ("float16", "float32", "float64")
 #: Readers of an array's header, by its version.
@@ -70,7 +70,7 @@ def map_rows(path: Path, dtypes: Sequence[str] = FLOATING, name: str = "x") -> t
             if not (plain and whole and dtype.name in dtypes and len(shape) > 1 and count):
                 return None
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (ValueError, *UNREADABLE):
+    except (ValueError, *READ_ERRORS):
         return None  # load_npz loads the file, or says what is wrong
     values = np.frombuffer(mapping, dtype, count, start).reshape(shape[0], -1)  # (n, dim)
     # Read-only, because a system may refuse a private copy of a file that is larger than memory.

@@ -21,7 +21,7 @@ from protonet.datasets.dataset import SIDES, Dataset, assign_sides, make_dataset
 from protonet.datasets.mapped import map_rows, write_npz
 from protonet.errors import optional_packages, raise_input_error
 from protonet.representations.pictures.images import SUFFIXES, UNREADABLE_IMAGE, describe_error, open_plain
-from protonet.tables.arrays import UNREADABLE
+from protonet.tables.arrays import READ_ERRORS
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -157,7 +157,7 @@ def _read(path: Path, stamp: str, shape: tuple[int, int, int]) -> Dataset | None
             own = tuple(map(str, sides)) if len(sides) else None
             return Dataset(x, torch.from_numpy(y), tuple(map(str, names)), own, mapping, shape)
         reason = "it is not as it was written"
-    except (ValueError, *UNREADABLE) as error:
+    except (ValueError, *READ_ERRORS) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
     print(f"protonet: {path} is made again: {reason}", file=sys.stderr)
     return None

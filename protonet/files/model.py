@@ -144,7 +144,7 @@ def check_model(model: Model) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "counts": model.network.counts.tolist(),
         "parameters": model.network.count_parameters(),
         "buffer_elements": model.network.count_buffer_elements(),
-        "told": None if model.encoding is None else model.encoding.told,
+        "told": None if model.encoding is None else model.encoding.summary,
     }
     try:
         text = json.dumps(config, ensure_ascii=False, allow_nan=False)

@@ -145,10 +145,10 @@ def _embed_names(
     rows = torch.zeros(len(phrases), sum(encoding.sizes))
     of_names = torch.zeros(rows.shape[1], dtype=torch.bool)
     for number, column in enumerate(columns):
-        found = column.read_names(cells)
+        found = column.encode_class_names(cells)
         if found is not None:
             own = torch.from_numpy(found)
-            place = list(encoding.find_features(number))[: own.shape[1]]
+            place = list(encoding.feature_range(number))[: own.shape[1]]
             rows[:, place] = own - own.mean(dim=0)  # names are all unlike texts in the same way
             of_names[place] = True
     return (rows, torch.tensor(list(phrases)), of_names) if bool(of_names.any()) else None

@@ -34,9 +34,9 @@ from protonet.server.connections import open_socket, run_server
 from protonet.server.jobs import JobRunner
 from protonet.server.label_queue import LabelQueue
 from protonet.server.parsing import decode_json, parse_rows, read_upload
-from protonet.tables.columns import NAMES
-from protonet.tables.columns.parsing import blank_missing, count_gaps
-from protonet.tables.formats import to_text
+from protonet.tables.columns import COLUMN_TYPES
+from protonet.tables.columns.parsing import blank_missing, count_missing_cells
+from protonet.tables.formats import text_array
 from protonet.ui.page.document import format_desk
 from protonet.ui.text import count
 
@@ -48,7 +48,7 @@ SIDE = 640
 MAX_COLUMNS, MAX_ROWS = 400, 200
 #: What a person may say of a column: its kind, or that it is not a feature; "" for nothing. Pictures are left out, as
 #: every file that a cell names would be read for whoever has the page.
-CHOICES = ("", *(name for name in NAMES if name != "picture"), "drop", "group")
+CHOICES = ("", *(name for name in COLUMN_TYPES if name != "picture"), "drop", "group")
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
@@ -130,7 +130,7 @@ class LabelApi:
         """Return what seldom changes: the cells, the columns, the notes."""
         rows, header = self.queue.rows, list(self.queue.header)
         names = list(rows.columns or header)
-        takes = [column.takes for column in rows.encoding.columns] if rows.encoding else []
+        takes = [column.modality for column in rows.encoding.columns] if rows.encoding else []
         return json_response(
             {
                 "header": header,
@@ -151,7 +151,7 @@ class LabelApi:
         rows, header, said = self.queue.rows, list(self.queue.header), self.jobs.columns
         names, cells = list(rows.columns or header), self.queue.session.cells
         gaps = {
-            name: count_gaps(blank_missing(to_text([row[at] for row in cells], len(cells))))
+            name: count_missing_cells(blank_missing(text_array([row[at] for row in cells], len(cells))))
             for at, name in enumerate(header)
         }
         used = {each["name"]: each for each in list_columns(names, rows.encoding, [gaps[name] for name in names])}
@@ -299,7 +299,7 @@ def run(options: argparse.Namespace) -> None:
         session = Session(rows, cells, classes, model, answers)
         names = dict.fromkeys(row[-1] for row in answers.rows)
         session.names.extend(name for name in names if name not in session.names)
-        takes = [column.takes for column in rows.encoding.columns] if rows.encoding else []
+        takes = [column.modality for column in rows.encoding.columns] if rows.encoding else []
         picture = header.index((rows.columns or ())[takes.index("picture")]) if "picture" in takes else None
         shared = [] if options.representation is None else ["--representation", *options.representation]
         shared += [] if options.sheet is None else ["--sheet", options.sheet]

@@ -22,12 +22,12 @@ from protonet.commands.models import get_missing, list_notes, mark_uninformative
 from protonet.errors import USER_ERRORS, raise_input_error, rename_argument
 from protonet.files import Model
 from protonet.server.app import JSON
-from protonet.tables.columns.number import MOST
-from protonet.tables.columns.parsing import blank_missing, find_gaps, find_words
-from protonet.tables.features import check_kinds, encode_block
-from protonet.tables.formats import to_text
-from protonet.tables.spelling import detect_spelling
-from protonet.tables.table import Block, Table, list_names
+from protonet.tables.columns.numeric import MAX_FLOAT32
+from protonet.tables.columns.parsing import blank_missing, is_missing, is_missing_or_word
+from protonet.tables.features import check_column_types, encode_block
+from protonet.tables.formats import text_array
+from protonet.tables.numeric_formats import detect_numeric_conversion
+from protonet.tables.table import RowBlock, Table, format_names
 
 #: Rows of a request.
 MAX_ROWS = 100_000
@@ -109,7 +109,7 @@ async def read_upload(request: Request) -> tuple[str, bytes]:
 
 def picture_columns(model: Model) -> list[bool]:
     """Return which columns of a model hold pictures."""
-    return [] if model.encoding is None else [column.takes == "picture" for column in model.encoding.columns]
+    return [] if model.encoding is None else [column.modality == "picture" for column in model.encoding.columns]
 
 
 def content_types(model: Model) -> list[str]:
@@ -123,7 +123,7 @@ def content_types(model: Model) -> list[str]:
 def describe_columns(model: Model) -> list[tuple[str, str]]:
     """Return the name and the kind of each column of a model; none if they have no names."""
     columns = () if model.encoding is None else model.encoding.columns
-    return [(name, columns[at].tell() if columns else "number") for at, name in enumerate(model.columns or ())]
+    return [(name, columns[at].summary() if columns else "number") for at, name in enumerate(model.columns or ())]
 
 
 def parse_rows(model: Model, media: str, body: bytes) -> Rows:
@@ -146,7 +146,7 @@ def parse_rows(model: Model, media: str, body: bytes) -> Rows:
     with tempfile.TemporaryDirectory(prefix="protonet-") as folder, rename_files(folder):
         path = Path(folder, f"body{SUFFIXES[kind]}")
         path.write_bytes(body)
-        return encode(model, [to_text([str(path)], 1)], 1) if kind == "image/*" else parse_file(model, path)
+        return encode(model, [text_array([str(path)], 1)], 1) if kind == "image/*" else parse_file(model, path)
 
 
 @contextmanager
@@ -167,7 +167,7 @@ def parse_file(model: Model, path: Path) -> Rows:
     table = open_rows(options, model, want(model, None, labelled=False))
     parts, uninformative, missing, n = [], [], np.zeros(len(model.columns or ()), int), 0
     for block in table.blocks:
-        n += len(block.rows)
+        n += len(block.positions)
         check_count(n)
         parts.append(encode_block(table, block, model.encoding))
         missing = missing + np.array(count_missing(model, block.columns), int)
@@ -194,7 +194,7 @@ def parse_json_rows(model: Model, body: bytes) -> Rows:
         rows = [order_cells(row, model.columns, number) for number, row in enumerate(rows)]
     cells = None if any(pictures) else to_matrix(rows, width)
     if cells is not None and b"true" not in body and b"false" not in body:  # which NumPy takes for numbers
-        if (model.encoding is None or model.encoding.plain) and bool((np.abs(cells) <= MOST).all()):
+        if (model.encoding is None or model.encoding.plain) and bool((np.abs(cells) <= MAX_FLOAT32).all()):
             return Rows(cells if cells.dtype.kind == "f" else cells.astype(np.float64), [])
         return encode(model, list(cells.T), len(cells))
     for number, row in enumerate(rows):
@@ -206,7 +206,7 @@ def parse_json_rows(model: Model, body: bytes) -> Rows:
         for number, texts in enumerate(columns if any(pictures) else ()):
             if pictures[number]:
                 paths = [write_picture(Path(folder, f"{row}, column {number}"), cell) for row, cell in enumerate(texts)]
-                columns[number] = to_text(paths, len(paths))
+                columns[number] = text_array(paths, len(paths))
         return encode(model, columns, len(rows))
 
 
@@ -214,10 +214,10 @@ def encode(model: Model, columns: list[np.ndarray], n: int) -> Rows:
     """Encode cells (n,) of each column, checked as those of a file are."""
     columns = [blank_missing(cells, get_missing(model)) for cells in columns]
     table = Table(model.columns, iter(()), PLACE, [])
-    block = Block(columns, np.empty(0, np.str_), (), range(n), range(n))
-    spelling = detect_spelling(table, block, model.encoding)
+    block = RowBlock(columns, np.empty(0, np.str_), (), range(n), range(n))
+    spelling = detect_numeric_conversion(table, block, model.encoding)
     block = spelling.apply(block, model.encoding)
-    table.notes.extend([*spelling.notes, *check_kinds(table, block, model.encoding, "body")])
+    table.notes.extend([*spelling.notes, *check_column_types(table, block, model.encoding, "body")])
     table.notes.extend(describe_missing(model, count_missing(model, columns), n))
     (block,) = mark_uninformative([block], model, table)
     return Rows(encode_block(table, block, model.encoding, "body"), table.notes, block.uninformative)
@@ -227,7 +227,9 @@ def count_missing(model: Model, columns: Sequence[np.ndarray]) -> list[int]:
     """Count the missing cells of each column of a model whose columns have names."""
     kinds = ["" for _ in columns] if model.encoding is None else [column.kind for column in model.encoding.columns]
     pairs = zip(kinds, columns, strict=True) if model.columns else ()
-    return [int((find_words if kind in {"number", "date"} else find_gaps)(cells).sum()) for kind, cells in pairs]
+    return [
+        int((is_missing_or_word if kind in {"number", "date"} else is_missing)(cells).sum()) for kind, cells in pairs
+    ]
 
 
 def describe_missing(model: Model, missing: Sequence[int], n: int) -> list[str]:
@@ -249,7 +251,7 @@ def order_cells(row: object, columns: Sequence[str] | None, number: int) -> list
         raise_input_error("body", "have rows of one form", got, "Send lists if the model has no names of columns.")
     missing = [name for name in columns if name not in row]
     if missing:
-        got = f"row {number} without {list_names(missing)}"
+        got = f"row {number} without {format_names(missing)}"
         raise_input_error("body", "have the model's columns", got, "Send null for a missing cell.")
     return [row[name] for name in columns]
 
@@ -269,9 +271,9 @@ def to_column(cells: Sequence[Cell]) -> np.ndarray:
     if kinds <= {int, float}:
         if kinds == {int} and None not in cells and all(abs(cell) < 2**63 for cell in cells):  # type: ignore[arg-type]
             return np.array(cells, np.int64)
-        if all(cell is None or abs(cell) <= MOST for cell in cells):  # type: ignore[arg-type]
+        if all(cell is None or abs(cell) <= MAX_FLOAT32 for cell in cells):  # type: ignore[arg-type]
             return np.array(cells, np.float64)
-    return to_text((escape_control_chars("" if cell is None else str(cell).strip()) for cell in cells), len(cells))
+    return text_array((escape_control_chars("" if cell is None else str(cell).strip()) for cell in cells), len(cells))
 
 
 def write_picture(path: Path, cell: str) -> str:

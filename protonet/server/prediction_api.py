@@ -210,7 +210,7 @@ def find_threshold(model: Model, rate: float | msgspec.UnsetType) -> float | Non
 
 def reads_slowly(model: Model) -> bool:
     """Return whether a model has texts or pictures."""
-    return model.encoding is not None and any(column.takes for column in model.encoding.columns)
+    return model.encoding is not None and any(column.modality for column in model.encoding.columns)
 
 
 def format_shares(logits: torch.Tensor) -> list[list[str]]:

@@ -15,7 +15,7 @@ from protonet.errors import DISTRIBUTION, installed_version
 from protonet.files import Model
 from protonet.server.app import CSV, JSON, Error
 from protonet.server.parsing import MULTIPART, describe_columns, picture_columns
-from protonet.tables.columns.number import MOST
+from protonet.tables.columns.numeric import MAX_FLOAT32
 
 
 class PredictQuery(Struct, forbid_unknown_fields=True):
@@ -307,12 +307,13 @@ def cell_schemas(model: Model) -> list[dict[str, Any]]:
     encoder = model.network.encoder
     far = float(encoder.scale) * MOST_FAR  # type: ignore[arg-type]
     if model.encoding is None:
-        return [{"type": "number", "minimum": -min(far, MOST), "maximum": min(far, MOST)}] * int(encoder.input_dim)  # type: ignore[arg-type]
+        limit = min(far, MAX_FLOAT32)
+        return [{"type": "number", "minimum": -limit, "maximum": limit}] * int(encoder.input_dim)  # type: ignore[arg-type]
     cells: list[dict[str, Any]] = []
     for column in model.encoding.columns:
-        limit = min(far * getattr(column, "scale", 1.0), MOST)
+        limit = min(far * getattr(column, "scale", 1.0), MAX_FLOAT32)
         number = {"type": "number" if column.plain else ["number", "null"], "minimum": -limit, "maximum": limit}
         text: dict[str, Any] = {"type": ["string", "null"]}
         picture = {"type": "string", "contentEncoding": "base64"}
-        cells.append(picture if column.takes == "picture" else number if column.kind == "number" else text)
+        cells.append(picture if column.modality == "picture" else number if column.kind == "number" else text)
     return cells

@@ -1,1 +1,1 @@
-"""A person's table."""
+"""Read tables, infer column types, encode columns as features, and warn about suspicious columns."""

@@ -1,18 +1,18 @@
-"""Columns that are far from what was fitted: another unit, a shift, gaps alone, categories that were never seen.
+"""Detect columns whose new rows are far from the training rows: other units, shifts, missing or unknown values.
 
-What fit saw of each column is kept in the model file; rows that come later are compared with it as they are read, and
-what is far away is told, a line for each column. Predictions do not change.
+The model file stores statistics of each column of the training rows. New rows are compared with them as they are read,
+and each drifted column is reported in one line. Predictions do not change.
 
-A column is named where both hold:
+A column is reported if both conditions hold:
 
-- **It is far**: most rows lie outside the fitted range, or are gaps, or of other categories, where at least that much
-  fewer were in fit; or all rows lie in an interval that few rows of any class were in; or any row lies beyond the
-  fitted range by many times its width, in a column without long tails.
-- **It is no accident**: such rows drawn like those of fit would do so in one table of a hundred at most, whatever the
-  column's distribution: Fisher's exact test of the two shares, and the range of a sample, each for all columns together
-  (Bonferroni). New rows may all be of one class, so that only as many rows of fit count as a class has on average; the
-  least and the largest of them count as outside themselves. How far a single row lies out has no such bound, and
-  where the fitted range is many times as wide as the middle half of the rows, as in long tails, it says little.
+- **The difference is large**: most rows are outside the training range, or missing, or of other categories, and in
+  training at least 50 % fewer were; or all rows are in an interval with few training rows of any class; or a row is
+  outside the training range by many times its width, in a column without long tails.
+- **The difference is significant**: rows from the training distribution would cause any report in at most one of a
+  hundred tables, whatever the distribution: Fisher's exact test of the two fractions, and the range of a sample, each
+  with a Bonferroni correction for all columns. New rows may be of a single class, so that only as many training rows
+  count as a class has on average; the minimum and the maximum of these count as outside. The distance of a single row
+  has no such bound; it is ignored for long tails, whose range is many times as wide as the interquartile range.
 """
 
 from __future__ import annotations
@@ -24,247 +24,251 @@ from typing import Any
 
 import numpy as np
 
+from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.encoding import Encoding
-from protonet.tables.columns.kind import Column
-from protonet.tables.columns.number import Number
-from protonet.tables.columns.parsing import find_gaps
-from protonet.tables.table import Block, Table
+from protonet.tables.columns.numeric import Numeric
+from protonet.tables.columns.parsing import is_missing
+from protonet.tables.table import RowBlock, Table
 
 
 @dataclass(frozen=True)
 class DriftRules:
-    """When a column is far from what was fitted; analysis of false alarms: tests/tables/test_drift.py."""
+    """When a column is far from the training rows; tests/tables/test_drift.py measures false alarms."""
 
     steps: tuple[int, int] = (16, 64)
-    """Quantiles that are kept of a column, less one: as many as a quarter divides, ..."""
-    kept: int = 2**17  #: ... for so many of all columns.
-    at_once: int = 2**16  #: Numbers whose quantiles are found together: each column alone would cost more.
-    rows: int = 4096  #: Rows of a block that are looked at, at equal distances.
-    share: float = 0.5  #: Of the rows, by how many more than in fit are strange.
-    few: float = 0.5  #: Of the rows of the smallest class, how many at most lie where all new rows lie.
-    widths: float = 100.0  #: Of the fitted range, beyond it, from which on a single row is told ...
-    tails: float = 6.0  #: ... where the range is at most so many times as wide as the middle half of the rows, ...
-    enough: int = 16  #: ... and a class has so many on average: fewer tell nothing of tails.
-    chance: float = 0.01  #: Tables of rows like those of fit in which any column is named, at most.
-    most: int = 1000  #: Rows that a test counts: of more, a thousand in the same shares.
+    """Minimum and maximum number of intervals between the stored quantiles of a column, multiples of four, ..."""
+    max_quantiles: int = 2**17  #: ... so that all columns together have at most this many.
+    batch: int = 2**16  #: Values whose quantiles are computed together: single columns would take longer.
+    max_rows: int = 4096  #: Rows of a block that are examined, equally spaced.
+    min_increase: float = 0.5  #: Minimum increase of the fraction of unusual rows.
+    max_relative: float = 0.5  #: Maximum training rows in the range of all new rows, relative to the smallest class.
+    widths: float = 100.0  #: Distance of a single row from the training range, in range widths, ...
+    max_tails: float = 6.0  #: ... if the range is at most this many interquartile ranges wide, ...
+    min_class_rows: int = 16  #: ... and a class has this many rows on average: fewer do not show tails.
+    max_false_alarms: float = 0.01  #: Maximum fraction of tables without drift in which any column is reported.
+    max_test_rows: int = 1000  #: Rows that a test counts; larger counts are scaled down.
 
 
 DRIFT = DriftRules()
 
 
-def describe_columns(cells: Sequence[np.ndarray], encoding: Encoding | None, class_rows: Sequence[int]) -> Any:
-    """Return what fit saw of columns, as JSON can hold it, for `Watch`.
+def column_statistics(cells: Sequence[np.ndarray], encoding: Encoding | None, class_rows: Sequence[int]) -> Any:
+    """Compute the statistics of the training rows for `DriftMonitor`, as JSON values.
 
     Args:
-        cells: (n,) of each column.
-        encoding: Fitted to them, or None where they are features as they are.
-        class_rows: The number of rows of each class that has some.
+        cells: The cells (n,) of each column.
+        encoding: Fitted to the columns; None if they are features already.
+        class_rows: The number of rows of each class that has any.
     """
-    columns: list[dict[str, Any]] = []
-    whole: list[tuple[dict[str, Any], np.ndarray]] = []
-    steps = sorted([*DRIFT.steps, DRIFT.kept // (4 * len(cells)) * 4])[1]
-    for column, values in zip(list_columns(encoding, len(cells)), cells, strict=True):
-        numbers = column.read_numbers(values)
-        gaps = find_gaps(values) if numbers is None else np.isnan(numbers)
-        columns.append({"gaps": float(gaps.mean())})
-        if numbers is not None and not gaps.any():
-            whole.append((columns[-1], numbers))
-        elif numbers is not None and not gaps.all():
-            columns[-1]["quantiles"] = _find_quantiles(numbers[~gaps, None], steps)[0]
-        if len(whole) * len(values) >= DRIFT.at_once:  # one column after another takes as long as many of few rows do
-            _take_quantiles(whole, steps)
-    _take_quantiles(whole, steps)
+    statistics: list[dict[str, Any]] = []
+    complete: list[tuple[dict[str, Any], np.ndarray]] = []  # columns without missing values
+    n_steps = sorted([*DRIFT.steps, DRIFT.max_quantiles // (4 * len(cells)) * 4])[1]
+    for column, values in zip(_columns(encoding, len(cells)), cells, strict=True):
+        numeric = column.to_numeric(values)
+        missing = is_missing(values) if numeric is None else np.isnan(numeric)
+        statistics.append({"missing": float(missing.mean())})
+        if numeric is not None and not missing.any():
+            complete.append((statistics[-1], numeric))
+        elif numeric is not None and not missing.all():
+            statistics[-1]["quantiles"] = _quantiles(numeric[~missing, None], n_steps)[0]
+        if len(complete) * len(values) >= DRIFT.batch:
+            _add_quantiles(complete, n_steps)
+    _add_quantiles(complete, n_steps)
     per_class = sum(class_rows) // len(class_rows)
-    return {"columns": columns, "per_class": per_class, "smallest": min(class_rows) / max(1, sum(class_rows))}
+    return {"columns": statistics, "per_class": per_class, "smallest": min(class_rows) / max(1, sum(class_rows))}
 
 
-def _take_quantiles(whole: list[tuple[dict[str, Any], np.ndarray]], steps: int) -> None:
-    """Write the quantiles of columns without gaps to what is seen of them, and empty the list."""
-    if whole:
-        found = _find_quantiles(np.stack([numbers for _, numbers in whole], axis=1), steps)
-        for (seen, _), quantiles in zip(whole, found, strict=True):
-            seen["quantiles"] = quantiles
-        whole.clear()
+def _add_quantiles(complete: list[tuple[dict[str, Any], np.ndarray]], n_steps: int) -> None:
+    """Add the quantiles of columns without missing values to their statistics, and empty the list."""
+    if complete:
+        quantiles = _quantiles(np.stack([numeric for _, numeric in complete], axis=1), n_steps)
+        for (statistics, _), values in zip(complete, quantiles, strict=True):
+            statistics["quantiles"] = values
+        complete.clear()
 
 
-def _find_quantiles(numbers: np.ndarray, steps: int) -> list[list[float]]:
-    """Return quantiles at equal distances of each column of numbers (n, columns), short but for both ends."""
-    found = np.quantile(numbers, np.linspace(0, 1, steps + 1), axis=0).T
-    inner = [[float(f"{quantile:.5g}") for quantile in each] for each in found[:, 1:-1].tolist()]
-    rounded = np.clip(inner, found[:, :1], found[:, -1:])
-    return np.concatenate([found[:, :1], rounded, found[:, -1:]], axis=1).tolist()  # type: ignore[no-any-return]
+def _quantiles(numeric: np.ndarray, n_steps: int) -> list[list[float]]:
+    """Return equally spaced quantiles of each column of numbers (n, columns); the inner ones are rounded."""
+    exact = np.quantile(numeric, np.linspace(0, 1, n_steps + 1), axis=0).T
+    inner = [[float(f"{quantile:.5g}") for quantile in row] for row in exact[:, 1:-1].tolist()]
+    rounded = np.clip(inner, exact[:, :1], exact[:, -1:])
+    return np.concatenate([exact[:, :1], rounded, exact[:, -1:]], axis=1).tolist()  # type: ignore[no-any-return]
 
 
-def list_columns(encoding: Encoding | None, count: int) -> Sequence[Column]:
-    """Return the columns of an encoding, or so many of numbers where there is none."""
-    return [Number("plain", 0.0, 0.0, 1.0, 0.0)] * count if encoding is None else encoding.columns
+def _columns(encoding: Encoding | None, count: int) -> Sequence[FittedColumn]:
+    """Return the columns of an encoding, or number columns without one."""
+    return [Numeric("plain", 0.0, 0.0, 1.0, 0.0)] * count if encoding is None else encoding.columns
 
 
 @dataclass
-class Tally:
-    """What came in a column until now."""
+class ColumnCounts:
+    """Counts over the new rows of a column."""
 
     rows: int = 0
-    gaps: int = 0
-    outside: int = 0  #: Of a column with an order.
-    wild: int = 0  #: Of them: those that are told even where there is a single one ...
-    wildest: float = math.nan  #: ... and the last of these.
-    others: int = 0  #: Of categories: those without a number of their own.
-    least: float = math.inf
-    largest: float = -math.inf
+    missing: int = 0
+    outside: int = 0  #: Outside the training range.
+    distant: int = 0  #: Outside by so much that a single row is reported, ...
+    last_distant: float = math.nan  #: ... and the last of these values.
+    rare: int = 0  #: Of rare or unknown categories.
+    minimum: float = math.inf
+    maximum: float = -math.inf
 
 
 @dataclass
-class Watch:
-    """Looks at rows as they pass.
+class DriftMonitor:
+    """Compares rows with the training rows as they are read.
 
     Args:
-        seen: Of `describe_columns`, from a file that is not trusted; of anything else nothing is told.
-        encoding: As there.
-        count: How many columns there are.
+        statistics: The result of `column_statistics`, from a file that is not trusted; if it is invalid, nothing is
+            reported.
+        encoding: Fitted to the training rows; None if the columns are features already.
+        count: The number of columns.
     """
 
-    seen: Any
+    statistics: Any
     encoding: Encoding | None
     count: int
-    tallies: list[Tally] = field(init=False)
+    counts: list[ColumnCounts] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.seen = self.seen if _is_sound(self.seen, self.count) else None
-        self.tallies = [Tally() for _ in range(self.count if self.seen else 0)]
+        self.statistics = self.statistics if _is_valid(self.statistics, self.count) else None
+        self.counts = [ColumnCounts() for _ in range(self.count if self.statistics else 0)]
 
-    def look(self, block: Block) -> None:
-        """Take some rows into account."""
-        columns = list_columns(self.encoding, self.count)
-        step = -(-len(block.rows) // DRIFT.rows)
-        for place, tally in enumerate(self.tallies):
-            column, cells = columns[place], block.columns[place][::step]
-            numbers = column.read_numbers(cells)
-            gaps = find_gaps(cells) if numbers is None else np.isnan(numbers)
-            tally.rows += len(cells)
-            tally.gaps += int(gaps.sum())
-            quantiles = self.seen["columns"][place].get("quantiles")
-            tally.others += int((column.find_others(cells) & ~gaps).sum())
-            if numbers is not None and quantiles and not gaps.all():
-                there = numbers[~gaps]
-                beyond = np.maximum(quantiles[0] - there, there - quantiles[-1])
-                wild = there[beyond > _find_reach(quantiles)]
-                tally.outside += int((beyond > 0).sum())
-                tally.wild += len(wild)
-                tally.wildest = wild[-1] if len(wild) else tally.wildest
-                tally.least, tally.largest = min(tally.least, there.min()), max(tally.largest, there.max())
+    def update(self, block: RowBlock) -> None:
+        """Count the rows of a block."""
+        columns = _columns(self.encoding, self.count)
+        step = -(-len(block.positions) // DRIFT.max_rows)
+        for index, counts in enumerate(self.counts):
+            column, cells = columns[index], block.columns[index][::step]
+            numeric = column.to_numeric(cells)
+            missing = is_missing(cells) if numeric is None else np.isnan(numeric)
+            counts.rows += len(cells)
+            counts.missing += int(missing.sum())
+            counts.rare += int((column.is_rare_or_unknown(cells) & ~missing).sum())
+            quantiles = self.statistics["columns"][index].get("quantiles")
+            if numeric is not None and quantiles and not missing.all():
+                present = numeric[~missing]
+                excess = np.maximum(quantiles[0] - present, present - quantiles[-1])
+                distant = present[excess > _max_excess(quantiles)]
+                counts.outside += int((excess > 0).sum())
+                counts.distant += len(distant)
+                counts.last_distant = distant[-1] if len(distant) else counts.last_distant
+                counts.minimum = min(counts.minimum, present.min())
+                counts.maximum = max(counts.maximum, present.max())
 
-    def tell(self, table: Table) -> list[str]:
-        """Return a line for each column that is far from what was fitted."""
-        columns = list_columns(self.encoding, self.count)
-        found = []
-        for place, (column, tally) in enumerate(zip(columns, self.tallies, strict=False)):
-            if reason := self._find_reason(column, tally, self.seen["columns"][place]):
-                found.append(f"look at: {table.name_column(place)} is far from what was fitted: {reason}")
-        return found
+    def summary(self, table: Table) -> list[str]:
+        """Return a warning for each column that has drifted."""
+        columns, warnings = _columns(self.encoding, self.count), []
+        for index, (column, counts) in enumerate(zip(columns, self.counts, strict=False)):
+            if reason := self._reason(column, counts, self.statistics["columns"][index]):
+                warnings.append(f"warning: {table.column_name(index)} is far from the training rows: {reason}")
+        return warnings
 
-    def _find_reason(self, column: Column, tally: Tally, seen: Mapping[str, Any]) -> str:
-        """Return why a column is far away, or "" where it is not."""
-        there = tally.rows - tally.gaps
-        if self._is_far(tally.gaps, tally.rows, seen["gaps"]):
-            return f"most of its cells are gaps, where {_write_share(seen['gaps'])} were in fit"
-        # Where all categories have a number, `check_kinds` names those that have none.
-        if (rare := column.rare) and self._is_far(tally.others, there, rare):
-            return f"most rows have categories that were rare or unknown, where {100 * rare:.2g} % had"
-        if "quantiles" not in seen or tally.least > tally.largest:  # no number came
+    def _reason(self, column: FittedColumn, counts: ColumnCounts, statistics: Mapping[str, Any]) -> str:
+        """Return how a column has drifted, or "" if it has not."""
+        n_present = counts.rows - counts.missing
+        if self._is_increased(counts.missing, counts.rows, statistics["missing"]):
+            return f"most cells are missing; in training {_percentage(statistics['missing'])} were"
+        # If all training categories have a feature, `check_column_types` reports the unknown ones.
+        if (rare := column.rare_fraction) and self._is_increased(counts.rare, n_present, rare):
+            return f"most rows have rare or unknown categories; in training {100 * rare:.2g} % had"
+        if "quantiles" not in statistics or counts.minimum > counts.maximum:  # there were no numbers
             return ""
-        low, *_, high = seen["quantiles"]
-        per_class = self.seen["per_class"]
-        if self._is_far(tally.outside, there, min(2, per_class) / per_class, least=0.0):
-            return f"most rows lie outside {column.write(low)} to {column.write(high)}; another unit?"
-        share = _find_share(np.array(seen["quantiles"]), tally.least, tally.largest)
-        relative = share / self.seen["smallest"]
-        if relative < DRIFT.few and there * relative ** (there - 1) < DRIFT.chance / self.count:
-            ends = dict.fromkeys(column.write(end) for end in (tally.least, tally.largest))
-            where = f"{'lie within' if len(ends) > 1 else 'are'} {' to '.join(ends)}"
-            few = f"at most {_write_share(share)}" if share else "none"
-            return f"all rows {where}, where {few} were in fit; another unit?"
-        if tally.wild and per_class >= DRIFT.enough:
-            some = "1 row lies" if tally.wild == 1 else f"{tally.wild} rows lie"
-            span = f"{column.write(low)} to {column.write(high)}"
-            return f"{some} far beyond {span}, such as {column.write(tally.wildest)}; another unit?"
+        low, *_, high = statistics["quantiles"]
+        training_range = f"{column.format_value(low)} to {column.format_value(high)}"
+        per_class = self.statistics["per_class"]
+        if self._is_increased(counts.outside, n_present, min(2, per_class) / per_class, subtract=0.0):
+            return f"most rows are outside {training_range}; another unit?"
+        fraction = _max_fraction_between(np.array(statistics["quantiles"]), counts.minimum, counts.maximum)
+        relative = fraction / self.statistics["smallest"]
+        chance = n_present * relative ** (n_present - 1)
+        if relative < DRIFT.max_relative and chance < DRIFT.max_false_alarms / self.count:
+            ends = dict.fromkeys(column.format_value(end) for end in (counts.minimum, counts.maximum))
+            interval = f"are between {' and '.join(ends)}" if len(ends) > 1 else f"are {''.join(ends)}"
+            training = f"{'at most ' * bool(fraction)}{_percentage(fraction)}"
+            return f"all rows {interval}; in training {training} were; another unit?"
+        if counts.distant and per_class >= DRIFT.min_class_rows:
+            rows = "1 row is" if counts.distant == 1 else f"{counts.distant} rows are"
+            example = column.format_value(counts.last_distant)
+            return f"{rows} far outside {training_range}, such as {example}; another unit?"
         return ""
 
-    def _is_far(self, strange: int, rows: int, share: float, least: float | None = None) -> bool:
-        """Return whether more rows are strange than a share of the rows of fit, by much, and not by accident.
+    def _is_increased(self, count: int, rows: int, fraction: float, subtract: float | None = None) -> bool:
+        """Return whether a count is larger than in training, both by much and significantly.
 
         Args:
-            strange: How many are.
-            rows: Of how many.
-            share: Of the rows of fit.
-            least: The share that is taken from that of the new rows, where it is another one.
+            count: The number of unusual rows.
+            rows: The number of rows.
+            fraction: The fraction of unusual training rows.
+            subtract: The fraction that is subtracted from that of the new rows, if not ``fraction``.
         """
-        if not rows or strange / rows - (share if least is None else least) < DRIFT.share:
+        if not rows or count / rows - (fraction if subtract is None else subtract) < DRIFT.min_increase:
             return False
-        n = self.seen["per_class"]
-        if rows > DRIFT.most:
-            strange, rows = strange * DRIFT.most // rows, DRIFT.most
-        return compare_shares(strange, rows, math.ceil(share * n), n) < DRIFT.chance / self.count
+        n = self.statistics["per_class"]
+        if rows > DRIFT.max_test_rows:
+            count, rows = count * DRIFT.max_test_rows // rows, DRIFT.max_test_rows
+        return fisher_exact_p_value(count, rows, math.ceil(fraction * n), n) < DRIFT.max_false_alarms / self.count
 
 
-def watch_blocks(blocks: Iterator[Block], watch: Watch, table: Table) -> Iterator[Block]:
-    """Yield blocks as they are; add to the table's notes, behind the last, what is far from what was fitted."""
+def monitor_drift(blocks: Iterator[RowBlock], monitor: DriftMonitor, table: Table) -> Iterator[RowBlock]:
+    """Yield blocks unchanged; after the last one, add warnings about drifted columns to the table's notes."""
     for block in blocks:
-        watch.look(block)
+        monitor.update(block)
         yield block
-    table.notes.extend(watch.tell(table))
+    table.notes.extend(monitor.summary(table))
 
 
-def compare_shares(k: int, m: int, k0: int, n: int) -> float:
-    """Return how likely k strange rows or more of m are, where k0 of n are and all are drawn from the same.
+def fisher_exact_p_value(k: int, m: int, k0: int, n: int) -> float:
+    """Return the probability of k or more unusual rows of m, given k0 of n, if both have the same distribution.
 
     Source: Fisher, "The logic of inductive inference" (1935).
     """
 
-    def log_choose(of: int, taken: int) -> float:
-        return math.lgamma(of + 1) - math.lgamma(taken + 1) - math.lgamma(of - taken + 1)
+    def log_choose(a: int, b: int) -> float:
+        return math.lgamma(a + 1) - math.lgamma(b + 1) - math.lgamma(a - b + 1)
 
-    strange, whole = k + k0, log_choose(n + m, m)
+    unusual, log_total = k + k0, log_choose(n + m, m)
     terms = (
-        log_choose(strange, j) + log_choose(n + m - strange, m - j) - whole
-        for j in range(k, min(m, strange) + 1)
-        if m - j <= n + m - strange
+        log_choose(unusual, j) + log_choose(n + m - unusual, m - j) - log_total
+        for j in range(k, min(m, unusual) + 1)
+        if m - j <= n + m - unusual
     )
     return min(1.0, sum(map(math.exp, terms)))
 
 
-def _find_share(quantiles: np.ndarray, low: float, high: float) -> float:
-    """Return at most which share of the rows, of which quantiles at equal distances are known, lies in an interval."""
-    steps = len(quantiles) - 1
-    before = max(0, int(np.searchsorted(quantiles, low, side="left")) - 1)
-    return (min(steps, int(np.searchsorted(quantiles, high, side="right"))) - before) / steps
+def _max_fraction_between(quantiles: np.ndarray, low: float, high: float) -> float:
+    """Return an upper bound of the fraction of training rows in [low, high], given equally spaced quantiles."""
+    n_steps = len(quantiles) - 1
+    first = max(0, int(np.searchsorted(quantiles, low, side="left")) - 1)
+    return (min(n_steps, int(np.searchsorted(quantiles, high, side="right"))) - first) / n_steps
 
 
-def _find_reach(quantiles: Sequence[float]) -> float:
-    """Return how far beyond the range of a column, given quantiles at equal distances, a single row is told."""
+def _max_excess(quantiles: Sequence[float]) -> float:
+    """Return the distance from the training range beyond which a single row is reported, given its quantiles."""
     width, quarter = quantiles[-1] - quantiles[0], len(quantiles) // 4
-    half = quantiles[-1 - quarter] - quantiles[quarter]
-    return DRIFT.widths * width if 0 < width <= DRIFT.tails * half else math.inf
+    interquartile_range = quantiles[-1 - quarter] - quantiles[quarter]
+    return DRIFT.widths * width if 0 < width <= DRIFT.max_tails * interquartile_range else math.inf
 
 
-def _write_share(share: float) -> str:
-    """Return a share in per cent, or that there is none."""
-    return f"{100 * share:.2g} %" if share else "none"
+def _percentage(fraction: float) -> str:
+    """Format a fraction in per cent."""
+    return f"{100 * fraction:.2g} %" if fraction else "none"
 
 
-def _is_sound(seen: Any, count: int) -> bool:
-    """Return whether something that came out of a file is what `describe_columns` returns of so many columns."""
-    if not isinstance(seen, dict) or not isinstance(seen.get("columns"), list) or len(seen["columns"]) != count:
+def _is_valid(statistics: Any, count: int) -> bool:
+    """Return whether a value from a file is a result of `column_statistics` for this number of columns."""
+    if not isinstance(statistics, dict):
         return False
-    per_class, smallest = seen.get("per_class"), seen.get("smallest")
-    if type(per_class) is not int or per_class < 1 or type(smallest) is not float or not 0 < smallest <= 1:
+    columns, per_class, smallest = (statistics.get(key) for key in ("columns", "per_class", "smallest"))
+    if not isinstance(columns, list) or len(columns) != count or type(per_class) is not int or per_class < 1:
         return False
-    for each in seen["columns"]:
-        if not isinstance(each, dict) or type(each.get("gaps")) is not float or not 0 <= each["gaps"] <= 1:
-            return False
-        quantiles = each.get("quantiles", [0.0, 0.0])
-        if not isinstance(quantiles, list) or len(quantiles) < 2 or not all(type(q) is float for q in quantiles):
-            return False
-        if quantiles != sorted(quantiles):
-            return False
-    return True
+    return type(smallest) is float and 0 < smallest <= 1 and all(map(_is_valid_column, columns))
+
+
+def _is_valid_column(column: Any) -> bool:
+    """Return whether a value from a file holds the statistics of a column."""
+    if not isinstance(column, dict) or type(column.get("missing")) is not float or not 0 <= column["missing"] <= 1:
+        return False
+    quantiles = column.get("quantiles", [0.0, 0.0])
+    is_list = isinstance(quantiles, list) and len(quantiles) >= 2 and all(type(value) is float for value in quantiles)
+    return is_list and quantiles == sorted(quantiles)

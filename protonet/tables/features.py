@@ -1,4 +1,4 @@
-"""From the columns of a table to features: what fit takes each column for, and what new rows become by that."""
+"""Turn the columns of a table into features: infer and fit the columns, encode rows, and report suspicious columns."""
 
 from __future__ import annotations
 
@@ -10,309 +10,337 @@ import numpy as np
 from protonet._text import to_printable
 from protonet.errors import raise_input_error
 from protonet.representations.opening import Selection, find_takes
+from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.embedded import EmbeddedText
 from protonet.tables.columns.encoding import Encoding
-from protonet.tables.columns.kind import Column
-from protonet.tables.columns.number import MOST, Number
-from protonet.tables.columns.parsing import find_gaps, parse_numbers
+from protonet.tables.columns.inference import InferredType, fit_column_as, infer_column_type
+from protonet.tables.columns.numeric import MAX_FLOAT32, Numeric
+from protonet.tables.columns.parsing import COMMA_FIRST, COMMA_OVER_POINT, POINT_FIRST, is_missing, parse_numeric_column
 from protonet.tables.columns.picture import Picture
-from protonet.tables.columns.recognise import Verdict, fit_named, recognise
 from protonet.tables.columns.text import Text
-from protonet.tables.leaks import find_row_number, find_suspicion
-from protonet.tables.sources import Sources, find_sources
-from protonet.tables.spelling import choose_order, describe_marks, revise_order
-from protonet.tables.table import Block, Table
+from protonet.tables.group_columns import GroupColumn, detect_group_column
+from protonet.tables.leakage import detect_leakage, detect_row_index
+from protonet.tables.numeric_formats import describe_numeric_formats, revised_format_order
+from protonet.tables.table import RowBlock, Table
 
-#: No representation.
-NOTHING = Selection(None, None)
+NO_REPRESENTATION = Selection(None, None)
 
 
-class Features(NamedTuple):
+class TableFeatures(NamedTuple):
     """The features of a table."""
 
-    x: np.ndarray  #: (n, features) float32, or float64 where there may be more digits.
-    encoding: Encoding | None  #: What made them; None for arrays without gaps, which are their features.
-    columns: tuple[str, ...] | None  #: The names of the columns that were encoded, if they have any.
-    left_out: tuple[str, ...]  #: The names of those that were not.
-    notes: tuple[str, ...]  #: What a person should know of them, a line each.
-    sources: tuple[int, ...] = ()  #: The numbers, of those encoded, that seem to name the sources of rows.
+    x: np.ndarray  #: (n, features) float32, or float64 if float32 may have too few digits.
+    encoding: Encoding | None  #: None for arrays without missing values, which are used unchanged.
+    columns: tuple[str, ...] | None  #: The names of the encoded columns, if the file has any.
+    dropped: tuple[str, ...]  #: The names of the other columns.
+    notes: tuple[str, ...]  #: Notes for the user.
+    group_columns: tuple[int, ...] = ()  #: Indices of encoded columns that seem to identify groups of rows.
 
 
-def choose_features(
+def fit_features(
     table: Table,
-    block: Block,
+    block: RowBlock,
     kinds: Mapping[str, str],
     *,
-    keep: str | None,
+    keep_hint: str | None,
     groups: np.ndarray | None = None,
-    selection: Selection = NOTHING,
-    mark: str | None = None,
-) -> Features:
-    """Take each column of a table for something, and leave out what is of no use or none for new rows.
+    selection: Selection = NO_REPRESENTATION,
+    decimal: str | None = None,
+) -> TableFeatures:
+    """Infer the type of each column, drop useless columns, and encode the others.
 
     Args:
         table: The table.
-        block: All of its rows, with classes.
-        kinds: By a column's name, what a person says that it holds, of `protonet.tables.columns.NAMES`.
-        keep: As in `take_columns`.
-        groups: As in `suspect`.
-        selection: What embeds texts and pictures.
-        mark: As in `take_columns`.
+        block: All of its rows, with labels.
+        kinds: Column types that the user named, of `protonet.tables.columns.COLUMN_TYPES`.
+        keep_hint: How the user can keep a column that seems to be a row index; None to keep such columns.
+        groups: (n,) int64 group of each row, if some rows are held out together already.
+        selection: The representations of texts and pictures.
+        decimal: The decimal mark that the user named, "." or ",".
 
     Raises:
-        InputError: A column of that name is not there, or holds something else; no column is left; a number is infinite
-            or beyond float32.
+        InputError: ``kinds`` names a missing column, or a wrong type; no column is left; a number is infinite or beyond
+            float32.
     """
     if table.columns is None:
-        encoding = Encoding(tuple(map(Number.fit, block.columns)))
-        notes, _ = suspect(table, block, encoding)
+        encoding = Encoding(tuple(map(Numeric.fit, block.columns)))
+        notes, _ = check_columns(table, block, encoding)
         x = encode_block(table, block, encoding)
-        return Features(x, None if encoding.plain else encoding, None, (), tuple(notes))
-    columns = dict(zip(table.columns, block.columns, strict=True))
-    verdicts = take_columns(columns, kinds, keep=keep, selection=selection, mark=mark, semicolons=table.semicolons)
-    used = {name: verdict.column for name, verdict in verdicts.items() if verdict.column is not None}
-    kinds_read = {verdict.takes for verdict in verdicts.values() if verdict.takes}
+        return TableFeatures(x, None if encoding.plain else encoding, None, (), tuple(notes))
+    cells = dict(zip(table.columns, block.columns, strict=True))
+    inferred = fit_columns(
+        cells, kinds, keep_hint=keep_hint, selection=selection, decimal=decimal, semicolons=table.semicolons
+    )
+    fitted = {
+        name: inferred_type.column for name, inferred_type in inferred.items() if inferred_type.column is not None
+    }
+    dropped = tuple(name for name in inferred if name not in fitted)
     reasons: dict[str, list[str]] = {}
-    for name, verdict in verdicts.items():
-        if verdict.column is None:
-            reasons.setdefault(verdict.reason, []).append(to_printable(name))
-    notes = describe_marks(columns, _list_numbers(verdicts))
-    notes += [f"left out: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
-    notes += [hint for takes in sorted(kinds_read) if (hint := selection.hint(takes))]
-    if not used:
+    for name in dropped:
+        reasons.setdefault(inferred[name].reason, []).append(to_printable(name))
+    notes = describe_numeric_formats(cells, _numeric_columns(inferred))
+    notes += [f"dropped: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    modalities = sorted({inferred_type.modality for inferred_type in inferred.values() if inferred_type.modality})
+    notes += [hint for modality in modalities if (hint := selection.hint(modality))]
+    if not fitted:
         raise_input_error("path", "have a column of use", "; ".join(notes)[:500], "Add features.")
-    encoding = Encoding(tuple(used.values()))
-    own = [cells for name, cells in zip(table.columns, block.columns, strict=True) if name in used]
-    chosen = [column.read_once(cells) for column, cells in zip(used.values(), own, strict=True)]
-    table, block = table._replace(columns=tuple(used)), block._replace(columns=chosen)
-    suspicions, sources = suspect(table, block, encoding, groups)
-    notes += suspicions
-    notes += check_kinds(table, block._replace(columns=own), encoding)
-    left_out = tuple(name for name in verdicts if name not in used)
-    return Features(encode_block(table, block, encoding), encoding, tuple(used), left_out, tuple(notes), sources)
+    encoding = Encoding(tuple(fitted.values()))
+    used = block._replace(columns=[cells[name] for name in fitted])
+    parsed = used._replace(columns=[column.preparse(cells[name]) for name, column in fitted.items()])
+    table = table._replace(columns=tuple(fitted))
+    warnings, group_columns = check_columns(table, parsed, encoding, groups)
+    notes += warnings
+    notes += check_column_types(table, used, encoding)
+    x = encode_block(table, parsed, encoding)
+    return TableFeatures(x, encoding, tuple(fitted), dropped, tuple(notes), group_columns)
 
 
-def take_columns(
+def fit_columns(
     columns: Mapping[str, np.ndarray],
     kinds: Mapping[str, str],
     *,
-    keep: str | None,
+    keep_hint: str | None,
     argument: str = "--column",
-    selection: Selection = NOTHING,
-    mark: str | None = None,
+    selection: Selection = NO_REPRESENTATION,
+    decimal: str | None = None,
     semicolons: bool = False,
-) -> dict[str, Verdict]:
-    """Take each column for something.
+) -> dict[str, InferredType]:
+    """Infer and fit the type of each column.
 
     Args:
-        columns: By name, the cells (n,).
-        kinds: As in `choose_features`.
-        keep: What a person does to use a column that may be the rows' numbers, "" for nothing; None where they have
-            named the columns: then none is taken for these.
-        argument: What gave the kinds.
-        selection: What embeds texts and pictures.
-        mark: The decimal mark of numbers, where a person names it.
-        semicolons: Whether semicolons separate cells: then a comma that may be the decimal mark is.
+        columns: The cells (n,) of each column, by name.
+        kinds: Column types that the user named, of `protonet.tables.columns.COLUMN_TYPES`.
+        keep_hint: How the user can keep a column that seems to be a row index, or ""; None if the user selected the
+            columns: then row indices are kept.
+        argument: The argument that gave the types, for messages.
+        selection: The representations of texts and pictures.
+        decimal: The decimal mark that the user named, "." or ",".
+        semicolons: Whether semicolons separate cells: then ambiguous commas are decimal marks.
 
     Raises:
-        InputError: A column of that name is not there, or holds something else.
+        InputError: ``kinds`` names a missing column, or a wrong type.
     """
     for name in kinds:
         if name not in columns:
             raise_input_error(argument, "name a feature of the table", to_printable(name), "Look at its header.")
 
-    def take(name: str, order: Sequence[str]) -> Verdict:
-        """Take a column for something, its numbers in an order of forms."""
+    def fit(name: str, order: Sequence[str]) -> InferredType:
         if name in kinds:
-            read = selection.text is not None
-            return fit_named(name, kinds[name], columns[name], argument, read=read, order=order)
-        return recognise(columns[name], order=order)
+            encoder = selection.text is not None
+            return fit_column_as(name, kinds[name], columns[name], argument, has_text_encoder=encoder, order=order)
+        return infer_column_type(columns[name], order=order)
 
-    verdicts = {name: take(name, choose_order(mark, semicolons=semicolons)) for name in columns}
-    numbers = _list_numbers(verdicts)
-    if mark is None and (order := revise_order(columns, numbers)):  # then "1.200" is not 1.2 either
-        verdicts |= {name: take(name, order) for name in numbers if columns[name].dtype.kind == "O"}
-    for name, verdict in verdicts.items():
-        if name not in kinds and verdict.column is not None and verdict.column.plain and keep is not None:
-            reason = find_row_number(verdict.column.fill(columns[name]).astype(np.float64))
-            verdicts[name] = Verdict(None, f"{reason} ({keep})" if keep else reason) if reason else verdict
-    keep_constants(verdicts, columns)
-    return read_columns(verdicts, columns, selection)
+    prefer_comma = decimal == "," or (decimal is None and semicolons)
+    first_order = (COMMA_FIRST if decimal else COMMA_OVER_POINT) if prefer_comma else POINT_FIRST
+    inferred = {name: fit(name, first_order) for name in columns}
+    numeric = _numeric_columns(inferred)
+    if decimal is None and (order := revised_format_order(columns, numeric)):  # then "1.200" is not 1.2 either
+        inferred |= {name: fit(name, order) for name in numeric if columns[name].dtype.kind == "O"}
+    for name, inferred_type in inferred.items():
+        if (
+            name not in kinds
+            and inferred_type.column is not None
+            and inferred_type.column.plain
+            and keep_hint is not None
+        ):
+            reason = detect_row_index(inferred_type.column.comparable_values(columns[name]).astype(np.float64))
+            if reason:
+                inferred[name] = InferredType(None, f"{reason} ({keep_hint})" if keep_hint else reason)
+    _restore_constants(inferred, columns)
+    return _attach_representations(inferred, columns, selection)
 
 
-def _list_numbers(verdicts: Mapping[str, Verdict]) -> dict[str, Number]:
-    """Return the columns, by name, that were taken for numbers."""
-    return {name: each.column for name, each in verdicts.items() if isinstance(each.column, Number)}
+def _numeric_columns(inferred: Mapping[str, InferredType]) -> dict[str, Numeric]:
+    """Return the number columns by name."""
+    return {
+        name: inferred_type.column
+        for name, inferred_type in inferred.items()
+        if isinstance(inferred_type.column, Numeric)
+    }
 
 
-def read_columns(
-    verdicts: Mapping[str, Verdict], columns: Mapping[str, np.ndarray], selection: Selection
-) -> dict[str, Verdict]:
-    """Let what embeds texts and pictures read the columns (n,) that hold some.
+def _restore_constants(inferred: dict[str, InferredType], cells: Mapping[str, np.ndarray]) -> None:
+    """Keep constant columns of a table of numbers: they may be pixels, whose order matters."""
+    constants = {
+        name: Numeric.fit(cells[name]) for name, inferred_type in inferred.items() if inferred_type.reason == "constant"
+    }
+    others = [
+        inferred_type.column
+        for name, inferred_type in inferred.items()
+        if name not in constants and inferred_type.column is not None
+    ]
+    if others and Encoding((*others, *constants.values())).plain:
+        inferred |= {name: InferredType(column, "") for name, column in constants.items()}
+
+
+def _attach_representations(
+    inferred: Mapping[str, InferredType], columns: Mapping[str, np.ndarray], selection: Selection
+) -> dict[str, InferredType]:
+    """Fit the columns (n,) of texts and pictures with the selected representations.
 
     Raises:
-        MissingPackageError: A package that it needs is missing.
-        InputError: It cannot be opened; a picture cannot be read; or a person has named one for what is not there.
+        MissingPackageError: A package that a representation needs is missing.
+        InputError: A representation cannot be opened, a picture cannot be read, or the user named a representation that
+            no column needs.
     """
-    found, of_use = dict(verdicts), set[str | None]()
-    used = sum(verdict.column is not None or verdict.is_text for verdict in verdicts.values())
-    for name, verdict in verdicts.items():
-        takes = verdict.takes
-        if takes is None:
+    result, used = dict(inferred), set[str | None]()
+    n_used = sum(inferred_type.column is not None or inferred_type.is_text for inferred_type in inferred.values())
+    for name, inferred_type in inferred.items():
+        modality = inferred_type.modality
+        if modality is None:
             continue
-        of_use.add(selection.text if takes == "text" else selection.picture)
-        representation = selection.open(takes)
-        if takes == "picture":
-            column: Column = Picture.fit(columns[name], representation, shown=selection.shown)
+        used.add(selection.text if modality == "text" else selection.picture)
+        representation = selection.open(modality)
+        column: FittedColumn
+        if modality == "picture":
+            column = Picture.fit(columns[name], representation, show_progress=selection.shown)
         elif representation is None:
-            few = None if used == 1 else Text.fit(columns[name], beside=True)
-            if few is None or not few.parts:
+            if n_used == 1:
                 continue
-            column = few
+            column = Text.fit(columns[name], secondary=True)
+            if not column.feature_suffixes:
+                continue
         else:
-            words = verdict.column if isinstance(verdict.column, Text) else None
-            words = words if selection.words else Text.fit(columns[name][:0])
-            settings = {"shown": selection.shown, "alone": used == 1}
-            column = EmbeddedText.fit(columns[name], representation, words=words, **settings)
-        found[name] = verdict._replace(column=column, reason="")
-    for each in selection.asked:
-        if each not in of_use:
-            raise_input_error(
-                "representation", f"come with a column of {find_takes(each)}s", f"{each}, and none", "Leave it out."
+            words = inferred_type.column if isinstance(inferred_type.column, Text) else None
+            column = EmbeddedText.fit(
+                columns[name],
+                representation,
+                show_progress=selection.shown,
+                words=words if selection.words else Text.fit(columns[name][:0]),
+                secondary=n_used > 1,
             )
-    return found
+        result[name] = inferred_type._replace(column=column, reason="")
+    for name in selection.asked:
+        if name not in used:
+            must = f"come with a column of {find_takes(name)}s"
+            raise_input_error("representation", must, f"{name}, and none", "Leave it out.")
+    return result
 
 
-def keep_constants(verdicts: dict[str, Verdict], cells: Mapping[str, np.ndarray]) -> None:
-    """Take constant columns of a table of numbers back in: they may be pixels, which are in an order."""
-    constant = [name for name, verdict in verdicts.items() if verdict.reason == "constant"]
-    fitted = {name: Number.fit(cells[name]) for name in constant}
-    others = [verdict.column for name, verdict in verdicts.items() if name not in fitted and verdict.column is not None]
-    if others and Encoding((*others, *fitted.values())).plain:
-        verdicts |= {name: Verdict(column, "") for name, column in fitted.items()}
-
-
-def suspect(
-    table: Table, block: Block, encoding: Encoding, groups: np.ndarray | None = None
+def check_columns(
+    table: Table, block: RowBlock, encoding: Encoding, groups: np.ndarray | None = None
 ) -> tuple[list[str], tuple[int, ...]]:
-    """Look for columns that may tell the classes in a way that new rows will not share.
+    """Detect columns that may leak the labels, and columns that seem to identify groups of rows.
 
     Args:
-        table: What the rows are of.
-        block: All of its rows, with classes.
+        table: The table.
+        block: All of its rows, with labels.
         encoding: Fitted to its columns.
-        groups: (n,) of the rows, int64, where some are held out together already.
+        groups: (n,) int64 group of each row, if some rows are held out together already.
 
     Returns:
-        A line for each such column, and one for all that seem to name the sources of rows; the numbers of these.
+        A warning for each leaking column and one for all group columns, and the indices of the group columns.
     """
-    notes, sources = [], dict[int, Sources]()
-    for number, (column, cells) in enumerate(zip(encoding.columns, block.columns, strict=True)):
-        name = table.name_column(number)
-        values = column.fill(cells)
+    notes, group_columns = [], dict[int, GroupColumn]()
+    for index, (column, cells) in enumerate(zip(encoding.columns, block.columns, strict=True)):
+        name = table.column_name(index)
+        values = column.comparable_values(cells)
         ordered = values.dtype.kind == "f"
-        if column.names_sources:
-            there = find_rows(values, ~find_gaps(cells), groups)
-            own = table.columns[number] if table.columns else ""
-            found = find_sources(own, values[there], block.labels[there], ordered=ordered) if own else None
-            if found:
-                sources[number] = found
+        if column.may_be_group and table.columns:
+            rows = _distinct_rows(values, ~is_missing(cells), groups)
+            group = detect_group_column(table.columns[index], values[rows], block.labels[rows], ordered=ordered)
+            if group:
+                group_columns[index] = group
                 continue
-            if not ordered:
-                names, values = np.unique(values, return_inverse=True)
-                if len(names) == len(values):  # texts that all differ are in no order
-                    continue
-        elif not ordered:
-            continue
-        if reason := find_suspicion(values.astype(np.float64), block.labels):
-            notes.append(f"look at: {name} {reason}; will it in new rows? (--drop leaves it out)")
-    return notes + tell_sources({table.name_column(number): each for number, each in sources.items()}), tuple(sources)
+        if not ordered:
+            if not column.may_be_group:
+                continue
+            levels, values = np.unique(values, return_inverse=True)
+            if len(levels) == len(values):  # texts that all differ have no order
+                continue
+        if reason := detect_leakage(values.astype(np.float64), block.labels):
+            notes.append(f"warning: {name} {reason}; will it in new rows? (--drop leaves it out)")
+    named = {table.column_name(index): group for index, group in group_columns.items()}
+    return notes + describe_group_columns(named), tuple(group_columns)
 
 
-def find_rows(values: np.ndarray, there: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
-    """Return the numbers (m,) of the rows (n,) that are there; of those of one group that share a value, the first."""
-    rows = np.flatnonzero(there)
+def _distinct_rows(values: np.ndarray, present: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
+    """Return the indices (m,) of present rows; only the first row of each value within a group."""
+    rows = np.flatnonzero(present)
     if groups is None:
         return rows
     pairs = np.stack([np.unique(values[rows], return_inverse=True)[1], groups[rows]])
     return rows[np.sort(np.unique(pairs, axis=1, return_index=True)[1])]
 
 
-def tell_sources(found: Mapping[str, Sources]) -> list[str]:
-    """Return a line, or none, about columns that seem to name the sources of rows."""
-    if not found:
+def describe_group_columns(groups: Mapping[str, GroupColumn]) -> list[str]:
+    """Return a warning, or none, about columns that seem to identify groups of rows."""
+    if not groups:
         return []
-    name = max(found, key=lambda each: found[each])
-    others = [each for each in found if each != name]
+    name = max(groups, key=lambda column: groups[column])
+    others = [column for column in groups if column != name]
     more = f" (so do those of {', '.join(others)})" if others else ""
-    if not found[name].sure:
-        what = f"values of {name} come again, nearly always with the same class{more}"
-        return [f"look at: {what}; do rows of one {name} have one source? If so, --group {name}"]
-    what = f"{found[name].size} values of {name} come again, nearly always with the same class{more}"
-    return [f"look at: {what}; if rows of one value have one source, --group {name} holds them out together"]
+    repeat = f"values of {name} repeat, nearly always with the same class{more}"
+    if not groups[name].sure:
+        return [f"warning: {repeat}; do rows with the same {name} have the same source? If so, --group {name}"]
+    advice = f"if rows with the same value have the same source, --group {name} holds them out together"
+    return [f"warning: {groups[name].size} {repeat}; {advice}"]
 
 
-def check_kinds(table: Table, block: Block, encoding: Encoding | None, argument: str = "path") -> list[str]:
-    """Look for cells of numbers or dates that hold something else, and count as gaps, and for unknown categories.
+def check_column_types(table: Table, block: RowBlock, encoding: Encoding | None, argument: str = "path") -> list[str]:
+    """Check that cells are of the fitted types and categories.
 
     Args:
-        table: What the rows are of.
-        block: The rows, the first ones of a long table.
-        encoding: As in `encode_block`.
-        argument: The same.
+        table: The table.
+        block: Its rows, or the first ones of a long table.
+        encoding: The fitted encoding; None if the columns are features already.
+        argument: The argument that gave the rows, for messages.
 
     Returns:
-        A line for each column that has some.
+        A note for each column with invalid cells, which count as missing, and with cells in another spelling.
 
     Raises:
-        InputError: Most cells of a column are something else than in fit.
+        InputError: Most cells of a column are of another type than in training.
     """
     notes = []
-    for number, (column, cells) in enumerate(zip(encoding.columns if encoding else (), block.columns, strict=False)):
-        if respelled := column.describe_respelled(cells):
-            notes.append(f"cells of {table.name_column(number)} are spelled otherwise than in fit: {respelled}")
-        strange = column.find_strange(cells)
-        if not strange.any():
+    for index, (column, cells) in enumerate(zip(encoding.columns if encoding else (), block.columns, strict=False)):
+        name = table.column_name(index)
+        if spelling := column.describe_other_spelling(cells):
+            notes.append(f"cells of {name} have another spelling than in training: {spelling}")
+        invalid = column.is_invalid(cells)
+        if not invalid.any():
             continue
-        row, name = int(np.argmax(strange)), table.name_column(number)
-        first = f"{str(cells[row])[:50]!r} in {name}, {table.place.format(block.rows[row])}"
-        others = int(strange.sum()) - 1
-        rest = f"{first}, {f'and {others} more' if others else 'the only one'} of {len(cells)}"
-        if strange.mean() > column.most_strange:
-            got = f"{first}, which held {column.tell()}"
+        row, n_others = int(np.argmax(invalid)), int(invalid.sum()) - 1
+        position = table.position_format.format(block.positions[row])
+        first = f"{str(cells[row])[:50]!r} in {name}, {position}"
+        if invalid.mean() > column.max_invalid_fraction:
+            got = f"{first}, which held {column.summary()}"
             raise_input_error(
-                argument, "have columns of the kind that they were of in fit", got, "Mend it, or fit again."
+                argument, "have columns of the same types as in training", got, "Correct it, or fit again."
             )
-        notes.append(f"{column.strange}: {rest}")
+        others = f"and {n_others} more" if n_others else "the only one"
+        notes.append(f"{column.invalid_reason}: {first}, {others} of {len(cells)}")
     return notes
 
 
-def encode_block(table: Table, block: Block, encoding: Encoding | None, argument: str = "path") -> np.ndarray:
+def encode_block(table: Table, block: RowBlock, encoding: Encoding | None, argument: str = "path") -> np.ndarray:
     """Return the features (b, features) of some rows.
 
     Args:
-        table: What the rows are of.
+        table: The table.
         block: The rows; their columns are those of the encoding, in that order.
-        encoding: Fitted; None where the columns are features already.
-        argument: What the rows came by.
+        encoding: The fitted encoding; None if the columns are features already.
+        argument: The argument that gave the rows, for messages.
 
     Raises:
-        InputError: An infinite number, or one beyond float32; without an encoding, a gap.
+        InputError: A number is infinite or beyond float32, or missing without an encoding.
     """
     if encoding is not None:
         x = encoding.encode(block.columns)
     else:
-        x = Encoding.stack(
-            [each if each.dtype.kind in "iuf" else parse_numbers(each, "plain") for each in block.columns]
-        )
-    usable = np.abs(x) <= MOST  # not so for NaN
+        columns = [
+            cells if cells.dtype.kind in "iuf" else parse_numeric_column(cells, "plain") for cells in block.columns
+        ]
+        x = Encoding.stack(columns)
+    usable = np.abs(x) <= MAX_FLOAT32  # False for NaN
     if not usable.all():
-        row, at = np.argwhere(~usable)[0].tolist()
+        row, feature = np.argwhere(~usable)[0].tolist()
         sizes = np.ones(x.shape[1], int) if encoding is None else encoding.sizes
-        number = int(np.searchsorted(np.cumsum(sizes), at, side="right"))
-        cell = str(block.columns[number][row])[:50]
-        got = f"{cell!r} in {table.name_column(number)}, {table.place.format(block.rows[row])}"
-        if np.isnan(x[row, at]) or "inf" in cell.lower():
+        index = int(np.searchsorted(np.cumsum(sizes), feature, side="right"))
+        cell = str(block.columns[index][row])[:50]
+        got = f"{cell!r} in {table.column_name(index)}, {table.position_format.format(block.positions[row])}"
+        if np.isnan(x[row, feature]) or "inf" in cell.lower():
             raise_input_error(argument, "have finite numbers", got, "Fill it in, or leave it out.")
-        raise_input_error(argument, f"have numbers of at most {MOST:.1e} in absolute value", got, "Rescale the column.")
+        must = f"have numbers of at most {MAX_FLOAT32:.1e} in absolute value"
+        raise_input_error(argument, must, got, "Rescale the column.")
     return x

@@ -1,4 +1,4 @@
-"""The formats of a person's table: what each file holds, block by block, faults and all."""
+"""Read tables chunk by chunk: delimited text, NPZ, NPY, Parquet, Excel, and folders of pictures."""
 
 from __future__ import annotations
 
@@ -19,41 +19,48 @@ from protonet._text import escape_control_chars, unescape_formula
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file
 from protonet.representations.pictures.images import path_to_text
 from protonet.representations.pictures.reading import MOST_NAMED, are_pictures, find_broken, list_pictures
-from protonet.tables.arrays import UNREADABLE, check_names, read_arrays
-from protonet.tables.delimited import DELIMITERS, ERRORS, SAMPLE, SEPARATED, find_header, note_titles, read_rows
+from protonet.tables.arrays import READ_ERRORS, decode_labels, read_arrays
+from protonet.tables.delimited import (
+    DELIMITER_NOTE,
+    DELIMITERS,
+    SAMPLE_ROWS,
+    SPREADSHEET_ERRORS,
+    add_title_notes,
+    locate_header,
+    read_rows,
+)
 
-#: Cells that are read at a time.
-CELLS = 2**20
-#: What the name of a table of text may end in; each may be compressed as well (.csv.gz).
-TEXTS = (".csv", ".tsv", ".txt")
-#: What a file's name may end in.
-SUFFIXES = (*TEXTS, *(f"{suffix}.gz" for suffix in TEXTS), ".npz", ".npy", ".parquet", ".xlsx")
-COUNTED = "row {} (counted from 0)"
-#: The column of the paths of pictures in folders, and how many of them are a block.
-PICTURE, PICTURES_AT_ONCE = "picture", 256
+CELLS_PER_CHUNK = 2**20
+#: Suffixes of delimited text; the files may be compressed as well (.csv.gz).
+TEXT_SUFFIXES = (".csv", ".tsv", ".txt")
+TABLE_SUFFIXES = (*TEXT_SUFFIXES, *(f"{suffix}.gz" for suffix in TEXT_SUFFIXES), ".npz", ".npy", ".parquet", ".xlsx")
+#: How messages name a row of a file without lines.
+ROW_FORMAT = "row {} (counted from 0)"
+#: The column with the paths of pictures in folders, and the pictures in a chunk.
+PICTURE_COLUMN, PICTURES_PER_CHUNK = "picture", 256
 
 
-class Raw(NamedTuple):
-    """Some rows as a file has them."""
+class Chunk(NamedTuple):
+    """Consecutive rows of a file."""
 
-    #: The columns asked for, in that order, each (b,). Text is objects of str without spaces at its ends, "" for none;
-    #: so are booleans ("True", "False"), categories, and each column of a table of text. Numbers are integers or
-    #: floating of up to 64 bits, with gaps float64 and NaN; dates and times datetime64[us] in UTC, NaT for none.
+    #: The requested columns, (b,) each. Text, booleans ("True", "False"), categories and all columns of delimited text
+    #: are objects of stripped str, "" if missing. Numbers are integers or floats of up to 64 bits; with missing values
+    #: float64 and NaN. Dates and times are datetime64[us] in UTC, NaT if missing.
     columns: list[np.ndarray]
-    rows: Sequence[int]  #: Where in the file each row is: the line of text, counted from 0 for others.
+    positions: Sequence[int]  #: The position of each row: a line of text, a row of a sheet, or an index from 0.
 
 
-class Source(NamedTuple):
+class TableSource(NamedTuple):
     """An open file."""
 
-    header: list[str] | None  #: The names of its columns, "" for none, or None if it has features alone.
-    width: int  #: The number of columns.
-    place: str  #: What a message calls a row.
-    read: Callable[[Sequence[int]], Iterator[Raw]]  #: Returns blocks of rows, with the columns of these numbers. Once.
-    notes: list[str]  #: What a person should be told about how the file was read; it may grow as rows are read.
-    rows: int | None = None  #: How many there are; None where only reading it tells.
-    part: str = ""  #: What of the file it is, where that holds more: its sheet, and the others.
-    semicolons: bool = False  #: Whether semicolons separate cells, as where a comma is the decimal mark.
+    header: list[str] | None  #: The column names, "" for unnamed ones; None for files without names.
+    width: int  #: The number of columns; without names, the number of features.
+    position_format: str  #: How messages name a row, given its position.
+    read: Callable[[Sequence[int]], Iterator[Chunk]]  #: Yields chunks with the columns of the given indices. Once.
+    notes: list[str]  #: Notes for the user on how the file is read; more may follow as rows are read.
+    n_rows: int | None = None  #: The number of rows; None if it is unknown before they are read.
+    sheet_note: str = ""  #: The sheet of a workbook, and the others, for messages.
+    semicolons: bool = False  #: Whether semicolons separate cells, as in files with decimal commas.
 
 
 def open_source(
@@ -65,23 +72,23 @@ def open_source(
     skip_broken: bool = False,
     names: Collection[str] = (),
     sheet: str | None = None,
-) -> Source:
-    """Open a file by what its name ends in; "-" is a table of text from the standard input.
+) -> TableSource:
+    """Open a file according to its suffix; "-" is delimited text from the standard input.
 
     A folder of pictures, or one picture, is a table of their paths.
 
     Args:
         path: The file.
-        labels: An NPY file of the classes (n,), beside one of rows.
-        label: What the column of the classes of pictures in folders is called.
-        labelled: Must an NPZ file or a folder hold classes?
-        skip_broken: Leave out pictures that cannot be decoded.
-        names: Columns that the table should have, by which its header and separator are found.
-        sheet: Of an Excel workbook; None for the first.
+        labels: An NPY file of labels (n,) for an NPY file of rows.
+        label: The name of the label column for pictures in class folders.
+        labelled: Whether an NPZ file or a folder must have labels.
+        skip_broken: Whether to skip pictures that cannot be decoded.
+        names: Columns that the table should have, which help to find its header and separator.
+        sheet: The sheet of an Excel workbook; None for the first.
 
     Raises:
-        MissingPackageError: The file is Parquet or Excel, and the package that reads it is missing.
-        InputError: There is no such file, or it cannot be read; the message says where.
+        MissingPackageError: The package that reads Parquet or Excel files is missing.
+        InputError: The file is missing, or cannot be read; the message says where.
     """
     name = path.name.lower()
     if sheet is not None and not name.endswith(".xlsx"):
@@ -90,8 +97,8 @@ def open_source(
         return open_pictures(path, label, labelled=labelled, skip_broken=skip_broken)
     if not path.suffix and path != Path("-") and not path.exists():
         raise_input_error("path", "be a table or a folder that exists", path, "Pass another path.")
-    if path != Path("-") and not name.endswith(SUFFIXES):
-        raise_input_error("path", f"end in {', '.join(SUFFIXES)}", path, "Save the table as one of these.")
+    if path != Path("-") and not name.endswith(TABLE_SUFFIXES):
+        raise_input_error("path", f"end in {', '.join(TABLE_SUFFIXES)}", path, "Save the table as one of these.")
     if name.endswith((".npz", ".npy")):
         return open_arrays(path, labels, labelled=labelled)
     if name.endswith(".parquet"):
@@ -99,227 +106,222 @@ def open_source(
     return open_excel(path, names, sheet) if name.endswith(".xlsx") else open_csv(path, names)
 
 
-def open_pictures(path: Path, label: str, *, labelled: bool, skip_broken: bool) -> Source:
-    """Open a folder of pictures, or one picture: a column of their paths and, if there are classes, one of these."""
+def open_pictures(path: Path, label: str, *, labelled: bool, skip_broken: bool) -> TableSource:
+    """Open a picture, or a folder of pictures, as a column of paths and, for class folders, a column of labels."""
     paths, classes, notes = list_pictures(path, labelled=labelled)
     if skip_broken:
         broken = find_broken(paths)
-        lost = [path_to_text(each) for each, own in zip(paths, broken, strict=True) if own]
-        kept = [number for number, own in enumerate(broken) if not own]
-        if lost:
-            more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
-            notes.append(f"{len(lost)} of {len(paths)} pictures cannot be read: {', '.join(lost[:MOST_NAMED])}{more}")
-        if not kept:
-            raise_input_error(
-                "path", "hold pictures that can be read", f"none of {len(paths)} in {path}", "Look at them."
-            )
+        skipped = [path_to_text(picture) for picture, is_broken in zip(paths, broken, strict=True) if is_broken]
+        readable = [index for index, is_broken in enumerate(broken) if not is_broken]
+        if skipped:
+            more = f" and {len(skipped) - MOST_NAMED} more" if len(skipped) > MOST_NAMED else ""
+            listed = ", ".join(skipped[:MOST_NAMED])
+            notes.append(f"{len(skipped)} of {len(paths)} pictures cannot be read: {listed}{more}")
+        if not readable:
+            got = f"none of {len(paths)} in {path}"
+            raise_input_error("path", "hold pictures that can be read", got, "Check the files.")
         if classes is not None:
-            gone = set(classes) - {classes[number] for number in kept} if labelled else set()
-            if gone:
+            empty = set(classes) - {classes[index] for index in readable} if labelled else set()
+            if empty:
                 remedy = "Add one, or remove the folder."
-                got = f"broken ones alone in {path / min(gone)}"
+                got = f"broken ones alone in {path / min(empty)}"
                 raise_input_error("path", "have a picture in every class folder", got, remedy)
-            classes = [classes[number] for number in kept]
-        paths = [paths[number] for number in kept]
-
+            classes = [classes[index] for index in readable]
+        paths = [paths[index] for index in readable]
     columns = [list(map(path_to_text, paths))] + ([] if classes is None else [classes])
 
-    def read(places: Sequence[int]) -> Iterator[Raw]:
-        for first in range(0, len(paths), PICTURES_AT_ONCE):
-            rows = range(first, min(first + PICTURES_AT_ONCE, len(paths)))
-            yield Raw([to_text(columns[at][rows.start : rows.stop], len(rows)) for at in places], rows)
+    def read(indices: Sequence[int]) -> Iterator[Chunk]:
+        for start in range(0, len(paths), PICTURES_PER_CHUNK):
+            rows = range(start, min(start + PICTURES_PER_CHUNK, len(paths)))
+            yield Chunk([text_array(columns[index][rows.start : rows.stop], len(rows)) for index in indices], rows)
 
-    header = [PICTURE, label][: len(columns)]
-    return Source(header, len(header), "picture {} (counted from 0)", read, notes, len(paths))
+    header = [PICTURE_COLUMN, label][: len(columns)]
+    return TableSource(header, len(header), "picture {} (counted from 0)", read, notes, len(paths))
 
 
-def open_csv(path: Path, names: Collection[str] = ()) -> Source:
-    """Open a table of text, as `read_rows` reads it."""
+def open_csv(path: Path, names: Collection[str] = ()) -> TableSource:
+    """Open delimited text, as `read_rows` reads it."""
     notes: list[str] = []
     lines = read_rows(path, notes, names=names)
     header = [cell.strip() for cell in next(lines, (0, []))[1]]
 
-    def read(columns: Sequence[int]) -> Iterator[Raw]:
-        while block := list(islice(lines, max(1, CELLS // (4 * max(1, len(header)))))):  # text takes more memory
-            numbers, rows = zip(*block, strict=True)
+    def read(indices: Sequence[int]) -> Iterator[Chunk]:
+        step = max(1, CELLS_PER_CHUNK // (4 * max(1, len(header))))  # text takes more memory than numbers
+        while numbered := list(islice(lines, step)):
+            positions, rows = zip(*numbered, strict=True)
             cells = list(zip(*rows, strict=True))
-            yield Raw([to_text(map(str.strip, cells[column]), len(rows)) for column in columns], numbers)
+            yield Chunk([text_array(map(str.strip, cells[index]), len(rows)) for index in indices], positions)
 
-    semicolons = SEPARATED.format(DELIMITERS[";"]) in notes
-    return Source(header, len(header), "line {}", read, notes, semicolons=semicolons)
+    semicolons = DELIMITER_NOTE.format(DELIMITERS[";"]) in notes
+    return TableSource(header, len(header), "line {}", read, notes, semicolons=semicolons)
 
 
-def read_text(cell: object) -> str:
-    """Return a cell as text without spaces around it, and without control characters."""
+def clean_text(cell: object) -> str:
+    """Return a cell as stripped text with control characters escaped."""
     return escape_control_chars(str(cell).strip())
 
 
-def to_text(cells: Iterable[str], n: int) -> np.ndarray:
-    """Return n strings as objects (n,)."""
+def text_array(cells: Iterable[str], n: int) -> np.ndarray:
+    """Return n strings as an array (n,) of objects."""
     return np.fromiter(cells, object, n)
 
 
-def open_arrays(path: Path, labels: Path | None, *, labelled: bool) -> Source:
-    """Open an NPZ file of ``x`` and ``y``, or an NPY file of rows and another one of their classes.
+def open_arrays(path: Path, labels: Path | None, *, labelled: bool) -> TableSource:
+    """Open an NPZ file of ``x`` and ``y``, or an NPY file of rows and one of their labels.
 
-    Classes, where they are read, are a further column after the features.
+    The labels, if requested, are one more column after the features.
     """
     if path.suffix.lower() == ".npz":
         arrays = read_arrays(path, {"x", "y"} if labelled else {"x"})
-        names = arrays.get("y")
+        y = arrays.get("y")
     else:
-        names = None if labels is None else check_names("--labels", map_array("--labels", labels))
+        y = None if labels is None else decode_labels("--labels", memory_map("--labels", labels))
         arrays = {}
 
     def load() -> np.ndarray:
-        return arrays["x"] if arrays else map_array("path", path)
+        return arrays["x"] if arrays else memory_map("path", path)
 
     rows = load()
     if rows.dtype.kind not in "biuf" or rows.ndim < 2:
         got = f"{rows.dtype} {rows.shape} in {path}"
         raise_input_error("path", "hold real numbers of shape (n, dim)", got, "Save features as floats.")
     n, width = len(rows), math.prod(rows.shape[1:])
-    if names is not None and len(names) != n:
-        raise_input_error("path", "have one label per row", f"{len(names)} for {n} rows", "Give both the same length.")
-    step = max(1, CELLS // max(1, width))
+    if y is not None and len(y) != n:
+        raise_input_error("path", "have one label per row", f"{len(y)} for {n} rows", "Give both the same length.")
+    step = max(1, CELLS_PER_CHUNK // max(1, width))
 
-    def read(columns: Sequence[int]) -> Iterator[Raw]:
-        for first in range(0, n, step):
-            x = load()[first : first + step]  # mapped anew each time: the pages of the last block are given back
-            x = to_numbers(x.reshape(len(x), width))
-            taken = [] if names is None else [to_labels(names[first : first + step])]
-            chosen = [x[:, column] if column < width else taken[column - width] for column in columns]
-            yield Raw(chosen, range(first, first + len(x)))
+    def read(indices: Sequence[int]) -> Iterator[Chunk]:
+        for start in range(0, n, step):
+            x = load()[start : start + step]  # mapped again each time, which frees the memory of the last chunk
+            x = native_dtype(x.reshape(len(x), width))
+            extra = [] if y is None else [_to_label_column(y[start : start + step])]
+            columns = [x[:, index] if index < width else extra[index - width] for index in indices]
+            yield Chunk(columns, range(start, start + len(x)))
 
-    return Source(None, width, COUNTED, read, [], n)
+    return TableSource(None, width, ROW_FORMAT, read, [], n)
 
 
-def to_numbers(values: np.ndarray) -> np.ndarray:
-    """Return numbers as this machine has them, of at most 64 bits; the same memory where they are so."""
+def native_dtype(values: np.ndarray) -> np.ndarray:
+    """Return numbers in native byte order with at most 64 bits; a view if possible."""
     if values.dtype.kind == "b":
         return values.view(np.uint8)
     return values.astype(np.float64 if values.dtype.itemsize > 8 else values.dtype.newbyteorder("="), copy=False)
 
 
-def to_labels(names: np.ndarray) -> np.ndarray:
-    """Return integers as they are, booleans and strings as objects of str."""
-    return (
-        to_numbers(names)
-        if names.dtype.kind in "iu"
-        else to_text(map(read_text, names.astype(str).tolist()), len(names))
-    )
+def _to_label_column(labels: np.ndarray) -> np.ndarray:
+    """Return integer labels as native integers, booleans and strings as objects of str."""
+    if labels.dtype.kind in "iu":
+        return native_dtype(labels)
+    return text_array(map(clean_text, labels.astype(str).tolist()), len(labels))
 
 
-def map_array(argument: str, path: Path) -> np.ndarray:
+def memory_map(argument: str, path: Path) -> np.ndarray:
     """Return the array of an NPY file, which stays on disk."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a header that Python 2 wrote
+            warnings.simplefilter("ignore")  # about headers that Python 2 wrote
             array = np.load(path, mmap_mode="r", allow_pickle=False)
         if not isinstance(array, np.ndarray):
             raise ValueError("an archive")
     except (FileNotFoundError, IsADirectoryError):
         raise_missing_file(path, argument=argument)
-    except (ValueError, *UNREADABLE) as error:
-        got = f"{path} ({type(error).__name__})"
-        raise_input_error(
-            argument, "be an NPY file of numbers or strings", got, "Save it with numpy.save(path, values)."
-        )
+    except (ValueError, *READ_ERRORS) as error:
+        got, remedy = f"{path} ({type(error).__name__})", "Save it with numpy.save(path, values)."
+        raise_input_error(argument, "be an NPY file of numbers or strings", got, remedy)
     return array
 
 
-def open_parquet(path: Path) -> Source:
-    """Open a Parquet file. The index of a data frame without a name is a column without a name."""
+def open_parquet(path: Path) -> TableSource:
+    """Open a Parquet file. The unnamed index of a data frame is an unnamed column."""
     with optional_packages("parquet"):
         from pyarrow import ArrowException, parquet  # noqa: PLC0415 - optional
 
     @contextmanager
-    def one_line(what: object) -> Iterator[None]:
+    def report_errors(subject: object) -> Iterator[None]:
         try:
             yield
         except (FileNotFoundError, IsADirectoryError):
             raise_missing_file(path)
-        except (ValueError, *UNREADABLE, ArrowException) as error:
+        except (ValueError, *READ_ERRORS, ArrowException) as error:
+            got = f"{subject} ({type(error).__name__})"
             remedy = "Leave that column out; pandas writes such files: to_parquet(path)."
-            raise_input_error(
-                "path", "be a Parquet file of numbers and text", f"{what} ({type(error).__name__})", remedy
-            )
+            raise_input_error("path", "be a Parquet file of numbers and text", got, remedy)
 
-    with one_line(path):
+    with report_errors(path):
         file = parquet.ParquetFile(path, buffer_size=2**20)
         header = list(file.schema_arrow.names)
     distinct = len(set(header)) == len(header)
 
-    def read(columns: Sequence[int]) -> Iterator[Raw]:
-        first, places = 0, dict.fromkeys(header[column] for column in columns)
-        with one_line(path):
-            size = max(1, CELLS // max(1, len(header)))
-            batches = file.iter_batches(size, columns=list(places) if distinct and places else None)
+    def read(indices: Sequence[int]) -> Iterator[Chunk]:
+        start, names = 0, list(dict.fromkeys(header[index] for index in indices))
+        with report_errors(path):
+            step = max(1, CELLS_PER_CHUNK // max(1, len(header)))
+            batches = file.iter_batches(step, columns=names if distinct and names else None)
         while True:
-            with one_line(path):
+            with report_errors(path):
                 batch = next(batches, None)
             if batch is None:
                 return
-            taken = []
-            for column in columns:
-                values = batch.column(header[column] if distinct else column)
-                with one_line(f"{values.type} in column {header[column]}"):
-                    taken.append(from_arrow(values))
-            yield Raw(taken, range(first, first + len(batch)))
-            first += len(batch)
+            columns = []
+            for index in indices:
+                values = batch.column(header[index] if distinct else index)
+                with report_errors(f"{values.type} in column {header[index]}"):
+                    columns.append(arrow_to_numpy(values))
+            yield Chunk(columns, range(start, start + len(batch)))
+            start += len(batch)
 
     names = ["" if re.fullmatch(r"__index_level_\d+__", name) else name.strip() for name in header]
-    return Source(names, len(header), COUNTED, read, [], file.metadata.num_rows)
+    return TableSource(names, len(header), ROW_FORMAT, read, [], file.metadata.num_rows)
 
 
-def from_arrow(values: Any) -> np.ndarray:
-    """Return an Arrow array (b,) as `Raw` has it; raise an ArrowException for what is neither number, date nor text."""
+def arrow_to_numpy(values: Any) -> np.ndarray:
+    """Convert an Arrow array (b,) to a column of a `Chunk`; raise an ArrowException for nested types."""
     import pyarrow as pa  # noqa: PLC0415 - optional
 
-    kinds, kind = pa.types, values.type
-    safe = getattr(kind, "unit", "") != "ns"  # else an error where microseconds are not enough
+    types, dtype = pa.types, values.type
+    safe = getattr(dtype, "unit", "") != "ns"  # nanoseconds are rounded; otherwise lost digits are an error
     if isinstance(values, pa.ExtensionArray):
-        return from_arrow(values.storage)
-    if kinds.is_dictionary(kind):
-        return to_shared(map(str, from_arrow(values.dictionary).tolist()), values.indices)
-    if kinds.is_null(kind):
-        return to_text([""] * len(values), len(values))
-    if kinds.is_boolean(kind):
-        return to_shared(["False", "True"], values.cast(pa.int8()))
-    if kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_fixed_size_binary(kind):
-        kind, values = pa.string(), values.cast(pa.binary()).cast(pa.string())
-    if kinds.is_string(kind) or kinds.is_large_string(kind) or kind == pa.string_view():
-        found = values.dictionary_encode()  # each text is made once, and rows share it
-        return to_shared(map(read_text, found.dictionary.to_pylist()), found.indices)
-    if (kinds.is_integer(kind) and values.null_count) or kinds.is_decimal(kind):
-        return to_plain(values.cast(pa.float64(), safe=False))
-    if kinds.is_integer(kind) or kinds.is_floating(kind):
-        return to_plain(values)
-    if kinds.is_duration(kind):
-        return to_plain(values.cast(pa.duration("us"), safe=safe).cast(pa.int64()).cast(pa.float64())) / 1e6
-    if kinds.is_time(kind):
+        return arrow_to_numpy(values.storage)
+    if types.is_dictionary(dtype):
+        return _decode_dictionary(map(str, arrow_to_numpy(values.dictionary).tolist()), values.indices)
+    if types.is_null(dtype):
+        return text_array([""] * len(values), len(values))
+    if types.is_boolean(dtype):
+        return _decode_dictionary(["False", "True"], values.cast(pa.int8()))
+    if types.is_binary(dtype) or types.is_large_binary(dtype) or types.is_fixed_size_binary(dtype):
+        dtype, values = pa.string(), values.cast(pa.binary()).cast(pa.string())
+    if types.is_string(dtype) or types.is_large_string(dtype) or dtype == pa.string_view():
+        encoded = values.dictionary_encode()  # creates each distinct text once
+        return _decode_dictionary(map(clean_text, encoded.dictionary.to_pylist()), encoded.indices)
+    if (types.is_integer(dtype) and values.null_count) or types.is_decimal(dtype):
+        return _to_numpy(values.cast(pa.float64(), safe=False))
+    if types.is_integer(dtype) or types.is_floating(dtype):
+        return _to_numpy(values)
+    if types.is_duration(dtype):
+        return _to_numpy(values.cast(pa.duration("us"), safe=safe).cast(pa.int64()).cast(pa.float64())) / 1e6
+    if types.is_time(dtype):
         values = values.cast(pa.time64("us"), safe=safe).cast(pa.int64())
-    elif not kinds.is_timestamp(kind) and not kinds.is_date(kind):
-        raise pa.ArrowTypeError(f"{kind} is nested")
-    return to_plain(values.cast(pa.timestamp("us"), safe=safe))
+    elif not types.is_timestamp(dtype) and not types.is_date(dtype):
+        raise pa.ArrowTypeError(f"{dtype} is nested")
+    return _to_numpy(values.cast(pa.timestamp("us"), safe=safe))
 
 
-def to_shared(texts: Iterable[str], places: Any) -> np.ndarray:
-    """Return the texts of some places (b,) among all, "" where the place is null."""
-    known = [*texts, ""]
-    at = places.cast("int64").fill_null(len(known) - 1)
-    return np.asarray(to_text(known, len(known))[to_plain(at)])
+def _decode_dictionary(texts: Iterable[str], indices: Any) -> np.ndarray:
+    """Return the texts (b,) of Arrow indices (b,) into a dictionary, "" for null."""
+    dictionary = [*texts, ""]
+    filled = indices.cast("int64").fill_null(len(dictionary) - 1)
+    return np.asarray(text_array(dictionary, len(dictionary))[_to_numpy(filled)])
 
 
-def to_plain(values: Any) -> np.ndarray:
-    """Return an Arrow array (b,) as numpy has it, nulls as NaN or NaT."""
+def _to_numpy(values: Any) -> np.ndarray:
+    """Convert an Arrow array (b,) of a NumPy type; nulls become NaN or NaT."""
     return np.asarray(values.to_numpy(zero_copy_only=False))
 
 
-def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None) -> Source:
-    """Open a sheet of an Excel workbook, at most 2^20 rows, which are read at once.
+def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None) -> TableSource:
+    """Open a sheet of an Excel workbook, which is read as a whole: at most 2^20 rows.
 
-    Its header is found as that of a table of text; each row below it is one, up to the last with a cell.
+    The header is located as in delimited text. All rows below it count, up to the last one with a cell.
     """
     with optional_packages("excel"):
         from openpyxl import load_workbook  # noqa: PLC0415 - optional
@@ -327,91 +329,91 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
 
     try:
         with path.open("rb") as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of styles and the like, which no table needs
+            warnings.simplefilter("ignore")  # about styles and the like, which tables do not need
             book = load_workbook(file, read_only=True, data_only=True)
-            sheets = {each.title: each for each in book.worksheets}
-            chosen = next(iter(sheets)) if sheet is None else sheet
+            sheets = {worksheet.title: worksheet for worksheet in book.worksheets}
+            title = next(iter(sheets)) if sheet is None else sheet
             lines: list[tuple[object, ...]] = []
-            if chosen in sheets:
-                sheets[chosen].reset_dimensions()  # some programs write wrong ones
-                lines = list(sheets[chosen].iter_rows(values_only=True))
+            if title in sheets:
+                sheets[title].reset_dimensions()  # some programs write wrong ones
+                lines = list(sheets[title].iter_rows(values_only=True))
     except (FileNotFoundError, IsADirectoryError):
         raise_missing_file(path)
-    except (ValueError, AttributeError, AssertionError, InvalidFileException, StopIteration, *UNREADABLE) as error:
+    except (ValueError, AttributeError, AssertionError, InvalidFileException, StopIteration, *READ_ERRORS) as error:
         got = f"{path} ({type(error).__name__})"
         raise_input_error("path", "be an Excel workbook that can be read", got, "Save the sheet as CSV.")
-    if chosen not in sheets:
-        near = find_near(chosen, list(sheets))
-        meant = "" if near is None else f"Did you mean {near!r}? "
-        raise_input_error(
-            "--sheet", f"name a sheet of {path}", repr(chosen), f"{meant}It has {', '.join(map(repr, sheets))}."
-        )
-    places = [at for at, line in enumerate(lines) if any(map(has_content, line))]  # from 0, those of rows with cells
-    tops = [[read_cell(cell) for cell in lines[at]] for at in places[:SAMPLE]]
-    most = max(map(len, tops), default=0)
-    tops = [cells + [""] * (most - len(cells)) for cells in tops]
-    top = find_header(tops, names)
-    first, end = (places[top], places[-1] + 1) if places else (0, 0)
+    if title not in sheets:
+        similar = closest_match(title, list(sheets))
+        remedy = f"{'' if similar is None else f'Did you mean {similar!r}? '}It has {', '.join(map(repr, sheets))}."
+        raise_input_error("--sheet", f"name a sheet of {path}", repr(title), remedy)
+    filled = [index for index, line in enumerate(lines) if any(map(_has_content, line))]  # rows with content, from 0
+    sample = [[_to_text(cell) for cell in lines[index]] for index in filled[:SAMPLE_ROWS]]
+    max_width = max(map(len, sample), default=0)
+    sample = [cells + [""] * (max_width - len(cells)) for cells in sample]
+    header_index = locate_header(sample, names)
+    first, end = (filled[header_index], filled[-1] + 1) if filled else (0, 0)
     notes: list[str] = []
     if len(sheets) > 1:
-        others = ", ".join(repr(each) for each in sheets if each != chosen)
-        notes.append(f"sheet {chosen!r} of {len(sheets)}; --sheet names another one: {others}")
-    note_titles(notes, tops[:top])
-    n_blank = len(lines) - end if places else 0
-    notes += [f"{n_blank} blank row{'s' if n_blank > 1 else ''} at the end left out"] * (n_blank > 0)
+        others = ", ".join(repr(name) for name in sheets if name != title)
+        notes.append(f"sheet {title!r} of {len(sheets)}; --sheet names another one: {others}")
+    add_title_notes(notes, sample[:header_index])
+    n_blank = len(lines) - end if filled else 0
+    notes += [f"{n_blank} blank row{'s' if n_blank > 1 else ''} at the end skipped"] * (n_blank > 0)
     rows = lines[first:end]
-    width = max((at for row in rows for at, cell in enumerate(row, 1) if is_cell(cell)), default=0)
+    width = max((index for row in rows for index, cell in enumerate(row, 1) if _is_value(cell)), default=0)
     padded = [[*row[:width], *[None] * (width - len(row))] for row in rows]
-    header = [read_cell(cell) for cell in padded[0]] if padded else []
-    whole = [from_cells([cell if is_cell(cell) else None for cell in cells]) for cells in zip(*padded[1:], strict=True)]
+    header = [_to_text(cell) for cell in padded[0]] if padded else []
+    columns = [
+        excel_column([cell if _is_value(cell) else None for cell in cells]) for cells in zip(*padded[1:], strict=True)
+    ]
 
-    def read(columns: Sequence[int]) -> Iterator[Raw]:
-        step = max(1, CELLS // max(1, width))
+    def read(indices: Sequence[int]) -> Iterator[Chunk]:
+        step = max(1, CELLS_PER_CHUNK // max(1, width))
         for start in range(0, len(rows) - 1, step):
-            below = range(first + 2 + start, min(first + 2 + start + step, end + 1))  # as Excel counts them
-            yield Raw([whole[at][start : start + step] for at in columns], below)
+            positions = range(first + 2 + start, min(first + 2 + start + step, end + 1))  # Excel counts from 1
+            yield Chunk([columns[index][start : start + step] for index in indices], positions)
 
-    part = f", sheet {chosen!r} of {', '.join(map(repr, sheets))}" if len(sheets) > 1 else ""
-    return Source(header, width, "row {}", read, notes, max(0, len(rows) - 1), part)
-
-
-def find_near(name: str, known: Sequence[str]) -> str | None:
-    """Return the known name that is most like a name, whatever the case; None where none is."""
-    forms = {each.lower(): each for each in reversed(known)}
-    near = difflib.get_close_matches(name.lower(), forms, n=1)
-    return forms[near[0]] if near else None
+    sheet_note = f", sheet {title!r} of {', '.join(map(repr, sheets))}" if len(sheets) > 1 else ""
+    return TableSource(header, width, "row {}", read, notes, max(0, len(rows) - 1), sheet_note)
 
 
-def has_content(cell: object) -> bool:
-    """Return whether a cell of Excel holds anything, an error included."""
+def closest_match(name: str, candidates: Sequence[str]) -> str | None:
+    """Return the most similar candidate, ignoring case; None if none is similar."""
+    by_lower = {candidate.lower(): candidate for candidate in reversed(candidates)}
+    matches = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    return by_lower[matches[0]] if matches else None
+
+
+def _has_content(cell: object) -> bool:
+    """Return whether an Excel cell holds anything, including an error value."""
     return cell is not None and not (isinstance(cell, str) and not cell.strip())
 
 
-def is_cell(cell: object) -> bool:
-    """Return whether a cell of Excel holds something, other than an error."""
-    return has_content(cell) and not (isinstance(cell, str) and cell.strip().lower() in ERRORS)
+def _is_value(cell: object) -> bool:
+    """Return whether an Excel cell holds anything but an error value."""
+    return _has_content(cell) and not (isinstance(cell, str) and cell.strip().lower() in SPREADSHEET_ERRORS)
 
 
-def read_cell(cell: object) -> str:
-    """Return a cell of Excel, of which None is none, as text: read from a file of ours, as it was before that."""
-    return "" if cell is None else unescape_formula(read_text(cell))
+def _to_text(cell: object) -> str:
+    """Return an Excel cell as text, "" for None; formulas that this package escaped are unescaped."""
+    return "" if cell is None else unescape_formula(clean_text(cell))
 
 
-def _count_seconds(cell: object) -> float:
-    """Return the seconds of a duration, or since midnight."""
+def _to_seconds(cell: object) -> float:
+    """Return the seconds of a duration, or since midnight; NaN for other cells."""
     if isinstance(cell, time):
         cell = timedelta(0, cell.second, cell.microsecond, 0, cell.minute, cell.hour)
     return cell.total_seconds() if isinstance(cell, timedelta) else math.nan
 
 
-def from_cells(cells: Sequence[object]) -> np.ndarray:
-    """Return a column of Excel (b,), of which None is no cell, as `Raw` has it."""
-    kinds = {type(cell) for cell in cells} - {type(None)}
-    if kinds and kinds <= {int, float}:
-        whole = all(isinstance(cell, int) and abs(cell) < 2**63 for cell in cells)
-        return np.array(cells, np.int64 if whole else np.float64)  # None is NaN
-    if timedelta in kinds and kinds <= {timedelta, time}:  # durations below a day may come as times
-        return np.array([math.nan if cell is None else _count_seconds(cell) for cell in cells])
-    if kinds and kinds <= {datetime, date}:
-        return np.array(cells, "datetime64[us]")  # None is NaT
-    return to_text(map(read_cell, cells), len(cells))
+def excel_column(cells: Sequence[object]) -> np.ndarray:
+    """Convert Excel cells (b,), None if missing, to a column of a `Chunk`."""
+    types = {type(cell) for cell in cells} - {type(None)}
+    if types and types <= {int, float}:
+        integral = all(isinstance(cell, int) and abs(cell) < 2**63 for cell in cells)
+        return np.array(cells, np.int64 if integral else np.float64)  # None becomes NaN
+    if timedelta in types and types <= {timedelta, time}:  # openpyxl returns durations below a day as times
+        return np.array([_to_seconds(cell) for cell in cells])
+    if types and types <= {datetime, date}:
+        return np.array(cells, "datetime64[us]")  # None becomes NaT
+    return text_array(map(_to_text, cells), len(cells))

@@ -1,4 +1,4 @@
-"""Data frames: what their columns hold, as `protonet.tables.formats.Raw` has the columns of files, and as features."""
+"""Data frames: their columns, as `protonet.tables.formats.Chunk` has the columns of files, and their features."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -16,63 +16,63 @@ from torch import Tensor
 from protonet._text import to_printable
 from protonet.errors import InputTypeError, optional_packages, raise_input_error
 from protonet.representations.opening import Selection
-from protonet.tables.columns import NAMES
+from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.encoding import Encoding
-from protonet.tables.columns.number import Number
-from protonet.tables.columns.parsing import blank_missing, find_gaps, read_plain
-from protonet.tables.columns.recognise import Verdict
-from protonet.tables.features import check_kinds, encode_block, take_columns
-from protonet.tables.formats import COUNTED, from_arrow, to_numbers, to_text
-from protonet.tables.spelling import detect_spelling
-from protonet.tables.table import Block, Table
+from protonet.tables.columns.inference import InferredType
+from protonet.tables.columns.numeric import Numeric
+from protonet.tables.columns.parsing import blank_missing, is_missing, parse_plain
+from protonet.tables.features import check_column_types, encode_block, fit_columns
+from protonet.tables.formats import ROW_FORMAT, arrow_to_numpy, native_dtype, text_array
+from protonet.tables.numeric_formats import detect_numeric_conversion
+from protonet.tables.table import RowBlock, Table
 
 
 class Frame(NamedTuple):
     """Rows with named columns."""
 
     names: tuple[str, ...]
-    columns: list[np.ndarray]  #: (n,) each, as in `protonet.tables.formats.Raw`.
-    categorical: tuple[str, ...] = ()  #: The columns whose type says that they hold categories.
-    native: Any = None  #: What it was read from, or None for an array: every column of that holds numbers.
+    columns: list[np.ndarray]  #: (n,) each, as in `protonet.tables.formats.Chunk`.
+    categorical: tuple[str, ...] = ()  #: The columns of a categorical type.
+    original: Any = None  #: The data frame; None for an array, whose columns all hold numbers.
 
     @property
     def plain(self) -> bool:
-        """Whether all columns are numbers without gaps."""
-        return all(cells.dtype.kind in "iuf" and not find_gaps(cells).any() for cells in self.columns)
+        """Whether all columns are numbers without missing values."""
+        return all(cells.dtype.kind in "iuf" and not is_missing(cells).any() for cells in self.columns)
 
     def take(self, rows: np.ndarray) -> Frame:
-        """Return the rows of these numbers (m,)."""
+        """Select rows by their indices (m,)."""
         return self._replace(columns=[cells[rows] for cells in self.columns])
 
 
-class Taken(NamedTuple):
-    """What the columns of a frame were taken for."""
+class FrameEncoding(NamedTuple):
+    """The fitted columns of a frame."""
 
-    encoding: Encoding  #: Of the columns that are used.
-    places: list[int]  #: Where in the frame each of these is.
-    told: dict[str, str]  #: By the name of every column, what people read of it; of an array, none.
+    encoding: Encoding  #: The columns that are used.
+    indices: list[int]  #: Their indices in the frame.
+    summary: dict[str, str]  #: A one-line summary of every column, by name; empty for arrays.
 
 
 def read_frame(x: Any) -> Frame | None:
-    """Read a data frame: of pandas, or of anything with the Arrow PyCapsule interface, such as Polars.
+    """Read a data frame of pandas, or any object with the Arrow PyCapsule interface, such as a Polars frame.
 
-    An array, or a list of rows, that holds text other than numbers is one, too; its columns are x0, x1 ...
+    An array, or a list of rows, with text other than numbers is a frame with columns x0, x1, ...
 
     Args:
-        x: Anything.
+        x: Any object.
 
     Returns:
-        The frame, or None for what is none, or has no column.
+        The frame; None for other objects, and for frames without columns.
 
     Raises:
-        MissingPackageError: It is not of pandas, it does not hold numbers alone, and pyarrow is missing.
-        InputError: No row; two columns of one name; a column of lists, of complex or of infinite numbers.
+        MissingPackageError: pyarrow is missing for a frame of another library than pandas that holds not only numbers.
+        InputError: There are no rows, two columns of one name, or columns of lists, complex or infinite numbers.
     """
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(x, pandas.DataFrame):
         names = tuple(map(str, x.columns))
-        columns = [_from_pandas(name, x.iloc[:, place]) for place, name in enumerate(names)]
-        chosen = [isinstance(each, pandas.CategoricalDtype) for each in x.dtypes]
+        columns = [_from_pandas(name, x.iloc[:, index]) for index, name in enumerate(names)]
+        categorical = [isinstance(dtype, pandas.CategoricalDtype) for dtype in x.dtypes]
     elif hasattr(x, "__arrow_c_stream__"):
         try:
             with optional_packages("parquet"):
@@ -84,195 +84,198 @@ def read_frame(x: Any) -> Frame | None:
         try:
             x = pyarrow.table(x)
         except (TypeError, ValueError):
-            return None  # a single column, say
+            return None  # for example, a single column
         names = tuple(x.column_names)
-        columns = [_from_arrow(name, x.column(place)) for place, name in enumerate(names)]
-        chosen = [pyarrow.types.is_dictionary(each) for each in x.schema.types]
-    elif (cells := _find_texts(x)) is not None:
-        names, columns = tuple(f"x{place}" for place in range(cells.shape[1])), list(map(_from_objects, cells.T))
-        chosen = [False] * len(names)
+        columns = [_from_arrow(name, x.column(index)) for index, name in enumerate(names)]
+        categorical = [pyarrow.types.is_dictionary(dtype) for dtype in x.schema.types]
+    elif (cells := _text_cells(x)) is not None:
+        names, columns = tuple(f"x{index}" for index in range(cells.shape[1])), list(map(_from_objects, cells.T))
+        categorical = [False] * len(names)
     else:
         return None
     if not columns:
         return None
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise_input_error("X", "name each column once", f"{to_printable(twice)} twice", "Rename or drop one.")
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise_input_error("X", "name each column once", f"{to_printable(duplicate)} twice", "Rename or drop one.")
     if not len(columns[0]):
         raise_input_error("X", "have at least one row", "none", "Pass rows.")
     for name, cells in zip(names, columns, strict=True):
         if cells.dtype.kind == "f" and np.isinf(cells).any():
-            first = int(np.argmax(np.isinf(cells)))
-            got = f"{cells[first]} in {to_printable(name)}, {COUNTED.format(first)}"
-            raise_input_error("X", "have finite numbers, or gaps", got, "Fill it in, or leave it out.")
-    return Frame(names, columns, tuple(name for name, each in zip(names, chosen, strict=True) if each), x)
+            row = int(np.argmax(np.isinf(cells)))
+            got = f"{cells[row]} in {to_printable(name)}, {ROW_FORMAT.format(row)}"
+            raise_input_error("X", "have finite numbers, or missing ones", got, "Fill it in, or leave it out.")
+    return Frame(
+        names, columns, tuple(name for name, is_category in zip(names, categorical, strict=True) if is_category), x
+    )
 
 
-def name_columns(rows: np.ndarray) -> Frame:
-    """Return an array (n, dim) of numbers as a frame, its columns named as scikit-learn names them."""
-    return Frame(tuple(f"x{place}" for place in range(rows.shape[1])), list(rows.T))
+def array_frame(x: np.ndarray) -> Frame:
+    """Return numbers (n, dim) as a frame, with the column names of scikit-learn."""
+    return Frame(tuple(f"x{index}" for index in range(x.shape[1])), list(x.T))
 
 
-def _find_texts(x: Any) -> np.ndarray | None:
-    """Return an array (n, columns) of objects with text in it that is no number, or None for anything else."""
+def _text_cells(x: Any) -> np.ndarray | None:
+    """Return an array (n, columns) of objects if some cells are text other than numbers; None for other objects."""
     if isinstance(x, list) and x and all(isinstance(row, (list, tuple)) and len(row) == len(x[0]) for row in x):
         x = np.array(x, object)
     if not isinstance(x, np.ndarray) or x.dtype.kind not in "OU" or x.ndim != 2:
         return None
-    is_text = any(isinstance(cell, str) and math.isnan(read_plain(cell)) for cell in x.flat)
-    return x.astype(object) if is_text and not any(isinstance(cell, (dict, list)) for cell in x.flat) else None
+    has_text = any(isinstance(cell, str) and math.isnan(parse_plain(cell)) for cell in x.flat)
+    return x.astype(object) if has_text and not any(isinstance(cell, (dict, list)) for cell in x.flat) else None
 
 
 def _from_objects(cells: np.ndarray) -> np.ndarray:
-    """Return cells (n,) of any type as `protonet.tables.formats.Raw` has them; None and NaN are missing."""
+    """Convert cells (n,) of any type to a column; None and NaN are missing."""
     values = [None if cell is None or (isinstance(cell, float) and math.isnan(cell)) else cell for cell in cells]
     if all(value is None or (isinstance(value, Real) and not isinstance(value, bool)) for value in values):
         return np.array(values, np.float64)
-    return blank_missing(to_text(("" if value is None else str(value).strip() for value in values), len(values)))
+    return blank_missing(text_array(("" if value is None else str(value).strip() for value in values), len(values)))
 
 
 def _from_pandas(name: str, column: Any) -> np.ndarray:
-    """Return a pandas series (n,) as `protonet.tables.formats.Raw` has it."""
+    """Convert a pandas series (n,) to a column."""
     if str(column.dtype).startswith("period"):
         column = column.dt.to_timestamp()
-    kind, gaps = column.dtype.kind, column.isna().to_numpy()
+    kind, missing = column.dtype.kind, column.isna().to_numpy()
     if kind == "c":
-        raise_input_error(
-            "X", "have columns of real numbers", f"{column.dtype} in {to_printable(name)}", "Split it in two."
-        )
+        got = f"{column.dtype} in {to_printable(name)}"
+        raise_input_error("X", "have columns of real numbers", got, "Split it in two.")
     if kind == "m":
         return np.asarray(column.dt.total_seconds().to_numpy(np.float64, na_value=np.nan))
     if kind == "M":
         return np.asarray(column.to_numpy("datetime64[us]", na_value=np.datetime64("NaT")))
     if kind in "iuf":
         if isinstance(column.dtype, np.dtype):
-            return to_numbers(column.to_numpy())
-        if kind == "f" or gaps.any():
+            return native_dtype(column.to_numpy())
+        if kind == "f" or missing.any():
             return np.asarray(column.to_numpy(np.float64, na_value=np.nan))
         return np.asarray(column.to_numpy(np.int64 if kind == "i" else np.uint64))
     cells = column.astype(object).to_numpy()
     if any(isinstance(cell, (list, tuple, dict, set, np.ndarray)) for cell in cells):
-        must = "have columns of numbers, dates and text"
-        raise_input_error("X", must, f"lists or the like in {to_printable(name)}", "Leave that column out.")
-    values = zip(cells.tolist(), gaps.tolist(), strict=True)
-    return blank_missing(to_text(("" if gap else str(value).strip() for value, gap in values), len(gaps)))
+        _refuse_column(f"lists or the like in {to_printable(name)}")
+    values = zip(cells.tolist(), missing.tolist(), strict=True)
+    return blank_missing(text_array(("" if gone else str(value).strip() for value, gone in values), len(missing)))
 
 
 def _from_arrow(name: str, column: Any) -> np.ndarray:
-    """Return a chunked Arrow array (n,) as `protonet.tables.formats.Raw` has it."""
+    """Convert a chunked Arrow array (n,) to a column."""
     import pyarrow  # noqa: PLC0415 - optional
 
     try:
-        return blank_missing(
-            np.concatenate([from_arrow(chunk) for chunk in column.chunks or [pyarrow.array([], column.type)]])
-        )
+        chunks = column.chunks or [pyarrow.array([], column.type)]
+        return blank_missing(np.concatenate([arrow_to_numpy(chunk) for chunk in chunks]))
     except pyarrow.ArrowException:
-        must = "have columns of numbers, dates and text"
-        return raise_input_error("X", must, f"{column.type} in {to_printable(name)}", "Leave that column out.")
+        return _refuse_column(f"{column.type} in {to_printable(name)}")
 
 
-def take_frame(frame: Frame, kinds: Mapping[str, str] | None, selection: Selection) -> Taken:
-    """Take each column of a frame for something, as `protonet.tables.features.choose_features` does.
+def _refuse_column(got: str) -> NoReturn:
+    """Raise an InputError about a column of an unsupported type."""
+    raise_input_error("X", "have columns of numbers, dates and text", got, "Leave that column out.")
 
-    All columns are used as they are where they are numbers without gaps, and in arrays; others are taken for what the
-    columns of files are, and left out where they number the rows.
+
+def fit_frame(frame: Frame, kinds: Mapping[str, str] | None, selection: Selection) -> FrameEncoding:
+    """Fit the columns of a frame, as `protonet.tables.features.fit_features` does for files.
+
+    Numbers without missing values, and arrays, are used unchanged, including row indices.
 
     Args:
         frame: The rows.
-        kinds: By a column's name, what the caller says that it holds, of `protonet.tables.columns.NAMES`.
-        selection: What embeds texts and pictures.
+        kinds: Column types that the caller named, of `protonet.tables.columns.COLUMN_TYPES`.
+        selection: The representations of texts and pictures.
 
     Raises:
-        InputTypeError: The kinds are no mapping.
-        InputError: An unknown kind; a column of that name is not there, or holds something else; no column is of use.
+        InputTypeError: ``kinds`` is not a mapping.
+        InputError: ``kinds`` names an unknown type, a missing column or a wrong type; no column is of use.
     """
     kinds = _check_kinds(frame, kinds)
-    if frame.native is None or (frame.plain and not kinds):
-        verdicts = [Verdict(Number.fit(cells), "") for cells in frame.columns]
+    if frame.original is None or (frame.plain and not kinds):
+        inferred = [InferredType(Numeric.fit(cells), "") for cells in frame.columns]
     else:
         columns = dict(zip(frame.names, frame.columns, strict=True))
-        kinds = {name: "category" for name in frame.categorical if _repeats(columns[name])} | kinds
-        keep, argument = "column_kinds keeps it", "column_kinds"
-        verdicts = list(take_columns(columns, kinds, keep=keep, argument=argument, selection=selection).values())
-    found = [f"left out: {each.reason}" if each.column is None else each.column.tell() for each in verdicts]
-    told = {} if frame.native is None else dict(zip(frame.names, found, strict=True))
-    places = [place for place, verdict in enumerate(verdicts) if verdict.column is not None]
-    if not places:
-        got = "; ".join(f"{to_printable(name)} {text}" for name, text in told.items())[:500]
+        kinds = {name: "category" for name in frame.categorical if _has_repeated_level(columns[name])} | kinds
+        hint, argument = "column_kinds keeps it", "column_kinds"
+        fitted = fit_columns(columns, kinds, keep_hint=hint, argument=argument, selection=selection)
+        inferred = list(fitted.values())
+    summaries = [
+        f"dropped: {inferred_type.reason}" if inferred_type.column is None else inferred_type.column.summary()
+        for inferred_type in inferred
+    ]
+    summary = {} if frame.original is None else dict(zip(frame.names, summaries, strict=True))
+    indices = [index for index, inferred_type in enumerate(inferred) if inferred_type.column is not None]
+    if not indices:
+        got = "; ".join(f"{to_printable(name)} {text}" for name, text in summary.items())[:500]
         raise_input_error("X", "have a column of use", got, "Add features, or say what they hold: column_kinds.")
-    encoding = Encoding(tuple(verdict.column for verdict in verdicts if verdict.column is not None))
-    return Taken(encoding, places, told)
+    encoding = Encoding(tuple(inferred_type.column for inferred_type in inferred if inferred_type.column is not None))
+    return FrameEncoding(encoding, indices, summary)
 
 
-def encode_frame(frame: Frame, taken: Taken) -> np.ndarray:
-    """Return the features (n, features) of a frame, as `protonet.tables.columns.encoding.Encoding.encode` gives them.
+def encode_frame(frame: Frame, fitted: FrameEncoding) -> np.ndarray:
+    """Return the features (n, features) of a frame.
 
     Raises:
-        InputError: As `protonet.tables.features.check_kinds` and `encode_block`.
+        InputError: Most cells of a column have another type than in training, or a number is not finite in float32.
     """
-    columns = [frame.columns[place] for place in taken.places]
-    table = Table(tuple(frame.names[place] for place in taken.places), iter(()), COUNTED, [])
-    block = Block(columns, np.empty(0), (), range(len(columns[0])), range(len(columns[0])))
-    block = detect_spelling(table, block, taken.encoding).apply(block, taken.encoding)
-    check_kinds(table, block, taken.encoding, "X")
-    return encode_block(table, block, taken.encoding, "X")
+    columns = [frame.columns[index] for index in fitted.indices]
+    table = Table(tuple(frame.names[index] for index in fitted.indices), iter(()), ROW_FORMAT, [])
+    block = RowBlock(columns, np.empty(0), (), range(len(columns[0])), range(len(columns[0])))
+    block = detect_numeric_conversion(table, block, fitted.encoding).apply(block, fitted.encoding)
+    check_column_types(table, block, fitted.encoding, "X")
+    return encode_block(table, block, fitted.encoding, "X")
 
 
-def find_uninformative(rows: Any, taken: Taken | None) -> Tensor:
-    """Return which rows (n,) bool of a frame have no cell that says anything; none of an array without gaps."""
-    if not isinstance(rows, Frame) or taken is None:
+def is_uninformative(rows: Any, fitted: FrameEncoding | None) -> Tensor:
+    """Return a mask (n,) bool of the rows of a frame without an informative cell; all False for complete arrays."""
+    if not isinstance(rows, Frame) or fitted is None:
         return torch.zeros(rows.shape[0], dtype=torch.bool)
-    return torch.from_numpy(taken.encoding.find_uninformative([rows.columns[place] for place in taken.places]))
+    return torch.from_numpy(fitted.encoding.is_uninformative([rows.columns[index] for index in fitted.indices]))
 
 
 def _check_kinds(frame: Frame, kinds: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the kinds that the caller gives, none for None."""
+    """Validate the column types that the caller named."""
     if kinds is None:
         return {}
     if not isinstance(kinds, Mapping):
-        remedy = 'Pass {"name": "category"}, say.'
-        raise_input_error(
-            "column_kinds", "be a dict of names and kinds, or None", type(kinds).__name__, remedy, kind=InputTypeError
-        )
-    if kinds and frame.native is None:
-        raise_input_error(
-            "column_kinds", "come with a data frame", "an array, whose columns have no names", "Pass a frame."
-        )
+        must, remedy = "be a dict of names and kinds, or None", 'For example, pass {"name": "category"}.'
+        raise_input_error("column_kinds", must, type(kinds).__name__, remedy, kind=InputTypeError)
+    if kinds and frame.original is None:
+        got = "an array, whose columns have no names"
+        raise_input_error("column_kinds", "come with a data frame", got, "Pass a frame.")
     for name, kind in kinds.items():
-        if kind not in NAMES:
-            raise_input_error(
-                "column_kinds", f"name kinds of {', '.join(NAMES)}", f"{kind!r} for {name}", "Pick one of them."
-            )
+        if kind not in COLUMN_TYPES:
+            must = f"name kinds of {', '.join(COLUMN_TYPES)}"
+            raise_input_error("column_kinds", must, f"{kind!r} for {name}", "Pick one of them.")
     return dict(kinds)
 
 
-def _repeats(cells: np.ndarray) -> bool:
-    """Return whether there are two levels or more, and two rows of one of them: otherwise they are no categories."""
+def _has_repeated_level(cells: np.ndarray) -> bool:
+    """Return whether there are two levels or more, one of them in several rows, as categories have."""
     counts = Counter(cells.tolist())
     return len(counts) > 1 and max(counts.values()) > 1
 
 
-def make_dense(X: Any) -> np.ndarray:
-    """Return rows as an array that torch may have: dense, float64, and not read-only."""
-    return X.toarray() if hasattr(X, "toarray") else np.require(X, np.float64, ["C", "W"])
+def to_dense(x: Any) -> np.ndarray:
+    """Return rows as a dense, contiguous and writable float64 array."""
+    return x.toarray() if hasattr(x, "toarray") else np.require(x, np.float64, ["C", "W"])
 
 
-def split_dense(parts: Sequence[Any], size: int) -> Iterator[np.ndarray]:
-    """Yield rows of arrays or sparse matrices, made dense, so many at a time."""
+def iter_dense(parts: Sequence[Any], size: int) -> Iterator[np.ndarray]:
+    """Yield the rows of arrays or sparse matrices as dense arrays of at most ``size`` rows."""
     for part in parts:
-        for first in range(0, part.shape[0], size):
-            yield make_dense(part[first : first + size])
+        for start in range(0, part.shape[0], size):
+            yield to_dense(part[start : start + size])
 
 
-def restore_taken(
-    encoding: Encoding | None, used: tuple[str, ...] | None, told: Any
-) -> tuple[Taken | None, list[str] | None]:
-    """Return what a model's columns were taken for, and the names of all that fit was given, if they had any."""
+def restore_frame_encoding(
+    encoding: Encoding | None, used: tuple[str, ...] | None, summary: Any
+) -> tuple[FrameEncoding | None, list[str] | None]:
+    """Restore the fitted columns from a model file, and the names of all columns of the training frame, if any."""
     if encoding is None:
         return None, None if used is None else list(used)
     if used is None:
-        return Taken(encoding, list(range(len(encoding.columns))), {}), None
-    if not isinstance(told, dict) or not set(used) <= set(told):
-        told = {name: column.tell() for name, column in zip(used, encoding.columns, strict=True)}
-    names = list(told)
-    return Taken(encoding, [names.index(name) for name in used], {name: str(told[name]) for name in names}), names
+        return FrameEncoding(encoding, list(range(len(encoding.columns))), {}), None
+    if not isinstance(summary, dict) or not set(used) <= set(summary):
+        summary = {name: column.summary() for name, column in zip(used, encoding.columns, strict=True)}
+    names = list(summary)
+    texts = {name: str(summary[name]) for name in names}
+    return FrameEncoding(encoding, [names.index(name) for name in used], texts), names

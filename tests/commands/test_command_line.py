@@ -130,7 +130,7 @@ class TestPredict:
         monkeypatch: pytest.MonkeyPatch,
         run: Run,
     ) -> None:
-        monkeypatch.setattr(formats, "CELLS", cells)
+        monkeypatch.setattr(formats, "CELLS_PER_CHUNK", cells)
         predict = ["predict", fitted / "model.safetensors", write_table(tmp_path / "new.csv", X, None, "zxwy")]
         said = run(*predict, "--proba")
         assert run(*predict, "--probabilities") == said  # as it was called at first
@@ -161,7 +161,7 @@ class TestPredict:
             assert "`--unknown` must be " in run("predict", path, table, f"--unknown={rate}", code=2)
 
     def test_all_rows_or_none(self, tmp_path: Path, fitted: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
-        monkeypatch.setattr(formats, "CELLS", 8)
+        monkeypatch.setattr(formats, "CELLS_PER_CHUNK", 8)
         table, output = tmp_path / "new.csv", tmp_path / "out.csv"
         table.write_text("w,x,y,z\n" + 100 * "1,2,3,4\n" + "1,2,3,inf\n")
         output.write_text("old")

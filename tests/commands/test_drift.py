@@ -1,4 +1,4 @@
-"""Columns that are far from what was fitted are named by every command that takes a model and a table."""
+"""Columns that are far from the training rows are named by every command that takes a model and a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from protonet.files import load_model, save_model
 from tests.commands.cases import FAST, Run, fit_model
 from tests.strategies import write_columns
 
-LINE = "note: look at: x1 is far from what was fitted: most rows lie outside "
+LINE = "note: warning: x1 is far from the training rows: most rows are outside "
 
 
 def make(seed: int, unit: float = 1.0) -> dict[str, list[object]]:
@@ -33,7 +33,7 @@ def test_another_unit_is_named(command: str, model: Path, tmp_path: Path, run: R
     for unit, lines in ((1000.0, 1), (1.0, 0)):
         table = write_columns(tmp_path / "new.csv", make(1, unit))
         run(command, model, table, *more, quiet=False)
-        assert run.notes.count(LINE) == run.notes.count("look at: ") == lines
+        assert run.notes.count(LINE) == run.notes.count("warning: ") == lines
         run(command, model, table, *more)  # which says nothing
 
 
@@ -54,4 +54,4 @@ def test_arrays(tmp_path: Path, run: Run) -> None:
     np.save(tmp_path / "u.npy", x * np.array([1, 1, 1000], np.float32))
     run("fit", tmp_path / "t.npz", *FAST[2:], "-o", path)
     run("predict", path, tmp_path / "u.npy", quiet=False)
-    assert "note: look at: column 2 is far from what was fitted: " in run.notes
+    assert "note: warning: column 2 is far from the training rows: " in run.notes

@@ -52,7 +52,7 @@ LABELS = [NAMES[number] for number in _KINDS[:30].tolist()] + ["elk"] * 5 + ["fo
 def test_figures_are_those_of_scikit_learn(
     cells: int, known: int, tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
-    monkeypatch.setattr(formats, "CELLS", cells)
+    monkeypatch.setattr(formats, "CELLS_PER_CHUNK", cells)
     figures, said = run.read_json("evaluate", model, write_table(tmp_path / "t.csv", X[:known], LABELS[:known]))
     logits = load_model(model).network(X[:known])
     predicted, true = [NAMES[place] for place in logits[:30].argmax(dim=1).tolist()], LABELS[:30]

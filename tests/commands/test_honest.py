@@ -56,20 +56,20 @@ def test_a_row_number_is_left_out_by_name(name: str, model: Path, tmp_path: Path
     numbers = np.arange(40) if name == "row" else np.cumsum(RNG.integers(1, 50, 40))
     table = write(tmp_path / "t.csv", {name: numbers.tolist(), **noise(), "kind": SORTED})
     said = run("fit", table, *FAST, "-o", model)
-    assert f"left out: {name}: whole numbers that all differ, in the order of the rows (--columns keeps it)\n" in said
+    assert f"dropped: {name}: distinct integers in the order of the rows (--columns keeps it)\n" in said
     assert "5 features" in said
     assert find_right(said) < 75
     for new in (table, write(tmp_path / "u.csv", noise())):  # the column may be there, or not
         run("predict", model, new)
     said = run("fit", table, *FAST, "--columns", name, "x0")
     assert "2 features" in said
-    assert f"look at: {name} " in said
+    assert f"warning: {name} " in said
 
 
 def test_a_date_that_tells_the_class_by_the_order_of_the_rows_is_named(tmp_path: Path, run: Run) -> None:
     days = [str(np.datetime64("2024-01-01T08:00") + np.timedelta64(7 * row, "h")) for row in range(40)]
     said = run("fit", write(tmp_path / "t.csv", {"when": days, **noise(), "kind": SORTED}), *FAST)
-    assert "look at: when tells the class, as the order of the rows does" in said
+    assert "warning: when determines the class, as the order of the rows does" in said
 
 
 def test_classes_that_are_whole_numbers_are_numbers(model: Path, tmp_path: Path, run: Run) -> None:
@@ -167,12 +167,12 @@ def test_new_classes_that_look_alike_are_told(model: Path, tmp_path: Path, run: 
     kinds = ["cat", "CAT", "dog", "2", "2.0"]
     table = write(tmp_path / "t.csv", {**noise(), "kind": [kinds[row % 5] for row in range(40)]})
     said = run("fit", table, *FAST, "-o", model)
-    assert "look at: classes '2.0' for '2', 'cat' for 'CAT'; one class, spelled in two ways?\n" in said
+    assert "warning: classes '2.0' for '2', 'cat' for 'CAT'; one class, spelled in two ways?\n" in said
     more = write(tmp_path / "more.csv", {**noise(np.arange(2)), "kind": ["elk", "Elk"]})
     said = run("update", model, more, "--in-place")
-    assert "look at: classes 'elk' for 'Elk'; one class, spelled in two ways?\n" in said
+    assert "warning: classes 'elk' for 'Elk'; one class, spelled in two ways?\n" in said
     more = write(tmp_path / "more.csv", {**noise(np.arange(2)), "kind": ["fox", "ox"]})
-    assert "look at: classes" not in run("update", model, more, "--in-place")
+    assert "warning: classes" not in run("update", model, more, "--in-place")
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_new_classes_that_look_alike_are_told(model: Path, tmp_path: Path, run: 
     ],
 )
 def test_spellings_among_classes(names: list[str | int], expected: str) -> None:
-    line = f"look at: classes {expected}; one class, spelled in two ways?"
+    line = f"warning: classes {expected}; one class, spelled in two ways?"
     assert suspect_spellings(names) == [line] * bool(expected)
 
 
@@ -235,7 +235,7 @@ def test_new_classes_of_whole_numbers_stay_numbers() -> None:
 
 
 def list_notes(said: str) -> list[str]:
-    return [line for line in said.splitlines() if "look at" in line]
+    return [line for line in said.splitlines() if "warning: " in line]
 
 
 @pytest.mark.parametrize("noise", [0.05, 1.0])
@@ -248,8 +248,8 @@ def test_a_column_of_subjects(form: str, noise: float, tmp_path: Path, run: Run)
     columns = name_columns(x) | {"subject": [form.format(number) for number in subject], "kind": kind.tolist()}
     table = write(tmp_path / "t.csv", columns)
     told, said = run.read_json("fit", table, *FAST)
-    line = "look at: 30 values of subject come again, nearly always with the same class; if rows of one value have one "
-    line += "source, --group subject holds them out together"
+    line = "warning: 30 values of subject repeat, nearly always with the same class; if rows with the same "
+    line += "value have the same source, --group subject holds them out together"
     assert list_notes(said) == [line]  # one cause, one line
     assert line in told["data"]["notes"]
     held = run("fit", table, *FAST, "--group", "subject")
@@ -286,5 +286,7 @@ def test_running_numbers_of_equally_many_rows_are_asked_about(tmp_path: Path, ru
     rng = np.random.default_rng(0)
     number = rng.permutation(np.arange(120) % 24)
     columns = {"v": number.tolist(), "x": rng.normal(size=120).tolist(), "kind": [f"k{each % 3}" for each in number]}
-    line = "look at: values of v come again, nearly always with the same class; do rows of one v have one source? "
+    line = (
+        "warning: values of v repeat, nearly always with the same class; do rows with the same v have the same source? "
+    )
     assert line + "If so, --group v" in list_notes(run("fit", write(tmp_path / "t.csv", columns), *FAST))

@@ -155,8 +155,8 @@ def spoil(model: Path, path: Path, **changes: Any) -> Path:
     assert loaded.encoding is not None
     (column,) = loaded.encoding.columns
     assert isinstance(column, EmbeddedText)
-    embedded = replace(column.embedded, record=replace(column.embedded.record, **changes))
-    save_model(path, loaded._replace(encoding=Encoding((replace(column, embedded=embedded),))))
+    embedded = replace(column.embedding, record=replace(column.embedding.record, **changes))
+    save_model(path, loaded._replace(encoding=Encoding((replace(column, embedding=embedded),))))
     return path
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from protonet.__main__ import main
 from protonet.files import load_model
 from protonet.tables import formats
-from protonet.tables.table import Wanted, open_table
+from protonet.tables.table import ReadSpec, open_table
 from tests.commands.cases import FAST, Run, find_right, fit_model, read_lines
 from tests.strategies import EXAMPLES
 from tests.strategies import write_columns as write
@@ -64,7 +64,7 @@ def test_fit_tells_what_each_column_was_taken_for(model: Path, run: Run) -> None
         r"  framed: category: False, True",
         r"  style: category: missing, chalk, ink, oil, \.\.\.",
         r"  sold: date, in week, year, \d\.\d % missing",
-        r"  note: text: \d+ directions of \d+ words and parts of words",
+        r"  note: text: \d+ components of \d+ words and character n-grams",
     ):
         assert re.search(f"^{line}$", said, re.MULTILINE), line
     assert find_right(said) > 80
@@ -92,7 +92,7 @@ def test_odd_cells_of_a_short_last_block_are_gaps_as_in_any_other(
     columns["width"][8] = "broken"
     table = write(tmp_path / "new.csv", columns)
     whole = run(command, model, table)
-    monkeypatch.setattr(formats, "CELLS", 4 * len(columns))  # the last block has one row
+    monkeypatch.setattr(formats, "CELLS_PER_CHUNK", 4 * len(columns))  # the last block has one row
     assert run(command, model, table) == whole
     columns["width"][:3] = ["a", "b", "c"]  # most of the first block: said at once
     error = run(command, model, write(tmp_path / "odd.csv", columns), code=2)
@@ -181,7 +181,7 @@ PLAIN = "x,kind\n" + rows_of("{n}.5,{k}", 30, k="ab")
             "",
             "`--label` must name .*; got 30 numbers, such as",
         ),
-        ("x,kind\n" + rows_of("same,{k}", 30, k="ab"), "", "`table` must .* of use; got left out: x: constant"),
+        ("x,kind\n" + rows_of("same,{k}", 30, k="ab"), "", "`table` must .* of use; got dropped: x: constant"),
         (PLAIN + "inf,a\n", "", "`table` must have finite numbers; got 'inf' in x, line 32"),
     ],
 )
@@ -221,8 +221,8 @@ def test_damaged_cells_give_one_line_or_the_whole_output(
     code = main(["predict", str(model), str(path), "-o", str(output), "-q"])
     error = capsys.readouterr().err
     if code == 0:
-        whole = open_table(path, Wanted("kind", labelled=False))
-        assert len(output.read_text().splitlines()) == 1 + sum(len(block.rows) for block in whole.blocks)
+        whole = open_table(path, ReadSpec("kind", labelled=False))
+        assert len(output.read_text().splitlines()) == 1 + sum(len(block.positions) for block in whole.blocks)
     else:
         assert code == 2, error
         assert not output.exists()

@@ -168,7 +168,7 @@ def test_pictures_are_checked_before_the_work(tmp_path: Path, run: Run, monkeypa
     model = tmp_path / "m.safetensors"
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # Pillow warns
     said = run("fit", root, "-o", model, "--effort", "fast")
-    assert "look at: 1 picture in more than one class" in said
+    assert "warning: 1 picture in more than one class" in said
     assert "1 class folder without a file: none" in said
     assert "1 .heic (disc/a.heic)" in said
     run("predict", model, root, quiet=False)
@@ -227,16 +227,18 @@ def test_a_network_of_a_file_reads_pictures_beside_our_features(fitted: Path, tm
     assert encoding is not None
     (column,) = encoding.columns
     assert isinstance(column, Picture)
-    assert column.embedded is not None
+    assert column.embedding is not None
     paths = sorted(test.rglob("*.*"))
     pixels = np.stack([read_pixels(path, 28, 28, grey=True).reshape(-1) for path in paths])
     with torch.no_grad():
         rows = network(torch.from_numpy(pixels.astype(np.float32) / 255)).numpy()
-    opened = open_typed(f"{exported}:{column.embedded.record.name.partition(':')[2]}").represent()
-    x = column.attach(lambda _: opened, shown=False).encode(np.array(list(map(str, paths)), object))
-    expected = (rows - column.embedded.mean) / column.embedded.scale
-    np.testing.assert_allclose(x[:, : column.width], expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(x[:, column.width :], Picture().encode(np.array(list(map(str, paths)), object)))
+    opened = open_typed(f"{exported}:{column.embedding.record.name.partition(':')[2]}").represent()
+    x = column.attach(lambda _: opened, show_progress=False).encode(np.array(list(map(str, paths)), object))
+    expected = (rows - column.embedding.mean) / column.embedding.scale
+    np.testing.assert_allclose(x[:, : column.embedding_width], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(
+        x[:, column.embedding_width :], Picture().encode(np.array(list(map(str, paths)), object))
+    )
     other = export(Small(), tmp_path / "other.pt2", 2, 3, 8, 8)
     error = run("predict", model, test, "--representation", f"{other}:size=8", code=2)
     assert "`--representation` must be that of fit, conv.pt2" in error
@@ -249,7 +251,7 @@ def test_a_column_of_pictures_is_read_from_a_file_that_is_not_trusted(fitted: Pa
     assert encoding is not None
     described, tensors = encoding.describe()
     assert Encoding.restore(json.loads(json.dumps(described)), tensors) == encoding == Encoding((Picture(),))
-    spoiled = {"sizes": [3], "side": 8, "version": 0, "kind": 1, "backbone": {"file": 3}, "representation": {"name": 3}}
+    spoiled = {"sizes": [3], "side": 8, "version": 0, "kind": 1, "representation": {"name": 3}}
     for name, value in spoiled.items():
         with pytest.raises(ValueError, match=r"\w"):
             Encoding.restore([described[0] | {name: value}], tensors)

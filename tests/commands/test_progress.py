@@ -14,7 +14,7 @@ import torch
 
 from protonet.commands.models import map_blocks, show_progress
 from protonet.tables import formats
-from protonet.tables.table import Block, Wanted, open_table
+from protonet.tables.table import ReadSpec, RowBlock, open_table
 
 
 @pytest.mark.parametrize("quiet", [False, True])
@@ -42,13 +42,13 @@ def test_the_bar_says_how_long_it_will_take_yet(
 def test_blocks_are_worked_on_in_order_and_a_few_at_a_time() -> None:
     taken: list[int] = []
 
-    def blocks() -> Iterator[Block]:
+    def blocks() -> Iterator[RowBlock]:
         for number in range(40):
             taken.append(number)
-            yield Block([np.array([number])], np.empty(0, np.str_), (), [number], [number])
+            yield RowBlock([np.array([number])], np.empty(0, np.str_), (), [number], [number])
 
-    def work(block: Block) -> int:
-        if len(taken) == 40 and block.rows == [39]:
+    def work(block: RowBlock) -> int:
+        if len(taken) == 40 and block.positions == [39]:
             raise ValueError("the last")
         return int(block.columns[0][0])
 
@@ -76,19 +76,19 @@ def test_the_bar_of_rows_tells_what_is_left_where_it_is_known(
         ".csv": lambda: frame.to_csv(path, index=False),
     }
     writers[suffix]()
-    monkeypatch.setattr(formats, "CELLS", 4)
+    monkeypatch.setattr(formats, "CELLS_PER_CHUNK", 4)
     now = [100.0]
     monkeypatch.setattr("tqdm.std.time", lambda: now[0])
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    table = open_table(path, Wanted("kind", labelled=False))
-    assert table.rows == (None if suffix == ".csv" else 4)
+    table = open_table(path, ReadSpec("kind", labelled=False))
+    assert table.n_rows == (None if suffix == ".csv" else 4)
 
-    def blocks() -> Iterator[Block]:
+    def blocks() -> Iterator[RowBlock]:
         for block in table.blocks:
             now[0] += 30
             yield block
 
-    assert sum(map_blocks(lambda block: len(block.rows), blocks(), rows=table.rows)) == 4
+    assert sum(map_blocks(lambda block: len(block.positions), blocks(), rows=table.n_rows)) == 4
     said = capsys.readouterr().err
     assert bool(re.search(r" 50%\|.*\| 2\.00/4\.00 \[00:30<00:30, ", said)) == (suffix != ".csv")
     assert "2.00" in said

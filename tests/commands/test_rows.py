@@ -79,7 +79,7 @@ def test_a_line_of_numbers_as_the_header_is_said(tmp_path: Path, run: Run) -> No
     line = "The first line looks like a row: if it is one, put a line of names above it."
     assert line in run("fit", table, *FAST, code=2)
     said = run("fit", table, "--label", "a", *FAST[2:])
-    assert "look at: columns are named '23.99', '1340.9'. The first line looks like a row" in said
+    assert "warning: columns are named '23.99', '1340.9'. The first line looks like a row" in said
     counted = write(tmp_path / "counted.csv", [["0", "1", "a"], *rows])
     assert "looks like a row" not in run("fit", counted, "--label", "a", *FAST[2:])
 
@@ -100,7 +100,7 @@ def test_sheets_and_blank_rows(tmp_path: Path, run: Run) -> None:
     assert "x.xlsx, sheet 'Notes' of 'Notes', 'Rows' with 'by hand'" in run(*fit, code=2)
     said = run(*fit, "--sheet", "Rows")
     assert "2 classes, 19 samples" in said
-    assert "1 row of empty cells left out" in said
+    assert "1 blank row dropped" in said
     assert len(run.read_rows("predict", model, table, "--sheet", "Rows")) == 20
     assert "of 19 rows right" in run("evaluate", model, table, "--sheet", "Rows")
 
@@ -124,14 +124,14 @@ def test_a_prediction_for_every_row_of_separators(delimiter: str, model: Path, t
     assert run("predict", model, tmp_path / "new.csv").count("\n") == len(lines)
     assert "of 2 rows right" in run("evaluate", model, tmp_path / "new.csv")
     run("predict", model, tmp_path / "new.csv", quiet=False)
-    assert "2 empty lines below the header: no rows" in run.notes
+    assert "2 empty lines below the header skipped" in run.notes
 
 
 @pytest.mark.parametrize(
     ("cells", "said"),
     [
-        (["bad"], "not a number, taken for a gap: 'bad' in x, line 2, the only one of 7"),
-        (["bad", "odd"], "not a number, taken for a gap: 'bad' in x, line 2, and 1 more of 8"),
+        (["bad"], "not a number, treated as missing: 'bad' in x, line 2, the only one of 7"),
+        (["bad", "odd"], "not a number, treated as missing: 'bad' in x, line 2, and 1 more of 8"),
         (["#GETTING_DATA", "#BLOCKED!"], ""),
     ],
 )
@@ -140,7 +140,7 @@ def test_a_cell_that_is_no_number_is_told(cells: list[str], said: str, model: Pa
     table.write_text("\n".join(["x", *cells, *"123456"]), encoding="utf-8")
     run("predict", model, table, quiet=False)
     assert said in run.notes
-    assert ("taken for a gap" in run.notes) == bool(said)
+    assert ("treated as missing" in run.notes) == bool(said)
 
 
 def test_missing_values_are_one_list_for_labels_and_cells(tmp_path: Path, run: Run) -> None:
@@ -170,7 +170,7 @@ def test_evaluate_leaves_out_rows_without_a_class(model: Path, tmp_path: Path, r
     said = run("evaluate", model, table, code=2)
     assert "none in line 3, line 4. Fill it in, or leave the row out: evaluate --drop-unlabelled" in said
     assert "of 2 rows right" in run("evaluate", model, table, "--drop-unlabelled", quiet=False)
-    assert "2 rows without a class left out" in run.notes
+    assert "2 rows without a class dropped" in run.notes
 
 
 def test_a_model_column_in_another_spelling_is_guessed(tmp_path: Path, run: Run) -> None:

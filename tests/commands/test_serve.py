@@ -153,7 +153,7 @@ def make_pickle() -> bytes:
         ("mixed", JSON, "[[1]]", 400, "`body` must have 2 cells in each row; got 1 in row 0"),
         ("mixed", JSON, '[{"size": 1}]', 400, "`body` must have the model's columns; got row 0 without city"),
         ("mixed", JSON, '[[[], "Rome"]]', 400, "`body` must be of the documented form"),
-        ("mixed", JSON, '[["wide", "Rome"]]', 400, "`body` must have columns of the kind that they were of in fit"),
+        ("mixed", JSON, '[["wide", "Rome"]]', 400, "`body` must have columns of the same types as in training"),
         ("arrays", JSON, "[[1, 2, 3, 4, null]]", 400, "`body` must have finite numbers"),
         ("arrays", JSON, "[[1, 2, 3, 4, 1e39]]", 400, "`body` must have numbers of at most 3.4e"),
         ("arrays", JSON, "[[1e38, -1e38, 1e38, 1e38, 1e38]]", 400, "`body` must hold numbers of the size"),

@@ -130,12 +130,9 @@ def test_rows_with_nan_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             "`split` must have only sides .*; got 'x'. .* train, val",
         ),
         ({"x": np.eye(3), "y": list("bab"), "split": ["novel", "base", "base"]}, SPLIT),
-        (
-            {"x": np.eye(2), "y": list("ab"), "split": np.array([b"a", b"\xff"])},
-            r"`split` must be UTF-8 where it is by",
-        ),
+        ({"x": np.eye(2), "y": list("ab"), "split": np.array([b"a", b"\xff"])}, r"`split` must be UTF-8 if it is by"),
         ({"x": np.eye(2), "y": [0, 1], "split": ["base"]}, "`split` must have one side per row; got 1 for 2"),
-        ({"x": np.eye(2), "y": np.array([b"a", b"\xff"])}, r"`y` must be UTF-8 where it is bytes; got b'\\xff'"),
+        ({"x": np.eye(2), "y": np.array([b"a", b"\xff"])}, r"`y` must be UTF-8 if it is bytes; got b'\\xff'"),
         ({"x": [[1.0], [np.nan]], "y": [0, 1]}, "`x` must be finite; got NaN or infinity in 1 of 2 rows: 1. "),
     ],
 )

@@ -26,7 +26,7 @@ from protonet.representations.representation import Record, Representation
 from protonet.scoring import WEIGHTS, split_folds
 from protonet.tables.columns.embedded import EmbeddedText
 from protonet.tables.columns.encoding import Encoding
-from protonet.tables.columns.number import Number
+from protonet.tables.columns.numeric import Numeric
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import Text
 from tests.strategies import blobs, seeds
@@ -76,14 +76,14 @@ def test_names_are_rows_as_texts_are() -> None:
     texts = np.array(["my card is lost", "the card came", "where is my money", "money back", "a dog", "dogs"], object)
     numbers = np.array([1.0, 2, 3, 4, 5, np.nan])
     column = EmbeddedText.fit(texts, open_representation("words"), words=Text.fit(texts[:0]))
-    encoding = Encoding((Number.fit(numbers), column))
+    encoding = Encoding((Numeric.fit(numbers), column))
     x, labels = torch.from_numpy(encoding.encode([numbers, texts])), torch.tensor([0, 0, 1, 1, 2, 2])
     names = read_names(encoding, ["card", "money_back", "c3"], x, labels, ["", "refunds", ""])
     assert names is not None
     assert names.labels.tolist() == [0, 1]
     assert names.weight in NAMES.weights
     own = column.encode(np.array(["card", "money back: refunds"], object))
-    place = list(encoding.find_features(1))
+    place = list(encoding.feature_range(1))
     np.testing.assert_allclose(names.x[:, place], own - own.mean(axis=0), atol=1e-6)
     others = [number for number in range(x.shape[1]) if number not in place]
     for row in (0, 1):  # what a name does not say is as in its class
@@ -95,7 +95,7 @@ def test_names_are_rows_as_texts_are() -> None:
     for classes in (["c1", "c2", "c3"], ["card", "c2", "c3"], ["card", "Card?", "card"]):
         found = read_names(encoding, [name.lower() for name in classes], x, labels)
         assert found is None
-    assert read_names(Encoding((Number.fit(numbers),)), ["card", "money"], x[:, :1], labels) is None
+    assert read_names(Encoding((Numeric.fit(numbers),)), ["card", "money"], x[:, :1], labels) is None
     assert read_names(None, ["card", "money"], x, labels) is None
 
 
@@ -285,7 +285,7 @@ def test_a_joint_network_reads_the_names_of_pictures(tmp_path: Path) -> None:
     names = read_names(encoding, list(colours), x, y)
     assert names is not None
     assert names.weight > 0
-    own = names.x[:, column.width :]  # our own features of a class are those of its rows
-    torch.testing.assert_close(own, torch.stack([x[y == k][:, column.width :].mean(dim=0) for k in range(3)]))
+    own = names.x[:, column.embedding_width :]  # our own features of a class are those of its rows
+    torch.testing.assert_close(own, torch.stack([x[y == k][:, column.embedding_width :].mean(dim=0) for k in range(3)]))
     plain = Encoding((Picture.fit(cells, replace(network, join=None)),))
     assert read_names(plain, list(colours), x, y) is None

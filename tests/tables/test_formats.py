@@ -1,4 +1,4 @@
-"""What a file holds, column by column: beside pandas, pyarrow and openpyxl on the same files."""
+"""Files of every format, compared with pandas, pyarrow and openpyxl; untidy, invalid and damaged files."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ from protonet._text import unescape_formula
 from protonet.datasets import load_csv
 from protonet.errors import InputError, MissingPackageError, installed_version
 from protonet.tables import formats
-from protonet.tables.formats import Source, open_source
+from protonet.tables.formats import TableSource, open_source
 from tests.strategies import EXAMPLES
 
 COLUMNS = ("a", "b", "c")
-#: Text of a cell: what csv.writer has to quote, and what it need not.
+#: Text of cells with and without characters that csv.writer has to quote.
 CELLS = st.text(st.sampled_from('ab1 ,;|\t"\n\r.é€') | st.characters(exclude_categories=["C"]), max_size=6)
 ROWS = st.lists(st.lists(CELLS, min_size=3, max_size=3), max_size=8)
 
 
 BYTES = st.binary(max_size=6) | st.sampled_from([b"\0", b"\n", b'"', b",", b"\r", b"nan", b"1e999", b"\xff\xfe", b"_"])
-#: Where, how many bytes are taken away, and what is put there.
+#: Relative position, number of removed bytes, and inserted bytes.
 DAMAGES = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 12) | st.just(10**6), BYTES), min_size=1, max_size=4)
 
 
-def damage(content: bytes, damages: Sequence[tuple[float, int, bytes]]) -> bytes:
+def corrupt(content: bytes, damages: Sequence[tuple[float, int, bytes]]) -> bytes:
     for where, gone, put in damages:
         at = round(where * len(content))
         content = content[:at] + put + content[at + gone :]
     return content
 
 
-def read(source: Source, *columns: int) -> tuple[list[list[Any]], list[int]]:
-    """All of a file's columns, or those of some numbers, and where its rows are."""
-    taken: list[list[Any]] = [[] for _ in columns or range(source.width)]
-    places: list[int] = []
-    for block in source.read(columns or range(source.width)):
-        assert [len(column) for column in block.columns] == [len(block.rows)] * len(taken)
-        for values, column in zip(taken, block.columns, strict=True):
+def read(source: TableSource, *indices: int) -> tuple[list[list[Any]], list[int]]:
+    """Read some columns of a file, or all of them, and the positions of its rows."""
+    columns: list[list[Any]] = [[] for _ in indices or range(source.width)]
+    positions: list[int] = []
+    for chunk in source.read(indices or range(source.width)):
+        assert [len(column) for column in chunk.columns] == [len(chunk.positions)] * len(columns)
+        for values, column in zip(columns, chunk.columns, strict=True):
             values.extend(column.tolist())
-        places += block.rows
-    return taken, places
+        positions += chunk.positions
+    return columns, positions
 
 
 def write(folder: Path, content: str | bytes, name: str = "table.csv") -> Path:
@@ -68,25 +68,25 @@ def write(folder: Path, content: str | bytes, name: str = "table.csv") -> Path:
 @given(rows=ROWS)
 @example(rows=[["1,5", "é", 'x "y"'], ["a\nb", "#", ";"], ["", " ", "€"]])
 @example(rows=[["#N/A", "1", "2"], ["", " ", ""], ["# x", "#", "'=1"], ["", "", ""], ["", "", ""]])
-def test_text_comes_back(delimiter: str, end: str, encoding: str, rows: list[list[str]], tmp_path: Path) -> None:
+def test_text_round_trips(delimiter: str, end: str, encoding: str, rows: list[list[str]], tmp_path: Path) -> None:
     text = io.StringIO()
-    broken = any(each in cell for row in rows for cell in row for each in "\r\n")  # which csv.writer may not quote
+    broken = any(char in cell for row in rows for cell in row for char in "\r\n")  # not always quoted by csv.writer
     quoting: Literal[0, 1] = csv.QUOTE_ALL if broken else csv.QUOTE_MINIMAL
     csv.writer(text, delimiter=delimiter, lineterminator=end, quoting=quoting).writerows([COLUMNS, *rows])
     content = text.getvalue().encode(encoding, "replace")
-    assume(encoding != "cp1252" or not re.search(rb"[\xc2-\xf4][\x80-\xbf]", content))  # which is UTF-8 as well
+    assume(encoding != "cp1252" or not re.search(rb"[\xc2-\xf4][\x80-\xbf]", content))  # also valid UTF-8
     came = [[cell.encode(encoding, "replace").decode(encoding).strip() for cell in row] for row in rows]
     expected = [[unescape_formula(cell.replace("\r\n", "\n").replace("\r", "\n")) for cell in row] for row in came]
     for name in ("table.csv", "table.tsv.gz"):
         path = write(tmp_path, gzip.compress(content) if name.endswith("gz") else content, name)
         source = open_source(path)
-        assert (source.header, source.width, source.place) == ([*COLUMNS], 3, "line {}")
+        assert (source.header, source.width, source.position_format) == ([*COLUMNS], 3, "line {}")
         assert list(zip(*read(source)[0], strict=True)) == list(map(tuple, expected))
 
 
-def test_text_as_pandas_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_agrees_with_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pandas = pytest.importorskip("pandas")
-    monkeypatch.setattr(formats, "CELLS", 40)
+    monkeypatch.setattr(formats, "CELLS_PER_CHUNK", 40)
     rng = np.random.default_rng(0)
     frame = pandas.DataFrame(rng.standard_normal((100, 3)), columns=["x;y", "b", "c d"])
     frame["text"] = rng.choice(['say "x"', "two\nlines", "a;b", "", "ö"], 100)
@@ -96,16 +96,16 @@ def test_text_as_pandas_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     source = open_source(path)
     assert source.header == ["", "x;y", "b", "c d", "text"]
     assert source.notes == ["cells are separated by semicolons"]
-    columns, places = read(source, 4, 0, 2)
+    columns, positions = read(source, 4, 0, 2)
     assert columns == [other[name].tolist() for name in ("text", "Unnamed: 0", "b")]
     lines = 1 + (other["text"] == "two\nlines").to_numpy()
-    assert places == (np.cumsum(lines) - lines + 2).tolist()  # a row is where it begins, below the header
+    assert positions == (np.cumsum(lines) - lines + 2).tolist()  # the first line of each row, below the header
 
 
-LINES, LINE = "{} empty lines below the header: no rows", "1 empty line below the header: no row"
-TITLES = "2 rows above the header left out: 'Report' ..."
-SALES = "2 rows above the header left out: 'Sales 2024' ..."
-TITLE = "1 row above the header left out: 'A title'"
+LINES, LINE = "{} empty lines below the header skipped", "1 empty line below the header skipped"
+TITLES = "2 rows above the header skipped: 'Report' ..."
+SALES = "2 rows above the header skipped: 'Sales 2024' ..."
+TITLE = "1 row above the header skipped: 'A title'"
 
 
 @pytest.mark.parametrize(
@@ -116,10 +116,10 @@ TITLE = "1 row above the header left out: 'A title'"
         ('a, b\n1, "x, y"\n', "a b", ["1 x,_y"], []),
         ("a\tb,c\n1\t2,5\n", "a b,c", ["1 2,5"], ["cells are separated by tabs"]),
         ("a|b|c\n1|2,5|x;y\n", "a b c", ["1 2,5 x;y"], ["cells are separated by bars"]),
-        ("# of, old\n#\n\na,b\n# x,5\n1,2\n#3,4\n", "a b", ["#_x 5", "1 2", "#3 4"], ["2 comment lines (#) left out"]),
+        ("# of, old\n#\n\na,b\n# x,5\n1,2\n#3,4\n", "a b", ["#_x 5", "1 2", "#3 4"], ["2 comment lines (#) skipped"]),
         ('a,b\n1,"x\n# y"\n#N/A,z\n', "a b", ["1 x\n#_y", "#N/A z"], []),
         ("#,name\n1,x\n#2,y\n", "# name", ["1 x", "#2 y"], []),
-        ("# one\n# a;b\n1;2\n", "#_a b", ["1 2"], ["cells are separated by semicolons", "1 comment line (#) left out"]),
+        ("# one\n# a;b\n1;2\n", "#_a b", ["1 2"], ["cells are separated by semicolons", "1 comment line (#) skipped"]),
         ("colour,b\n#f00,1\n#0f0,2\n", "colour b", ["#f00 1", "#0f0 2"], []),
         ("a,b\n\n1,x\n\n \ny,2\n\n", "a b", ["1 x", "y 2"], [LINES.format(4)]),
         ("a,b\n,\n1,x\n , \ny,2\n,\n\n,\n", "a b", [" ", "1 x", " ", "y 2", " ", " "], [LINE]),
@@ -134,23 +134,23 @@ TITLE = "1 row above the header left out: 'A title'"
         ('a\n""\nx,y\n""\n', "a", ["", "x,y", ""], []),
         ("sep=;\na;b\n1;2,5\n", "a b", ["1 2,5"], ["cells are separated by semicolons"]),
         ("sep=:\na:b\n1;2:3\n", "a b", ["1;2 3"], ["cells are separated by ':'"]),
-        ("Sales\n\na,b\n1,2\n3,4\n", "a b", ["1 2", "3 4"], ["1 row above the header left out: 'Sales'"]),
+        ("Sales\n\na,b\n1,2\n3,4\n", "a b", ["1 2", "3 4"], ["1 row above the header skipped: 'Sales'"]),
         (
             "Sales;\nof 2020;\na;b\n1;2,5\n",
             "a b",
             ["1 2,5"],
-            ["cells are separated by semicolons", "2 rows above the header left out: 'Sales' ..."],
+            ["cells are separated by semicolons", "2 rows above the header skipped: 'Sales' ..."],
         ),
         (",a\n0,x\n1,y\n", " a", ["0 x", "1 y"], []),
         (",a\nr,x\ns,y\n", " a", ["r x", "s y"], []),
         ("text\nhello, you\nbye, 5\nsee, 6\n", "text", ["hello,_you", "bye,_5", "see,_6"], []),
         ("text\nred, green, 5\none\n", "text", ["red,_green,_5", "one"], []),
         ("#id,colour,shape\na1,red,square\nb2,red,round\n", "#id colour shape", ["a1 red square", "b2 red round"], []),
-        ("# old\n#id,colour\na1,red\n", "#id colour", ["a1 red"], ["1 comment line (#) left out"]),
-        ("# made by hand, us\nid,x\na,1\nb,2\n", "id x", ["a 1", "b 2"], ["1 comment line (#) left out"]),
-        ("#id,x\na,b\nc,1\nd,2\n", "a b", ["c 1", "d 2"], ["1 comment line (#) left out"]),
+        ("# old\n#id,colour\na1,red\n", "#id colour", ["a1 red"], ["1 comment line (#) skipped"]),
+        ("# made by hand, us\nid,x\na,1\nb,2\n", "id x", ["a 1", "b 2"], ["1 comment line (#) skipped"]),
+        ("#id,x\na,b\nc,1\nd,2\n", "a b", ["c 1", "d 2"], ["1 comment line (#) skipped"]),
         ("#text\nhello you\nbye, 5\n", "#text", ["hello_you", "bye,_5"], []),
-        ("# by hand\n#\ntext\nhello you\n", "text", ["hello_you"], ["2 comment lines (#) left out"]),
+        ("# by hand\n#\ntext\nhello you\n", "text", ["hello_you"], ["2 comment lines (#) skipped"]),
         ("Report,,\nAuthor: me,,\na,b,c\nx,y,z\nu,,w\n", "a b c", ["x y z", "u  w"], [TITLES]),
         ("Sales 2024, all regions\nQ1 to Q4\na,b,c\nx,1,z\ny,2,w\n", "a b c", ["x 1 z", "y 2 w"], [SALES]),
         ("A title, old\na,b,c\n1,2,3\n3,4,5\n", "a b c", ["1 2 3", "3 4 5"], [TITLE]),
@@ -158,7 +158,9 @@ TITLE = "1 row above the header left out: 'A title'"
         ("a,b\n'=1,'-x\n-3.5,''@\nisn't,'\n", "a b", ["=1 -x", "-3.5 '@", "isn't '"], []),
     ],
 )
-def test_which_lines_are_rows(text: str, header: str, rows: list[str], notes: list[str], tmp_path: Path) -> None:
+def test_headers_and_rows_of_untidy_files(
+    text: str, header: str, rows: list[str], notes: list[str], tmp_path: Path
+) -> None:
     for encoding in ("utf-8", "utf-16"):
         source = open_source(write(tmp_path, text.encode(encoding)))
         assert [name.replace(" ", "_") for name in source.header or []] == header.split(" ")
@@ -167,7 +169,7 @@ def test_which_lines_are_rows(text: str, header: str, rows: list[str], notes: li
         assert source.notes == notes
 
 
-def test_old_encodings_are_said_and_load_csv_reads_the_same_files(tmp_path: Path) -> None:
+def test_encodings_are_noted_and_shared_with_load_csv(tmp_path: Path) -> None:
     source = open_source(write(tmp_path, "größe;“b”\n1;Ä\n".encode("cp1252")))
     assert (source.header, read(source)[0]) == (["größe", "“b”"], [["1"], ["Ä"]])
     assert source.notes[0] == "it is not UTF-8: read as Latin-1 (Windows-1252)"
@@ -175,7 +177,7 @@ def test_old_encodings_are_said_and_load_csv_reads_the_same_files(tmp_path: Path
     assert (data.x.tolist(), data.class_names) == ([[1, 2], [3, 4]], ("e", "é"))
 
 
-def test_a_row_is_where_it_begins(tmp_path: Path) -> None:
+def test_positions_are_first_lines(tmp_path: Path) -> None:
     text = '# one\n"a\n\nx",b\n1,2\n\n\n"3\n# no comment\n",4\n5,"\n6"\n'
     source = open_source(write(tmp_path, text))
     assert source.header == ["a\n\nx", "b"]
@@ -184,13 +186,13 @@ def test_a_row_is_where_it_begins(tmp_path: Path) -> None:
         read(open_source(write(tmp_path, 'a,b\n1,"\n\n2",3\n4,5\n')))
 
 
-PACKED = gzip.compress(b"a,b\n1,2\n", mtime=0)  # no time: it stands in the names of tests
+PACKED = gzip.compress(b"a,b\n1,2\n", mtime=0)  # constant: it is part of test names
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a,b\n1,2\n3,4,5\n6,7\n", r"have 2 cells per row; got 3 in line 3\. Mend that line"),
+        ("a,b\n1,2\n3,4,5\n6,7\n", r"have 2 cells per row; got 3 in line 3\. Correct that line"),
         ("a,b\n1,2\n\nx,y,z\n3,4,5\n", "hold one table; got rows of 2 cells, and of 3 from line 4 of "),
         ("a,b\n1,2\nx,y,z\n3,4,5\n", "hold one table; got rows of 2 cells, and of 3 from line 3 of "),
         ("a,b\n1,2\n# x\n3,4\n", r"have 2 cells per row; got 1 in line 3\. Comments stand above the header"),
@@ -209,20 +211,20 @@ PACKED = gzip.compress(b"a,b\n1,2\n", mtime=0)  # no time: it stands in the name
         (b"\x1f\x8b", r"be a CSV file that can be read; got .* \(EOFError\)"),
     ],
 )
-def test_text_that_cannot_be_read(content: str | bytes, message: str, tmp_path: Path) -> None:
+def test_invalid_text_is_refused(content: str | bytes, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=f"^`path` must {message}"):
         read(open_source(write(tmp_path, content)))
 
 
-def test_damage_late_in_a_file_is_found_before_its_first_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protonet.tables.delimited.CHUNK", 1000)
+def test_late_damage_is_detected_before_the_first_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protonet.tables.delimited.SCAN_BYTES", 1000)
     content = "a,b\n" + "1,é\n" * 5000
     path = write(tmp_path, content.encode() + b"2,\xe9\n")
     with pytest.raises(InputError, match="no UTF-8 in line 5002"):
         open_source(path)
     ascii_first = content.replace("é", "e").encode() + "2,Ä\n".encode("latin-1")
-    columns, places = read(open_source(write(tmp_path, ascii_first)))
-    assert (columns[1][-1], places[-1]) == ("Ä", 5002)
+    columns, positions = read(open_source(write(tmp_path, ascii_first)))
+    assert (columns[1][-1], positions[-1]) == ("Ä", 5002)
 
 
 def test_standard_input() -> None:
@@ -236,8 +238,8 @@ def test_standard_input() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".npy"])
-def test_arrays_are_views_and_classes_come_last(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "CELLS", 8)
+def test_arrays_are_views_with_labels_last(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "CELLS_PER_CHUNK", 8)
     x, y = np.arange(30, dtype=">i2").reshape(5, 2, 3), np.array([" p", "q", "", "p", "q"])
     path, labels = tmp_path / f"x{suffix}", None
     if suffix == ".npz":
@@ -247,13 +249,13 @@ def test_arrays_are_views_and_classes_come_last(suffix: str, tmp_path: Path, mon
         labels = tmp_path / "y.npy"
         np.save(labels, y)
     source = open_source(path, labels, labelled=True)
-    assert (source.header, source.width, source.place) == (None, 6, "row {} (counted from 0)")
-    columns, places = read(source, 6, 1, 0)
+    assert (source.header, source.width, source.position_format) == (None, 6, "row {} (counted from 0)")
+    columns, positions = read(source, 6, 1, 0)
     assert columns == [["p", "q", "", "p", "q"], x[:, 0, 1].tolist(), x[:, 0, 0].tolist()]
-    assert places == list(range(5))
+    assert positions == list(range(5))
 
 
-def test_kinds_of_numbers_in_arrays(tmp_path: Path) -> None:
+def test_array_dtypes(tmp_path: Path) -> None:
     for kind in ("bool", "int8", "uint64", "float16", "float32", ">f8", "longdouble"):
         x = np.array([[0, 1], [1, 1]]).astype(kind)
         np.save(tmp_path / "x.npy", x)
@@ -262,13 +264,13 @@ def test_kinds_of_numbers_in_arrays(tmp_path: Path) -> None:
         expected = {"bool": "uint8", ">f8": "float64", "longdouble": "float64"}.get(kind, kind)
         assert all(column.dtype == expected and column.dtype.isnative for column in block.columns)
         assert block.columns[0].base is not None
-    for y, named in (
+    for y, expected_labels in (
         (np.array([3, 4], "uint8"), [3, 4]),
         ([True, False], ["True", "False"]),
         ([b"a", b"b"], ["a", "b"]),
     ):
         np.save(tmp_path / "y.npy", y)
-        assert read(open_source(tmp_path / "x.npy", tmp_path / "y.npy"), 2)[0] == [named]
+        assert read(open_source(tmp_path / "x.npy", tmp_path / "y.npy"), 2)[0] == [expected_labels]
 
 
 NEW, OLD = datetime(2020, 1, 2), datetime(1970, 1, 1)
@@ -294,16 +296,16 @@ PARQUET: dict[str, tuple[list[Any], Any, list[Any], str]] = {
 }
 
 
-def test_every_type_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pa = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr(formats, "CELLS", 30)
+    monkeypatch.setattr(formats, "CELLS_PER_CHUNK", 30)
     table = {name: pa.array(values, kind) for name, (values, kind, _, _) in PARQUET.items()}
     table["decimal"] = pa.array([Decimal("1.50"), None, Decimal(2)], pa.decimal128(10, 2))
     zone = timezone(timedelta(hours=2))
     table["zone"] = pa.array([datetime(2020, 1, 1, tzinfo=zone), None, None], pa.timestamp("ns", "Europe/Rome"))
     table["category"] = pa.array(["x ", None, "y"]).dictionary_encode()
-    assert formats.from_arrow(pa.array([7, None, 8]).dictionary_encode()).tolist() == ["7", "", "8"]
+    assert formats.arrow_to_numpy(pa.array([7, None, 8]).dictionary_encode()).tolist() == ["7", "", "8"]
     expected = {name: (values, kind) for name, (_, _, values, kind) in PARQUET.items()}
     expected["decimal"] = [1.5, np.nan, 2], "float64"
     expected["zone"] = [datetime(2019, 12, 31, 22), None, None], "M8[us]"
@@ -312,15 +314,15 @@ def test_every_type_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     source = open_source(tmp_path / "x.parquet")
     assert source.header == [*table]
     blocks = list(source.read(range(source.width)))
-    assert [list(block.rows) for block in blocks] == [[0], [1], [2]]
+    assert [list(block.positions) for block in blocks] == [[0], [1], [2]]
     for column, (name, (values, kind)) in enumerate(expected.items()):
         got = np.concatenate([block.columns[column] for block in blocks])
-        # a block of integers without gaps keeps its digits
+        # a chunk of integers without missing values keeps its dtype
         assert {block.columns[column].dtype for block in blocks} <= {np.dtype(kind), np.dtype("int32")}, name
         np.testing.assert_equal(got.tolist(), values, name)
 
 
-def test_durations_of_excel_are_seconds(tmp_path: Path) -> None:
+def test_excel_durations_are_seconds(tmp_path: Path) -> None:
     openpyxl = pytest.importorskip("openpyxl")
     book = openpyxl.Workbook()
     mixed = [timedelta(hours=37, seconds=131), time(9, 16, 54), None, timedelta(0)]
@@ -334,7 +336,7 @@ def test_durations_of_excel_are_seconds(tmp_path: Path) -> None:
     assert at == ["09:16:54", "", "00:00:00", "01:02:00"]
 
 
-def test_parquet_as_pyarrow_reads_it(tmp_path: Path) -> None:
+def test_parquet_agrees_with_pyarrow(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     pandas = pytest.importorskip("pandas")
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -345,10 +347,10 @@ def test_parquet_as_pyarrow_reads_it(tmp_path: Path) -> None:
     frame.to_parquet(tmp_path / "x.parquet", row_group_size=70)
     source = open_source(tmp_path / "x.parquet")
     assert source.header == ["a.b", "a", ""]
-    (text, number), _ = read(source, 1, 0)
+    (text, numeric), _ = read(source, 1, 0)
     table = parquet.read_table(tmp_path / "x.parquet")
-    assert number == table.column("a.b").to_pylist()
-    assert text == ["" if each is None else each for each in table.column("a").to_pylist()]
+    assert numeric == table.column("a.b").to_pylist()
+    assert text == ["" if value is None else value for value in table.column("a").to_pylist()]
     twice = pa.table([pa.array([1]), pa.array(["x"])], names=["a", "a"])
     parquet.write_table(twice, tmp_path / "twice.parquet")
     source = open_source(tmp_path / "twice.parquet")
@@ -386,16 +388,16 @@ def write_excel(path: Path) -> None:
 
 def test_excel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_excel(tmp_path / "x.xlsx")
-    monkeypatch.setattr(formats, "CELLS", 8)
+    monkeypatch.setattr(formats, "CELLS_PER_CHUNK", 8)
     source = open_source(tmp_path / "x.xlsx")
     assert source.header == ["", "n", "x", "kind", "day", "mixed", "yes"]
-    assert source.place == "row {}"
+    assert source.position_format == "row {}"
     assert source.notes == [
         "sheet 'Data' of 2; --sheet names another one: 'More'",
-        "2 rows above the header left out: 'A title' ...",
-        "1 blank row at the end left out",
+        "2 rows above the header skipped: 'A title' ...",
+        "1 blank row at the end skipped",
     ]
-    columns, places = read(source)
+    columns, positions = read(source)
     expected = [
         *([np.nan, 0, 1, 2, np.nan], [np.nan, 1, 2, 3, np.nan], [np.nan, 0.5, np.nan, np.nan, np.nan]),
         ["", "p", "q", "", ""],
@@ -403,7 +405,7 @@ def test_excel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         *(["", "1", "=two", "2.5", ""], ["", "True", "False", "", ""]),
     ]
     np.testing.assert_equal(columns, expected)
-    assert places == [5, 6, 7, 8, 9]
+    assert positions == [5, 6, 7, 8, 9]
     assert open_source(tmp_path / "x.xlsx", sheet="More").header == []
     with pytest.raises(InputError, match=r"^`--sheet` must name a sheet of .*; got 'no'\. It has 'Data', 'More'"):
         open_source(tmp_path / "x.xlsx", sheet="no")
@@ -420,7 +422,7 @@ def test_excel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             open_source(tmp_path / name)
 
 
-def test_titles_above_texts_in_excel(tmp_path: Path) -> None:
+def test_excel_titles(tmp_path: Path) -> None:
     openpyxl = pytest.importorskip("openpyxl")
     for titles in ([["Report"], ["by me"]], [], [["Report", None]]):
         book = openpyxl.Workbook()
@@ -438,7 +440,7 @@ def test_excel_without_its_reader(tmp_path: Path) -> None:
         open_source(tmp_path / "x.xlsx")
 
 
-def whole(folder: Path, suffix: str) -> bytes:
+def write_valid(folder: Path, suffix: str) -> bytes:
     path = folder / f"whole{suffix}"
     if suffix == ".xlsx":
         write_excel(path)
@@ -459,20 +461,20 @@ def whole(folder: Path, suffix: str) -> bytes:
 @pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".parquet", ".xlsx", ".npz", ".npy"])
 @settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(damages=DAMAGES, random=st.none() | st.binary(max_size=200))
-def test_damaged_files_give_columns_or_one_line(
+def test_damaged_files_are_read_or_refused_in_one_line(
     suffix: str, damages: list[tuple[float, int, bytes]], random: bytes | None, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.getbasetemp()
-    known = folder / f"whole{suffix}"
-    content = damage(known.read_bytes() if known.exists() else whole(folder, suffix), damages)
+    valid = folder / f"whole{suffix}"
+    content = corrupt(valid.read_bytes() if valid.exists() else write_valid(folder, suffix), damages)
     path = write(folder, content if random is None else random, f"damaged{suffix}")
-    said = "`path` must "
+    message = "`path` must "
     try:
         source = open_source(path)
-        columns, places = read(source)
+        columns, positions = read(source)
         assert len(columns) == source.width == len(source.header or columns)
-        assert all(len(column) == len(places) for column in columns)
+        assert all(len(column) == len(positions) for column in columns)
     except InputError as error:
-        said = str(error)
-    assert said.startswith("`path` must ")
-    assert said.isprintable()
+        message = str(error)
+    assert message.startswith("`path` must ")
+    assert message.isprintable()

@@ -1,4 +1,4 @@
-"""A person's table: what is read of each format, in one order, and the one line for each thing that is wrong."""
+"""Tables in every format: the same rows, matched columns, and one-line errors."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from protonet.errors import InputError
 from protonet.tables import formats
 from protonet.tables.columns.parsing import blank_missing
-from protonet.tables.table import Block, Wanted, list_names, name_cells, open_table, read_labels, read_table
+from protonet.tables.table import ReadSpec, RowBlock, cell_texts, format_names, open_table, parse_labels, read_table
 from tests.strategies import write_columns
 
-KIND = Wanted("kind")
+KIND = ReadSpec("kind")
 Write = Callable[[Path, np.ndarray, list[str]], tuple[Path, Path | None]]
 
 
@@ -43,26 +43,26 @@ def write_parquet(folder: Path, x: np.ndarray, labels: list[str]) -> tuple[Path,
 
 @pytest.mark.parametrize("write", [write_csv, write_npz, write_npy, write_parquet])
 @pytest.mark.parametrize("cells", [1, 7, 2**20])
-def test_every_format_gives_the_same_rows_whatever_the_blocks(
+def test_all_formats_and_block_sizes_give_the_same_rows(
     write: Write, cells: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(formats, "CELLS", cells)
+    monkeypatch.setattr(formats, "CELLS_PER_CHUNK", cells)
     x = np.random.default_rng(0).standard_normal((11, 2))
     labels = [f"class {row % 3}" for row in range(11)]
     path, other = write(tmp_path, x, labels)
     table, block = read_table(path, KIND, other)
-    assert np.array_equal(numbers(block), x)
+    assert np.array_equal(to_floats(block), x)
     assert block.labels.tolist() == labels
     assert table.columns == (("a", "b") if path.suffix.lower() in {".csv", ".parquet"} else None)
     blocks = list(open_table(path, KIND._replace(labelled=False, width=2)).blocks)
-    assert np.array_equal(np.concatenate([numbers(each) for each in blocks]), x)
-    assert [row for each in blocks for row in each.rows] == list(block.rows)
-    assert [number for each in blocks for number in each.numbers] == list(block.numbers) == list(range(11))
-    assert not any(len(each.labels) for each in blocks)
+    assert np.array_equal(np.concatenate([to_floats(part) for part in blocks]), x)
+    assert [row for part in blocks for row in part.positions] == list(block.positions)
+    assert [index for part in blocks for index in part.indices] == list(block.indices) == list(range(11))
+    assert not any(len(part.labels) for part in blocks)
 
 
-def numbers(block: Block) -> np.ndarray:
-    """Return the cells of a block (b, columns) as numbers, gaps as 0."""
+def to_floats(block: RowBlock) -> np.ndarray:
+    """Return the cells of a block as floats (b, columns), missing ones as 0."""
     return np.stack([np.where(cells == "", 0, cells).astype(float) for cells in block.columns], axis=1)
 
 
@@ -74,25 +74,26 @@ def write(folder: Path, text: str | bytes) -> Path:
 
 def test_columns_are_matched_by_name(tmp_path: Path) -> None:
     path = write(tmp_path, 'b, a ,"kind"\r\n1,2,x\r\n,,\r\n 3 ,4e1," y, z "\r\n')
-    wanted = Wanted("kind", labelled=False, columns=("a", "b"), width=2)
-    assert [numbers(block).tolist() for block in open_table(path, wanted).blocks] == [[[2, 1], [0, 0], [40, 3]]]
+    spec = ReadSpec("kind", labelled=False, columns=("a", "b"), width=2)
+    assert [to_floats(block).tolist() for block in open_table(path, spec).blocks] == [[[2, 1], [0, 0], [40, 3]]]
     table, block = read_table(path, KIND)
-    assert block.labels.tolist() == ["x", "y, z"]  # where classes are wanted, a blank row is none
-    assert table.notes == ["1 row of empty cells left out"]
-    partly = Wanted("kind", labelled=False, partly=True)
-    assert read_table(path, partly)[1].labels.tolist() == ["x", "", "y, z"]
-    gaps = write(tmp_path, "a,kind,id\n1,7,p\n2,,q\n3, NA,r\n4,none,s\n5,NaN,t\n")
-    assert read_table(gaps, partly._replace(beside=("id",)))[1].labels.tolist() == ["7", "", "", "", ""]
+    assert block.labels.tolist() == ["x", "y, z"]  # blank rows are dropped if labels are required
+    assert table.notes == ["1 blank row dropped"]
+    optional_labels = ReadSpec("kind", labelled=False, partly_labelled=True)
+    assert read_table(path, optional_labels)[1].labels.tolist() == ["x", "", "y, z"]
+    path_without_labels = write(tmp_path, "a,kind,id\n1,7,p\n2,,q\n3, NA,r\n4,none,s\n5,NaN,t\n")
+    _, block = read_table(path_without_labels, optional_labels._replace(extra_columns=("id",)))
+    assert block.labels.tolist() == ["7", "", "", "", ""]
     for header, missing in (("a,c\n", "b. Name the columns as in the table"), ("a\n", "b")):
         with pytest.raises(
             InputError, match=rf"^`path` must have the model's columns; got .*table\.csv without {missing}"
         ):
-            open_table(write(tmp_path, header), wanted)
+            open_table(write(tmp_path, header), spec)
     path = write(tmp_path, "\ufeffa,b\n1,2\n")
-    assert read_table(path, partly)[1].labels.tolist() == []
-    assert [numbers(block).tolist() for block in open_table(path, wanted).blocks] == [[[1, 2]]]
+    assert read_table(path, optional_labels)[1].labels.tolist() == []
+    assert [to_floats(block).tolist() for block in open_table(path, spec).blocks] == [[[1, 2]]]
     table, block = read_table(write(tmp_path, ",a,kind\n0,1,x\n1,5,y\n"), KIND)
-    assert (table.columns, table.unused, table.notes) == (("a",), (), ["the unnamed column is left out"])
+    assert (table.columns, table.unused, table.notes) == (("a",), (), ["the unnamed column is not used"])
     assert block.columns[0].tolist() == ["1", "5"]
 
 
@@ -105,7 +106,7 @@ def test_columns_are_matched_by_name(tmp_path: Path) -> None:
         ("a,b,c,d,e,f,g\n", "have a column kind; got .* with a, b, c, d, e and 2 more"),
         ("kind\nx\n", "have columns beside the classes; got .* with kind"),
         ("a,a,b,kind\n1,2,3,x\n", r"name each column once; got a twice in .*\. Rename or drop one"),
-        (",a,,kind\n0,1,2,x\n", "name every column; got none for 2 columns of .*; one alone would be left out"),
+        (",a,,kind\n0,1,2,x\n", "name every column; got none for 2 columns of .*; only one may be unnamed"),
         ("a,kind\n", "have at least one row; got none in "),
         ("\nold, new\n2\n1,x\n", r"have 2 cells .* in line 3\. .*If the header, line 2 \('old, new'\), is a title"),
         ("a,kind\n1,x\n2, \n", r"name the class of every row; got none in line 3\. Fill it in, or leave"),
@@ -116,15 +117,15 @@ def test_columns_are_matched_by_name(tmp_path: Path) -> None:
         ("a" * 1000, "be a CSV file; got .*no end of the line"),
     ],
 )
-def test_csv_that_cannot_be_read(
+def test_invalid_csv_is_refused(
     tmp_path: Path, text: str | bytes, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("protonet.tables.delimited.LONGEST", 500)  # so that no line fills the memory
+    monkeypatch.setattr("protonet.tables.delimited.MAX_LINE_CHARS", 500)  # so that no line fills the memory
     with pytest.raises(InputError, match=f"^`path` must {message}"):
         read_table(write(tmp_path, text), KIND)
 
 
-def test_a_line_may_be_longer_than_a_cell(tmp_path: Path) -> None:
+def test_lines_longer_than_the_cell_limit(tmp_path: Path) -> None:
     long = "x" * 9_000_000  # two of them are more than a cell may have
     _, block = read_table(write(tmp_path, f"a,b,kind\n{long},{long},z\n"), KIND)
     assert [len(cells[0]) for cells in block.columns] == [len(long)] * 2
@@ -142,14 +143,14 @@ def test_a_line_may_be_longer_than_a_cell(tmp_path: Path) -> None:
         (np.ones((3, 2)), "`path` must have one label per row; got 2 for 3 rows"),
     ],
 )
-def test_arrays_that_do_not_fit(tmp_path: Path, x: object, message: str) -> None:
+def test_invalid_arrays_are_refused(tmp_path: Path, x: object, message: str) -> None:
     np.save(tmp_path / "x.npy", np.asarray(x))
     np.save(tmp_path / "y.npy", ["a", "b"])
     with pytest.raises(InputError, match=f"^{message}"):
         read_table(tmp_path / "x.npy", KIND._replace(width=2), tmp_path / "y.npy")
 
 
-def test_files_of_another_kind(tmp_path: Path) -> None:
+def test_invalid_files_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=np.ones((2, 2)))
     (tmp_path / "y.npy").write_bytes((tmp_path / "x.npz").read_bytes())
     (tmp_path / "z.npy").write_bytes(b"")
@@ -176,7 +177,7 @@ def test_files_of_another_kind(tmp_path: Path) -> None:
             read_table(tmp_path / name, KIND, None if labels is None else tmp_path / labels)
 
 
-def test_parquet_names_columns_and_rows(tmp_path: Path) -> None:
+def test_parquet_columns_and_labels(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "table.parquet"
@@ -191,20 +192,21 @@ def test_parquet_names_columns_and_rows(tmp_path: Path) -> None:
     assert np.isnan(block.columns[2][1])
 
 
-def test_cells_of_any_kind_are_kept_as_the_file_has_them(tmp_path: Path) -> None:
+def test_cells_and_positions(tmp_path: Path) -> None:
     path = write(tmp_path, "a,kind,b\n 1 ,x,\n,y,red\n1_000,x,nan\n")
     table, block = read_table(path, KIND)
     assert [cells.tolist() for cells in block.columns] == [["1", "", "1_000"], ["", "red", ""]]
-    assert list(block.rows) == [2, 3, 4]
-    taken = block.take(np.array([2, 0]))
-    assert (taken.labels.tolist(), list(taken.rows), taken.columns[1].tolist()) == (["x", "x"], [4, 2], ["", ""])
-    assert [table.name_column(number) for number in (0, 1)] == ["a", "b"]
-    assert table._replace(columns=None).name_column(1) == "column 1"
+    assert list(block.positions) == [2, 3, 4]
+    selected = block.take(np.array([2, 0]))
+    assert selected.labels.tolist() == ["x", "x"]
+    assert (list(selected.positions), selected.columns[1].tolist()) == ([4, 2], ["", ""])
+    assert [table.column_name(index) for index in (0, 1)] == ["a", "b"]
+    assert table._replace(columns=None).column_name(1) == "column 1"
     path = write(tmp_path, "a,b\n1,2\n,\n3,4\n,\n,5\n,\n")
-    for learned, rows in ((True, [2, 4, 6]), (False, [2, 3, 4, 5, 6, 7])):
-        table, block = read_table(path, Wanted("kind", labelled=False, learned=learned))
-        assert list(block.rows) == rows
-        assert ("3 rows of empty cells left out" in table.notes) == learned
+    for training, rows in ((True, [2, 4, 6]), (False, [2, 3, 4, 5, 6, 7])):
+        table, block = read_table(path, ReadSpec("kind", labelled=False, for_training=training))
+        assert list(block.positions) == rows
+        assert ("3 blank rows dropped" in table.notes) == training
 
 
 def repeat_line(header: str, line: Callable[[int], str], n: int = 12) -> str:
@@ -218,42 +220,42 @@ SURVIVED = repeat_line(
     ),
     120,
 )
-LIKE = "Pass --label NAME; these look like classes: "
-WHO = f"{LIKE}Survived (2 values), Sex (2 values), Pclass (3 values), SibSp (4 values)."
+HINT = "Pass --label NAME; these look like classes: "
+SUGGESTION = f"{HINT}Survived (2 values), Sex (2 values), Pclass (3 values), SibSp (4 values)."
 
 
 @pytest.mark.parametrize(
-    ("text", "asked", "guess"),
+    ("text", "label", "guess"),
     [
         ("a,b\n1,2\n", "kind", "Pass --label NAME."),
         (
             repeat_line("x,sort,flag", lambda n: f"{n}.5,{'uvw'[n % 3]},{n % 2}"),
             "kind",
-            f"{LIKE}flag (2 values), sort (3 values).",
+            f"{HINT}flag (2 values), sort (3 values).",
         ),
         (
             repeat_line("Species,x,flag", lambda n: f"{'uvw'[n % 3]},{n}.5,{n % 2}"),
             "kind",
-            f"{LIKE}Species (3 values), flag (2 values).",
+            f"{HINT}Species (3 values), flag (2 values).",
         ),
-        (  # a gap, the near name first, no more than four
+        (  # a missing value, the similar name first, at most four
             repeat_line("a,b,KIND1,c,d,e", lambda n: f"{n // 4},{n % 3},{n % 4},{n % 2},{n % 2},{n % 3}")
             + 6 * ",,1,,1,1\n",
             "kind",
-            f"Did you mean KIND1? {LIKE}KIND1 (4 values), d (2 values), e (3 values).",
+            f"Did you mean KIND1? {HINT}KIND1 (4 values), d (2 values), e (3 values).",
         ),
         (
             repeat_line("a,b,c,d,e,kinds", lambda n: f"{n % 2},{n % 3},{n % 4},{n % 2},{n % 3},{n}.5"),
             "kind",
-            f"Did you mean kinds? {LIKE}d (2 values), a (2 values), e (3 values), b (3 values).",
+            f"Did you mean kinds? {HINT}d (2 values), a (2 values), e (3 values), b (3 values).",
         ),
-        (SURVIVED, "label", f". {WHO}"),
-        (SURVIVED, "survive", f". Did you mean Survived? {WHO}"),
+        (SURVIVED, "label", f". {SUGGESTION}"),
+        (SURVIVED, "survive", f". Did you mean Survived? {SUGGESTION}"),
     ],
 )
-def test_columns_that_look_like_classes_are_named(tmp_path: Path, text: str, asked: str, guess: str) -> None:
+def test_label_columns_are_suggested(tmp_path: Path, text: str, label: str, guess: str) -> None:
     with pytest.raises(InputError) as caught:
-        read_table(write(tmp_path, text), Wanted(asked))
+        read_table(write(tmp_path, text), ReadSpec(label))
     assert str(caught.value).endswith(guess)
 
 
@@ -269,18 +271,18 @@ def test_columns_that_look_like_classes_are_named(tmp_path: Path, text: str, ask
         (np.array(["2020-01-02", "NaT"], "datetime64[us]"), ["2020-01-02T00:00:00", "NaT"], [1]),
     ],
 )
-def test_classes_of_any_kind(cells: np.ndarray, labels: list[object], missing: list[int]) -> None:
-    found, gaps = read_labels(blank_missing(cells))
-    assert found.tolist() == labels
-    assert np.flatnonzero(gaps).tolist() == missing
-    assert found.dtype.kind in "iufU"
+def test_labels_of_any_type(cells: np.ndarray, labels: list[object], missing: list[int]) -> None:
+    parsed, missing_mask = parse_labels(blank_missing(cells))
+    assert parsed.tolist() == labels
+    assert np.flatnonzero(missing_mask).tolist() == missing
+    assert parsed.dtype.kind in "iufU"
 
 
-def test_names_of_rows_and_columns_for_people() -> None:
-    assert name_cells(np.array([3.0, 4.0])).tolist() == ["3", "4"]
-    assert name_cells(np.array([3.5])).tolist() == ["3.5"]
-    assert name_cells(np.array([3.0, np.nan, 0.0])).tolist() == ["3", "", "0"]  # a gap is no 0
-    assert name_cells(np.array(["P 1", ""], object)).tolist() == ["P 1", ""]
-    assert list_names([]) == "nothing"
-    assert list_names(["a", "b c"]) == "a, 'b c'"
-    assert list_names(list("abcdefg")) == "a, b, c, d, e and 2 more"
+def test_formatted_cells_and_names() -> None:
+    assert cell_texts(np.array([3.0, 4.0])).tolist() == ["3", "4"]
+    assert cell_texts(np.array([3.5])).tolist() == ["3.5"]
+    assert cell_texts(np.array([3.0, np.nan, 0.0])).tolist() == ["3", "", "0"]  # a missing value is not 0
+    assert cell_texts(np.array(["P 1", ""], object)).tolist() == ["P 1", ""]
+    assert format_names([]) == "nothing"
+    assert format_names(["a", "b c"]) == "a, 'b c'"
+    assert format_names(list("abcdefg")) == "a, b, c, d, e and 2 more"

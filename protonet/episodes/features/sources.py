@@ -33,7 +33,7 @@ from protonet.episodes.draws.sampler import Sampler
 from protonet.episodes.networks.checkpoints import load_trained
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.sampling import index_classes, list_pieces
-from protonet.tables.arrays import UNREADABLE
+from protonet.tables.arrays import READ_ERRORS
 from protonet.ui.command_line import check_name
 
 #: The size of the synthetic families: classes, rows per class, features per row.
@@ -242,7 +242,7 @@ def _load_rows(path: Path) -> Dataset:
     """Load an NPY file of rows (n, ...) of real numbers, as a data set of one class."""
     try:
         x = np.load(path, allow_pickle=False)
-    except (ValueError, *UNREADABLE) as error:
+    except (ValueError, *READ_ERRORS) as error:
         got = f"{path} ({error if isinstance(error, OSError) else type(error).__name__})"
         raise_input_error("base", "be an NPY file that can be read", got, "Save it again with numpy.save.")
     if not isinstance(x, np.ndarray) or x.ndim < 2 or not len(x) or x.dtype.kind not in "fiub":

@@ -259,7 +259,7 @@ def check_pictures(paths: Sequence[Path], labels: Sequence[str], *, shown: bool 
         refuse_picture(*broken[0], more=len(broken) - 1)
     same = [own for own in digests.values() if len(own) > 1]
     texts = [" = ".join(map(path_to_text, own.values())) for own in same]
-    return [f"look at: {count(len(same), 'picture')} in more than one class: {_list_some(texts)}"] if same else []
+    return [f"warning: {count(len(same), 'picture')} in more than one class: {_list_some(texts)}"] if same else []
 
 
 def _hash_pictures(paths: Sequence[Path], *, shown: bool = False) -> list[bytes | Exception]:

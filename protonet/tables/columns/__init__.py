@@ -1,4 +1,4 @@
-"""What the columns of a table hold, and how each becomes numbers."""
+"""Columns of a table: their types and how each becomes features."""
 
-#: The kinds that a person may name.
-NAMES = ("number", "category", "date", "text", "picture")
+#: The column types that users may name.
+COLUMN_TYPES = ("number", "category", "date", "text", "picture")

@@ -1,4 +1,4 @@
-"""Columns that a representation reads: its embedding, and a column of free text with it beside what words tell."""
+"""Pretrained embeddings of columns, and text columns that combine one with components of their words."""
 
 from __future__ import annotations
 
@@ -11,82 +11,81 @@ import numpy as np
 
 from protonet.representations.opening import reopen
 from protonet.representations.representation import Record, Representation
-from protonet.tables.columns.kind import Column, Find
-from protonet.tables.columns.parsing import write_cells
+from protonet.tables.columns.base import FittedColumn, OpenRepresentation
+from protonet.tables.columns.parsing import format_cells
 from protonet.tables.columns.text import Text
 from protonet.views.view import Stored, expect
 
-#: What the words are multiplied with, beside an embedding, and all of a text that is beside other columns; see
-#: docs/decisions/representations.md.
-WORDS, BESIDE = 0.5, 0.3
+#: Weight of the words beside an embedding, and of a text beside other columns: docs/decisions/representations.md.
+WORD_WEIGHT, SECONDARY_WEIGHT = 0.5, 0.3
 
 
 @dataclass(frozen=True, eq=False)
-class Embedded:
-    """The embedding of a column's cells, of a total variance of 1 over the rows of fit.
+class ColumnEmbedding:
+    """The embedding of a column's cells, with a total variance of 1 over the training rows.
 
     Args:
-        record: What embeds them.
-        mean: (width,) of the rows of fit, subtracted.
-        scale: > 0, what is divided by.
-        representation: It itself, which no model file holds.
-        shown: Whether progress is shown.
-        typed: As of the representation, to find it again; no model file holds it.
+        record: Identifies the representation.
+        mean: (width,) of the training rows, subtracted.
+        scale: > 0, the divisor.
+        representation: The opened representation, which model files do not store.
+        show_progress: Whether to show a progress bar.
+        path: The folder or file that the user opened, to open it again; model files do not store it.
     """
 
     record: Record
     mean: np.ndarray
     scale: float
     representation: Representation | None = field(default=None, repr=False)
-    shown: bool = False
-    typed: str = ""
+    show_progress: bool = False
+    path: str = ""
 
     @classmethod
-    def fit(cls, representation: Representation, items: Sequence[Any], *, shown: bool) -> Embedded:
-        """Fit to the items (n,) that are there, texts or paths of pictures."""
-        rows = representation.embed(items, shown=shown).astype(np.float64)
+    def fit(cls, representation: Representation, items: Sequence[Any], *, show_progress: bool) -> ColumnEmbedding:
+        """Fit to the non-missing items (n,): texts, or paths of pictures."""
+        rows = representation.embed(items, shown=show_progress).astype(np.float64)
         mean = rows.mean(axis=0) if len(rows) else np.zeros(representation.record.width)
         scale = math.sqrt(float(np.square(rows - mean).sum(axis=1).mean())) if len(rows) else 0.0
         mean = mean.astype(np.float32)
-        return cls(representation.record, mean, scale or 1.0, representation, shown, representation.typed)
+        return cls(representation.record, mean, scale or 1.0, representation, show_progress, representation.typed)
 
     def encode(self, items: Sequence[Any]) -> np.ndarray:
-        """Return (n, width) float32; empty texts are what the mean is: zeros.
+        """Return the embeddings (n, width) float32; blank texts are zeros, as the mean.
 
         Raises:
             InputError: A picture cannot be read, or an embedding is not finite.
         """
-        rows = self._open().embed(items, shown=self.shown)
+        rows = self._open().embed(items, shown=self.show_progress)
         x = (rows - self.mean) / np.float32(self.scale)
         if self.record.takes == "text":
             x[[not text.strip() for text in items]] = 0
         return np.asarray(x, np.float32)
 
-    def find_unread(self, texts: Sequence[str]) -> np.ndarray:
-        """Return which texts (n,) bool the network reads nothing of."""
+    def is_unread(self, texts: Sequence[str]) -> np.ndarray:
+        """Return a mask (n,) bool of the texts in which the network knows nothing."""
         return ~self._open().find_read(texts)
 
-    def join(self, texts: Sequence[str]) -> np.ndarray | None:
-        """Return texts (n, width) float32 as items of a joint network, at their usual length; None of another one."""
-        read = self._open().join
-        if read is None:
+    def encode_class_names(self, texts: Sequence[str]) -> np.ndarray | None:
+        """Embed texts (n, width) float32 with a joint network, at the norm of items; None for other networks."""
+        embed_texts = self._open().join
+        if embed_texts is None:
             return None
-        rows = read(texts)
-        usual = math.sqrt(float(np.square(self.mean).sum()) + self.scale**2)  # root mean square of the rows of fit
+        rows = embed_texts(texts)
+        norm = math.sqrt(float(np.square(self.mean).sum()) + self.scale**2)  # root mean square of the training rows
         norms = np.linalg.norm(rows, axis=1, keepdims=True)
-        return np.asarray(rows / norms * usual / self.scale, np.float32)
+        return np.asarray(rows / norms * norm / self.scale, np.float32)
 
     def _open(self) -> Representation:
-        """Return the network, which a copy, a pickle and a file lack."""
-        return self.representation or reopen(self.record, [self.typed] if self.typed else None)
+        """Return the representation, opened again after pickling or loading."""
+        return self.representation or reopen(self.record, [self.path] if self.path else None)
 
-    def attach(self, find: Find, *, shown: bool) -> Embedded:
-        """Return it with its representation."""
-        representation = find(self.record)
-        return replace(self, representation=representation, shown=shown, typed=representation.typed)
+    def attach(self, open_representation: OpenRepresentation, *, show_progress: bool) -> ColumnEmbedding:
+        """Return the embedding with its representation opened."""
+        representation = open_representation(self.record)
+        return replace(self, representation=representation, show_progress=show_progress, path=representation.typed)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the network out."""
+        """Leave the representation out."""
         return {**vars(self), "representation": None}
 
     def describe(self) -> dict[str, Any]:
@@ -94,29 +93,29 @@ class Embedded:
         return {"representation": self.record.describe(), "scale": float(self.scale)}
 
     @classmethod
-    def restore(cls, stored: Stored) -> Embedded:
-        """Build it again from a description that may say anything, without what no file holds."""
+    def restore(cls, stored: Stored) -> ColumnEmbedding:
+        """Restore the embedding, without its representation, from an untrusted description."""
         record = Record.restore(Stored(stored.entry("representation", dict), {}))
         scale = stored.number("scale", 1e-30)
         return cls(record, stored.take("centre", record.width).numpy(), scale)
 
 
 @dataclass(frozen=True, eq=False)
-class EmbeddedText(Column):
-    """A column of free text: its embedding, and beside it the directions of its words.
+class EmbeddedText(FittedColumn):
+    """A column of free text: its embedding, and components of its words.
 
     Args:
-        embedded: The embedding.
-        words: The words and parts of words; there may be no directions.
-        share: What all of it is multiplied with: less than 1 beside other columns, which it would drown.
+        embedding: The embedding.
+        words: The components of the words; there may be none.
+        weight: Multiplies all features: less than 1 beside other columns, which they would dominate.
     """
 
-    embedded: Embedded
+    embedding: ColumnEmbedding
     words: Text
-    share: float = 1.0
+    weight: float = 1.0
     kind: ClassVar[str] = "embedded text"
-    takes: ClassVar[str | None] = "text"
-    drowns: ClassVar[bool] = True
+    modality: ClassVar[str | None] = "text"
+    dominates: ClassVar[bool] = True
 
     @classmethod
     def fit(
@@ -124,76 +123,84 @@ class EmbeddedText(Column):
         cells: np.ndarray,
         representation: Representation,
         *,
-        shown: bool = False,
+        show_progress: bool = False,
         words: Text | None = None,
-        alone: bool = True,
+        secondary: bool = False,
     ) -> EmbeddedText:
-        """Fit to cells (n,), of the only column or of one beside others; their words may have been fitted already."""
-        present = [text for text in write_cells(cells).tolist() if text.strip()]
-        embedded = Embedded.fit(representation, present, shown=shown)
-        return cls(embedded, Text.fit(cells) if words is None else words, 1.0 if alone else BESIDE)
+        """Fit to cells (n,).
+
+        Args:
+            cells: The texts.
+            representation: Embeds them.
+            show_progress: Whether to show a progress bar.
+            words: Fitted to the cells; None to fit it now.
+            secondary: Whether the table has other columns.
+        """
+        present = [text for text in format_cells(cells).tolist() if text.strip()]
+        embedding = ColumnEmbedding.fit(representation, present, show_progress=show_progress)
+        return cls(embedding, Text.fit(cells) if words is None else words, SECONDARY_WEIGHT if secondary else 1.0)
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        """The numbers of the embedding, and the words' directions."""
-        return (*(f" meaning {number + 1}" for number in range(self.embedded.record.width)), *self.words.parts)
+    def feature_suffixes(self) -> tuple[str, ...]:
+        """The embedding, and the components of the words."""
+        meanings = (f" meaning {index + 1}" for index in range(self.embedding.record.width))
+        return (*meanings, *self.words.feature_suffixes)
 
     @property
-    def blocks(self) -> list[int]:
-        """How many features count as one thing where features are made alike."""
-        sizes = [self.embedded.record.width, len(self.words.parts)]
-        return [size for size in sizes if size]
+    def block_sizes(self) -> list[int]:
+        """Sizes of the embedding and of the words' components, which are rescaled separately."""
+        return [size for size in (self.embedding.record.width, len(self.words.feature_suffixes)) if size]
 
     @property
-    def alone(self) -> list[int]:
-        """How many features each part has that views may take alone, where there are other columns."""
-        return [len(self.parts)]
+    def standalone_sizes(self) -> list[int]:
+        """The size of all features: views may use them without the other columns."""
+        return [len(self.feature_suffixes)]
 
     def encode(self, cells: np.ndarray) -> np.ndarray:
-        """Return (n, parts) float32.
+        """Return the features (n, features) float32.
 
         Raises:
             InputError: An embedding is not finite.
         """
-        cells = write_cells(cells)
-        meaning, words = self.embedded.encode(cells.tolist()), self.words.encode(cells)
-        return np.concatenate([meaning, np.float32(WORDS) * words], axis=1) * np.float32(self.share)
+        cells = format_cells(cells)
+        embeddings, words = self.embedding.encode(cells.tolist()), self.words.encode(cells)
+        return np.concatenate([embeddings, np.float32(WORD_WEIGHT) * words], axis=1) * np.float32(self.weight)
 
-    def find_uninformative(self, cells: np.ndarray) -> np.ndarray:
-        """Return which cells (n,) bool neither the network nor the words say anything of."""
-        cells = write_cells(cells)
-        return np.asarray(self.embedded.find_unread(cells.tolist()) & self.words.find_uninformative(cells))
+    def is_uninformative(self, cells: np.ndarray) -> np.ndarray:
+        """Return a mask (n,) bool of the cells that neither the network nor the words know."""
+        cells = format_cells(cells)
+        return np.asarray(self.embedding.is_unread(cells.tolist()) & self.words.is_uninformative(cells))
 
     @property
-    def read_by(self) -> Record:
-        """What embeds it."""
-        return self.embedded.record
+    def record(self) -> Record:
+        """The record of the representation."""
+        return self.embedding.record
 
-    def attach(self, find: Find, *, shown: bool) -> EmbeddedText:
-        """Return the column with its representation."""
-        return replace(self, embedded=self.embedded.attach(find, shown=shown))
+    def attach(self, open_representation: OpenRepresentation, *, show_progress: bool) -> EmbeddedText:
+        """Return the column with its representation opened."""
+        return replace(self, embedding=self.embedding.attach(open_representation, show_progress=show_progress))
 
-    def read_names(self, texts: np.ndarray) -> np.ndarray:
-        """Return what classes are called (n,) as the first of the features, here all of them."""
+    def encode_class_names(self, texts: np.ndarray) -> np.ndarray:
+        """Embed class names (n,) as if they were cells."""
         return self.encode(texts)
 
-    def tell(self) -> str:
-        """Return what people read of it."""
-        words = f", and {self.words.tell().removeprefix('text: ')}" if self.words.parts else ""
-        return f"text by {self.embedded.record.tell()}{words}"
+    def summary(self) -> str:
+        """Return the type, the representation and the size of the words."""
+        words = f", and {self.words.summary().removeprefix('text: ')}" if self.words.feature_suffixes else ""
+        return f"text by {self.record.tell()}{words}"
 
     def describe(self) -> dict[str, Any]:
-        """Return what embeds, and the words."""
-        return self.embedded.describe() | self.words.describe() | {"share": self.share}
+        """Return the embedding, the words and the weight."""
+        return self.embedding.describe() | self.words.describe() | {"share": self.weight}
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return the rest."""
-        return {"centre": self.embedded.mean, **self.words.tensors()}
+        """Return the mean of the embedding and the weights of the words."""
+        return {"centre": self.embedding.mean, **self.words.tensors()}
 
     @classmethod
     def restore(cls, stored: Stored) -> EmbeddedText:
-        """Build the column again, without what no file holds."""
-        embedded = Embedded.restore(stored)
-        expect(embedded.record.takes == "text", "a column of text that takes none")
-        share = stored.number("share", 1e-3, 1.0)
-        return cls(embedded, Text.restore(stored), share)
+        """Restore the column, without its representation."""
+        embedding = ColumnEmbedding.restore(stored)
+        expect(embedding.record.takes == "text", "a text column whose representation does not take texts")
+        weight = stored.number("share", 1e-3, 1.0)
+        return cls(embedding, Text.restore(stored), weight)

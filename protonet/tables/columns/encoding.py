@@ -1,4 +1,4 @@
-"""The encoding of a table: what each of its columns is, and the features that they become."""
+"""The encoding of a table: its fitted columns, and the features that they become."""
 
 from __future__ import annotations
 
@@ -11,130 +11,131 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.category import Category
 from protonet.tables.columns.date import Date
 from protonet.tables.columns.embedded import EmbeddedText
-from protonet.tables.columns.kind import Column
-from protonet.tables.columns.number import Number
+from protonet.tables.columns.numeric import Numeric
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import Text
 from protonet.views.view import Stored, expect
 
-#: Every kind of column, by its name in model files.
-KINDS: dict[str, type[Column]] = {kind.kind: kind for kind in (Number, Category, Date, Text, EmbeddedText, Picture)}
+#: The class of every column type, by its name in model files.
+COLUMN_CLASSES: dict[str, type[FittedColumn]] = {
+    cls.kind: cls for cls in (Numeric, Category, Date, Text, EmbeddedText, Picture)
+}
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """Columns as they were fitted, at least one.
+    """One or more fitted columns.
 
-    Where all are numbers without gaps, they stay as they are: that some columns vary more than others is what a person
-    has said by not scaling them. Otherwise each column has a variance of about 1.
+    If all columns are numbers without missing values, they are used unchanged: users who do not scale their columns may
+    rely on their variances. Otherwise each column is encoded with a variance of about 1.
     """
 
-    columns: tuple[Column, ...]
+    columns: tuple[FittedColumn, ...]
 
     @property
     def plain(self) -> bool:
-        """Whether all columns are numbers without gaps."""
+        """Whether all columns are numbers without missing values."""
         return all(column.plain for column in self.columns)
 
     @property
-    def told(self) -> list[str] | None:
-        """What each column was taken for; None where all are numbers without gaps."""
-        return None if self.plain else [column.tell() for column in self.columns]
+    def summary(self) -> list[str] | None:
+        """A one-line summary of each column; None if all are numbers without missing values."""
+        return None if self.plain else [column.summary() for column in self.columns]
 
     @property
     def sizes(self) -> list[int]:
-        """How many features each column becomes."""
-        return [1] * len(self.columns) if self.plain else [len(column.parts) for column in self.columns]
+        """The number of features of each column."""
+        return [1] * len(self.columns) if self.plain else [len(column.feature_suffixes) for column in self.columns]
 
     @property
     def blocks(self) -> Tensor | None:
-        """Which column each feature (dim,) comes from, for `protonet.views.view.Rows`; None where each is one.
+        """The block (dim,) of each feature for `protonet.views.view.Rows`; None if each feature is a block.
 
-        The parts of a picture and of a text count as columns of their own, and so does each number of a network of
-        pictures.
+        A block is rescaled as a whole: a column, a kind of picture descriptor, the embedding or the words of a text.
         """
-        sizes = self.sizes if self.plain else [size for column in self.columns for size in column.blocks]
+        sizes = self.sizes if self.plain else [size for column in self.columns for size in column.block_sizes]
         return None if max(sizes) == 1 else torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """The first feature of what views may take alone, and the one behind the last.
+        """The ranges [start, end) of features that views may use alone.
 
-        Such are the parts of pictures; and beside texts that are read, these, and the columns between them: what others
-        have learned must not drown them.
+        These are the standalone blocks of pictures. Beside embedded texts, they are also these texts and the runs of
+        columns between them, so that the embeddings do not dominate.
         """
-        found: list[tuple[int, int]] = []
-        runs = any(column.drowns for column in self.columns) and len(self.columns) > 1
-        first = start = 0
+        spans: list[tuple[int, int]] = []
+        split = any(column.dominates for column in self.columns) and len(self.columns) > 1
+        first = run_start = 0
         for column, size in zip(self.columns, self.sizes, strict=True):
-            own = column.alone if runs or not column.drowns else []
-            if runs and own:
-                found += [(start, first)] * (first > start)
-                start = first + size
-            ends = [first + sum(own[:place]) for place in range(len(own) + 1)]
-            found += itertools.pairwise(ends)
+            standalone = column.standalone_sizes if split or not column.dominates else []
+            if split and standalone:
+                spans += [(run_start, first)] * (first > run_start)
+                run_start = first + size
+            spans += itertools.pairwise(itertools.accumulate(standalone, initial=first))
             first += size
-        return found + [(start, first)] * (runs and first > start)
+        return spans + [(run_start, first)] * (split and first > run_start)
 
-    def find_features(self, number: int) -> range:
-        """Return which features come from a column, given its number."""
-        first = sum(self.sizes[:number])
-        return range(first, first + self.sizes[number])
+    def feature_range(self, index: int) -> range:
+        """Return the features of a column, given its index."""
+        first = sum(self.sizes[:index])
+        return range(first, first + self.sizes[index])
 
     def encode(self, cells: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the features (n, sum of ``sizes``) of the columns' cells, (n,) each.
+        """Return the features (n, sum of ``sizes``), given the cells (n,) of each column.
 
-        They are float32; of numbers alone, as they are, float64 where these may have more digits.
+        They are float32; numbers that are used unchanged are float64 if float32 has too few digits for them.
         """
-        if not self.plain:
-            parts = [column.encode(each) for column, each in zip(self.columns, cells, strict=True)]
-            return np.concatenate(parts, axis=1)
-        return self.stack([column.fill(each) for column, each in zip(self.columns, cells, strict=True)])
+        pairs = list(zip(self.columns, cells, strict=True))
+        if self.plain:
+            return self.stack([column.comparable_values(values) for column, values in pairs])
+        return np.concatenate([column.encode(values) for column, values in pairs], axis=1)
 
-    def find_uninformative(self, cells: Sequence[np.ndarray]) -> np.ndarray:
-        """Return which rows (n,) bool have no cell that says anything, given the columns' cells, (n,) each."""
+    def is_uninformative(self, cells: Sequence[np.ndarray]) -> np.ndarray:
+        """Return a mask (n,) bool of the rows without an informative cell, given the cells (n,) of each column."""
         uninformative = np.ones(len(cells[0]), bool)
-        # Few rows are left behind the first column: texts, which take longest, come last.
-        for column, each in sorted(zip(self.columns, cells, strict=True), key=lambda pair: pair[0].read_by is not None):
+        # Embedded columns come last: they are slow, and few rows remain.
+        pairs = sorted(zip(self.columns, cells, strict=True), key=lambda pair: pair[0].record is not None)
+        for column, values in pairs:
             rows = np.flatnonzero(uninformative)
             if not len(rows):
                 break
-            uninformative[rows] = column.find_uninformative(each[rows])
+            uninformative[rows] = column.is_uninformative(values[rows])
         return uninformative
 
     @staticmethod
     def stack(columns: Sequence[np.ndarray]) -> np.ndarray:
-        """Return columns of numbers (n,) side by side: float32, or float64 where one may have more digits."""
-        exact = any(each.dtype.itemsize > (4 if each.dtype.kind == "f" else 2) for each in columns)
+        """Stack columns of numbers (n,) to (n, columns): float32, or float64 if one may have more digits."""
+        exact = any(values.dtype.itemsize > (4 if values.dtype.kind == "f" else 2) for values in columns)
         return np.stack(columns, axis=1).astype(np.float64 if exact else np.float32)
 
     def describe(self) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-        """Return what JSON can hold of it, and tensors by name."""
+        """Return a description of the columns as JSON values, and tensors by name."""
         described = [{"kind": column.kind, **column.describe()} for column in self.columns]
         tensors = {
-            f"{number}.{name}": torch.from_numpy(values)
-            for number, column in enumerate(self.columns)
+            f"{index}.{name}": torch.from_numpy(values)
+            for index, column in enumerate(self.columns)
             for name, values in column.tensors().items()
         }
         return described, tensors
 
     @classmethod
     def restore(cls, described: Any, tensors: Mapping[str, Tensor]) -> Encoding:
-        """Build again what `describe` describes.
+        """Restore an encoding from the result of `describe`, which is not trusted.
 
         Raises:
-            ValueError: It is no encoding; the reason in a few words.
+            ValueError: The description is invalid; the message gives the reason.
         """
         expect(isinstance(described, list) and bool(described), "an encoding without columns")
-        left, columns = dict(tensors), []
-        for number, description in enumerate(described):
-            stored = Stored(description, left, f"{number}.")
-            kind = KINDS.get(stored.entry("kind", str))
-            if kind is None:
+        remaining, columns = dict(tensors), []
+        for index, description in enumerate(described):
+            stored = Stored(description, remaining, f"{index}.")
+            column_class = COLUMN_CLASSES.get(stored.entry("kind", str))
+            if column_class is None:
                 raise ValueError("a column of an unknown kind")
-            columns.append(kind.restore(stored))
-        expect(not left, "tensors that belong to no column")
+            columns.append(column_class.restore(stored))
+        expect(not remaining, "tensors that belong to no column")
         return cls(tuple(columns))

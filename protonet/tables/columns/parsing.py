@@ -1,7 +1,7 @@
-"""Numbers, intervals, dates and gaps as people write them.
+"""Parse numbers, intervals, durations and dates as people write them, and recognize missing values.
 
-A *form* says how the cells of a whole column are written, so that "1,234" is one number throughout and "3/4/2020" one
-day. It is found once, on the rows of fit, and stored by its name.
+A *format* says how all cells of a column are written, so that "1,234" is the same number and "3/4/2020" the same day
+throughout. It is inferred once, from the training rows, and stored by name.
 """
 
 from __future__ import annotations
@@ -17,45 +17,35 @@ from itertools import product
 
 import numpy as np
 
-from protonet.tables.delimited import GAPS
+from protonet.tables.delimited import MISSING_TEXTS
 
-#: The share of the cells of a column that have to fit its form; the others count as gaps.
-ENOUGH = 0.9
-#: What stands for nothing among numbers or dates, as letters alone, in lower case; elsewhere it may be a category.
-GAP_WORDS = frozenset(
+#: Minimum fraction of a column's cells that must match its format; the others count as missing.
+MIN_PARSED_FRACTION = 0.9
+#: Letters of cells that mean "missing" in columns of numbers or dates, in lower case; elsewhere they may be categories.
+MISSING_WORDS = frozenset(
     {"", "na", "nan", "nat", "nil", "null", "none", "missing", "unknown", "undefined", "unspecified", "blank", "empty"}
-    | {
-        "notavailable",
-        "notapplicable",
-        "notknown",
-        "notmeasured",
-        "notrecorded",
-        "nodata",
-        "novalue",
-        "nd",
-        "tbd",
-        "err",
-    }
+    | {"notavailable", "notapplicable", "notknown", "notmeasured", "notrecorded", "nodata", "novalue", "nd", "tbd"}
+    | {"err"}
 )
-#: How programs and people write yes and no, in lower case.
+#: Spellings of yes and no, in lower case.
 BOOLEANS = dict.fromkeys(("true", "t", "yes", "y", "on", "1"), "1") | dict.fromkeys(
     ("false", "f", "no", "n", "off", "0"), "0"
 )
-#: Ways to write dates that a column may mix, and the least share of its cells that the second one has.
-MOST_FORMS, LEAST_SHARE = 3, 0.02
-#: Between them, in a form that is several.
-OR = " or "
-#: Cells that are looked at before all are.
-SOME = 100
+#: Maximum number of date formats in a column, and the minimum fraction of its cells for every format but the first.
+MAX_DATE_FORMATS, MIN_EXTRA_FORMAT_FRACTION = 3, 0.02
+#: Joins the formats of a column that mixes several.
+FORMAT_SEPARATOR = " or "
+#: Cells that are tried before the whole column is parsed.
+PROBE_CELLS = 100
 SECONDS_PER_DAY = 86_400.0
 
 _EXPONENT = r"(?:[eE][-+]?\d+)?"
-# Thousands are grouped, in India lakhs too; no first group begins with 0, so that "0,205" has a decimal comma.
+# Groups of thousands, or of lakhs as in India. The first group never begins with 0: "0,205" has a decimal comma.
 _GROUPED = r"(?:[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d?(?:,\d{2})+,\d{3})"
 _GROUPED_POINTS = r"(?:[1-9]\d{0,2}(?:\.\d{3})+|[1-9]\d?(?:\.\d{2})+\.\d{3})"
 _POINT = re.compile(rf"[-+]?(?:{_GROUPED}(?:\.\d*)?|\d+\.?\d*|\.\d+)" + _EXPONENT)
 _COMMA = re.compile(rf"[-+]?(?:{_GROUPED_POINTS}(?:,\d*)?|\d+,?\d*|,\d+)" + _EXPONENT)
-_CODE = re.compile(r"0\d+")
+_ZERO_PADDED = re.compile(r"0\d+")
 _UNIT = re.compile(r"\s+([^\W\d_][^\W\d_]*|°\w?)$")
 _INTERVAL = re.compile(
     r"(?:(?P<below><=?|≤|under|below|up to|less than)|(?P<above>>=?|≥|over|above|from|more than|at least))?\s*"
@@ -75,122 +65,125 @@ _ISO_DURATION = re.compile(
     r"(?:(?P<seconds>\d+(?:[.,]\d+)?)S)?)?"
 )
 _ISO = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(?:Z|[+-]\d{2}(?::?\d{2})?)?)?")
-_COMPACT = re.compile(r"(?:19|20)\d{6}")  # other numbers of so many digits are no days
-_ZONE = re.compile(r"(?:Z|[+-]\d{2}(?::?\d{2})?)$")
-_DAYS = (
+_COMPACT = re.compile(r"(?:19|20)\d{6}")  # other numbers of eight digits are not dates
+_TIME_ZONE = re.compile(r"(?:Z|[+-]\d{2}(?::?\d{2})?)$")
+_DAY_FORMATS = (
     *("%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%m/%d/%y", "%d/%m/%y", "%d.%m.%y"),
     *("%d %b %Y", "%d %B %Y", "%b %d %Y", "%b %d, %Y", "%B %d, %Y", "%d-%b-%Y", "%d-%b-%y", "%b %Y", "%B %Y"),
 )
-#: Days as numbers, which are dates only in a column of others: numbers alone are numbers.
-COMPACT = "%Y%m%d"
-_CLOCKS = ("%H:%M", "%H:%M:%S", "%I:%M %p", "%I:%M:%S %p")
-#: The ways to write a day, a time or both, in the order in which they are tried: of two that fit, the first is meant.
-DATE_FORMS = ("iso", COMPACT, *_DAYS, *_CLOCKS, *(f"{day} {clock}" for day, clock in product(_DAYS, _CLOCKS)))
-NUMBER_FORMS = ("plain", "point", "comma", "interval", "duration")
-#: In which order forms are tried, by the decimal mark that is likely: of two that fit as many cells the first is meant.
+#: Dates as plain digits, which are dates only beside other date formats: a column of digits alone holds numbers.
+COMPACT_DATE = "%Y%m%d"
+_TIME_FORMATS = ("%H:%M", "%H:%M:%S", "%I:%M %p", "%I:%M:%S %p")
+#: Formats of dates, times and both, in the order in which they are tried: the first of several that match is used.
+DATE_FORMATS = (
+    *("iso", COMPACT_DATE, *_DAY_FORMATS, *_TIME_FORMATS),
+    *(f"{day} {time}" for day, time in product(_DAY_FORMATS, _TIME_FORMATS)),
+)
+NUMERIC_FORMATS = ("plain", "point", "comma", "interval", "duration")
+#: Order in which formats are tried, given the likely decimal mark; the first wins among those that match equally many.
 POINT_FIRST, COMMA_FIRST = ("plain", "point", "comma"), ("comma", "point", "plain")
-#: The same where only commas between digits may be decimal marks, and points are: a file whose separator is ";".
+#: Order for files with semicolons between cells: an ambiguous comma is a decimal mark, an ambiguous point as well.
 COMMA_OVER_POINT = ("plain", "comma", "point")
 
 
-def find_gaps(values: np.ndarray) -> np.ndarray:
-    """Return which of some values (n,), of any kind of column, are missing, after `blank_missing`: (n,) bool."""
+def is_missing(values: np.ndarray) -> np.ndarray:
+    """Return a mask (n,) bool of the missing values of a column (n,) of any type, after `blank_missing`."""
     if values.dtype.kind == "O":
         return np.asarray(values == "", bool)
     return np.asarray(np.isnat(values) if values.dtype.kind == "M" else np.isnan(values))
 
 
-def blank_missing(values: np.ndarray, missing: Collection[str] = GAPS) -> np.ndarray:
-    """Return values (n,) of any kind of column, those texts as "" that are missing values (in lower case)."""
+def blank_missing(values: np.ndarray, missing: Collection[str] = MISSING_TEXTS) -> np.ndarray:
+    """Replace the texts of a column (n,) that mean "missing" (given in lower case) by ""; other types stay."""
     if values.dtype.kind != "O":
         return values
-    lower = "\0".join(values).lower().split("\0")  # one by one takes four times as long
-    if len(lower) != len(values):  # a cell holds the mark, or there is none
+    lower = "\0".join(values).lower().split("\0")  # four times as fast as cell by cell
+    if len(lower) != len(values):  # a cell contains the separator, or the column is empty
         lower = [cell.lower() for cell in values]
-    found = np.fromiter(map(missing.__contains__, lower), bool, len(values))
-    return np.where(found, "", values).astype(object) if found.any() else values
+    mask = np.fromiter(map(missing.__contains__, lower), bool, len(values))
+    return np.where(mask, "", values).astype(object) if mask.any() else values
 
 
-def count_gaps(values: np.ndarray) -> int:
-    """Return how many of some values (n,) stand for nothing."""
-    return int(find_gaps(values).sum())
+def count_missing_cells(values: np.ndarray) -> int:
+    """Count the missing values of a column (n,)."""
+    return int(is_missing(values).sum())
 
 
-def is_gap_word(cell: str) -> bool:
-    """Return whether a cell is a gap where others are numbers or dates: "n.a.", "(unknown)", "***".
+def is_missing_word(cell: str) -> bool:
+    """Return whether a cell among numbers or dates means "missing": "n.a.", "(unknown)", "***".
 
-    A cell with invisible characters is not: it only looks empty.
+    Cells with invisible characters do not: they only look empty.
     """
-    visible = cell.isascii() or not any(unicodedata.category(sign) == "Cf" for sign in cell)
-    return visible and not any(map(str.isdigit, cell)) and "".join(filter(str.isalpha, cell)).lower() in GAP_WORDS
+    visible = cell.isascii() or not any(unicodedata.category(char) == "Cf" for char in cell)
+    return visible and not any(map(str.isdigit, cell)) and "".join(filter(str.isalpha, cell)).lower() in MISSING_WORDS
 
 
-def find_words(values: np.ndarray) -> np.ndarray:
-    """Return which of some values (n,) of a column of numbers or dates stand for nothing: (n,) bool."""
-    gaps = find_gaps(values)
+def is_missing_or_word(values: np.ndarray) -> np.ndarray:
+    """Return a mask (n,) bool of the cells of a number or date column (n,) that are missing or a word for it."""
+    missing = is_missing(values)
     if values.dtype.kind != "O":
-        return gaps
-    words = (cell.lower() in GAPS or is_gap_word(cell) for cell in values)
-    return np.asarray(gaps | np.fromiter(words, bool, len(values)))
+        return missing
+    words = (cell.lower() in MISSING_TEXTS or is_missing_word(cell) for cell in values)
+    return np.asarray(missing | np.fromiter(words, bool, len(values)))
 
 
-def write_cells(values: np.ndarray) -> np.ndarray:
-    """Return values (n,) of any kind of column as text, gaps as "", whole numbers without a fraction: (n,) object.
+def format_cells(values: np.ndarray) -> np.ndarray:
+    """Format a column (n,) of any type as text (n,) object: missing values as "", integral floats without a fraction.
 
-    A cell is written in one way, whatever is beside it.
+    The text of a cell does not depend on the other cells.
     """
-    gaps = find_gaps(values)
+    missing = is_missing(values)
     texts = values.astype(object) if values.dtype.kind == "O" else values.astype(str).astype(object)
     if values.dtype.kind == "f":
-        whole = np.abs(values) < 2**53
-        whole[whole] = values[whole] == np.rint(values[whole])
-        texts[whole] = values[whole].astype(np.int64).astype(str)
-    texts[gaps] = ""
+        integral = np.abs(values) < 2**53
+        integral[integral] = values[integral] == np.rint(values[integral])
+        texts[integral] = values[integral].astype(np.int64).astype(str)
+    texts[missing] = ""
     return texts
 
 
-def map_distinct(parse: Callable[[str], float], cells: np.ndarray) -> np.ndarray:
-    """Return a number for each of some cells (n,), worked out once for equal ones: (n,) float64."""
-    known: dict[str, float] = {}
+def map_unique(parse: Callable[[str], float], cells: np.ndarray) -> np.ndarray:
+    """Apply a function to cells (n,), once per distinct cell: (n,) float64."""
+    cache: dict[str, float] = {}
     values = np.empty(len(cells))
     for row, cell in enumerate(cells):
-        value = known.get(cell)
+        value = cache.get(cell)
         if value is None:
-            value = known[cell] = parse(cell)
+            value = cache[cell] = parse(cell)
         values[row] = value
     return values
 
 
-def read_plain(cell: str) -> float:
-    """Return the number that Python writes so, infinities too; NaN if it is none."""
+def parse_plain(cell: str) -> float:
+    """Parse a number as Python writes it, including infinities; NaN for other text."""
     try:
         return math.nan if "_" in cell else float(cell)
     except ValueError:
         return math.nan
 
 
-def read_written(cell: str, form: str) -> float:
-    """Return a number with a currency, a per cent sign, a unit or marks between its thousands; NaN if it is none.
+def parse_formatted(cell: str, decimal: str) -> float:
+    """Parse a number with a currency, a per cent sign, a unit or thousands separators; NaN for other text.
 
     Args:
         cell: The text.
-        form: "point" for 2,688.64, "comma" for 2.688,64.
+        decimal: "point" for 2,688.64, "comma" for 2.688,64.
     """
-    bare = _UNIT.sub("", cell)
-    if bare[:1] + bare[-1:] == "()":  # as accountants write what is below 0
-        bare = f"-{bare[1:-1]}"
-    bare = "".join(
-        "-" if sign == "−" else sign
-        for sign in bare
-        if not sign.isspace() and sign not in "%‰'’" and unicodedata.category(sign) != "Sc"
+    text = _UNIT.sub("", cell)
+    if text[:1] + text[-1:] == "()":  # accountants' negative numbers
+        text = f"-{text[1:-1]}"
+    text = "".join(
+        "-" if char == "−" else char
+        for char in text
+        if not char.isspace() and char not in "%‰'’" and unicodedata.category(char) != "Sc"
     )
-    if not (_POINT if form == "point" else _COMMA).fullmatch(bare):
+    if not (_POINT if decimal == "point" else _COMMA).fullmatch(text):
         return math.nan
-    return float(bare.replace(",", "") if form == "point" else bare.replace(".", "").replace(",", "."))
+    return float(text.replace(",", "") if decimal == "point" else text.replace(".", "").replace(",", "."))
 
 
-def read_duration(cell: str) -> float:
-    """Return the seconds of a duration: hours, minutes and seconds, or minutes and seconds; NaN if it is none."""
+def parse_duration(cell: str) -> float:
+    """Parse a duration, such as hours, minutes and seconds, to seconds; NaN for other text."""
     match = _DURATION.fullmatch(cell) or _ISO_DURATION.fullmatch(cell)
     if match is None:
         return math.nan
@@ -201,186 +194,199 @@ def read_duration(cell: str) -> float:
     return 86_400 * (parts["days"] + parts.get("only", 0)) + (-seconds if match["sign"] else seconds)
 
 
-def are_durations(cells: Iterable[str], *, clocks: bool = False) -> bool:
-    """Return whether most of some distinct cells are durations, and not all of them may be times of day.
-
-    Args:
-        cells: Without gaps.
-        clocks: Whether all may be times of day.
-    """
-    cells = [cell for cell in cells if not is_gap_word(cell)]
-    if not cells or all(math.isnan(read_duration(cell)) for cell in cells[:SOME]):
+def are_durations(cells: Iterable[str], *, allow_times_of_day: bool = False) -> bool:
+    """Return whether most distinct, non-missing cells are durations, and not all of them could be times of day."""
+    cells = [cell for cell in cells if not is_missing_word(cell)]
+    if not cells or all(math.isnan(parse_duration(cell)) for cell in cells[:PROBE_CELLS]):
         return False
-    found = [cell for cell in cells if not math.isnan(read_duration(cell))]
-    return len(found) >= ENOUGH * len(cells) and (clocks or not all(map(_TIME_OF_DAY.fullmatch, found)))
+    durations = [cell for cell in cells if not math.isnan(parse_duration(cell))]
+    enough = len(durations) >= MIN_PARSED_FRACTION * len(cells)
+    return enough and (allow_times_of_day or not all(map(_TIME_OF_DAY.fullmatch, durations)))
 
 
-def read_number(cell: str, form: str) -> float:
-    """Return the number of a form other than "interval"; NaN if it is none.
+def parse_numeric(cell: str, numeric_format: str) -> float:
+    """Parse a number of any format but "interval"; NaN for other text.
 
-    A column that was plain in fit may have marks between thousands, a unit or durations later; one of durations may
-    have seconds.
+    New rows of a plain column may have thousands separators, a unit or durations; those of durations plain seconds.
     """
-    if form not in {"plain", "duration"}:
-        return read_written(cell, form)
-    readings = (read_plain(cell), read_written(cell, "point") if form == "plain" else math.nan, read_duration(cell))
-    return next((value for value in readings if not math.isnan(value)), math.nan)
+    if numeric_format not in {"plain", "duration"}:
+        return parse_formatted(cell, numeric_format)
+    formatted = parse_formatted(cell, "point") if numeric_format == "plain" else math.nan
+    return next(
+        (value for value in (parse_plain(cell), formatted, parse_duration(cell)) if not math.isnan(value)), math.nan
+    )
 
 
-def parse_numbers(values: np.ndarray, form: str) -> np.ndarray:
-    """Return the numbers (n,) float64 that cells (n,) of one form hold; NaN for gaps and for what is no number."""
-    if values.dtype.kind == "M":  # times, of durations below a day
+def parse_numeric_column(values: np.ndarray, numeric_format: str) -> np.ndarray:
+    """Parse the cells (n,) of a number column: (n,) float64, NaN for missing values and other text."""
+    if values.dtype.kind == "M":  # Excel stores durations below a day as times
         seconds = SECONDS_PER_DAY * parse_dates(values, "")
-        return seconds if form == "duration" else np.full(len(values), math.nan)
+        return seconds if numeric_format == "duration" else np.full(len(values), math.nan)
     if values.dtype.kind != "O":
         return np.asarray(values, np.float64)
-    if form == "interval":
-        return map_distinct(read_interval, values)
-    if form == "plain" and "_" not in "".join(values):
+    if numeric_format == "interval":
+        return map_unique(parse_interval, values)
+    if numeric_format == "plain" and "_" not in "".join(values):
         with suppress(ValueError):
             return np.fromiter(map(float, values), np.float64, len(values))
-    return map_distinct(lambda cell: read_number(cell, form), values)
+    return map_unique(lambda cell: parse_numeric(cell, numeric_format), values)
 
 
-def find_decimal_marks(cells: Iterable[str]) -> set[str]:
-    """Return which of "point" and "comma" some cell must have as its decimal mark, as "0,205" and "1.5" must."""
+def detect_decimal_separators(cells: Iterable[str]) -> set[str]:
+    """Return which of "point" and "comma" at least one cell requires, as "1.5" and "0,205" do."""
     marked = [cell for cell in cells if "," in cell or "." in cell]
     return {
-        form
-        for form, other in (("point", "comma"), ("comma", "point"))
-        if any(math.isnan(read_written(cell, other)) and not math.isnan(read_written(cell, form)) for cell in marked)
+        mark
+        for mark, other in (("point", "comma"), ("comma", "point"))
+        if any(
+            math.isnan(parse_formatted(cell, other)) and not math.isnan(parse_formatted(cell, mark)) for cell in marked
+        )
     }
 
 
-def find_number_form(cells: Iterable[str], *, codes: bool = False, order: Sequence[str] = POINT_FIRST) -> str:
-    """Return the form of numbers that most of some distinct cells have; "" if few have any.
+def infer_numeric_format(cells: Iterable[str], *, allow_codes: bool = False, order: Sequence[str] = POINT_FIRST) -> str:
+    """Infer the number format that most distinct cells match; "" if few match any.
 
     Args:
-        cells: Without gaps.
-        codes: Take cells of one length with zeros before them, such as post codes, for numbers, too.
-        order: The forms that are tried; of two that fit as many cells, the first one is meant.
+        cells: Distinct cells, none of them missing.
+        allow_codes: Whether zero-padded cells of equal length, such as post codes, are numbers.
+        order: Formats to try; the first wins among those that match equally many cells.
     """
     cells = list(cells)
-    if not (plain := _are_plain(cells)):  # else none is a word
-        cells = [cell for cell in cells if not is_gap_word(cell)]
+    if not (plain := _are_plain(cells)):
+        cells = [cell for cell in cells if not is_missing_word(cell)]
         plain = _are_plain(cells)
     if not cells:
         return ""
-    zeros = [cell for cell in cells if cell[0] == "0"]  # most columns have none: patterns are slow
-    if not codes and any(map(_CODE.fullmatch, zeros)) and len(set(map(len, cells))) == 1:
+    zeros = [cell for cell in cells if cell[0] == "0"]  # few columns have any, and patterns are slow
+    if not allow_codes and any(map(_ZERO_PADDED.fullmatch, zeros)) and len(set(map(len, cells))) == 1:
         return ""
     if plain and (order[0] == "plain" or not any("." in cell for cell in cells)):
         return "plain"
 
-    def share(read: Callable[[str], float], among: list[str]) -> float:
-        return sum(not math.isnan(read(cell)) for cell in among) / len(among)
+    def parsed_fraction(parse: Callable[[str], float], sample: list[str]) -> float:
+        return sum(not math.isnan(parse(cell)) for cell in sample) / len(sample)
 
-    readers: dict[str, Callable[[str], float]] = {"plain": read_plain}
+    parsers: dict[str, Callable[[str], float]] = {"plain": parse_plain}
     if len({match.group(1) for cell in cells if (match := _UNIT.search(cell))}) <= 1:
-        readers |= {form: partial(read_written, form=form) for form in ("point", "comma")}
-    # A few tell that a column of long texts is none.
-    likely = [form for form in order if form in readers and share(readers[form], cells[:SOME]) >= ENOUGH / 2]
-    shares = {form: share(readers[form], cells) for form in likely}
-    best = max(shares, key=lambda form: shares[form], default="")
-    return best if shares.get(best, 0.0) >= ENOUGH else ""
+        parsers |= {mark: partial(parse_formatted, decimal=mark) for mark in ("point", "comma")}
+    # A few cells suffice to rule out columns of long texts.
+    likely = [
+        name
+        for name in order
+        if name in parsers and parsed_fraction(parsers[name], cells[:PROBE_CELLS]) >= MIN_PARSED_FRACTION / 2
+    ]
+    fractions = {name: parsed_fraction(parsers[name], cells) for name in likely}
+    best = max(fractions, key=lambda name: fractions[name], default="")
+    return best if fractions.get(best, 0.0) >= MIN_PARSED_FRACTION else ""
 
 
 def _are_plain(cells: list[str]) -> bool:
     """Return whether all cells are finite numbers as Python writes them."""
-    return all(math.isfinite(read_plain(cell)) for cell in cells)
+    return all(math.isfinite(parse_plain(cell)) for cell in cells)
 
 
-def read_interval(cell: str) -> float:
-    """Return the middle of an interval such as "10 to 20", or the end of an open one; NaN if it is none."""
+def parse_interval(cell: str) -> float:
+    """Return the midpoint of an interval such as "10 to 20", or the bound of an open one; NaN for other text."""
     match = _INTERVAL.fullmatch(_UNIT.sub("", cell) if not cell.lower().endswith(("over", "more", "above")) else cell)
     if match is None:
         return math.nan
-    ends = [read_written(end, "point") for end in match.group("low", "high") if end is not None]
-    if len(ends) == 2 and ends[0] > ends[1]:
+    bounds = [parse_formatted(bound, "point") for bound in match.group("low", "high") if bound is not None]
+    if len(bounds) == 2 and bounds[0] > bounds[1]:
         return math.nan
-    return sum(ends) / len(ends)
+    return sum(bounds) / len(bounds)
 
 
 def are_intervals(cells: Iterable[str]) -> bool:
-    """Return whether all of some distinct cells are intervals, and one of them has a sign of it."""
-    cells = [cell for cell in cells if not is_gap_word(cell)]
+    """Return whether all distinct cells are intervals or numbers, and at least one is not a number."""
+    cells = [cell for cell in cells if not is_missing_word(cell)]
     return (
         len(cells) > 2
-        and not any(math.isnan(read_interval(cell)) for cell in cells)
-        and any(math.isnan(read_written(cell, "point")) for cell in cells)
+        and not any(math.isnan(parse_interval(cell)) for cell in cells)
+        and any(math.isnan(parse_formatted(cell, "point")) for cell in cells)
     )
 
 
-def read_date(cell: str, form: str) -> float:
-    """Return the days since 1970 of a date, or the part of a day of a time alone; NaN if the cell has another form."""
-    if OR in form:
-        read = (read_date(cell, part) for part in form.split(OR))
-        return next((day for day in read if not math.isnan(day)), math.nan)
+def parse_date(cell: str, date_format: str) -> float:
+    """Parse a date to days since 1970, or a time without a date to a fraction of a day; NaN for other text."""
+    if FORMAT_SEPARATOR in date_format:
+        values = (parse_date(cell, part) for part in date_format.split(FORMAT_SEPARATOR))
+        return next((value for value in values if not math.isnan(value)), math.nan)
     try:
-        if form == "iso":
+        if date_format == "iso":
             if not _ISO.fullmatch(cell):
                 return math.nan
-            bare, zone = (cell, "") if len(cell) < 17 else (_ZONE.sub("", cell), "".join(_ZONE.findall(cell)))
-            days = float(np.datetime64(bare[:26], "us").astype(np.int64)) / (1e6 * SECONDS_PER_DAY)
+            local, zone = (
+                (cell, "") if len(cell) < 17 else (_TIME_ZONE.sub("", cell), "".join(_TIME_ZONE.findall(cell)))
+            )
+            days = float(np.datetime64(local[:26], "us").astype(np.int64)) / (1e6 * SECONDS_PER_DAY)
             minutes = 0 if zone in {"", "Z"} else int(zone[1:3]) * 60 + int(zone[3:].strip(":") or 0)
             return days - (-minutes if zone[:1] == "-" else minutes) / 1440
-        if form == COMPACT and not _COMPACT.fullmatch(cell):
+        if date_format == COMPACT_DATE and not _COMPACT.fullmatch(cell):
             return math.nan
-        moment = datetime.strptime(cell, form)
+        moment = datetime.strptime(cell, date_format)
     except (ValueError, OverflowError):
-        longer = form in _CLOCKS and not _TIME_OF_DAY.fullmatch(cell)
-        return read_duration(cell) / SECONDS_PER_DAY if longer else math.nan
-    since = datetime(1900, 1, 1) if form in _CLOCKS else datetime(1970, 1, 1)
-    return (moment - since).total_seconds() / SECONDS_PER_DAY
+        is_duration = date_format in _TIME_FORMATS and not _TIME_OF_DAY.fullmatch(cell)  # such as 37:02
+        return parse_duration(cell) / SECONDS_PER_DAY if is_duration else math.nan
+    epoch = datetime(1900, 1, 1) if date_format in _TIME_FORMATS else datetime(1970, 1, 1)
+    return (moment - epoch).total_seconds() / SECONDS_PER_DAY
 
 
-def parse_dates(values: np.ndarray, form: str) -> np.ndarray:
-    """Return days (n,) float64 since 1970 of dates (n,), text or datetime64; NaN for gaps and for what is no date."""
+def parse_dates(values: np.ndarray, date_format: str) -> np.ndarray:
+    """Parse the cells (n,) of a date column, text or datetime64: (n,) float64 as `parse_date`, NaN if missing."""
     if values.dtype.kind == "M":
         days = values.astype("datetime64[us]").astype(np.int64) / (1e6 * SECONDS_PER_DAY)
         return np.where(np.isnat(values), math.nan, days)
-    if values.dtype.kind != "O":  # durations, where times of day were fitted
-        return values / SECONDS_PER_DAY if set(form.split(OR)) <= {*_CLOCKS} else np.full(len(values), math.nan)
-    return map_distinct(lambda cell: read_date(cell, form), values)
+    if values.dtype.kind != "O":  # durations in seconds, if the training rows held times of day
+        is_time = set(date_format.split(FORMAT_SEPARATOR)) <= {*_TIME_FORMATS}
+        return values / SECONDS_PER_DAY if is_time else np.full(len(values), math.nan)
+    return map_unique(lambda cell: parse_date(cell, date_format), values)
 
 
-def find_date_form(cells: Iterable[str]) -> str:
-    """Return the form of dates that most of some distinct cells have, of equal ones the first; "" if few have any.
+def infer_date_format(cells: Iterable[str]) -> str:
+    """Infer the date format that most distinct, non-missing cells match, the first among equals; "" if few match any.
 
-    Where no form has enough, several do together, if no cell is another day in one than in the other.
+    Several formats are combined if one alone is not enough and no cell is a different day in two of them.
     """
-    cells = [cell for cell in cells if not is_gap_word(cell)]
-    forms, left = list[str](), cells
-    while len(left) > (1 - ENOUGH) * len(cells) and len(forms) < MOST_FORMS:
-        form, fitting = _find_likeliest(left)
-        if fitting <= LEAST_SHARE * len(cells) or any(_are_confused(cells, form, other) for other in forms):
+    cells = [cell for cell in cells if not is_missing_word(cell)]
+    formats, unmatched = list[str](), cells
+    allowed = (1 - MIN_PARSED_FRACTION) * len(cells)
+    while len(unmatched) > allowed and len(formats) < MAX_DATE_FORMATS:
+        best, count = _best_date_format(unmatched)
+        too_few = count <= MIN_EXTRA_FORMAT_FRACTION * len(cells)
+        if too_few or any(_is_ambiguous(cells, best, other) for other in formats):
             return ""
-        forms.append(form)
-        left = [cell for cell in left if math.isnan(read_date(cell, form))]
-    return OR.join(forms) if cells and len(left) <= (1 - ENOUGH) * len(cells) else ""
+        formats.append(best)
+        unmatched = [cell for cell in unmatched if math.isnan(parse_date(cell, best))]
+    return FORMAT_SEPARATOR.join(formats) if cells and len(unmatched) <= allowed else ""
 
 
 def are_mixed_dates(cells: Iterable[str]) -> bool:
-    """Return whether most of some distinct cells are dates, of which no forms together fit all."""
+    """Return whether most distinct cells are dates, whatever their format."""
     cells = list(cells)
-    forms = [form for form in (COMPACT, *_DAYS) if any(not math.isnan(read_date(cell, form)) for cell in cells[:SOME])]
-    return sum(not math.isnan(read_date(cell, OR.join(["iso", *forms]))) for cell in cells) >= ENOUGH * len(cells)
+    formats = [
+        date_format
+        for date_format in (COMPACT_DATE, *_DAY_FORMATS)
+        if any(not math.isnan(parse_date(cell, date_format)) for cell in cells[:PROBE_CELLS])
+    ]
+    combined = FORMAT_SEPARATOR.join(["iso", *formats])
+    return sum(not math.isnan(parse_date(cell, combined)) for cell in cells) >= MIN_PARSED_FRACTION * len(cells)
 
 
-def _find_likeliest(cells: list[str]) -> tuple[str, int]:
-    """Return the form of dates that most of some cells have, of equal ones the first, and how many have it."""
-    few = [cell for cell in cells if any(map(str.isdigit, cell))][:SOME]
-    best, most = "", 0
-    for form in DATE_FORMS:
-        if any(not math.isnan(read_date(cell, form)) for cell in few):
-            fitting = sum(not math.isnan(read_date(cell, form)) for cell in cells)
-            best, most = (form, fitting) if fitting > most else (best, most)
-            if fitting == len(cells):
+def _best_date_format(cells: list[str]) -> tuple[str, int]:
+    """Return the date format that most cells match, the first among equals, and how many match it."""
+    probe = [cell for cell in cells if any(map(str.isdigit, cell))][:PROBE_CELLS]
+    best, best_count = "", 0
+    for date_format in DATE_FORMATS:
+        if any(not math.isnan(parse_date(cell, date_format)) for cell in probe):
+            count = sum(not math.isnan(parse_date(cell, date_format)) for cell in cells)
+            best, best_count = (date_format, count) if count > best_count else (best, best_count)
+            if count == len(cells):
                 break
-    return best, most
+    return best, best_count
 
 
-def _are_confused(cells: list[str], form: str, other: str) -> bool:
-    """Return whether a cell is one day in a form and another one in another."""
-    days = [(read_date(cell, form), read_date(cell, other)) for cell in cells]
-    return any(abs(one - two) > 0 for one, two in days)  # not so for NaN
+def _is_ambiguous(cells: list[str], first: str, second: str) -> bool:
+    """Return whether some cell is a different day in two date formats."""
+    days = [(parse_date(cell, first), parse_date(cell, second)) for cell in cells]
+    return any(abs(one - two) > 0 for one, two in days)  # False for NaN

@@ -1,4 +1,4 @@
-"""A column of free text: the directions in which the rows' words and parts of words differ most."""
+"""Columns of free text: principal components of TF-IDF weights of words and character n-grams."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from protonet.tables.columns.kind import Column
-from protonet.tables.columns.parsing import write_cells
+from protonet.tables.columns.base import FittedColumn
+from protonet.tables.columns.parsing import format_cells
 from protonet.views.view import Stored
 
 if TYPE_CHECKING:
@@ -22,41 +22,49 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TextRules:
-    """What is counted in a text; chosen on sets that docs/decisions/texts.md names."""
+    """Which n-grams and how many components are used; chosen on the data sets of docs/decisions/texts.md."""
 
-    sizes: tuple[int, ...] = (2, 3, 4, 5)  #: Characters of a part of a word; its ends are one each.
-    pairs: bool = True  #: Whether two words that follow one another count as a word, too.
-    least: int = 1  #: Rows that have to have it: of few rows, what one alone has may be what new ones share with it.
-    common: int = 2  #: Rows that have to share something, for there to be anything at all.
-    most: int = 16384  #: Words, and as many parts of words, those that most rows have; or fewer, so that ...
-    rows: int = 4096  #: Rows that are looked at, spread over all.
-    rank: int = 512  #: Directions, at the most ...
-    share: float = 1.0  #: ... and this share of the rows.
-    numbers: float = 4e6  #: ... they and as many directions as rows allow are so many numbers, which a file holds.
-    apart: bool = True  #: Whether words, and parts of words, are of unit norm each by itself.
-    power: float = 0.25  #: Of the variance along a direction, which its coordinate keeps: 1 all of it, 0 none.
+    sizes: tuple[int, ...] = (2, 3, 4, 5)  #: Lengths of character n-grams of a word; its ends count as a space each.
+    bigrams: bool = True  #: Whether pairs of adjacent words are counted as well.
+    min_rows: int = 1  #: Minimum rows of an n-gram: new rows may share one that a single training row has.
+    min_shared_rows: int = 2  #: At least one n-gram must have this many rows, or the column has no features.
+    max_grams: int = 16384  #: Maximum words, and maximum character n-grams, the most frequent ones.
+    max_rows: int = 4096  #: Maximum training rows that are used, equally spaced in sorted order.
+    max_rank: int = 512  #: Maximum number of components.
+    rank_per_row: float = 1.0  #: Maximum number of components per training row.
+    max_basis_size: float = 4e6  #: Maximum number of values in the basis, which the model file stores.
+    separate_norms: bool = True  #: Whether words and character n-grams are normalized separately.
+    power: float = 0.25  #: Exponent of the components' variances: 1 leaves them, 0 whitens.
 
 
-TEXTS = TextRules()
-#: The same beside other columns, which many directions would drown, and in older files.
-FEW = TextRules(
-    (3, 4, 5), pairs=False, least=2, most=4096, rank=24, share=0.25, numbers=math.inf, apart=False, power=1.0
+TEXT_RULES = TextRules()
+#: For texts beside other columns, which many components would dominate.
+SECONDARY_TEXT_RULES = TextRules(
+    (3, 4, 5),
+    bigrams=False,
+    min_rows=2,
+    max_grams=4096,
+    max_rank=24,
+    rank_per_row=0.25,
+    max_basis_size=math.inf,
+    separate_norms=False,
+    power=1.0,
 )
 
 
 @dataclass(frozen=True, eq=False)
-class Text(Column):
+class Text(FittedColumn):
     """A column of free text.
 
     Args:
-        grams: The words and parts of words that count, in lower case.
-        scales: (grams,) what each is worth: the rarer, the more.
-        basis: (grams, parts) the directions.
-        mean: (parts,) of the rows of fit.
-        apart: Whether words, and parts of words, are of unit norm each by itself; False in older model files.
+        grams: The words and character n-grams of the vocabulary, in lower case.
+        scales: (grams,) inverse document frequencies.
+        basis: (grams, components).
+        mean: (components,) of the training rows.
+        apart: Whether words and character n-grams are normalized separately.
 
     Source: Manning, Raghavan and Schuetze, "Introduction to Information Retrieval" (2008), sec. 6.4 (weights) and 18.4
-        (directions by singular values).
+        (components by singular values).
     """
 
     grams: tuple[str, ...]
@@ -65,139 +73,144 @@ class Text(Column):
     mean: np.ndarray
     apart: bool = True
     kind: ClassVar[str] = "text"
-    takes: ClassVar[str | None] = "text"
+    modality: ClassVar[str | None] = "text"
 
     @classmethod
-    def fit(cls, cells: np.ndarray, *, beside: bool = False) -> Text:
-        """Fit to cells (n,), of the only column or of one beside others.
+    def fit(cls, cells: np.ndarray, *, secondary: bool = False) -> Text:
+        """Fit to cells (n,). If no two rows share an n-gram, the column has no features.
 
-        There may be no parts, where no two rows share a part of a word.
+        Args:
+            cells: The texts.
+            secondary: Whether the table has other columns.
         """
-        rules = FEW if beside else TEXTS
-        cells = np.sort(write_cells(cells))  # their order leaves no trace, also where directions are as wide as others
-        cells = cells[:: max(1, -(-len(cells) // rules.rows))]
-        counted = [count_grams(cell, rules.sizes, pairs=rules.pairs) for cell in cells]
-        rows_with = Counter(gram for own in counted for gram in own)
-        most_often, least_often = Counter[str](), Counter[str]()  # of the rows that have it
-        for own in counted:
-            for gram, number in own.items():
-                most_often[gram] = max(most_often[gram], number)
-                least_often[gram] = min(least_often[gram] or number, number)
-        # What all rows have tells them apart by how often.
-        shared = [
+        rules = SECONDARY_TEXT_RULES if secondary else TEXT_RULES
+        cells = np.sort(format_cells(cells))  # the row order must not influence components of equal variance
+        cells = cells[:: max(1, -(-len(cells) // rules.max_rows))]
+        counts = [count_grams(cell, rules.sizes, bigrams=rules.bigrams) for cell in cells]
+        rows_with = Counter(gram for row in counts for gram in row)
+        max_count, min_count = Counter[str](), Counter[str]()  # over the rows that have the n-gram
+        for row in counts:
+            for gram, count in row.items():
+                max_count[gram] = max(max_count[gram], count)
+                min_count[gram] = min(min_count[gram] or count, count)
+        # An n-gram of every row is informative only if its count varies.
+        candidates = [
             (-rows, gram)
             for gram, rows in rows_with.items()
-            if rows >= rules.least and (rows < len(cells) or most_often[gram] > least_often[gram])
+            if rows >= rules.min_rows and (rows < len(cells) or max_count[gram] > min_count[gram])
         ]
-        if not any(-rows >= rules.common for rows, _ in shared):
-            shared = []
-        rank = min(rules.rank, max(1, round(rules.share * len(cells))))
-        most = int(min(rules.most, rules.numbers / 2 / rank))
-        kinds = (True, False) if rules.apart else (None,)
-        chosen = [sorted(each for each in shared if kind in {None, is_word(each[1])})[:most] for kind in kinds]
-        grams = tuple(sorted(gram for part in chosen for _, gram in part))
+        if not any(-rows >= rules.min_shared_rows for rows, _ in candidates):
+            candidates = []
+        rank = min(rules.max_rank, max(1, round(rules.rank_per_row * len(cells))))
+        max_grams = int(min(rules.max_grams, rules.max_basis_size / 2 / rank))
+        groups = (
+            [[item for item in candidates if is_word(item[1]) == words] for words in (True, False)]
+            if rules.separate_norms
+            else [candidates]
+        )
+        grams = tuple(sorted(gram for group in groups for _, gram in sorted(group)[:max_grams]))
         scales = np.array([1 + math.log(len(cells) / rows_with[gram]) for gram in grams], np.float32)
         if not grams:
-            return cls(grams, scales, np.zeros((0, 0), np.float32), np.zeros(0, np.float32), rules.apart)
-        x = cls(grams, scales, np.zeros((len(grams), 0)), np.zeros(0), rules.apart)._weigh(cells)
+            return cls(grams, scales, np.zeros((0, 0), np.float32), np.zeros(0, np.float32), rules.separate_norms)
+        x = cls(grams, scales, np.zeros((len(grams), 0)), np.zeros(0), rules.separate_norms)._tf_idf(cells)
         mean = np.asarray(x.mean(axis=0)).ravel()
-        centred = _centre_gram(x, mean)
-        values, left = np.linalg.eigh(centred / len(cells))
-        rank = min(rank, int((values > 1e-9).sum()))
-        values, left = values[::-1][:rank], left[:, ::-1][:, :rank]
-        directions = x.T @ left - mean[:, None] * left.sum(axis=0)  # (grams, rank)
-        kept = values**rules.power
-        basis = directions / np.sqrt(values * len(cells)) * np.sqrt(kept / np.where(values > 0, values, 1))
-        basis /= math.sqrt(kept.sum() or 1.0)
-        return cls(grams, scales, basis.astype(np.float32), (mean @ basis).astype(np.float32), rules.apart)
+        variances, vectors = np.linalg.eigh(_centred_gram_matrix(x, mean) / len(cells))  # of the (n, n) Gram matrix
+        rank = min(rank, int((variances > 1e-9).sum()))
+        variances, vectors = variances[::-1][:rank], vectors[:, ::-1][:, :rank]
+        directions = x.T @ vectors - mean[:, None] * vectors.sum(axis=0)  # (grams, rank)
+        target = variances**rules.power
+        basis = directions / np.sqrt(variances * len(cells))
+        basis = basis * np.sqrt(target / np.where(variances > 0, variances, 1))
+        basis /= math.sqrt(target.sum() or 1.0)
+        return cls(grams, scales, basis.astype(np.float32), (mean @ basis).astype(np.float32), rules.separate_norms)
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        """The directions, the widest first."""
-        return tuple(f" text {number + 1}" for number in range(len(self.mean)))
+    def feature_suffixes(self) -> tuple[str, ...]:
+        """The components, by decreasing variance."""
+        return tuple(f" text {index + 1}" for index in range(len(self.mean)))
 
     @cached_property
-    def _places(self) -> dict[str, int]:
-        """The place of each part of a word."""
-        return {gram: place for place, gram in enumerate(self.grams)}
+    def _gram_indices(self) -> dict[str, int]:
+        """The index of each n-gram."""
+        return {gram: index for index, gram in enumerate(self.grams)}
 
-    def _weigh(self, cells: np.ndarray) -> sparse.csr_matrix:
-        """Return rows (n, grams) of unit norm, or of zeros."""
+    def _tf_idf(self, cells: np.ndarray) -> sparse.csr_matrix:
+        """Return TF-IDF rows (n, grams) of unit norm, or zeros for texts without a known n-gram."""
         from scipy import sparse  # noqa: PLC0415 - slow to import
 
-        ends, places, values = [0], [], []
-        rules = TEXTS if self.apart else FEW
+        row_ends, indices, values = [0], [], []
+        rules = TEXT_RULES if self.apart else SECONDARY_TEXT_RULES
         for cell in cells:
-            for gram, number in count_grams(cell, rules.sizes, pairs=rules.pairs).items():
-                place = self._places.get(gram)
-                if place is not None:
-                    places.append(place)
-                    values.append((1 + math.log(number)) * self.scales[place])
-            ends.append(len(places))
-        x = sparse.csr_matrix((values, places, ends), shape=(len(cells), len(self.grams)))
+            for gram, count in count_grams(cell, rules.sizes, bigrams=rules.bigrams).items():
+                index = self._gram_indices.get(gram)
+                if index is not None:
+                    indices.append(index)
+                    values.append((1 + math.log(count)) * self.scales[index])
+            row_ends.append(len(indices))
+        x = sparse.csr_matrix((values, indices, row_ends), shape=(len(cells), len(self.grams)))
         if not self.apart:
-            return _shorten(x)
+            return _normalize_rows(x)
         words = np.array([is_word(gram) for gram in self.grams], np.float64)
-        some = [_shorten(x @ sparse.diags(each)) for each in (words, 1 - words)]
-        return _shorten(some[0] + some[1])
+        parts = [_normalize_rows(x @ sparse.diags(mask)) for mask in (words, 1 - words)]
+        return _normalize_rows(parts[0] + parts[1])
 
     def encode(self, cells: np.ndarray) -> np.ndarray:
-        """Return (n, parts) float32."""
-        return np.asarray(self._weigh(write_cells(cells)) @ self.basis - self.mean, np.float32)
+        """Return the features (n, components) float32."""
+        return np.asarray(self._tf_idf(format_cells(cells)) @ self.basis - self.mean, np.float32)
 
-    def find_uninformative(self, cells: np.ndarray) -> np.ndarray:
-        """Return which cells (n,) bool have no known word and no known part of one."""
-        return np.asarray(self._weigh(write_cells(cells)).getnnz(axis=1) == 0)
+    def is_uninformative(self, cells: np.ndarray) -> np.ndarray:
+        """Return a mask (n,) bool of the cells without a known n-gram."""
+        return np.asarray(self._tf_idf(format_cells(cells)).getnnz(axis=1) == 0)
 
-    def tell(self) -> str:
-        """Return the kind and its size."""
-        return f"text: {len(self.mean)} directions of {len(self.grams)} words and parts of words"
+    def summary(self) -> str:
+        """Return the type and its size."""
+        return f"text: {len(self.mean)} components of {len(self.grams)} words and character n-grams"
 
     def describe(self) -> dict[str, Any]:
-        """Return the words and parts of words."""
+        """Return the vocabulary."""
         return {"grams": list(self.grams), "apart": self.apart}
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return the rest."""
+        """Return the weights."""
         return {"scales": self.scales, "basis": self.basis, "mean": self.mean}
 
     @classmethod
     def restore(cls, stored: Stored) -> Text:
-        """Build the column again."""
+        """Restore the column."""
         grams, mean = stored.names("grams"), stored.take("mean", None)
-        apart = stored.entry("apart", bool) if "apart" in stored.description else False
+        apart = stored.entry("apart", bool)
         scales, basis = stored.take("scales", len(grams)), stored.take("basis", len(grams), len(mean))
         return cls(grams, scales.numpy(), basis.numpy(), mean.numpy(), apart)
 
 
-def _shorten(x: sparse.csr_matrix) -> sparse.csr_matrix:
-    """Return rows at unit norm; zeros stay zeros."""
+def _normalize_rows(x: sparse.csr_matrix) -> sparse.csr_matrix:
+    """Scale rows to unit norm; zero rows stay zeros."""
     from scipy import sparse  # noqa: PLC0415 - slow to import
 
     norms = np.sqrt(np.asarray(x.multiply(x).sum(axis=1)).ravel())
     return sparse.diags(1 / np.where(norms > 0, norms, 1.0)) @ x
 
 
-def _centre_gram(x: sparse.csr_matrix, mean: np.ndarray) -> np.ndarray:
-    """Return the products (n, n) of rows less their mean (grams,), which keeps the rows sparse."""
+def _centred_gram_matrix(x: sparse.csr_matrix, mean: np.ndarray) -> np.ndarray:
+    """Return the Gram matrix (n, n) of the rows minus their mean (grams,), without making the rows dense."""
     products = (x @ x.T).toarray()
-    along = np.asarray(x @ mean).ravel()
-    return np.asarray(products - along[:, None] - along[None, :] + mean @ mean)
+    projections = np.asarray(x @ mean).ravel()
+    return np.asarray(products - projections[:, None] - projections[None, :] + mean @ mean)
 
 
 def is_word(gram: str) -> bool:
-    """Return whether it is a whole word, with a space at both ends."""
+    """Return whether an n-gram is a word or a pair of words: it has a space at both ends."""
     return len(gram) > 2 and gram[0] == gram[-1] == " "
 
 
-def count_grams(text: str, sizes: tuple[int, ...] = TEXTS.sizes, *, pairs: bool = False) -> Counter[str]:
-    """Count the words of a text, with a space at both ends, the parts of those words, and perhaps pairs of words."""
-    found: Counter[str] = Counter()
-    words = [f" {bare} " for bare in re.findall(r"\w+", text.lower())]
+def count_grams(text: str, sizes: tuple[int, ...] = TEXT_RULES.sizes, *, bigrams: bool = False) -> Counter[str]:
+    """Count the words of a text (with a space at both ends), their character n-grams and, if asked, pairs of words."""
+    counts: Counter[str] = Counter()
+    words = [f" {word} " for word in re.findall(r"\w+", text.lower())]
     for word in words:
-        found[word] += 1
+        counts[word] += 1
         for size in sizes:
             if size < len(word):
-                found.update(word[first : first + size] for first in range(len(word) - size + 1))
-    found.update(first + second for first, second in pairwise(words) if pairs)
-    return found
+                counts.update(word[start : start + size] for start in range(len(word) - size + 1))
+    counts.update(first + second for first, second in pairwise(words) if bigrams)
+    return counts

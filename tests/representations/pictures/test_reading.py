@@ -223,7 +223,7 @@ def test_equal_pixels_in_two_classes_are_told(tmp_path: Path) -> None:
     paths, classes, _ = list_pictures(root, labelled=True)
     assert classes is not None
     (note,) = check_pictures(paths, classes)
-    assert note.startswith("look at: 1 picture in more than one class")
+    assert note.startswith("warning: 1 picture in more than one class")
     assert f"{root / 'cross' / 'other.bmp'} = {root / 'disc' / '0.jpg'}" in note
     assert not check_pictures(paths, [""] * len(paths))
     turned = Image.fromarray(np.arange(12, dtype=np.uint8).reshape(3, 4))  # equal bytes, another shape

@@ -1,4 +1,4 @@
-"""Each kind of column: what its cells become, gaps and new cells among them, and that a file can hold it."""
+"""Every column type: features of known, missing and unknown cells, and round trips through descriptions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.category import CATEGORIES, Category
 from protonet.tables.columns.date import CYCLES, Date
-from protonet.tables.columns.encoding import KINDS, Encoding
-from protonet.tables.columns.kind import Column
-from protonet.tables.columns.number import Number
+from protonet.tables.columns.encoding import COLUMN_CLASSES, Encoding
+from protonet.tables.columns.inference import infer_column_type
+from protonet.tables.columns.numeric import Numeric
 from protonet.tables.columns.parsing import blank_missing
-from protonet.tables.columns.recognise import recognise
-from protonet.tables.columns.text import TEXTS, Text, count_grams
+from protonet.tables.columns.text import TEXT_RULES, Text, count_grams
 from tests.strategies import spoil
 
 RNG = np.random.default_rng(0)
@@ -41,10 +41,10 @@ def dates(n: int) -> np.ndarray:
     return objects(*map(str, np.datetime64("2019-03-01T04:00:00") + RNG.integers(0, 10**8, n)))
 
 
-NUMBERS = np.where(RNG.random(60) < 0.2, np.nan, 1e6 + 7 * RNG.standard_normal(60))
+VALUES = np.where(RNG.random(60) < 0.2, np.nan, 1e6 + 7 * RNG.standard_normal(60))
 COLUMNS: dict[str, tuple[type[Any], np.ndarray]] = {
-    "number": (Number, RNG.standard_normal(60) * 9),
-    "number with gaps": (Number, NUMBERS),
+    "number": (Numeric, RNG.standard_normal(60) * 9),
+    "number with gaps": (Numeric, VALUES),
     "category": (Category, RNG.choice(objects("a", "b", "", "d"), 60)),
     "two categories": (Category, RNG.choice(objects("yes", "no"), 60)),
     "many categories": (Category, RNG.choice(objects(*map(str, range(30))), 60)),
@@ -52,110 +52,112 @@ COLUMNS: dict[str, tuple[type[Any], np.ndarray]] = {
     "date with gaps": (Date, np.where(np.arange(60) % 5 == 0, "NA", dates(60))),
     "text": (Text, sentences(60)),
 }
-EACH = pytest.mark.parametrize(("kind", "cells"), COLUMNS.values(), ids=COLUMNS)
+EVERY_TYPE = pytest.mark.parametrize(("column_class", "cells"), COLUMNS.values(), ids=COLUMNS)
 
 
-@EACH
-def test_every_kind_keeps_the_protocol(kind: type[Any], cells: np.ndarray) -> None:
-    column: Column = kind.fit(cells)
-    assert KINDS[column.kind] is kind
+@EVERY_TYPE
+def test_protocol(column_class: type[Any], cells: np.ndarray) -> None:
+    column: FittedColumn = column_class.fit(cells)
+    assert COLUMN_CLASSES[column.kind] is column_class
     x = column.encode(cells)
-    assert x.shape == (60, len(column.parts))
+    assert x.shape == (60, len(column.feature_suffixes))
     assert x.dtype == np.float32
     assert np.isfinite(x).all()
-    assert len(set(column.parts)) == len(column.parts)
-    assert not column.find_strange(cells).any()
-    assert column.tell().startswith(column.kind)
-    if kind is Number:
+    assert len(set(column.feature_suffixes)) == len(column.feature_suffixes)
+    assert not column.is_invalid(cells).any()
+    assert column.summary().startswith(column.kind)
+    if column_class is Numeric:
         np.testing.assert_allclose(x.var(axis=0), 1, atol=1e-3)
-    assert kind is Number or 0.2 < x[:, : 1 if kind is Date else None].var(axis=0).sum() < 2.5  # cycles lie on circles
+    assert (
+        column_class is Numeric or 0.2 < x[:, : 1 if column_class is Date else None].var(axis=0).sum() < 2.5
+    )  # cycles lie on circles
     for rows in (slice(0, 1), slice(7, 20), slice(59, None, -1)):
-        np.testing.assert_allclose(column.encode(cells[rows]), x[rows], atol=1e-6)  # each row for itself
-    assert column.encode(cells[:0]).shape == (0, len(column.parts))
+        np.testing.assert_allclose(column.encode(cells[rows]), x[rows], atol=1e-6)  # rows are encoded independently
+    assert column.encode(cells[:0]).shape == (0, len(column.feature_suffixes))
 
 
-@EACH
-def test_every_kind_says_what_its_cells_are(kind: type[Any], cells: np.ndarray) -> None:
-    column: Column = kind.fit(cells)
-    numbers, filled = column.read_numbers(cells), column.fill(cells)
-    assert (numbers is None) == (filled.dtype.kind == "U") == (kind in {Category, Text})
-    if numbers is not None:  # they are in an order, and only gaps are filled
-        np.testing.assert_array_equal(filled[~np.isnan(numbers)], numbers[~np.isnan(numbers)])
+@EVERY_TYPE
+def test_values_of_cells(column_class: type[Any], cells: np.ndarray) -> None:
+    column: FittedColumn = column_class.fit(cells)
+    numeric, filled = column.to_numeric(cells), column.comparable_values(cells)
+    assert (numeric is None) == (filled.dtype.kind == "U") == (column_class in {Category, Text})
+    if numeric is not None:  # ordered: only missing values are filled in
+        np.testing.assert_array_equal(filled[~np.isnan(numeric)], numeric[~np.isnan(numeric)])
         assert not np.isnan(filled).any()
-        assert column.write(numbers[~np.isnan(numbers)][0])
-    assert column.find_others(cells).mean() == pytest.approx(column.rare)
-    np.testing.assert_array_equal(column.encode(column.read_once(cells)), column.encode(cells))
-    assert sum(column.blocks) == len(column.parts)
-    assert column.plain == (kind is Number and len(column.parts) == 1)
+        assert column.format_value(numeric[~np.isnan(numeric)][0])
+    assert column.is_rare_or_unknown(cells).mean() == pytest.approx(column.rare_fraction)
+    np.testing.assert_array_equal(column.encode(column.preparse(cells)), column.encode(cells))
+    assert sum(column.block_sizes) == len(column.feature_suffixes)
+    assert column.plain == (column_class is Numeric and len(column.feature_suffixes) == 1)
 
 
-@EACH
-def test_every_kind_comes_back_from_what_it_describes(kind: type[Any], cells: np.ndarray) -> None:
-    encoding = Encoding((kind.fit(cells), Number.fit(NUMBERS)))
+@EVERY_TYPE
+def test_round_trip(column_class: type[Any], cells: np.ndarray) -> None:
+    encoding = Encoding((column_class.fit(cells), Numeric.fit(VALUES)))
     described, tensors = encoding.describe()
     assert json.loads(json.dumps(described, allow_nan=False)) == described
     assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
     again = Encoding.restore(json.loads(json.dumps(described)), tensors)
-    assert np.array_equal(again.encode([cells, NUMBERS]), encoding.encode([cells, NUMBERS]))
-    assert [column.tell() for column in again.columns] == [column.tell() for column in encoding.columns]
+    assert np.array_equal(again.encode([cells, VALUES]), encoding.encode([cells, VALUES]))
+    assert [column.summary() for column in again.columns] == [column.summary() for column in encoding.columns]
     assert again.describe()[0] == described
 
 
-@EACH
-def test_all_gaps_and_new_cells_are_no_error(kind: type[Any], cells: np.ndarray) -> None:
-    column = kind.fit(cells)
+@EVERY_TYPE
+def test_missing_and_unknown_cells_are_encoded(column_class: type[Any], cells: np.ndarray) -> None:
+    column = column_class.fit(cells)
     for odd in (objects("", "NA", "?"), objects("\N{SNOWMAN}", "never seen", "1e999x"), np.full(3, np.nan)):
         assert np.isfinite(column.encode(odd)).all()
 
 
-def test_cells_and_text_of_them_are_the_same() -> None:
-    numbers, texts = np.array([1.0, 2.0, 2.0, np.nan, 1.0]), objects("1", "2", "2", "", "1")
+def test_cells_and_their_text_are_encoded_alike() -> None:
+    numeric, texts = np.array([1.0, 2.0, 2.0, np.nan, 1.0]), objects("1", "2", "2", "", "1")
     cells = COLUMNS["date with gaps"][1]
     dates64 = np.array(["NaT" if cell == "NA" else cell for cell in cells], "datetime64[us]")
-    for kind, values, written in ((Category, numbers, texts), (Date, dates64, cells)):
-        assert np.array_equal(kind.fit(values).encode(written), kind.fit(written).encode(values))
-    assert Category.fit(texts).tell() == "category: missing, 1, 2"
+    for column_class, values, written in ((Category, numeric, texts), (Date, dates64, cells)):
+        assert np.array_equal(column_class.fit(values).encode(written), column_class.fit(written).encode(values))
+    assert Category.fit(texts).summary() == "category: missing, 1, 2"
     column = Date.fit(cells)
-    assert column.parts[-1] == " missing"
-    assert column.tell().endswith("20 % missing")
-    assert column.find_strange(objects("2020-01-01", "red", "")).tolist() == [False, True, False]
+    assert column.feature_suffixes[-1] == " missing"
+    assert column.summary().endswith("20 % missing")
+    assert column.is_invalid(objects("2020-01-01", "red", "")).tolist() == [False, True, False]
 
 
-class TestNumber:
+class TestNumeric:
     def test_oracle(self) -> None:
-        column = Number.fit(NUMBERS)
-        gaps = np.isnan(NUMBERS)
-        filled = np.where(gaps, np.median(NUMBERS[~gaps]), NUMBERS)
-        x = column.encode(NUMBERS)
+        column = Numeric.fit(VALUES)
+        missing = np.isnan(VALUES)
+        filled = np.where(missing, np.median(VALUES[~missing]), VALUES)
+        x = column.encode(VALUES)
         np.testing.assert_allclose(x[:, 0], (filled - filled.mean()) / filled.std(), atol=1e-5)
-        np.testing.assert_allclose(x[:, 1], (gaps - gaps.mean()) / gaps.std(), atol=1e-6)
-        assert column.parts == ("", " missing")
-        assert np.array_equal(column.fill(NUMBERS), filled)
-        assert not np.isnan(column.fill(NUMBERS.astype(np.float32))).any()
-        assert column.fill(NUMBERS.astype(np.float32)).dtype == np.float32
+        np.testing.assert_allclose(x[:, 1], (missing - missing.mean()) / missing.std(), atol=1e-6)
+        assert column.feature_suffixes == ("", " missing")
+        assert np.array_equal(column.comparable_values(VALUES), filled)
+        assert not np.isnan(column.comparable_values(VALUES.astype(np.float32))).any()
+        assert column.comparable_values(VALUES.astype(np.float32)).dtype == np.float32
 
     @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30), st.floats(-1e9, 1e9))
-    def test_offsets_cost_no_digits(self, values: list[float], offset: float) -> None:
+    def test_offsets_do_not_lose_digits(self, values: list[float], offset: float) -> None:
         cells = np.array(values)
         if cells.std() < 1:
             return
-        moved = Number.fit(cells + offset).encode(cells + offset)
-        np.testing.assert_allclose(moved, Number.fit(cells).encode(cells), atol=1e-5)
+        moved = Numeric.fit(cells + offset).encode(cells + offset)
+        np.testing.assert_allclose(moved, Numeric.fit(cells).encode(cells), atol=1e-5)
 
-    def test_how_it_is_written_makes_no_difference(self) -> None:
+    def test_format_does_not_change_features(self) -> None:
         values = np.round(RNG.uniform(0, 9999, 30), 2)
         texts = objects(*(f"${value:,.2f}" for value in values))
-        column = Number.fit(texts, "point")
-        np.testing.assert_array_equal(column.encode(texts), Number.fit(values).encode(values))
-        assert column.find_strange(objects("$1", "red", "", "NA")).tolist() == [False, True, False, False]
-        assert column.tell() == "number, as 1,234.5"
-        assert np.isfinite(Number.fit(np.full(3, np.nan)).encode(np.array([np.nan, 1.0]))).all()
-        assert Number.fit(np.full(5, 3.0)).encode(np.array([3.0, 4.0])).tolist() == [[0], [1]]
+        column = Numeric.fit(texts, "point")
+        np.testing.assert_array_equal(column.encode(texts), Numeric.fit(values).encode(values))
+        assert column.is_invalid(objects("$1", "red", "", "NA")).tolist() == [False, True, False, False]
+        assert column.summary() == "number, as 1,234.5"
+        assert np.isfinite(Numeric.fit(np.full(3, np.nan)).encode(np.array([np.nan, 1.0]))).all()
+        assert Numeric.fit(np.full(5, 3.0)).encode(np.array([3.0, 4.0])).tolist() == [[0], [1]]
 
 
 class TestCategory:
     @given(st.lists(st.sampled_from(["", "a", "b", "c", "d e", "?"]), min_size=2, max_size=60))
-    def test_mean_and_what_was_never_seen(self, cells: list[str]) -> None:
+    def test_mean_and_unknown_categories(self, cells: list[str]) -> None:
         column = Category.fit(objects(*cells))
         x = column.encode(objects(*cells))
         np.testing.assert_allclose(x.mean(axis=0), 0, atol=1e-5)
@@ -163,16 +165,16 @@ class TestCategory:
         equal = [cells.index(cell) for cell in cells]
         assert np.array_equal(x, x[equal])
 
-    def test_two_levels_are_one_number(self) -> None:
+    def test_two_levels_are_one_feature(self) -> None:
         cells = objects("no", "yes", "yes", "no", "yes")
         column = Category.fit(cells)
-        assert column.parts == ("=yes",)
+        assert column.feature_suffixes == ("=yes",)
         x = column.encode(cells)[:, 0]
         assert len(set(x.tolist())) == 2
         assert np.corrcoef(x, cells == "yes")[0, 1] == pytest.approx(1)
 
-    def test_levels_of_one_row_have_no_number_where_there_are_many(self) -> None:
-        often = [f"often {n}" for n in range(CATEGORIES.few + 1)] * CATEGORIES.least
+    def test_rare_levels_of_many_have_no_feature(self) -> None:
+        often = [f"often {n}" for n in range(CATEGORIES.always + 1)] * CATEGORIES.min_rows
         cells = objects(*often, "once")
         column = Category.fit(cells)
         assert "once" not in column.levels
@@ -188,12 +190,12 @@ class TestCategory:
         both = Category.fit(objects(*["cat", "CAT", "Cat"] * 4))
         assert len({*map(tuple, both.encode(objects("cat", "CAT", "Cat")).tolist())}) == 3
 
-    def test_there_are_no_more_than_the_rules_allow(self) -> None:
-        cells = objects(*(f"c{n:04}" for n in range(CATEGORIES.most + 50)), *(f"c{n:04}" for n in range(60)))
-        cells = np.concatenate([cells] * CATEGORIES.least)
+    def test_levels_are_limited(self) -> None:
+        cells = objects(*(f"c{n:04}" for n in range(CATEGORIES.max_levels + 50)), *(f"c{n:04}" for n in range(60)))
+        cells = np.concatenate([cells] * CATEGORIES.min_rows)
         column = Category.fit(cells)
-        assert len(column.levels) == CATEGORIES.most
-        assert set(column.levels) >= {f"c{n:04}" for n in range(min(60, CATEGORIES.most))}  # the most frequent
+        assert len(column.levels) == CATEGORIES.max_levels
+        assert set(column.levels) >= {f"c{n:04}" for n in range(min(60, CATEGORIES.max_levels))}  # the most frequent
 
 
 class TestDate:
@@ -208,7 +210,7 @@ class TestDate:
         np.testing.assert_allclose(
             (circles**2).sum(axis=2), (circles[0] ** 2).sum(axis=1)[None].repeat(60, 0), rtol=1e-4
         )
-        early = (seconds % 86400 < 3600) | (seconds % 86400 > 82800)  # near midnight: the cosine of the day is large
+        early = (seconds % 86400 < 3600) | (seconds % 86400 > 82800)  # near midnight, with a large cosine of the day
         assert early.any()
         assert circles[early, 0, 0].min() > circles[~early, 0, 0].max() - 1e-3
 
@@ -219,7 +221,7 @@ class TestDate:
         assert Date.fit(months).cycles == ("year",)
         assert Date.fit(objects("2020-01-01", "2020-01-02")).cycles == ()
 
-    def test_the_first_of_january_lies_beside_the_last_of_december(self) -> None:
+    def test_new_year_is_close_to_the_end_of_december(self) -> None:
         days = np.datetime64("2020-01-01") + np.arange(366 * 2)
         x = Date.fit(days).encode(np.array(["2020-12-31", "2021-01-01", "2020-07-01"], "datetime64[D]"))
         year = x[:, -2:]
@@ -227,34 +229,34 @@ class TestDate:
 
 
 class TestText:
-    def test_rows_that_share_words_are_near(self) -> None:
+    def test_texts_with_shared_words_are_close(self) -> None:
         cells = objects(*["the red house stands"] * 5, *["a green apple tree"] * 5, *["old blue ship sails"] * 5)
-        cells = objects(*(f"{cell} {number}" for number, cell in enumerate(cells)))
+        cells = objects(*(f"{cell} {row}" for row, cell in enumerate(cells)))
         x = Text.fit(cells).encode(cells)
-        apart = np.linalg.norm(x[:, None] - x[None], axis=2)
+        distances = np.linalg.norm(x[:, None] - x[None], axis=2)
         same = np.equal.outer(np.arange(15) // 5, np.arange(15) // 5)
-        assert apart[same].max() < apart[~same].min()
+        assert distances[same].max() < distances[~same].min()
 
-    def test_new_words_and_none_are_finite_and_alike(self) -> None:
+    def test_unknown_words_are_encoded_as_blank(self) -> None:
         column = Text.fit(sentences(40))
         x = column.encode(objects("", "NA", "zzz qqq", "\N{SNOWMAN}" * 9, "x" * 10_000))
         assert np.isfinite(x).all()
-        assert (x[1:] == x[0]).all()  # no known part in any of them
+        assert (x[1:] == x[0]).all()  # none has a known n-gram
         assert column.encode(sentences(40)).std() > 0
 
-    def test_directions_are_no_more_than_the_rules_allow(self) -> None:
+    def test_components_are_limited(self) -> None:
         column = Text.fit(sentences(60))
-        assert 0 < len(column.parts) <= TEXTS.rank
-        assert len(column.grams) <= TEXTS.most
+        assert 0 < len(column.feature_suffixes) <= TEXT_RULES.max_rank
+        assert len(column.grams) <= TEXT_RULES.max_grams
         assert column.encode(sentences(60)).mean(axis=0) == pytest.approx(0, abs=1e-5)
         alone = objects("abc", "xyz", "123")  # with nothing in common
-        assert Text.fit(alone).parts == ()
+        assert Text.fit(alone).feature_suffixes == ()
         assert Text.fit(alone).encode(alone).shape == (3, 0)
 
     @given(st.text(max_size=40))
     def test_any_text_can_be_counted(self, text: str) -> None:
         grams = count_grams(text)
-        assert all(number > 0 for number in grams.values())
+        assert all(count > 0 for count in grams.values())
         assert count_grams(text + " ") == grams
         assert count_grams(f"{text}\n{text}") == grams + grams
         assert count_grams("Tea, tea!")[" tea "] == 2
@@ -263,9 +265,9 @@ class TestText:
 
 
 class TestEncoding:
-    def test_numbers_without_gaps_stay_as_they_are(self) -> None:
+    def test_complete_floats_are_unchanged(self) -> None:
         cells: list[np.ndarray] = [np.array([1, 2], np.float16), np.array([0.5, 7], np.float32)]
-        encoding = Encoding(tuple(map(Number.fit, cells)))
+        encoding = Encoding(tuple(map(Numeric.fit, cells)))
         assert encoding.plain
         assert encoding.encode(cells).tolist() == [[1, 0.5], [2, 7]]
         assert encoding.encode(cells).dtype == np.float32
@@ -275,11 +277,15 @@ class TestEncoding:
 
     def test_mixed_columns(self) -> None:
         cells = [cells for _, cells in COLUMNS.values()]
-        encoding = Encoding(tuple(kind.fit(cells) for kind, cells in COLUMNS.values()))
+        encoding = Encoding(tuple(column_class.fit(cells) for column_class, cells in COLUMNS.values()))
         assert not encoding.plain
         x = encoding.encode(cells)
         assert x.shape == (60, sum(encoding.sizes))
-        names = [name + part for name, column in zip(COLUMNS, encoding.columns, strict=True) for part in column.parts]
+        names = [
+            name + part
+            for name, column in zip(COLUMNS, encoding.columns, strict=True)
+            for part in column.feature_suffixes
+        ]
         assert len(set(names)) == len(names) == x.shape[1]
         assert "two categories=yes" in names
         assert "number with gaps missing" in names
@@ -287,15 +293,15 @@ class TestEncoding:
             encoding.encode(cells[:-1])
 
     @given(data=st.data())
-    def test_whatever_is_described_comes_back(self, data: st.DataObject) -> None:
+    def test_random_encodings_round_trip(self, data: st.DataObject) -> None:
         n = data.draw(st.integers(2, 12))
-        number = st.floats(-1e30, 1e30) | st.just(math.nan)
+        floats = st.floats(-1e30, 1e30) | st.just(math.nan)
         cells = [
-            np.array(data.draw(st.lists(number, min_size=n, max_size=n))),
+            np.array(data.draw(st.lists(floats, min_size=n, max_size=n))),
             objects(*data.draw(st.lists(st.text(max_size=4), min_size=n, max_size=n))),
         ]
         text = Text.fit(cells[1])
-        encoding = Encoding((Number.fit(cells[0]), Category.fit(cells[1]), text))
+        encoding = Encoding((Numeric.fit(cells[0]), Category.fit(cells[1]), text))
         described, tensors = encoding.describe()
         again = Encoding.restore(json.loads(json.dumps(described)), tensors)
         rows = [cells[0], cells[1], cells[1]]
@@ -312,8 +318,8 @@ ODD: st.SearchStrategy[Any] = st.one_of(
 
 
 @given(data=st.data())
-def test_nonsense_is_a_value_error_or_a_column_that_works(data: st.DataObject) -> None:
-    described, tensors = Encoding(tuple(kind.fit(cells) for kind, cells in COLUMNS.values())).describe()
+def test_corrupt_descriptions_are_refused_or_work(data: st.DataObject) -> None:
+    described, tensors = Encoding(tuple(column_class.fit(cells) for column_class, cells in COLUMNS.values())).describe()
     described = copy.deepcopy(described)
     spoil(data, described, ODD)
     try:
@@ -322,14 +328,14 @@ def test_nonsense_is_a_value_error_or_a_column_that_works(data: st.DataObject) -
         return
     rows = [objects("a", "", "2020-01-01"), np.array([1.0, math.nan, 3.0])]
     for column in encoding.columns:
-        for each in rows:
-            assert column.encode(each).shape == (3, len(column.parts))
-        assert column.tell()
+        for cells in rows:
+            assert column.encode(cells).shape == (3, len(column.feature_suffixes))
+        assert column.summary()
     assert len(encoding.sizes) == len(encoding.columns)
 
 
 @pytest.mark.parametrize("described", [None, [], {}, 3, [None], [{}], [{"kind": "colour"}], [{"kind": 3}]])
-def test_no_encoding_at_all(described: Any) -> None:
+def test_invalid_encodings_are_refused(described: Any) -> None:
     with pytest.raises(ValueError, match=r"."):
         Encoding.restore(described, {})
 
@@ -355,31 +361,31 @@ def test_other_columns_tensors_are_an_error(
 class TestSpellings:
     @pytest.mark.parametrize("fitted", [("TRUE", "FALSE"), ("yes", "no"), ("Y", "N"), ("1", "0"), ("t", "f")])
     @pytest.mark.parametrize("new", [("TRUE", "FALSE"), ("true", "false"), ("yes", "no"), ("Y", "N"), ("1", "0")])
-    def test_yes_and_no_in_other_words(self, fitted: tuple[str, str], new: tuple[str, str]) -> None:
+    def test_yes_and_no_in_other_spellings(self, fitted: tuple[str, str], new: tuple[str, str]) -> None:
         pattern = [0, 1, 1, 0, 1]
-        column = recognise(objects(*(fitted[at] for at in pattern))).column
+        column = infer_column_type(objects(*(fitted[at] for at in pattern))).column
         assert column is not None
         other = objects(*(new[at] for at in pattern))
         assert np.array_equal(column.encode(other), column.encode(objects(*(fitted[at] for at in pattern))))
-        assert not column.find_strange(other).any()
-        same = {each.casefold() for each in fitted} == {each.casefold() for each in new}
-        assert bool(column.describe_respelled(other)) != same
+        assert not column.is_invalid(other).any()
+        same = {word.casefold() for word in fitted} == {word.casefold() for word in new}
+        assert bool(column.describe_other_spelling(other)) != same
 
     def test_codes_without_their_zeros(self) -> None:
         column = Category.fit(objects("01067", "01067", "10115", "00204", "00204"))
         expected = column.encode(objects("01067", "00204", "10115"))
         for cells in (objects("1067", "204", "10115"), np.array([1067, 204, 10115]), np.array([1067.0, 204, 10115])):
             assert np.array_equal(column.encode(cells), expected)
-            assert column.describe_respelled(cells) == "'1067' is '01067'"
-        assert column.find_strange(objects("067", "1067")).tolist() == [True, False]
+            assert column.describe_other_spelling(cells) == "'1067' is '01067'"
+        assert column.is_invalid(objects("067", "1067")).tolist() == [True, False]
 
     @pytest.mark.parametrize(
         ("levels", "cell"), [(("01", "1"), "001"), (("yes", "no", "maybe"), "1"), (("a", "b"), "1")]
     )
-    def test_what_could_be_several_levels_is_none(self, levels: tuple[str, ...], cell: str) -> None:
+    def test_ambiguous_spellings_are_unknown(self, levels: tuple[str, ...], cell: str) -> None:
         column = Category.fit(objects(*levels, *levels))
-        assert column.find_strange(objects(cell)).all()
-        assert not column.describe_respelled(objects(cell))
+        assert column.is_invalid(objects(cell)).all()
+        assert not column.describe_other_spelling(objects(cell))
 
-    def test_numbers_that_are_no_yes_or_no(self) -> None:
-        assert Number.fit(np.array([0.0, 1, 0.5])).find_strange(objects("yes")).all()
+    def test_yes_is_invalid_in_a_numeric_column(self) -> None:
+        assert Numeric.fit(np.array([0.0, 1, 0.5])).is_invalid(objects("yes")).all()

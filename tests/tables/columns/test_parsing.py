@@ -1,4 +1,4 @@
-"""Numbers, dates and gaps: what cells say is what a reader of them, ours or another's, takes them for."""
+"""Parsed numbers, dates, durations and missing values, compared with Python and the standard library."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protonet.tables.columns.date import Date
-from protonet.tables.columns.number import Number
+from protonet.tables.columns.inference import infer_column_type
+from protonet.tables.columns.numeric import Numeric
 from protonet.tables.columns.parsing import (
-    DATE_FORMS,
-    NUMBER_FORMS,
+    DATE_FORMATS,
+    NUMERIC_FORMATS,
     are_durations,
     are_intervals,
     blank_missing,
-    find_date_form,
-    find_gaps,
-    find_number_form,
-    is_gap_word,
-    map_distinct,
+    format_cells,
+    infer_date_format,
+    infer_numeric_format,
+    is_missing,
+    is_missing_word,
+    map_unique,
+    parse_date,
     parse_dates,
-    parse_numbers,
-    read_date,
-    read_duration,
-    read_interval,
-    read_plain,
-    read_written,
-    write_cells,
+    parse_duration,
+    parse_formatted,
+    parse_interval,
+    parse_numeric_column,
+    parse_plain,
 )
-from protonet.tables.columns.recognise import recognise
-from protonet.tables.delimited import GAPS
+from protonet.tables.delimited import MISSING_TEXTS
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 DAY = timedelta(days=1)
@@ -46,22 +46,22 @@ def objects(*cells: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("cell", "gap"), [("***", True), ("n.a.", True), ("", True), ("\u200b", False), ("\ufeff-", False)]
+    ("cell", "missing"), [("***", True), ("n.a.", True), ("", True), ("\u200b", False), ("\ufeff-", False)]
 )
-def test_invisible_characters_are_not_a_gap(cell: str, gap: bool) -> None:
-    assert is_gap_word(cell) == gap
+def test_invisible_characters_are_not_missing(cell: str, missing: bool) -> None:
+    assert is_missing_word(cell) == missing
 
 
-class TestGaps:
-    def test_any_spelling_is_a_gap_and_nothing_else(self) -> None:
-        for gap in GAPS:
-            cells = objects(gap, gap.upper(), gap.capitalize(), gap.title())
-            assert find_gaps(blank_missing(cells)).all(), gap
+class TestMissing:
+    def test_missing_values_in_any_letter_case(self) -> None:
+        for missing in MISSING_TEXTS:
+            cells = objects(missing, missing.upper(), missing.capitalize(), missing.title())
+            assert is_missing(blank_missing(cells)).all(), missing
         assert blank_missing(objects("NA", "?", "x"), frozenset({"x"})).tolist() == ["NA", "?", ""]
-        assert not find_gaps(blank_missing(objects("0", "no", "False", "n", "nanny", "--x", "1/a"))).any()
-        assert not find_gaps(np.array([0, -1])).any()
-        assert find_gaps(np.array([0.0, np.nan, np.inf])).tolist() == [False, True, False]
-        assert find_gaps(np.array(["2020-01-01", "NaT"], "datetime64[us]")).tolist() == [False, True]
+        assert not is_missing(blank_missing(objects("0", "no", "False", "n", "nanny", "--x", "1/a"))).any()
+        assert not is_missing(np.array([0, -1])).any()
+        assert is_missing(np.array([0.0, np.nan, np.inf])).tolist() == [False, True, False]
+        assert is_missing(np.array(["2020-01-01", "NaT"], "datetime64[us]")).tolist() == [False, True]
 
     @pytest.mark.parametrize(
         ("cells", "texts"),
@@ -78,39 +78,39 @@ class TestGaps:
     )
     def test_cells_as_text(self, cells: np.ndarray, texts: list[str]) -> None:
         before = cells.copy()
-        assert write_cells(cells).tolist() == texts
-        assert cells.tolist() == before.tolist() or cells.dtype.kind in "fM"  # what came is left as it was
+        assert format_cells(cells).tolist() == texts
+        assert cells.tolist() == before.tolist() or cells.dtype.kind in "fM"  # the input is unchanged
 
     @given(st.lists(FLOATS | st.just(math.nan), min_size=1, max_size=5))
-    def test_numbers_as_text_are_these_numbers(self, values: list[float]) -> None:
-        texts = write_cells(np.array(values)).tolist()
+    def test_text_of_floats_is_exact(self, values: list[float]) -> None:
+        texts = format_cells(np.array(values)).tolist()
         assert [float(text) if text else math.nan for text in texts] == pytest.approx(values, nan_ok=True, rel=0)
 
 
-class TestNumbers:
+class TestNumeric:
     @given(st.lists(FLOATS, min_size=1, max_size=20))
-    def test_numbers_are_read_as_they_were_written(self, values: list[float]) -> None:
+    def test_floats_round_trip(self, values: list[float]) -> None:
         for cells in (map(repr, values), (f"{value:.17g}" for value in values)):
-            assert parse_numbers(objects(*cells), "plain").tolist() == values
+            assert parse_numeric_column(objects(*cells), "plain").tolist() == values
 
     @given(st.lists(FLOATS, min_size=1, max_size=9), st.sampled_from(["", "?", "red", "1_000"]))
-    def test_what_is_no_number_is_nan_and_changes_no_other(self, values: list[float], odd: str) -> None:
-        numbers = parse_numbers(objects(*map(repr, values), odd), "plain")
-        assert numbers[:-1].tolist() == values
-        assert math.isnan(numbers[-1])
+    def test_other_text_is_nan(self, values: list[float], odd: str) -> None:
+        parsed = parse_numeric_column(objects(*map(repr, values), odd), "plain")
+        assert parsed[:-1].tolist() == values
+        assert math.isnan(parsed[-1])
 
     @given(st.floats(-1e12, 1e12).map(lambda value: round(value, 2)))
-    def test_thousands_are_marked_as_python_marks_them(self, value: float) -> None:
+    def test_thousands_separators(self, value: float) -> None:
         for pattern in ("{}", "${}", "{} %", "{}%", "€ {}", "{} km"):
             cell = pattern.format(f"{value:,.2f}")
-            assert read_written(cell, "point") == value
+            assert parse_formatted(cell, "point") == value
             swapped = cell.translate(str.maketrans(",.", ".,"))
-            assert read_written(swapped, "comma") == value
+            assert parse_formatted(swapped, "comma") == value
             spaced = cell.replace(",", "\N{NO-BREAK SPACE}")
-            assert read_written(spaced, "point") == value
+            assert parse_formatted(spaced, "point") == value
 
     @pytest.mark.parametrize(
-        ("cell", "form", "number"),
+        ("cell", "cell_format", "expected"),
         [
             ("2,688.64", "point", 2688.64),
             ("-$5", "point", -5),
@@ -137,18 +137,20 @@ class TestNumbers:
             *((cell, "comma", math.nan) for cell in ("", "1.23", "1,2,3", "2,688.64", "%")),
         ],
     )
-    def test_forms(self, cell: str, form: str, number: float) -> None:
-        assert read_written(cell, form) == pytest.approx(number, nan_ok=True, rel=0)
-        assert parse_numbers(objects(cell, cell), form).tolist() == pytest.approx([number] * 2, nan_ok=True, rel=0)
+    def test_formats(self, cell: str, cell_format: str, expected: float) -> None:
+        assert parse_formatted(cell, cell_format) == pytest.approx(expected, nan_ok=True, rel=0)
+        assert parse_numeric_column(objects(cell, cell), cell_format).tolist() == pytest.approx(
+            [expected] * 2, nan_ok=True, rel=0
+        )
 
     @pytest.mark.parametrize(
-        ("cell", "number"), [("1", 1), ("-1e3", -1000), ("inf", math.inf), ("1_0", math.nan), ("x", math.nan)]
+        ("cell", "expected"), [("1", 1), ("-1e3", -1000), ("inf", math.inf), ("1_0", math.nan), ("x", math.nan)]
     )
-    def test_plain(self, cell: str, number: float) -> None:
-        assert read_plain(cell) == pytest.approx(number, nan_ok=True)
+    def test_plain(self, cell: str, expected: float) -> None:
+        assert parse_plain(cell) == pytest.approx(expected, nan_ok=True)
 
     @pytest.mark.parametrize(
-        ("cells", "form"),
+        ("cells", "cell_format"),
         [
             (["1", "2.5", "-3e4"], "plain"),
             (["1,234.5", "7", "1,000"], "point"),
@@ -167,37 +169,37 @@ class TestNumbers:
             (["1,234", "2,345"], "point"),
         ],
     )
-    def test_the_form_of_a_column(self, cells: list[str], form: str) -> None:
-        assert find_number_form(cells) == form
-        assert find_number_form(reversed(cells)) == form
-        assert form in {"", *NUMBER_FORMS}
-        assert find_number_form(["01", "02", "10"], codes=True) == "plain"  # where a person says so
+    def test_inferred_format(self, cells: list[str], cell_format: str) -> None:
+        assert infer_numeric_format(cells) == cell_format
+        assert infer_numeric_format(reversed(cells)) == cell_format
+        assert cell_format in {"", *NUMERIC_FORMATS}
+        assert infer_numeric_format(["01", "02", "10"], allow_codes=True) == "plain"  # if the user names the type
 
-    def test_numbers_need_no_parsing_and_dates_are_none(self) -> None:
-        assert parse_numbers(np.array([1, 2], np.int8), "comma").tolist() == [1, 2]
-        assert parse_numbers(np.array([1.5], np.float32), "plain").dtype == np.float64
-        assert np.isnan(parse_numbers(np.array(["2020-01-01"], "datetime64[us]"), "plain")).all()
+    def test_numeric_arrays_and_dates(self) -> None:
+        assert parse_numeric_column(np.array([1, 2], np.int8), "comma").tolist() == [1, 2]
+        assert parse_numeric_column(np.array([1.5], np.float32), "plain").dtype == np.float64
+        assert np.isnan(parse_numeric_column(np.array(["2020-01-01"], "datetime64[us]"), "plain")).all()
 
-    def test_each_distinct_cell_is_parsed_once(self) -> None:
-        asked: list[str] = []
+    def test_distinct_cells_are_parsed_once(self) -> None:
+        calls: list[str] = []
 
         def parse(cell: str) -> float:
-            asked.append(cell)
+            calls.append(cell)
             return float(len(cell))
 
-        assert map_distinct(parse, objects("a", "bb", "a", "bb", "")).tolist() == [1, 2, 1, 2, 0]
-        assert asked == ["a", "bb", ""]
+        assert map_unique(parse, objects("a", "bb", "a", "bb", "")).tolist() == [1, 2, 1, 2, 0]
+        assert calls == ["a", "bb", ""]
 
 
 class TestIntervals:
     @given(st.integers(0, 10**6), st.integers(0, 10**6), st.sampled_from(["-", " - ", " to ", "–", "..", " and "]))
-    def test_the_middle(self, low: int, width: int, between: str) -> None:
+    def test_midpoints(self, low: int, width: int, separator: str) -> None:
         high = low + width
-        assert read_interval(f"{low}{between}{high}") == (low + high) / 2
-        assert read_interval(f"{low:,}{between}{high:,}") == (low + high) / 2
+        assert parse_interval(f"{low}{separator}{high}") == (low + high) / 2
+        assert parse_interval(f"{low:,}{separator}{high:,}") == (low + high) / 2
 
     @pytest.mark.parametrize(
-        ("cell", "number"),
+        ("cell", "expected"),
         [
             ("< 5", 5),
             ("<=5", 5),
@@ -212,33 +214,33 @@ class TestIntervals:
             *((cell, math.nan) for cell in ("", "to 5", "20 to 10", "a", "< a", "1 to 2 to 3", "-")),
         ],
     )
-    def test_forms(self, cell: str, number: float) -> None:
-        assert read_interval(cell) == pytest.approx(number, nan_ok=True)
-        assert parse_numbers(objects(cell), "interval").tolist() == pytest.approx([number], nan_ok=True)
+    def test_formats(self, cell: str, expected: float) -> None:
+        assert parse_interval(cell) == pytest.approx(expected, nan_ok=True)
+        assert parse_numeric_column(objects(cell), "interval").tolist() == pytest.approx([expected], nan_ok=True)
 
-    def test_a_column(self) -> None:
+    def test_columns(self) -> None:
         assert are_intervals(["0-10", "10-20", "20+"])
         assert are_intervals(["< 5", "5 to 10", "11"])
         assert not are_intervals(["1", "2", "3"])  # plain numbers
-        assert not are_intervals(["0-10", "10-20"])  # too few to tell
+        assert not are_intervals(["0-10", "10-20"])  # too few
         assert not are_intervals(["0-10", "10-20", "old"])
 
 
 class TestDates:
-    @pytest.mark.parametrize("form", [form for form in DATE_FORMS if form != "iso"])
-    def test_every_form_is_read_as_it_is_written(self, form: str) -> None:
-        for number in range(40):
-            moment = datetime(1990 + number, 1 + number % 12, 1 + number % 28, number % 24, 59 - number, number)
-            cell = moment.strftime(form)
-            read = datetime.strptime(cell, form)
-            clock = not any(part in form for part in ("%d", "%m", "%b", "%B", "%Y", "%y"))
-            since = datetime(1900, 1, 1) if clock else EPOCH
-            assert read_date(cell, form) == pytest.approx((read - since) / DAY, abs=1e-9), cell
-            assert math.isnan(read_date(cell + "?", form))
+    @pytest.mark.parametrize("cell_format", [cell_format for cell_format in DATE_FORMATS if cell_format != "iso"])
+    def test_dates_round_trip_in_every_format(self, cell_format: str) -> None:
+        for index in range(40):
+            moment = datetime(1990 + index, 1 + index % 12, 1 + index % 28, index % 24, 59 - index, index)
+            cell = moment.strftime(cell_format)
+            read = datetime.strptime(cell, cell_format)
+            is_time = not any(part in cell_format for part in ("%d", "%m", "%b", "%B", "%Y", "%y"))
+            epoch = datetime(1900, 1, 1) if is_time else EPOCH
+            assert parse_date(cell, cell_format) == pytest.approx((read - epoch) / DAY, abs=1e-9), cell
+            assert math.isnan(parse_date(cell + "?", cell_format))
         moments = [datetime(1971 + 3 * n, 1 + 5 * n % 12, 1 + 11 * n % 28, 7 * n % 24, 13 * n % 60) for n in range(20)]
-        cells = [moment.strftime(form) for moment in moments]
-        found = find_date_form(cells)  # a form that reads the same is as good
-        assert [read_date(cell, found) for cell in cells] == [read_date(cell, form) for cell in cells]
+        cells = [moment.strftime(cell_format) for moment in moments]
+        inferred = infer_date_format(cells)  # another format with the same result is fine
+        assert [parse_date(cell, inferred) for cell in cells] == [parse_date(cell, cell_format) for cell in cells]
 
     @given(
         st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30)),
@@ -246,24 +248,24 @@ class TestDates:
         st.sampled_from(["T", " "]),
         st.sampled_from(["minutes", "seconds", "milliseconds", "microseconds"]),
     )
-    def test_iso_is_as_the_standard_library_has_it(self, moment: datetime, zone: str, between: str, unit: str) -> None:
-        cell = moment.isoformat(between, timespec=unit) + zone
+    def test_iso_agrees_with_the_standard_library(self, moment: datetime, zone: str, separator: str, unit: str) -> None:
+        cell = moment.isoformat(separator, timespec=unit) + zone
         expected = datetime.fromisoformat(cell)
         offset = expected.utcoffset() or timedelta(0)
         days = (expected.replace(tzinfo=None) - offset - EPOCH) / DAY
-        assert read_date(cell, "iso") == pytest.approx(days, abs=1e-7, rel=1e-12)
+        assert parse_date(cell, "iso") == pytest.approx(days, abs=1e-7, rel=1e-12)
 
     @given(st.dates())
     def test_iso_days(self, day: object) -> None:
-        assert read_date(str(day), "iso") == (datetime.fromisoformat(str(day)) - EPOCH).days
+        assert parse_date(str(day), "iso") == (datetime.fromisoformat(str(day)) - EPOCH).days
 
     @pytest.mark.parametrize(
         "cell",
         ["", "2020", "2020-1-2", "2020-13-01", "2020-02-30", "2020-01-01T25:00", "2020-01-01 10", "20200101", "x"],
     )
-    def test_what_is_no_date(self, cell: str) -> None:
-        assert math.isnan(read_date(cell, "iso"))
-        assert math.isnan(read_date(cell, "%d.%m.%Y"))
+    def test_other_text_is_not_a_date(self, cell: str) -> None:
+        assert math.isnan(parse_date(cell, "iso"))
+        assert math.isnan(parse_date(cell, "%d.%m.%Y"))
 
     def test_arrays(self) -> None:
         cells = objects("2020-01-02", "", "1970-01-01T12:00")
@@ -273,11 +275,11 @@ class TestDates:
         assert np.isnan(parse_dates(np.array([1.0, 2.0]), "iso")).all()
 
     @pytest.mark.parametrize(
-        ("cells", "form"),
+        ("cells", "cell_format"),
         [
             (["2020-01-02", "2021-12-31"], "iso"),
             (["2020-01-02T10:00Z", "2021-12-31T11:00Z"], "iso"),
-            (["3/4/2020", "5/6/2020"], "%m/%d/%Y"),  # of two that fit, the first
+            (["3/4/2020", "5/6/2020"], "%m/%d/%Y"),  # the first of two that match
             (["3/4/2020", "25/6/2020"], "%d/%m/%Y"),
             (["3/4/2020", "6/25/2020"], "%m/%d/%Y"),
             (["3-4-2020", "25-6-2020"], "%d-%m-%Y"),
@@ -297,13 +299,13 @@ class TestDates:
             ([], ""),
         ],
     )
-    def test_the_form_of_a_column(self, cells: list[str], form: str) -> None:
-        assert find_date_form(cells) == form
+    def test_inferred_format(self, cells: list[str], cell_format: str) -> None:
+        assert infer_date_format(cells) == cell_format
 
 
 def write_iso(seconds: int) -> str:
-    hours, minutes, rest = seconds // 3600, seconds // 60 % 60, seconds % 60
-    return f"PT{hours}H{minutes}M{rest}S"
+    hours, minutes, second = seconds // 3600, seconds // 60 % 60, seconds % 60
+    return f"PT{hours}H{minutes}M{second}S"
 
 
 #: How programs write durations in text.
@@ -319,46 +321,46 @@ DURATIONS: dict[str, Callable[[int], str]] = {
 
 class TestDurations:
     @given(st.integers(0, 10**7), st.sampled_from([*DURATIONS]))
-    def test_every_form_is_seconds(self, seconds: int, form: str) -> None:
-        assert read_duration(DURATIONS[form](seconds)) == seconds
+    def test_durations_in_every_format(self, seconds: int, cell_format: str) -> None:
+        assert parse_duration(DURATIONS[cell_format](seconds)) == seconds
 
     @given(
         st.lists(st.integers(0, 2 * 86400), min_size=3, max_size=20, unique=True),
         st.sampled_from([*DURATIONS]),
         st.sampled_from([*DURATIONS, "seconds", "text of seconds", "Parquet or Excel"]),
     )
-    def test_a_column_fitted_to_one_form_reads_all(self, values: list[int], fitted: str, predicted: str) -> None:
+    def test_fitted_columns_read_every_format(self, values: list[int], fitted: str, predicted: str) -> None:
         values = [*values, 37 * 3600 + 131]
-        column = recognise(objects(*map(DURATIONS[fitted], values))).column
-        assert isinstance(column, Number)
-        assert column.form == "duration"
+        column = infer_column_type(objects(*map(DURATIONS[fitted], values))).column
+        assert isinstance(column, Numeric)
+        assert column.format == "duration"
         assert column.mean == pytest.approx(np.mean(values))
         others = {"seconds": np.array(values), "Parquet or Excel": np.array(values, float)}
         new = others.get(predicted, objects(*map(DURATIONS.get(predicted, str), values)))
-        assert column.fill(new).tolist() == values
-        assert not column.find_strange(new).any()
-        plain = Number.fit(np.array(values, float))
-        assert plain.fill(new).tolist() == values
+        assert column.comparable_values(new).tolist() == values
+        assert not column.is_invalid(new).any()
+        plain = Numeric.fit(np.array(values, float))
+        assert plain.comparable_values(new).tolist() == values
 
     @pytest.mark.parametrize("cells", [["9:16:54", "23:59:59"], ["00:00", "24:00"], ["9:16", "10:30"], ["9:16 AM"]])
-    def test_times_of_day_are_none(self, cells: list[str]) -> None:
+    def test_times_of_day_are_not_durations(self, cells: list[str]) -> None:
         assert not are_durations(cells)
-        assert are_durations(cells, clocks=True) == ("AM" not in cells[0])
+        assert are_durations(cells, allow_times_of_day=True) == ("AM" not in cells[0])
 
     def test_times_of_day_read_durations_below_a_day(self) -> None:
-        column = recognise(objects("9:16:54", "10:20:30", "23:00:01")).column
+        column = infer_column_type(objects("9:16:54", "10:20:30", "23:00:01")).column
         assert isinstance(column, Date)
         expected = column.encode(objects("9:16:54"))
         for cells in (objects("PT9H16M54S"), objects("556:54"), np.array([33414.0])):
             assert np.array_equal(column.encode(cells), expected)
 
     @pytest.mark.parametrize("cell", ["", "9", "1:60", "1:2", "1:60:00", "P", "PT", "a:10", "1:00:00:00", "1:00:1"])
-    def test_what_is_none(self, cell: str) -> None:
-        assert math.isnan(read_duration(cell))
+    def test_other_text_is_not_a_duration(self, cell: str) -> None:
+        assert math.isnan(parse_duration(cell))
 
     @pytest.mark.parametrize(
         ("cell", "seconds"),
         [("-0:05", -5), ("-1 days +23:00:00", -3600), ("-1 day, 23:00:00", -3600), ("1:02.5", 62.5), ("P1D", 86400)],
     )
     def test_signs_and_fractions(self, cell: str, seconds: float) -> None:
-        assert read_duration(cell) == seconds
+        assert parse_duration(cell) == seconds

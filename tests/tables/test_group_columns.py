@@ -1,6 +1,6 @@
-"""Columns that name the sources of rows are found, also where some labels are wrong; features of the world are none.
+"""Columns that identify groups are detected, even with some wrong labels; other features are not.
 
-The thresholds were set on other tables, of other seeds.
+The thresholds were tuned on other tables, with other seeds.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from protonet.tables.sources import SOURCES, find_sources, read_name
+from protonet.tables.group_columns import GROUP_RULES, detect_group_column, score_name
 
 NAMES = "golf passat corolla civic accord focus fiesta polo a4 a6 x5 i3 500 panda clio megane 208 mustang f-150 leaf"
 MODELS = np.array(NAMES.split())
@@ -28,41 +28,41 @@ def draw_subjects(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int
 
 
 @pytest.mark.parametrize("wrong", [0, 0.05, 0.08])
-def test_named_sources_are_found(wrong: float) -> None:
+def test_named_groups_are_detected(wrong: float) -> None:
     names = ["subject", "Patient_ID", "Versuchsperson", "participantNo", "id_paciente", "sujet", "被験者"]
     missed, draws = 0, 60
     for seed in range(draws):
         rng = np.random.default_rng(seed)
         subjects, y, count = draw_subjects(rng)
         y = np.where(rng.random(len(y)) < wrong, rng.permutation(y), y)
-        code = [f"{each:08x}" for each in rng.integers(2**32, size=count)]
-        for written in (np.array(code)[subjects], np.char.add("P-", subjects.astype(str)), subjects + 1.0):
-            found = find_sources(names[seed % len(names)], written, y, ordered=written.dtype.kind == "f")
-            missed += found is None or not found.sure or found.size != count
+        codes = [f"{code:08x}" for code in rng.integers(2**32, size=count)]
+        for values in (np.array(codes)[subjects], np.char.add("P-", subjects.astype(str)), subjects + 1.0):
+            group = detect_group_column(names[seed % len(names)], values, y, ordered=values.dtype.kind == "f")
+            missed += group is None or not group.sure or group.size != count
     assert missed <= 0.05 * 3 * draws
 
 
-def test_without_a_name_codes_blocks_and_equal_numbers_of_rows_count() -> None:
+def test_evidence_without_a_name() -> None:
     rng = np.random.default_rng(0)
     subjects = np.repeat(np.arange(30), 4)
     y = rng.integers(2, size=30)[subjects]
     order, codes = rng.permutation(120), np.char.add("s", subjects.astype(str))
-    words = np.array([chr(97 + each // 26) + chr(97 + each % 26) for each in range(30)])[subjects]
+    words = np.array([chr(97 + index // 26) + chr(97 + index % 26) for index in range(30)])[subjects]
     for values, rows, points in (
         (codes, order, 3),
         (subjects, np.arange(120), 3),
         (subjects, order, 2),
-        (subjects, rng.integers(120, size=120), 0),  # running numbers alone are none
+        (subjects, rng.integers(120, size=120), 0),  # running numbers alone are not enough
         (words, np.arange(120), 2),
         (words, order, 0),
         (rng.normal(size=30)[subjects], order, 0),
     ):
-        found = find_sources("x", values[rows], y[rows], ordered=values.dtype.kind != "U")
-        assert (found.points if found else 0) == points
+        group = detect_group_column("x", values[rows], y[rows], ordered=values.dtype.kind != "U")
+        assert (group.points if group else 0) == points
 
 
-def test_categories_that_tell_the_class_name_no_sources() -> None:
-    """Models of a country of origin, 10 to 20, even or not; whole numbers of a class each; labels may be wrong."""
+def test_categories_that_determine_the_class_are_features() -> None:
+    """Car models of a country of origin, equally frequent or not; integers of one class each; wrong labels."""
     for seed in range(60):
         rng = np.random.default_rng(1000 + seed)
         count = int(rng.integers(10, 21))
@@ -71,13 +71,13 @@ def test_categories_that_tell_the_class_name_no_sources() -> None:
         for model in (rng.integers(count, size=150), rng.permutation(np.arange(150) % count), skewed, np.sort(skewed)):
             y = np.where(rng.random(150) < 0.05, 1, origin[model])
             for labels in (origin[model], y):
-                assert find_sources("model", MODELS[model], labels, ordered=False) is None
+                assert detect_group_column("model", MODELS[model], labels, ordered=False) is None
         hour = rng.integers(24, size=200)
-        assert find_sources("hour", hour, hour % 3, ordered=True) is None
+        assert detect_group_column("hour", hour, hour % 3, ordered=True) is None
 
 
-def test_features_of_the_world_name_no_sources() -> None:
-    """Categories, whole numbers and thresholds of them, rounded ones, identifiers; classes of a few rows, too."""
+def test_other_features_are_not_groups() -> None:
+    """Categories, integers, thresholds, rounded numbers and identifiers; also classes with few rows."""
     for seed in range(100):
         rng = np.random.default_rng(seed)
         n = int(rng.integers(20, 400))
@@ -98,20 +98,26 @@ def test_features_of_the_world_name_no_sources() -> None:
             (island, y, False),
             (rng.integers(0, 6, n), rng.integers(0, 6, n) % 2, False),
         ):
-            assert find_sources("x", values, labels, ordered=ordered) is None
+            assert detect_group_column("x", values, labels, ordered=ordered) is None
     six = np.arange(300) % 6
-    assert find_sources("subject", six, six % 2, ordered=False) is None  # a category that truly tells the class
+    assert detect_group_column("subject", six, six % 2, ordered=False) is None  # a category that determines the class
 
 
 @pytest.mark.parametrize(
     ("points", "names"),
     [
-        (SOURCES.sure, "patient patientID PATIENTID id_paciente codigo_paciente subjectNo Probandennummer Élève"),
-        (SOURCES.sure, "userid séance_id Gerät-Nr Schüler VP household_key 患者ID 被験者 환자번호 subject.1"),
+        (
+            GROUP_RULES.sure_points,
+            "patient patientID PATIENTID id_paciente codigo_paciente subjectNo Probandennummer Élève",
+        ),
+        (
+            GROUP_RULES.sure_points,
+            "userid séance_id Gerät-Nr Schüler VP household_key 患者ID 被験者 환자번호 subject.1",
+        ),
         (1, "id ID ward_id id_local"),
         (0, "patient_age device_type user_country sessions batch_size acid grid zip postal_code model name 1"),
     ],
 )
-def test_the_last_word_of_a_name_counts(points: int, names: str) -> None:
+def test_last_word_of_a_name_counts(points: int, names: str) -> None:
     for name in names.split():
-        assert read_name(name) == points, name
+        assert score_name(name) == points, name

@@ -1,4 +1,4 @@
-"""Numbers in the spellings of several countries: a model fitted to one of them reads all others alike."""
+"""Number formats of several countries: a model fitted to one of them reads all others alike."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protonet.tables.columns.number import Number
-from protonet.tables.features import Features, choose_features, encode_block
+from protonet.tables.columns.numeric import Numeric
+from protonet.tables.features import TableFeatures, encode_block, fit_features
 from protonet.tables.formats import open_source
-from protonet.tables.spelling import detect_spelling
-from protonet.tables.table import Block, Table
+from protonet.tables.numeric_formats import detect_numeric_conversion
+from protonet.tables.table import RowBlock, Table
 from tests.commands.cases import FAST, Run, read_table
 
 
@@ -24,13 +24,13 @@ def swap(text: str) -> str:
 
 def group_lakhs(value: float, digits: int) -> str:
     """Write a number as in India: 12,34,567.8."""
-    whole, point, rest = f"{abs(value):.{digits}f}".partition(".")
-    head, tail = whole[:-3], whole[-3:]
+    integer, point, fraction = f"{abs(value):.{digits}f}".partition(".")
+    head, tail = integer[:-3], integer[-3:]
     parts = [head[max(0, end - 2) : end] for end in range(len(head), 0, -2)][::-1]
-    return "-" * (value < 0) + ",".join([*parts, tail]) + point + rest
+    return "-" * (value < 0) + ",".join([*parts, tail]) + point + fraction
 
 
-#: By where they are usual, how numbers are written with a number of digits behind the decimal mark.
+#: How numbers are formatted with a given number of digits, by the place where the format is usual.
 LOCALES: dict[str, Callable[[float, int], str]] = {
     "plain": lambda value, digits: f"{value:.{digits}f}",
     "English": lambda value, digits: f"{value:,.{digits}f}",
@@ -42,56 +42,56 @@ LOCALES: dict[str, Callable[[float, int], str]] = {
 }
 
 
-def make(columns: list[list[str]], *, semicolons: bool = False) -> tuple[Table, Block]:
-    cells = [np.array(each, object) for each in columns]
+def make(columns: list[list[str]], *, semicolons: bool = False) -> tuple[Table, RowBlock]:
+    cells = [np.array(column, object) for column in columns]
     rows = range(len(cells[0]))
-    block = Block(cells, np.arange(len(rows)) % 2, (), rows, rows)
+    block = RowBlock(cells, np.arange(len(rows)) % 2, (), rows, rows)
     return Table(tuple("abc"[: len(cells)]), iter([block]), "row {}", [], semicolons=semicolons), block
 
 
-def fit(columns: list[list[str]], mark: str | None = None, *, semicolons: bool = False) -> Features:
-    return choose_features(*make(columns, semicolons=semicolons), {}, keep=None, mark=mark)
+def fit(columns: list[list[str]], decimal: str | None = None, *, semicolons: bool = False) -> TableFeatures:
+    return fit_features(*make(columns, semicolons=semicolons), {}, keep_hint=None, decimal=decimal)
 
 
-def encode(columns: list[list[str]], features: Features, mark: str | None = None) -> np.ndarray:
+def encode(columns: list[list[str]], features: TableFeatures, decimal: str | None = None) -> np.ndarray:
     table, block = make(columns)
-    spelling = detect_spelling(table, block, features.encoding, mark=mark)
+    spelling = detect_numeric_conversion(table, block, features.encoding, decimal=decimal)
     return encode_block(table, spelling.apply(block, features.encoding), features.encoding)
 
 
-#: Of one size in a column, as most measurements are: a fourth digit behind the decimal mark or a small number tells it.
+#: Magnitude, digits and seed of a column: most measurements of a column have one magnitude.
 VALUES = st.tuples(st.sampled_from([1.0, 40.0, 2000.0, 3e6]), st.integers(0, 4), st.integers(0, 2**32 - 1))
 
 
 @given(st.lists(VALUES, min_size=1, max_size=3), st.sampled_from([*LOCALES]), st.sampled_from([*LOCALES]))
-def test_a_model_reads_all_spellings_alike(columns: list[tuple[float, int, int]], fitted: str, predicted: str) -> None:
+def test_models_read_all_formats_alike(columns: list[tuple[float, int, int]], fitted: str, predicted: str) -> None:
     values = []
     for size, digits, seed in columns:
-        # Two rows below 1 with two digits: without anything like it, "2,974" may be either number in fit.
-        drawn = size * np.random.default_rng(seed).uniform(0.5, 3, 30).round(6)
-        values.append([(0.25, 2), (1.5, 1), *((value, digits) for value in drawn.tolist())])
+        # Two unambiguous cells: without any, "2,974" may be either number in training.
+        sample = size * np.random.default_rng(seed).uniform(0.5, 3, 30).round(6)
+        values.append([(0.25, 2), (1.5, 1), *((value, digits) for value in sample.tolist())])
     one, two = (
-        [[write(value, digits) for value, digits in each] for each in values]
+        [[write(value, digits) for value, digits in column] for column in values]
         for write in (LOCALES[fitted], LOCALES[predicted])
     )
     features = fit(one)
-    for column, each in zip(features.encoding.columns if features.encoding else (), values, strict=True):
-        assert isinstance(column, Number)
-        assert column.mean == pytest.approx(np.mean([round(value, digits) for value, digits in each]))
+    for column, expected in zip(features.encoding.columns if features.encoding else (), values, strict=True):
+        assert isinstance(column, Numeric)
+        assert column.mean == pytest.approx(np.mean([round(value, digits) for value, digits in expected]))
     assert np.array_equal(encode(two, features), features.x)
     table, block = make(two)
-    assert not detect_spelling(table, block, features.encoding).notes or fitted != predicted
+    assert not detect_numeric_conversion(table, block, features.encoding).notes or fitted != predicted
 
 
 @given(st.sampled_from([*LOCALES]), st.sampled_from([*LOCALES]), st.integers(0, 2**32 - 1))
-def test_sizes_tell_where_all_cells_could_be_either(fitted: str, predicted: str, seed: int) -> None:
+def test_magnitudes_resolve_ambiguous_cells(fitted: str, predicted: str, seed: int) -> None:
     values = np.random.default_rng(seed).uniform(1.001, 9.999, 30).round(3).tolist()
     features = fit([[LOCALES[fitted](value, 3) for value in values]])
     assert np.array_equal(encode([[LOCALES[predicted](value, 3) for value in values]], features), features.x)
 
 
 @pytest.mark.parametrize(
-    ("columns", "semicolons", "mark", "means"),
+    ("columns", "semicolons", "decimal", "means"),
     [
         ([["0,205", "2,974"]], False, None, [1.5895]),
         ([["0,205", "0,974"], ["2,000", "3,000"]], False, None, [0.5895, 2.5]),
@@ -107,31 +107,33 @@ def test_sizes_tell_where_all_cells_could_be_either(fitted: str, predicted: str,
         ([["1,23,456.7", "1"]], False, None, [61728.85]),
     ],
 )
-def test_decimal_marks(columns: list[list[str]], semicolons: bool, mark: str | None, means: list[float]) -> None:
-    features = fit(columns, mark, semicolons=semicolons)
+def test_decimal_separators(
+    columns: list[list[str]], semicolons: bool, decimal: str | None, means: list[float]
+) -> None:
+    features = fit(columns, decimal, semicolons=semicolons)
     assert features.encoding is not None
-    assert [column.mean for column in features.encoding.columns if isinstance(column, Number)] == pytest.approx(means)
-    marked = any("," in cell for cells in columns for cell in cells) or mark == ","
-    assert any("numbers with" in note for note in features.notes) == marked
+    assert [column.mean for column in features.encoding.columns if isinstance(column, Numeric)] == pytest.approx(means)
+    expects_note = any("," in cell for cells in columns for cell in cells) or decimal == ","
+    assert any("numbers with" in note for note in features.notes) == expects_note
 
 
-def test_commands_read_one_model_in_two_spellings(tmp_path: Path, run: Run) -> None:
+def test_commands_read_both_formats(tmp_path: Path, run: Run) -> None:
     rng = np.random.default_rng(0)
-    rows = [(rng.normal(number % 2) ** 2, 1 + rng.uniform() * 5, "ab"[number % 2]) for number in range(24)]
+    rows = [(rng.normal(row % 2) ** 2, 1 + rng.uniform() * 5, "ab"[row % 2]) for row in range(24)]
     points = "x;y;kind\n" + "".join(f"{x:.3f};{y:.3f};{kind}\n" for x, y, kind in rows)
     (tmp_path / "points.csv").write_text(points.replace(";", ","), encoding="utf-8")
     (tmp_path / "commas.csv").write_text(points.replace(".", ","), encoding="utf-8")
     assert open_source(tmp_path / "commas.csv").semicolons
-    said, predicted = {}, []
+    output, predicted = {}, []
     for name in ("points", "commas"):
-        said[name] = run("fit", tmp_path / f"{name}.csv", *FAST, "-o", tmp_path / f"{name}.safetensors")
+        output[name] = run("fit", tmp_path / f"{name}.csv", *FAST, "-o", tmp_path / f"{name}.safetensors")
         for other in ("points", "commas"):
             table = tmp_path / f"{other}.csv"
             predicted.append(run("predict", tmp_path / f"{name}.safetensors", table, quiet=False))
-            assert ("spelled otherwise than in fit" in run.notes) == (name != other)
+            assert ("another decimal mark than in training" in run.notes) == (name != other)
     assert len(set(predicted)) == 1
     assert len(read_table(predicted[0])) == len(rows)
-    assert "numbers with a decimal comma: x, y ('" in said["commas"]
-    assert "decimal" not in said["points"]
+    assert "numbers with a decimal comma: x, y ('" in output["commas"]
+    assert "decimal" not in output["points"]
     wrong = run("fit", tmp_path / "commas.csv", *FAST, "--decimal-mark", ";", code=2)
     assert "decimal-mark" in wrong

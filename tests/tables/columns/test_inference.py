@@ -1,4 +1,4 @@
-"""What the columns of tables as people have them are taken for, and what a person may say instead."""
+"""Inferred types of untidy columns, and types that users name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from protonet.errors import InputError
-from protonet.tables.columns import NAMES
-from protonet.tables.columns.kind import Column
-from protonet.tables.columns.number import Number
+from protonet.tables.columns import COLUMN_TYPES
+from protonet.tables.columns.base import FittedColumn
+from protonet.tables.columns.inference import INFERENCE_RULES, fit_column_as, infer_column_type
+from protonet.tables.columns.numeric import Numeric
 from protonet.tables.columns.parsing import blank_missing
-from protonet.tables.columns.recognise import RULES, fit_named, recognise
-from protonet.tables.features import take_columns
+from protonet.tables.features import fit_columns
 
 RNG = np.random.default_rng(0)
 N = 60
@@ -23,24 +23,24 @@ def objects(cells: object) -> np.ndarray:
     return blank_missing(np.array(list(map(str, cells)), object))  # type: ignore[call-overload]
 
 
-def repeat(*cells: str) -> np.ndarray:
-    return blank_missing(np.array([cells[number % len(cells)] for number in range(N)], object))
+def cycle(*cells: str) -> np.ndarray:
+    return blank_missing(np.array([cells[index % len(cells)] for index in range(N)], object))
 
 
-def gap(cells: np.ndarray, word: str = "NA") -> np.ndarray:
+def with_missing(cells: np.ndarray, word: str = "NA") -> np.ndarray:
     return blank_missing(np.where(np.arange(len(cells)) % 7 == 3, word, cells))
 
 
-def take(cells: np.ndarray) -> Column:
-    """Return what a column is taken for, which must be something."""
-    column, reason, _ = recognise(cells)
+def infer(cells: np.ndarray) -> FittedColumn:
+    """Infer and fit a column that must not be dropped."""
+    column, reason, _ = infer_column_type(cells)
     assert column is not None, reason
     assert reason == ""
     return column
 
 
 DAYS = np.datetime64("2019-03-01") + RNG.integers(0, 900, N)
-NAMES_OF_PEOPLE = [
+PERSON_NAMES = [
     f"Braund, Mr. {first} {last}"
     for first in ("Owen", "John", "Anna")
     for last in map("son".join, zip("abcdefghijklmnopqrst", "uvwxyzabcdefghijklmn", strict=True))
@@ -48,27 +48,27 @@ NAMES_OF_PEOPLE = [
 
 
 @pytest.mark.parametrize(
-    ("cells", "told"),
+    ("cells", "summary"),
     [
         (objects(RNG.normal(size=N)), "number"),
         (RNG.normal(size=N), "number"),
         (RNG.integers(0, 99, N), "number"),
-        (gap(objects(RNG.integers(0, 99, N))), "number, 15 % missing"),
-        (repeat("0", "1"), "number"),
+        (with_missing(objects(RNG.integers(0, 99, N))), "number, 15 % missing"),
+        (cycle("0", "1"), "number"),
         (objects(f"${value:,.2f}" for value in RNG.uniform(500, 5000, N)), "number, as 1,234.5"),
         (objects(f"{value} %" for value in range(N)), "number, as 1,234.5"),
         (objects(f"{value:.1f}".replace(".", ",") for value in RNG.normal(size=N)), "number, as 1.234,5"),
         (objects(f"{value} mpg" for value in range(N)), "number, as 1,234.5"),
-        (repeat("10 to 20", "20 to 30", "over 30"), "number, the middle of intervals"),
-        (repeat("0-9", "10-19", "20+", "NA"), "number, the middle of intervals, 25 % missing"),
-        (repeat("yes", "no"), "category: no, yes"),
-        (repeat("True", "False", ""), "category: missing, False, True"),
-        (repeat("S", "C", "Q"), "category: C, Q, S"),
-        (repeat("Adelie", "Gentoo", "Chinstrap", "?"), "category: missing, Adelie, Chinstrap, Gentoo"),
-        (repeat("01", "02", "07"), "category: 01, 02, 07"),
-        (repeat("x", ""), "category: missing, x"),
+        (cycle("10 to 20", "20 to 30", "over 30"), "number, midpoints of intervals"),
+        (cycle("0-9", "10-19", "20+", "NA"), "number, midpoints of intervals, 25 % missing"),
+        (cycle("yes", "no"), "category: no, yes"),
+        (cycle("True", "False", ""), "category: missing, False, True"),
+        (cycle("S", "C", "Q"), "category: C, Q, S"),
+        (cycle("Adelie", "Gentoo", "Chinstrap", "?"), "category: missing, Adelie, Chinstrap, Gentoo"),
+        (cycle("01", "02", "07"), "category: 01, 02, 07"),
+        (cycle("x", ""), "category: missing, x"),
         (objects(DAYS), "date, in week, year"),
-        (gap(objects(DAYS)), "date, in week, year, 15 % missing"),
+        (with_missing(objects(DAYS)), "date, in week, year, 15 % missing"),
         (DAYS.astype("datetime64[us]"), "date, in week, year"),
         (objects(day.item().strftime("%d.%m.%Y") for day in DAYS), "date as %d.%m.%Y, in week, year"),
         (objects(day.item().strftime("%d/%m/%Y") for day in DAYS), "date as %d/%m/%Y, in week, year"),
@@ -85,7 +85,7 @@ NAMES_OF_PEOPLE = [
             "date as %b %d, %Y %H:%M or iso, in week, year",
         ),
         (objects(f"{'good ' * (1 + row % 8)}{'bad ' * (1 + row // 8)}end" for row in range(N)), "text: "),
-        (objects(NAMES_OF_PEOPLE), "text: "),
+        (objects(PERSON_NAMES), "text: "),
         (
             objects(
                 f"{a} {b}"
@@ -96,12 +96,12 @@ NAMES_OF_PEOPLE = [
         ),
     ],
 )
-def test_what_columns_are_taken_for(cells: np.ndarray, told: str) -> None:
-    column = take(cells)
-    assert column.tell().startswith(told) if told.endswith(": ") else column.tell() == told
+def test_inferred_types(cells: np.ndarray, summary: str) -> None:
+    column = infer(cells)
+    assert column.summary().startswith(summary) if summary.endswith(": ") else column.summary() == summary
     mixed = RNG.permutation(len(cells))
-    again = take(cells[mixed])
-    assert again.tell() == column.tell()  # the order of the rows says nothing
+    again = infer(cells[mixed])
+    assert again.summary() == column.summary()  # independent of the row order
     np.testing.assert_allclose(np.abs(again.encode(cells)).sum(), np.abs(column.encode(cells)).sum(), rtol=1e-3)
 
 
@@ -114,35 +114,38 @@ def test_what_columns_are_taken_for(cells: np.ndarray, told: str) -> None:
         (objects(["x"] * 9), "constant"),
         (objects(["7"] * 9), "constant"),
         (np.full(9, 7), "constant"),
-        (objects(f"A{number:05}" for number in RNG.permutation(N)), "a name for each row"),
-        (objects("".join(RNG.choice(list("0123456789abcdef"), 8)) + "7a" for _ in range(N)), "a name for each row"),
-        (objects(chr(0x4E00 + number) * 2 for number in range(N)), "text of which no two rows share a word"),
-        (objects("the same words" + "!" * number for number in range(N)), "text of the same words in every row"),
+        (objects(f"A{index:05}" for index in RNG.permutation(N)), "an identifier of each row"),
+        (
+            objects("".join(RNG.choice(list("0123456789abcdef"), 8)) + "7a" for _ in range(N)),
+            "an identifier of each row",
+        ),
+        (objects(chr(0x4E00 + index) * 2 for index in range(N)), "text in which no two rows share a word"),
+        (objects("the same words" + "!" * index for index in range(N)), "text with the same words in every row"),
     ],
 )
-def test_what_is_of_no_use(cells: np.ndarray, reason: str) -> None:
-    assert recognise(cells)[:2] == (None, reason)
+def test_useless_columns_are_dropped(cells: np.ndarray, reason: str) -> None:
+    assert infer_column_type(cells)[:2] == (None, reason)
 
 
-def test_gaps_in_many_spellings() -> None:
+def test_missing_values_in_many_spellings() -> None:
     words = ["n.a.", "N/A", "unknown", "(none)", "not measured", "--", "***", "#DIV/0!", "Missing", "n.d.", "", "TBD"]
-    gaps = np.arange(N) % 3 == 0
-    for cells, told in (
+    missing = np.arange(N) % 3 == 0
+    for cells, summary in (
         (objects(RNG.normal(size=N).round(2)), "number, 33 % missing"),
         (objects(DAYS), "date, in week, year, 33 % missing"),
-        (repeat("0-9", "10-19", "20-29", "30+"), "number, the middle of intervals, 33 % missing"),
+        (cycle("0-9", "10-19", "20-29", "30+"), "number, midpoints of intervals, 33 % missing"),
     ):
-        column = take(np.where(gaps, repeat(*words, "--"), cells))
-        assert column.tell() == told
-        assert not column.find_strange(np.array(words, object)).any()
-    column = take(repeat("yes", "no", "unknown", "n.a."))
-    assert column.tell() == "category: missing, no, unknown, yes"  # which may tell something
+        column = infer(np.where(missing, cycle(*words, "--"), cells))
+        assert column.summary() == summary
+        assert not column.is_invalid(np.array(words, object)).any()
+    column = infer(cycle("yes", "no", "unknown", "n.a."))
+    assert column.summary() == "category: missing, no, unknown, yes"  # missing values may be informative
 
 
-def test_days_and_months_in_both_orders_are_no_dates() -> None:
+def test_ambiguous_dates_are_dropped() -> None:
     mixed = [f"{day:02}/{month:02}/2020" for month in range(1, 13) for day in range(1, 28)]
     mixed += [f"{month:02}/{day:02}/2020" for month in range(1, 13) for day in range(1, 28)]
-    assert recognise(objects(dict.fromkeys(mixed))).reason == "dates in more than one order of day and month"
+    assert infer_column_type(objects(dict.fromkeys(mixed))).reason == "dates in more than one order of day and month"
 
 
 def test_few_rows() -> None:
@@ -152,91 +155,91 @@ def test_few_rows() -> None:
         (["2020-01-01", "2020-01-03"], "date"),
         (["a 1", "b 2", "c 3"], "category"),
     ):
-        column = take(objects(cells))
+        column = infer(objects(cells))
         assert column.kind == kind
         assert np.isfinite(column.encode(objects(cells))).all()
-    assert recognise(objects(["a"])).reason == "constant"
+    assert infer_column_type(objects(["a"])).reason == "constant"
 
 
-def test_a_level_more_than_half_of_the_rows_is_text_or_an_identifier() -> None:
-    few = objects(f"v{number}" for number in range(RULES.few))
-    column = take(few)
+def test_more_levels_than_allowed_are_not_categories() -> None:
+    few = objects(f"v{index}" for index in range(INFERENCE_RULES.max_levels))
+    column = infer(few)
     assert column.kind == "category"
-    assert recognise(objects(f"v{number}" for number in range(RULES.few + 1))).column is None
+    assert infer_column_type(objects(f"v{index}" for index in range(INFERENCE_RULES.max_levels + 1))).column is None
 
 
-def test_a_few_odd_cells_among_numbers_are_gaps_and_many_make_a_category() -> None:
+def test_few_invalid_cells_are_missing_and_many_make_a_category() -> None:
     cells = objects(range(N))
     cells[5] = "broken"
-    column = take(cells)
+    column = infer(cells)
     assert column.kind == "number"
-    assert column.find_strange(cells).nonzero()[0].tolist() == [5]
-    column = take(repeat("1", "2", "red", "green"))
+    assert column.is_invalid(cells).nonzero()[0].tolist() == [5]
+    column = infer(cycle("1", "2", "red", "green"))
     assert column.kind == "category"
 
 
-class TestNamed:
+class TestNamedTypes:
     @pytest.mark.parametrize(
         ("kind", "cells"),
         [
-            ("number", repeat("1", "2")),
-            ("number", repeat("01", "02")),
-            ("number", repeat("$1,000.50", "$2")),
-            ("number", repeat("0-9", "10-19", "20+")),
+            ("number", cycle("1", "2")),
+            ("number", cycle("01", "02")),
+            ("number", cycle("$1,000.50", "$2")),
+            ("number", cycle("0-9", "10-19", "20+")),
             ("number", np.array([1.0, np.nan, 3.0])),
-            ("category", repeat("1", "2")),
+            ("category", cycle("1", "2")),
             ("category", np.array([1.0, np.nan, 3.0])),
             ("category", DAYS.astype("datetime64[us]")),
             ("date", objects(DAYS)),
-            ("date", repeat("1.2.2020", "3.4.2021")),
+            ("date", cycle("1.2.2020", "3.4.2021")),
             ("date", DAYS.astype("datetime64[us]")),
-            ("text", repeat("red house", "red tree")),
+            ("text", cycle("red house", "red tree")),
             ("text", np.array([11.5, 11.5, 3.25, np.nan])),
         ],
     )
-    def test_a_person_may_say_what_it_is(self, kind: str, cells: np.ndarray) -> None:
-        column = fit_named("a", kind, cells).column
+    def test_users_may_name_the_type(self, kind: str, cells: np.ndarray) -> None:
+        column = fit_column_as("a", kind, cells).column
         assert column is not None
         assert column.kind == kind
         assert np.isfinite(column.encode(cells)).all()
 
-    @pytest.mark.parametrize("kind", NAMES)
-    def test_an_empty_column_is_nothing(self, kind: str) -> None:
+    @pytest.mark.parametrize("kind", COLUMN_TYPES)
+    def test_empty_columns_have_no_type(self, kind: str) -> None:
         with pytest.raises(InputError, match=rf"^`--column` must name a column that holds a {kind}; got a, which is"):
-            fit_named("a", kind, objects(["", "NA"]))
+            fit_column_as("a", kind, objects(["", "NA"]))
 
     @pytest.mark.parametrize(
         ("kind", "cells"),
         [
-            ("number", repeat("red", "green")),
+            ("number", cycle("red", "green")),
             ("number", DAYS.astype("datetime64[us]")),
-            ("date", repeat("red", "green")),
+            ("date", cycle("red", "green")),
             ("date", np.array([1.0, 2.0])),
-            ("text", objects(chr(0x4E00 + number) * 2 for number in range(9))),
+            ("text", objects(chr(0x4E00 + index) * 2 for index in range(9))),
         ],
     )
-    def test_what_it_is_not(self, kind: str, cells: np.ndarray) -> None:
+    def test_wrong_types_are_refused(self, kind: str, cells: np.ndarray) -> None:
         shown = re.escape(repr(str(cells.tolist()[0])[:50]))
         message = rf"^`--column` must name a column that holds a {kind}; got price with cells such as {shown}\."
         with pytest.raises(InputError, match=message):
-            fit_named("price", kind, cells)
+            fit_column_as("price", kind, cells)
 
 
-def test_the_form_that_fits_most_cells_is_meant() -> None:
-    german = np.array(["1,234", "1,76", "12,5", *(f"{number},125" for number in range(20))], object)
-    found = take(german)
-    assert isinstance(found, Number)
-    assert found.form == "comma"
-    assert found.fill(german[:2]).tolist() == [1.234, 1.76]
+def test_most_frequent_format_is_used() -> None:
+    german = np.array(["1,234", "1,76", "12,5", *(f"{index},125" for index in range(20))], object)
+    column = infer(german)
+    assert isinstance(column, Numeric)
+    assert column.format == "comma"
+    assert column.comparable_values(german[:2]).tolist() == [1.234, 1.76]
     days = np.array([*(f"{day:02}/03/2024" for day in range(1, 13)), "13/03/2024"], object)
-    assert take(days).tell().startswith("date as %d/%m/%Y")
+    assert infer(days).summary().startswith("date as %d/%m/%Y")
 
 
-def test_a_decimal_comma_speaks_for_its_table() -> None:
+def test_decimal_comma_decides_for_the_table() -> None:
     dotted, comma = np.array(["1.200", "950", "12.300"], object), np.array(["1,5", "2,25", "3,75"], object)
     for columns, firsts in (({"a": dotted, "b": comma}, (1200.0, 1.5)), ({"a": dotted}, (1.2,))):
-        verdicts = take_columns(columns, {}, keep=None)
+        inferred = fit_columns(columns, {}, keep_hint=None)
         for (name, cells), first in zip(columns.items(), firsts, strict=True):
-            column = verdicts[name].column
-            assert isinstance(column, Number)
-            assert column.fill(cells)[0] == first
+            column = inferred[name].column
+            assert isinstance(column, Numeric)
+            assert column.comparable_values(cells)[0] == first

@@ -1,0 +1,157 @@
+"""Infer the type of a column from its cells: number, category, date, text, or of no use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from protonet.errors import raise_input_error
+from protonet.tables.columns.base import FittedColumn
+from protonet.tables.columns.category import Category
+from protonet.tables.columns.date import Date
+from protonet.tables.columns.numeric import Numeric
+from protonet.tables.columns.parsing import (
+    POINT_FIRST,
+    are_durations,
+    are_intervals,
+    are_mixed_dates,
+    format_cells,
+    infer_date_format,
+    infer_numeric_format,
+    is_missing,
+)
+from protonet.tables.columns.picture import Picture
+from protonet.tables.columns.text import Text, count_grams
+
+
+@dataclass(frozen=True)
+class InferenceRules:
+    """How categories, texts and identifiers are distinguished."""
+
+    max_levels: int = 5  #: At most this many levels are categories, whatever the number of rows, ...
+    max_levels_per_row: float = 0.5  #: ... or at most this many per row; more are texts or identifiers.
+    min_words: int = 3  #: Cells that all differ are texts if their median number of words is at least this.
+    min_digit_fraction: float = 0.5  #: Single words that all differ are identifiers if more than this have a digit.
+
+
+INFERENCE_RULES = InferenceRules()
+
+
+class InferredType(NamedTuple):
+    """The inferred type of a column."""
+
+    column: FittedColumn | None  #: None if the column is dropped.
+    reason: str  #: Why it is dropped.
+    is_text: bool = False  #: Whether it holds free text, which a representation can embed.
+
+    @property
+    def modality(self) -> str | None:
+        """Input of the representations that can embed the column: "text", "picture" or None."""
+        return "text" if self.is_text else None if self.column is None else self.column.modality
+
+
+def infer_column_type(cells: np.ndarray, *, order: Sequence[str] = POINT_FIRST) -> InferredType:
+    """Infer the type of a column, and fit it.
+
+    Args:
+        cells: (n,) stripped text as an array of objects, numbers, or datetime64.
+        order: Numeric formats to try; the first wins among those that match equally many cells.
+
+    Returns:
+        The fitted column, or why it is dropped: it is empty, constant, an identifier, or text without shared words.
+    """
+    present = cells[~is_missing(cells)]
+    distinct = list(dict.fromkeys(present.tolist()))
+    if not distinct:
+        return InferredType(None, "empty")
+    if len(distinct) == 1:
+        return InferredType(None, "constant") if len(present) == len(cells) else InferredType(Category.fit(cells), "")
+    if cells.dtype.kind == "M":
+        return InferredType(Date.fit(cells), "")
+    if cells.dtype.kind != "O":
+        return InferredType(Numeric.fit(cells), "")
+    if numeric_format := infer_numeric_format(distinct, order=order):
+        return InferredType(Numeric.fit(cells, numeric_format), "")
+    if are_intervals(distinct):
+        return InferredType(Numeric.fit(cells, "interval"), "")
+    if are_durations(distinct):
+        return InferredType(Numeric.fit(cells, "duration"), "")
+    if date_format := infer_date_format(distinct):
+        return InferredType(Date.fit(cells, date_format), "")
+    max_levels = max(INFERENCE_RULES.max_levels, INFERENCE_RULES.max_levels_per_row * len(present))
+    if len(distinct) <= max_levels and not are_sentences(distinct, len(present)):
+        return InferredType(Category.fit(cells), "")
+    if are_mixed_dates(distinct):
+        return InferredType(None, "dates in more than one order of day and month")
+    has_spaces = any(" " in cell for cell in distinct)
+    with_digits = sum(any(map(str.isdigit, cell)) for cell in distinct)
+    has_digits = with_digits > INFERENCE_RULES.min_digit_fraction * len(distinct)
+    if len(distinct) == len(present) and not has_spaces and has_digits:
+        presence = Category.fit(cells)  # whether a row has an identifier may be informative
+        if presence.levels == ("",):
+            return InferredType(presence, "")
+        return InferredType(None, "an identifier of each row")
+    text = Text.fit(cells)
+    if text.feature_suffixes:
+        return InferredType(text, "", is_text=True)
+    shared = set.intersection(*(set(count_grams(cell)) for cell in distinct))
+    reason = "text with the same words in every row" if shared else "text in which no two rows share a word"
+    return InferredType(None, reason, is_text=True)
+
+
+def are_sentences(distinct: Sequence[Any], rows: int) -> bool:
+    """Return whether all cells differ and have several words: these are texts, however few rows there are."""
+    word_counts = sorted(len(str(cell).split()) for cell in distinct)
+    return len(distinct) == rows and word_counts[len(word_counts) // 2] >= INFERENCE_RULES.min_words
+
+
+def fit_column_as(
+    name: str,
+    kind: str,
+    cells: np.ndarray,
+    argument: str = "--column",
+    *,
+    has_text_encoder: bool = False,
+    order: Sequence[str] = POINT_FIRST,
+) -> InferredType:
+    """Fit a column as the type that the user named.
+
+    Args:
+        name: Of the column.
+        kind: One of `protonet.tables.columns.COLUMN_TYPES`.
+        cells: (n,) the column.
+        argument: The argument that named the type, for messages.
+        has_text_encoder: Whether a representation can embed texts that share no words.
+        order: Numeric formats to try; the first wins among those that match equally many cells.
+
+    Raises:
+        InputError: The cells have another type.
+    """
+    distinct = list(dict.fromkeys(cells[~is_missing(cells)].tolist()))
+    text = format_cells(cells)
+    if distinct and kind == "picture" and cells.dtype.kind == "O":
+        return InferredType(Picture(), "")
+    if distinct and kind == "category":
+        return InferredType(Category.fit(cells), "")
+    if distinct and kind == "text" and ((fitted := Text.fit(text)).feature_suffixes or has_text_encoder):
+        return InferredType(fitted, "", is_text=True)
+    if distinct and kind == "date":
+        if cells.dtype.kind == "M":
+            return InferredType(Date.fit(cells), "")
+        if date_format := infer_date_format(map(str, distinct)):
+            return InferredType(Date.fit(text, date_format), "")
+    if distinct and kind == "number" and cells.dtype.kind != "M":
+        numeric_format = (
+            "plain"
+            if cells.dtype.kind != "O"
+            else infer_numeric_format(distinct, allow_codes=True, order=order)
+            or ("interval" if are_intervals(distinct) else "")
+            or ("duration" if are_durations(distinct, allow_times_of_day=True) else "")
+        )
+        if numeric_format:
+            return InferredType(Numeric.fit(cells, numeric_format), "")
+    got = f"{name} with cells such as {str(distinct[0])[:50]!r}" if distinct else f"{name}, which is empty"
+    return raise_input_error(argument, f"name a column that holds a {kind}", got, "Name another type, or none.")

@@ -1,0 +1,148 @@
+"""Columns of numbers: standardized, with missing values replaced by the median and marked by an indicator."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from protonet._text import to_printable
+from protonet.tables.columns.base import (
+    FittedColumn,
+    format_missing_fraction,
+    missing_indicator,
+    missing_indicator_suffix,
+)
+from protonet.tables.columns.parsing import BOOLEANS, NUMERIC_FORMATS, is_missing_or_word, parse_numeric_column
+from protonet.views.view import Graph, Stored, expect
+
+#: The largest absolute value that is accepted.
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class Numeric(FittedColumn):
+    """A column of numbers.
+
+    Args:
+        format: One of ``NUMBER_FORMATS``.
+        median: Replaces missing values.
+        mean: Mean of the training rows, with missing values replaced.
+        scale: Their standard deviation, or 1 if that is 0.
+        missing: The fraction of missing values.
+    """
+
+    format: str
+    median: float
+    mean: float
+    scale: float
+    missing: float
+    kind: ClassVar[str] = "number"
+
+    @classmethod
+    def fit(cls, cells: np.ndarray, numeric_format: str = "plain") -> Numeric:
+        """Fit to cells (n,); other text counts as missing, and numbers beyond float32 do not count at all."""
+        numeric = parse_numeric_column(cells, numeric_format)
+        usable = np.abs(numeric) <= MAX_FLOAT32  # False for NaN
+        median = float(np.median(numeric[usable])) if usable.any() else 0.0
+        filled = np.where(usable, numeric, median)
+        mean = float(filled.mean())
+        return cls(numeric_format, median, mean, float((filled - mean).std()) or 1.0, float(np.isnan(numeric).mean()))
+
+    @property
+    def feature_suffixes(self) -> tuple[str, ...]:
+        """The number, and whether it is missing."""
+        return ("", *missing_indicator_suffix(self.missing))
+
+    @property
+    def plain(self) -> bool:
+        """Whether no value is missing."""
+        return not self.missing
+
+    @property
+    def _is_binary(self) -> bool:
+        """Whether all training values are 0 or 1: no other values in [0, 1] have as large a variance."""
+        mean = self.mean
+        return self.format == "plain" and 0 < mean < 1 and math.isclose(self.scale**2, mean * (1 - mean), rel_tol=1e-9)
+
+    def _parse(self, cells: np.ndarray) -> np.ndarray:
+        """Parse cells (n,) to numbers, including spellings of yes and no in a binary column."""
+        if cells.dtype.kind == "O" and self._is_binary:
+            cells = np.array([BOOLEANS.get(cell.casefold(), cell) for cell in cells], object)
+        return parse_numeric_column(cells, self.format)
+
+    def describe_other_spelling(self, cells: np.ndarray) -> str:
+        """Describe the first cell that spells 0 or 1 as a word."""
+        if cells.dtype.kind != "O" or not self._is_binary:
+            return ""
+        words = (cell for cell in cells if cell.isalpha() and cell.casefold() in BOOLEANS)
+        return next((f"{to_printable(cell)!r} is {BOOLEANS[cell.casefold()]}" for cell in words), "")
+
+    def to_numeric(self, cells: np.ndarray) -> np.ndarray:
+        """Return the numbers (n,) float64, NaN if missing."""
+        return self._parse(cells).astype(np.float64)
+
+    def preparse(self, cells: np.ndarray) -> np.ndarray:
+        """Return cells (n,) as numbers, unless one is too large: an error message quotes its text."""
+        if cells.dtype.kind != "O":
+            return cells
+        numeric = self._parse(cells)
+        return cells if (np.abs(numeric) > MAX_FLOAT32).any() else numeric
+
+    def comparable_values(self, cells: np.ndarray) -> np.ndarray:
+        """Return the numbers (n,) with missing values filled in, in their floating type or else float64."""
+        numeric = cells if cells.dtype.kind == "f" else self._parse(cells)
+        missing = np.isnan(numeric)
+        return np.where(missing, numeric.dtype.type(self.median), numeric) if missing.any() else numeric
+
+    def encode(self, cells: np.ndarray) -> np.ndarray:
+        """Return the features (n, features) float32, standardized in float64; infinite beyond float32."""
+        numeric = self._parse(cells)
+        missing = np.isnan(numeric)
+        with np.errstate(over="ignore"):
+            z = (np.where(missing, self.median, numeric) - self.mean) / self.scale
+            return np.stack([z, *missing_indicator(missing, self.missing)], axis=1).astype(np.float32)
+
+    def is_invalid(self, cells: np.ndarray) -> np.ndarray:
+        """Return a mask (n,) bool of non-missing cells that are not numbers."""
+        if cells.dtype.kind in "iuf":
+            return np.zeros(len(cells), bool)
+        unparsed: np.ndarray = np.isnan(self._parse(cells))
+        return unparsed & ~is_missing_or_word(cells) if unparsed.any() else unparsed
+
+    def summary(self) -> str:
+        """Return the type, the number format and the fraction of missing values."""
+        formats = {
+            "plain": "",
+            "point": ", as 1,234.5",
+            "comma": ", as 1.234,5",
+            "interval": ", midpoints of intervals",
+            "duration": ", durations in seconds",
+        }
+        return f"number{formats[self.format]}{format_missing_fraction(self.missing)}"
+
+    def describe(self) -> dict[str, Any]:
+        """Return the fields."""
+        return asdict(self)
+
+    @classmethod
+    def restore(cls, stored: Stored) -> Numeric:
+        """Restore the column."""
+        numeric_format = stored.entry("format", str)
+        expect(numeric_format in NUMERIC_FORMATS, "numbers of an unknown format")
+        median, mean = stored.number("median"), stored.number("mean")
+        scale = stored.number("scale", math.ulp(0.0))
+        return cls(numeric_format, median, mean, scale, stored.number("missing", 0, 1))
+
+    def add_to_graph(self, graph: Graph, cells: str) -> str:
+        """Add the standardized numbers, and the missing-value indicator, to an ONNX graph."""
+        missing = graph.add("IsNaN", cells)
+        filled = graph.add("Where", missing, np.float64(self.median), cells)
+        z = graph.add("Div", graph.add("Sub", filled, np.float64(self.mean)), np.float64(self.scale))
+        if len(self.feature_suffixes) > 1:
+            indicator = graph.add("Sub", graph.cast(missing, "DOUBLE"), np.float64(self.missing))
+            indicator = graph.add("Div", indicator, np.sqrt(np.float64(self.missing * (1 - self.missing))))
+            z = graph.add("Concat", z, indicator, axis=1)
+        return graph.cast(z, "FLOAT")

@@ -1,0 +1,184 @@
+"""Detect columns that identify groups of rows, such as persons: values repeat, nearly always with the same class.
+
+So do those of a feature that determines the class, such as the city for the country: other evidence is counted.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class GroupColumnRules:
+    """When a column identifies groups; tests/tables/test_group_columns.py has tables that were not used for tuning."""
+
+    min_values: int = 8  #: Minimum number of repeated values, ...
+    min_values_per_class: int = 3  #: ... also per class: a feature of few values may well determine the class.
+    min_coverage: float = 0.5  #: Minimum fraction of rows whose value repeats.
+    max_mixed: float = 0.13  #: Maximum fraction of these rows with another class than most rows of their value.
+    piece: int = 4  #: Rows of one value are cut into pieces of this size; the test counts pieces of a single class.
+    max_chance: float = 1e-3  #: Maximum probability of as many such pieces if class and value were independent, ...
+    max_chance_named: float = 0.05  #: ... and if the column's name is that of a group, which needs less evidence.
+    max_dispersion: float = 0.25
+    """Values have equal numbers of rows if the variance of these is at most this part of their mean; for random rows it
+    is about the mean."""
+    min_digits: int = 4  #: Other integers than running numbers may be codes if all have this many digits, ...
+    min_code_length: int = 6  #: ... and words of digits and letters if all have one length of at least this.
+    min_alike: float = 0.9  #: Minimum fraction of values of the same pattern.
+    max_range_per_value: float = 1.2  #: Running numbers span at most this many times as many integers as there are.
+    min_points: int = 2  #: Points of evidence for a question to the user, ...
+    sure_points: int = 3  #: ... and for the advice to use `--group`.
+
+
+GROUP_RULES = GroupColumnRules()
+#: Nouns that name groups of rows, in lower case without accents: English, German, French, Spanish, Portuguese, Italian,
+#: Dutch, Polish, Russian; Chinese, Japanese, Korean.
+_GROUP_NOUNS = (
+    "subject|subj|person|participant|proband|patient|user|customer|client|student|pupil|donor|volunteer|"
+    "respondent|session|recording|record|run|animal|mouse|rat|plot|batch|lot|device|sensor|speaker|singer|"
+    "signer|writer|author|household|specimen|sample|slide|video|clip|scan|pid|sid|uid|ptid|case|"
+    "versuchsperson|vp|patientin|teilnehmer|teilnehmerin|kunde|nutzer|benutzer|schuler|gerat|geraet|"
+    "sprecher|haushalt|sitzung|aufnahme|parzelle|sujet|utilisateur|eleve|appareil|locuteur|menage|seance|"
+    "enregistrement|parcelle|echantillon|sujeto|paciente|participante|usuario|cliente|alumno|sesion|lote|"
+    "dispositivo|hablante|hogar|parcela|muestra|sujeito|sessao|aluno|soggetto|paziente|partecipante|"
+    "utente|sessione|lotto|parlante|campione|proefpersoon|deelnemer|gebruiker|sessie|pacjent|uczestnik|"
+    "uzytkownik|sesja|пациент|субъект|участник|пользователь|сессия|患者|受试者|被试|用户|病人|参与者|被験者|参加者|利用者|話者|환자|"
+    "피험자"
+)
+_IDS = "id|ids|uid|uuid|guid|idx|ident|identifier|kennung"
+_ID_SUFFIXES = f"{_IDS}|nr|no|num|nummer|numero|number|code|codigo|kode|key|name|index|编号|代码|番号|号|번호"
+_GROUP_NAME = re.compile(f"(?:{_GROUP_NOUNS})(?:(?:e?n|s)?(?:{_ID_SUFFIXES}))?")
+_ID_SUFFIX, _ID = re.compile(_ID_SUFFIXES), re.compile(_IDS)
+
+
+class GroupColumn(NamedTuple):
+    """The evidence that a column identifies groups of rows."""
+
+    points: int  #: `GroupColumnRules.min_points` or more.
+    size: int  #: The number of repeated values.
+
+    @property
+    def sure(self) -> bool:
+        """Whether the evidence suffices for advice, rather than a question."""
+        return self.points >= GROUP_RULES.sure_points
+
+
+def detect_group_column(name: str, values: np.ndarray, labels: np.ndarray, *, ordered: bool) -> GroupColumn | None:
+    """Detect whether a column identifies groups of rows: its values determine the class, and there is other evidence.
+
+    Evidence: three points if the column is named like a group (subject, patient, session, in several languages), one if
+    it is named "id"; two if values are written like codes (s01, P-17, 3f9a2c01), one for running numbers and numbers
+    of many digits; one if the rows of each value are adjacent; one if all values have about the same number of rows,
+    more equal than by chance.
+
+    Args:
+        name: Of the column.
+        values: (n,) in file order, strings or numbers.
+        labels: (n,).
+        ordered: Whether the order of the values is meaningful, as for numbers. Then the column is a feature if the
+            class seldom changes along this order, unless the column is named like a group.
+
+    Returns:
+        The evidence; None if the column may well be a feature.
+    """
+    sorted_values = np.sort(values)
+    if not (sorted_values[1:] == sorted_values[:-1]).any():  # fast exit: no value repeats in most columns
+        return None
+    n, (classes, y) = len(labels), np.unique(labels, return_inverse=True)
+    levels, level_of, counts = np.unique(values, return_inverse=True, return_counts=True)
+    repeated = counts > 1
+    n_rows = int(counts[repeated].sum())
+    min_values = max(GROUP_RULES.min_values, GROUP_RULES.min_values_per_class * len(classes))
+    if repeated.sum() < min_values or n_rows < GROUP_RULES.min_coverage * n:
+        return None
+    pair_counts = np.bincount(level_of * len(classes) + y, minlength=len(levels) * len(classes))
+    class_counts = pair_counts.reshape(len(levels), -1)[repeated]  # (repeated values, classes)
+    if n_rows - class_counts.max(axis=1).sum() > GROUP_RULES.max_mixed * n_rows:
+        return None
+    name_points = score_name(name)
+    is_group_name = name_points == GROUP_RULES.sure_points
+    max_chance = GROUP_RULES.max_chance_named if is_group_name else GROUP_RULES.max_chance
+    if _log_chance_bound(level_of, y) > np.log(max_chance):
+        return None
+    adjacent = 1 + int((level_of[1:] != level_of[:-1]).sum()) == len(levels)
+    if ordered and not is_group_name and not adjacent and _is_smooth(class_counts.argmax(axis=1)):
+        return None
+    equal_sizes = counts[repeated].var() <= GROUP_RULES.max_dispersion * counts[repeated].mean()
+    points = name_points + score_values(levels) + adjacent + int(equal_sizes)
+    return GroupColumn(points, len(class_counts)) if points >= GROUP_RULES.min_points else None
+
+
+def score_name(name: str) -> int:
+    """Return the points for a column's name: its last word counts, or the word before an "id" or a number.
+
+    "patient", "Patient_ID", "id_paciente", "subjectNo" and "Probandennummer" name groups, "patient_age" does not.
+    """
+    plain = "".join(char for char in unicodedata.normalize("NFKD", name) if not unicodedata.combining(char))
+    plain = unicodedata.normalize("NFC", plain)  # NFKD splits Korean syllables
+    words = [word.lower() for word in re.findall(r"[^\W\d_]+", re.sub("(?<=[a-z])(?=[A-Z])", " ", plain))]
+    is_id = any(_ID.fullmatch(word) for word in words[:1] + words[-1:])
+    while len(words) > 1 and _ID_SUFFIX.fullmatch(words[-1]):
+        words.pop()
+    if words and _GROUP_NAME.fullmatch(words[-1]):
+        return GROUP_RULES.sure_points
+    return int(is_id)
+
+
+def score_values(levels: np.ndarray) -> int:
+    """Return the points for how the distinct values (m,), in ascending order, are written."""
+    words = levels.tolist() if levels.dtype.kind in "US" else []
+    min_alike = GROUP_RULES.min_alike * len(levels)
+    if words and not all(word.isdecimal() for word in words):
+        patterns = [re.sub(r"\d+", "#", word) for word in words]
+        common = max(set(patterns), key=patterns.count)
+        if "#" in common and patterns.count(common) >= min_alike:  # s01, s02: a stem and a number
+            return 2
+        n_codes = sum(bool(re.fullmatch(r"(?=.*\d)[\w-]+", word)) for word in words)
+        equal_length = len({len(word) for word in words}) == 1 and len(words[0]) >= GROUP_RULES.min_code_length
+        return 2 if n_codes >= min_alike and equal_length else 0
+    numeric = np.sort(levels.astype(np.float64))
+    if not np.array_equal(numeric, np.rint(numeric)):
+        return 0
+    running = numeric[-1] - numeric[0] < GROUP_RULES.max_range_per_value * len(numeric)
+    return int(running or np.abs(numeric).min() >= 10 ** (GROUP_RULES.min_digits - 1))
+
+
+def _log_chance_bound(level_of: np.ndarray, labels: np.ndarray) -> float:
+    """Bound the logarithm of the probability of as many single-class pieces if class and value are independent.
+
+    Args:
+        level_of: (n,) int64, the value of each row.
+        labels: (n,) int64, its class.
+
+    Source: Hoeffding, "Probability inequalities for sums of bounded random variables" (1963), theorem 1.
+    """
+    order = np.argsort(level_of, kind="stable")
+    level, y = level_of[order], labels[order]
+    start = np.searchsorted(level, level)  # the first row of the same value
+    is_first = (np.arange(len(y)) - start) % GROUP_RULES.piece == 0
+    piece = np.cumsum(is_first) - 1
+    sizes = np.bincount(piece)
+    several = sizes > 1
+    differs = y != y[np.flatnonzero(is_first)][piece]
+    mixed = (np.bincount(piece, differs) > 0)[several]
+    priors = np.bincount(labels) / len(labels)
+    expected = 1 - float((priors ** sizes[several][:, None]).sum(axis=1).mean())
+    observed = float(mixed.mean())
+    if observed >= expected:
+        return 0.0
+    divergence = (1 - observed) * np.log((1 - observed) / (1 - expected))
+    divergence += observed * np.log(observed / expected) if observed else 0.0
+    return -len(mixed) * float(divergence)
+
+
+def _is_smooth(classes: np.ndarray) -> bool:
+    """Return whether the class (m,) changes less often from one value to the next than by chance."""
+    change_rate = 1 - float(np.square(np.bincount(classes) / len(classes)).sum())
+    expected = (len(classes) - 1) * change_rate
+    lower = expected - 2 * float(np.sqrt(expected * (1 - change_rate)))
+    return int((classes[1:] != classes[:-1]).sum()) < lower

@@ -1,0 +1,169 @@
+"""Detect the decimal mark of a table, and convert the numbers of new rows to the format that a model was fitted to.
+
+A cell such as "1,234" is 1234 or 1.234. Cells that have a single reading ("0,205", "1.5", "1,234.5") decide for all
+columns of their table. Without any, the fitted format is used, unless the numbers would then be far from those of the
+training rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from protonet._text import to_printable
+from protonet.tables.columns.base import FittedColumn
+from protonet.tables.columns.encoding import Encoding
+from protonet.tables.columns.numeric import Numeric
+from protonet.tables.columns.parsing import COMMA_FIRST, POINT_FIRST, detect_decimal_separators, parse_numeric
+from protonet.tables.table import RowBlock, Table
+
+#: The number format for each decimal mark.
+DECIMAL_FORMATS = {".": "point", ",": "comma"}
+#: Maximum number of distinct cells of a column that are examined.
+MAX_EXAMINED_CELLS = 1000
+#: Minimum magnitude of a column's numbers, for logarithms.
+MIN_MAGNITUDE = 1e-30
+
+
+class NumericConversion(NamedTuple):
+    """How the numbers of a table differ from the format that a model was fitted to."""
+
+    formats: Mapping[int, str] = {}  #: The format of columns, by index, if it is not the fitted one.
+    notes: tuple[str, ...] = ()  #: Notes for the user.
+
+    def apply(self, block: RowBlock, encoding: Encoding | None) -> RowBlock:
+        """Convert the cells of a block to the fitted formats."""
+        if encoding is None or not self.formats:
+            return block
+        columns = list(block.columns)
+        for index, numeric_format in self.formats.items():
+            columns[index] = _convert(columns[index], numeric_format, encoding.columns[index])
+        return block._replace(columns=columns)
+
+
+def revised_format_order(columns: Mapping[str, np.ndarray], numeric: Mapping[str, Numeric]) -> Sequence[str] | None:
+    """Return the order for which the numbers of the whole table are evidence; None if all may stay as they are.
+
+    Args:
+        columns: The cells (n,) of each column, by name.
+        numeric: The columns that were inferred to be numbers.
+    """
+    if not any(column.format == "comma" for column in numeric.values()):
+        return None
+    separators = [
+        detect_decimal_separators(_distinct(columns[name])) for name in numeric if columns[name].dtype.kind == "O"
+    ]
+    return POINT_FIRST if set[str]().union(*separators) == {"point"} else COMMA_FIRST
+
+
+def describe_numeric_formats(columns: Mapping[str, np.ndarray], numeric: Mapping[str, Numeric]) -> list[str]:
+    """Return a note for each ambiguous mark in numbers, with an example."""
+    meanings = {
+        "point": {",": "commas between thousands"},
+        "comma": {",": "a decimal comma", ".": "points between thousands"},
+        "duration": {":": "minutes and seconds"},
+    }
+    names, examples = dict[str, list[str]](), dict[str, str]()
+    for name, column in numeric.items():
+        cells = _distinct(columns[name]) if columns[name].dtype.kind == "O" else []
+        for mark, meaning in meanings.get(column.format, {}).items():
+            cell = next((cell for cell in cells if mark in cell), "")
+            if not math.isnan(value := parse_numeric(cell, column.format)):
+                names.setdefault(meaning, []).append(to_printable(name))
+                option = "" if column.format == "duration" else "; --decimal-mark changes it"
+                examples.setdefault(meaning, f"{cell!r} is {value:.10g}{option}")
+                break
+    return [f"numbers with {meaning}: {', '.join(names[meaning])} ({examples[meaning]})" for meaning in names]
+
+
+def detect_numeric_conversion(
+    table: Table, block: RowBlock, encoding: Encoding | None, *, decimal: str | None = None, semicolons: bool = False
+) -> NumericConversion:
+    """Detect how the number formats of a table differ from those that a model was fitted to.
+
+    Args:
+        table: The table.
+        block: Its rows, or the first ones of a long table.
+        encoding: The model's.
+        decimal: The decimal mark that the user named.
+        semicolons: Whether semicolons separate cells.
+    """
+    texts = {
+        index: (column, _distinct(cells)[:MAX_EXAMINED_CELLS])
+        for index, (column, cells) in enumerate(zip(encoding.columns if encoding else (), block.columns, strict=False))
+        if isinstance(column, Numeric) and column.format not in {"interval", "duration"} and cells.dtype.kind == "O"
+    }
+    fitted = {"comma" if column.format == "comma" else "point" for column, _ in texts.values()}
+    has_commas = any("," in cell for _, cells in texts.values() for cell in cells)
+    if decimal is None and not has_commas and "comma" not in fitted:  # fast exit for most tables
+        with_points = [cell for _, cells in texts.values() for cell in cells if "." in cell]
+        if not with_points or any(math.isnan(parse_numeric(cell, "comma")) for cell in with_points):
+            return NumericConversion()
+    separators = {index: detect_decimal_separators(cells) for index, (_, cells) in texts.items()}
+    certain = set[str]().union(*separators.values())
+    table_format = DECIMAL_FORMATS[decimal] if decimal else next(iter(certain)) if len(certain) == 1 else None
+    if not certain and table_format is None:
+        prefer_comma = "comma" in fitted or (semicolons and has_commas)
+        order = ("comma", "point") if prefer_comma else ("point", "comma")
+        table_format = min(order, key=lambda candidate: _distance_to_training(texts.values(), candidate))
+    formats, examples = dict[int, str](), dict[str, str]()
+    for index, (column, cells) in texts.items():
+        column_format = table_format or (
+            next(iter(separators[index])) if len(separators[index]) == 1 else column.format
+        )
+        if cell := next((cell for cell in cells if _differs(cell, column_format, column.format)), ""):
+            formats[index] = column_format
+            examples[table.column_name(index)] = f"{cell!r} is {parse_numeric(cell, column_format):.10g}"
+    if not formats:
+        return NumericConversion()
+    first, *others = examples
+    more = f" and {len(others)} more" if others else ""
+    note = f"numbers have another decimal mark than in training: {first} ({examples[first]}){more}"
+    return NumericConversion(formats, (note,))
+
+
+def convert_numeric(table: Table, encoding: Encoding | None, *, decimal: str | None = None) -> Table:
+    """Return a table whose numbers have the fitted formats, and add a note. This reads its first block."""
+    first = next(table.blocks)
+    conversion = detect_numeric_conversion(table, first, encoding, decimal=decimal, semicolons=table.semicolons)
+    table.notes.extend(conversion.notes)
+    return table._replace(blocks=(conversion.apply(block, encoding) for block in chain([first], table.blocks)))
+
+
+def _distinct(cells: np.ndarray) -> list[str]:
+    """Return the distinct cells (n,), in order of appearance."""
+    return list(dict.fromkeys(cells.tolist()))
+
+
+def _differs(cell: str, numeric_format: str, fitted_format: str) -> bool:
+    """Return whether a cell is a number in a format, and another number or none in the fitted format."""
+    value = parse_numeric(cell, numeric_format)
+    return math.isfinite(value) and value != parse_numeric(cell, fitted_format)
+
+
+def _distance_to_training(texts: Iterable[tuple[Numeric, list[str]]], numeric_format: str) -> float:
+    """Return the mean distance of magnitudes from those of the training rows, over columns, in powers of ten."""
+    distances = []
+    for column, cells in texts:
+        numeric = np.array([parse_numeric(cell, numeric_format) for cell in cells])
+        numeric = numeric[np.isfinite(numeric)]
+        if len(numeric):
+            magnitude, fitted = math.sqrt(float(np.square(numeric).mean())), math.hypot(column.mean, column.scale)
+            distances.append(abs(math.log10(max(magnitude, MIN_MAGNITUDE) / max(fitted, MIN_MAGNITUDE))))
+    return sum(distances) / len(distances) if distances else math.inf
+
+
+def _convert(cells: np.ndarray, numeric_format: str, column: FittedColumn) -> np.ndarray:
+    """Rewrite cells (n,) that are numbers of a format in the format of the fitted column."""
+    if cells.dtype.kind != "O" or not isinstance(column, Numeric):
+        return cells
+    converted: dict[str, str] = {}
+    for cell in set(cells.tolist()):
+        if _differs(cell, numeric_format, column.format):
+            text = repr(parse_numeric(cell, numeric_format))
+            converted[cell] = text.replace(".", ",") if column.format == "comma" else text
+    return np.array([converted.get(cell, cell) for cell in cells.tolist()], object)
