@@ -181,8 +181,10 @@ class DriftMonitor:
             return f"most rows are outside {training_range}; another unit?"
         fraction = _max_fraction_between(np.array(statistics["quantiles"]), counts.minimum, counts.maximum)
         relative = fraction / self.statistics["smallest"]
-        chance = n_present * relative ** (n_present - 1)
-        if relative < DRIFT.max_relative and chance < DRIFT.max_false_alarms / self.count:
+        if (
+            relative < DRIFT.max_relative
+            and n_present * relative ** (n_present - 1) < DRIFT.max_false_alarms / self.count
+        ):
             ends = dict.fromkeys(column.format_value(end) for end in (counts.minimum, counts.maximum))
             interval = f"are between {' and '.join(ends)}" if len(ends) > 1 else f"are {''.join(ends)}"
             training = f"{'at most ' * bool(fraction)}{_percentage(fraction)}"
