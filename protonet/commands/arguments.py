@@ -71,7 +71,7 @@ EXAMPLES = {
     "info": ("model.safetensors", "model.safetensors --json", "wine.safetensors -q"),
     "export": (
         "model.safetensors --onnx model.onnx",
-        "wine.safetensors --onnx build/wine.onnx",
+        "wine.safetensors --pt2 wine.pt2",
         "model.safetensors --onnx model.onnx -q",
     ),
     "page": ("rest.csv", "pictures/ --classes cat,dog -o labelled.csv", "rest.csv -m model.safetensors"),
@@ -277,12 +277,17 @@ def read_info(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def read_export(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return what ``export`` is asked."""
-    text = "Write a model as ONNX: features (n, dim) float32 in, logits and probabilities out."
+    text = "Write a model as ONNX: features (n, dim) float32 in, logits and probabilities out; or as a program of"
+    text += " torch.export: features in, logits out."
     parser = make_parser("protonet export", text, EXAMPLES["export"], model=True, table=False)
-    parser.add_argument("--onnx", required=True, metavar="FILE", help="what to write, .onnx")
+    parser.add_argument("--onnx", metavar="FILE", help="what to write, .onnx")
+    parser.add_argument("--pt2", metavar="FILE", help="what to write, .pt2, for torch.export.load")
     options = parser.parse_args(arguments)
-    options.outputs = check_paths(options, {"onnx": (".onnx",)}, [options.model])
-    check_packages(["onnx"], "onnx")
+    options.outputs = check_paths(options, {"onnx": (".onnx",), "pt2": (".pt2",)}, [options.model])
+    if not options.outputs:
+        raise_input_error("--onnx or --pt2", "be given", "neither", "Name a file to write.")
+    if "onnx" in options.outputs:
+        check_packages(["onnx"], "onnx")
     look_for_model(options.model)
     return options
 

@@ -7,6 +7,7 @@ import json
 import lzma
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,15 +21,7 @@ MAX_SIZES, MAX_RATIO = {CONFIG: 2**28, TENSORS: 2**32}, 2000
 #: No clock is read: the same model gives the same bytes.
 TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 _END = struct.Struct("<4s18s")  # of an archive without a comment
-_DAMAGES = (
-    zipfile.BadZipFile,
-    NotImplementedError,
-    RuntimeError,
-    EOFError,
-    lzma.LZMAError,
-    struct.error,
-    OverflowError,
-)
+_DAMAGES = (zipfile.BadZipFile, RuntimeError, EOFError, OverflowError, lzma.LZMAError, zlib.error, struct.error)
 
 
 class VersionError(ValueError):

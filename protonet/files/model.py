@@ -24,7 +24,7 @@ from protonet.files.archive import VERSION, VersionError, check_facts, read_arch
 from protonet.files.network import describe_network, restore_network
 from protonet.network import PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
-from protonet.views.view import expect, expect_sound
+from protonet.views.config import expect, expect_sound
 
 #: Prefixes of the names of tensors: of the network, of the columns of tables, and of what only updates need.
 NETWORK, COLUMNS, HELD = "network.", "columns.", "held."

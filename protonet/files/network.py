@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,8 +11,10 @@ from torch import Tensor
 from protonet.encoder import Encoder
 from protonet.network import PrototypeNetwork
 from protonet.views import KINDS, SOURCES
-from protonet.views.view import Component, Source, View, check_tensors, expect
+from protonet.views.config import check_tensors, expect
+from protonet.views.view import Component, Source, View
 
+ComponentT = TypeVar("ComponentT", Source, View)
 #: The state that follows from the rest.
 DERIVED = "prototypes"
 
@@ -47,23 +49,18 @@ def build_network(config: Any) -> PrototypeNetwork:
     expect(type(dim) is int and type(classes) is int and min(dim, classes) > 0, "no usable input_dim or classes")
     sources: list[Source] = []
     for entry in _take_entries(config, "sources"):
-        kind = {source.kind: source for source in SOURCES}.get(entry.pop("kind", None))
-        expect(kind is not None, "a source of an unknown kind")
-        source_config = kind.config_type.from_json(entry)  # type: ignore[union-attr]
+        kind = _find_kind(entry, SOURCES)
+        source_config = kind.config_type.from_json(entry)
         expect(getattr(source_config, "input_dim", None) == dim, "a source of another number of features")
-        sources.append(kind(source_config))  # type: ignore[misc]
+        sources.append(kind(source_config))
     views: list[View] = []
     for entry in _take_entries(config, "views"):
-        view = {view.kind: view for _, view in KINDS}.get(entry.pop("kind", None))
-        number = entry.pop("source", None)
-        expect(view is not None, "a view of an unknown kind")
+        view, number = _find_kind(entry, [view for _, view in KINDS]), entry.pop("source", None)
         expect(number is None or (type(number) is int and 0 <= number < len(sources)), "a view of an unknown source")
-        views.append(view(view.config_type.from_json(entry), None if number is None else sources[number]))  # type: ignore[misc, union-attr]
+        views.append(view(view.config_type.from_json(entry), None if number is None else sources[number]))
         expect(views[-1].input_dim == dim, "a view of another number of features")
     expect(bool(views), "no view")
-    expect(
-        {id(view.source) for view in views if view.source is not None} == set(map(id, sources)), "a source for no view"
-    )
+    expect({view.source for view in views} - {None} == set(sources), "a source for no view")
     encoder = Encoder(views, torch.zeros(sum(len(view.sizes) for view in views)), origin=torch.zeros(dim))
     return PrototypeNetwork(encoder, embedding_dim=encoder.embedding_dim, num_classes=classes).eval()
 
@@ -114,6 +111,7 @@ def restore_network(config: Any, tensors: Mapping[str, Tensor]) -> PrototypeNetw
     with torch.device("meta"):  # nothing is allocated before sizes are known to be those of tensors
         network = build_network(config)
     check_network(network, tensors)
+    tensors = {name: each.clone() if each.is_inference() else each for name, each in tensors.items()}  # trainable later
     network.load_state_dict({**tensors, DERIVED: torch.zeros_like(tensors["sums"])}, assign=True)
     network.set_sums(network.sums, network.counts)
     return network
@@ -123,6 +121,15 @@ def _get_encoder(network: PrototypeNetwork) -> Encoder:
     if not isinstance(network.encoder, Encoder):
         raise TypeError(type(network.encoder).__name__)
     return network.encoder
+
+
+def _find_kind(entry: dict[str, Any], classes: Sequence[type[ComponentT]]) -> type[ComponentT]:
+    """Return the class that an entry names, and take the name out of the entry."""
+    kind = entry.pop("kind", None)
+    for each in classes:
+        if each.kind == kind:
+            return each
+    raise ValueError("a source or view of an unknown kind")
 
 
 def _take_entries(config: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:

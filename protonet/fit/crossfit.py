@@ -25,8 +25,9 @@ from protonet.losses import class_means, weigh
 from protonet.metrics import Metrics, Sample, find_refit_spread, measure, score_known
 from protonet.network import PrototypeNetwork
 from protonet.scoring import Fold, split_folds
-from protonet.views.linear import shrink_covariance
-from protonet.views.view import Rows, expect
+from protonet.views.config import expect
+from protonet.views.covariance import shrink_covariance
+from protonet.views.view import Rows
 
 #: With fewer rows per class, a fold more or less is felt.
 FEW_ROWS = 20

@@ -16,7 +16,7 @@ import numpy as np
 from protonet.errors import raise_input_error
 from protonet.representations.cache import embeddings_folder, open_store
 from protonet.representations.pictures.reading import refuse_picture, show_items
-from protonet.views.view import Stored, expect
+from protonet.views.config import Stored, expect
 
 #: Texts, letters of texts, and pictures whose embeddings are kept at once: an interruption costs no more.
 AT_ONCE, LETTERS, PICTURES = 256, 30_000, 32

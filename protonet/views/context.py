@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from protonet.views.cells import Cells, order_groups, rank_rows
+from protonet.views.config import Config, expect, expect_sound, size
 from protonet.views.judge import Candidate, Judge, Kind
 from protonet.views.transformer import CODES, DIM, SIZE, Memory, add_to_graph, embed, list_products, memorise, unpack
-from protonet.views.view import Config, Graph, Rows, Source, Specification, View, expect, expect_sound, size
+from protonet.views.view import Graph, Rows, Source, Specification, View
 
 #: What the transformer learned; not in what is handed in to the contest, whose features are no table's.
 NUMBERS = Path(__file__).with_suffix(".npy")
@@ -168,9 +169,8 @@ class ContextView(View):
         """Return what every row is read with; it is kept for as long as precision and device stay."""
         rows = self.rows
         if self._kept is None or self._kept[0] != (rows.dtype, rows.device):
-            weights = {
-                name: value.to(rows, copy=True) for name, value in unpack(self.numbers.view(torch.float16)).items()
-            }
+            numbers = unpack(self.numbers.view(torch.float16))
+            weights = {name: value.to(rows, copy=True) for name, value in numbers.items()}
             cells = Cells(rows, self.blocks)
             turns = range(len(self.sizes))
             codes = torch.stack([TURNS[p] * (self.classes + p * (self.classes // CODES)) + p for p in turns]) % CODES

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from protonet.losses import CHUNK
+from protonet.views.config import Config, expect, size
 from protonet.views.judge import PRUNING, Candidate, Judge, Kind, embed_fold
 from protonet.views.shifts import shift_rows
-from protonet.views.view import Config, Graph, Rows, Source, Specification, View, expect, size
+from protonet.views.view import Graph, Rows, Source, Specification, View
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from protonet.scoring import simplest_within_one_error, worse_by_one_error
 from protonet.views.budget import SIZES, Plan, count_mlp_parameters
+from protonet.views.config import Config, expect, size
 from protonet.views.judge import PRUNING, Candidate, Judge, Kind
 from protonet.views.linear import Linear
 from protonet.views.training import RECIPE, Recipe, ResidualMLPs, make_task, train
-from protonet.views.view import Config, Graph, LinearMap, Rows, Source, Specification, View, expect, need_map, size
+from protonet.views.view import Graph, LinearMap, Rows, Source, Specification, View, need_map
 
 
 @dataclass(frozen=True)

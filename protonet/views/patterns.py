@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.losses import class_means
+from protonet.views.config import Config, expect, size
 from protonet.views.judge import Candidate, Judge, Kind
-from protonet.views.view import Config, Graph, Rows, Source, Specification, View, expect, size
+from protonet.views.view import Graph, Rows, Source, Specification, View
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,8 @@ class Patterns:
 
         Source: Dempster, Schmidt and Webb, "MiniRocket" (2021): its kernels; thresholds of quantiles, ridge regression.
         """
-        bank = _need_bank(source)
-        rows = rows.take(_spread_rows(rows.features))
+        assert isinstance(source, Bank)  # of `Shares`
+        bank, rows = source, rows.take(_spread_rows(rows.features))
         problem = _Problem(bank.pool(bank(rows.features), local=self.local), rows)
         readout, offset = problem.solve(self.ridge)
         return PatternView(PatternConfig(len(offset), self.local), bank, {"readout": readout, "offset": offset})
@@ -194,7 +195,8 @@ def find_taps(width: int, dim: int, dilation: int, parts: int) -> Tensor:
 @cache
 def split_places(width: int, dim: int, parts: int) -> tuple[Tensor, list[int]]:
     """Return the places (dim,) int64, those of a part side by side, and how many each part has."""
-    line, place = torch.arange(dim) // width, torch.arange(dim) % width
+    every = torch.arange(dim, device="cpu")  # sizes of parts are known on the meta device, too
+    line, place = every // width, every % width
     height, across = min(parts, dim // width), min(parts, width)
     part = (line * height // (dim // width)) * across + place * across // width
     return part.argsort(stable=True), part.bincount().tolist()
@@ -305,10 +307,8 @@ class Bank(Source):
         """Return the shares of views: as they are, or over whole rows (n, dilations * quantiles * kernels)."""
         if local:
             return shares
-        parts = shares.view(-1, self.shares, len(self.counts)).unbind(2)
-        return torch.stack(
-            [count / self.config.input_dim * part for count, part in zip(self.counts, parts, strict=True)]
-        ).sum(dim=0)
+        parts, dim = shares.view(-1, self.shares, len(self.counts)).unbind(2), self.config.input_dim
+        return torch.stack([count / dim * part for count, part in zip(self.counts, parts, strict=True)]).sum(dim=0)
 
     def add_to_graph(self, graph: Graph, x: str) -> str:
         """Add the products, the comparisons and the means over parts."""
@@ -327,13 +327,6 @@ class Bank(Source):
     def products(self) -> list[tuple[int, int]]:
         """Return the kernels' taps at every place."""
         return [(PATTERNS.taps, self.thresholds[..., 0].numel() * self.config.input_dim)]
-
-
-def _need_bank(source: Source | None) -> Bank:
-    """Return the source of a pattern view; raise a ValueError if it is none."""
-    if not isinstance(source, Bank):
-        raise ValueError("patterns without a bank")
-    return source
 
 
 def _spread_rows(x: Tensor) -> Tensor:
@@ -441,7 +434,7 @@ class PatternView(View):
         """Map shares (n, cells of all) to class scores (n, num_classes)."""
         shares = self.source.pool(z, local=self.config.local)
         # Scores are small next to their terms: in float32, how the product is rounded would show.
-        return torch.addmm(self.offset.double(), shares.double(), self.readout.double()).to(z.dtype)
+        return F.linear(shares.double(), self.readout.double().T.contiguous(), self.offset.double()).to(z.dtype)
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
         """Add the read-out, of whole rows by that of their parts."""

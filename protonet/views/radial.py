@@ -19,11 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.losses import CHUNK, class_means
+from protonet.views.config import Config, expect, size
 from protonet.views.distances import distances, find_steps, round_distances
 from protonet.views.judge import PRUNING, Candidate, Judge, Kind
 from protonet.views.linear import Linear
 from protonet.views.shifts import shift_rows
-from protonet.views.view import Config, Graph, LinearMap, Rows, Source, View, expect, need_map, size
+from protonet.views.view import Graph, LinearMap, Rows, Source, View, need_map
 
 
 @dataclass(frozen=True)
@@ -307,8 +308,8 @@ class RadialView(View):
             apart = round_distances(z.to(torch.float32), self.landmarks, self.terms).to(dtype)
         bandwidth = self.bandwidth.to(dtype)
         kernel = torch.exp(apart / -bandwidth) if apart.requires_grad else apart.div_(-bandwidth).exp_()
-        # Scores are small next to their terms: in float32, how the product is rounded would show.
-        return (kernel.double() @ self.readout.double()).to(given)
+        # Scores are small next to their terms: in float32, how the product is rounded would show. This layout is fast.
+        return F.linear(kernel.double(), self.readout.double().T.contiguous()).to(given)
 
     def _count_terms(self) -> int | None:
         """Return how coarsely `round_distances` may round; None where that would not pay, or be too coarse."""

@@ -271,3 +271,13 @@ def test_words() -> None:
     )
     assert format_pairs(torch.eye(3), NAMES) == "no class is taken for another\n"
     assert format_csv([["a", 'b"', "c,d", "-3.5", "-a"]]) == 'a,"b""","c,d",-3.5,\'-a\n'
+
+
+def test_export_of_a_program(tmp_path: Path, fitted: Path, run: Run) -> None:
+    said = run("export", fitted / "model.safetensors", "--pt2", tmp_path / "m.pt2")
+    assert "to logits (n, " in said
+    network = load_model(fitted / "model.safetensors").network
+    x = torch.zeros(3, int(network.encoder.input_dim))  # type: ignore[arg-type]
+    program = torch.export.load(tmp_path / "m.pt2").module()
+    torch.testing.assert_close(program(x), network(x), rtol=0, atol=1e-5)
+    assert "neither" in run("export", fitted / "model.safetensors", code=2)

@@ -25,7 +25,7 @@ from protonet.fit.networks import fit_choice
 from protonet.fit.solver import Solution, solve, solve_problem
 from protonet.losses import class_means
 from protonet.metrics import measure
-from protonet.views.linear import shrink_covariance
+from protonet.views.covariance import shrink_covariance
 from tests.strategies import PLAIN, blobs
 
 X, Y = blobs(0, rows=8, noise=0.8)
@@ -159,3 +159,23 @@ def test_lda_scores_are_the_gaussian_log_posterior() -> None:
     )
     scores = score_lda(x, y, queries, 5).softmax(dim=1)
     torch.testing.assert_close(scores, torch.from_numpy(expected).softmax(dim=1), atol=1e-8, rtol=1e-6)
+
+
+def test_what_is_listed_for_a_file_is_restored_and_trusts_nothing() -> None:
+    tensors = list_tensors(CROSSED)
+    restored = restore_crossfit(CROSSED.whole, CROSSED.folds, tensors)
+    assert all(torch.equal(getattr(restored, name), getattr(CROSSED, name)) for name in Crossfit._fields[2:])
+    features = "rows" if "rows" in tensors else "features"
+    changes = {
+        features: [tensors[features][:, 1:], tensors[features] / 0, tensors[features].half()],
+        "labels": [tensors["labels"] - 1, tensors["labels"] + 99, tensors["labels"].int(), tensors["labels"][1:]],
+        "weights": [-tensors["weights"], tensors["weights"].float()],
+        "fold": [tensors["fold"] + 99],
+        "offset": [tensors["offset"] / 0, tensors["offset"][None]],
+    }
+    for name, values in changes.items():
+        for value in values:
+            with pytest.raises(ValueError, match="rows held out"):
+                restore_crossfit(CROSSED.whole, CROSSED.folds, tensors | {name: value})
+        with pytest.raises(ValueError, match="no rows"):
+            restore_crossfit(CROSSED.whole, CROSSED.folds, {key: each for key, each in tensors.items() if key != name})

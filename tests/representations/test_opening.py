@@ -27,7 +27,7 @@ from protonet.representations.opening import (
 from protonet.representations.pictures.networks import open_extractor
 from protonet.representations.pictures.reading import open_whole, read_pixels
 from protonet.representations.representation import Record, Representation
-from protonet.views.view import Stored
+from protonet.views.config import Stored
 from tests.representations.cases import TABLE, write_vectors
 from tests.representations.pictures.cases import draw
 

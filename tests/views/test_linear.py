@@ -12,8 +12,9 @@ from protonet.datasets.synthetic import sample_family
 from protonet.losses import class_means
 from protonet.scoring import Fold
 from protonet.views.budget import plan_encoder
+from protonet.views.covariance import shrink_covariance
 from protonet.views.judge import Judge
-from protonet.views.linear import LINEAR, SCALINGS, Linear, LinearKind, LinearView, shrink_covariance
+from protonet.views.linear import LINEAR, SCALINGS, Linear, LinearKind, LinearView
 from protonet.views.view import Rows
 from tests.strategies import blobs, seeds
 

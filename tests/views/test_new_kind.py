@@ -24,7 +24,8 @@ import numpy as np
 from torch import Tensor
 
 from protonet.views.judge import Candidate, Judge, Kind
-from protonet.views.view import Config, Graph, LinearMap, Rows, Source, Specification, View, size
+from protonet.views.config import Config, size
+from protonet.views.view import Graph, LinearMap, Rows, Source, Specification, View
 
 
 @dataclass(frozen=True)

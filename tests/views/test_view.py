@@ -12,8 +12,9 @@ from torch import Tensor
 
 from protonet.encoder import Encoder
 from protonet.views import KINDS
+from protonet.views.config import Config
 from protonet.views.distances import row_matmul
-from protonet.views.view import Config, LinearMap, LinearMapConfig, View
+from protonet.views.view import LinearMap, LinearMapConfig, View
 from tests.model_cases import make_network
 from tests.strategies import blobs, seeds
 

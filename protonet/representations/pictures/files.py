@@ -20,7 +20,7 @@ from protonet.errors import optional_packages, raise_input_error, renamed_argume
 from protonet.representations.pictures import SETTINGS
 from protonet.representations.pictures.reading import map_pictures, need_pillow
 from protonet.representations.representation import Record, Representation, hash_file
-from protonet.views.view import Stored, expect
+from protonet.views.config import Stored, expect
 
 FUNCTION = "embed_pictures"
 #: What the name of a backbone's file may end in.

@@ -16,7 +16,8 @@ import numpy as np
 
 from protonet.representations.representation import Record, Representation
 from protonet.tables.columns.parsing import format_cells, is_missing
-from protonet.views.view import Graph, Stored
+from protonet.views.config import Stored
+from protonet.views.view import Graph
 
 OpenRepresentation = Callable[[Record], Representation]  #: Opens the representation that a model file names.
 

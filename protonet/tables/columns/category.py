@@ -14,7 +14,8 @@ from protonet._text import to_printable
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.parsing import BOOLEANS, format_cells
 from protonet.tables.delimited import MISSING_TEXTS
-from protonet.views.view import Graph, Stored, expect
+from protonet.views.config import Stored, expect
+from protonet.views.view import Graph
 
 
 @dataclass(frozen=True)

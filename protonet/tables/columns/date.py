@@ -15,7 +15,7 @@ from protonet.tables.columns.base import (
     missing_indicator_suffix,
 )
 from protonet.tables.columns.parsing import DATE_FORMATS, FORMAT_SEPARATOR, is_missing_or_word, parse_dates
-from protonet.views.view import Stored, expect
+from protonet.views.config import Stored, expect
 
 #: Cycles and their lengths in days, and the minimum time span in days of the dates that they are used for.
 CYCLES = {"day": 1.0, "week": 7.0, "year": 365.2425}

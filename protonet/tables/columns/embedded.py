@@ -14,7 +14,7 @@ from protonet.representations.representation import Record, Representation
 from protonet.tables.columns.base import FittedColumn, OpenRepresentation
 from protonet.tables.columns.parsing import format_cells
 from protonet.tables.columns.text import Text
-from protonet.views.view import Stored, expect
+from protonet.views.config import Stored, expect
 
 #: Weight of the words beside an embedding, and of a text beside other columns: docs/decisions/representations.md.
 WORD_WEIGHT, SECONDARY_WEIGHT = 0.5, 0.3

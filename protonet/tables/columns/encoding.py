@@ -18,7 +18,7 @@ from protonet.tables.columns.embedded import EmbeddedText
 from protonet.tables.columns.numeric import Numeric
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import Text
-from protonet.views.view import Stored, expect
+from protonet.views.config import Stored, expect
 
 #: The class of every column type, by its name in model files.
 COLUMN_CLASSES: dict[str, type[FittedColumn]] = {

@@ -16,7 +16,8 @@ from protonet.tables.columns.base import (
     missing_indicator_suffix,
 )
 from protonet.tables.columns.parsing import BOOLEANS, NUMERIC_FORMATS, is_missing_or_word, parse_numeric_column
-from protonet.views.view import Graph, Stored, expect
+from protonet.views.config import Stored, expect
+from protonet.views.view import Graph
 
 #: The largest absolute value that is accepted.
 MAX_FLOAT32 = float(np.finfo(np.float32).max)

@@ -14,7 +14,7 @@ from protonet.representations.pictures.reading import map_pictures, need_pillow
 from protonet.representations.representation import Record, Representation
 from protonet.tables.columns.base import FittedColumn, OpenRepresentation
 from protonet.tables.columns.embedded import ColumnEmbedding
-from protonet.views.view import Stored, expect
+from protonet.views.config import Stored, expect
 
 #: Raise it whenever `protonet.representations.pictures.descriptors` computes other descriptors.
 DESCRIPTOR_VERSION = 1

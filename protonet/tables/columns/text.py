@@ -14,7 +14,7 @@ import numpy as np
 
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.parsing import format_cells
-from protonet.views.view import Stored
+from protonet.views.config import Stored
 
 if TYPE_CHECKING:
     from scipy import sparse

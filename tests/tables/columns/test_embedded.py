@@ -22,7 +22,7 @@ from protonet.tables.columns.embedded import WORD_WEIGHT, EmbeddedText
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import Text
-from protonet.views.view import Stored
+from protonet.views.config import Stored
 from tests.representations.pictures.cases import write_folders
 
 pytestmark = pytest.mark.usefixtures("own_cache")
