@@ -19,6 +19,7 @@ from torch import Tensor
 
 from protonet._text import to_printable
 from protonet._validation import check_groups
+from protonet.embeddings.opening import Selection
 from protonet.errors import raise_input_error
 from protonet.files import Model, load_model, save_model
 from protonet.fit.active import Suggestion, group_strangers, suggest_rows
@@ -33,7 +34,6 @@ from protonet.fit.uninformative import parse_counts, predict_frequencies
 from protonet.losses import CHUNK
 from protonet.metrics import Metrics
 from protonet.network import PrototypeNetwork
-from protonet.representations.opening import Selection
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.frames import (
     Frame,

@@ -21,7 +21,7 @@ LEVELS = {
         {"_validation"},
         {"_progress", "_writing", "optimizer", "sampling", "losses", "scoring"},
         {"views"},
-        {"encoder", "representations"},
+        {"encoder", "embeddings"},
         {"tables"},
         {"network", "datasets"},
         {"metrics", "files"},

@@ -20,12 +20,12 @@ from scipy.stats import rankdata
 
 from analysis.episodes.methods import EVALUATED
 from analysis.shared.runner import BUILD, FOLDER, Report, StudyParser
+from protonet.embeddings.pictures.images import SUFFIXES
+from protonet.embeddings.representation import hash_file
 from protonet.episodes.__main__ import main
 from protonet.episodes.evaluation.report import head_accuracy, percent
 from protonet.episodes.evaluation.statistics import Rate
 from protonet.errors import raise_input_error
-from protonet.representations.pictures.images import SUFFIXES
-from protonet.representations.representation import hash_file
 from protonet.ui.command_line import check_writable_folder
 from protonet.ui.text import format_table
 

@@ -20,9 +20,9 @@ import torch
 
 from analysis.meaning.sets import CLASS, TEXT, Items, Split, read_items, split
 from protonet.__main__ import main
-from protonet.representations.cache import embeddings_folder, open_store
-from protonet.representations.opening import PACKAGED, open_representation
-from protonet.representations.representation import hash_file, hash_text
+from protonet.embeddings.cache import embeddings_folder, open_store
+from protonet.embeddings.opening import PACKAGED, open_representation
+from protonet.embeddings.representation import hash_file, hash_text
 
 #: Methods that are no representation.
 CODES, NEAREST, LOGISTIC, TFIDF, SETFIT = "codes", "nearest name", "logistic", "tfidf", "setfit"

@@ -17,8 +17,8 @@ from analysis.meaning.sets import MOST_UNLABELLED, find_sets, read_items
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import FOLDER, Report, StudyParser, parse_names, parse_wholes
 from analysis.shared.tables import format_mean
+from protonet.embeddings.opening import PACKAGED
 from protonet.fit.search import EFFORTS
-from protonet.representations.opening import PACKAGED
 from protonet.ui.command_line import check_name
 from protonet.ui.text import count, format_table
 

@@ -17,12 +17,12 @@ from protonet.commands.labels import list_contradictions, suspect_spellings
 from protonet.commands.models import open_rows, want
 from protonet.commands.options import parse_missing
 from protonet.commands.rows import TableRows, take_kinds
+from protonet.embeddings.opening import Selection
 from protonet.errors import install_command, raise_input_error, renamed_arguments
 from protonet.files import Model
 from protonet.fit.names import read_names
 from protonet.fit.problem import Names
 from protonet.fit.solver import Solution
-from protonet.representations.opening import Selection
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import count_missing_cells
 from protonet.tables.delimited import MISSING_TEXTS

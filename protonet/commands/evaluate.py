@@ -32,10 +32,10 @@ from protonet.commands.models import (
     want,
 )
 from protonet.commands.report import format_report, judge, list_report
+from protonet.embeddings.pictures.images import path_to_text
 from protonet.errors import raise_input_error
 from protonet.files import Model
 from protonet.fit.search import Progress
-from protonet.representations.pictures.images import path_to_text
 from protonet.tables.columns.parsing import count_missing_cells
 from protonet.tables.features import encode_block
 from protonet.tables.table import RowBlock, Table

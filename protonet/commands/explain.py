@@ -28,11 +28,11 @@ from protonet.commands.models import (
     show_progress,
     want,
 )
+from protonet.embeddings.pictures.images import path_to_text
 from protonet.errors import raise_input_error
 from protonet.files import Model
 from protonet.fit.crossfit import Crossfit, restore_crossfit
 from protonet.fit.importance import measure_support, rank_columns
-from protonet.representations.pictures.images import path_to_text
 from protonet.tables.features import encode_block
 from protonet.tables.table import Table
 from protonet.ui.text import count, format_table

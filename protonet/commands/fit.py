@@ -20,6 +20,8 @@ from protonet.commands.figures import format_losses, format_views, tell_columns
 from protonet.commands.models import find_sizes, keep_crossfit, list_cancelled, name_columns, show_progress, write_model
 from protonet.commands.report import list_figures
 from protonet.commands.summary import compare_baselines, describe_views, format_baselines, format_pairs
+from protonet.embeddings.pictures.files import split_backbone
+from protonet.embeddings.pictures.images import path_to_text
 from protonet.errors import raise_input_error
 from protonet.files import Model
 from protonet.fit.active import group_strangers
@@ -40,8 +42,6 @@ from protonet.fit.names import ALONE, NAMES
 from protonet.fit.search import Progress
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
 from protonet.fit.twins import TWINS, find_twins
-from protonet.representations.pictures.files import split_backbone
-from protonet.representations.pictures.images import path_to_text
 from protonet.tables.table import format_names
 from protonet.ui.page.document import write_outputs
 from protonet.ui.plots import draw_plot

@@ -21,6 +21,9 @@ from protonet import files
 from protonet._progress import progress_bar
 from protonet.commands.figures import count_own
 from protonet.commands.options import LABEL, look_for_model, parse_missing
+from protonet.embeddings.opening import AUTO, NONE, find_takes, reopen
+from protonet.embeddings.pictures.reading import are_pictures
+from protonet.embeddings.representation import Record, Representation
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.files import Model, save_model
 from protonet.fit.active import Suggestion, suggest_rows
@@ -34,9 +37,6 @@ from protonet.fit.uninformative import (
 )
 from protonet.metrics import calibrate, measure, measure_classes
 from protonet.network import PrototypeNetwork
-from protonet.representations.opening import AUTO, NONE, find_takes, reopen
-from protonet.representations.pictures.reading import are_pictures
-from protonet.representations.representation import Record, Representation
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.delimited import MISSING_TEXTS
 from protonet.tables.drift import DriftMonitor, monitor_drift

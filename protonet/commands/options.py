@@ -10,8 +10,8 @@ import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from protonet.embeddings.pictures import SETTINGS
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file
-from protonet.representations.pictures import SETTINGS
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.ui.command_line import Parser, check_outputs
 
@@ -179,7 +179,7 @@ def select_split(options: argparse.Namespace) -> None:
     """
     if options.split is None:
         return
-    from protonet.representations.pictures.reading import find_split  # noqa: PLC0415 - NumPy, as above
+    from protonet.embeddings.pictures.reading import find_split  # noqa: PLC0415 - NumPy, as above
 
     if options.table is None or not Path(options.table).is_dir():
         raise_input_error("--split", "come with a folder of pictures", options.table, "Leave it out.")
@@ -196,7 +196,7 @@ def look_for_table(options: argparse.Namespace, path: str | None, *, labelled: b
     """
     if path is None or path == "-":
         return
-    from protonet.representations.pictures.reading import are_pictures  # noqa: PLC0415
+    from protonet.embeddings.pictures.reading import are_pictures  # noqa: PLC0415
     from protonet.tables.formats import TABLE_SUFFIXES  # noqa: PLC0415 - NumPy, as above
     from protonet.tables.table import ReadSpec, open_table  # noqa: PLC0415
 

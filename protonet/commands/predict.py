@@ -36,11 +36,11 @@ from protonet.commands.models import (
     show_notes,
     want,
 )
+from protonet.embeddings.pictures.reading import are_pictures, hold_pictures
+from protonet.embeddings.representation import hash_file
 from protonet.errors import InputError, raise_input_error, renamed_arguments
 from protonet.files import Model
 from protonet.metrics import find_threshold, score_known
-from protonet.representations.pictures.reading import are_pictures, hold_pictures
-from protonet.representations.representation import hash_file
 from protonet.tables.formats import PICTURE_COLUMN, open_source
 from protonet.tables.table import RowBlock, Table
 from protonet.ui.command_line import check_writable_folder, parse_whole

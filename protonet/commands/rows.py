@@ -15,9 +15,9 @@ from protonet._validation import check_groups
 from protonet.commands.classes import read_classes
 from protonet.commands.labels import read_whole
 from protonet.commands.options import LABEL, parse_missing
+from protonet.embeddings.pictures.images import text_to_path
+from protonet.embeddings.pictures.reading import are_pictures, check_pictures
 from protonet.errors import raise_input_error
-from protonet.representations.pictures.images import text_to_path
-from protonet.representations.pictures.reading import are_pictures, check_pictures
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.formats import PICTURE_COLUMN
 from protonet.tables.table import ReadSpec, RowBlock, Table, format_names, read_table

@@ -15,8 +15,8 @@ from pathlib import Path
 from protonet.datasets.dataset import SIDES, Dataset
 from protonet.datasets.layouts import Layout, choose_layout, give
 from protonet.datasets.pictures import Found, Pictures, load_pictures
+from protonet.embeddings.pictures.images import list_folders, list_images
 from protonet.errors import raise_input_error
-from protonet.representations.pictures.images import list_folders, list_images
 
 PREFIX = "meta-"  #: Of the lists of Meta-Dataset, which `load_meta_dataset` reads.
 ENOUGH = 0.9  #: A folder with this share of a list's classes is meant to have all of them.

@@ -10,8 +10,8 @@ import torch
 
 from protonet._validation import check_int
 from protonet.datasets.dataset import Dataset, assign_sides, make_dataset
+from protonet.embeddings.pictures.images import list_folders, list_images, read_image
 from protonet.errors import raise_input_error
-from protonet.representations.pictures.images import list_folders, list_images, read_image
 from protonet.tables.arrays import read_arrays
 from protonet.tables.delimited import read_rows
 

@@ -14,8 +14,8 @@ from protonet.datasets.dataset import ALIASES, SIDES
 from protonet.datasets.mapped import map_rows
 from protonet.datasets.pictures import Found, Picture, Pictures, join_sides
 from protonet.datasets.unpickling import load_pickle
+from protonet.embeddings.pictures.images import list_folders, list_images
 from protonet.errors import raise_input_error
-from protonet.representations.pictures.images import list_folders, list_images
 from protonet.tables.arrays import READ_ERRORS
 
 #: The files that a set is made of, and what reads it.

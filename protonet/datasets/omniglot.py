@@ -6,8 +6,8 @@ from pathlib import Path
 
 from protonet.datasets.dataset import Dataset
 from protonet.datasets.pictures import Found, Picture, Pictures, Rotated, load_pictures
+from protonet.embeddings.pictures.images import list_folders, list_images
 from protonet.errors import raise_input_error
-from protonet.representations.pictures.images import list_folders, list_images
 
 BACKGROUND, EVALUATION = "images_background", "images_evaluation"
 VALIDATION_SHARE = 0.2  #: The least share of the background's characters that are for validation. Our own choice.

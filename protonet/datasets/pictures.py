@@ -19,8 +19,8 @@ from protonet._validation import check_int
 from protonet._writing import cache_folder, write_whole
 from protonet.datasets.dataset import SIDES, Dataset, assign_sides, make_dataset
 from protonet.datasets.mapped import map_rows, write_npz
+from protonet.embeddings.pictures.images import SUFFIXES, UNREADABLE_IMAGE, describe_error, open_plain
 from protonet.errors import optional_packages, raise_input_error
-from protonet.representations.pictures.images import SUFFIXES, UNREADABLE_IMAGE, describe_error, open_plain
 from protonet.tables.arrays import READ_ERRORS
 
 if TYPE_CHECKING:

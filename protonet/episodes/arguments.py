@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from protonet._validation import check_device, check_int, check_number
+from protonet.embeddings.pictures import SETTINGS
 from protonet.errors import optional_packages, raise_input_error
-from protonet.representations.pictures import SETTINGS
 from protonet.ui.command_line import (
     Parser,
     check_name,

@@ -26,9 +26,9 @@ from protonet.commands.data import Taken, Unlabelled, read_cells, read_unlabelle
 from protonet.commands.label import Session, parse_classes
 from protonet.commands.models import attach, list_notes, name_label, open_model
 from protonet.commands.rows import parse_kinds
+from protonet.embeddings.pictures.images import UNREADABLE_IMAGE, draw_plain, path_to_text, text_to_path
+from protonet.embeddings.pictures.reading import refuse_picture
 from protonet.errors import raise_input_error, renamed_arguments
-from protonet.representations.pictures.images import UNREADABLE_IMAGE, draw_plain, path_to_text, text_to_path
-from protonet.representations.pictures.reading import refuse_picture
 from protonet.server.app import AccessPolicy, create_app, html_response, json_response, make_policy
 from protonet.server.connections import open_socket, run_server
 from protonet.server.jobs import JobRunner

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from protonet._text import to_printable
+from protonet.embeddings.opening import Selection, find_takes
 from protonet.errors import raise_input_error
-from protonet.representations.opening import Selection, find_takes
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.embedded import EmbeddedText
 from protonet.tables.columns.encoding import Encoding

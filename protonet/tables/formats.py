@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from protonet._text import escape_control_chars, unescape_formula
+from protonet.embeddings.pictures.images import path_to_text
+from protonet.embeddings.pictures.reading import MOST_NAMED, are_pictures, find_broken, list_pictures
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file
-from protonet.representations.pictures.images import path_to_text
-from protonet.representations.pictures.reading import MOST_NAMED, are_pictures, find_broken, list_pictures
 from protonet.tables.arrays import READ_ERRORS, decode_labels, read_arrays
 from protonet.tables.delimited import (
     DELIMITER_NOTE,

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from protonet._text import to_printable
+from protonet.embeddings.opening import Selection
 from protonet.errors import InputTypeError, optional_packages, raise_input_error
-from protonet.representations.opening import Selection
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.inference import InferredType

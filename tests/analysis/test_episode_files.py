@@ -13,7 +13,7 @@ from analysis.__main__ import main
 from analysis.episodes import photographs
 from analysis.episodes.photographs import find_pictures, hash_pictures, rank
 from tests.analysis.conftest import read_cells
-from tests.representations.pictures.test_files import write_onnx
+from tests.embeddings.pictures.test_files import write_onnx
 
 WAY = 4
 

@@ -31,7 +31,7 @@ from analysis.meaning.measure import (
 )
 from analysis.meaning.sets import Items, find_sets, read_items, split
 from analysis.meaning.study import tabulate
-from protonet.representations.opening import PACKAGED, open_representation
+from protonet.embeddings.opening import PACKAGED, open_representation
 
 #: Words of two classes, whose names mean about the same.
 WORDS = {

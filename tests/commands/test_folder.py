@@ -260,7 +260,7 @@ def test_a_cluster_that_is_not_there_is_one_line(
 
 def test_a_model_that_changes_is_refused(model: Path, rows: Path, tmp_path: Path) -> None:
     from protonet.commands.predict import Asked, predict_part
-    from protonet.representations.representation import hash_file
+    from protonet.embeddings.representation import hash_file
 
     other, digest = tmp_path / "m.safetensors", hash_file(model)
     save_model(other, load_model(model)._replace(metadata={}))

@@ -22,7 +22,7 @@ from protonet.tables.columns.embedded import EmbeddedText
 from protonet.tables.columns.encoding import Encoding
 from tests.commands.cases import Run, do, read_table
 from tests.commands.test_label import Terminal
-from tests.representations.cases import write_vectors
+from tests.embeddings.cases import write_vectors
 
 pytest.importorskip("wordllama", reason="it brings vectors of words")
 pytest.importorskip("tokenizers", reason="it turns texts into tokens")

@@ -12,16 +12,16 @@ import pytest
 import torch
 from PIL import Image
 
+from protonet.embeddings.pictures.files import open_typed
+from protonet.embeddings.pictures.reading import read_pixels
 from protonet.episodes.networks.backbones import make_backbone
 from protonet.files import load_model
-from protonet.representations.pictures.files import open_typed
-from protonet.representations.pictures.reading import read_pixels
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.picture import Picture
 from tests.commands.cases import Run, do, read_table
 from tests.commands.servers import start
-from tests.representations.pictures.cases import draw, write_folders
-from tests.representations.pictures.test_files import Small, export
+from tests.embeddings.pictures.cases import draw, write_folders
+from tests.embeddings.pictures.test_files import Small, export
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

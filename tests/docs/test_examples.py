@@ -32,9 +32,9 @@ from protonet.episodes.arguments import make_compare_parser, make_extract_parser
 from protonet.episodes.training import tasks
 from tests.datasets import trees
 from tests.docs.blocks import NAMES, ROOT, Block, read_blocks, read_commands, read_extras
+from tests.embeddings.pictures.cases import write_folders
+from tests.embeddings.pictures.test_files import write_onnx
 from tests.episodes.meta_cases import save_data
-from tests.representations.pictures.cases import write_folders
-from tests.representations.pictures.test_files import write_onnx
 
 PYTHON_PAGES = [name for name in NAMES if any(block.language == "python" for block in read_blocks(name))]
 COMMANDS = [(name, command) for name in NAMES for command in read_commands(name)]

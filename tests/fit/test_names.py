@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
+from protonet.embeddings.opening import open_representation
+from protonet.embeddings.representation import Record, Representation
 from protonet.fit.balance import balance_classes, count_rows
 from protonet.fit.crossfit import crossfit, number_held
 from protonet.fit.names import ALONE, NAMES, classify_by_names, find_words, read_names, weigh_names
 from protonet.fit.problem import Names
 from protonet.fit.solver import Solution, solve_problem
-from protonet.representations.opening import open_representation
-from protonet.representations.representation import Record, Representation
 from protonet.scoring import WEIGHTS, split_folds
 from protonet.tables.columns.embedded import EmbeddedText
 from protonet.tables.columns.encoding import Encoding

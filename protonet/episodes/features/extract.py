@@ -19,6 +19,9 @@ from protonet._validation import check_device
 from protonet.datasets.class_lists import tell_difference
 from protonet.datasets.dataset import Dataset
 from protonet.datasets.pictures import Found, Picture, Rotated, hash_state, load_pictures, open_picture
+from protonet.embeddings.pictures.networks import Extractor, open_extractor
+from protonet.embeddings.pictures.reading import draw_blank
+from protonet.embeddings.representation import hash_file
 from protonet.episodes.arguments import PICTURES
 from protonet.episodes.draws.batch import hash_rows
 from protonet.episodes.features.embeddings import Job, write_embeddings
@@ -27,9 +30,6 @@ from protonet.episodes.networks.backbones import CHUNK
 from protonet.episodes.networks.checkpoints import load_encoder
 from protonet.episodes.plugins import PLUGIN, load_plugin, wrap_plugin_error
 from protonet.errors import optional_packages, raise_input_error, renamed_arguments
-from protonet.representations.pictures.networks import Extractor, open_extractor
-from protonet.representations.pictures.reading import draw_blank
-from protonet.representations.representation import hash_file
 from protonet.sampling import index_classes
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from protonet.representations.representation import Record, Representation
+from protonet.embeddings.representation import Record, Representation
 from protonet.tables.columns.parsing import format_cells, is_missing
 from protonet.views.config import Stored
 from protonet.views.view import Graph

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from protonet.representations.opening import reopen
-from protonet.representations.representation import Record, Representation
+from protonet.embeddings.opening import reopen
+from protonet.embeddings.representation import Record, Representation
 from protonet.tables.columns.base import FittedColumn, OpenRepresentation
 from protonet.tables.columns.parsing import format_cells
 from protonet.tables.columns.text import Text

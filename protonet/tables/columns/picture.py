@@ -8,15 +8,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from protonet.representations.pictures.descriptors import RULES, describe_pictures, list_sizes
-from protonet.representations.pictures.images import text_to_path
-from protonet.representations.pictures.reading import map_pictures, need_pillow
-from protonet.representations.representation import Record, Representation
+from protonet.embeddings.pictures.descriptors import RULES, describe_pictures, list_sizes
+from protonet.embeddings.pictures.images import text_to_path
+from protonet.embeddings.pictures.reading import map_pictures, need_pillow
+from protonet.embeddings.representation import Record, Representation
 from protonet.tables.columns.base import FittedColumn, OpenRepresentation
 from protonet.tables.columns.embedded import ColumnEmbedding
 from protonet.views.config import Stored, expect
 
-#: Raise it whenever `protonet.representations.pictures.descriptors` computes other descriptors.
+#: Raise it whenever `protonet.embeddings.pictures.descriptors` computes other descriptors.
 DESCRIPTOR_VERSION = 1
 
 

@@ -17,16 +17,16 @@ from torch import nn
 
 from protonet.datasets import load_mini_imagenet, map_npz
 from protonet.datasets.pictures import open_picture
+from protonet.embeddings.pictures.files import embed_pictures
 from protonet.episodes.features.embeddings import Job, write_embeddings
 from protonet.episodes.features.extract import find_convolutions, find_words
 from protonet.episodes.features.sources import load_source
 from protonet.episodes.networks.checkpoints import load_encoder
-from protonet.representations.pictures.files import embed_pictures
 from tests.datasets.trees import CLASSES, make_cache, make_csv, make_folders, paint
+from tests.embeddings.pictures.cases import write_folders
+from tests.embeddings.pictures.test_files import Small, export, write_onnx
 from tests.episodes.command_cases import Command
 from tests.episodes.meta_cases import save_data
-from tests.representations.pictures.cases import write_folders
-from tests.representations.pictures.test_files import Small, export, write_onnx
 
 NAMES = [label for labels in CLASSES.values() for label in labels]
 

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 import torch
 
+from protonet.embeddings.opening import open_representation
+from protonet.embeddings.representation import Record, Representation
 from protonet.errors import InputError
-from protonet.representations.opening import open_representation
-from protonet.representations.representation import Record, Representation
 from protonet.tables.columns.embedded import WORD_WEIGHT, EmbeddedText
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import Text
 from protonet.views.config import Stored
-from tests.representations.pictures.cases import write_folders
+from tests.embeddings.pictures.cases import write_folders
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 CELLS = np.array(

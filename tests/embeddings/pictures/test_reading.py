@@ -12,8 +12,8 @@ import torch
 from PIL import Image, features
 
 from protonet import InputError
-from protonet.representations.pictures.images import SUFFIXES, path_to_text, text_to_path
-from protonet.representations.pictures.reading import (
+from protonet.embeddings.pictures.images import SUFFIXES, path_to_text, text_to_path
+from protonet.embeddings.pictures.reading import (
     are_pictures,
     check_pictures,
     find_broken,
@@ -22,7 +22,7 @@ from protonet.representations.pictures.reading import (
     map_pictures,
     read_pixels,
 )
-from tests.representations.pictures.cases import draw, write_folders
+from tests.embeddings.pictures.cases import draw, write_folders
 
 
 def test_a_folder_is_listed_by_class_in_the_order_of_names(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from protonet._validation import check_int
+from protonet.embeddings.pictures import SETTINGS
+from protonet.embeddings.pictures.reading import map_pictures, need_pillow
+from protonet.embeddings.representation import Record, Representation, hash_file
 from protonet.errors import optional_packages, raise_input_error, renamed_arguments
-from protonet.representations.pictures import SETTINGS
-from protonet.representations.pictures.reading import map_pictures, need_pillow
-from protonet.representations.representation import Record, Representation, hash_file
 from protonet.views.config import Stored, expect
 
 FUNCTION = "embed_pictures"

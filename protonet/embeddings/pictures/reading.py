@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from protonet._progress import progress_bar
-from protonet.errors import optional_packages, raise_input_error
-from protonet.representations.pictures.images import (
+from protonet.embeddings.pictures.images import (
     SUFFIXES,
     UNREADABLE_IMAGE,
     describe_error,
@@ -24,6 +23,7 @@ from protonet.representations.pictures.images import (
     open_plain,
     path_to_text,
 )
+from protonet.errors import optional_packages, raise_input_error
 
 if TYPE_CHECKING:
     from PIL.Image import Image

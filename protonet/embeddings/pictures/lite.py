@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protonet.embeddings.pictures.reading import map_pictures, need_pillow
+from protonet.embeddings.representation import Record, Representation, hash_files
 from protonet.errors import optional_packages
-from protonet.representations.pictures.reading import map_pictures, need_pillow
-from protonet.representations.representation import Record, Representation, hash_files
 
 #: Pixels per side, numbers of an embedding, and what pixels are brought to: (x - CENTRE) / SCALE.
 SIDE, WIDTH, CENTRE, SCALE = 260, 1280, 127.0, 128.0

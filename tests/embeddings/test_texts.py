@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protonet.embeddings.opening import open_representation
+from protonet.embeddings.representation import Representation
+from protonet.embeddings.texts import open_folder, open_named
 from protonet.errors import InputError
-from protonet.representations.opening import open_representation
-from protonet.representations.representation import Representation
-from protonet.representations.texts import open_folder, open_named
-from tests.representations.cases import TABLE, number_words, shorten, write_network, write_tokenizer, write_vectors
+from tests.embeddings.cases import TABLE, number_words, shorten, write_network, write_tokenizer, write_vectors
 
 pytest.importorskip("tokenizers", reason="it turns texts into tokens")
 pytest.importorskip("safetensors", reason="it holds the vectors")
@@ -187,7 +187,7 @@ def test_no_network_is_loaded_where_all_texts_have_been_read(own_cache: Path) ->
     assert own_cache.is_dir()
     code = f"""
 import sys
-from protonet.representations.opening import open_representation
+from protonet.embeddings.opening import open_representation
 print(open_representation("sentences").embed({texts}).sum(), "sentence_transformers" in sys.modules)
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from protonet.embeddings.offline import stay_offline
+from protonet.embeddings.pictures.files import SUFFIXES, Network, open_typed, run_network, split_backbone
+from protonet.embeddings.pictures.lite import SIDE, load_lite
+from protonet.embeddings.representation import hash_file
 from protonet.errors import install_command, installed_version, optional_packages, raise_input_error, raise_missing_file
-from protonet.representations.offline import stay_offline
-from protonet.representations.pictures.files import SUFFIXES, Network, open_typed, run_network, split_backbone
-from protonet.representations.pictures.lite import SIDE, load_lite
-from protonet.representations.representation import hash_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -53,7 +53,7 @@ def open_extractor(backbone: str, *, weights: str | Path | None = None, device: 
     """Open a network that embeds pictures.
 
     Args:
-        backbone: A file, as `protonet.representations.pictures.files.open_typed` takes; ``efficientnet``, the network
+        backbone: A file, as `protonet.embeddings.pictures.files.open_typed` takes; ``efficientnet``, the network
             of the extra ``pictures``, perhaps with other pixels per side, ``efficientnet:160``; or ``timm:NAME``,
             ``torchvision:NAME`` or ``open_clip:NAME``, whose own preprocessing is used, and whose classifier is left
             out. A name may end in a tag of weights: ``timm:resnet18.a1_in1k``, ``torchvision:resnet18:IMAGENET1K_V1``,

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from protonet.embeddings.cache import embeddings_folder, open_store
+from protonet.embeddings.pictures.reading import refuse_picture, show_items
 from protonet.errors import raise_input_error
-from protonet.representations.cache import embeddings_folder, open_store
-from protonet.representations.pictures.reading import refuse_picture, show_items
 from protonet.views.config import Stored, expect
 
 #: Texts, letters of texts, and pictures whose embeddings are kept at once: an interruption costs no more.

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from protonet import InputError
-from protonet.representations.pictures import files as backbones
-from protonet.representations.pictures.files import embed_pictures, open_backbone
-from protonet.representations.pictures.reading import read_pixels
-from tests.representations.pictures.cases import write_folders
+from protonet.embeddings.pictures import files as backbones
+from protonet.embeddings.pictures.files import embed_pictures, open_backbone
+from protonet.embeddings.pictures.reading import read_pixels
+from tests.embeddings.pictures.cases import write_folders
 
 pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.usefixtures("own_cache")

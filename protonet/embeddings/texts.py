@@ -20,9 +20,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from protonet.embeddings.offline import stay_offline
+from protonet.embeddings.representation import Record, Representation, hash_files
 from protonet.errors import InputError, optional_packages, raise_input_error
-from protonet.representations.offline import stay_offline
-from protonet.representations.representation import Record, Representation, hash_files
 
 TOKENIZER = "tokenizer.json"
 #: What a folder of sentence-transformers holds, beside the weights.

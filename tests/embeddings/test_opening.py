@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from protonet.errors import InputError, MissingPackageError
-from protonet.representations import representation
-from protonet.representations.opening import (
+from protonet.embeddings import representation
+from protonet.embeddings.opening import (
     PACKAGED,
     VARIABLE,
     Selection,
@@ -24,12 +23,13 @@ from protonet.representations.opening import (
     open_representation,
     reopen,
 )
-from protonet.representations.pictures.networks import open_extractor
-from protonet.representations.pictures.reading import open_whole, read_pixels
-from protonet.representations.representation import Record, Representation
+from protonet.embeddings.pictures.networks import open_extractor
+from protonet.embeddings.pictures.reading import open_whole, read_pixels
+from protonet.embeddings.representation import Record, Representation
+from protonet.errors import InputError, MissingPackageError
 from protonet.views.config import Stored
-from tests.representations.cases import TABLE, write_vectors
-from tests.representations.pictures.cases import draw
+from tests.embeddings.cases import TABLE, write_vectors
+from tests.embeddings.pictures.cases import draw
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 RECORD = Record("words", "text", 5, "0" * 64, "MIT")

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from protonet.representations.pictures import descriptors
-from protonet.representations.pictures.descriptors import PARTS, RULES, describe_pictures, list_sizes, make_filters
-from tests.representations.pictures.cases import draw
+from protonet.embeddings.pictures import descriptors
+from protonet.embeddings.pictures.descriptors import PARTS, RULES, describe_pictures, list_sizes, make_filters
+from tests.embeddings.pictures.cases import draw
 
 
 def read(kind: str, number: int) -> Tensor:

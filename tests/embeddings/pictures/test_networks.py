@@ -16,11 +16,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from protonet.embeddings.pictures.networks import open_extractor
 from protonet.episodes.__main__ import main
 from protonet.episodes.features.sources import load_texts
 from protonet.errors import MissingPackageError
-from protonet.representations.pictures.networks import open_extractor
-from tests.representations.pictures.cases import draw, write_folders
+from tests.embeddings.pictures.cases import draw, write_folders
 
 PICTURES = [draw("disc", 0, 60), draw("cross", 1, 300)]
 

@@ -13,13 +13,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from protonet.embeddings.pictures.files import SUFFIXES, open_typed, split_backbone
+from protonet.embeddings.pictures.lite import open_lite
+from protonet.embeddings.pictures.networks import LIBRARIES, open_extractor
+from protonet.embeddings.pictures.reading import draw_blank, open_whole
+from protonet.embeddings.representation import TAKES, Record, Representation, hash_text
+from protonet.embeddings.texts import open_folder, open_named, open_sentences, open_static, open_universal
 from protonet.errors import install_command, optional_packages, raise_input_error, renamed_arguments
-from protonet.representations.pictures.files import SUFFIXES, open_typed, split_backbone
-from protonet.representations.pictures.lite import open_lite
-from protonet.representations.pictures.networks import LIBRARIES, open_extractor
-from protonet.representations.pictures.reading import draw_blank, open_whole
-from protonet.representations.representation import TAKES, Record, Representation, hash_text
-from protonet.representations.texts import open_folder, open_named, open_sentences, open_static, open_universal
 
 #: What asks for the best that is installed, and what for none at all.
 AUTO, NONE = "auto", "none"
