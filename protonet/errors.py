@@ -1,7 +1,7 @@
 """Exceptions for mistakes that a caller can correct, and the one form of their messages.
 
-A message is one line: ```argument` must {constraint}; got {value}. {remedy}``. Commands print it after their name, with
-the option that the user typed in place of the argument.
+Each message has one line: ```argument` must {constraint}; got {value}. {remedy}``. Commands print it after their name,
+with the option that the user typed in place of the argument.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def raise_input_error(
         argument: The name of the argument at fault.
         constraint: What must hold, such as ``be > 0``.
         got: The value that was given, or a description of it.
-        remedy: A sentence: what to do.
+        remedy: A sentence with the remedy.
         kind: The class of the error.
     """
     message = " ".join(f"`{argument}` must {constraint}; got {got}. {remedy}".split())

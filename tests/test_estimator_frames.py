@@ -95,7 +95,7 @@ def test_the_commands_make_the_same_of_the_same_table_and_read_what_is_saved(tmp
     NEW.assign(kind=Y).to_csv(tmp_path / "new.csv", index=False)
     table, new, model, saved = (tmp_path / name for name in ("trees.csv", "new.csv", "trees.safetensors", "saved"))
     seed = int(np.random.RandomState(0).randint(2**31 - 1))
-    run("fit", table, *FAST, "--column", "zone=category", "--seed", seed, "-o", model)
+    run("fit", table, *FAST, "--column-type", "zone=category", "--seed", seed, "-o", model)
     loaded = ProtoNetClassifier.load(model)
     assert loaded.feature_names_in_.tolist() == ["height", "bark", "evergreen", "seen", "notes", "rings", "zone"]
     assert loaded.columns_ == {name: FITTED.columns_[name] for name in loaded.feature_names_in_}

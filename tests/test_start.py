@@ -61,7 +61,7 @@ def test_interrupted_import(command: str, imported: str, tmp_path: Path) -> None
 def test_help_does_not_wait_for_torch(tmp_path: Path) -> None:
     ended = run(tmp_path, "torch", "raise RuntimeError", "protonet", "--help")
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert "python -m protonet fit train.csv" in ended.stdout
+    assert "protonet fit train.csv" in ended.stdout
     ended = run(tmp_path, "torch", "raise RuntimeError", "protonet", "fitt")
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("protonet: `command` must be one of fit")
@@ -95,7 +95,10 @@ def test_the_help_of_a_command_does_not_wait_for_torch(name: str, tmp_path: Path
             (f"protonet {name} m.safetensors no.csv {more}", "no such file: no.csv")
             for name, more in (("predict", ""), ("evaluate", ""), ("update", "--in-place"), ("suggest", ""))
         ],
-        ("protonet predict t.csv t.csv", "`model` must be a model, which comes before a table; got the table t.csv."),
+        (
+            "protonet predict t.csv t.csv",
+            "`model` must be a model file, which comes before the table; got the table t.csv.",
+        ),
         ("protonet predict m.safetensors t.csv --unknown x", "`--unknown` must be a number between 0 and 1; got 'x'."),
         ("protonet predict m.safetensors t.csv -o plain/p.csv", "`--output` must be a file that can be written"),
         ("protonet evaluate m.safetensors t.csv --report r.pdf", "`--report` must end in .html, .htm; got r.pdf."),
@@ -104,7 +107,7 @@ def test_the_help_of_a_command_does_not_wait_for_torch(name: str, tmp_path: Path
         ("protonet fit no.csv", "no such file: no.csv"),
         ("protonet fit t.csv", "`table` must have a column label; got t.csv with a, b, kind. Pass --label NAME"),
         ("protonet fit gaps.csv --label kind", "`table` must have at least 2 classes; got no row alone in kind."),
-        ("protonet fit t.csv --label kind --column a=colour", "`--column` must be one of "),
+        ("protonet fit t.csv --label kind --column-type a=colour", "`--column-type` must be one of "),
         ("protonet fit t.csv --backbone no.onnx", "--backbone has been removed. "),
         ("protonet fit t.csv --label kind --unlabelled no.csv", "no such file"),
         ("protonet fit t.csv --effort slow", "`--effort` must be one of fast, default, best; got 'slow'."),
@@ -137,11 +140,11 @@ def test_what_is_known_before_torch_is_what_the_rooms_say(tmp_path: Path) -> Non
     assert episode_arguments.HEADS == HEADS
     assert episode_arguments.MOST == MOST
     with pytest.raises(InputError) as light:
-        options.look_for_model(tmp_path / "none", "path")
+        options.check_model_path(tmp_path / "none", "path")
     with pytest.raises(InputError) as heavy:
         files.read_model(tmp_path / "none", writer="fit")
     assert str(light.value) == str(heavy.value)
-    assert [*arguments.READERS] == [*arguments.EXAMPLES] == [*COMMANDS]
+    assert [*arguments.PARSERS] == [*arguments.EXAMPLES] == [*COMMANDS]
 
 
 def test_public_names_are_there_when_they_are_asked_for() -> None:

@@ -123,7 +123,7 @@ def score(items: Items, drawn: Split, predicted: np.ndarray) -> float:
 
 def write_files(items: Items, drawn: Split, shots: int, folder: Path) -> list[str]:
     """Write what is learned from and what is judged; return the arguments of ``fit`` for them."""
-    few = ["--one-shot"] * (shots == 1)
+    few = ["--allow-many-classes"] * (shots == 1)
     if items.takes == "picture":
         for number in drawn.labelled:
             copy_picture(items.cells[number], folder / "train" / items.names[number], number)

@@ -34,8 +34,7 @@ from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, load_sets, parse_wholes
 from analysis.shared.tables import average_rows, describe_regrets, format_mean, gather
 from protonet.commands.data import read_data
-from protonet.commands.options import add_options as add_data_options
-from protonet.commands.options import make_parser
+from protonet.commands.options import add_table_options, make_parser
 from protonet.commands.rows import read_rows
 from protonet.errors import raise_input_error
 from protonet.fit.search import Search
@@ -80,7 +79,7 @@ def fit_ours(split: MixedSplit, effort: str | Search = "default") -> Outcome:
         write_table(train, ["class of the row", *split.columns], zip(split.train_labels, split.train, strict=True))
         write_table(test, ["class of the row", *split.columns], zip(split.test_labels, split.test, strict=True))
         parser = make_parser(PROG, "", (), label="label")
-        add_data_options(parser)
+        add_table_options(parser)
         options = parser.parse_args([str(train), "--label", "class of the row", "--representation", "none"])
         data = read_data(options, read_rows(options))
         blocks = None if data.encoding is None else data.encoding.blocks

@@ -93,7 +93,7 @@ class Taken(NamedTuple):
     def list_options(self) -> list[str]:
         """Return the options that say so."""
         kinds = [f"{name}={kind}" for name, kind in self.kinds.items()]
-        options = [*["--column"] * bool(kinds), *kinds, *["--drop"] * bool(self.dropped), *self.dropped]
+        options = [*["--column-type"] * bool(kinds), *kinds, *["--drop"] * bool(self.dropped), *self.dropped]
         return [*options, *([] if self.group is None else ["--group", self.group])]
 
 

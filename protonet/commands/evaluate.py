@@ -1,4 +1,4 @@
-"""``python -m protonet evaluate``: judge a model on a table with classes."""
+"""``protonet evaluate``: judge a model on a table with classes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> None:
     outputs = options.outputs
     model = open_model(options)
     wanted = want(model, options.label, labelled=True)._replace(drop_unlabelled=options.drop_unlabelled)
-    table = open_rows(options, model, wanted, options.labels and Path(options.labels))
+    table = open_rows(options, model, wanted, options.labels_file and Path(options.labels_file))
 
     def judge_block(block: RowBlock) -> Judged:
         """Judge some rows, and keep them for the report."""

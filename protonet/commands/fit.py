@@ -1,4 +1,4 @@
-"""``python -m protonet fit``: learn the classes of a table, tell how well, and keep the model in a file."""
+"""``protonet fit``: learn the classes of a table, tell how well, and keep the model in a file."""
 
 from __future__ import annotations
 
@@ -137,10 +137,10 @@ def run(options: argparse.Namespace) -> None:
     try:
         strangers = group_strangers(solution)
         print(summarise(name, data, model, solution, rest, strangers))
-        if options.details:
+        if options.verbose:
             print(format_views(model.metadata["views"]))
         compared = compare(crossed, solution, model)
-        shown = compared if options.details else choose_baselines(compared)
+        shown = compared if options.verbose else choose_baselines(compared)
         print(report(crossed, shown, list(map(to_printable, data.classes))) + format_notes(data.notes), end="")
         if not in_time and len(crossed.labels):
             print("the time was over before the last fold: the model may do better than its folds")
@@ -198,7 +198,7 @@ def tell_next(path: Path | None, representation: Sequence[str] | None) -> str:
     size = path.stat().st_size / 1e6
     again = [quote(name) for name in representation or () if Path(split_backbone(name)[0]).exists()]
     more = f" --representation {' '.join(again)}" if again else ""
-    return f"{path}: {size:.1f} MB; next: python -m protonet predict {quote(str(path))} NEW.csv -o predicted.csv{more}"
+    return f"{path}: {size:.1f} MB; next: protonet predict {quote(str(path))} NEW.csv -o predicted.csv{more}"
 
 
 def suspect_twins(data: Data, solution: Solution) -> list[str]:

@@ -1,4 +1,4 @@
-"""``python -m protonet info``: what is in a model file."""
+"""``protonet info``: what is in a model file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from protonet.commands.figures import (
     list_names,
     tell_columns,
 )
-from protonet.commands.options import look_for_model
+from protonet.commands.options import check_model_path
 from protonet.errors import raise_input_error
 from protonet.files.archive import VERSION, check_facts, read_config
 from protonet.ui.text import count, format_table
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> None:
         InputError: Arguments that do not fit, or no model.
     """
     path = Path(options.model)
-    look_for_model(path)
+    check_model_path(path)
     facts = describe_model(path, read_header(path))
     print(json.dumps(facts, indent=1) if options.json else format_facts(facts))
 

@@ -1,4 +1,4 @@
-"""``python -m protonet label``: a person's answers in the terminal, the most telling rows first."""
+"""``protonet label``: a person's answers in the terminal, the most telling rows first."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def parse_classes(text: str | None, model: Model | None) -> list[str]:
             raise_input_error("--classes", must, repr(name), "Name others, with commas.")
         if known and name not in known:
             got = f"{name!r}, and it knows {', '.join(known[:10])}{' ...' if len(known) > 10 else ''}"
-            remedy = "Name those, or leave out --model: python -m protonet update adds classes to it afterwards."
+            remedy = "Name those, or leave out --model: protonet update adds classes to it afterwards."
             raise_input_error("--classes", "be classes that the model knows", got, remedy)
     return names
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from protonet import files
 from protonet._progress import progress_bar
 from protonet.commands.figures import count_own
-from protonet.commands.options import LABEL, look_for_model, parse_missing
+from protonet.commands.options import DEFAULT_LABEL, check_model_path, parse_missing
 from protonet.embeddings.opening import AUTO, NONE, find_takes, reopen
 from protonet.embeddings.pictures.reading import are_pictures
 from protonet.embeddings.representation import Record, Representation
@@ -59,7 +59,7 @@ Result = TypeVar("Result")
 
 def read_model(path: str | Path, *, held: bool = False, argument: str = "model") -> Model:
     """Do what `load_model` does, in the name of a command and of its argument."""
-    look_for_model(path, argument)
+    check_model_path(path, argument)
     with renamed_arguments(path=argument):
         return files.read_model(path, held=held, writer="fit")
 
@@ -134,7 +134,7 @@ def has_pictures(model: Model) -> bool:
 
 def name_label(option: str | None, model: Model | None) -> str:
     """Return what the column of the classes is called: as an option says, or else as in fit."""
-    return option or (LABEL if model is None else str(model.metadata.get("label", LABEL)))
+    return option or (DEFAULT_LABEL if model is None else str(model.metadata.get("label", DEFAULT_LABEL)))
 
 
 def want(model: Model, label: str | None, *, labelled: bool, beside: str | None = None) -> ReadSpec:
@@ -216,7 +216,7 @@ def read_labelled(options: argparse.Namespace, model: Model, beside: str | None 
     """
     wanted = want(model, options.label, labelled=True, beside=beside)
     wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet)
-    table, block = read_table(Path(options.table), wanted, options.labels and Path(options.labels))
+    table, block = read_table(Path(options.table), wanted, options.labels_file and Path(options.labels_file))
     spelling = detect_numeric_conversion(table, block, model.encoding, decimal=options.decimal_mark)
     block = spelling.apply(block, model.encoding)
     watch = watch_columns(model)
@@ -270,9 +270,7 @@ def number_classes(labels: np.ndarray, known: Sequence[str | int]) -> Tensor:
     strange = [name for name in names.tolist() if name not in numbers]
     if strange:
         got = f"{strange[0]!r}" + (f" and {len(strange) - 1} more" if len(strange) > 1 else "")
-        raise_input_error(
-            "table", "hold classes that the model knows", got, "Add them to it with python -m protonet update."
-        )
+        raise_input_error("table", "hold classes that the model knows", got, "Add them to it with protonet update.")
     return torch.tensor([numbers[name] for name in names.tolist()])[torch.from_numpy(places)]
 
 

@@ -1,4 +1,4 @@
-"""``python -m protonet predict``: the class of each row of a table, and how likely it is."""
+"""``protonet predict``: the class of each row of a table, and how likely it is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from protonet._text import escape_formula
 from protonet._writing import clear_folder, write_whole
-from protonet.commands.arguments import check_predictions
+from protonet.commands.arguments import check_single_table
 from protonet.commands.folder import Part, Tick, claim_folder, list_parts, name_file, run_parts
 from protonet.commands.models import (
     attach,
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> None:
         if not pictured and not held:
             predict_folder(model, options)
             return
-        check_predictions(options)
+        check_single_table(options)
     model = open_model(options)
     asked = ask(model, options)
     named = asked.inputs or model.metadata.get("id") is not None
@@ -191,7 +191,7 @@ def count_cores() -> int:
 def ask(model: Model, options: argparse.Namespace) -> Asked:
     """Return what the options want of a model."""
     threshold = None if options.unknown is None else choose_threshold(model, options.unknown)
-    return Asked(threshold, options.proba, options.row_numbers, inputs=options.with_inputs)
+    return Asked(threshold, options.proba, options.row_numbers, inputs=options.keep_columns)
 
 
 def open_blocks(model: Model, asked: Asked, options: argparse.Namespace) -> tuple[Table, Iterable[RowBlock]]:

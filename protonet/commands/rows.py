@@ -14,7 +14,7 @@ from protonet._text import to_printable
 from protonet._validation import check_groups
 from protonet.commands.classes import read_classes
 from protonet.commands.labels import read_whole
-from protonet.commands.options import LABEL, parse_missing
+from protonet.commands.options import DEFAULT_LABEL, parse_missing
 from protonet.embeddings.pictures.images import text_to_path
 from protonet.embeddings.pictures.reading import are_pictures, check_pictures
 from protonet.errors import raise_input_error
@@ -59,8 +59,8 @@ def read_rows(options: argparse.Namespace) -> TableRows:
         InputError: Options or a table that do not fit.
     """
     started = time.monotonic()
-    label = options.label or LABEL
-    kinds = take_kinds(options, parse_kinds(options.column))
+    label = options.label or DEFAULT_LABEL
+    kinds = take_kinds(options, parse_kinds(options.column_type))
     beside = tuple(name for name in (options.group, options.id) if name is not None)
     for name in (*beside, *options.drop, *(options.columns or ()), *kinds):
         if name == label:
@@ -80,7 +80,7 @@ def read_rows(options: argparse.Namespace) -> TableRows:
     )
     if options.missing_values is not None:
         wanted = wanted._replace(missing_texts=parse_missing(options.missing_values.split(",")))
-    table, every = read_table(Path(options.table), wanted, options.labels and Path(options.labels))
+    table, every = read_table(Path(options.table), wanted, options.labels_file and Path(options.labels_file))
     for name, cells in zip(table.columns or (), every.columns, strict=bool(table.columns)) if described else ():
         if (
             label not in table.extra_columns
@@ -100,7 +100,7 @@ def read_rows(options: argparse.Namespace) -> TableRows:
     elif missing.any():
         block = every.take(np.flatnonzero(~missing))
         rest = None if options.drop_unlabelled else every.take(np.flatnonzero(missing))
-    one_shot = options.one_shot or are_pictures(Path(options.table))  # whoever makes folders means classes
+    one_shot = options.allow_many_classes or are_pictures(Path(options.table))  # whoever makes folders means classes
     classes, numbers = check_classes(labels, label, one_shot=one_shot, described=list(described))
     for name, cells in zip(table.columns or (), every.columns, strict=bool(table.columns)):
         if kinds.get(name) == "picture":
@@ -125,8 +125,10 @@ def parse_kinds(texts: list[str]) -> dict[str, str]:
     for text in texts:
         name, equals, kind = text.rpartition("=")
         if not equals:
-            raise_input_error("--column", "be NAME=KIND", repr(text), f"Pass --column {text or 'NAME'}=category, say.")
-        kinds[name] = check_name("--column", kind, COLUMN_TYPES)
+            raise_input_error(
+                "--column-type", "be NAME=TYPE", repr(text), f"Pass for example {text or 'NAME'}=category."
+            )
+        kinds[name] = check_name("--column-type", kind, COLUMN_TYPES)
     return kinds
 
 
@@ -158,8 +160,8 @@ def check_classes(
         raise_input_error(where, "have at least 2 classes", got, "Add another one.")
     doubt = None if one_shot or len(classes) <= MOST_SINGLE else _doubt_classes(classes, rows, to_printable(label))
     if doubt:
-        remedy = "Name a column of classes with --label; to predict a number is another task."
-        raise_input_error("--label", "name a column of classes", doubt, f"{remedy} If they are meant, pass --one-shot.")
+        remedy = "Name a column of classes with --label; regression is not supported."
+        raise_input_error("--label", "name a column of classes", doubt, f"{remedy} Or pass --allow-many-classes.")
     return classes, numbers
 
 

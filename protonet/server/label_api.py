@@ -186,7 +186,7 @@ class LabelApi:
         if choice not in {"", "drop", "group"}:
             kinds[name] = choice
         columns, read_again = Taken(kinds, dropped, group), self.read_again
-        with renamed_arguments(**{"--column": "column", "--drop": "column", "path": "columns"}):
+        with renamed_arguments(**{"--column-type": "column", "--drop": "column", "path": "columns"}):
             rows = await self.run(lambda: read_again(columns))
         self.jobs.columns = columns
         self.queue.replace_rows(rows)
@@ -291,7 +291,7 @@ def run(options: argparse.Namespace) -> None:
     model = None if options.model is None else open_model(options, argument="--model")
     classes = [] if model is None and options.classes is None else parse_classes(options.classes, model)
     label = name_label(options.label, model)
-    columns = Taken(parse_kinds(options.column), tuple(options.drop), options.group)
+    columns = Taken(parse_kinds(options.column_type), tuple(options.drop), options.group)
     rows = read_unlabelled(options, model, label, columns)
     header, cells = read_cells(options, model, label)
     output, flags = options.outputs["output"], options.outputs["flags"]

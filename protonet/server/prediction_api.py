@@ -262,9 +262,9 @@ def run(options: argparse.Namespace) -> None:
     policy = make_policy(
         options.host,
         options.allowed_hosts,
-        options.most_megabytes * 2**20,
-        max_requests=options.most_requests,
-        timeout=options.seconds,
+        options.max_megabytes * 2**20,
+        max_requests=options.max_requests,
+        timeout=options.timeout,
         origins=[origin.rstrip("/").lower() for origin in options.cors_origins],
         access_log=open_log(options.access_log),
     )

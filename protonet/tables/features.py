@@ -100,7 +100,7 @@ def fit_columns(
     kinds: Mapping[str, str],
     *,
     keep_hint: str | None,
-    argument: str = "--column",
+    argument: str = "--column-type",
     selection: Selection = NO_REPRESENTATION,
     decimal: str | None = None,
     semicolons: bool = False,

@@ -175,7 +175,7 @@ def open_arrays(path: Path, labels: Path | None, *, labelled: bool) -> TableSour
         arrays = read_arrays(path, {"x", "y"} if labelled else {"x"})
         y = arrays.get("y")
     else:
-        y = None if labels is None else decode_labels("--labels", memory_map("--labels", labels))
+        y = None if labels is None else decode_labels("--labels-file", memory_map("--labels-file", labels))
         arrays = {}
 
     def load() -> np.ndarray:

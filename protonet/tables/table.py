@@ -109,10 +109,10 @@ def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
     is_npy = path.suffix.lower() == ".npy"
     if labels is not None and not is_npy:
         remedy = "Leave it out: that file holds its classes."
-        raise_input_error("--labels", "come with an NPY file of rows", path, remedy)
+        raise_input_error("--labels-file", "come with an NPY file of rows", path, remedy)
     if spec.labelled and labels is None and is_npy:
         got = f"none beside {path}"
-        raise_input_error("--labels", "name the file of the classes", got, "Save them with numpy.save.")
+        raise_input_error("--labels-file", "name the file of the classes", got, "Save them with numpy.save.")
     source = open_source(
         path,
         labels,

@@ -19,6 +19,19 @@ from typing import Any, NoReturn
 from protonet._text import to_printable
 from protonet.errors import DISTRIBUTION, USER_ERRORS, InputError, installed_version, raise_input_error
 
+#: The new name of each renamed option, for the error about an unknown one.
+RENAMED_OPTIONS = {
+    "--column": "--column-type",
+    "--labels": "--labels-file",
+    "--with-inputs": "--keep-columns",
+    "--details": "--verbose",
+    "--one-shot": "--allow-many-classes",
+    "--names": "--allowed-hosts",
+    "--most-megabytes": "--max-megabytes",
+    "--most-requests": "--max-requests",
+    "--seconds": "--timeout",
+}
+
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are InputErrors in the one message form.
@@ -85,7 +98,9 @@ class Parser(argparse.ArgumentParser):
             if name == "--":
                 break
             if name.startswith("--") and name not in self._option_string_actions:
-                near = difflib.get_close_matches(name, self._option_string_actions, n=1)
+                near = [RENAMED_OPTIONS.get(name, "")]
+                if near[0] not in self._option_string_actions:
+                    near = difflib.get_close_matches(name, self._option_string_actions, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"run {self.prog} --help"
                 raise InputError(to_printable(f"unknown option: {name} ({hint})"), argument=name)
         return super().parse_known_args(args, namespace)

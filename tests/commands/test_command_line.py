@@ -55,7 +55,7 @@ def network() -> PrototypeNetwork:
 class TestFit:
     def test_summary_and_model(self, tmp_path: Path, fitted: Path, network: PrototypeNetwork, run: Run) -> None:
         output = tmp_path / "new" / "model.safetensors"
-        said = run("fit", fitted / "train.csv", *FAST, "-o", output, "--details")
+        said = run("fit", fitted / "train.csv", *FAST, "-o", output, "--verbose")
         metrics = measure_held(crossfit(solve_problem([(X, Y)], effort="fast")))
         assert said.startswith("train.csv: 3 classes, 30 samples, 4 features, 10 per class\n")
         assert f"| this model          | {100 * metrics.accuracy:.2f}    | [" in said
@@ -81,7 +81,7 @@ class TestFit:
         np.save(tmp_path / "x.npy", X)
         np.save(tmp_path / "y.npy", 3 * Y + 1)
         accuracy = (network(X).argmax(dim=1) == Y).double().mean()
-        said = run("evaluate", output, tmp_path / "x.npy", "--labels", tmp_path / "y.npy")
+        said = run("evaluate", output, tmp_path / "x.npy", "--labels-file", tmp_path / "y.npy")
         assert said.startswith(f"x.npy: {100 * accuracy:.2f} % of 30 rows right, 95 % interval [")
 
     def test_one_sample_a_class(self, tmp_path: Path, run: Run) -> None:
@@ -230,10 +230,10 @@ SIZE = "`table` must hold numbers of the size that .*; got 3e.38 as the largest"
         ("predict M other.csv", "`table` must have the model's columns; got .*other.csv without z"),
         ("predict M two.npy", "`table` must have 4 features per row; got 2 in two.npy"),
         ("predict M far.csv", SIZE),
-        ("predict M T -o T", "`--output` must be another file than what is read; got .*train.csv"),
+        ("predict M T -o T", "`--output` must be another file than the inputs; got .*train.csv"),
         ("evaluate M T --label z", "`table` must have the model's columns; got .* without z"),
         ("update M far.csv --in-place", SIZE),
-        ("update M none.csv", "`arguments` must say where the new model goes; got neither .*--in-place"),
+        ("update M none.csv", "`arguments` must name the file to write; got neither .*--in-place"),
         ("update M T -o a.safetensors --in-place", "argument .* not allowed with"),
         ("update M spelled.csv --in-place", "`table` must spell known .*; got 'ANT' for 'ant'.* --new-c"),
         ("update M none.csv -o none.csv", r"`--output` must end in \.safetensors"),

@@ -151,11 +151,11 @@ def test_rows_are_marked_together_and_columns_are_what_a_person_says(server: Ser
         *((name, "number") for name in ("a", "b", "مرحبا")),
         ("number", "not used"),
     ]
-    for column, said, option in (("a", "drop", "--drop a"), ("b", "category", "--column b=category")):
+    for column, said, option in (("a", "drop", "--drop a"), ("b", "category", "--column-type b=category")):
         state = ask(server, "columns", column=column, said=said)
         assert option in state["commands"][0]
     state = ask(server, "columns", column="number", said="group")
-    assert "--column b=category --drop a --group number" in state["commands"][0]
+    assert "--column-type b=category --drop a --group number" in state["commands"][0]
     for column, said, line in (
         ("z", "drop", "`column` must be one of the table"),
         ("a", "tree", "`said` must be one of number"),
@@ -181,7 +181,7 @@ def test_commands_of_what_is_taken() -> None:
             taken,
             ["--sheet", "x"],
             [
-                "fit own.csv --label label --column a=category --drop b c --group d --report report.html"
+                "fit own.csv --label label --column-type a=category --drop b c --group d --report report.html"
                 " -o model.safetensors --sheet x",
                 "predict model.safetensors rest.csv -o predictions.csv --proba --sheet x",
             ],

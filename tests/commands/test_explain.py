@@ -57,7 +57,7 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def kinds(tmp_path_factory: pytest.TempPathFactory) -> str:
-    options = ["--column", "colour=category", "note=text", "size=number"]
+    options = ["--column-type", "colour=category", "note=text", "size=number"]
     return str(fit_model(write(tmp_path_factory.mktemp("kinds") / "train.csv", mixed(0)), *options))
 
 
@@ -281,7 +281,7 @@ def test_errors(numbers: str, bare: str, tmp_path: Path, run: Run) -> None:
         ([numbers, far, "--rows", "2"], size),
         ([numbers, table, "--rows", "3,50"], "`--rows` must name rows of the table; got 50, and the last is line 49. "),
         ([numbers, table, "--rows", "1,x"], "`--rows` must be a whole number >= 0; got 'x'. "),
-        ([numbers, "--rows", "1"], "`arguments` must name a table for --rows, --label and --labels; got none. "),
+        ([numbers, "--rows", "1"], "`arguments` must name a table for --rows, --label and --labels-file; got none. "),
         ([numbers, unlabelled], f"`table` must have a column kind; got {unlabelled} with x0, x1, x2, x3. "),
         ([numbers, lacking], f"`table` must have the model's columns; got {lacking} without x2. "),
         ([numbers, lacking, "--rows", "0"], f"`table` must have the model's columns; got {lacking} without x2. "),

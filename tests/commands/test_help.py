@@ -17,7 +17,7 @@ from protonet.ui.command_line import Parser
 Main = Callable[[Sequence[str]], int]
 EVERY: dict[str, tuple[Main, tuple[str, ...]]] = {name: (main, (name,)) for name in COMMANDS}
 EVERY |= {"episodes": (main_episodes, ()), "episodes extract": (main_episodes, ("extract",))}
-TABLES = "CSV, TSV or text with a header (also .gz, or - for standard input), Excel, Parquet, NPZ with x and y, NPY"
+TABLES = "CSV, TSV or text with a header (also .gz, or - for stdin), Excel, Parquet, NPZ with x and y, NPY"
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -45,11 +45,11 @@ def test_help_fits_a_screen_and_its_examples_are_taken(
 
     monkeypatch.setattr(Parser, "parse_args", stop)
     for example in examples:
-        python, option, module, *arguments = shlex.split(example.partition("; ")[0], comments=True)
-        assert [python, option] == ["python", "-m"]
-        assert module == ("protonet" if call is main else "protonet.episodes")
+        given = shlex.split(example.partition("; ")[0], comments=True)
+        program = ["protonet"] if call is main else ["python", "-m", "protonet.episodes"]
+        assert given[: len(program)] == program
         with pytest.raises(SystemExit, match=r"^taken$"):
-            call(arguments)
+            call(given[len(program) :])
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
@@ -57,7 +57,22 @@ def test_every_command_is_named(arguments: list[str], capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit, match=r"^0$") if arguments else contextlib.nullcontext():
         assert main(arguments) == 0
     said = capsys.readouterr().out
-    assert all(f"python -m protonet {name} " in said for name in COMMANDS)
+    assert all(f"\n  protonet {name} " in said for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "new"),
+    [
+        ("fit t.csv --column a=text", "--column-type"),
+        ("fit t.csv --details", "--verbose"),
+        ("evaluate m.safetensors x.npy --labels y.npy", "--labels-file"),
+        ("predict m.safetensors t.csv --with-inputs", "--keep-columns"),
+        ("serve m.safetensors --seconds 3", "--timeout"),
+    ],
+)
+def test_a_renamed_option_suggests_its_new_name(arguments: str, new: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments.split()) == 2
+    assert f"did you mean {new}?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

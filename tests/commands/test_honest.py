@@ -205,7 +205,7 @@ AGES = np.concatenate([np.arange(18, 90, 2), np.arange(30, 78, 2)])  # 36 of the
 )
 def test_whole_numbers_that_are_measured_are_no_classes_unless_they_are_meant(labels: np.ndarray) -> None:
     said = r"^`--label` must name a column of classes; got \d\d whole numbers, such as \d\d, in age, most with 3 rows"
-    with pytest.raises(InputError, match=f"{said} or fewer.*--one-shot"):
+    with pytest.raises(InputError, match=f"{said} or fewer.*--allow-many-classes"):
         check_classes(labels, "age", one_shot=False)
     names, numbers = check_classes(labels, "age", one_shot=True)
     assert [str(names[number]) for number in numbers.tolist()] == labels.astype(str).tolist()

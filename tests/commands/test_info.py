@@ -50,7 +50,7 @@ def test_what_fit_says_is_told(tmp_path: Path, data: tuple[Tensor, Tensor], run:
     table, path = tmp_path / "t.csv", tmp_path / "m.safetensors"
     table.write_text("\n".join(["a,b,c,kind,owner,name,note", *lines]))
     options = ["--group", "owner", "--id", "name", "--drop", "note", "--seed", "7", "--time-limit", "900"]
-    summary = run("fit", table, *FAST, *options, "--details", "-o", path)
+    summary = run("fit", table, *FAST, *options, "--verbose", "-o", path)
     assert "the time was over" not in summary
     model, facts = load_model(path), json.loads(run("info", path, "--json"))
     assert facts["classes"] == [{"name": f"class {number}", "samples": 4} for number in range(3)]

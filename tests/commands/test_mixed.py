@@ -171,8 +171,8 @@ PLAIN = "x,kind\n" + rows_of("{n}.5,{k}", 30, k="ab")
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        (PLAIN, "--column x=categry", "`--column` must be one of category, .*; got .categry.. Did you mean category"),
-        (PLAIN, "--column x", "`--column` must be NAME=KIND; got 'x'"),
+        (PLAIN, "--column-type x=categry", "`--column-type` must be one of category, .*; got .categry"),
+        (PLAIN, "--column-type x", "`--column-type` must be NAME=TYPE; got 'x'"),
         ("x,kind\n1.5,a\n2.5,\n3.5,\n", "", "`table` must have at least 2 classes; got a alone in kind"),
         ("x,kind\n" + rows_of("{n}.5,a", 30), "", "`table` must have at least 2 classes; got a alone in kind"),
         ("x,kind\n" + rows_of("{n}.5,{n}.25", 30), "", "`--label` must name .*; got 30 classes in kind, 1 row per"),
@@ -196,7 +196,7 @@ def test_of_bad_tables_nothing_is_written(text: str, options: str, message: str,
 def test_one_row_per_class_may_be_meant(tmp_path: Path, run: Run) -> None:
     path = tmp_path / "t.csv"
     path.write_text("x,y,kind\n" + rows_of("{n}.5,{y}.5,{n}.25", 22, y=["3", "8", "2", "9", "7"]))
-    assert "22 classes, 22 samples" in run("fit", path, *FAST, "--one-shot")
+    assert "22 classes, 22 samples" in run("fit", path, *FAST, "--allow-many-classes")
 
 
 PUT = st.sampled_from(

@@ -81,7 +81,7 @@ def test_a_column_of_a_table_may_hold_pictures(fitted: Path, tmp_path: Path, run
     lines = [f"{path},{number % 3}.5,{path.parent.name}" for number, path in enumerate(paths)]
     table.write_text("\n".join(["photo,size,kind", *lines]) + "\n")
     model = tmp_path / "m.safetensors"
-    run("fit", table, "--label", "kind", "--column", "photo=picture", "-o", model, "--effort", "fast")
+    run("fit", table, "--label", "kind", "--column-type", "photo=picture", "-o", model, "--effort", "fast")
     assert load_model(model).columns == ("photo", "size")
     rows = run.read_rows("predict", model, table)
     assert [row["class"] for row in rows] == [path.parent.name for path in paths]
@@ -177,7 +177,7 @@ def test_pictures_are_checked_before_the_work(tmp_path: Path, run: Run, monkeypa
     table = tmp_path / "t.csv"
     paths = [*sorted(root.glob("*/*.png")), *sorted(root.glob("*/*.jpg"))]
     table.write_text("photo,label\n" + "".join(f"{path},{path.parent.name}\n" for path in paths))
-    assert "in more than one class" in run("fit", table, "--column", "photo=picture", "--effort", "fast")
+    assert "in more than one class" in run("fit", table, "--column-type", "photo=picture", "--effort", "fast")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 700)
     error = run("fit", root, "-o", model, code=2)
     assert "(more than 1,400 pixels) and 10 more" in error

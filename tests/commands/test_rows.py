@@ -50,7 +50,7 @@ def test_classes_that_look_like_formulas_are_read_from_what_we_wrote(model: Path
     assert set(load_model(model).classes) == set(CLASSES)
     cells = [["=1+1", "0", ""], ["\x1b[2J", "1.5", "NA"], ["-2", "3", "x, y"], ["", "", ""]]
     table = write(tmp_path / "new.csv", [["@note", "x", "kind"], *cells])
-    header, *rows = read_lines(run("predict", model, table, "--with-inputs", "--row-numbers"))
+    header, *rows = read_lines(run("predict", model, table, "--keep-columns", "--row-numbers"))
     assert header == ["row", "'@note", "x", "kind", "class", "probability"]
     expected = [["0", "'=1+1", "0", ""], ["1", "\\x1b[2J", "1.5", "NA"], ["2", "-2", "3", "x, y"], ["3", "", "", ""]]
     assert [row[:4] for row in rows] == expected
@@ -59,7 +59,7 @@ def test_classes_that_look_like_formulas_are_read_from_what_we_wrote(model: Path
     run("evaluate", model, again)  # as new rows with classes
     for number in range(4):  # our output is a table like any other
         output = tmp_path / f"p{number}.csv"
-        run("predict", model, table, "--with-inputs", "--row-numbers", "-o", output)
+        run("predict", model, table, "--keep-columns", "--row-numbers", "-o", output)
         table = output
     header, *_ = read_lines(table.read_text(encoding="utf-8"))
     assert header[:7] == ["row (predicted 3)", "row (predicted 2)", "row (predicted)", "row", "'@note", "x", "kind"]
@@ -68,7 +68,7 @@ def test_classes_that_look_like_formulas_are_read_from_what_we_wrote(model: Path
 
 def test_every_column_of_an_array_is_repeated(tmp_path: Path, model: Path, run: Run) -> None:
     np.save(tmp_path / "x.npy", np.array([[0.5], [2.0], [-1.25]]))
-    header, *rows = read_lines(run("predict", model, tmp_path / "x.npy", "--with-inputs"))
+    header, *rows = read_lines(run("predict", model, tmp_path / "x.npy", "--keep-columns"))
     assert header == ["column 0", "class", "probability"]
     assert [row[0] for row in rows] == ["0.5", "2.0", "-1.25"]
 

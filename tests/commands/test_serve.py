@@ -74,7 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Server]:
     models = [folder / f"{name}.safetensors" for name in ("mixed", "arrays", "pictures")]
-    with start("serve", *models, "--most-megabytes", 1) as server:
+    with start("serve", *models, "--max-megabytes", 1) as server:
         yield server
         assert server.end() == (0, "server stopped; pending requests were answered\n")
 

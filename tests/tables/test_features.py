@@ -90,9 +90,9 @@ def test_users_may_name_column_types() -> None:
     features = fit(columns, {"zip": "category"})
     assert features.encoding is not None
     assert [column.kind for column in features.encoding.columns] == ["category", "number"]
-    with pytest.raises(InputError, match=r"^`--column` must name a feature of the table; got zap\. Look at"):
+    with pytest.raises(InputError, match=r"^`--column-type` must name a feature of the table; got zap\. Look at"):
         fit(columns, {"zap": "category"})
-    with pytest.raises(InputError, match=r"^`--column` must name a column that holds a date; got zip with cells"):
+    with pytest.raises(InputError, match=r"^`--column-type` must name a column that holds a date; got zip with cells"):
         fit(columns, {"zip": "date"})
     with pytest.raises(InputError, match=r"^`path` must have a column of use; got dropped: a: empty; dropped: b: c"):
         fit({"a": ["NA"] * N, "b": ["x"] * N})

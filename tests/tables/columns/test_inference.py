@@ -205,7 +205,7 @@ class TestNamedTypes:
 
     @pytest.mark.parametrize("kind", COLUMN_TYPES)
     def test_empty_columns_have_no_type(self, kind: str) -> None:
-        with pytest.raises(InputError, match=rf"^`--column` must name a column that holds a {kind}; got a, which is"):
+        with pytest.raises(InputError, match=rf"^`--column-type` must name a column that holds a {kind}; got a,"):
             fit_column_as("a", kind, objects(["", "NA"]))
 
     @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ class TestNamedTypes:
     )
     def test_wrong_types_are_refused(self, kind: str, cells: np.ndarray) -> None:
         shown = re.escape(repr(str(cells.tolist()[0])[:50]))
-        message = rf"^`--column` must name a column that holds a {kind}; got price with cells such as {shown}\."
+        message = rf"^`--column-type` must name a column that holds a {kind}; got price with cells such as {shown}\."
         with pytest.raises(InputError, match=message):
             fit_column_as("price", kind, cells)
 
