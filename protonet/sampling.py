@@ -1,7 +1,7 @@
 """Draw N-way K-shot episodes as index tensors, a whole batch of them at once.
 
-Training uses `sample_episodes`, which takes a generator. Experiments use `protonet.episodes.draws`, where every episode
-has a number and can be drawn alone.
+Training uses `sample_episodes`, which takes a generator. Experiments use `protonet.episodes.samplers`, where
+every episode has a number and can be drawn alone.
 """
 
 from __future__ import annotations

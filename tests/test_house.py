@@ -32,7 +32,8 @@ LEVELS = {
         {"__main__"},
     ],
     "protonet.episodes": [
-        {"arguments", "draws", "plugins"},
+        {"names"},
+        {"arguments", "samplers", "plugins"},
         {"networks"},
         {"methods", "features"},
         {"evaluation"},

@@ -12,17 +12,12 @@ import protonet
 from protonet import files
 from protonet.__main__ import COMMANDS
 from protonet.commands import arguments, options
-from protonet.episodes import arguments as episode_arguments
-from protonet.episodes.draws.sampler import MOST
-from protonet.episodes.networks.backbones import BACKBONES
-from protonet.episodes.networks.heads import HEADS
-from protonet.episodes.training.objectives import OBJECTIVES
 from protonet.errors import InputError
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import TIME_LIMIT
 from solution.pack import ROOT
 
-EPISODES = ["protonet.episodes", *(f"protonet.episodes {name}" for name in ("train", "compare", "extract"))]
+EPISODES = ["protonet.episodes", *(f"protonet.episodes {name}" for name in ("train", "compare", "paper", "extract"))]
 
 
 def run(tmp_path: Path, imported: str, source: str, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -135,10 +130,6 @@ def test_what_is_wrong_is_told_before_torch_is_imported(command: str, said: str,
 def test_what_is_known_before_torch_is_what_the_rooms_say(tmp_path: Path) -> None:
     assert tuple(EFFORTS) == arguments.EFFORTS
     assert arguments.TIME_LIMIT == TIME_LIMIT
-    assert episode_arguments.BACKBONES == BACKBONES
-    assert episode_arguments.OBJECTIVES == OBJECTIVES
-    assert episode_arguments.HEADS == HEADS
-    assert episode_arguments.MOST == MOST
     with pytest.raises(InputError) as light:
         options.check_model_path(tmp_path / "none", "path")
     with pytest.raises(InputError) as heavy:

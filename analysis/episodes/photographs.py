@@ -23,7 +23,7 @@ from analysis.shared.runner import BUILD, FOLDER, Report, StudyParser
 from protonet.embeddings.pictures.images import SUFFIXES
 from protonet.embeddings.representation import hash_file
 from protonet.episodes.__main__ import main
-from protonet.episodes.evaluation.report import head_accuracy, percent
+from protonet.episodes.evaluation.report import accuracy_heading, percent
 from protonet.episodes.evaluation.statistics import Rate
 from protonet.errors import raise_input_error
 from protonet.ui.command_line import check_writable_folder
@@ -83,7 +83,7 @@ def add_options(parser: StudyParser) -> None:
 
 def run(options: argparse.Namespace) -> Report:
     """Embed the pictures, and evaluate every column; what was done is not done again."""
-    found = find_pictures(Path(options.folder))
+    found = locate_pictures(Path(options.folder))
     digest = hash_pictures(found)
     build = check_writable_folder("build", BUILD / f"photographs-{digest[:8]}")
     for path, label in found:
@@ -125,7 +125,7 @@ def call(*arguments: str) -> None:
         raise_input_error("protonet.episodes", "run", " ".join(arguments[:2]), "Its message is above.")
 
 
-def find_pictures(root: Path) -> list[tuple[Path, str]]:
+def locate_pictures(root: Path) -> list[tuple[Path, str]]:
     """Return the pictures below a folder with the names of their classes, in the order of their paths."""
     paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES)
     if len({path.parent.name for path in paths}) < 2:
@@ -149,7 +149,7 @@ def hash_name(path: Path) -> str:
 def tabulate(results: Mapping[str, Any], names: Sequence[str]) -> str:
     """Return the accuracies of methods in percent, with both intervals, a column each."""
     rates = {title: {name: Rate.read(rate) for name, rate in one["methods"].items()} for title, one in results.items()}
-    header = [head_accuracy(rate for own in rates.values() for rate in own.values()), *rates]
+    header = [accuracy_heading(rate for own in rates.values() for rate in own.values()), *rates]
     return format_table(header, [[name, *(percent(own[name]) for own in rates.values())] for name in names])
 
 

@@ -21,16 +21,16 @@ from analysis.episodes.peers import load_easyfsl, make_loader
 from analysis.shared.journal import run_all
 from analysis.shared.runner import Report, StudyParser, call_alone, parse_wholes
 from analysis.shared.tables import format_columns
-from protonet.episodes.draws.batch import Base, Part, split_draw, summarize_base, take_from
-from protonet.episodes.draws.numbered import Setting
 from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.methods import METHODS, Method
 from protonet.episodes.methods.tim import tim
+from protonet.episodes.samplers.batch import Base, EpisodeBatch, make_row_reader, split_by_size, summarize_base
+from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.errors import installed_version
 from protonet.sampling import ClassIndex, index_classes
 
 CLASSES, ROWS, DIM = 64, 600, 640
-SETTING = Setting(way=(5, 5), shot=(5, 5), n_query=15)
+SETTING = EpisodeConfig(way=(5, 5), shot=(5, 5), n_query=15)
 
 
 class Pair(NamedTuple):
@@ -123,7 +123,7 @@ def time_theirs(classifier: Any, loader: Any) -> float:
     return (time.process_time() - started) / n
 
 
-def time_lean(classifier: Any, x: Tensor, part: Part) -> float:
+def time_lean(classifier: Any, x: Tensor, part: EpisodeBatch) -> float:
     """Return the CPU seconds per episode of a loop that gathers rows already drawn, and classifies them."""
     rows = zip(part.support, part.support_labels, part.query, part.query_labels, strict=True)
     started, right = time.process_time(), 0
@@ -139,11 +139,11 @@ def compare(pair: Pair, repeats: int) -> dict[str, Any]:
     """Return the median microseconds per episode of all sides of a pair, in alternating runs, and their ratios."""
     x, labels = make_data(pair.spread)
     index = index_classes(labels)
-    base = summarize_base(take_from(x), index)._replace(mean=MEAN)
+    base = summarize_base(make_row_reader(x), index)._replace(mean=MEAN)
     classifier = getattr(load_easyfsl(pair.module), pair.classifier)(**pair.settings)
     sizes = {"n_way": SETTING.way[0], "n_shot": SETTING.shot[0], "n_query": SETTING.n_query}
     loader = make_loader(x, labels, **sizes, n_tasks=pair.n_theirs)
-    part = next(split_draw(SETTING.draw(index, seed=0, first=0, n_episodes=pair.n_theirs)))
+    part = next(split_by_size(SETTING.sample(index, seed=0, first=0, n_episodes=pair.n_theirs)))
     seconds = [
         (time_ours(x, index, base, pair, seed), time_theirs(classifier, loader), time_lean(classifier, x, part))
         for seed in range(repeats)
@@ -156,7 +156,7 @@ def compare(pair: Pair, repeats: int) -> dict[str, Any]:
 def measure_growth(n_episodes: int) -> dict[str, float]:
     """Return CPU seconds and memory of ``n_episodes`` episodes of ProtoNet, of this process."""
     x, labels = make_data()
-    index = SETTING.check(index_classes(labels), tuple(map(str, range(CLASSES))))
+    index = SETTING.validate(index_classes(labels), tuple(map(str, range(CLASSES))))
     before, started = measure_peak_memory(), time.process_time()
     evaluate(x, index, {"protonet": METHODS["protonet"]}, SETTING, n_episodes=n_episodes)
     seconds = time.process_time() - started

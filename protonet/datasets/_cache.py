@@ -21,7 +21,7 @@ def cached_arrays(name: str, version: int, key: Any, make: Callable[[], Arrays])
     """Return the arrays by name of an earlier call with the same key, or make and cache them.
 
     A file that is damaged, of another program or of another version is made again, with one line on stderr. A cache
-    that cannot be written is no error either, and also told in one line. The file's name begins with ``name``, ``key``
+    that cannot be written is no error either, but one line on stderr. The file's name begins with ``name``, ``key``
     (that JSON can write) is everything that the arrays depend on, and no array may be called "stamp".
     """
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
@@ -29,13 +29,13 @@ def cached_arrays(name: str, version: int, key: Any, make: Callable[[], Arrays])
     stamp = f"{name} {version} {digest}"
     if path.exists():
         try:
-            found, arrays = _read(path)
+            stored_stamp, arrays = _read(path)
         except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:  # what numpy and zipfile raise
             reason = " ".join(str(error).split()) or type(error).__name__
         else:
-            if found == stamp:
+            if stored_stamp == stamp:
                 return arrays
-            reason = "not a file of this library" if found is None else "it is from another version"
+            reason = "not a file of this library" if stored_stamp is None else "it is from another version"
         print(f"protonet: {path} is made again: {reason}", file=sys.stderr)
     arrays = make()
     try:

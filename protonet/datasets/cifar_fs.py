@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from protonet.datasets.class_lists import find_listed
+from protonet.datasets.class_lists import detect_listed_classes
 from protonet.datasets.dataset import Dataset
-from protonet.datasets.layouts import choose_layout, find_class_lists, find_folders, find_pickles
-from protonet.datasets.pictures import Found, load_pictures
+from protonet.datasets.layouts import choose_layout, detect_class_lists, detect_folders, detect_pickles
+from protonet.datasets.pictures import ImageSet, load_pictures
 
 SPLIT = "splits/bertinetto/{}.txt"  #: The lists of classes.
 
@@ -22,7 +22,7 @@ def load_cifar_fs(root: str | Path, *, size: int | None = None) -> Dataset:
     ``data``, or in ``train`` and ``test``, which are taken together. Their classes are base, validation and novel.
 
     Args:
-        root: The folder, or one with a folder ``cifar100`` of that form.
+        root: The folder, or one with such a folder ``cifar100``.
         size: Pixels per side to resize pictures to, >= 1; None for their own 32.
 
     Returns:
@@ -36,16 +36,16 @@ def load_cifar_fs(root: str | Path, *, size: int | None = None) -> Dataset:
     Source: Bertinetto et al., "Meta-learning with differentiable closed-form solvers" (2019), sec. 4.1,
         https://arxiv.org/abs/1805.08136. Pickles: Lee et al. (2019), https://arxiv.org/abs/1904.03758.
     """
-    return load_pictures(find_cifar_fs(root), size)
+    return load_pictures(locate_cifar_fs(root), size)
 
 
-def find_cifar_fs(root: str | Path) -> Found:
+def locate_cifar_fs(root: str | Path) -> ImageSet:
     """Find CIFAR-FS's pictures; errors are as in `load_cifar_fs`."""
     root = Path(root)
     home = root / "cifar100" if (root / "cifar100").is_dir() else root
-    listed = partial(find_listed, "cifar-fs", folders=("", "data", "train", "test"))
-    layouts = (find_class_lists("data", SPLIT), find_pickles("CIFAR_FS_{}.pickle"), listed, find_folders)
-    wanted = (
+    listed = partial(detect_listed_classes, "cifar-fs", folders=("", "data", "train", "test"))
+    layouts = (detect_class_lists("data", SPLIT), detect_pickles("CIFAR_FS_{}.pickle"), listed, detect_folders)
+    expected = (
         f"data/CLASS/*.png and {SPLIT.format('train')}, CIFAR_FS_train.pickle, or meta-train, meta-val and meta-test"
     )
-    return choose_layout("load_cifar_fs", home, 32, layouts, wanted)
+    return choose_layout("load_cifar_fs", home, 32, layouts, expected)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from protonet.datasets.class_lists import find_listed
+from protonet.datasets.class_lists import detect_listed_classes
 from protonet.datasets.dataset import Dataset
-from protonet.datasets.layouts import Layout, choose_layout, find_csv, find_folders, find_json, refuse_list
-from protonet.datasets.pictures import Found, Pictures, load_pictures
+from protonet.datasets.layouts import Layout, choose_layout, detect_csv, detect_folders, detect_json, refuse_list
+from protonet.datasets.pictures import ImageSet, Pictures, load_pictures
 
 HOME = "CUB_200_2011"  #: The folder that the archive unpacks to.
 
@@ -36,15 +36,15 @@ def load_cub(root: str | Path, *, size: int | None = None) -> Dataset:
     Source: Wah et al., "The Caltech-UCSD Birds-200-2011 dataset" (2011). Split: Chen et al., "A closer look at few-shot
         classification" (2019), sec. 4.1, https://arxiv.org/abs/1904.04232.
     """
-    return load_pictures(find_cub(root), size)
+    return load_pictures(locate_cub(root), size)
 
 
-def find_cub(root: str | Path) -> Found:
+def locate_cub(root: str | Path) -> ImageSet:
     """Find CUB's pictures; errors are as in `load_cub`."""
     root = Path(root)
     home = root / HOME if (root / HOME).is_dir() else root
-    listed = partial(find_listed, "cub", folders=("images", ""))
-    layouts = (find_json, find_csv, _find_archive, find_folders, listed)
+    listed = partial(detect_listed_classes, "cub", folders=("images", ""))
+    layouts = (detect_json, detect_csv, _find_archive, detect_folders, listed)
     return choose_layout("load_cub", home, 84, layouts, "images, images.txt and image_class_labels.txt")
 
 
@@ -58,16 +58,16 @@ def _find_archive(root: Path) -> Layout | None:
         refuse_list(lists[1], f"{len(classes)} labels of {len(files)} pictures")
     labels = [file.partition("/")[0] for file in files.values()]
     side_of = {
-        label: "base" if number % 2 == 0 else "validation" if number % 4 == 1 else "novel"
-        for number, label in enumerate(sorted(set(labels)))
+        label: "base" if position % 2 == 0 else "validation" if position % 4 == 1 else "novel"
+        for position, label in enumerate(sorted(set(labels)))
     }
-    number_of: dict[str, str] = {}
+    label_of: dict[str, str] = {}
     for key, label in zip(files, labels, strict=True):
-        if number_of.setdefault(label, classes[key]) != classes[key]:
-            refuse_list(lists[1], f"folder {label} of classes {number_of[label]} and {classes[key]}")
+        if label_of.setdefault(label, classes[key]) != classes[key]:
+            refuse_list(lists[1], f"folder {label} of classes {label_of[label]} and {classes[key]}")
     paths = [root / "images" / file for file in files.values()]
-    found = Pictures(paths, labels, [side_of[label] for label in labels])
-    return [*lists, *paths], lambda: found
+    pictures = Pictures(paths, labels, [side_of[label] for label in labels])
+    return [*lists, *paths], lambda: pictures
 
 
 def _read_pairs(path: Path) -> list[list[str]]:

@@ -14,15 +14,15 @@ from torch import Tensor
 from protonet._validation import check_int, check_labels
 from protonet.errors import raise_input_error
 
-Names = Sequence[str] | np.ndarray
+RowNames = Sequence[str] | np.ndarray
 #: The sides of a split by class: to learn from, to choose settings on, to be judged on.
-SIDES = ("base", "validation", "novel")
+SPLIT_SIDES = ("base", "validation", "novel")
 #: Other names of the sides in files.
-ALIASES = {"train": "base", "val": "validation", "valid": "validation", "test": "novel"}
-CHUNK = 2**26  #: Bytes of features that are checked at a time.
+SIDE_ALIASES = {"train": "base", "val": "validation", "valid": "validation", "test": "novel"}
+BYTES_PER_CHECK = 2**26  #: Bytes of features that are checked at a time.
 #: Rows of a mapped file that are read at a time: the system may keep a few megabytes around each of them.
-ROWS_AT_ONCE = 32
-COLOURS = 3  #: Most channels of pictures.
+MAPPED_ROWS_PER_READ = 32
+MAX_PICTURE_CHANNELS = 3  #: Most channels of pictures.
 
 
 class Dataset(NamedTuple):
@@ -33,9 +33,9 @@ class Dataset(NamedTuple):
     x: Tensor
     y: Tensor  #: Labels (n,), int64, in [0, num_classes); every class has a row.
     class_names: tuple[str, ...]  #: One name per class.
-    sides: tuple[str, ...] | None = None  #: For each class one of ``SIDES``; None without a split by class.
+    sides: tuple[str, ...] | None = None  #: For each class one of ``SPLIT_SIDES``; None without a split by class.
     mapping: mmap.mmap | None = None  #: The file that ``x`` is mapped from, or None.
-    #: Of pictures and maps of a network: channels, height and width, the axes that a row's features are in the order
+    #: For pictures and maps of a network: channels, height and width, the axes that a row's features are in the order
     #: of; None for other rows.
     shape: tuple[int, int, int] | None = None
 
@@ -47,7 +47,7 @@ class Dataset(NamedTuple):
     @property
     def has_maps(self) -> bool:
         """Whether rows are maps of a network, which have more channels than pictures."""
-        return self.shape is not None and self.shape[0] > COLOURS
+        return self.shape is not None and self.shape[0] > MAX_PICTURE_CHANNELS
 
     @property
     def is_plain(self) -> bool:
@@ -80,7 +80,7 @@ class Dataset(NamedTuple):
         """Copy the rows of the classes on one side of the split.
 
         Args:
-            side: One of ``SIDES``.
+            side: One of ``SPLIT_SIDES``.
 
         Returns:
             The rows, in the order of this data set.
@@ -91,10 +91,10 @@ class Dataset(NamedTuple):
         if self.sides is None or side not in self.sides:
             got = f"{side!r} of {sorted(set(self.sides or ())) or 'no split'}"
             raise_input_error("side", "be a side that has classes", got, "Pick another side or more classes.")
-        return self.take_classes([c for c, own in enumerate(self.sides) if own == side])
+        return self.take_classes([c for c, side_of_class in enumerate(self.sides) if side_of_class == side])
 
     def take_rows(self, rows: Tensor) -> Tensor:
-        """Copy some rows. Of a mapped file, hardly more than these rows are kept in memory.
+        """Copy some rows. Hardly more than the copied rows of a mapped file are kept in memory.
 
         Args:
             rows: (k,) int64 in [0, n), in any order.
@@ -105,11 +105,11 @@ class Dataset(NamedTuple):
         if self.is_plain:
             return self.x.index_select(0, rows)
         dtype = self.x.dtype if self.x.is_floating_point() else torch.float32
-        taken = self.x.new_empty(len(rows), self.x.shape[1], dtype=dtype)
-        for piece, place in zip(rows.split(ROWS_AT_ONCE), taken.split(ROWS_AT_ONCE), strict=True):
-            place.copy_(self.x.index_select(0, piece))
+        copied = self.x.new_empty(len(rows), self.x.shape[1], dtype=dtype)
+        for piece, target in zip(rows.split(MAPPED_ROWS_PER_READ), copied.split(MAPPED_ROWS_PER_READ), strict=True):
+            target.copy_(self.x.index_select(0, piece))
             self.release()
-        return taken if self.x.is_floating_point() else taken.div_(255)
+        return copied if self.x.is_floating_point() else copied.div_(255)
 
     def release(self) -> None:
         """Free the memory of a mapped file's pages, which are read again when needed; otherwise do nothing."""
@@ -142,7 +142,7 @@ def split_classes(data: Dataset, seed: int) -> Dataset:
     return data._replace(sides=tuple(side_of[name] for name in data.class_names))
 
 
-def make_dataset(argument: str, x: Tensor, labels: Names, sides: Names | None = None) -> Dataset:
+def make_dataset(argument: str, x: Tensor, labels: RowNames, sides: RowNames | None = None) -> Dataset:
     """Make a data set of float32 rows with named classes, which are numbered in the order of their names.
 
     The rows ``x`` (n, ...) are of any real dtype; trailing axes are flattened. The ``labels`` (n,) are strings, or
@@ -162,10 +162,10 @@ def make_dataset(argument: str, x: Tensor, labels: Names, sides: Names | None = 
     return assign_sides(argument, Dataset(x, torch.from_numpy(y), tuple(map(str, names))), sides)
 
 
-def assign_sides(argument: str, data: Dataset, sides: Names | None) -> Dataset:
+def assign_sides(argument: str, data: Dataset, sides: RowNames | None) -> Dataset:
     """Set the side of each class from those of its rows (n,); None leaves the data as they are.
 
-    A side is one of ``SIDES`` or ``ALIASES`` in any case, the same for all rows of a class.
+    A side is one of ``SPLIT_SIDES`` or ``SIDE_ALIASES`` in any case, the same for all rows of a class.
 
     Raises:
         InputError: There are not as many sides as rows, a side is unknown, or a class is on two sides.
@@ -177,10 +177,10 @@ def assign_sides(argument: str, data: Dataset, sides: Names | None) -> Dataset:
         raise_input_error(argument, "have one side per row", got, "Give both the same length.")
     side_of: dict[int, str] = {}
     for c, text in sorted(set(zip(data.y.tolist(), map(str, sides), strict=True))):
-        side = ALIASES.get(text.lower(), text.lower())
-        if side not in SIDES:
-            remedy = f"Rename it; {', '.join(ALIASES)} are accepted, too."
-            raise_input_error(argument, f"have only sides {', '.join(SIDES)}", repr(text), remedy)
+        side = SIDE_ALIASES.get(text.lower(), text.lower())
+        if side not in SPLIT_SIDES:
+            remedy = f"Rename it; {', '.join(SIDE_ALIASES)} are accepted, too."
+            raise_input_error(argument, f"have only sides {', '.join(SPLIT_SIDES)}", repr(text), remedy)
         if side_of.setdefault(c, side) != side:
             got = f"class {data.class_names[c]} on {side_of[c]} and {side}"
             raise_input_error(argument, "keep every class on one side", got, "Split by class, not by row.")
@@ -193,7 +193,7 @@ def check_finite(argument: str, x: Tensor, release: Callable[[], None] = lambda:
     Raises:
         InputError: There is NaN or infinity; the message names the first such rows.
     """
-    step = max(1, CHUNK // max(1, x.shape[1] * x.element_size()))
+    step = max(1, BYTES_PER_CHECK // max(1, x.shape[1] * x.element_size()))
     bad: list[int] = []
     for start in range(0, len(x), step):
         finite = x[start : start + step].isfinite().all(dim=1)  # (rows,)

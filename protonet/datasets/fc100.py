@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from protonet.datasets.class_lists import find_listed
+from protonet.datasets.class_lists import detect_listed_classes
 from protonet.datasets.dataset import Dataset
-from protonet.datasets.layouts import choose_layout, find_folders, find_pickles
-from protonet.datasets.pictures import Found, load_pictures
+from protonet.datasets.layouts import choose_layout, detect_folders, detect_pickles
+from protonet.datasets.pictures import ImageSet, load_pictures
 
 
 def load_fc100(root: str | Path, *, size: int | None = None) -> Dataset:
@@ -33,11 +33,11 @@ def load_fc100(root: str | Path, *, size: int | None = None) -> Dataset:
     Source: Oreshkin, Rodríguez and Lacoste, "TADAM: task dependent adaptive metric for improved few-shot learning"
         (2018), sec. 4.1, https://arxiv.org/abs/1805.10123. Pickles: Lee et al. (2019), https://arxiv.org/abs/1904.03758.
     """
-    return load_pictures(find_fc100(root), size)
+    return load_pictures(locate_fc100(root), size)
 
 
-def find_fc100(root: str | Path) -> Found:
+def locate_fc100(root: str | Path) -> ImageSet:
     """Find FC100's pictures; errors are as in `load_fc100`."""
-    wanted = "FC100_train.pickle, FC100_val.pickle and FC100_test.pickle, or folders train, val and test"
-    listed = partial(find_listed, "fc100", folders=("", "data", "train", "test"))
-    return choose_layout("load_fc100", root, 32, (find_pickles("FC100_{}.pickle"), listed, find_folders), wanted)
+    expected = "FC100_train.pickle, FC100_val.pickle and FC100_test.pickle, or folders train, val and test"
+    listed = partial(detect_listed_classes, "fc100", folders=("", "data", "train", "test"))
+    return choose_layout("load_fc100", root, 32, (detect_pickles("FC100_{}.pickle"), listed, detect_folders), expected)

@@ -14,12 +14,12 @@ from protonet.datasets.unpickling import load_pickle
 from protonet.errors import raise_input_error, raise_missing_file
 from protonet.tables.arrays import READ_ERRORS, decode_labels
 
-FUNCTION = "load_features"
+LOAD_FEATURES = "load_features"
 #: What features, and their labels, are called in files of several things.
 FEATURES = ("x", "features", "feats", "embeddings", "concat_features", "data")
 LABELS = ("y", "labels", "targets", "concat_labels")
 #: Names of the files of labels beside ``NAME.npy``, in the same folder.
-BESIDE = ("{}.labels.npy", "{}_labels.npy", "labels.npy", "y.npy")
+LABEL_FILES = ("{}.labels.npy", "{}_labels.npy", "labels.npy", "y.npy")
 
 
 class Content(NamedTuple):
@@ -54,9 +54,9 @@ def load_features(path: str | Path) -> Dataset:
     """
     path = Path(path)
     suffix = path.suffix.lower()
-    if suffix not in READERS:
-        raise_input_error("path", f"end in {', '.join(READERS)}", path, "Rename it.")
-    rows = READERS[suffix](path)
+    if suffix not in FEATURE_READERS:
+        raise_input_error("path", f"end in {', '.join(FEATURE_READERS)}", path, "Rename it.")
+    rows = FEATURE_READERS[suffix](path)
     if rows.x.dtype.kind not in "biuf" or rows.x.ndim < 2:
         got = f"{rows.x.dtype} {rows.x.shape}"
         raise_input_error("path", "hold real features of shape (n, dim)", got, "Save them as floats.")
@@ -67,27 +67,27 @@ def load_features(path: str | Path) -> Dataset:
 
 def _read_npy(path: Path) -> Content:
     """Read an NPY file and the one of labels beside it."""
-    names = [name.format(path.stem) for name in BESIDE]
-    beside = [path.with_name(name) for name in names if path.with_name(name).is_file() and name != path.name]
+    names = [name.format(path.stem) for name in LABEL_FILES]
+    label_paths = [path.with_name(name) for name in names if path.with_name(name).is_file() and name != path.name]
     if not path.is_file():
         raise_missing_file(path)
-    if not beside:
+    if not label_paths:
         remedy = "Save one label per row there, or numpy.savez(path, x=x, y=y)."
         raise_input_error("path", f"have its labels beside it, in {names[0]} or {names[1]}", f"{path} alone", remedy)
-    return Content(*(_load_npy(each) for each in (path, beside[0])))
+    return Content(*(_load_npy(file) for file in (path, label_paths[0])))
 
 
 def _load_npy(path: Path) -> np.ndarray:
     """Load an NPY file without objects."""
     try:
         with path.open("rb") as file:
-            found = np.load(file, allow_pickle=False)
+            array = np.load(file, allow_pickle=False)
     except (ValueError, *READ_ERRORS) as error:
         reason = "objects, which would be unpickled" if "Object arrays" in str(error) else type(error).__name__
         raise_input_error("path", "be an NPY file of numbers or text", f"{path} ({reason})", "Save it with numpy.save.")
-    if not isinstance(found, np.ndarray):
+    if not isinstance(array, np.ndarray):
         raise_input_error("path", "be an NPY file", path, "Rename it to .npz.")
-    return found
+    return array
 
 
 def _read_torch(path: Path) -> Content:
@@ -108,7 +108,7 @@ def _read_pickle(path: Path) -> Content:
 
 
 #: What reads a file, by how its name ends.
-READERS: Mapping[str, Callable[[Path], Content]] = {
+FEATURE_READERS: Mapping[str, Callable[[Path], Content]] = {
     ".npy": _read_npy,
     **dict.fromkeys((".pt", ".pth"), _read_torch),
     **dict.fromkeys((".plk", ".pkl", ".pickle"), _read_pickle),
@@ -137,10 +137,10 @@ def _join_classes(path: Path, by_class: Mapping[Any, Any]) -> Content:
     """Return the rows of a dictionary from classes to rows."""
     arrays = {key: _as_array(path, value) for key, value in by_class.items()}
     rows = {key: value for key, value in arrays.items() if value.size}
-    if len({each.shape[1:] for each in rows.values()}) != 1:
+    if len({part.shape[1:] for part in rows.values()}) != 1:
         _refuse(path, "classes whose rows are of several shapes")
     keys = [key.item() if isinstance(key, (torch.Tensor, np.generic)) else key for key in rows]
-    labels = np.repeat(np.array(keys), [len(each) for each in rows.values()])
+    labels = np.repeat(np.array(keys), [len(part) for part in rows.values()])
     return Content(np.concatenate(list(rows.values())), labels)
 
 

@@ -121,16 +121,16 @@ def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
         remedy = f"Name the classes' column {label}, or pass label=."
         raise_input_error("path", f"have one column {label} and columns of numbers", got, remedy)
     column = header.index(label)
-    for number, cells in lines:
+    for line_index, cells in lines:
         if not any(map(str.strip, cells)):
-            continue  # a blank row tells nothing
+            continue  # a blank row
         labels.append(cells.pop(column).strip())
-        rows.append([_parse_number(cell, number) for cell in cells])
+        rows.append([_parse_float(cell, line_index) for cell in cells])
     features = torch.tensor(rows, dtype=torch.float32).reshape(len(rows), len(header) - 1)  # (n, dim)
     return make_dataset("path", features, labels)
 
 
-def _parse_number(cell: str, line: int) -> float:
+def _parse_float(cell: str, line: int) -> float:
     """Return a cell's number; an empty cell is NaN."""
     try:
         return float(cell) if cell.strip() else math.nan

@@ -1,7 +1,7 @@
 """Glyphs: characters as classes, font faces with small random affine jitter as samples.
 
 Like Omniglot, but without a download: some 3,000 letters, digits and symbols are in eight or more of the DejaVu faces
-that come with matplotlib. The split by class is by alphabets, each of which is on one side as a whole.
+that come with matplotlib. The split by class is by alphabets; all characters of an alphabet are on one side.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from protonet._progress import progress_bar
 from protonet._validation import check_int
 from protonet.datasets._cache import cached_arrays
-from protonet.datasets.dataset import SIDES, Dataset
+from protonet.datasets.dataset import SPLIT_SIDES, Dataset
 from protonet.errors import optional_packages, raise_input_error
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rendering:
-    """How a character is drawn. All values are our own choice; a change needs a new ``VERSION``."""
+    """How a character is drawn. All values are our own choice; a change needs a new cache version."""
 
     size: int = 28  #: Pixels per side of an image, as in MNIST and most uses of Omniglot.
     canvas: int = 56  #: Pixels per side of the canvas that a character is drawn on, twice the size.
@@ -42,7 +42,7 @@ class Rendering:
 
 @dataclass(frozen=True)
 class Jitter:
-    """The random affine map of each image. All values are our own choice; a change needs a new ``VERSION``."""
+    """The random affine map of each image. All values are our own choice; a change needs a new cache version."""
 
     rotation: float = np.pi / 15  #: Largest rotation to either side, in radians.
     shear: float = 0.15  #: Largest shear to either side.
@@ -50,10 +50,10 @@ class Jitter:
     shift: float = 4  #: Largest shift along either axis, in pixels of the canvas.
 
 
-RENDERING, JITTER = Rendering(), Jitter()
-SHARES = (0.6, 0.15, 0.25)  #: The shares of the classes on each of SIDES.
+RENDERING, GLYPH_JITTER = Rendering(), Jitter()
+SIDE_FRACTIONS = (0.6, 0.15, 0.25)  #: The shares of the classes on each of SIDES.
 SMALL_ALPHABET = 20  #: Alphabets of fewer characters are pooled into one.
-#: Where blocks of characters other than letters start, and the alphabet that each belongs to.
+#: The first code points of blocks of characters other than letters, and the alphabet that each belongs to.
 BLOCKS = [
     *((0x0000, "PUNCTUATION"), (0x0300, "SYMBOLS"), (0x2000, "PUNCTUATION"), (0x2070, "NUMBERS")),
     *((0x20A0, "SYMBOLS"), (0x2150, "NUMBERS"), (0x2190, "ARROWS"), (0x2200, "MATHEMATICAL")),
@@ -61,7 +61,7 @@ BLOCKS = [
     *((0x27C0, "MATHEMATICAL"), (0x27F0, "ARROWS"), (0x2800, "BRAILLE"), (0x2900, "ARROWS")),
     *((0x2980, "MATHEMATICAL"), (0x2B00, "ARROWS"), (0x2E00, "SYMBOLS")),
 ]
-VERSION = 1  #: Of the cached images; to be increased whenever rendering changes.
+GLYPH_CACHE_VERSION = 1  #: Version of the cached images, to be increased whenever rendering changes.
 
 
 class Face(NamedTuple):
@@ -105,13 +105,13 @@ def load_glyphs(
     copies = check_int("copies", copies, low=1)
     min_faces = check_int("min_faces", min_faces, low=1)
     seed = check_int("seed", seed, low=0)
-    faces = find_faces(fonts)
+    faces = list_font_faces(fonts)
     counts = Counter(character for face in faces for character in face.characters)
     known = counts if characters is None else set(characters)
     chosen = sorted(c for c in known if counts[c] >= min_faces and unicodedata.category(c)[0] in "LNPS")
     digests = [hashlib.sha256(face.path.read_bytes()).hexdigest() for face in faces]
     key = [chosen, digests, copies, seed]
-    arrays = cached_arrays("glyphs", VERSION, key, lambda: _render(chosen, faces, copies, seed))
+    arrays = cached_arrays("glyphs", GLYPH_CACHE_VERSION, key, lambda: _render(chosen, faces, copies, seed))
     names = tuple(map(chr, arrays["characters"].tolist()))
     if len(names) < 2:
         got = f"{len(names)} of {len(set(known))}"
@@ -143,14 +143,17 @@ def split_alphabets(characters: Iterable[str]) -> tuple[str, ...]:
     others = {"SMALL", *(name for _, name in BLOCKS)}
     sides = {}
     for group in (counts.keys() - others, counts.keys() & others):
-        missing = {side: share * sum(counts[name] for name in group) for side, share in zip(SIDES, SHARES, strict=True)}
+        missing = {
+            side: fraction * sum(counts[name] for name in group)
+            for side, fraction in zip(SPLIT_SIDES, SIDE_FRACTIONS, strict=True)
+        }
         for name in sorted(group, key=lambda name: (-counts[name], name)):
             sides[name] = max(missing, key=lambda side: missing[side])
             missing[sides[name]] -= counts[name]
     return tuple(sides[name] for name in names)
 
 
-def find_faces(fonts: str | Path | None = None) -> list[Face]:
+def list_font_faces(fonts: str | Path | None = None) -> list[Face]:
     """List matplotlib's DejaVu faces, then those below the folder ``fonts``, each in the order of their names.
 
     Raises:
@@ -226,9 +229,9 @@ def _jitter(image: Image, generator: np.random.Generator) -> np.ndarray:
     from PIL.Image import Resampling, Transform  # noqa: PLC0415 - optional
 
     centre = RENDERING.canvas / 2
-    angle, shear = generator.uniform(-1, 1, 2) * (JITTER.rotation, JITTER.shear)
-    scale = JITTER.scale ** generator.uniform(-1, 1, 2)  # (2,)
-    shift = generator.uniform(-JITTER.shift, JITTER.shift, 2)  # (2,)
+    angle, shear = generator.uniform(-1, 1, 2) * (GLYPH_JITTER.rotation, GLYPH_JITTER.shear)
+    scale = GLYPH_JITTER.scale ** generator.uniform(-1, 1, 2)  # (2,)
+    shift = generator.uniform(-GLYPH_JITTER.shift, GLYPH_JITTER.shift, 2)  # (2,)
     rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     inverse = rotation @ np.array([[1.0, shear], [0.0, 1.0]]) @ np.diag(1 / scale)  # (2, 2): output to input
     offset = centre - inverse @ (centre + shift)  # (2,)

@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from protonet.datasets.dataset import ALIASES, SIDES
+from protonet.datasets.dataset import SIDE_ALIASES, SPLIT_SIDES
 from protonet.datasets.mapped import map_rows
-from protonet.datasets.pictures import Found, Picture, Pictures, join_sides
+from protonet.datasets.pictures import ImageSet, ImageSource, Pictures, join_sides
 from protonet.datasets.unpickling import load_pickle
 from protonet.embeddings.pictures.images import list_folders, list_images
 from protonet.errors import raise_input_error
@@ -20,13 +20,13 @@ from protonet.tables.arrays import READ_ERRORS
 
 #: The files that a set is made of, and what reads it.
 Layout = tuple[Sequence[Path], Callable[[], Pictures]]
-#: The names of the sides in most authors' files, in the order of ``SIDES``.
-PARTS = ("train", "val", "test")
+#: The names of the sides in most authors' files, in the order of ``SPLIT_SIDES``.
+AUTHORS_SIDES = ("train", "val", "test")
 
 
 def choose_layout(
-    name: str, root: str | Path, size: int, layouts: Iterable[Callable[[Path], Layout | None]], wanted: str
-) -> Found:
+    name: str, root: str | Path, size: int, layouts: Iterable[Callable[[Path], Layout | None]], expected: str
+) -> ImageSet:
     """Return the first of some layouts that a folder has.
 
     Args:
@@ -34,17 +34,17 @@ def choose_layout(
         root: The folder.
         size: Pixels per side that the authors take.
         layouts: Each returns its files and what reads them, or None where the folder is laid out otherwise.
-        wanted: What the folder should hold, for the message.
+        expected: The expected content of the folder, for messages.
 
     Raises:
         InputError: It has none of them.
     """
     root = Path(root)
-    found = next(filter(None, (layout(root) for layout in layouts)), None)
-    if found is None:
+    detected = next(filter(None, (layout(root) for layout in layouts)), None)
+    if detected is None:
         got = f"{root} with {_list_names(root)}" if root.is_dir() else f"no folder {root}"
-        raise_input_error("root", f"hold {wanted}", got, "Pass the folder that its authors' archive unpacks to.")
-    return Found(name, root, *found, size)
+        raise_input_error("root", f"hold {expected}", got, "Pass the folder that its authors' archive unpacks to.")
+    return ImageSet(name, root, *detected, size)
 
 
 def _list_names(folder: Path) -> str:
@@ -53,12 +53,12 @@ def _list_names(folder: Path) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "") if names else "nothing"
 
 
-def find_folders(root: Path) -> Layout | None:
-    """Find ``root/train/CLASS/*.png``, ``val`` and ``test``, of which ``val`` may be missing, or names like these."""
+def detect_folders(root: Path) -> Layout | None:
+    """Find ``root/train/CLASS/*.png``, ``val`` and ``test`` (``val`` may be missing), or similar names."""
     folders = find_sides(root)
     if folders is None:
         return None
-    return give(join_sides([list_classes(folders[side]) if side in folders else None for side in SIDES]))
+    return give(join_sides([list_classes(folders[side]) if side in folders else None for side in SPLIT_SIDES]))
 
 
 def find_sides(root: Path) -> dict[str, Path] | None:
@@ -66,9 +66,9 @@ def find_sides(root: Path) -> dict[str, Path] | None:
     folders: dict[str, Path] = {}
     for folder in list_folders(root):
         side = folder.name.lower().removeprefix("meta-")
-        side = ALIASES.get(side, side)
-        if side not in SIDES or not list_folders(folder):
-            return None  # a class of that name, perhaps
+        side = SIDE_ALIASES.get(side, side)
+        if side not in SPLIT_SIDES or not list_folders(folder):
+            return None  # perhaps a class of the same name
         folders[side] = folder
     return folders if {"base", "novel"} <= set(folders) else None
 
@@ -78,20 +78,20 @@ def list_classes(root: Path) -> Pictures:
     pictures: list[Path] = []
     labels: list[str] = []
     for folder in list_folders(root):
-        own = list_images("root", folder)
-        pictures += own
-        labels += [folder.name] * len(own)
+        labels_of_pictures = list_images("root", folder)
+        pictures += labels_of_pictures
+        labels += [folder.name] * len(labels_of_pictures)
     if not pictures:
         raise_input_error("root", "hold one folder per class", f"{root} without any", "Pass the folder above them.")
     return Pictures(pictures, labels, None)
 
 
-def find_class_folders(root: Path) -> Layout:
+def detect_class_folders(root: Path) -> Layout:
     """Find ``root/CLASS/*.png``."""
     return give(list_classes(root))
 
 
-def find_csv(root: Path) -> Layout | None:
+def detect_csv(root: Path) -> Layout | None:
     """Find ``root/images`` and ``root/train.csv``, ``val.csv`` and ``test.csv`` of columns filename and label.
 
     A file's class is the folder that its name says, such as ``001.Black_footed_Albatross/1.jpg``; otherwise its label.
@@ -99,7 +99,7 @@ def find_csv(root: Path) -> Layout | None:
     if not (root / "train.csv").is_file() or not (root / "images").is_dir():
         return None
     parts = []
-    for part in PARTS:
+    for part in AUTHORS_SIDES:
         path = root / f"{part}.csv"
         try:
             with path.open(encoding="utf-8-sig", newline="") as file:
@@ -114,13 +114,13 @@ def find_csv(root: Path) -> Layout | None:
         rows = rows[named:]
         labels = [file.rpartition("/")[0] or label for file, label in rows]
         parts.append(Pictures([root / "images" / file for file, _ in rows], labels, None))
-    return give(join_sides(parts), *(root / f"{part}.csv" for part in PARTS))
+    return give(join_sides(parts), *(root / f"{part}.csv" for part in AUTHORS_SIDES))
 
 
-def find_json(root: Path) -> Layout | None:
+def detect_json(root: Path) -> Layout | None:
     """Find ``root/images/CLASS/*.jpg`` with ``base.json``, ``val.json`` and ``novel.json``, lists of ``image_names``.
 
-    Of the names, which are paths on their authors' machine, the last two parts are taken.
+    The names are paths on the authors' machine, of whose parts only the last two are used.
     """
     lists = [root / f"{part}.json" for part in ("base", "val", "novel")]
     if not lists[0].is_file() or not (root / "images").is_dir():
@@ -129,7 +129,7 @@ def find_json(root: Path) -> Layout | None:
     for path in lists:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            names = [each.replace("\\", "/").split("/")[-2:] for each in content["image_names"]]
+            names = [image.replace("\\", "/").split("/")[-2:] for image in content["image_names"]]
             files = [root / "images" / folder / file for folder, file in names]
         except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
             refuse_list(path, type(error).__name__)
@@ -137,7 +137,7 @@ def find_json(root: Path) -> Layout | None:
     return give(join_sides(parts), *lists)
 
 
-def find_class_lists(folder: str, pattern: str) -> Callable[[Path], Layout | None]:
+def detect_class_lists(folder: str, pattern: str) -> Callable[[Path], Layout | None]:
     """Return a layout: a folder of all classes, and a list of the classes of each side.
 
     Args:
@@ -146,7 +146,7 @@ def find_class_lists(folder: str, pattern: str) -> Callable[[Path], Layout | Non
     """
 
     def find(root: Path) -> Layout | None:
-        lists = [root / pattern.format(part) for part in PARTS]
+        lists = [root / pattern.format(part) for part in AUTHORS_SIDES]
         if not lists[0].is_file() or not (root / folder).is_dir():
             return None
         parts = []
@@ -159,24 +159,24 @@ def find_class_lists(folder: str, pattern: str) -> Callable[[Path], Layout | Non
             missing = [label for label in classes if not (root / folder / label).is_dir()]
             if missing or not classes:
                 refuse_list(path, f"no folder {root / folder / missing[0]}" if missing else "empty")
-            own = {label: list_images("root", root / folder / label) for label in classes}
-            labels = [label for label, images in own.items() for _ in images]
-            parts.append(Pictures([image for images in own.values() for image in images], labels, None))
+            labels_of_pictures = {label: list_images("root", root / folder / label) for label in classes}
+            labels = [label for label, images in labels_of_pictures.items() for _ in images]
+            parts.append(Pictures([image for images in labels_of_pictures.values() for image in images], labels, None))
         return give(join_sides(parts), *lists)
 
     return find
 
 
-def find_pickles(pattern: str, *names: str) -> Callable[[Path], Layout | None]:
+def detect_pickles(pattern: str, *names: str) -> Callable[[Path], Layout | None]:
     """Return a layout: a pickle for each side, of pictures and their classes.
 
     Args:
         pattern: A file's name, with ``{}`` for the side's.
-        names: Of the sides, if others than ``PARTS``.
+        names: Of the sides, if others than ``AUTHORS_SIDES``.
     """
 
     def find(root: Path) -> Layout | None:
-        files = [root / pattern.format(each) for each in names or PARTS]
+        files = [root / pattern.format(part) for part in names or AUTHORS_SIDES]
         if not files[0].is_file():
             return None
         missing = [path for path in files if not path.is_file()]
@@ -208,14 +208,14 @@ def _read_pickle(path: Path) -> Pictures:
     return Pictures(list(images), check_labels(path, content.get("labels"), len(images)), None)
 
 
-def find_tiered(root: Path) -> Layout | None:
+def detect_tiered(root: Path) -> Layout | None:
     """Find ``train_images_png.pkl`` (PNG files) or ``train_images.npz``, ``train_labels.pkl``, and their likes."""
-    images = [root / f"{part}_images_png.pkl" for part in PARTS]
+    images = [root / f"{part}_images_png.pkl" for part in AUTHORS_SIDES]
     if not images[0].is_file():
-        images = [root / f"{part}_images.npz" for part in PARTS]
+        images = [root / f"{part}_images.npz" for part in AUTHORS_SIDES]
     if not images[0].is_file():
         return None
-    labels = [root / f"{part}_labels.pkl" for part in PARTS]
+    labels = [root / f"{part}_labels.pkl" for part in AUTHORS_SIDES]
     missing = [path for path in (*images, *labels) if not path.is_file()]
     if missing:
         raise_input_error("root", "hold the pictures and labels of all sides", f"no {missing[0]}", "Get all of them.")
@@ -225,24 +225,24 @@ def find_tiered(root: Path) -> Layout | None:
 
 def _read_tiered(images: Path, labels: Path) -> Pictures:
     """Read a side of tiered-ImageNet."""
-    pictures: list[Picture]
+    pictures: list[ImageSource]
     if images.suffix == ".npz":
         pictures = list(check_images(images, _read_npz(images)))
     else:
         content = load_pickle("root", images)
-        if not isinstance(content, list) or not all(isinstance(each, (np.ndarray, bytes)) for each in content):
+        if not isinstance(content, list) or not all(isinstance(picture, (np.ndarray, bytes)) for picture in content):
             refuse_list(images, f"a {type(content).__name__}, not a list of PNG files")
-        pictures = [each if isinstance(each, bytes) else each.tobytes() for each in content]
+        pictures = [picture if isinstance(picture, bytes) else picture.tobytes() for picture in content]
     read = load_pickle("root", labels)
     read = read if isinstance(read, dict) else {}
-    numbers = read.get("label_specific", read.get("labels"))
-    own = check_labels(labels, numbers, len(pictures))
+    raw_labels = read.get("label_specific", read.get("labels"))
+    labels_of_pictures = check_labels(labels, raw_labels, len(pictures))
     names = read.get("label_specific_str")
-    if isinstance(names, list) and all(each.isdecimal() and int(each) < len(names) for each in own):
+    if isinstance(names, list) and all(label.isdecimal() and int(label) < len(names) for label in labels_of_pictures):
         # Two synsets may have the same words.
-        words = [each if names.count(each) == 1 else f"{each} {number}" for number, each in enumerate(names)]
-        own = [words[int(each)] for each in own]
-    return Pictures(pictures, own, None)
+        words = [name if names.count(name) == 1 else f"{name} {index}" for index, name in enumerate(names)]
+        labels_of_pictures = [words[int(label)] for label in labels_of_pictures]
+    return Pictures(pictures, labels_of_pictures, None)
 
 
 def _read_npz(path: Path) -> np.ndarray | None:
@@ -254,8 +254,8 @@ def _read_npz(path: Path) -> np.ndarray | None:
                 return None
             mapped = map_rows(path, ("uint8",), "images")
             if mapped is None:
-                found: np.ndarray = file["images"]
-                return found
+                detected: np.ndarray = file["images"]
+                return detected
             with file.zip.open("images.npy") as member:  # its shape; mapped rows are flat
                 version = np.lib.format.read_magic(member)
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -279,7 +279,7 @@ def check_labels(path: Path, labels: Any, n: int) -> list[str]:
     if not isinstance(labels, (list, tuple, np.ndarray)) or len(labels) != n:
         got = f"{len(labels)} in {path}" if hasattr(labels, "__len__") else f"none in {path}"
         raise_input_error("root", f"have a label of each of {n} pictures", got, "Get the file again.")
-    return [str(each) for each in (labels.tolist() if isinstance(labels, np.ndarray) else labels)]
+    return [str(label) for label in (labels.tolist() if isinstance(labels, np.ndarray) else labels)]
 
 
 def refuse_list(path: Path, got: str) -> NoReturn:
@@ -289,5 +289,5 @@ def refuse_list(path: Path, got: str) -> NoReturn:
 
 def give(pictures: Pictures, *files: Path) -> Layout:
     """Return the layout of pictures in files of their own, beside some lists."""
-    paths = [each for each in pictures.pictures if isinstance(each, Path)]
+    paths = [picture for picture in pictures.pictures if isinstance(picture, Path)]
     return [*files, *paths], lambda: pictures

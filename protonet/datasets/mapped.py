@@ -22,7 +22,7 @@ from protonet.tables.arrays import READ_ERRORS, read_arrays
 
 FLOATING = ("float16", "float32", "float64")
 #: Readers of an array's header, by its version.
-READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+HEADER_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 def map_npz(path: str | Path) -> Dataset:
@@ -60,14 +60,14 @@ def map_rows(path: Path, dtypes: Sequence[str] = FLOATING, name: str = "x") -> t
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             member = archive.getinfo(f"{name}.npy")
             with archive.open(member) as opened:
-                shape, fortran_order, dtype = READERS[npy.read_magic(opened)](opened)
+                shape, fortran_order, dtype = HEADER_READERS[npy.read_magic(opened)](opened)
                 header = opened.tell()
             file.seek(member.header_offset + 26)
             start = member.header_offset + 30 + sum(struct.unpack("<HH", file.read(4))) + header
             count = math.prod(shape)
             plain = member.compress_type == zipfile.ZIP_STORED and not fortran_order and dtype.isnative
-            whole = header + count * dtype.itemsize == member.file_size
-            if not (plain and whole and dtype.name in dtypes and len(shape) > 1 and count):
+            is_complete = header + count * dtype.itemsize == member.file_size
+            if not (plain and is_complete and dtype.name in dtypes and len(shape) > 1 and count):
                 return None
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (ValueError, *READ_ERRORS):

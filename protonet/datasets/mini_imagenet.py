@@ -5,17 +5,17 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from protonet.datasets.class_lists import find_listed
+from protonet.datasets.class_lists import detect_listed_classes
 from protonet.datasets.dataset import Dataset
-from protonet.datasets.layouts import choose_layout, find_csv, find_folders, find_pickles
-from protonet.datasets.pictures import Found, load_pictures
+from protonet.datasets.layouts import choose_layout, detect_csv, detect_folders, detect_pickles
+from protonet.datasets.pictures import ImageSet, load_pictures
 
 LAYOUTS = (
-    find_csv,
-    find_pickles("mini-imagenet-cache-{}.pkl"),
-    find_pickles("miniImageNet_category_split_{}.pickle", "train_phase_train", "val", "test"),
-    find_folders,
-    partial(find_listed, "mini-imagenet", folders=("", "images")),
+    detect_csv,
+    detect_pickles("mini-imagenet-cache-{}.pkl"),
+    detect_pickles("miniImageNet_category_split_{}.pickle", "train_phase_train", "val", "test"),
+    detect_folders,
+    partial(detect_listed_classes, "mini-imagenet", folders=("", "images")),
 )
 
 
@@ -45,10 +45,10 @@ def load_mini_imagenet(root: str | Path, *, size: int | None = None) -> Dataset:
         split: Ravi and Larochelle, "Optimization as a model for few-shot learning" (2017), sec. 5.1. Pickles: Ren et
         al. (2018), https://arxiv.org/abs/1803.00676; Gidaris and Komodakis (2018), https://arxiv.org/abs/1804.09458.
     """
-    return load_pictures(find_mini_imagenet(root), size)
+    return load_pictures(locate_mini_imagenet(root), size)
 
 
-def find_mini_imagenet(root: str | Path) -> Found:
+def locate_mini_imagenet(root: str | Path) -> ImageSet:
     """Find mini-ImageNet's pictures; errors are as in `load_mini_imagenet`."""
-    wanted = "train.csv, val.csv, test.csv and images, the pickles of one of its releases, or train, val and test"
-    return choose_layout("load_mini_imagenet", root, 84, LAYOUTS, wanted)
+    expected = "train.csv, val.csv, test.csv and images, the pickles of one of its releases, or train, val and test"
+    return choose_layout("load_mini_imagenet", root, 84, LAYOUTS, expected)

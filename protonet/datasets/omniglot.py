@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from protonet.datasets.dataset import Dataset
-from protonet.datasets.pictures import Found, Picture, Pictures, Rotated, load_pictures
+from protonet.datasets.pictures import ImageSet, ImageSource, Pictures, Rotated, load_pictures
 from protonet.embeddings.pictures.images import list_folders, list_images
 from protonet.errors import raise_input_error
 
 BACKGROUND, EVALUATION = "images_background", "images_evaluation"
-VALIDATION_SHARE = 0.2  #: The least share of the background's characters that are for validation. Our own choice.
+VALIDATION_FRACTION = 0.2  #: The least share of the background's characters that are for validation. Our own choice.
 
 
 def load_omniglot(root: str | Path, *, size: int | None = None, rotations: bool = False) -> Dataset:
@@ -38,10 +38,10 @@ def load_omniglot(root: str | Path, *, size: int | None = None, rotations: bool 
         (2015). https://github.com/brendenlake/omniglot. Rotations: Santoro et al., "Meta-learning with memory-augmented
         neural networks" (2016), sec. 4.1; Snell et al. (2017), sec. 3.1.
     """
-    return load_pictures(find_omniglot(root, rotations=rotations), size)
+    return load_pictures(locate_omniglot(root, rotations=rotations), size)
 
 
-def find_omniglot(root: str | Path, *, rotations: bool = False) -> Found:
+def locate_omniglot(root: str | Path, *, rotations: bool = False) -> ImageSet:
     """List Omniglot's drawings; arguments and errors are as in `load_omniglot`."""
     root = Path(root)
     home = root / "omniglot-py" if (root / "omniglot-py").is_dir() else root
@@ -49,13 +49,13 @@ def find_omniglot(root: str | Path, *, rotations: bool = False) -> Found:
     side_of = dict.fromkeys(background, "base") | dict.fromkeys(evaluation, "novel")
     n_validation = 0
     for alphabet in sorted({folder.parent for folder in background}, reverse=True)[:-1]:
-        if n_validation >= VALIDATION_SHARE * len(background):
+        if n_validation >= VALIDATION_FRACTION * len(background):
             break
         characters = [folder for folder in background if folder.parent == alphabet]
         side_of |= dict.fromkeys(characters, "validation")
         n_validation += len(characters)
     paths: list[Path] = []
-    drawings: list[Picture] = []
+    drawings: list[ImageSource] = []
     labels, sides = [], []
     for folder, side in side_of.items():
         images = list_images("root", folder)
@@ -67,7 +67,7 @@ def find_omniglot(root: str | Path, *, rotations: bool = False) -> Found:
             sides += [side] * len(images)
     pictures = Pictures(drawings, labels, sides)
     variant = "rotations" if rotations else ""
-    return Found("load_omniglot", home, paths, lambda: pictures, size=28, grey=True, variant=variant)
+    return ImageSet("load_omniglot", home, paths, lambda: pictures, size=28, grey=True, variant=variant)
 
 
 def _list_characters(folder: Path) -> list[Path]:

@@ -17,7 +17,7 @@ import torch
 from protonet._progress import progress_bar
 from protonet._validation import check_int
 from protonet._writing import cache_folder, write_whole
-from protonet.datasets.dataset import SIDES, Dataset, assign_sides, make_dataset
+from protonet.datasets.dataset import SPLIT_SIDES, Dataset, assign_sides, make_dataset
 from protonet.datasets.mapped import map_rows, write_npz
 from protonet.embeddings.pictures.images import SUFFIXES, UNREADABLE_IMAGE, describe_error, open_plain
 from protonet.errors import optional_packages, raise_input_error
@@ -35,26 +35,26 @@ class Rotated(NamedTuple):
 
 
 #: A picture: its file, perhaps turned, the bytes of such a file, or its pixels (height, width, 3) uint8.
-Picture = Path | Rotated | bytes | np.ndarray
-VERSION = 1  #: Increased whenever pixels change: what is cached is made again.
-AT_ONCE = 256  #: Pictures that are decoded before they are written.
-MOST_THREADS = 8  #: That decode, at most.
+ImageSource = Path | Rotated | bytes | np.ndarray
+PICTURE_CACHE_VERSION = 1  #: Increased whenever pixels change: cached files are then made again.
+PICTURES_PER_BLOCK = 256  #: Pictures that are decoded before they are written.
+MAX_DECODE_THREADS = 8  #: That decode, at most.
 
 
 class Pictures(NamedTuple):
     """Pictures with their classes."""
 
-    pictures: Sequence[Picture]
+    pictures: Sequence[ImageSource]
     labels: Sequence[str]  #: The name of each one's class.
-    sides: Sequence[str] | None  #: For each one of `protonet.datasets.dataset.SIDES`, or None without a split.
+    sides: Sequence[str] | None  #: For each one of `protonet.datasets.dataset.SPLIT_SIDES`, or None without a split.
 
 
-class Found(NamedTuple):
+class ImageSet(NamedTuple):
     """A set of pictures that was found on the disk, not yet read."""
 
-    name: str  #: Of the function that looks for it, for the name of the cache file.
+    name: str  #: Of the function that locates it; names the cache file.
     root: Path  #: Where it was found.
-    #: All that it is made of, pictures last; their names, sizes and times tell one state of it from another.
+    #: All files, pictures last; their names, sizes and times identify a state of the set.
     files: Sequence[Path]
     read: Callable[[], Pictures]  #: Reads lists, and files that hold many pictures.
     size: int  #: Pixels per side that its authors take.
@@ -67,53 +67,53 @@ class Found(NamedTuple):
         return self.files[-1].suffix.lower() not in SUFFIXES
 
 
-def load_pictures(found: Found, size: int | None = None) -> Dataset:
+def load_pictures(image_set: ImageSet, size: int | None = None) -> Dataset:
     """Load a set of pictures: as it was kept by an earlier call, where nothing changed since.
 
     Args:
-        found: The set.
+        image_set: The set.
         size: Pixels per side to resize pictures to, without regard to their shape; None for that of its authors.
 
     Returns:
         uint8 rows in the order of channels, height and width, mapped from a file of the cache's folder; see
-        `Dataset.take_rows`. Where that cannot be written, they are in memory.
+        `Dataset.take_rows`. If it cannot be written, they are in memory.
 
     Raises:
         MissingPackageError: Pillow is missing.
         InputTypeError: The size is not a number.
         InputError: A file is missing, is no picture, or there are fewer than two classes.
     """
-    side = found.size if size is None else check_int("size", size, low=1)
-    shape = (1 if found.grey else 3, side, side)
-    stamp = hash_state(found, f"{VERSION} {side} {found.variant}".rstrip())
-    place = hashlib.sha256(os.fsencode(found.root.resolve())).hexdigest()[:16]
-    name = f"{found.name.removeprefix('load_')}-{found.variant}".rstrip("-")
-    path = cache_folder() / f"{name}-{side}-{place}.npz"
+    side = image_set.size if size is None else check_int("size", size, low=1)
+    shape = (1 if image_set.grey else 3, side, side)
+    stamp = hash_state(image_set, f"{PICTURE_CACHE_VERSION} {side} {image_set.variant}".rstrip())
+    root_hash = hashlib.sha256(os.fsencode(image_set.root.resolve())).hexdigest()[:16]
+    name = f"{image_set.name.removeprefix('load_')}-{image_set.variant}".rstrip("-")
+    path = cache_folder() / f"{name}-{side}-{root_hash}.npz"
     if path.exists():
-        kept = _read(path, stamp, shape)
-        if kept is not None:
-            return kept
-    return _make(found, shape, path, stamp)
+        cached = _read(path, stamp, shape)
+        if cached is not None:
+            return cached
+    return _make(image_set, shape, path, stamp)
 
 
-def hash_state(found: Found, more: str) -> str:
+def hash_state(image_set: ImageSet, more: str) -> str:
     """Return a hash of some text and of the names, sizes and times of a set's files, in their order.
 
     Raises:
         InputError: A file is missing.
     """
     digest = hashlib.sha256(f"{more}\n".encode())
-    for path in found.files:
+    for path in image_set.files:
         try:
             state = path.stat()
         except OSError as error:
             raise_input_error("root", "hold its pictures", f"no {path} ({error.strerror})", "Unpack all of them.")
-        name = os.fsencode(path).removeprefix(os.fsencode(found.root))
+        name = os.fsencode(path).removeprefix(os.fsencode(image_set.root))
         digest.update(b"%b\0%d\0%d\n" % (name, state.st_size, state.st_mtime_ns))
     return digest.hexdigest()
 
 
-def open_picture(function: str, picture: Picture, least: int | None = None) -> Image:
+def open_picture(function: str, picture: ImageSource, min_side: int | None = None) -> Image:
     """Open and decode a picture, as `open_plain` does.
 
     Raises:
@@ -125,20 +125,20 @@ def open_picture(function: str, picture: Picture, least: int | None = None) -> I
         return Image.fromarray(picture)
     if isinstance(picture, Rotated):
         turns = (Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_180, Image.Transpose.ROTATE_270)
-        return open_picture(function, picture.path, least).transpose(turns[picture.quarters - 1])
+        return open_picture(function, picture.path, min_side).transpose(turns[picture.quarters - 1])
     try:
-        return open_plain(picture if isinstance(picture, Path) else io.BytesIO(picture), least)
+        return open_plain(picture if isinstance(picture, Path) else io.BytesIO(picture), min_side)
     except UNREADABLE_IMAGE as error:
         got = f"{picture if isinstance(picture, Path) else 'one of a file of many'} ({describe_error(error)})"
         raise_input_error("root", "hold images that can be read", got, "Replace that file.")
 
 
-def map_in_threads(work: Callable[[Picture], np.ndarray], pictures: Sequence[Picture]) -> Iterator[np.ndarray]:
-    """Yield what ``work`` gives for pictures, in their order, ``AT_ONCE`` of them stacked; several threads work."""
-    with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
+def map_in_threads(work: Callable[[ImageSource], np.ndarray], pictures: Sequence[ImageSource]) -> Iterator[np.ndarray]:
+    """Apply ``work`` to pictures in several threads, and yield stacked results in their order, a block at a time."""
+    with ThreadPoolExecutor(min(MAX_DECODE_THREADS, os.cpu_count() or 1)) as pool:
         try:
-            for start in range(0, len(pictures), AT_ONCE):
-                yield np.stack(list(pool.map(work, pictures[start : start + AT_ONCE])))
+            for start in range(0, len(pictures), PICTURES_PER_BLOCK):
+                yield np.stack(list(pool.map(work, pictures[start : start + PICTURES_PER_BLOCK])))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -154,8 +154,8 @@ def _read(path: Path, stamp: str, shape: tuple[int, int, int]) -> Dataset | None
             y, names, sides = (file[name] for name in ("y", "names", "sides"))
         x, mapping = map_rows(path, ("uint8",)) or (None, None)
         if x is not None and x.shape == (len(y), int(np.prod(shape))):
-            own = tuple(map(str, sides)) if len(sides) else None
-            return Dataset(x, torch.from_numpy(y), tuple(map(str, names)), own, mapping, shape)
+            side_names = tuple(map(str, sides)) if len(sides) else None
+            return Dataset(x, torch.from_numpy(y), tuple(map(str, names)), side_names, mapping, shape)
         reason = "it is not as it was written"
     except (ValueError, *READ_ERRORS) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -163,22 +163,22 @@ def _read(path: Path, stamp: str, shape: tuple[int, int, int]) -> Dataset | None
     return None
 
 
-def _make(found: Found, shape: tuple[int, int, int], path: Path, stamp: str) -> Dataset:
+def _make(image_set: ImageSet, shape: tuple[int, int, int], path: Path, stamp: str) -> Dataset:
     """Decode pictures and keep them in a file of the cache, from which they are mapped."""
     with optional_packages("pictures"):
         from PIL import Image  # noqa: PLC0415 - optional
-    pictures, labels, sides = found.read()
+    pictures, labels, sides = image_set.read()
     data = make_dataset("root", torch.empty(len(pictures), 0), labels)
     data = assign_sides("root", data, sides)._replace(shape=shape)
     side = shape[1]
-    resample = Image.Resampling.BOX if found.grey else Image.Resampling.LANCZOS
+    resample = Image.Resampling.BOX if image_set.grey else Image.Resampling.LANCZOS
 
-    def decode(picture: Picture) -> np.ndarray:
-        if isinstance(picture, np.ndarray) and picture.shape[:2] == (side, side) and not found.grey:
+    def decode(picture: ImageSource) -> np.ndarray:
+        if isinstance(picture, np.ndarray) and picture.shape[:2] == (side, side) and not image_set.grey:
             return picture.transpose(2, 0, 1)
-        image = open_picture(found.name, picture).convert("L" if found.grey else "RGB")
+        image = open_picture(image_set.name, picture).convert("L" if image_set.grey else "RGB")
         pixels = np.asarray(image if image.size == (side, side) else image.resize((side, side), resample), np.uint8)
-        return 255 - pixels[None] if found.grey else pixels.transpose(2, 0, 1)  # the paper is white
+        return 255 - pixels[None] if image_set.grey else pixels.transpose(2, 0, 1)  # the paper is white
 
     def decode_all() -> Iterator[np.ndarray]:
         with progress_bar(total=len(pictures), unit="picture", leave=False) as bar:
@@ -194,25 +194,25 @@ def _make(found: Found, shape: tuple[int, int, int], path: Path, stamp: str) -> 
     except OSError as error:
         print(f"protonet: {path} is not kept: {error.strerror}", file=sys.stderr)
     else:
-        kept = _read(path, stamp, shape)
-        if kept is not None:
-            return kept
+        cached = _read(path, stamp, shape)
+        if cached is not None:
+            return cached
     rows = np.empty((len(pictures), *shape), np.uint8)
-    place = 0
+    start = 0
     for block in decode_all():
-        rows[place : place + len(block)] = block
-        place += len(block)
+        rows[start : start + len(block)] = block
+        start += len(block)
     return data._replace(x=torch.from_numpy(rows).flatten(1))
 
 
 def join_sides(parts: Sequence[Pictures | None]) -> Pictures:
-    """Join the pictures of the base, validation and novel classes, each of which may be missing, with their sides.
+    """Join the pictures of the base, validation and novel classes, with their sides; each side may be missing.
 
     Classes that are numbers in files of their own may have the same number on several sides; these get the side's name.
     """
-    given = [(side, part) for side, part in zip(SIDES, parts, strict=True) if part is not None]
+    given = [(side, part) for side, part in zip(SPLIT_SIDES, parts, strict=True) if part is not None]
     names = [set(part.labels) for _, part in given]
-    several = {name for k, own in enumerate(names) for other in names[:k] for name in own & other}
+    several = {name for k, names_of_side in enumerate(names) for other in names[:k] for name in names_of_side & other}
     pictures, labels, sides = [], [], []
     for side, part in given:
         pictures += list(part.pictures)

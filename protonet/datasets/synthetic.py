@@ -17,7 +17,7 @@ from torch import Tensor
 from protonet._validation import check_int
 from protonet.errors import raise_input_error
 
-Sampler = Callable[[Tensor, torch.Generator], Tensor]
+SampleRows = Callable[[Tensor, torch.Generator], Tensor]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Constants:
     subclusters: int = 3  #: ``subclusters``: sub-clusters per class.
     warp_scale: float = 3.0  #: ``warped``: factor on the inputs of the random network's units.
     degrees_of_freedom: int = 3  #: ``heavy_tails``: of Student's t distribution.
-    wrong_share: float = 0.1  #: ``wrong_labels``: share of the train and validation labels that are wrong.
+    wrong_fraction: float = 0.1  #: ``wrong_labels``: share of the train and validation labels that are wrong.
 
 
 CONSTANTS = Constants()
@@ -59,9 +59,9 @@ class Split:
 class Population:
     """The distribution that the samples of a `Split` are drawn from."""
 
-    sample: Sampler  #: Maps labels (n,) and a generator to features (n, dim) float32.
+    sample: SampleRows  #: Maps labels (n,) and a generator to features (n, dim) float32.
     noise_covariance: Tensor | None = None  #: As in `Split`.
-    wrong_share: float = 0.0  #: The share of train and validation labels to replace, in [0, 1].
+    wrong_fraction: float = 0.0  #: The share of train and validation labels to replace, in [0, 1].
 
 
 def isotropic(num_classes: int, dim: int, generator: torch.Generator) -> Population:
@@ -151,7 +151,7 @@ def class_noise(num_classes: int, dim: int, generator: torch.Generator) -> Popul
 
 def wrong_labels(num_classes: int, dim: int, generator: torch.Generator) -> Population:
     """Make isotropic data with 10 % of the train and validation labels replaced by another class's."""
-    return Population(isotropic(num_classes, dim, generator).sample, wrong_share=CONSTANTS.wrong_share)
+    return Population(isotropic(num_classes, dim, generator).sample, wrong_fraction=CONSTANTS.wrong_fraction)
 
 
 FAMILIES: dict[str, Callable[[int, int, torch.Generator], Population]] = {
@@ -199,13 +199,13 @@ def sample_family(
 
     seeds = [int(child.generate_state(1)[0]) for child in np.random.SeedSequence(seed).spawn(4)]
     population = FAMILIES[name](num_classes, dim, torch.Generator().manual_seed(seeds[0]))
-    wrong = population.wrong_share
+    wrong = population.wrong_fraction
     parts: list[Tensor] = []
-    for n, share, own_seed in zip((n_train, n_val, n_test), (wrong, wrong, 0.0), seeds[1:], strict=True):
-        generator = torch.Generator().manual_seed(own_seed)
+    for n, fraction, split_seed in zip((n_train, n_val, n_test), (wrong, wrong, 0.0), seeds[1:], strict=True):
+        generator = torch.Generator().manual_seed(split_seed)
         labels = torch.randperm(num_classes * n, generator=generator) % num_classes  # (num_classes * n,)
         parts += [population.sample(labels, generator), labels]
-        n_wrong = round(share * len(labels))
+        n_wrong = round(fraction * len(labels))
         shift = torch.randint(1, num_classes, (n_wrong,), generator=generator)
         labels[:n_wrong] = (labels[:n_wrong] + shift) % num_classes  # the order is random already
     train_x, train_y, val_x, val_y, test_x, test_y = parts

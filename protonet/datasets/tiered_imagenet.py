@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from protonet.datasets.class_lists import find_listed
+from protonet.datasets.class_lists import detect_listed_classes
 from protonet.datasets.dataset import Dataset
-from protonet.datasets.layouts import choose_layout, find_class_lists, find_folders, find_tiered
-from protonet.datasets.pictures import Found, load_pictures
+from protonet.datasets.layouts import choose_layout, detect_class_lists, detect_folders, detect_tiered
+from protonet.datasets.pictures import ImageSet, load_pictures
 
 
 def load_tiered_imagenet(root: str | Path, *, size: int | None = None) -> Dataset:
@@ -36,14 +36,14 @@ def load_tiered_imagenet(root: str | Path, *, size: int | None = None) -> Datase
     Source: Ren et al., "Meta-learning for semi-supervised few-shot classification" (2018), sec. 4.1,
         https://arxiv.org/abs/1803.00676.
     """
-    return load_pictures(find_tiered_imagenet(root), size)
+    return load_pictures(locate_tiered_imagenet(root), size)
 
 
-def find_tiered_imagenet(root: str | Path) -> Found:
+def locate_tiered_imagenet(root: str | Path) -> ImageSet:
     """Find tiered-ImageNet's pictures; errors are as in `load_tiered_imagenet`."""
-    wanted = (
+    expected = (
         "train_images_png.pkl or train_images.npz, with train_labels.pkl, folders train, val and test, or train.csv"
     )
-    listed = partial(find_listed, "tiered-imagenet", folders=("train", ""))
-    layouts = (find_tiered, find_folders, find_class_lists("train", "{}.csv"), listed)
-    return choose_layout("load_tiered_imagenet", root, 84, layouts, wanted)
+    listed = partial(detect_listed_classes, "tiered-imagenet", folders=("train", ""))
+    layouts = (detect_tiered, detect_folders, detect_class_lists("train", "{}.csv"), listed)
+    return choose_layout("load_tiered_imagenet", root, 84, layouts, expected)

@@ -21,7 +21,7 @@ from protonet._text import to_printable
 from protonet.errors import raise_input_error, raise_missing_file
 
 #: Dtypes of fixed size without pointers: numbers, bytes and text.
-PLAIN = re.compile(r"[biufSU]\d+")
+PLAIN_DTYPE = re.compile(r"[biufSU]\d+")
 
 
 class RefusedError(pickle.UnpicklingError):
@@ -29,15 +29,15 @@ class RefusedError(pickle.UnpicklingError):
 
 
 class _Dtype:
-    """A dtype as a pickle describes it, of those in ``PLAIN``."""
+    """A dtype as a pickle describes it, of those in ``PLAIN_DTYPE``."""
 
     def __init__(self, text: str, *_: object) -> None:
-        if not isinstance(text, str) or not PLAIN.fullmatch(text):
+        if not isinstance(text, str) or not PLAIN_DTYPE.fullmatch(text):
             raise RefusedError(f"an array of dtype {to_printable(text)!s:.40}")
         self.dtype = np.dtype(text)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        if any(each is not None for each in state[2:5]):  # a part of another array, or fields
+        if any(part is not None for part in state[2:5]):  # a part of another array, or fields
             raise RefusedError("an array with fields")
         self.dtype = self.dtype.newbyteorder(state[1])
 
@@ -82,11 +82,11 @@ def _load_storage(raw: bytes) -> Any:
     return torch.load(io.BytesIO(raw), weights_only=True)
 
 
-#: What a pickle may name, by module and name.
+#: The objects that a pickle may name, by module and name.
 _NAMES: dict[tuple[str, str], Any] = {
     **{
-        ("builtins", each.__name__): each
-        for each in (bytes, bytearray, dict, list, set, frozenset, int, float, complex)
+        ("builtins", builtin.__name__): builtin
+        for builtin in (bytes, bytearray, dict, list, set, frozenset, int, float, complex)
     },
     ("collections", "OrderedDict"): collections.OrderedDict,
     ("collections", "defaultdict"): collections.defaultdict,
@@ -94,8 +94,8 @@ _NAMES: dict[tuple[str, str], Any] = {
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): _Dtype,
     **{
-        ("numpy.core.multiarray", name): each
-        for name, each in (("_reconstruct", _begin_array), ("scalar", _make_scalar))
+        ("numpy.core.multiarray", name): function
+        for name, function in (("_reconstruct", _begin_array), ("scalar", _make_scalar))
     },
     ("numpy.core.numeric", "_frombuffer"): _fill,
     ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
@@ -121,7 +121,7 @@ def load_pickle(argument: str, path: str | Path) -> Any:
         path: The file.
 
     Raises:
-        InputError: There is no such file, it is no pickle, or holds anything else: nothing of that is run.
+        InputError: There is no such file, it is no pickle, or has other objects, which are not created.
 
     Source: Python's documentation of pickle, "Restricting globals".
     """

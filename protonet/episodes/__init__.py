@@ -1,9 +1,9 @@
 """Few-shot experiments: episodes, methods, evaluation and meta-training.
 
-Rooms, from below: `arguments` are those of the commands beside the evaluation; `draws` numbers the episodes of each
-protocol and gathers their rows; `networks` embeds rows; `methods` classify, with settings of their own; `features` come
-from data sets and networks; `evaluation` goes from settings to numbers, and `paper` from these to what a paper needs;
-`training` meta-trains an encoder.
+Packages, in the order of their imports: `samplers` sample the episodes of each protocol and gather their rows;
+`networks` embed rows; `methods` classify queries; `features` come from data sets and networks; `evaluation` scores
+methods, and `paper` writes the files that a paper needs; `training` meta-trains encoders. `arguments` parses
+command lines.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from protonet.episodes.draws.batch import Episodes
-    from protonet.episodes.draws.fixed_split import FixedSplit
-    from protonet.episodes.draws.numbered import Setting
     from protonet.episodes.evaluation.dataset import evaluate_dataset
     from protonet.episodes.evaluation.evaluate import evaluate
     from protonet.episodes.evaluation.report import format_evaluation, format_report, summarize
     from protonet.episodes.evaluation.statistics import Evaluation
     from protonet.episodes.features.sources import load_source
     from protonet.episodes.methods.choice import choose_methods
-    from protonet.episodes.methods.keywords import Tried
+    from protonet.episodes.methods.keywords import SearchSpace
+    from protonet.episodes.samplers.batch import Episodes
+    from protonet.episodes.samplers.config import EpisodeConfig
+    from protonet.episodes.samplers.fixed_split import FixedSplit
     from protonet.sampling import index_classes
 
 __all__ = [
+    "EpisodeConfig",
     "Episodes",
     "Evaluation",
     "FixedSplit",
-    "Setting",
-    "Tried",
+    "SearchSpace",
     "choose_methods",
     "evaluate",
     "evaluate_dataset",
@@ -40,12 +40,12 @@ __all__ = [
     "summarize",
 ]
 
-_ROOMS = {
-    "Episodes": "episodes.draws.batch",
+_EPISODES_EXPORTS = {
+    "Episodes": "episodes.samplers.batch",
     "Evaluation": "episodes.evaluation.statistics",
-    "FixedSplit": "episodes.draws.fixed_split",
-    "Setting": "episodes.draws.numbered",
-    "Tried": "episodes.methods.keywords",
+    "FixedSplit": "episodes.samplers.fixed_split",
+    "EpisodeConfig": "episodes.samplers.config",
+    "SearchSpace": "episodes.methods.keywords",
     "choose_methods": "episodes.methods.choice",
     "evaluate": "episodes.evaluation.evaluate",
     "evaluate_dataset": "episodes.evaluation.dataset",
@@ -59,9 +59,9 @@ _ROOMS = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is asked for: a command answers, also to Ctrl-C, before torch is there."""
-    if name not in _ROOMS:
+    if name not in _EPISODES_EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"protonet.{_ROOMS[name]}"), name)
+    return getattr(import_module(f"protonet.{_EPISODES_EXPORTS[name]}"), name)
 
 
 def __dir__() -> list[str]:

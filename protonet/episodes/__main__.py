@@ -1,7 +1,7 @@
 """Few-shot experiments: ``python -m protonet.episodes`` evaluates methods.
 
-``... train`` meta-trains an encoder; ``... paper`` compares a method of one's own with the usual ones; ``... compare``
-compares files of several evaluations; ``... extract`` embeds pictures.
+``... train`` meta-trains an encoder; ``... paper`` compares a new method with common ones; ``... compare`` compares the
+files of several evaluations; ``... extract`` embeds pictures.
 
 Slow imports wait until the arguments are checked.
 """
@@ -19,16 +19,17 @@ from functools import partial
 from pathlib import Path
 
 from protonet._validation import check_device
-from protonet.episodes.arguments import PROG, read_compare, read_extract, read_paper, read_train
-from protonet.episodes.draws.presets import PRESETS, list_presets
+from protonet.episodes.arguments import read_compare, read_extract, read_paper, read_train
 from protonet.episodes.features import NORMALIZATIONS
+from protonet.episodes.names import EVALUATE_PROG
+from protonet.episodes.samplers.presets import PRESETS, list_presets
 from protonet.errors import InputError, raise_input_error, renamed_arguments
 from protonet.ui.command_line import Parser, check_name, check_outputs, parse_whole, run_command
 
 DEFAULT_METHODS = ("protonet", "protonet-cosine", "simpleshot", "adaptive", "bd-cspn")
 PLOT_SUFFIXES, PAGE_SUFFIXES = (".png", ".pdf", ".svg"), (".html", ".htm")
 #: The files to write.
-OUTPUTS = {
+OUTPUT_FILES = {
     "json": "all metrics, and how many queries of each episode each method has right",
     "csv": "one line per metric",
     "plot": "a .png, .pdf or .svg file",
@@ -36,52 +37,60 @@ OUTPUTS = {
     "markdown": "the tables",
     "report": "a report for the browser, .html: one file, without network; with it, --json has its figures as well",
 }
-#: What people type, by what the code calls it where that is not the name of an option.
-TYPED = {
+#: Options by the names of arguments in the code, if these differ.
+OPTION_NAMES = {
     "n_episodes": "--episodes",
     "n_query": "--query",
-    "n_open": "--open",
     "n_unlabelled": "--unlabelled",
     "n_distractors": "--distractors",
-    "validation": "--validation-dataset",
 }
 PROTOCOLS = ("episodes", "generalized", "meta-dataset")
-EXAMPLES = (
+EVALUATE_EXAMPLES = (
     "python -m protonet.episodes --dataset glyphs --shot 1,5 --method protonet simpleshot bd-cspn",
     "python -m protonet.episodes --dataset features.npz --method mine.py:classify protonet",
     "python -m protonet.episodes train -o encoder.safetensors; then --encoder encoder.safetensors",
 )
-SIDES = ("novel", "validation", "base", "all")
+SIDE_CHOICES = ("novel", "validation", "base", "all")
 
 
 def make_parser() -> Parser:
     """Return the parser of the evaluation's arguments."""
-    parser = Parser(PROG, "Evaluate few-shot methods on the same N-way K-shot episodes, with 95 % intervals.", EXAMPLES)
+    parser = Parser(
+        EVALUATE_PROG,
+        "Evaluate few-shot methods on the same N-way K-shot episodes, with 95 % intervals.",
+        EVALUATE_EXAMPLES,
+    )
     parser.write_appendix = _describe_methods
     add = parser.add_argument
     text = "glyphs (default), digits, synthetic:FAMILY, FEATURES.npz, TABLE.csv, a folder of images by class, KIND:ROOT"
     add("--dataset", nargs="+", default=["glyphs"], metavar="DATA", help=f"{text}; several for a table of all")
     text = "side of the split by class: novel (default if there is a split), validation, base or all"
-    add("--side", choices=SIDES, metavar="SIDE", help=text)
+    add("--side", choices=SIDE_CHOICES, metavar="SIDE", help=text)
     add("--encoder", metavar="FILE", help="file from 'train'; without it, features are used as they are")
     add("--way", default="5", metavar="N[-M]", help="classes per episode (default 5)")
     add("--shot", default="1", metavar="N[-M]", help="support rows per class (default 1); 1,5 evaluates both")
     add("--query", default="15", metavar="N", help="query rows per class (default 15)")
-    add("--episodes", metavar="N", help="most episodes (default 2000; with --test 10, draws of the support)")
+    add("--episodes", metavar="N", help="most episodes (default 2000; with --test-dataset 10, draws of the support)")
     text = f"names, with settings as in tim:steps=100, FILE.py:FUNCTION, or all (default: {' '.join(DEFAULT_METHODS)})"
     add("--method", nargs="+", default=DEFAULT_METHODS, metavar="NAME", help=text)
-    add("--methods", action="store_true", help="list methods and their settings, and do nothing else")
+    add("--list-methods", action="store_true", help="list methods and their settings, and do nothing else")
     text = "add methods with the settings best on validation classes: METHOD:name=v1,v2 (v1/v2 where each is several)"
     add("--tune", nargs="+", default=(), metavar="GRID", help=text)
-    add("--preset", metavar="NAME", help="set the options of a paper's evaluation; what is given beside it wins")
-    add("--json", metavar="FILE", help=f"write {OUTPUTS['json']}")
+    add(
+        "--preset",
+        metavar="NAME",
+        help="set the options of a paper's evaluation; options on the command line take precedence",
+    )
+    add("--json", metavar="FILE", help=f"write {OUTPUT_FILES['json']}")
 
     add = parser.add_expert_group("data").add_argument
     text = "test rows of each --dataset, of the same classes: episodes are all-way draws of the support"
     lists = "list the classes of the usual benchmarks by name, with counts and hashes, and do nothing else"
     add("--class-lists", action="store_true", help=lists)
-    add("--test", nargs="+", metavar="DATASET", help=text)
-    text = "with --test and --tune: validation rows of each --dataset, of the same classes, to choose settings on"
+    add("--test-dataset", nargs="+", metavar="DATASET", help=text)
+    text = (
+        "with --test-dataset and --tune: validation rows of each --dataset, of the same classes, to choose settings on"
+    )
     add("--validation-dataset", nargs="+", metavar="DATASET", help=text)
     add("--split-seed", metavar="N", help="split the classes at random: 60 %% base, 15 %% validation, 25 %% novel")
     text = "pixels per side of pictures (default: as their authors take them; 28, and grey, for a folder by class)"
@@ -94,13 +103,13 @@ def make_parser() -> Parser:
     add("--texts", metavar="FILE", help=text)
 
     add = parser.add_expert_group("episodes").add_argument
-    add("--presets", action="store_true", help="list presets, and do nothing else")
+    add("--list-presets", action="store_true", help="list presets, and do nothing else")
     text = "episodes (default); generalized: base classes beside novel ones; meta-dataset: its ways and shots"
     add("--protocol", choices=PROTOCOLS, default="episodes", help=text)
     add("--unequal", action="store_true", help="draw the number of shots for each class alone")
     text = "share queries by a Dirichlet distribution of this concentration, such as 2.0 (default: equally)"
     add("--imbalance", metavar="A", help=text)
-    add("--open", default="0", metavar="N", help="classes outside the episode, with queries")
+    add("--n-open-classes", default="0", metavar="N", help="classes outside the episode, with queries")
     add(
         "--unlabelled", default="0", metavar="N", help="unlabelled rows of each class, for methods that learn from them"
     )
@@ -110,7 +119,7 @@ def make_parser() -> Parser:
     text = "accept classes with few rows, with fewer queries; with --imbalance, that balances queries somewhat"
     add("--allow-small", action="store_true", help=text)
     text = "stop once every 95 %% interval over episodes is within ±P points (default: never)"
-    add("--until", default="0", metavar="P", help=text)
+    add("--target-half-width", default="0", metavar="P", help=text)
     add("--seed", default="0", metavar="N", help="seed of the episodes (default 0)")
     text = "such as cuda: where rows are embedded, classified and scored (default cpu); episodes are the same"
     add("--device", default="cpu", metavar="NAME", help=text)
@@ -118,7 +127,7 @@ def make_parser() -> Parser:
     add = parser.add_expert_group("results").add_argument
     text = "compare this method alone with each other one, not all pairs; the tuned one where --tune has it"
     add("--against", metavar="NAME", help=text)
-    for name, text in OUTPUTS.items():
+    for name, text in OUTPUT_FILES.items():
         if name != "json":
             add(f"--{name}", metavar="FILE", help=f"write {text}")
     text = "keep the scores of finished episodes in this new .npz file, every few seconds and after Ctrl-C"
@@ -130,8 +139,8 @@ def make_parser() -> Parser:
 
 
 def _describe_methods() -> str:
-    """Return what there is beside options: data sets, methods, other commands."""
-    from protonet.episodes.methods import ALIASES, METHODS  # noqa: PLC0415 - torch takes a second
+    """Describe data sets, methods and further commands for ``--help-all``."""
+    from protonet.episodes.methods import METHOD_ALIASES, METHODS  # noqa: PLC0415 - torch takes a second
 
     inductive, transductive = (
         [name for name, spec in METHODS.items() if spec.transductive is kind] for kind in (False, True)
@@ -142,7 +151,7 @@ def _describe_methods() -> str:
   Meta-Dataset, in plain folders by class; features also as .npy, .pt, .plk
 inductive methods:\n  {_wrap(inductive)}
 transductive methods, which use all queries of an episode together:\n  {_wrap(transductive)}
-other names:\n  {", ".join(f"{alias} for {name}" for alias, name in ALIASES.items())}
+other names:\n  {", ".join(f"{alias} for {name}" for alias, name in METHOD_ALIASES.items())}
 other commands:
   train    meta-train an encoder
   paper    a method of your own beside the usual ones, with all that a paper needs
@@ -162,18 +171,18 @@ def run(arguments: Sequence[str] | None) -> None:
     """Evaluate as the arguments say."""
     parser = make_parser()
     options = parser.parse_args(arguments)
-    if options.methods:
+    if options.list_methods:
         from protonet.episodes.methods.choice import list_methods  # noqa: PLC0415 - as above
 
         print(list_methods(), end="")
         return
-    if options.presets:
+    if options.list_presets:
         print(list_presets(), end="")
         return
     if options.class_lists:
-        from protonet.datasets.class_lists import tell_class_lists  # noqa: PLC0415 - as above
+        from protonet.datasets.class_lists import format_class_lists  # noqa: PLC0415 - as above
 
-        print(tell_class_lists(), end="")
+        print(format_class_lists(), end="")
         return
     passed = vars(parser.parse_args(arguments, argparse.Namespace(**dict.fromkeys(vars(options)))))  # without defaults
     given = {name for name, value in passed.items() if value is not None}
@@ -198,29 +207,29 @@ def _shown_traceback(options: argparse.Namespace) -> Iterator[None]:
 
 
 def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mapping[str, str]) -> None:
-    """Evaluate as the options say, of which ``given`` names those that were given, and ``preset`` has its own."""
-    n_episodes = parse_whole("--episodes", options.episodes or ("10" if options.test else "2000"), low=1)
+    """Evaluate as the options say; ``given`` has the names of options on the command line, ``preset`` its values."""
+    n_episodes = parse_whole("--episodes", options.episodes or ("10" if options.test_dataset else "2000"), low=1)
     seed = parse_whole("--seed", options.seed, low=0)
     split_seed = None if options.split_seed is None else parse_whole("--split-seed", options.split_seed, low=0)
     image_size = None if options.image_size is None else parse_whole("--image-size", options.image_size, low=1)
     is_main = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts, the first one writes
     if options.resume and options.state is None:
         raise_input_error("--resume", "come with the file to continue", "no --state", "Pass --state FILE.")
-    tests = options.test or [None] * len(options.dataset)
+    tests = options.test_dataset or [None] * len(options.dataset)
     validations = options.validation_dataset or [None] * len(options.dataset)
-    for name, paths_of in (("--test", tests), ("--validation-dataset", validations)):
+    for name, paths_of in (("--test-dataset", tests), ("--validation-dataset", validations)):
         if len(paths_of) != len(options.dataset):
             got = f"{len(paths_of)} for {len(options.dataset)}"
             raise_input_error(name, "be one for each --dataset, in their order", got, "Name as many.")
-    if options.validation_dataset and not (options.test and options.tune):
-        raise_input_error("--validation-dataset", "come with --test and --tune", "it without", "Leave it out.")
+    if options.validation_dataset and not (options.test_dataset and options.tune):
+        raise_input_error("--validation-dataset", "come with --test-dataset and --tune", "it without", "Leave it out.")
     if len(set(options.dataset)) < len(options.dataset):
         raise_input_error("--dataset", "name each data set once", " ".join(options.dataset), "Leave one out.")
     paths = [Path(dataset).resolve() for dataset in options.dataset]
     if options.base is not None and Path(options.base).resolve() in paths:
         remedy = "Leave it out: the base classes of a split are taken anyway."
         raise_input_error("--base", "be another data set than --dataset", options.base, remedy)
-    outputs = check_outputs(options, (*OUTPUTS, "state")) if is_main else {}
+    outputs = check_outputs(options, (*OUTPUT_FILES, "state")) if is_main else {}
     for name, path in outputs.items():
         read = {
             Path(path or ".").resolve() for path in (*tests, *validations, options.encoder, options.base, options.texts)
@@ -234,15 +243,15 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
         )
     if "report" in outputs and outputs["report"].suffix.lower() not in PAGE_SUFFIXES:
         raise_input_error("--report", f"end in {', '.join(PAGE_SUFFIXES)}", outputs["report"], "Rename it.")
-    from protonet.episodes.draws.kinds import parse_number, read_samplers  # noqa: PLC0415
     from protonet.episodes.methods.choice import choose_grid, choose_method  # noqa: PLC0415 - torch, as above
+    from protonet.episodes.samplers.options import parse_non_negative, read_samplers  # noqa: PLC0415
 
     check_device("--device", options.device)
     methods = [choose_method(text) for text in options.method if text != "all"]
     grids = [choose_grid(text) for text in options.tune]
     against = None if options.against is None else choose_method(options.against, "--against")
     samplers = read_samplers(options, given, preset)
-    until = parse_number("--until", options.until, strict=False)
+    target_half_width = parse_non_negative("--target-half-width", options.target_half_width, strict=False)
     state = outputs.pop("state", None)
     is_one = len(tests) * len(samplers) == 1  # several have a numbered file each, which `run_suite` looks at
     if is_one and state is not None and state.exists() and not options.resume:
@@ -260,7 +269,7 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
     for dataset, test, validation in zip(options.dataset, tests, validations, strict=True):
         rows = RowsPlan(dataset, test, validation, image_size=image_size, split_seed=split_seed, **of_rows)
         for shot, sampler in samplers.items():
-            plan = EvaluationPlan(rows, methods_plan, sampler, n_episodes, until, seed, options.device)
+            plan = EvaluationPlan(rows, methods_plan, sampler, n_episodes, target_half_width, seed, options.device)
             members.append(Member(dataset, shot, plan))
     if len(members) == 1:
         run_evaluation(members[0].plan, outputs, state=state, resume=options.resume)
@@ -300,21 +309,21 @@ def paper(arguments: Sequence[str] | None) -> None:
     from protonet.episodes.paper import run_paper  # noqa: PLC0415 - as above
 
     with _shown_traceback(options), renamed_arguments(tune="METHOD", resume="--output"):
-        run_paper(options, shlex.join(["python", "-m", PROG, "paper", *(arguments or sys.argv[1:])]))
+        run_paper(options, shlex.join(["python", "-m", EVALUATE_PROG, "paper", *(arguments or sys.argv[1:])]))
 
 
-COMMANDS = {"train": train, "compare": compare, "extract": extract, "paper": paper}
+SUBCOMMANDS = {"train": train, "compare": compare, "extract": extract, "paper": paper}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the evaluation or the one of ``COMMANDS`` that comes first; return the exit code."""
-    prog, command = PROG, run
-    if arguments and arguments[0] in COMMANDS:
-        prog, command, arguments = f"{PROG} {arguments[0]}", COMMANDS[arguments[0]], arguments[1:]
+    """Run the evaluation or the one of ``SUBCOMMANDS`` that comes first; return the exit code."""
+    prog, command = EVALUATE_PROG, run
+    if arguments and arguments[0] in SUBCOMMANDS:
+        prog, command, arguments = f"{EVALUATE_PROG} {arguments[0]}", SUBCOMMANDS[arguments[0]], arguments[1:]
     names = {name: f"--{name.replace('_', '-')}" for name in vars(make_parser().parse_args([]))}
 
     def run_named(given: Sequence[str] | None) -> None:
-        with renamed_arguments(**names, **TYPED):
+        with renamed_arguments(**names, **OPTION_NAMES):
             command(given)
 
     return run_command(prog, run_named, arguments)

@@ -1,4 +1,4 @@
-"""What the commands beside the evaluation are asked, and what is wrong with that, told before torch is imported."""
+"""Arguments of the further commands, parsed and checked before torch is imported."""
 
 from __future__ import annotations
 
@@ -12,6 +12,17 @@ from typing import Any, NoReturn
 
 from protonet._validation import check_device, check_int, check_number
 from protonet.embeddings.pictures import SETTINGS
+from protonet.episodes.names import (
+    BACKBONES,
+    COMPARE_PROG,
+    EVALUATE_PROG,
+    EXTRACT_PROG,
+    HEAD_KINDS,
+    MAX_COUNT,
+    OBJECTIVES,
+    PAPER_PROG,
+    TRAIN_PROG,
+)
 from protonet.errors import optional_packages, raise_input_error
 from protonet.ui.command_line import (
     Parser,
@@ -22,15 +33,8 @@ from protonet.ui.command_line import (
     parse_whole,
 )
 
-PROG = "protonet.episodes"
-#: What `train` knows by name: the backbones of `protonet.episodes.networks.backbones`, objectives, and the heads of
-#: `protonet.episodes.networks.heads`; and the largest number that it takes, `protonet.episodes.draws.sampler.MOST`.
-BACKBONES = ("mlp", "conv", "conv4", "resnet12")
-OBJECTIVES = ("prototypes", "protonet", "feat", "maml", "anil")
-HEADS = ("classes", "zero")
-MOST = 10**6
 #: Options that are whole numbers: least value, default, help. The largest value is a million, but for the seed.
-NUMBERS = {
+INTEGER_OPTIONS = {
     "way": (2, 64, "classes per training episode; all base classes if they are fewer"),
     "shot": (1, 1, "support rows per class"),
     "query": (1, 1, "query rows per class"),
@@ -51,43 +55,43 @@ DEFAULTS = {
     "anil": EPISODIC,
 }
 #: Options of MAML and ANIL alone: their names among the plan's fields, and their defaults.
-INNER = {"inner-steps": 5, "inner-rate": 0.01, "first-order": False, "head": "classes"}
-RATES = {
+INNER_LOOP_OPTIONS = {"inner-steps": 5, "inner-rate": 0.01, "first-order": False, "head": "classes"}
+LEARNING_RATES = {
     "prototypes": 3e-3,
     "protonet": 1e-3,
     "feat": 1e-3,
     "maml": 1e-3,
     "anil": 1e-3,
 }  #: AdamW's learning rate by objective.
-#: Those of ``NUMBERS`` that most people need.
-USUAL = ("way", "shot", "steps", "seed")
+#: Those of ``INTEGER_OPTIONS`` that most people need.
+BASIC_OPTIONS = ("way", "shot", "steps", "seed")
 TRAIN_EXAMPLES = (
     "python -m protonet.episodes train -o encoder.safetensors",
     "python -m protonet.episodes train --dataset cub:CUB_200_2011 --backbone resnet12 -o cub.safetensors",
     "python -m protonet.episodes train --resume -o encoder.safetensors",
 )
-TEMPLATE = "a photo of a {}."  #: CLIP's prompt.
-PICTURES = 64  #: That are embedded at a time, and texts.
+CLIP_TEMPLATE = "a photo of a {}."  #: CLIP's prompt.
+PICTURE_BATCH_SIZE = 64  #: That are embedded at a time, and texts.
 EXTRACT_EXAMPLES = (
-    f"python -m {PROG} extract pictures/ --backbone net.onnx -o features.npz",
-    f"python -m {PROG} extract cub:ROOT --backbone timm:resnet18.a1_in1k -o cub.npz",
-    f"python -m {PROG} extract cub:ROOT --backbone open_clip:RN50:openai --texts -o texts.npz",
+    f"python -m {EVALUATE_PROG} extract pictures/ --backbone net.onnx -o features.npz",
+    f"python -m {EVALUATE_PROG} extract cub:ROOT --backbone timm:resnet18.a1_in1k -o cub.npz",
+    f"python -m {EVALUATE_PROG} extract cub:ROOT --backbone open_clip:RN50:openai --texts -o texts.npz",
 )
-#: What a paper compares its method with: inductive ones, then transductive ones.
-USUAL_METHODS = ("protonet", "simpleshot", "logistic", "laplacian-shot", "tim-adm")
+#: Methods that `paper` compares with by default: inductive ones, then transductive ones.
+PAPER_METHODS = ("protonet", "simpleshot", "logistic", "laplacian-shot", "tim-adm")
 PAPER_EXAMPLES = (
-    f"python -m {PROG} paper mine.py:power_means --dataset features.npz -o paper",
-    f"python -m {PROG} paper mine.py:power_means:power=0.5,1,2 --dataset features.npz --split-seed 0 -o paper",
-    f"python -m {PROG} paper mine.py:own --method protonet mine.py:without_the_trick -o ablation",
+    f"python -m {EVALUATE_PROG} paper mine.py:power_means --dataset features.npz -o paper",
+    f"python -m {EVALUATE_PROG} paper mine.py:power_means:power=0.5,1,2 --dataset features.npz --split-seed 0 -o paper",
+    f"python -m {EVALUATE_PROG} paper mine.py:own --method protonet mine.py:without_the_trick -o ablation",
 )
-#: What to do about files that are none to compare.
-REMEDY = "Write them with --json, of the same data, kind of episodes and seed."
+#: Remedy for files that cannot be compared.
+COMPARE_REMEDY = "Write them with --json, of the same data, kind of episodes and seed."
 
 
 def make_train_parser() -> Parser:
     """Return the parser of the arguments of ``train``."""
     what = "Meta-train an encoder on base classes; the weights best on validation classes are kept."
-    parser = Parser(f"{PROG} train", what, TRAIN_EXAMPLES)
+    parser = Parser(TRAIN_PROG, what, TRAIN_EXAMPLES)
     add = parser.add_argument
     data = "glyphs (default), digits, synthetic:FAMILY, FEATURES.npz, TABLE.csv, a folder of images by class, or "
     data += "KIND:ROOT, of mini-imagenet, tiered-imagenet, cub, cifar-fs, fc100, omniglot and omniglot-rotations"
@@ -103,14 +107,18 @@ def make_train_parser() -> Parser:
     add("--objective", default="prototypes", metavar="NAME", help=objective)
     output = "a new .safetensors file: the checkpoint during training, and the encoder at the end"
     add("-o", "--output", required=True, metavar="FILE", help=output)
-    add("--resume", action="store_true", help="continue the run of that file, if it is there, with the same arguments")
+    add(
+        "--resume",
+        action="store_true",
+        help="continue the run in the output file, if it exists, with the same arguments",
+    )
     add("--device", metavar="NAME", help="such as cpu or cuda (default: cuda where there is one)")
     episodes = parser.add_expert_group("episodes and validation").add_argument
-    for name, (_, default, text) in NUMBERS.items():
+    for name, (_, default, text) in INTEGER_OPTIONS.items():
         other = f"; {DEFAULTS['protonet'][name]} for protonet" if name in EPISODIC else ""
         other += f"; {EPISODIC[name]} for feat, maml, anil" if name in EPISODIC else ""
-        own = add if name in USUAL else episodes
-        own(f"--{name}", metavar="N", help=f"{text} (default {default}{other})")
+        add_option = add if name in BASIC_OPTIONS else episodes
+        add_option(f"--{name}", metavar="N", help=f"{text} (default {default}{other})")
 
     add = parser.add_expert_group("learning").add_argument
     add("--learning-rate", metavar="R", help="AdamW's (default 0.003; 0.001 for protonet, feat, maml, anil)")
@@ -118,7 +126,7 @@ def make_train_parser() -> Parser:
     add("--inner-rate", metavar="R", help="of maml and anil: the rate of these steps (default 0.01)")
     text = "of maml and anil: take these steps' gradients for constants, which is faster"
     add("--first-order", action="store_true", help=text)
-    text = "of maml and anil: what the last layer begins at, classes (default), learned weights of each class, for "
+    text = "of maml and anil: initial weights of the last layer: classes (default), learned weights of each class, for "
     text += "episodes of --way classes alone, or zero, for any number of classes"
     add("--head", metavar="NAME", help=text)
     text = "of resnet12: drop this share of its maps by DropBlock, such as 0.1 (default 0)"
@@ -136,7 +144,7 @@ def make_train_parser() -> Parser:
 
 
 def read_train(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return what ``train`` is asked: ``numbers`` and ``more`` are fields of the plan, ``paths`` what is written.
+    """Parse the arguments of ``train``: ``integers`` and ``more`` are fields of the plan, ``paths`` are outputs.
 
     Raises:
         MissingPackageError: A package that an option needs is missing.
@@ -146,14 +154,14 @@ def read_train(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.backbone is not None:
         check_name("--backbone", options.backbone, BACKBONES)
     objective = check_name("--objective", options.objective, OBJECTIVES)
-    numbers: dict[str, Any] = {}
-    for name, (low, default, _) in NUMBERS.items():
-        key, high = name.replace("-", "_"), 2**63 - 1 if name == "seed" else MOST
+    integers: dict[str, Any] = {}
+    for name, (low, default, _) in INTEGER_OPTIONS.items():
+        key, high = name.replace("-", "_"), 2**63 - 1 if name == "seed" else MAX_COUNT
         usual = DEFAULTS[objective].get(name, default)
         text = getattr(options, key)
-        number = usual if text is None else parse_whole(f"--{name}", text, low=low)
-        numbers[key] = check_int(f"--{name}", number, low=low, high=high)
-    options.numbers, options.more = numbers, _parse_objective(options, objective)
+        value = usual if text is None else parse_whole(f"--{name}", text, low=low)
+        integers[key] = check_int(f"--{name}", value, low=low, high=high)
+    options.integers, options.more = integers, _parse_objective(options, objective)
     if options.split_seed is not None:
         options.split_seed = parse_whole("--split-seed", options.split_seed, low=0)
     if options.image_size is not None:
@@ -165,20 +173,20 @@ def read_train(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _parse_objective(options: argparse.Namespace, objective: str) -> dict[str, Any]:
     """Return those fields of the plan that depend on the objective, from the options."""
-    given = {name: getattr(options, name.replace("-", "_")) for name in INNER}
+    given = {name: getattr(options, name.replace("-", "_")) for name in INNER_LOOP_OPTIONS}
     chosen: dict[str, Any] = {"objective": objective, "start": options.start}
     if objective in ("maml", "anil"):
-        texts = {name: INNER[name] if given[name] is None else given[name] for name in INNER}
+        texts = {name: INNER_LOOP_OPTIONS[name] if given[name] is None else given[name] for name in INNER_LOOP_OPTIONS}
         chosen["inner_steps"] = parse_whole("--inner-steps", str(texts["inner-steps"]), low=1)
         chosen["inner_rate"] = _parse_rate("--inner-rate", texts["inner-rate"], strict=True)
         chosen["first_order"] = bool(texts["first-order"])
-        chosen["head"] = check_name("--head", str(texts["head"]), HEADS)
+        chosen["head"] = check_name("--head", str(texts["head"]), HEAD_KINDS)
     for name, value in given.items():
         if value and objective not in ("maml", "anil"):
             raise_input_error(
                 f"--{name}", "be of the objectives maml and anil", f"that of {objective}", "Leave it out."
             )
-    rate = RATES[objective] if options.learning_rate is None else options.learning_rate
+    rate = LEARNING_RATES[objective] if options.learning_rate is None else options.learning_rate
     chosen["learning_rate"] = _parse_rate("--learning-rate", rate, strict=True)
     chosen["dropblock"] = _parse_rate("--dropblock", options.dropblock, strict=False)
     if chosen["dropblock"] >= 1:
@@ -218,9 +226,7 @@ def _check_train_outputs(options: argparse.Namespace) -> dict[str, Path]:
 
 def make_compare_parser() -> Parser:
     """Return the parser of the arguments of ``compare``."""
-    parser = Parser(
-        f"{PROG} compare", "Compare the methods of several runs in pairs, on the episodes that all runs have."
-    )
+    parser = Parser(COMPARE_PROG, "Compare the methods of several runs in pairs, on the episodes that all runs have.")
     parser.add_argument("files", nargs="+", metavar="FILE.json", help="files that --json wrote")
     parser.add_argument(
         "--against", metavar="NAME", help="compare this method alone with each other one, not all pairs"
@@ -231,16 +237,16 @@ def make_compare_parser() -> Parser:
 
 
 def read_compare(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return what ``compare`` is asked, with its ``outputs``, the paths to be written.
+    """Parse the arguments of ``compare``; ``outputs`` has the paths of the output files.
 
     Raises:
         InputError: A file cannot be read, or is named twice, or an option does not fit.
     """
     options = make_compare_parser().parse_args(arguments)
-    paths = [Path(each).resolve() for each in options.files]
-    for number, path in enumerate(paths):
-        if path in paths[:number]:
-            raise_input_error("FILE.json", "be named once", f"{options.files[number]} again", "Leave one out.")
+    paths = [Path(file).resolve() for file in options.files]
+    for index, path in enumerate(paths):
+        if path in paths[:index]:
+            raise_input_error("FILE.json", "be named once", f"{options.files[index]} again", "Leave one out.")
     options.outputs = check_outputs(options, ("latex", "markdown"))
     for name, path in options.outputs.items():
         if path.resolve() in paths:
@@ -256,7 +262,7 @@ def read_compare(arguments: Sequence[str] | None) -> argparse.Namespace:
 def refuse_run(path: Path, error: Exception) -> NoReturn:
     """Raise an InputError about a file that is none of ``--json``."""
     got = f"{path} ({type(error).__name__}: {error})"
-    raise_input_error("FILE.json", "be a file that --json wrote", got, REMEDY)
+    raise_input_error("FILE.json", "be a file that --json wrote", got, COMPARE_REMEDY)
 
 
 def make_paper_parser() -> Parser:
@@ -264,15 +270,15 @@ def make_paper_parser() -> Parser:
     text = (
         "Compare a method of your own with five usual ones, as a paper does: tables, LaTeX, a figure, predictions of\n"
     )
-    text += "each query, and a text for the appendix. What was stopped goes on where it was."
-    parser = Parser(f"{PROG} paper", text, PAPER_EXAMPLES)
+    text += "each query, and a text for the appendix. An interrupted run continues where it stopped."
+    parser = Parser(PAPER_PROG, text, PAPER_EXAMPLES)
     add = parser.add_argument
     text = "FILE.py:FUNCTION, or the name of a method; values to choose from on validation classes may follow, as in "
     add("own", metavar="METHOD", help=f"{text}mine.py:power_means:power=0.5,1,2")
     add("--dataset", default="glyphs", metavar="DATA", help="as of an evaluation, with validation classes")
     add("-o", "--output", required=True, metavar="FOLDER", help="write into this folder")
-    text = f"compare with these, values to choose from behind them, too (default: {' '.join(USUAL_METHODS)})"
-    add("--method", nargs="+", default=USUAL_METHODS, metavar="NAME", help=text)
+    text = f"compare with these, values to choose from behind them, too (default: {' '.join(PAPER_METHODS)})"
+    add("--method", nargs="+", default=PAPER_METHODS, metavar="NAME", help=text)
     add("--way", default="5", metavar="N", help="classes per episode (default 5)")
     add("--shot", default="1,5", metavar="N,M", help="support rows per class (default 1,5)")
     add("--query", default="15", metavar="N", help="query rows per class (default 15)")
@@ -284,12 +290,12 @@ def make_paper_parser() -> Parser:
     for name, value in {"normalize": "none", "seed": "0", "device": "cpu"}.items():
         add(f"--{name}", default=value, metavar="VALUE", help=f"as of an evaluation (default {value})")
     add("--traceback", action="store_true", help="show where an error of a method comes from")
-    parser.set_defaults(unequal=False, allow_small=False, open="0", unlabelled="0", distractors="0")
+    parser.set_defaults(unequal=False, allow_small=False, n_open_classes="0", unlabelled="0", distractors="0")
     return parser
 
 
 def read_paper(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return what ``paper`` is asked, with numbers parsed but those of an episode, and its folder there.
+    """Parse the arguments of ``paper``, except for the sizes of episodes, and create its folder.
 
     Raises:
         MissingPackageError: matplotlib is missing.
@@ -302,8 +308,8 @@ def read_paper(arguments: Sequence[str] | None) -> argparse.Namespace:
         raise_input_error("--shot", "have each value once", repr(options.shot), "Leave one out.")
     for name in ("episodes", "seed", "split_seed", "image_size"):
         if getattr(options, name) is not None:
-            number = parse_whole(f"--{name.replace('_', '-')}", getattr(options, name), low=int("seed" not in name))
-            setattr(options, name, number)
+            value = parse_whole(f"--{name.replace('_', '-')}", getattr(options, name), low=int("seed" not in name))
+            setattr(options, name, value)
     check_device("--device", options.device)
     with optional_packages():
         importlib.import_module("matplotlib")
@@ -314,7 +320,7 @@ def read_paper(arguments: Sequence[str] | None) -> argparse.Namespace:
 def make_extract_parser() -> Parser:
     """Return the parser of the arguments of ``extract``."""
     text = "Embed pictures by a network, and write the features to a file that --dataset reads."
-    parser = Parser(f"{PROG} extract", text, EXTRACT_EXAMPLES)
+    parser = Parser(EXTRACT_PROG, text, EXTRACT_EXAMPLES)
     text = "a folder of pictures by class, perhaps in train, val and test, or KIND:ROOT as --dataset takes it; with "
     text += "--texts, or a checkpoint of ours, any data set"
     parser.add_argument("data", metavar="DATA", help=text)
@@ -323,7 +329,7 @@ def make_extract_parser() -> Parser:
     text += (
         "efficientnet (of the extra pictures), timm:NAME, torchvision:NAME or open_clip:NAME:TAG; weights are taken "
     )
-    text += "from the cache of that library, and never downloaded"
+    text += "from the cache of the library, and never downloaded"
     parser.add_argument("--backbone", required=True, metavar="NET", help=text)
     parser.add_argument("--weights", metavar="FILE", help="of a named network, instead of those in the cache")
     parser.add_argument("-o", "--output", required=True, metavar="FILE.npz", help="a new file")
@@ -333,14 +339,19 @@ def make_extract_parser() -> Parser:
     parser.add_argument("--maps", action="store_true", help=text)
     parser.add_argument("--texts", action="store_true", help="embed the classes' names instead, by open_clip:NAME:TAG")
     add = parser.add_expert_group("how it computes").add_argument
-    add("--batch", default=str(PICTURES), metavar="N", help=f"pictures at a time (default {PICTURES})")
+    add(
+        "--batch",
+        default=str(PICTURE_BATCH_SIZE),
+        metavar="N",
+        help=f"pictures at a time (default {PICTURE_BATCH_SIZE})",
+    )
     add("--device", help="such as cpu or cuda, of a named network (default: cuda where there is one)")
     text = "pixels per side of the pictures that FILE.safetensors or FILE.py:FUNCTION takes, if it is not the default "
     text += "of --dataset"
     add("--image-size", metavar="N", help=text)
     add = parser.add_expert_group("texts").add_argument
     text = (
-        f"what is said of a class, {{}} being its name; several are averaged where they are used (default: {TEMPLATE})"
+        f"texts of a class, with {{}} for its name; several are averaged where they are used (default: {CLIP_TEMPLATE})"
     )
     add("--template", nargs="+", metavar="TEXT", help=text)
     text = "a line for each class: its name, a comma, tab or space, and its words; only the first of several is taken"
@@ -351,7 +362,7 @@ def make_extract_parser() -> Parser:
 
 
 def read_extract(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return what ``extract`` is asked.
+    """Parse the arguments of ``extract``.
 
     Raises:
         InputError: Arguments do not fit.
@@ -370,7 +381,9 @@ def read_extract(arguments: Sequence[str] | None) -> argparse.Namespace:
         raise_input_error("--names" if options.names else "--template", "come with --texts", "none", "Leave it out.")
     if options.texts and options.maps:
         raise_input_error("--maps", "come without --texts", "both", "Leave one of the two out.")
-    options.template = options.template or [TEMPLATE]
-    if bad := [each for each in options.template if each.count("{}") != 1]:
-        raise_input_error("--template", "have one {} for the name", repr(bad[0]), f"Pass one such as {TEMPLATE!r}.")
+    options.template = options.template or [CLIP_TEMPLATE]
+    if bad := [template for template in options.template if template.count("{}") != 1]:
+        raise_input_error(
+            "--template", "have one {} for the name", repr(bad[0]), f"Pass one such as {CLIP_TEMPLATE!r}."
+        )
     return options

@@ -15,27 +15,34 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from protonet._writing import write_text, write_whole
-from protonet.datasets.dataset import SIDES
-from protonet.episodes.draws.kinds import read_setting
+from protonet.datasets.dataset import SPLIT_SIDES
 from protonet.episodes.evaluation.plan import EvaluationPlan, MethodsPlan
-from protonet.episodes.evaluation.report import format_latex, plot_accuracies, tabulate, tell_intervals, write_latex
-from protonet.episodes.evaluation.statistics import OVER, Comparison, Evaluation, MethodSummary, Summary, adjust_holm
+from protonet.episodes.evaluation.report import explain_intervals, format_latex, plot_accuracies, tabulate, write_latex
+from protonet.episodes.evaluation.statistics import (
+    INTERVAL_KINDS,
+    Comparison,
+    Evaluation,
+    MethodSummary,
+    Summary,
+    adjust_holm,
+)
 from protonet.episodes.evaluation.suite import Member, run_suite
 from protonet.episodes.features import NORMALIZATIONS
 from protonet.episodes.features.sources import RowsPlan, load_source
 from protonet.episodes.methods.choice import ChosenMethod, choose_grid
-from protonet.episodes.methods.keywords import find_source
+from protonet.episodes.methods.keywords import parse_source
+from protonet.episodes.samplers.options import read_setting
 from protonet.ui.command_line import check_name
 from protonet.ui.text import format_table
 
-PANEL = 4.2  #: Inches, the side of the figure for each number of shots.
+FIGURE_PANEL_SIZE = 4.2  #: Inches, the side of the figure for each number of shots.
 
 
 def run_paper(options: argparse.Namespace, command: str) -> None:
     """Evaluate as `protonet.episodes.arguments.read_paper` says, and write the files.
 
     Args:
-        options: What is asked.
+        options: The parsed options.
         command: The command line, for the text.
 
     Raises:
@@ -45,9 +52,9 @@ def run_paper(options: argparse.Namespace, command: str) -> None:
     check_name("--normalize", options.normalize, NORMALIZATIONS)
     others = [text for text in dict.fromkeys(options.method) if text != options.own]
     grids = [choose_grid(options.own, "METHOD"), *(choose_grid(text, "--method") for text in others)]
-    own = grids[0][0] if len(grids[0]) == 1 else replace(grids[0][0], name=grids[0][0].key, keywords={})
+    new_method = grids[0][0] if len(grids[0]) == 1 else replace(grids[0][0], name=grids[0][0].key, keywords={})
     tuned = [grid for grid in grids if len(grid) > 1]
-    methods = MethodsPlan([grid[0] for grid in grids if len(grid) == 1], tune=tuned, against=own)
+    methods = MethodsPlan([grid[0] for grid in grids if len(grid) == 1], tune=tuned, against=new_method)
     rows = RowsPlan(
         options.dataset,
         image_size=options.image_size,
@@ -80,11 +87,11 @@ def run_paper(options: argparse.Namespace, command: str) -> None:
 
 @dataclass(frozen=True)
 class Paper:
-    """What is written of all evaluations together."""
+    """The files that are written from all evaluations together."""
 
     folder: Path
     command: str  #: That was run.
-    grids: Sequence[Sequence[ChosenMethod]]  #: Of each method, its settings; the first method is one's own.
+    grids: Sequence[Sequence[ChosenMethod]]  #: The settings of each method; the first method is the new one.
 
     def write(self, members: Sequence[Member], evaluations: Sequence[Evaluation]) -> None:
         """Print the tables of evaluations, by shots, and write all files but those of each evaluation."""
@@ -96,11 +103,11 @@ class Paper:
             tables.append(([f"{member.shot}-shot", *header[1:]], rows))
         n_pairs = sum(len(summary.comparisons) for summary in summaries)
         notes = f"\np-values are of paired t tests, adjusted by Holm for these {n_pairs} comparisons together.\n"
-        text = "\n".join(format_table(*table) for table in tables) + f"{notes}{tell_intervals(summaries[0])}\n"
+        text = "\n".join(format_table(*table) for table in tables) + f"{notes}{explain_intervals(summaries[0])}\n"
         print(text, end="", flush=True)
         write_text(self.folder / "table.md", text)
         write_text(self.folder / "table.tex", "\n".join(format_latex(*table) for table in tables))
-        write_figure(self.folder / "figure.pdf", dict(zip((each.shot for each in members), summaries, strict=True)))
+        write_figure(self.folder / "figure.pdf", dict(zip((member.shot for member in members), summaries, strict=True)))
         paragraphs = self.describe(members, evaluations, n_pairs)
         quoted = ((title, re.sub('"(.*?)"', r"``\1''", write_latex(text))) for title, text in paragraphs)
         text = "\n".join(rf"\paragraph{{{title}.}} {text}" + "\n" for title, text in quoted)
@@ -111,10 +118,10 @@ class Paper:
     def describe(
         self, members: Sequence[Member], evaluations: Sequence[Evaluation], n_pairs: int
     ) -> Iterator[tuple[str, str]]:
-        """Yield the paragraphs of the appendix, each a title and a text: what was run, of which nothing is left out."""
+        """Yield the paragraphs of the appendix, each a title and a text, with all settings of the runs."""
         first, settings, sampler = evaluations[0], evaluations[0].summary.settings, members[0].plan.sampler
         shots = " and ".join(member.shot for member in members)
-        yield "Data", _tell_data(members[0], first)
+        yield "Data", _describe_data(members[0], first)
         imbalance = settings["imbalance"]
         queries = f"{settings['query']} of each class"
         if imbalance is not None:
@@ -123,19 +130,21 @@ class Paper:
             )
             queries += f" {imbalance:g}"
         text = f"{settings['way'][0]} classes of the {settings['side']} side, {shots} support rows of each, queries: "
-        text += f"{queries}. {' and '.join(f'{each.summary.n_episodes:,}' for each in evaluations)} episodes, drawn "
+        text += (
+            f"{queries}. {' and '.join(f'{result.summary.n_episodes:,}' for result in evaluations)} episodes, drawn "
+        )
         tuned = {str(tuning) for tuning in first.tuning}
         notes = "".join(f" {note}" for note in first.notes if note not in tuned)
-        yield "Episodes", f"{text}by seed {settings['seed']}: each method has the same.{notes}"
+        yield "Episodes", f"{text}by seed {settings['seed']}: all methods have the same episodes.{notes}"
         texts = []
         for grid in self.grids:
             choice = grid[0]
             name = grid[0].name if len(grid) == 1 else choice.key
             what = (choice.spec.function.__doc__ or "").partition("\n")[0]
-            source = find_source(choice.spec.function)
+            source = parse_source(choice.spec.function)
             hashed = f"; {choice.origin}" if choice.origin is not None else ""
             texts.append(f"{name}{hashed}: {what} {source}".rstrip(" ."))
-        yield "Methods", f"{'. '.join(texts)}. Settings that are not told are the defaults of this software."
+        yield "Methods", f"{'. '.join(texts)}. Settings that are not listed are the defaults of this software."
         if first.tuning:
             text = f"By the highest mean accuracy on the same {first.tuning[0].n_episodes:,} episodes of the kind "
             text += f"above, of {first.tuning[0].n_classes} validation classes, in %:"
@@ -145,7 +154,7 @@ class Paper:
                 chosen = ", ".join(tuning.chosen for tuning in evaluation.tuning)
                 text += f" {member.shot}-shot: {rates}; evaluated were {chosen}."
             yield "Choice of settings", text
-        text = "Accuracy is the mean over episodes of the share of right queries. " + tell_intervals(first.summary)
+        text = "Accuracy is the mean over episodes of the share of right queries. " + explain_intervals(first.summary)
         text += (
             " The jackknife leaves out one class at a time with all of its episodes. Differences are paired by episode;"
         )
@@ -155,12 +164,12 @@ class Paper:
         yield "Software", f"{versions}, on {settings.get('device', 'cpu')}. {self.command}"
 
 
-def _tell_data(member: Member, evaluation: Evaluation) -> str:
-    """Return which rows were evaluated, and what tells them from others."""
+def _describe_data(member: Member, evaluation: Evaluation) -> str:
+    """Describe the evaluated rows, with their hash."""
     rows = member.plan.rows
     data = load_source(rows.dataset, split_seed=rows.split_seed, image_size=rows.image_size)
     sides = Counter(data.sides or ())
-    split = ", ".join(f"{sides[side]} {side}" for side in SIDES if sides[side]) or "without a split"
+    split = ", ".join(f"{sides[side]} {side}" for side in SPLIT_SIDES if sides[side]) or "without a split"
     drawn = "" if rows.split_seed is None else f", drawn by seed {rows.split_seed}"
     text = f"{rows.dataset}: {len(data.x):,} rows of {data.x.shape[1]} features in {data.num_classes} classes: "
     text += f"{split}{drawn}. SHA-256 of the evaluated rows, class by class: {evaluation.data}."
@@ -183,11 +192,11 @@ def rename(summary: Summary, keys: Mapping[str, str]) -> Summary:
 def adjust_together(summaries: Sequence[Summary]) -> list[Summary]:
     """Return summaries whose p-values are adjusted for the comparisons of all of them, by Holm's procedure."""
     pairs = [pair for summary in summaries for pair in summary.comparisons]
-    for over in OVER:
+    for over in INTERVAL_KINDS:
         adjusted = adjust_holm([getattr(pair, f"p_value_{over}") for pair in pairs])
         pairs = [_set_p(pair, over, p_value) for pair, p_value in zip(pairs, adjusted, strict=True)]
-    found = iter(pairs)
-    return [replace(summary, comparisons=[next(found) for _ in summary.comparisons]) for summary in summaries]
+    adjusted_pairs = iter(pairs)
+    return [replace(summary, comparisons=[next(adjusted_pairs) for _ in summary.comparisons]) for summary in summaries]
 
 
 def _set_p(pair: Comparison, over: str, p_value: float) -> Comparison:
@@ -199,7 +208,7 @@ def write_figure(path: Path, summaries: Mapping[str, Summary]) -> None:
     """Plot the accuracies of all methods with their intervals, a panel for each number of shots."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - optional
 
-    figure = Figure(figsize=(PANEL * len(summaries), 0.7 * PANEL), layout="constrained")
+    figure = Figure(figsize=(FIGURE_PANEL_SIZE * len(summaries), 0.7 * FIGURE_PANEL_SIZE), layout="constrained")
     for axes, (shot, summary) in zip(
         figure.subplots(1, len(summaries), squeeze=False)[0], summaries.items(), strict=True
     ):

@@ -11,7 +11,7 @@ from PIL import Image
 
 from analysis.__main__ import main
 from analysis.episodes import photographs
-from analysis.episodes.photographs import find_pictures, hash_pictures, rank
+from analysis.episodes.photographs import hash_pictures, locate_pictures, rank
 from tests.analysis.conftest import read_cells
 from tests.embeddings.pictures.test_files import write_onnx
 
@@ -33,7 +33,7 @@ def test_photographs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
     arguments += ["5", "--methods", methods, "--json", "rows.json"]
     assert main(arguments) == 0
     first = capfd.readouterr().out
-    digest = hash_pictures(find_pictures(Path("photos")))
+    digest = hash_pictures(locate_pictures(Path("photos")))
     assert f"560 photographs of 16 classes: of no set that we know;\nsha256 of all {digest}" in first
     rows = json.loads(Path("rows.json").read_text(encoding="utf-8"))
     assert list(rows) == list(photographs.COLUMNS)

@@ -1,4 +1,4 @@
-"""Class lists of the usual benchmarks: what they hold, and folders that are split by them."""
+"""Class lists of the usual benchmarks: their content, and folders that are split by them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import torch
 from protonet.datasets import Dataset, load_cifar_fs, load_cub, load_fc100, load_meta_dataset, load_tiered_imagenet
 from protonet.datasets.class_lists import (
     PREFIX,
-    find_meta_dataset,
+    describe_difference,
+    format_class_lists,
+    locate_meta_dataset,
     read_class_lists,
     simplify,
-    tell_class_lists,
-    tell_difference,
 )
-from protonet.datasets.dataset import SIDES
-from protonet.episodes.draws.meta_dataset import MOST_LEAVES, read_groups
+from protonet.datasets.dataset import SPLIT_SIDES
+from protonet.episodes.samplers.meta_dataset import MAX_LEAVES, read_groups
 from tests.datasets import trees
 from tests.episodes.command_cases import Command
 
@@ -47,14 +47,14 @@ COUNTS = {
 @pytest.mark.parametrize("name", LISTS)
 def test_a_list_is_what_its_hash_says(name: str) -> None:
     known = LISTS[name]
-    sides = {side: getattr(known, side) for side in SIDES}
+    sides = {side: getattr(known, side) for side in SPLIT_SIDES}
     assert tuple(map(len, sides.values())) == COUNTS[name]
     lines = "".join(f"{side}\t{label}\n" for side, labels in sides.items() for label in sorted(labels))
     assert hashlib.sha256(lines.encode()).hexdigest() == known.sha256
     assert len(set(map(simplify, known.side_of))) == sum(COUNTS[name])  # no two are one folder
     assert all((known.pictures[side] > 0) == bool(labels) for side, labels in sides.items())
-    assert f"{name}: {known.of}" in tell_class_lists()
-    assert known.sha256 in tell_class_lists()
+    assert f"{name}: {known.of}" in format_class_lists()
+    assert known.sha256 in format_class_lists()
 
 
 def test_lists_fit_together() -> None:
@@ -65,13 +65,13 @@ def test_lists_fit_together() -> None:
     assert set(LISTS["tiered-imagenet"].side_of) < synsets
     assert set(LISTS["cub"].side_of) == set(LISTS["meta-cu-birds"].side_of)
     rule = {
-        name: "base" if number % 2 == 0 else "validation" if number % 4 == 1 else "novel"
-        for number, name in enumerate(sorted(LISTS["cub"].side_of))
+        name: "base" if index % 2 == 0 else "validation" if index % 4 == 1 else "novel"
+        for index, name in enumerate(sorted(LISTS["cub"].side_of))
     }
     assert rule == LISTS["cub"].side_of
 
 
-@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("side", SPLIT_SIDES)
 def test_groups_of_imagenet_are_those_of_a_search(side: str) -> None:
     names = getattr(LISTS["meta-ilsvrc-2012"], side)
     children = {node: below.split() for node, below in LISTS["meta-ilsvrc-2012"].children.items()}
@@ -83,11 +83,11 @@ def test_groups_of_imagenet_are_those_of_a_search(side: str) -> None:
     forks = {
         leaves
         for node, leaves in below.items()
-        if 5 <= len(leaves) <= MOST_LEAVES and sum(bool(below.get(c, {c} & set(names))) for c in children[node]) > 1
+        if 5 <= len(leaves) <= MAX_LEAVES and sum(bool(below.get(c, {c} & set(names))) for c in children[node]) > 1
     }
-    groups, whole = read_groups("meta-ilsvrc-2012", names)
-    assert whole
-    assert {frozenset(names[number] for number in group) for group in groups} == forks
+    groups, full = read_groups("meta-ilsvrc-2012", names)
+    assert full
+    assert {frozenset(names[index] for index in group) for group in groups} == forks
 
 
 def paint(root: Path, key: str, spell: Callable[[str], str] = str) -> Path:
@@ -120,29 +120,29 @@ def test_plain_folders_are_split_by_the_list(
     data = load(tmp_path, size=1)
     assert dict(zip(data.class_names, data.sides or (), strict=True)) == LISTS[key].side_of
     assert torch.bincount(data.y).tolist() == [len(folders)] * data.num_classes
-    own = tmp_path / folders[0] / LISTS[key].novel[0].replace(" ", "_").upper()
-    (own / "0.png").unlink()
-    own.rmdir()
+    part = tmp_path / folders[0] / LISTS[key].novel[0].replace(" ", "_").upper()
+    (part / "0.png").unlink()
+    part.rmdir()
     with pytest.raises(ValueError, match=rf"without 1, such as '{LISTS[key].novel[0]}'\. Get all of them"):
         load(tmp_path, size=1)
 
 
-def test_imagenet_is_split_without_lists_beside_it(tmp_path: Path) -> None:
+def test_imagenet_is_split_without_lists_with_it(tmp_path: Path) -> None:
     data = load_tiered_imagenet(paint(tmp_path / "train", "meta-ilsvrc-2012").parent, size=1)
     assert dict(zip(data.class_names, data.sides or (), strict=True)) == LISTS["tiered-imagenet"].side_of
 
 
 def test_what_is_wrong_with_a_copy_is_one_line() -> None:
     right = dict.fromkeys(LISTS["fc100"].side_of.items(), 600)
-    assert tell_difference("fc100:a", right) == []
-    assert tell_difference("fc100:a", {(f"{n}", side): 600 for n, (_, side) in enumerate(right)}) == []
-    assert tell_difference("unknown:a", {}) == tell_difference("fc100", {}) == []
+    assert describe_difference("fc100:a", right) == []
+    assert describe_difference("fc100:a", {(f"{n}", side): 600 for n, (_, side) in enumerate(right)}) == []
+    assert describe_difference("unknown:a", {}) == describe_difference("fc100", {}) == []
     begin = "This is not FC100, Oreshkin et al. (2018), as papers have it: "
     last = max((name, side) for name, side in right if side == "novel")
-    assert tell_difference("fc100:a", right | {last: 599}) == [f"{begin}11,999 of 12,000 novel pictures."]
-    (line,) = tell_difference("cifar-fs:a", right)
+    assert describe_difference("fc100:a", right | {last: 599}) == [f"{begin}11,999 of 12,000 novel pictures."]
+    (line,) = describe_difference("cifar-fs:a", right)
     assert "60 of 64 base classes (" in line
-    (line,) = tell_difference("fc100:a", {each: n for each, n in right.items() if each != last})
+    (line,) = describe_difference("fc100:a", {item: n for item, n in right.items() if item != last})
     assert line == f"{begin}19 of 20 novel classes (1 of them missing, such as {last[0]})."
 
 
@@ -150,11 +150,11 @@ def test_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^`key` must be one of meta-aircraft, .*; got 'aircraft'"):
         load_meta_dataset("aircraft", tmp_path)
     with pytest.raises(ValueError, match=r"^`root` must hold a folder for each class of .*Textures"):
-        find_meta_dataset("meta-dtd", tmp_path)
+        locate_meta_dataset("meta-dtd", tmp_path)
     assert {name for name in LISTS if name.startswith(PREFIX)} == set(list(COUNTS)[5:])
 
 
-def test_the_command_tells_a_wrong_copy(
+def test_the_command_reports_a_wrong_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
@@ -164,4 +164,4 @@ def test_the_command_tells_a_wrong_copy(
         (root / label / "1.png").write_bytes((root / label / "0.png").read_bytes())
     out = command(f"--dataset meta-dtd:{root} --image-size 2 --query 1 --episodes 2 --method protonet")
     assert "This is not Describable Textures, as of Meta-Dataset, as papers have it: 33 of 3,960 base pictures, " in out
-    assert command("--class-lists") == tell_class_lists()
+    assert command("--class-lists") == format_class_lists()

@@ -65,7 +65,7 @@ def test_forms(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["{}.labels.npy", "{}_labels.npy", "labels.npy", "y.npy"])
-def test_labels_beside_an_npy_file(tmp_path: Path, name: str) -> None:
+def test_labels_with_an_npy_file(tmp_path: Path, name: str) -> None:
     np.save(tmp_path / "train.npy", X.reshape(6, 2, 2).astype(np.float16))
     np.save(tmp_path / name.format("train"), np.array([b"b", b"a", b"a", b"c", b"b", b"a"]))
     data = load_features(tmp_path / "train.npy")

@@ -1,4 +1,4 @@
-"""Your own files: what is read, and the one line for each thing that is wrong with them."""
+"""Your own files: how they are read, and the one line for each thing that is wrong with them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def write_images(folder: Path, classes: dict[str, list[tuple[int, int]]]) -> Non
     generator = np.random.default_rng(0)
     for name, sizes in classes.items():
         (folder / name).mkdir(parents=True)
-        for number, (height, width) in enumerate(sizes):
+        for index, (height, width) in enumerate(sizes):
             pixels = generator.integers(0, 256, (height, width, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+            Image.fromarray(pixels).save(folder / name / f"{index}.png")
 
 
 class TestImages:
@@ -70,7 +70,9 @@ class TestImages:
             image.save(tmp_path / "a" / "0.png")
         else:
             image.save(tmp_path / "a" / "0.png", transparency=image.getpixel((0, 0)))
-        expected = [(share * value + (1 - share) * 255) / 255 for share, value in zip(opacity, grey[0], strict=True)]
+        expected = [
+            (fraction * value + (1 - fraction) * 255) / 255 for fraction, value in zip(opacity, grey[0], strict=True)
+        ]
         x = load_images(tmp_path).x[0].double()
         torch.testing.assert_close(x, torch.tensor(expected).double(), rtol=0, atol=1.01 / 255)
 
@@ -79,9 +81,9 @@ class TestImages:
         write_images(tmp_path, {"a": [(9, 9)], "b": [(9, 9)]})
         buffer = io.BytesIO()
         Image.open(tmp_path / "a" / "0.png").save(buffer, "PPM" if suffix == "ppm" else "PNG")
-        whole = buffer.getvalue()
-        length = whole.find(b"IDAT") - 1
-        broken = whole[:length] + b"\0" + whole[length + 1 :] if suffix == "png" else b"P3" + whole[2:]
+        full = buffer.getvalue()
+        length = full.find(b"IDAT") - 1
+        broken = full[:length] + b"\0" + full[length + 1 :] if suffix == "png" else b"P3" + full[2:]
         (tmp_path / "b" / f"1.{suffix}").write_bytes(broken)
         with pytest.raises(ValueError, match=rf"images that can be read; got .*1\.{suffix} \(.+\)"):
             load_images(tmp_path)

@@ -11,8 +11,8 @@ import torch
 from PIL import ImageFont
 
 from protonet.datasets import Dataset, load_glyphs
-from protonet.datasets.dataset import SIDES
-from protonet.datasets.glyphs import SHARES, alphabet_of, find_faces, split_alphabets
+from protonet.datasets.dataset import SPLIT_SIDES
+from protonet.datasets.glyphs import SIDE_FRACTIONS, alphabet_of, list_font_faces, split_alphabets
 
 SOME = "abcxyzαβγж≤⠿"
 
@@ -28,13 +28,13 @@ def test_images() -> None:
     assert float(data.x.min()) == 0
     assert 0.4 < float(data.x.amax(dim=1).min()) <= float(data.x.max()) <= 1  # none is blank
     assert float(data.x.mean()) < 0.3  # paper is 0
-    faces = find_faces()
+    faces = list_font_faces()
     for character, count in zip(data.class_names, torch.bincount(data.y).tolist(), strict=True):
         assert count == 2 * sum(character in face.characters for face in faces)
 
 
 def test_faces_have_the_glyphs_that_they_claim() -> None:
-    for face in find_faces()[:2]:
+    for face in list_font_faces()[:2]:
         font = ImageFont.truetype(face.path, 20)
         missing = bytes(font.getmask("\U0010ffff"))
         assert all(bytes(font.getmask(character)) != missing for character in SOME)
@@ -58,7 +58,7 @@ def test_an_image_depends_on_its_sample_alone() -> None:
     assert len(copies.unique(dim=0)) == len(copies)
 
 
-def test_glyphs_can_be_told_apart() -> None:
+def test_glyphs_can_be_distinguished() -> None:
     data = load_glyphs(characters="AOTX", copies=4)
     odd = torch.arange(len(data.y)) % 2 == 1
     distances = torch.cdist(data.x[odd], data.x[~odd])
@@ -74,8 +74,8 @@ def test_alphabets() -> None:
     assert [alphabet_of(c) for c in others] == expected
 
 
-def test_alphabets_stay_whole_and_sides_have_their_shares() -> None:
-    serif = next(face for face in find_faces() if face.path.stem == "DejaVuSerif")
+def test_alphabets_are_not_split_and_sides_have_their_fractions() -> None:
+    serif = next(face for face in list_font_faces() if face.path.stem == "DejaVuSerif")
     characters = sorted(c for c in serif.characters if c.isprintable() and not c.isspace())
     sides = split_alphabets(characters)
     assert split_alphabets(characters) == sides
@@ -85,10 +85,10 @@ def test_alphabets_stay_whole_and_sides_have_their_shares() -> None:
     assert {"LATIN", "GREEK", "CYRILLIC", "BRAILLE"} <= set(sides_of)
     letters = {name for name in sides_of if any(c.isalpha() and alphabet_of(c) == name for c in characters)}
     small = [name for name in sides_of if list(map(alphabet_of, characters)).count(name) < 20]
-    assert all(len(own) == 1 for own in sides_of.values())
+    assert all(len(part) == 1 for part in sides_of.values())
     assert len(set.union(*(sides_of[name] for name in small))) == 1
-    for side, share in zip(SIDES, SHARES, strict=True):
-        assert abs(sides.count(side) / len(sides) - share) < 0.1
+    for side, fraction in zip(SPLIT_SIDES, SIDE_FRACTIONS, strict=True):
+        assert abs(sides.count(side) / len(sides) - fraction) < 0.1
         assert any(side in sides_of[name] for name in letters)
 
 
@@ -107,10 +107,10 @@ class TestCache:
     def test_bad_file_is_made_again(self, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
         first = load_glyphs(characters="ab")
         (path,) = cache.iterdir()
-        whole = path.read_bytes()
+        full = path.read_bytes()
         with np.load(path) as file:
             older = {**file, "stamp": np.array(str(file["stamp"]).replace("glyphs 1 ", "glyphs 0 "))}
-        for content in (b"", whole[: len(whole) // 2], {"x": np.eye(2)}, {"stamp": np.array([{}], object)}, older):
+        for content in (b"", full[: len(full) // 2], {"x": np.eye(2)}, {"stamp": np.array([{}], object)}, older):
             if isinstance(content, bytes):
                 path.write_bytes(content)
             else:
@@ -123,7 +123,7 @@ class TestCache:
         assert capsys.readouterr().err == ""
         assert list(cache.iterdir()) == [path]
 
-    def test_no_place_to_write_is_no_error(
+    def test_no_position_to_write_is_no_error(
         self, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         cache.write_text("a file")
@@ -142,7 +142,7 @@ def test_more_fonts(tmp_path: Path) -> None:
     folder = tmp_path / "fonts" / "deeper"
     folder.mkdir(parents=True)
     plain = load_glyphs(characters="ab")
-    shutil.copy(find_faces()[0].path, folder / "Mine.TTF")
+    shutil.copy(list_font_faces()[0].path, folder / "Mine.TTF")
     more = load_glyphs(characters="ab", fonts=tmp_path / "fonts")
     assert len(more.y) == len(plain.y) + 2
     assert torch.equal(rows_of(more, "a")[:-1], rows_of(plain, "a"))

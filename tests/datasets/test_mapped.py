@@ -40,9 +40,9 @@ def test_same_as_loaded(tmp_path: Path, dtype: str, x_last: bool) -> None:
     assert torch.equal(data.take_rows(rows).float(), loaded.take_rows(rows))
     data.release()
     assert torch.equal(data.x.float(), loaded.x)
-    taken = data.take_side("novel")
-    assert taken.mapping is None
-    assert torch.equal(taken.x.float(), loaded.take_side("novel").x)
+    selected = data.take_side("novel")
+    assert selected.mapping is None
+    assert torch.equal(selected.x.float(), loaded.take_side("novel").x)
     loaded.release()
 
 
@@ -98,7 +98,7 @@ def test_any_labels(tmp_path: Path, labels: object, names: tuple[str, ...]) -> N
 
 @pytest.mark.parametrize("piece", [8, 100, 2**26])
 def test_rows_with_nan_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
-    monkeypatch.setattr(dataset_module, "CHUNK", piece)
+    monkeypatch.setattr(dataset_module, "BYTES_PER_CHECK", piece)
     x = make_rows(30)
     bad = [3, 17, 20, 21, 29]
     x[bad, [0, 1, 2, 3, 4]] = [np.nan, np.inf, -np.inf, np.nan, np.nan]
@@ -150,26 +150,26 @@ def test_damaged_files(tmp_path: Path, read: Callable[[Path], Dataset]) -> None:
         with pytest.raises(ValueError, match=rf"^no such file: {absent}$"):
             read(absent)
     np.savez(path, x=make_rows(), y=np.arange(12) % 2)
-    whole = path.read_bytes()
-    for damaged, said in (
+    full = path.read_bytes()
+    for damaged, expected_message in (
         (b"", " that can be read; got .*EOFError"),
         (b"something else", "; got"),
-        (whole[:300], " that can be read; got .*BadZip"),
-        (whole[:-30], ""),
+        (full[:300], " that can be read; got .*BadZip"),
+        (full[:-30], ""),
     ):
         path.write_bytes(damaged)
-        with pytest.raises(ValueError, match=rf"^`path` must be an NPZ file{said}"):
+        with pytest.raises(ValueError, match=rf"^`path` must be an NPZ file{expected_message}"):
             read(path)
 
 
 def read_resident() -> int:
     """Return how many bytes of files are in this process's memory."""
-    found = re.search(r"RssFile:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return 1024 * int(found[1])
+    result = re.search(r"RssFile:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert result is not None
+    return 1024 * int(result[1])
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="tells resident memory on Linux alone")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reports resident memory on Linux alone")
 def test_memory_is_given_back(tmp_path: Path) -> None:
     x = np.zeros((2**17, 64), np.float32)  # 32 MiB
     np.savez(tmp_path / "f.npz", x=x, y=np.arange(len(x)) % 7)
@@ -190,9 +190,9 @@ def test_rows_are_written_a_few_at_a_time(tmp_path: Path) -> None:
     more = {"y": np.arange(10) // 5, "split": np.array(["base"] * 5 + ["novel"] * 5)}
     with (tmp_path / "a.npz").open("wb") as file:
         write_npz(file, x.shape, "float32", (x[start : start + 3] for start in range(0, 10, 3)), more)
-    with np.load(tmp_path / "a.npz") as found:
-        assert found["x"].tolist() == x.tolist()
-        assert (found["x"].dtype, found["split"].tolist()) == (np.float32, more["split"].tolist())
+    with np.load(tmp_path / "a.npz") as result:
+        assert result["x"].tolist() == x.tolist()
+        assert (result["x"].dtype, result["split"].tolist()) == (np.float32, more["split"].tolist())
     data = map_npz(tmp_path / "a.npz")
     assert data.mapping is not None
     assert torch.equal(data.x, torch.from_numpy(x).flatten(1))
@@ -207,6 +207,6 @@ def test_rows_are_written_a_few_at_a_time(tmp_path: Path) -> None:
         ([np.zeros((1, 3), "f4")], "1 rows too few"),
     ],
 )
-def test_rows_that_are_not_as_they_were_said_to_be(tmp_path: Path, rows: list[np.ndarray], message: str) -> None:
+def test_rows_that_are_not_as_they_were_described_to_be(tmp_path: Path, rows: list[np.ndarray], message: str) -> None:
     with (tmp_path / "a.npz").open("wb") as file, pytest.raises(ValueError, match=message):
         write_npz(file, (2, 3), "float32", rows, {})

@@ -17,18 +17,18 @@ EVALUATION = {"Omega": 2}
 
 
 def make_tree(root: Path) -> Path:
-    """Make alphabets of 105x105 images of 1 bit, two a character; the drawing's height tells it apart."""
-    number = 0
+    """Make alphabets of 105x105 images of 1 bit, two a character; the drawing's height identifies it."""
+    index = 0
     for part, alphabets in (("images_background", BACKGROUND), ("images_evaluation", EVALUATION)):
         for alphabet, n_characters in alphabets.items():
             for character in range(1, n_characters + 1):
                 folder = root / part / alphabet / f"character{character:02}"
                 folder.mkdir(parents=True)
                 for drawing in (1, 2):
-                    number += 1
+                    index += 1
                     ink = np.zeros((105, 105), bool)
-                    ink[: 4 * number, :15] = True
-                    Image.fromarray(~ink).save(folder / f"{number:04}_{drawing:02}.png")
+                    ink[: 4 * index, :15] = True
+                    Image.fromarray(~ink).save(folder / f"{index:04}_{drawing:02}.png")
     return root
 
 
@@ -44,9 +44,9 @@ def test_rows_names_and_sides(tmp_path: Path, home: str) -> None:
     # Ten characters: the last alphabets up to two of them, whole.
     expected = {"Alpha": "base", "Beta": "base", "Delta": "base", "Gamma": "validation", "Omega": "novel"}
     assert side_of == expected
-    for name, number in (("Alpha/character01", 1), ("Gamma/character02", 17), ("Omega/character02", 23)):
+    for name, index in (("Alpha/character01", 1), ("Gamma/character02", 17), ("Omega/character02", 23)):
         first = x[data.y == data.class_names.index(name)][0].reshape(7, 7)
-        inked = torch.tensor([min(1.0, max(0.0, (4 * number - 15 * row) / 15)) for row in range(7)])
+        inked = torch.tensor([min(1.0, max(0.0, (4 * index - 15 * row) / 15)) for row in range(7)])
         torch.testing.assert_close(first[:, 0], inked, rtol=0, atol=1.01 / 255)
         assert float(first[:, 1:].abs().max()) == 0  # paper
 

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from protonet.datasets import load_mini_imagenet
-from protonet.datasets.layouts import find_class_folders
-from protonet.datasets.pictures import Found, Pictures, join_sides, load_pictures, map_in_threads, open_picture
+from protonet.datasets.layouts import detect_class_folders
+from protonet.datasets.pictures import ImageSet, Pictures, join_sides, load_pictures, map_in_threads, open_picture
 from tests.datasets.trees import draw_classes, make_folders, paint
 
 
@@ -22,8 +22,8 @@ def root(tmp_path: Path) -> Path:
     return make_folders(tmp_path / "data")
 
 
-def find(root: Path, size: int = 6) -> Found:
-    return Found("load_some", root, *find_class_folders(root), size)
+def find(root: Path, size: int = 6) -> ImageSet:
+    return ImageSet("load_some", root, *detect_class_folders(root), size)
 
 
 def test_pixels_are_those_of_pillow(tmp_path: Path) -> None:
@@ -39,14 +39,14 @@ def test_pixels_are_those_of_pillow(tmp_path: Path) -> None:
         assert row.reshape(3, 12, 12).permute(1, 2, 0).numpy().tolist() == np.asarray(picture).tolist()
 
 
-def test_rows_are_mapped_and_scaled_where_they_are_taken(root: Path, cache: Path) -> None:
+def test_rows_are_mapped_and_scaled_where_they_are_read(root: Path, cache: Path) -> None:
     data = load_mini_imagenet(root, size=8)
     assert data.mapping is not None
     assert not data.is_plain
     rows = torch.tensor([13, 0, 13])
     assert torch.equal(data.take_rows(rows), data.x[rows].float() / 255)
-    (kept,) = cache.iterdir()
-    assert kept.name.startswith("mini_imagenet-8-")
+    (saved,) = cache.iterdir()
+    assert saved.name.startswith("mini_imagenet-8-")
     novel = data.take_side("novel")  # a copy in memory
     assert (novel.x.dtype, novel.shape, novel.mapping) == (torch.uint8, (3, 8, 8), None)
     assert torch.equal(novel.take_rows(torch.arange(4)), data.take_rows(torch.arange(10, 14)))
@@ -54,15 +54,15 @@ def test_rows_are_mapped_and_scaled_where_they_are_taken(root: Path, cache: Path
 
 def test_the_same_pictures_are_not_decoded_again(root: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = load_mini_imagenet(root, size=8)
-    (kept,) = cache.iterdir()
-    written = kept.stat().st_mtime_ns
+    (saved,) = cache.iterdir()
+    written = saved.stat().st_mtime_ns
     again = load_mini_imagenet(f"{root}/../data", size=8)
-    assert kept.stat().st_mtime_ns == written
+    assert saved.stat().st_mtime_ns == written
     assert torch.equal(first.x, again.x)
     assert (first.class_names, first.sides, first.y.tolist()) == (again.class_names, again.sides, again.y.tolist())
     Image.fromarray(paint("zz", 0)).save(root / "test" / "fox" / "fox0.png")
     changed = load_mini_imagenet(root, size=8)  # in the same file of the cache
-    assert [path.name for path in cache.iterdir()] == [kept.name]
+    assert [path.name for path in cache.iterdir()] == [saved.name]
     assert changed.take_rows(torch.tensor([10]))[0, 0] == ord("z") / 255
     os.utime(root / "val" / "dog" / "dog0.png", ns=(1, 1))
     assert torch.equal(load_mini_imagenet(root, size=8).x, changed.x)
@@ -74,13 +74,13 @@ def test_the_same_pictures_are_not_decoded_again(root: Path, cache: Path, capsys
 @pytest.mark.parametrize("damage", ["cut", "other", "nothing"])
 def test_a_damaged_file_is_made_again(root: Path, cache: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
     expected = load_mini_imagenet(root, size=8).x.clone()
-    (kept,) = cache.iterdir()
+    (saved,) = cache.iterdir()
     if damage == "cut":
-        kept.write_bytes(kept.read_bytes()[:-200])
+        saved.write_bytes(saved.read_bytes()[:-200])
     elif damage == "other":
-        np.savez(kept, x=np.zeros(3))
+        np.savez(saved, x=np.zeros(3))
     else:
-        kept.write_bytes(b"")
+        saved.write_bytes(b"")
     assert torch.equal(load_mini_imagenet(root, size=8).x, expected)
     assert "is made again: " in capsys.readouterr().err
     assert load_mini_imagenet(root, size=8).mapping is not None
@@ -88,15 +88,15 @@ def test_a_damaged_file_is_made_again(root: Path, cache: Path, damage: str, caps
 
 def test_without_a_cache_rows_are_in_memory(root: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     expected = load_mini_imagenet(root, size=8)
-    (kept,) = cache.iterdir()
-    kept.unlink()
+    (saved,) = cache.iterdir()
+    saved.unlink()
     cache.rmdir()
     cache.write_text("a file")
-    found = load_mini_imagenet(root, size=8)
+    result = load_mini_imagenet(root, size=8)
     assert "is not kept: " in capsys.readouterr().err
-    assert (found.mapping, found.shape) == (None, (3, 8, 8))
+    assert (result.mapping, result.shape) == (None, (3, 8, 8))
     rows = torch.arange(14)
-    assert torch.equal(found.take_rows(rows), expected.take_rows(rows))
+    assert torch.equal(result.take_rows(rows), expected.take_rows(rows))
 
 
 def test_an_interruption_leaves_nothing(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,10 +110,10 @@ def test_an_interruption_leaves_nothing(root: Path, cache: Path, monkeypatch: py
 
 
 def test_pictures_are_decoded_in_their_order_a_few_at_a_time() -> None:
-    pictures = [np.full((2, 2, 3), number % 256, np.uint8) for number in range(600)]
+    pictures = [np.full((2, 2, 3), index % 256, np.uint8) for index in range(600)]
     blocks = list(map_in_threads(lambda picture: np.asarray(picture)[0, 0, :1], pictures))
     assert [len(block) for block in blocks] == [256, 256, 88]
-    assert np.concatenate(blocks)[:, 0].tolist() == [number % 256 for number in range(600)]
+    assert np.concatenate(blocks)[:, 0].tolist() == [index % 256 for index in range(600)]
 
 
 def test_pictures_of_every_kind_are_opened(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_pictures_of_every_kind_are_opened(tmp_path: Path) -> None:
         open_picture("f", tmp_path / "absent.png")
 
 
-def test_numbers_of_classes_on_several_sides_get_the_sides_names() -> None:
+def test_counts_of_classes_on_several_sides_get_the_sides_names() -> None:
     part = Pictures([b"", b""], ["0", "a"], None)
     joined = join_sides([part, None, Pictures([b""], ["0"], None)])
     assert joined == Pictures([b"", b"", b""], ["base 0", "a", "novel 0"], ["base", "base", "novel"])
@@ -142,10 +142,10 @@ def test_errors(tmp_path: Path) -> None:
     draw_classes(tmp_path / "data", ["ant"])
     with pytest.raises(ValueError, match=r"^`root` must have at least 2 classes; got 1"):
         load_pictures(find(tmp_path / "data"))
-    found = find(tmp_path / "data")
+    result = find(tmp_path / "data")
     for size, error in ((0, ValueError), ("x", TypeError)):
         with pytest.raises(error, match=r"^`size` must be a whole number >= 1"):
-            load_pictures(found, size)  # type: ignore[arg-type]
+            load_pictures(result, size)  # type: ignore[arg-type]
     (tmp_path / "data" / "ant" / "ant0.png").unlink()
     with pytest.raises(ValueError, match=r"^`root` must hold its pictures; got no .*ant0\.png \(No such"):
-        load_pictures(found)
+        load_pictures(result)

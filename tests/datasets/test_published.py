@@ -54,14 +54,14 @@ def test_rows_classes_and_sides(name: str, root: Path) -> None:
     assert (data.shape, data.x.dtype) == ((3, side, side), torch.uint8)
     assert data.x.shape == (14, 3 * side * side)
     assert dict(zip(data.class_names, data.sides or (), strict=True)) == dict(zip(names, SIDES, strict=True))
-    for number, (own, label) in enumerate(zip(names, NAMES, strict=True)):
-        rows = (data.y == data.class_names.index(own)).nonzero().flatten()
-        found = data.take_rows(rows).unflatten(1, (3, side, side))
-        for k, picture in enumerate(found):
+    for index, (part, label) in enumerate(zip(names, NAMES, strict=True)):
+        rows = (data.y == data.class_names.index(part)).nonzero().flatten()
+        result = data.take_rows(rows).unflatten(1, (3, side, side))
+        for k, picture in enumerate(result):
             assert picture.dtype == torch.float32
             expected = torch.from_numpy(trees.colour(label, k))[:, None, None].expand_as(picture)
             # JPEG is off by a little; all else is what it was.
-            torch.testing.assert_close(255 * picture, expected.float(), rtol=0, atol=3, msg=f"{own}, {number}")
+            torch.testing.assert_close(255 * picture, expected.float(), rtol=0, atol=3, msg=f"{part}, {index}")
     assert load(str(root), size=5).shape == (3, 5, 5)
     with pytest.raises(TypeError, match=r"^`size` must be a whole number >= 1"):
         load(root, size="x")
@@ -102,8 +102,8 @@ def test_without_lists_cub_is_split_by_the_rule_of_chen_et_al(root: Path) -> Non
 )
 def test_bad_lists_of_cub(root: Path, file: str, text: str, message: str) -> None:
     (trees.make_cub(root) / "CUB_200_2011" / file).write_text(text)
-    said = f"^`root` must hold lists and pictures that can be read; .*{message}"
-    with pytest.raises(ValueError, match=said):
+    expected_message = f"^`root` must hold lists and pictures that can be read; .*{message}"
+    with pytest.raises(ValueError, match=expected_message):
         load_cub(root)
 
 

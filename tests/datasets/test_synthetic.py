@@ -44,7 +44,7 @@ class TestEveryFamily:
                 assert torch.bincount(y).tolist() == [n] * 5
             assert not torch.equal(y, y.sort().values)
 
-    def test_the_seed_alone_tells_the_data(self, name: str) -> None:
+    def test_the_seed_alone_determines_the_data(self, name: str) -> None:
         torch.manual_seed(1)
         before = torch.get_rng_state()
         first = sample_small(name, 3)
@@ -146,7 +146,7 @@ def test_class_noise_is_log_uniform() -> None:
     assert stats.kstest(np.log2(levels.numpy() / 0.2) / 2, "uniform").pvalue > 0.01
 
 
-def test_wrong_labels_share() -> None:
+def test_wrong_labels_split() -> None:
     clean, wrong = (sample_family(name, seed=5, num_classes=50, dim=8) for name in ("isotropic", "wrong_labels"))
     assert all(torch.equal(getattr(clean, t), getattr(wrong, t)) for t in ("train_x", "val_x", "test_x", "test_y"))
     assert int((clean.train_y != wrong.train_y).sum()) == 80

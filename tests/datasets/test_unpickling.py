@@ -39,18 +39,18 @@ def write(path: Path, content: object, protocol: int) -> Path:
     return path
 
 
-def same(found: Any, expected: Any) -> bool:
+def same(result: Any, expected: Any) -> bool:
     if isinstance(expected, (np.ndarray, np.generic)):
-        found = np.asarray(found)
-        return (found.dtype, found.shape) == (expected.dtype, expected.shape) and found.tolist() == expected.tolist()
+        result = np.asarray(result)
+        return (result.dtype, result.shape) == (expected.dtype, expected.shape) and result.tolist() == expected.tolist()
     if isinstance(expected, torch.Tensor):
-        return torch.equal(found, expected) and found.dtype == expected.dtype
+        return torch.equal(result, expected) and result.dtype == expected.dtype
     if isinstance(expected, dict):
-        pairs = zip(found.items(), expected.items(), strict=True)
-        return type(found) is type(expected) and all(same(a, c) and same(b, d) for (a, b), (c, d) in pairs)
+        pairs = zip(result.items(), expected.items(), strict=True)
+        return type(result) is type(expected) and all(same(a, c) and same(b, d) for (a, b), (c, d) in pairs)
     if isinstance(expected, (list, tuple)):
-        return type(found) is type(expected) and all(same(a, b) for a, b in zip(found, expected, strict=True))
-    return type(found) is type(expected) and bool(found == expected)
+        return type(result) is type(expected) and all(same(a, b) for a, b in zip(result, expected, strict=True))
+    return type(result) is type(expected) and bool(result == expected)
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -73,8 +73,8 @@ def test_arrays_are_the_same_to_the_bit(
     tmp_path_factory: pytest.TempPathFactory, array: np.ndarray, protocol: int
 ) -> None:
     path = write(tmp_path_factory.mktemp("pickle") / "a.pkl", array, protocol)
-    found, expected = load_pickle("path", str(path)), pickle.loads(path.read_bytes())
-    assert (found.dtype, found.shape, found.tobytes()) == (expected.dtype, array.shape, expected.tobytes())
+    result, expected = load_pickle("path", str(path)), pickle.loads(path.read_bytes())
+    assert (result.dtype, result.shape, result.tobytes()) == (expected.dtype, array.shape, expected.tobytes())
 
 
 def test_pickles_of_python_2_are_text_in_latin_1(tmp_path: Path) -> None:
@@ -85,9 +85,9 @@ def test_pickles_of_python_2_are_text_in_latin_1(tmp_path: Path) -> None:
         b"(S'u1'\np13\nI0\nI1\ntp14\nRp15\n(I3\nS'|'\np16\nNNNI-1\nI-1\nI0\ntp17\nbI00\nS'\\x01\\xff'\np18\ntp19\nbs."
     )
     (tmp_path / "a.pkl").write_bytes(text)
-    found = load_pickle("path", tmp_path / "a.pkl")
-    assert found["labels"] == ["é"]
-    assert (found["data"].tolist(), found["data"].dtype) == ([1, 255], np.dtype(np.uint8))
+    result = load_pickle("path", tmp_path / "a.pkl")
+    assert result["labels"] == ["é"]
+    assert (result["data"].tolist(), result["data"].dtype) == ([1, 255], np.dtype(np.uint8))
 
 
 class Call:
@@ -123,9 +123,7 @@ class Sub(np.ndarray[Any, Any]):
     ],
 )
 @pytest.mark.parametrize("protocol", [2, 5])
-def test_what_it_names_beside_is_refused_in_one_line(
-    tmp_path: Path, content: object, named: str, protocol: int
-) -> None:
+def test_what_it_names_with_is_refused_in_one_line(tmp_path: Path, content: object, named: str, protocol: int) -> None:
     path = write(tmp_path / "a.pkl", [1, content], protocol)
     message = rf"^`path` must be a pickle of arrays.*; got .*a\.pkl with ({named})\S*, which is not loaded\. Save"
     with pytest.raises(ValueError, match=message) as caught:

@@ -17,27 +17,27 @@ CLASSES = {"train": ("ant", "bee", "cat"), "val": ("dog", "eel"), "test": ("fox"
 PER_CLASS = 2
 
 
-def colour(label: str, number: int) -> np.ndarray:
+def colour(label: str, index: int) -> np.ndarray:
     """Return the colour of a class's picture: (3,) uint8."""
-    return np.array([ord(label[0]), ord(label[1]), (50 + 100 * number) % 256], np.uint8)
+    return np.array([ord(label[0]), ord(label[1]), (50 + 100 * index) % 256], np.uint8)
 
 
-def paint(label: str, number: int, size: int = 20) -> np.ndarray:
+def paint(label: str, index: int, size: int = 20) -> np.ndarray:
     """Return a picture of one colour: (size, size, 3) uint8."""
-    return np.tile(colour(label, number), (size, size, 1))
+    return np.tile(colour(label, index), (size, size, 1))
 
 
-def draw(path: Path, label: str, number: int) -> None:
+def draw(path: Path, label: str, index: int) -> None:
     """Write a picture of one colour."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(paint(label, number)).save(path, quality=100)
+    Image.fromarray(paint(label, index)).save(path, quality=100)
 
 
 def draw_classes(folder: Path, labels: Sequence[str], suffix: str = ".png") -> None:
     """Write ``folder/CLASS/CLASS0.png`` and so on."""
     for label in labels:
-        for number in range(PER_CLASS):
-            draw(folder / label / f"{label}{number}{suffix}", label, number)
+        for index in range(PER_CLASS):
+            draw(folder / label / f"{label}{index}{suffix}", label, index)
 
 
 def dump(path: Path, content: Any, protocol: int = 2) -> None:
@@ -49,8 +49,8 @@ def dump(path: Path, content: Any, protocol: int = 2) -> None:
 
 def stack(labels: Sequence[str], size: int) -> tuple[np.ndarray, list[str]]:
     """Return the pictures of classes (n, size, size, 3) and their labels."""
-    pairs = [(label, number) for label in labels for number in range(PER_CLASS)]
-    return np.stack([paint(label, number, size) for label, number in pairs]), [label for label, _ in pairs]
+    pairs = [(label, index) for label in labels for index in range(PER_CLASS)]
+    return np.stack([paint(label, index, size) for label, index in pairs]), [label for label, _ in pairs]
 
 
 def encode(pixels: np.ndarray) -> bytes:
@@ -72,9 +72,9 @@ def make_csv(root: Path) -> Path:
     for name, labels in CLASSES.items():
         lines = ["filename,label"]
         for label in labels:
-            for number in range(PER_CLASS):
-                draw(root / "images" / f"{label}{number}.jpg", label, number)
-                lines.append(f"{label}{number}.jpg,{label}")
+            for index in range(PER_CLASS):
+                draw(root / "images" / f"{label}{index}.jpg", label, index)
+                lines.append(f"{label}{index}.jpg,{label}")
         (root / f"{name}.csv").write_text("\n".join(lines) + "\n")
     return root
 
@@ -83,7 +83,9 @@ def make_cache(root: Path) -> Path:
     """Make mini-ImageNet's pickles of Ren et al."""
     for name, labels in CLASSES.items():
         images, of = stack(labels, 84)
-        rows: Mapping[str, list[int]] = {label: [k for k, own in enumerate(of) if own == label] for label in labels}
+        rows: Mapping[str, list[int]] = {
+            label: [k for k, element in enumerate(of) if element == label] for label in labels
+        }
         dump(root / f"mini-imagenet-cache-{name}.pkl", {"image_data": images, "class_dict": rows})
     return root
 
@@ -93,8 +95,8 @@ def make_phases(root: Path) -> Path:
     for first, (name, labels) in zip((0, 3, 5), CLASSES.items(), strict=True):
         images, of = stack(labels, 84)
         phase = "train_phase_train" if name == "train" else name
-        numbers = [first + labels.index(label) for label in of]
-        content = {"data": images, "labels": numbers, "catname2label": {}}
+        indices = [first + labels.index(label) for label in of]
+        content = {"data": images, "labels": indices, "catname2label": {}}
         dump(root / f"miniImageNet_category_split_{phase}.pickle", content)
     return root
 
@@ -112,14 +114,14 @@ def make_tiered(root: Path, *, png: bool) -> Path:
     """Make tiered-ImageNet's files, as PNG files in a pickle or as an NPZ file; in each side, classes count from 0."""
     for name, labels in CLASSES.items():
         images, of = stack(labels, 84)
-        numbers = np.array([labels.index(label) for label in of], np.int32)
+        indices = np.array([labels.index(label) for label in of], np.int32)
         if png:
             encoded = [np.frombuffer(encode(image), np.uint8)[:, None] for image in images]
             dump(root / f"{name}_images_png.pkl", encoded)
-            dump(root / f"{name}_labels.pkl", {"label_specific": numbers, "label_specific_str": list(labels)})
+            dump(root / f"{name}_labels.pkl", {"label_specific": indices, "label_specific_str": list(labels)})
         else:
             np.savez(root / f"{name}_images.npz", images=images)
-            dump(root / f"{name}_labels.pkl", {"labels": numbers})
+            dump(root / f"{name}_labels.pkl", {"labels": indices})
     return root
 
 
@@ -135,26 +137,26 @@ def make_imagenet(root: Path) -> Path:
 def make_cub(root: Path, split: str = "") -> Path:
     """Make CUB-200-2011 with its lists, and those of Chen et al. ("json") or of Boudiaf et al. ("csv")."""
     home = root / "CUB_200_2011"
-    labels = [f"{number:03}.{label}" for number, label in enumerate(sum(CLASSES.values(), ()), 1)]
+    labels = [f"{index:03}.{label}" for index, label in enumerate(sum(CLASSES.values(), ()), 1)]
     lines: list[tuple[str, int]] = []
-    for number, label in enumerate(labels, 1):
+    for index, label in enumerate(labels, 1):
         for picture in range(PER_CLASS):
             name = f"{label}/{label[4:]}_{picture}.jpg"
             draw(home / "images" / name, label[4:], picture)
-            lines.append((name, number))
+            lines.append((name, index))
     for name, text in (
         ("images.txt", [f"{k} {file}" for k, (file, _) in enumerate(lines, 1)]),
-        ("image_class_labels.txt", [f"{k} {number}" for k, (_, number) in enumerate(lines, 1)]),
-        ("classes.txt", [f"{number} {label}" for number, label in enumerate(labels, 1)]),
+        ("image_class_labels.txt", [f"{k} {index}" for k, (_, index) in enumerate(lines, 1)]),
+        ("classes.txt", [f"{index} {label}" for index, label in enumerate(labels, 1)]),
     ):
         (home / name).write_text("\n".join(text) + "\n")
-    for part, base, own in zip(CLASSES, ("base", "val", "novel"), CLASSES.values(), strict=True):
-        chosen = [(file, number) for file, number in lines if file[4:7] in own]
+    for part, base, element in zip(CLASSES, ("base", "val", "novel"), CLASSES.values(), strict=True):
+        chosen = [(file, index) for file, index in lines if file[4:7] in element]
         if split == "csv":
             (home / f"{part}.csv").write_text("\n".join(["filename,label", *(f"{a},{b}" for a, b in chosen)]))
         if split == "json":
             names = [f"/home/author/CUB_200_2011/images/{file}" for file, _ in chosen]
-            content = {"label_names": labels, "image_names": names, "image_labels": [number for _, number in chosen]}
+            content = {"label_names": labels, "image_names": names, "image_labels": [index for _, index in chosen]}
             (home / f"{base}.json").write_text(json.dumps(content))
     return root
 

@@ -273,7 +273,7 @@ def test_the_protocols_of_the_guide_run(tables: Path, work: Path, capsys: pytest
     np.savez("train.npz", x=x[:500], y=y[:500])
     np.savez("test.npz", x=x[500:], y=y[500:])
     commands = read_commands("docs/guide/few-shot.md")
-    first = next(at for at, command in enumerate(commands) if command.endswith(" --presets"))
+    first = next(at for at, command in enumerate(commands) if command.endswith(" --list-presets"))
     for command in commands[first : first + 8]:
         words = shlex.split(command)[3:]
         few = [] if "--episodes" in words else ["--episodes", "6"]

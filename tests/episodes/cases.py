@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from analysis.episodes.peers import load_easyfsl
-from protonet.episodes.draws.batch import Base, Episodes, summarize_base, take_from
 from protonet.episodes.methods import METHODS
 from protonet.episodes.methods.spec import Need
+from protonet.episodes.samplers.batch import Base, Episodes, make_row_reader, summarize_base
 from protonet.sampling import index_classes
 
 __all__ = [
@@ -59,7 +59,7 @@ def cosines(rows: Tensor, others: Tensor) -> Tensor:
 def agree(
     logits: Tensor, episodes: Episodes, slow: Callable[..., object], *, rtol: float = 1e-5, atol: float = 1e-8
 ) -> bool:
-    """Tell whether logits are what a slow function gives of each episode's support, labels and queries.
+    """Return whether logits are what a slow function gives of each episode's support, labels and queries.
 
     It may return a tensor or an array.
     """
@@ -73,7 +73,7 @@ def make_base(*, dim: int = 12, seed: int = 0, dtype: torch.dtype = torch.float6
     labels = torch.arange(6).repeat_interleave(torch.arange(7, 13).repeat(1))
     centres = torch.randn(6, dim, generator=generator, dtype=dtype)
     x = centres[labels] + 0.5 * torch.randn(len(labels), dim, generator=generator, dtype=dtype)
-    return summarize_base(take_from(x.abs() + 0.1), index_classes(labels))
+    return summarize_base(make_row_reader(x.abs() + 0.1), index_classes(labels))
 
 
 def make_episodes(

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from protonet.datasets import Dataset
-from protonet.episodes.draws.batch import Episodes, Trained, take_from
 from protonet.episodes.networks.backbones import make_backbone
-from protonet.episodes.networks.checkpoints import Plan, find_head_way
+from protonet.episodes.networks.checkpoints import TrainingPlan, get_head_way
 from protonet.episodes.networks.heads import make_head
+from protonet.episodes.samplers.batch import Episodes, Trained, make_row_reader
 
 SIDES = ("base", "novel", "base", "validation", "base", "validation", "base", "base", "novel")
 
@@ -33,16 +33,16 @@ def save_data(path: Path, *, dim: int = 64) -> Path:
     return path
 
 
-def make_plan(backbone: str = "mlp", *, dim: int = 64) -> Plan:
+def make_plan(backbone: str = "mlp", *, dim: int = 64) -> TrainingPlan:
     """Make a plan of small episodes."""
     sizes = (4, 2, 3, 4, 10, 5, 3)  # way, shot, query, episodes per step, steps, steps between validations, patience
-    return Plan("tiny", None, dim, 5, backbone, *sizes, seed=1)
+    return TrainingPlan("tiny", None, dim, 5, backbone, *sizes, seed=1)
 
 
 def make_trained(
     objective: str, *, dim: int = 6, n_rows: int = 40, backbone: str = "mlp", head: str = "classes"
 ) -> Trained:
-    """Make a small encoder with the head of an objective, and rows that classes (number modulo 4) tell apart.
+    """Make a small encoder with the head of an objective, and rows that classes (number modulo 4) distinguish.
 
     The encoder is that of ``backbone``, but for "mlp", which is a smaller one; ``head`` is MAML's and ANIL's.
     """
@@ -54,22 +54,22 @@ def make_trained(
         encoder = make_backbone(backbone, dim, generator)
     encoder.eval().requires_grad_(False)
     plan = make_plan(backbone, dim=dim)._replace(objective=objective, inner_steps=3, inner_rate=0.5, head=head)
-    n_way = find_head_way(plan._asdict())
+    n_way = get_head_way(plan._asdict())
     layer = make_head(objective, encoder(torch.zeros(1, dim)).shape[1], generator, n_way=n_way)
     centres = torch.rand(4, dim, generator=generator)
     x = centres.repeat(n_rows // 4, 1) + 0.3 * torch.rand(n_rows, dim, generator=generator)
-    return Trained(encoder, layer.eval().requires_grad_(False), plan._asdict(), take_from(x))
+    return Trained(encoder, layer.eval().requires_grad_(False), plan._asdict(), make_row_reader(x))
 
 
 def make_trained_episodes(trained: Trained, *, n_episodes: int = 3, n_shot: int = 2) -> tuple[Episodes, torch.Tensor]:
     """Make 4-way episodes of the rows that `make_trained` made, support in random order; and the queries' labels."""
     generator = torch.Generator().manual_seed(1)
     draws = [torch.randperm(10, generator=generator)[:, None] * 4 + torch.arange(4) for _ in range(n_episodes)]
-    numbers = torch.stack(draws)  # (episodes, rows of a class, 4)
+    indices = torch.stack(draws)  # (episodes, rows of a class, 4)
     order = torch.rand(n_episodes, 4 * n_shot, generator=generator).argsort(dim=1)
-    support, query = numbers[:, :n_shot].flatten(1).gather(1, order), numbers[:, n_shot : n_shot + 3].flatten(1)
+    support, query = indices[:, :n_shot].flatten(1).gather(1, order), indices[:, n_shot : n_shot + 3].flatten(1)
     trained = trained._replace(support=support, query=query)
-    rows = [trained.encoder(each.flatten(0, 1)).unflatten(0, each.shape[:2]) for each in trained.gather()]
+    rows = [trained.encoder(item.flatten(0, 1)).unflatten(0, item.shape[:2]) for item in trained.gather()]
     return Episodes(rows[0], support % 4, rows[1], 4, trained=trained), query % 4
 
 

@@ -18,7 +18,7 @@ import pytest
 from protonet import episodes
 from protonet._progress import progress_bar
 from protonet.episodes.evaluation import run as running
-from protonet.episodes.methods import ALIASES, METHODS
+from protonet.episodes.methods import METHOD_ALIASES, METHODS
 from tests.episodes.command_cases import Command
 
 FEW = "--dataset x.npz --way 3 --query 4 --episodes 300"
@@ -91,7 +91,7 @@ def test_the_split_of_a_file_is_not_overridden(command: Command, before: str) ->
         ("--query 12", r"`classes` must have 13 rows \(shot \+ query\); got class '-13' with 12"),
         ("--imbalance 0", "`--imbalance` must be a finite number > 0"),
         ("--imbalance nan", "`--imbalance` must be a finite number > 0"),
-        ("--until x", "`--until` must be a finite number >= 0"),
+        ("--target-half-width x", "`--target-half-width` must be a finite number >= 0"),
         ("--episodes 0", "`--episodes` must be a whole number >= 1"),
         ("--side test", "argument --side: invalid choice"),
         ("--side base --method distribution-calibration", "`--method` must find base classes"),
@@ -127,7 +127,7 @@ def test_errors(command: Command, folder: Path, arguments: str, message: str) ->
     assert (folder / "x.npz").read_bytes() == before
 
 
-def test_small_classes_and_aliases_are_told(command: Command) -> None:
+def test_small_classes_and_aliases_are_reported(command: Command) -> None:
     out = command(FEW, "--query 20 --allow-small --method simpleshot-un protonet")
     assert "\n5 of 5 classes have fewer rows than shot + query, 0 too few to be drawn.\n" in out
     assert "\nsimpleshot-un is protonet.\n" in out
@@ -148,7 +148,7 @@ def test_an_encoder_is_not_judged_by_another_split(command: Command, folder: Pat
         command.refuses("`--split-seed` must be the encoder's", evaluation, other)
 
 
-def test_a_missing_package_is_found_before_the_work(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_detected_before_the_work(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     command.refuses("`matplotlib` must be installed", FEW, "--plot a.png")
 
@@ -172,9 +172,9 @@ def test_a_run_goes_on_with_more_episodes(command: Command, n_features: int) -> 
 
 def test_a_run_goes_on_to_narrower_intervals(command: Command) -> None:
     arguments = f"{FEW} --episodes 2000 --method protonet --json"
-    command(arguments, "once.json --until 0.9")
-    for until in (1.5, 0.9):
-        command(arguments, f"again.json --until {until} --state s.npz --resume")
+    command(arguments, "once.json --target-half-width 0.9")
+    for target_half_width in (1.5, 0.9):
+        command(arguments, f"again.json --target-half-width {target_half_width} --state s.npz --resume")
     assert Path("once.json").read_bytes() == Path("again.json").read_bytes()
     assert 256 < json.loads(Path("once.json").read_text(encoding="utf-8"))["episodes"] < 2000
 
@@ -221,11 +221,11 @@ def test_intervals_say_what_they_speak_of(command: Command, way: int) -> None:
 
 
 def test_the_bar_of_one_episode_has_no_interval(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "SHOWN_EVERY", 0)
+    monkeypatch.setattr(running, "SECONDS_PER_UPDATE", 0)
     monkeypatch.setattr(running, "progress_bar", lambda **settings: progress_bar(**settings, delay=0))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    for number, interval in (("1", ""), ("2", r" ±\d+\.\d\d")):
-        command(FEW, "--method protonet --episodes", number)
+    for index, interval in (("1", ""), ("2", r" ±\d+\.\d\d")):
+        command(FEW, "--method protonet --episodes", index)
         assert re.search(rf"protonet \d+\.\d\d{interval} %", command.error)
 
 
@@ -269,4 +269,4 @@ except SystemExit:
     *text, heavy = ended.stdout.splitlines()
     assert heavy == "[]"
     words = set(" ".join(text).replace(",", " ").split())
-    assert set(METHODS) | set(ALIASES) <= words
+    assert set(METHODS) | set(METHOD_ALIASES) <= words

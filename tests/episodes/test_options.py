@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from protonet.datasets import map_npz
-from protonet.episodes.draws.batch import summarize_base, take_from
-from protonet.episodes.draws.numbered import Setting
 from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.methods import METHODS
+from protonet.episodes.samplers.batch import make_row_reader, summarize_base
+from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.errors import InputError
 from protonet.sampling import index_classes
 from tests.episodes.command_cases import Command
@@ -21,7 +21,7 @@ from tests.episodes.command_cases import Command
 KIND = "--way 2 --query 4 --episodes 70"
 #: The evaluation of a file.
 X, PLAIN = (f"{KIND} --dataset {name}.npz" for name in ("x", "plain"))
-SETTING = Setting(way=(2, 2), n_query=4)
+SETTING = EpisodeConfig(way=(2, 2), n_query=4)
 SIDES = ["base", "novel", "novel", "validation", "base", "novel", "novel", "base", "validation", "validation"]
 MINE = """
 import torch
@@ -174,7 +174,7 @@ def test_base_rows_of_another_file(command: Command) -> None:
     plain = command.accuracies(PLAIN, "--method protonet")
     assert command.accuracies(PLAIN, "--method protonet --base x.npz") == plain
     data, base = map_npz("plain.npz"), map_npz("base.npz")
-    summary = summarize_base(take_from(base.x), index_classes(base.y))
+    summary = summarize_base(make_row_reader(base.x), index_classes(base.y))
     scores = evaluate(data.x, index_classes(data.y), {"a": METHODS["simpleshot"]}, SETTING, n_episodes=70, base=summary)
     assert float(scores["a"].accuracy.mean()) == expected["simpleshot"]
 

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from protonet.episodes.draws.records import unpack
 from protonet.episodes.evaluation.statistics import MethodSummary, Rate, Summary, adjust_holm, compare_pairs
 from protonet.episodes.paper import adjust_together, rename
+from protonet.episodes.samplers.records import unpack
 from tests.episodes.command_cases import Command
 
 MINE = """
 from pathlib import Path
 from typing import Annotated
 import torch
-from protonet.episodes import Episodes, Tried
+from protonet.episodes import Episodes, SearchSpace
 from protonet.episodes.methods.common import support_means
 
-def near(episodes: Episodes, *, power: Annotated[float, Tried((0.5, 2.0))] = 1.0) -> torch.Tensor:
+def near(episodes: Episodes, *, power: Annotated[float, SearchSpace((0.5, 2.0))] = 1.0) -> torch.Tensor:
     "Classify by a power of the distances."
     with Path("calls").open("a") as file:
         file.write("x")
@@ -63,8 +63,8 @@ def test_predictions_are_of_the_rows_that_the_file_names(command: Command, folde
         means = x[support].reshape(70, 3, shot, 5).mean(axis=2)
         distances = ((x[query][:, :, None] - means[:, None]) ** 2).sum(axis=3)
         assert (distances.argmin(axis=2) == unpack(records["predicted"]["protonet"])).mean() > 0.999
-        for name, taken in records["predicted"].items():
-            assert (unpack(taken) == labels).sum(axis=1).tolist() == run["right"][name]
+        for name, selected in records["predicted"].items():
+            assert (unpack(selected) == labels).sum(axis=1).tolist() == run["right"][name]
         assert {tuning["chosen"].partition(":p")[0] for tuning in run["tuning"]} == {"mine.py:near", "ridge"}
         assert {pair["first"] for pair in run["comparisons"]} == {run["settings"]["against"]}
         row = next(line for line in out.split(f"| {shot}-shot")[-1].splitlines() if line.startswith("| mine.py:near "))
@@ -78,7 +78,7 @@ def test_predictions_are_of_the_rows_that_the_file_names(command: Command, folde
 def test_the_appendix_says_what_was_run(command: Command, folder: Path) -> None:
     command(PAPER, "--imbalance 2 --normalize l2 --query 3")
     text = (folder / "appendix.tex").read_text(encoding="utf-8")
-    for told in (
+    for shown in (
         "x.npz: 168 rows of 5 features in 14 classes: 3 base, 4 validation, 7 novel.",
         "normalized by l2",
         "queries: 9 in all, shared by a Dirichlet distribution of concentration 2. 70 and 70 episodes, drawn by seed 0",
@@ -90,7 +90,7 @@ def test_the_appendix_says_what_was_run(command: Command, folder: Path) -> None:
         "jackknife",
         "-o out --imbalance 2",
     ):
-        assert told in text, told
+        assert shown in text, shown
     assert not re.search(r"(?<!\\)[%_&#]", text)
     assert (folder / "table.tex").read_text(encoding="utf-8").count(r"\begin{tabular}{lrrrr}") == 2
     assert (folder / "figure.pdf").read_bytes().startswith(b"%PDF")
@@ -98,13 +98,13 @@ def test_the_appendix_says_what_was_run(command: Command, folder: Path) -> None:
 
 def test_it_goes_on_where_it_was_and_then_does_nothing_twice(command: Command, folder: Path) -> None:
     command(PAPER)
-    whole = {path.name: path.read_bytes() for path in folder.glob("*.[jtp]*")}
+    full = {path.name: path.read_bytes() for path in folder.glob("*.[jtp]*")}
     calls = Path("calls").stat().st_size
     for path in folder.glob("*.json"):
         path.unlink()
     command(PAPER)
     assert Path("calls").stat().st_size == calls
-    assert {path.name: path.read_bytes() for path in folder.glob("*.[jtp]*")} == whole
+    assert {path.name: path.read_bytes() for path in folder.glob("*.[jtp]*")} == full
     for path in folder.glob("*-2*"):
         path.unlink()
     Path("stop").touch()
@@ -114,7 +114,7 @@ def test_it_goes_on_where_it_was_and_then_does_nothing_twice(command: Command, f
     assert command.error.endswith("interrupted; not finished: x.npz 2-shot\n")
     Path("stop").unlink()
     command(PAPER)
-    assert {path.name: path.read_bytes() for path in folder.glob("*.[jtp]*")} == whole
+    assert {path.name: path.read_bytes() for path in folder.glob("*.[jtp]*")} == full
     command(PAPER, "--seed 1", code=2)
     assert "`--output` must continue the same run; got seed 1" in command.error
 
@@ -126,7 +126,7 @@ def test_it_goes_on_where_it_was_and_then_does_nothing_twice(command: Command, f
         (f"paper mine.py:far {RUN} -o out", "must be a function of its file; got 'mine.py:far'. It has near"),
         (f"paper rigde {RUN} -o out", "`METHOD` must be one of ridge, "),
         (f"{PAPER} --way 2-3", "`--way` must be a whole number >= 2; got '2-3'"),
-        (f"{PAPER} --way 5", r"`METHOD` must find 5 validation classes \(--way and --open\); got 4"),
+        (f"{PAPER} --way 5", r"`METHOD` must find 5 validation classes \(--way and --n-open-classes\); got 4"),
         (f"{PAPER} --shot 1,1", "`--shot` must have each value once"),
         (f"{PAPER} --shot 1,20", "must have 24 rows"),
         # Each query is recorded, and so episodes have equally many: `paper` has no --allow-small.

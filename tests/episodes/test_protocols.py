@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protonet.episodes.draws.presets import PRESETS
 from protonet.episodes.methods import METHODS
+from protonet.episodes.samplers.presets import PRESETS
 from tests.episodes.cases import needing
 from tests.episodes.command_cases import Command
 
@@ -61,7 +61,7 @@ def stops(episodes):
 """
 #: Arguments of each protocol.
 KINDS = {
-    "fixed-split": "--dataset a.npz --test a-test.npz --shot 2",
+    "fixed-split": "--dataset a.npz --test-dataset a-test.npz --shot 2",
     "meta-dataset": "--dataset all.npz --side all --protocol meta-dataset --hierarchy names",
     "generalized": "--dataset all.npz --protocol generalized --way 3 --query 2",
     "unlabelled": "--dataset all.npz --way 2 --query 2 --unlabelled 3 --distractors 2",
@@ -112,7 +112,7 @@ def test_several_processes_give_the_same_bytes(command: Command) -> None:
     """All protocols one after the other, in one group of processes; of the first, one process has done a part."""
     arguments = [f"{kind} --episodes 260 --method protonet" for kind in KINDS.values()]
     arguments[-2] += " semi-kmeans"
-    arguments.append("--dataset a.npz --query 4 --episodes 900 --until 1.5")
+    arguments.append("--dataset a.npz --query 4 --episodes 900 --target-half-width 1.5")
     arguments[0] += " mine.py:stops --state run.npz --resume"
     command(arguments[0], code=130)
     lines = ["import sys", "from protonet.episodes.__main__ import main"]
@@ -125,9 +125,9 @@ def test_several_processes_give_the_same_bytes(command: Command) -> None:
     ended = subprocess.run(launcher, capture_output=True, text=True, check=False, env=environment)
     assert ended.returncode == 0, ended.stderr
     Path("run.npz").unlink()
-    assert ended.stdout == "".join(command(own, f"--json alone{n}.json") for n, own in enumerate(arguments))
-    for number in range(len(arguments)):
-        assert Path(f"alone{number}.json").read_bytes() == Path(f"shared{number}.json").read_bytes()
+    assert ended.stdout == "".join(command(part, f"--json alone{n}.json") for n, part in enumerate(arguments))
+    for index in range(len(arguments)):
+        assert Path(f"alone{index}.json").read_bytes() == Path(f"shared{index}.json").read_bytes()
     assert json.loads(Path("alone5.json").read_text(encoding="utf-8"))["episodes"] < 900
 
 
@@ -165,7 +165,7 @@ def test_meta_dataset_of_superclasses(command: Command) -> None:
     command.refuses("got other data than s.npz has", arguments, "--resume")
 
 
-def test_base_beside_novel_classes(command: Command) -> None:
+def test_base_with_novel_classes(command: Command) -> None:
     results = command.read(KINDS["generalized"], "--episodes 40 --method all --report page.html")
     assert "harmonic mean" in Path("page.html").read_text(encoding="utf-8")
     assert "Methods that need rows of all classes are left out: base classes have means." in command.printed
@@ -228,10 +228,10 @@ def test_several_evaluations_that_are_stopped(done: int, command: Command) -> No
     assert command.error.endswith(f"protonet.episodes: interrupted; not finished: {', '.join(SEVERAL[done:])}\n")
     assert Path("part.json").exists() == (done > 0)
     Path("stop").write_text("9", encoding="utf-8")
-    whole = command.read(arguments, "--resume --markdown whole.md")
+    full = command.read(arguments, "--resume --markdown whole.md")
     if done:
         results = json.loads(Path("part.json").read_text(encoding="utf-8"))
-        assert results["runs"] == {name: whole["runs"][name] for name in SEVERAL[:done]}
+        assert results["runs"] == {name: full["runs"][name] for name in SEVERAL[:done]}
         assert Path("part.md").read_text(encoding="utf-8") in out
         tables = Path("part.tex").read_text(encoding="utf-8")
         assert tables.count("toprule") == {1: 1, 2: 1, 3: 2}[done]
@@ -244,29 +244,41 @@ def test_a_preset_sets_options_and_what_is_given_wins(name: str, command: Comman
     """Each preset's own options give the same run; the data here are small, so some are given beside both."""
     x, y = sample(3, 100)
     np.savez("many.npz", x=x, y=y)
-    given = f"--dataset many.npz --episodes 3 --method protonet {'--test a-test.npz' * (name == 'coop')}"
-    options = " ".join(f"--{option} {value}" for option, value in PRESETS[name].options.items())
+    given = f"--dataset many.npz --episodes 3 --method protonet {'--test-dataset a-test.npz' * (name == 'coop')}"
+    options = " ".join(f"--{option.replace('_', '-')} {value}" for option, value in PRESETS[name].options.items())
     assert command(options, given) == command("--preset", name, given)
-    assert f"\n{name}: {PRESETS[name].summary}\n  {options}\n  Source: " in command("--presets")
+    assert f"\n{name}: {PRESETS[name].summary}\n  {options}\n  Source: " in command("--list-presets")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--way all", "`--way` must be a number or a span where there is no --test; got all"),
-        ("--test all.npz --way 3", "`--way` must be all with --test; got 3"),
-        ("--test all.npz", "`--test` must share no row with all.npz; got 132, such as row 0 of all.npz and row 0 of"),
-        ("--test a-test.npz --query 3", "`--query` must be left out with --test; got 3"),
-        ("--test a-test.npz --side novel", "`--side` must be left out with --test; got novel"),
-        ("--test a-test.npz --shot 1-3", "`--shot` must be a whole number >= 1; got '1-3'"),
-        ("--test a-test.npz --shot 12", "`classes` must have 12 training rows; got class 'even/0' with 11"),
-        ("--test a-test.npz --protocol generalized", "`--test` must be left out with --protocol generalized"),
-        ("--test a-test.npz a-test.npz", "`--test` must be one for each --dataset, in their order; got 2 for 1"),
+        ("--way all", "`--way` must be a number or a span where there is no --test-dataset; got all"),
+        ("--test-dataset all.npz --way 3", "`--way` must be all with --test-dataset; got 3"),
+        (
+            "--test-dataset all.npz",
+            "`--test-dataset` must share no row with all.npz; got 132, such as row 0 of all.npz and row 0 of",
+        ),
+        ("--test-dataset a-test.npz --query 3", "`--query` must be left out with --test-dataset; got 3"),
+        ("--test-dataset a-test.npz --side novel", "`--side` must be left out with --test-dataset; got novel"),
+        ("--test-dataset a-test.npz --shot 1-3", "`--shot` must be a whole number >= 1; got '1-3'"),
+        ("--test-dataset a-test.npz --shot 12", "`classes` must have 12 training rows; got class 'even/0' with 11"),
+        (
+            "--test-dataset a-test.npz --protocol generalized",
+            "`--test-dataset` must be left out with --protocol generalized",
+        ),
+        (
+            "--test-dataset a-test.npz a-test.npz",
+            "`--test-dataset` must be one for each --dataset, in their order; got 2 for 1",
+        ),
         ("--hierarchy names", "`--hierarchy` must be left out with --protocol episodes; got names. Pass --protocol"),
         ("--protocol meta-dataset --way 7", "`--way` must be left out with --protocol meta-dataset; got 7"),
         ("--protocol meta-dataset --hierarchy no.txt", "`--hierarchy` must be names, or a file that can be read"),
         ("--protocol generalized --side all", "`--protocol` must find base classes, to be generalized; got none"),
-        ("--protocol generalized --open 2", "`--open` must be left out with --protocol generalized; got 2"),
+        (
+            "--protocol generalized --n-open-classes 2",
+            "`--n-open-classes` must be left out with --protocol generalized; got 2",
+        ),
         (
             "--protocol generalized --method ridge",
             "`--method` must know a class by its mean, .* of base classes; got ridge. Pass",
@@ -279,17 +291,23 @@ def test_a_preset_sets_options_and_what_is_given_wins(name: str, command: Comman
         ("--shot 1,2 --plot a.png", "`--plot` must be of one data set and one --shot; got 2 evaluations"),
         ("--shot 1,99", r"`classes` must have 102 rows \(shot \+ query\); got class"),
         ("--preset no", "`--preset` must be one of mini-imagenet, "),
-        ("--test a-test.npz --way 5", "`--way` must be all with --test; got 5"),
-        ("--test a-test.npz --query 15", "`--query` must be left out with --test; got 15"),
+        ("--test-dataset a-test.npz --way 5", "`--way` must be all with --test-dataset; got 5"),
+        ("--test-dataset a-test.npz --query 15", "`--query` must be left out with --test-dataset; got 15"),
         ("--protocol meta-dataset --way=5", "`--way` must be left out with --protocol meta-dataset; got 5"),
-        ("--protocol generalized --open 0", "`--open` must be left out with --protocol generalized; got 0"),
+        (
+            "--protocol generalized --n-open-classes 0",
+            "`--n-open-classes` must be left out with --protocol generalized; got 0",
+        ),
         (
             "--preset open-set --protocol generalized",
-            "go with --protocol generalized; got open-set, which has --open 5. Leave",
+            "go with --protocol generalized; got open-set, which has --n-open-classes 5. Leave",
         ),
         ("--preset semi-supervised --protocol generalized", "got semi-supervised, which has --unlabelled 20"),
         ("--preset dirichlet --protocol meta-dataset", "got dirichlet, which has --way 5"),
-        ("--preset mini-imagenet --test a-test.npz", "go with --test; got mini-imagenet, which has --way 5"),
+        (
+            "--preset mini-imagenet --test-dataset a-test.npz",
+            "go with --test-dataset; got mini-imagenet, which has --way 5",
+        ),
         ("--preset meta-dataset --shot 1", "`--shot` must be left out with --protocol meta-dataset; got 1"),
         ("--hierarchy all", "`--hierarchy` must be left out with --protocol episodes; got all"),
         ("--protocol meta-dataset --query all", "`--query` must be left out with --protocol meta-dataset"),
@@ -297,11 +315,13 @@ def test_a_preset_sets_options_and_what_is_given_wins(name: str, command: Comman
     ],
 )
 def test_errors(command: Command, arguments: str, message: str) -> None:
-    query = "" if "--query" in arguments or "--test" in arguments or "meta-dataset" in arguments else "--query 3"
+    query = (
+        "" if "--query" in arguments or "--test-dataset" in arguments or "meta-dataset" in arguments else "--query 3"
+    )
     command.refuses(message, "--dataset all.npz --episodes 3", query, arguments)
 
 
-def test_runs_of_other_protocols_are_told_apart(command: Command) -> None:
+def test_runs_of_other_protocols_are_distinguished(command: Command) -> None:
     for name in ("meta-dataset", "generalized", "unlabelled"):
         command(KINDS[name], f"--episodes 20 --method protonet --json {name}.json")
     for other in ("ridge", "knn"):

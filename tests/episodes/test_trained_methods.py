@@ -12,20 +12,20 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from protonet.episodes.draws.numbered import Setting
 from protonet.episodes.evaluation.evaluate import Scores, evaluate, join_batches
 from protonet.episodes.methods.choice import choose_methods
 from protonet.episodes.networks.backbones import embed_rows
-from protonet.episodes.networks.checkpoints import FORMAT, load_encoder, load_trained, read_checkpoint
+from protonet.episodes.networks.checkpoints import CHECKPOINT_FORMAT, load_encoder, load_trained, read_checkpoint
+from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.training import tasks
-from protonet.episodes.training.objectives import RECIPE
+from protonet.episodes.training.objectives import TRAINING_RECIPE
 from protonet.sampling import index_classes
 from tests.episodes.cases import TRAINED
 from tests.episodes.command_cases import Command
 from tests.episodes.meta_cases import SIDES, make_data, make_trained, save_data
 
 pytestmark = pytest.mark.usefixtures("no_baseline")
-SETTING = Setting((2, 2), n_query=3)
+SETTING = EpisodeConfig((2, 2), n_query=3)
 FEW = "--dataset tiny.npz --way 2 --query 3 --episodes 5"
 MINE = """
 def own(episodes):
@@ -45,7 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.savez("other.npz", x=other.x.numpy(), y=other.y.numpy(), split=np.array(SIDES)[other.y.numpy()])
     Path("mine.py").write_text(MINE, encoding="utf-8")
     monkeypatch.setattr(tasks, "VALIDATION", replace(tasks.VALIDATION, n_episodes=10, n_slow=2))
-    monkeypatch.setattr("protonet.episodes.training.meta.RECIPE", replace(RECIPE, measured_rows=40))
+    monkeypatch.setattr("protonet.episodes.training.meta.TRAINING_RECIPE", replace(TRAINING_RECIPE, measured_rows=40))
     return tmp_path
 
 
@@ -82,17 +82,17 @@ def test_all_leaves_out_methods_of_other_objectives(command: Command) -> None:
 @pytest.mark.usefixtures("folder")
 def test_bad_input(command: Command) -> None:
     arguments = train(command, "feat")
-    for more, said in (
+    for more, message in (
         ("--method maml", "find an encoder of train --objective maml; got one of feat for maml. Pass --encoder FILE"),
         ("--method finetune:head=tree", "^protonet.episodes: `head` must be one of prototypes, linear; got 'tree'."),
         ("--method finetune:learning-rate=-1", "have settings within their bounds, >= 0 here; got '-1'"),
         ("--method feat:temperature=0", "have settings within their bounds, > 0 here; got '0'"),
         ("--dataset other.npz --method feat", "`--encoder` must hold an encoder of 9 features per row; got 64."),
     ):
-        command.refuses(said, arguments, more)
+        command.refuses(message, arguments, more)
     for method, of in (("feat", " of train --objective feat"), ("finetune", "")):
-        said = f"`--method` must find an encoder{of}; got none for {method}. Pass --encoder FILE, of such a run."
-        command.refuses(said, FEW, "--method", method)
+        message = f"`--method` must find an encoder{of}; got none for {method}. Pass --encoder FILE, of such a run."
+        command.refuses(message, FEW, "--method", method)
 
 
 @pytest.mark.parametrize("objective", ["maml", "anil", "feat", "prototypes"])
@@ -101,44 +101,44 @@ def test_a_resumed_evaluation_is_the_same(objective: str) -> None:
     take, labels = trained.take, torch.arange(40) % 4
     x = embed_rows(trained.encoder, take, torch.arange(40))
     methods = choose_methods(["finetune:steps=2" if objective == "prototypes" else objective])
-    kept: list[Mapping[str, Scores]] = []
+    saved: list[Mapping[str, Scores]] = []
 
     def keep(batches: Sequence[Mapping[str, Scores]]) -> None:
         if len(batches) == 2:  # 1 and 3 episodes
-            kept.append(join_batches(batches))
+            saved.append(join_batches(batches))
 
-    arguments = (x, index_classes(labels), methods, Setting((4, 4), n_query=4))
-    whole = evaluate(*arguments, n_episodes=20, trained=trained, progress=keep)
-    resumed = evaluate(*arguments, n_episodes=20, trained=trained, earlier=kept[0])
+    arguments = (x, index_classes(labels), methods, EpisodeConfig((4, 4), n_query=4))
+    full = evaluate(*arguments, n_episodes=20, trained=trained, progress=keep)
+    resumed = evaluate(*arguments, n_episodes=20, trained=trained, earlier=saved[0])
     for name in methods:
-        assert torch.equal(whole[name].accuracy, resumed[name].accuracy)
-        assert torch.equal(whole[name].bins, resumed[name].bins)
+        assert torch.equal(full[name].accuracy, resumed[name].accuracy)
+        assert torch.equal(full[name].bins, resumed[name].bins)
 
 
 @pytest.mark.usefixtures("folder")
 def test_what_is_trained_is_loaded(command: Command) -> None:
     train(command, "feat")
     rows = make_data().x
-    trained = load_trained("a.safetensors", lambda numbers: rows[numbers])
+    trained = load_trained("a.safetensors", lambda indices: rows[indices])
     assert trained.plan["objective"] == "feat"
     assert not trained.encoder.training
     assert not trained.head.training
     assert not any(weight.requires_grad for weight in [*trained.encoder.parameters(), *trained.head.parameters()])
     assert torch.equal(load_encoder("a.safetensors")(rows), trained.encoder(rows))
-    numbers = torch.tensor([[5, 1, 7]])
-    support, query = trained._replace(support=numbers[:, :2], query=numbers[:, 2:]).gather()
+    indices = torch.tensor([[5, 1, 7]])
+    support, query = trained._replace(support=indices[:, :2], query=indices[:, 2:]).gather()
     assert torch.equal(support, rows[None, [5, 1]])
     assert torch.equal(query, rows[None, [7]])
 
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("objective", ["maml", "anil"])
-def test_files_whose_classes_share_a_weight_are_as_from_zero(command: Command, objective: str) -> None:
+def test_files_whose_classes_split_a_weight_are_as_from_zero(command: Command, objective: str) -> None:
     arguments = train(command, objective, "--head zero")
     tensors, metadata = read_checkpoint("path", "a.safetensors")
     weight = torch.randn(1, load_encoder("a.safetensors")(torch.zeros(1, 64)).shape[1])
     tensors |= {f"{part}.head.weight": weight.clone() for part in ("best", "average", "learner")}
-    Path("old.safetensors").write_bytes(save(tensors, {FORMAT: json.dumps(metadata | {"version": 2})}))
+    Path("old.safetensors").write_bytes(save(tensors, {CHECKPOINT_FORMAT: json.dumps(metadata | {"version": 2})}))
     new, old = (
         command.accuracies(arguments, f"--encoder {name}.safetensors --method", objective) for name in ("a", "old")
     )
@@ -149,7 +149,7 @@ def test_files_whose_classes_share_a_weight_are_as_from_zero(command: Command, o
 def test_a_last_layer_of_other_classes_is_refused_before_the_work(command: Command) -> None:
     arguments = f"{train(command, 'anil')} --side all"
     command(arguments, "--method anil")
-    said = "`--way` must be 2 for anil, whose last layer has weights of as many classes; got 3. Pass --way 2, or"
-    command.refuses(said, arguments, "--way 3 --method anil")
-    said = "What was trained beside the encoder is for another --way, and anil are left out."
-    assert said in command(arguments, "--way 3 --method all")
+    message = "`--way` must be 2 for anil, whose last layer has weights of as many classes; got 3. Pass --way 2, or"
+    command.refuses(message, arguments, "--way 3 --method anil")
+    message = "The head of the encoder is for another --way: anil are left out."
+    assert message in command(arguments, "--way 3 --method all")

@@ -1,1 +1,1 @@
-"""From settings to numbers: what an evaluation needs, its run, statistics, comparisons and reports."""
+"""Evaluations: plans, scores of episodes, statistics, comparisons and reports."""

@@ -12,27 +12,26 @@ import torch
 from torch import Tensor
 
 from protonet._text import to_printable
-from protonet.episodes.arguments import REMEDY, refuse_run
+from protonet.episodes.arguments import COMPARE_REMEDY, refuse_run
 from protonet.episodes.evaluation.report import format_report, write_tables
-from protonet.episodes.evaluation.statistics import MethodSummary, Rate, Summary, compare_pairs, read_members
+from protonet.episodes.evaluation.statistics import MethodSummary, Rate, Summary, compare_pairs, read_class_indices
 from protonet.errors import raise_input_error
 from protonet.ui.command_line import check_name
 
-PROG = "protonet.episodes compare"
 #: Settings that must be equal beside the data, for equal episodes; the others may differ between runs.
-SAME = ("way", "shot", "query", "unequal", "imbalance", "open", "allow_small", "seed")
-#: Likewise, of which files of earlier versions and of some protocols have nothing.
+SAME = ("way", "shot", "query", "unequal", "imbalance", "n_open_classes", "allow_small", "seed")
+#: Likewise; files of earlier versions and of some protocols have none of these.
 SAME_IF_KNOWN = {"protocol": "episodes", "unlabelled": 0, "distractors": 0, "hierarchy": None, "base_classes": 0}
 
 
-class Run(NamedTuple):
-    """What a file holds of a run."""
+class StoredRun(NamedTuple):
+    """A run of the evaluation, as read from a file of ``--json``."""
 
     path: Path  #: The file.
     settings: dict[str, Any]  #: Under the names of the command line.
     data: str  #: A hash of the data set's rows, before encoder and normalisation.
     n_classes: int  #: Classes that episodes are drawn from.
-    members: Tensor | None  #: (episodes, classes) bool, those of each episode; None of files of earlier versions.
+    class_mask: Tensor | None  #: (episodes, classes) bool, those of each episode; None of files of earlier versions.
     versions: dict[str, Any]  #: Of packages.
     queries: Tensor  #: (episodes,) float64, of each episode.
     right: dict[str, Tensor]  #: For each method (episodes,) float64, the queries that it has right.
@@ -51,37 +50,39 @@ def run_compare(options: argparse.Namespace) -> None:
     write_tables(options.outputs, summary)
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> StoredRun:
     """Read a file that ``--json`` wrote.
 
     Raises:
         InputError: The file cannot be read, is of another kind, or its counts are no counts of its queries.
     """
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-        n = held["episodes"]
-        queries = torch.tensor(held["queries"], dtype=torch.float64).expand(n)
-        right = {name: torch.tensor(counts, dtype=torch.float64) for name, counts in held["right"].items()}
-        kind = held["settings"]
+        content = json.loads(path.read_text(encoding="utf-8"))
+        n = content["episodes"]
+        queries = torch.tensor(content["queries"], dtype=torch.float64).expand(n)
+        right = {name: torch.tensor(counts, dtype=torch.float64) for name, counts in content["right"].items()}
+        kind = content["settings"]
         known = {name: kind.get(name, value) for name, value in SAME_IF_KNOWN.items()}
         plain = known["protocol"] == "episodes"
         settings = known | {name: kind[name] if plain else kind.get(name) for name in SAME}
-        kept = held["data"], int(held["classes"]), read_members(held), dict(held["versions"])
-        run = Run(path, settings, *kept, queries, right)
+        stored = content["data"], int(content["classes"]), read_class_indices(content), dict(content["versions"])
+        run = StoredRun(path, settings, *stored, queries, right)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
-        if isinstance(error, KeyError) and "runs" in held:
-            got = f"{path} of {', '.join(held['runs'])}"
+        if isinstance(error, KeyError) and "runs" in content:
+            got = f"{path} of {', '.join(content['runs'])}"
             raise_input_error("FILE.json", "be of one evaluation", got, "Run them one by one, or by a study.")
         refuse_run(path, error)
     for name, counts in right.items():
         if counts.shape != queries.shape or not bool(((counts >= 0) & (counts <= queries)).all()):
-            raise_input_error("FILE.json", "hold right queries of every episode", f"others of {name} in {path}", REMEDY)
+            raise_input_error(
+                "FILE.json", "hold right queries of every episode", f"others of {name} in {path}", COMPARE_REMEDY
+            )
     if not right or not n:
-        raise_input_error("FILE.json", "hold a method and an episode", f"none in {path}", REMEDY)
+        raise_input_error("FILE.json", "hold a method and an episode", f"none in {path}", COMPARE_REMEDY)
     return run
 
 
-def check_same(runs: Sequence[Run]) -> None:
+def check_same(runs: Sequence[StoredRun]) -> None:
     """Check that runs are of the same episodes.
 
     Raises:
@@ -93,16 +94,18 @@ def check_same(runs: Sequence[Run]) -> None:
             here, there = first.settings[name], other.settings[name]
             if here != there:
                 got = f"{name} {to_printable(here)} in {first.path} and {to_printable(there)} in {other.path}"
-                raise_input_error("FILE.json", "be of the same episodes", got, REMEDY)
+                raise_input_error("FILE.json", "be of the same episodes", got, COMPARE_REMEDY)
         n = min(len(first.queries), len(other.queries))
         if first.data != other.data or not torch.equal(first.queries[:n], other.queries[:n]):
-            raise_input_error("FILE.json", "be of the same data", f"others in {first.path} and {other.path}", REMEDY)
+            raise_input_error(
+                "FILE.json", "be of the same data", f"others in {first.path} and {other.path}", COMPARE_REMEDY
+            )
 
 
-def join_runs(runs: Sequence[Run], *, against: str | None = None) -> tuple[Summary, list[str]]:
+def join_runs(runs: Sequence[StoredRun], *, against: str | None = None) -> tuple[Summary, list[str]]:
     """Compare the methods of runs of the same episodes, on those that all of them have.
 
-    Where two runs have a method of one name, it is called after its files if the runs' results differ.
+    If two runs have methods of the same name with different results, the names get the paths of the files.
 
     Args:
         runs: Of the same episodes, see `check_same`.
@@ -124,11 +127,11 @@ def join_runs(runs: Sequence[Run], *, against: str | None = None) -> tuple[Summa
     if against is not None:
         check_name("--against", against, accuracies)
     settings = {**runs[0].settings, "against": against}
-    members = next((run.members[:n] for run in runs if run.members is not None), None)
-    methods = {name: MethodSummary(Rate.measure(values, members)) for name, values in accuracies.items()}
-    pairs = compare_pairs(accuracies, members, against)
+    class_mask = next((run.class_mask[:n] for run in runs if run.class_mask is not None), None)
+    methods = {name: MethodSummary(Rate.measure(values, class_mask)) for name, values in accuracies.items()}
+    pairs = compare_pairs(accuracies, class_mask, against)
     notes = [f"{n:,} episodes of {runs[0].n_classes} classes"]
-    if members is None:
+    if class_mask is None:
         notes.append("Files of earlier versions do not say which classes episodes have: nothing is over classes.")
     if any(len(run.queries) > n for run in runs):
         notes.append(f"The first {n:,} episodes are compared, which all files have.")

@@ -8,10 +8,7 @@ from pathlib import Path
 
 from protonet._validation import check_device, check_int, check_number, check_type
 from protonet.datasets import Dataset
-from protonet.datasets.dataset import SIDES
-from protonet.episodes.draws.fixed_split import FixedSplit
-from protonet.episodes.draws.numbered import Setting
-from protonet.episodes.draws.sampler import Sampler
+from protonet.datasets.dataset import SPLIT_SIDES
 from protonet.episodes.evaluation.distributed import join_group
 from protonet.episodes.evaluation.evaluate import check_methods
 from protonet.episodes.evaluation.plan import EvaluationPlan, MethodsPlan
@@ -21,21 +18,25 @@ from protonet.episodes.features import NORMALIZATIONS
 from protonet.episodes.features.sources import RowsPlan
 from protonet.episodes.methods import Method, MethodSpec
 from protonet.episodes.methods.choice import ChosenMethod, choose_grid, choose_method, plug_in
+from protonet.episodes.samplers.config import EpisodeConfig
+from protonet.episodes.samplers.fixed_split import FixedSplit
+from protonet.episodes.samplers.sampler import Sampler
 from protonet.errors import InputTypeError, raise_input_error, renamed_arguments
 from protonet.ui.command_line import check_name
 
-ENTRY = "evaluate_dataset"
+EVALUATE_DATASET = "evaluate_dataset"
 #: Arguments of `evaluate_dataset`, by their names in plans.
-ARGUMENTS = {
+ARGUMENT_NAMES = {
     "dataset": "data",
     "text": "data",
     "method": "methods",
     "way": "config",
     "shot": "config",
     "n_query": "config",
-    "until": "target_half_width",
     "test": "test_data",
+    "test_dataset": "test_data",
     "validation": "validation_data",
+    "validation_dataset": "validation_data",
 }
 
 
@@ -70,7 +71,7 @@ def evaluate_dataset(
         data: The name or the path of a data set, see `load_source`; or one in memory.
         methods: Names of methods, with settings such as ``tim:steps=100``, or ``file.py:function``; or functions from
             a batch of `Episodes` to logits, by name.
-        config: The kind of episodes; None for ``Setting()``, 5-way 1-shot with 15 queries per class.
+        config: The kind of episodes; None for ``EpisodeConfig()``, 5-way 1-shot with 15 queries per class.
         n_episodes: Largest number of episodes, >= 1.
         seed: Seed of the episodes, in [0, 2**63).
         side: "novel", "validation", "base" or "all"; None for "novel", or "all" of data without a split.
@@ -87,7 +88,7 @@ def evaluate_dataset(
         against: The method that each other one is compared with; None to compare all pairs.
         target_half_width: Stop once all 95 % intervals over episodes are within this many percentage points; 0 to
             evaluate all episodes.
-        device: Where rows are embedded, classified and scored.
+        device: The device on which rows are embedded, classified and scored.
         progress: True for a progress bar on terminals; or a function that is called with the numbers of finished and
             of all episodes.
 
@@ -101,8 +102,8 @@ def evaluate_dataset(
         InputError: A value is out of range, or data, methods and config do not fit together.
     """
     check_type("data", data, (str, Path, Dataset), "the name or the path of a data set, or a Dataset")
-    config = Setting() if config is None else config
-    check_type("config", config, Sampler, "a Setting, or another sampler")
+    config = EpisodeConfig() if config is None else config
+    check_type("config", config, Sampler, "an EpisodeConfig, or another sampler")
     if isinstance(config, FixedSplit) != (test_data is not None):
         got = f"{type(config).__name__} {'with' if test_data is not None else 'without'} test_data"
         remedy = "Pass config=FixedSplit(n_shot) and test_data together."
@@ -120,21 +121,24 @@ def evaluate_dataset(
     seed = check_int("seed", seed, low=0, high=2**63 - 1)
     target_half_width = check_number("target_half_width", target_half_width, low=0)
     check_device("device", device)
-    with renamed_arguments(**ARGUMENTS):
+    with renamed_arguments(**ARGUMENT_NAMES):
         check_name("normalize", normalize, NORMALIZATIONS)
         if side is not None:
-            check_name("side", side, (*SIDES, "all"))
+            check_name("side", side, (*SPLIT_SIDES, "all"))
+        paths = {
+            "test_dataset": test_data,
+            "validation_dataset": validation_data,
+            "encoder": encoder,
+            "base": base,
+            "texts": texts,
+        }
         rows = RowsPlan(
             "data in memory" if isinstance(data, Dataset) else str(data),
-            None if test_data is None else str(test_data),
-            None if validation_data is None else str(validation_data),
             side=side,
             image_size=image_size,
             split_seed=split_seed,
-            encoder=None if encoder is None else str(encoder),
             normalize=normalize,
-            base=None if base is None else str(base),
-            texts=None if texts is None else str(texts),
+            **{name: str(path) for name, path in paths.items() if path is not None},
         )
         grids = [choose_grid(text, "tune") for text in tune]
         compared = None if against is None else _choose_against(against, methods)

@@ -9,20 +9,20 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-T = TypeVar("T")
+Gathered = TypeVar("Gathered")
 
 
-class Group(NamedTuple):
+class ProcessGroup(NamedTuple):
     """The processes that share the work, and which of them this one is."""
 
     rank: int = 0  #: This process, in [0, world_size).
     world_size: int = 1  #: The number of processes.
 
-    def gather(self, value: T) -> list[T]:
+    def gather(self, value: Gathered) -> list[Gathered]:
         """Exchange values: give one, and return those of all processes in the order of their ranks."""
         if self.world_size == 1:
             return [value]
-        values: list[T] = [value] * self.world_size
+        values: list[Gathered] = [value] * self.world_size
         torch.distributed.all_gather_object(values, value)
         return values
 
@@ -34,7 +34,7 @@ def pick_device(name: str) -> torch.device:
 
 
 @contextmanager
-def join_group(device: str = "cpu") -> Iterator[Group]:
+def join_group(device: str = "cpu") -> Iterator[ProcessGroup]:
     """Join the processes that torchrun started, by gloo on a CPU and nccl on a GPU; without torchrun, be alone.
 
     ``device`` is where the tensors are that the processes exchange, such as "cpu" or "cuda". Yields the group, which is
@@ -42,16 +42,16 @@ def join_group(device: str = "cpu") -> Iterator[Group]:
     joined again while other processes may still read from it.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield Group()
+        yield ProcessGroup()
         return
     if torch.distributed.is_initialized():
-        yield Group(torch.distributed.get_rank(), torch.distributed.get_world_size())
+        yield ProcessGroup(torch.distributed.get_rank(), torch.distributed.get_world_size())
         return
     if device.startswith("cuda"):
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.distributed.init_process_group("nccl" if device.startswith("cuda") else "gloo")
     try:
-        yield Group(torch.distributed.get_rank(), torch.distributed.get_world_size())
+        yield ProcessGroup(torch.distributed.get_rank(), torch.distributed.get_world_size())
         torch.distributed.barrier()
     finally:
         torch.distributed.destroy_process_group()

@@ -13,41 +13,43 @@ from torch import Tensor
 
 from protonet._validation import check_int, check_number, check_type
 from protonet.datasets.dataset import Dataset
-from protonet.episodes.draws.batch import (
-    Base,
-    Episodes,
-    Part,
-    Texts,
-    Trained,
-    gather_episodes,
-    number_rows,
-    split_draw,
-    take_from,
-)
-from protonet.episodes.draws.sampler import Draw, Sampler, Take
-from protonet.episodes.evaluation.distributed import Group
+from protonet.episodes.evaluation.distributed import ProcessGroup
 from protonet.episodes.evaluation.statistics import half_width
 from protonet.episodes.methods import Method, MethodSpec
 from protonet.episodes.methods.choice import ChosenMethod
+from protonet.episodes.samplers.batch import (
+    Base,
+    EpisodeBatch,
+    Episodes,
+    Texts,
+    Trained,
+    gather_episodes,
+    label_rows,
+    make_row_reader,
+    split_by_size,
+)
+from protonet.episodes.samplers.sampler import SampledEpisodes, Sampler, Take
 from protonet.errors import InputTypeError, raise_input_error
 from protonet.metrics import fill_bins
 from protonet.sampling import ClassIndex
 
-ROUND = 256  #: Episodes that one process draws and scores between two exchanges with the others.
-#: Most episodes that are scored between two calls of ``progress``. The first calls come after 1, 4 and 16 episodes, so
-#: that slow methods are heard of soon. The sizes are fixed, because a batch of another size could round differently. Of
-#: rows of fewer features than NARROW, of which the steps of a batch take the most, a whole round is scored at a time,
-#: but by methods that are not known to be fast.
-CHUNK, NARROW = 64, 160
+EPISODES_PER_ROUND = 256  #: Episodes that one process samples and scores between two exchanges with the others.
+#: Largest number of episodes that are scored between two calls of ``progress``. The first calls come after 1, 4 and 16
+#: episodes, so that slow methods show progress early. Batch sizes are fixed, because batches of other sizes could round
+#: differently.
+BATCH_SIZE = 64
+#: Rows of fewer features than this are scored a whole round at a time by fast methods, because the overhead per batch
+#: takes most of the time.
+MAX_NARROW_FEATURES = 160
 #: Features of episodes that are processed at a time: methods that read them a few times are fastest while these are
 #: within the processor's caches; on twice as many, those of many small steps are 15 % faster and the others slower.
-FEATURES_AT_ONCE = 2**21
-#: Products of queries with classes and support rows that inductive methods make at a time; and the least queries.
-BLOCK, QUERIES_AT_ONCE = 2**27, 1024
-#: Floats in just under 32 MiB. Freeing an array of this size once makes glibc keep later arrays instead of returning
-#: them to the system.
-KEPT = 2**23 - 2**12
-ROUNDING = 1e-9  #: Shares of numbers of queries above a whole number by less are that number.
+FEATURES_PER_BLOCK = 2**21
+#: Products of queries with classes and support rows that inductive methods compute at a time; and the fewest queries.
+MAX_PRODUCTS, MIN_QUERIES_PER_BLOCK = 2**27, 1024
+#: Number of floats in just under 32 MiB. Freeing an array of this size once makes glibc keep later arrays instead of
+#: returning them to the system.
+FLOATS_BELOW_32_MIB = 2**23 - 2**12
+COUNT_TOLERANCE = 1e-9  #: A number of queries above an integer by less than this is that integer.
 
 
 class Scores(NamedTuple):
@@ -76,24 +78,24 @@ class Scores(NamedTuple):
 
 
 #: Called with the scores of the finished episodes, in batches in the order of their numbers.
-Progress = Callable[[Sequence[Mapping[str, Scores]]], None]
+ProgressCallback = Callable[[Sequence[Mapping[str, Scores]]], None]
 
 
 def evaluate(
     x: Tensor,
     index: ClassIndex,
     methods: Mapping[str, Method],
-    setting: Sampler,
+    config: Sampler,
     *,
     seed: int = 0,
     n_episodes: int = 2000,
-    until: float = 0.0,
+    target_half_width: float = 0.0,
     base: Base | None = None,
     texts: Tensor | None = None,
     trained: Trained | None = None,
     shape: tuple[int, int, int] | None = None,
-    group: Group | None = None,
-    progress: Progress | None = None,
+    group: ProcessGroup | None = None,
+    progress: ProgressCallback | None = None,
     take: Take | None = None,
     earlier: Mapping[str, Scores] | None = None,
     keep_predictions: bool = False,
@@ -109,12 +111,12 @@ def evaluate(
         index: Rows by class, from `protonet.sampling.index_classes`.
         methods: Methods by name: those of `protonet.episodes.methods`, with settings from `choose_methods`, or any
             function from a batch of episodes to logits. Functions of your own get a copy of each batch, which they may
-            change, with the queries in an order that does not tell their classes, and may use gradients.
-        setting: The kind of episodes: a `protonet.episodes.draws.Setting` or another sampler.
-        seed: Of the episodes, in [0, 2**63).
-        n_episodes: Most episodes, >= 1.
-        until: Stop once the half-widths of all methods' 95 % intervals over episodes are below this many percentage
-            points, >= 0; 0 for never.
+            change, with the queries in random order, and may use gradients.
+        config: The kind of episodes: an `EpisodeConfig` or another sampler.
+        seed: Seed of the episodes, in [0, 2**63).
+        n_episodes: Largest number of episodes, >= 1.
+        target_half_width: Stop once the half-widths of all methods' 95 % intervals over episodes are below this many
+            percentage points, >= 0; 0 for never.
         base: The base classes, for methods that use them.
         texts: (classes of ``index``, dim) floating, a text's embedding of each class, for methods that use them, on the
             device of the rows.
@@ -132,65 +134,69 @@ def evaluate(
         The scores of each method by name, the same in every process.
 
     Raises:
-        InputTypeError: ``seed``, ``n_episodes`` or ``until`` is not a number, or a method gives no tensor of floats.
+        InputTypeError: A number has another type, or a method does not return a tensor of floats.
         InputError: A number is outside its range, there are too few classes, a class is too small, texts are not one
             of each class in as many features, or a method's logits have another shape or are not finite.
     """
     seed = check_int("seed", seed, low=0, high=2**63 - 1)
     n_episodes = check_int("n_episodes", n_episodes, low=1)
-    until = check_number("until", until, low=0)
-    _check_types(x, index, methods, setting, has_take=take is not None)
-    named = None if texts is None else Texts(_check_texts(texts, index, x), number_rows(index, len(x)))
-    index = setting.check(index, tuple(map(str, range(len(index.size)))))
-    group, take = group or Group(), take or take_from(x)
-    batch_size = find_batch_size(methods, x)
+    target_half_width = check_number("target_half_width", target_half_width, low=0)
+    _check_types(x, index, methods, config, has_take=take is not None)
+    named = None if texts is None else Texts(_check_texts(texts, index, x), label_rows(index, len(x)))
+    index = config.validate(index, tuple(map(str, range(len(index.size)))))
+    group, take = group or ProcessGroup(), take or make_row_reader(x)
+    batch_size = choose_batch_size(methods, x)
     finished: list[dict[str, Scores]] = [] if earlier is None else [dict(earlier)]
     done = count_episodes(finished)
 
     def is_precise() -> bool:
         joined = {name: [batch[name].accuracy for batch in finished] for name in methods}
-        return all(100 * half_width(torch.cat(accuracy)) < until for accuracy in joined.values())
+        return all(100 * half_width(torch.cat(accuracy)) < target_half_width for accuracy in joined.values())
 
-    def score_chunk(draw: Draw, first: int) -> dict[str, Scores]:
-        """Score the episodes of a draw, the first of which has the number ``first``."""
-        numbers: list[Tensor] = []
+    def score_chunk(draw: SampledEpisodes, first: int) -> dict[str, Scores]:
+        """Score sampled episodes, whose ids begin at ``first``."""
+        positions: list[Tensor] = []
         scored: dict[str, list[Scores]] = {name: [] for name in methods}
-        for part in split_draw(draw):
+        for part in split_by_size(draw):
             rows = (part.support, part.query, part.unlabelled)
-            features = sum(each.shape[1] for each in rows) * x.shape[1]  # of one episode
-            size = max(1, FEATURES_AT_ONCE // features)
-            numbers.append(part.numbers)
+            features = sum(indices.shape[1] for indices in rows) * x.shape[1]  # of one episode
+            size = max(1, FEATURES_PER_BLOCK // features)
+            positions.append(part.positions)
             logits: dict[str, list[Tensor]] = {name: [] for name in methods}
-            for start in range(0, len(part.numbers), size):
-                block = Part._make([*(tensor[start : start + size] for tensor in part[:-1]), part.n_way])
+            for start in range(0, len(part.positions), size):
+                block = EpisodeBatch._make([*(tensor[start : start + size] for tensor in part[:-1]), part.n_way])
                 episodes = gather_episodes(take, block, base, named, trained, shape)
                 for name, method in methods.items():
-                    logits[name].append(_classify(name, method, episodes, first + block.numbers, seed))
+                    logits[name].append(_classify(name, method, episodes, first + block.positions, seed))
             for name, parts in logits.items():
-                scored[name].append(_score_logits(torch.cat(parts), part, setting, keep=keep_predictions))
-        order = torch.cat(numbers).argsort()
+                scored[name].append(_score_logits(torch.cat(parts), part, config, keep=keep_predictions))
+        order = torch.cat(positions).argsort()
         return {name: join_scores(parts, order) for name, parts in scored.items()}
 
     with ExitStack() as stack, torch.no_grad():
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
-        torch.empty(KEPT)  # freed at once, see KEPT: results reuse memory, and no new pages have to be zeroed
-        if until and done and (done % ROUND == 0 or done == n_episodes) and is_precise():
+        torch.empty(
+            FLOATS_BELOW_32_MIB
+        )  # freed at once, see its constant: results reuse memory, and no new pages have to be zeroed
+        if target_half_width and done and (done % EPISODES_PER_ROUND == 0 or done == n_episodes) and is_precise():
             n_episodes = done
-        for first in range(done // ROUND, -(-n_episodes // ROUND), group.world_size):
-            begin = max(done, (first + group.rank) * ROUND)
-            end = min((first + group.rank + 1) * ROUND, n_episodes)
+        for first in range(done // EPISODES_PER_ROUND, -(-n_episodes // EPISODES_PER_ROUND), group.world_size):
+            begin = max(done, (first + group.rank) * EPISODES_PER_ROUND)
+            end = min((first + group.rank + 1) * EPISODES_PER_ROUND, n_episodes)
             batches: list[dict[str, Scores]] = []
             if begin < end:
-                draw = setting.draw(index, seed=seed, first=begin, n_episodes=end - begin)
+                draw = config.sample(index, seed=seed, first=begin, n_episodes=end - begin)
             for start, stop in _split_span(begin, end, batch_size):
-                batches.append(score_chunk(Draw(*(rows[start - begin : stop - begin] for rows in draw)), start))
+                batches.append(
+                    score_chunk(SampledEpisodes(*(rows[start - begin : stop - begin] for rows in draw)), start)
+                )
                 if progress is not None and group.world_size == 1:
                     progress([*finished, *batches])
             # In the order of their numbers: any number of processes stops at the same round.
             for scores in group.gather(batches):
                 finished += scores
-                is_done = bool(until) and is_precise()
+                is_done = bool(target_half_width) and is_precise()
                 if is_done:
                     break
             if progress is not None and group.world_size > 1:
@@ -200,7 +206,7 @@ def evaluate(
     return join_batches(finished)
 
 
-def _check_types(x: object, index: object, methods: object, setting: object, *, has_take: bool) -> None:
+def _check_types(x: object, index: object, methods: object, config: object, *, has_take: bool) -> None:
     """Raise an error for arguments of `evaluate` of other types than documented, or rows that do not exist."""
     if isinstance(x, Dataset):
         remedy = "Pass it to evaluate_dataset, which uses its split, or pass its x."
@@ -214,11 +220,11 @@ def _check_types(x: object, index: object, methods: object, setting: object, *, 
         remedy = "Pass index_classes(labels)."
         raise_input_error("index", "be a ClassIndex, rows by class", type(index).__name__, remedy, kind=InputTypeError)
     check_methods(methods)
-    check_type("setting", setting, Sampler, "a Setting, or another sampler")
-    most = int(index.rows.max()) if len(index.rows) else -1
-    if not has_take and most >= len(x):
+    check_type("config", config, Sampler, "an EpisodeConfig, or another sampler")
+    max_row = int(index.rows.max()) if len(index.rows) else -1
+    if not has_take and max_row >= len(x):
         remedy = "Pass the index of these rows' labels."
-        raise_input_error("index", f"have numbers of the {len(x)} rows of x", f"row {most}", remedy)
+        raise_input_error("index", f"have numbers of the {len(x)} rows of x", f"row {max_row}", remedy)
 
 
 def check_methods(methods: object) -> None:
@@ -244,11 +250,11 @@ def _check_texts(texts: Tensor, index: ClassIndex, x: Tensor) -> Tensor:
     return texts
 
 
-def find_batch_size(methods: Mapping[str, Method], x: Tensor) -> int:
-    """Return how many episodes are scored between two calls of ``progress``, see ``CHUNK``."""
+def choose_batch_size(methods: Mapping[str, Method], x: Tensor) -> int:
+    """Return how many episodes are scored between two calls of ``progress``, see ``BATCH_SIZE``."""
     ours = [method for method in methods.values() if isinstance(method, ChosenMethod) and method.origin is None]
     fast = len(ours) == len(methods) and not any(method.spec.slow for method in ours)
-    return ROUND if fast and x.shape[1] < NARROW else CHUNK
+    return EPISODES_PER_ROUND if fast and x.shape[1] < MAX_NARROW_FEATURES else BATCH_SIZE
 
 
 def _next_end(begin: int, batch_size: int) -> int:
@@ -274,32 +280,32 @@ def _split_span(begin: int, end: int, batch_size: int) -> Iterator[tuple[int, in
         begin = following
 
 
-def _classify(name: str, method: Method, episodes: Episodes, numbers: Tensor, seed: int) -> Tensor:
-    """Return a method's checked logits (episodes, n_queries, n_way) for the episodes with these ``numbers``.
+def _classify(name: str, method: Method, episodes: Episodes, episode_ids: Tensor, seed: int) -> Tensor:
+    """Return a method's checked logits (episodes, n_queries, n_way) for the episodes with these ``positions``.
 
     An inductive one of ours gets many queries in blocks, so that what it makes of each and every class stays small. One
-    that is not ours gets a copy of its own, whose order does not tell classes, and gradients.
+    from outside the package gets a copy with queries in random order, and gradients.
     """
     spec = method.spec if isinstance(method, ChosenMethod) and method.origin is None else method
     if not isinstance(spec, MethodSpec):
-        hidden, places = episodes.hide_classes(numbers, seed)
+        hidden, positions = episodes.hide_classes(episode_ids, seed)
         with torch.enable_grad():
-            logits = _check_logits(name, method(hidden), episodes, numbers)
-        return logits.gather(1, places[..., None].expand_as(logits))
+            logits = _check_logits(name, method(hidden), episodes, episode_ids)
+        return logits.gather(1, positions[..., None].expand_as(logits))
     n_episodes, n_queries = episodes.query.shape[:2]
     products = episodes.n_way + (0 if spec.takes_means else episodes.support.shape[1])  # of a query
-    most = max(QUERIES_AT_ONCE, BLOCK // (n_episodes * products))
-    if n_queries <= most or spec.transductive:
-        return _check_logits(name, method(episodes), episodes, numbers)
-    parts = (method(episodes.take_queries(slice(at, at + most))) for at in range(0, n_queries, most))
+    max_queries = max(MIN_QUERIES_PER_BLOCK, MAX_PRODUCTS // (n_episodes * products))
+    if n_queries <= max_queries or spec.transductive:
+        return _check_logits(name, method(episodes), episodes, episode_ids)
+    parts = (method(episodes.take_queries(slice(at, at + max_queries))) for at in range(0, n_queries, max_queries))
     logits = torch.cat([part.transpose(1, 2) for part in parts], dim=2).transpose(1, 2)
-    return _check_logits(name, logits, episodes, numbers)
+    return _check_logits(name, logits, episodes, episode_ids)
 
 
-def _check_logits(name: str, logits: object, episodes: Episodes, numbers: Tensor) -> Tensor:
+def _check_logits(name: str, logits: object, episodes: Episodes, episode_ids: Tensor) -> Tensor:
     """Return a method's logits (episodes, n_queries, n_way), float32 or float64, once they are that.
 
-    ``numbers`` (episodes,) are those of the episodes, for messages.
+    ``positions`` (episodes,) are those of the episodes, for messages.
     """
     shape = (*episodes.query.shape[:2], episodes.n_way)
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
@@ -317,19 +323,19 @@ def _check_logits(name: str, logits: object, episodes: Episodes, numbers: Tensor
     if not bool(torch.isfinite(logits.sum(dtype=torch.float64))):
         bad = (~torch.isfinite(logits)).flatten(1).any(dim=1).cpu()
         if bool(bad.any()):
-            got = f"others of {name} in episode {int(numbers[bad][0])}"
+            got = f"others of {name} in episode {int(episode_ids[bad][0])}"
             raise_input_error("method", "give finite logits", got, "Scale the features, or leave the method out.")
     return logits
 
 
-def _score_logits(logits: Tensor, part: Part, setting: Sampler, *, keep: bool) -> Scores:
+def _score_logits(logits: Tensor, part: EpisodeBatch, config: Sampler, *, keep: bool) -> Scores:
     """Score the logits (episodes, n_queries, n_way) of a part's episodes, where they are; the scores go to the CPU.
 
-    ``setting`` tells the range of scores by shot, and how many of the first classes are base classes; ``keep`` whether
-    predictions are.
+    ``config`` has the range of scores by shot and the number of base classes, which come first; ``keep`` says whether
+    predictions are kept.
     """
-    shot, n_base = setting.shot, setting.n_base
-    query_labels, query_shots = (each.to(logits.device) for each in (part.query_labels, part.query_shots))
+    shot, n_base = config.shot, config.n_base
+    query_labels, query_shots = (tensor.to(logits.device) for tensor in (part.query_labels, part.query_shots))
     n_known = int((part.query_labels[0] >= 0).sum())
     logits = logits.transpose(1, 2).contiguous()  # (episodes, n_way, n_queries): ten times as fast, as classes are few
     known = logits[..., :n_known]
@@ -344,16 +350,18 @@ def _score_logits(logits: Tensor, part: Part, setting: Sampler, *, keep: bool) -
         by_shot = (counts * right[..., None]).sum(dim=1) / counts.sum(dim=1)
     none_open = n_known == logits.shape[2]
     nothing, highest = torch.full_like(accuracy, math.nan), logits.amax(dim=1)
-    auroc = nothing if none_open else rate_open(highest, n_known)
-    fpr95 = nothing if none_open else find_false_rate(highest, n_known)
-    oscr = nothing if none_open else rate_open(highest, n_known, right)
-    base, novel, harmonic = rate_sides(right, query_labels[:, :n_known] < n_base) if n_base else [nothing] * 3
+    auroc = nothing if none_open else compute_auroc(highest, n_known)
+    fpr95 = nothing if none_open else compute_fpr(highest, n_known)
+    oscr = nothing if none_open else compute_auroc(highest, n_known, right)
+    base, novel, harmonic = (
+        compute_side_accuracies(right, query_labels[:, :n_known] < n_base) if n_base else [nothing] * 3
+    )
     measures = (auroc, fpr95, oscr, base, novel, harmonic)
     bins = fill_bins(known.softmax(dim=1).amax(dim=1), right)
-    return Scores(*(each.cpu() for each in (accuracy, by_shot, *measures, predicted, bins)))
+    return Scores(*(tensor.cpu() for tensor in (accuracy, by_shot, *measures, predicted, bins)))
 
 
-def rate_sides(right: Tensor, is_base: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def compute_side_accuracies(right: Tensor, is_base: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the accuracies on queries of base and of novel classes, and their harmonic mean.
 
     Args:
@@ -367,10 +375,10 @@ def rate_sides(right: Tensor, is_base: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         https://arxiv.org/abs/1906.02944
     """
     base, novel = ((right & side).sum(dim=1).double() / side.sum(dim=1) for side in (is_base, ~is_base))
-    return base, novel, 2 * base * novel / (base + novel).clamp_min(ROUNDING)
+    return base, novel, 2 * base * novel / (base + novel).clamp_min(COUNT_TOLERANCE)
 
 
-def rate_open(scores: Tensor, n_known: int, right: Tensor | None = None) -> Tensor:
+def compute_auroc(scores: Tensor, n_known: int, right: Tensor | None = None) -> Tensor:
     """Compute how often a known query scores higher than an open one; ties count half.
 
     With ``right``, known queries that are taken for another class never do.
@@ -394,13 +402,13 @@ def rate_open(scores: Tensor, n_known: int, right: Tensor | None = None) -> Tens
     return 0.5 * ((1 + difference.sign()) * right[..., None]).mean(dim=(1, 2), dtype=torch.float64)
 
 
-def find_false_rate(scores: Tensor, n_known: int, share: float = 0.95) -> Tensor:
-    """Compute the share of open queries that are taken for known where a ``share`` of the known ones is.
+def compute_fpr(scores: Tensor, n_known: int, true_positive_rate: float = 0.95) -> Tensor:
+    """Compute the false positive rate of open queries at a true positive rate of known queries.
 
     Args:
-        scores: As in `rate_open`.
-        n_known: As in `rate_open`.
-        share: Of the known queries, in (0, 1]: at least as many score as high as the threshold.
+        scores: As in `compute_auroc`.
+        n_known: As in `compute_auroc`.
+        true_positive_rate: The fraction of known queries with scores at or above the threshold, in (0, 1].
 
     Returns:
         (episodes,) float64 in [0, 1]; open queries at the threshold count as taken for known.
@@ -408,8 +416,8 @@ def find_false_rate(scores: Tensor, n_known: int, share: float = 0.95) -> Tensor
     Source: Liang, Li and Srikant, "Enhancing the reliability of out-of-distribution image detection" (2018).
         https://arxiv.org/abs/1706.02690
     """
-    place = math.ceil(share * n_known - ROUNDING) - 1
-    threshold = scores[:, :n_known].sort(dim=1, descending=True).values[:, place, None]
+    position = math.ceil(true_positive_rate * n_known - COUNT_TOLERANCE) - 1
+    threshold = scores[:, :n_known].sort(dim=1, descending=True).values[:, position, None]
     return (scores[:, n_known:] >= threshold).double().mean(dim=1)
 
 

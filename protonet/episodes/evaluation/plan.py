@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from protonet.episodes.draws.sampler import Sampler
 from protonet.episodes.features.sources import RowsPlan
 from protonet.episodes.methods.choice import ChosenMethod
+from protonet.episodes.samplers.sampler import Sampler
 
 
 @dataclass(frozen=True)
 class MethodsPlan:
-    """Which methods classify them."""
+    """The methods to evaluate."""
 
     chosen: Sequence[ChosenMethod]  #: In the order of the report.
     every: bool = False  #: All methods that can run, before ``chosen``.
@@ -28,7 +28,7 @@ class MethodsPlan:
         """
         chosen, against = [*self.chosen, *best], self.against
         if against is not None:
-            tuned = [each for each in best if each.key == against.key and not against.keywords]
+            tuned = [choice for choice in best if choice.key == against.key and not against.keywords]
             against = (tuned or [against])[0]
             chosen.append(against)
         return replace(self, chosen=chosen, against=against)
@@ -41,12 +41,12 @@ class EvaluationPlan:
     rows: RowsPlan
     methods: MethodsPlan
     sampler: Sampler  #: The kind of episodes, as far as it is known without the data.
-    n_episodes: int  #: Most episodes.
+    n_episodes: int  #: Largest number of episodes.
     #: Stop once the half-widths of all 95 % intervals are below this many percentage points; 0: never.
-    until: float = 0.0
-    seed: int = 0  #: Of the episodes.
-    device: str = "cpu"  #: Where rows are embedded and classified.
-    #: Keep what each query is taken for, and its row; ways, shots and queries are the same in each episode then.
+    target_half_width: float = 0.0
+    seed: int = 0  #: Seed of the episodes.
+    device: str = "cpu"  #: The device on which rows are embedded and classified.
+    #: Keep the prediction and the row of each query; ways, shots and queries must then be the same in each episode.
     records: bool = False
 
     def describe(self, side: str, sampler: Sampler) -> dict[str, Any]:
@@ -58,15 +58,15 @@ class EvaluationPlan:
         """
         against = self.methods.against
         rows = asdict(self.rows)
-        if self.rows.validation is None:
-            del rows["validation"]
+        if self.rows.validation_dataset is None:
+            del rows["validation_dataset"]
         return {
             **rows,
             "side": side,
             "hierarchy": None,
             **sampler.describe(),
-            "most_episodes": self.n_episodes,
-            "until": self.until,
+            "max_episodes": self.n_episodes,
+            "target_half_width": self.target_half_width,
             "seed": self.seed,
             "tune": [[choice.name for choice in grid] for grid in self.methods.tune],
             "against": None if against is None else against.name,

@@ -1,4 +1,4 @@
-"""From a plan to what is evaluated: rows, classes, base classes, and methods with their best settings."""
+"""Preparation of an evaluation: rows, classes, base classes and methods from a plan."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ import torch
 from torch import Tensor
 
 from protonet.datasets import Dataset
-from protonet.datasets.class_lists import tell_difference
-from protonet.datasets.dataset import SIDES
-from protonet.episodes.draws.batch import Base, Trained, summarize_base, take_from
-from protonet.episodes.draws.sampler import Pool, Sampler, Take
-from protonet.episodes.evaluation.distributed import Group, pick_device
-from protonet.episodes.evaluation.evaluate import Progress, Scores, evaluate
+from protonet.datasets.class_lists import describe_difference
+from protonet.datasets.dataset import SPLIT_SIDES
+from protonet.episodes.evaluation.distributed import ProcessGroup, pick_device
+from protonet.episodes.evaluation.evaluate import ProgressCallback, Scores, evaluate
 from protonet.episodes.evaluation.plan import EvaluationPlan, MethodsPlan
-from protonet.episodes.features.normalization import CHUNK, normalize_rows
-from protonet.episodes.features.sources import RowsPlan, Sources, load_data, load_source, load_texts
+from protonet.episodes.features.normalization import ROWS_PER_BLOCK, normalize_rows
+from protonet.episodes.features.sources import DataSources, RowsPlan, load_data, load_source, load_texts
 from protonet.episodes.methods.choice import ChosenMethod
-from protonet.episodes.methods.supply import Supply, find_methods
+from protonet.episodes.methods.resources import Resources, select_methods
 from protonet.episodes.networks.backbones import embed_rows
-from protonet.episodes.networks.checkpoints import find_head_way
+from protonet.episodes.networks.checkpoints import get_head_way
+from protonet.episodes.samplers.batch import Base, Trained, make_row_reader, summarize_base
+from protonet.episodes.samplers.sampler import RowPool, Sampler, Take
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.sampling import ClassIndex, index_classes
 
-MOST_TUNED = 500  #: Settings are compared on as many episodes as are evaluated, but on no more than these.
+MAX_TUNING_EPISODES = 500  #: Settings are compared on as many episodes as are evaluated, but on no more than these.
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is evaluated."""
+    """All inputs of an evaluation: rows, classes, base classes and methods."""
 
     data: Dataset  #: All rows, before encoder and normalisation.
-    side: str  #: Of the split, or "all".
+    side: str  #: The evaluated side of the split, or "all".
     n_classes: int  #: Those of the side, also the ones that are too small, and base classes beside them.
     sampler: Sampler  #: The kind of episodes, of these data.
-    pool: Pool  #: The rows to draw episodes from.
+    pool: RowPool  #: The rows to draw episodes from.
     base: Base | None  #: The base classes, if a method uses them.
     texts: Tensor | None  #: (classes, dim) float32, embeddings of texts that name the classes.
     trained: Trained | None  #: The encoder that the rows are embedded by.
@@ -51,19 +51,23 @@ class Prepared:
 
     @property
     def plugins(self) -> dict[str, str]:
-        """What tells the versions of plug-ins apart, by their names."""
+        """A text that identifies the version of each plug-in, by name."""
         return {choice.key: choice.origin for choice in self.methods.values() if choice.origin is not None}
 
     @property
     def seen(self) -> list[Tensor]:
-        """What the scores depend on beside the rows, for hashes."""
+        """All tensors, other than the rows, that the scores depend on, for hashes."""
         means = [] if self.base is None else [self.base.mean, self.base.class_means]
         texts = [] if self.texts is None else [self.texts]
         head = [] if self.trained is None else self.trained.head.state_dict().values()
         return [*means, *texts, *self.sampler.hidden, *head]
 
     def evaluate(
-        self, plan: EvaluationPlan, group: Group, progress: Progress, earlier: Mapping[str, Scores] | None = None
+        self,
+        plan: EvaluationPlan,
+        group: ProcessGroup,
+        progress: ProgressCallback,
+        earlier: Mapping[str, Scores] | None = None,
     ) -> dict[str, Scores]:
         """Score all methods on the episodes of a plan, see `evaluate`."""
         return evaluate(
@@ -73,7 +77,7 @@ class Prepared:
             self.sampler,
             seed=plan.seed,
             n_episodes=plan.n_episodes,
-            until=plan.until,
+            target_half_width=plan.target_half_width,
             base=self.base,
             texts=self.texts,
             trained=self.trained,
@@ -90,14 +94,14 @@ class SourceRows(NamedTuple):
     """Rows of a data set, embedded or not."""
 
     x: Tensor  #: (n, dim) floating, on the plan's device unless ``read`` copies rows there.
-    places: Tensor  #: (rows of the data set,) int64, where each is in ``x``; -1 for those that are not.
+    positions: Tensor  #: (rows of the data set,) int64, the position of each in ``x``; -1 for rows that are not there.
     read: Take | None = None  #: Returns rows of ``x`` by number, where they are not in memory.
     trained: Trained | None = None  #: The encoder, with the rows before it by the numbers of ``x``.
 
-    def select(self, index: ClassIndex) -> Pool:
+    def select(self, index: ClassIndex) -> RowPool:
         """Return some classes; their rows are copied into memory of their own, as a method may use two together."""
-        take = take_from(self.x) if self.read is None else self.read
-        return Pool(self.x, take, index._replace(rows=self.places[index.rows]), index)
+        take = make_row_reader(self.x) if self.read is None else self.read
+        return RowPool(self.x, take, index._replace(rows=self.positions[index.rows]), index)
 
     def summarize(self, index: ClassIndex) -> Base:
         """Return some classes as base classes."""
@@ -109,18 +113,18 @@ class SourceRows(NamedTuple):
         if kind == "none":
             return self
         if self.read is None:
-            return self._replace(x=torch.cat([normalize_rows(x, kind, mean) for x in self.x.split(CHUNK)]))
+            return self._replace(x=torch.cat([normalize_rows(x, kind, mean) for x in self.x.split(ROWS_PER_BLOCK)]))
         read = self.read
         return self._replace(read=lambda rows: normalize_rows(read(rows), kind, mean))
 
 
-def prepare(plan: EvaluationPlan, sampler: Sampler, sources: Sources) -> Prepared:
+def prepare(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -> Prepared:
     """Select the rows and classes of a plan's side, and embed and normalise them as it says.
 
     Args:
         plan: The settings. Those of ``tune`` are not looked at.
         sampler: The kind of episodes, from `load_data`.
-        sources: What the rows are read from, likewise.
+        sources: The data sets that rows are read from, likewise.
 
     Raises:
         InputError: Data, side, encoder, base, sampler and methods do not fit together.
@@ -136,31 +140,31 @@ def prepare(plan: EvaluationPlan, sampler: Sampler, sources: Sources) -> Prepare
     if sampler.adds_base and not base_ids:
         remedy = "Pass --side novel, of data with a split by class (--split-seed 0 makes one)."
         raise_input_error("protocol", "find base classes, to be generalized", "none", remedy)
-    supply = Supply(
+    available = Resources(
         n_base=len(base_ids),
         objective=None if training is None else training["objective"],
-        head_way=None if training is None else find_head_way(training),
+        head_way=None if training is None else get_head_way(training),
         way=sampler.way,
         texts=plan.rows.texts is not None,
         unlabelled=sampler.n_unlabelled > 0,
         means=sampler.adds_base,
         maps=data.has_maps and training is None,
     )
-    methods, notes = find_methods(plan.methods.chosen, supply, every=plan.methods.every)
+    methods, notes = select_methods(plan.methods.chosen, available, every=plan.methods.every)
     chosen = [c for c, name in enumerate(sides) if side in ("all", name)]
     names = tuple(data.class_names[c] for c in chosen)
-    whole = index_classes(data.y)
-    sampler, index, lines = sampler.choose_classes(whole.take(torch.tensor(chosen)), names)
+    index_of_all = index_classes(data.y)
+    sampler, index, lines = sampler.choose_classes(index_of_all.take(torch.tensor(chosen)), names)
     notes += lines
     if plan.rows.split_seed is None and data.sides is not None:
-        counts = dict(zip(zip(data.class_names, data.sides, strict=True), whole.size.tolist(), strict=True))
-        notes += tell_difference(plan.rows.dataset, counts)
+        counts = dict(zip(zip(data.class_names, data.sides, strict=True), index_of_all.size.tolist(), strict=True))
+        notes += describe_difference(plan.rows.dataset, counts)
     kind = plan.rows.normalize
     uses_base = sampler.adds_base or any(choice.spec.uses_base for choice in methods.values())
     if kind != "cl2" and not uses_base:
         base_ids = []
     if training is not None:
-        if sources.is_own and side != "novel":
+        if sources.is_trained_on_data and side != "novel":
             notes.append(f"The encoder was trained or chosen on classes of side {side}: this is no test of it.")
         adapting = [name for name, choice in methods.items() if choice.spec.adapts]
         if kind != "none" and adapting:
@@ -195,7 +199,7 @@ def prepare(plan: EvaluationPlan, sampler: Sampler, sources: Sources) -> Prepare
     return replace(prepared, texts=texts)
 
 
-def prepare_tuning(plan: EvaluationPlan, sampler: Sampler, sources: Sources) -> tuple[EvaluationPlan, Prepared]:
+def prepare_tuning(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -> tuple[EvaluationPlan, Prepared]:
     """Prepare an evaluation of the settings of each method to tune: on validation classes, or on validation rows.
 
     Args:
@@ -209,8 +213,14 @@ def prepare_tuning(plan: EvaluationPlan, sampler: Sampler, sources: Sources) -> 
             no validation rows, or shares some with the test rows.
     """
     candidates = MethodsPlan([choice for grid in plan.methods.tune for choice in grid])
-    plan = replace(plan, methods=candidates, n_episodes=min(plan.n_episodes, MOST_TUNED), until=0.0, records=False)
-    if plan.rows.test is None:
+    plan = replace(
+        plan,
+        methods=candidates,
+        n_episodes=min(plan.n_episodes, MAX_TUNING_EPISODES),
+        target_half_width=0.0,
+        records=False,
+    )
+    if plan.rows.test_dataset is None:
         plan = replace(plan, rows=_select_validation(plan.rows, sampler, sources))
     else:
         plan = replace(plan, rows=_replace_test(plan.rows, sampler))
@@ -220,16 +230,20 @@ def prepare_tuning(plan: EvaluationPlan, sampler: Sampler, sources: Sources) -> 
 
 def _replace_test(rows: RowsPlan, sampler: Sampler) -> RowsPlan:
     """Return the rows of a fixed split with its validation rows in place of its test rows."""
-    if rows.validation is None or rows.test is None:
+    if rows.validation_dataset is None or rows.test_dataset is None:
         remedy = "Pass --validation-dataset FILE, other rows of the same classes, or fixed settings (--method)."
-        raise_input_error("tune", "have validation rows beside those of --test", "none", remedy)
-    with renamed_arguments(text="validation", path="validation", test="validation"):
-        validation, test = (load_source(text, image_size=rows.image_size) for text in (rows.validation, rows.test))
-        sampler.join_test(test, validation, (rows.test, rows.validation))  # raises an error if they share a row
-    return replace(rows, test=rows.validation, validation=None)
+        raise_input_error("tune", "have validation rows beside those of --test-dataset", "none", remedy)
+    with renamed_arguments(text="validation_dataset", path="validation_dataset", test="validation_dataset"):
+        validation, test = (
+            load_source(text, image_size=rows.image_size) for text in (rows.validation_dataset, rows.test_dataset)
+        )
+        sampler.join_test(
+            test, validation, (rows.test_dataset, rows.validation_dataset)
+        )  # raises an error if they share a row
+    return replace(rows, test_dataset=rows.validation_dataset, validation_dataset=None)
 
 
-def _select_validation(rows: RowsPlan, sampler: Sampler, sources: Sources) -> RowsPlan:
+def _select_validation(rows: RowsPlan, sampler: Sampler, sources: DataSources) -> RowsPlan:
     """Return the rows of the validation classes, if there are enough of them."""
     sides = sources.data.sides
     evaluated = rows.side or ("novel" if sides else "all")
@@ -240,17 +254,17 @@ def _select_validation(rows: RowsPlan, sampler: Sampler, sources: Sources) -> Ro
     needed, there = sampler.n_drawn, (sides or ()).count("validation")
     if there < needed:
         remedy = "Pass --split-seed 0 for a split with validation classes, or ask for fewer classes."
-        raise_input_error("tune", f"find {needed} validation classes (--way and --open)", there, remedy)
+        raise_input_error("tune", f"find {needed} validation classes (--way and --n-open-classes)", there, remedy)
     return replace(rows, side="validation")
 
 
-def _find_base(sources: Sources, side: str, normalize: str) -> list[int]:
+def _find_base(sources: DataSources, side: str, normalize: str) -> list[int]:
     """Return the numbers of the base classes in the data set that holds them; none where there are none."""
     base = sources.base
     base_ids = [c for c, name in enumerate(base.sides or ()) if name == "base"]
     if base is not sources.data:
         return base_ids or list(range(base.num_classes))
-    base_ids = base_ids if side in SIDES[1:] else []
+    base_ids = base_ids if side in SPLIT_SIDES[1:] else []
     if normalize == "cl2" and not base_ids:
         remedy = "Pass --base FILE, --side novel of data with a split (--split-seed 0 makes one), or --normalize l2."
         raise_input_error("normalize", "find base classes to centre on", "cl2 without any", remedy)
@@ -263,12 +277,12 @@ def _open_rows(data: Dataset, class_ids: Sequence[int], trained: Trained | None,
     Rows in memory are copied to the device once; those of a mapped file are as they are read.
     """
     if trained is None:
-        places = torch.arange(len(data.x))
+        positions = torch.arange(len(data.x))
         if data.is_plain:
-            return SourceRows(data.x.to(device), places)
-        return SourceRows(data.x, places, lambda rows: data.take_rows(rows.cpu()).to(device))
-    take = take_from(data.x) if data.is_plain else data.take_rows
+            return SourceRows(data.x.to(device), positions)
+        return SourceRows(data.x, positions, lambda rows: data.take_rows(rows.cpu()).to(device))
+    take = make_row_reader(data.x) if data.is_plain else data.take_rows
     used = torch.isin(data.y, torch.tensor(class_ids)).nonzero().flatten()
-    places = torch.full((len(data.x),), -1).index_copy_(0, used, torch.arange(len(used)))
+    positions = torch.full((len(data.x),), -1).index_copy_(0, used, torch.arange(len(used)))
     trained = trained._replace(take=lambda rows: take(used[rows]))
-    return SourceRows(embed_rows(trained.encoder, take, used), places, trained=trained)
+    return SourceRows(embed_rows(trained.encoder, take, used), positions, trained=trained)

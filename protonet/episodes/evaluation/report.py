@@ -15,21 +15,21 @@ import torch
 
 from protonet._validation import check_type
 from protonet._writing import write_text
-from protonet.episodes.draws.batch import Episodes
-from protonet.episodes.draws.numbered import check_span
 from protonet.episodes.evaluation.evaluate import Scores
 from protonet.episodes.evaluation.statistics import (
-    OPEN,
-    OVER,
-    SIDES,
+    INTERVAL_KINDS,
+    OPEN_SET_MEASURES,
+    SIDE_MEASURES,
     Evaluation,
     MethodSummary,
     Rate,
     Summary,
     compare_pairs,
-    half_over,
+    get_half_width,
 )
 from protonet.episodes.methods.common import support_means
+from protonet.episodes.samplers.batch import Episodes
+from protonet.episodes.samplers.config import check_span
 from protonet.errors import optional_packages
 from protonet.metrics import calibration_error
 from protonet.ui.text import format_table
@@ -37,10 +37,10 @@ from protonet.ui.text import format_table
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PANEL = 4.6  #: Inches, the side of a plot.
-Table = tuple[Sequence[str], Sequence[Sequence[str]]]  #: A header and rows, of texts.
+PLOT_SIZE = 4.6  #: Inches, the side of a plot.
+TextTable = tuple[Sequence[str], Sequence[Sequence[str]]]  #: A header and rows, of texts.
 #: How LaTeX writes characters that mean something else to it.
-LATEX = {each: rf"\{each}" for each in "&%$#_{}"} | {
+LATEX = {character: rf"\{character}" for character in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
@@ -60,9 +60,9 @@ MEASURES = {
     "novel": "of novel classes, %",
     "harmonic": "harmonic mean, %",
 }
-MOST_SHOTS = 20  #: Columns of a table by shot; there is none of more.
+MAX_SHOT_COLUMNS = 20  #: Columns of a table by shot; there is none of more.
 #: What intervals and p-values speak of: where both are known, where each episode has all classes, of a fixed split.
-SPEAKS = {
+INTERVAL_NOTES = {
     "both": "95 % intervals (±) and p-values over classes, which come first, speak of other classes of the same kind "
     "(jackknife over classes); those over episodes speak of other episodes of these same classes alone.",
     "episodes": "95 % intervals (±) and p-values speak of other episodes of these same classes alone: those over other "
@@ -75,7 +75,7 @@ def summarize(
     scores: Mapping[str, Scores],
     shot: tuple[int, int],
     settings: Mapping[str, Any] = MappingProxyType({}),
-    members: torch.Tensor | None = None,
+    class_mask: torch.Tensor | None = None,
 ) -> Summary:
     """Summarise an evaluation.
 
@@ -83,40 +83,40 @@ def summarize(
         scores: Of each method, on the same episodes.
         shot: Least and most shots per class.
         settings: The settings of the evaluation, passed on; ``against`` names the method to compare with each other.
-        members: (episodes, classes) bool, for intervals over classes; None where they are not known.
+        class_mask: (episodes, classes) bool, for intervals over classes; None where they are not known.
     """
     check_type("scores", scores, Mapping, "a mapping from names to scores, from evaluate")
     shot = check_span("shot", shot, low=1)
     methods = {}
     for name, score in scores.items():
-        measures = OPEN if score.harmonic.isnan().any() else OPEN + SIDES
+        measures = OPEN_SET_MEASURES if score.harmonic.isnan().any() else OPEN_SET_MEASURES + SIDE_MEASURES
         shots = zip(range(shot[0], shot[1] + 1), score.by_shot.unbind(1), strict=True)
         methods[name] = MethodSummary(
-            Rate.measure(score.accuracy, members),
+            Rate.measure(score.accuracy, class_mask),
             calibration_error(score.bins),
-            {measure: Rate.measure(getattr(score, measure), members) for measure in measures},
-            {n_shot: Rate.measure(column, members) for n_shot, column in shots},
+            {measure: Rate.measure(getattr(score, measure), class_mask) for measure in measures},
+            {n_shot: Rate.measure(column, class_mask) for n_shot, column in shots},
         )
     accuracies = {name: score.accuracy for name, score in scores.items()}
-    comparisons = compare_pairs(accuracies, members, settings.get("against"))
+    comparisons = compare_pairs(accuracies, class_mask, settings.get("against"))
     return Summary(settings, len(next(iter(accuracies.values()))), methods, comparisons)
 
 
-def list_over(summaries: Iterable[Summary]) -> list[str]:
-    """Return what the intervals of the methods of some summaries are over, in their order."""
+def list_summary_interval_kinds(summaries: Iterable[Summary]) -> list[str]:
+    """List the kinds of intervals that the methods of some summaries have."""
     rates = [method.accuracy for summary in summaries for method in summary.methods.values()]
-    return tell_over(rates)
+    return list_interval_kinds(rates)
 
 
-def tell_over(rates: Iterable[Rate]) -> list[str]:
-    """Return what the intervals of some rates are over, in their order."""
+def list_interval_kinds(rates: Iterable[Rate]) -> list[str]:
+    """List the kinds of intervals that some rates have, in the order of `INTERVAL_KINDS`."""
     rates = list(rates)
-    return [over for over in OVER if any(not math.isnan(half_over(rate, over)) for rate in rates)]
+    return [over for over in INTERVAL_KINDS if any(not math.isnan(get_half_width(rate, over)) for rate in rates)]
 
 
-def head_accuracy(rates: Iterable[Rate]) -> str:
+def accuracy_heading(rates: Iterable[Rate]) -> str:
     """Return the heading of a column of accuracies with their half-widths."""
-    return " ".join(["accuracy, %", *(f"±{over}" for over in tell_over(rates))])
+    return " ".join(["accuracy, %", *(f"±{over}" for over in list_interval_kinds(rates))])
 
 
 def format_evaluation(evaluation: Evaluation) -> str:
@@ -139,24 +139,26 @@ def format_report(summary: Summary) -> str:
         if against is not None:
             family = f"{n_pairs} comparison{'s' * (n_pairs > 1)} of {against} with another"
         text += f"\nDifferences are paired by episode; p-values are of paired t tests, adjusted by Holm for {family}.\n"
-    until, methods = summary.settings.get("until", 0), summary.methods.values()
-    if until and not all(100 * method.accuracy.half_width_episodes < until for method in methods):
-        text += f"Intervals over episodes are not within {until:g} points yet: more episodes are needed.\n"
-    if list_over([summary]):
-        text += f"{tell_intervals(summary)}\n"
+    target_half_width, methods = summary.settings.get("target_half_width", 0), summary.methods.values()
+    if target_half_width and not all(
+        100 * method.accuracy.half_width_episodes < target_half_width for method in methods
+    ):
+        text += f"Intervals over episodes are not within {target_half_width:g} points yet: more episodes are needed.\n"
+    if list_summary_interval_kinds([summary]):
+        text += f"{explain_intervals(summary)}\n"
     if any(method.calibration_error is None for method in methods):
         return text
     return text + "The calibration error is that of the method's own probabilities, the softmax of its logits.\n"
 
 
-def tell_intervals(summary: Summary) -> str:
-    """Return what the intervals of a summary speak of."""
+def explain_intervals(summary: Summary) -> str:
+    """Return a note on the population that the intervals of a summary refer to."""
     if summary.settings.get("protocol") == "fixed-split":
-        return SPEAKS["supports"]
-    return SPEAKS["both" if "classes" in list_over([summary]) else "episodes"]
+        return INTERVAL_NOTES["supports"]
+    return INTERVAL_NOTES["both" if "classes" in list_summary_interval_kinds([summary]) else "episodes"]
 
 
-def tabulate(summary: Summary) -> list[Table]:
+def tabulate(summary: Summary) -> list[TextTable]:
     """Return the tables of a summary: the methods in percent, the best first; their accuracy by shot where shots vary.
 
     Differences are those to the best method; with ``against`` among the settings, what that one is ahead by. Without
@@ -164,11 +166,11 @@ def tabulate(summary: Summary) -> list[Table]:
     """
     methods, order, against = summary.methods, summary.order, summary.against
     best, several = order[0], len(order) > 1
-    over = list_over([summary])
+    over = list_summary_interval_kinds([summary])
     accuracies = [method.accuracy for method in methods.values()]
     calibrated = all(method.calibration_error is not None for method in methods.values())
     measures = [name for name in MEASURES if name in methods[best].measures and methods[best].measures[name].is_known]
-    header = ["method", head_accuracy(accuracies)]
+    header = ["method", accuracy_heading(accuracies)]
     if several:
         header += [f"behind {best}" if against is None else f"{against} is ahead by"]
         header += [f"p over {kind} (Holm)" for kind in over]
@@ -182,11 +184,11 @@ def tabulate(summary: Summary) -> list[Table]:
         if calibrated and method.calibration_error is not None:
             row.append(f"{100 * method.calibration_error:.1f}")
         rows.append(row + [percent(method.measures[measure]) for measure in measures])
-    tables: list[Table] = [(header, rows)]
+    tables: list[TextTable] = [(header, rows)]
     shots = list(methods[best].by_shot)
-    if 1 < len(shots) <= MOST_SHOTS:
+    if 1 < len(shots) <= MAX_SHOT_COLUMNS:
         rows = [[name, *map(percent, methods[name].by_shot.values())] for name in order]
-        tables.append(([head_accuracy(accuracies), *(f"{n_shot}-shot" for n_shot in shots)], rows))
+        tables.append(([accuracy_heading(accuracies), *(f"{n_shot}-shot" for n_shot in shots)], rows))
     return tables
 
 
@@ -203,12 +205,12 @@ def format_latex(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def write_latex(cell: str) -> str:
     """Return a table's cell as LaTeX writes it, numbers as mathematics."""
-    found = NUMBER.fullmatch(cell)
-    if found is None:
-        return "".join(LATEX.get(each, each) for each in cell)
-    power = "" if found["sign"] is None else rf" \times 10^{{{found['sign'].strip('+')}{found['exponent']}}}"
-    halves = found["halves"].replace("±", r"\pm ")
-    return f"${found['value']}{power}{halves}${found['rank'] or ''}"
+    match = NUMBER.fullmatch(cell)
+    if match is None:
+        return "".join(LATEX.get(character, character) for character in cell)
+    power = "" if match["sign"] is None else rf" \times 10^{{{match['sign'].strip('+')}{match['exponent']}}}"
+    halves = match["halves"].replace("±", r"\pm ")
+    return f"${match['value']}{power}{halves}${match['rank'] or ''}"
 
 
 def write_tables(outputs: Mapping[str, Path], summary: Summary) -> None:
@@ -220,7 +222,7 @@ def write_tables(outputs: Mapping[str, Path], summary: Summary) -> None:
 
 def percent(rate: Rate) -> str:
     """Format a rate in percent, such as ``71.23 ±2.10 ±0.40``; one that is not known becomes an empty text."""
-    return " ±".join(f"{100 * share:.2f}" for share in (rate.mean, *rate.halves)) if rate.is_known else ""
+    return " ±".join(f"{100 * value:.2f}" for value in (rate.mean, *rate.halves)) if rate.is_known else ""
 
 
 def _compare(summary: Summary, best: str, name: str, over: Sequence[str], *, signed: bool) -> list[str]:
@@ -248,7 +250,7 @@ def write_csv(path: Path, summary: Summary) -> None:
         def write(method: str, measure: str, n_shot: object, rate: Rate) -> None:
             writer.writerow([method, measure, n_shot, *rate.describe().values()])
 
-        writer.writerow(["method", "measure", "shot", "value", *(f"half_width_{over}" for over in OVER)])
+        writer.writerow(["method", "measure", "shot", "value", *(f"half_width_{over}" for over in INTERVAL_KINDS)])
         for name, method in summary.methods.items():
             write(name, "accuracy", "", method.accuracy)
             if method.calibration_error is not None:
@@ -260,7 +262,7 @@ def write_csv(path: Path, summary: Summary) -> None:
                 write(name, "accuracy", n_shot, rate)
         for pair in summary.comparisons:
             write(pair.first, f"accuracy less {pair.second}'s", "", pair.rate)
-            for over in OVER:
+            for over in INTERVAL_KINDS:
                 p_value = pair.find_p(over)
                 rate = Rate(math.nan if p_value is None else p_value)
                 write(pair.first, f"p over {over} (Holm) against {pair.second}", "", rate)
@@ -281,8 +283,12 @@ def write_plot(path: Path, summary: Summary, episode: Episodes, query_labels: to
     with optional_packages():
         from matplotlib.figure import Figure  # noqa: PLC0415 - optional
     several = len(summary.methods) > 1
-    size = max(PANEL, 0.42 * len(summary.methods))  # inches: one line of text per method
-    widths = [PANEL, *([size] if several else []), PANEL]  # the differences alone need room for more methods
+    size = max(PLOT_SIZE, 0.42 * len(summary.methods))  # inches: one line of text per method
+    widths = [
+        PLOT_SIZE,
+        *([size] if several else []),
+        PLOT_SIZE,
+    ]  # the differences alone grow with the number of methods
     figure = Figure(figsize=(sum(widths) + 0.6 * len(widths), size), layout="constrained")
     axes = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
     plot_accuracies(axes[0], summary.methods)
@@ -295,13 +301,13 @@ def write_plot(path: Path, summary: Summary, episode: Episodes, query_labels: to
 def plot_accuracies(axes: Axes, methods: Mapping[str, MethodSummary]) -> None:
     """Plot accuracy by shot with bands, or one bar per method where there is a single number of shots."""
     shots = list(next(iter(methods.values())).by_shot)
-    over = [f"over {first}" for first in tell_over(method.accuracy for method in methods.values())[:1]]
+    over = [f"over {first}" for first in list_interval_kinds(method.accuracy for method in methods.values())[:1]]
     if len(shots) > 1:
-        for number, (name, method) in enumerate(methods.items()):
+        for position, (name, method) in enumerate(methods.items()):
             rates = method.by_shot.values()
             values = [100 * rate.mean for rate in rates]
             halves = [100 * rate.first_half for rate in rates]
-            dash = ("-", "--", ":")[number // 10 % 3]  # there are ten colours
+            dash = ("-", "--", ":")[position // 10 % 3]  # there are ten colours
             axes.plot(shots, values, label=name, marker="o", markersize=3, linestyle=dash)
             low = [max(0.0, value - half) for value, half in zip(values, halves, strict=True)]
             high = [min(100.0, value + half) for value, half in zip(values, halves, strict=True)]
@@ -326,18 +332,18 @@ def _plot_differences(axes: Axes, summary: Summary) -> None:
     """
     names = summary.order
     grid = torch.zeros(len(names), len(names), dtype=torch.float64)
-    marks: dict[tuple[int, int], str] = {}  # --against compares one with each
+    labels_of: dict[tuple[int, int], str] = {}  # --against compares one with each
     for pair in summary.comparisons:
         row, column = names.index(pair.first), names.index(pair.second)
         grid[row, column], grid[column, row] = 100 * pair.difference, -100 * pair.difference
-        p_value = next((p for p in map(pair.find_p, OVER) if p is not None), 1.0)
-        marks[row, column] = marks[column, row] = "*" * (p_value < 0.05)
-    most = max(1.0, float(grid.abs().max()))
-    image = axes.imshow(grid.numpy(), cmap="RdBu", vmin=-most, vmax=most, aspect="auto")
+        p_value = next((p for p in map(pair.find_p, INTERVAL_KINDS) if p is not None), 1.0)
+        labels_of[row, column] = labels_of[column, row] = "*" * (p_value < 0.05)
+    limit = max(1.0, float(grid.abs().max()))
+    image = axes.imshow(grid.numpy(), cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
     axes.figure.colorbar(image, ax=axes, shrink=0.8, label="points")
-    for (row, column), mark in marks.items():
+    for (row, column), mark in labels_of.items():
         text = f"{float(grid[row, column]):+.1f}{mark}"
-        dark = abs(float(grid[row, column])) > 0.6 * most
+        dark = abs(float(grid[row, column])) > 0.6 * limit
         colour = "white" if dark else "black"
         axes.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
     axes.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=8)
@@ -353,17 +359,17 @@ def _plot_episode(axes: Axes, episode: Episodes, query_labels: torch.Tensor) -> 
     if len(directions) < 2:  # a single feature
         directions = torch.cat([directions, torch.zeros_like(directions)])
 
-    def place(rows: torch.Tensor) -> Any:
+    def point_at(rows: torch.Tensor) -> Any:
         return (directions @ (rows.double() - centre).T).cpu().numpy()  # (2, n)
 
     colours = [f"C{label}" if label >= 0 else "grey" for label in query_labels.tolist()]
-    x, y = place(episode.query[0])
+    x, y = point_at(episode.query[0])
     axes.scatter(x, y, c=colours, s=14, alpha=0.6, label="query" + ", open ones grey" * ("grey" in colours))
-    x, y = place(episode.support[0])
+    x, y = point_at(episode.support[0])
     colours = [f"C{label}" for label in episode.support_labels[0].tolist()]
     # On top of the prototypes: a class's only support row is its prototype.
     axes.scatter(x, y, c=colours, marker="s", s=30, edgecolors="white", linewidths=0.6, zorder=3, label="support")
-    x, y = place(prototypes)
+    x, y = point_at(prototypes)
     axes.scatter(x, y, c=[f"C{c}" for c in range(len(x))], marker="*", s=220, edgecolors="black", label="prototype")
     axes.set(title="the first episode, along its prototypes", xticks=[], yticks=[])
     axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=3)  # below, where no row lies

@@ -15,11 +15,8 @@ import torch
 from protonet._progress import progress_bar
 from protonet._writing import write_json
 from protonet.datasets import Dataset
-from protonet.episodes.draws.batch import gather_episodes, hash_rows, split_draw
-from protonet.episodes.draws.equal_rows import list_equal
-from protonet.episodes.draws.records import record
-from protonet.episodes.evaluation.distributed import Group, join_group
-from protonet.episodes.evaluation.evaluate import Scores, count_episodes, ends_batch, find_batch_size, join_batches
+from protonet.episodes.evaluation.distributed import ProcessGroup, join_group
+from protonet.episodes.evaluation.evaluate import Scores, choose_batch_size, count_episodes, ends_batch, join_batches
 from protonet.episodes.evaluation.page import list_classes, write_page
 from protonet.episodes.evaluation.plan import EvaluationPlan
 from protonet.episodes.evaluation.prepare import Prepared, prepare, prepare_tuning
@@ -31,13 +28,19 @@ from protonet.episodes.evaluation.report import (
     write_plot,
     write_tables,
 )
-from protonet.episodes.evaluation.state import describe_run, find_versions, read_state, write_state
+from protonet.episodes.evaluation.state import describe_run, get_versions, read_state, write_state
 from protonet.episodes.evaluation.statistics import Evaluation, Rate, Tuning
 from protonet.episodes.features.sources import load_data
+from protonet.episodes.samplers.batch import gather_episodes, hash_rows, split_by_size
+from protonet.episodes.samplers.duplicates import describe_duplicates
+from protonet.episodes.samplers.records import record
 from protonet.errors import optional_packages, raise_input_error
 
 ShowProgress = Callable[[int, int], None]  #: Called with the numbers of finished and of all episodes.
-SHOWN_EVERY, SAVED_EVERY = 0.5, 10.0  #: Seconds between two accuracies in the bar, and two writings of the state.
+SECONDS_PER_UPDATE, SECONDS_PER_SAVE = (
+    0.5,
+    10.0,
+)  #: Seconds between two accuracies in the bar, and two writings of the state.
 
 
 def run_evaluation(
@@ -49,8 +52,8 @@ def run_evaluation(
         plan: The settings.
         outputs: The paths of the files to write, under some of ``json``, ``csv``, ``plot``, ``latex``, ``markdown`` and
             ``report``.
-        state: Where the scores of finished episodes are kept, every few seconds and at the end, and beside it those of
-            settings to choose from; None for nowhere.
+        state: The file for the scores of finished episodes, written every few seconds and at the end; the scores of
+            ``--tune`` are in a file beside it. None for no file.
         resume: Continue from the state, if there is one. The result is that of an uninterrupted run, to the byte.
 
     Returns:
@@ -104,7 +107,7 @@ class EvaluationRun:
     def __init__(
         self,
         plan: EvaluationPlan,
-        group: Group,
+        group: ProcessGroup,
         *,
         state: Path | None = None,
         resume: bool = False,
@@ -153,7 +156,7 @@ class EvaluationRun:
         path = None if state is None else state.with_name(f"{state.stem}-tune{state.suffix}")
         if path is not None and path.exists() and not self.resume and self.group.rank == 0:
             remedy = "Continue its run with --resume, or pass another path."
-            raise_input_error("state", "leave room beside it for that of --tune", f"{path}, which exists", remedy)
+            raise_input_error("state", "have no file of --tune beside it", f"{path}, which exists", remedy)
         tuning, prepared = prepare_tuning(plan, self.sampler, self.sources)
         with closing(self._watch(tuning, prepared, path, "tune")) as watch:
             scores = prepared.evaluate(tuning, self.group, watch.show, watch.earlier)
@@ -168,9 +171,9 @@ class EvaluationRun:
         prepared, settings = self.prepared, self.watch.settings
         sampler, index, seed = prepared.sampler, prepared.pool.by_class, settings["seed"]
         n_episodes = count_episodes([scores])
-        members = sampler.find_members(index, seed=seed, n_episodes=n_episodes)
+        class_mask = sampler.classes_of(index, seed=seed, n_episodes=n_episodes)
         queries = sampler.count_queries(index, seed=seed, n_episodes=n_episodes)
-        varied = members[:, sampler.n_base :]
+        varied = class_mask[:, sampler.n_base :]
         class_names = [prepared.data.class_names[c] for c in prepared.class_ids.tolist()]
         records = None
         if settings.get("records"):
@@ -180,28 +183,28 @@ class EvaluationRun:
         return Evaluation(
             summarize(scores, sampler.shot, settings, varied),
             self.tunings,
-            find_versions(),
+            get_versions(),
             prepared.plugins,
             data=hash_rows(prepared.data.take_rows, prepared.pool.sources),
             queries=queries,
             right={name: (score.accuracy * queries).round().long() for name, score in scores.items()},
-            members=varied,
+            class_mask=varied,
             n_classes=len(index.size),
             title=_format_title(settings, prepared, n_episodes),
-            notes=[*prepared.notes, *list_equal(prepared.data, prepared.class_ids)],
-            by_class=list_classes(scores, members, class_names) if self.by_class else None,
+            notes=[*prepared.notes, *describe_duplicates(prepared.data, prepared.class_ids)],
+            by_class=list_classes(scores, class_mask, class_names) if self.by_class else None,
             records=records,
         )
 
 
 class _Watch:
-    """What watches an evaluation: it shows how far it is, and keeps the scores of finished episodes."""
+    """Shows the progress of an evaluation, and saves the scores of finished episodes."""
 
     def __init__(
         self,
         settings: Mapping[str, Any],
         prepared: Prepared,
-        group: Group,
+        group: ProcessGroup,
         state: Path | None,
         *,
         resume: bool,
@@ -214,17 +217,17 @@ class _Watch:
         self.latest: Sequence[Mapping[str, Scores]] = []
         if state is not None and resume and state.exists():
             self.latest = read_state(state, self.run)
-            n_scored, n_episodes = count_episodes(self.latest), settings["most_episodes"]
+            n_scored, n_episodes = count_episodes(self.latest), settings["max_episodes"]
             if n_episodes < n_scored:
                 remedy = f"Pass --episodes {n_scored} or more."
                 raise_input_error("n_episodes", f"be at least the {n_scored} of {state}", n_episodes, remedy)
             # A batch that ended where the run did would be longer in a longer run, and round differently.
-            if n_scored < n_episodes and not ends_batch(n_scored, find_batch_size(prepared.methods, prepared.pool.x)):
+            if n_scored < n_episodes and not ends_batch(n_scored, choose_batch_size(prepared.methods, prepared.pool.x)):
                 self.latest = self.latest[:-1]
         self.earlier = join_batches(self.latest) if self.latest else None
         self.shown = self.saved = time.monotonic()
         self.bar = progress_bar(
-            total=settings["most_episodes"],
+            total=settings["max_episodes"],
             desc=name,
             initial=count_episodes(self.latest),
             unit="episode",
@@ -232,18 +235,18 @@ class _Watch:
         )
 
     def show(self, batches: Sequence[Mapping[str, Scores]]) -> None:
-        """Show and keep what is done."""
+        """Show the progress, and save the scores from time to time."""
         self.latest = [*batches]
         now, name = time.monotonic(), next(iter(batches[0]))
-        if now - self.shown > SHOWN_EVERY:
+        if now - self.shown > SECONDS_PER_UPDATE:
             accuracy = torch.cat([batch[name].accuracy for batch in batches])
             self.bar.set_postfix_str(f"{name} {percent(Rate.measure(accuracy, None))} %", refresh=False)
             self.shown = now
         n_last = len(batches[-1][name].accuracy)
         self.bar.update(n_last if self.group.world_size == 1 else count_episodes(batches) - self.bar.n)
         if callable(self.progress) and self.group.rank == 0:
-            self.progress(count_episodes(batches), self.settings["most_episodes"])
-        if now - self.saved > SAVED_EVERY:
+            self.progress(count_episodes(batches), self.settings["max_episodes"])
+        if now - self.saved > SECONDS_PER_SAVE:
             self.save()
             self.saved = time.monotonic()
 
@@ -253,7 +256,7 @@ class _Watch:
             write_state(self.path, self.run, self.latest)
 
     def close(self) -> None:
-        """Write them a last time, and end the bar."""
+        """Save the scores and close the progress bar."""
         self.bar.close()
         self.save()
 
@@ -271,14 +274,14 @@ def _write_outputs(run: EvaluationRun, evaluation: Evaluation, outputs: Mapping[
     if "plot" in outputs:
         assert run.prepared is not None
         pool, sampler, seed = run.prepared.pool, run.prepared.sampler, run.plan.seed
-        part = next(split_draw(sampler.draw(pool.by_class, seed=seed, first=0, n_episodes=1)))
+        part = next(split_by_size(sampler.sample(pool.by_class, seed=seed, first=0, n_episodes=1)))
         write_plot(outputs["plot"], evaluation.summary, gather_episodes(pool.take, part), part.query_labels)
     for path in outputs.values():
         print(f"wrote {path}", file=sys.stderr)
 
 
 def _format_title(settings: Mapping[str, Any], prepared: Prepared, n_episodes: int) -> str:
-    """Format the line above the table: what was evaluated."""
+    """Format the line above the table: data set, features, kind of episodes and seed."""
     features = settings["encoder"] or f"{prepared.pool.x.shape[1]} features"
     features += "" if settings["normalize"] == "none" else f" ({settings['normalize']})"
     title = f"{settings['dataset']}, {prepared.n_classes} classes, {features}: "

@@ -1,4 +1,4 @@
-"""State files: the scores of the finished episodes of an evaluation, with what they are scores of."""
+"""State files: the scores of the finished episodes of an evaluation, with its settings."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from protonet.episodes.evaluation.evaluate import Scores, join_batches
 from protonet.episodes.evaluation.prepare import Prepared
 from protonet.errors import DISTRIBUTION, installed_version, raise_input_error
 
-FORMAT, VERSION = "protonet.episodes", 5
+STATE_FORMAT, STATE_VERSION = "protonet.episodes", 5
 #: Settings that the scores of an episode do not depend on: a run may go on with others.
-FREE = ("against", "most_episodes", "until")
+FREE_SETTINGS = ("against", "max_episodes", "target_half_width")
 
 
 def describe_run(settings: Mapping[str, Any], prepared: Prepared) -> dict[str, Any]:
     """Describe, in a form that JSON can write, all that the scores depend on: settings, methods, data and versions.
 
-    Three rows of each class tell the data from others. The settings in ``FREE`` are left out.
+    A hash of three rows of each class identifies the data. The settings in ``FREE_SETTINGS`` are left out.
     """
     digest = hashlib.sha256()
     index = prepared.pool.by_class
-    places = torch.cat([index.start + offset for offset in (0, index.size // 2, index.size - 1)])
-    for tensor in (*index, prepared.pool.take(index.rows[places]), *prepared.seen):
+    positions = torch.cat([index.start + offset for offset in (0, index.size // 2, index.size - 1)])
+    for tensor in (*index, prepared.pool.take(index.rows[positions]), *prepared.seen):
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    run = {name: value for name, value in settings.items() if name not in FREE}
+    run = {name: value for name, value in settings.items() if name not in FREE_SETTINGS}
     run |= {"plugins": prepared.plugins, "methods": list(prepared.methods), "data": digest.hexdigest()}
-    described: dict[str, Any] = json.loads(json.dumps(run | find_versions()))
+    described: dict[str, Any] = json.loads(json.dumps(run | get_versions()))
     return described
 
 
-def find_versions() -> dict[str, str | None]:
+def get_versions() -> dict[str, str | None]:
     """Return the versions that scores may depend on, by package."""
     packages = {"protonet": DISTRIBUTION, "torch": "torch", "numpy": "numpy"}
     return {name: installed_version(package) for name, package in packages.items()}
@@ -58,11 +58,11 @@ def write_state(path: Path, run: Mapping[str, Any], batches: Sequence[Mapping[st
         OSError: The file cannot be written; an old one is left as it was.
     """
     parts = [join_batches(batches[:-1]), batches[-1]] if len(batches) > 1 else batches
-    header = json.dumps({"format": FORMAT, "version": VERSION, "run": run, "parts": len(parts)})
+    header = json.dumps({"format": STATE_FORMAT, "version": STATE_VERSION, "run": run, "parts": len(parts)})
     arrays = {
-        f"{part}.{number}.{field}": tensor.numpy()
+        f"{part}.{method_index}.{field}": tensor.numpy()
         for part, scores in enumerate(parts)
-        for number, score in enumerate(scores.values())
+        for method_index, score in enumerate(scores.values())
         for field, tensor in score._asdict().items()
     }
     write_whole(path, lambda file: np.savez(file, header=np.array(header), **arrays))
@@ -77,23 +77,25 @@ def read_state(path: Path, run: Mapping[str, Any]) -> list[dict[str, Scores]]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             header = json.loads(str(arrays["header"]))
-            if header["format"] != FORMAT or header["version"] != VERSION:
+            if header["format"] != STATE_FORMAT or header["version"] != STATE_VERSION:
                 raise ValueError("of another format")
-            known = header["run"]
+            stored = header["run"]
             batches = [
                 {
-                    name: Scores(*(torch.from_numpy(arrays[f"{part}.{number}.{field}"]) for field in Scores._fields))
-                    for number, name in enumerate(known["methods"])
+                    name: Scores(
+                        *(torch.from_numpy(arrays[f"{part}.{method_index}.{field}"]) for field in Scores._fields)
+                    )
+                    for method_index, name in enumerate(stored["methods"])
                 }
                 for part in range(header["parts"])
             ]
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise_input_error("state", "be a file that --state wrote", f"{path} ({error})", "Pass another path.")
-    hashed = ("plugins", "data")  # last: another setting may be why they differ, and hashes tell nothing
-    for name in (*sorted((known.keys() | run.keys()) - {*hashed}), *hashed):
-        if known.get(name) != run.get(name):
-            got = f"{name} {to_printable(run.get(name))}, where {path} has {to_printable(known.get(name))}"
+    hashed = ("plugins", "data")  # last, because a differing setting is the more helpful message
+    for name in (*sorted((stored.keys() | run.keys()) - {*hashed}), *hashed):
+        if stored.get(name) != run.get(name):
+            got = f"{name} {to_printable(run.get(name))}, where {path} has {to_printable(stored.get(name))}"
             got = f"other {name} than {path} has" if name in hashed else got
-            remedy = "Pass the same arguments, or another --state; for a study or a paper, another --output."
+            remedy = "Pass the same arguments, or another --state; for a paper, another --output."
             raise_input_error("resume", "continue the same run", got, remedy)
     return batches

@@ -1,4 +1,4 @@
-"""What scores say: means with intervals and paired tests, over classes and over episodes, in types that become JSON."""
+"""Statistics of scores: means with intervals and paired tests, over classes and over episodes, in types for JSON."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protonet.episodes.draws.records import Records
+from protonet.episodes.samplers.records import Records
 
 #: What intervals and p-values are over: other classes of the same kind, and other episodes of these same classes.
-OVER = ("classes", "episodes")
+INTERVAL_KINDS = ("classes", "episodes")
 CONFIDENCE = 0.95  #: The level of all intervals.
-ROUNDING = 1e-12  #: Smaller differences of accuracies are rounding errors.
+ACCURACY_TOLERANCE = 1e-12  #: Smaller differences of accuracies are rounding errors.
 
 
-#: How well queries of open classes are told from others, fields of `evaluate.Scores`.
-OPEN = ("auroc", "fpr95", "oscr")
+#: Measures of how well queries of open classes are detected, fields of `evaluate.Scores`.
+OPEN_SET_MEASURES = ("auroc", "fpr95", "oscr")
 #: Likewise queries of base and of novel classes beside each other.
-SIDES = ("base", "novel", "harmonic")
+SIDE_MEASURES = ("base", "novel", "harmonic")
 
 
 @dataclass(frozen=True)
 class Rate:
-    """The mean of a measure over episodes; what is not known is NaN."""
+    """The mean of a measure over episodes, with 95 % intervals; unknown values are NaN."""
 
     mean: float
     half_width_classes: float = math.nan  #: Half the width of its 95 % interval over classes.
@@ -35,9 +35,9 @@ class Rate:
     n_episodes: int = 0  #: Those that have the measure.
 
     @classmethod
-    def measure(cls, values: Tensor, members: Tensor | None) -> Rate:
-        """Return the rate of values (episodes,), of which NaN are left out; ``members`` as in `standard_error`."""
-        over_classes = math.nan if members is None else half_width(values, members)
+    def measure(cls, values: Tensor, class_mask: Tensor | None) -> Rate:
+        """Average values (episodes,) without NaN; ``class_mask`` is as in `standard_error`."""
+        over_classes = math.nan if class_mask is None else half_width(values, class_mask)
         return cls(mean_of(values), over_classes, half_width(values), int((~values.isnan()).sum()))
 
     @classmethod
@@ -69,22 +69,22 @@ class Rate:
 
     def describe(self) -> dict[str, float | None]:
         """Return it in a form that JSON can write."""
-        shares = {"accuracy": self.mean} | {f"half_width_{over}": half_over(self, over) for over in OVER}
-        return {name: known(value) for name, value in shares.items()}
+        values = {"accuracy": self.mean} | {f"half_width_{over}": get_half_width(self, over) for over in INTERVAL_KINDS}
+        return {name: known(value) for name, value in values.items()}
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Two methods compared on the same episodes; accuracies are in [0, 1].
 
-    What is over classes is NaN where that is not known: without members, or where no episode leaves a class out.
+    Values over classes are NaN if they are unknown: without class masks, or if no episode leaves a class out.
     """
 
     first: str  #: A method's name.
     second: str  #: Another method's name.
     difference: float  #: The mean over episodes of the first method's accuracy minus the second's.
     half_width_classes: float  #: Half the width of the difference's 95 % interval over classes.
-    p_value_classes: float  #: Of a paired t test over classes, 1 where no episode differs.
+    p_value_classes: float  #: p-value of a paired t test over classes, 1 if no episode differs.
     p_holm_classes: float  #: That p-value adjusted for the number of comparisons, by Holm's procedure.
     half_width_episodes: float  #: As over classes; NaN for a single episode.
     p_value_episodes: float  #: As over classes; 1 for a single episode, too.
@@ -97,21 +97,23 @@ class Comparison:
 
     def find_p(self, over: str) -> float | None:
         """Return the adjusted p-value over classes or over episodes; None where it is not known."""
-        return None if math.isnan(half_over(self, over)) else float(getattr(self, f"p_holm_{over}"))
+        return None if math.isnan(get_half_width(self, over)) else float(getattr(self, f"p_holm_{over}"))
 
     def describe(self) -> dict[str, Any]:
         """Return it in a form that JSON can write."""
-        unknown = [over for over in OVER if math.isnan(half_over(self, over))]
+        unknown = [over for over in INTERVAL_KINDS if math.isnan(get_half_width(self, over))]
         return {name: None if name.rpartition("_")[2] in unknown else value for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True)
 class MethodSummary:
-    """How often a method is right; all is in [0, 1]."""
+    """The accuracy of a method, and further measures, in [0, 1]."""
 
     accuracy: Rate
     calibration_error: float | None = None  #: None where it is not known.
-    measures: Mapping[str, Rate] = field(default_factory=dict)  #: Of ``OPEN`` and ``SIDES``, by name.
+    measures: Mapping[str, Rate] = field(
+        default_factory=dict
+    )  #: Of ``OPEN_SET_MEASURES`` and ``SIDE_MEASURES``, by name.
     by_shot: Mapping[int, Rate] = field(default_factory=dict)  #: The accuracy on classes of each number of shots.
 
     def describe(self) -> dict[str, Any]:
@@ -120,8 +122,8 @@ class MethodSummary:
         return {
             **self.accuracy.describe(),
             "calibration_error": self.calibration_error,
-            **{name: shares.pop("accuracy") for name, shares in measures.items()},
-            **{f"{name}_{half}": value for name, shares in measures.items() for half, value in shares.items()},
+            **{name: values.pop("accuracy") for name, values in measures.items()},
+            **{f"{name}_{half}": value for name, values in measures.items() for half, value in values.items()},
             "by_shot": {
                 str(n_shot): {**rate.describe(), "episodes": rate.n_episodes} for n_shot, rate in self.by_shot.items()
             },
@@ -160,7 +162,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What settings of a method are worth on validation classes."""
+    """The accuracy of several settings of a method on validation classes."""
 
     chosen: str  #: The name of the settings with the highest mean accuracy, the first of equals.
     accuracies: Mapping[str, Rate]  #: By the names of the method with settings.
@@ -193,31 +195,31 @@ class Tuning:
 
 
 @dataclass(frozen=True)
-class ClassShare:
-    """How right methods are in the episodes that a class takes part in."""
+class ClassAccuracy:
+    """The accuracy of methods in the episodes that have a class."""
 
-    name: str  #: Of the class.
+    name: str  #: The name of the class.
     episodes: int
     accuracy: Mapping[str, float]  #: By method.
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """All that an evaluation leaves: what another one needs, too, to be compared with it by episode."""
+    """The results of an evaluation, including the counts by episode that a later comparison needs."""
 
     summary: Summary
     tuning: Sequence[Tuning]
     versions: Mapping[str, str | None]  #: Of packages.
-    plugins: Mapping[str, str]  #: What tells the versions of plug-ins apart, by name.
+    plugins: Mapping[str, str]  #: A text that identifies the version of each plug-in, by name.
     data: str  #: A hash of the rows, class by class, before encoder and normalisation.
     queries: Tensor  #: (episodes,) int64, of each episode.
     right: Mapping[str, Tensor]  #: For each method (episodes,) int64, the queries that it has right.
     #: (episodes, classes) bool, the classes of each episode, without base classes that all have.
-    members: Tensor
+    class_mask: Tensor
     n_classes: int  #: Classes that episodes are drawn from.
     title: str = ""  #: Data, episodes and seed, in one line.
     notes: Sequence[str] = ()  #: Further lines for the report.
-    by_class: Sequence[ClassShare] | None = None  #: None without a report for the browser.
+    by_class: Sequence[ClassAccuracy] | None = None  #: None without a report for the browser.
     records: Records | None = None  #: What each query was taken for; None where that was not kept.
 
     @property
@@ -233,7 +235,7 @@ class Evaluation:
     def describe(self) -> dict[str, Any]:
         """Return it in a form that JSON can write."""
         queries = self.queries.tolist()
-        by_class = {} if self.by_class is None else {"by_class": [asdict(share) for share in self.by_class]}
+        by_class = {} if self.by_class is None else {"by_class": [asdict(accuracy) for accuracy in self.by_class]}
         return {
             **self.summary.describe(),
             "tuning": [tuning.describe() for tuning in self.tuning],
@@ -243,7 +245,7 @@ class Evaluation:
             "classes": self.n_classes,
             "queries": queries if len(set(queries)) > 1 else queries[0],
             "right": {name: right.tolist() for name, right in self.right.items()},
-            **list_members(self.members),
+            **list_class_indices(self.class_mask),
             **by_class,
             **({} if self.records is None else {"records": self.records.describe()}),
         }
@@ -254,39 +256,39 @@ def known(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def half_over(rate: Rate | Comparison, over: str) -> float:
+def get_half_width(rate: Rate | Comparison, over: str) -> float:
     """Return the half-width over classes or over episodes."""
     return rate.half_width_classes if over == "classes" else rate.half_width_episodes
 
 
-def list_members(members: Tensor) -> dict[str, Any]:
-    """Return the classes of each episode, of ``members`` (episodes, classes) bool, in a form that JSON can write.
+def list_class_indices(class_mask: Tensor) -> dict[str, Any]:
+    """Return the classes of each episode, of ``class_mask`` (episodes, classes) bool, in a form that JSON can write.
 
     Returns:
-        ``ways``, of each episode, or of all if they are as many; ``members``, the classes of one episode after another.
+        ``ways``, by episode, or one number if all are equal; ``class_indices``, the classes of all episodes in order.
     """
-    ways = members.sum(dim=1)
+    ways = class_mask.sum(dim=1)
     same = len(ways.unique()) == 1
-    return {"ways": int(ways[0]) if same else ways.tolist(), "members": members.nonzero()[:, 1].tolist()}
+    return {"ways": int(ways[0]) if same else ways.tolist(), "class_indices": class_mask.nonzero()[:, 1].tolist()}
 
 
-def read_members(written: Mapping[str, Any]) -> Tensor | None:
-    """Return what `list_members` listed, (episodes, classes) bool; None of files of earlier versions."""
-    if "members" not in written:
+def read_class_indices(written: Mapping[str, Any]) -> Tensor | None:
+    """Parse the classes of each episode, (episodes, classes) bool; None for files of earlier versions."""
+    if "class_indices" not in written:
         return None
     ways = torch.tensor(written["ways"]).expand(written["episodes"])
-    members = torch.zeros(len(ways), int(written["classes"]), dtype=torch.bool)
-    classes = torch.tensor(written["members"]).view(int(ways.sum()))
-    members[torch.arange(len(ways)).repeat_interleave(ways), classes] = True
-    return members
+    class_mask = torch.zeros(len(ways), int(written["classes"]), dtype=torch.bool)
+    classes = torch.tensor(written["class_indices"]).view(int(ways.sum()))
+    class_mask[torch.arange(len(ways)).repeat_interleave(ways), classes] = True
+    return class_mask
 
 
-def half_width(values: Tensor, members: Tensor | None = None) -> float:
+def half_width(values: Tensor, class_mask: Tensor | None = None) -> float:
     """Return half the width of the 95 % interval of the mean of values (n,), by Student's t distribution.
 
-    NaN are left out; fewer than two values give NaN. ``members`` is as in `standard_error`.
+    NaN are left out; fewer than two values give NaN. ``class_mask`` is as in `standard_error`.
     """
-    return _widen(*standard_error(values, members))
+    return _widen(*standard_error(values, class_mask))
 
 
 def _widen(error: float, freedom: int) -> float:
@@ -298,19 +300,19 @@ def _widen(error: float, freedom: int) -> float:
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
 
 
-def standard_error(values: Tensor, members: Tensor | None = None) -> tuple[float, int]:
+def standard_error(values: Tensor, class_mask: Tensor | None = None) -> tuple[float, int]:
     """Estimate the standard error of the mean of episodes' values, over episodes or over classes.
 
     Over episodes, the classes are fixed: the error says how far other episodes of the same classes would lie. Over
     classes, it says how far episodes of other classes of the same kind would. Then the mean is a U-statistic of the
-    classes, and the jackknife leaves out one class at a time, with all of its episodes. What the number of episodes
-    alone makes these means differ is subtracted, and its share in the mean added. A bootstrap of classes would need
-    episodes in which a class meets itself, and tasks without replacement are too few: as many as there are classes,
-    divided by the ways.
+    classes, and the jackknife leaves out one class at a time, with all of its episodes. The variance
+    of these means that comes from the number of episodes is subtracted, and its part of the overall mean added. A
+    bootstrap of classes would need episodes in which a class meets itself, and tasks without replacement are too few:
+    as many as there are classes, divided by the ways.
 
     Args:
         values: (n,) floating, one for each episode; NaN are left out.
-        members: (n, classes) bool, the classes of each episode; None for the error over episodes.
+        class_mask: (n, classes) bool, the classes of each episode; None for the error over episodes.
 
     Returns:
         error: >= 0; NaN for fewer than two values, or where all episodes have the same class.
@@ -321,16 +323,16 @@ def standard_error(values: Tensor, members: Tensor | None = None) -> tuple[float
         Lafargue et al., "Oops, I sampled it again: reinterpreting confidence intervals in few-shot learning" (2024).
         https://arxiv.org/abs/2409.02850
     """
-    if members is not None:
-        return _jackknife(values[:, None], members)[0]
+    if class_mask is not None:
+        return _jackknife(values[:, None], class_mask)[0]
     values = values[~values.isnan()].double()
     n = len(values)
     return (math.nan, 0) if n < 2 else (math.sqrt(float(values.var()) / n), n - 1)
 
 
-def _jackknife(values: Tensor, members: Tensor) -> list[tuple[float, int]]:
+def _jackknife(values: Tensor, class_mask: Tensor) -> list[tuple[float, int]]:
     """Return the standard error over classes, with its degrees of freedom, of each column of values (n, k)."""
-    present, inside = (~values.isnan()).double(), members.double()
+    present, inside = (~values.isnan()).double(), class_mask.double()
     values = values.double().nan_to_num()
     n, total = present.sum(dim=0), values.sum(dim=0)  # (k,)
     mean = total / n
@@ -352,13 +354,13 @@ def mean_of(values: Tensor) -> float:
 
 
 def compare_pairs(
-    accuracies: Mapping[str, Tensor], members: Tensor | None = None, against: str | None = None
+    accuracies: Mapping[str, Tensor], class_mask: Tensor | None = None, against: str | None = None
 ) -> list[Comparison]:
     """Compare every two methods, or one with each other one, by their accuracies on the same episodes.
 
     Args:
         accuracies: For each method's name (episodes,) float64 in [0, 1].
-        members: As in `standard_error`.
+        class_mask: As in `standard_error`.
         against: The method to compare with each other one; None for all pairs.
 
     Returns:
@@ -373,7 +375,7 @@ def compare_pairs(
         return []
     differences = torch.stack([accuracies[first] - accuracies[second] for first, second in pairs], dim=1)
     unknown = [(math.nan,) * 3] * len(pairs)
-    over_classes = unknown if members is None else _test(differences, _jackknife(differences, members))
+    over_classes = unknown if class_mask is None else _test(differences, _jackknife(differences, class_mask))
     over_episodes = _test(differences, list(map(standard_error, differences.unbind(1))))
     means = map(mean_of, differences.unbind(1))
     rows = zip(pairs, means, over_classes, over_episodes, strict=True)
@@ -385,12 +387,12 @@ def _test(differences: Tensor, errors: Sequence[tuple[float, int]]) -> list[tupl
     from scipy.special import stdtr  # noqa: PLC0415 - slow to import
 
     p_values = []
-    for each, (error, freedom) in zip(differences.unbind(1), errors, strict=True):
-        if error > ROUNDING:
-            p_values.append(2 * float(stdtr(freedom, -abs(mean_of(each)) / error)))
+    for column, (error, freedom) in zip(differences.unbind(1), errors, strict=True):
+        if error > ACCURACY_TOLERANCE:
+            p_values.append(2 * float(stdtr(freedom, -abs(mean_of(column)) / error)))
         else:  # the test would divide by zero, or by NaN
-            p_values.append(float(math.isnan(error) or float(each.abs().max()) <= ROUNDING))
-    return list(zip([_widen(*each) for each in errors], p_values, adjust_holm(p_values), strict=True))
+            p_values.append(float(math.isnan(error) or float(column.abs().max()) <= ACCURACY_TOLERANCE))
+    return list(zip([_widen(*error) for error in errors], p_values, adjust_holm(p_values), strict=True))
 
 
 def adjust_holm(p_values: Sequence[float]) -> list[float]:

@@ -16,15 +16,22 @@ from protonet._writing import write_json, write_text
 from protonet.episodes.evaluation.distributed import join_group
 from protonet.episodes.evaluation.plan import EvaluationPlan
 from protonet.episodes.evaluation.prepare import prepare, prepare_tuning
-from protonet.episodes.evaluation.report import Table, format_latex, head_accuracy, percent
+from protonet.episodes.evaluation.report import TextTable, accuracy_heading, format_latex, percent
 from protonet.episodes.evaluation.run import run_evaluation
-from protonet.episodes.evaluation.statistics import OVER, Evaluation, MethodSummary, Rate, compare_pairs, half_over
+from protonet.episodes.evaluation.statistics import (
+    INTERVAL_KINDS,
+    Evaluation,
+    MethodSummary,
+    Rate,
+    compare_pairs,
+    get_half_width,
+)
 from protonet.episodes.features.sources import load_data
 from protonet.errors import raise_input_error
 from protonet.ui.text import format_table
 
 SIGNIFICANT = 0.05  #: Methods share a rank whose paired t test has this p-value or a higher one.
-OUTPUTS = ("json", "latex", "markdown")  #: The files of a run of several evaluations.
+SUITE_OUTPUTS = ("json", "latex", "markdown")  #: The files of a run of several evaluations.
 
 
 @dataclass(frozen=True)
@@ -38,12 +45,12 @@ class Member:
 
     @property
     def name(self) -> str:
-        """What tells it from the others."""
+        """The data set and the shots, which identify it."""
         return f"{self.dataset} {self.shot}-shot" if self.shot else self.dataset
 
 
-#: What is done with evaluations, in the order of their members.
-Report = Callable[[Sequence[Member], Sequence[Evaluation]], None]
+#: Called with the members and their evaluations.
+ReportCallback = Callable[[Sequence[Member], Sequence[Evaluation]], None]
 
 
 @dataclass(frozen=True)
@@ -67,15 +74,17 @@ def check_outputs_of_all(outputs: Mapping[str, Path], n_members: int) -> None:
     """Check that files to write can be of several evaluations together.
 
     Raises:
-        InputError: One is not of ``OUTPUTS``.
+        InputError: One is not of ``SUITE_OUTPUTS``.
     """
     for name in outputs:
-        if name not in OUTPUTS:
-            remedy = f"Leave it out, or run them one by one; {', '.join(f'--{kind}' for kind in OUTPUTS)} are of all."
+        if name not in SUITE_OUTPUTS:
+            remedy = (
+                f"Leave it out, or run them one by one; {', '.join(f'--{kind}' for kind in SUITE_OUTPUTS)} are of all."
+            )
             raise_input_error(name, "be of one data set and one --shot", f"{n_members} evaluations", remedy)
 
 
-def run_suite(members: Sequence[Member], report: Report, *, state: Path | None, resume: bool) -> None:
+def run_suite(members: Sequence[Member], report: ReportCallback, *, state: Path | None, resume: bool) -> None:
     """Evaluate all, print the report of each, and report all.
 
     Args:
@@ -90,7 +99,7 @@ def run_suite(members: Sequence[Member], report: Report, *, state: Path | None, 
             the others.
         InputError: As of one evaluation, or a state is there without ``resume``.
     """
-    states = [None if state is None else number_path(state, number + 1) for number in range(len(members))]
+    states = [None if state is None else indexed_path(state, index + 1) for index in range(len(members))]
     is_main = os.environ.get("RANK", "0") == "0"
     for path in states if is_main and not resume else ():
         if path is not None and path.exists():
@@ -124,8 +133,8 @@ def report_suite(outputs: Mapping[str, Path], members: Sequence[Member], evaluat
     """Print tables of evaluations, one or more, and write the outputs.
 
     Args:
-        outputs: The paths of the files to write, of all together, under some of ``OUTPUTS``.
-        members: What they are of.
+        outputs: The paths of the files to write, of all together, under some of ``SUITE_OUTPUTS``.
+        members: The data set and settings of each.
         evaluations: The results of each.
     """
     of_shot: dict[str, list[Evaluation]] = {}
@@ -134,7 +143,7 @@ def report_suite(outputs: Mapping[str, Path], members: Sequence[Member], evaluat
     averages = {shot: average(group) for shot, group in of_shot.items()}
     tables = list(tabulate_suite(members, evaluations, averages))
     print("\n".join(format_table(*table) for table in tables), end="")
-    print(tell_ranks(members, evaluations), end="", flush=True)
+    print(explain_ranks(members, evaluations), end="", flush=True)
     for name, form in (("latex", format_latex), ("markdown", format_table)):
         if name in outputs:
             write_text(outputs[name], "\n".join(form(*table) for table in tables))
@@ -146,9 +155,9 @@ def report_suite(outputs: Mapping[str, Path], members: Sequence[Member], evaluat
         print(f"wrote {path}", file=sys.stderr)
 
 
-def number_path(path: Path, number: int) -> Path:
+def indexed_path(path: Path, index: int) -> Path:
     """Return a path with a number before its suffix: ``run.npz`` becomes ``run-1.npz``."""
-    return path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return path.with_name(f"{path.stem}-{index}{path.suffix}")
 
 
 def average(evaluations: Sequence[Evaluation]) -> dict[str, Average]:
@@ -160,7 +169,9 @@ def average(evaluations: Sequence[Evaluation]) -> dict[str, Average]:
         if all(name in others for others in methods):
             rates = [others[name].accuracy for others in methods]
             mean = sum(rate.mean for rate in rates) / len(rates)
-            halves = (sum(half_over(rate, over) ** 2 for rate in rates) ** 0.5 / len(rates) for over in OVER)
+            halves = (
+                sum(get_half_width(rate, over) ** 2 for rate in rates) ** 0.5 / len(rates) for over in INTERVAL_KINDS
+            )
             averages[name] = Average(Rate(mean, *halves), [ranked[name] for ranked in ranks])
     return averages
 
@@ -175,7 +186,7 @@ def rank_methods(accuracies: Mapping[str, Tensor]) -> dict[str, float]:
         Ranks from 1 on; those that share some have their mean.
 
     Source: Triantafillou et al., "Meta-Dataset" (2020), sec. 4; as its code (Leaderboard.ipynb, ``compute_ranks``), but
-        with a paired test, as the episodes are the same.
+        with a paired test, because all methods have the same episodes.
     """
     p_values = {(pair.first, pair.second): pair.p_value_episodes for pair in compare_pairs(accuracies)}
     left = sorted(accuracies, key=lambda name: -float(accuracies[name].mean()))
@@ -190,14 +201,14 @@ def rank_methods(accuracies: Mapping[str, Tensor]) -> dict[str, float]:
 
 def tabulate_suite(
     members: Sequence[Member], evaluations: Sequence[Evaluation], averages: Mapping[str, Mapping[str, Average]]
-) -> Iterator[Table]:
+) -> Iterator[TextTable]:
     """Yield a table of the data sets for each number of shots, and of the means, or the accuracies of one, by shots.
 
     There are no means by shots where Ctrl-C left some shots without a data set that others have.
     """
     datasets = {member.dataset for member in members}
-    whole = len(members) == len(averages) * len(datasets)
-    head = head_accuracy(m.accuracy for evaluation in evaluations for m in evaluation.summary.methods.values())
+    is_complete = len(members) == len(averages) * len(datasets)
+    head = accuracy_heading(m.accuracy for evaluation in evaluations for m in evaluation.summary.methods.values())
     for shot, means in averages.items():
         columns = [
             (member.dataset, evaluation.summary.methods)
@@ -208,17 +219,17 @@ def tabulate_suite(
             names = dict.fromkeys(name for _, methods in columns for name in methods)
             rows = []
             for name in sorted(names, key=lambda name: means[name].rank if name in means else torch.inf):
-                cells = [_show(methods, means, name, at) for at, (_, methods) in enumerate(columns)]
-                rows.append([name, *cells, *_show_mean(means, name)])
+                cells = [_accuracy_cell(methods, means, name, at) for at, (_, methods) in enumerate(columns)]
+                rows.append([name, *cells, *_mean_cells(means, name)])
             header = f"{shot}-shot " * bool(shot) + f"{head} (rank)"
             yield [header, *(dataset for dataset, _ in columns), "mean", "average rank"], rows
-    if len(averages) > 1 and whole:
+    if len(averages) > 1 and is_complete:
         names = dict.fromkeys(name for evaluation in evaluations for name in evaluation.summary.methods)
-        rows = [[name, *(_show_mean(means, name)[0] for means in averages.values())] for name in names]
+        rows = [[name, *(_mean_cells(means, name)[0] for means in averages.values())] for name in names]
         yield ["mean " * (len(datasets) > 1) + head, *(f"{shot}-shot" for shot in averages)], rows
 
 
-def _show(methods: Mapping[str, MethodSummary], means: Mapping[str, Average], name: str, at: int) -> str:
+def _accuracy_cell(methods: Mapping[str, MethodSummary], means: Mapping[str, Average], name: str, at: int) -> str:
     """Return a method's accuracy on the data set number ``at``, with its rank."""
     if name not in methods:
         return ""
@@ -226,17 +237,17 @@ def _show(methods: Mapping[str, MethodSummary], means: Mapping[str, Average], na
     return percent(methods[name].accuracy) + rank
 
 
-def _show_mean(means: Mapping[str, Average], name: str) -> tuple[str, str]:
+def _mean_cells(means: Mapping[str, Average], name: str) -> tuple[str, str]:
     """Return a method's mean accuracy and its average rank."""
     return (percent(means[name].rate), f"{means[name].rank:g}") if name in means else ("", "")
 
 
-def tell_ranks(members: Sequence[Member], evaluations: Sequence[Evaluation]) -> str:
-    """Return what means and ranks are, in a line for people; "" where there are none."""
+def explain_ranks(members: Sequence[Member], evaluations: Sequence[Evaluation]) -> str:
+    """Explain what means and ranks refer to, in one line; "" where there are none."""
     if len({member.dataset for member in members}) < 2:
         return ""
     text = "Intervals of means speak of these same data sets."
     if len(evaluations[0].summary.methods) > 1:
         text += " As Meta-Dataset's, ranks speak of these same classes: methods share one where a paired t test over"
-        text += " episodes tells them not apart from the best of them (p >= 0.05)."
+        text += " episodes finds no difference to the best of them (p >= 0.05)."
     return f"\n{text}\n"

@@ -1,4 +1,4 @@
-"""Files of embeddings that take long to make: what is done is kept beside them until they are whole."""
+"""Files of embeddings: finished rows are kept in a file beside them until all rows are done."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from protonet._writing import write_whole
 from protonet.datasets.mapped import write_npz
 from protonet.errors import raise_input_error
 
-READ_AT_ONCE = 1024  #: Rows that are copied at a time.
+ROWS_PER_COPY = 1024  #: Rows that are copied at a time.
 
 
 class Job(NamedTuple):
@@ -35,10 +35,10 @@ class Job(NamedTuple):
     shape: tuple[int, int, int] | None = None  #: Channels, height and width, where embeddings are maps.
 
     def hash(self) -> str:
-        """Return what tells this job's rows from all others."""
-        told = [self.made, self.state, self.step, list(self.labels), list(self.sides or ())]
-        told += [] if self.shape is None else [self.shape]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        """Compute a hash that identifies the rows of this job."""
+        identity = [self.made, self.state, self.step, list(self.labels), list(self.sides or ())]
+        identity += [] if self.shape is None else [self.shape]
+        return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 
 def write_embeddings(output: Path, job: Job, *, resume: bool) -> int:
@@ -50,7 +50,7 @@ def write_embeddings(output: Path, job: Job, *, resume: bool) -> int:
 
     Args:
         output: The file.
-        job: What to embed.
+        job: The rows to embed.
         resume: Go on with the part, if there is one; a file of the same job that is whole is left as it is.
 
     Returns:
@@ -63,10 +63,10 @@ def write_embeddings(output: Path, job: Job, *, resume: bool) -> int:
     key, n = job.hash(), len(job.labels)
     part = output.with_name(f"{output.name}.part")
     if output.exists():
-        found = _read_key(output)
-        if not resume or found is None or found[0] != key:
+        finished = _read_key(output)
+        if not resume or finished is None or finished[0] != key:
             _refuse(output, resume=resume)
-        return found[1]
+        return finished[1]
     if part.exists() and not resume:
         _refuse(part, resume=False)
     with part.open("a+b") as file:
@@ -120,8 +120,8 @@ def _open_part(file: BinaryIO, part: Path, header: bytes, n: int, step: int) -> 
 def _read_rows(file: BinaryIO, start: int, dim: int, n: int) -> Iterator[np.ndarray]:
     """Yield the rows of a part, some at a time."""
     file.seek(start)
-    for first in range(0, n, READ_AT_ONCE):
-        count = min(READ_AT_ONCE, n - first)
+    for first in range(0, n, ROWS_PER_COPY):
+        count = min(ROWS_PER_COPY, n - first)
         yield np.frombuffer(file.read(4 * dim * count), "<f4").reshape(count, dim)
 
 

@@ -16,35 +16,35 @@ import torch
 from torch import Tensor, nn
 
 from protonet._validation import check_device
-from protonet.datasets.class_lists import tell_difference
+from protonet.datasets.class_lists import describe_difference
 from protonet.datasets.dataset import Dataset
-from protonet.datasets.pictures import Found, Picture, Rotated, hash_state, load_pictures, open_picture
+from protonet.datasets.pictures import ImageSet, ImageSource, Rotated, hash_state, load_pictures, open_picture
 from protonet.embeddings.pictures.networks import Extractor, open_extractor
 from protonet.embeddings.pictures.reading import draw_blank
 from protonet.embeddings.representation import hash_file
-from protonet.episodes.arguments import PICTURES
-from protonet.episodes.draws.batch import hash_rows
+from protonet.episodes.arguments import PICTURE_BATCH_SIZE
 from protonet.episodes.features.embeddings import Job, write_embeddings
-from protonet.episodes.features.sources import FOLDER_SIZE, find_pictures, load_source
-from protonet.episodes.networks.backbones import CHUNK
+from protonet.episodes.features.sources import FOLDER_SIZE, load_source, locate_pictures
+from protonet.episodes.names import EXTRACT_PROG
+from protonet.episodes.networks.backbones import EMBED_BATCH_SIZE
 from protonet.episodes.networks.checkpoints import load_encoder
 from protonet.episodes.plugins import PLUGIN, load_plugin, wrap_plugin_error
+from protonet.episodes.samplers.batch import hash_rows
 from protonet.errors import optional_packages, raise_input_error, renamed_arguments
 from protonet.sampling import index_classes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-PROG = "protonet.episodes extract"
-AHEAD = 2  #: Batches that are read while another one is embedded.
-CHECKPOINT = ".safetensors"  #: What the name of an encoder's file of ours ends in.
+BATCHES_AHEAD = 2  #: Batches that are read while another one is embedded.
+CHECKPOINT = ".safetensors"  #: Suffix of encoder files of ``train``.
 
 
 def run_extract(options: argparse.Namespace) -> None:
     """Embed pictures or the names of classes, as `protonet.episodes.arguments.read_extract` says.
 
     Raises:
-        KeyboardInterrupt: After Ctrl-C; what is done is kept.
+        KeyboardInterrupt: After Ctrl-C; finished rows are kept.
         MissingPackageError: A package that is needed is missing.
         InputError: Data, network and files do not fit together.
     """
@@ -69,22 +69,22 @@ def run_extract(options: argparse.Namespace) -> None:
             raise_input_error("--weights", "come with the name of a network", f"--backbone {options.backbone}", remedy)
         with optional_packages("pictures"):
             import PIL.Image as _  # noqa: F401, PLC0415 - optional
-        found = None if options.texts else find_pictures(options.data)
-        if found is None and not options.texts:
+        image_set = None if options.texts else locate_pictures(options.data)
+        if image_set is None and not options.texts:
             got = f"{options.data}, which is none"
             raise_input_error("data", "be a folder of pictures by class, or KIND:ROOT", got, "Pass one of these.")
         with renamed_arguments(backbone="--backbone", weights="--weights"):
             if is_plugin:
-                size = image_size or (FOLDER_SIZE if found is None else found.size)
+                size = image_size or (FOLDER_SIZE if image_set is None else image_set.size)
                 extractor = open_plugin(options.backbone, size, device)
             else:
                 extractor = open_extractor(options.backbone, weights=options.weights, device=device)
-        if found is None:
+        if image_set is None:
             job = _plan_texts(options.data, extractor, templates, options.names)
         else:
-            job = _plan_pictures(found, options.data, extractor, batch, maps=options.maps)
+            job = _plan_pictures(image_set, options.data, extractor, batch, maps=options.maps)
     dim = write_embeddings(output, job, resume=options.resume)
-    notes = tell_difference(options.data, Counter(zip(job.labels, job.sides or (), strict=False)))
+    notes = describe_difference(options.data, Counter(zip(job.labels, job.sides or (), strict=False)))
     print("".join(f"{note}\n" for note in notes), end="")
     print(f"{output}: {len(job.labels):,} rows of {dim} features, {len(set(job.labels))} classes")
 
@@ -102,7 +102,7 @@ def open_plugin(backbone: str, size: int, device: str) -> Extractor:
         InputError: The file cannot be run or has no such function; or, for each batch, the function raises an error or
             does not return one embedding per picture.
     """
-    function, origin = load_plugin(PROG, "backbone", backbone, "a function from pictures to embeddings")
+    function, origin = load_plugin(EXTRACT_PROG, "backbone", backbone, "a function from pictures to embeddings")
     if isinstance(function, nn.Module):
         function = function.to(device).eval()
 
@@ -116,7 +116,7 @@ def open_plugin(backbone: str, size: int, device: str) -> Extractor:
                 embeddings = function(pixels.to(device).float() / 255)
         except Exception as error:
             constraint = "run on every batch of pictures"
-            raise wrap_plugin_error(error, PROG, "backbone", constraint, backbone) from error
+            raise wrap_plugin_error(error, EXTRACT_PROG, "backbone", constraint, backbone) from error
         shape = tuple(embeddings.shape) if isinstance(embeddings, Tensor) else type(embeddings).__name__
         if not isinstance(embeddings, Tensor) or embeddings.ndim != 2 or len(embeddings) != len(pixels):
             constraint = f"return a tensor of shape (n, dim), with n = {len(pixels)} here"
@@ -128,7 +128,7 @@ def open_plugin(backbone: str, size: int, device: str) -> Extractor:
     return Extractor(prepare, embed, {"backbone": backbone, "weights": origin, "preprocessing": {"size": size}})
 
 
-def _plan_pictures(found: Found, text: str, extractor: Extractor, batch: int, *, maps: bool) -> Job:
+def _plan_pictures(image_set: ImageSet, text: str, extractor: Extractor, batch: int, *, maps: bool) -> Job:
     """Return the job of embedding pictures: of their files, or of pixels that are mapped from the cache."""
     network, shape = extractor.embed, None
     if maps:
@@ -142,24 +142,24 @@ def _plan_pictures(found: Found, text: str, extractor: Extractor, batch: int, *,
     files: list[str] | None = None
     labels: Sequence[str]
     sides: Sequence[str] | None
-    if found.is_packed:
-        data = load_pictures(found)
+    if image_set.is_packed:
+        data = load_pictures(image_set)
         labels, sides = _name_rows(data)
 
-        def take(start: int) -> Sequence[Picture]:
+        def take(start: int) -> Sequence[ImageSource]:
             pixels = data.x[start : start + batch].unflatten(1, data.shape or ()).permute(0, 2, 3, 1).numpy().copy()
             data.release()
             return list(pixels)
     else:
-        pictures, labels, sides = found.read()
+        pictures, labels, sides = image_set.read()
         paths = [picture.path if isinstance(picture, Rotated) else picture for picture in pictures]
-        files = [os.path.relpath(path, found.root) for path in paths if isinstance(path, Path)]
+        files = [os.path.relpath(path, image_set.root) for path in paths if isinstance(path, Path)]
 
-        def take(start: int) -> Sequence[Picture]:
+        def take(start: int) -> Sequence[ImageSource]:
             return pictures[start : start + batch]
 
-    def prepare(picture: Picture) -> Tensor:
-        return extractor.prepare(open_picture(PROG, picture, extractor.least).convert("RGB"))
+    def prepare(picture: ImageSource) -> Tensor:
+        return extractor.prepare(open_picture(EXTRACT_PROG, picture, extractor.least).convert("RGB"))
 
     def embed(first: int) -> Iterator[np.ndarray]:
         waiting: deque[list[Future[Tensor]]] = deque()
@@ -167,18 +167,18 @@ def _plan_pictures(found: Found, text: str, extractor: Extractor, batch: int, *,
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             try:
                 while True:
-                    while len(waiting) <= AHEAD and (start := next(starts, None)) is not None:
-                        waiting.append([pool.submit(prepare, each) for each in take(start)])
+                    while len(waiting) <= BATCHES_AHEAD and (start := next(starts, None)) is not None:
+                        waiting.append([pool.submit(prepare, picture) for picture in take(start)])
                     if not waiting:
                         return
-                    prepared = torch.stack([each.result() for each in waiting.popleft()])
+                    prepared = torch.stack([future.result() for future in waiting.popleft()])
                     yield network(prepared).flatten(1).numpy()
             finally:
                 pool.shutdown(cancel_futures=True)
 
     if len(set(labels)) < 2:
         raise_input_error("data", "have at least 2 classes", len(set(labels)), "Add a folder of another class.")
-    return Job(labels, sides, files, embed, batch, {"data": text, **extractor.made}, hash_state(found, ""), shape)
+    return Job(labels, sides, files, embed, batch, {"data": text, **extractor.made}, hash_state(image_set, ""), shape)
 
 
 def _probe(network: Callable[[Tensor], Tensor], x: Tensor) -> tuple[int, int, int]:
@@ -199,7 +199,7 @@ def _plan_rows(data: Dataset, text: str, path: str, device: str, *, maps: bool) 
     """Return the job of embedding rows of any data set by an encoder of ours."""
     encoder, shape = load_encoder(path, dim=data.x.shape[1]).to(device), None
     if maps:
-        convolutions = find_convolutions(encoder)
+        convolutions = select_convolutions(encoder)
         if convolutions is None:
             raise_input_error(
                 "--maps", "come with an encoder of convolutions", path, "Train one of conv, conv4 or resnet12."
@@ -208,17 +208,17 @@ def _plan_rows(data: Dataset, text: str, path: str, device: str, *, maps: bool) 
         shape = _probe(encoder, torch.zeros(1, data.x.shape[1], device=device))
 
     def embed(first: int) -> Iterator[np.ndarray]:
-        for rows in torch.arange(first, len(data.y)).split(CHUNK):
+        for rows in torch.arange(first, len(data.y)).split(EMBED_BATCH_SIZE):
             with torch.no_grad():
                 yield encoder(data.take_rows(rows).float().to(device)).flatten(1).cpu().numpy()
 
     labels, sides = _name_rows(data)
     digest = hash_rows(data.take_rows, index_classes(data.y))
     made = {"data": text, "backbone": path, "weights": hash_file(Path(path))}
-    return Job(labels, sides, None, embed, CHUNK, made, digest, shape)
+    return Job(labels, sides, None, embed, EMBED_BATCH_SIZE, made, digest, shape)
 
 
-def find_convolutions(encoder: nn.Module) -> nn.Sequential | None:
+def select_convolutions(encoder: nn.Module) -> nn.Sequential | None:
     """Return an encoder without what makes rows of its last maps; None where it has none."""
     layers = list(encoder.children())
     n_layers = len(layers)
@@ -235,25 +235,25 @@ def _plan_texts(data: str, extractor: Extractor, templates: Sequence[str], names
         raise_input_error(
             "--texts", "come with --backbone open_clip:NAME:TAG", got, "Pass a network of pictures and texts."
         )
-    found = find_pictures(data) if Path(data).is_dir() or ":" in data else None
-    if found is None or found.is_packed:
-        classes = list((load_source(data) if found is None else load_pictures(found)).class_names)
+    image_set = locate_pictures(data) if Path(data).is_dir() or ":" in data else None
+    if image_set is None or image_set.is_packed:
+        classes = list((load_source(data) if image_set is None else load_pictures(image_set)).class_names)
     else:
-        classes = sorted(set(found.read().labels))
-    words = find_words(classes, names)
+        classes = sorted(set(image_set.read().labels))
+    words = get_class_words(classes, names)
     texts = [template.replace("{}", word) for word in words for template in templates]
 
     def embed(first: int) -> Iterator[np.ndarray]:
-        for start in range(first, len(texts), PICTURES):
-            yield embed_texts(texts[start : start + PICTURES]).numpy()
+        for start in range(first, len(texts), PICTURE_BATCH_SIZE):
+            yield embed_texts(texts[start : start + PICTURE_BATCH_SIZE]).numpy()
 
     labels = [label for label in classes for _ in templates]
     made = {"data": data, **extractor.made, "templates": list(templates)}
-    return Job(labels, None, texts, embed, PICTURES, made, str(texts))
+    return Job(labels, None, texts, embed, PICTURE_BATCH_SIZE, made, str(texts))
 
 
-def find_words(classes: Sequence[str], names: str | None) -> list[str]:
-    """Return what each class is called in a text: by a file, or its name without numbers in front and underscores."""
+def get_class_words(classes: Sequence[str], names: str | None) -> list[str]:
+    """Return the words for each class: from a file, or its name without leading numbers and underscores."""
     if names is None:
         bad = [name for name in classes if re.fullmatch(r"n?\d+", name)]
         if bad:

@@ -1,4 +1,4 @@
-"""What is done to every row before any method sees it."""
+"""Normalisation of all rows before methods see them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from protonet.errors import raise_input_error
 
-CHUNK = 8192  #: Rows that are normalised at a time where all are.
+ROWS_PER_BLOCK = 8192  #: Rows that are normalised at a time where all are.
 
 
 def normalize_rows(rows: Tensor, kind: str, mean: Tensor | None = None) -> Tensor:

@@ -16,21 +16,21 @@ import torch.nn.functional as F
 
 from protonet import datasets
 from protonet._validation import check_type
-from protonet.datasets.cifar_fs import find_cifar_fs
-from protonet.datasets.class_lists import PREFIX, find_meta_dataset, read_class_lists
-from protonet.datasets.cub import find_cub
-from protonet.datasets.dataset import SIDES, Dataset, check_finite, make_dataset, split_classes
-from protonet.datasets.fc100 import find_fc100
-from protonet.datasets.features import READERS
-from protonet.datasets.layouts import find_class_folders, find_folders, find_sides
-from protonet.datasets.mini_imagenet import find_mini_imagenet
-from protonet.datasets.omniglot import find_omniglot
-from protonet.datasets.pictures import Found, load_pictures
+from protonet.datasets.cifar_fs import locate_cifar_fs
+from protonet.datasets.class_lists import PREFIX, locate_meta_dataset, read_class_lists
+from protonet.datasets.cub import locate_cub
+from protonet.datasets.dataset import SPLIT_SIDES, Dataset, check_finite, make_dataset, split_classes
+from protonet.datasets.fc100 import locate_fc100
+from protonet.datasets.features import FEATURE_READERS
+from protonet.datasets.layouts import detect_class_folders, detect_folders, find_sides
+from protonet.datasets.mini_imagenet import locate_mini_imagenet
+from protonet.datasets.omniglot import locate_omniglot
+from protonet.datasets.pictures import ImageSet, load_pictures
 from protonet.datasets.synthetic import FAMILIES, sample_family
-from protonet.datasets.tiered_imagenet import find_tiered_imagenet
-from protonet.episodes.draws.batch import Trained
-from protonet.episodes.draws.sampler import Sampler
+from protonet.datasets.tiered_imagenet import locate_tiered_imagenet
 from protonet.episodes.networks.checkpoints import load_trained
+from protonet.episodes.samplers.batch import Trained
+from protonet.episodes.samplers.sampler import Sampler
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.sampling import index_classes, list_pieces
 from protonet.tables.arrays import READ_ERRORS
@@ -42,17 +42,17 @@ SYNTHETIC = {"num_classes": 64, "n_train": 100, "dim": 64}
 IMAGE_SIZE = 28
 FOLDER_SIZE = 84  #: The same in colour: as large as the pictures of the papers.
 #: Data sets of pictures, as their authors publish them: what finds one in a folder.
-PUBLISHED: Mapping[str, Callable[[str], Found]] = {
-    "mini-imagenet": find_mini_imagenet,
-    "tiered-imagenet": find_tiered_imagenet,
-    "cub": find_cub,
-    "cifar-fs": find_cifar_fs,
-    "fc100": find_fc100,
-    "omniglot": find_omniglot,
-    "omniglot-rotations": partial(find_omniglot, rotations=True),
-    **{key: partial(find_meta_dataset, key) for key in read_class_lists() if key.startswith(PREFIX)},
+PUBLISHED: Mapping[str, Callable[[str], ImageSet]] = {
+    "mini-imagenet": locate_mini_imagenet,
+    "tiered-imagenet": locate_tiered_imagenet,
+    "cub": locate_cub,
+    "cifar-fs": locate_cifar_fs,
+    "fc100": locate_fc100,
+    "omniglot": locate_omniglot,
+    "omniglot-rotations": partial(locate_omniglot, rotations=True),
+    **{key: partial(locate_meta_dataset, key) for key in read_class_lists() if key.startswith(PREFIX)},
 }
-LARGEST = 1024  #: The largest side of pictures, in pixels.
+MAX_IMAGE_SIZE = 1024  #: The largest side of pictures, in pixels.
 GLYPH_COPIES = 3  #: Glyphs per face, each with its own jitter: at least 24 images per class.
 
 
@@ -61,9 +61,9 @@ class RowsPlan:
     """Which rows are classified, and what is done to them before any method."""
 
     dataset: str  #: By name or path, see `load_source`.
-    test: str | None = None  #: The test rows of a fixed split, likewise.
-    validation: str | None = None  #: Rows of the same classes as ``test`` that settings are chosen on, likewise.
-    #: Of the split by class, or "all"; None for "novel" if there is a split, otherwise "all".
+    test_dataset: str | None = None  #: The test rows of a fixed split, likewise.
+    validation_dataset: str | None = None  #: Further rows of the same classes, to choose settings on, likewise.
+    #: The evaluated side of the split by class, or "all"; None for "novel" if there is a split, otherwise "all".
     side: str | None = None
     image_size: int | None = None  #: Pixels per side of pictures, see `load_source`.
     split_seed: int | None = None  #: Split classes at random, of data without a split; None keeps them as they are.
@@ -73,16 +73,16 @@ class RowsPlan:
     texts: str | None = None  #: The embeddings of texts that name the classes, see `load_texts`.
 
 
-class Sources(NamedTuple):
+class DataSources(NamedTuple):
     """All that the rows of an evaluation are read from."""
 
     data: Dataset
     base: Dataset  #: Holds the base classes: another data set, or ``data`` itself.
     trained: Trained | None  #: The encoder, without rows.
-    is_own: bool  #: Whether the encoder was trained on ``data``, of the same split.
+    is_trained_on_data: bool  #: Whether the encoder was trained on ``data``, of the same split.
 
 
-def load_data(rows: RowsPlan, sampler: Sampler, data: Dataset | None = None) -> tuple[Sampler, Sources]:
+def load_data(rows: RowsPlan, sampler: Sampler, data: Dataset | None = None) -> tuple[Sampler, DataSources]:
     """Open all data sets that rows are read from and their encoder, and join the test split to the others.
 
     Args:
@@ -99,23 +99,23 @@ def load_data(rows: RowsPlan, sampler: Sampler, data: Dataset | None = None) -> 
     """
     with renamed_arguments(text="dataset", path="dataset"):
         data = data or load_source(rows.dataset, split_seed=rows.split_seed, image_size=rows.image_size)
-    with renamed_arguments(text="test", path="test"):
-        test = None if rows.test is None else load_source(rows.test, image_size=rows.image_size)
-    sampler, data = sampler.join_test(data, test, (rows.dataset, rows.test or ""))
+    with renamed_arguments(text="test_dataset", path="test_dataset", test="test_dataset"):
+        test = None if rows.test_dataset is None else load_source(rows.test_dataset, image_size=rows.image_size)
+        sampler, data = sampler.join_test(data, test, (rows.dataset, rows.test_dataset or ""))
     dim = data.x.shape[1]
     base = data if rows.base is None else load_base(rows.base, dim=dim, image_size=rows.image_size)
     if rows.encoder is None:
-        return sampler, Sources(data, base, None, is_own=False)
+        return sampler, DataSources(data, base, None, is_trained_on_data=False)
     with renamed_arguments(path="encoder"):
         trained = load_trained(rows.encoder, torch.clone, dim=dim)
     training = trained.plan
-    is_own = same_source(training["dataset"], rows.dataset)
-    if is_own and training["split_seed"] != rows.split_seed:
+    is_trained_on_data = same_source(training["dataset"], rows.dataset)
+    if is_trained_on_data and training["split_seed"] != rows.split_seed:
         before = "without one" if training["split_seed"] is None else f"with {training['split_seed']}"
         got = f"{rows.split_seed}; the encoder was trained {before}"
         constraint = "be the encoder's, or it would be judged on classes that it learned"
         raise_input_error("split_seed", constraint, got, "Pass the encoder's.")
-    return sampler, Sources(data, base, trained, is_own)
+    return sampler, DataSources(data, base, trained, is_trained_on_data)
 
 
 def load_source(
@@ -153,9 +153,9 @@ def load_source(
     """
     check_type("text", text, (str, Path), "the name or the path of a data set")
     text = str(text)
-    if image_size is not None and image_size > LARGEST:
+    if image_size is not None and image_size > MAX_IMAGE_SIZE:
         got = f"{image_size}"
-        raise_input_error("image_size", f"be at most {LARGEST}", got, "Pass a number of pixels such as 84.")
+        raise_input_error("image_size", f"be at most {MAX_IMAGE_SIZE}", got, "Pass a number of pixels such as 84.")
     data = _load(text, label, image_size)
     if image_size is not None and (data.shape is None or data.shape[1:] != (image_size, image_size)):
         got = f"{image_size} for {text}"
@@ -164,7 +164,7 @@ def load_source(
         return data
     if data.sides is not None:
         counts = Counter(data.sides)
-        sides = ", ".join(f"{counts[side]} {side}" for side in SIDES if counts[side])
+        sides = ", ".join(f"{counts[side]} {side}" for side in SPLIT_SIDES if counts[side])
         got = f"{split_seed} for {text}, which has {sides} classes"
         remedy = "Leave it out; to draw another split, remove the split from the data."
         raise_input_error("split_seed", "be left out for data that have a split by class", got, remedy)
@@ -233,8 +233,8 @@ def load_texts(text: str, *, dim: int, names: Sequence[str]) -> torch.Tensor:
         got = f"none for {len(missing)} of {len(names)}, such as {missing[0]!r}"
         raise_input_error("texts", "have a text of each class, by name", got, "Name them as the data does.")
     index = index_classes(data.y)
-    numbers = torch.tensor([data.class_names.index(name) for name in names])
-    texts_of = (data.take_rows(rows).clone() for rows in list_pieces(index.take(numbers)))
+    class_ids = torch.tensor([data.class_names.index(name) for name in names])
+    texts_of = (data.take_rows(rows).clone() for rows in list_pieces(index.take(class_ids)))
     return F.normalize(torch.stack([F.normalize(prompts.float(), dim=1).mean(dim=0) for prompts in texts_of]), dim=1)
 
 
@@ -253,7 +253,7 @@ def _load_rows(path: Path) -> Dataset:
     return Dataset(rows, torch.zeros(len(rows), dtype=torch.int64), ("all",))
 
 
-def find_pictures(text: str) -> Found | None:
+def locate_pictures(text: str) -> ImageSet | None:
     """Find the pictures that a text names, in colour, or None where it names something else than pictures."""
     kind, _, root = text.partition(":")
     if kind in PUBLISHED and root:
@@ -261,8 +261,8 @@ def find_pictures(text: str) -> Found | None:
     path = Path(text)
     if not text or not path.is_dir():  # an empty path is the current folder
         return None
-    layout = find_folders(path) or find_class_folders(path)
-    return Found("load_source", path, *layout, size=FOLDER_SIZE)
+    layout = detect_folders(path) or detect_class_folders(path)
+    return ImageSet("load_source", path, *layout, size=FOLDER_SIZE)
 
 
 def _load(text: str, label: str, image_size: int | None = None) -> Dataset:
@@ -283,17 +283,17 @@ def _load(text: str, label: str, image_size: int | None = None) -> Dataset:
         return datasets.map_npz(path)
     if path.suffix.lower() == ".csv":
         return datasets.load_csv(path, label=label)
-    if path.suffix.lower() in READERS:
+    if path.suffix.lower() in FEATURE_READERS:
         return datasets.load_features(path)
     if image_size is None and text and path.is_dir() and find_sides(path) is None:
         return datasets.load_images(path, size=IMAGE_SIZE)
-    pictures = find_pictures(text)
+    pictures = locate_pictures(text)
     if pictures is None:
         names = [*by_name, *(f"synthetic:{family}" for family in FAMILIES), *(f"{other}:<root>" for other in PUBLISHED)]
         near = get_close_matches(text.lower(), names)
         listed = ", ".join([*near, *(name for name in names if name not in near)])
         remedy = f"Did you mean {near[0]}?" if near else "Pass a listed name, or a path that exists."
-        suffixes = ", ".join(f"*{suffix}" for suffix in (".npz", *READERS, ".csv"))
+        suffixes = ", ".join(f"*{suffix}" for suffix in (".npz", *FEATURE_READERS, ".csv"))
         constraint = f"be one of {listed}, {suffixes} or a folder of images by class"
         raise_input_error("text", constraint, repr(text), remedy)
     return load_pictures(pictures, image_size)

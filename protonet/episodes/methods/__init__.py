@@ -1,9 +1,9 @@
 """Few-shot methods, one paper per file: functions from a batch of episodes to logits.
 
-A method takes `protonet.episodes.draws.batch.Episodes`, and the settings of its paper as keywords. It returns logits
-(episodes, n_queries, n_way), whose softmax is the method's own probabilities. The numbers of a method that are not
-keywords stand in a frozen dataclass of its module, with where each comes from. What an evaluation has to know of a
-method are fields of its `spec.MethodSpec`.
+A method takes `protonet.episodes.samplers.batch.Episodes`, and the settings of its paper as keywords. It returns logits
+(episodes, n_queries, n_way), whose softmax is the method's own probabilities. Constants of a method that are
+not keywords are in a frozen dataclass of its module, with their sources. Its requirements and
+properties are fields of its `spec.MethodSpec`.
 """
 
 from protonet.episodes.methods.adaptive import adaptive
@@ -46,14 +46,14 @@ from protonet.episodes.methods.tim_adm import tim_adm
 from protonet.episodes.methods.tip_adapter import tip_adapter
 from protonet.episodes.methods.transductive_finetune import transductive_finetune
 
-__all__ = ["ALIASES", "METHODS", "Method", "MethodSpec"]
+__all__ = ["METHODS", "METHOD_ALIASES", "Method", "MethodSpec"]
 
-OWN_CENTRE = "rows are centred on each episode's own support"
+SUPPORT_CENTRE = "rows are centred on each episode's own support"
 #: Our methods, by the names that the command takes: first those that classify each query alone.
 METHODS = {
     "protonet": MethodSpec(protonet, takes_means=True, alias="simpleshot-un"),
     "protonet-cosine": MethodSpec(protonet_cosine, takes_means=True),
-    "simpleshot": MethodSpec(simpleshot_cl2n, uses_base=True, without_base=OWN_CENTRE, takes_means=True),
+    "simpleshot": MethodSpec(simpleshot_cl2n, uses_base=True, without_base=SUPPORT_CENTRE, takes_means=True),
     "simpleshot-l2n": MethodSpec(simpleshot_l2n, takes_means=True),
     "matching-networks": MethodSpec(matching_networks),
     "knn": MethodSpec(nearest_neighbours),
@@ -82,10 +82,10 @@ METHODS = {
     "adaptive": MethodSpec(adaptive),
     "solver": MethodSpec(solver, slow=True),
     "soft-kmeans": MethodSpec(soft_kmeans, transductive=True, takes_means=True),
-    "bd-cspn": MethodSpec(bd_cspn, transductive=True, uses_base=True, without_base=OWN_CENTRE),
-    "laplacian-shot": MethodSpec(laplacian_shot, transductive=True, uses_base=True, without_base=OWN_CENTRE),
+    "bd-cspn": MethodSpec(bd_cspn, transductive=True, uses_base=True, without_base=SUPPORT_CENTRE),
+    "laplacian-shot": MethodSpec(laplacian_shot, transductive=True, uses_base=True, without_base=SUPPORT_CENTRE),
     "laplacian-shot-dirichlet": MethodSpec(
-        laplacian_shot_dirichlet, transductive=True, uses_base=True, without_base=OWN_CENTRE
+        laplacian_shot_dirichlet, transductive=True, uses_base=True, without_base=SUPPORT_CENTRE
     ),
     "tim": MethodSpec(tim, transductive=True),
     "tim-dirichlet": MethodSpec(tim_dirichlet, transductive=True),
@@ -100,4 +100,4 @@ METHODS = {
     "transductive-finetune": MethodSpec(transductive_finetune, transductive=True),
 }
 #: Other names of methods.
-ALIASES = {spec.alias: name for name, spec in METHODS.items() if spec.alias is not None}
+METHOD_ALIASES = {spec.alias: name for name, spec in METHODS.items() if spec.alias is not None}

@@ -1,4 +1,4 @@
-"""What methods share that adapt to the queries by gradient descent: the loss's gradient in closed form, and Adam."""
+"""Gradient descent on queries, shared by transductive methods: the loss's gradient in closed form, and Adam."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.keywords import NonNegative, Positive
+from protonet.episodes.samplers.batch import Episodes
 
 
 @dataclass(frozen=True)
 class Adam:
     """Adam's constants, those of the paper: Kingma and Ba (2015), algorithm 1.
 
-    The rests are written out, because 1 - 0.9 is not 0.1 in floating point.
+    The differences to 1 are constants, because 1 - 0.9 is not 0.1 in floating point.
     """
 
     beta1: float = 0.9  #: Decay of the average gradient per step.
-    rest1: float = 0.1  #: 1 - beta1.
+    one_minus_beta1: float = 0.1  #: 1 - beta1.
     beta2: float = 0.999  #: Decay of the average squared gradient per step.
-    rest2: float = 0.001  #: 1 - beta2.
+    one_minus_beta2: float = 0.001  #: 1 - beta2.
     epsilon: float = 1e-8  #: Added to the root of the average squared gradient.
 
 
 ADAM = Adam()
-LEAST_NORM = 1e-12  #: Rows are divided by this norm at least.
+MIN_NORM = 1e-12  #: Rows are divided by this norm at least.
 
 
 def unit_rows(episodes: Episodes) -> Tensor:
     """Return support and query rows scaled to unit norm, (episodes, n_support + n_queries, dim)."""
     rows = torch.cat([episodes.support, episodes.query], dim=1)
-    return rows.div_(torch.linalg.vector_norm(rows, dim=2, keepdim=True).clamp_min_(LEAST_NORM))
+    return rows.div_(torch.linalg.vector_norm(rows, dim=2, keepdim=True).clamp_min_(MIN_NORM))
 
 
 def adaptation_gradient(
@@ -49,7 +49,7 @@ def adaptation_gradient(
         log_p: (episodes, n_way, n_support + n_queries) log-probabilities, support first.
         labels: (episodes, n_way, n_support), zeros and ones, the dtype of ``log_p``.
         weights: Cross, marginal and conditional, >= 0.
-        alpha: > 0, of the entropies (1 - sum p^alpha) / (alpha - 1); 1 stands for Shannon's.
+        alpha: > 0, of the entropies (1 - sum p^alpha) / (alpha - 1); 1 for Shannon entropies.
 
     Returns:
         (episodes, n_way, n_support + n_queries), the dtype of ``log_p``.
@@ -90,8 +90,8 @@ def adam(weights: Tensor, gradient: Callable[[Tensor], Tensor], *, learning_rate
     weights, first, second = weights.clone(), torch.zeros_like(weights), torch.zeros_like(weights)
     for step in range(1, steps + 1):
         g = gradient(weights)
-        first.lerp_(g, ADAM.rest1)
-        second.mul_(ADAM.beta2).addcmul_(g, g, value=ADAM.rest2)
+        first.lerp_(g, ADAM.one_minus_beta1)
+        second.mul_(ADAM.beta2).addcmul_(g, g, value=ADAM.one_minus_beta2)
         spread = (second / (1 - ADAM.beta2**step)).sqrt_().add_(ADAM.epsilon)
         weights.addcdiv_(first, spread, value=-learning_rate / (1 - ADAM.beta1**step))
     return weights

@@ -1,7 +1,7 @@
 """The solver's closed forms for batches of episodes: a mixture of views of the features, weighted by their losses.
 
-Views are judged by leaving out one support row at a time, which needs no further fits for class means and for kernel
-ridge regression. Where most classes have a single support row, none can be left out, and the mixture is fixed.
+Views are evaluated by leaving out one support row at a time, which needs no further fits for class means and for kernel
+ridge regression. If most classes have a single support row, none can be left out, and the mixture is fixed.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import city_block_distances, one_hot, squared_distances
+from protonet.episodes.samplers.batch import Episodes
 from protonet.scoring import WEIGHTS
 from protonet.views.linear import LINEAR
 from protonet.views.radial import UNJUDGED
 
 
 @dataclass(frozen=True)
-class Settings:
+class AdaptiveSettings:
     """The grids of the views and the guards of the arithmetic. All values are our own choice."""
 
-    bandwidths: tuple[float, ...] = (1.0, 2.0, 4.0)  #: Of the kernels, in median distances between support rows.
-    ridges: tuple[float, ...] = (1e-2, 1e-1, 1.0)  #: Of the kernel ridge regressions, added to a diagonal of ones.
+    bandwidths: tuple[float, ...] = (1.0, 2.0, 4.0)  #: Kernel bandwidths, in median distances between support rows.
+    ridges: tuple[float, ...] = (1e-2, 1e-1, 1.0)  #: Ridges of kernel ridge regressions, added to a diagonal of ones.
     linear_ridges: tuple[float, ...] = (1e-1, 1.0, 10.0)  #: In mean squared norms of the support rows.
     shrinkage: float = 0.1  #: Share of the mean standard deviation added to each feature's own before dividing by it.
-    newton_steps: int = 12  #: Of the temperature's fit.
-    most_change: float = 1.0  #: Of the logarithm of the temperature in one Newton step.
+    newton_steps: int = 12  #: Newton steps of the temperature's fit.
+    max_change: float = 1.0  #: Largest change of the temperature's logarithm in one Newton step.
     judged_per_class: float = 0.5  #: Fewest support rows that can be left out, per class, for weights to be fitted.
     unjudged_raw: float = 3.0  #: Weight of raw cosine where nothing can be left out, others' being 1 ...
     unjudged_spread: float = 1.5  #: ... and the standard deviation of the logits there.
-    least: float = 1e-6  #: Norms, standard deviations and weights are at least this.
-    least_square: float = 1e-9  #: Distances up to this are between equal rows; mean squares are at least this.
-    least_slope: float = 1e-12  #: Second derivatives in Newton steps are at least this.
+    min_value: float = 1e-6  #: Norms, standard deviations and weights are at least this.
+    min_square: float = 1e-9  #: Distances up to this are between equal rows; mean squares are at least this.
+    min_curvature: float = 1e-12  #: Second derivatives in Newton steps are at least this.
 
 
-SETTINGS = Settings()
+ADAPTIVE_SETTINGS = AdaptiveSettings()
 
 
-class View(NamedTuple):
+class AdaptiveView(NamedTuple):
     """The class scores of one view, with its weights."""
 
     left_out: Tensor  #: (episodes, n_support, n_way), scores of each support row by a fit without it.
@@ -70,14 +70,14 @@ def adaptive(episodes: Episodes) -> Tensor:
     support, query = support / scale, query / scale
     shift = support.mean(dim=1, keepdim=True)
     deviation = support.std(dim=1, keepdim=True)
-    deviation = deviation + SETTINGS.shrinkage * deviation.mean(dim=2, keepdim=True)
-    inverse = 1 / deviation.clamp_min(SETTINGS.least)
+    deviation = deviation + ADAPTIVE_SETTINGS.shrinkage * deviation.mean(dim=2, keepdim=True)
+    inverse = 1 / deviation.clamp_min(ADAPTIVE_SETTINGS.min_value)
     centred = support - shift, query - shift
     scaled = centred[0] * inverse, centred[1] * inverse
     with_bias = [F.pad(rows, (0, 1), value=LINEAR.bias) for rows in scaled]
     gaussian = [squared_distances(scaled[0], rows) for rows in scaled]
     laplacian = [city_block_distances(scaled[0], rows) for rows in scaled]
-    views = [_prototype_view((support, query), hot, unjudged=SETTINGS.unjudged_raw)]
+    views = [_prototype_view((support, query), hot, unjudged=ADAPTIVE_SETTINGS.unjudged_raw)]
     views += [_prototype_view(centred, hot), _prototype_view(with_bias, hot)]
     views += _kernel_views(gaussian, hot) + _kernel_views(laplacian, hot)
     views += _linear_views(centred, hot) + _linear_views(scaled, hot)
@@ -86,7 +86,7 @@ def adaptive(episodes: Episodes) -> Tensor:
     # Classes come before rows: sums over the last of few numbers take many times as long.
     left_out = torch.stack([view.left_out.transpose(1, 2) for view in views], dim=1)
     true = hot.transpose(1, 2)[:, None]  # (episodes, 1, n_way, n_support); left_out has views there
-    # What a row that is alone in its class scores for that class without itself is of no row.
+    # Without itself, the only row of a class leaves that class without rows.
     spread = _spread(left_out, 1 - true * (1 - judged)[:, None, None])
     factor, losses = _fit_temperature(left_out / spread, true, judged[:, None])
     count = judged.sum(dim=1, keepdim=True)
@@ -94,58 +94,60 @@ def adaptive(episodes: Episodes) -> Tensor:
     prior = hot.new_tensor([view.prior for view in views])
     fitted = ((losses.amin(dim=1, keepdim=True) - losses) / softness).exp() * prior  # (episodes, views)
     unjudged = hot.new_tensor([view.unjudged for view in views])
-    enough = count >= SETTINGS.judged_per_class * n_way
+    enough = count >= ADAPTIVE_SETTINGS.judged_per_class * n_way
     weights = torch.where(enough, fitted, unjudged)
     weights = (weights / weights.sum(dim=1, keepdim=True))[:, :, None, None] / spread
     mixed = (weights * left_out).sum(dim=1, keepdim=True)
     factor, _ = _fit_temperature(mixed, true, judged[:, None])
-    factor = torch.where(enough, factor, SETTINGS.unjudged_spread)[:, :, None]
+    factor = torch.where(enough, factor, ADAPTIVE_SETTINGS.unjudged_spread)[:, :, None]
     scores = (weights * torch.stack([view.query for view in views], dim=1)).sum(dim=1)
     return factor * scores
 
 
-def _prototype_view(rows: Sequence[Tensor], hot: Tensor, *, unjudged: float = 0.0) -> View:
+def _prototype_view(rows: Sequence[Tensor], hot: Tensor, *, unjudged: float = 0.0) -> AdaptiveView:
     """Return cosines of support and query rows to class means; of a support row to means without the row itself."""
-    least = SETTINGS.least
-    support, query = (F.normalize(each, dim=2, eps=least) for each in rows)
+    min_value = ADAPTIVE_SETTINGS.min_value
+    support, query = (F.normalize(part, dim=2, eps=min_value) for part in rows)
     sums = hot.transpose(1, 2) @ support  # (episodes, n_way, dim)
-    norms = torch.linalg.vector_norm(sums, dim=2)[:, None].clamp_min(least)  # (episodes, 1, n_way)
+    norms = torch.linalg.vector_norm(sums, dim=2)[:, None].clamp_min(min_value)  # (episodes, 1, n_way)
     products = support @ sums.transpose(1, 2)  # (episodes, n_support, n_way)
-    without = (products - hot) / (norms.square() - hot * (2 * products - 1)).clamp_min(least).sqrt()
-    return View(without, query @ sums.transpose(1, 2) / norms, 1.0, unjudged)
+    without = (products - hot) / (norms.square() - hot * (2 * products - 1)).clamp_min(min_value).sqrt()
+    return AdaptiveView(without, query @ sums.transpose(1, 2) / norms, 1.0, unjudged)
 
 
-def _kernel_views(distances: Sequence[Tensor], hot: Tensor) -> list[View]:
+def _kernel_views(distances: Sequence[Tensor], hot: Tensor) -> list[AdaptiveView]:
     """Return kernel ridge regressions for each bandwidth and ridge, from distances of support to support and query."""
     between = distances[0]
-    positive = between.masked_fill(between <= SETTINGS.least_square, torch.nan).flatten(1)
+    positive = between.masked_fill(between <= ADAPTIVE_SETTINGS.min_square, torch.nan).flatten(1)
     median = positive.nanmedian(dim=1).values.nan_to_num(1.0)[:, None, None]
-    views, prior = [], 1 / (len(SETTINGS.bandwidths) * len(SETTINGS.ridges))
-    for bandwidth in SETTINGS.bandwidths:
-        kernel, right = ((each / (-bandwidth * median)).exp() for each in distances)
-        for ridge in SETTINGS.ridges:
+    views, prior = [], 1 / (len(ADAPTIVE_SETTINGS.bandwidths) * len(ADAPTIVE_SETTINGS.ridges))
+    for bandwidth in ADAPTIVE_SETTINGS.bandwidths:
+        kernel, right = ((part / (-bandwidth * median)).exp() for part in distances)
+        for ridge in ADAPTIVE_SETTINGS.ridges:
             views.append(_ridge_view(kernel, right, ridge, hot, prior, float((bandwidth, ridge) == UNJUDGED)))
     return views
 
 
-def _linear_views(rows: Sequence[Tensor], hot: Tensor) -> list[View]:
+def _linear_views(rows: Sequence[Tensor], hot: Tensor) -> list[AdaptiveView]:
     """Return linear ridge regressions with a bias, of support and query rows, for each ridge."""
     support, query = rows
     gram = support @ support.transpose(1, 2)
-    size = gram.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None].clamp_min(SETTINGS.least_square)
+    size = gram.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None].clamp_min(ADAPTIVE_SETTINGS.min_square)
     kernel, right = gram / size + 1, support @ query.transpose(1, 2) / size + 1
-    ridges = SETTINGS.linear_ridges
+    ridges = ADAPTIVE_SETTINGS.linear_ridges
     return [_ridge_view(kernel, right, ridge, hot, 1 / len(ridges)) for ridge in ridges]
 
 
-def _ridge_view(kernel: Tensor, right: Tensor, ridge: float, hot: Tensor, prior: float, unjudged: float = 0.0) -> View:
+def _ridge_view(
+    kernel: Tensor, right: Tensor, ridge: float, hot: Tensor, prior: float, unjudged: float = 0.0
+) -> AdaptiveView:
     """Return kernel ridge regression, from the kernels between support rows and of these with queries (``right``)."""
     targets = hot - 1 / hot.shape[2]
     eye = torch.eye(kernel.shape[1], dtype=kernel.dtype, device=kernel.device)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(kernel + ridge * eye))
     coefficients = inverse @ targets  # (episodes, n_support, n_way)
     left_out = targets - coefficients / inverse.diagonal(dim1=1, dim2=2)[..., None]
-    return View(left_out, right.transpose(1, 2) @ coefficients, prior, unjudged)
+    return AdaptiveView(left_out, right.transpose(1, 2) @ coefficients, prior, unjudged)
 
 
 def _spread(scores: Tensor, weights: Tensor) -> Tensor:
@@ -153,7 +155,7 @@ def _spread(scores: Tensor, weights: Tensor) -> Tensor:
     count = weights.sum(dim=-2, keepdim=True)  # (..., 1, n)
     centred = scores - (weights * scores).sum(dim=-2, keepdim=True) / count
     variance = (weights * centred.square()).sum(dim=(-2, -1)) / weights.sum(dim=(-2, -1))
-    return variance.sqrt().clamp_min(SETTINGS.least)[..., None, None]
+    return variance.sqrt().clamp_min(ADAPTIVE_SETTINGS.min_value)[..., None, None]
 
 
 def _fit_temperature(scores: Tensor, hot: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,7 +165,7 @@ def _fit_temperature(scores: Tensor, hot: Tensor, rows: Tensor) -> tuple[Tensor,
     is returned, too, in nats.
     """
     count = rows.sum(dim=-1).clamp_min(1)
-    spread = _spread(scores, rows.clamp_min(SETTINGS.least)[..., None, :].expand_as(scores))[..., 0, 0]
+    spread = _spread(scores, rows.clamp_min(ADAPTIVE_SETTINGS.min_value)[..., None, :].expand_as(scores))[..., 0, 0]
     ridge = spread.square() / (WEIGHTS.logit_scale**2 * count)
     true = (scores * hot).sum(dim=-2)
 
@@ -171,15 +173,15 @@ def _fit_temperature(scores: Tensor, hot: Tensor, rows: Tensor) -> tuple[Tensor,
         return (values * rows).sum(dim=-1) / count
 
     log_factor = -spread.log()
-    for _ in range(SETTINGS.newton_steps):  # in the logarithm, with limited steps, on a convex problem
+    for _ in range(ADAPTIVE_SETTINGS.newton_steps):  # in the logarithm, with limited steps, on a convex problem
         factor = log_factor.exp()
         p = (factor[..., None, None] * scores).softmax(dim=-2)
         weighted = p * scores
         average = weighted.sum(dim=-2)
         slope = mean(average - true) + ridge * factor
         curvature = mean(weighted.mul_(scores).sum(dim=-2) - average.square()) + ridge
-        change = slope / (curvature * factor).clamp_min(SETTINGS.least_slope)
-        log_factor = log_factor - change.clamp(-SETTINGS.most_change, SETTINGS.most_change)
+        change = slope / (curvature * factor).clamp_min(ADAPTIVE_SETTINGS.min_curvature)
+        log_factor = log_factor - change.clamp(-ADAPTIVE_SETTINGS.max_change, ADAPTIVE_SETTINGS.max_change)
     factor = log_factor.exp()
     losses = -((factor[..., None, None] * scores).log_softmax(dim=-2) * hot).sum(dim=-2)
     return factor, mean(losses)

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.adaptation import adam, unit_rows
 from protonet.episodes.methods.common import one_hot
 from protonet.episodes.methods.keywords import BelowOne, NonNegative, Positive, PositiveCount
 from protonet.episodes.methods.pt_map import OFFSET
+from protonet.episodes.samplers.batch import Episodes
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class Tuned:
 
     few: int = 5  #: Support rows per class from which on the second value is taken.
     alpha: tuple[float, float] = (2.0, 5.0)  #: Of both entropies.
-    n_neighbours: tuple[int, int] = (20, 10)  #: Of a row in the graph.
+    n_neighbours: tuple[int, int] = (20, 10)  #: Neighbours of a row in the graph.
     spread: tuple[float, float] = (0.8, 0.9)  #: How far labels spread.
 
 
 TUNED = Tuned()
-LEAST_DEGREE = 1e-12  #: Added to sums of a row's edges, as in the authors' code.
+MIN_DEGREE = 1e-12  #: Added to sums of a row's edges, as in the authors' code.
 FAVOUR = 1e-5  #: By this share an edge to a centroid counts more, where neighbours are chosen. Our own choice.
-LEAST_VARIANCE = 1e-12  #: Of the distances, where all rows are equal. Our own choice.
+MIN_VARIANCE = 1e-12  #: Lower bound of the variance of distances, for equal rows. Our own choice.
 
 
 def alpha_am(
@@ -120,9 +120,9 @@ def _find_graph(
     """Return the normalised graph (episodes, n, n) of centroids and rows, from the rows' distances ``between``."""
     n_way = centroids.shape[1]
     tiny = torch.finfo(rows.dtype).eps  # where a centroid is a row, the slope of their distance would be noise
-    among, towards = ((torch.cdist(centroids, each).square() + tiny).sqrt() for each in (centroids, rows))
+    among, towards = ((torch.cdist(centroids, points).square() + tiny).sqrt() for points in (centroids, rows))
     distances = torch.cat([torch.cat([among, towards], dim=2), torch.cat([towards.transpose(1, 2), between], dim=2)], 1)
-    variance = distances.flatten(1).var(dim=1)[:, None, None].clamp_min(LEAST_VARIANCE)
+    variance = distances.flatten(1).var(dim=1)[:, None, None].clamp_min(MIN_VARIANCE)
     affinity = (-(distances / variance.sqrt() * bandwidth)[:, n_way:]).exp()  # of the rows alone
     itself = torch.eye(distances.shape[1], dtype=torch.bool, device=rows.device)[n_way:]
     affinity = affinity.masked_fill(itself, 0)
@@ -132,7 +132,7 @@ def _find_graph(
     affinity = torch.zeros_like(affinity).scatter(2, near, affinity.gather(2, near))
     affinity = F.pad(affinity, (0, 0, n_way, 0))
     graph = weight * (affinity + affinity.transpose(1, 2)) / 2
-    root = (graph.sum(dim=2) + LEAST_DEGREE).rsqrt()
+    root = (graph.sum(dim=2) + MIN_DEGREE).rsqrt()
     return root[:, :, None] * graph * root[:, None]
 
 
@@ -144,8 +144,8 @@ def _lose(logits: Tensor, hot: Tensor, weights: tuple[float, float, float], alph
     entropy = -(hot * log_p[:, :n_support]).sum() / n_support
     log_p = log_p[:, n_support:]
     mean = log_p.exp().mean(dim=1)
-    of_each = _entropy(log_p, alpha).mean(dim=1)
-    return cross * entropy + (conditional * of_each - marginal * _entropy(mean.log(), alpha)).sum()
+    entropies = _entropy(log_p, alpha).mean(dim=1)
+    return cross * entropy + (conditional * entropies - marginal * _entropy(mean.log(), alpha)).sum()
 
 
 def _entropy(log_p: Tensor, alpha: float) -> Tensor:

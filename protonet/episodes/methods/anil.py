@@ -6,20 +6,20 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.keywords import Count, Positive
-from protonet.episodes.methods.maml import InnerLoop, Weights, adapt
-from protonet.episodes.methods.trained import find_trained
+from protonet.episodes.methods.maml import InnerLoop, LayerWeights, adapt
+from protonet.episodes.methods.trained import get_trained
 from protonet.episodes.networks.heads import LinearHead
+from protonet.episodes.samplers.batch import Episodes
 
 
 def anil(episodes: Episodes, *, steps: Count | None = None, rate: Positive | None = None) -> Tensor:
     """Classify by a linear layer on the embeddings after gradient steps on the support's cross-entropy.
 
-    The encoder is one of ``train --objective anil``. What the layer begins at is as in `maml`.
+    The encoder is one of ``train --objective anil``. The initial weights of the layer are as in `maml`.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), embeddings of that encoder.
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), embedded by the encoder.
         steps: Gradient steps, >= 0; none: as in training.
         rate: Of the steps, > 0; none: as in training.
 
@@ -32,10 +32,10 @@ def anil(episodes: Episodes, *, steps: Count | None = None, rate: Positive | Non
     Source: Raghu, Raghu, Bengio and Vinyals, "Rapid learning or feature reuse? Towards understanding the effectiveness
         of MAML" (2020), sec. 4.1. https://arxiv.org/abs/1909.09157
     """
-    trained = find_trained(episodes, "anil", "anil")
+    trained = get_trained(episodes, "anil", "anil")
     assert isinstance(trained.head, LinearHead)
     device = trained.head.weight.device
-    rows = (each.to(device) for each in episodes[:3])
+    rows = (tensor.to(device) for tensor in episodes[:3])
     inner = InnerLoop.of(trained.plan, steps, rate)
     return classify_embedded(trained.head, *rows, n_way=episodes.n_way, inner=inner)
 
@@ -60,7 +60,7 @@ def classify_embedded(
     start = {name: weight.to(support.dtype) for name, weight in head.begin(n_way).items()}
 
     def classify(support: Tensor, labels: Tensor, query: Tensor) -> Tensor:
-        def loss(layer: Weights) -> Tensor:
+        def loss(layer: LayerWeights) -> Tensor:
             return F.cross_entropy(F.linear(support, **layer), labels)
 
         return F.linear(query, **adapt(loss, start, inner))

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import draw_orders, one_hot
-from protonet.episodes.methods.keywords import BelowOne, NonNegative, Positive, PositiveCount, Share
+from protonet.episodes.methods.keywords import BelowOne, Fraction, NonNegative, Positive, PositiveCount
+from protonet.episodes.samplers.batch import Episodes
 
 
 def baseline_pp(
@@ -19,7 +19,7 @@ def baseline_pp(
     batch_size: PositiveCount = 4,
     learning_rate: Positive = 0.01,
     momentum: BelowOne = 0.9,
-    dampening: Share = 0.9,
+    dampening: Fraction = 0.9,
     weight_decay: NonNegative = 0.001,
     seed: int = 0,
 ) -> Tensor:
@@ -49,7 +49,7 @@ def baseline_pp(
         4.1, https://arxiv.org/abs/1904.04232, with the lengths of its code (backbone.py, issues 4 and 8), which takes
         weight normalisation: Salimans and Kingma (2016), eqs. 2 and 3, https://arxiv.org/abs/1602.07868
     """
-    rows, query = (F.normalize(each, dim=2) for each in (episodes.support, episodes.query))
+    rows, query = (F.normalize(features, dim=2) for features in (episodes.support, episodes.query))
     n_support, n_way, dim = rows.shape[1], episodes.n_way, rows.shape[2]
     generator = torch.Generator().manual_seed(seed)
     drawn = 2 * torch.rand(n_way, dim, generator=generator, dtype=torch.float64) - 1  # as torch.nn.Linear starts
@@ -64,9 +64,9 @@ def baseline_pp(
     length = torch.linalg.vector_norm(start, dim=2).T[:, None].clone()  # (n_way, 1, episodes)
     moved, changed = torch.zeros_like(direction), torch.zeros_like(length)  # velocities
     along = torch.zeros_like(direction)  # inner products of what the directions have ``moved`` by
-    kept = 1.0  # share of the gradient that enters the momentum: all of the first one
+    gradient_weight = 1.0  # of the gradient in the momentum: 1 for the first one
     for order in draw_orders(n_epochs, n_support, generator).to(rows.device):
-        # Of the directions with the basis, (n_way, n_support + n_way, episodes): anew, against rounding errors.
+        # Products of the directions with the basis, (n_way, n_support + n_way, episodes), against rounding errors.
         products = (direction.permute(2, 0, 1) @ inner).permute(1, 2, 0).contiguous()
         for batch in order.split(batch_size):
             norm = (direction * products).sum(dim=1, keepdim=True).sqrt_()
@@ -76,15 +76,15 @@ def baseline_pp(
             )
             of_length = (error * cosine).sum(dim=1, keepdim=True)
             # What changes the direction is the gradient of the weight, less its part along the direction.
-            shrink = kept * (weight_decay - of_length * length / norm.square())
+            shrink = gradient_weight * (weight_decay - of_length * length / norm.square())
             error *= length / norm
-            moved.mul_(momentum).addcmul_(shrink, direction).index_add_(1, batch, error, alpha=kept)
+            moved.mul_(momentum).addcmul_(shrink, direction).index_add_(1, batch, error, alpha=gradient_weight)
             along.mul_(momentum).addcmul_(shrink, products)
-            along.add_((error[:, :, None] * gram.index_select(0, batch)).sum(dim=1), alpha=kept)
-            changed.mul_(momentum).add_(of_length.add_(length, alpha=weight_decay), alpha=kept)
+            along.add_((error[:, :, None] * gram.index_select(0, batch)).sum(dim=1), alpha=gradient_weight)
+            changed.mul_(momentum).add_(of_length.add_(length, alpha=weight_decay), alpha=gradient_weight)
             direction.sub_(moved, alpha=learning_rate)
             products.sub_(along, alpha=learning_rate)
             length.sub_(changed, alpha=learning_rate)
-            kept = 1 - dampening
+            gradient_weight = 1 - dampening
     weight: Tensor = F.normalize(direction.permute(2, 0, 1) @ basis, dim=2) * (scale * length.permute(2, 0, 1))
     return query @ weight.transpose(1, 2)

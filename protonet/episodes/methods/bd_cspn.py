@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
-from protonet.episodes.methods.common import cosines, find_centre, one_hot, squared_norms
+from protonet.episodes.methods.common import compute_centre, cosines, one_hot, squared_norms
 from protonet.episodes.methods.keywords import Positive
+from protonet.episodes.samplers.batch import Episodes
 
 
-def find_unit_rows(episodes: Episodes) -> tuple[Tensor, Tensor, Tensor]:
-    """Centre rows as `find_centre` says, and find what scales them to unit norm.
+def compute_unit_rows(episodes: Episodes) -> tuple[Tensor, Tensor, Tensor]:
+    """Centre rows as `compute_centre` says, and find what scales them to unit norm.
 
     Queries are many, so the scaled ones are not formed: products with them follow from products with the queries.
 
@@ -25,7 +25,7 @@ def find_unit_rows(episodes: Episodes) -> tuple[Tensor, Tensor, Tensor]:
         train_lshot.py) and Veilleux et al. (2021, bdcspn.yaml, laplacianshot.yaml). Their "L2N" is not enough without
         base classes: where cosines are nearly equal, the class whose rows have the largest weight takes nearly all.
     """
-    centre = find_centre(episodes)
+    centre = compute_centre(episodes)
     support, query = episodes.support - centre, episodes.query - centre
     norms: Tensor = torch.linalg.vector_norm(query, dim=2)[:, None]
     scale = 1 / norms.clamp_min(torch.finfo(query.dtype).tiny ** 0.5)
@@ -88,7 +88,7 @@ def bd_cspn(episodes: Episodes, *, temperature: Positive = 0.1, paper: bool = Fa
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are centred as
-            `find_centre` says and scaled to unit norm.
+            `compute_centre` says and scaled to unit norm.
         temperature: > 0, divides half the squared distances, and the cosines of the rectification, see
             `rectify_prototypes`.
         paper: Rectify by the paper's weights, and classify by the cosine, as the paper does. The code that published
@@ -101,7 +101,7 @@ def bd_cspn(episodes: Episodes, *, temperature: Positive = 0.1, paper: bool = Fa
     Source: Liu, Song and Qin, "Prototype rectification for few-shot learning" (2020),
         https://arxiv.org/abs/1911.10713, in the code of Veilleux et al. (2021), bdcspn.py.
     """
-    support, query, scale = find_unit_rows(episodes)
+    support, query, scale = compute_unit_rows(episodes)
     unit = episodes._replace(support=support, query=query)
     prototypes, _ = rectify_prototypes(unit, scale, temperature=temperature, paper=paper)
     if paper:  # of unit norm, distances are in the order of cosines

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Base, Episodes
 from protonet.episodes.methods.common import one_hot, squared_distances
 from protonet.episodes.methods.keywords import NonNegative, Positive, PositiveCount
 from protonet.episodes.methods.logistic import fit_logistic
+from protonet.episodes.samplers.batch import Base, Episodes
 from protonet.errors import raise_input_error
 
 #: The logistic regression ends at this decrement (see `fit_logistic`), in nats over all samples: far below what the
@@ -57,13 +57,13 @@ def distribution_calibration(
     if n_nearest > len(base.by_class.size):
         limit = f"be at most the number of base classes ({len(base.by_class.size)})"
         raise_input_error("n_nearest", limit, n_nearest, "Ask for fewer.")
-    most = max(1, SAMPLED_AT_ONCE // (episodes.n_way * n_samples * episodes.support.shape[2]))
+    max_episodes = max(1, SAMPLED_AT_ONCE // (episodes.n_way * n_samples * episodes.support.shape[2]))
     settings: tuple[float, int, float, int, int] = (power, n_nearest, spread, n_samples, seed)
     parts = zip(
-        *(rows.split(most) for rows in (episodes.support, episodes.support_labels, episodes.query)), strict=True
+        *(rows.split(max_episodes) for rows in (episodes.support, episodes.support_labels, episodes.query)), strict=True
     )
     some = (Episodes(support, labels, query, episodes.n_way) for support, labels, query in parts)
-    return torch.cat([_classify(each, base, *settings) for each in some])
+    return torch.cat([_classify(episode_block, base, *settings) for episode_block in some])
 
 
 def _classify(
@@ -77,9 +77,11 @@ def _classify(
     centres = (means[nearest].sum(dim=2) + support) / (n_nearest + 1)  # eq. 6
 
     members = one_hot(episodes.support_labels, episodes.n_way, torch.int64).transpose(1, 2)
-    own_first = members.argsort(dim=2, descending=True, stable=True)  # (episodes, n_way, n_support)
+    class_rows_first = members.argsort(dim=2, descending=True, stable=True)  # (episodes, n_way, n_support)
     turns = torch.arange(n_samples, device=support.device) % members.sum(dim=2, keepdim=True)
-    source = own_first.gather(2, turns)  # (episodes, n_way, n_samples): the support row that each sample starts from
+    source = class_rows_first.gather(
+        2, turns
+    )  # (episodes, n_way, n_samples): the support row that each sample starts from
     episode = torch.arange(len(support), device=support.device).reshape(-1, 1, 1)
 
     generator = torch.Generator().manual_seed(seed)
@@ -93,9 +95,9 @@ def _classify(
         deviations = _find_deviations(base, used[first : first + CLASSES_AT_ONCE], support.dtype)
         for rank in range(n_nearest):
             noise = normal[rank] @ deviations / n_nearest**0.5  # (classes, n_samples, dim)
-            place = chosen[..., rank] - first
-            now = ((place >= 0) & (place < len(noise))).nonzero(as_tuple=True)
-            samples[now] += noise[place[now], now[2]]
+            position = chosen[..., rank] - first
+            now = ((position >= 0) & (position < len(noise))).nonzero(as_tuple=True)
+            samples[now] += noise[position[now], now[2]]
 
     rows = torch.cat([support, samples.flatten(1, 2)], dim=1)
     sampled = torch.arange(episodes.n_way, device=support.device).repeat_interleave(n_samples).expand(len(support), -1)
@@ -116,10 +118,10 @@ def _find_deviations(base: Base, classes: Tensor, dtype: torch.dtype) -> Tensor:
     deviations have its covariance (eq. 2), which is never formed.
     """
     start, size = base.by_class.start[classes, None], base.by_class.size[classes, None]
-    number = torch.arange(int(base.by_class.size.max()), device=size.device)
-    present = number < size  # (k, most rows)
-    taken = base.take(base.by_class.rows[start + number.where(present, 0)].flatten())
-    rows = taken.unflatten(0, present.shape).to(dtype)  # (k, most rows, dim)
+    position = torch.arange(int(base.by_class.size.max()), device=size.device)
+    present = position < size  # (k, most rows)
+    rows = base.take(base.by_class.rows[start + position.where(present, 0)].flatten())
+    rows = rows.unflatten(0, present.shape).to(dtype)  # (k, most rows, dim)
     means = base.class_means[classes].to(dtype)
     weight: Tensor = present / (size - 1).clamp_min(1).sqrt()
     deviations: Tensor = (rows - means[:, None]) * weight[..., None].to(dtype)

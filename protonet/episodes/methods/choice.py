@@ -1,4 +1,4 @@
-"""Methods chosen by a text: ours with settings, plug-ins from files, and those of installed packages."""
+"""Methods by name: those of this package with settings, plug-ins from files, and those of installed packages."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
-from protonet.episodes.methods import ALIASES, METHODS, MethodSpec
-from protonet.episodes.methods.keywords import find_source, list_keywords, parse_keywords, show_value
+from protonet.episodes.methods import METHOD_ALIASES, METHODS, MethodSpec
+from protonet.episodes.methods.keywords import list_keywords, parse_keywords, parse_source, show_value
 from protonet.episodes.plugins import PLUGIN, check_callable, load_plugin, wrap_plugin_error
+from protonet.episodes.samplers.batch import Episodes
 from protonet.errors import InputError, InputTypeError, raise_input_error
 from protonet.ui.command_line import check_name
 
-GROUP = "protonet.methods"  #: The entry points by which a package offers methods.
+ENTRY_POINT_GROUP = "protonet.methods"  #: The entry points by which a package offers methods.
 #: ``method[:setting=value...]``; a plug-in's method is ``file.py:function``.
 TEXT = re.compile(r"(?P<key>.+\.py(:[^:=]*)?|[^:]*)(?P<settings>(:[^:]*)*)")
-ENTRY = "choose_methods"  #: The entry that messages name.
-KIND = "a function from episodes to logits"
+CHOOSE_METHODS = "choose_methods"  #: The entry that messages name.
+METHOD_KIND = "a function from episodes to logits"
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class ChosenMethod:
     key: str  #: The method's name without settings, as it was chosen.
     spec: MethodSpec  #: The method without settings.
     keywords: Mapping[str, Any] = field(default_factory=dict)  #: The settings that are not the method's own defaults.
-    origin: str | None = None  #: What tells a plug-in's versions apart; None for our methods.
+    origin: str | None = None  #: A text that identifies the version of a plug-in; None for methods of this package.
 
     def __call__(self, episodes: Episodes) -> Tensor:
         """Return the method's logits.
@@ -48,7 +48,7 @@ class ChosenMethod:
             if self.origin is None and (not self.keywords or isinstance(error, (InputError, InputTypeError))):
                 raise
             constraint, remedy = "run on every batch of episodes", "Correct it; --traceback shows where it comes from."
-            raise wrap_plugin_error(error, ENTRY, "method", constraint, self.name, remedy=remedy) from error
+            raise wrap_plugin_error(error, CHOOSE_METHODS, "method", constraint, self.name, remedy=remedy) from error
 
 
 def choose_methods(texts: Iterable[str]) -> dict[str, ChosenMethod]:
@@ -81,7 +81,7 @@ def choose_grid(text: str, option: str = "--tune") -> list[ChosenMethod]:
 
     Args:
         text: Such as ``laplacian-shot:lambda=0.1,0.5,1``; where a value is several numbers, ``/`` is between two. A
-            method alone has the values that its settings are annotated with, see `Tried`.
+            method alone has the values that its settings are annotated with, see `SearchSpace`.
         option: That the text is of; only ``--tune`` asks for two combinations or more.
 
     Raises:
@@ -90,30 +90,30 @@ def choose_grid(text: str, option: str = "--tune") -> list[ChosenMethod]:
     choice, settings = _open_text(text, option, several=True)
     if not settings:
         known = list_keywords(choice.spec.function).values()
-        settings = {own.name: [*map(show_value, own.tried)] for own in known if own.tried}
-    found = {}
+        settings = {keyword.name: [*map(show_value, keyword.tried)] for keyword in known if keyword.tried}
+    choices = {}
     for values in itertools.product(*settings.values()):
-        own = _set(choice, dict(zip(settings, values, strict=True)))
-        found[own.name] = own
-    if len(found) < 2 and option == "--tune":
+        choice_with = _set(choice, dict(zip(settings, values, strict=True)))
+        choices[choice_with.name] = choice_with
+    if len(choices) < 2 and option == "--tune":
         raise_input_error("tune", "name two values of a setting or more", repr(text), "Pass METHOD:name=v1,v2,v3.")
-    return list(found.values())
+    return list(choices.values())
 
 
 def _open_text(text: str, option: str, *, several: bool = False) -> tuple[ChosenMethod, dict[str, list[str]]]:
     """Return a text's method without settings, and the texts of the values of each setting."""
     parts = TEXT.fullmatch(text)
-    key, rest = (parts["key"], parts["settings"]) if parts else (text, "")
+    key, settings_text = (parts["key"], parts["settings"]) if parts else (text, "")
     choice = _find_method(key, option)
     known, settings = list_keywords(choice.spec.function), {}
-    for part in rest.split(":")[1:]:
+    for part in settings_text.split(":")[1:]:
         name, equals, value = part.partition("=")
         if not equals or not name:
             raise_input_error("method", "have settings of the form name=value", repr(text), f"Pass {key}:name=value.")
         if name in settings:
             raise_input_error("method", "have each setting once", repr(text), f"Leave one {name} out.")
-        own = known.get(name.replace("-", "_"))
-        split = "/" if own is not None and own.kind.endswith("between") else ","
+        keyword = known.get(name.replace("-", "_"))
+        split = "/" if keyword is not None and keyword.kind.endswith("between") else ","
         settings[name] = value.split(split) if several else [value]
     return choice, settings
 
@@ -121,26 +121,28 @@ def _open_text(text: str, option: str, *, several: bool = False) -> tuple[Chosen
 def _set(choice: ChosenMethod, texts: Mapping[str, str]) -> ChosenMethod:
     """Return a method with settings from texts."""
     keywords = parse_keywords(choice.key, choice.spec.function, texts)
-    name = ":".join([choice.name, *(f"{each.rstrip('_')}={show_value(value)}" for each, value in keywords.items())])
+    name = ":".join(
+        [choice.name, *(f"{keyword.rstrip('_')}={show_value(value)}" for keyword, value in keywords.items())]
+    )
     return replace(choice, name=name, keywords=keywords)
 
 
 def _find_method(key: str, option: str) -> ChosenMethod:
     """Return the method of an option's name, without settings: ours, a file's or an installed package's."""
-    if key in METHODS or key in ALIASES:
-        name = ALIASES.get(key, key)
+    if key in METHODS or key in METHOD_ALIASES:
+        name = METHOD_ALIASES.get(key, key)
         return ChosenMethod(name, key, METHODS[name])
     if PLUGIN.fullmatch(key):
-        return plug_in(key, *load_plugin(ENTRY, "method", key, KIND))
+        return plug_in(key, *load_plugin(CHOOSE_METHODS, "method", key, METHOD_KIND))
     offered = _list_entry_points()
-    check_name(option, key, [*METHODS, *ALIASES, *offered, "FILE.py:FUNCTION"])
+    check_name(option, key, [*METHODS, *METHOD_ALIASES, *offered, "FILE.py:FUNCTION"])
     try:
         function = offered[key].load()
     except Exception as error:
-        raise wrap_plugin_error(error, ENTRY, "method", "load", key) from error
+        raise wrap_plugin_error(error, CHOOSE_METHODS, "method", "load", key) from error
     package = offered[key].dist
     version = "" if package is None else f"{package.name} {package.version}"
-    check_callable("method", key, function, KIND)
+    check_callable("method", key, function, METHOD_KIND)
     return plug_in(key, function, version)
 
 
@@ -151,7 +153,7 @@ def plug_in(key: str, function: Callable[..., Tensor], origin: str) -> ChosenMet
 
 def _list_entry_points() -> dict[str, EntryPoint]:
     """Return the methods that installed packages offer; one of ours cannot be taken by another."""
-    return {point.name: point for point in entry_points(group=GROUP) if point.name not in METHODS}
+    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name not in METHODS}
 
 
 def list_methods() -> str:
@@ -160,13 +162,13 @@ def list_methods() -> str:
     for name, spec in METHODS.items():
         summary = (spec.function.__doc__ or "").partition("\n")[0]
         lines += ["", f"{name} ({'transductive' if spec.transductive else 'inductive'}): {summary}"]
-        lines += _wrap_text(f"Source: {find_source(spec.function)}", 2)
-        for own in list_keywords(spec.function).values():
-            bound = "" if own.bound is None else f" {own.bound}"
-            tried = f"; --tune tries {' and '.join(map(show_value, own.tried))}" if own.tried else ""
-            lines.append(f"  {own.name}: {own.kind}{bound}, {show_value(own.default)} by default{tried}")
-            lines += _wrap_text(own.text, 6)
-    lines += ["", *(f"{alias}: another name of {name}" for alias, name in ALIASES.items())]
+        lines += _wrap_text(f"Source: {parse_source(spec.function)}", 2)
+        for keyword in list_keywords(spec.function).values():
+            bound = "" if keyword.bound is None else f" {keyword.bound}"
+            tried = f"; --tune tries {' and '.join(map(show_value, keyword.tried))}" if keyword.tried else ""
+            lines.append(f"  {keyword.name}: {keyword.kind}{bound}, {show_value(keyword.default)} by default{tried}")
+            lines += _wrap_text(keyword.text, 6)
+    lines += ["", *(f"{alias}: another name of {name}" for alias, name in METHOD_ALIASES.items())]
     lines += [f"{name}: of the installed {point.value}" for name, point in _list_entry_points().items()]
     return "\n".join(lines) + "\n"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import cosines
 from protonet.episodes.methods.keywords import Positive
+from protonet.episodes.samplers.batch import Episodes
 from protonet.errors import raise_input_error
 
 
@@ -15,7 +15,7 @@ def clip_zero_shot(episodes: Episodes, *, temperature: Positive = 0.01) -> Tenso
 
     Args:
         episodes: Query (episodes, n_queries, dim) and texts (episodes, n_way, dim), floating.
-        temperature: > 0, divides the cosines. CLIP's own: 0.01, what its learned scale of 100 stands for.
+        temperature: > 0, divides the cosines. CLIP's learned scale of 100 is 1 / 0.01.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows.

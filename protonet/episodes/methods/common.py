@@ -1,4 +1,4 @@
-"""What methods share: one-hot labels, prototypes, distances and cosines of batches of episodes."""
+"""Functions shared by methods: one-hot labels, prototypes, distances and cosines of batches of episodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
+from protonet.episodes.samplers.batch import Episodes
 from protonet.errors import raise_input_error
 
 
@@ -22,7 +22,7 @@ class Rounding:
 
 
 ROUNDING = Rounding()
-CACHED = 2**18  #: Floats that are changed in place at a time: they stay in a core's own cache.
+FLOATS_IN_CACHE = 2**18  #: Floats that are changed in place at a time: they stay in a core's own cache.
 
 
 def one_hot(labels: Tensor, n_way: int, dtype: torch.dtype) -> Tensor:
@@ -48,7 +48,7 @@ def support_means(episodes: Episodes) -> Tensor:
     return (hot / hot.sum(dim=1, keepdim=True)).transpose(1, 2) @ episodes.support
 
 
-def split_places(episodes: Episodes) -> tuple[Tensor, Tensor]:
+def split_positions(episodes: Episodes) -> tuple[Tensor, Tensor]:
     """Return support and query as maps (episodes, rows, places, channels) float64.
 
     Args:
@@ -65,7 +65,7 @@ def split_places(episodes: Episodes) -> tuple[Tensor, Tensor]:
     return support, query
 
 
-def find_centre(episodes: Episodes) -> Tensor:
+def compute_centre(episodes: Episodes) -> Tensor:
     """Find what rows are centred on: the base classes' mean, or that of the episode's own support rows without any.
 
     Cosines between rows that are not centred are nearly equal where features have a common mean.
@@ -112,9 +112,11 @@ def cosines(a: Tensor, b: Tensor) -> Tensor:
     Returns:
         (episodes, n, m) in [-1, 1].
     """
-    least = torch.finfo(a.dtype).tiny ** 0.5
-    norms: Tensor = torch.linalg.vector_norm(a, dim=2).clamp_min(least)  # divided out last: products are fewer than a
-    unit = F.normalize(b, dim=2, eps=least)
+    min_norm = torch.finfo(a.dtype).tiny ** 0.5
+    norms: Tensor = torch.linalg.vector_norm(a, dim=2).clamp_min(
+        min_norm
+    )  # divided out last: products are fewer than a
+    unit = F.normalize(b, dim=2, eps=min_norm)
     products = unit @ a.transpose(1, 2)  # (episodes, m, n), twice as fast as (episodes, n, m)
     return products.div_(norms[:, None, :]).transpose(1, 2)
 
@@ -130,7 +132,7 @@ def city_block_distances(a: Tensor, b: Tensor) -> Tensor:
         (episodes, n, m), >= 0.
     """
     distances = b.new_empty(len(b), a.shape[1], b.shape[1])
-    size = max(1, CACHED // max(1, b[0].numel()))
+    size = max(1, FLOATS_IN_CACHE // max(1, b[0].numel()))
     for start in range(0, len(b), size):
         some = slice(start, start + size)
         for row in range(a.shape[1]):

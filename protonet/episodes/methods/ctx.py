@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
-from protonet.episodes.methods.common import one_hot, split_places
+from protonet.episodes.methods.common import one_hot, split_positions
 from protonet.episodes.methods.keywords import Positive
+from protonet.episodes.samplers.batch import Episodes
 
 
 def cross_transformers(episodes: Episodes, *, temperature: Positive | None = None) -> Tensor:
@@ -30,10 +30,10 @@ def cross_transformers(episodes: Episodes, *, temperature: Positive | None = Non
     Source: Doersch, Gupta and Zisserman, "CrossTransformers: spatially-aware few-shot transfer" (2020), sec. 3.2,
         without its linear heads. https://arxiv.org/abs/2007.11498
     """
-    support, query = split_places(episodes)
-    places, channels = query.shape[2:]
+    support, query = split_positions(episodes)
+    n_positions, channels = query.shape[2:]
     support, query = support.flatten(1, 2), query.flatten(1, 2)  # (episodes, rows * places, channels)
-    labels = episodes.support_labels.repeat_interleave(places, dim=1)
+    labels = episodes.support_labels.repeat_interleave(n_positions, dim=1)
     hot = one_hot(labels, episodes.n_way, query.dtype)  # (episodes, n_support * places, n_way)
     inner = query @ support.transpose(1, 2)
     # A softmax over the places of each class: every column is of one class.
@@ -46,4 +46,4 @@ def cross_transformers(episodes: Episodes, *, temperature: Positive | None = Non
     within = support @ support.transpose(1, 2) * (hot @ hot.transpose(1, 2))
     size = (attention @ within - 2 * inner) * attention @ hot  # (episodes, n_queries * places, n_way)
     distances: Tensor = query.square().sum(dim=2, keepdim=True) + size
-    return -distances.view(*episodes.query.shape[:2], places, -1).mean(dim=2).to(episodes.query.dtype)
+    return -distances.view(*episodes.query.shape[:2], n_positions, -1).mean(dim=2).to(episodes.query.dtype)

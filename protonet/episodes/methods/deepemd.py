@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
-from protonet.episodes.methods.common import draw_orders, one_hot, split_places
-from protonet.episodes.methods.keywords import BelowOne, Count, Positive, PositiveCount, Share
+from protonet.episodes.methods.common import draw_orders, one_hot, split_positions
+from protonet.episodes.methods.keywords import BelowOne, Count, Fraction, Positive, PositiveCount
 from protonet.episodes.methods.metaopt import INTERIOR
+from protonet.episodes.samplers.batch import Episodes
 
-LEAST = 1e-3 + 1e-5  #: Added to the weights of places, as in the authors' code.
+WEIGHT_OFFSET = 1e-3 + 1e-5  #: Added to the weights of places, as in the authors' code.
 FLOWS_AT_ONCE = 2**17  #: Flows between two places that are solved for at a time: they stay in a processor's caches.
 
 
@@ -25,7 +25,7 @@ def deepemd(
     batch_size: PositiveCount = 4,
     learning_rate: Positive = 100.0,
     momentum: BelowOne = 0.9,
-    dampening: Share = 0.9,
+    dampening: Fraction = 0.9,
     seed: int = 0,
 ) -> Tensor:
     """Classify by what it takes to move the places of a query's map to those of a class's, at best.
@@ -55,18 +55,18 @@ def deepemd(
         and structured classifiers" (2020), sec. 3, with the 1e-3 and 1e-5 that its code adds to weights.
         https://arxiv.org/abs/2003.06777
     """
-    support, query = split_places(episodes)
+    support, query = split_positions(episodes)
     hot = one_hot(episodes.support_labels, episodes.n_way, support.dtype)  # (episodes, n_support, n_way)
     classes = torch.einsum("esw,espc->ewpc", hot / hot.sum(dim=1, keepdim=True), support)
     n_support = support.shape[1]
     orders = draw_orders(steps * (n_support > episodes.n_way), n_support, torch.Generator().manual_seed(seed))
-    velocity, kept = torch.zeros_like(classes), 1.0  # share of the gradient that enters it: all of the first one
+    velocity, gradient_weight = torch.zeros_like(classes), 1.0  # of the gradient in the velocity: 1 for the first one
     for order in orders.to(support.device):
         for rows in order.split(batch_size):
             gradient = _differentiate(support[:, rows], classes, hot[:, rows], scale)
-            velocity = momentum * velocity + kept * gradient
+            velocity = momentum * velocity + gradient_weight * gradient
             classes = classes - learning_rate * velocity
-            kept = 1 - dampening
+            gradient_weight = 1 - dampening
     return compare(query, classes, scale).to(episodes.query.dtype)
 
 
@@ -90,23 +90,25 @@ def compare(rows: Tensor, classes: Tensor, scale: float) -> Tensor:
         classes: (episodes, n_way, places, channels).
         scale: > 0.
     """
-    places = rows.shape[2]
+    n_positions = rows.shape[2]
     unit = [F.normalize(maps - maps.mean(dim=3, keepdim=True), dim=3) for maps in (rows, classes)]
     cosines = torch.einsum("enpc,ewqc->enwpq", *unit)
     with torch.no_grad():
-        supply = torch.einsum("enpc,ewc->enwp", rows, classes.mean(dim=2)).relu() + LEAST
-        demand = torch.einsum("ewqc,enc->enwq", classes, rows.mean(dim=2)).relu() + LEAST
-        weights = (places * each / each.sum(dim=3, keepdim=True) for each in (supply, demand))
-        problems = (each.flatten(0, 2).split(max(1, FLOWS_AT_ONCE // places**2)) for each in (1 - cosines, *weights))
+        supply = torch.einsum("enpc,ewc->enwp", rows, classes.mean(dim=2)).relu() + WEIGHT_OFFSET
+        demand = torch.einsum("ewqc,enc->enwq", classes, rows.mean(dim=2)).relu() + WEIGHT_OFFSET
+        weights = (n_positions * weight / weight.sum(dim=3, keepdim=True) for weight in (supply, demand))
+        problems = (
+            part.flatten(0, 2).split(max(1, FLOWS_AT_ONCE // n_positions**2)) for part in (1 - cosines, *weights)
+        )
         flows = torch.cat([solve_transport(*some) for some in zip(*problems, strict=True)]).view_as(cosines)
-    return scale / places * (cosines * flows).sum(dim=(3, 4))
+    return scale / n_positions * (cosines * flows).sum(dim=(3, 4))
 
 
 def solve_transport(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
     """Minimise ``sum(costs * flow)`` over flows >= 0 whose rows sum to the supply and whose columns to the demand.
 
     Mehrotra's predictor and corrector, from flows and prices on that keep all equations, which they then do throughout:
-    what is left is the gap between the costs and their lower bound, the sum of flows times slacks.
+    the part that is left is the gap between the costs and their lower bound, the sum of flows times slacks.
 
     Args:
         costs: (problems, n, m) float64.
@@ -126,15 +128,15 @@ def solve_transport(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
         going = gap > INTERIOR.gap * first
         if not bool(going.any()):
             break
-        share = flow / slack
-        sums = share.sum(dim=2, keepdim=True)
-        # What the columns' prices do to each other through rows. Prices have no origin: the last one stays. The
+        barrier_ratio = flow / slack
+        sums = barrier_ratio.sum(dim=2, keepdim=True)
+        # The coupling of the columns' prices through rows. Prices have no origin: the last one stays. The
         # diagonal follows from what is added to others, without a difference of nearly equal numbers.
-        linked = share.transpose(1, 2) @ (share / sums)
+        linked = barrier_ratio.transpose(1, 2) @ (barrier_ratio / sums)
         linked.diagonal(dim1=1, dim2=2).zero_()
         factor, failed = torch.linalg.cholesky_ex((torch.diag_embed(linked.sum(dim=2)) - linked)[:, :-1, :-1])
         going = going & (failed == 0)[:, None, None]  # flows stay where rounding leaves no step
-        system = System(slack, share, sums, factor, supply - flow.sum(dim=2), demand - flow.sum(dim=1))
+        system = BarrierSystem(slack, barrier_ratio, sums, factor, supply - flow.sum(dim=2), demand - flow.sum(dim=1))
         more, less = system.move(flow * slack)
         near = (flow + _find_size(flow, more) * more) * (slack + _find_size(slack, less) * less)
         centre = (near.mean(dim=(1, 2), keepdim=True) / gap) ** 3 * gap
@@ -144,11 +146,11 @@ def solve_transport(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
     return flow
 
 
-class System(NamedTuple):
+class BarrierSystem(NamedTuple):
     """The linear equations of a step."""
 
     slack: Tensor  #: (problems, n, m) > 0.
-    share: Tensor  #: (problems, n, m), flows over slacks.
+    barrier_ratio: Tensor  #: (problems, n, m), flows over slacks.
     sums: Tensor  #: (problems, n, 1), of the shares over columns.
     factor: Tensor  #: (problems, m - 1, m - 1), the Cholesky factor of what the columns' prices but the last solve.
     no_supply: Tensor  #: (problems, n), by how much rows fall short of the supply, for rounding alone,
@@ -158,10 +160,12 @@ class System(NamedTuple):
         """Return the changes of flows and slacks (problems, n, m) that lower their products by ``product``."""
         free = product / self.slack
         rows = (self.no_supply + free.sum(dim=2))[:, :, None]
-        columns = (self.no_demand + free.sum(dim=1))[:, :, None] - self.share.transpose(1, 2) @ (rows / self.sums)
+        columns = (self.no_demand + free.sum(dim=1))[:, :, None] - self.barrier_ratio.transpose(1, 2) @ (
+            rows / self.sums
+        )
         prices = F.pad(torch.cholesky_solve(columns[:, :-1], self.factor), (0, 0, 0, 1))  # (problems, m, 1)
-        rise = (rows - self.share @ prices) / self.sums + prices.transpose(1, 2)  # of both ends
-        return self.share * rise - free, -rise
+        rise = (rows - self.barrier_ratio @ prices) / self.sums + prices.transpose(1, 2)  # of both ends
+        return self.barrier_ratio * rise - free, -rise
 
 
 def _find_size(values: Tensor, change: Tensor) -> Tensor:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import cosines, support_means
 from protonet.episodes.methods.keywords import Positive
-from protonet.episodes.methods.trained import find_trained
+from protonet.episodes.methods.trained import get_trained
+from protonet.episodes.samplers.batch import Episodes
 
 
 def feat(episodes: Episodes, *, temperature: Positive = 0.1) -> Tensor:
@@ -16,7 +16,7 @@ def feat(episodes: Episodes, *, temperature: Positive = 0.1) -> Tensor:
     The encoder and the transformer are those of ``train --objective feat``.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), embeddings of that encoder.
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), embedded by the encoder.
         temperature: > 0, divides the cosines; as in training.
 
     Returns:
@@ -28,7 +28,7 @@ def feat(episodes: Episodes, *, temperature: Positive = 0.1) -> Tensor:
     Source: Ye, Hu, Zhan and Sha, "Few-shot learning via embedding adaptation with set-to-set functions" (2020), sec.
         4.1. https://arxiv.org/abs/1812.03664
     """
-    head = find_trained(episodes, "feat", "feat").head
+    head = get_trained(episodes, "feat", "feat").head
     weight = next(head.parameters())
     prototypes = head(support_means(episodes).to(weight)).to(episodes.query)
     return cosines(episodes.query, prototypes) / temperature

@@ -7,18 +7,18 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.adaptation import adam
 from protonet.episodes.methods.common import one_hot
 from protonet.episodes.methods.keywords import Count, NonNegative, Positive
-from protonet.episodes.methods.trained import find_trained
-from protonet.episodes.networks.augmentation import AUGMENTATION, draw_maps, find_shape, warp_images
+from protonet.episodes.methods.trained import get_trained
+from protonet.episodes.networks.augmentation import AUGMENTATION, draw_maps, infer_image_shape, warp_images
 from protonet.episodes.networks.backbones import IMAGES
+from protonet.episodes.samplers.batch import Episodes
 from protonet.errors import raise_input_error
 
-HEADS = ("prototypes", "linear")
+FINETUNE_HEADS = ("prototypes", "linear")
 #: Features of rows, and weights of encoders, that are worked on at a time: bounds the memory.
-ROWS_AT_ONCE, WEIGHTS_AT_ONCE = 2**20, 2**22
+FINETUNE_FEATURES_PER_BATCH, FINETUNE_WEIGHTS_PER_BATCH = 2**20, 2**22
 
 
 def finetune(
@@ -56,9 +56,9 @@ def finetune(
         sec. 3.3, https://arxiv.org/abs/2204.07305; linear: Guo et al., "A broader study of cross-domain few-shot
         learning" (2020), sec. 4.2, with SGD. https://arxiv.org/abs/1912.07200
     """
-    trained = find_trained(episodes, "finetune")
-    if head not in HEADS:
-        raise_input_error("head", f"be one of {', '.join(HEADS)}", repr(head), "Pick one of them.")
+    trained = get_trained(episodes, "finetune")
+    if head not in FINETUNE_HEADS:
+        raise_input_error("head", f"be one of {', '.join(FINETUNE_HEADS)}", repr(head), "Pick one of them.")
     support, query = trained.gather()
     labels, n_way = episodes.support_labels.to(support.device), episodes.n_way
     encoder, n_support, dim = trained.encoder, *support.shape[1:]
@@ -68,16 +68,16 @@ def finetune(
         weights["head"] = support.new_zeros(n_way, embedding_dim + 1)
     sizes = [weight.numel() for weight in weights.values()]
     start = torch.cat([weight.flatten() for weight in weights.values()])  # (weights,)
-    is_image, shape = trained.plan["backbone"] in IMAGES, find_shape(dim)
+    is_image, shape = trained.plan["backbone"] in IMAGES, infer_image_shape(dim)
 
     def classify(vector: Tensor, support: Tensor, hot: Tensor, rows: Tensor) -> Tensor:
         """Map one episode's weights (weights,), support (n_support, dim) and rows (n, dim) to logits (n, n_way)."""
         parts = zip(weights.items(), vector.split(sizes), strict=True)
-        own = {name: part.view(weight.shape) for (name, weight), part in parts}
-        if "head" in own:
-            layer = own.pop("head")
-            return F.linear(functional_call(encoder, own, rows), layer[:, :-1], layer[:, -1])
-        embedded: Tensor = functional_call(encoder, own, torch.cat([support, rows]))
+        weights_of_episode = {name: part.view(weight.shape) for (name, weight), part in parts}
+        if "head" in weights_of_episode:
+            layer = weights_of_episode.pop("head")
+            return F.linear(functional_call(encoder, weights_of_episode, rows), layer[:, :-1], layer[:, -1])
+        embedded: Tensor = functional_call(encoder, weights_of_episode, torch.cat([support, rows]))
         means = (hot / hot.sum(dim=0)).T @ embedded[:n_support]
         return F.normalize(embedded[n_support:], dim=1) @ F.normalize(means, dim=1).T / temperature
 
@@ -106,6 +106,8 @@ def finetune(
         return logits
 
     hot = one_hot(labels, n_way, torch.float32)
-    at_once = max(1, min(ROWS_AT_ONCE // (2 * n_support * dim), WEIGHTS_AT_ONCE // len(start)))
+    at_once = max(
+        1, min(FINETUNE_FEATURES_PER_BATCH // (2 * n_support * dim), FINETUNE_WEIGHTS_PER_BATCH // len(start))
+    )
     parts = zip(support.split(at_once), hot.split(at_once), query.split(at_once), strict=True)
     return torch.cat([tune(*part) for part in parts])

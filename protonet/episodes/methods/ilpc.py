@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import one_hot
 from protonet.episodes.methods.keywords import BelowOne, Positive, PositiveCount
 from protonet.episodes.methods.pt_map import balance, transform
+from protonet.episodes.samplers.batch import Episodes
 
 
 @dataclass(frozen=True)
-class Classifier:
+class LogisticSettings:
     """The gradient descent of the linear classifier that finds clean labels.
 
     All values are of the authors' code (iterative_graph_functions.py).
@@ -26,7 +26,7 @@ class Classifier:
     weight_decay: float = 5e-4  #: Share of the outputs added to their gradient.
 
 
-CLASSIFIER = Classifier()
+CLASSIFIER = LogisticSettings()
 
 
 def ilpc(

@@ -1,9 +1,9 @@
 """The settings of a method: its keyword-only parameters, read from its signature and described by its docstring.
 
-There is no other list of them. What a text such as ``weights=1,1,1`` may say follows from the parameter's type: a
-whole number, a number, true or false, some numbers with commas between them, a word; ``none`` where the type has it.
-The bound of a number stands in its type, as in `Positive`, and so does what is tried of it (`Tried`). A trailing
-underscore of a parameter, as in ``lambda_``, is left out.
+There is no other list of settings. The type of the parameter determines how a text such as ``weights=1,1,1`` is parsed:
+as an integer, a number, true or false, comma-separated numbers, or a word; or as ``none``, if the type includes it. The
+type also has the bound of a number, as in `Positive`, and the values to try (`SearchSpace`). A trailing underscore of a
+parameter, as in ``lambda_``, is left out.
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, ge
 
 from protonet.errors import raise_input_error
 
-T = TypeVar("T")
+Annotation = TypeVar("Annotation")
 
 
 class Bound(NamedTuple):
-    """Between what a number has to be."""
+    """The range of a number."""
 
-    least: float
-    most: float = math.inf
-    above: bool = False  #: Whether ``least`` itself is outside.
-    below: bool = False  #: Whether ``most`` itself is outside.
+    low: float
+    high: float = math.inf
+    low_open: bool = False  #: Whether ``low`` itself is outside.
+    high_open: bool = False  #: Whether ``high`` itself is outside.
 
     def __str__(self) -> str:
-        if self.most == math.inf:
-            return f"{'>' if self.above else '>='} {self.least:g}"
-        return f"in {'[('[self.above]}{self.least:g}, {self.most:g}{'])'[self.below]}"
+        if self.high == math.inf:
+            return f"{'>' if self.low_open else '>='} {self.low:g}"
+        return f"in {'[('[self.low_open]}{self.low:g}, {self.high:g}{'])'[self.high_open]}"
 
     def holds(self, value: float) -> bool:
-        """Tell whether a number is within."""
-        over = value > self.least if self.above else value >= self.least
-        return over and (value < self.most if self.below else value <= self.most)
+        """Return whether a number is in the range."""
+        above = value > self.low if self.low_open else value >= self.low
+        return above and (value < self.high if self.high_open else value <= self.high)
 
 
-class Tried(NamedTuple):
-    """What is tried of a setting on validation classes, beside its bound in the setting's type."""
+class SearchSpace(NamedTuple):
+    """The values of a setting to try on validation classes; part of the setting's type, as a bound is."""
 
-    values: tuple[Any, ...]  #: Of the setting's type.
+    values: tuple[Any, ...]  #: Values of the setting's type.
 
 
 #: Types of settings: a number and its bound.
-Positive = Annotated[float, Bound(0, above=True)]
+Positive = Annotated[float, Bound(0, low_open=True)]
 NonNegative = Annotated[float, Bound(0)]
-Share = Annotated[float, Bound(0, 1)]
-PositiveShare = Annotated[float, Bound(0, 1, above=True)]
-BelowOne = Annotated[float, Bound(0, 1, below=True)]
+Fraction = Annotated[float, Bound(0, 1)]
+PositiveFraction = Annotated[float, Bound(0, 1, low_open=True)]
+BelowOne = Annotated[float, Bound(0, 1, high_open=True)]
 Count = Annotated[int, Bound(0)]
 PositiveCount = Annotated[int, Bound(1)]
 
-#: What a value of a type is called, and how it is read.
-KINDS: dict[Any, tuple[str, Callable[[str], Any]]] = {
+#: A name and a parser for the values of each type.
+PARSERS: dict[Any, tuple[str, Callable[[str], Any]]] = {
     bool: ("true or false", lambda text: {"true": True, "false": False}[text.lower()]),
     int: ("a whole number", int),
     float: ("a number", float),
@@ -69,21 +69,21 @@ KINDS: dict[Any, tuple[str, Callable[[str], Any]]] = {
 class Keyword(NamedTuple):
     """A setting of a method."""
 
-    name: str  #: As it is written in a text.
-    parameter: str  #: Of the method.
-    type: Any  #: A key of ``KINDS``, a tuple of them, or one of these or None.
-    bound: Bound | None  #: Of its numbers.
+    name: str  #: The name in a text.
+    parameter: str  #: The name of the method's parameter.
+    type: Any  #: A key of ``PARSERS``, a tuple of them, or one of these or None.
+    bound: Bound | None  #: The range of its numbers.
     default: Any  #: `inspect.Parameter.empty` without one.
-    text: str  #: What the docstring says of it, in one line; "" for nothing.
-    tried: tuple[Any, ...] = ()  #: The values of `Tried` in its type.
+    text: str  #: The description in the docstring, in one line; "" without one.
+    tried: tuple[Any, ...] = ()  #: The values of `SearchSpace` in its type.
 
     @property
     def kind(self) -> str:
-        """What its values are, in words."""
-        types = [each for each in get_args(self.type) if each is not type(None)]
+        """A description of its values."""
+        types = [part for part in get_args(self.type) if part is not type(None)]
         if get_origin(self.type) is tuple:
             return f"{len(types)} numbers with commas between"
-        return f"{KINDS[types[0]][0]} or none" if types else KINDS[self.type][0]
+        return f"{PARSERS[types[0]][0]} or none" if types else PARSERS[self.type][0]
 
 
 def list_keywords(method: Callable[..., object]) -> dict[str, Keyword]:
@@ -97,48 +97,49 @@ def list_keywords(method: Callable[..., object]) -> dict[str, Keyword]:
         hints = {}
     try:
         parameters = inspect.signature(method).parameters
-    except ValueError:  # of a function of C, which tells nothing
+    except ValueError:  # a function of C without a signature
         return {}
     described = describe_arguments(method)
-    found = {}
+    keywords = {}
     for name, parameter in parameters.items():
         hint = hints.get(name, type(parameter.default))
         kind, bound = _split(hint)
         if parameter.kind is parameter.KEYWORD_ONLY and _is_known(kind):
-            text, tried = described.get(name, ""), _find(hint, Tried)
-            own = Keyword(name.rstrip("_"), name, kind, bound, parameter.default, text, tried.values if tried else ())
-            found[own.name] = own
-    return found
+            text, tried = described.get(name, ""), _find(hint, SearchSpace)
+            values = tried.values if tried else ()
+            keyword = Keyword(name.rstrip("_"), name, kind, bound, parameter.default, text, values)
+            keywords[keyword.name] = keyword
+    return keywords
 
 
 def _split(kind: Any) -> tuple[Any, Bound | None]:
-    """Return a type without bounds, and the bound that stands in it."""
+    """Split a type into the type without bounds, and its bound."""
     if get_origin(kind) is Annotated:
         inner, bound = _split(kind.__origin__)
         return inner, bound or _find(kind, Bound)
-    parts = [_split(each) for each in get_args(kind)]
+    parts = [_split(part) for part in get_args(kind)]
     bounds = [bound for _, bound in parts if bound is not None]
     if not bounds:
         return kind, None
-    plain = tuple(own for own, _ in parts)
+    plain = tuple(part for part, _ in parts)
     return (GenericAlias(tuple, plain) if get_origin(kind) is tuple else reduce(or_, plain)), bounds[0]
 
 
-def _find(kind: Any, note: type[T]) -> T | None:
-    """Return what a type is annotated with, of one kind of note; None without one."""
-    return next((each for each in getattr(kind, "__metadata__", ()) if isinstance(each, note)), None)
+def _find(kind: Any, note: type[Annotation]) -> Annotation | None:
+    """Return the first annotation of a type that is an instance of ``note``; None without one."""
+    return next((item for item in getattr(kind, "__metadata__", ()) if isinstance(item, note)), None)
 
 
 def _is_known(kind: Any) -> bool:
-    """Tell whether a text can hold values of a type."""
-    types = [each for each in get_args(kind) if each is not type(None)]
+    """Return whether values of a type can be parsed from text."""
+    types = [part for part in get_args(kind) if part is not type(None)]
     if get_origin(kind) is tuple:
-        return bool(types) and all(each in (int, float) for each in types)
-    return types[0] in KINDS and len(types) == 1 if types else kind in KINDS
+        return bool(types) and all(part in (int, float) for part in types)
+    return types[0] in PARSERS and len(types) == 1 if types else kind in PARSERS
 
 
 def describe_arguments(method: Callable[..., object]) -> dict[str, str]:
-    """Return what a docstring in Google style says of each argument, in one line."""
+    """Parse the description of each argument, in one line, from a docstring in Google style."""
     section = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", inspect.getdoc(method) or "", re.DOTALL | re.MULTILINE)
     if section is None:
         return {}
@@ -146,19 +147,19 @@ def describe_arguments(method: Callable[..., object]) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in entries}
 
 
-def find_source(method: Callable[..., object]) -> str:
-    """Return what a docstring says after ``Source:``, in one line; "" for nothing."""
+def parse_source(method: Callable[..., object]) -> str:
+    """Parse the section ``Source:`` of a docstring, in one line; "" without one."""
     section = re.search(r"^Source: (.*?)(?=\n\n|\Z)", inspect.getdoc(method) or "", re.DOTALL | re.MULTILINE)
     return "" if section is None else " ".join(section[1].split())
 
 
 def parse_keywords(name: str, method: Callable[..., object], texts: Mapping[str, str]) -> dict[str, Any]:
-    """Return the keyword arguments of a method that texts by setting stand for, in the order of its signature.
+    """Parse the keyword arguments of a method from texts, in the order of its signature.
 
     Args:
-        name: The method's, for messages.
-        method: Takes a batch of episodes, and keyword-only settings.
-        texts: What each setting shall be; ``-`` in their names stands for ``_``.
+        name: The name of the method, for messages.
+        method: A function of a batch of episodes with keyword-only settings.
+        texts: The value of each setting; its name may have ``-`` in place of ``_``.
 
     Returns:
         Values by parameter.
@@ -167,24 +168,25 @@ def parse_keywords(name: str, method: Callable[..., object], texts: Mapping[str,
         InputError: The method has no such setting, or its values are of another kind, or out of bounds.
     """
     known = list_keywords(method)
-    texts = {each.replace("-", "_"): text for each, text in texts.items()}
-    for each in texts:
-        if each not in known:
-            remedy = f"There are {', '.join(known)}; --methods lists them." if known else "Leave them out."
-            got = f"{each!r}" if known else f"{each!r}, which has none"
+    texts = {setting.replace("-", "_"): text for setting, text in texts.items()}
+    for setting in texts:
+        if setting not in known:
+            remedy = f"There are {', '.join(known)}; --list-methods lists them." if known else "Leave them out."
+            got = f"{setting!r}" if known else f"{setting!r}, which has none"
             raise_input_error("method", f"have settings of {name} that exist", got, remedy)
-    chosen = {own: texts[each] for each, own in known.items() if each in texts}
-    values = {own: _parse(name, own, text) for own, text in chosen.items()}
-    for own, value in values.items():
-        numbers = value if isinstance(value, tuple) else () if value is None else (value,)
-        if own.bound is not None and not all(map(own.bound.holds, numbers)):
-            constraint = f"have settings within their bounds, {own.bound} here"
-            raise_input_error("method", constraint, f"{chosen[own]!r} for {own.name} of {name}", "Pass another value.")
-    return {own.parameter: value for own, value in values.items()}
+    chosen = {keyword: texts[setting] for setting, keyword in known.items() if setting in texts}
+    values = {keyword: _parse(name, keyword, text) for keyword, text in chosen.items()}
+    for keyword, value in values.items():
+        parts = value if isinstance(value, tuple) else () if value is None else (value,)
+        if keyword.bound is not None and not all(map(keyword.bound.holds, parts)):
+            constraint = f"have settings within their bounds, {keyword.bound} here"
+            got = f"{chosen[keyword]!r} for {keyword.name} of {name}"
+            raise_input_error("method", constraint, got, "Pass another value.")
+    return {keyword.parameter: value for keyword, value in values.items()}
 
 
 def _parse(name: str, keyword: Keyword, text: str) -> Any:
-    """Return the value of a setting that a text stands for."""
+    """Parse the value of a setting."""
     try:
         return _read(keyword.type, text)
     except (KeyError, ValueError, OverflowError):
@@ -196,13 +198,14 @@ def _parse(name: str, keyword: Keyword, text: str) -> Any:
 
 
 def _read(kind: Any, text: str) -> Any:
-    """Read a value of a type; raise a KeyError or a ValueError where the text is none."""
+    """Parse a value of a type; raise a KeyError or a ValueError for other texts."""
     types = get_args(kind)
     if get_origin(kind) is tuple:
-        return tuple(_read(each, part) for each, part in zip(types, text.split(","), strict=True))
+        return tuple(_read(item_type, item) for item_type, item in zip(types, text.split(","), strict=True))
     if types:
-        return None if text.lower() == "none" else _read(next(each for each in types if each is not type(None)), text)
-    value = KINDS[kind][1](text)
+        not_none = next(part for part in types if part is not type(None))
+        return None if text.lower() == "none" else _read(not_none, text)
+    value = PARSERS[kind][1](text)
     if kind is float and not math.isfinite(value):
         raise ValueError("not finite")
     return value

@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import cosines, one_hot
 from protonet.episodes.methods.keywords import Positive, PositiveCount
+from protonet.episodes.samplers.batch import Episodes
 
 #: Share of all neighbours' weight that a class without any has, so that its logit is finite. Our own choice.
-LEAST_SHARE = 1e-6
+EMPTY_CLASS_WEIGHT = 1e-6
 
 
 def nearest_neighbours(episodes: Episodes, *, n_neighbours: PositiveCount = 5, temperature: Positive = 0.07) -> Tensor:
-    """Classify by the support rows nearest to a query, each of which votes with the exponential of its cosine.
+    """Classify by the nearest support rows, which vote with the exponential of their cosine to the query.
 
     The paper takes 200 of a whole data set. With as many neighbours as support rows this is `matching_networks` at a
     lower temperature; with 1 it is the nearest neighbour, whose class has nearly all of the probability.
@@ -32,7 +32,7 @@ def nearest_neighbours(episodes: Episodes, *, n_neighbours: PositiveCount = 5, t
     """
     near = cosines(episodes.query, episodes.support).topk(min(n_neighbours, episodes.support.shape[1]), dim=2)
     hot = one_hot(episodes.support_labels, episodes.n_way, episodes.query.dtype)
-    number = torch.arange(len(hot), device=hot.device).reshape(-1, 1, 1)
-    classes = hot[number, near.indices]  # (episodes, n_queries, n_neighbours, n_way)
-    shares = (near.values / temperature).softmax(dim=2)
-    return ((shares[..., None] * classes).sum(dim=2) + LEAST_SHARE).log()
+    position = torch.arange(len(hot), device=hot.device).reshape(-1, 1, 1)
+    classes = hot[position, near.indices]  # (episodes, n_queries, n_neighbours, n_way)
+    weights = (near.values / temperature).softmax(dim=2)
+    return ((weights[..., None] * classes).sum(dim=2) + EMPTY_CLASS_WEIGHT).log()

@@ -8,10 +8,10 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
-from protonet.episodes.methods.bd_cspn import find_unit_rows, rectify_prototypes
+from protonet.episodes.methods.bd_cspn import compute_unit_rows, rectify_prototypes
 from protonet.episodes.methods.common import squared_norms, support_means
-from protonet.episodes.methods.keywords import Count, NonNegative, Positive, Tried
+from protonet.episodes.methods.keywords import Count, NonNegative, Positive, SearchSpace
+from protonet.episodes.samplers.batch import Episodes
 
 CONVERGED = 1e-6  #: The updates end once no assignment changes by this much.
 
@@ -19,7 +19,7 @@ CONVERGED = 1e-6  #: The updates end once no assignment changes by this much.
 def laplacian_shot(
     episodes: Episodes,
     *,
-    lambda_: Annotated[NonNegative, Tried((0.1, 0.3, 0.7, 1.5))] = 0.7,
+    lambda_: Annotated[NonNegative, SearchSpace((0.1, 0.3, 0.7, 1.5))] = 0.7,
     n_neighbours: Count = 2,
     steps: Count = 20,
     temperature: Positive = 0.1,
@@ -31,7 +31,7 @@ def laplacian_shot(
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are centred as
-            `find_centre` says and scaled to unit norm.
+            `compute_centre` says and scaled to unit norm.
         lambda_: Weight of the agreement with neighbours, >= 0. The paper chooses it in [0.1, 1.5] by validation; its
             authors' choice is 0.7 for most sets at 1-shot.
         n_neighbours: Nearest queries of a query, without itself, >= 0. The authors' 3 counts it. As there, q may be a
@@ -52,7 +52,7 @@ def laplacian_shot(
     Source: Ziko et al., "Laplacian regularized few-shot learning" (2020), eqs. 1, 10 and algorithm 1,
         https://arxiv.org/abs/2006.15486, with the rectification of its code (train_lshot.py).
     """
-    support, query, scale = find_unit_rows(episodes)
+    support, query, scale = compute_unit_rows(episodes)
     unit = episodes._replace(support=support, query=query)
     if rectify:
         prototypes, offset = rectify_prototypes(unit, scale, temperature=temperature, paper=paper)

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import draw_orders, one_hot
-from protonet.episodes.methods.keywords import BelowOne, NonNegative, Positive, PositiveCount, Share
+from protonet.episodes.methods.keywords import BelowOne, Fraction, NonNegative, Positive, PositiveCount
+from protonet.episodes.samplers.batch import Episodes
 
 
 def linear_finetune(
@@ -18,7 +18,7 @@ def linear_finetune(
     batch_size: PositiveCount = 4,
     learning_rate: Positive = 0.01,
     momentum: BelowOne = 0.9,
-    dampening: Share = 0.9,
+    dampening: Fraction = 0.9,
     weight_decay: NonNegative = 0.001,
     zero: bool = False,
     seed: int = 0,
@@ -59,19 +59,19 @@ def linear_finetune(
     gram = support @ support.transpose(1, 2) + 1  # the bias is the weight of a feature that is one
     gram = gram.permute(1, 2, 0).contiguous()  # (n_support, n_support, episodes)
     at_start = F.linear(support, start[:, :-1], start[:, -1]).permute(1, 2, 0).contiguous()
-    share, shrinking = 1.0, 0.0  # of the initial weights in the layer, and its velocity
+    initial_factor, shrinking = 1.0, 0.0  # of the initial weights in the layer, and its velocity
     coefficients, velocity = torch.zeros_like(target), torch.zeros_like(target)  # (n_support, n_way, episodes)
-    kept = 1.0  # share of the gradient that enters the momentum: all of the first one
+    gradient_weight = 1.0  # of the gradient in the momentum: 1 for the first one
     for order in draw_orders(n_epochs, support.shape[1], generator).to(support.device):
         for rows in order.split(batch_size):
             logits = (gram.index_select(0, rows)[:, :, None] * coefficients).sum(dim=1)  # (rows, n_way, episodes)
-            logits.add_(at_start.index_select(0, rows), alpha=share)
+            logits.add_(at_start.index_select(0, rows), alpha=initial_factor)
             error = logits.softmax(dim=1).sub_(target.index_select(0, rows))
-            velocity.mul_(momentum).add_(coefficients, alpha=kept * weight_decay)
-            velocity.index_add_(0, rows, error, alpha=kept / len(rows))
+            velocity.mul_(momentum).add_(coefficients, alpha=gradient_weight * weight_decay)
+            velocity.index_add_(0, rows, error, alpha=gradient_weight / len(rows))
             coefficients.sub_(velocity, alpha=learning_rate)
-            shrinking = momentum * shrinking + kept * weight_decay * share
-            share -= learning_rate * shrinking
-            kept = 1 - dampening
+            shrinking = momentum * shrinking + gradient_weight * weight_decay * initial_factor
+            initial_factor -= learning_rate * shrinking
+            gradient_weight = 1 - dampening
     learned = (query @ support.transpose(1, 2) + 1) @ coefficients.permute(2, 0, 1)
-    return learned + share * F.linear(query, start[:, :-1], start[:, -1])
+    return learned + initial_factor * F.linear(query, start[:, :-1], start[:, -1])

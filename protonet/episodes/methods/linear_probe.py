@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import one_hot
 from protonet.episodes.methods.keywords import Positive
 from protonet.episodes.methods.logistic import fit_logistic
 from protonet.episodes.methods.mahalanobis import project_to_span
+from protonet.episodes.samplers.batch import Episodes
 
 
 def linear_probe(episodes: Episodes, *, inverse_penalty: Positive = 0.316) -> Tensor:
     """Classify by L2-penalised logistic regression on the rows as they are, its intercept not penalised.
 
-    What the penalty means depends on the features' size; `logistic_regression` scales rows to unit norm.
+    The effect of the penalty depends on the scale of the features; `logistic_regression` scales rows to unit norm.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import cosines, one_hot, reduce_to_span
-from protonet.episodes.methods.keywords import Positive, Tried
+from protonet.episodes.methods.keywords import Positive, SearchSpace
+from protonet.episodes.samplers.batch import Episodes
 
 
 @dataclass(frozen=True)
-class Newton:
+class LogisticNewton:
     """The limits of Newton's method. All values are our own choice."""
 
     steps: int = 30  #: Most steps.
@@ -25,11 +25,11 @@ class Newton:
     rounding: float = 8  #: Rises of the loss by fewer machine epsilons of it are rounding errors.
 
 
-NEWTON = Newton()
+LOGISTIC_NEWTON = LogisticNewton()
 
 
 def logistic_regression(
-    episodes: Episodes, *, inverse_penalty: Annotated[Positive, Tried((0.1, 1.0, 10.0, 100.0))] = 1.0
+    episodes: Episodes, *, inverse_penalty: Annotated[Positive, SearchSpace((0.1, 1.0, 10.0, 100.0))] = 1.0
 ) -> Tensor:
     """Classify by L2-penalised logistic regression on rows of unit norm, its intercept not penalised.
 
@@ -48,7 +48,7 @@ def logistic_regression(
     target = one_hot(episodes.support_labels, episodes.n_way, rows.dtype)
     span = reduce_to_span(rows)
     weight, intercept = fit_logistic(span, target, inverse_penalty=inverse_penalty)
-    # Where the gradient is zero, the weights are these combinations of the rows, in any coordinates.
+    # At a zero gradient, the weights are these combinations of the rows, in any coordinates.
     residual = inverse_penalty * (target - (span @ weight + intercept).softmax(dim=2))
     return cosines(episodes.query, rows) @ residual + intercept
 
@@ -78,7 +78,7 @@ def fit_logistic(
     logits = torch.zeros_like(target)
     loss = _objective(logits, target, weight, penalty)
     going = torch.ones_like(loss, dtype=torch.bool)  # (episodes, 1, 1): converged episodes stay as they are
-    for _ in range(NEWTON.steps):
+    for _ in range(LOGISTIC_NEWTON.steps):
         probability = logits.softmax(dim=2)
         gradient = _pull_back(rows, probability - target) + penalty * weight
         # Adding a constant to all classes changes no probability: remove what rounding adds, or conjugate gradients
@@ -89,9 +89,9 @@ def fit_logistic(
         if not bool(going.any()):
             break
         size, change = going.to(rows.dtype), rows @ step
-        for _ in range(NEWTON.halvings):
+        for _ in range(LOGISTIC_NEWTON.halvings):
             trial = _objective(logits + size * change, target, weight + size * step, penalty)
-            worse = trial > loss * (1 + NEWTON.rounding * torch.finfo(loss.dtype).eps)
+            worse = trial > loss * (1 + LOGISTIC_NEWTON.rounding * torch.finfo(loss.dtype).eps)
             if not bool(worse.any()):
                 break
             size = torch.where(worse, size / 2, size)
@@ -109,8 +109,8 @@ def _newton_step(rows: Tensor, probability: Tensor, penalty: Tensor, gradient: T
     """Solve Hessian @ step = -gradient, (episodes, dim, n_way), by conjugate gradients."""
     step, residual = torch.zeros_like(gradient), -gradient
     direction, square = residual, _inner(residual, residual)
-    enough = NEWTON.residual**2 * square
-    for _ in range(NEWTON.gradient_steps):
+    enough = LOGISTIC_NEWTON.residual**2 * square
+    for _ in range(LOGISTIC_NEWTON.gradient_steps):
         going = square > enough
         if not bool(going.any()):
             break

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import one_hot, reduce_to_span
 from protonet.episodes.methods.keywords import Positive
+from protonet.episodes.samplers.batch import Episodes
 
 #: The ridge is at least this many machine epsilons of the covariance's trace: rounding would hide a smaller one.
-LEAST_RIDGE = 4
+MIN_RIDGE = 4
 
 
 def mahalanobis(episodes: Episodes, *, ridge: Positive = 1.0) -> Tensor:
@@ -36,15 +36,17 @@ def mahalanobis(episodes: Episodes, *, ridge: Positive = 1.0) -> Tensor:
     count = hot.sum(dim=2, keepdim=True)  # (episodes, n_way, 1)
     means = hot @ support / count  # (episodes, n_way, dim)
     n_support, dim = support.shape[1:]
-    own = count / (count + 1)  # lambda
+    class_weight = count / (count + 1)  # lambda
     within = support[:, None] - means[:, :, None]  # (episodes, n_way, n_support, dim)
-    within = within * ((own / (count - 1).clamp_min(1)).sqrt() * hot)[..., None]
+    within = within * ((class_weight / (count - 1).clamp_min(1)).sqrt() * hot)[..., None]
     centred = support - support.mean(dim=1, keepdim=True)
     task = centred.transpose(1, 2) @ centred / (n_support - 1)
-    covariance = within.transpose(2, 3) @ within + (1 - own)[..., None] * task[:, None]  # (episodes, n_way, dim, dim)
+    covariance = (
+        within.transpose(2, 3) @ within + (1 - class_weight)[..., None] * task[:, None]
+    )  # (episodes, n_way, dim, dim)
     trace = covariance.diagonal(dim1=2, dim2=3).sum(dim=2)[..., None]
-    least = (LEAST_RIDGE * torch.finfo(support.dtype).eps * trace).clamp_min(ridge)
-    factor = torch.linalg.cholesky(covariance + torch.diag_embed(least.expand(-1, -1, dim)))
+    min_ridge = (MIN_RIDGE * torch.finfo(support.dtype).eps * trace).clamp_min(ridge)
+    factor = torch.linalg.cholesky(covariance + torch.diag_embed(min_ridge.expand(-1, -1, dim)))
     away = (query[:, None] - means[:, :, None]).transpose(2, 3)  # (episodes, n_way, dim, n_queries)
     whitened: Tensor = torch.linalg.solve_triangular(factor, away, upper=False)
     return -0.5 * whitened.square().sum(dim=2).transpose(1, 2).to(episodes.query.dtype)

@@ -10,15 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.keywords import Count, Positive
-from protonet.episodes.methods.trained import find_trained
+from protonet.episodes.methods.trained import get_trained
 from protonet.episodes.networks.conv import lead_by
 from protonet.episodes.networks.heads import LinearHead
+from protonet.episodes.samplers.batch import Episodes
 
-Weights = Mapping[str, Tensor]
+LayerWeights = Mapping[str, Tensor]
 #: Features of rows, and weights of networks, that are adapted at a time: bounds the memory.
-ROWS_AT_ONCE, WEIGHTS_AT_ONCE = 2**21, 2**22
+MAML_FEATURES_PER_BATCH, MAML_WEIGHTS_PER_BATCH = 2**21, 2**22
 
 
 class InnerLoop(NamedTuple):
@@ -56,14 +56,14 @@ def maml(episodes: Episodes, *, steps: Count | None = None, rate: Positive | Non
     Source: Finn, Abbeel and Levine, "Model-agnostic meta-learning for fast adaptation of deep networks" (2017),
         algorithm 2. https://arxiv.org/abs/1703.03400
     """
-    trained = find_trained(episodes, "maml", "maml")
+    trained = get_trained(episodes, "maml", "maml")
     support, query = trained.gather()
     assert isinstance(trained.head, LinearHead)
     inner, labels = InnerLoop.of(trained.plan, steps, rate), episodes.support_labels.to(support.device)
     return classify_adapted(trained.encoder, trained.head, support, labels, query, n_way=episodes.n_way, inner=inner)
 
 
-class Classifier(nn.Module):
+class AdaptableClassifier(nn.Module):
     """An encoder and a linear layer on its embeddings, as one network."""
 
     def __init__(self, encoder: nn.Module, head: LinearHead) -> None:
@@ -76,7 +76,7 @@ class Classifier(nn.Module):
         return logits
 
 
-def adapt(loss: Callable[[Weights], Tensor], weights: Weights, inner: InnerLoop) -> Weights:
+def adapt(loss: Callable[[LayerWeights], Tensor], weights: LayerWeights, inner: InnerLoop) -> LayerWeights:
     """Take gradient steps, through which gradients flow: ``weights - rate * gradient``.
 
     Args:
@@ -121,13 +121,13 @@ def classify_adapted(
     Returns:
         Logits (episodes, n_queries, n_way), through which gradients flow to the encoder's and the head's weights.
     """
-    network = Classifier(encoder, head)
+    network = AdaptableClassifier(encoder, head)
     weights: dict[str, Tensor] = {f"encoder.{name}": weight for name, weight in encoder.named_parameters()}
     weights |= {f"head.{name}": weight for name, weight in head.begin(n_way).items()}
 
     def classify(support: Tensor, labels: Tensor, query: Tensor) -> Tensor:
-        def loss(own: Weights) -> Tensor:
-            return F.cross_entropy(functional_call(network, dict(own), support), labels)
+        def loss(weights: LayerWeights) -> Tensor:
+            return F.cross_entropy(functional_call(network, dict(weights), support), labels)
 
         adapted = adapt(loss, weights, inner)
         rows = torch.cat([support, query]) if has_statistics else query
@@ -135,7 +135,9 @@ def classify_adapted(
         return logits[-len(query) :]
 
     n_weights = sum(weight.numel() for weight in weights.values())
-    at_once = min(ROWS_AT_ONCE // (support[0].numel() + query[0].numel()), WEIGHTS_AT_ONCE // n_weights)
+    at_once = min(
+        MAML_FEATURES_PER_BATCH // (support[0].numel() + query[0].numel()), MAML_WEIGHTS_PER_BATCH // n_weights
+    )
     with lead_by(encoder, support.shape[1]) as has_statistics:
         logits: Tensor = vmap(classify, randomness="different", chunk_size=max(1, at_once))(support, labels, query)
     return logits

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import cosines, one_hot
+from protonet.episodes.samplers.batch import Episodes
 
 
 def matching_networks(episodes: Episodes) -> Tensor:

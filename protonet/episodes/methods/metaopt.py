@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import one_hot
 from protonet.episodes.methods.keywords import Positive
+from protonet.episodes.samplers.batch import Episodes
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def metaopt_svm(
         3.3. https://arxiv.org/abs/1904.03758
     """
     support, query = episodes.support.double(), episodes.query
-    # Where rows are much larger than 1, the program is the same one of smaller rows, ridge and penalty.
+    # Rows much larger than 1 are scaled: the program is equivalent with smaller rows, ridge and penalty.
     size = support.square().sum(dim=2).amax(dim=1)[:, None, None].clamp_min(ridge)
     gram = support @ support.transpose(1, 2) / size
     gram = gram + torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device) * (ridge / size)
@@ -75,16 +75,16 @@ def solve_program(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor:
         Amos and Kolter, "OptNet" (2017), sec. 3. https://arxiv.org/abs/1703.00443
     """
     bound = limit * hot
-    share = torch.zeros_like(bound)
+    dual_variables = torch.zeros_like(bound)
     slack, multiplier = bound.clamp_min(1), torch.ones_like(bound)
     price = torch.zeros_like(bound[:, :1])  # (episodes, 1, n), of the rows' sums
     first: Tensor | None = None
     for _ in range(INTERIOR.steps):
-        wrong_bound = share + slack - bound
-        wrong_slope = share @ gram - hot + multiplier + price
-        wrong_sum = share.sum(dim=1, keepdim=True)
+        wrong_bound = dual_variables + slack - bound
+        wrong_slope = dual_variables @ gram - hot + multiplier + price
+        wrong_sum = dual_variables.sum(dim=1, keepdim=True)
         gap = (slack * multiplier).mean(dim=(1, 2), keepdim=True)
-        errors = [each.abs().amax(dim=(1, 2), keepdim=True) for each in (wrong_bound, wrong_slope, wrong_sum)]
+        errors = [error.abs().amax(dim=(1, 2), keepdim=True) for error in (wrong_bound, wrong_slope, wrong_sum)]
         error = torch.cat([*errors, gap], dim=1).amax(dim=1, keepdim=True)
         first = error if first is None else first
         going = error > INTERIOR.gap * first
@@ -92,28 +92,28 @@ def solve_program(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor:
             break
         inverse = torch.linalg.inv(gram[:, None] + torch.diag_embed(multiplier / slack))  # (episodes, n_way, n, n)
         joint = torch.linalg.cholesky(inverse.sum(dim=1))
-        system = System(inverse, joint, slack, multiplier, wrong_bound, wrong_slope, wrong_sum)
+        system = KktSystem(inverse, joint, slack, multiplier, wrong_bound, wrong_slope, wrong_sum)
         foreseen = system.move(slack * multiplier)
         size = system.find_size(foreseen)
         near = (slack + size * foreseen.slack) * (multiplier + size * foreseen.multiplier)
         centre = (near.mean(dim=(1, 2), keepdim=True) / gap) ** 3 * gap
         step = system.move(slack * multiplier + foreseen.slack * foreseen.multiplier - centre)
         size = INTERIOR.boundary * system.find_size(step) * going
-        share, price = share + size * step.share, price + size * step.price
+        dual_variables, price = dual_variables + size * step.dual_variables, price + size * step.price
         slack, multiplier = slack + size * step.slack, multiplier + size * step.multiplier
-    return share
+    return dual_variables
 
 
 class Move(NamedTuple):
     """The changes of one step."""
 
-    share: Tensor  #: (episodes, n_way, n).
+    dual_variables: Tensor  #: (episodes, n_way, n).
     price: Tensor  #: (episodes, 1, n).
     slack: Tensor  #: (episodes, n_way, n).
     multiplier: Tensor  #: (episodes, n_way, n).
 
 
-class System(NamedTuple):
+class KktSystem(NamedTuple):
     """The linear equations of a step."""
 
     inverse: Tensor  #: (episodes, n_way, n, n), of the matrix of each class.
@@ -129,9 +129,9 @@ class System(NamedTuple):
         free = self._solve((product - self.multiplier * self.wrong_bound) / self.slack - self.wrong_slope)
         excess = (free.sum(dim=1, keepdim=True) + self.wrong_sum).transpose(1, 2)
         price = torch.cholesky_solve(excess, self.joint).transpose(1, 2)
-        share = free - self._solve(price.expand_as(free))
-        slack = -self.wrong_bound - share
-        return Move(share, price, slack, -(product + self.multiplier * slack) / self.slack)
+        dual_variables = free - self._solve(price.expand_as(free))
+        slack = -self.wrong_bound - dual_variables
+        return Move(dual_variables, price, slack, -(product + self.multiplier * slack) / self.slack)
 
     def find_size(self, move: Move) -> Tensor:
         """Return the largest share of a move, in [0, 1], that keeps slack and multiplier >= 0: (episodes, 1, 1)."""
@@ -140,5 +140,5 @@ class System(NamedTuple):
         return (before / -change).where(change < 0, 1.0).amin(dim=(1, 2), keepdim=True).clamp_max(1)
 
     def _solve(self, right: Tensor) -> Tensor:
-        """Return the products (episodes, n_way, n) of the inverse matrices with vectors of that shape."""
+        """Multiply the inverse matrices with vectors (episodes, n_way, n)."""
         return (self.inverse @ right[..., None])[..., 0]

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import cosines, one_hot
 from protonet.episodes.methods.keywords import Positive, PositiveCount
+from protonet.episodes.samplers.batch import Episodes
 
 
 def oslo(
@@ -22,8 +22,8 @@ def oslo(
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are centred on
             the mean of both, then scaled to unit norm.
         steps: Updates, >= 1. The authors' code: 2.
-        inlier_temperature: The paper's lambda of the scores' entropy, > 0, divides the cosines that inliers are told
-            by. The authors' code: 0.05.
+        inlier_temperature: The paper's lambda of the scores' entropy, > 0, divides the cosines of inlier scores.
+            The authors' code: 0.05.
         temperature: The paper's lambda of the labels' entropy, > 0, divides the cosines of the assignments. The
             authors' code: 0.1.
 
@@ -47,7 +47,7 @@ def oslo(
         inlier = (assigned * close).sum(dim=1, keepdim=True) / inlier_temperature
         weight = inlier.sigmoid()
         assigned = (weight * close / temperature).softmax(dim=1)
-        shares = weight * assigned
-        prototypes = (sums + shares @ query) / (count + shares.sum(dim=2, keepdim=True))
+        class_weights = weight * assigned
+        prototypes = (sums + class_weights @ query) / (count + class_weights.sum(dim=2, keepdim=True))
     logits = cosines(query, prototypes) / temperature
     return logits - logits.amax(dim=2, keepdim=True) + inlier.transpose(1, 2)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import one_hot, squared_distances, support_means
 from protonet.episodes.methods.keywords import NonNegative, Positive, PositiveCount
+from protonet.episodes.samplers.batch import Episodes
 
-LEAST_SHARE = 1e-6  #: Added to the classes' shares of the queries before the logarithm, as in the authors' code.
+MIN_CLASS_FRACTION_OF_QUERIES = (
+    1e-6  #: Added to the classes' shares of the queries before the logarithm, as in the authors' code.
+)
 
 
 def paddle(
@@ -22,7 +24,7 @@ def paddle(
 ) -> Tensor:
     """Classify by prototypes refined by the queries, where a class of few queries costs as its share's logarithm.
 
-    Made for queries of a few of many classes, all of which the support has. The paper has no temperature, so that how
+    For queries of a few of the many classes in the support. The paper has no temperature, so that how
     sharp assignments are depends on the features' number and spread: with a few dozen of them, one class may get all.
 
     Args:
@@ -54,6 +56,6 @@ def paddle(
         logits = weight * dual - distances / (2 * temperature)
         if step < n_steps - 1:
             assigned = logits.softmax(dim=1)
-            dual = (assigned.mean(dim=2, keepdim=True) + LEAST_SHARE).log()
+            dual = (assigned.mean(dim=2, keepdim=True) + MIN_CLASS_FRACTION_OF_QUERIES).log()
             prototypes = (sums + assigned @ episodes.query) / (count + assigned.sum(dim=2, keepdim=True))
     return logits.transpose(1, 2)

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import one_hot, squared_distances
-from protonet.episodes.methods.keywords import Count, Positive, PositiveCount, PositiveShare, Share
+from protonet.episodes.methods.keywords import Count, Fraction, Positive, PositiveCount, PositiveFraction
 from protonet.episodes.methods.pt_map import OFFSET, SINKHORN, balance
+from protonet.episodes.samplers.batch import Episodes
 
 
 def proto_lp(
@@ -19,8 +19,8 @@ def proto_lp(
     n_dims: PositiveCount = 40,
     lambda_: Positive = 10.0,
     gamma: Positive = 1.0,
-    share: Share = 0.6,
-    alpha: PositiveShare = 0.2,
+    mixing_weight: Fraction = 0.6,
+    alpha: PositiveFraction = 0.2,
     n_epochs: Count = 100,
     balanced: bool = True,
     paper: bool = False,
@@ -35,13 +35,13 @@ def proto_lp(
         n_dims: Dimensions that are kept of the rows' singular vectors, >= 1.
         lambda_: The factor on the squared distances to prototypes, > 0.
         gamma: The weight of the graph's Laplacian, > 0.
-        share: Of the propagated labels in those that prototypes move by, in [0, 1]; the rest is of the assignments that
-            the graph is made of.
+        mixing_weight: Weight of the propagated labels in the update of prototypes, in [0, 1]; the rest is the weight of
+            the assignments that the graph is made of.
         alpha: Share of the way to the new means that prototypes move per step, in (0, 1].
         n_epochs: Steps, >= 0.
         balanced: Each class has as many queries; false leaves assignments and labels as they are, for other queries.
         paper: Take the Laplacian of the paper, as the authors' test_standard_GSSL_lapshot_full.py does with
-            gamma 0.05, share 0.7 and 50 steps.
+            gamma 0.05, mixing weight 0.7 and 50 steps.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows: logarithms of the last assignments.
@@ -60,7 +60,7 @@ def proto_lp(
     for epoch in range(n_epochs + 1):
         logits = -lambda_ * squared_distances(rows[:, n_support:], prototypes).transpose(1, 2)
         if balanced:
-            kernel = (logits - logits.amax(dim=1, keepdim=True)).clamp_min(SINKHORN.least_exponent).exp()
+            kernel = (logits - logits.amax(dim=1, keepdim=True)).clamp_min(SINKHORN.min_exponent).exp()
             scales[0] = balance(kernel, mass, quota, scales[0])
             logits += scales[0].log()
         if epoch == n_epochs:
@@ -72,7 +72,7 @@ def proto_lp(
             scales[1] = balance(label, mass, quota, scales[1])
             label = label * scales[1]
         label = label / label.sum(dim=1, keepdim=True)
-        joined = torch.cat([hot, share * label + (1 - share) * assigned], dim=2)
+        joined = torch.cat([hot, mixing_weight * label + (1 - mixing_weight) * assigned], dim=2)
         prototypes = prototypes.lerp(joined @ rows / joined.sum(dim=2, keepdim=True), alpha)
     return logits.log_softmax(dim=1).transpose(1, 2).to(episodes.query.dtype)
 
@@ -85,13 +85,13 @@ def _transform(rows: Tensor, beta: float, n_dims: int) -> Tensor:
     rows = rows.double()
     rows = F.normalize(rows.abs().add_(OFFSET).pow_(beta).copysign_(rows), dim=2)
     values, vectors = torch.linalg.eigh(rows @ rows.transpose(1, 2))
-    kept = min(n_dims, *rows.shape[1:])
-    rows = vectors[..., -kept:] * values[:, None, -kept:].clamp_min(0).sqrt()
+    n_singular = min(n_dims, *rows.shape[1:])
+    rows = vectors[..., -n_singular:] * values[:, None, -n_singular:].clamp_min(0).sqrt()
     return F.normalize(rows - rows.mean(dim=1, keepdim=True), dim=2)
 
 
 def _propagate(assigned: Tensor, count: Tensor, gamma: float, *, paper: bool) -> Tensor:
-    """Return the labels (episodes, n_way, rows) of rows that belong to prototypes as ``assigned``, of that shape.
+    """Propagate labels (episodes, n_way, rows) to rows, from their assignments to prototypes of the same shape.
 
     The first rows, ``count`` (episodes, n_way, 1) of each class, are the support's, which belong to their own.
     """
@@ -99,6 +99,6 @@ def _propagate(assigned: Tensor, count: Tensor, gamma: float, *, paper: bool) ->
     walk = total / assigned.sum(dim=2)[:, None]
     identity = torch.eye(total.shape[1], dtype=total.dtype, device=total.device)
     laplacian = total - walk @ total if paper else identity - walk
-    own = torch.diag_embed(count[..., 0])
-    labels: Tensor = torch.linalg.solve(own + gamma * laplacian, own)  # of the prototypes, those of the classes
+    degree = torch.diag_embed(count[..., 0])
+    labels: Tensor = torch.linalg.solve(degree + gamma * laplacian, degree)  # of the prototypes, those of the classes
     return labels.transpose(1, 2) @ assigned

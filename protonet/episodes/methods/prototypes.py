@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import cosines, squared_distances, support_means
 from protonet.episodes.methods.keywords import Positive
+from protonet.episodes.samplers.batch import Episodes
 
 
 def protonet(episodes: Episodes) -> Tensor:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import one_hot, support_means
-from protonet.episodes.methods.keywords import Count, Positive, PositiveShare
+from protonet.episodes.methods.keywords import Count, Positive, PositiveFraction
+from protonet.episodes.samplers.batch import Episodes
 
 
 @dataclass(frozen=True)
@@ -17,16 +17,20 @@ class Sinkhorn:
     """The limits of Sinkhorn's iterations."""
 
     tolerance: float = 1e-4  #: The iterations end once no class's scale changes by this share. Our own choice.
-    most_iterations: int = 1000  #: The authors' code (test_standard.py).
+    max_iterations: int = 1000  #: The authors' code (test_standard.py).
     #: They end as well once that share itself changes by no more than this, as 1e-6 of row sums in the authors' code:
     #: where classes are far apart, the scales drift on for hundreds of iterations and the plan stays as it is.
     drift: float = 1e-6
-    least_exponent: float = -60  #: Of the kernel's entries: exp(-60) does not underflow in float32. Our own choice.
+    min_exponent: float = (
+        -60
+    )  #: Smallest exponent of the kernel: exp(-60) does not underflow in float32. Our own choice.
 
 
 SINKHORN = Sinkhorn()
-LEAST_NORM = 1e-12  #: Rows are divided by this norm at least.
-CACHED = 2**20  #: Floats of queries that are transformed and multiplied at a time: these stay in the caches.
+MIN_ROW_NORM = 1e-12  #: Rows are divided by this norm at least.
+QUERY_FLOATS_IN_CACHE = (
+    2**20
+)  #: Floats of queries that are transformed and multiplied at a time: these stay in the caches.
 OFFSET = 1e-6  #: Added to the absolute features before the power, as in eq. 1 of the paper.
 
 
@@ -35,7 +39,7 @@ def pt_map(
     *,
     beta: Positive = 0.5,
     lambda_: Positive = 10.0,
-    alpha: PositiveShare = 0.2,
+    alpha: PositiveFraction = 0.2,
     n_epochs: Count = 20,
 ) -> Tensor:
     """Classify by prototypes that move, step by step, towards the means of balanced assignments of the queries.
@@ -63,21 +67,21 @@ def pt_map(
     count = one_hot(episodes.support_labels, episodes.n_way, among.dtype).sum(dim=1)[..., None]  # (episodes, n_way, 1)
     n_queries = among.shape[1]
     mass, quota = among.new_ones(1), among.new_full((), n_queries / episodes.n_way)
-    # A prototype is ``own`` times its support mean plus a share of each query.
-    own, shares = torch.ones_like(count), torch.zeros_like(towards)
+    # A prototype is ``rates`` times its support mean plus a share of each query.
+    rates, probabilities = torch.ones_like(count), torch.zeros_like(towards)
     scale = torch.ones_like(count)
     for epoch in range(n_epochs + 1):
-        products = torch.addcmul(shares @ among, own, towards)  # (episodes, n_way, n_queries)
-        cross = (shares * (products + own * towards)).sum(dim=2, keepdim=True)
-        logits = lambda_ * (2 * products - (own.square() * squares + cross))  # -lambda_ * d^2, but for a constant
-        kernel = (logits - logits.amax(dim=1, keepdim=True)).clamp_min_(SINKHORN.least_exponent).exp_()
+        products = torch.addcmul(probabilities @ among, rates, towards)  # (episodes, n_way, n_queries)
+        cross = (probabilities * (products + rates * towards)).sum(dim=2, keepdim=True)
+        logits = lambda_ * (2 * products - (rates.square() * squares + cross))  # -lambda_ * d^2, but for a constant
+        kernel = (logits - logits.amax(dim=1, keepdim=True)).clamp_min_(SINKHORN.min_exponent).exp_()
         scale = balance(kernel, mass, quota, scale)  # continues from the last epoch: far fewer iterations
         if epoch < n_epochs:
             plan = kernel.mul_(scale)
             plan /= plan.sum(dim=1, keepdim=True)
             step = alpha / (count + plan.sum(dim=2, keepdim=True))
-            own = torch.addcmul((1 - alpha) * own, step, count)
-            shares.mul_(1 - alpha).addcmul_(step, plan)
+            rates = torch.addcmul((1 - alpha) * rates, step, count)
+            probabilities.mul_(1 - alpha).addcmul_(step, plan)
     return (logits + scale.log()).log_softmax(dim=1).transpose(1, 2)
 
 
@@ -90,7 +94,7 @@ def _multiply_rows(episodes: Episodes, beta: float) -> tuple[Tensor, Tensor, Ten
         squares: (episodes, n_way, 1), of the support means with themselves.
     """
     n_queries, dim = episodes.query.shape[1:]
-    size = max(1, CACHED // (n_queries * dim))
+    size = max(1, QUERY_FLOATS_IN_CACHE // (n_queries * dim))
     parts = []
     for start in range(0, len(episodes.query), size):
         some = slice(start, start + size)
@@ -98,7 +102,7 @@ def _multiply_rows(episodes: Episodes, beta: float) -> tuple[Tensor, Tensor, Ten
         means = support_means(episodes._replace(support=support, support_labels=episodes.support_labels[some]))
         turned = query.transpose(1, 2)
         parts.append((query @ turned, means @ turned, means.square().sum(dim=2, keepdim=True)))
-    among, towards, squares = (torch.cat(each) for each in zip(*parts, strict=True))
+    among, towards, squares = (torch.cat(column) for column in zip(*parts, strict=True))
     return among, towards, squares
 
 
@@ -113,7 +117,7 @@ def transform(rows: Tensor, beta: float) -> Tensor:
     rows /= rows.norm(dim=2, keepdim=True)
     rows -= rows.mean(dim=1, keepdim=True)
     norms: Tensor = torch.linalg.vector_norm(rows, dim=2, keepdim=True)
-    return rows.div_(norms.clamp_min_(LEAST_NORM))
+    return rows.div_(norms.clamp_min_(MIN_ROW_NORM))
 
 
 def balance(kernel: Tensor, mass: Tensor, quota: Tensor, scale: Tensor) -> Tensor:
@@ -133,7 +137,7 @@ def balance(kernel: Tensor, mass: Tensor, quota: Tensor, scale: Tensor) -> Tenso
     Source: Cuturi, "Sinkhorn distances" (2013), alg. 1. https://arxiv.org/abs/1306.0895
     """
     last = torch.zeros_like(scale)
-    for _ in range(SINKHORN.most_iterations):
+    for _ in range(SINKHORN.max_iterations):
         row_scale = mass / (kernel * scale).sum(dim=1, keepdim=True)
         following = quota / (kernel * row_scale).sum(dim=2, keepdim=True)
         change = (following - scale) / following

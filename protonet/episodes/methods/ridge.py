@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import cosines, one_hot
 from protonet.episodes.methods.keywords import Positive
+from protonet.episodes.samplers.batch import Episodes
 
 
 def ridge_regression(

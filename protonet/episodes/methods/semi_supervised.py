@@ -1,4 +1,4 @@
-"""Prototypes that unlabelled rows refine, some of which may be of other classes; each query is classified alone."""
+"""Prototypes refined by unlabelled rows, some of other classes; each query is classified independently."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import one_hot, squared_distances, support_means
 from protonet.episodes.methods.keywords import Count, Positive
+from protonet.episodes.samplers.batch import Episodes
 from protonet.errors import raise_input_error
 
 
@@ -60,12 +60,12 @@ def semi_kmeans_cluster(
         code has and the paper has not. https://arxiv.org/abs/1803.00676
     """
     rows, prototypes = take_unlabelled(episodes), support_means(episodes)
-    place = prototypes.mean(dim=1, keepdim=True) * float(centred)  # (episodes, 1, dim)
+    centre = prototypes.mean(dim=1, keepdim=True) * float(centred)  # (episodes, 1, dim)
     radii = F.pad(prototypes.new_ones(episodes.n_way), (0, 1), value=radius)
     for _ in range(steps):
-        distances = squared_distances(rows, torch.cat([prototypes, place], dim=1)) / temperature
-        shares = (-distances / (2 * radii**2) - radii.log()).softmax(dim=2)
-        prototypes = _refine(episodes, rows, shares[..., :-1])
+        distances = squared_distances(rows, torch.cat([prototypes, centre], dim=1)) / temperature
+        memberships = (-distances / (2 * radii**2) - radii.log()).softmax(dim=2)
+        prototypes = _refine(episodes, rows, memberships[..., :-1])
     return -squared_distances(episodes.query, prototypes) / temperature
 
 
@@ -113,8 +113,8 @@ def take_unlabelled(episodes: Episodes) -> Tensor:
     return episodes.unlabelled
 
 
-def _refine(episodes: Episodes, rows: Tensor, shares: Tensor) -> Tensor:
+def _refine(episodes: Episodes, rows: Tensor, memberships: Tensor) -> Tensor:
     """Return the means (episodes, n_way, dim) of the support and of rows (episodes, n, dim) by shares (., n, n_way)."""
     hot = one_hot(episodes.support_labels, episodes.n_way, rows.dtype)
-    both, weights = torch.cat([episodes.support, rows], dim=1), torch.cat([hot, shares], dim=1)
+    both, weights = torch.cat([episodes.support, rows], dim=1), torch.cat([hot, memberships], dim=1)
     return (weights / weights.sum(dim=1, keepdim=True)).transpose(1, 2) @ both

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
-from protonet.episodes.methods.common import find_centre, one_hot, squared_norms
+from protonet.episodes.methods.common import compute_centre, one_hot, squared_norms
+from protonet.episodes.samplers.batch import Episodes
 
 #: Queries whose squared norm centring shrinks to less than this share are centred one by one, against rounding errors.
 LOST = 1e-2
@@ -35,14 +35,14 @@ def simpleshot_cl2n(episodes: Episodes) -> Tensor:
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating. The centre is that
-            of `find_centre`.
+            of `compute_centre`.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows: minus the distances.
 
     Source: Wang et al., "SimpleShot" (2019), eq. 2 and "Centering" below it. https://arxiv.org/abs/1911.04623
     """
-    support, query, centre = episodes.support, episodes.query, find_centre(episodes)
+    support, query, centre = episodes.support, episodes.query, compute_centre(episodes)
     means = _average_directions(support - centre, episodes)
     # Queries are many, so the centred ones are not formed: products with them follow from products with the queries.
     towards = torch.cat([means, centre], dim=1)

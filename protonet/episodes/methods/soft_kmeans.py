@@ -1,13 +1,13 @@
-"""Soft k-means: prototypes refined by the queries, each of which belongs to every class in part."""
+"""Soft k-means: prototypes refined by the queries, which belong to all classes with some probability."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import one_hot, squared_distances, support_means
 from protonet.episodes.methods.keywords import Count
+from protonet.episodes.samplers.batch import Episodes
 
 
 def soft_kmeans(episodes: Episodes, *, steps: Count = 1) -> Tensor:
@@ -28,7 +28,9 @@ def soft_kmeans(episodes: Episodes, *, steps: Count = 1) -> Tensor:
     means = support_means(episodes)
     distances = squared_distances(means, episodes.query)  # (episodes, n_way, n_queries)
     for _ in range(steps):
-        shares = torch.softmax(-distances, dim=1)
-        refined = torch.baddbmm(shots * means, shares, episodes.query) / (shots + shares.sum(dim=2, keepdim=True))
+        memberships = torch.softmax(-distances, dim=1)
+        refined = torch.baddbmm(shots * means, memberships, episodes.query) / (
+            shots + memberships.sum(dim=2, keepdim=True)
+        )
         distances = squared_distances(refined, episodes.query)
     return -distances.transpose(1, 2)

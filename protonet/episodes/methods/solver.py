@@ -5,19 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
+from protonet.episodes.samplers.batch import Episodes
 from protonet.fit.solver import solve
 
 
 def solver(episodes: Episodes, *, effort: str = "fast", seed: int = 0) -> Tensor:
     """Classify by the network that `protonet.solve` fits to the support rows alone.
 
-    Each episode is searched and fitted for itself: thousands of times slower than the others. `adaptive` is a small
+    Each episode is searched and fitted separately, thousands of times slower than other methods. `adaptive` is a small
     mixture of closed forms for whole batches.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
-        effort: What is tried, as in `protonet.solve`: fast, default or best.
+        effort: The search effort of `protonet.solve`: fast, default or best.
         seed: Of folds and initial weights, the same in every episode.
 
     Returns:
@@ -30,8 +30,8 @@ def solver(episodes: Episodes, *, effort: str = "fast", seed: int = 0) -> Tensor
     Source: Our own, docs/guide/how-it-works.md.
     """
     metadata = {"num_classes": episodes.n_way, "device": episodes.support.device}
-    found = []
+    logits = []
     for support, labels, query in zip(*episodes[:3], strict=True):
         network = solve((support.clone(), labels), None, metadata, effort=effort, seed=seed)
-        found.append(network(query).to(query.dtype))
-    return torch.stack(found)
+        logits.append(network(query).to(query.dtype))
+    return torch.stack(logits)

@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import cosines, one_hot
 from protonet.episodes.methods.keywords import Positive
+from protonet.episodes.samplers.batch import Episodes
 
 
 @dataclass(frozen=True)
-class Newton:
+class SvmNewton:
     """The limits of Newton's method. All values are our own choice."""
 
     steps: int = 50  #: Most steps.
@@ -22,7 +22,7 @@ class Newton:
     rounding: float = 8  #: Rises of the loss by fewer machine epsilons of it are rounding errors.
 
 
-NEWTON = Newton()
+SVM_NEWTON = SvmNewton()
 
 
 def linear_svm(episodes: Episodes, *, inverse_penalty: Positive = 1.0) -> Tensor:
@@ -70,18 +70,18 @@ def fit_machines(kernel: Tensor, signs: Tensor, inverse_penalty: float) -> Tenso
     dual = torch.zeros_like(signs)
     outputs, loss = torch.zeros_like(signs), inverse_penalty * signs.square().sum(dim=-1, keepdim=True)
     going = torch.ones_like(loss, dtype=torch.bool)  # machines that are found stay as they are
-    for _ in range(NEWTON.steps):
+    for _ in range(SVM_NEWTON.steps):
         near = (signs * outputs < 1).to(kernel.dtype)
         system = near[..., None] * kernel * near[..., None, :] + ridge
         step = torch.linalg.solve(system, (near * signs)[..., None])[..., 0] - dual
         change = (kernel @ step[..., None])[..., 0]
         size = going.to(kernel.dtype)
-        for _ in range(NEWTON.halvings):
+        for _ in range(SVM_NEWTON.halvings):
             moved, there = dual + size * step, outputs + size * change
             hinge = (1 - signs * there).clamp_min(0)
             trial = 0.5 * (moved * there).sum(dim=-1, keepdim=True)
             trial = trial + inverse_penalty * hinge.square().sum(dim=-1, keepdim=True)
-            worse = trial > loss * (1 + NEWTON.rounding * torch.finfo(loss.dtype).eps)
+            worse = trial > loss * (1 + SVM_NEWTON.rounding * torch.finfo(loss.dtype).eps)
             if not bool(worse.any()):
                 break
             size = torch.where(worse, size / 2, size)

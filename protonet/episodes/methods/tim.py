@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.adaptation import adam, adaptation_gradient, unit_rows
 from protonet.episodes.methods.common import one_hot
 from protonet.episodes.methods.keywords import Count, NonNegative, Positive
+from protonet.episodes.samplers.batch import Episodes
 
 
 @dataclass(frozen=True)

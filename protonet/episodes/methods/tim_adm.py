@@ -7,23 +7,23 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.adaptation import unit_rows
 from protonet.episodes.methods.common import one_hot
-from protonet.episodes.methods.keywords import Count, Positive, PositiveShare, Tried
+from protonet.episodes.methods.keywords import Count, Positive, PositiveFraction, SearchSpace
+from protonet.episodes.samplers.batch import Episodes
 
 
 def tim_adm(
     episodes: Episodes,
     *,
-    weights: Annotated[tuple[Positive, Positive, Positive], Tried(((0.1, 1.0, 0.1), (1.0, 1.0, 1.0)))] = (
+    weights: Annotated[tuple[Positive, Positive, Positive], SearchSpace(((0.1, 1.0, 0.1), (1.0, 1.0, 1.0)))] = (
         0.1,
         1.0,
         0.1,
     ),
     temperature: Positive = 1 / 15,
     steps: Count = 150,
-    step_size: PositiveShare = 1.0,
+    step_size: PositiveFraction = 1.0,
 ) -> Tensor:
     """Classify by prototypes that maximise the mutual information of queries and labels, by alternating directions.
 

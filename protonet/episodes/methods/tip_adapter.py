@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.clip import clip_zero_shot, take_texts
 from protonet.episodes.methods.common import cosines, one_hot
 from protonet.episodes.methods.keywords import NonNegative, Positive
+from protonet.episodes.samplers.batch import Episodes
 
 
 def tip_adapter(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.adaptation import adam, adaptation_gradient, unit_rows
 from protonet.episodes.methods.common import one_hot
 from protonet.episodes.methods.keywords import Count, Positive
+from protonet.episodes.samplers.batch import Episodes
 
 
 def transductive_finetune(

@@ -24,7 +24,7 @@ class Augmentation:
 AUGMENTATION = Augmentation()
 
 
-def find_shape(dim: int) -> tuple[int, int, int] | None:
+def infer_image_shape(dim: int) -> tuple[int, int, int] | None:
     """Return the axes (channels, side, side) of square images of ``dim`` numbers, grey or RGB; None for no such.
 
     No number is both a square and three times one.
@@ -59,7 +59,7 @@ def warp_images(x: Tensor, maps: Tensor) -> Tensor:
     """Move the pixels of square images by bilinear interpolation; outside the image all is 0.
 
     Args:
-        x: (n, channels * side * side) float32, grey or RGB, channel by channel, row by row of the pixels.
+        x: (n, channels * side * side) float32, grey or RGB, in the order of channels, rows and columns.
         maps: (n, 2, 3) float32, from `draw_maps`.
 
     Returns:
@@ -67,7 +67,7 @@ def warp_images(x: Tensor, maps: Tensor) -> Tensor:
 
     Source: Jaderberg et al., "Spatial transformer networks" (2015), eqs. 1 and 5. https://arxiv.org/abs/1506.02025
     """
-    shape = find_shape(x.shape[1])
+    shape = infer_image_shape(x.shape[1])
     assert shape is not None, "the backbone takes no other rows"
     images = x.reshape(-1, *shape)  # (n, channels, side, side)
     grid = F.affine_grid(maps, list(images.shape), align_corners=False)
@@ -81,15 +81,15 @@ def augment_rows(x: Tensor, spread: Tensor | None, generator: torch.Generator, *
         x: (k, dim) float32, k <= n.
         spread: (dim,) the standard deviation of each feature, for noise; None for images, which are warped, and flipped
             if they are RGB.
-        generator: Of the random numbers; what it draws does not depend on ``first`` and k.
+        generator: Generator of the random numbers, which do not depend on ``first`` and k.
         n: Rows of all processes.
         first: The number of the first row.
 
     Returns:
         (k, dim) float32.
     """
-    own = slice(first, first + len(x))
+    rows_of_batch = slice(first, first + len(x))
     if spread is not None:
-        return x + AUGMENTATION.noise * spread * torch.randn(n, x.shape[1], generator=generator)[own]
-    shape = find_shape(x.shape[1])
-    return warp_images(x, draw_maps(n, generator, flip=shape is not None and shape[0] == 3)[own])
+        return x + AUGMENTATION.noise * spread * torch.randn(n, x.shape[1], generator=generator)[rows_of_batch]
+    shape = infer_image_shape(x.shape[1])
+    return warp_images(x, draw_maps(n, generator, flip=shape is not None and shape[0] == 3)[rows_of_batch])

@@ -7,15 +7,15 @@ import math
 import torch
 from torch import Tensor, nn
 
-from protonet.episodes.draws.sampler import Take
-from protonet.episodes.networks.augmentation import find_shape
+from protonet.episodes.names import BACKBONES
+from protonet.episodes.networks.augmentation import infer_image_shape
 from protonet.episodes.networks.conv import BatchNorm, make_conv4, make_resnet12
+from protonet.episodes.samplers.sampler import Take
 from protonet.errors import raise_input_error
 
 #: The backbones for square images, with the least side in pixels that their strides and pools leave a pixel of.
 IMAGES = {"conv": 8, "conv4": 16, "resnet12": 16}
-BACKBONES = ("mlp", *IMAGES)
-CHUNK = 1024  #: Rows that `embed_rows` embeds at a time.
+EMBED_BATCH_SIZE = 1024  #: Rows that `embed_rows` embeds at a time.
 
 
 def make_backbone(name: str, dim: int, generator: torch.Generator, *, dropblock: float = 0.0) -> nn.Sequential:
@@ -26,7 +26,7 @@ def make_backbone(name: str, dim: int, generator: torch.Generator, *, dropblock:
 
     Args:
         name: "mlp" for rows of any kind; "conv" for square grey images; "conv4" and "resnet12" for square images, grey
-            or RGB. Images are given channel by channel, row by row of their pixels.
+            or RGB. Features of images are in the order of channels, rows and columns.
         dim: Features per row; of images the square of the side, times 3 for RGB.
         generator: Draws the weights.
         dropblock: The rate of DropBlock in "resnet12", in [0, 1).
@@ -44,11 +44,13 @@ def make_backbone(name: str, dim: int, generator: torch.Generator, *, dropblock:
     """
     if name not in BACKBONES:
         raise_input_error("name", f"be one of {', '.join(BACKBONES)}", repr(name), "Pick one of them.")
-    channels, side, _ = shape = find_shape(dim) or (0, 0, 0)
+    channels, side, _ = shape = infer_image_shape(dim) or (0, 0, 0)
     if name in IMAGES and (side < IMAGES[name] or (name == "conv" and channels > 1)):
-        wanted = f"be the square of a side of {IMAGES[name]} pixels or more"
-        wanted, kind = (wanted, "grey") if name == "conv" else (f"{wanted}, or three times that", "grey or RGB")
-        raise_input_error("dim", wanted, dim, f"Use the mlp, or square {kind} images.")
+        constraint = f"be the square of a side of {IMAGES[name]} pixels or more"
+        constraint, kind = (
+            (constraint, "grey") if name == "conv" else (f"{constraint}, or three times that", "grey or RGB")
+        )
+        raise_input_error("dim", constraint, dim, f"Use the mlp, or square {kind} images.")
     makers = {
         "mlp": lambda: _make_mlp(dim),
         "conv": lambda: _make_conv(side),
@@ -95,4 +97,4 @@ def embed_rows(encoder: nn.Module, take: Take, rows: Tensor) -> Tensor:
     copied there.
     """
     device = next(encoder.parameters()).device
-    return torch.cat([encoder(take(chunk).to(device).float()) for chunk in rows.split(CHUNK)])
+    return torch.cat([encoder(take(chunk).to(device).float()) for chunk in rows.split(EMBED_BATCH_SIZE)])

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-CHANNELS = (64, 160, 320, 640)  #: Of ResNet-12's four blocks.
+RESNET12_CHANNELS = (64, 160, 320, 640)  #: Of ResNet-12's four blocks.
 SLOPE = 0.1  #: Of ResNet-12's leaky rectifiers.
 BLOCK_SIZE = 5  #: Side of what DropBlock takes away, in pixels of the map; all of a smaller map.
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """Batch normalisation in three ways, none of which changes the layer during training.
+    """Batch normalisation in three modes; none changes the layer during training.
 
     In training mode the batch's own statistics are used and nothing is kept; in evaluation mode those that
     `measure_statistics` measured: an average kept along the way would be of other weights than the averaged ones. With
@@ -102,11 +102,11 @@ class DropBlock(nn.Module):
             return x
         side = x.shape[3]
         size = min(self.size, side)
-        places = side - size + 1
-        share = self.rate * (side / (size * places)) ** 2  # of the places that a square begins at
-        seeds = (torch.rand_like(x[..., :places, :places]) < share).to(x.dtype)
-        kept = 1 - F.max_pool2d(F.pad(seeds, [size - 1] * 4), size, stride=1)  # (n, channels, side, side)
-        return x * kept * (kept.numel() / kept.sum().clamp_min(1))
+        n_positions = side - size + 1
+        seed_rate = self.rate * (side / (size * n_positions)) ** 2  # the probability that a square begins at a position
+        seeds = (torch.rand_like(x[..., :n_positions, :n_positions]) < seed_rate).to(x.dtype)
+        mask = 1 - F.max_pool2d(F.pad(seeds, [size - 1] * 4), size, stride=1)  # (n, channels, side, side)
+        return x * mask * (mask.numel() / mask.sum().clamp_min(1))
 
 
 class Residual(nn.Module):
@@ -115,8 +115,8 @@ class Residual(nn.Module):
     def __init__(self, before: int, channels: int, drop: DropBlock) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for number in range(3):
-            layers += [nn.Conv2d(channels if number else before, channels, 3, padding=1, bias=False)]
+        for layer in range(3):
+            layers += [nn.Conv2d(channels if layer else before, channels, 3, padding=1, bias=False)]
             layers += [BatchNorm(channels), nn.LeakyReLU(SLOPE)]
         self.path = nn.Sequential(*layers[:-1])
         self.shortcut = nn.Sequential(nn.Conv2d(before, channels, 1, bias=False), BatchNorm(channels))
@@ -149,5 +149,5 @@ def make_resnet12(shape: tuple[int, int, int], dropblock: float) -> nn.Sequentia
         rectifiers of Lee et al., "MetaOptNet" (2019), https://arxiv.org/abs/1904.03758, and the mean of the last maps.
     """
     drops = [DropBlock(dropblock, size) for size in (1, 1, BLOCK_SIZE, BLOCK_SIZE)]
-    blocks = map(Residual, (shape[0], *CHANNELS), CHANNELS, drops)
+    blocks = map(Residual, (shape[0], *RESNET12_CHANNELS), RESNET12_CHANNELS, drops)
     return nn.Sequential(nn.Unflatten(1, shape), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())

@@ -1,4 +1,4 @@
-"""What an objective trains beside the encoder: FEAT's transformer, and the linear layer that MAML and ANIL begin at."""
+"""Heads that are trained with the encoder: FEAT's transformer, and the initial linear layer of MAML and ANIL."""
 
 from __future__ import annotations
 
@@ -32,11 +32,6 @@ class SetTransformer(nn.Module):
         moved = self.output(self.attention_dropout(scores.softmax(dim=2)) @ self.value(sets))
         adapted: Tensor = self.norm(sets + self.output_dropout(moved))
         return adapted
-
-
-#: What the last layer of MAML and ANIL begins at: weights learned for each class, or zero. Files of version 2 have one
-#: weight that all classes share, which is as good as zero.
-HEADS = ("classes", "zero")
 
 
 class LinearHead(nn.Module):
@@ -80,7 +75,7 @@ def make_head(objective: str, dim: int, generator: torch.Generator, *, n_way: in
     """Make what an objective trains beside the encoder: nothing for "prototypes" and "protonet".
 
     Args:
-        objective: One of `protonet.episodes.training.objectives.OBJECTIVES`.
+        objective: One of `protonet.episodes.names.OBJECTIVES`.
         dim: Features per embedding.
         generator: Draws the weights: normal, of variance 1 / dim; biases are 0.
         n_way: Of MAML and ANIL: the classes that each have weights of their own; None for a layer at zero.

@@ -24,35 +24,35 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from protonet._progress import progress_bar
-from protonet.episodes.evaluation.distributed import Group
+from protonet.episodes.evaluation.distributed import ProcessGroup
 from protonet.episodes.networks.checkpoints import (
     BEST,
     HEAD,
-    Plan,
+    TrainingPlan,
     describe_plan,
     split_head,
     take_prefix,
     write_checkpoint,
 )
 from protonet.episodes.networks.conv import measure_statistics
-from protonet.episodes.training.objectives import LOSSES, RECIPE, AnyLearner, make_learner
+from protonet.episodes.training.objectives import LOSSES, TRAINING_RECIPE, AnyLearner, make_learner
 from protonet.episodes.training.tasks import Score, Side, draw_batch, score_encoder
 from protonet.errors import raise_input_error
 
-#: What the names of a checkpoint's tensors begin with, beside those of the best weights.
+#: Prefixes of the names of a checkpoint's tensors, other than those of the best weights.
 LEARNER, AVERAGED, OPTIMIZER = "learner.", "average.", "optimizer."
 
 
 @dataclass
-class Run:
+class TrainingRun:
     """A run between two steps: everything that the next steps depend on."""
 
-    plan: Plan  #: The settings.
+    plan: TrainingPlan  #: The settings.
     learner: AnyLearner  #: The encoder, and what is trained beside it.
-    optimizer: torch.optim.AdamW  #: Of the learner's parameters.
+    optimizer: torch.optim.AdamW  #: The optimizer of the learner's parameters.
     average: nn.Module  #: The encoder with averaged weights, in evaluation mode.
     head: nn.Module  #: The learner's head with averaged weights.
-    kept: dict[str, Tensor]  #: The averaged weights of the best validation.
+    best_weights: dict[str, Tensor]  #: The averaged weights of the best validation.
     best: Score  #: The best validation.
     step: int  #: Steps taken.
     losses: list[list[float]]  #: The losses of each step since the last validation.
@@ -64,30 +64,30 @@ class Run:
         return self.step >= self.plan.steps or since >= self.plan.patience * self.plan.eval_every
 
 
-def begin_run(plan: Plan, device: str, start: nn.Module | None = None) -> Run:
+def begin_run(plan: TrainingPlan, device: str, start: nn.Module | None = None) -> TrainingRun:
     """Make a run before its first step, with all tensors on ``device``; ``start`` is an encoder to begin at."""
     learner = make_learner(plan, torch.Generator().manual_seed(plan.seed))
     encoder = learner.encoder
     if start is not None:
         encoder.load_state_dict(start.state_dict())
     learner.to(device)
-    beside = [parameter for name, parameter in learner.named_parameters() if not name.startswith("encoder.")]
-    beside_group: dict[str, Any] = {"params": beside, "weight_decay": 0.0}
-    groups = [{"params": list(encoder.parameters())}, beside_group]
-    weight_decay = 0.0 if plan.objective == "protonet" else RECIPE.weight_decay
+    head_parameters = [parameter for name, parameter in learner.named_parameters() if not name.startswith("encoder.")]
+    head_group: dict[str, Any] = {"params": head_parameters, "weight_decay": 0.0}
+    groups = [{"params": list(encoder.parameters())}, head_group]
+    weight_decay = 0.0 if plan.objective == "protonet" else TRAINING_RECIPE.weight_decay
     optimizer = torch.optim.AdamW(groups, lr=plan.learning_rate, weight_decay=weight_decay)
-    average, head = (copy.deepcopy(each).requires_grad_(False).eval() for each in (encoder, learner.head))
-    run = Run(plan, learner, optimizer, average, head, {}, Score(0, 0.0, 0.0), 0, [])
-    run.kept = copy.deepcopy(_pack_average(run))
+    average, head = (copy.deepcopy(module).requires_grad_(False).eval() for module in (encoder, learner.head))
+    run = TrainingRun(plan, learner, optimizer, average, head, {}, Score(0, 0.0, 0.0), 0, [])
+    run.best_weights = copy.deepcopy(_pack_average(run))
     return run
 
 
-def _pack_average(run: Run) -> dict[str, Tensor]:
+def _pack_average(run: TrainingRun) -> dict[str, Tensor]:
     """Return the averaged weights of the encoder and of the head by name."""
     return run.average.state_dict() | {HEAD + name: tensor for name, tensor in run.head.state_dict().items()}
 
 
-def take_step(run: Run, model: nn.Module, x: Tensor, targets: Tensor) -> Tensor:
+def take_step(run: TrainingRun, model: nn.Module, x: Tensor, targets: Tensor) -> Tensor:
     """Take one optimizer step on a batch and update the average of the weights.
 
     Args:
@@ -110,53 +110,53 @@ def take_step(run: Run, model: nn.Module, x: Tensor, targets: Tensor) -> Tensor:
     losses.sum().backward()
     run.optimizer.step()
     run.step += 1
-    decay = min(RECIPE.average_decay, run.step / (run.step + RECIPE.average_delay))
+    decay = min(TRAINING_RECIPE.average_decay, run.step / (run.step + TRAINING_RECIPE.average_delay))
     for average, learned in ((run.average, run.learner.encoder), (run.head, run.learner.head)):
-        for kept, weight in zip(average.parameters(), learned.parameters(), strict=True):
-            kept.lerp_(weight.detach(), 1 - decay)
+        for averaged, weight in zip(average.parameters(), learned.parameters(), strict=True):
+            averaged.lerp_(weight.detach(), 1 - decay)
     return losses.detach()
 
 
-def keep_best(run: Run, score: Score) -> None:
+def keep_best(run: TrainingRun, score: Score) -> None:
     """Keep the averaged weights if their score is the best so far."""
     if score.accuracy > run.best.accuracy:
-        run.best, run.kept = score, copy.deepcopy(_pack_average(run))
+        run.best, run.best_weights = score, copy.deepcopy(_pack_average(run))
 
 
-def pack_run(run: Run) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def pack_run(run: TrainingRun) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return a run as tensors by name and metadata, for `protonet.episodes.networks.checkpoints.write_checkpoint`."""
-    states = {LEARNER: run.learner.state_dict(), AVERAGED: _pack_average(run), BEST: run.kept}
-    states |= {f"{OPTIMIZER}{number}.": state for number, state in run.optimizer.state_dict()["state"].items()}
+    states = {LEARNER: run.learner.state_dict(), AVERAGED: _pack_average(run), BEST: run.best_weights}
+    states |= {f"{OPTIMIZER}{index}.": state for index, state in run.optimizer.state_dict()["state"].items()}
     tensors = {prefix + name: tensor for prefix, state in states.items() for name, tensor in state.items()}
     backbone, plan = {"name": run.plan.backbone, "dim": run.plan.dim}, describe_plan(run.plan)
     return tensors, {"step": run.step, "best": run.best, "losses": run.losses, "plan": plan, "backbone": backbone}
 
 
-def unpack_run(run: Run, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+def unpack_run(run: TrainingRun, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
     """Bring a run, in place, to the state of one of the same plan, from what `pack_run` returned, on any device."""
     run.learner.load_state_dict(take_prefix(tensors, LEARNER))
     encoder, head = split_head(take_prefix(tensors, AVERAGED))
     run.average.load_state_dict(encoder)
     run.head.load_state_dict(head)
-    run.kept = take_prefix(tensors, BEST)
+    run.best_weights = take_prefix(tensors, BEST)
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in take_prefix(tensors, OPTIMIZER).items():
-        number, _, key = name.partition(".")
-        state.setdefault(int(number), {})[key] = tensor
+        index, _, key = name.partition(".")
+        state.setdefault(int(index), {})[key] = tensor
     run.optimizer.load_state_dict({**run.optimizer.state_dict(), "state": state})
     run.step, run.best = metadata["step"], Score(*metadata["best"])
     run.losses = metadata.get("losses", [])  # files of version 1 have none
 
 
 class Outputs(NamedTuple):
-    """Where results are written: the checkpoint, the log and the folder for TensorBoard; None for none."""
+    """Paths of the results: the checkpoint, the log and the folder for TensorBoard; None for no output."""
 
     checkpoint: Path | None = None
     log: Path | None = None
     tensorboard: Path | None = None
 
 
-def train(run: Run, base: Side, validation: Side, group: Group, outputs: Outputs) -> None:
+def train(run: TrainingRun, base: Side, validation: Side, group: ProcessGroup, outputs: Outputs) -> None:
     """Train until the run is finished; every validation, and Ctrl-C between two steps, writes the checkpoint.
 
     Args:
@@ -193,9 +193,9 @@ def train(run: Run, base: Side, validation: Side, group: Group, outputs: Outputs
         if run.step == 0:
             validate()
         while not run.finished:
-            own_losses = take_step(run, shared, *draw_batch(base, plan, run.step, group)).tolist()
-            losses, asked = zip(*group.gather((own_losses, interrupted())), strict=True)
-            stop = any(asked)
+            step_losses = take_step(run, shared, *draw_batch(base, plan, run.step, group)).tolist()
+            losses, interrupts = zip(*group.gather((step_losses, interrupted())), strict=True)
+            stop = any(interrupts)
             run.losses.append(_average_losses(losses))
             if not math.isfinite(sum(run.losses[-1])):
                 remedy = "Lower --learning-rate, or --inner-rate; --resume goes on from the last validation."
@@ -212,12 +212,12 @@ def train(run: Run, base: Side, validation: Side, group: Group, outputs: Outputs
                 raise KeyboardInterrupt(f"stopped at step {run.step:,}; run again with --resume")
 
 
-def _draw_measured(run: Run, base: Side) -> Iterator[Tensor]:
+def _draw_measured(run: TrainingRun, base: Side) -> Iterator[Tensor]:
     """Yield the rows (n, dim) of as many of the run's first batches as batch normalisation is measured on."""
     plan, device = run.plan, next(run.average.parameters()).device
     rows = plan.episodes_per_step * plan.way * (plan.shot + plan.query)
-    for step in range(-(-RECIPE.measured_rows // rows)):
-        yield draw_batch(base, plan, step, Group())[0].flatten(0, 2).to(device)
+    for step in range(-(-TRAINING_RECIPE.measured_rows // rows)):
+        yield draw_batch(base, plan, step, ProcessGroup())[0].flatten(0, 2).to(device)
 
 
 def _average_losses(losses: Sequence[Sequence[float]]) -> list[float]:
@@ -262,7 +262,7 @@ def _read_log(path: Path, step: int) -> list[str]:
     """Return a log's lines up to a step; those written between the last checkpoint and a crash will be repeated."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
     steps = [re.match(r'{"step": (\d+),.*}\n', line) for line in lines]
-    return [line for line, found in zip(lines, steps, strict=True) if found and int(found[1]) <= step]
+    return [line for line, match in zip(lines, steps, strict=True) if match and int(match[1]) <= step]
 
 
 @contextmanager
@@ -271,15 +271,15 @@ def delay_interrupt() -> Iterator[Callable[[], bool]]:
 
     Yields a function that returns whether Ctrl-C came. A second Ctrl-C raises KeyboardInterrupt at once.
     """
-    asked = threading.Event()
+    interrupted = threading.Event()
 
     def note(*_: object) -> None:
-        if asked.is_set():
+        if interrupted.is_set():
             raise KeyboardInterrupt
-        asked.set()
+        interrupted.set()
 
     before = signal.signal(signal.SIGINT, note)
     try:
-        yield asked.is_set
+        yield interrupted.is_set
     finally:
         signal.signal(signal.SIGINT, before)

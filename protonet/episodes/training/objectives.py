@@ -1,4 +1,4 @@
-"""What an encoder is meta-trained for: prototypes, also those of FEAT, or fast adaptation, of MAML and ANIL.
+"""Objectives of meta-training: prototypes, those of FEAT, or fast adaptation by MAML and ANIL.
 
 An objective is a learner: the encoder, what is trained beside it, and their losses on a batch of episodes.
 """
@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from protonet.episodes.methods.anil import classify_embedded
 from protonet.episodes.methods.maml import InnerLoop, classify_adapted
 from protonet.episodes.networks.backbones import make_backbone
-from protonet.episodes.networks.checkpoints import Plan, find_head_way
+from protonet.episodes.networks.checkpoints import TrainingPlan, get_head_way
 from protonet.episodes.networks.heads import LinearHead, make_head
 from protonet.losses import cosine_cross_entropy, episodic_loss
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingRecipe:
     """How the encoder is trained. All values are our own choice, but where another source is named."""
 
-    weight_decay: float = 1e-2  #: AdamW's, of the encoder's weights; what is trained beside it has none.
+    weight_decay: float = 1e-2  #: AdamW's, of the encoder's weights; the head and the proxies have none.
     temperature: float = 0.1  #: Divides the cosines in all losses.
     smoothing: float = 0.1  #: Label smoothing in the losses of prototypes and proxies, in [0, 1).
     contrast: float = 0.1  #: The factor on FEAT's contrastive loss, one of the values that its authors' code names.
@@ -32,7 +32,7 @@ class Recipe:
     measured_rows: int = 2048  #: Training rows that batch normalisation's statistics are of, at least.
 
 
-RECIPE = Recipe()
+TRAINING_RECIPE = TrainingRecipe()
 LOSSES = ("episodic_loss", "contrastive_loss", "cross_entropy")  #: The names of a step's losses in the log.
 
 
@@ -64,7 +64,7 @@ class Learner(nn.Module):
         """
         embeddings = F.normalize(self.encoder(x.flatten(0, 2)), dim=1)  # (rows of all episodes, embedding_dim)
         episodes = embeddings.unflatten(0, x.shape[:3])  # (episodes, n_way, n_shot + n_query, embedding_dim)
-        temperature, smoothing = RECIPE.temperature, RECIPE.smoothing
+        temperature, smoothing = TRAINING_RECIPE.temperature, TRAINING_RECIPE.smoothing
         episodic = episodic_loss(episodes, n_shot=n_shot, temperature=temperature, smoothing=smoothing)
         labels = targets.flatten()
         entropy = cosine_cross_entropy(embeddings, labels, self.proxies, temperature=temperature, smoothing=smoothing)
@@ -129,7 +129,7 @@ class FeatLearner(nn.Module):
         adapted = self.head(rows[:, :, :n_shot].mean(dim=2))  # (episodes, n_way, embedding_dim)
         centres = self.head(rows.flatten(0, 1)).mean(dim=1).unflatten(0, x.shape[:2])  # of support and queries together
         episodic, contrastive = _classify(rows[:, :, n_shot:], adapted), _classify(rows, centres)
-        temperature, smoothing = RECIPE.temperature, RECIPE.smoothing
+        temperature, smoothing = TRAINING_RECIPE.temperature, TRAINING_RECIPE.smoothing
         entropy = cosine_cross_entropy(
             F.normalize(embeddings, dim=1),
             targets.flatten(),
@@ -137,14 +137,14 @@ class FeatLearner(nn.Module):
             temperature=temperature,
             smoothing=smoothing,
         )
-        return torch.stack([episodic, RECIPE.contrast * contrastive, entropy])
+        return torch.stack([episodic, TRAINING_RECIPE.contrast * contrastive, entropy])
 
 
 def _classify(rows: Tensor, prototypes: Tensor) -> Tensor:
     """Return the cross-entropy, 0-d, of rows (episodes, n_way, n, dim) by prototypes (episodes, n_way, dim)."""
     cosines = F.normalize(rows.flatten(1, 2), dim=2) @ F.normalize(prototypes, dim=2).transpose(1, 2)
     labels = torch.arange(rows.shape[1], device=rows.device).repeat_interleave(rows.shape[2])
-    return F.cross_entropy((cosines / RECIPE.temperature).flatten(0, 1), labels.repeat(len(rows)))
+    return F.cross_entropy((cosines / TRAINING_RECIPE.temperature).flatten(0, 1), labels.repeat(len(rows)))
 
 
 class AdaptedLearner(nn.Module):
@@ -158,7 +158,7 @@ class AdaptedLearner(nn.Module):
 
     losses: tuple[str, ...] = ("episodic_loss",)
 
-    def __init__(self, encoder: nn.Module, head: LinearHead, plan: Plan) -> None:
+    def __init__(self, encoder: nn.Module, head: LinearHead, plan: TrainingPlan) -> None:
         super().__init__()
         self.encoder, self.head, self.plan = encoder, head, plan
 
@@ -179,17 +179,16 @@ class AdaptedLearner(nn.Module):
 
 
 AnyLearner = Learner | ProtoNetLearner | FeatLearner | AdaptedLearner
-OBJECTIVES = ("prototypes", "protonet", "feat", "maml", "anil")
 
 
-def make_learner(plan: Plan, generator: torch.Generator) -> AnyLearner:
+def make_learner(plan: TrainingPlan, generator: torch.Generator) -> AnyLearner:
     """Make an untrained learner of a plan's objective, on the CPU; the generator draws its weights."""
     encoder = make_backbone(plan.backbone, plan.dim, generator, dropblock=plan.dropblock)
     with torch.no_grad():
         embedding_dim = encoder.eval()(torch.zeros(1, plan.dim)).shape[1]
     encoder.train()
     if plan.objective in ("maml", "anil"):
-        head = make_head(plan.objective, embedding_dim, generator, n_way=find_head_way(plan._asdict()))
+        head = make_head(plan.objective, embedding_dim, generator, n_way=get_head_way(plan._asdict()))
         assert isinstance(head, LinearHead)
         return AdaptedLearner(encoder, head, plan)
     if plan.objective == "protonet":

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from protonet.datasets.dataset import Dataset
-from protonet.episodes.draws.batch import Trained
-from protonet.episodes.draws.numbered import Setting
-from protonet.episodes.draws.sampler import Take
-from protonet.episodes.evaluation.distributed import Group
+from protonet.episodes.evaluation.distributed import ProcessGroup
 from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.evaluation.statistics import half_width, mean_of
 from protonet.episodes.methods import METHODS
 from protonet.episodes.methods.prototypes import protonet_cosine
 from protonet.episodes.networks.augmentation import AUGMENTATION, augment_rows
 from protonet.episodes.networks.backbones import IMAGES, embed_rows
-from protonet.episodes.networks.checkpoints import Plan, find_head_way
+from protonet.episodes.networks.checkpoints import TrainingPlan, get_head_way
+from protonet.episodes.samplers.batch import Trained
+from protonet.episodes.samplers.config import EpisodeConfig
+from protonet.episodes.samplers.sampler import Take
 from protonet.errors import raise_input_error
 from protonet.sampling import ClassIndex, index_classes
 
@@ -31,7 +31,7 @@ class Validation:
 
     n_episodes: int = 600  #: Episodes, always the same ones.
     n_slow: int = 200  #: Episodes where each adapts the whole network.
-    n_way: int = 5  #: Classes per episode, or all validation classes if they are fewer; see `find_head_way`.
+    n_way: int = 5  #: Classes per episode, or all validation classes if they are fewer; see `get_head_way`.
     n_shot: int = (
         1  #: Support rows per class for prototypes; other objectives are judged with as many as they train with.
     )
@@ -69,21 +69,23 @@ def take_side(argument: str, data: Dataset, side: str) -> Side:
     """
     if data.sides is None:
         raise_input_error(argument, "have a split by class", "none", "Pass --split-seed 0.")
-    class_ids = torch.tensor([c for c, own in enumerate(data.sides) if own == side], dtype=torch.int64)
+    class_ids = torch.tensor(
+        [c for c, side_of_class in enumerate(data.sides) if side_of_class == side], dtype=torch.int64
+    )
     index = index_classes(data.y).take(class_ids)
     usable = int((index.size > 1).sum())
     if usable < 2:
         remedy = "Add classes or rows to that side, or pass another --split-seed and 10 classes or more."
         raise_input_error(argument, f"have at least 2 {side} classes with 2 rows", usable, remedy)
-    numbers = torch.full((data.num_classes,), -1).index_copy_(0, class_ids, torch.arange(len(class_ids)))
-    classes = numbers[data.y]  # (n,)
+    class_positions = torch.full((data.num_classes,), -1).index_copy_(0, class_ids, torch.arange(len(class_ids)))
+    classes = class_positions[data.y]  # (n,)
     rows = (classes >= 0).nonzero().flatten()
     sampled = rows[:: -(-len(rows) // AUGMENTATION.n_sampled)]
     spread = data.take_rows(sampled).float().std(dim=0, correction=0)
     return Side(data.x, data.take_rows, classes, index, tuple(data.class_names[c] for c in class_ids.tolist()), spread)
 
 
-def draw_batch(base: Side, plan: Plan, step: int, group: Group) -> tuple[Tensor, Tensor]:
+def draw_batch(base: Side, plan: TrainingPlan, step: int, group: ProcessGroup) -> tuple[Tensor, Tensor]:
     """Draw and augment this process's share of a step's episodes, which depend only on the seed and the step.
 
     Args:
@@ -96,10 +98,10 @@ def draw_batch(base: Side, plan: Plan, step: int, group: Group) -> tuple[Tensor,
         x: (episodes, n_way, n_shot + n_query, dim) float32, support first.
         targets: (episodes, n_way, n_shot + n_query) int64, the rows' base classes.
     """
-    share = plan.episodes_per_step // group.world_size
-    first = step * plan.episodes_per_step + group.rank * share
-    setting = Setting((plan.way, plan.way), (plan.shot, plan.shot), plan.query)
-    draw = setting.draw(base.by_class, seed=plan.seed, first=first, n_episodes=share)
+    n_episodes = plan.episodes_per_step // group.world_size
+    first = step * plan.episodes_per_step + group.rank * n_episodes
+    setting = EpisodeConfig((plan.way, plan.way), (plan.shot, plan.shot), plan.query)
+    draw = setting.sample(base.by_class, seed=plan.seed, first=first, n_episodes=n_episodes)
     rows = torch.cat([draw.support, draw.query], dim=2)  # (episodes, n_way, n_shot + n_query)
     x = base.take(rows.flatten()).float()
     seed = np.random.SeedSequence([plan.seed, step]).generate_state(1, np.uint64)
@@ -110,7 +112,7 @@ def draw_batch(base: Side, plan: Plan, step: int, group: Group) -> tuple[Tensor,
     return x.unflatten(0, rows.shape), base.classes[rows]
 
 
-def score_raw_features(validation: Side, plan: Plan, group: Group) -> tuple[str, Score]:
+def score_raw_features(validation: Side, plan: TrainingPlan, group: ProcessGroup) -> tuple[str, Score]:
     """Measure the accuracy of prototypes of the raw features on the validation episodes, the baseline of an encoder.
 
     Args:
@@ -130,26 +132,26 @@ def score_raw_features(validation: Side, plan: Plan, group: Group) -> tuple[str,
     return name, Score(0, mean_of(accuracy), half_width(accuracy))
 
 
-def _count_episodes(plan: Plan | None) -> int:
+def _count_episodes(plan: TrainingPlan | None) -> int:
     """Return the number of validation episodes."""
     return VALIDATION.n_slow if plan is not None and plan.objective == "maml" else VALIDATION.n_episodes
 
 
-def _choose_episodes(index: ClassIndex, plan: Plan | None) -> tuple[Setting, ClassIndex]:
+def _choose_episodes(index: ClassIndex, plan: TrainingPlan | None) -> tuple[EpisodeConfig, ClassIndex]:
     """Return the kind of the validation episodes, and the classes of an index that are large enough for them."""
     n_shot = VALIDATION.n_shot if plan is None or plan.objective == "prototypes" else plan.shot
-    head_way = None if plan is None else find_head_way(plan._asdict())
+    head_way = None if plan is None else get_head_way(plan._asdict())
     n_way = head_way or min(VALIDATION.n_way, int((index.size > n_shot).sum()))
-    config = Setting((n_way, n_way), (n_shot, n_shot), VALIDATION.n_query, allow_small=True)
-    return config, config.check(index, ())
+    config = EpisodeConfig((n_way, n_way), (n_shot, n_shot), VALIDATION.n_query, allow_small=True)
+    return config, config.validate(index, ())
 
 
 def score_encoder(
     encoder: nn.Module,
     validation: Side,
     step: int,
-    group: Group,
-    plan: Plan | None = None,
+    group: ProcessGroup,
+    plan: TrainingPlan | None = None,
     head: nn.Module | None = None,
 ) -> Score:
     """Measure the accuracy on the validation episodes, the same in every process.
@@ -160,7 +162,7 @@ def score_encoder(
         step: The steps taken so far, for the score.
         group: The processes that share the episodes.
         plan: Its objective is the method that classifies; for None and "prototypes" it is `protonet_cosine`.
-        head: What the objective trains beside the encoder.
+        head: The head that is trained with the encoder.
     """
     rows = (validation.classes >= 0).nonzero().flatten()
     index = index_classes(validation.classes[rows])
@@ -169,7 +171,7 @@ def score_encoder(
     embeddings = embed_rows(encoder, validation.take, rows)
     trained = None
     if plan is not None and head is not None:
-        trained = Trained(encoder, head, plan._asdict(), lambda numbers: validation.take(rows[numbers]))
+        trained = Trained(encoder, head, plan._asdict(), lambda indices: validation.take(rows[indices]))
     method = {objective: METHODS.get(objective, protonet_cosine)}
     n_episodes = _count_episodes(plan)
     scores = evaluate(embeddings, index, method, config, n_episodes=n_episodes, trained=trained, group=group)

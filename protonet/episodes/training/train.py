@@ -11,13 +11,17 @@ from torch import nn
 
 from protonet._validation import check_device
 from protonet.episodes.evaluation.distributed import join_group
-from protonet.episodes.networks.augmentation import find_shape
-from protonet.episodes.networks.checkpoints import Plan, complete_plan, find_head_way, load_encoder, read_checkpoint
+from protonet.episodes.networks.augmentation import infer_image_shape
+from protonet.episodes.networks.checkpoints import (
+    TrainingPlan,
+    complete_plan,
+    get_head_way,
+    load_encoder,
+    read_checkpoint,
+)
 from protonet.episodes.training.meta import Outputs, begin_run, train, unpack_run
 from protonet.episodes.training.tasks import Side, score_raw_features, take_side
 from protonet.errors import raise_input_error
-
-PROG = "protonet.episodes train"
 
 
 def run_train(options: argparse.Namespace) -> None:
@@ -28,14 +32,14 @@ def run_train(options: argparse.Namespace) -> None:
         InputError: Arguments, data or a checkpoint do not fit together; or the best encoder is not more accurate than
             the raw features on the validation classes, and its file is removed.
     """
-    numbers, more, objective = dict(options.numbers), options.more, options.objective
+    integers, more, objective = dict(options.integers), options.more, options.objective
     split_seed, size = options.split_seed, options.image_size
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device("--device", device)
     with join_group(device) as group:
-        if numbers["episodes_per_step"] % group.world_size:
+        if integers["episodes_per_step"] % group.world_size:
             bound = f"be a multiple of the number of processes ({group.world_size})"
-            raise_input_error("--episodes-per-step", bound, numbers["episodes_per_step"], "Pass another number.")
+            raise_input_error("--episodes-per-step", bound, integers["episodes_per_step"], "Pass another number.")
         outputs = Outputs(*map(options.paths.get, ("output", "log", "tensorboard")))
         begun = options.resume and Path(options.output).exists()  # a run may be killed before its first checkpoint
         stored = read_checkpoint("--output", options.output) if begun else None
@@ -45,12 +49,12 @@ def run_train(options: argparse.Namespace) -> None:
 
         data = load_source(options.dataset, split_seed=split_seed, image_size=size)
         base, validation = (take_side("--dataset", data, side) for side in ("base", "validation"))
-        numbers["way"] = min(numbers["way"], len(base.names))
+        integers["way"] = min(integers["way"], len(base.names))
         dim = data.x.shape[1]
         backbone = options.backbone or choose_backbone(options.dataset, dim)
         if more["dropblock"] and backbone != "resnet12":
             raise_input_error("--dropblock", "be of the backbone resnet12", f"that of {backbone}", "Leave it out.")
-        plan = Plan(options.dataset, split_seed, dim, len(base.names), backbone, **numbers, **more)
+        plan = TrainingPlan(options.dataset, split_seed, dim, len(base.names), backbone, **integers, **more)
         _check_rows(base, validation, plan)
         if stored is not None:
             _check_same_plan(plan, complete_plan(stored[1]["plan"]))
@@ -67,7 +71,7 @@ def run_train(options: argparse.Namespace) -> None:
             baseline = f"{100 * raw.accuracy:.2f} ±{100 * raw.half_width:.2f} % ({raw_method} on raw features)"
             remedy = f"{outputs.checkpoint} is not written. Use the features without an encoder, or train for longer "
             remedy += "(--steps, --patience), at another --learning-rate or on more classes."
-            raise_input_error("encoder", f"have an accuracy above {baseline}", score, remedy)
+            raise_input_error("accuracy", f"be above {baseline}", score, remedy)
         before = "untrained network" if plan.start is None else "encoder that it began at"
         score = f"{score} after step {step:,}" if step else f"no validation beat the {before}: {score}"
         name = plan.backbone if objective == "prototypes" else f"{plan.backbone} by {objective}"
@@ -77,17 +81,17 @@ def run_train(options: argparse.Namespace) -> None:
 def choose_backbone(dataset: str, dim: int) -> str:
     """Return the default backbone for a data set of ``dim`` features: "conv" or "conv4" for images, grey or RGB.
 
-    The number of features alone does not tell: it may be a square without the rows being images.
+    The number of features is not enough: it may be a square although the rows are not images.
     """
     kind, colon, _ = dataset.partition(":")
     is_image = dataset == "glyphs" or Path(dataset).is_dir() or (bool(colon) and kind != "synthetic")
-    shape = find_shape(dim)
+    shape = infer_image_shape(dim)
     if not is_image or shape is None:
         return "mlp"
     return "conv" if shape[0] == 1 else "conv4"
 
 
-def _load_start(plan: Plan) -> nn.Module | None:
+def _load_start(plan: TrainingPlan) -> nn.Module | None:
     """Return the encoder that a plan begins at, once it is of the same backbone."""
     if plan.start is None:
         return None
@@ -99,34 +103,36 @@ def _load_start(plan: Plan) -> nn.Module | None:
         constraint = f"be that of --start, {before['split_seed']}, which learned its base classes"
         raise_input_error("--split-seed", constraint, plan.split_seed, "Pass the same, or begin without --start.")
     if backbone != {"name": plan.backbone, "dim": plan.dim}:
-        wanted = f"hold an encoder of {plan.backbone} and {plan.dim} features per row"
+        constraint = f"hold an encoder of {plan.backbone} and {plan.dim} features per row"
         raise_input_error(
-            "--start", wanted, f"{backbone['name']} and {backbone['dim']}", "Pass another file or --backbone."
+            "--start", constraint, f"{backbone['name']} and {backbone['dim']}", "Pass another file or --backbone."
         )
     return load_encoder(plan.start)
 
 
-def _check_rows(base: Side, validation: Side, plan: Plan) -> None:
+def _check_rows(base: Side, validation: Side, plan: TrainingPlan) -> None:
     """Raise an InputError if a base class or too many validation classes have too few rows for an episode."""
     needed, worst = plan.shot + plan.query, int(base.by_class.size.argmin())
     if (size := int(base.by_class.size[worst])) < needed:
         limit = f"have {needed} rows per base class (--shot + --query)"
         raise_input_error("--dataset", limit, f"class {base.names[worst]!r} with {size}", "Ask for fewer rows.")
     usable = int((validation.by_class.size > plan.shot).sum())
-    least = find_head_way(plan._asdict()) or 2
-    if plan.objective != "prototypes" and usable < least:  # which is validated with as many rows as it trains with
-        limit = f"have at least {least} validation classes with {plan.shot + 1} rows (--shot + 1)"
-        other = ", for fewer classes (--way), or for --head zero" if least > 2 else ""
+    min_classes = get_head_way(plan._asdict()) or 2
+    if (
+        plan.objective != "prototypes" and usable < min_classes
+    ):  # which is validated with as many rows as it trains with
+        limit = f"have at least {min_classes} validation classes with {plan.shot + 1} rows (--shot + 1)"
+        other = ", for fewer classes (--way), or for --head zero" if min_classes > 2 else ""
         raise_input_error("--dataset", limit, usable, f"Ask for fewer rows{other}.")
 
 
-def _check_same_plan(plan: Plan, stored: dict[str, Any]) -> None:
+def _check_same_plan(plan: TrainingPlan, stored: dict[str, Any]) -> None:
     """Raise an InputError that names what differs between the plan of the arguments and that of a checkpoint."""
     words = {"dim": "features per row:", "classes": "base classes:"}
     differences = [
-        f"{words.get(name, '--' + name.replace('_', '-'))} {stored.get(name)} there and {asked} here"
-        for name, asked in plan._asdict().items()
-        if stored.get(name) != asked
+        f"{words.get(name, '--' + name.replace('_', '-'))} {stored.get(name)} there and {value} here"
+        for name, value in plan._asdict().items()
+        if stored.get(name) != value
     ]
     if differences:
         remedy = "Pass the same, or another --output without --resume."

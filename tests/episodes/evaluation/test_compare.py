@@ -93,8 +93,8 @@ def test_runs_of_the_same_episodes_are_paired(command: Command, tmp_path: Path) 
     assert latex.count(r"\pm") == markdown.count("±")
     assert latex.startswith(r"\begin{tabular}{lrrrr}")
     assert "2 comparisons of ridge with another" in command(compare("a", "b", "--against=ridge"))
-    whole = command("--dataset x.npz", KIND, "--method protonet ridge soft-kmeans")
-    assert list_cells(out) == list_cells(whole)  # one run of all of them says the same
+    full = command("--dataset x.npz", KIND, "--method protonet ridge soft-kmeans")
+    assert list_cells(out) == list_cells(full)  # one run of all of them says the same
 
 
 def test_a_comparison_is_a_paired_t_test() -> None:
@@ -182,12 +182,14 @@ def test_bad_files(command: Command, tmp_path: Path) -> None:
         json.dumps(good | {"right": {"a": ["x"] * 60}}),
         json.dumps(good | {"queries": [1, 2]}),
         json.dumps(good | {"classes": 3}),
-        json.dumps(good | {"members": [0]}),
+        json.dumps(good | {"class_indices": [0]}),
         json.dumps({name: value for name, value in good.items() if name != "right"}),
     ):
         path.write_text(content, encoding="utf-8")
         command.refuses("`FILE.json` must", "compare", path)
-    path.write_text(json.dumps({name: value for name, value in good.items() if name != "members"}), encoding="utf-8")
+    path.write_text(
+        json.dumps({name: value for name, value in good.items() if name != "class_indices"}), encoding="utf-8"
+    )
     note = "Files of earlier versions do not say which classes episodes have: nothing is over classes.\n"
     before, _, after = command("compare", path).partition(note)
     assert after

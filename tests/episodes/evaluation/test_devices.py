@@ -13,7 +13,7 @@ from tests.elsewhere import AWAY, Elsewhere
 from tests.episodes.command_cases import Command
 from tests.episodes.meta_cases import save_data
 
-#: What is copied there, as the guide on few-shot experiments names it: rows, the draws of a batch, random numbers.
+#: Everything that is copied there, as the guide on few-shot experiments names it: rows, batches, random numbers.
 SENT = {
     "prepare._open_rows",  # rows that are in memory, once
     "prepare.<lambda>",  # those of a mapped file, as they are read
@@ -31,7 +31,7 @@ SENT = {
     "finetune.change",  # random numbers
     "adaptive.adaptive",  # weights of views
 }
-#: What is copied back.
+#: Everything that is copied back.
 FETCHED = {
     "prepare.<lambda>",  # numbers of rows that are read from a mapped file
     "evaluate._score_logits",  # scores, a few numbers for each episode
@@ -42,7 +42,7 @@ LINES = {
     "plain": "--dataset digits --way 3 --query 4 --episodes 6 --method protonet adaptive mine.py:own",
     "mapped": f"{FEW} --method simpleshot bd-cspn mine.py:own",
     "normalised": f"{FEW} --normalize cl2 --method protonet simpleshot",
-    "shots and open classes": "--dataset digits --way 2-4 --shot 1-3 --unequal --query 4 --open 1 --episodes 9",
+    "shots, open": "--dataset digits --way 2-4 --shot 1-3 --unequal --query 4 --n-open-classes 1 --episodes 9",
     "shares": "--dataset digits --way 3 --query 4 --imbalance 2 --unlabelled 2 --episodes 6 --method oslo semi-kmeans",
     "generalised": f"{FEW} --protocol generalized --method protonet",
     "meta-dataset": "--dataset digits --protocol meta-dataset --episodes 4 --method protonet",
@@ -74,13 +74,13 @@ def test_a_line_gives_the_same_elsewhere(
     files = "--json {0}.json" + (" --plot {0}.png" if name == "plain" else "")
     expected = command(LINES[name], files.format("here"))
     with Elsewhere() as mode:
-        found = command(LINES[name], f"--device {AWAY}", files.format("there"))
-    assert found == expected
-    here, there = (json.loads(Path(f"{each}.json").read_text(encoding="utf-8")) for each in ("here", "there"))
+        result = command(LINES[name], f"--device {AWAY}", files.format("there"))
+    assert result == expected
+    here, there = (json.loads(Path(f"{item}.json").read_text(encoding="utf-8")) for item in ("here", "there"))
     assert there["settings"].pop("device") == str(AWAY)
     assert there == here
     assert mode.sent.keys() <= SENT
-    assert mode.fetched.keys() <= FETCHED | {"_validation.check_device", "report.place"}
+    assert mode.fetched.keys() <= FETCHED | {"_validation.check_device", "report.point_at"}
 
 
 @pytest.mark.parametrize("device", ["abacus", "meta", "cuda:99"])

@@ -10,25 +10,25 @@ import torch
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from protonet.episodes import methods
-from protonet.episodes.draws.batch import Episodes, gather_episodes, split_draw, take_from
-from protonet.episodes.draws.fixed_split import FixedSplit
-from protonet.episodes.draws.numbered import Setting
-from protonet.episodes.draws.sampler import Sampler
-from protonet.episodes.evaluation.distributed import Group
+from protonet.episodes.evaluation.distributed import ProcessGroup
 from protonet.episodes.evaluation.evaluate import (
-    CHUNK,
-    NARROW,
-    ROUND,
+    BATCH_SIZE,
+    EPISODES_PER_ROUND,
+    MAX_NARROW_FEATURES,
     Scores,
+    compute_auroc,
+    compute_fpr,
     evaluate,
-    find_false_rate,
     join_batches,
-    rate_open,
 )
 from protonet.episodes.evaluation.statistics import half_width
 from protonet.episodes.methods.choice import ChosenMethod, choose_methods
 from protonet.episodes.methods.common import support_means
 from protonet.episodes.methods.prototypes import protonet, protonet_cosine
+from protonet.episodes.samplers.batch import Episodes, gather_episodes, make_row_reader, split_by_size
+from protonet.episodes.samplers.config import EpisodeConfig
+from protonet.episodes.samplers.fixed_split import FixedSplit
+from protonet.episodes.samplers.sampler import Sampler
 from protonet.metrics import calibration_error
 from protonet.sampling import index_classes
 
@@ -38,9 +38,9 @@ X = X + torch.randn(240, 6, generator=torch.Generator().manual_seed(1))
 INDEX = index_classes(LABELS)
 METHODS = {"euclidean": protonet, "cosine": protonet_cosine}
 SETTINGS: list[Sampler] = [
-    Setting(way=(3, 3), shot=(2, 2), n_query=4),
-    Setting(way=(2, 5), shot=(1, 3), n_query=3, unequal=True, n_open=2),
-    Setting(way=(3, 3), shot=(1, 2), n_query=4, imbalance=2.0),
+    EpisodeConfig(way=(3, 3), shot=(2, 2), n_query=4),
+    EpisodeConfig(way=(2, 5), shot=(1, 3), n_query=3, unequal=True, n_open_classes=2),
+    EpisodeConfig(way=(3, 3), shot=(1, 2), n_query=4, imbalance=2.0),
     FixedSplit(n_shot=2, n_train=(20,) * 8),
 ]
 
@@ -55,8 +55,8 @@ def area_slowly(scores: torch.Tensor, known: torch.Tensor, right: torch.Tensor) 
     """The area under the rate of right known queries over that of open ones, threshold by threshold."""
     points = [(0.0, 0.0)]
     for threshold in scores.unique().flip(0):
-        taken = scores >= threshold
-        points.append((float(taken[~known].double().mean()), float((taken & right)[known].double().mean())))
+        selected = scores >= threshold
+        points.append((float(selected[~known].double().mean()), float((selected & right)[known].double().mean())))
     return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in itertools.pairwise(points))
 
 
@@ -64,26 +64,26 @@ def area_slowly(scores: torch.Tensor, known: torch.Tensor, right: torch.Tensor) 
 def test_slow_loop(setting: Sampler) -> None:
     scores = evaluate(X, INDEX, METHODS, setting, seed=3, n_episodes=9)
     confidences, hits = [], []
-    for number in range(9):
-        (part,) = split_draw(setting.draw(INDEX, seed=3, first=number, n_episodes=1))
-        logits = protonet(gather_episodes(take_from(X), part))[0]
+    for index in range(9):
+        (part,) = split_by_size(setting.sample(INDEX, seed=3, first=index, n_episodes=1))
+        logits = protonet(gather_episodes(make_row_reader(X), part))[0]
         known = part.query_labels[0] >= 0
         right = logits.argmax(dim=1) == part.query_labels[0]
-        assert math.isclose(scores["euclidean"].accuracy[number], right[known].double().mean())
+        assert math.isclose(scores["euclidean"].accuracy[index], right[known].double().mean())
         for column, shots in enumerate(range(setting.shot[0], setting.shot[1] + 1)):
             chosen = part.query_shots[0] == shots
             expected = right[chosen].double().mean() if chosen.any() else torch.tensor(math.nan)
-            found = scores["euclidean"].by_shot[number, column]
-            assert torch.allclose(found, expected.double(), equal_nan=True)
+            result = scores["euclidean"].by_shot[index, column]
+            assert torch.allclose(result, expected.double(), equal_nan=True)
         highest = logits.max(dim=1).values
         if not known.all():
-            assert math.isclose(scores["euclidean"].auroc[number], roc_auc_score(known.numpy(), highest.numpy()))
+            assert math.isclose(scores["euclidean"].auroc[index], roc_auc_score(known.numpy(), highest.numpy()))
             false, true, _ = roc_curve(known.numpy(), highest.numpy(), drop_intermediate=False)
-            assert math.isclose(scores["euclidean"].fpr95[number], false[true >= 0.95].min())
-            assert math.isclose(scores["euclidean"].oscr[number], area_slowly(highest, known, right), rel_tol=1e-9)
+            assert math.isclose(scores["euclidean"].fpr95[index], false[true >= 0.95].min())
+            assert math.isclose(scores["euclidean"].oscr[index], area_slowly(highest, known, right), rel_tol=1e-9)
         else:
-            own = scores["euclidean"]
-            assert all(math.isnan(each[number]) for each in (own.auroc, own.fpr95, own.oscr))
+            element = scores["euclidean"]
+            assert all(math.isnan(item[index]) for item in (element.auroc, element.fpr95, element.oscr))
         confidences += logits.softmax(dim=1).max(dim=1).values[known].tolist()
         hits += right[known].tolist()
     error = 0.0
@@ -94,23 +94,25 @@ def test_slow_loop(setting: Sampler) -> None:
 
 
 def test_more_episodes_begin_with_the_same() -> None:
-    few, many = (evaluate(X, INDEX, METHODS, SETTINGS[1], n_episodes=n)["cosine"] for n in (10, ROUND + 20))
+    few, many = (
+        evaluate(X, INDEX, METHODS, SETTINGS[1], n_episodes=n)["cosine"] for n in (10, EPISODES_PER_ROUND + 20)
+    )
     assert torch.equal(few.accuracy, many.accuracy[:10])
-    assert len(many.accuracy) == ROUND + 20
+    assert len(many.accuracy) == EPISODES_PER_ROUND + 20
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("until", [0.0, 2.5])
-def test_processes_share_without_a_trace(world_size: int, until: float) -> None:
+@pytest.mark.parametrize("target_half_width", [0.0, 2.5])
+def test_processes_split_without_a_trace(world_size: int, target_half_width: float) -> None:
     """Each process's part computed in turn, then brought together as the group does."""
-    n_episodes = 3 * ROUND + 40
+    n_episodes = 3 * EPISODES_PER_ROUND + 40
 
-    class Recorder(Group):
+    class Recorder(ProcessGroup):
         def gather(self, value: object) -> list[object]:  # type: ignore[override]
             recorded[self.rank].append(value)
             return [value]
 
-    class Player(Group):
+    class Player(ProcessGroup):
         def gather(self, value: object) -> list[object]:  # type: ignore[override]
             turn = turns.pop(0)
             return [recorded[rank][turn] for rank in range(world_size)]
@@ -119,17 +121,27 @@ def test_processes_share_without_a_trace(world_size: int, until: float) -> None:
     for rank in range(world_size):
         evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=n_episodes, group=Recorder(rank, world_size))
     turns = list(range(10))
-    shared = evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=n_episodes, until=until, group=Player(0, world_size))
-    assert equal(shared, evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=n_episodes, until=until))
+    shared = evaluate(
+        X,
+        INDEX,
+        METHODS,
+        SETTINGS[0],
+        n_episodes=n_episodes,
+        target_half_width=target_half_width,
+        group=Player(0, world_size),
+    )
+    assert equal(
+        shared, evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=n_episodes, target_half_width=target_half_width)
+    )
 
 
 def test_stops_early() -> None:
-    scores = evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=20 * ROUND, until=1.0)
+    scores = evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=20 * EPISODES_PER_ROUND, target_half_width=1.0)
     n = len(scores["cosine"].accuracy)
-    assert n % ROUND == 0
-    assert ROUND < n < 20 * ROUND
-    assert all(100 * half_width(each.accuracy) < 1.0 for each in scores.values())
-    assert any(100 * half_width(each.accuracy[:-ROUND]) >= 1.0 for each in scores.values())
+    assert n % EPISODES_PER_ROUND == 0
+    assert EPISODES_PER_ROUND < n < 20 * EPISODES_PER_ROUND
+    assert all(100 * half_width(item.accuracy) < 1.0 for item in scores.values())
+    assert any(100 * half_width(item.accuracy[:-EPISODES_PER_ROUND]) >= 1.0 for item in scores.values())
 
 
 def test_threads_do_not_matter_and_are_put_back() -> None:
@@ -149,13 +161,25 @@ def test_progress() -> None:
     def show(batches: Sequence[Mapping[str, Scores]]) -> None:
         shown.append(sum(len(next(iter(batch.values())).accuracy) for batch in batches))
 
-    evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=ROUND + 5, progress=show)
-    assert shown == [1, 4, 16, CHUNK, 2 * CHUNK, 3 * CHUNK, ROUND, ROUND + 5]  # of functions nothing is known
-    fast, wide = choose_methods(["protonet"]), X.repeat(1, -(-NARROW // X.shape[1]))
-    for x, sizes in ((X, [64, ROUND]), (wide, [CHUNK, 2 * CHUNK, 3 * CHUNK, ROUND])):
+    evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=EPISODES_PER_ROUND + 5, progress=show)
+    assert shown == [
+        1,
+        4,
+        16,
+        BATCH_SIZE,
+        2 * BATCH_SIZE,
+        3 * BATCH_SIZE,
+        EPISODES_PER_ROUND,
+        EPISODES_PER_ROUND + 5,
+    ]  # of functions nothing is known
+    fast, wide = choose_methods(["protonet"]), X.repeat(1, -(-MAX_NARROW_FEATURES // X.shape[1]))
+    for x, sizes in (
+        (X, [64, EPISODES_PER_ROUND]),
+        (wide, [BATCH_SIZE, 2 * BATCH_SIZE, 3 * BATCH_SIZE, EPISODES_PER_ROUND]),
+    ):
         shown.clear()
-        evaluate(x, INDEX, fast, SETTINGS[0], n_episodes=ROUND + 5, progress=show)
-        assert shown == [1, 4, 16, *sizes, ROUND + 5]
+        evaluate(x, INDEX, fast, SETTINGS[0], n_episodes=EPISODES_PER_ROUND + 5, progress=show)
+        assert shown == [1, 4, 16, *sizes, EPISODES_PER_ROUND + 5]
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -166,20 +190,20 @@ def test_a_run_that_is_continued_is_one_that_was_never_interrupted(setting: Samp
     def keep(batches: Sequence[Mapping[str, Scores]]) -> None:
         seen.append(join_batches(batches))
 
-    whole = evaluate(X, INDEX, METHODS, setting, n_episodes=ROUND + 70, progress=keep)
+    full = evaluate(X, INDEX, METHODS, setting, n_episodes=EPISODES_PER_ROUND + 70, progress=keep)
     for earlier in seen[1::2]:
-        assert equal(evaluate(X, INDEX, METHODS, setting, n_episodes=ROUND + 70, earlier=earlier), whole)
-    assert equal(evaluate(X, INDEX, METHODS, setting, n_episodes=ROUND + 70, earlier=whole), whole)
+        assert equal(evaluate(X, INDEX, METHODS, setting, n_episodes=EPISODES_PER_ROUND + 70, earlier=earlier), full)
+    assert equal(evaluate(X, INDEX, METHODS, setting, n_episodes=EPISODES_PER_ROUND + 70, earlier=full), full)
 
 
 def test_a_continued_run_stops_where_the_other_did() -> None:
     seen: list[dict[str, Scores]] = []
     arguments = X, INDEX, METHODS, SETTINGS[0]
-    whole = evaluate(
-        *arguments, n_episodes=9999, until=1.5, progress=lambda batches: seen.append(join_batches(batches))
+    full = evaluate(
+        *arguments, n_episodes=9999, target_half_width=1.5, progress=lambda batches: seen.append(join_batches(batches))
     )
-    for earlier in (seen[2], seen[-1], whole):
-        assert equal(evaluate(*arguments, n_episodes=9999, until=1.5, earlier=earlier), whole)
+    for earlier in (seen[2], seen[-1], full):
+        assert equal(evaluate(*arguments, n_episodes=9999, target_half_width=1.5, earlier=earlier), full)
 
 
 def fit_by_gradients(episodes: Episodes) -> torch.Tensor:
@@ -225,9 +249,9 @@ def test_methods_do_not_meet_even_if_one_overwrites_its_input(setting: Sampler) 
     ],
 )
 def test_logits_that_are_none(change: Callable[[torch.Tensor], Any], message: str) -> None:
-    own = {"own": lambda episodes: change(protonet(episodes))}
+    element = {"own": lambda episodes: change(protonet(episodes))}
     with pytest.raises((ValueError, TypeError), match=f"^`method` must {message}"):
-        evaluate(X, INDEX, own, SETTINGS[0], n_episodes=5)
+        evaluate(X, INDEX, element, SETTINGS[0], n_episodes=5)
 
 
 def test_methods_of_ours_with_settings_get_what_they_get_without() -> None:
@@ -239,7 +263,7 @@ def test_methods_of_ours_with_settings_get_what_they_get_without() -> None:
 
     spec = methods.MethodSpec(spy)
     both: dict[str, methods.Method] = {"spy": spec, "spy:a=1": ChosenMethod("spy:a=1", "spy", spec, {"a": 1})}
-    evaluate(X, INDEX, both, Setting(way=(3, 3), n_query=4), n_episodes=1)
+    evaluate(X, INDEX, both, EpisodeConfig(way=(3, 3), n_query=4), n_episodes=1)
     (_, batch, _), again = seen
     assert again == (1, batch, False)  # the batch itself, not a copy of it
 
@@ -253,12 +277,12 @@ def test_logits_of_any_floats_will_do() -> None:
 
 def test_ties_count_half() -> None:
     scores = torch.tensor([[1.0, 2.0, 1.0, 0.0]])
-    assert rate_open(scores, 2).tolist() == [0.875]
+    assert compute_auroc(scores, 2).tolist() == [0.875]
 
 
 def test_errors() -> None:
     with pytest.raises(ValueError, match=r"^`classes` must have 32 rows .*; got class '0' with 30\."):
-        evaluate(X, INDEX, METHODS, Setting(way=(2, 2), n_query=31))
+        evaluate(X, INDEX, METHODS, EpisodeConfig(way=(2, 2), n_query=31))
 
     def broken(episodes: Episodes) -> torch.Tensor:
         logits = protonet(episodes)
@@ -267,24 +291,24 @@ def test_errors() -> None:
 
     with pytest.raises(ValueError, match="`method` must give finite logits; got others of bad in episode 3"):
         evaluate(X, INDEX, {"bad": broken}, SETTINGS[0], n_episodes=5)
-    for changes in ({"seed": -1}, {"n_episodes": 0}, {"until": -1.0}):
+    for changes in ({"seed": -1}, {"n_episodes": 0}, {"target_half_width": -1.0}):
         (argument,) = changes
         with pytest.raises(ValueError, match=f"^`{argument}` must be a"):
             evaluate(X, INDEX, METHODS, SETTINGS[0], **changes)
 
 
-def test_open_queries_at_the_threshold_are_taken_for_known() -> None:
+def test_open_queries_at_the_threshold_are_counted_as_known() -> None:
     scores = torch.tensor([[3.0, 2.0, 1.0, 1.0, 2.0, 0.0], [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]])
-    assert find_false_rate(scores, 4).tolist() == [0.5, 1.0]
-    assert find_false_rate(scores, 4, share=0.5).tolist() == [0.5, 1.0]
-    assert find_false_rate(scores, 4, share=0.25).tolist() == [0.0, 1.0]
+    assert compute_fpr(scores, 4).tolist() == [0.5, 1.0]
+    assert compute_fpr(scores, 4, true_positive_rate=0.5).tolist() == [0.5, 1.0]
+    assert compute_fpr(scores, 4, true_positive_rate=0.25).tolist() == [0.0, 1.0]
     twenty = torch.cat([torch.arange(20.0), torch.tensor([0.5])])[None]
-    assert find_false_rate(twenty, 20).tolist() == [0.0]  # 19 of 20 are 95 %
-    assert find_false_rate(twenty, 20, share=1.0).tolist() == [1.0]
+    assert compute_fpr(twenty, 20).tolist() == [0.0]  # 19 of 20 are 95 %
+    assert compute_fpr(twenty, 20, true_positive_rate=1.0).tolist() == [1.0]
 
 
 def test_wrong_queries_do_not_count_in_the_open_set_classification_rate() -> None:
     scores = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
-    assert rate_open(scores, 3, torch.tensor([[True, True, True]])).tolist() == [1.0]
-    assert math.isclose(float(rate_open(scores, 3, torch.tensor([[True, False, True]]))), 2 / 3)
-    assert float(rate_open(scores.flip(1), 3, torch.tensor([[True, True, True]]))) == 0.0
+    assert compute_auroc(scores, 3, torch.tensor([[True, True, True]])).tolist() == [1.0]
+    assert math.isclose(float(compute_auroc(scores, 3, torch.tensor([[True, False, True]]))), 2 / 3)
+    assert float(compute_auroc(scores.flip(1), 3, torch.tensor([[True, True, True]]))) == 0.0

@@ -1,4 +1,4 @@
-"""What a method is given does not tell the queries' classes: neither their order nor the numbers of their rows."""
+"""The input of a method does not reveal the classes of the queries: neither order nor row indices do."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes, Trained, summarize_base, take_from
-from protonet.episodes.draws.fixed_split import FixedSplit
-from protonet.episodes.draws.generalized import Generalized
-from protonet.episodes.draws.meta_dataset import MetaDataset
-from protonet.episodes.draws.numbered import Setting
-from protonet.episodes.draws.sampler import Sampler
 from protonet.episodes.evaluation.evaluate import Scores, evaluate
 from protonet.episodes.methods import METHODS, Method
+from protonet.episodes.samplers.batch import Episodes, Trained, make_row_reader, summarize_base
+from protonet.episodes.samplers.config import EpisodeConfig
+from protonet.episodes.samplers.fixed_split import FixedSplit
+from protonet.episodes.samplers.generalized import Generalized
+from protonet.episodes.samplers.meta_dataset import MetaDataset
+from protonet.episodes.samplers.sampler import Sampler
 from protonet.sampling import index_classes
 
-#: Rows that come sorted by class, as those of most files do; the first feature tells a spy the class.
+#: Rows that come sorted by class, as those of most files do; the first feature shows a spy the class.
 LABELS = torch.arange(12).repeat_interleave(20)
 X = torch.stack([LABELS.float(), torch.arange(240) / 240], dim=1)
 INDEX = index_classes(LABELS)
 PROTOCOLS: dict[str, Sampler] = {
-    "balanced": Setting((4, 4), (1, 2), n_query=5),
-    "dirichlet": Setting((2, 5), n_query=3, imbalance=2.0),
-    "open": Setting((3, 3), n_query=5, n_open=2),
-    "unlabelled": Setting((3, 3), n_query=5, n_unlabelled=4, n_distractors=2),
+    "balanced": EpisodeConfig((4, 4), (1, 2), n_query=5),
+    "dirichlet": EpisodeConfig((2, 5), n_query=3, imbalance=2.0),
+    "open": EpisodeConfig((3, 3), n_query=5, n_open_classes=2),
+    "unlabelled": EpisodeConfig((3, 3), n_query=5, n_unlabelled=4, n_distractors=2),
     "fixed split": FixedSplit(n_shot=2, n_train=(10,) * 12),
     "Meta-Dataset": MetaDataset(),
-    "generalized": Generalized(Setting((3, 3), n_query=5), n_base=4),
+    "generalized": Generalized(EpisodeConfig((3, 3), n_query=5), n_base=4),
 }
 
 
 def knows_nothing(scores: Scores, chance: list[float]) -> bool:
-    """Whether accuracies are those of chance, and open classes are not told, within five standard errors."""
+    """Whether accuracies are those of chance, and open classes are not detected, within five standard errors."""
     excess = scores.accuracy - sum(chance) / len(chance)
     known = [excess, *([scores.auroc - 0.5] if not scores.auroc.isnan().any() else [])]
-    return all(abs(float(own.mean())) <= 5 * float(own.std()) / math.sqrt(len(own)) for own in known)
+    return all(abs(float(part.mean())) <= 5 * float(part.std()) / math.sqrt(len(part)) for part in known)
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_positions_tell_nothing(name: str) -> None:
+def test_positions_reveal_nothing(name: str) -> None:
     chance: list[float] = []
 
     def guess(episodes: Episodes) -> Tensor:
@@ -57,7 +57,7 @@ def test_positions_tell_nothing(name: str) -> None:
     assert knows_nothing(scores["guess"], chance)
 
 
-def test_numbers_of_rows_tell_nothing() -> None:
+def test_counts_of_rows_reveal_nothing() -> None:
     def guess(episodes: Episodes) -> Tensor:
         """Take the class of the support row of the nearest number."""
         trained = episodes.trained
@@ -71,27 +71,27 @@ def test_numbers_of_rows_tell_nothing() -> None:
         hot = F.one_hot(episodes.support_labels, episodes.n_way).bool()  # (episodes, n_support, n_way)
         return -distances[..., None].where(hot[:, None], 1e9).amin(dim=2)
 
-    trained = Trained(torch.nn.Linear(2, 2), torch.nn.Identity(), {}, take_from(X))
+    trained = Trained(torch.nn.Linear(2, 2), torch.nn.Identity(), {}, make_row_reader(X))
     scores = evaluate(X, INDEX, {"guess": guess}, PROTOCOLS["balanced"], n_episodes=200, trained=trained)
     assert knows_nothing(scores["guess"], [1 / 4])
 
 
 def test_unlabelled_rows_of_a_class_do_not_stand_together() -> None:
-    shares: list[Tensor] = []
+    fractions: list[Tensor] = []
 
     def spy(episodes: Episodes) -> Tensor:
         assert episodes.unlabelled is not None
         classes = episodes.unlabelled[..., 0]
-        shares.append((classes[:, 1:] == classes[:, :-1]).double().mean(dim=1))
+        fractions.append((classes[:, 1:] == classes[:, :-1]).double().mean(dim=1))
         return METHODS["protonet"](episodes)
 
     evaluate(X, INDEX, {"spy": spy}, PROTOCOLS["unlabelled"], n_episodes=200)
-    excess = torch.cat(shares) - 3 / 19  # of 20 rows, 3 others are of a row's class
+    excess = torch.cat(fractions) - 3 / 19  # of 20 rows, 3 others are of a row's class
     assert abs(float(excess.mean())) < 5 * float(excess.std()) / math.sqrt(len(excess))
 
 
 def test_of_base_classes_there_are_base_rows_alone() -> None:
-    base = summarize_base(take_from(X), INDEX.take(torch.tensor([3, 7])))
+    base = summarize_base(make_row_reader(X), INDEX.take(torch.tensor([3, 7])))
     assert base.take(torch.arange(40))[:, 0].tolist() == [3.0] * 20 + [7.0] * 20
     assert base.take(base.by_class.rows)[:, 0].tolist() == [3.0] * 20 + [7.0] * 20
     with pytest.raises(IndexError, match="out of bounds"):
@@ -117,7 +117,7 @@ def test_who_reads_no_positions_scores_as_ever(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["balanced", "Meta-Dataset"])
 def test_the_order_is_that_of_the_episode_alone(name: str) -> None:
-    """What a method sees of an episode does not depend on the batch that it comes in."""
+    """The part of an episode that a method sees of an episode does not depend on the batch that it comes in."""
     seen: list[dict[float, Tensor]] = []
 
     def spy(episodes: Episodes) -> Tensor:

@@ -14,13 +14,13 @@ import torch
 from protonet.episodes.__main__ import main
 from protonet.episodes.evaluation.evaluate import Scores
 from protonet.episodes.evaluation.page import list_classes
-from protonet.episodes.evaluation.statistics import ClassShare
+from protonet.episodes.evaluation.statistics import ClassAccuracy
 from tests.browser import Browser, check_looks, every
 from tests.episodes.command_cases import Command
 
 EVIL = "<img src=x onerror=alert(1)>"
 PLAIN = "--way 3 --query 4 --episodes 60 --method protonet simpleshot bd-cspn"
-MORE = "--way 2-3 --shot 1-2 --unequal --query 3 --open 1 --imbalance 2 --episodes 50"
+MORE = "--way 2-3 --shot 1-2 --unequal --query 3 --n-open-classes 1 --imbalance 2 --episodes 50"
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ class Script(HTMLParser):
 
 
 @pytest.mark.parametrize("name", ["plain", "more"])
-def test_the_page_holds_the_figures_and_no_name_is_markup(made: Path, name: str) -> None:
+def test_the_page_holds_the_results_and_no_name_is_markup(made: Path, name: str) -> None:
     text = (made / f"{name}.html").read_text(encoding="utf-8")
     page = Script(text)
     assert json.loads(page.figures) == json.loads((made / f"{name}.json").read_text(encoding="utf-8"))
@@ -67,13 +67,13 @@ def test_the_page_holds_the_figures_and_no_name_is_markup(made: Path, name: str)
 
 def test_classes_are_those_of_a_loop() -> None:
     accuracy = torch.tensor([0.5, 1.0, 0.0], dtype=torch.float64)
-    members = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 0], [1, 0, 1, 0]], dtype=torch.bool)
+    class_mask = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 0], [1, 0, 1, 0]], dtype=torch.bool)
     others = dict.fromkeys(Scores._fields[2:-1], accuracy)
     scores = {"m": Scores(accuracy=accuracy, by_shot=accuracy[:, None], **others, bins=torch.zeros(15, 3))}
-    assert list_classes(scores, members, ["a", "b", "c", "d"]) == [
-        ClassShare("a", 2, {"m": 0.25}),
-        ClassShare("b", 2, {"m": 0.75}),
-        ClassShare("c", 2, {"m": 0.5}),
+    assert list_classes(scores, class_mask, ["a", "b", "c", "d"]) == [
+        ClassAccuracy("a", 2, {"m": 0.25}),
+        ClassAccuracy("b", 2, {"m": 0.75}),
+        ClassAccuracy("c", 2, {"m": 0.5}),
     ]
 
 
@@ -82,47 +82,47 @@ def test_a_single_method_and_a_single_episode(made: Path, command: Command, tmp_
     command(f"--dataset {made}/x.npz --episodes 1 --query 3 --method protonet --report {page}")
     text = page.read_text(encoding="utf-8")
     assert 'id="pairs"' not in text
-    assert "too few to tell" in text
+    assert "too few for a table" in text
 
 
-def test_without_a_report_the_figures_are_as_before(made: Path, command: Command) -> None:
+def test_without_a_report_the_results_are_as_before(made: Path, command: Command) -> None:
     with_report = json.loads((made / "plain.json").read_text(encoding="utf-8"))
     by_class = with_report.pop("by_class")
     assert command.read(f"--dataset {made}/x.npz", PLAIN) == with_report
-    assert {share["name"] for share in by_class} == {EVIL, "漢字", "b" * 80, "d", "e", "f", "g"}
+    assert {fraction["name"] for fraction in by_class} == {EVIL, "漢字", "b" * 80, "d", "e", "f", "g"}
 
 
 def test_a_path_that_cannot_be_is_an_error_before_the_work(command: Command, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    said = r"^protonet\.episodes: `--report` must"
-    command.refuses(f"{said} be a file that can be written", f"--report {tmp_path}/file/r.html")
-    command.refuses(rf"{said} end in \.html, \.htm", f"--report {tmp_path}/r.pdf")
+    message = r"^protonet\.episodes: `--report` must"
+    command.refuses(f"{message} be a file that can be written", f"--report {tmp_path}/file/r.html")
+    command.refuses(rf"{message} end in \.html, \.htm", f"--report {tmp_path}/r.pdf")
 
 
 @pytest.mark.parametrize("name", ["plain", "more"])
-def test_looks_and_figures_in_a_browser(made: Path, browser: Browser, name: str) -> None:
-    figures: Any = json.loads((made / f"{name}.json").read_text(encoding="utf-8"))
+def test_looks_and_results_in_a_browser(made: Path, browser: Browser, name: str) -> None:
+    results: Any = json.loads((made / f"{name}.json").read_text(encoding="utf-8"))
     check_looks(browser, made / f"{name}.html")
     sections = ["methods", "pairs", "episodes", "shots", "classes", "sampled", "data"]
-    found = browser.ask(every("main section", "[each.id, each.innerText.length]"))
-    assert [each for each, _ in found] == [each for each in sections if name == "more" or each != "shots"]
-    assert min(size for _, size in found) > 100
-    order = sorted(figures["methods"], key=lambda each: -figures["methods"][each]["accuracy"])
-    told = browser.ask(every("#methods tbody tr", "[each.cells[0].innerText, each.cells[1].innerText]"))
-    assert told == [[each, f"{100 * figures['methods'][each]['accuracy']:.2f} %"] for each in order]
-    told = browser.ask(every("#pairs tbody tr", "[each.cells[0].innerText, each.cells[1].innerText]"))
+    result = browser.ask(every("main section", "[each.id, each.innerText.length]"))
+    assert [item for item, _ in result] == [item for item in sections if name == "more" or item != "shots"]
+    assert min(size for _, size in result) > 100
+    order = sorted(results["methods"], key=lambda item: -results["methods"][item]["accuracy"])
+    shown = browser.ask(every("#methods tbody tr", "[each.cells[0].innerText, each.cells[1].innerText]"))
+    assert shown == [[item, f"{100 * results['methods'][item]['accuracy']:.2f} %"] for item in order]
+    shown = browser.ask(every("#pairs tbody tr", "[each.cells[0].innerText, each.cells[1].innerText]"))
     leads = {}
-    for each in figures["comparisons"]:
-        first, second = (each["first"], each["second"])[:: -1 if each["difference"] < 0 else 1]
-        leads[f"{first} over {second}"] = f"+{100 * abs(each['difference']):.2f}"
-    assert dict(told) == leads
-    shares = np.array(figures["right"][order[0]]) / np.array(figures["queries"])
+    for item in results["comparisons"]:
+        first, second = (item["first"], item["second"])[:: -1 if item["difference"] < 0 else 1]
+        leads[f"{first} over {second}"] = f"+{100 * abs(item['difference']):.2f}"
+    assert dict(shown) == leads
+    fractions = np.array(results["right"][order[0]]) / np.array(results["queries"])
     median = browser.ask("document.querySelector('#episodes tbody tr').cells[3].innerText")
-    assert median == f"{100 * np.median(shares):.1f} %"
+    assert median == f"{100 * np.median(fractions):.1f} %"
     bars = browser.ask("document.querySelector('#episodes tbody svg').querySelectorAll('rect').length")
-    assert bars == len(np.unique(np.minimum(shares * 40 // 1, 39)))
+    assert bars == len(np.unique(np.minimum(fractions * 40 // 1, 39)))
     hard = browser.ask(every("#classes tbody tr", "+each.cells[4].innerText"))
-    assert sorted(hard) == sorted(each["episodes"] for each in figures["by_class"] if each["episodes"] >= 20)
+    assert sorted(hard) == sorted(item["episodes"] for item in results["by_class"] if item["episodes"] >= 20)
 
 
 def test_keyboard_in_a_browser(made: Path, browser: Browser) -> None:

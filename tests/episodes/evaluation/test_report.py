@@ -12,8 +12,6 @@ import pytest
 import torch
 
 from protonet._writing import write_json
-from protonet.episodes.draws.batch import gather_episodes, split_draw, take_from
-from protonet.episodes.draws.numbered import Setting
 from protonet.episodes.evaluation.evaluate import Scores, evaluate
 from protonet.episodes.evaluation.report import (
     format_latex,
@@ -24,31 +22,33 @@ from protonet.episodes.evaluation.report import (
     write_plot,
     write_tables,
 )
-from protonet.episodes.evaluation.statistics import Summary, list_members, read_members
+from protonet.episodes.evaluation.statistics import Summary, list_class_indices, read_class_indices
 from protonet.episodes.methods import METHODS
+from protonet.episodes.samplers.batch import gather_episodes, make_row_reader, split_by_size
+from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.sampling import index_classes
 
 LABELS = torch.arange(120) % 6
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))[LABELS]
 X = X + torch.randn(120, 4, generator=torch.Generator().manual_seed(1))
 NAMES = ("protonet", "ridge", "soft-kmeans")
-PLAIN = Setting(way=(3, 3), n_query=4)
+PLAIN = EpisodeConfig(way=(3, 3), n_query=4)
 
 
-def find_members(setting: Setting, n_episodes: int = 40) -> torch.Tensor:
-    return setting.find_members(index_classes(LABELS), seed=0, n_episodes=n_episodes)
+def classes_of(setting: EpisodeConfig, n_episodes: int = 40) -> torch.Tensor:
+    return setting.classes_of(index_classes(LABELS), seed=0, n_episodes=n_episodes)
 
 
 @cache
-def score(setting: Setting, n_episodes: int = 40) -> dict[str, Scores]:
+def score(setting: EpisodeConfig, n_episodes: int = 40) -> dict[str, Scores]:
     return evaluate(X, index_classes(LABELS), {name: METHODS[name] for name in NAMES}, setting, n_episodes=n_episodes)
 
 
 def test_summary_is_of_the_scores() -> None:
-    scores = score(Setting(way=(3, 3), shot=(1, 2), n_query=4, n_open=1))
-    summary = summarize(scores, (1, 2), {"open": 1})
+    scores = score(EpisodeConfig(way=(3, 3), shot=(1, 2), n_query=4, n_open_classes=1))
+    summary = summarize(scores, (1, 2), {"n_open_classes": 1})
     assert summary.n_episodes == 40
-    assert summary.settings == {"open": 1}
+    assert summary.settings == {"n_open_classes": 1}
     ridge = summary.methods["ridge"]
     assert math.isclose(ridge.accuracy.mean, float(scores["ridge"].accuracy.mean()))
     assert math.isclose(ridge.by_shot[2].mean, float(scores["ridge"].by_shot[:, 1].nanmean()))
@@ -59,8 +59,8 @@ def test_summary_is_of_the_scores() -> None:
 
 
 def test_table() -> None:
-    setting = Setting(way=(3, 3), shot=(2, 2), n_query=4)
-    summary = summarize(score(setting), (2, 2), {}, find_members(setting))
+    setting = EpisodeConfig(way=(3, 3), shot=(2, 2), n_query=4)
+    summary = summarize(score(setting), (2, 2), {}, classes_of(setting))
     lines, note = (part.splitlines() for part in format_report(summary).split("\n\n"))
     assert "Holm for 3 pairs" in note[0]
     assert [line.split("|")[1].strip() for line in lines[2:]] == summary.order
@@ -75,15 +75,15 @@ def test_table() -> None:
     pair = next(p for p in summary.comparisons if {p.first, p.second} == {best[1].strip(), "ridge"})
     row = next(line for line in lines[2:] if "ridge" in line).split("|")
     shown = [abs(pair.difference), pair.half_width_classes, pair.half_width_episodes]
-    assert row[3].strip() == " ±".join(f"{100 * share:.2f}" for share in shown)
+    assert row[3].strip() == " ±".join(f"{100 * fraction:.2f}" for fraction in shown)
     assert [row[4].strip(), row[5].strip()] == [f"{pair.find_p(over):.2g}" for over in ("classes", "episodes")]
     assert pair.half_width_classes > pair.half_width_episodes
     assert "AUROC" not in lines[0]
 
 
 def test_table_by_shot_and_of_open_classes() -> None:
-    setting = Setting(way=(3, 3), shot=(1, 3), n_query=4, n_open=1)
-    summary = summarize(score(setting), (1, 3), {"open": 1}, find_members(setting))
+    setting = EpisodeConfig(way=(3, 3), shot=(1, 3), n_query=4, n_open_classes=1)
+    summary = summarize(score(setting), (1, 3), {"n_open_classes": 1}, classes_of(setting))
     first, second, _ = format_report(summary).split("\n\n")
     header = [cell.strip() for cell in first.splitlines()[0].split("|")]
     assert header[-4:-1] == ["AUROC of open classes, %", "FPR at 95 %, %", "OSCR, %"]
@@ -100,18 +100,20 @@ def test_a_single_method_or_episode() -> None:
 
 
 def test_intervals_that_are_too_wide_and_p_values_that_underflow() -> None:
-    said = "Intervals over episodes are not within 0.1 points yet"
-    assert said in format_report(summarize(score(PLAIN), (1, 1), {"until": 0.1}))
-    for until in (0.0, 50.0):
-        assert "not within" not in format_report(summarize(score(PLAIN), (1, 1), {"until": until}))
+    message = "Intervals over episodes are not within 0.1 points yet"
+    assert message in format_report(summarize(score(PLAIN), (1, 1), {"target_half_width": 0.1}))
+    for target_half_width in (0.0, 50.0):
+        assert "not within" not in format_report(
+            summarize(score(PLAIN), (1, 1), {"target_half_width": target_half_width})
+        )
     summary = summarize(score(PLAIN), (1, 1), {})
     summary = replace(summary, comparisons=[replace(pair, p_holm_episodes=0.0) for pair in summary.comparisons])
     assert format_report(summary).count("<1e-300") == 2
 
 
 def test_files(tmp_path: Path) -> None:
-    setting = Setting(way=(3, 3), shot=(1, 2), n_query=4)
-    summary = summarize(score(setting), (1, 2), {"seed": 0}, find_members(setting))
+    setting = EpisodeConfig(way=(3, 3), shot=(1, 2), n_query=4)
+    summary = summarize(score(setting), (1, 2), {"seed": 0}, classes_of(setting))
     write_json(tmp_path / "a.json", summary.describe())
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == summary.describe()
     write_tables({"latex": tmp_path / "a.tex", "markdown": tmp_path / "a.md"}, summary)
@@ -121,35 +123,35 @@ def test_files(tmp_path: Path) -> None:
     with (tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 3 * (1 + 1 + 2) + 3 * 3
-    found = next(row for row in rows if row["method"] == "ridge" and row["shot"] == "2")
+    result = next(row for row in rows if row["method"] == "ridge" and row["shot"] == "2")
     rate = summary.methods["ridge"].by_shot[2]
-    kept = [float(found[name]) for name in ("value", "half_width_classes", "half_width_episodes")]
-    assert kept == [rate.mean, rate.half_width_classes, rate.half_width_episodes]
+    saved = [float(result[name]) for name in ("value", "half_width_classes", "half_width_episodes")]
+    assert saved == [rate.mean, rate.half_width_classes, rate.half_width_episodes]
 
 
-def plot(path: Path, summary: Summary, setting: Setting) -> np.ndarray:
+def plot(path: Path, summary: Summary, setting: EpisodeConfig) -> np.ndarray:
     """Plot a summary with the first episode of a setting, and return the pixels."""
     from matplotlib.image import imread
 
-    part = next(split_draw(setting.draw(index_classes(LABELS), seed=0, first=0, n_episodes=1)))
-    write_plot(path / "a.png", summary, gather_episodes(take_from(X), part), part.query_labels)
+    part = next(split_by_size(setting.sample(index_classes(LABELS), seed=0, first=0, n_episodes=1)))
+    write_plot(path / "a.png", summary, gather_episodes(make_row_reader(X), part), part.query_labels)
     pixels: np.ndarray = imread(path / "a.png")
     assert float(pixels.std()) > 0.05  # it is not blank
     return pixels
 
 
 @pytest.mark.parametrize("n_methods", [1, 3])
-@pytest.mark.parametrize("setting", [PLAIN, Setting(way=(3, 3), shot=(1, 3), n_query=4, n_open=1)])
-def test_plot(tmp_path: Path, n_methods: int, setting: Setting) -> None:
+@pytest.mark.parametrize("setting", [PLAIN, EpisodeConfig(way=(3, 3), shot=(1, 3), n_query=4, n_open_classes=1)])
+def test_plot(tmp_path: Path, n_methods: int, setting: EpisodeConfig) -> None:
     scores = dict(list(score(setting).items())[:n_methods])
     pixels = plot(tmp_path, summarize(scores, setting.shot, {}), setting)
     assert pixels.shape[1] == (3 if n_methods > 1 else 2) * 624
 
 
-def test_one_episode_keeps_its_size_beside_many_methods(tmp_path: Path) -> None:
+def test_one_episode_keeps_its_size_with_many_methods(tmp_path: Path) -> None:
     """The differences alone grow with the methods: dots and text stay as large, in inches, in a figure not as wide."""
     summary = summarize(score(PLAIN), (1, 1), {})
-    names, pair = [f"method-{number}" for number in range(15)], summary.comparisons[0]
+    names, pair = [f"method-{index}" for index in range(15)], summary.comparisons[0]
     pairs = [replace(pair, first=a, second=b) for i, a in enumerate(names) for b in names[i + 1 :]]
     summary = replace(summary, methods=dict.fromkeys(names, summary.methods["ridge"]), comparisons=pairs)
     assert plot(tmp_path, summary, PLAIN).shape[:2] == (756, 2076)  # 6.3 inches, and 4.6 + 6.3 + 4.6 + 1.8
@@ -189,9 +191,9 @@ def test_latex() -> None:
 
 
 def test_the_classes_of_episodes_come_back() -> None:
-    for setting in (PLAIN, Setting(way=(2, 4))):
-        members = find_members(setting, 7)
-        held = json.loads(json.dumps({"episodes": 7, "classes": 6, **list_members(members)}))
-        found = read_members(held)
-        assert found is not None
-        assert torch.equal(found, members)
+    for setting in (PLAIN, EpisodeConfig(way=(2, 4))):
+        class_mask = classes_of(setting, 7)
+        content = json.loads(json.dumps({"episodes": 7, "classes": 6, **list_class_indices(class_mask)}))
+        result = read_class_indices(content)
+        assert result is not None
+        assert torch.equal(result, class_mask)

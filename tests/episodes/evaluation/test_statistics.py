@@ -34,13 +34,13 @@ def test_intervals_cover() -> None:
 
 def test_pairs_are_scipys_paired_tests() -> None:
     a, b, c = normal(30, 0), normal(30, 1) + 0.5, normal(30, 2)
-    found = compare_pairs({"a": a, "b": b, "c": c})
-    assert [(each.first, each.second) for each in found] == [("a", "b"), ("a", "c"), ("b", "c")]
-    for each, (x, y) in zip(found, [(a, b), (a, c), (b, c)], strict=True):
-        assert math.isclose(each.p_value_episodes, stats.ttest_rel(x.numpy(), y.numpy()).pvalue)
-        assert math.isclose(each.difference, float((x - y).mean()))
-        assert math.isclose(each.half_width_episodes, half_width(x - y))
-    assert [each.p_holm_episodes for each in found] == adjust_holm([each.p_value_episodes for each in found])
+    result = compare_pairs({"a": a, "b": b, "c": c})
+    assert [(item.first, item.second) for item in result] == [("a", "b"), ("a", "c"), ("b", "c")]
+    for item, (x, y) in zip(result, [(a, b), (a, c), (b, c)], strict=True):
+        assert math.isclose(item.p_value_episodes, stats.ttest_rel(x.numpy(), y.numpy()).pvalue)
+        assert math.isclose(item.difference, float((x - y).mean()))
+        assert math.isclose(item.half_width_episodes, half_width(x - y))
+    assert [item.p_holm_episodes for item in result] == adjust_holm([item.p_value_episodes for item in result])
 
 
 def test_pairs_without_spread() -> None:
@@ -65,57 +65,61 @@ def test_holm_rejects_what_the_definition_rejects(p_values: list[float]) -> None
 
 
 def make_tasks(*, n: int, n_classes: int, spread: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make values of 5-way episodes whose classes add a share each, and their members; the classes' mean is 0."""
+    """Make values of 5-way episodes whose classes add a share each, and their class_mask; the classes' mean is 0."""
     generator = torch.Generator().manual_seed(seed)
     effects = spread * torch.randn(n_classes, generator=generator, dtype=torch.float64)
     order = torch.rand(n, n_classes, generator=generator).argsort(dim=1)
-    members = order < 5
-    return members.double() @ effects / 5 + 0.1 * torch.randn(n, generator=generator, dtype=torch.float64), members
+    class_mask = order < 5
+    return class_mask.double() @ effects / 5 + 0.1 * torch.randn(
+        n, generator=generator, dtype=torch.float64
+    ), class_mask
 
 
 def test_intervals_over_classes_are_a_slow_jackknife() -> None:
-    values, members = make_tasks(n=40, n_classes=9, spread=1.0, seed=0)
+    values, class_mask = make_tasks(n=40, n_classes=9, spread=1.0, seed=0)
     n, variance, total = 40, float(values.var()), 0.0
     for c in range(9):
-        left = [float(value) for value, has in zip(values, members[:, c], strict=True) if not has]
+        left = [float(value) for value, has in zip(values, class_mask[:, c], strict=True) if not has]
         total += (sum(left) / len(left) - float(values.mean())) ** 2 - variance * (1 / len(left) - 1 / n)
-    error, freedom = standard_error(values, members)
+    error, freedom = standard_error(values, class_mask)
     assert freedom == 8
     assert math.isclose(error, math.sqrt(8 / 9 * total + variance / n))
-    assert math.isclose(half_width(values, members), float(stats.t.ppf(0.975, 8)) * error)
+    assert math.isclose(half_width(values, class_mask), float(stats.t.ppf(0.975, 8)) * error)
     holed = torch.cat([values, torch.tensor([math.nan])])
-    assert half_width(holed, torch.cat([members, members[:1]])) == half_width(values, members)
+    assert half_width(holed, torch.cat([class_mask, class_mask[:1]])) == half_width(values, class_mask)
 
 
-def test_two_methods_that_are_equal_over_classes_are_told_apart_as_often_as_said() -> None:
-    """The p-value over episodes tells them apart, where classes differ; where they do not differ, both hold.
+def test_two_methods_that_are_equal_over_classes_are_distinguished_as_often_as_described() -> None:
+    """The p-value over episodes distinguishes them if classes differ; where they do not differ, both hold.
 
     Values are what one method is ahead by in each episode, in a population of classes whose mean is 0. Of 300
-    populations 5 % are to be told apart; a standard error is 1.3 %.
+    populations 5 % are to be distinguished; a standard error is 1.3 %.
     """
     n_runs = 300
-    for spread, least in ((0.3, 0.4), (0.0, 0.0)):
-        told = {"classes": 0, "episodes": 0}
+    for spread, minimum in ((0.3, 0.4), (0.0, 0.0)):
+        shown = {"classes": 0, "episodes": 0}
         for seed in range(n_runs):
-            values, members = make_tasks(n=200, n_classes=20, spread=spread, seed=seed)
-            (pair,) = compare_pairs({"a": values, "b": torch.zeros_like(values)}, members)
-            told["classes"] += pair.p_value_classes < 0.05
-            told["episodes"] += pair.p_value_episodes < 0.05
+            values, class_mask = make_tasks(n=200, n_classes=20, spread=spread, seed=seed)
+            (pair,) = compare_pairs({"a": values, "b": torch.zeros_like(values)}, class_mask)
+            shown["classes"] += pair.p_value_classes < 0.05
+            shown["episodes"] += pair.p_value_episodes < 0.05
             assert (pair.p_value_classes < 0.05) == (abs(pair.difference) > pair.half_width_classes)
-        assert told["classes"] / n_runs < 0.05 + 3 * 0.013
-        assert least <= told["episodes"] / n_runs < (1.0 if spread else 0.05 + 3 * 0.013)
+        assert shown["classes"] / n_runs < 0.05 + 3 * 0.013
+        assert minimum <= shown["episodes"] / n_runs < (1.0 if spread else 0.05 + 3 * 0.013)
 
 
 def test_pairs_over_classes() -> None:
-    (a, members), (b, _) = (make_tasks(n=60, n_classes=9, spread=0.3, seed=seed) for seed in (0, 1))
-    (pair,) = compare_pairs({"a": a, "b": b}, members)
-    error, _ = standard_error(a - b, members)
+    (a, class_mask), (b, _) = (make_tasks(n=60, n_classes=9, spread=0.3, seed=seed) for seed in (0, 1))
+    (pair,) = compare_pairs({"a": a, "b": b}, class_mask)
+    error, _ = standard_error(a - b, class_mask)
     assert math.isclose(pair.p_value_classes, 2 * float(stats.t.sf(abs(float((a - b).mean())) / error, 8)))
-    assert math.isclose(pair.half_width_classes, half_width(a - b, members))
-    assert astuple(pair)[6:] == astuple(compare_pairs({"a": a, "b": b})[0])[6:]  # over episodes, members do not matter
-    several = compare_pairs({"a": a, "b": b, "c": -a}, members)
+    assert math.isclose(pair.half_width_classes, half_width(a - b, class_mask))
+    assert (
+        astuple(pair)[6:] == astuple(compare_pairs({"a": a, "b": b})[0])[6:]
+    )  # over episodes, class_mask do not matter
+    several = compare_pairs({"a": a, "b": b, "c": -a}, class_mask)
     assert math.isclose(several[0].p_value_classes, pair.p_value_classes)
-    assert [each.p_holm_classes for each in several] == adjust_holm([each.p_value_classes for each in several])
+    assert [item.p_holm_classes for item in several] == adjust_holm([item.p_value_classes for item in several])
     assert math.isnan(compare_pairs({"a": a, "b": b})[0].p_holm_classes)
 
 
@@ -126,14 +130,14 @@ def test_no_interval_over_classes_that_every_episode_has() -> None:
     assert pair.p_value_classes == 1.0
 
 
-def test_one_method_against_each_other_one() -> None:
+def test_one_method_against_all_others() -> None:
     accuracies = {name: normal(30, seed) for seed, name in enumerate("abcd")}
-    found, pairs = compare_pairs(accuracies, against="c"), compare_pairs(accuracies)
-    assert [(each.first, each.second) for each in found] == [("c", "a"), ("c", "b"), ("c", "d")]
-    alone = {frozenset((each.first, each.second)): each for each in pairs}
-    for each in found:
-        same = alone[frozenset((each.first, each.second))]
-        assert math.isclose(abs(each.difference), abs(same.difference))
-        assert (each.p_value_episodes, each.half_width_episodes) == (same.p_value_episodes, same.half_width_episodes)
-        assert each.p_holm_episodes <= same.p_holm_episodes  # of three comparisons, not of six
-    assert [each.p_holm_episodes for each in found] == adjust_holm([each.p_value_episodes for each in found])
+    result, pairs = compare_pairs(accuracies, against="c"), compare_pairs(accuracies)
+    assert [(item.first, item.second) for item in result] == [("c", "a"), ("c", "b"), ("c", "d")]
+    alone = {frozenset((item.first, item.second)): item for item in pairs}
+    for item in result:
+        same = alone[frozenset((item.first, item.second))]
+        assert math.isclose(abs(item.difference), abs(same.difference))
+        assert (item.p_value_episodes, item.half_width_episodes) == (same.p_value_episodes, same.half_width_episodes)
+        assert item.p_holm_episodes <= same.p_holm_episodes  # of three comparisons, not of six
+    assert [item.p_holm_episodes for item in result] == adjust_holm([item.p_value_episodes for item in result])

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from scipy.stats import ttest_rel
 
-from protonet.episodes.evaluation.suite import number_path, rank_methods
+from protonet.episodes.evaluation.suite import indexed_path, rank_methods
 from tests.strategies import seeds
 
 
@@ -40,12 +40,12 @@ def test_ranks_are_those_of_the_slow_loop(seed: int) -> None:
     assert sum(ranks.values()) == 21
 
 
-def test_equal_methods_share_a_rank() -> None:
-    own = torch.tensor([0.5, 0.75, 1.0], dtype=torch.float64)
-    assert rank_methods({"a": own, "b": own.clone(), "c": own - 0.25}) == {"a": 1.5, "b": 1.5, "c": 3}
-    assert rank_methods({"alone": own}) == {"alone": 1}
+def test_equal_methods_split_a_rank() -> None:
+    part = torch.tensor([0.5, 0.75, 1.0], dtype=torch.float64)
+    assert rank_methods({"a": part, "b": part.clone(), "c": part - 0.25}) == {"a": 1.5, "b": 1.5, "c": 3}
+    assert rank_methods({"alone": part}) == {"alone": 1}
 
 
 @pytest.mark.parametrize(("path", "numbered"), [("a/run.npz", "a/run-3.npz"), ("run", "run-3")])
 def test_paths_are_numbered(path: str, numbered: str) -> None:
-    assert number_path(Path(path), 3) == Path(numbered)
+    assert indexed_path(Path(path), 3) == Path(numbered)

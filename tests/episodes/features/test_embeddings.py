@@ -1,4 +1,4 @@
-"""Files of embeddings: what is in them, and that an interruption changes none of their bits."""
+"""Files of embeddings: their content, and that an interruption changes none of their bits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_what_is_in_a_file(tmp_path: Path) -> None:
         assert json.loads(str(file["made"])) == {"backbone": "net"}
     data = map_npz(path)
     assert (data.class_names, data.mapping is None) == (tuple("abcdef"), False)
-    assert [each.name for each in tmp_path.iterdir()] == ["a.npz"]
+    assert [item.name for item in tmp_path.iterdir()] == ["a.npz"]
     write_embeddings(tmp_path / "b.npz", make_job(sides=None, files=None), resume=True)
     with np.load(tmp_path / "b.npz") as file:
         assert not {"split", "files"} & set(file.files)
@@ -48,29 +48,29 @@ def test_what_is_in_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stop", [0, 4, 8])
 def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(tmp_path: Path, stop: int) -> None:
-    whole, path = tmp_path / "whole.npz", tmp_path / "a.npz"
-    write_embeddings(whole, make_job(), resume=False)
+    full, path = tmp_path / "whole.npz", tmp_path / "a.npz"
+    write_embeddings(full, make_job(), resume=False)
     with pytest.raises(KeyboardInterrupt, match=rf"stopped after {stop} of 11 rows; run again with --resume"):
         write_embeddings(path, make_job(stop), resume=False)
     assert not path.exists()
-    said = r"^`output` must be a new file; got .*a\.npz\.part, which exists\. Go on"
-    with pytest.raises(ValueError, match=said):
+    expected_message = r"^`output` must be a new file; got .*a\.npz\.part, which exists\. Go on"
+    with pytest.raises(ValueError, match=expected_message):
         write_embeddings(path, make_job(), resume=False)
     write_embeddings(path, make_job(), resume=True)
-    with np.load(path) as found, np.load(whole) as expected:
-        assert all(found[name].tobytes() == expected[name].tobytes() for name in expected.files)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.npz", "whole.npz"]
+    with np.load(path) as result, np.load(full) as expected:
+        assert all(result[name].tobytes() == expected[name].tobytes() for name in expected.files)
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["a.npz", "whole.npz"]
 
 
 @pytest.mark.parametrize("cut", [1, 11, 13, 30, 47, 1000])
-def test_what_is_not_whole_is_done_again(tmp_path: Path, cut: int) -> None:
+def test_what_is_incomplete_is_done_again(tmp_path: Path, cut: int) -> None:
     path, part = tmp_path / "a.npz", tmp_path / "a.npz.part"
     with pytest.raises(KeyboardInterrupt):
         write_embeddings(path, make_job(8), resume=False)
     part.write_bytes(part.read_bytes()[: -min(cut, part.stat().st_size)])
     write_embeddings(path, make_job(), resume=True)
-    with np.load(path) as found:
-        assert np.array_equal(found["x"], ROWS)
+    with np.load(path) as result:
+        assert np.array_equal(result["x"], ROWS)
 
 
 def test_a_finished_file_is_left_as_it_is(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, changed: dict[str, 
 def test_what_is_not_finite_is_one_line(tmp_path: Path) -> None:
     rows = ROWS.copy()
     rows[6, 1] = np.inf
-    said = r"^`backbone` must give finite numbers; got others for row 6\. Pass"
-    with pytest.raises(ValueError, match=said):
+    expected_message = r"^`backbone` must give finite numbers; got others for row 6\. Pass"
+    with pytest.raises(ValueError, match=expected_message):
         write_embeddings(tmp_path / "a.npz", make_job(rows=rows), resume=False)
     assert not (tmp_path / "a.npz").exists()

@@ -19,7 +19,7 @@ from protonet.datasets import load_mini_imagenet, map_npz
 from protonet.datasets.pictures import open_picture
 from protonet.embeddings.pictures.files import embed_pictures
 from protonet.episodes.features.embeddings import Job, write_embeddings
-from protonet.episodes.features.extract import find_convolutions, find_words
+from protonet.episodes.features.extract import get_class_words, select_convolutions
 from protonet.episodes.features.sources import load_source
 from protonet.episodes.networks.checkpoints import load_encoder
 from tests.datasets.trees import CLASSES, make_cache, make_csv, make_folders, paint
@@ -51,8 +51,8 @@ def read(path: str) -> dict[str, np.ndarray]:
 
 
 def same_bytes(path: str, other: str) -> bool:
-    found, expected = read(path), read(other)
-    return all(found[name].tobytes() == expected[name].tobytes() for name in expected)
+    result, expected = read(path), read(other)
+    return all(result[name].tobytes() == expected[name].tobytes() for name in expected)
 
 
 def test_pictures_in_folders_as_the_other_commands_embed_them(command: Command) -> None:
@@ -71,14 +71,14 @@ def test_pictures_in_folders_as_the_other_commands_embed_them(command: Command) 
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4])
-def test_a_network_of_a_fixed_number_of_pictures(command: Command, batch: int) -> None:
+def test_a_network_of_a_fixed_index_of_pictures(command: Command, batch: int) -> None:
     paths = sorted(write_folders(Path("pictures"), each=3).rglob("*.*"))  # fewer than a batch of 4 at the end
     fixed = export(Small(), Path("fixed.pt2"), batch, 3, 8, 8, fixed=True)
     export(Small(), Path("several.pt2"), 2, 3, 8, 8)
     for name in ("fixed", "several"):
         command(f"extract pictures --backbone {name}.pt2:mean=0.5,std=0.1/0.2/0.3 -o {name}.npz --batch 5")
-    found, expected = (read(f"{name}.npz")["x"] for name in ("fixed", "several"))
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    result, expected = (read(f"{name}.npz")["x"] for name in ("fixed", "several"))
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
     settings: dict[str, Any] = {"mean": [0.5], "std": [0.1, 0.2, 0.3]}
     np.testing.assert_allclose(embed_pictures(paths, fixed, **settings), expected, rtol=1e-5, atol=1e-5)
 
@@ -140,9 +140,9 @@ def test_maps_of_an_encoder_of_ours(command: Command) -> None:
     command.refuses("`--method` must find maps of a network; got none for frn", "--dataset rows.npz", few, "frn")
     wrong = "extract square.npz --backbone mlp.safetensors -o a.npz --maps --texts"
     command.refuses("`--maps` must come without --texts; got both", wrong)
-    assert find_convolutions(nn.Sequential(nn.Linear(4, 2))) is None
+    assert select_convolutions(nn.Sequential(nn.Linear(4, 2))) is None
     pooled = nn.Sequential(nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 5, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    convolutions, x = find_convolutions(pooled), torch.randn(2, 16, generator=torch.Generator().manual_seed(0))
+    convolutions, x = select_convolutions(pooled), torch.randn(2, 16, generator=torch.Generator().manual_seed(0))
     assert convolutions is not None
     torch.testing.assert_close(convolutions(x).mean(dim=(2, 3)), pooled(x))
 
@@ -210,11 +210,11 @@ def test_data_that_are_no_pictures(command: Command) -> None:
 
 def test_a_picture_that_cannot_be_read_and_a_file_that_is_there(command: Command, net: Path) -> None:
     broken = Path("pictures", "disc", "1.jpg")
-    whole = broken.read_bytes()
+    full = broken.read_bytes()
     broken.write_bytes(b"nothing")
     arguments = f"extract pictures --backbone {net} -o a.npz --batch 1"
     command.refuses("`root` must hold images that can be read; got ", arguments)
-    broken.write_bytes(whole)  # other pictures than those that the part is of
+    broken.write_bytes(full)  # other pictures than those that the part is of
     command.refuses("`--resume` must continue a run of the same arguments; got ", arguments, "--resume")
     Path("a.npz.part").unlink()
     command(arguments)
@@ -237,20 +237,20 @@ def test_memory_is_that_of_a_few_batches(tmp_path: Path) -> None:
 
 
 def test_what_classes_are_called() -> None:
-    words = find_words(["001.Black_footed_Albatross", "grey wolf", "maple_tree"], None)
+    words = get_class_words(["001.Black_footed_Albatross", "grey wolf", "maple_tree"], None)
     assert words == ["Black footed Albatross", "grey wolf", "maple tree"]
     lines = "n01 house finch, linnet\nn02\trobin, American robin\nn03,jay\nblack bear,bear\nn01532829 x\n"
     Path("names.txt").write_text(lines, encoding="utf-8")
-    words = find_words(["n01", "n02", "n03", "black bear"], "names.txt")
+    words = get_class_words(["n01", "n02", "n03", "black bear"], "names.txt")
     assert words == ["house finch", "robin", "jay", "bear"]
-    for names, file, said in (
+    for names, file, expected_message in (
         (["ant", "n01532829"], None, r"say what classes are called .*; got 1 such as n01532829\."),
         (["ant", "12"], None, r"say what classes are called .*; got 1 such as 12\."),
         (["n01", "n9"], "names.txt", r"have a line of each class; got none for 1 of 2, such as 'n9'"),
         (["n01"], "no", r"be a file of text that can be read; got no \(FileNotFound"),
     ):
-        with pytest.raises(ValueError, match=rf"`--names` must {said}"):
-            find_words(names, file)
+        with pytest.raises(ValueError, match=rf"`--names` must {expected_message}"):
+            get_class_words(names, file)
 
 
 PLUGIN = """
@@ -280,15 +280,15 @@ def test_a_function_of_a_file_is_a_backbone(command: Command) -> None:
         output = f"{name}-{size}.npz"
         command(f"extract pictures --backbone mine.py:{name} --image-size {size} --batch 2 -o {output}")
         made[name, size] = read(output)
-    found = made["embed", 8]
-    assert found["x"].shape == (6, 12)
-    assert json.loads(str(found["made"]))["preprocessing"] == {"size": 8}
-    np.testing.assert_array_equal(made["network", 8]["x"], found["x"])
-    assert not np.allclose(made["embed", 6]["x"], found["x"])
-    with Image.open(Path("pictures") / str(found["files"][0])) as image:
+    result = made["embed", 8]
+    assert result["x"].shape == (6, 12)
+    assert json.loads(str(result["made"]))["preprocessing"] == {"size": 8}
+    np.testing.assert_array_equal(made["network", 8]["x"], result["x"])
+    assert not np.allclose(made["embed", 6]["x"], result["x"])
+    with Image.open(Path("pictures") / str(result["files"][0])) as image:
         pixels = np.asarray(image.convert("RGB").resize((8, 8)), np.float32) / 255
     expected = pixels.reshape(2, 4, 2, 4, 3).mean(axis=(1, 3)).transpose(2, 0, 1).ravel()
-    np.testing.assert_allclose(found["x"][0], expected, rtol=1e-5)
+    np.testing.assert_allclose(result["x"][0], expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -24,13 +24,13 @@ def test_oracles() -> None:
 
 @pytest.mark.parametrize("kind", NORMALIZATIONS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_each_row_is_alone_and_twice_is_once(kind: str, dtype: torch.dtype) -> None:
+def test_every_row_is_alone_and_twice_is_once(kind: str, dtype: torch.dtype) -> None:
     rows, mean = ROWS.to(dtype), MEAN.float() if kind == "cl2" else None
-    found = normalize_rows(rows, kind, mean)
-    assert found.dtype == (dtype if kind == "none" or dtype == torch.float64 else torch.float32)
-    assert torch.allclose(normalize_rows(rows[3:4], kind, mean), found[3:4])
+    result = normalize_rows(rows, kind, mean)
+    assert result.dtype == (dtype if kind == "none" or dtype == torch.float64 else torch.float32)
+    assert torch.allclose(normalize_rows(rows[3:4], kind, mean), result[3:4])
     if kind != "cl2":
-        assert torch.allclose(normalize_rows(found, kind), found, atol=1e-6)
+        assert torch.allclose(normalize_rows(result, kind), result, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

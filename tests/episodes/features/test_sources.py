@@ -129,7 +129,7 @@ def test_data_that_cannot_be_loaded(tmp_path: Path) -> None:
 
 class TestSplitClasses:
     @pytest.mark.parametrize(("n", "expected"), [(4, (1, 1, 2)), (5, (2, 1, 2)), (20, (12, 3, 5)), (100, (60, 15, 25))])
-    def test_shares(self, n: int, expected: tuple[int, int, int]) -> None:
+    def test_fractions(self, n: int, expected: tuple[int, int, int]) -> None:
         counts = Counter(split_classes(make_classes([f"c{c}" for c in range(n)]), 0).sides)
         assert (counts["base"], counts["validation"], counts["novel"]) == expected
 

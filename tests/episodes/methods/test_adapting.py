@@ -12,7 +12,7 @@ from sklearn.neighbors import kneighbors_graph
 from torch import Tensor
 
 from protonet.episodes.methods.alpha_am import alpha_am
-from protonet.episodes.methods.bd_cspn import bd_cspn, find_unit_rows, rectify_prototypes
+from protonet.episodes.methods.bd_cspn import bd_cspn, compute_unit_rows, rectify_prototypes
 from protonet.episodes.methods.laplacian_shot import _find_neighbours, laplacian_shot, laplacian_shot_dirichlet
 from protonet.episodes.methods.tim import alpha_tim, tim, tim_dirichlet
 from protonet.episodes.methods.tim_adm import tim_adm
@@ -33,7 +33,7 @@ Weights = tuple[float, float, float]
 
 
 def rectify(support: Tensor, labels: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
-    """Rectify as the published code does, row by row; return the prototypes and the shifted queries."""
+    """Rectify as the published code does, one row at a time; return the prototypes and the shifted queries."""
     shifted, means = query + support.mean(dim=0) - query.mean(dim=0), means_of(support, labels)
     weighed: list[list[Tensor]] = [[] for _ in means]
     for row in torch.cat([support, shifted]):
@@ -58,16 +58,16 @@ def test_bd_cspn_and_laplacian_shot_are_slow_loops(shots: tuple[int, ...], with_
     rectified = bd_cspn(episodes)
     shifted, plain = laplacian_shot(episodes).softmax(dim=2), laplacian_shot_dirichlet(episodes).softmax(dim=2)
     unshifted = laplacian_shot(episodes, shift=False).softmax(dim=2)
-    for number, (support, labels, query, centre) in enumerate(zip(*episodes[:3], centres, strict=True)):
+    for index, (support, labels, query, centre) in enumerate(zip(*episodes[:3], centres, strict=True)):
         rows, queries = unit(support, centre), unit(query, centre)
         prototypes, moved = rectify(rows, labels, queries)
         distances = torch.cdist(queries, prototypes).square()
-        assert torch.equal(rectified[number].argmax(dim=1), distances.argmin(dim=1))
-        assert torch.allclose(rectified[number].softmax(dim=1), (-distances / 0.2).softmax(dim=1))
+        assert torch.equal(rectified[index].argmax(dim=1), distances.argmin(dim=1))
+        assert torch.allclose(rectified[index].softmax(dim=1), (-distances / 0.2).softmax(dim=1))
         to_means = torch.cdist(queries, means_of(rows, labels)).square()
-        assert torch.allclose(shifted[number], assign(torch.cdist(moved, prototypes).square(), queries), atol=1e-6)
-        assert torch.allclose(unshifted[number], assign(distances, queries), atol=1e-6)
-        assert torch.allclose(plain[number], assign(to_means, queries), atol=1e-6)
+        assert torch.allclose(shifted[index], assign(torch.cdist(moved, prototypes).square(), queries), atol=1e-6)
+        assert torch.allclose(unshifted[index], assign(distances, queries), atol=1e-6)
+        assert torch.allclose(plain[index], assign(to_means, queries), atol=1e-6)
 
 
 def test_easyfsl() -> None:
@@ -82,7 +82,7 @@ def test_easyfsl() -> None:
     assert torch.allclose(ours.softmax(dim=2), theirs, atol=1e-4)  # they stop at a change of the bound of 1e-6
     assert torch.equal(ours.argmax(dim=2), theirs.argmax(dim=2))
     # Its TIM has cosines, which overlook the means' norms, its fine-tuning distances to the means, the paper's a linear
-    # layer: classes apart are told alike, not queries between them.
+    # layer: classes apart are classified alike, not queries between them.
     episodes, _ = make_episodes(n_episodes=8)
     theirs = run_easyfsl(load_easyfsl("methods.tim").TIM(feature_normalization=2.0, temperature=15.0), episodes)
     ours = tim(episodes, weights=(1.0, 1.0, 0.1), steps=50)
@@ -108,10 +108,10 @@ def test_slow_loop_of_bd_cspns_paper() -> None:
     assert agree(bd_cspn(episodes, paper=True) + 5, episodes, slow)
 
 
-def test_queries_count_beside_a_single_support_row() -> None:
+def test_queries_count_with_a_single_support_row() -> None:
     """The paper's weights leave a class's support row nearly all of its prototype, the code's an equal share."""
     episodes, _ = make_episodes(shots=(1, 1, 1, 1), n_queries=40, n_episodes=8, dim=100, noise=1.5)
-    support, query, scale = find_unit_rows(episodes)
+    support, query, scale = compute_unit_rows(episodes)
     case = episodes._replace(support=support, query=query)
     means = torch.zeros_like(episodes.support)
     means.scatter_(1, episodes.support_labels[..., None].expand(-1, -1, 100), support)
@@ -137,8 +137,8 @@ def test_neighbours() -> None:
     ours = _find_neighbours(-torch.cdist(episodes.query, episodes.query), 3, 1.0)
     for rows, neighbours in zip(episodes.query, ours, strict=True):
         assert torch.equal(neighbours.T, torch.as_tensor(kneighbors_graph(rows.numpy(), 3).toarray()))
-    twins = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]])
-    one, five = (_find_neighbours(twins @ twins.transpose(1, 2), n, 1.0) for n in (1, 5))
+    duplicate_rows = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]])
+    one, five = (_find_neighbours(duplicate_rows @ duplicate_rows.transpose(1, 2), n, 1.0) for n in (1, 5))
     assert one[0].diagonal().sum() == 0
     assert one[0, 0, 1] == 1
     assert bool((five.sum(dim=1) == 2).all())
@@ -156,7 +156,7 @@ def entropy(p: Tensor, alpha: float) -> Tensor:
 
 
 def lose(logits: Tensor, labels: Tensor, alpha: float, weights: Weights) -> Tensor:
-    """The loss of TIM and of its kin, of the logits of support rows and then of queries."""
+    """The loss of TIM and of similar losses, of the logits of support rows and then of queries."""
     p = logits[len(labels) :].softmax(dim=1)
     cross = F.cross_entropy(logits[: len(labels)], labels)
     marginal, conditional = entropy(p.mean(dim=0), alpha), entropy(p, alpha).mean()
@@ -239,14 +239,14 @@ def alternate(support: Tensor, labels: Tensor, query: Tensor, weights: Weights, 
         raised = of_query ** (1 + conditional)
         guess = raised / raised.sum(dim=0) ** (marginal / (1 + marginal))
         guess = guess / guess.sum(dim=1, keepdim=True)
-        share, ratio = cross / (1 + conditional), len(support) / len(query)
+        fraction, ratio = cross / (1 + conditional), len(support) / len(query)
         new = []
         for k in range(4):
             total, norm = torch.zeros_like(means[k]), 0.0
             for n, row in enumerate(support):
                 member = float(labels[n] == k)
-                total = total + share * (member * row + of_support[n, k] * (means[k] - row))
-                norm += share * member
+                total = total + fraction * (member * row + of_support[n, k] * (means[k] - row))
+                norm += fraction * member
             for n, row in enumerate(query):
                 total = total + ratio * (guess[n, k] * row + of_query[n, k] * (means[k] - row))
                 norm += ratio * float(guess[n, k])
@@ -279,8 +279,8 @@ def spread_labels(nodes: Tensor, bandwidth: Tensor, weight: Tensor, k: int, shar
         others = [j for j in range(n) if j != i]
         strength = torch.stack([(-distances[i, j] * bandwidth[i, j]).exp() for j in others])
         first = strength * torch.tensor([1.00001 if j < 4 else 1.0 for j in others])  # where a centroid is a row
-        for place in first.argsort(descending=True)[:k].tolist():
-            affinity[i, others[place]] = strength[place]
+        for position in first.argsort(descending=True)[:k].tolist():
+            affinity[i, others[position]] = strength[position]
     graph = weight * (affinity + affinity.T) / 2
     degree = graph.sum(dim=1) + 1e-12
     graph = graph / degree.sqrt() / degree.sqrt()[:, None]
@@ -311,8 +311,8 @@ def test_alpha_am_is_autograd(shots: tuple[int, ...], alpha: float, weights: Wei
     episodes, _ = make_episodes(n_episodes=2, noise=1.0, shots=shots, n_queries=9)
     chosen = alpha if alpha == 1 else None
     ours = alpha_am(episodes, alpha=chosen, weights=weights, learning_rate=1e-2, steps=5)
-    k, share = (10, 0.9) if sum(shots) >= 20 else (20, 0.8)
-    slow = partial(run_alpha_am, alpha=alpha, weights=weights, k=min(k, sum(shots) + 12), share=share)
+    k, fraction = (10, 0.9) if sum(shots) >= 20 else (20, 0.8)
+    slow = partial(run_alpha_am, alpha=alpha, weights=weights, k=min(k, sum(shots) + 12), share=fraction)
     assert agree(ours, episodes, slow, atol=1e-5)
     assert not torch.allclose(ours, alpha_am(episodes, alpha=chosen, weights=weights, steps=1), atol=1e-2)
 
@@ -337,5 +337,5 @@ def test_fine_tuning_is_autograd_and_lowers_the_entropy() -> None:
         transductive_finetune(episodes, temperature=0.1, learning_rate=1e-2, steps=steps) for steps in (50, 25, 0)
     ]
     assert agree(logits[1], episodes, slow)
-    more, some, none = (float(entropy(own.softmax(dim=2), 1).mean()) for own in logits)
+    more, some, none = (float(entropy(part.softmax(dim=2), 1).mean()) for part in logits)
     assert more < some < none

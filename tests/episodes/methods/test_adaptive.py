@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.methods.common import CACHED, city_block_distances, one_hot
+from protonet.episodes.methods.common import FLOATS_IN_CACHE, city_block_distances, one_hot
 from protonet.scoring import fit_temperature
 from tests.episodes.cases import make_episodes
 
-module = importlib.import_module("protonet.episodes.methods.adaptive")  # the package has a function of that name
+module = importlib.import_module("protonet.episodes.methods.adaptive")  # the package has a function of the same name
 
 
 def hot_of(labels: Tensor, n_way: int = 4) -> Tensor:
@@ -23,16 +23,16 @@ def hot_of(labels: Tensor, n_way: int = 4) -> Tensor:
 def test_prototypes_without_a_row() -> None:
     episodes, _ = make_episodes()
     view = module._prototype_view((episodes.support, episodes.query), hot_of(episodes.support_labels))
-    for number, (support, labels, query) in enumerate(zip(*episodes[:3], strict=True)):
+    for index, (support, labels, query) in enumerate(zip(*episodes[:3], strict=True)):
         unit = F.normalize(support, dim=1)
         for position in range(len(labels)):
             others = torch.arange(len(labels)) != position
             for c in range(4):
                 rows = unit[others & (labels == c)]
                 expected = F.cosine_similarity(unit[position], rows.mean(dim=0), dim=0) if len(rows) else 0.0
-                assert abs(float(view.left_out[number, position, c] - expected)) < 1e-6
+                assert abs(float(view.left_out[index, position, c] - expected)) < 1e-6
         means = torch.stack([unit[labels == c].mean(dim=0) for c in range(4)])
-        assert torch.allclose(view.query[number], F.normalize(query, dim=1) @ F.normalize(means, dim=1).T)
+        assert torch.allclose(view.query[index], F.normalize(query, dim=1) @ F.normalize(means, dim=1).T)
 
 
 def test_ridge_regression_without_a_row() -> None:
@@ -43,14 +43,14 @@ def test_ridge_regression_without_a_row() -> None:
     view = module._ridge_view(kernel, right, 0.3, hot, 1.0)
     n = kernel.shape[1]
     targets = hot - 0.25
-    for number in range(len(kernel)):
+    for index in range(len(kernel)):
         for position in range(n):
             others = [row for row in range(n) if row != position]
-            gram = kernel[number][others][:, others] + 0.3 * torch.eye(n - 1)
-            readout = torch.linalg.solve(gram, targets[number][others])
-            assert torch.allclose(view.left_out[number, position], kernel[number, position, others] @ readout)
-        readout = torch.linalg.solve(kernel[number] + 0.3 * torch.eye(n), targets[number])
-        assert torch.allclose(view.query[number], right[number].T @ readout)
+            gram = kernel[index][others][:, others] + 0.3 * torch.eye(n - 1)
+            readout = torch.linalg.solve(gram, targets[index][others])
+            assert torch.allclose(view.left_out[index, position], kernel[index, position, others] @ readout)
+        readout = torch.linalg.solve(kernel[index] + 0.3 * torch.eye(n), targets[index])
+        assert torch.allclose(view.query[index], right[index].T @ readout)
 
 
 def test_temperature_is_the_solvers() -> None:
@@ -65,7 +65,7 @@ def test_temperature_is_the_solvers() -> None:
         assert abs(float(loss - row_losses.mean())) < 1e-4
 
 
-@pytest.mark.parametrize("dim", [3, CACHED // 8])
+@pytest.mark.parametrize("dim", [3, FLOATS_IN_CACHE // 8])
 def test_city_block_distances(dim: int) -> None:
     """Of several blocks, where there are many features, and of equal rows."""
     generator = torch.Generator().manual_seed(0)

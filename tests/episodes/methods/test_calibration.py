@@ -7,9 +7,9 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from protonet.episodes.draws.batch import Base, Episodes, summarize_base, take_from
 from protonet.episodes.methods import calibration
 from protonet.episodes.methods.calibration import distribution_calibration
+from protonet.episodes.samplers.batch import Base, Episodes, make_row_reader, summarize_base
 from protonet.sampling import list_pieces
 from tests.episodes.cases import make_base, make_episodes
 
@@ -21,13 +21,13 @@ def base_classes(base: Base) -> list[torch.Tensor]:
 def nearest_two(classes: list[torch.Tensor], row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the mean and covariance that the paper calibrates from the two base classes nearest to a row."""
     distances = torch.stack([torch.dist(rows.mean(dim=0), row) for rows in classes])
-    near = [classes[number] for number in distances.argsort()[:2].tolist()]
+    near = [classes[index] for index in distances.argsort()[:2].tolist()]
     mean = torch.stack([near[0].mean(dim=0), near[1].mean(dim=0), row]).mean(dim=0)
     return mean, (torch.cov(near[0].T) + torch.cov(near[1].T)) / 2 + 0.21
 
 
 def sampled_rows(episodes: Episodes, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> torch.Tensor:
-    """Return what is sampled, (episodes, n_way, n_samples, dim)."""
+    """Return the sampled rows, (episodes, n_way, n_samples, dim)."""
     seen: list[torch.Tensor] = []
 
     def spy(rows: torch.Tensor, target: torch.Tensor, **_: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,10 +45,10 @@ def test_samples_have_the_calibrated_moments(monkeypatch: pytest.MonkeyPatch) ->
     n_samples = 20_000
     samples = sampled_rows(episodes, monkeypatch, n_samples=n_samples)
     classes = base_classes(base)
-    for number, (support, labels) in enumerate(zip(episodes.support.sqrt(), episodes.support_labels, strict=True)):
+    for index, (support, labels) in enumerate(zip(episodes.support.sqrt(), episodes.support_labels, strict=True)):
         for row, label in zip(support, labels.tolist(), strict=True):
             mean, covariance = nearest_two(classes, row)
-            drawn = samples[number, label]
+            drawn = samples[index, label]
             deviation = covariance.diagonal().sqrt()
             # Five standard errors: sqrt(1 / n) of a mean, at most sqrt(2 / n) of a covariance, in standard deviations.
             assert float(((drawn.mean(dim=0) - mean) / deviation).abs().max()) < 5 / n_samples**0.5
@@ -56,19 +56,19 @@ def test_samples_have_the_calibrated_moments(monkeypatch: pytest.MonkeyPatch) ->
             assert float(error.abs().max()) < 5 * (2 / n_samples) ** 0.5
 
 
-def test_each_support_row_has_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_support_row_has_its_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     base = make_base()
     first = base.by_class.start.repeat_interleave(base.by_class.size)
     # Each class one row, over and over.
-    still = summarize_base(take_from(base.take(base.by_class.rows[first]).clone()), base.by_class)
+    still = summarize_base(make_row_reader(base.take(base.by_class.rows[first]).clone()), base.by_class)
     episodes, _ = make_episodes(n_episodes=2, base=still)
     samples = sampled_rows(episodes, monkeypatch, n_samples=12, spread=0.0, n_nearest=1)
     nearest = torch.stack([rows.mean(dim=0) for rows in base_classes(still)])
-    for number, (support, labels) in enumerate(zip(episodes.support.sqrt(), episodes.support_labels, strict=True)):
+    for index, (support, labels) in enumerate(zip(episodes.support.sqrt(), episodes.support_labels, strict=True)):
         for c in range(4):
             rows = support[labels == c]
             centres = (rows + nearest[torch.cdist(rows, nearest).argmin(dim=1)]) / 2
-            torch.testing.assert_close(samples[number, c], centres.repeat(12 // len(rows), 1))
+            torch.testing.assert_close(samples[index, c], centres.repeat(12 // len(rows), 1))
 
 
 def test_slow_loop() -> None:
@@ -78,7 +78,7 @@ def test_slow_loop() -> None:
     ours = distribution_calibration(episodes, n_samples=3000).softmax(dim=2)
     random = np.random.default_rng(0)
     classes = base_classes(base)
-    for number, (support, labels, query) in enumerate(zip(*episodes[:3], strict=True)):
+    for index, (support, labels, query) in enumerate(zip(*episodes[:3], strict=True)):
         rows, targets = [support.sqrt().numpy()], [labels.numpy()]
         for row, label in zip(support.sqrt(), labels.tolist(), strict=True):
             mean, covariance = nearest_two(classes, row)
@@ -86,7 +86,7 @@ def test_slow_loop() -> None:
             targets.append(np.full(1500, label))
         oracle = LogisticRegression(max_iter=1000).fit(np.concatenate(rows), np.concatenate(targets))
         theirs = torch.from_numpy(oracle.predict_proba(query.sqrt().numpy()))
-        assert float((ours[number] - theirs).abs().mean()) < 0.03
+        assert float((ours[index] - theirs).abs().mean()) < 0.03
 
 
 def test_no_more_neighbours_than_base_classes() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from protonet.episodes.methods import ALIASES, METHODS, MethodSpec
+from protonet.episodes.methods import METHOD_ALIASES, METHODS, MethodSpec
 from protonet.episodes.methods.choice import ChosenMethod, choose_grid, choose_method, choose_methods, list_methods
 from protonet.episodes.methods.laplacian_shot import laplacian_shot
 from protonet.episodes.methods.tim import tim, tim_dirichlet
@@ -44,9 +44,9 @@ def mine(tmp_path: Path) -> Path:
 
 def test_settings_reach_the_method() -> None:
     episodes, _ = make_episodes()
-    found = choose_methods(["laplacian-shot:lambda=0.5:n-neighbours=3", "tim:steps=3:weights=1,1,1", "tim"])
-    assert list(found) == ["laplacian-shot:lambda=0.5:n_neighbours=3", "tim:weights=1,1,1:steps=3", "tim"]
-    logits = [method(episodes) for method in found.values()]
+    result = choose_methods(["laplacian-shot:lambda=0.5:n-neighbours=3", "tim:steps=3:weights=1,1,1", "tim"])
+    assert list(result) == ["laplacian-shot:lambda=0.5:n_neighbours=3", "tim:weights=1,1,1:steps=3", "tim"]
+    logits = [method(episodes) for method in result.values()]
     assert torch.equal(logits[0], laplacian_shot(episodes, lambda_=0.5, n_neighbours=3))
     assert torch.equal(logits[1], tim(episodes, weights=(1, 1, 1), steps=3))
     assert torch.equal(logits[2], tim(episodes))
@@ -54,7 +54,10 @@ def test_settings_reach_the_method() -> None:
 
 
 def test_a_method_is_chosen_once() -> None:
-    assert list(choose_methods(["protonet", *ALIASES, "tim:steps=1", "tim:steps=01"])) == ["protonet", "tim:steps=1"]
+    assert list(choose_methods(["protonet", *METHOD_ALIASES, "tim:steps=1", "tim:steps=01"])) == [
+        "protonet",
+        "tim:steps=1",
+    ]
     assert choose_method("simpleshot-un").key == "simpleshot-un"
     assert all(choose_method(name).spec is spec for name, spec in METHODS.items())
 
@@ -77,7 +80,7 @@ def test_an_error_of_a_plugin_is_one_line_with_its_cause(mine: Path) -> None:
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-def test_an_error_of_ours_is_one_line_where_the_settings_are_ones_own() -> None:
+def test_an_error_of_ours_is_one_line_where_the_settings_are_the_user() -> None:
     def cracked(episodes: object, *, a: int = 0) -> torch.Tensor:
         raise RuntimeError(f"{a}")
 

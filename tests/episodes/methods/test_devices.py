@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from protonet.episodes.draws.batch import Base, Episodes, Trained
 from protonet.episodes.methods import METHODS, Method, MethodSpec
 from protonet.episodes.methods.keywords import list_keywords
+from protonet.episodes.samplers.batch import Base, Episodes, Trained
 from protonet.sampling import ClassIndex
 from tests.elsewhere import AWAY, Away, Elsewhere, Fake
 from tests.episodes.cases import TRAINED, make_base, make_episodes
@@ -46,29 +46,29 @@ def make_case(name: str) -> Episodes:
 
 
 def send(episodes: Episodes, to: Callable[[Tensor], Tensor]) -> Episodes:
-    """Copy episodes to another device, as `protonet.episodes.draws.batch.gather_episodes` makes them there."""
+    """Copy episodes to another device, as `protonet.episodes.samplers.batch.gather_episodes` makes them there."""
 
     def send_module(module: nn.Module) -> nn.Module:
         for layer in module.modules():
             for tensors in (layer._parameters, layer._buffers):
-                tensors.update({name: None if each is None else to(each.data) for name, each in tensors.items()})  # type: ignore[misc]
+                tensors.update({name: None if item is None else to(item.data) for name, item in tensors.items()})  # type: ignore[misc]
         return module
 
     def send_base(base: Base) -> Base:
         rows, index = to(base.take(torch.arange(len(base.by_class.rows)))), ClassIndex(*map(to, base.by_class))
-        return Base(lambda numbers: rows[numbers], index, to(base.mean), to(base.class_means))
+        return Base(lambda indices: rows[indices], index, to(base.mean), to(base.class_means))
 
     def send_trained(trained: Trained) -> Trained:
         return trained._replace(encoder=send_module(trained.encoder), head=send_module(trained.head))
 
     base = None if episodes.base is None else send_base(episodes.base)
     trained = None if episodes.trained is None else send_trained(episodes.trained)
-    fields: Any = {name: to(each) for name, each in episodes._asdict().items() if isinstance(each, Tensor)}
+    fields: Any = {name: to(item) for name, item in episodes._asdict().items() if isinstance(item, Tensor)}
     return episodes._replace(**fields, base=base, trained=trained)
 
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - NUMBERS))
-def test_a_method_keeps_to_torchs_own_rules(name: str) -> None:
+def test_a_method_keeps_to_torchs_separate_rules(name: str) -> None:
     episodes = make_case(name)
     with Fake() as fake:
         sent = send(episodes, lambda rows: fake.from_tensor(rows).to(AWAY))

@@ -13,15 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods import METHODS
 from protonet.episodes.methods.anil import anil
 from protonet.episodes.methods.feat import feat
 from protonet.episodes.methods.finetune import finetune
 from protonet.episodes.methods.maml import InnerLoop, adapt, maml
 from protonet.episodes.methods.prototypes import protonet_cosine
+from protonet.episodes.names import HEAD_KINDS
 from protonet.episodes.networks.augmentation import AUGMENTATION, draw_maps, warp_images
-from protonet.episodes.networks.heads import HEADS, LinearHead, SetTransformer
+from protonet.episodes.networks.heads import LinearHead, SetTransformer
+from protonet.episodes.samplers.batch import Episodes
 from tests.episodes.cases import TRAINED, cosines, means_of
 from tests.episodes.meta_cases import make_trained, make_trained_episodes, trained_of
 
@@ -38,8 +39,8 @@ def make_case(name: str, *, backbone: str = "mlp", head: str = "zero", **made: A
 
 
 def is_near(logits: Tensor, slow: Callable[[int], Tensor], *, atol: float, rtol: float = 1e-4) -> bool:
-    """Tell whether three episodes' logits are those of a slow function of an episode's number."""
-    return torch.allclose(logits, torch.stack([slow(number) for number in range(3)]), atol=atol, rtol=rtol)
+    """Return whether three episodes' logits are those of a slow function of an episode's number."""
+    return torch.allclose(logits, torch.stack([slow(index) for index in range(3)]), atol=atol, rtol=rtol)
 
 
 def test_feat_is_a_slow_loop() -> None:
@@ -47,13 +48,13 @@ def test_feat_is_a_slow_loop() -> None:
     head, logits = trained_of(episodes).head, feat(episodes)
     assert isinstance(head, SetTransformer)
 
-    def slow(number: int) -> Tensor:
-        means, adapted = means_of(episodes.support[number], episodes.support_labels[number]), []
+    def slow(index: int) -> Tensor:
+        means, adapted = means_of(episodes.support[index], episodes.support_labels[index]), []
         for mean in means:
             scores = torch.stack([head.asking(mean) @ head.asked(other) / 8**0.5 for other in means])
             moved = sum(p * head.value(other) for p, other in zip(scores.softmax(dim=0), means, strict=True))
             adapted.append(F.layer_norm(mean + head.output(moved), (8,)))
-        return cosines(episodes.query[number], torch.stack(adapted)) / 0.1
+        return cosines(episodes.query[index], torch.stack(adapted)) / 0.1
 
     assert is_near(logits, slow, atol=1e-4)
     assert float((logits.argmax(dim=2) == labels).double().mean()) > 0.25
@@ -70,7 +71,7 @@ def descend(network: nn.Module, rows: Tensor, labels: Tensor, steps: int) -> nn.
     return network
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", HEAD_KINDS)
 @pytest.mark.parametrize(("method", "steps"), [(maml, None), (maml, 1), (maml, 0), (anil, None)])
 def test_maml_and_anil_are_slow_loops(method: Callable[..., Tensor], steps: int | None, head: str) -> None:
     episodes, labels = make_case(method.__name__, head=head)
@@ -78,7 +79,7 @@ def test_maml_and_anil_are_slow_loops(method: Callable[..., Tensor], steps: int 
     with torch.no_grad():
         logits = method(episodes, steps=steps)
 
-    def slow(number: int) -> Tensor:
+    def slow(index: int) -> Tensor:
         assert isinstance(trained.head, LinearHead)
         layer = nn.utils.skip_init(nn.Linear, trained.head.weight.shape[1], 4)
         layer.load_state_dict(trained.head.begin(4))
@@ -86,9 +87,9 @@ def test_maml_and_anil_are_slow_loops(method: Callable[..., Tensor], steps: int 
         if method is anil:
             rows, encoder = (episodes.support, episodes.query), nn.Identity()
         network: nn.Module = nn.Sequential(encoder, layer)
-        network = descend(network, rows[0][number], episodes.support_labels[number], 3 if steps is None else steps)
-        found: Tensor = network(rows[1][number]).detach()
-        return found
+        network = descend(network, rows[0][index], episodes.support_labels[index], 3 if steps is None else steps)
+        result: Tensor = network(rows[1][index]).detach()
+        return result
 
     assert is_near(logits, slow, atol=1e-5)
     assert steps is not None or float((logits.argmax(dim=2) == labels).double().mean()) > 0.6
@@ -97,7 +98,7 @@ def test_maml_and_anil_are_slow_loops(method: Callable[..., Tensor], steps: int 
     assert not torch.allclose(method(episodes, steps=1), method(episodes, steps=2), atol=1e-3)
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", HEAD_KINDS)
 def test_one_step_of_maml_is_anils_where_the_layer_begins_at_zero(head: str) -> None:
     episodes, _ = make_case("maml", head=head)
     trained = trained_of(episodes)
@@ -108,9 +109,9 @@ def test_one_step_of_maml_is_anils_where_the_layer_begins_at_zero(head: str) -> 
 
 def test_a_step_is_a_step() -> None:
     weights = {"a": torch.tensor(2.0), "b": torch.tensor(1.0)}
-    after = adapt(lambda own: own["a"] ** 2 * own["b"], weights, InnerLoop(1, 0.1))
+    after = adapt(lambda part: part["a"] ** 2 * part["b"], weights, InnerLoop(1, 0.1))
     assert (float(after["a"]), float(after["b"])) == pytest.approx((2 - 0.1 * 4, 1 - 0.1 * 4))
-    assert adapt(lambda own: own["a"], weights, InnerLoop(0, 0.1)) is weights
+    assert adapt(lambda part: part["a"], weights, InnerLoop(0, 0.1)) is weights
 
 
 @pytest.mark.parametrize(
@@ -123,9 +124,9 @@ def test_fine_tuning_is_a_slow_loop(backbone: str, head: str, augment: bool) -> 
     with torch.no_grad():
         logits = finetune(episodes, head=head, steps=STEPS, learning_rate=RATE, augment=augment)
 
-    def slow(number: int) -> Tensor:
-        support, query = (rows[number] for rows in trained.gather())
-        labels, encoder = episodes.support_labels[number], copy.deepcopy(trained.encoder).requires_grad_(True)
+    def slow(index: int) -> Tensor:
+        support, query = (rows[index] for rows in trained.gather())
+        labels, encoder = episodes.support_labels[index], copy.deepcopy(trained.encoder).requires_grad_(True)
         layer = nn.utils.skip_init(nn.Linear, episodes.support.shape[2], 4)
         layer.load_state_dict({"weight": torch.zeros(4, layer.in_features), "bias": torch.zeros(4)})
 
@@ -172,7 +173,7 @@ def test_fine_tuning_without_steps_is_prototypes() -> None:
         ("finetune", "conv4", {"head": "linear", "steps": 2}),
     ],
 )
-def test_each_query_and_each_episode_is_alone_and_no_weight_is_changed(
+def test_every_query_and_every_episode_is_alone_and_no_weight_is_changed(
     name: str, backbone: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     episodes, _ = make_case(name, backbone=backbone, n_shot=1 if settings else 2)
@@ -196,8 +197,8 @@ def test_each_query_and_each_episode_is_alone_and_no_weight_is_changed(
 
 
 @every
-@pytest.mark.parametrize("head", HEADS)
-def test_the_names_of_classes_matter_where_each_has_weights(name: str, head: str) -> None:
+@pytest.mark.parametrize("head", HEAD_KINDS)
+def test_the_names_of_classes_matter_where_every_has_weights(name: str, head: str) -> None:
     episodes, _ = make_case(name, head=head)
     changed = METHODS[name](episodes._replace(support_labels=RENAMED[episodes.support_labels]))[:, :, RENAMED]
     same = name not in ("maml", "anil") or head == "zero"
@@ -214,15 +215,15 @@ def test_those_that_embed_nothing_anew_keep_the_dtype(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["maml", "anil"])
-def test_other_numbers_of_classes(name: str) -> None:
-    for head in HEADS:
+def test_other_counts_of_classes(name: str) -> None:
+    for head in HEAD_KINDS:
         episodes, _ = make_case(name, head=head)
         episodes = episodes._replace(support_labels=episodes.support_labels % 3, n_way=3)
         if head == "zero":
             assert METHODS[name](episodes).shape == (3, 12, 3)
         else:
-            said = r"^`episodes` must have 4 classes, as those .*; got 3\. Pass --way 4, or train with --head"
-            with pytest.raises(ValueError, match=said):
+            message = r"^`episodes` must have 4 classes, as those .*; got 3\. Pass --way 4, or train with --head"
+            with pytest.raises(ValueError, match=message):
                 METHODS[name](episodes)
 
 
@@ -231,11 +232,11 @@ def test_encoders_of_something_else(name: str) -> None:
     episodes, _ = make_trained_episodes(make_trained("anil" if name == "feat" else "feat"))
     of, objective = "", TRAINED[name]
     if objective is not None:
-        of, said = (
+        of, message = (
             f" of the objective {name}",
             rf"got one of \w+\. Pass --encoder FILE, from train --objective {name}\.$",
         )
-        with pytest.raises(ValueError, match=rf"^`episodes` must come with an encoder{of}; {said}"):
+        with pytest.raises(ValueError, match=rf"^`episodes` must come with an encoder{of}; {message}"):
             METHODS[name](episodes)
     with pytest.raises(ValueError, match=rf"^`episodes` must come with an encoder{of}; got none\. Pass --enc"):
         METHODS[name](episodes._replace(trained=None))

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from protonet.episodes.__main__ import DEFAULT_METHODS
-from protonet.episodes.draws.numbered import Setting
 from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.methods import METHODS
 from protonet.episodes.methods.choice import choose_methods
+from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.sampling import index_classes
 
 CLASSES, ROWS, DIM = 64, 60, 64
-SETTINGS = Setting((5, 5), (1, 1)), Setting((10, 10), (10, 10))
+SETTINGS = EpisodeConfig((5, 5), (1, 1)), EpisodeConfig((10, 10), (10, 10))
 #: Methods that need no base classes.
 TESTED = tuple(dict.fromkeys((*DEFAULT_METHODS, *(name for name, spec in METHODS.items() if spec.without_base))))
 
@@ -59,16 +59,16 @@ def make_features(family: str) -> tuple[Tensor, Tensor]:
     return x.flatten(0, 1), torch.arange(CLASSES).repeat_interleave(ROWS)
 
 
-def score_methods(family: str, setting: Setting, names: Sequence[str], n_episodes: int) -> dict[str, Tensor]:
+def score_methods(family: str, setting: EpisodeConfig, names: Sequence[str], n_episodes: int) -> dict[str, Tensor]:
     """Return the accuracy (n_episodes,) of each method, all on the same episodes of a family."""
     x, y = make_features(family)
     scores = evaluate(x, index_classes(y), choose_methods(names), setting, n_episodes=n_episodes)
     return {name: score.accuracy for name, score in scores.items()}
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=Setting.title)
+@pytest.mark.parametrize("setting", SETTINGS, ids=EpisodeConfig.title)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_no_default_is_far_below_prototypes(family: str, setting: Setting) -> None:
+def test_no_default_is_far_below_prototypes(family: str, setting: EpisodeConfig) -> None:
     accuracy = {name: float(values.mean()) for name, values in score_methods(family, setting, TESTED, 50).items()}
     assert min(accuracy.values()) > 0.9 * accuracy["protonet"], accuracy
 

@@ -11,16 +11,16 @@ from typing import Annotated, Any
 import pytest
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods import METHODS
 from protonet.episodes.methods.keywords import (
     Bound,
     describe_arguments,
-    find_source,
     list_keywords,
     parse_keywords,
+    parse_source,
     show_value,
 )
+from protonet.episodes.samplers.batch import Episodes
 from protonet.errors import InputError
 
 #: Settings of any whole number or any number.
@@ -63,7 +63,7 @@ def test_every_setting_is_listed_and_described_and_a_default_as_text_is_the_defa
     function = METHODS[name].function
     keywords, parameters = list_keywords(function), inspect.signature(function).parameters
     assert [keyword.parameter for keyword in keywords.values()] == list(parameters)[1:]
-    assert find_source(function)
+    assert parse_source(function)
     for key, keyword in keywords.items():
         assert keyword.text, key
         assert keyword.default == parameters[keyword.parameter].default
@@ -75,25 +75,25 @@ def test_every_setting_is_listed_and_described_and_a_default_as_text_is_the_defa
     assert parse_keywords(name, function, texts) == defaults
 
 
-def test_a_function_of_ones_own() -> None:
+def test_a_function_of_the_user() -> None:
     keywords = list_keywords(own)
     assert list(keywords) == ["pairs", "word", "needed"]
     assert keywords["pairs"].text == "Two numbers, on two lines."
     assert keywords["needed"].default is inspect.Parameter.empty
-    assert [each.kind for each in keywords.values()][1:] == ["a word", "a number"]
-    assert find_source(own) == "A paper, on two lines."
+    assert [item.kind for item in keywords.values()][1:] == ["a word", "a number"]
+    assert parse_source(own) == "A paper, on two lines."
     assert describe_arguments(lambda: None) == {}
     assert list_keywords(max) == {}  # has no signature
     texts = {"needed": "1e-3", "pairs": "4,5", "word": "b=c"}
-    found = parse_keywords("own", own, texts)
-    assert list(found.items()) == [("pairs", (4, 5)), ("word", "b=c"), ("needed", 0.001)]
+    result = parse_keywords("own", own, texts)
+    assert list(result.items()) == [("pairs", (4, 5)), ("word", "b=c"), ("needed", 0.001)]
 
 
-def test_types_that_cannot_be_found() -> None:
+def test_types_that_cannot_be_detected() -> None:
     def lost(episodes: Any, *, a: Missing = 1, b: float = 2.0) -> None:  # type: ignore[name-defined]  # noqa: F821
         del episodes, a, b
 
-    assert {name: each.type for name, each in list_keywords(lost).items()} == {"a": int, "b": float}
+    assert {name: item.type for name, item in list_keywords(lost).items()} == {"a": int, "b": float}
 
 
 @pytest.mark.parametrize(
@@ -119,22 +119,22 @@ def test_errors(method: str, texts: dict[str, str], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bound", "text", "kept", "broken"),
+    ("bound", "text", "saved", "broken"),
     [
-        (Bound(0.5, above=True), "> 0.5", "0.51", "0.5"),
+        (Bound(0.5, low_open=True), "> 0.5", "0.51", "0.5"),
         (Bound(1e-3), ">= 0.001", "0.001", "0.0009"),
-        (Bound(-1, above=True), "> -1", "0", "-1"),
-        (Bound(0.25, 0.75, below=True), "in [0.25, 0.75)", "0.25", "0.75"),
-        (Bound(0, 1e3, above=True), "in (0, 1000]", "1000", "1000.1"),
+        (Bound(-1, low_open=True), "> -1", "0", "-1"),
+        (Bound(0.25, 0.75, high_open=True), "in [0.25, 0.75)", "0.25", "0.75"),
+        (Bound(0, 1e3, low_open=True), "in (0, 1000]", "1000", "1000.1"),
     ],
 )
-def test_bounds_of_any_number(bound: Bound, text: str, kept: str, broken: str) -> None:
+def test_bounds_of_any_index(bound: Bound, text: str, saved: str, broken: str) -> None:
     def method(episodes: Episodes, *, rate: float = 0.6, pair: tuple[int, float] = (1, 1.0)) -> Tensor:
         raise NotImplementedError
 
     method.__annotations__ |= {"rate": Annotated[float, bound] | None, "pair": tuple[int, Annotated[float, bound]]}
     assert str(bound) == text
-    assert parse_keywords("own", method, {"rate": kept}) == {"rate": float(kept)}
+    assert parse_keywords("own", method, {"rate": saved}) == {"rate": float(saved)}
     assert parse_keywords("own", method, {"rate": "none"}) == {"rate": None}
     for texts in ({"rate": broken}, {"pair": f"1,{broken}"}):
         with pytest.raises(InputError, match="must have settings within their bounds, " + re.escape(text)):
@@ -142,7 +142,7 @@ def test_bounds_of_any_number(bound: Bound, text: str, kept: str, broken: str) -
 
 
 def test_bounds_and_the_list_of_methods_need_no_docstrings() -> None:
-    code = "from protonet.episodes.__main__ import main; main(['--methods']); sys.exit(main(sys.argv[1:]))"
+    code = "from protonet.episodes.__main__ import main; main(['--list-methods']); sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-OO", "-c", f"import sys; {code}", "--method", "tim:steps=-1"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "steps: a whole number >= 0, 1000 by default" in ended.stdout

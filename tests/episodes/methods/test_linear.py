@@ -16,7 +16,6 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.svm import LinearSVC
 from torch import Tensor, nn
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.baseline_pp import baseline_pp
 from protonet.episodes.methods.linear_finetune import linear_finetune
 from protonet.episodes.methods.linear_probe import linear_probe
@@ -25,6 +24,7 @@ from protonet.episodes.methods.mahalanobis import mahalanobis, project_to_span
 from protonet.episodes.methods.metaopt import metaopt_svm, solve_program
 from protonet.episodes.methods.ridge import ridge_regression
 from protonet.episodes.methods.svm import linear_svm
+from protonet.episodes.samplers.batch import Episodes
 from tests.episodes.cases import agree, make_episodes, unit
 
 Array = NDArray[np.float64]
@@ -57,10 +57,10 @@ def test_weights_of_many_rows_that_can_be_separated() -> None:
     episodes, _ = make_episodes(shots=(30, 20, 25, 15), n_queries=2, dim=6, noise=0.2)
     target = F.one_hot(episodes.support_labels).double()
     weight, intercept = fit_logistic(10 * episodes.support, target)
-    for number, (support, labels) in enumerate(zip(episodes.support, episodes.support_labels, strict=True)):
+    for index, (support, labels) in enumerate(zip(episodes.support, episodes.support_labels, strict=True)):
         oracle = LogisticRegression(tol=1e-9, max_iter=10_000).fit(10 * support.numpy(), labels.numpy())
-        assert torch.allclose(weight[number].T, torch.from_numpy(oracle.coef_), atol=1e-4)
-        here, there = intercept[number, 0], torch.from_numpy(oracle.intercept_)
+        assert torch.allclose(weight[index].T, torch.from_numpy(oracle.coef_), atol=1e-4)
+        here, there = intercept[index, 0], torch.from_numpy(oracle.intercept_)
         assert torch.allclose(here - here.mean(), there - there.mean(), atol=1e-3)
 
 
@@ -198,11 +198,13 @@ def solve_slowly(support: Array, labels: Array, limit: float, ridge: float) -> A
     kernel = support @ support.T + ridge * np.eye(n)
 
     def lose(flat: Array) -> tuple[float, Array]:
-        share = flat.reshape(n, n_way)
-        return float(0.5 * np.sum(share * (kernel @ share)) - np.sum(hot * share)), (kernel @ share - hot).ravel()
+        fraction = flat.reshape(n, n_way)
+        return float(0.5 * np.sum(fraction * (kernel @ fraction)) - np.sum(hot * fraction)), (
+            kernel @ fraction - hot
+        ).ravel()
 
     sums = {"type": "eq", "fun": lambda flat: flat.reshape(n, n_way).sum(axis=1)}
-    bounds = [(None, limit if own else 0.0) for own in hot.ravel()]
+    bounds = [(None, limit if part else 0.0) for part in hot.ravel()]
     options = {"maxiter": 2000, "ftol": 1e-15}
     solved = minimize(lose, np.zeros(n * n_way), jac=True, bounds=bounds, constraints=[sums], options=options)
     return np.asarray(solved.x.reshape(n, n_way).T @ support)
@@ -223,11 +225,11 @@ def test_the_conditions_of_a_minimum() -> None:
     episodes, _ = make_episodes(shots=(5, 5, 5, 5), noise=1.5)
     gram = episodes.support @ episodes.support.transpose(1, 2) + torch.eye(20)
     hot = F.one_hot(episodes.support_labels).double().transpose(1, 2)
-    share = solve_program(gram, hot, torch.tensor(0.1))
-    assert float(share.sum(dim=1).abs().max()) < 1e-8
-    assert float((share - 0.1 * hot).max()) < 1e-8
-    slope = share @ gram - hot
-    free = share < 0.1 * hot - 1e-4
+    fraction = solve_program(gram, hot, torch.tensor(0.1))
+    assert float(fraction.sum(dim=1).abs().max()) < 1e-8
+    assert float((fraction - 0.1 * hot).max()) < 1e-8
+    slope = fraction @ gram - hot
+    free = fraction < 0.1 * hot - 1e-4
     highest = slope.where(free, -torch.inf).amax(dim=1)
     assert float((slope.where(free, torch.inf).amin(dim=1) - highest).abs().max()) < 1e-5
     assert float((slope - highest[:, None]).max()) < 1e-5
@@ -253,8 +255,8 @@ def test_mahalanobis_is_a_slow_loop(dim: int) -> None:
         logits = torch.zeros(len(query), 4, dtype=torch.float64)
         for c in range(4):
             rows = support[labels == c]
-            share = len(rows) / (len(rows) + 1)
-            matrix = share * covariance(rows) + (1 - share) * covariance(support) + 0.4 * torch.eye(dim)
+            fraction = len(rows) / (len(rows) + 1)
+            matrix = fraction * covariance(rows) + (1 - fraction) * covariance(support) + 0.4 * torch.eye(dim)
             for position, row in enumerate(query):
                 away = row - rows.mean(dim=0)
                 logits[position, c] = -0.5 * away @ torch.linalg.inv(matrix) @ away

@@ -18,7 +18,7 @@ from protonet.episodes.methods import METHODS
 from protonet.episodes.methods.ctx import cross_transformers
 from protonet.episodes.methods.deepbdc import deepbdc
 from protonet.episodes.methods.deepemd import deepemd, solve_transport
-from protonet.episodes.methods.frn import JITTER, feature_map_reconstruction
+from protonet.episodes.methods.frn import RIDGE_OFFSET, feature_map_reconstruction
 from tests.episodes.cases import agree, make_episodes, needing
 
 CHANNELS, PLACES = 6, 4  #: Of the maps of `make_episodes` with 24 features.
@@ -40,7 +40,7 @@ def classify_slowly(
 def reconstruct(maps: list[Tensor], query: Tensor, *, ridge: float = 1.0, shrinkage: float = 1.0) -> Tensor:
     """Wertheimer et al. (2021), eqs. 4, 5 and 10."""
     pool, rows = torch.cat(maps) / math.sqrt(CHANNELS), query / math.sqrt(CHANNELS)
-    penalty = ridge * len(pool) / CHANNELS + JITTER
+    penalty = ridge * len(pool) / CHANNELS + RIDGE_OFFSET
     hat = (pool.T @ pool + penalty * torch.eye(CHANNELS, dtype=pool.dtype)).inverse() @ pool.T @ pool
     return -(shrinkage * rows @ hat - rows).square().sum(dim=1).mean()
 
@@ -48,8 +48,10 @@ def reconstruct(maps: list[Tensor], query: Tensor, *, ridge: float = 1.0, shrink
 def attend(maps: list[Tensor], query: Tensor, *, temperature: float = math.sqrt(CHANNELS)) -> Tensor:
     """Doersch et al. (2020), sec. 3.2, without linear heads, one place of the query at a time."""
     pool = torch.cat(maps)
-    aligned = [(pool @ place / temperature).softmax(dim=0) @ pool for place in query]
-    return -torch.stack([(place - each).square().sum() for place, each in zip(query, aligned, strict=True)]).mean()
+    aligned = [(pool @ position / temperature).softmax(dim=0) @ pool for position in query]
+    return -torch.stack(
+        [(position - item).square().sum() for position, item in zip(query, aligned, strict=True)]
+    ).mean()
 
 
 def find_covariances(maps: Tensor, scale: float) -> Tensor:
@@ -60,7 +62,7 @@ def find_covariances(maps: Tensor, scale: float) -> Tensor:
 
 
 def compare_covariances(maps: list[Tensor], query: Tensor, *, scale: float = 1 / (2 * PLACES), single: bool) -> Tensor:
-    prototype = torch.stack([find_covariances(each, scale) for each in maps]).mean(dim=0)
+    prototype = torch.stack([find_covariances(item, scale) for item in maps]).mean(dim=0)
     covariances = find_covariances(query, scale)
     return covariances @ prototype if single else -(covariances - prototype).square().sum()
 
@@ -70,16 +72,16 @@ def find_flow(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
     n, m = costs.shape
     rows = np.kron(np.eye(n), np.ones(m)), np.kron(np.ones(n), np.eye(m))
     sums = torch.cat([supply, demand]).numpy()
-    found = linprog(costs.flatten().numpy(), A_eq=np.concatenate(rows), b_eq=sums, method="highs")
-    return torch.from_numpy(found.x).view(n, m)
+    result = linprog(costs.flatten().numpy(), A_eq=np.concatenate(rows), b_eq=sums, method="highs")
+    return torch.from_numpy(result.x).view(n, m)
 
 
 def move_slowly(class_map: Tensor, query: Tensor, *, scale: float = 12.5) -> Tensor:
     """Zhang et al. (2020), sec. 3, with the constants of its code; gradients are of costs alone."""
     with torch.no_grad():
-        supply = torch.stack([(place @ class_map.mean(dim=0)).relu() + 1e-3 + 1e-5 for place in query])
-        demand = torch.stack([(place @ query.mean(dim=0)).relu() + 1e-3 + 1e-5 for place in class_map])
-    centred = [each - each.mean(dim=1, keepdim=True) for each in (query, class_map)]
+        supply = torch.stack([(position @ class_map.mean(dim=0)).relu() + 1e-3 + 1e-5 for position in query])
+        demand = torch.stack([(position @ query.mean(dim=0)).relu() + 1e-3 + 1e-5 for position in class_map])
+    centred = [item - item.mean(dim=1, keepdim=True) for item in (query, class_map)]
     cosines = F.cosine_similarity(centred[0][:, None], centred[1][None], dim=2)
     flow = find_flow(1 - cosines.detach(), PLACES * supply / supply.sum(), PLACES * demand / demand.sum())
     return scale / PLACES * (cosines * flow).sum()
@@ -94,11 +96,11 @@ def train_slowly(support: Tensor, labels: Tensor, query: Tensor, *, steps: int) 
     for _ in range(steps):
         for rows in torch.randperm(len(support), generator=generator).split(4):
             optimizer.zero_grad()
-            logits = [torch.stack([move_slowly(own, spread(row)) for own in layer]) for row in support[rows]]
+            logits = [torch.stack([move_slowly(part, spread(row)) for part in layer]) for row in support[rows]]
             F.cross_entropy(torch.stack(logits), labels[rows]).backward()
             optimizer.step()
     with torch.no_grad():
-        return torch.stack([torch.stack([move_slowly(own, spread(row)) for own in layer]) for row in query])
+        return torch.stack([torch.stack([move_slowly(part, spread(row)) for part in layer]) for row in query])
 
 
 @pytest.mark.parametrize("shots", [(1, 1, 1, 1), (3, 1, 2, 4)])
@@ -130,7 +132,7 @@ def test_the_earth_movers_distance(shots: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(needing("maps")))
-def test_places_have_no_order(name: str) -> None:
+def test_positions_have_no_order(name: str) -> None:
     episodes, _ = make_episodes(shots=(1, 1, 1, 1), dim=CHANNELS * PLACES)
     moved = episodes.query.unflatten(2, episodes.shape or ()).flip(4).flatten(2)
     torch.testing.assert_close(METHODS[name](episodes._replace(query=moved)), METHODS[name](episodes))
@@ -158,7 +160,7 @@ def test_transport_is_that_of_linear_programs(kind: str) -> None:
     torch.testing.assert_close(flow.sum(dim=2), supply, rtol=0, atol=1e-8)
     torch.testing.assert_close(flow.sum(dim=1), demand, rtol=0, atol=1e-8)
     expected = torch.stack([find_flow(*problem) for problem in zip(costs, supply, demand, strict=True)])
-    worth = [(costs * each).sum(dim=(1, 2)) for each in (flow, expected)]
+    worth = [(costs * item).sum(dim=(1, 2)) for item in (flow, expected)]
     torch.testing.assert_close(worth[0], worth[1], rtol=0, atol=1e-8)
     if kind == "plain":  # there is one best flow
         torch.testing.assert_close(flow, expected, rtol=0, atol=1e-6)

@@ -15,11 +15,10 @@ import torch.nn.functional as F
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
-from protonet.episodes.draws.batch import Episodes
-from protonet.episodes.evaluation.evaluate import rate_open
+from protonet.episodes.evaluation.evaluate import compute_auroc
 from protonet.episodes.methods.clip import clip_zero_shot
 from protonet.episodes.methods.common import squared_distances
-from protonet.episodes.methods.knn import LEAST_SHARE, nearest_neighbours
+from protonet.episodes.methods.knn import EMPTY_CLASS_WEIGHT, nearest_neighbours
 from protonet.episodes.methods.matching import matching_networks
 from protonet.episodes.methods.oslo import oslo
 from protonet.episodes.methods.paddle import paddle
@@ -28,6 +27,7 @@ from protonet.episodes.methods.semi_supervised import semi_kmeans, semi_kmeans_c
 from protonet.episodes.methods.simpleshot import simpleshot_cl2n, simpleshot_l2n
 from protonet.episodes.methods.soft_kmeans import soft_kmeans
 from protonet.episodes.methods.tip_adapter import tip_adapter
+from protonet.episodes.samplers.batch import Episodes
 from tests.episodes.cases import (
     agree,
     cosines,
@@ -47,7 +47,7 @@ BASE = make_base()
 def near_means(support: Tensor, labels: Tensor, query: Tensor) -> Tensor:
     """Return minus the squared distances of queries to the class means, one by one."""
     means = [torch.stack([row for row, label in zip(support, labels, strict=True) if label == c]) for c in range(4)]
-    return torch.stack([torch.stack([-(torch.dist(row, own.mean(dim=0)) ** 2) for own in means]) for row in query])
+    return torch.stack([torch.stack([-(torch.dist(row, part.mean(dim=0)) ** 2) for part in means]) for row in query])
 
 
 def near_unit_means(support: Tensor, labels: Tensor, query: Tensor, centre: Tensor | float) -> Tensor:
@@ -56,8 +56,8 @@ def near_unit_means(support: Tensor, labels: Tensor, query: Tensor, centre: Tens
 
 def match(support: Tensor, labels: Tensor, query: Tensor) -> Tensor:
     """Return each class's share of the attention, eq. 1."""
-    shares = cosines(query, support).softmax(dim=1)
-    return torch.stack([shares[:, labels == c].sum(dim=1) for c in range(4)], dim=1).log()
+    fractions = cosines(query, support).softmax(dim=1)
+    return torch.stack([fractions[:, labels == c].sum(dim=1) for c in range(4)], dim=1).log()
 
 
 def find_nearest(support: Tensor, labels: Tensor, query: Tensor, n_neighbours: int) -> Tensor:
@@ -68,7 +68,7 @@ def find_nearest(support: Tensor, labels: Tensor, query: Tensor, n_neighbours: i
         near = zip(angles, labels.tolist(), strict=True)
         for cosine, c in sorted(near, reverse=True)[:n_neighbours]:
             weight[c] += math.exp(cosine / 0.2)
-    return (weights / weights.sum(dim=1, keepdim=True) + LEAST_SHARE).log()
+    return (weights / weights.sum(dim=1, keepdim=True) + EMPTY_CLASS_WEIGHT).log()
 
 
 @pytest.mark.parametrize(
@@ -154,41 +154,41 @@ def test_the_nearest_neighbour_is_scikit_learns_and_all_of_them_are_a_matching_n
 def test_texts_are_slow_loops() -> None:
     episodes, _ = make_episodes()
     plain, cached = clip_zero_shot(episodes, temperature=0.5), tip_adapter(episodes, alpha=2.0, beta=3.0)
-    for number, (support, labels, query) in enumerate(zip(*episodes[:3], strict=True)):
-        angles = cosines(query, texts_of(episodes)[number])
-        assert torch.allclose(plain[number], angles / 0.5)
+    for index, (support, labels, query) in enumerate(zip(*episodes[:3], strict=True)):
+        angles = cosines(query, texts_of(episodes)[index])
+        assert torch.allclose(plain[index], angles / 0.5)
         keys = (-3 * (1 - cosines(query, support))).exp()
         votes = torch.stack([keys[:, labels == c].sum(dim=1) for c in range(4)], dim=1)
-        assert torch.allclose(cached[number], 100 * angles + 2 * votes)
+        assert torch.allclose(cached[index], 100 * angles + 2 * votes)
     assert torch.equal(tip_adapter(episodes, alpha=0.0), clip_zero_shot(episodes))  # without a cache
 
 
 def refine(
     kind: str, episodes: Episodes, rows_of: Tensor, *, steps: int = 1, temperature: float = 1.0, **more: float
 ) -> Tensor:
-    """Refine prototypes row by row by ``rows_of`` (episodes, n, dim), as the paper's equations say."""
+    """Refine prototypes one row at a time by ``rows_of`` (episodes, n, dim), as the paper's equations say."""
     logits = []
     for support, labels, query, rows in zip(*episodes[:3], rows_of, strict=True):
         first = moved = list(means_of(support, labels))
         for _ in range(steps):
             sums = [support[labels == c].sum(dim=0) for c in range(4)]
             weights = [float((labels == c).sum()) for c in range(4)]
-            means = [sum(float(torch.dist(row, own)) ** 2 for row in rows) / len(rows) for own in moved]
+            means = [sum(float(torch.dist(row, part)) ** 2 for row in rows) / len(rows) for part in moved]
             for row in rows:
-                distances = [float(torch.dist(row, own)) ** 2 for own in moved]
+                distances = [float(torch.dist(row, part)) ** 2 for part in moved]
                 powers = [-distance / temperature for distance in distances]
                 if kind == "cluster":
-                    place = torch.stack(first).mean(dim=0) if more.get("centred") else torch.zeros_like(row)
-                    far = float(torch.dist(row, place)) ** 2 / temperature / (2 * more["radius"] ** 2)
+                    position = torch.stack(first).mean(dim=0) if more.get("centred") else torch.zeros_like(row)
+                    far = float(torch.dist(row, position)) ** 2 / temperature / (2 * more["radius"] ** 2)
                     powers = [power / 2 for power in powers] + [-far - math.log(more["radius"])]
                 total = sum(map(math.exp, powers))
                 for c in range(4):
-                    share = math.exp(powers[c]) / total
+                    fraction = math.exp(powers[c]) / total
                     if kind == "masked":
-                        share /= 1 + math.exp(-more["slope"] * (more["threshold"] - distances[c] / means[c]))
-                    sums[c], weights[c] = sums[c] + share * row, weights[c] + share
-            moved = [own / weight for own, weight in zip(sums, weights, strict=True)]
-        logits.append([[-(float(torch.dist(row, own)) ** 2) / temperature for own in moved] for row in query])
+                        fraction /= 1 + math.exp(-more["slope"] * (more["threshold"] - distances[c] / means[c]))
+                    sums[c], weights[c] = sums[c] + fraction * row, weights[c] + fraction
+            moved = [part / weight for part, weight in zip(sums, weights, strict=True)]
+        logits.append([[-(float(torch.dist(row, part)) ** 2) / temperature for part in moved] for row in query])
     return torch.tensor(logits, dtype=torch.float64)
 
 
@@ -222,7 +222,7 @@ def test_rows_that_are_far_from_all_classes_are_left_out(method: Method) -> None
     assert episodes.unlabelled is not None
     far = episodes._replace(unlabelled=torch.cat([episodes.unlabelled, -0.8 * episodes.unlabelled], dim=1))
     moved, plain = (
-        (own(far, temperature=20.0) - own(episodes, temperature=20.0)).abs().mean() for own in (method, semi_kmeans)
+        (part(far, temperature=20.0) - part(episodes, temperature=20.0)).abs().mean() for part in (method, semi_kmeans)
     )
     assert moved < 0.8 * plain
 
@@ -241,9 +241,9 @@ def describe(support: Tensor, labels: Tensor, query: Tensor, weight: float, step
         dual = [float((assigned[:, k].mean() + 1e-6).log()) + 1 for k in range(4)]
         means = []
         for k in range(4):
-            own = [row for row, label in zip(support, labels, strict=True) if label == k]
-            total = torch.stack(own).sum(dim=0) + sum(assigned[n, k] * row for n, row in enumerate(query))
-            means.append(total / (len(own) + assigned[:, k].sum()))
+            part = [row for row, label in zip(support, labels, strict=True) if label == k]
+            total = torch.stack(part).sum(dim=0) + sum(assigned[n, k] * row for n, row in enumerate(query))
+            means.append(total / (len(part) + assigned[:, k].sum()))
     return assigned
 
 
@@ -270,7 +270,7 @@ def test_paddle_prefers_few_classes() -> None:
 
 
 def weigh_inliers(support: Tensor, labels: Tensor, query: Tensor, steps: int) -> Tensor:
-    """OSLO's updates row by row: the queries' probabilities at the end, and their inlier scores as a last column."""
+    """OSLO's updates one row at a time: the final probabilities of queries, and inlier scores as a last column."""
     centre = torch.cat([support, query]).mean(dim=0)
     support, query = unit(support, centre), unit(query, centre)
     means, scores = means_of(support, labels), torch.empty(0)
@@ -280,8 +280,8 @@ def weigh_inliers(support: Tensor, labels: Tensor, query: Tensor, steps: int) ->
         assigned = torch.stack([(scores[n] * cosines(query, means)[n] / 0.1).softmax(dim=0) for n in range(len(query))])
         new = []
         for k in range(4):
-            own, shares = support[labels == k], scores * assigned[:, k]
-            new.append((own.sum(dim=0) + shares @ query) / (len(own) + shares.sum()))
+            part, fractions = support[labels == k], scores * assigned[:, k]
+            new.append((part.sum(dim=0) + fractions @ query) / (len(part) + fractions.sum()))
         means = torch.stack(new)
     return torch.cat([(cosines(query, means) / 0.1).softmax(dim=1), scores[:, None]], dim=1)
 
@@ -300,5 +300,5 @@ def test_oslo_finds_open_queries_better_than_the_cosine() -> None:
         for seed in (0, 1)
     )
     episodes = known._replace(query=torch.cat([known.query, other.query], dim=1))
-    ours, plain = (rate_open(method(episodes).amax(dim=2), 15).mean() for method in (oslo, protonet_cosine))
+    ours, plain = (compute_auroc(method(episodes).amax(dim=2), 15).mean() for method in (oslo, protonet_cosine))
     assert float(ours) > float(plain) + 0.03

@@ -1,4 +1,4 @@
-"""What holds for every method, whatever it does. What holds for those of an encoder, test_encoders.py says."""
+"""Properties of every method, whatever it does. Properties of those of an encoder, test_encoders.py says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from protonet import solve
 from protonet.episodes import methods
-from protonet.episodes.draws.batch import Episodes, summarize_base, take_from
 from protonet.episodes.methods import Method
 from protonet.episodes.methods.alpha_am import alpha_am
 from protonet.episodes.methods.deepemd import deepemd
@@ -20,6 +19,7 @@ from protonet.episodes.methods.laplacian_shot import CONVERGED
 from protonet.episodes.methods.linear_finetune import linear_finetune
 from protonet.episodes.methods.solver import solver
 from protonet.episodes.methods.spec import Need
+from protonet.episodes.samplers.batch import Episodes, make_row_reader, summarize_base
 from protonet.errors import InputError
 from tests.episodes.cases import TRAINED, make_base, make_episodes, needing, texts_of
 
@@ -51,7 +51,7 @@ def case(**changes: Any) -> Episodes:
 
 
 @every
-def test_shape_dtype_and_nothing_that_is_changed_or_kept(name: str) -> None:
+def test_shape_dtype_and_nothing_that_is_changed_or_saved(name: str) -> None:
     for dtype in (torch.float32, torch.float64):
         episodes, other = (make_episodes(base=make_base(dtype=dtype), dtype=dtype, seed=seed)[0] for seed in (0, 1))
         before, state = [rows.clone() for rows in episodes[:3]], torch.get_rng_state()
@@ -65,7 +65,7 @@ def test_shape_dtype_and_nothing_that_is_changed_or_kept(name: str) -> None:
 
 @every
 def test_better_than_chance(name: str) -> None:
-    # Distances have no temperature, and maps of few channels tell little.
+    # Distances have no temperature, and maps of few channels have little information.
     dim = 200 if name in {"paddle", *needing("maps")} else 12
     episodes, labels = make_episodes(n_episodes=8, shots=(3, 3, 3, 3), n_queries=24, dim=dim, base=make_base(dim=dim))
     right = (METHODS[name](episodes).argmax(dim=2) == labels).double().mean()
@@ -86,11 +86,11 @@ def test_an_episode_does_not_depend_on_the_batch(name: str, dim: int) -> None:
         field: join(field) for field in ("support", "support_labels", "query", "texts", "unlabelled")
     }
     together = METHODS[name](parts[0]._replace(**joined))
-    for number in (0, 2, 3, 8):
-        alone = parts[0]._replace(**{field: rows[number : number + 1] for field, rows in joined.items()})
+    for index in (0, 2, 3, 8):
+        alone = parts[0]._replace(**{field: rows[index : index + 1] for field, rows in joined.items()})
         # LaplacianShot's updates end for all episodes of a batch together, once none changes by more than CONVERGED.
         rtol, atol = (1e-5, 10 * CONVERGED) if name.startswith("laplacian") else (1e-7, 1e-9)
-        assert torch.allclose(METHODS[name](alone)[0], together[number], rtol=rtol, atol=atol)
+        assert torch.allclose(METHODS[name](alone)[0], together[index], rtol=rtol, atol=atol)
 
 
 @every
@@ -157,7 +157,7 @@ def test_hard_features(name: str, kind: str, dtype: torch.dtype) -> None:
         support, query = support * factor, query * factor
     elif kind == "signed":
         support, query = support - 1.0, query - 1.0
-        base = base._replace(take=take_from(base.take(torch.arange(57)) - 1.0))
+        base = base._replace(take=make_row_reader(base.take(torch.arange(57)) - 1.0))
     elif kind == "still":  # a feature that never changes
         support[..., 0], query[..., 0] = 2.0, 2.0
     logits = METHODS[name](episodes._replace(support=support, query=query, unlabelled=query, base=base))
@@ -196,7 +196,7 @@ def test_float32_is_enough(name: str, change: tuple[float, float]) -> None:
     for dtype in (torch.float64, torch.float32):
         base = make_base(dim=40)
         x = factor * base.take(torch.arange(57)) + offset
-        base = summarize_base(take_from(x.to(dtype)), base.by_class)
+        base = summarize_base(make_row_reader(x.to(dtype)), base.by_class)
         episodes = make_episodes(n_episodes=8, dim=40, base=base)[0]
         support, query = ((factor * rows + offset).to(dtype) for rows in (episodes.support, episodes.query))
         texts = texts_of(episodes).to(dtype)
@@ -233,9 +233,9 @@ def test_the_solver_is_the_solver() -> None:
     flipped = episodes._replace(support=episodes.support.flip(1), support_labels=episodes.support_labels.flip(1))
     with torch.no_grad():
         ours, again = solver(episodes), solver(flipped)
-    for number, (support, own, query) in enumerate(zip(*episodes[:3], strict=True)):
-        network = solve((support, own), None, {"num_classes": 4}, effort="fast")
-        assert torch.allclose(ours[number], network(query).detach().to(ours.dtype))
+    for index, (support, element, query) in enumerate(zip(*episodes[:3], strict=True)):
+        network = solve((support, element), None, {"num_classes": 4}, effort="fast")
+        assert torch.allclose(ours[index], network(query).detach().to(ours.dtype))
     assert float((ours.argmax(dim=2) == labels).double().mean()) > 0.6
     assert torch.allclose(again, ours)
     with pytest.raises(InputError, match=r"^`effort` must be one of fast, default, best; got 'slow'"):

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from protonet.episodes.__main__ import main
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods import METHODS, MethodSpec
 from protonet.episodes.methods.common import support_means
 from protonet.episodes.methods.keywords import Positive
+from protonet.episodes.samplers.batch import Episodes
 
 
 def nearest_corner(episodes: Episodes, *, power: Positive = 1.0) -> Tensor:
@@ -35,13 +35,13 @@ def test_a_new_method_is_one_file_and_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(METHODS, "nearest-corner", MethodSpec(nearest_corner, takes_means=True))
-    assert main(["--methods"]) == 0
+    assert main(["--list-methods"]) == 0
     listed = capsys.readouterr().out
     assert "nearest-corner (inductive): Classify by the largest difference" in listed
     assert "  power: a number > 0, 1 by default" in listed
     few = ["--dataset", "digits", "--way", "2", "--episodes", "20", "--json", str(tmp_path / "out.json")]
-    for own in (["--split-seed", "0", "--protocol", "generalized"], ["--shot", "5"]):
-        assert main([*few, *own, "--method", "nearest-corner", "nearest-corner:power=2", "protonet"]) == 0
+    for part in (["--split-seed", "0", "--protocol", "generalized"], ["--shot", "5"]):
+        assert main([*few, *part, "--method", "nearest-corner", "nearest-corner:power=2", "protonet"]) == 0
         methods = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["methods"]
         assert methods["nearest-corner"]["accuracy"] == methods["nearest-corner:power=2"]["accuracy"] > 0.4
     assert main([*few, "--method", "nearest-corner:power=0"]) == 2

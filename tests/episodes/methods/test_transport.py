@@ -19,7 +19,7 @@ from protonet.episodes.methods.proto_lp import proto_lp
 from protonet.episodes.methods.pt_map import balance, pt_map, transform
 from tests.episodes.cases import agree, load_easyfsl, make_episodes, run_easyfsl
 
-module = importlib.import_module("protonet.episodes.methods.pt_map")  # the package has a function of that name
+module = importlib.import_module("protonet.episodes.methods.pt_map")  # the package has a function of the same name
 
 Array = NDArray[np.float64]
 STEPS = 40
@@ -47,7 +47,7 @@ def find_distances(rows: Array, means: Array) -> Array:
 
 
 def map_slowly(*episode: Tensor) -> Array:
-    """PT-MAP as its paper has it: the rows themselves, QR, distances row by row."""
+    """PT-MAP as its paper has it: the rows themselves, QR, distances one row at a time."""
     support, labels, query = (part.numpy() for part in episode)
     rows = unit(np.linalg.qr(np.sqrt(np.concatenate([support, query]) + 1e-6).T).R.T)
     support, query = (unit(part - part.mean(axis=0)) for part in (rows[: len(support)], rows[len(support) :]))
@@ -73,7 +73,7 @@ def test_easyfsl() -> None:
     Rows that are transformed beforehand pass its own transform, a ReLU and a power, when shifted to be positive and
     with power 1; distances do not feel the shift. It stops when a plan's margins hardly change, 1e-4 before the end.
 
-    Where features are many, unnormalised, all of exp(-10 d^2) underflows: 0 / 0, which never converges, 1000 iterations
+    With many unnormalised features, all of exp(-10 d^2) underflows: 0 / 0, which never converges, 1000 iterations
     a transport.
     """
     theirs = load_easyfsl("methods.pt_map").PTMAP
@@ -101,7 +101,7 @@ def test_balance_keeps_both_margins() -> None:
 
 
 @pytest.mark.parametrize("method", [pt_map, proto_lp])
-def test_signs_are_kept(method: Any) -> None:
+def test_signs_are_saved(method: Any) -> None:
     episodes, _ = make_episodes()
     negative = episodes._replace(support=-episodes.support, query=-episodes.query)
     assert torch.allclose(method(negative), method(episodes), atol=1e-8 if method is pt_map else 1e-5)
@@ -131,7 +131,7 @@ def propagate_prototypes(*episode: Tensor, dims: int, balanced: bool, paper: boo
     rows = unit(rows - rows.mean(axis=0))
     n, hot = len(support), np.eye(4)[labels]
     means = unit(find_means(rows[:n], labels))
-    gamma, share = (0.05, 0.7) if paper else (1.0, 0.6)
+    gamma, fraction = (0.05, 0.7) if paper else (1.0, 0.6)
 
     def scale(plan: Array) -> Array:
         return transport(plan, steps=3000) if balanced else np.asarray(plan / plan.sum(axis=1, keepdims=True))
@@ -143,7 +143,7 @@ def propagate_prototypes(*episode: Tensor, dims: int, balanced: bool, paper: boo
         laplacian = together - together @ inverse @ together if paper else np.eye(4) - together @ inverse
         label = z @ np.linalg.inv(hot.T @ hot + gamma * laplacian) @ hot.T @ hot
         label = scale(np.maximum(label[n:], 1e-300))
-        joined = np.concatenate([hot, share * label + (1 - share) * plan])
+        joined = np.concatenate([hot, fraction * label + (1 - fraction) * plan])
         means = means + 0.2 * (joined.T @ rows / joined.sum(axis=0)[:, None] - means)
     return scale(np.exp(-10 * find_distances(rows[n:], means)))
 
@@ -153,7 +153,7 @@ def propagate_prototypes(*episode: Tensor, dims: int, balanced: bool, paper: boo
 def test_proto_lp_is_a_slow_loop(monkeypatch: pytest.MonkeyPatch, dims: int, balanced: bool, paper: bool) -> None:
     monkeypatch.setattr(module, "SINKHORN", module.Sinkhorn(tolerance=1e-12, drift=0))
     episodes, _ = make_episodes(noise=1.0, n_queries=12)
-    settings = {"gamma": 0.05, "share": 0.7} if paper else {}
+    settings = {"gamma": 0.05, "mixing_weight": 0.7} if paper else {}
     ours = proto_lp(episodes, n_dims=dims, balanced=balanced, paper=paper, n_epochs=6, **settings).exp()
     slow = partial(propagate_prototypes, dims=dims, balanced=balanced, paper=paper)
     assert agree(ours, episodes, slow, atol=1e-5)

@@ -6,7 +6,13 @@ import pytest
 import torch
 from scipy.ndimage import map_coordinates
 
-from protonet.episodes.networks.augmentation import AUGMENTATION, augment_rows, draw_maps, find_shape, warp_images
+from protonet.episodes.networks.augmentation import (
+    AUGMENTATION,
+    augment_rows,
+    draw_maps,
+    infer_image_shape,
+    warp_images,
+)
 
 #: Per side of an image.
 PIXELS = 9
@@ -26,9 +32,9 @@ def test_warped_images_are_scipys() -> None:
     down, right = torch.meshgrid(centres, centres, indexing="ij")
     for image, matrix, warped in zip(x, maps.double(), warp_images(x, maps), strict=True):
         source = matrix @ torch.stack([right, down, torch.ones_like(right)]).flatten(1)  # (2, pixels)
-        places = ((source + 1) * PIXELS - 1) / 2
+        positions = ((source + 1) * PIXELS - 1) / 2
         slow = map_coordinates(
-            image.reshape(PIXELS, PIXELS).numpy(), places.flip(0).numpy(), order=1, mode="grid-constant"
+            image.reshape(PIXELS, PIXELS).numpy(), positions.flip(0).numpy(), order=1, mode="grid-constant"
         )
         torch.testing.assert_close(warped, torch.from_numpy(slow).float(), atol=1e-5, rtol=0)
 
@@ -38,7 +44,7 @@ def test_no_map_no_change() -> None:
     torch.testing.assert_close(warp_images(x, torch.eye(2, 3).expand(3, -1, -1)), x)
 
 
-def test_each_image_has_its_own_map() -> None:
+def test_every_image_has_a_separate_map() -> None:
     x, maps = images(4), draw_maps(4, generator())
     torch.testing.assert_close(warp_images(x[2:], maps[2:]), warp_images(x, maps)[2:])
 
@@ -73,21 +79,21 @@ def test_half_of_the_maps_swap_left_and_right() -> None:
     [(784, (1, 28, 28)), (21168, (3, 84, 84)), (3072, (3, 32, 32)), (1, (1, 1, 1)), (3, (3, 1, 1)), (640, None)],
 )
 def test_the_shape_of_an_image(dim: int, shape: tuple[int, int, int] | None) -> None:
-    assert find_shape(dim) == shape
+    assert infer_image_shape(dim) == shape
 
 
-def test_no_number_is_both_a_grey_and_an_rgb_image() -> None:
+def test_no_index_is_both_a_grey_and_an_rgb_image() -> None:
     squares = {side * side for side in range(1, 1000)}
     assert not squares & {3 * square for square in squares}
-    assert all(find_shape(square) == (1, math.isqrt(square), math.isqrt(square)) for square in squares)
+    assert all(infer_image_shape(square) == (1, math.isqrt(square), math.isqrt(square)) for square in squares)
 
 
 @pytest.mark.parametrize("images_too", [True, False])
 def test_rows_are_changed_alike_wherever_they_are(images_too: bool) -> None:
     x = images(6)
     spread = None if images_too else torch.linspace(0, 2, PIXELS * PIXELS)
-    whole = augment_rows(x, spread, generator(), n=6)
-    torch.testing.assert_close(augment_rows(x[2:5], spread, generator(), n=6, first=2), whole[2:5])
+    full = augment_rows(x, spread, generator(), n=6)
+    torch.testing.assert_close(augment_rows(x[2:5], spread, generator(), n=6, first=2), full[2:5])
     if spread is not None:
-        assert torch.equal(whole[:, 0], x[:, 0])  # a feature that is the same everywhere
-        assert abs(float(((whole - x)[:, 1:] / spread[1:]).std()) - AUGMENTATION.noise) < 0.03
+        assert torch.equal(full[:, 0], x[:, 0])  # a feature that is the same everywhere
+        assert abs(float(((full - x)[:, 1:] / spread[1:]).std()) - AUGMENTATION.noise) < 0.03

@@ -6,8 +6,9 @@ import torch
 from scipy.signal import correlate
 from torch import nn
 
-from protonet.episodes.draws.batch import take_from
-from protonet.episodes.networks.backbones import BACKBONES, embed_rows, make_backbone
+from protonet.episodes.names import BACKBONES
+from protonet.episodes.networks.backbones import embed_rows, make_backbone
+from protonet.episodes.samplers.batch import make_row_reader
 
 COLOUR = "`dim` must be the square of a side of 16 pixels or more, or three times that"
 REMEDY = r"Use the mlp, or square grey or RGB images\."
@@ -74,22 +75,22 @@ def test_same_seed_same_weights_and_no_global_state(name: str) -> None:
 
 def test_embed_rows_in_chunks() -> None:
     encoder, x = make("mlp", 8), rows(2500, 8)
-    whole = encoder(x).detach()
-    embedded = embed_rows(encoder, take_from(x), torch.arange(2500))
-    torch.testing.assert_close(embedded, whole)
+    full = encoder(x).detach()
+    embedded = embed_rows(encoder, make_row_reader(x), torch.arange(2500))
+    torch.testing.assert_close(embedded, full)
     some = torch.tensor([2400, 3, 3])
-    torch.testing.assert_close(embed_rows(encoder, take_from(x.double()), some), whole[some])
+    torch.testing.assert_close(embed_rows(encoder, make_row_reader(x.double()), some), full[some])
     assert not embedded.requires_grad
 
 
 @pytest.mark.parametrize(
-    ("name", "dim", "said"),
+    ("name", "dim", "message"),
     [
         ("cnn", 64, r"`name` must be one of mlp, conv, conv4, resnet12; got 'cnn'\."),
         *(("conv", dim, rf"`dim` must be the square of a side of 8 pixels or more; got {dim}\.") for dim in (65, 49)),
         *((name, dim, rf"{COLOUR}; got {dim}\. {REMEDY}$") for name in ("conv4", "resnet12") for dim in (225, 640)),
     ],
 )
-def test_errors(name: str, dim: int, said: str) -> None:
-    with pytest.raises(ValueError, match=rf"^{said}"):
+def test_errors(name: str, dim: int, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{message}"):
         make(name, dim)

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from protonet.episodes.networks.backbones import make_backbone
 from protonet.episodes.networks.checkpoints import (
-    FORMAT,
-    VERSION,
+    CHECKPOINT_FORMAT,
+    CHECKPOINT_VERSION,
     load_encoder,
     load_trained,
     read_checkpoint,
@@ -38,7 +38,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert tensors.keys() == TENSORS.keys()
     assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
     assert all(torch.equal(theirs, TENSORS[name]) for name, theirs in load_file(path).items())
-    assert (metadata["step"], metadata["best"], metadata["version"]) == (3, [1, 0.5], VERSION)
+    assert (metadata["step"], metadata["best"], metadata["version"]) == (3, [1, 0.5], CHECKPOINT_VERSION)
     assert take_prefix(tensors, "b.").keys() == {"c"}
     assert list(tmp_path.iterdir()) == [path]
 
@@ -69,8 +69,8 @@ def test_load_encoder(tmp_path: Path) -> None:
 
 
 def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
-    whole = write(tmp_path / "whole").read_bytes()
-    (tmp_path / "truncated").write_bytes(whole[: len(whole) // 2])
+    full = write(tmp_path / "whole").read_bytes()
+    (tmp_path / "truncated").write_bytes(full[: len(full) // 2])
     (tmp_path / "empty").touch()
     (tmp_path / "text").write_text("no tensors in here, but some words")
     save_file(TENSORS | {"a": torch.zeros(1)}, tmp_path / "foreign")
@@ -81,14 +81,14 @@ def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("metadata", [{}, {"version": "2"}, [1], 3])
 def test_metadata_of_something_else(tmp_path: Path, metadata: object) -> None:
-    save_file({"a": torch.zeros(1)}, tmp_path / "other", {FORMAT: json.dumps(metadata)})
+    save_file({"a": torch.zeros(1)}, tmp_path / "other", {CHECKPOINT_FORMAT: json.dumps(metadata)})
     with pytest.raises(InputError, match=r"^`path` must be a checkpoint of .*; got .*other \(of something else\)\."):
         read_checkpoint("path", tmp_path / "other")
 
 
 def test_newer_versions(tmp_path: Path) -> None:
-    header = {"version": VERSION + 1, "library": "9.0"}
-    save_file({"a": torch.zeros(1)}, tmp_path / "new", {FORMAT: json.dumps(header)})
-    said = rf"of version {VERSION} or older; got .* of version {VERSION + 1}, by .*9\.0\."
-    with pytest.raises(ValueError, match=said):
+    header = {"version": CHECKPOINT_VERSION + 1, "library": "9.0"}
+    save_file({"a": torch.zeros(1)}, tmp_path / "new", {CHECKPOINT_FORMAT: json.dumps(header)})
+    message = rf"of version {CHECKPOINT_VERSION} or older; got .* of version {CHECKPOINT_VERSION + 1}, by .*9\.0\."
+    with pytest.raises(ValueError, match=message):
         read_checkpoint("path", tmp_path / "new")

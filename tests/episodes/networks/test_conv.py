@@ -36,7 +36,7 @@ def normalize(x: Tensor, layer: BatchNorm, statistics: Tensor | None = None) -> 
         mean, variance = statistics.mean(dim=(0, 2, 3)), statistics.var(dim=(0, 2, 3), correction=0)
     assert mean is not None
     assert variance is not None
-    mean, variance, weight, bias = (each[:, None, None] for each in (mean, variance, layer.weight, layer.bias))
+    mean, variance, weight, bias = (item[:, None, None] for item in (mean, variance, layer.weight, layer.bias))
     return (x - mean) / (variance + 1e-5).sqrt() * weight + bias
 
 
@@ -55,8 +55,8 @@ def test_the_sizes_are_the_published_ones(name: str, dim: int, size: int, embedd
 def test_conv4_is_the_slow_one(training: bool) -> None:
     network, x = make("conv4", RGB).train(training), rows(4, RGB)
     z = x.reshape(4, 3, 16, 16)
-    for number in range(4):
-        convolution, layer = network[4 * number + 1], network[4 * number + 2]
+    for index in range(4):
+        convolution, layer = network[4 * index + 1], network[4 * index + 2]
         assert isinstance(convolution, nn.Conv2d)
         assert isinstance(layer, BatchNorm)
         z = F.conv2d(z, convolution.weight, convolution.bias, padding=1)
@@ -69,10 +69,10 @@ def test_a_block_of_resnet12_is_the_slow_one() -> None:
     assert isinstance(block, Residual)
     layers, shortcut = list(block.path), list(block.shortcut)
     z = x
-    for number in range(3):
-        z = F.conv2d(z, layers[3 * number].weight, padding=1)  # type: ignore[arg-type]
-        z = normalize(z, layers[3 * number + 1])  # type: ignore[arg-type]
-        z = z if number == 2 else torch.where(z > 0, z, 0.1 * z)
+    for index in range(3):
+        z = F.conv2d(z, layers[3 * index].weight, padding=1)  # type: ignore[arg-type]
+        z = normalize(z, layers[3 * index + 1])  # type: ignore[arg-type]
+        z = z if index == 2 else torch.where(z > 0, z, 0.1 * z)
     z = z + normalize(F.conv2d(x, shortcut[0].weight), shortcut[1])  # type: ignore[arg-type]
     slow = F.max_pool2d(torch.where(z > 0, z, 0.1 * z), 2)
     assert slow.shape == (3, 64, 8, 8)
@@ -118,13 +118,13 @@ def test_what_has_no_statistics_is_not_measured() -> None:
 def test_leading_rows_have_the_statistics() -> None:
     layer, x = make("conv4", GREY)[2].eval(), rows(7, 64 * 4).reshape(7, 64, 2, 2)
     assert isinstance(layer, BatchNorm)
-    with lead_by(layer, 3) as found:
-        assert found
+    with lead_by(layer, 3) as result:
+        assert result
         torch.testing.assert_close(layer(x), normalize(x, layer, x[:3]), atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(layer(x)[:5], layer(x[:5]))  # no row after the leading ones counts
     torch.testing.assert_close(layer(x), normalize(x, layer), atol=1e-5, rtol=1e-4)
-    with lead_by(make_backbone("conv", 64, torch.Generator()), 3) as found:
-        assert not found
+    with lead_by(make_backbone("conv", 64, torch.Generator()), 3) as result:
+        assert not result
 
 
 def test_dropblock_is_the_slow_one() -> None:
@@ -133,19 +133,19 @@ def test_dropblock_is_the_slow_one() -> None:
     dropped = drop(x)
     torch.manual_seed(0)
     seeds = torch.rand_like(x[..., :5, :5]) < 0.2 / 9 * 49 / 25
-    kept = torch.ones_like(x)
+    saved = torch.ones_like(x)
     for n, c, i, j in seeds.nonzero().tolist():
-        kept[n, c, i : i + 3, j : j + 3] = 0
-    assert 0 < int((kept == 0).sum()) < kept.numel() / 2
-    torch.testing.assert_close(dropped, x * kept * kept.numel() / kept.sum())
+        saved[n, c, i : i + 3, j : j + 3] = 0
+    assert 0 < int((saved == 0).sum()) < saved.numel() / 2
+    torch.testing.assert_close(dropped, x * saved * saved.numel() / saved.sum())
 
 
-def test_dropblock_drops_its_share_in_training_alone() -> None:
+def test_dropblock_drops_its_split_in_training_alone() -> None:
     torch.manual_seed(0)
     x = torch.ones(200, 4, 21, 21)
     for rate, size in ((0.1, 1), (0.1, 5)):
-        share = float((DropBlock(rate, size)(x) == 0).double().mean())
-        assert 0.08 < share < 0.105  # squares may overlap
+        fraction = float((DropBlock(rate, size)(x) == 0).double().mean())
+        assert 0.08 < fraction < 0.105  # squares may overlap
         assert float(DropBlock(rate, size)(x).mean()) == pytest.approx(1, abs=1e-4)
     assert DropBlock(0.1, 5).eval()(x) is x
     assert DropBlock(0.0, 5)(x) is x

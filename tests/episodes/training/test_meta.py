@@ -7,35 +7,35 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from protonet.episodes.evaluation.distributed import Group
+from protonet.episodes.evaluation.distributed import ProcessGroup
 from protonet.episodes.networks import conv
-from protonet.episodes.networks.checkpoints import Plan
-from protonet.episodes.training.meta import Run, begin_run, keep_best, pack_run, take_step, unpack_run
-from protonet.episodes.training.objectives import RECIPE, Learner
+from protonet.episodes.networks.checkpoints import TrainingPlan
+from protonet.episodes.training.meta import TrainingRun, begin_run, keep_best, pack_run, take_step, unpack_run
+from protonet.episodes.training.objectives import TRAINING_RECIPE, Learner
 from protonet.episodes.training.tasks import Score, draw_batch, take_side
 from tests.episodes.meta_cases import make_data, make_plan
 
 
-def advance(run: Run, steps: int) -> list[torch.Tensor]:
+def advance(run: TrainingRun, steps: int) -> list[torch.Tensor]:
     base = take_side("data", make_data(dim=run.plan.dim), "base")
-    return [take_step(run, run.learner, *draw_batch(base, run.plan, run.step, Group())) for _ in range(steps)]
+    return [take_step(run, run.learner, *draw_batch(base, run.plan, run.step, ProcessGroup())) for _ in range(steps)]
 
 
-def same(first: Run, second: Run) -> bool:
+def same(first: TrainingRun, second: TrainingRun) -> bool:
     packed, other = pack_run(first), pack_run(second)
     equal = packed[0].keys() == other[0].keys() and all(torch.equal(packed[0][k], other[0][k]) for k in packed[0])
     return equal and packed[1] == other[1]
 
 
 def smoothed(cosines: torch.Tensor, target: int) -> torch.Tensor:
-    log_p = (cosines / RECIPE.temperature).log_softmax(dim=0)
-    return -(1 - RECIPE.smoothing) * log_p[target] - RECIPE.smoothing * log_p.mean()
+    log_p = (cosines / TRAINING_RECIPE.temperature).log_softmax(dim=0)
+    return -(1 - TRAINING_RECIPE.smoothing) * log_p[target] - TRAINING_RECIPE.smoothing * log_p.mean()
 
 
 def test_the_losses_are_the_slow_loops() -> None:
     run = begin_run(make_plan(), "cpu")
     assert isinstance(run.learner, Learner)
-    x, targets = draw_batch(take_side("data", make_data(), "base"), run.plan, 0, Group())
+    x, targets = draw_batch(take_side("data", make_data(), "base"), run.plan, 0, ProcessGroup())
     episodic, cross_entropy = [], []
     for episode, labels in zip(x, targets, strict=True):
         embedded = F.normalize(run.learner.encoder(episode.flatten(0, 1)), dim=1).reshape(4, 5, -1)
@@ -54,17 +54,17 @@ def test_the_losses_are_the_slow_loops() -> None:
 def test_steps_reduce_the_losses_and_average_the_weights() -> None:
     run = begin_run(make_plan(), "cpu")
     before = torch.get_rng_state()
-    kept = {name: weight.clone() for name, weight in run.learner.encoder.state_dict().items()}
+    saved = {name: weight.clone() for name, weight in run.learner.encoder.state_dict().items()}
     losses = []
     for step in range(1, 21):
         losses += advance(run, 1)
-        decay = min(RECIPE.average_decay, step / (step + RECIPE.average_delay))
+        decay = min(TRAINING_RECIPE.average_decay, step / (step + TRAINING_RECIPE.average_delay))
         for name, weight in run.learner.encoder.state_dict().items():
-            kept[name] = decay * kept[name] + (1 - decay) * weight
+            saved[name] = decay * saved[name] + (1 - decay) * weight
     assert run.step == 20
     assert float(losses[-1].sum()) < 0.7 * float(losses[0].sum())
     for name, weight in run.average.state_dict().items():
-        torch.testing.assert_close(weight, kept[name], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(weight, saved[name], atol=1e-5, rtol=1e-4)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -83,44 +83,44 @@ SMALL: dict[str, Any] = {"way": 3, "query": 1, "shot": 1, "episodes_per_step": 2
     ],
     ids=lambda plan: f"{plan.objective} {plan.backbone}",
 )
-def test_a_packed_run_continues_to_the_same(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conv, "CHANNELS", (4, 6, 8, 8))  # a small ResNet-12
-    whole, first, second = (begin_run(plan, "cpu") for _ in range(3))
-    advance(whole, 3)
+def test_a_packed_run_continues_to_the_same(plan: TrainingPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conv, "RESNET12_CHANNELS", (4, 6, 8, 8))  # a small ResNet-12
+    full, first, second = (begin_run(plan, "cpu") for _ in range(3))
+    advance(full, 3)
     advance(first, 2)
     keep_best(first, Score(2, 0.5, 0.1))
     first.losses = [[0.1, 1 / 3]]
     unpack_run(second, *copy.deepcopy(pack_run(first)))
     assert same(first, second)
     advance(second, 1)
-    whole.kept, whole.best, whole.losses = second.kept, second.best, [[0.1, 1 / 3]]
-    assert same(second, whole)
+    full.best_weights, full.best, full.losses = second.best_weights, second.best, [[0.1, 1 / 3]]
+    assert same(second, full)
     assert not same(second, first)
 
 
-def test_heads_are_averaged_and_kept_with_the_encoder() -> None:
+def test_heads_are_averaged_and_saved_with_the_encoder() -> None:
     run = begin_run(make_plan()._replace(objective="anil", head="classes", **SMALL), "cpu")
     before = run.head.state_dict()["weight"].clone()
     advance(run, 1)
-    decay = min(RECIPE.average_decay, 1 / (1 + RECIPE.average_delay))
+    decay = min(TRAINING_RECIPE.average_decay, 1 / (1 + TRAINING_RECIPE.average_delay))
     after = dict(run.learner.head.named_parameters())["weight"].detach()
     expected = decay * before + (1 - decay) * after
     assert not torch.equal(before, after)
     torch.testing.assert_close(run.head.state_dict()["weight"], expected)
     keep_best(run, Score(1, 0.5, 0.1))
-    assert torch.equal(run.kept["head.weight"], run.head.state_dict()["weight"])
-    assert run.kept.keys() == {*run.average.state_dict(), "head.weight", "head.bias"}
+    assert torch.equal(run.best_weights["head.weight"], run.head.state_dict()["weight"])
+    assert run.best_weights.keys() == {*run.average.state_dict(), "head.weight", "head.bias"}
 
 
-def test_the_best_is_kept_until_there_is_a_better_one() -> None:
+def test_the_best_is_saved_until_there_is_a_better_one() -> None:
     run = begin_run(make_plan(), "cpu")
-    bias = next(iter(run.kept))
+    bias = next(iter(run.best_weights))
     for step, accuracy, best in ((0, 0.5, 0), (5, 0.4, 0), (10, 0.5, 0), (15, 0.6, 15)):
         with torch.no_grad():
             dict(run.average.named_parameters())[bias].fill_(step)
         keep_best(run, Score(step, accuracy, 0.1))
         assert run.best.step == best
-        assert (run.kept[bias] == best).all()
+        assert (run.best_weights[bias] == best).all()
 
 
 def test_a_run_is_finished_after_its_steps_or_its_patience() -> None:

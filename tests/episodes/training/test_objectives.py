@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protonet.episodes.networks.checkpoints import Plan
+from protonet.episodes.names import OBJECTIVES
+from protonet.episodes.networks.checkpoints import TrainingPlan
 from protonet.episodes.networks.conv import BatchNorm
 from protonet.episodes.networks.heads import LinearHead, SetTransformer, make_head
 from protonet.episodes.training.objectives import (
-    OBJECTIVES,
-    RECIPE,
+    TRAINING_RECIPE,
     AdaptedLearner,
     FeatLearner,
     ProtoNetLearner,
@@ -40,7 +40,7 @@ def make_batch(n_episodes: int = 2) -> tuple[Tensor, Tensor]:
     return x, torch.arange(N_WAY).expand(n_episodes, -1)[..., None].expand(-1, -1, N_SHOT + N_QUERY)
 
 
-def plan_of(objective: str, **changes: Any) -> Plan:
+def plan_of(objective: str, **changes: Any) -> TrainingPlan:
     return make_plan()._replace(objective=objective, inner_steps=2, inner_rate=0.3, **changes)
 
 
@@ -112,7 +112,7 @@ def test_the_second_order_counts() -> None:
         plan = plan_of("maml", first_order=first_order)
         learner = AdaptedLearner(make_encoder("group"), make_head_of("maml", 5), plan)
         loss = learner(*make_batch(), N_SHOT).sum()
-        gradients.append(torch.cat([own.flatten() for own in torch.autograd.grad(loss, list(learner.parameters()))]))
+        gradients.append(torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(learner.parameters()))]))
     assert float((gradients[0] - gradients[1]).norm() / gradients[0].norm()) > 0.01
 
 
@@ -166,17 +166,21 @@ def test_feats_losses_are_the_slow_loops() -> None:
         adapted = attend(head, episode[:, :N_SHOT].mean(dim=1)[None])[0]
         centres = torch.stack([attend(head, rows[None])[0].mean(dim=0) for rows in episode])
         for way in range(N_WAY):
-            for number, row in enumerate(episode[way]):
+            for index, row in enumerate(episode[way]):
                 for losses, points in ((episodic, adapted), (contrastive, centres)):
-                    if losses is contrastive or number >= N_SHOT:
-                        log_p = (F.cosine_similarity(points, row[None]) / RECIPE.temperature).log_softmax(dim=0)
+                    if losses is contrastive or index >= N_SHOT:
+                        log_p = (F.cosine_similarity(points, row[None]) / TRAINING_RECIPE.temperature).log_softmax(
+                            dim=0
+                        )
                         losses.append(-log_p[way])
-    found = learner(x, targets, N_SHOT)
-    torch.testing.assert_close(found[0], torch.stack(episodic).mean())
-    torch.testing.assert_close(found[1], RECIPE.contrast * torch.stack(contrastive).mean())
+    result = learner(x, targets, N_SHOT)
+    torch.testing.assert_close(result[0], torch.stack(episodic).mean())
+    torch.testing.assert_close(result[1], TRAINING_RECIPE.contrast * torch.stack(contrastive).mean())
     cosines = F.normalize(encoder(x.flatten(0, 2)), dim=1) @ F.normalize(learner.proxies, dim=1).T
-    smooth = F.cross_entropy(cosines / RECIPE.temperature, targets.flatten(), label_smoothing=RECIPE.smoothing)
-    torch.testing.assert_close(found[2], smooth)
+    smooth = F.cross_entropy(
+        cosines / TRAINING_RECIPE.temperature, targets.flatten(), label_smoothing=TRAINING_RECIPE.smoothing
+    )
+    torch.testing.assert_close(result[2], smooth)
 
 
 def test_a_set_has_no_order() -> None:
@@ -199,8 +203,8 @@ def test_heads_begin_as_their_generator_says() -> None:
     assert isinstance(head, LinearHead)
     assert isinstance(zero, LinearHead)
     assert abs(float(head.weight.detach().std() * 100) - 1) < 0.05
-    assert [tuple(each.shape) for each in zero.begin(3).values()] == [(3, 10_000), (3,)]
-    assert not any(bool(each.any()) for each in (head.bias, *zero.begin(3).values()))
+    assert [tuple(item.shape) for item in zero.begin(3).values()] == [(3, 10_000), (3,)]
+    assert not any(bool(item.any()) for item in (head.bias, *zero.begin(3).values()))
     assert not [*zero.parameters()]
 
 

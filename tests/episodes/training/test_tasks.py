@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from protonet.datasets import Dataset, map_npz
-from protonet.episodes.draws.numbered import Setting
-from protonet.episodes.evaluation.distributed import Group
+from protonet.episodes.evaluation.distributed import ProcessGroup
+from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.training.tasks import VALIDATION, draw_batch, score_encoder, take_side
 from protonet.sampling import index_classes
 from tests.episodes.meta_cases import SIDES, make_data, make_plan, save_data
@@ -29,42 +29,42 @@ class Scale(nn.Module):
 def test_a_side_has_its_classes_alone() -> None:
     data = make_data()
     for side in ("base", "validation", "novel"):
-        taken, class_ids = take_side("data", data, side), [c for c, own in enumerate(SIDES) if own == side]
-        assert taken.names == tuple(data.class_names[c] for c in class_ids)
-        assert taken.by_class.size.tolist() == [8] * len(class_ids)
+        selected, class_ids = (take_side("data", data, side), [c for c, element in enumerate(SIDES) if element == side])
+        assert selected.names == tuple(data.class_names[c] for c in class_ids)
+        assert selected.by_class.size.tolist() == [8] * len(class_ids)
         for row, label in enumerate(data.y.tolist()):
-            assert taken.classes[row] == (class_ids.index(label) if label in class_ids else -1)
-        own = torch.stack([x for x, label in zip(data.x, data.y, strict=True) if label in class_ids])
-        torch.testing.assert_close(taken.spread, own.std(dim=0, correction=0))
-        assert torch.equal(taken.take(torch.tensor([71, 0, 5])), data.x[[71, 0, 5]])
+            assert selected.classes[row] == (class_ids.index(label) if label in class_ids else -1)
+        element = torch.stack([x for x, label in zip(data.x, data.y, strict=True) if label in class_ids])
+        torch.testing.assert_close(selected.spread, element.std(dim=0, correction=0))
+        assert torch.equal(selected.take(torch.tensor([71, 0, 5])), data.x[[71, 0, 5]])
 
 
-def test_rows_of_a_mapped_file_are_taken_by_its_own_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken, take_rows = list[int](), Dataset.take_rows
+def test_rows_of_a_mapped_file_are_read_by_its_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    selected, take_rows = list[int](), Dataset.take_rows
 
     def note(data: Dataset, rows: torch.Tensor) -> torch.Tensor:
-        taken.append(len(rows))
+        selected.append(len(rows))
         return take_rows(data, rows)
 
     monkeypatch.setattr(Dataset, "take_rows", note)
     results = []
     for data in (map_npz(save_data(tmp_path / "f.npz")), make_data()):
         base, validation = (take_side("data", data, side) for side in ("base", "validation"))
-        score = score_encoder(Scale(64), validation, 0, Group())
-        results.append([*draw_batch(base, make_plan(), 0, Group()), torch.tensor(score), base.spread])
+        score = score_encoder(Scale(64), validation, 0, ProcessGroup())
+        results.append([*draw_batch(base, make_plan(), 0, ProcessGroup()), torch.tensor(score), base.spread])
     assert all(torch.equal(mapped, loaded) for mapped, loaded in zip(*results, strict=True))
-    assert taken == 2 * [40, 16, 16, 80]  # two spreads, the validation rows, a batch
+    assert selected == 2 * [40, 16, 16, 80]  # two spreads, the validation rows, a batch
 
 
 @pytest.mark.parametrize("backbone", ["mlp", "conv"])
-def test_processes_share_the_same_batch(backbone: str) -> None:
+def test_processes_split_the_same_batch(backbone: str) -> None:
     base, plan = take_side("data", make_data(), "base"), make_plan(backbone)
-    x, targets = draw_batch(base, plan, 3, Group())
+    x, targets = draw_batch(base, plan, 3, ProcessGroup())
     assert x.shape == (4, 4, 5, 64)
-    parts = [draw_batch(base, plan, 3, Group(rank, 2)) for rank in range(2)]
+    parts = [draw_batch(base, plan, 3, ProcessGroup(rank, 2)) for rank in range(2)]
     torch.testing.assert_close(torch.cat([part[0] for part in parts]), x)
     assert torch.equal(torch.cat([part[1] for part in parts]), targets)
-    again, other = draw_batch(base, plan, 3, Group()), draw_batch(base, plan, 4, Group())
+    again, other = draw_batch(base, plan, 3, ProcessGroup()), draw_batch(base, plan, 4, ProcessGroup())
     assert torch.equal(again[0], x)
     assert not torch.equal(other[0], x)
 
@@ -73,20 +73,20 @@ def test_a_batch_is_of_base_rows_of_the_classes_it_says() -> None:
     data = make_data()
     base = take_side("data", data, "base")
     names = torch.tensor([data.class_names.index(name) for name in base.names])
-    x, targets = draw_batch(base._replace(spread=torch.zeros(64)), make_plan(), 0, Group())
+    x, targets = draw_batch(base._replace(spread=torch.zeros(64)), make_plan(), 0, ProcessGroup())
     for rows, labels in zip(x.flatten(0, 2), names[targets.flatten()], strict=True):
-        (found,) = (data.x == rows).all(dim=1).nonzero().flatten().tolist()
-        assert data.y[found] == labels
+        (result,) = (data.x == rows).all(dim=1).nonzero().flatten().tolist()
+        assert data.y[result] == labels
     assert (targets == targets[..., :1]).all()
     assert all(len(episode[:, 0].unique()) == 4 for episode in targets)
 
 
 def test_the_score_is_the_slow_loops() -> None:
     data, encoder = make_data(dim=3), Scale(3)
-    score = score_encoder(encoder, take_side("data", data, "validation"), 7, Group())
+    score = score_encoder(encoder, take_side("data", data, "validation"), 7, ProcessGroup())
     chosen = data.take_classes([3, 5])
-    setting = Setting((2, 2), (1, 1), 15, allow_small=True)
-    draw = setting.draw(index_classes(chosen.y), seed=0, first=0, n_episodes=VALIDATION.n_episodes)
+    setting = EpisodeConfig((2, 2), (1, 1), 15, allow_small=True)
+    draw = setting.sample(index_classes(chosen.y), seed=0, first=0, n_episodes=VALIDATION.n_episodes)
     accuracies = []
     for support, query in zip(draw.support, draw.query, strict=True):
         right = []
@@ -111,6 +111,6 @@ def test_data_without_sides_to_draw_from() -> None:
         (data._replace(sides=("validation", *["base"] * 8)), 1),
         (data._replace(x=data.x[rows], y=data.y[rows], sides=("validation",) * 9), 1),
     ):
-        said = rf"^`data` must have at least 2 validation classes with 2 rows; got {got}\. Add classes"
-        with pytest.raises(ValueError, match=said):
+        message = rf"^`data` must have at least 2 validation classes with 2 rows; got {got}\. Add classes"
+        with pytest.raises(ValueError, match=message):
             take_side("data", few, "validation")

@@ -17,24 +17,24 @@ import torch
 from safetensors.torch import load_file
 
 from protonet.episodes.__main__ import train as run_train
-from protonet.episodes.draws.batch import take_from
-from protonet.episodes.draws.numbered import Setting
-from protonet.episodes.evaluation.distributed import Group
+from protonet.episodes.evaluation.distributed import ProcessGroup
 from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.features.sources import load_source
 from protonet.episodes.methods import METHODS
 from protonet.episodes.networks.backbones import embed_rows, make_backbone
 from protonet.episodes.networks.checkpoints import (
-    Plan,
+    TrainingPlan,
     complete_plan,
     load_encoder,
     load_trained,
     read_checkpoint,
     take_prefix,
 )
+from protonet.episodes.samplers.batch import make_row_reader
+from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.training import meta, tasks
 from protonet.episodes.training import train as train_module
-from protonet.episodes.training.objectives import LOSSES, RECIPE, make_learner
+from protonet.episodes.training.objectives import LOSSES, TRAINING_RECIPE, make_learner
 from protonet.episodes.training.tasks import Score, Side, draw_batch, score_encoder, take_side
 from protonet.episodes.training.train import choose_backbone
 from protonet.sampling import index_classes
@@ -76,26 +76,26 @@ def same_tensors(first: Path, second: Path) -> bool:
 
 
 def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def draw(base: Side, plan: Plan, number: int, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
-        if number == step - 1:
+    def draw(base: Side, plan: TrainingPlan, position: int, group: ProcessGroup) -> tuple[torch.Tensor, torch.Tensor]:
+        if position == step - 1:
             signal.raise_signal(signal.SIGINT)
-        return draw_batch(base, plan, number, group)
+        return draw_batch(base, plan, position, group)
 
     monkeypatch.setattr(meta, "draw_batch", draw)
 
 
-def test_the_best_encoder_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_best_encoder_is_saved(capsys: pytest.CaptureFixture[str]) -> None:
     path, entries = train("--log log"), read_log()
     assert [entry["step"] for entry in entries] == [0, 4, 8, 10]
     step, accuracy, half_width = read(path)[1]["best"]
     assert accuracy == max(entry["accuracy"] for entry in entries) == entries[-1]["best_accuracy"]
     encoder = load_encoder(path)
-    score = score_encoder(encoder, take_side("data", make_data(), "validation"), step, Group())
+    score = score_encoder(encoder, take_side("data", make_data(), "validation"), step, ProcessGroup())
     assert score == (step, accuracy, half_width)
-    assert embed_rows(encoder, take_from(make_data().x), torch.arange(72)).shape == (72, 128)
+    assert embed_rows(encoder, make_row_reader(make_data().x), torch.arange(72)).shape == (72, 128)
     assert step == 0
-    said = f"no validation beat the untrained network: {100 * accuracy:.2f} ±{100 * half_width:.2f} %"
-    line = f"{path}: mlp, 10 steps, {said} on validation classes\n"
+    message = f"no validation beat the untrained network: {100 * accuracy:.2f} ±{100 * half_width:.2f} %"
+    line = f"{path}: mlp, 10 steps, {message} on validation classes\n"
     assert capsys.readouterr().out == line
     before = path.read_bytes()
     train("--resume")  # a finished run is reported again
@@ -118,7 +118,7 @@ def test_patience_ends_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take few validation episodes, and few rows to measure batch normalisation on."""
     monkeypatch.setattr(tasks, "VALIDATION", replace(tasks.VALIDATION, n_episodes=20, n_slow=4))
-    monkeypatch.setattr("protonet.episodes.training.meta.RECIPE", replace(RECIPE, measured_rows=40))
+    monkeypatch.setattr("protonet.episodes.training.meta.TRAINING_RECIPE", replace(TRAINING_RECIPE, measured_rows=40))
 
 
 @pytest.mark.usefixtures("quick")
@@ -127,7 +127,7 @@ def test_an_interrupted_run_ends_in_the_same_tensors(
     monkeypatch: pytest.MonkeyPatch, step: int, objective: str
 ) -> None:
     more = f"--objective {objective} --way {2 if objective == 'anil' else 4}"
-    whole = train(f"{more} --log whole", "whole.safetensors")
+    full = train(f"{more} --log whole", "whole.safetensors")
     with monkeypatch.context() as patch:
         interrupt_at(step, patch)
         handler = signal.getsignal(signal.SIGINT)
@@ -140,7 +140,7 @@ def test_an_interrupted_run_ends_in_the_same_tensors(
     lines = "".join(json.dumps(entry) + "\n" for entry in entries)
     crash = '{"step": 8, "accuracy": 0.5, "seconds": 1}\n{"step": 10, "accu'  # after the checkpoint
     Path("log").write_text(lines + crash, encoding="utf-8")
-    assert same_tensors(train(f"{more} --resume --log log"), whole)
+    assert same_tensors(train(f"{more} --resume --log log"), full)
     assert read_log("whole") == read_log()
     after = [json.loads(line)["seconds"] for line in Path("log").read_text(encoding="utf-8").splitlines()]
     assert all(seconds >= 1000 for seconds in after[len(entries) :])
@@ -155,25 +155,25 @@ def test_the_method_of_an_objective_has_the_accuracy_of_the_validation(objective
     index = index_classes(validation.y).take(torch.tensor([3, 5]))
     trained = load_trained(path, validation.take_rows, dim=64)
     x = embed_rows(trained.encoder, validation.take_rows, torch.arange(72))
-    setting = Setting((2, 2), (1, 1), 15, allow_small=True)
+    setting = EpisodeConfig((2, 2), (1, 1), 15, allow_small=True)
     n_episodes = 4 if objective == "maml" else 20
     methods = {objective: METHODS[objective]}
     accuracy = evaluate(x, index, methods, setting, n_episodes=n_episodes, trained=trained)[objective].accuracy
     assert float(accuracy.mean()) == pytest.approx(read(path)[1]["best"][1], abs=1e-9)
     assert trained.plan["objective"] == objective
-    assert read_log()[-1].keys() & set(LOSSES) == set(make_learner(Plan(**trained.plan), GENERATOR).losses)
+    assert read_log()[-1].keys() & set(LOSSES) == set(make_learner(TrainingPlan(**trained.plan), GENERATOR).losses)
 
 
 @pytest.mark.usefixtures("quick")
 def test_batch_normalisation_is_measured_with_the_averaged_weights(folder: Path) -> None:
     save_data(folder / "tiny.npz", dim=256)
     tensors, metadata = read(train("--backbone conv4 --steps 2"))
-    plan = Plan(**complete_plan(metadata["plan"]))
+    plan = TrainingPlan(**complete_plan(metadata["plan"]))
     encoder = make_backbone("conv4", 256, GENERATOR)
     encoder.load_state_dict(take_prefix(tensors, meta.AVERAGED))
     measured = encoder[2].running_mean
     base = take_side("data", make_data(dim=256), "base")
-    batches = [draw_batch(base, plan, step, Group())[0].flatten(0, 2) for step in range(2)]  # 48 rows
+    batches = [draw_batch(base, plan, step, ProcessGroup())[0].flatten(0, 2) for step in range(2)]  # 48 rows
     means = torch.stack([encoder[1](encoder[0](rows)).mean(dim=(0, 2, 3)) for rows in batches]).mean(dim=0)
     torch.testing.assert_close(measured, means.detach(), atol=1e-5, rtol=1e-4)
     assert all(tensor.isfinite().all() for tensor in tensors.values())
@@ -185,8 +185,8 @@ def test_a_run_begins_at_another_ones_encoder(capsys: pytest.CaptureFixture[str]
     learned, started = (take_prefix(read(path)[0], "best.") for path in (first, train(more, "b.safetensors")))
     assert all(float((started[name] - learned[name]).abs().max()) < 0.02 for name in learned)
     assert "mlp by anil, 1 steps" in capsys.readouterr().out
-    said = r"`--start` must hold an encoder of conv and 64 features per row; got mlp and 64"
-    with pytest.raises(ValueError, match=said):
+    message = r"`--start` must hold an encoder of conv and 64 features per row; got mlp and 64"
+    with pytest.raises(ValueError, match=message):
         train(f"--start {first} --backbone conv", "c.safetensors")
     first.unlink()
     train(f"{more} --resume", "b.safetensors")
@@ -206,9 +206,11 @@ def test_validation_classes_that_are_too_small_for_the_shots() -> None:
     tiny = make_data()
     some = (tiny.y != 3) | (torch.arange(72) < 20)  # few rows of a validation class
     np.savez("tiny.npz", x=tiny.x[some].numpy(), y=tiny.y[some].numpy(), split=np.array(SIDES)[tiny.y[some]])
-    for least, more in ((2, "--head zero"), (3, "--way 3")):
-        said = rf"`--dataset` must have at least {least} validation classes with 7 rows \(--shot \+ 1\); got 1\. Ask"
-        with pytest.raises(ValueError, match=said):
+    for minimum, more in ((2, "--head zero"), (3, "--way 3")):
+        message = (
+            rf"`--dataset` must have at least {minimum} validation classes with 7 rows \(--shot \+ 1\); got 1\. Ask"
+        )
+        with pytest.raises(ValueError, match=message):
             train(f"--objective anil --shot 6 --query 1 {more}")
 
 
@@ -219,7 +221,7 @@ def test_files_of_before_the_objectives_are_the_same() -> None:
     assert stored.keys() == fields | {"steps", "eval_every", "patience", "seed"}
     plan = load_trained(path, torch.clone).plan
     assert plan["objective"] == "prototypes"
-    assert plan == Plan(**stored)._asdict()
+    assert plan == TrainingPlan(**stored)._asdict()
 
 
 def test_a_second_interrupt_comes_at_once() -> None:
@@ -234,10 +236,10 @@ def test_a_second_interrupt_comes_at_once() -> None:
 @pytest.mark.usefixtures("quick")
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew() -> None:
     """There is no file yet, but perhaps a line of the log, of the untrained network."""
-    whole, entries = train("--log log", "whole.safetensors"), read_log()
+    full, entries = train("--log log", "whole.safetensors"), read_log()
     log = Path("log")
     log.write_text(log.read_text(encoding="utf-8").partition("\n")[0] + "\n", encoding="utf-8")
-    assert same_tensors(train("--resume --log log"), whole)
+    assert same_tensors(train("--resume --log log"), full)
     assert read_log() == entries
 
 
@@ -256,13 +258,13 @@ def test_tensorboard_has_the_log() -> None:
 def test_resuming_with_other_settings_or_data() -> None:
     train()
     same = r"`--resume` must continue a run of the same settings; got"
-    said = rf"^{same} --steps 10 there and 20 here; --seed 0 there and 3 here\. Pass the same"
-    with pytest.raises(ValueError, match=said):
+    message = rf"^{same} --steps 10 there and 20 here; --seed 0 there and 3 here\. Pass the same"
+    with pytest.raises(ValueError, match=message):
         train("--resume --steps 20 --seed 3")
     x, y = make_data(dim=9)[:2]
     np.savez("tiny.npz", x=x.numpy(), y=y.numpy(), split=np.array(["base", "validation", "base"] * 3)[y])
-    said = rf"{same} features per row: 64 there and 9 here; base classes: 5 there and 6 here\. Pass the same"
-    with pytest.raises(ValueError, match=said):
+    message = rf"{same} features per row: 64 there and 9 here; base classes: 5 there and 6 here\. Pass the same"
+    with pytest.raises(ValueError, match=message):
         train("--resume")
 
 
@@ -276,14 +278,14 @@ def test_the_backbone_by_default(tmp_path: Path) -> None:
 def test_outputs_are_checked_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protonet.episodes.features.sources.load_source", None)
     Path("old.safetensors").write_text("hours of work")
-    for more, output, said in (
+    for more, output, message in (
         ("", "old.safetensors", r"`--output` must be a new file; got old\.safetensors, which exists\. Cont"),
         ("--resume", "old.safetensors", r"`--output` must be a checkpoint of .* train; got .*old\.safetensors"),
         ("--log new.safetensors", "new.safetensors", r"`--log` must be another file than --output"),
         ("--tensorboard tiny.npz", "new.safetensors", r"`--tensorboard` must be a folder that can be written"),
         ("", "new.pt", r"`--output` must end in \.safetensors; got new\.pt\. Rename it\."),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             train(more, output)
     for module, extra in (("torch.utils.tensorboard", "tensorboard"), ("safetensors", "train")):
         monkeypatch.setitem(sys.modules, module, None)
@@ -293,7 +295,7 @@ def test_outputs_are_checked_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (
             "--backbone cnov",
@@ -317,16 +319,16 @@ def test_outputs_are_checked_first(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--way 1", r"`--way` must be a whole number >= 2; got '1'"),
     ],
 )
-def test_bad_arguments(more: str, said: str) -> None:
-    with pytest.raises(ValueError, match=rf"^(protonet\.episodes train: |load_source: )?{said}"):
+def test_bad_arguments(more: str, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"^(protonet\.episodes train: |load_source: )?{message}"):
         train(more)
     assert not Path("a.safetensors").exists()
 
 
 @pytest.mark.usefixtures("quick")
 def test_losses_that_are_not_finite() -> None:
-    said = r"^`loss` must stay finite; got nan in step \d\. Lower --learning-rate, or --inner-rate; --resume"
-    with pytest.raises(ValueError, match=said):
+    message = r"^`loss` must stay finite; got nan in step \d\. Lower --learning-rate, or --inner-rate; --resume"
+    with pytest.raises(ValueError, match=message):
         train("--objective maml --head zero --inner-rate 1e30")
 
 
@@ -361,8 +363,8 @@ def test_an_encoder_that_is_worse_than_raw_features_is_not_written() -> None:
     x = np.eye(9, 64)[:, None] * 100 + noise  # raw features classify perfectly
     y = np.arange(9).repeat(40)
     np.savez("tiny.npz", x=x.reshape(-1, 64), y=y, split=np.array(SIDES)[y])
-    said = r"^`encoder` must have an accuracy above 100\.00 ±0\.00 % \(protonet on raw features"
-    with pytest.raises(ValueError, match=said):
+    message = r"^`accuracy` must be above 100\.00 ±0\.00 % \(protonet on raw features"
+    with pytest.raises(ValueError, match=message):
         run_unpatched("--steps 20 --log log")
     assert not Path("a.safetensors").exists()
     assert len(read_log()) == 3
@@ -377,8 +379,8 @@ def test_an_encoder_that_is_better_than_raw_features_is_written() -> None:
     np.savez("tiny.npz", x=x, y=y, split=np.array(["base"] * 20 + ["validation"] * 10)[y])
     path = run_unpatched("--way 20 --steps 100")
     validation = take_side("data", load_source("tiny.npz"), "validation")
-    plan = Plan(**complete_plan(read(path)[1]["plan"]))
-    _, raw = tasks.score_raw_features(validation, plan, Group())
+    plan = TrainingPlan(**complete_plan(read(path)[1]["plan"]))
+    _, raw = tasks.score_raw_features(validation, plan, ProcessGroup())
     assert read(path)[1]["best"][1] > raw.accuracy + 0.05
 
 
@@ -387,6 +389,6 @@ def test_the_objective_of_prototypical_networks() -> None:
     path = train("--objective protonet --steps 4 --log log")
     assert complete_plan(read(path)[1]["plan"])["objective"] == "protonet"
     assert read_log()[-1].keys() & set(LOSSES) == {"episodic_loss"}
-    plan = Plan(**complete_plan(read(path)[1]["plan"]))
-    score = score_encoder(load_encoder(path), take_side("data", make_data(), "validation"), 4, Group(), plan)
+    plan = TrainingPlan(**complete_plan(read(path)[1]["plan"]))
+    score = score_encoder(load_encoder(path), take_side("data", make_data(), "validation"), 4, ProcessGroup(), plan)
     assert score.accuracy == pytest.approx(read(path)[1]["best"][1])

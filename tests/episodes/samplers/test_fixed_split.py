@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 
 from protonet.datasets.dataset import Dataset
-from protonet.episodes.draws.fixed_split import FixedSplit, find_shared, join_split
-from protonet.episodes.draws.sampler import NO_ROW
 from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.methods import METHODS
+from protonet.episodes.samplers.fixed_split import FixedSplit, join_split, match_equal_rows
+from protonet.episodes.samplers.sampler import NO_ROW
 from protonet.errors import InputError
 from protonet.sampling import index_classes
 from tests.strategies import seeds
@@ -27,26 +27,26 @@ def dataset(x: torch.Tensor, y: torch.Tensor, names: tuple[str, ...] = ("a", "b"
 
 @given(seed=seeds)
 def test_the_support_is_of_training_rows_and_the_queries_are_the_test_split(seed: int) -> None:
-    draw = FixedSplit(2, COUNTS).draw(INDEX, seed=seed, first=5, n_episodes=6)
+    draw = FixedSplit(2, COUNTS).sample(INDEX, seed=seed, first=5, n_episodes=6)
     assert draw.support.shape == (6, 3, 2)
     for support, query in zip(draw.support, draw.query, strict=True):
         assert bool((TRAIN[support] == torch.arange(3)[:, None]).all())
-        assert all(len(own.unique()) == 2 for own in support)
-        assert [[row for row in own.tolist() if row != NO_ROW] for own in query] == [[10], [9, 12, 13], [11]]
+        assert all(len(part.unique()) == 2 for part in support)
+        assert [[row for row in part.tolist() if row != NO_ROW] for part in query] == [[10], [9, 12, 13], [11]]
 
 
 def test_every_training_row_is_as_likely() -> None:
-    draw = FixedSplit(2, COUNTS).draw(INDEX, seed=1, first=0, n_episodes=3000)
-    for own, rows in enumerate(([0, 3, 6, 8], [1, 4, 7], [2, 5])):
-        found = torch.bincount(draw.support[:, own].flatten(), minlength=9)
-        assert found.nonzero().flatten().tolist() == rows
+    draw = FixedSplit(2, COUNTS).sample(INDEX, seed=1, first=0, n_episodes=3000)
+    for part, rows in enumerate(([0, 3, 6, 8], [1, 4, 7], [2, 5])):
+        result = torch.bincount(draw.support[:, part].flatten(), minlength=9)
+        assert result.nonzero().flatten().tolist() == rows
         expected = 6000 / len(rows)
-        assert all(abs(int(found[row]) - expected) < 4 * expected**0.5 for row in rows)
+        assert all(abs(int(result[row]) - expected) < 4 * expected**0.5 for row in rows)
 
 
 def test_small_classes_give_all_that_they_have() -> None:
     setting = FixedSplit(3, COUNTS, allow_small=True)
-    draw = setting.draw(setting.check(INDEX, ("a", "b", "c")), seed=0, first=0, n_episodes=9)
+    draw = setting.sample(setting.validate(INDEX, ("a", "b", "c")), seed=0, first=0, n_episodes=9)
     assert ((draw.support >= 0).sum(dim=2) == torch.tensor([3, 3, 2])).all()
     assert (draw.support[:, 2, :2].sort().values == torch.tensor([2, 5])).all()
 
@@ -62,30 +62,30 @@ def test_small_classes_give_all_that_they_have() -> None:
 )
 def test_settings_that_do_not_fit(setting: FixedSplit, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        setting.check(INDEX, ("a", "b", "c"))
+        setting.validate(INDEX, ("a", "b", "c"))
 
 
 @pytest.mark.parametrize("name", ["protonet", "simpleshot", "knn", "ridge", "linear-probe"])
 def test_many_queries_come_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not METHODS[name].transductive
-    whole = evaluate(X, INDEX, {name: METHODS[name]}, FixedSplit(2, COUNTS), n_episodes=3)[name]
-    monkeypatch.setattr("protonet.episodes.evaluation.evaluate.BLOCK", 1)
-    monkeypatch.setattr("protonet.episodes.evaluation.evaluate.QUERIES_AT_ONCE", 2)
+    full = evaluate(X, INDEX, {name: METHODS[name]}, FixedSplit(2, COUNTS), n_episodes=3)[name]
+    monkeypatch.setattr("protonet.episodes.evaluation.evaluate.MAX_PRODUCTS", 1)
+    monkeypatch.setattr("protonet.episodes.evaluation.evaluate.MIN_QUERIES_PER_BLOCK", 2)
     blocks = evaluate(X, INDEX, {name: METHODS[name]}, FixedSplit(2, COUNTS), n_episodes=3)[name]
-    assert torch.equal(whole.accuracy, blocks.accuracy)
-    assert torch.allclose(whole.bins, blocks.bins, atol=1e-5)
+    assert torch.equal(full.accuracy, blocks.accuracy)
+    assert torch.allclose(full.bins, blocks.bins, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.float64])
 @given(seed=seeds)
-def test_shared_rows_are_found(dtype: torch.dtype, seed: int) -> None:
+def test_shared_rows_are_detected(dtype: torch.dtype, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     a, b = (torch.randint(2, (n, 4), generator=generator).to(dtype) for n in (6, 5))
     expected = []
     for at, row in enumerate(b):
-        equal = [place for place, other in enumerate(a) if torch.equal(row, other)]
+        equal = [position for position, other in enumerate(a) if torch.equal(row, other)]
         expected += [[equal[-1], at]] if equal else []
-    assert find_shared(a, b).tolist() == expected
+    assert match_equal_rows(a, b).tolist() == expected
 
 
 def test_splits_are_joined_by_name() -> None:

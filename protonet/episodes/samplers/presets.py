@@ -1,4 +1,4 @@
-"""Presets: the options of evaluations that papers report, by name. What is given beside a preset wins."""
+"""Presets: the options of evaluations that papers report, by name. Options on the command line take precedence."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 class Preset:
     """Options of an evaluation."""
 
-    summary: str  #: What it is, in a line.
+    summary: str  #: A description, in one line.
     source: str  #: The paper.
-    options: Mapping[str, str]  #: Values by option, as texts; ``_`` stands for ``-``.
+    options: Mapping[str, str]  #: Values by option, as texts; with ``_`` in place of ``-``.
 
 
 FIVE_WAY = {"way": "5", "shot": "1,5", "query": "15"}
@@ -46,7 +46,7 @@ PRESETS = {
     "open-set": Preset(
         "5-way, 1 and 5 shots, 15 queries of each class and of 5 open ones, 500 episodes",
         "Boudiaf et al., Open-set likelihood maximization for few-shot learning (2023), its code's inference.py",
-        {**FIVE_WAY, "open": "5", "episodes": "500"},
+        {**FIVE_WAY, "n_open_classes": "5", "episodes": "500"},
     ),
     "bscd-fsl": Preset(
         "5-way, 5, 20 and 50 shots, 15 queries, 600 episodes: CropDiseases, EuroSAT, ISIC, ChestX",
@@ -64,7 +64,7 @@ PRESETS = {
         {"way": "5", "shot": "1", "query": "20", "unlabelled": "20", "distractors": "5", "episodes": "600"},
     ),
     "coop": Preset(
-        "all classes, 1, 2, 4, 8 and 16 shots, three draws; the test split by --test",
+        "all classes, 1, 2, 4, 8 and 16 shots, three draws; the test split by --test-dataset",
         "Zhou et al., Learning to prompt for vision-language models (2022), sec. 4.1; Zhang et al., Tip-Adapter (2022)",
         {"way": "all", "shot": "1,2,4,8,16", "episodes": "3"},
     ),
@@ -73,9 +73,9 @@ PRESETS = {
 
 def list_presets() -> str:
     """Return all presets with their options and sources, as text for people."""
-    lines = ["A preset sets options; what is given beside it wins: --preset bscd-fsl --shot 5."]
+    lines = ["A preset sets options; options on the command line take precedence: --preset bscd-fsl --shot 5."]
     for name, preset in PRESETS.items():
-        options = " ".join(f"--{option} {value}" for option, value in preset.options.items())
+        options = " ".join(f"--{option.replace('_', '-')} {value}" for option, value in preset.options.items())
         lines += ["", f"{name}: {preset.summary}", f"  {options}"]
         lines += textwrap.wrap(f"Source: {preset.source}", 100, initial_indent="  ", subsequent_indent="  ")
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""Batches of episodes of equal sizes: what a method may see, gathered from a data set's rows."""
+"""Batches of episodes of equal sizes: the features that methods see, gathered from the rows of a data set."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protonet.episodes.draws.sampler import QUERY_ORDER, UNLABELLED_ORDER, Draw, Take, draw_uniform
+from protonet.episodes.samplers.sampler import QUERY_ORDER, UNLABELLED_ORDER, SampledEpisodes, Take, sample_uniform
 from protonet.sampling import ClassIndex, index_pieces, list_pieces
 
 SIZE_FACTORS = torch.tensor([1, 2**15, 2**30, 2**46])  #: Factors that pack an episode's four sizes into one int64.
-CHUNK = 8192  #: Rows that are summed at a time.
+ROWS_PER_SUM = 8192  #: Rows that are summed at a time.
 
 
 class Base(NamedTuple):
@@ -28,7 +28,7 @@ class Base(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """What was meta-trained, and the rows as they were before its encoder embedded them."""
+    """A meta-trained encoder with its head, and the rows before the encoder embeds them."""
 
     encoder: nn.Module  #: Maps rows (n, dim) float32 to embeddings, in evaluation mode, without gradients.
     head: nn.Module  #: What its objective trained beside the encoder, see `protonet.episodes.networks.heads`.
@@ -42,29 +42,29 @@ class Trained(NamedTuple):
         """Return the episodes' support and query rows, (episodes, rows, dim) float32, on the encoder's device."""
         assert self.support is not None
         assert self.query is not None
-        numbers = torch.cat([self.support, self.query], dim=1)
-        rows = self.take(numbers.flatten()).to(next(self.encoder.parameters()).device).float()
+        indices = torch.cat([self.support, self.query], dim=1)
+        rows = self.take(indices.flatten()).to(next(self.encoder.parameters()).device).float()
         n_support = self.support.shape[1]
-        support, query = rows.unflatten(0, numbers.shape).split([n_support, numbers.shape[1] - n_support], dim=1)
+        support, query = rows.unflatten(0, indices.shape).split([n_support, indices.shape[1] - n_support], dim=1)
         return support, query
 
     def send(self, device: torch.device) -> Trained:
         """Return it with encoder and head on a device; rows before them are copied there as they are gathered."""
         return self._replace(encoder=self.encoder.to(device), head=self.head.to(device))
 
-    def hide_numbers(self, order: Tensor) -> Trained:
-        """Copy it, with queries in an ``order`` (episodes, n_queries), and rows numbered as they come in the batch."""
+    def hide_row_indices(self, order: Tensor) -> Trained:
+        """Copy it, with queries in an ``order`` (episodes, n_queries), and row indices within the batch."""
         copied = self._replace(encoder=copy.deepcopy(self.encoder), head=copy.deepcopy(self.head))
         if self.support is None or self.query is None:
             return copied
         rows = torch.cat([self.support, self.query.gather(1, order)], dim=1)  # (episodes, rows)
-        places = (
+        positions = (
             torch.arange(rows.numel(), device=rows.device)
             .view_as(rows)
             .split([self.support.shape[1], order.shape[1]], dim=1)
         )
         take, known = self.take, rows.flatten()
-        return copied._replace(take=lambda numbers: take(known[numbers]), support=places[0], query=places[1])
+        return copied._replace(take=lambda indices: take(known[indices]), support=positions[0], query=positions[1])
 
 
 class Episodes(NamedTuple):
@@ -91,29 +91,29 @@ class Episodes(NamedTuple):
             trained = trained._replace(query=trained.query[:, queries])
         return self._replace(query=self.query[:, queries], trained=trained)
 
-    def hide_classes(self, numbers: Tensor, seed: int) -> tuple[Episodes, Tensor]:
-        """Copy the episodes for a method that is not ours, in an order that tells nothing of the queries' classes.
+    def hide_classes(self, episode_ids: Tensor, seed: int) -> tuple[Episodes, Tensor]:
+        """Copy the episodes for a method from outside the package, with queries in a random order.
 
-        Queries and unlabelled rows are drawn class by class: who read their positions, or the numbers of their rows,
-        would know their labels.
+        Queries and unlabelled rows are sampled class by class, so that their positions and their row indices would
+        reveal their labels.
 
         Args:
-            numbers: (episodes,) int64, increasing: each episode's number, on which its order depends with the seed.
-            seed: Of the episodes.
+            episode_ids: (episodes,) int64, increasing: with the seed they determine the order.
+            seed: Seed of the episodes.
 
         Returns:
-            episodes: Of memory of their own, which a method may change.
-            places: (episodes, n_queries) int64, where each query has gone, on the device of the episodes.
+            episodes: A copy, which a method may change.
+            positions: (episodes, n_queries) int64, the new position of each query, on the device of the episodes.
         """
-        order, device = _draw_order(seed, QUERY_ORDER, numbers, self.query.shape[1]), self.query.device
+        order, device = _draw_order(seed, QUERY_ORDER, episode_ids, self.query.shape[1]), self.query.device
         base, texts, unlabelled, trained = self.base, self.texts, self.unlabelled, self.trained
         if base is not None:
             base = base._replace(mean=base.mean.clone(), class_means=base.class_means.clone())
         if unlabelled is not None:
-            drawn = _draw_order(seed, UNLABELLED_ORDER, numbers, unlabelled.shape[1])
+            drawn = _draw_order(seed, UNLABELLED_ORDER, episode_ids, unlabelled.shape[1])
             unlabelled = _put_in_order(unlabelled, drawn.to(device))
         if trained is not None:
-            trained = trained.hide_numbers(order)
+            trained = trained.hide_row_indices(order)
         order = order.to(device)
         hidden = Episodes(
             self.support.clone(),
@@ -129,10 +129,10 @@ class Episodes(NamedTuple):
         return hidden, order.argsort(dim=1)
 
 
-def _draw_order(seed: int, stream: int, numbers: Tensor, n_rows: int) -> Tensor:
-    """Draw the order (episodes, n_rows) int64 of some rows of the episodes with these ``numbers``, increasing."""
-    first, last = int(numbers[0]), int(numbers[-1])
-    return draw_uniform(seed, stream, first, (last - first + 1, n_rows))[numbers - first].argsort(dim=1)
+def _draw_order(seed: int, stream: int, episode_ids: Tensor, n_rows: int) -> Tensor:
+    """Draw a random order (episodes, n_rows) int64 of the rows of episodes, given by their increasing ids."""
+    first, last = int(episode_ids[0]), int(episode_ids[-1])
+    return sample_uniform(seed, stream, first, (last - first + 1, n_rows))[episode_ids - first].argsort(dim=1)
 
 
 def _put_in_order(rows: Tensor, order: Tensor) -> Tensor:
@@ -140,10 +140,10 @@ def _put_in_order(rows: Tensor, order: Tensor) -> Tensor:
     return rows.gather(1, order[..., None].expand_as(rows))
 
 
-class Part(NamedTuple):
-    """Those episodes of a draw that have equal sizes: classes, support rows, queries and open queries."""
+class EpisodeBatch(NamedTuple):
+    """Row indices of sampled episodes with equal numbers of classes, support rows, queries and open queries."""
 
-    numbers: Tensor  #: (episodes,) int64 positions in the draw.
+    positions: Tensor  #: (episodes,) int64 positions among the sampled episodes.
     support: Tensor  #: (episodes, n_support) int64 row numbers.
     support_labels: Tensor  #: (episodes, n_support) int64.
     query: Tensor  #: (episodes, n_queries) int64 row numbers; queries of open classes come last.
@@ -153,30 +153,30 @@ class Part(NamedTuple):
     n_way: int  #: Classes per episode.
 
 
-def split_draw(draw: Draw) -> Iterator[Part]:
-    """Yield the episodes of a draw in parts of equal sizes; a part's ``numbers`` tell which it has."""
-    query = torch.cat([draw.query.flatten(1), draw.open_query.flatten(1)], dim=1)
-    support = draw.support.flatten(1)
-    _, most_way, most_query = draw.query.shape
-    n_open = query.shape[1] - most_way * most_query  # open queries per episode, at most
-    shots = (draw.support >= 0).sum(dim=2)  # (episodes, most_way)
-    labels = torch.arange(most_way).expand(len(shots), -1)
-    support_labels = labels.repeat_interleave(draw.support.shape[2], dim=1)
-    query_labels = F.pad(labels.repeat_interleave(most_query, dim=1), (0, n_open), value=-1)
-    query_shots = F.pad(shots.repeat_interleave(most_query, dim=1), (0, n_open))
-    counts = (shots > 0).sum(dim=1), shots.sum(dim=1), (draw.query >= 0).sum(dim=(1, 2)), (query >= 0).sum(dim=1)
+def split_by_size(sampled: SampledEpisodes) -> Iterator[EpisodeBatch]:
+    """Yield sampled episodes in batches of equal sizes; ``positions`` says which episodes a batch has."""
+    query = torch.cat([sampled.query.flatten(1), sampled.open_query.flatten(1)], dim=1)
+    support = sampled.support.flatten(1)
+    _, max_way, max_query = sampled.query.shape
+    n_open_queries = query.shape[1] - max_way * max_query  # open queries per episode, at most
+    shots = (sampled.support >= 0).sum(dim=2)  # (episodes, most_way)
+    labels = torch.arange(max_way).expand(len(shots), -1)
+    support_labels = labels.repeat_interleave(sampled.support.shape[2], dim=1)
+    query_labels = F.pad(labels.repeat_interleave(max_query, dim=1), (0, n_open_queries), value=-1)
+    query_shots = F.pad(shots.repeat_interleave(max_query, dim=1), (0, n_open_queries))
+    counts = (shots > 0).sum(dim=1), shots.sum(dim=1), (sampled.query >= 0).sum(dim=(1, 2)), (query >= 0).sum(dim=1)
     sizes = torch.stack(counts, dim=1)  # (episodes, 4)
     _, kinds = torch.unique(sizes @ SIZE_FACTORS, return_inverse=True)  # far faster than unique rows
     for kind in range(int(kinds.max()) + 1 if len(kinds) else 0):
-        numbers = (kinds == kind).nonzero().flatten()
-        n_way, n_support, _, n_query = sizes[numbers[0]].tolist()
-        slots = _find_present(support[numbers], n_support)
-        of_support = [slotted[numbers].gather(1, slots) for slotted in (support, support_labels)]
-        slots = _find_present(query[numbers], n_query)
-        of_query = [slotted[numbers].gather(1, slots) for slotted in (query, query_labels, query_shots)]
-        more = draw.unlabelled[numbers].flatten(1)  # as many as there are classes, in each
-        more = more.gather(1, _find_present(more, int((more[0] >= 0).sum())))
-        yield Part._make([numbers, *of_support, *of_query, more, n_way])
+        positions = (kinds == kind).nonzero().flatten()
+        n_way, n_support, _, n_query = sizes[positions[0]].tolist()
+        slots = _find_present(support[positions], n_support)
+        of_support = [slotted[positions].gather(1, slots) for slotted in (support, support_labels)]
+        slots = _find_present(query[positions], n_query)
+        of_query = [slotted[positions].gather(1, slots) for slotted in (query, query_labels, query_shots)]
+        unlabelled = sampled.unlabelled[positions].flatten(1)  # as many as there are classes, in each
+        unlabelled = unlabelled.gather(1, _find_present(unlabelled, int((unlabelled[0] >= 0).sum())))
+        yield EpisodeBatch._make([positions, *of_support, *of_query, unlabelled, n_way])
 
 
 def _find_present(rows: Tensor, count: int) -> Tensor:
@@ -186,7 +186,7 @@ def _find_present(rows: Tensor, count: int) -> Tensor:
     return (rows >= 0).nonzero()[:, 1].reshape(len(rows), count)  # (episodes, count)
 
 
-def take_from(x: Tensor) -> Take:
+def make_row_reader(x: Tensor) -> Take:
     """Return a function that copies rows of ``x`` (n, dim), floating, into memory that its next call uses again.
 
     That is faster than new memory. It maps row numbers (k,) int64 to rows (k, dim) of the dtype and the device of
@@ -210,24 +210,24 @@ class Texts(NamedTuple):
     rows: Tensor  #: (classes, dim) floating.
     class_of: Tensor  #: (rows of the data,) int64, which class each is of; -1 for those of other classes.
 
-    def find(self, part: Part, dtype: torch.dtype) -> Tensor:
+    def find(self, part: EpisodeBatch, dtype: torch.dtype) -> Tensor:
         """Return the embeddings (episodes, n_way, dim) of the classes of a part's episodes."""
         classes = torch.zeros(len(part.support), part.n_way, dtype=torch.int64)
         classes.scatter_(1, part.support_labels, self.class_of[part.support])
         return self.rows[classes.to(self.rows.device)].to(dtype)
 
 
-def number_rows(index: ClassIndex, n_rows: int) -> Tensor:
+def label_rows(index: ClassIndex, n_rows: int) -> Tensor:
     """Return the class of each of ``n_rows`` rows, (n_rows,) int64; -1 for those that are in none of the index."""
     classes = torch.full((n_rows,), -1)
-    for number, rows in enumerate(list_pieces(index)):
-        classes[rows] = number
+    for c, rows in enumerate(list_pieces(index)):
+        classes[rows] = c
     return classes
 
 
 def gather_episodes(
     take: Take,
-    part: Part,
+    part: EpisodeBatch,
     base: Base | None = None,
     texts: Texts | None = None,
     trained: Trained | None = None,
@@ -250,23 +250,23 @@ def gather_episodes(
 
 
 def summarize_base(take: Take, by_class: ClassIndex) -> Base:
-    """Return the base classes of ``by_class``, rows of ``take``, with their means, which are summed in float64.
+    """Compute the means of base classes, summed in float64.
 
-    They are numbered anew, class by class: by the numbers of the data, all other rows could be taken, too. All is on
+    They are numbered anew, class by class: by the indices of the data, all other rows could be taken, too. All is on
     the device of these rows.
     """
     means, pieces = [], list_pieces(by_class)
     for rows in pieces:
-        sums = [take(some).to(torch.float64).sum(dim=0) for some in rows.split(CHUNK)]
+        sums = [take(some).to(torch.float64).sum(dim=0) for some in rows.split(ROWS_PER_SUM)]
         means.append(torch.stack(sums).sum(dim=0) / len(rows))
     class_means = torch.stack(means)  # (base classes, dim)
-    share = by_class.size.double() / by_class.size.sum()
+    fraction = by_class.size.double() / by_class.size.sum()
     known = index_pieces(pieces)
-    places, device = known.rows.to(class_means.device), class_means.device
-    numbered = ClassIndex(torch.arange(len(places)), known.start, known.size)
-    numbered = ClassIndex(*(each.to(device) for each in numbered))
-    mean = (share.to(device) @ class_means).float()
-    return Base(lambda numbers: take(places[numbers]), numbered, mean, class_means.float())
+    rows_of_base, device = known.rows.to(class_means.device), class_means.device
+    numbered = ClassIndex(torch.arange(len(rows_of_base)), known.start, known.size)
+    numbered = ClassIndex(*(tensor.to(device) for tensor in numbered))
+    mean = (fraction.to(device) @ class_means).float()
+    return Base(lambda indices: take(rows_of_base[indices]), numbered, mean, class_means.float())
 
 
 def hash_rows(take: Take, by_class: ClassIndex) -> str:
@@ -278,6 +278,6 @@ def hash_rows(take: Take, by_class: ClassIndex) -> str:
     """
     digest = hashlib.sha256(by_class.size.numpy().tobytes())
     for start, size in zip(by_class.start.tolist(), by_class.size.tolist(), strict=True):
-        for rows in by_class.rows[start : start + size].split(CHUNK):
+        for rows in by_class.rows[start : start + size].split(ROWS_PER_SUM):
             digest.update(take(rows).cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from protonet._validation import check_int
 from protonet.datasets.dataset import Dataset
-from protonet.episodes.draws.equal_rows import number_equal
-from protonet.episodes.draws.sampler import MOST, NO_ROW, ROWS, Draw, Sampler, draw_uniform
+from protonet.episodes.names import MAX_COUNT
+from protonet.episodes.samplers.duplicates import group_equal_rows
+from protonet.episodes.samplers.sampler import NO_ROW, ROW_STREAM, SampledEpisodes, Sampler, sample_uniform
 from protonet.errors import raise_input_error
 from protonet.sampling import ClassIndex, draw_distinct
 
@@ -28,7 +29,7 @@ class FixedSplit(Sampler):
     """
 
     n_shot: int  #: Support rows per class, >= 1.
-    #: Of each class of the index, how many of its rows, the first ones, are for training; the data will tell.
+    #: For each class of the index, the number of its training rows, which come first; set by `join_test`.
     n_train: tuple[int, ...] = ()
     allow_small: bool = False  #: Take all training rows of a class that has fewer than ``n_shot``, as the authors do.
 
@@ -53,48 +54,48 @@ class FixedSplit(Sampler):
         data, n_train = join_split(data, test, names)
         return replace(self, n_train=n_train), data
 
-    def check(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
+    def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
         """Check that each class has enough training rows, and a test row.
 
         Raises:
             InputTypeError: ``n_shot`` is not a number.
             InputError: It is < 1, there is not a count of training rows for each class, or a class has too few rows.
         """
-        check_int("shot", self.n_shot, low=1, high=MOST)
+        check_int("shot", self.n_shot, low=1, high=MAX_COUNT)
         if len(self.n_train) != len(index.size) or len(self.n_train) < 2:
             got = f"{len(self.n_train)} for {len(index.size)}"
             raise_input_error(
                 "n_train", "be one count for each of at least 2 classes", got, "Pass the counts of all classes."
             )
         needed = 1 if self.allow_small else self.n_shot
-        for number, (n_train, size) in enumerate(zip(self.n_train, index.size.tolist(), strict=True)):
+        for c, (n_train, size) in enumerate(zip(self.n_train, index.size.tolist(), strict=True)):
             if n_train < needed:
                 remedy = "Ask for fewer shots, or take all rows of small classes (--allow-small)."
-                got = f"class {class_names[number]!r} with {n_train}"
+                got = f"class {class_names[c]!r} with {n_train}"
                 raise_input_error("classes", f"have {needed} training rows", got, remedy)
             if size <= n_train:
-                got = f"class {class_names[number]!r} without any"
+                got = f"class {class_names[c]!r} without any"
                 raise_input_error("classes", "have a test row", got, "Add one, or leave the class out.")
         return index
 
-    def draw(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> Draw:
+    def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
         """Draw the supports numbered ``first`` and after; queries are the same in all."""
         train = torch.tensor(self.n_train)
         shape = (n_episodes, len(train), self.n_shot)
-        places = draw_distinct(draw_uniform(seed, ROWS, first, shape), train.expand(shape[:2]))
+        offsets = draw_distinct(sample_uniform(seed, ROW_STREAM, first, shape), train.expand(shape[:2]))
         drawn = torch.arange(self.n_shot) < train[:, None]  # (classes, n_shot)
         test = index.size - train
         slots = torch.arange(int(test.max()))
         tested = slots < test[:, None]  # (classes, slots)
         rows = index.rows[((index.start + train)[:, None] + slots).where(tested, 0)].where(tested, NO_ROW)
-        return Draw(
-            index.rows[index.start[:, None] + places].where(drawn, NO_ROW),
+        return SampledEpisodes(
+            index.rows[index.start[:, None] + offsets].where(drawn, NO_ROW),
             rows.expand(n_episodes, -1, -1),
             torch.empty(n_episodes, 0, 0, dtype=torch.int64),
             torch.empty(n_episodes, len(train), 0, dtype=torch.int64),
         )
 
-    def find_members(self, index: ClassIndex, *, seed: int, n_episodes: int) -> Tensor:
+    def classes_of(self, index: ClassIndex, *, seed: int, n_episodes: int) -> Tensor:
         """All classes are in each episode: (n_episodes, classes) bool."""
         return torch.ones(n_episodes, len(index.size), dtype=torch.bool)
 
@@ -105,7 +106,7 @@ class FixedSplit(Sampler):
     def describe(self) -> dict[str, Any]:
         """Return the settings under the names of the command line."""
         way, shot = list(self.way), list(self.shot)
-        more = {"open": 0, "allow_small": self.allow_small, "kind": self.title()}
+        more = {"n_open_classes": 0, "allow_small": self.allow_small, "kind": self.title()}
         return {"protocol": "fixed-split", "way": way, "shot": shot, **more}
 
     def title(self) -> str:
@@ -131,7 +132,7 @@ def join_split(train: Dataset, test: Dataset, names: tuple[str, str]) -> tuple[D
     if test.x.shape[1] != train.x.shape[1]:
         got = f"{test.x.shape[1]} of {names[1]}"
         raise_input_error("test", f"have {train.x.shape[1]} features per row, as {names[0]}", got, "Embed both alike.")
-    number = {name: c for c, name in enumerate(train.class_names)}
+    class_id_of = {name: c for c, name in enumerate(train.class_names)}
     for split, other, at in ((test, train, 1), (train, test, 0)):
         missing = [name for name in split.class_names if name not in other.class_names]
         if missing:
@@ -145,25 +146,25 @@ def join_split(train: Dataset, test: Dataset, names: tuple[str, str]) -> tuple[D
         sides = [split.take_rows(torch.arange(len(split.x))) for split in (train, test)]
     x = torch.cat(sides)
     coarse = min((rows.dtype for rows in sides), key=lambda dtype: dtype.itemsize)
-    shared = find_shared(*(rows.to(coarse) for rows in sides))
+    shared = match_equal_rows(*(rows.to(coarse) for rows in sides))
     if len(shared):
         first, second = shared[0].tolist()
         got = f"{len(shared[:, 1].unique())}, such as row {second} of {names[1]} and row {first} of {names[0]}"
         raise_input_error("test", f"share no row with {names[0]}", got, "Leave these rows out of one of the two.")
-    y = torch.cat([train.y, torch.tensor([number[name] for name in test.class_names])[test.y]])
+    y = torch.cat([train.y, torch.tensor([class_id_of[name] for name in test.class_names])[test.y]])
     counts = tuple(torch.bincount(train.y, minlength=train.num_classes).tolist())
     return Dataset(x, y, train.class_names, shape=train.shape), counts
 
 
-def find_shared(a: Tensor, b: Tensor) -> Tensor:
+def match_equal_rows(a: Tensor, b: Tensor) -> Tensor:
     """Find rows of ``b`` (m, dim) that are in ``a`` (n, dim), of the same dtype; -0.0 is 0.0.
 
     Returns:
         (pairs, 2) int64: for each row of ``b`` that is in ``a``, in order, the last such row of ``a``, and it.
     """
-    known, sought = number_equal(torch.cat([a, b])).split([len(a), len(b)])
+    known, sought = group_equal_rows(torch.cat([a, b])).split([len(a), len(b)])
     order = known.argsort(stable=True)
-    place = torch.searchsorted(known[order], sought, right=True) - 1  # of the last number that is not larger
-    rows = order[place.clamp_min(0)]
-    shared = ((place >= 0) & (known[rows] == sought)).nonzero().flatten()
+    position = torch.searchsorted(known[order], sought, right=True) - 1  # of the last number that is not larger
+    rows = order[position.clamp_min(0)]
+    shared = ((position >= 0) & (known[rows] == sought)).nonzero().flatten()
     return torch.stack([rows[shared], shared], dim=1)

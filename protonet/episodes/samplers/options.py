@@ -1,4 +1,4 @@
-"""The kind of episodes that the command's options ask for."""
+"""Samplers from the options of the command."""
 
 from __future__ import annotations
 
@@ -7,28 +7,36 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from protonet._validation import check_number
-from protonet.episodes.draws.fixed_split import FixedSplit
-from protonet.episodes.draws.generalized import Generalized
-from protonet.episodes.draws.meta_dataset import MetaDataset
-from protonet.episodes.draws.numbered import Setting
-from protonet.episodes.draws.sampler import Sampler
+from protonet.episodes.samplers.config import EpisodeConfig
+from protonet.episodes.samplers.fixed_split import FixedSplit
+from protonet.episodes.samplers.generalized import Generalized
+from protonet.episodes.samplers.meta_dataset import MetaDataset
+from protonet.episodes.samplers.sampler import Sampler
 from protonet.errors import raise_input_error
 from protonet.ui.command_line import parse_whole
 
-PROG = "protonet.episodes"  #: The command, for messages.
-#: Options of kinds of episodes, of which each protocol takes some.
-PLAIN = ("way", "shot", "query", "unequal", "imbalance", "allow_small")
-OPTIONS = (*PLAIN, "open", "unlabelled", "distractors", "hierarchy", "side", "split_seed", "base")
-TAKEN = {
-    "episodes": (*PLAIN, "open", "unlabelled", "distractors", "side", "split_seed", "base"),
+#: Options of samplers; `PROTOCOL_OPTIONS` has those of each protocol.
+COMMON_OPTIONS = ("way", "shot", "query", "unequal", "imbalance", "allow_small")
+SAMPLER_OPTIONS = (
+    *COMMON_OPTIONS,
+    "n_open_classes",
+    "unlabelled",
+    "distractors",
+    "hierarchy",
+    "side",
+    "split_seed",
+    "base",
+)
+PROTOCOL_OPTIONS = {
+    "episodes": (*COMMON_OPTIONS, "n_open_classes", "unlabelled", "distractors", "side", "split_seed", "base"),
     "meta-dataset": ("hierarchy", "side", "split_seed", "base"),
-    "generalized": (*PLAIN, "side", "split_seed"),
+    "generalized": (*COMMON_OPTIONS, "side", "split_seed"),
     "fixed-split": ("shot", "allow_small", "base"),
 }
 
 
 def read_samplers(options: argparse.Namespace, given: Collection[str], preset: Mapping[str, str]) -> dict[str, Sampler]:
-    """Return the kinds of episodes that options ask for, by what tells them apart: the shots, where there are several.
+    """Create the samplers that options ask for: one for each number of shots, by that number as text.
 
     Args:
         options: Of the command.
@@ -38,20 +46,22 @@ def read_samplers(options: argparse.Namespace, given: Collection[str], preset: M
     Raises:
         InputError: A value is none of its option's, or an option, given or the preset's, is not one of the protocol's.
     """
-    protocol = "fixed-split" if options.test else options.protocol
-    kind = "--test" if options.test else f"--protocol {protocol}"
-    if options.test and options.protocol != "episodes":
+    protocol = "fixed-split" if options.test_dataset else options.protocol
+    kind = "--test-dataset" if options.test_dataset else f"--protocol {protocol}"
+    if options.test_dataset and options.protocol != "episodes":
         raise_input_error(
-            "--test", f"be left out with --protocol {options.protocol}", "both", "Leave one of the two out."
+            "--test-dataset", f"be left out with --protocol {options.protocol}", "both", "Leave one of the two out."
         )
-    if options.way == "all" and not options.test:
-        remedy = "Pass --test FILE, a test split by rows, or a number."
-        raise_input_error("--way", "be a number or a span where there is no --test", "all", remedy)
-    if options.test and "way" in given and options.way != "all":
-        raise_input_error("--way", "be all with --test", options.way, "Leave it out.")
-    for name in OPTIONS:
+    if options.way == "all" and not options.test_dataset:
+        remedy = "Pass --test-dataset FILE, a test split by rows, or a number."
+        raise_input_error("--way", "be a number or a span where there is no --test-dataset", "all", remedy)
+    if options.test_dataset and "way" in given and options.way != "all":
+        raise_input_error("--way", "be all with --test-dataset", options.way, "Leave it out.")
+    for name in SAMPLER_OPTIONS:
         value, option = getattr(options, name), f"--{name.replace('_', '-')}"
-        if name in TAKEN[protocol] or (name in {"way", "side"} and value == "all"):  # which a fixed split has anyway
+        if name in PROTOCOL_OPTIONS[protocol] or (
+            name in {"way", "side"} and value == "all"
+        ):  # which a fixed split has anyway
             continue
         if name in given:
             remedy = "Leave it out." if name != "hierarchy" else "Pass --protocol meta-dataset."
@@ -69,21 +79,23 @@ def read_samplers(options: argparse.Namespace, given: Collection[str], preset: M
 
 def _read_sampler(options: argparse.Namespace, protocol: str, shot: str) -> Sampler:
     """Return the kind of episodes of a protocol that has shots."""
-    if protocol == "fixed-split":  # whose data will tell the classes
+    if protocol == "fixed-split":  # the classes follow from the data
         return FixedSplit(parse_whole("--shot", shot, low=1), (), options.allow_small)
     setting = read_setting(options, shot)
     return Generalized(setting) if protocol == "generalized" else setting
 
 
-def read_setting(options: argparse.Namespace, shot: str) -> Setting:
+def read_setting(options: argparse.Namespace, shot: str) -> EpisodeConfig:
     """Return the episodes that options ask for, with some shots."""
-    return Setting(
+    return EpisodeConfig(
         way=parse_span("--way", options.way, low=2),
         shot=parse_span("--shot", shot, low=1),
         n_query=parse_whole("--query", options.query, low=1),
         unequal=options.unequal,
-        imbalance=None if options.imbalance is None else parse_number("--imbalance", options.imbalance, strict=True),
-        n_open=parse_whole("--open", options.open, low=0),
+        imbalance=None
+        if options.imbalance is None
+        else parse_non_negative("--imbalance", options.imbalance, strict=True),
+        n_open_classes=parse_whole("--n-open-classes", options.n_open_classes, low=0),
         allow_small=options.allow_small,
         n_unlabelled=parse_whole("--unlabelled", options.unlabelled, low=0),
         n_distractors=parse_whole("--distractors", options.distractors, low=0),
@@ -95,14 +107,14 @@ def parse_span(argument: str, text: str, *, low: int) -> tuple[int, int]:
     first, dash, last = text.partition("-")
     if not first or (dash and not last):
         raise_input_error(argument, "be a number or a span such as 5-20", repr(text), f"Pass a number >= {low}.")
-    least = parse_whole(argument, first, low=low)
-    most = parse_whole(argument, last, low=low) if dash else least
-    if most < least:
+    minimum = parse_whole(argument, first, low=low)
+    maximum = parse_whole(argument, last, low=low) if dash else minimum
+    if maximum < minimum:
         raise_input_error(argument, "be a number or a span such as 5-20", repr(text), "Write the smaller number first.")
-    return least, most
+    return minimum, maximum
 
 
-def parse_number(argument: str, text: str, *, strict: bool) -> float:
+def parse_non_negative(argument: str, text: str, *, strict: bool) -> float:
     """Parse a finite float >= 0 (> 0 if ``strict``); raise an InputError for anything else."""
     try:
         value: Any = float(text)

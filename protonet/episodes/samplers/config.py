@@ -13,28 +13,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet._validation import check_int, check_number
-from protonet.episodes.draws.sampler import (
-    CLASSES,
-    DISTRACTORS,
-    MOST,
+from protonet.episodes.names import MAX_COUNT
+from protonet.episodes.samplers.sampler import (
+    CLASS_STREAM,
+    DISTRACTOR_STREAM,
     NO_ROW,
-    QUERIES,
-    ROWS,
-    SHOTS,
-    UNLABELLED,
-    WAYS,
-    Draw,
+    QUERY_STREAM,
+    ROW_STREAM,
+    SHOT_STREAM,
+    UNLABELLED_STREAM,
+    WAY_STREAM,
+    SampledEpisodes,
     Sampler,
-    draw_uniform,
+    sample_uniform,
 )
 from protonet.errors import InputTypeError, raise_input_error
 from protonet.sampling import ClassIndex, draw_distinct
 
-COUNTED = 1024  #: Episodes that are drawn at a time to count their queries.
+EPISODES_PER_COUNT = 1024  #: Episodes that are drawn at a time to count their queries.
 
 
 @dataclass(frozen=True)
-class Setting(Sampler):
+class EpisodeConfig(Sampler):
     """The kind of episodes to draw.
 
     Source: imbalance as in Veilleux et al., "Realistic evaluation of transductive few-shot learning" (2021), sec. 3.
@@ -48,7 +48,7 @@ class Setting(Sampler):
     #: None for equally many queries of each class. Otherwise the classes share ``way * n_query`` queries by a Dirichlet
     #: distribution of this concentration, > 0: 2 in the literature, less for more imbalance.
     imbalance: float | None = None
-    n_open: int = 0  #: Open classes: classes outside the episode that add ``n_query`` queries each, >= 0.
+    n_open_classes: int = 0  #: Open classes: classes outside the episode that add ``n_query`` queries each, >= 0.
     #: Accept classes with fewer rows than shots and queries, with fewer queries. Classes without a single row for a
     #: query are left out.
     allow_small: bool = False
@@ -59,11 +59,11 @@ class Setting(Sampler):
     @property
     def n_drawn(self) -> int:
         """The most classes that an episode has something of, open ones and distractors too."""
-        return self.way[1] + self.n_open + self.n_distractors
+        return self.way[1] + self.n_open_classes + self.n_distractors
 
     def choose_classes(self, index: ClassIndex, class_names: tuple[str, ...]) -> tuple[Sampler, ClassIndex, list[str]]:
         """Choose those that are large enough; with ``allow_small``, a line says how many are left out."""
-        chosen = self.check(index, class_names)
+        chosen = self.validate(index, class_names)
         if not self.allow_small:
             return self, chosen, []
         few = int((chosen.size < self.shot[1] + self.n_query).sum())
@@ -71,77 +71,85 @@ class Setting(Sampler):
         line = f"{few} of {len(index.size)} classes have fewer rows than shot + query, {left_out} too few to be drawn."
         return self, chosen, [line]
 
-    def check(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
-        """Check that the data fit, see `Sampler.check`; ``allow_small`` leaves out classes that are too small."""
+    def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
+        """Check that the data fit, see `Sampler.validate`; ``allow_small`` leaves out classes that are too small."""
         check_span("way", self.way, low=2)
         check_span("shot", self.shot, low=1)
-        n_query = check_int("n_query", self.n_query, low=1, high=MOST)
-        n_open = check_int("n_open", self.n_open, low=0, high=MOST)
-        n_unlabelled = check_int("n_unlabelled", self.n_unlabelled, low=0, high=MOST)
-        n_distractors = check_int("n_distractors", self.n_distractors, low=0, high=MOST)
+        n_query = check_int("n_query", self.n_query, low=1, high=MAX_COUNT)
+        n_open_classes = check_int("n_open_classes", self.n_open_classes, low=0, high=MAX_COUNT)
+        n_unlabelled = check_int("n_unlabelled", self.n_unlabelled, low=0, high=MAX_COUNT)
+        n_distractors = check_int("n_distractors", self.n_distractors, low=0, high=MAX_COUNT)
         if n_distractors and not n_unlabelled:
             remedy = "Ask for unlabelled rows (--unlabelled), or for no distractors."
             raise_input_error("n_distractors", "be 0 where there are no unlabelled rows", n_distractors, remedy)
         if self.imbalance is not None:
             check_number("imbalance", self.imbalance, low=0, strict=True)
-        most_query = n_query if self.imbalance is None else n_query * self.way[1]
-        needed = self.shot[1] + (1 if self.allow_small else most_query) + n_unlabelled
+        max_query = n_query if self.imbalance is None else n_query * self.way[1]
+        needed = self.shot[1] + (1 if self.allow_small else max_query) + n_unlabelled
         if self.allow_small:
             index = index.take((index.size >= needed).nonzero().flatten())
-        n_classes = f"{len(index.size)}{f' beside {n_open} open ones' if n_open else ''}"
+        n_classes = f"{len(index.size)}{f' beside {n_open_classes} open ones' if n_open_classes else ''}"
         n_classes += f" beside {n_distractors} distractors" if n_distractors else ""
         if self.n_drawn > len(index.size):
-            remedy = f"Ask for fewer classes{' or open classes' if n_open else ''}, or another side of the split."
+            remedy = (
+                f"Ask for fewer classes{' or open classes' if n_open_classes else ''}, or another side of the split."
+            )
             raise_input_error("way", f"be at most the number of classes ({n_classes})", self.way[1], remedy)
         if bool((index.size < needed).any()):
             worst = int(index.size.argmin())
             got = f"class {class_names[worst]!r} with {int(index.size[worst])}"
             rows = "shot + query" + (" + unlabelled" if n_unlabelled else "")
             limit = f"have {needed} rows ({rows}{'' if self.imbalance is None else ', were all of one class'})"
-            # Where each query is recorded (paper), episodes have equally many: there is no --allow-small.
+            # The paper command records each query of episodes of equal sizes, and has no --allow-small.
             remedy = "Ask for fewer rows; an evaluation can also allow small classes (--allow-small)."
             raise_input_error("classes", limit, got, remedy)
         return index
 
-    def draw(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> Draw:
-        """Draw the episodes numbered ``first`` and after, see `Sampler.draw`."""
-        most_way, most_shot, n_open = self.way[1], self.shot[1], self.n_open
+    def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
+        """Draw the episodes numbered ``first`` and after, see `Sampler.sample`."""
+        max_way, max_shot, n_open_classes = self.way[1], self.shot[1], self.n_open_classes
 
         def uniform(stream: int, *shape: int) -> Tensor:
-            return draw_uniform(seed, stream, first, (n_episodes, *shape))
+            return sample_uniform(seed, stream, first, (n_episodes, *shape))
 
         way, classes = self._draw_classes(index, seed, first, n_episodes)
-        size, start = index.size[classes], index.start[classes]  # (episodes, most_way + n_open)
-        drawn = torch.arange(most_way) < way[:, None]  # (episodes, most_way), the classes that the episode has
-        shots = _spread(uniform(SHOTS, most_way), *self.shot)
-        shots = (shots if self.unequal else shots[:, :1].expand(-1, most_way)).where(drawn, 0)
+        size, start = index.size[classes], index.start[classes]  # (episodes, most_way + n_open_classes)
+        drawn = torch.arange(max_way) < way[:, None]  # (episodes, most_way), the classes that the episode has
+        shots = _spread(uniform(SHOT_STREAM, max_way), *self.shot)
+        shots = (shots if self.unequal else shots[:, :1].expand(-1, max_way)).where(drawn, 0)
         queries = torch.full_like(shots, self.n_query).where(drawn, 0)
         if self.imbalance is not None:
-            queries = _share_queries(uniform(QUERIES, most_way), self.imbalance, drawn, way * self.n_query)
-        most_query = min(self.n_query * (1 if self.imbalance is None else most_way), int(index.size.max()))
-        queries = torch.minimum(queries, size[:, :most_way] - shots - self.n_unlabelled)
-        open_queries = torch.full((n_episodes, n_open), self.n_query).minimum(size[:, most_way : most_way + n_open])
+            queries = _split_queries(uniform(QUERY_STREAM, max_way), self.imbalance, drawn, way * self.n_query)
+        max_query = min(self.n_query * (1 if self.imbalance is None else max_way), int(index.size.max()))
+        queries = torch.minimum(queries, size[:, :max_way] - shots - self.n_unlabelled)
+        open_queries = torch.full((n_episodes, n_open_classes), self.n_query).minimum(
+            size[:, max_way : max_way + n_open_classes]
+        )
         counts = torch.cat([queries.flatten(), open_queries.flatten(), torch.zeros(1, dtype=torch.int64)])
-        slots = most_shot + int(counts.max())  # those that are used
-        numbers = uniform(ROWS, most_way + n_open, most_shot + most_query)[..., :slots]
-        unlabelled = torch.empty(n_episodes, most_way + self.n_distractors, 0, dtype=torch.int64)
+        slots = max_shot + int(counts.max())  # those that are used
+        uniform_rows = uniform(ROW_STREAM, max_way + n_open_classes, max_shot + max_query)[..., :slots]
+        unlabelled = torch.empty(n_episodes, max_way + self.n_distractors, 0, dtype=torch.int64)
         if self.n_unlabelled:
-            numbers_more = uniform(UNLABELLED, most_way + self.n_distractors, self.n_unlabelled)
-            unlabelled = _draw_unlabelled(index, numbers[:, :most_way], numbers_more, shots + queries, size, start)
-            unlabelled[:, :most_way].masked_fill_(~drawn[..., None], NO_ROW)
-        size, start = size[:, : most_way + n_open], start[:, : most_way + n_open]
-        rows = index.rows[start[..., None] + draw_distinct(numbers, size)]  # (episodes, most_way + n_open, slots)
-        inside, outside, position = rows[:, :most_way], rows[:, most_way:], torch.arange(slots)
+            uniform_unlabelled = uniform(UNLABELLED_STREAM, max_way + self.n_distractors, self.n_unlabelled)
+            unlabelled = _draw_unlabelled(
+                index, uniform_rows[:, :max_way], uniform_unlabelled, shots + queries, size, start
+            )
+            unlabelled[:, :max_way].masked_fill_(~drawn[..., None], NO_ROW)
+        size, start = size[:, : max_way + n_open_classes], start[:, : max_way + n_open_classes]
+        rows = index.rows[
+            start[..., None] + draw_distinct(uniform_rows, size)
+        ]  # (episodes, most_way + n_open_classes, slots)
+        inside, outside, position = rows[:, :max_way], rows[:, max_way:], torch.arange(slots)
         is_support = position < shots[..., None]
         is_query = ~is_support & (position < (shots + queries)[..., None])
-        return Draw(
-            inside.where(is_support, NO_ROW)[..., :most_shot],
+        return SampledEpisodes(
+            inside.where(is_support, NO_ROW)[..., :max_shot],
             inside.where(is_query, NO_ROW)[..., self.shot[0] :],
             outside.where(position < open_queries[..., None], NO_ROW)[..., : self.n_query],
             unlabelled,
         )
 
-    def find_members(self, index: ClassIndex, *, seed: int, n_episodes: int) -> Tensor:
+    def classes_of(self, index: ClassIndex, *, seed: int, n_episodes: int) -> Tensor:
         """Find which classes the first episodes have, open ones included."""
         way, classes = self._draw_classes(index, seed, 0, n_episodes)
         position = torch.arange(classes.shape[1])
@@ -153,9 +161,9 @@ class Setting(Sampler):
         if not self.allow_small:  # then no class has too few rows
             return self.n_query * self._draw_classes(index, seed, 0, n_episodes)[0]
         counts = [torch.empty(0, dtype=torch.int64)]
-        for first in range(0, n_episodes, COUNTED):
-            some = min(COUNTED, n_episodes - first)
-            draw = self.draw(index, seed=seed, first=first, n_episodes=some)
+        for first in range(0, n_episodes, EPISODES_PER_COUNT):
+            some = min(EPISODES_PER_COUNT, n_episodes - first)
+            draw = self.sample(index, seed=seed, first=first, n_episodes=some)
             counts.append((draw.query >= 0).sum(dim=(1, 2)))
         return torch.cat(counts)
 
@@ -164,25 +172,26 @@ class Setting(Sampler):
 
         Returns:
             way: (episodes,) int64, the number of classes of each.
-            classes: (episodes, most classes + open classes + distractors) int64, of which the episode has the first
-                ``way``; then come open ones, then distractors.
+            classes: (episodes, most classes + open classes + distractors) int64: the episode has the first
+                ``way`` of them; open classes and distractors follow.
         """
-        way = _spread(draw_uniform(seed, WAYS, first, (n_episodes,)), *self.way)
-        numbers = draw_uniform(seed, CLASSES, first, (n_episodes, self.way[1] + self.n_open))
+        way = _spread(sample_uniform(seed, WAY_STREAM, first, (n_episodes,)), *self.way)
+        uniform_classes = sample_uniform(seed, CLASS_STREAM, first, (n_episodes, self.way[1] + self.n_open_classes))
         if self.n_distractors:
-            more = draw_uniform(seed, DISTRACTORS, first, (n_episodes, self.n_distractors))
-            numbers = torch.cat([numbers, more], dim=1)
-        return way, draw_distinct(numbers, torch.tensor(len(index.size)).expand(n_episodes))
+            more = sample_uniform(seed, DISTRACTOR_STREAM, first, (n_episodes, self.n_distractors))
+            uniform_classes = torch.cat([uniform_classes, more], dim=1)
+        return way, draw_distinct(uniform_classes, torch.tensor(len(index.size)).expand(n_episodes))
 
     def describe(self) -> dict[str, Any]:
         """Return the settings under the names of the command line."""
-        return {"protocol": "episodes"} | {name.removeprefix("n_"): value for name, value in asdict(self).items()}
+        names = {"n_query": "query", "n_unlabelled": "unlabelled", "n_distractors": "distractors"}
+        return {"protocol": "episodes"} | {names.get(name, name): value for name, value in asdict(self).items()}
 
     def title(self) -> str:
         """Return the settings as a few words, such as ``5-way 1-shot 15-query``."""
         way, shot = ("-".join(map(str, dict.fromkeys(span))) for span in (self.way, self.shot))
         kind = "" if self.imbalance is None else f", queries by Dirichlet shares of {self.imbalance:g}"
-        kind += f", {self.n_open} open classes" if self.n_open else ""
+        kind += f", {self.n_open_classes} open classes" if self.n_open_classes else ""
         if self.n_unlabelled:
             others = f" and of {self.n_distractors} distractor classes" if self.n_distractors else ""
             kind += f", {self.n_unlabelled} unlabelled rows of each class{others}"
@@ -201,36 +210,42 @@ def check_span(argument: str, value: object, *, low: int) -> tuple[int, int]:
         raise_input_error(
             argument, "be a pair of whole numbers, (least, most)", repr(value), remedy, kind=InputTypeError
         )
-    least = check_int(argument, value[0], low=low, high=MOST)
+    minimum = check_int(argument, value[0], low=low, high=MAX_COUNT)
     remedy = "Write the smaller number first, such as 1-10."
-    return least, check_int(argument, value[1], low=least, high=MOST, remedy=remedy)
+    return minimum, check_int(argument, value[1], low=minimum, high=MAX_COUNT, remedy=remedy)
 
 
 def _draw_unlabelled(
-    index: ClassIndex, numbers: Tensor, more: Tensor, taken: Tensor, size: Tensor, start: Tensor
+    index: ClassIndex, uniform_rows: Tensor, uniform_unlabelled: Tensor, n_used: Tensor, size: Tensor, start: Tensor
 ) -> Tensor:
     """Draw rows that are none of an episode's support and queries.
 
     Args:
         index: Rows by class.
-        numbers: (episodes, classes, slots) that support and queries are drawn by.
-        more: (episodes, classes + distractors, n_unlabelled) uniform numbers.
-        taken: (episodes, classes) int64, how many rows support and queries have.
+        uniform_rows: (episodes, classes, slots) uniform numbers that determine support and queries.
+        uniform_unlabelled: (episodes, classes + distractors, n_unlabelled) uniform numbers.
+        n_used: (episodes, classes) int64, the numbers of support rows and queries.
         size: (episodes, at least classes + distractors) int64, rows of each class, distractors last.
         start: As ``size``, where the rows of each class begin.
 
     Returns:
         (episodes, classes + distractors, n_unlabelled) int64 row numbers.
     """
-    n_classes, n_distractors, n_more = numbers.shape[1], more.shape[1] - numbers.shape[1], more.shape[2]
-    wide = F.pad(numbers, (0, n_more))
+    n_classes, n_distractors, n_more = (
+        uniform_rows.shape[1],
+        uniform_unlabelled.shape[1] - uniform_rows.shape[1],
+        uniform_unlabelled.shape[2],
+    )
+    wide = F.pad(uniform_rows, (0, n_more))
     position = torch.arange(wide.shape[2])
-    own = (position >= taken[..., None]) & (position < taken[..., None] + n_more)  # right after those that are taken
-    wide[own] = more[:, :n_classes].flatten()
-    inside = draw_distinct(wide, size[:, :n_classes])[own].view(len(wide), n_classes, n_more)
+    is_unlabelled = (position >= n_used[..., None]) & (
+        position < n_used[..., None] + n_more
+    )  # right after those that are taken
+    wide[is_unlabelled] = uniform_unlabelled[:, :n_classes].flatten()
+    inside = draw_distinct(wide, size[:, :n_classes])[is_unlabelled].view(len(wide), n_classes, n_more)
     last = slice(size.shape[1] - n_distractors, None)
-    places = torch.cat([inside, draw_distinct(more[:, n_classes:], size[:, last])], dim=1)
-    return index.rows[torch.cat([start[:, :n_classes], start[:, last]], dim=1)[..., None] + places]
+    offsets = torch.cat([inside, draw_distinct(uniform_unlabelled[:, n_classes:], size[:, last])], dim=1)
+    return index.rows[torch.cat([start[:, :n_classes], start[:, last]], dim=1)[..., None] + offsets]
 
 
 def _spread(uniform: Tensor, low: int, high: int) -> Tensor:
@@ -238,7 +253,7 @@ def _spread(uniform: Tensor, low: int, high: int) -> Tensor:
     return low + (uniform * (high - low + 1)).long()
 
 
-def _share_queries(uniform: Tensor, concentration: float, drawn: Tensor, total: Tensor) -> Tensor:
+def _split_queries(uniform: Tensor, concentration: float, drawn: Tensor, total: Tensor) -> Tensor:
     """Share ``total`` (episodes,) queries by a Dirichlet distribution: (episodes, classes) int64, 0 if not ``drawn``.
 
     The shares are gamma variates, made by inversion of ``uniform`` (episodes, classes), divided by their sum. Counts
@@ -251,6 +266,6 @@ def _share_queries(uniform: Tensor, concentration: float, drawn: Tensor, total: 
     gamma = torch.from_numpy(gammaincinv(concentration, uniform.numpy())).where(drawn, 0.0)
     gamma = gamma.where(gamma.sum(dim=1, keepdim=True) > 0, drawn.double())  # where all underflowed
     exact = gamma / gamma.sum(dim=1, keepdim=True) * total[:, None]
-    whole = exact.floor()
-    rank = (exact - whole).where(drawn, -1.0).argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-    return (whole + (rank < (total - whole.sum(dim=1))[:, None])).long()
+    floor = exact.floor()
+    rank = (exact - floor).where(drawn, -1.0).argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+    return (floor + (rank < (total - floor.sum(dim=1))[:, None])).long()

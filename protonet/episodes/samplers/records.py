@@ -1,4 +1,4 @@
-"""Records of episodes: the rows of each and what each query was taken for, packed so that JSON can hold them."""
+"""Records of episodes for JSON: the rows of each episode, and the predicted class of each query."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet.episodes.draws.batch import split_draw
-from protonet.episodes.draws.sampler import Pool, Sampler
+from protonet.episodes.samplers.batch import split_by_size
+from protonet.episodes.samplers.sampler import RowPool, Sampler
 
 
 @dataclass(frozen=True)
 class Records:
-    """Episodes of as many classes, support rows and queries each; rows are told by their numbers in the data set."""
+    """Episodes of as many classes, support rows and queries each; rows are given by their indices in the data set."""
 
     support: Tensor  #: (episodes, n_support) int64 row numbers, class by class.
     query: Tensor  #: (episodes, n_queries) int64 row numbers.
     labels: Tensor  #: (episodes, n_queries) int64 in [0, n_way), the class of each query among its episode's.
     classes: Tensor  #: (episodes, n_way) int64, the numbers of these classes among ``class_names``.
-    class_names: tuple[str, ...]  #: Of the data set.
+    class_names: tuple[str, ...]  #: Names of the data set's classes.
     predicted: Mapping[str, Tensor]  #: For each method (episodes, n_queries), as ``labels``.
 
     def describe(self) -> dict[str, Any]:
@@ -35,24 +35,29 @@ class Records:
 
 
 def record(
-    sampler: Sampler, pool: Pool, classes: tuple[Tensor, tuple[str, ...]], predicted: Mapping[str, Tensor], *, seed: int
+    sampler: Sampler,
+    pool: RowPool,
+    classes: tuple[Tensor, tuple[str, ...]],
+    predicted: Mapping[str, Tensor],
+    *,
+    seed: int,
 ) -> Records:
     """Return the records of the first episodes of a seed.
 
     Args:
         sampler: Draws episodes of equal sizes, without open classes.
-        pool: What it draws from.
+        pool: The rows that it samples from.
         classes: Of the data set: (rows,) int64, the class of each row, and the names of the classes.
         predicted: For each method (episodes, n_queries), at least one.
         seed: Of the episodes.
     """
     n_episodes = len(next(iter(predicted.values())))
-    (part,) = split_draw(sampler.draw(pool.by_class, seed=seed, first=0, n_episodes=n_episodes))
-    numbers = torch.zeros(len(pool.x), dtype=torch.int64)
-    numbers[pool.by_class.rows] = pool.sources.rows
-    support, (y, names) = numbers[part.support], classes
+    (part,) = split_by_size(sampler.sample(pool.by_class, seed=seed, first=0, n_episodes=n_episodes))
+    row_of = torch.zeros(len(pool.x), dtype=torch.int64)
+    row_of[pool.by_class.rows] = pool.sources.rows
+    support, (y, names) = row_of[part.support], classes
     first = y[support].view(n_episodes, part.n_way, -1)[:, :, 0]
-    return Records(support, numbers[part.query], part.query_labels, first, names, predicted)
+    return Records(support, row_of[part.query], part.query_labels, first, names, predicted)
 
 
 def pack(values: Tensor) -> dict[str, Any]:

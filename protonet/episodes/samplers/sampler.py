@@ -1,4 +1,4 @@
-"""What draws episodes from rows by class: a `Sampler`, and the random numbers that all of them draw by.
+"""The base class of samplers, and their counter-based random numbers.
 
 An episode depends only on the seed and its number: not on the machine, the batch or the other episodes.
 """
@@ -21,33 +21,44 @@ from protonet.sampling import ClassIndex
 #: overwrite. Episodes, and all that methods do, are on the device of these features; draws are made on the CPU.
 Take = Callable[[Tensor], Tensor]
 #: Independent streams of random numbers, so that for example more queries do not change which classes are drawn.
-WAYS, CLASSES, SHOTS, QUERIES, ROWS, DISTRACTORS, UNLABELLED, GROUPS, SIZES, QUERY_ORDER, UNLABELLED_ORDER = range(11)
-NO_ROW = -1  #: Stands in a `Draw` where there is no row.
-MOST = 10**6  #: The largest number of classes, and of rows per class: far beyond any use, far below any overflow.
+(
+    WAY_STREAM,
+    CLASS_STREAM,
+    SHOT_STREAM,
+    QUERY_STREAM,
+    ROW_STREAM,
+    DISTRACTOR_STREAM,
+    UNLABELLED_STREAM,
+    GROUP_STREAM,
+    SIZE_STREAM,
+    QUERY_ORDER,
+    UNLABELLED_ORDER,
+) = range(11)
+NO_ROW = -1  #: Stands in a `SampledEpisodes` where there is no row.
 
 
-class Draw(NamedTuple):
+class SampledEpisodes(NamedTuple):
     """Row numbers of a batch of episodes, int64, with ``NO_ROW`` in slots without a row."""
 
     support: Tensor  #: (episodes, most classes, most shots).
     query: Tensor  #: (episodes, most classes, most queries).
-    open_query: Tensor  #: (episodes, n_open, n_query), of classes outside the episode.
+    open_query: Tensor  #: (episodes, n_open_classes, n_query), of classes outside the episode.
     unlabelled: Tensor  #: (episodes, most classes + n_distractors, n_unlabelled), distractor classes last.
 
 
-class Pool(NamedTuple):
+class RowPool(NamedTuple):
     """Rows that episodes are drawn from."""
 
-    x: Tensor  #: (n, dim) floating, of which methods see what ``take`` returns.
+    x: Tensor  #: (n, dim) floating; methods see the rows that ``take`` returns.
     take: Take  #: Returns rows of ``x``, normalised, by number.
     by_class: ClassIndex  #: Rows by class, of the classes to draw from.
     sources: ClassIndex  #: The same rows, by their numbers in the data set.
 
 
 class Sampler(ABC):
-    """How episodes are drawn from rows by class: `Setting`, or another protocol.
+    """A protocol: how episodes are sampled from rows by class, such as `EpisodeConfig`.
 
-    What a protocol does not need has a default here.
+    Methods that a protocol does not need have a default here.
     """
 
     @property
@@ -82,7 +93,7 @@ class Sampler(ABC):
 
     @property
     def hidden(self) -> list[Tensor]:
-        """What episodes depend on and `describe` does not tell, for hashes."""
+        """Tensors that determine the episodes, but are not part of `describe`, for hashes."""
         return []
 
     def join_test(self, data: Dataset, test: Dataset | None, names: tuple[str, str]) -> tuple[Sampler, Dataset]:
@@ -105,7 +116,7 @@ class Sampler(ABC):
         Raises:
             InputError: The classes do not fit.
         """
-        return self, self.check(index, class_names), []
+        return self, self.validate(index, class_names), []
 
     def hold_out(self, base: ClassIndex, class_names: tuple[str, ...]) -> tuple[ClassIndex, ClassIndex | None]:
         """Split the rows of base classes into those that methods may see, and those to draw; None for none of them.
@@ -116,7 +127,7 @@ class Sampler(ABC):
         del class_names
         return base, None
 
-    def join_base(self, pool: Pool, base: Pool | None, means: Tensor | None) -> tuple[Sampler, Pool]:
+    def join_base(self, pool: RowPool, base: RowPool | None, means: Tensor | None) -> tuple[Sampler, RowPool]:
         """Return this protocol of base classes beside others, and the rows of both.
 
         Args:
@@ -131,7 +142,7 @@ class Sampler(ABC):
         return self, pool
 
     @abstractmethod
-    def check(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
+    def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
         """Check that the data fit, and return the classes that can be drawn.
 
         Args:
@@ -144,11 +155,11 @@ class Sampler(ABC):
         """
 
     @abstractmethod
-    def draw(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> Draw:
+    def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
         """Draw the episodes numbered ``first`` to ``first + n_episodes - 1``.
 
         Args:
-            index: Rows by class, from `check`.
+            index: Rows by class, from `validate`.
             seed: In [0, 2**63).
             first: The first episode's number, >= 0.
             n_episodes: >= 0.
@@ -158,7 +169,7 @@ class Sampler(ABC):
         """
 
     @abstractmethod
-    def find_members(self, index: ClassIndex, *, seed: int, n_episodes: int) -> Tensor:
+    def classes_of(self, index: ClassIndex, *, seed: int, n_episodes: int) -> Tensor:
         """Find which classes the first episodes have: (n_episodes, classes of the index) bool, open ones included."""
 
     @abstractmethod
@@ -174,10 +185,10 @@ class Sampler(ABC):
         """Return the settings as a few words for people."""
 
 
-def draw_uniform(seed: int, stream: int, first: int, shape: tuple[int, ...]) -> Tensor:
+def sample_uniform(seed: int, stream: int, first: int, shape: tuple[int, ...]) -> Tensor:
     """Return float64 numbers in [0, 1) of ``shape`` (episodes, ...), those of ``first`` and after.
 
-    Each episode has counters of its own in each ``stream``, which is one of ``WAYS``, ``CLASSES`` and so on.
+    Each episode has counters of its own in each ``stream``, which is one of ``WAY_STREAM``, ``CLASS_STREAM`` and so on.
 
     Source: counter-based random numbers, Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011).
         https://doi.org/10.1145/2063384.2063405

@@ -1,4 +1,4 @@
-"""Generalised few-shot classification: queries of base and of novel classes, told apart in one space of labels."""
+"""Generalised few-shot classification: queries of base and of novel classes in one label space."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protonet.episodes.draws.batch import take_from
-from protonet.episodes.draws.numbered import Setting
-from protonet.episodes.draws.sampler import NO_ROW, QUERIES, Draw, Pool, Sampler, draw_uniform
+from protonet.episodes.samplers.batch import make_row_reader
+from protonet.episodes.samplers.config import EpisodeConfig
+from protonet.episodes.samplers.sampler import NO_ROW, QUERY_STREAM, RowPool, SampledEpisodes, Sampler, sample_uniform
 from protonet.errors import raise_input_error
 from protonet.sampling import ClassIndex, draw_distinct, index_pieces, list_pieces
 
@@ -26,8 +26,8 @@ class Generalized(Sampler):
         sec. 3.3, harmonic means. https://arxiv.org/abs/1804.09458, https://arxiv.org/abs/1906.02944
     """
 
-    novel: Setting  #: The kind of the episodes of novel classes, without open classes and unlabelled rows.
-    n_base: int = 0  #: Base classes: the first ones of the index, of which the first row is the mean.
+    novel: EpisodeConfig  #: The kind of the episodes of novel classes, without open classes and unlabelled rows.
+    n_base: int = 0  #: Number of base classes. They come first in the index, and the first row of each is its mean.
 
     @property
     def shot(self) -> tuple[int, int]:
@@ -41,14 +41,14 @@ class Generalized(Sampler):
 
     @property
     def adds_base(self) -> bool:
-        """They are what it is about."""
+        """Always: base classes are part of every episode."""
         return True
 
     def choose_classes(
         self, index: ClassIndex, class_names: tuple[str, ...]
     ) -> tuple[Generalized, ClassIndex, list[str]]:
         """Choose the novel classes."""
-        return self, self.novel.check(index, class_names), []
+        return self, self.novel.validate(index, class_names), []
 
     def hold_out(self, base: ClassIndex, class_names: tuple[str, ...]) -> tuple[ClassIndex, ClassIndex]:
         """Hold every fifth row of each base class out, in the order of the data, as a query.
@@ -66,7 +66,7 @@ class Generalized(Sampler):
             queries.append(torch.cat([rows[~held_out][:1], rows[held_out]]))
         return index_pieces(seen), index_pieces(queries)
 
-    def join_base(self, pool: Pool, base: Pool | None, means: Tensor | None) -> tuple[Generalized, Pool]:
+    def join_base(self, pool: RowPool, base: RowPool | None, means: Tensor | None) -> tuple[Generalized, RowPool]:
         """Put the means of base classes, their queries and the rows of novel classes together, base classes first."""
         assert base is not None
         assert means is not None
@@ -77,9 +77,9 @@ class Generalized(Sampler):
         x = pool.take(known.rows).clone()
         x[known.start[: len(means)].to(x.device)] = means.to(x.dtype)
         by_class = known._replace(rows=torch.arange(len(x)))
-        return replace(self, n_base=len(means)), Pool(x, take_from(x), by_class, sources)
+        return replace(self, n_base=len(means)), RowPool(x, make_row_reader(x), by_class, sources)
 
-    def check(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
+    def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
         """Check that the novel classes fit, and that each base class has a query beside its mean.
 
         Raises:
@@ -88,34 +88,36 @@ class Generalized(Sampler):
         if not 0 < self.n_base < len(index.size) or bool((index.size[: self.n_base] < 2).any()):
             remedy = "Add rows to the base classes."
             raise_input_error("n_base", "be classes of a mean and a query or more", self.n_base, remedy)
-        self.novel.check(self._take_novel(index), class_names[self.n_base :])
+        self.novel.validate(self._take_novel(index), class_names[self.n_base :])
         return index
 
     def _take_novel(self, index: ClassIndex) -> ClassIndex:
         """Return the novel classes of an index."""
         return index.take(torch.arange(self.n_base, len(index.size)))
 
-    def draw(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> Draw:
+    def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
         """Draw the episodes numbered ``first`` and after; base classes come first."""
-        novel = self.novel.draw(self._take_novel(index), seed=seed, first=first, n_episodes=n_episodes)
+        novel = self.novel.sample(self._take_novel(index), seed=seed, first=first, n_episodes=n_episodes)
         shape = (n_episodes, self.n_base, self.novel.n_query)
         start, size = index.start[: self.n_base], index.size[: self.n_base] - 1
-        places = draw_distinct(draw_uniform(seed, QUERIES, first, shape), size.expand(shape[:2]))
+        offsets = draw_distinct(sample_uniform(seed, QUERY_STREAM, first, shape), size.expand(shape[:2]))
         drawn = torch.arange(shape[2]) < size[:, None]
-        query = index.rows[start[:, None] + 1 + places].where(drawn, NO_ROW)
+        query = index.rows[start[:, None] + 1 + offsets].where(drawn, NO_ROW)
         support = torch.full((n_episodes, self.n_base, novel.support.shape[2]), NO_ROW)
         support[:, :, 0] = index.rows[start]
-        most = max(query.shape[2], novel.query.shape[2])
+        max_query = max(query.shape[2], novel.query.shape[2])
         widths = (
-            torch.nn.functional.pad(rows, (0, most - rows.shape[2]), value=NO_ROW) for rows in (query, novel.query)
+            torch.nn.functional.pad(rows, (0, max_query - rows.shape[2]), value=NO_ROW) for rows in (query, novel.query)
         )
         none = torch.empty(n_episodes, self.n_base + novel.support.shape[1], 0, dtype=torch.int64)
-        return Draw(torch.cat([support, novel.support], dim=1), torch.cat(list(widths), dim=1), novel.open_query, none)
+        return SampledEpisodes(
+            torch.cat([support, novel.support], dim=1), torch.cat(list(widths), dim=1), novel.open_query, none
+        )
 
-    def find_members(self, index: ClassIndex, *, seed: int, n_episodes: int) -> Tensor:
+    def classes_of(self, index: ClassIndex, *, seed: int, n_episodes: int) -> Tensor:
         """Find which classes the first episodes have: (n_episodes, classes of the index) bool, all base classes."""
-        members = self.novel.find_members(self._take_novel(index), seed=seed, n_episodes=n_episodes)
-        return torch.cat([members.new_ones(n_episodes, self.n_base), members], dim=1)
+        class_mask = self.novel.classes_of(self._take_novel(index), seed=seed, n_episodes=n_episodes)
+        return torch.cat([class_mask.new_ones(n_episodes, self.n_base), class_mask], dim=1)
 
     def count_queries(self, index: ClassIndex, *, seed: int, n_episodes: int) -> Tensor:
         """Count the queries of the first episodes, those of base classes too: (n_episodes,) int64."""

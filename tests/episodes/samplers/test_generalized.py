@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protonet.episodes.draws.batch import summarize_base, take_from
-from protonet.episodes.draws.generalized import Generalized
-from protonet.episodes.draws.numbered import Setting
-from protonet.episodes.draws.sampler import Pool
-from protonet.episodes.evaluation.evaluate import evaluate, rate_sides
+from protonet.episodes.evaluation.evaluate import compute_side_accuracies, evaluate
 from protonet.episodes.methods import METHODS
+from protonet.episodes.samplers.batch import make_row_reader, summarize_base
+from protonet.episodes.samplers.config import EpisodeConfig
+from protonet.episodes.samplers.generalized import Generalized
+from protonet.episodes.samplers.sampler import RowPool
 from protonet.errors import InputError
 from protonet.sampling import ClassIndex, index_classes, list_pieces
 from tests.strategies import seeds
@@ -22,84 +22,88 @@ LABELS = torch.arange(9).repeat_interleave(torch.tensor([11, 7, 12, *[9] * 6]))
 X = torch.randn(9, 4, generator=GENERATOR)[LABELS] + 0.8 * torch.randn(len(LABELS), 4, generator=GENERATOR)
 
 
-def join(labels: torch.Tensor, x: torch.Tensor, n_base: int, setting: Setting) -> tuple[Generalized, Pool, ClassIndex]:
+def join(
+    labels: torch.Tensor, x: torch.Tensor, n_base: int, setting: EpisodeConfig
+) -> tuple[Generalized, RowPool, ClassIndex]:
     """Return the episodes and rows of base classes, the first ones, and of others; and the rows that methods see."""
-    whole, names = index_classes(labels), tuple("abcdefghi")
-    base, novel = whole.take(torch.arange(n_base)), whole.take(torch.arange(n_base, len(whole.size)))
+    full, names = index_classes(labels), tuple("abcdefghi")
+    base, novel = full.take(torch.arange(n_base)), full.take(torch.arange(n_base, len(full.size)))
     learned, queries = Generalized(setting).hold_out(base, names)
-    means = summarize_base(take_from(x), learned).class_means
-    of_novel, of_base = (Pool(x, take_from(x), index, index) for index in (novel, queries))
+    means = summarize_base(make_row_reader(x), learned).class_means
+    of_novel, of_base = (RowPool(x, make_row_reader(x), index, index) for index in (novel, queries))
     sampler, pool = Generalized(setting).join_base(of_novel, of_base, means)
     return sampler, pool, learned
 
 
-KIND, POOL, LEARNED = join(LABELS, X, 3, Setting(way=(2, 4), shot=(1, 3), n_query=3))
+KIND, POOL, LEARNED = join(LABELS, X, 3, EpisodeConfig(way=(2, 4), shot=(1, 3), n_query=3))
 ROWS, INDEX, SOURCES = POOL.x, POOL.by_class, POOL.sources
 
 
 def test_every_fifth_base_row_is_a_query_and_not_in_its_mean_and_no_row_is_lost() -> None:
-    for own in range(3):
-        mine = X[own == LABELS]
-        asked = torch.arange(len(mine)) % 5 == 4
-        rows = ROWS[INDEX.start[own] : INDEX.start[own] + INDEX.size[own]]
-        assert torch.allclose(rows[0], mine[~asked].mean(dim=0), atol=1e-6)
-        assert torch.equal(rows[1:], mine[asked])
+    for part in range(3):
+        mine = X[part == LABELS]
+        is_query = torch.arange(len(mine)) % 5 == 4
+        rows = ROWS[INDEX.start[part] : INDEX.start[part] + INDEX.size[part]]
+        assert torch.allclose(rows[0], mine[~is_query].mean(dim=0), atol=1e-6)
+        assert torch.equal(rows[1:], mine[is_query])
     assert torch.equal(ROWS[INDEX.start[3] :], X[LABELS >= 3])
     assert torch.equal(LABELS[SOURCES.rows[SOURCES.start]], torch.arange(9))
     assert torch.equal(X[SOURCES.rows[SOURCES.start[3] :]], ROWS[INDEX.start[3] :])
-    for own, learned in enumerate(list_pieces(LEARNED)):
-        queries = list_pieces(SOURCES)[own][1:]
-        assert sorted(torch.cat([learned, queries]).tolist()) == LABELS.eq(own).nonzero().flatten().tolist()
+    for part, learned in enumerate(list_pieces(LEARNED)):
+        queries = list_pieces(SOURCES)[part][1:]
+        assert sorted(torch.cat([learned, queries]).tolist()) == LABELS.eq(part).nonzero().flatten().tolist()
 
 
 def test_a_base_class_of_two_rows_has_a_mean_and_a_query() -> None:
     labels, x = torch.tensor([0, 0, 1, 1, 1]), torch.arange(10.0).reshape(5, 2)
-    _, pool, _ = join(labels, x, 1, Setting())
+    _, pool, _ = join(labels, x, 1, EpisodeConfig())
     assert torch.equal(pool.x[:2], x[:2])
     assert pool.by_class.size.tolist() == [2, 3]
     message = "`base classes` must have 2 rows, to learn from and to ask for; got class 'a'"
     with pytest.raises(InputError, match=message):
-        join(labels[1:], x[1:], 1, Setting())
+        join(labels[1:], x[1:], 1, EpisodeConfig())
 
 
 @given(seed=seeds, first=st.integers(0, 10**9), n=st.integers(1, 4))
 def test_base_classes_come_first_and_novel_ones_are_those_of_plain_episodes(seed: int, first: int, n: int) -> None:
-    draw = KIND.draw(INDEX, seed=seed, first=first, n_episodes=n)
+    draw = KIND.sample(INDEX, seed=seed, first=first, n_episodes=n)
     novel = INDEX.take(torch.arange(3, 9))
-    plain = KIND.novel.draw(novel, seed=seed, first=first, n_episodes=n)
+    plain = KIND.novel.sample(novel, seed=seed, first=first, n_episodes=n)
     assert torch.equal(draw.support[:, 3:], plain.support)
     assert torch.equal(draw.query[:, 3:, : plain.query.shape[2]], plain.query)
     assert (draw.support[:, :3, 0] == INDEX.start[:3]).all()
     assert (draw.support[:, :3, 1:] < 0).all()
-    for own in range(3):
-        asked = draw.query[:, own]
-        assert (asked > INDEX.start[own]).sum() == n * min(3, int(INDEX.size[own]) - 1)
-        assert (asked < INDEX.start[own] + INDEX.size[own]).all()
+    for part in range(3):
+        is_query = draw.query[:, part]
+        assert (is_query > INDEX.start[part]).sum() == n * min(3, int(INDEX.size[part]) - 1)
+        assert (is_query < INDEX.start[part] + INDEX.size[part]).all()
 
 
 def test_scores_are_those_of_a_slow_loop() -> None:
-    """Nearest means in the space of all labels, episode by episode, row by row."""
+    """Nearest means in the space of all labels, episode by episode, one row at a time."""
     scores = evaluate(ROWS, INDEX, {"protonet": METHODS["protonet"]}, KIND, seed=2, n_episodes=20)["protonet"]
-    for number in range(20):
-        draw = KIND.draw(INDEX, seed=2, first=number, n_episodes=1)
-        supports = [own[own >= 0] for own in draw.support[0]]
-        means = [ROWS[own].mean(dim=0) for own in supports if len(own)]
+    for position in range(20):
+        draw = KIND.sample(INDEX, seed=2, first=position, n_episodes=1)
+        supports = [part[part >= 0] for part in draw.support[0]]
+        means = [ROWS[part].mean(dim=0) for part in supports if len(part)]
         right: dict[bool, list[bool]] = {True: [], False: []}
-        for label, own in enumerate(draw.query[0]):
-            for row in own[own >= 0]:
+        for label, part in enumerate(draw.query[0]):
+            for row in part[part >= 0]:
                 nearest = min(range(len(means)), key=lambda c: float(torch.dist(ROWS[row], means[c])))
                 right[label < 3].append(nearest == label)
         base, novel = (sum(right[side]) / len(right[side]) for side in (True, False))
-        assert float(scores.base[number]) == pytest.approx(base)
-        assert float(scores.novel[number]) == pytest.approx(novel)
-        assert float(scores.harmonic[number]) == pytest.approx(2 * base * novel / (base + novel) if base + novel else 0)
+        assert float(scores.base[position]) == pytest.approx(base)
+        assert float(scores.novel[position]) == pytest.approx(novel)
+        assert float(scores.harmonic[position]) == pytest.approx(
+            2 * base * novel / (base + novel) if base + novel else 0
+        )
         both = right[True] + right[False]
-        assert float(scores.accuracy[number]) == pytest.approx(sum(both) / len(both))
+        assert float(scores.accuracy[position]) == pytest.approx(sum(both) / len(both))
 
 
 def test_the_harmonic_mean_of_nothing_is_nothing() -> None:
     right = torch.tensor([[True, True, False], [False, False, False]])
-    base, novel, harmonic = rate_sides(right, torch.tensor([[True, False, False]]).expand(2, -1))
+    base, novel, harmonic = compute_side_accuracies(right, torch.tensor([[True, False, False]]).expand(2, -1))
     assert base.tolist() == [1, 0]
     assert novel.tolist() == [0.5, 0]
     assert harmonic.tolist() == pytest.approx([2 / 3, 0])
@@ -110,16 +114,16 @@ def test_the_harmonic_mean_of_nothing_is_nothing() -> None:
     [
         (replace(KIND, n_base=0), "`n_base` must be classes of a mean and a query or more; got 0"),
         (replace(KIND, n_base=9), "`n_base` must be classes of a mean and a query or more; got 9"),
-        (replace(KIND, novel=Setting(way=(2, 7))), r"`way` must be at most the number of classes \(6\); got 7"),
+        (replace(KIND, novel=EpisodeConfig(way=(2, 7))), r"`way` must be at most the number of classes \(6\); got 7"),
     ],
 )
 def test_data_that_do_not_fit(kind: Generalized, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        kind.check(INDEX, tuple("abcdefghi"))
+        kind.validate(INDEX, tuple("abcdefghi"))
 
 
 def test_novel_classes_that_are_too_small_are_not_drawn() -> None:
-    kind = Generalized(Setting(way=(2, 2), shot=(8, 8), n_query=3, allow_small=True))
+    kind = Generalized(EpisodeConfig(way=(2, 2), shot=(8, 8), n_query=3, allow_small=True))
     labels = torch.arange(4).repeat_interleave(torch.tensor([9, 3, 12, 10]))
     _, chosen, _ = kind.choose_classes(index_classes(labels), tuple("abcd"))
     assert chosen.size.tolist() == [9, 12, 10]

@@ -7,8 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from protonet.episodes.draws.meta_dataset import MetaDataset, read_groups, share_rows
-from protonet.episodes.draws.sampler import CLASSES, GROUPS, SHOTS, SIZES, WAYS, draw_uniform
+from protonet.episodes.samplers.meta_dataset import MetaDataset, read_groups, split_rows
+from protonet.episodes.samplers.sampler import (
+    CLASS_STREAM,
+    GROUP_STREAM,
+    SHOT_STREAM,
+    SIZE_STREAM,
+    WAY_STREAM,
+    sample_uniform,
+)
 from protonet.errors import InputError
 from protonet.sampling import index_classes
 
@@ -17,55 +24,55 @@ SIZE = torch.randint(2, 300, (70,), generator=GENERATOR)
 LABELS = torch.arange(70).repeat_interleave(SIZE)[torch.randperm(int(SIZE.sum()), generator=GENERATOR)]
 INDEX = index_classes(LABELS)
 GROUPED = MetaDataset((tuple(range(6)), tuple(range(4, 70))))
-SETTINGS = [MetaDataset(), GROUPED, replace(GROUPED, whole=True)]
+SETTINGS = [MetaDataset(), GROUPED, replace(GROUPED, all_of_group=True)]
 
 
-def describe_slowly(setting: MetaDataset, seed: int, number: int) -> tuple[list[int], int, list[int]]:
+def describe_slowly(setting: MetaDataset, seed: int, index: int) -> tuple[list[int], int, list[int]]:
     """Return an episode's classes, queries per class and shots, as the paper's appendix and its code say."""
 
     def uniform(stream: int, *shape: int) -> list[float]:
-        numbers = draw_uniform(seed, stream, number, (1, *shape))
-        return [float(each) for each in numbers.flatten()]
+        indices = sample_uniform(seed, stream, index, (1, *shape))
+        return [float(item) for item in indices.flatten()]
 
     groups = setting.groups or (tuple(range(70)),)
-    group = groups[int(uniform(GROUPS)[0] * len(groups))]
-    most = min(50, len(group))
-    way = most if setting.whole else 5 + int(uniform(WAYS)[0] * (most - 5 + 1))
+    group = groups[int(uniform(GROUP_STREAM)[0] * len(groups))]
+    maximum = min(50, len(group))
+    way = maximum if setting.all_of_group else 5 + int(uniform(WAY_STREAM)[0] * (maximum - 5 + 1))
     left, classes = list(group), []
-    for place in uniform(CLASSES, 50)[:way]:
-        classes.append(left.pop(int(place * len(left))))
+    for position in uniform(CLASS_STREAM, 50)[:way]:
+        classes.append(left.pop(int(position * len(left))))
     images = [int(SIZE[c]) for c in classes]
     n_query = min(10, *(count // 2 for count in images))
     remaining = [count - n_query for count in images]
-    beta = uniform(SHOTS)[0]
+    beta = uniform(SHOT_STREAM)[0]
     total = min(500, sum(math.floor(beta * min(100, count) + 1) for count in remaining))
-    alphas = [math.log(0.5) + each * (math.log(2) - math.log(0.5)) for each in uniform(SIZES, 50)[:way]]
+    alphas = [math.log(0.5) + item * (math.log(2) - math.log(0.5)) for item in uniform(SIZE_STREAM, 50)[:way]]
     weights = [math.exp(alpha) * count for alpha, count in zip(alphas, images, strict=True)]
-    shares = zip([weight / sum(weights) for weight in weights], remaining, strict=True)
-    return classes, n_query, [min(math.floor(share * (total - way)) + 1, count) for share, count in shares]
+    fractions = zip([weight / sum(weights) for weight in weights], remaining, strict=True)
+    return classes, n_query, [min(math.floor(fraction * (total - way)) + 1, count) for fraction, count in fractions]
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_counts_are_those_of_the_papers_equations(setting: MetaDataset) -> None:
-    draw = setting.draw(INDEX, seed=4, first=7, n_episodes=40)
+    draw = setting.sample(INDEX, seed=4, first=7, n_episodes=40)
     queries = setting.count_queries(INDEX, seed=4, n_episodes=47)
-    for at, number in enumerate(range(7, 47)):
-        classes, n_query, shots = describe_slowly(setting, 4, number)
+    for at, index in enumerate(range(7, 47)):
+        classes, n_query, shots = describe_slowly(setting, 4, index)
         way = len(classes)
-        assert [int(LABELS[own[0]]) for own in draw.support[at][:way]] == classes
+        assert [int(LABELS[part[0]]) for part in draw.support[at][:way]] == classes
         assert (draw.support[at] >= 0).sum(dim=1).tolist() == [*shots, *[0] * (50 - way)]
         assert (draw.query[at] >= 0).sum(dim=1).tolist() == [*[n_query] * way, *[0] * (50 - way)]
-        assert int(queries[number]) == n_query * way
+        assert int(queries[index]) == n_query * way
 
 
-def test_shares_of_a_support_have_one_row_of_each_class() -> None:
+def test_fractions_of_a_support_have_one_row_of_every_class() -> None:
     size, drawn = torch.tensor([[2, 3, 400]]), torch.ones(1, 3, dtype=torch.bool)
     nothing = torch.zeros(1, 1, dtype=torch.float64), torch.full((1, 3), 0.5, dtype=torch.float64)
-    queries, shots = share_rows(size, drawn, *nothing)
+    queries, shots = split_rows(size, drawn, *nothing)
     assert queries.tolist() == [[1, 1, 1]]
     assert shots.tolist() == [[1, 1, 1]]
-    queries, shots = share_rows(size, drawn, torch.full((1, 1), 0.999), nothing[1])
-    assert shots.tolist() == [[1, 1, 1 + int(100 * 400 / 405)]]  # 103 rows, of which 100 are shared by size
+    queries, shots = split_rows(size, drawn, torch.full((1, 1), 0.999), nothing[1])
+    assert shots.tolist() == [[1, 1, 1 + int(100 * 400 / 405)]]  # 103 rows, 100 of them are shared by size
 
 
 def test_superclasses_by_name() -> None:
@@ -123,4 +130,4 @@ def test_names_without_superclasses() -> None:
 )
 def test_data_that_do_not_fit(setting: MetaDataset, labels: torch.Tensor, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        setting.check(index_classes(labels), ("0", "1", "2", "3", "4"))
+        setting.validate(index_classes(labels), ("0", "1", "2", "3", "4"))

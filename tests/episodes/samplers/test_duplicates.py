@@ -12,26 +12,26 @@ from hypothesis import strategies as st
 
 from protonet.datasets import Dataset
 from protonet.episodes.__main__ import main
-from protonet.episodes.draws.equal_rows import list_equal, number_equal
+from protonet.episodes.samplers.duplicates import describe_duplicates, group_equal_rows
 
 
 @given(
     rows=st.lists(st.lists(st.sampled_from([-1.0, -0.0, 0.0, 1.0]), min_size=3, max_size=3), max_size=12),
     dtype=st.sampled_from([torch.uint8, torch.float16, torch.float32, torch.float64]),
 )
-def test_numbers_are_shared_by_equal_rows(rows: list[list[float]], dtype: torch.dtype) -> None:
+def test_counts_are_shared_by_equal_rows(rows: list[list[float]], dtype: torch.dtype) -> None:
     x = torch.tensor(rows).view(-1, 3)
     x = (x.abs() if dtype == torch.uint8 else x).to(dtype)
-    numbers = number_equal(x)
-    assert torch.equal(numbers[:, None] == numbers, (x[:, None] == x).all(dim=2))
+    indices = group_equal_rows(x)
+    assert torch.equal(indices[:, None] == indices, (x[:, None] == x).all(dim=2))
 
 
-def test_whole_numbers_and_small_differences_are_told_apart() -> None:
+def test_integers_and_small_differences_are_distinguished() -> None:
     """Floats of few digits differ in their high bits alone, those of one digit more in their lowest."""
-    whole = torch.arange(4096, dtype=torch.float64).view(2048, 2)
+    full = torch.arange(4096, dtype=torch.float64).view(2048, 2)
     near = torch.full((2048, 1), 1.0, dtype=torch.float64) + torch.arange(2048)[:, None] * 2.0**-52
-    for x in (whole, near, torch.cat([whole, near, near], dim=1)):
-        assert len(number_equal(x).unique()) == 2048
+    for x in (full, near, torch.cat([full, near, near], dim=1)):
+        assert len(group_equal_rows(x).unique()) == 2048
 
 
 def test_lines_are_a_slow_count() -> None:
@@ -46,14 +46,14 @@ def test_lines_are_a_slow_count() -> None:
         evaluated & (equal & (y[:, None] != y) & evaluated).any(dim=1),
         evaluated & (equal & ~evaluated).any(dim=1),
     ]
-    lines = list(list_equal(data, torch.arange(3)))
+    lines = list(describe_duplicates(data, torch.arange(3)))
     assert [int(line.partition(": ")[2].split()[0]) for line in lines] == [int(rows.sum()) for rows in expected]
     assert all("(a, b, c)" in line for line in lines)
     assert "not evaluated, of 3 classes (d, e, f): " in lines[2]
-    assert list(list_equal(data._replace(x=torch.arange(60.0)[:, None]), torch.arange(3))) == []
+    assert list(describe_duplicates(data._replace(x=torch.arange(60.0)[:, None]), torch.arange(3))) == []
 
 
-def test_an_evaluation_tells_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_evaluation_reports_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     y = np.repeat(np.arange(9), 20)
     x = np.random.default_rng(0).normal(size=(180, 4)).astype(np.float32)
     x[145], x[165], x[3] = x[144], x[146], x[150]  # of classes 7 and 7, 8 and 7, 0 and 7
@@ -62,8 +62,8 @@ def test_an_evaluation_tells_them(tmp_path: Path, capsys: pytest.CaptureFixture[
     arguments = ["--way", "3", "--query", "4", "--episodes", "5", "--method", "protonet"]
     assert main(["--dataset", str(tmp_path / "x.npz"), *arguments]) == 0
     out = capsys.readouterr().out
-    assert "Exactly equal to another row of its class, so that a query may be a" in out
-    assert "support row's copy: 2 rows of 1 class (7).\n" in out
+    assert "Equal to another row of its class, so queries may be" in out
+    assert "copies of support rows: 2 rows of 1 class (7).\n" in out
     assert "Exactly equal to a row of another evaluated class: 2 rows of 2 classes (7, 8).\n" in out
     assert "Exactly equal to a row that is not evaluated, of 1 class (0): 1 row of 1 class (7).\n" in out
     assert main(["--dataset", "digits", *arguments]) == 0

@@ -1,4 +1,4 @@
-"""Meta-Dataset's sampler: ways and shots that vary, classes that belong together where a hierarchy says which do."""
+"""Meta-Dataset's sampler: ways and shots that vary, classes of one node of a hierarchy, if there is one."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ import torch
 from torch import Tensor
 
 from protonet.datasets.class_lists import read_class_lists
-from protonet.episodes.draws.sampler import (
-    CLASSES,
-    GROUPS,
+from protonet.episodes.samplers.sampler import (
+    CLASS_STREAM,
+    GROUP_STREAM,
     NO_ROW,
-    ROWS,
-    SHOTS,
-    SIZES,
-    WAYS,
-    Draw,
+    ROW_STREAM,
+    SHOT_STREAM,
+    SIZE_STREAM,
+    WAY_STREAM,
+    SampledEpisodes,
     Sampler,
-    draw_uniform,
+    sample_uniform,
 )
 from protonet.errors import raise_input_error
 from protonet.sampling import ClassIndex, draw_distinct
 
-LEAST_WAY, MOST_WAY = 5, 50  #: Classes per episode.
-MOST_QUERY = 10  #: Query rows per class.
-MOST_SUPPORT = 500  #: Support rows per episode.
-MOST_SHARE = 100  #: Rows per class that count where the size of the support is drawn.
-LOG_WEIGHT = math.log(2)  #: A class's share of the support is multiplied by up to this exponential, or divided.
-REMEDY = "Pass lines 'parent child', such as wordnet.is_a.txt, or names."
-MOST_LEAVES = 392  #: Classes below a node of a hierarchy that episodes are drawn from.
+MIN_WAY, MAX_WAY = 5, 50  #: Classes per episode.
+MAX_QUERY = 10  #: Query rows per class.
+MAX_SUPPORT = 500  #: Support rows per episode.
+MAX_ROWS_COUNTED = 100  #: Rows per class that count where the size of the support is drawn.
+LOG_WEIGHT = math.log(2)  #: Logarithm of the largest random factor on a class's fraction of the support.
+HIERARCHY_REMEDY = "Pass lines 'parent child', such as wordnet.is_a.txt, or names."
+MAX_LEAVES = 392  #: Classes below a node of a hierarchy that episodes are drawn from.
 
 
 @dataclass(frozen=True)
@@ -45,30 +45,30 @@ class MetaDataset(Sampler):
         https://arxiv.org/abs/1903.03096
     """
 
-    #: Classes that belong together, one of which an episode is drawn from; none for all classes.
+    #: Groups of class indices; an episode has classes of one group. Empty for one group of all classes.
     groups: tuple[tuple[int, ...], ...] = ()
-    whole: bool = False  #: Take all classes of a group, at most ``MOST_WAY``; otherwise a uniform number of them.
+    all_of_group: bool = False  #: Take all classes of a group, at most ``MAX_WAY``; otherwise a uniform number of them.
     #: Which classes belong together, see `read_groups`; None for all, or for ``groups``.
     hierarchy: str | None = None
 
     @property
     def shot(self) -> tuple[int, int]:
-        """Least and most support rows per class that accuracies are told by; classes of many rows have more."""
-        return 1, MOST_SHARE
+        """Least and most support rows per class in the table by shots; classes of many rows may have more."""
+        return 1, MAX_ROWS_COUNTED
 
     @property
     def n_drawn(self) -> int:
         """How many classes there must be."""
-        return LEAST_WAY
+        return MIN_WAY
 
     @property
     def way(self) -> tuple[int, int]:
         """Least and most classes per episode."""
-        return LEAST_WAY, MOST_WAY
+        return MIN_WAY, MAX_WAY
 
     @property
     def hidden(self) -> list[Tensor]:
-        """The classes of each group, of which the settings know the number alone."""
+        """The classes of each group; `describe` has their number alone."""
         return list(map(torch.tensor, self.groups))
 
     def choose_classes(
@@ -77,96 +77,100 @@ class MetaDataset(Sampler):
         """Choose all classes, in the groups of the hierarchy."""
         sampler = self
         if self.hierarchy is not None:
-            groups, whole = read_groups(self.hierarchy, class_names)
-            sampler = replace(self, groups=groups, whole=whole)
-        return sampler, sampler.check(index, class_names), []
+            groups, all_of_group = read_groups(self.hierarchy, class_names)
+            sampler = replace(self, groups=groups, all_of_group=all_of_group)
+        return sampler, sampler.validate(index, class_names), []
 
-    def check(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
+    def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
         """Check that there are enough classes, of at least two rows.
 
         Raises:
             InputError: They are not, or a group is too small or of other classes.
         """
-        if len(index.size) < LEAST_WAY:
+        if len(index.size) < MIN_WAY:
             remedy = "Add classes, or leave --protocol meta-dataset out."
             raise_input_error(
-                "classes", f"be {LEAST_WAY} or more, as Meta-Dataset's episodes have", len(index.size), remedy
+                "classes", f"be {MIN_WAY} or more, as Meta-Dataset's episodes have", len(index.size), remedy
             )
         smallest = int(index.size.argmin())
         if index.size[smallest] < 2:
             got = f"class {class_names[smallest]!r} with {int(index.size[smallest])}"
             raise_input_error("classes", "have 2 rows (shot + query)", got, "Leave small classes out.")
-        if any(len(set(group)) < LEAST_WAY or not set(group) <= set(range(len(index.size))) for group in self.groups):
+        if any(len(set(group)) < MIN_WAY or not set(group) <= set(range(len(index.size))) for group in self.groups):
             raise_input_error(
-                "groups", f"be of {LEAST_WAY} known classes or more", "others", "Pass those of `read_groups`."
+                "groups", f"be of {MIN_WAY} known classes or more", "others", "Pass those of `read_groups`."
             )
         return index
 
-    def draw(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> Draw:
+    def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
         """Draw the episodes numbered ``first`` and after."""
         way, classes = self._draw_classes(index, seed, first, n_episodes)
-        drawn = torch.arange(MOST_WAY) < way[:, None]  # (episodes, MOST_WAY)
+        drawn = torch.arange(MAX_WAY) < way[:, None]  # (episodes, MOST_WAY)
         size, start = index.size[classes], index.start[classes]
-        share = draw_uniform(seed, SHOTS, first, (n_episodes, 1))
-        queries, shots = share_rows(size, drawn, share, draw_uniform(seed, SIZES, first, (n_episodes, MOST_WAY)))
+        beta = sample_uniform(seed, SHOT_STREAM, first, (n_episodes, 1))
+        queries, shots = split_rows(size, drawn, beta, sample_uniform(seed, SIZE_STREAM, first, (n_episodes, MAX_WAY)))
         slots = int((queries + shots).max()) if n_episodes else 0
-        numbers = draw_uniform(seed, ROWS, first, (n_episodes, MOST_WAY, MOST_SUPPORT + MOST_QUERY))[..., :slots]
-        rows = torch.full((n_episodes, MOST_WAY, slots), NO_ROW)
-        rows[drawn] = index.rows[start[drawn][:, None] + draw_distinct(numbers[drawn], size[drawn])]
+        uniform_rows = sample_uniform(seed, ROW_STREAM, first, (n_episodes, MAX_WAY, MAX_SUPPORT + MAX_QUERY))[
+            ..., :slots
+        ]
+        rows = torch.full((n_episodes, MAX_WAY, slots), NO_ROW)
+        rows[drawn] = index.rows[start[drawn][:, None] + draw_distinct(uniform_rows[drawn], size[drawn])]
         position = torch.arange(slots)
         is_support = position < shots[..., None]
         is_query = ~is_support & (position < (shots + queries)[..., None])
-        nothing = torch.empty(n_episodes, MOST_WAY, 0, dtype=torch.int64)
-        return Draw(rows.where(is_support, NO_ROW), rows.where(is_query, NO_ROW), nothing[:, :0], nothing)
+        nothing = torch.empty(n_episodes, MAX_WAY, 0, dtype=torch.int64)
+        return SampledEpisodes(rows.where(is_support, NO_ROW), rows.where(is_query, NO_ROW), nothing[:, :0], nothing)
 
-    def find_members(self, index: ClassIndex, *, seed: int, n_episodes: int) -> Tensor:
+    def classes_of(self, index: ClassIndex, *, seed: int, n_episodes: int) -> Tensor:
         """Find which classes the first episodes have: (n_episodes, classes of the index) bool."""
         way, classes = self._draw_classes(index, seed, 0, n_episodes)
-        members = torch.zeros(n_episodes, len(index.size) + 1, dtype=torch.bool)
-        missing = torch.arange(MOST_WAY) >= way[:, None]
-        return members.scatter_(1, classes.masked_fill(missing, len(index.size)), value=True)[:, :-1]
+        class_mask = torch.zeros(n_episodes, len(index.size) + 1, dtype=torch.bool)
+        missing = torch.arange(MAX_WAY) >= way[:, None]
+        return class_mask.scatter_(1, classes.masked_fill(missing, len(index.size)), value=True)[:, :-1]
 
     def count_queries(self, index: ClassIndex, *, seed: int, n_episodes: int) -> Tensor:
         """Count the queries of the first episodes: (n_episodes,) int64."""
         way, classes = self._draw_classes(index, seed, 0, n_episodes)
-        return way * _count_queries(index.size[classes], torch.arange(MOST_WAY) < way[:, None])[:, 0]
+        return way * _count_queries(index.size[classes], torch.arange(MAX_WAY) < way[:, None])[:, 0]
 
     def _draw_classes(self, index: ClassIndex, seed: int, first: int, n_episodes: int) -> tuple[Tensor, Tensor]:
         """Draw each episode's number of classes, (episodes,), and its classes, the first ones of (episodes, MOST_WAY).
 
-        They are of one group: of a hierarchy's nodes (``whole``) all classes up to ``MOST_WAY``.
+        They are of one group: of a hierarchy's nodes (``all_of_group``) all classes up to ``MAX_WAY``.
         """
         groups = self.groups or (tuple(range(len(index.size))),)
         table = torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, groups)), batch_first=True)  # (groups, classes)
         sizes = torch.tensor(list(map(len, groups)))
-        group = (draw_uniform(seed, GROUPS, first, (n_episodes,)) * len(groups)).long()
-        most = sizes[group].clamp_max(MOST_WAY)
-        way = most
-        if not self.whole:
-            way = LEAST_WAY + (draw_uniform(seed, WAYS, first, (n_episodes,)) * (most - LEAST_WAY + 1)).long()
-        places = draw_distinct(draw_uniform(seed, CLASSES, first, (n_episodes, MOST_WAY)), sizes[group])
-        return way, table[group[:, None], places]
+        group = (sample_uniform(seed, GROUP_STREAM, first, (n_episodes,)) * len(groups)).long()
+        max_way = sizes[group].clamp_max(MAX_WAY)
+        way = max_way
+        if not self.all_of_group:
+            way = MIN_WAY + (sample_uniform(seed, WAY_STREAM, first, (n_episodes,)) * (max_way - MIN_WAY + 1)).long()
+        offsets = draw_distinct(sample_uniform(seed, CLASS_STREAM, first, (n_episodes, MAX_WAY)), sizes[group])
+        return way, table[group[:, None], offsets]
 
     def describe(self) -> dict[str, Any]:
         """Return the settings under the names of the command line."""
         way, shot = list(self.way), list(self.shot)
-        more = {"open": 0, "groups": len(self.groups), "kind": self.title()}
+        more = {"n_open_classes": 0, "groups": len(self.groups), "kind": self.title()}
         return {"hierarchy": self.hierarchy, "protocol": "meta-dataset", "way": way, "shot": shot, **more}
 
     def title(self) -> str:
         """Return the settings as a few words."""
         kinds = ("superclasses", "nodes of a hierarchy")
-        return "Meta-Dataset's ways and shots" + (f", {len(self.groups)} {kinds[self.whole]}" if self.groups else "")
+        return "Meta-Dataset's ways and shots" + (
+            f", {len(self.groups)} {kinds[self.all_of_group]}" if self.groups else ""
+        )
 
 
-def share_rows(size: Tensor, drawn: Tensor, beta: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
-    """Share the rows of an episode's classes between queries, as many of each, and a support that mirrors their sizes.
+def split_rows(size: Tensor, drawn: Tensor, beta: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    """Split the rows of an episode's classes into equally many queries per class and a support of class sizes.
 
     Args:
         size: (episodes, classes) int64, the rows of each class, >= 2.
         drawn: (episodes, classes) bool, the classes that an episode has.
-        beta: (episodes, 1) float64 in [0, 1), what share of the rows the support has.
-        alpha: (episodes, classes) float64 in [0, 1), how much more or less of each class than its share.
+        beta: (episodes, 1) float64 in [0, 1), the fraction of rows in the support.
+        alpha: (episodes, classes) float64 in [0, 1), a random factor for the support rows of each class.
 
     Returns:
         queries: (episodes, classes) int64, 0 where not ``drawn``.
@@ -176,8 +180,8 @@ def share_rows(size: Tensor, drawn: Tensor, beta: Tensor, alpha: Tensor) -> tupl
     """
     queries = _count_queries(size, drawn)
     left = (size - queries).where(drawn, 0)
-    shares = (beta * left.clamp_max(MOST_SHARE) + 1).floor().where(drawn, 0.0)
-    total = _add_up(shares).clamp_max(MOST_SUPPORT) - drawn.sum(dim=1, keepdim=True)  # less one of each class
+    row_counts = (beta * left.clamp_max(MAX_ROWS_COUNTED) + 1).floor().where(drawn, 0.0)
+    total = _add_up(row_counts).clamp_max(MAX_SUPPORT) - drawn.sum(dim=1, keepdim=True)  # less one of each class
     weights = (size * ((2 * alpha - 1) * LOG_WEIGHT).exp()).where(drawn, 0.0)
     shots = (weights / _add_up(weights) * total).floor().long() + 1
     return queries, shots.minimum(left).where(drawn, 0)
@@ -186,7 +190,7 @@ def share_rows(size: Tensor, drawn: Tensor, beta: Tensor, alpha: Tensor) -> tupl
 def _count_queries(size: Tensor, drawn: Tensor) -> Tensor:
     """Return the queries of each class: at most 10, and half of the smallest class of the episode."""
     smallest = size.masked_fill(~drawn, torch.iinfo(torch.int64).max).amin(dim=1, keepdim=True)
-    return (smallest // 2).clamp_max(MOST_QUERY).expand_as(size).where(drawn, 0)
+    return (smallest // 2).clamp_max(MAX_QUERY).expand_as(size).where(drawn, 0)
 
 
 def _add_up(values: Tensor) -> Tensor:
@@ -198,7 +202,7 @@ def read_groups(hierarchy: str, names: Sequence[str]) -> tuple[tuple[tuple[int, 
     """Return the groups of classes that a hierarchy names.
 
     Args:
-        hierarchy: ``names``, where what stands before the last ``/`` of a class's name is its superclass, such as an
+        hierarchy: ``names``, if the text before the last ``/`` of a class's name is its superclass, such as an
             alphabet; the name of a list of classes that has one, ``meta-ilsvrc-2012``; or the path of a file of lines
             ``parent child``, such as WordNet's ``wordnet.is_a.txt``, whose leaves are the classes.
         names: Of the classes.
@@ -210,26 +214,26 @@ def read_groups(hierarchy: str, names: Sequence[str]) -> tuple[tuple[tuple[int, 
     Raises:
         InputError: The file cannot be read or has circles, a class has no superclass, or no group is large enough.
     """
-    whole = hierarchy != "names"
-    nodes = _read_nodes(hierarchy, names) if whole else _split_names(names)
-    most = MOST_LEAVES if whole else len(names)
-    groups = tuple(tuple(sorted(nodes[name])) for name in sorted(nodes) if LEAST_WAY <= len(nodes[name]) <= most)
+    all_of_group = hierarchy != "names"
+    nodes = _read_nodes(hierarchy, names) if all_of_group else _split_names(names)
+    max_classes = MAX_LEAVES if all_of_group else len(names)
+    groups = tuple(tuple(sorted(nodes[name])) for name in sorted(nodes) if MIN_WAY <= len(nodes[name]) <= max_classes)
     if not groups:
         sizes = f"{max(map(len, nodes.values()), default=0)} at most"
-        raise_input_error("hierarchy", f"have a group of {LEAST_WAY} classes", sizes, "Leave --hierarchy out.")
-    return groups, whole
+        raise_input_error("hierarchy", f"have a group of {MIN_WAY} classes", sizes, "Leave --hierarchy out.")
+    return groups, all_of_group
 
 
 def _split_names(names: Sequence[str]) -> dict[str, set[int]]:
     """Return the classes of each superclass."""
-    members: dict[str, set[int]] = {}
-    for number, name in enumerate(names):
+    class_ids_of: dict[str, set[int]] = {}
+    for class_id, name in enumerate(names):
         superclass, slash, _ = name.rpartition("/")
         if not slash:
             remedy = "Name classes SUPERCLASS/CLASS, or pass a file of lines 'parent child'."
             raise_input_error("hierarchy", "be in the names of all classes", f"{name!r} without a superclass", remedy)
-        members.setdefault(superclass, set()).add(number)
-    return members
+        class_ids_of.setdefault(superclass, set()).add(class_id)
+    return class_ids_of
 
 
 def _read_nodes(hierarchy: str, names: Sequence[str]) -> dict[str, set[int]]:
@@ -243,8 +247,8 @@ def _read_nodes(hierarchy: str, names: Sequence[str]) -> dict[str, set[int]]:
     known = {*children, *(child for below in children.values() for child in below)}
     for name in names:
         if name not in known:
-            raise_input_error("hierarchy", "have all classes, by name", f"none for {name!r}", REMEDY)
-    below = _span(hierarchy, children, {name: number for number, name in enumerate(names)})
+            raise_input_error("hierarchy", "have all classes, by name", f"none for {name!r}", HIERARCHY_REMEDY)
+    below = _span(hierarchy, children, {name: class_id for class_id, name in enumerate(names)})
     return {
         node: below[node]
         for node, below_it in children.items()
@@ -258,27 +262,30 @@ def _read_edges(path: Path) -> dict[str, list[str]]:
     try:
         lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise_input_error("hierarchy", "be names, or a file that can be read", f"{path} ({error})", REMEDY)
-    for number, words in enumerate(lines):
+        raise_input_error("hierarchy", "be names, or a file that can be read", f"{path} ({error})", HIERARCHY_REMEDY)
+    for line_index, words in enumerate(lines):
         if len(words) != 2:
             raise_input_error(
-                "hierarchy", "have lines 'parent child'", f"{' '.join(words)!r}, number {number + 1}", REMEDY
+                "hierarchy",
+                "have lines 'parent child'",
+                f"{' '.join(words)!r}, number {line_index + 1}",
+                HIERARCHY_REMEDY,
             )
         children.setdefault(words[0], []).append(words[1])
     return children
 
 
-def _span(place: str, children: Mapping[str, Sequence[str]], numbers: Mapping[str, int]) -> dict[str, set[int]]:
+def _span(source: str, children: Mapping[str, Sequence[str]], class_id_of: Mapping[str, int]) -> dict[str, set[int]]:
     """Return the numbers of the classes at and below each node."""
     below: dict[str, set[int]] = {}
     open_nodes: set[str] = set()
-    for root in (*children, *numbers):
+    for root in (*children, *class_id_of):
         stack = [root]
         while stack:
             node = stack[-1]
             waiting = [child for child in children.get(node, ()) if child not in below]
             if node in below or not waiting:
-                itself = {numbers[node]} if node in numbers else set()
+                itself = {class_id_of[node]} if node in class_id_of else set()
                 below.setdefault(node, itself.union(*(below[child] for child in children.get(node, ()))))
                 open_nodes.discard(stack.pop())
                 continue
@@ -286,7 +293,7 @@ def _span(place: str, children: Mapping[str, Sequence[str]], numbers: Mapping[st
             circle = open_nodes.intersection(waiting)
             if circle:
                 raise_input_error(
-                    "hierarchy", "have no circles", f"one through {min(circle)!r} in {place}", "Mend the file."
+                    "hierarchy", "have no circles", f"one through {min(circle)!r} in {source}", "Correct the file."
                 )
             stack.append(waiting[0])
     return below
