@@ -124,10 +124,10 @@ class Encoder(nn.Module):
             scaled.append(graph.add("Mul", part, graph.add("Div", np.sqrt(weight), norm)))
         return graph.add("Concat", *scaled, axis=1)
 
-    def products(self) -> list[tuple[int, int]]:
+    def matmul_shapes(self) -> list[tuple[int, int]]:
         """Return the shapes (in, out) of all matrices that one row is multiplied with, shared sources counted once."""
         costly: list[Source | View] = [*self.list_sources(), *self.list_views()]
-        return [shape for module in costly for shape in module.products()]
+        return [shape for module in costly for shape in module.matmul_shapes()]
 
     def list_views(self) -> Iterator[View]:
         """Yield the views in their order."""

@@ -329,12 +329,12 @@ def simplest_within_one_error(losses: list[Tensor]) -> int:
 class Fold(NamedTuple):
     """Row numbers to fit on and to judge on."""
 
-    fit: Tensor  #: (n,) int64.
-    judge: Tensor  #: (m,) int64, none of the others.
+    train: Tensor  #: (n,) int64.
+    held_out: Tensor  #: (m,) int64, none of the others.
 
     def to(self, device: torch.device) -> Fold:
         """Return the numbers on a device."""
-        return Fold(self.fit.to(device), self.judge.to(device))
+        return Fold(self.train.to(device), self.held_out.to(device))
 
 
 def split_folds(
@@ -344,7 +344,7 @@ def split_folds(
     *,
     most: int = FOLDS.count,
     groups: Tensor | None = None,
-    described: Tensor | None = None,
+    is_class_name: Tensor | None = None,
 ) -> list[Fold]:
     """Split rows into folds stratified by class.
 
@@ -354,7 +354,7 @@ def split_folds(
         generator: Shuffles the rows of each class.
         most: Folds, where rows and classes are few enough.
         groups: (n,) int64: rows of one group are in one fold; None for rows that are each alone.
-        described: (n,) bool: rows that are no samples: every fold is fitted to them, and none is judged on them.
+        is_class_name: (n,) bool: rows that are no samples: every fold is fitted to them, and none is judged on them.
 
     Returns:
         Up to ``most`` folds; one held-out part where rows or classes are many; none if no class has two rows, or if
@@ -362,11 +362,11 @@ def split_folds(
         A class with a single row is always fitted on and never judged, and so is one of a single group, with all rows
         of that group.
     """
-    if described is not None:
-        samples, others = (~described).nonzero().flatten(), described.nonzero().flatten()
+    if is_class_name is not None:
+        samples, others = (~is_class_name).nonzero().flatten(), is_class_name.nonzero().flatten()
         own = None if groups is None else groups[samples]
         split = split_folds(labels[samples], num_classes, generator, most=most, groups=own)
-        return [Fold(torch.cat([samples[fold.fit], others]).sort().values, samples[fold.judge]) for fold in split]
+        return [Fold(torch.cat([samples[fold.train], others]).sort().values, samples[fold.held_out]) for fold in split]
     if not len(labels):
         return []
     if groups is not None:

@@ -14,14 +14,14 @@ from protonet import Encoder, PrototypeNetwork
 from protonet.encoder import share_weights
 from protonet.files.archive import CONFIG, TENSORS
 from protonet.files.model import Model
-from protonet.views.context import Context
+from protonet.views.fixed_convolution import FixedConvolution, KernelBank
 from protonet.views.forest import Forest
+from protonet.views.kernel_ridge import KernelRidge
 from protonet.views.linear import Linear
 from protonet.views.mlp import MLPView
-from protonet.views.patterns import Bank, Patterns
-from protonet.views.radial import Radial
+from protonet.views.tabular_transformer import TabularTransformer
 from protonet.views.training import ResidualMLPs
-from protonet.views.view import Rows, View
+from protonet.views.view import TrainingRows, View
 from tests.strategies import blobs
 
 
@@ -33,12 +33,12 @@ def make_network(*, learned: bool = True, raw: bool = False) -> PrototypeNetwork
         raw: With the raw features as a view of their own.
     """
     x, y = blobs(0)
-    rows = Rows(x, y, 5)
+    rows = TrainingRows(x, y, 5)
     linear = {scaling: Linear(scaling).fit(rows) for scaling in ("raw", "standardised", "whitened", "robust")}
     radial = [
-        Radial(Linear("standardised"), 2),
-        Radial(Linear("robust"), 2, squash=True),
-        Radial(Linear("standardised"), 1),
+        KernelRidge(Linear("standardised"), 2),
+        KernelRidge(Linear("robust"), 2, squash=True),
+        KernelRidge(Linear("standardised"), 1),
     ]
     views: list[View] = [
         linear["standardised"],
@@ -52,10 +52,10 @@ def make_network(*, learned: bool = True, raw: bool = False) -> PrototypeNetwork
         generator = torch.Generator().manual_seed(0)
         mlps = ResidualMLPs(2, 8, 3, 11, generator)
         torch.nn.init.normal_(mlps.last, generator=generator)
-        views.append(MLPView.of(mlps, linear["raw"].map))
-    patterns = [Patterns(8, True, 0.1), Patterns(8, False, 0.1), Patterns(4, True, 0.1)]
-    views += [each.fit(rows, Bank.fit(rows.features, each.width)) for each in patterns]
-    views.append(Context(2).fit(rows))
+        views.append(MLPView.from_mlps(mlps, linear["raw"].map))
+    patterns = [FixedConvolution(8, True, 0.1), FixedConvolution(8, False, 0.1), FixedConvolution(4, True, 0.1)]
+    views += [each.fit(rows, KernelBank.fit(rows.features, each.width)) for each in patterns]
+    views.append(TabularTransformer(2).fit(rows))
     encoder = Encoder(views, share_weights(views, [1.0] * len(views)), origin=torch.zeros(8), scale=1.5)
     network = PrototypeNetwork(encoder, embedding_dim=encoder.embedding_dim, num_classes=6, temperature=0.07)
     network.set_prototypes(x, y)  # class 5 does not occur

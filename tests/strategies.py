@@ -18,21 +18,25 @@ from torch import Tensor, nn
 from protonet.fit.search import EFFORTS, Search
 from protonet.scoring import Fold
 from protonet.views.budget import plan_encoder
-from protonet.views.forest import ForestKind
-from protonet.views.judge import Judge
-from protonet.views.mlp import MLPKind
-from protonet.views.patterns import PatternKind
-from protonet.views.radial import VIEWS, RadialKind
-from protonet.views.view import Rows
+from protonet.views.evaluation import CandidateEvaluator
+from protonet.views.fixed_convolution import FixedConvolutionFamily
+from protonet.views.forest import ForestFamily
+from protonet.views.kernel_ridge import KERNEL_RIDGE_VIEWS, KernelRidgeFamily
+from protonet.views.mlp import MLPFamily
+from protonet.views.view import TrainingRows
 
 seeds = st.integers(0, 2**31 - 1)
 #: How many damages are tried of each kind of table: PROTONET_FUZZ=10000 tries that many.
 EXAMPLES = int(os.environ.get("PROTONET_FUZZ", "40"))
 #: A search with little of every kind of views, for what must hold whatever is tried: a third of a default fit's time.
-LITTLE = replace(EFFORTS["default"], folds=2).with_kind(RadialKind(VIEWS[1:2], (2.0,), (0.1,)))
-LITTLE = LITTLE.with_kind(PatternKind((0.1,))).with_kind(ForestKind(10)).with_kind(MLPKind(sizes=1, steps=(10,)))
+LITTLE = replace(EFFORTS["default"], folds=2).with_kind(KernelRidgeFamily(KERNEL_RIDGE_VIEWS[1:2], (2.0,), (0.1,)))
+LITTLE = (
+    LITTLE.with_kind(FixedConvolutionFamily((0.1,)))
+    .with_kind(ForestFamily(10))
+    .with_kind(MLPFamily(sizes=1, steps=(10,)))
+)
 #: Linear views alone, where accuracy is not what is tested.
-PLAIN = replace(Search(), folds=3).without(RadialKind).without(ForestKind).without(MLPKind)
+PLAIN = replace(Search(), folds=3).without(KernelRidgeFamily).without(ForestFamily).without(MLPFamily)
 
 
 def blobs(seed: int, *, classes: int = 5, rows: int = 6, dim: int = 8, noise: float = 0.4) -> tuple[Tensor, Tensor]:
@@ -44,14 +48,16 @@ def blobs(seed: int, *, classes: int = 5, rows: int = 6, dim: int = 8, noise: fl
     return centres[labels] + noise * torch.randn(len(labels), dim, generator=generator), labels
 
 
-def judge_noise(held_out: int, reference: float) -> Judge:
+def judge_noise(held_out: int, reference: float) -> CandidateEvaluator:
     """Return a judge of 60 rows of two classes of noise, and of those held out, beside a best loss of each of these."""
     generator = torch.Generator().manual_seed(0)
     n = 60 + held_out
     x, y = torch.randn(n, 4, generator=generator), torch.arange(n) % 2
-    judge = Judge(Rows(x, y, 2), [Fold(torch.arange(60), torch.arange(60, n))], plan_encoder(4, 2, 0))
-    judge.reference = torch.full((held_out,), reference, dtype=torch.float64)
-    return judge
+    evaluator = CandidateEvaluator(
+        TrainingRows(x, y, 2), [Fold(torch.arange(60), torch.arange(60, n))], plan_encoder(4, 2, 0)
+    )
+    evaluator.reference_losses = torch.full((held_out,), reference, dtype=torch.float64)
+    return evaluator
 
 
 def write_columns(path: Path, columns: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from protonet.encoder import Encoder, share_weights
 from protonet.views.linear import Linear
 from protonet.views.mlp import MLPView
 from protonet.views.training import ResidualMLPs
-from protonet.views.view import LinearMap, Rows, View
+from protonet.views.view import LinearMap, TrainingRows, View
 from tests.strategies import blobs
 
 SCALINGS = ("raw", "centred", "whitened")
@@ -16,11 +16,11 @@ SCALINGS = ("raw", "centred", "whitened")
 
 def make_encoder(weights: list[float], *, members: int = 2, seed: int = 0) -> Encoder:
     """Return linear views and a stack of MLPs on the first of them, by weight; views of weight 0 are left out."""
-    rows = Rows(*blobs(seed), 5)
+    rows = TrainingRows(*blobs(seed), 5)
     linear = [Linear(scaling).fit(rows) for scaling in SCALINGS]
     learned = ResidualMLPs(members, 8, 3, 12, torch.Generator().manual_seed(seed))
     torch.nn.init.normal_(learned.last, generator=torch.Generator().manual_seed(seed))
-    views: list[View] = [*linear, MLPView.of(learned, linear[0].map)]
+    views: list[View] = [*linear, MLPView.from_mlps(learned, linear[0].map)]
     used = [view for view, weight in zip(views, weights, strict=True) if weight]
     return Encoder(used, share_weights(used, [weight for weight in weights if weight]), origin=torch.zeros(8))
 
@@ -42,7 +42,7 @@ def test_the_cosine_is_the_weighted_sum_of_the_parts_cosines(weights: list[float
     for view in encoder.list_views():
         assert view.source is not None
         z = view.source(x)
-        parts += list(view.stack(z)) if isinstance(view, MLPView) else [view(z)]
+        parts += list(view.mlps(z)) if isinstance(view, MLPView) else [view(z)]
     cosines = torch.stack([F.cosine_similarity(v[:, None], v[None, :], dim=2) for v in parts])
     embedding = encoder(x)
     assert embedding.shape[1] == encoder.embedding_dim
@@ -82,4 +82,4 @@ def test_what_several_views_read_is_evaluated_and_listed_once() -> None:
     last = sources[2]
     assert isinstance(last, LinearMap)
     rank = last.basis.shape[1]
-    assert encoder.products() == [(8, rank), (rank, 8), *[(8, 3), (3, 12)] * 2]
+    assert encoder.matmul_shapes() == [(8, rank), (rank, 8), *[(8, 3), (3, 12)] * 2]

@@ -19,7 +19,7 @@ from protonet.errors import InputError
 from protonet.estimator import ProtoNetClassifier
 from protonet.fit.crossfit import crossfit, measure_held
 from protonet.fit.solver import solve_problem
-from protonet.views.mlp import MLPKind
+from protonet.views.mlp import MLPFamily
 from tests.strategies import LITTLE, blobs, draw_wine
 
 TENSOR_X, TENSOR_Y = blobs(0)
@@ -36,7 +36,7 @@ SOLUTION = solve_problem([(TENSOR_X, TENSOR_Y)], effort="fast", seed=int(np.rand
 
 
 #: The checks fit more than a hundred times: they need a mixture of views, and no more than that.
-CHEAP = LITTLE.with_kind(MLPKind(sizes=0))
+CHEAP = LITTLE.with_kind(MLPFamily(sizes=0))
 
 
 #: Weights of classes move prototypes and losses; a cosine to a prototype knows no odds.

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from analysis.incontext.made import make_batch
-from protonet.views.cells import FARTHEST, RANKS
-from protonet.views.transformer import CHANNELS, CODES
+from protonet.views.cells import MAX_Z, RANK_SCALE
+from protonet.views.transformer import CELL_CHANNELS, CLASS_CODES
 
 TOLD, LEVELS = 3, 12  #: Channels of numbers; levels of a category, at the most.
 COPIES = 4  #: New rows that are labelled ones: what is known of them must not mislead.
@@ -28,8 +28,8 @@ class Columns(NamedTuple):
 class Episodes(NamedTuple):
     """Tables of one size; the first n rows are labelled."""
 
-    cells: Tensor  #: (tables, rows, columns, CHANNELS)
-    classes: Tensor  #: (tables, rows) int64 < CODES
+    cells: Tensor  #: (tables, rows, columns, CELL_CHANNELS)
+    classes: Tensor  #: (tables, rows) int64 < CLASS_CODES
     known: Tensor  #: (tables, rows) bool: does a labelled row have the class?
 
 
@@ -38,8 +38,8 @@ def make_episodes(
 ) -> Episodes:
     """Return episodes of made tables, with about ``per_class`` labelled rows per class or more."""
     rows = 2 * labelled + new
-    x, y = make_batch(generator, tables, rows, columns, min(CODES, max(2, labelled // per_class)))
-    counts = F.one_hot(y, CODES).sum(dim=1).float()
+    x, y = make_batch(generator, tables, rows, columns, min(CLASS_CODES, max(2, labelled // per_class)))
+    counts = F.one_hot(y, CLASS_CODES).sum(dim=1).float()
     balanced = torch.rand(tables, 1, generator=generator) < 0.65  # as many of each class, or as rows come
     chosen = torch.multinomial(torch.where(balanced, 1 / counts.gather(1, y), 1.0), labelled, generator=generator)
     others = torch.ones(tables, rows).scatter_(1, chosen, 0.0)
@@ -47,7 +47,7 @@ def make_episodes(
     again = chosen[:, torch.randint(labelled, (COPIES,), generator=generator)]
     order = torch.cat([chosen, asked, again], dim=1)
     x = x.gather(1, order[:, :, None].expand(*order.shape, columns))
-    names = torch.rand(tables, CODES, generator=generator).argsort(dim=1)
+    names = torch.rand(tables, CLASS_CODES, generator=generator).argsort(dim=1)
     return read_columns(generator, _sort_columns(generator, x, labelled), names.gather(1, y.gather(1, order)), labelled)
 
 
@@ -80,18 +80,18 @@ def _sort_columns(generator: torch.Generator, x: Tensor, labelled: int) -> Colum
 def read_columns(generator: torch.Generator, columns: Columns, classes: Tensor, labelled: int) -> Episodes:
     """Return the cells as `protonet.views.cells.Cells` has them, in batches; levels of categories get random codes."""
     number, gap, category, level = columns
-    shape = (len(number), number.shape[2], LEVELS, CHANNELS - TOLD)
+    shape = (len(number), number.shape[2], LEVELS, CELL_CHANNELS - TOLD)
     codes = torch.randn(shape, generator=generator)
     share = F.one_hot(level[:, :labelled], LEVELS).float().mean(dim=1)  # (tables, columns, LEVELS)
     spread = (share * (1 - share)).sum(dim=2).clamp_min(1e-4).sqrt()[..., None, None]
     codes = (codes - (share[..., None] * codes).sum(dim=2, keepdim=True)) / spread
-    chosen = level.transpose(1, 2)[..., None].expand(*level.transpose(1, 2).shape, CHANNELS - TOLD)
+    chosen = level.transpose(1, 2)[..., None].expand(*level.transpose(1, 2).shape, CELL_CHANNELS - TOLD)
     told = codes.gather(2, chosen).transpose(1, 2)
     numbers = torch.stack(
-        [_scale(number, labelled), RANKS * _rank(number, labelled), _scale(gap.float(), labelled)], dim=3
+        [_scale(number, labelled), RANK_SCALE * _rank(number, labelled), _scale(gap.float(), labelled)], dim=3
     )
     numbers, told = numbers.masked_fill(category[..., None], 0), told.masked_fill(~category[..., None], 0)
-    known = (F.one_hot(classes[:, :labelled], CODES).sum(dim=1) > 0).gather(1, classes)
+    known = (F.one_hot(classes[:, :labelled], CLASS_CODES).sum(dim=1) > 0).gather(1, classes)
     return Episodes(torch.cat([numbers, told], dim=3), classes, known)
 
 
@@ -99,7 +99,7 @@ def _scale(values: Tensor, labelled: int) -> Tensor:
     mean = values[:, :labelled].mean(dim=1, keepdim=True)
     deviation = values[:, :labelled].std(dim=1, keepdim=True, correction=0)
     z = torch.where(deviation > 1e-6, (values - mean) / deviation.clamp_min(1e-6), 0.0)
-    return z.clamp(-FARTHEST, FARTHEST)
+    return z.clamp(-MAX_Z, MAX_Z)
 
 
 def _rank(values: Tensor, labelled: int) -> Tensor:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from protonet.views.transformer import CODES
+from protonet.views.transformer import CLASS_CODES
 
 #: Tables in a batch come from these families, as often as they are named.
 ACTIVATIONS, SMOOTH_WAVES, MOST_DEPTH = 9, 48, 6
@@ -92,8 +92,8 @@ def _draw_causes(generator: torch.Generator, tables: int, rows: int, columns: in
 
 def _cut(generator: torch.Generator, score: Tensor, counts: Tensor, even: Tensor) -> Tensor:
     """Return scores (tables, rows) cut into classes at random places, even ones or not."""
-    weight = -_uniform(generator, len(score), CODES).clamp_min(1e-9).log()
-    weight = torch.where(even[:, None], 1 + 0.2 * weight, 0.5 + weight) * (torch.arange(CODES) < counts[:, None])
+    weight = -_uniform(generator, len(score), CLASS_CODES).clamp_min(1e-9).log()
+    weight = torch.where(even[:, None], 1 + 0.2 * weight, 0.5 + weight) * (torch.arange(CLASS_CODES) < counts[:, None])
     places = (weight.cumsum(1) / weight.sum(dim=1, keepdim=True))[:, :-1]
     classes = (_rank(score)[:, :, None] / score.shape[1] >= places[:, None]).sum(dim=2)
     return torch.minimum(classes, (counts - 1)[:, None])
@@ -120,7 +120,7 @@ def _make_causal(
     nodes = nodes.gather(2, order)
     x, others = nodes[:, :, :columns], nodes[:, :, columns:]
     score = others[:, :, 0] + others[:, :, 1] * (_uniform(generator, tables, 1) < 0.5)
-    rivals = _standardise(others[:, :, 1 : 1 + CODES])
+    rivals = _standardise(others[:, :, 1 : 1 + CLASS_CODES])
     absent = torch.arange(rivals.shape[2]) >= counts[:, None, None]
     largest = rivals.masked_fill(absent, -9.0).argmax(dim=2)
     one = (_uniform(generator, tables) < 0.75) | (counts > rivals.shape[2])
@@ -133,7 +133,7 @@ def _make_groups(
 ) -> tuple[Tensor, Tensor]:
     """The class first: columns differ between classes by place and spread, as much as it happens; some are in parts."""
     y = _classes(generator, counts, rows)
-    share = _uniform(generator, tables, CODES) * (torch.arange(CODES) < counts[:, None])
+    share = _uniform(generator, tables, CLASS_CODES) * (torch.arange(CLASS_CODES) < counts[:, None])
     share = (share / share.sum(dim=1, keepdim=True)).cumsum(1)
     skewed = (_uniform(generator, tables, rows)[:, :, None] > share[:, None]).sum(dim=2)
     uneven = _uniform(generator, tables, 1) < 0.4
@@ -142,9 +142,9 @@ def _make_groups(
     place = (3 * y + _whole(generator, 2**20, tables, rows) % parts)[:, :, None].expand(tables, rows, columns)
     useful = (_uniform(generator, tables, 1, columns) < _uniform(generator, tables, 1, 1) ** 0.7).float()
     strength = torch.exp(0.7 * _normal(generator, tables, 1, columns)) * (0.5 + 2 * _uniform(generator, tables, 1, 1))
-    mean = _normal(generator, tables, 3 * CODES, columns) * useful * strength
+    mean = _normal(generator, tables, 3 * CLASS_CODES, columns) * useful * strength
     differs = useful * (_uniform(generator, tables, 1, 1) < 0.4)
-    spread = torch.exp(0.7 * _normal(generator, tables, 3 * CODES, columns) * differs)
+    spread = torch.exp(0.7 * _normal(generator, tables, 3 * CLASS_CODES, columns) * differs)
     turn = _normal(generator, tables, columns, columns) * 1.5 / math.sqrt(columns)
     turn = turn * _uniform(generator, tables, 1, 1) * (_uniform(generator, tables, 1, 1) < 0.5)
     noise = _draw_causes(generator, tables, rows, columns) @ (torch.eye(columns) + turn)
@@ -185,10 +185,10 @@ def _make_smooth(
     z = _standardise(x @ use) * (_uniform(generator, tables, 1, inner) < 0.45)
     rate = _normal(generator, tables, inner, SMOOTH_WAVES) * (0.1 + 0.9 * _uniform(generator, tables, 1, 1))
     waves = torch.cos(z @ rate + 6.3 * _uniform(generator, tables, 1, SMOOTH_WAVES))
-    smooth = waves @ _normal(generator, tables, SMOOTH_WAVES, CODES)
-    linear = z @ _normal(generator, tables, inner, CODES) + 0.5 * _normal(generator, tables, 1, CODES)
+    smooth = waves @ _normal(generator, tables, SMOOTH_WAVES, CLASS_CODES)
+    linear = z @ _normal(generator, tables, inner, CLASS_CODES) + 0.5 * _normal(generator, tables, 1, CLASS_CODES)
     score = torch.where(_uniform(generator, tables, 1, 1) < 0.5, smooth, linear)
-    return x, score.masked_fill(torch.arange(CODES) >= counts[:, None, None], -99.0).argmax(dim=2)
+    return x, score.masked_fill(torch.arange(CLASS_CODES) >= counts[:, None, None], -99.0).argmax(dim=2)
 
 
 def _make_pairs(

@@ -11,7 +11,7 @@ import torch
 from analysis.incontext.episodes import COPIES, LEVELS, Columns, Episodes, read_columns
 from analysis.shared.packaged import INSTALL, is_held_out, is_reported, list_tables, name_table
 from protonet.errors import raise_input_error
-from protonet.views.transformer import CODES
+from protonet.views.transformer import CLASS_CODES
 
 LEAST_ROWS, MOST_ROWS, MOST_LEVELS, LEAST_OF_CLASS = 40, 1500, 60, 4
 
@@ -117,10 +117,10 @@ def _make_classes(rng: np.random.Generator, column: Column, labelled: int) -> np
     enough = rng.permutation(np.flatnonzero(sizes >= LEAST_OF_CLASS))
     if len(enough) < 2:
         return np.full(len(classes), -1)
-    most = min(len(enough), CODES, max(2, labelled))
+    most = min(len(enough), CLASS_CODES, max(2, labelled))
     enough = enough[: int(rng.integers(2, most + 1)) if rng.random() < 0.4 else most]
     names = np.full(len(sizes) + 1, -1)  # the last one is that of no class
-    names[enough] = rng.permutation(CODES)[: len(enough)]
+    names[enough] = rng.permutation(CLASS_CODES)[: len(enough)]
     numbered: np.ndarray = names[classes]
     return numbered
 

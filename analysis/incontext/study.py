@@ -23,8 +23,8 @@ from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import mean_and_error
 from protonet._writing import write_whole
 from protonet.ui.text import format_table
-from protonet.views.context import NUMBERS, load_numbers
-from protonet.views.transformer import CODES, SIZE, unpack
+from protonet.views.tabular_transformer import WEIGHTS_FILE, load_pretrained_weights
+from protonet.views.transformer import CLASS_CODES, WEIGHT_COUNT, unpack_weights
 
 #: Labelled rows, columns and fewest rows per class of the tables that are judged on, and how many of each.
 SIZES, COUNT = ((4, 3, 2), (10, 8, 5), (20, 3, 5), (20, 20, 5), (60, 10, 10), (100, 5, 10)), 64
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> Report:
     """Train what is left to train, and compare."""
     path = Path(options.folder) / "state.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
-    start = load_numbers() if options.again else None
+    start = load_pretrained_weights() if options.again else None
     trainer = Trainer(options.tables, None if start is None else start.view(torch.float16))
     if path.exists():
         trainer.restore(torch.load(path, weights_only=True))
@@ -64,14 +64,14 @@ def run(options: argparse.Namespace) -> Report:
 
         trainer.run(path, progress)
     if options.write:
-        write_whole(NUMBERS, lambda file: np.save(file, trainer.numbers().numpy()))
+        write_whole(WEIGHTS_FILE, lambda file: np.save(file, trainer.numbers().numpy()))
     rows = compare(trainer.numbers())
-    return Report(rows, tabulate(rows) + NOTE.format(count=COUNT, size=SIZE, tables=trainer.tables))
+    return Report(rows, tabulate(rows) + NOTE.format(count=COUNT, size=WEIGHT_COUNT, tables=trainer.tables))
 
 
 def compare(numbers: torch.Tensor) -> list[dict[str, Any]]:
     """Return how often the transformer, a forest and a linear model are right on tables that are new to it."""
-    weights, real = unpack(numbers), Real(judged=True)
+    weights, real = unpack_weights(numbers), Real(judged=True)
     rows: list[dict[str, Any]] = []
     for kind in ("made", "real"):
         for labelled, columns, per_class in tqdm(SIZES, unit="size", desc=kind, dynamic_ncols=True):
@@ -94,7 +94,7 @@ def _judge(weights: dict[str, torch.Tensor], episodes: Episodes, labelled: int) 
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - optional
 
     new = slice(labelled, labelled + NEW)
-    seen = F.one_hot(episodes.classes[:, :labelled], CODES).sum(dim=1) > 0
+    seen = F.one_hot(episodes.classes[:, :labelled], CLASS_CODES).sum(dim=1) > 0
     guess = classify(weights, episodes, labelled)[1].masked_fill(~seen[:, None], -2).argmax(dim=2).numpy()
     right: dict[str, list[float]] = {"transformer": [], "forest": [], "logistic": []}
     tables = zip(guess, episodes.cells.flatten(2).numpy(), episodes.classes.numpy(), strict=True)

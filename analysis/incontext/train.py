@@ -16,7 +16,15 @@ from torch import Tensor
 from analysis.incontext.episodes import Episodes, make_episodes
 from analysis.incontext.real import Real
 from protonet._writing import write_whole
-from protonet.views.transformer import CODES, SHAPES, SIZE, Weights, embed, memorise, unpack
+from protonet.views.transformer import (
+    CLASS_CODES,
+    WEIGHT_COUNT,
+    WEIGHT_SHAPES,
+    TransformerWeights,
+    embed_rows,
+    encode_labelled_rows,
+    unpack_weights,
+)
 
 CELLS, NEW = 8000, 28  #: Cells of a step, about, and new rows of a table.
 RATE, WARM, FALL, DECAY = 4e-3, 50, 0.5, 0.01  #: The step size rises for so many steps, and falls in the last half.
@@ -40,21 +48,21 @@ def draw_size(generator: torch.Generator) -> tuple[int, int, int, int]:
     return tables, labelled, columns, (1, 2, 3, 5, 5, 8)[int(torch.randint(6, (), generator=generator))]
 
 
-def classify(weights: Weights, episodes: Episodes, labelled: int) -> tuple[Tensor, Tensor]:
-    """Return cosines (tables, new rows, CODES) by prototypes of rows that were told their class, and as new ones."""
+def classify(weights: TransformerWeights, episodes: Episodes, labelled: int) -> tuple[Tensor, Tensor]:
+    """Compute cosines (tables, new rows, CLASS_CODES) to prototypes of labelled rows, and of these as new rows."""
     cells, classes, _ = episodes
-    memory = memorise(weights, cells[:, :labelled], classes[:, :labelled])
-    read = embed(weights, torch.cat([cells[:, labelled:], cells[:, :labelled]], dim=1), memory)
+    memory = encode_labelled_rows(weights, cells[:, :labelled], classes[:, :labelled])
+    read = embed_rows(weights, torch.cat([cells[:, labelled:], cells[:, :labelled]], dim=1), memory)
     new, again = read.split([cells.shape[1] - labelled, labelled], dim=1)
-    hot = F.one_hot(classes[:, :labelled], CODES).to(new)
+    hot = F.one_hot(classes[:, :labelled], CLASS_CODES).to(new)
     prototypes = F.normalize(hot.transpose(1, 2) @ again, dim=2)
     return new @ memory.prototypes.transpose(1, 2), new @ prototypes.transpose(1, 2)
 
 
-def judge(weights: Weights, factor: Tensor, episodes: Episodes, labelled: int) -> tuple[Tensor, Tensor]:
+def judge(weights: TransformerWeights, factor: Tensor, episodes: Episodes, labelled: int) -> tuple[Tensor, Tensor]:
     """Return the loss, and the share of new rows that are right, of those whose class is known."""
     _, classes, known = episodes
-    absent = (F.one_hot(classes[:, :labelled], CODES).sum(dim=1) == 0)[:, None]
+    absent = (F.one_hot(classes[:, :labelled], CLASS_CODES).sum(dim=1) == 0)[:, None]
     truth = classes[:, labelled:].masked_fill(~known[:, labelled:], -100)
     logits = [(factor * cosines).masked_fill(absent, -1e9) for cosines in classify(weights, episodes, labelled)]
     told, new = (F.cross_entropy(part.transpose(1, 2), truth) for part in logits)
@@ -67,7 +75,7 @@ class Trainer:
 
     Args:
         goal: Tables that it sees in all.
-        numbers: (SIZE,) to begin with, those of an earlier run; None for random ones.
+        numbers: (WEIGHT_COUNT,) to begin with, those of an earlier run; None for random ones.
     """
 
     def __init__(self, goal: int, numbers: Tensor | None = None) -> None:
@@ -75,10 +83,10 @@ class Trainer:
         seed = 0 if numbers is None else zlib.crc32(numbers.numpy().tobytes())  # other tables than before
         self.generator = torch.Generator().manual_seed(seed)
         self.real = Real(judged=False)
-        self.weights = {name: _start(name, shape, self.generator) for name, shape in SHAPES.items()}
+        self.weights = {name: _start(name, shape, self.generator) for name, shape in WEIGHT_SHAPES.items()}
         self.rate, self.fall = (RATE, FALL) if numbers is None else (AGAIN, 1.0)
         if numbers is not None:
-            for name, value in unpack(numbers).items():
+            for name, value in unpack_weights(numbers).items():
                 self.weights[name] = value.clone().requires_grad_()
         self.factor = torch.tensor(2.0, requires_grad=True)  #: Logarithm of what multiplies cosines.
         self.average = [value.detach().clone() for value in self.values]
@@ -156,9 +164,9 @@ class Trainer:
             optimizer.load_state_dict(stored)
 
     def numbers(self) -> Tensor:
-        """Return the mean weights as `protonet.views.transformer.unpack` takes them, (SIZE,) float16."""
+        """Return the mean weights as `protonet.views.transformer.unpack` takes them, (WEIGHT_COUNT,) float16."""
         flat = torch.cat([mean.flatten() for mean in self.average[:-1]])
-        assert len(flat) == SIZE
+        assert len(flat) == WEIGHT_COUNT
         return flat.half()
 
 
@@ -176,4 +184,4 @@ def _start(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Ten
 
 def _count_inputs(name: str, shape: tuple[int, ...]) -> int:
     """Return the width of what a matrix, or the matrix of a bias, reads."""
-    return SHAPES[name.removesuffix("_bias")][1] if len(shape) == 1 else shape[1]
+    return WEIGHT_SHAPES[name.removesuffix("_bias")][1] if len(shape) == 1 else shape[1]

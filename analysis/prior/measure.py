@@ -20,7 +20,7 @@ from protonet.fit.search import Search, explore
 from protonet.fit.solver import PARAM_LIMIT, untouched_globals
 from protonet.losses import class_means
 from protonet.views.budget import plan_encoder
-from protonet.views.view import Rows, Specification, View
+from protonet.views.view import TrainingRows, View, ViewSpec
 
 
 class Measured(NamedTuple):
@@ -49,16 +49,16 @@ def measure(task: Task) -> dict[str, np.ndarray]:
         explored = explore(problem.rows, plan_encoder(task.x.shape[1], num_classes, PARAM_LIMIT), Search())
         if explored is None:
             return {}
-        fitted: dict[Specification, View] = {}
+        fitted: dict[ViewSpec, View] = {}
         rows, test = explored.rows, ((torch.from_numpy(task.test_x) - problem.origin) / problem.scale).float()
-        judged = torch.stack([_classify(each.specification, rows, fitted, test) for each in explored.candidates])
+        judged = torch.stack([_classify(each.spec, rows, fitted, test) for each in explored.candidates])
     held = torch.stack([each.cosines for each in explored.candidates])
     return {
         "name": np.array(task.name),
         "kin": np.array(task.kin),
-        "traits": mark_traits([each.specification for each in explored.candidates]).numpy(),
+        "traits": mark_traits([each.spec for each in explored.candidates]).numpy(),
         "held": held.numpy().astype(np.float16),
-        "labels": explored.judge.labels.numpy().astype(np.int16),
+        "labels": explored.evaluator.labels.numpy().astype(np.int16),
         "judged": judged.numpy().astype(np.float16),
         "truth": task.test_y.astype(np.int16),
         "x": rows.features.numpy(),
@@ -70,9 +70,9 @@ def measure(task: Task) -> dict[str, np.ndarray]:
     }
 
 
-def _classify(specification: Specification, rows: Rows, fitted: dict[Specification, View], test: Tensor) -> Tensor:
+def _classify(spec: ViewSpec, rows: TrainingRows, fitted: dict[ViewSpec, View], test: Tensor) -> Tensor:
     """Return the cosines (m, classes) of rows (m, dim) to the prototypes of a view that is fitted to all rows."""
-    view = fit_view(specification, rows, fitted)
+    view = fit_view(spec, rows, fitted)
 
     def embed(x: Tensor) -> Tensor:
         parts: Tensor = view(x if view.source is None else view.source(x))
@@ -104,7 +104,7 @@ def load_measured(path: Path) -> Measured | None:
     held = torch.from_numpy(arrays["held"].astype(np.float32))
     blocks = whole["blocks"] if len(whole["blocks"]) else None
     shifts = tuple(arrays["shifts"].tolist())
-    rows = Rows(torch.from_numpy(arrays["x"]), whole["y"], held.shape[2], shifts=shifts, blocks=blocks)
+    rows = TrainingRows(torch.from_numpy(arrays["x"]), whole["y"], held.shape[2], shifts=shifts, blocks=blocks)
     traits, judged = torch.from_numpy(arrays["traits"]), bool(arrays["was_judged"])
     evidence = gather_evidence(rows, traits, list(held), whole["labels"] if judged else None)
     cosines = torch.from_numpy(arrays["judged"])

@@ -50,7 +50,7 @@ class Record:
         name, takes, digest, licence = (stored.entry(key, str) for key in ("name", "takes", "digest", "licence"))
         expect(takes in TAKES, "a representation of something else than texts and pictures")
         expect(name.isprintable() and len(name) <= LONGEST, "a representation without a usable name")
-        return cls(name, takes, stored.whole("width", WIDEST, low=1), digest, licence)
+        return cls(name, takes, stored.get_int("width", WIDEST, low=1), digest, licence)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from protonet.files.archive import VERSION, VersionError, check_facts, read_arch
 from protonet.files.network import describe_network, restore_network
 from protonet.network import PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
-from protonet.views.config import expect, expect_sound
+from protonet.views.config import expect, expect_finite
 
 #: Prefixes of the names of tensors: of the network, of the columns of tables, and of what only updates need.
 NETWORK, COLUMNS, HELD = "network.", "columns.", "held."
@@ -179,7 +179,7 @@ def _make_model(config: dict[str, Any], tensors: dict[str, Tensor], *, held: boo
     if not held:
         return Model(network, classes, names, config["metadata"], {}, encoding)
     for name, tensor in kept.items():
-        expect_sound(name, tensor)
+        expect_finite(name, tensor)
     restored = tuple(map(restore_network, folds, fold_states))
     alike = all(each.sums.shape[:1] == network.sums.shape[:1] for each in restored)
     alike = alike and all(fold["input_dim"] == input_dim for fold in folds)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from protonet.encoder import Encoder
 from protonet.network import PrototypeNetwork
-from protonet.views import KINDS, SOURCES
+from protonet.views import SOURCES, VIEW_FAMILIES
 from protonet.views.config import check_tensors, expect
 from protonet.views.view import Component, Source, View
 
@@ -55,7 +55,7 @@ def build_network(config: Any) -> PrototypeNetwork:
         sources.append(kind(source_config))
     views: list[View] = []
     for entry in _take_entries(config, "views"):
-        view, number = _find_kind(entry, [view for _, view in KINDS]), entry.pop("source", None)
+        view, number = _find_kind(entry, [view for _, view in VIEW_FAMILIES]), entry.pop("source", None)
         expect(number is None or (type(number) is int and 0 <= number < len(sources)), "a view of an unknown source")
         views.append(view(view.config_type.from_json(entry), None if number is None else sources[number]))
         expect(views[-1].input_dim == dim, "a view of another number of features")

@@ -57,7 +57,7 @@ class Nodes:
 
         return self.add("Cast", value, to=getattr(TensorProto, dtype))
 
-    def city_blocks(self, z: str, landmarks: Array) -> str:
+    def l1_distances(self, z: str, landmarks: Array) -> str:
         """Add the sums of absolute differences, landmark by landmark: all at once would not fit."""
         from onnx import TensorProto, helper  # noqa: PLC0415 - optional
 

@@ -287,7 +287,7 @@ def group_strangers(solution: Solution) -> list[list[int]]:
     if pooled is None or problem.pool is None or pooled.losses is None:
         return []
     n = len(problem.rows.labels)
-    some = problem.rows.take(torch.arange(0, n, -(-n // GROUPS.most)))  # rows are in the order of their labels
+    some = problem.rows.select(torch.arange(0, n, -(-n // GROUPS.most)))  # rows are in the order of their labels
     rows = torch.cat([some.features, problem.pool.features])
     with untouched_globals():
         network = fit_rows(problem.rows, solution.choice._replace(views=leave_out(solution.choice.views, 1.0)))

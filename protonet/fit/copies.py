@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from protonet.losses import CHUNK
-from protonet.views.view import Rows
+from protonet.views.view import TrainingRows
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ def hash_rows(x: Tensor) -> Tensor:
     return (bits * (factors | 1)).sum(dim=1)
 
 
-def pool_copies(rows: Rows) -> tuple[Rows, int, Tensor | None, Tensor]:
+def pool_copies(rows: TrainingRows) -> tuple[TrainingRows, int, Tensor | None, Tensor]:
     """Merge equal rows of one class and one group into one row of their weight; group duplicates.
 
     Args:
@@ -247,12 +247,12 @@ def pool_copies(rows: Rows) -> tuple[Rows, int, Tensor | None, Tensor]:
         numbers = copies[first]
     same = (rows.features[1:] == rows.features[:-1]).all(dim=1) & (rows.labels[1:] == rows.labels[:-1])
     same &= copies[1:] == copies[:-1]
-    if rows.described is not None:
-        same &= rows.described[1:] == rows.described[:-1]
+    if rows.is_class_name is not None:
+        same &= rows.is_class_name[1:] == rows.is_class_name[:-1]
     new = torch.cat([torch.tensor([True]), ~same])
     places = new.cumsum(dim=0) - 1
     weights = torch.bincount(places, rows.weights).to(torch.float64)
-    rows = rows._replace(groups=copies).take(new)
+    rows = rows._replace(groups=copies).select(new)
     if groups is None and len(copies.unique()) == len(rows.labels):  # every duplicate was merged
         rows = rows._replace(groups=None)
     return rows._replace(weights=weights), repeated, numbers, places

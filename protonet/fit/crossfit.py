@@ -27,7 +27,7 @@ from protonet.network import PrototypeNetwork
 from protonet.scoring import Fold, split_folds
 from protonet.views.config import expect
 from protonet.views.covariance import shrink_covariance
-from protonet.views.view import Rows
+from protonet.views.view import TrainingRows
 
 #: With fewer rows per class, a fold more or less is felt.
 FEW_ROWS = 20
@@ -90,7 +90,7 @@ def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progre
     features = problem.features_as_they_came(judged)
     groups = torch.full_like(judged, -1) if rows.groups is None else rows.groups[judged]
     network = solution.network.cpu()
-    return Crossfit(network, tuple(models), features, labels[judged], rows.times[judged], fold, groups, offset)
+    return Crossfit(network, tuple(models), features, labels[judged], rows.sample_counts[judged], fold, groups, offset)
 
 
 def list_tensors(crossed: Crossfit) -> dict[str, Tensor]:
@@ -146,13 +146,13 @@ def split_rows(problem: Problem, number: int = 0) -> list[Fold]:
     """Return the folds that `crossfit` holds out of a problem's rows, or others of another ``number``."""
     rows = problem.rows
     generator = torch.Generator().manual_seed(rows.seed + 1 + number)
-    return split_folds(rows.labels, rows.num_classes, generator, groups=rows.groups, described=rows.described)
+    return split_folds(rows.labels, rows.num_classes, generator, groups=rows.groups, is_class_name=rows.is_class_name)
 
 
 def _fit_without(solution: Solution, fold: Fold, deadline: float) -> PrototypeNetwork:
     """Return a network that has nothing of the rows of a fold, neither of its parts nor the choice of them."""
-    problem, choice = solution.problem, solution.choose_without(fold.judge)
-    return fit_choice(problem._replace(rows=problem.rows.take(fold.fit)), choice, deadline)
+    problem, choice = solution.problem, solution.choose_without(fold.held_out)
+    return fit_choice(problem._replace(rows=problem.rows.select(fold.train)), choice, deadline)
 
 
 def _measure_offset(solution: Solution, folds: list[Fold], models: list[PrototypeNetwork], deadline: float) -> Tensor:
@@ -166,11 +166,11 @@ def _measure_offset(solution: Solution, folds: list[Fold], models: list[Prototyp
     differences = [torch.zeros(0, dtype=torch.float64)]
     for one in range(0, len(folds) - 1, 2) if few and len(folds) > 2 else ():
         left = torch.ones_like(labels, dtype=torch.bool)
-        left[torch.cat([folds[one].judge, folds[one + 1].judge])] = False
+        left[torch.cat([folds[one].held_out, folds[one + 1].held_out])] = False
         pair = Fold(left.nonzero().flatten(), (~left).nonzero().flatten())
         network = _fit_without(solution, pair, deadline)
         for number in (one, one + 1):
-            rows = folds[number].judge[network.seen[labels[folds[number].judge]]]
+            rows = folds[number].held_out[network.seen[labels[folds[number].held_out]]]
             x = problem.features_as_they_came(rows)
             scores = [_score_rows(each, x, solution.network) for each in (models[number], network)]
             differences.append(scores[0] - scores[1])
@@ -246,7 +246,7 @@ def repeat_held(
                     return (total / count).log()
                 network = _fit_without(solution, fold, deadline)
                 with torch.no_grad():
-                    again[fold.judge] = network(problem.features_as_they_came(fold.judge)).double().softmax(dim=1)
+                    again[fold.held_out] = network(problem.features_as_they_came(fold.held_out)).double().softmax(dim=1)
             again = again[torch.cat(places)]
             total += torch.where(again.isnan(), total / count, again)  # a row that these folds never hold out
             count += 1
@@ -300,10 +300,12 @@ def predict_baselines(problem: Problem) -> dict[str, Tensor]:
     return {name: torch.cat([_score(each, problem.rows, fold) for fold in folds]) for name, each in baselines.items()}
 
 
-def _score(score: Callable[..., Tensor], rows: Rows, fold: Fold) -> Tensor:
+def _score(score: Callable[..., Tensor], rows: TrainingRows, fold: Fold) -> Tensor:
     """Return the scores of a baseline, fitted without a fold, of its rows."""
-    fitted = rows.take(fold.fit)
-    return score(fitted.features, fitted.labels, rows.features[fold.judge], rows.num_classes, fitted.shares)
+    fitted = rows.select(fold.train)
+    return score(
+        fitted.features, fitted.labels, rows.features[fold.held_out], rows.num_classes, fitted.class_balanced_weights
+    )
 
 
 def score_cosine(x: Tensor, labels: Tensor, queries: Tensor, num_classes: int, weights: Tensor | None = None) -> Tensor:

@@ -53,9 +53,9 @@ def draw_curve(
     """
     problem, folds = solution.problem, split_rows(solution.problem)
     labels, classes = problem.rows.labels, problem.rows.num_classes
-    described = problem.rows.described
+    described = problem.rows.is_class_name
     described = torch.zeros_like(labels, dtype=torch.bool) if described is None else described
-    whole = sum(len(fold.fit) for fold in folds) / len(folds) / classes
+    whole = sum(len(fold.train) for fold in folds) / len(folds) / classes
     found = {whole: predict_held(crossed).argmax(dim=1) == crossed.labels}
     shares = [share for share in (0.5**halving for halving in range(1, HALVINGS + 1)) if share * whole >= FEWEST]
     with untouched_globals():
@@ -65,13 +65,13 @@ def draw_curve(
             for fold in folds:
                 if time.monotonic() >= deadline:
                     return Curve(sorted(found), torch.stack([found[size] for size in sorted(found)]))
-                samples = thin_rows(labels, fold.fit[~described[fold.fit]], share, generator)
+                samples = thin_rows(labels, fold.train[~described[fold.train]], share, generator)
                 some = torch.cat([samples, described.nonzero().flatten()]).sort().values
-                choice = solution.choose_without(fold.judge)
-                network = fit_choice(problem._replace(rows=problem.rows.take(some)), choice, deadline)
+                choice = solution.choose_without(fold.held_out)
+                network = fit_choice(problem._replace(rows=problem.rows.select(some)), choice, deadline)
                 with torch.no_grad():
-                    logits = network(problem.features_as_they_came(fold.judge))
-                right.append(logits.argmax(dim=1) == labels[fold.judge])
+                    logits = network(problem.features_as_they_came(fold.held_out))
+                right.append(logits.argmax(dim=1) == labels[fold.held_out])
                 rows += len(samples)
             found[rows / len(folds) / classes] = torch.cat(right)
     return Curve(sorted(found), torch.stack([found[size] for size in sorted(found)]))

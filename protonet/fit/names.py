@@ -23,7 +23,7 @@ from protonet.fit.search import RAW, Search
 from protonet.losses import class_means
 from protonet.scoring import fit_temperature
 from protonet.tables.columns.encoding import Encoding
-from protonet.views.linear import LinearKind
+from protonet.views.linear import LinearFamily
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ EMPTY = {
 #: From here on, Chinese, Japanese and Korean signs stand for a syllable or a word each, and count as two letters.
 SIGNS = "\u2e80"
 #: What is learned from where there are names alone: whatever else is tried has no row to be judged by.
-ALONE = Search((LinearKind((RAW.scaling,)),), folds=0)
+ALONE = Search((LinearFamily((RAW.scaling,)),), folds=0)
 
 
 def find_words(name: str | int) -> str:

@@ -18,7 +18,7 @@ from protonet.losses import CHUNK
 from protonet.metrics import score_known
 from protonet.network import PrototypeNetwork
 from protonet.scoring import fit_temperature, split_folds, worse_by_one_error
-from protonet.views.view import Rows, Specification, View
+from protonet.views.view import TrainingRows, View, ViewSpec
 
 
 @dataclass(frozen=True)
@@ -65,21 +65,21 @@ def _in_units(network: PrototypeNetwork, origin: Tensor, scale: float) -> Protot
     return result.eval()
 
 
-def fit_rows(rows: Rows, choice: Choice, deadline: float = math.inf) -> PrototypeNetwork:
+def fit_rows(rows: TrainingRows, choice: Choice, deadline: float = math.inf) -> PrototypeNetwork:
     """Do what `fit_choice` does, to labelled rows alone; the network is for features in their units, where they are."""
     rows = rows._replace(shifts=choice.shifts, deadline=deadline)
-    fitted: dict[Specification, View] = {}
-    for specification, _ in sorted(choice.views, key=lambda view: -view[1]):
+    fitted: dict[ViewSpec, View] = {}
+    for spec, _ in sorted(choice.views, key=lambda view: -view[1]):
         if not fitted or time.monotonic() < deadline:
-            fit_view(specification, rows, fitted)
-    chosen = [(fitted[specification], weight) for specification, weight in choice.views if specification in fitted]
+            fit_view(spec, rows, fitted)
+    chosen = [(fitted[spec], weight) for spec, weight in choice.views if spec in fitted]
     views = [view for view, _ in chosen]
     weights = share_weights(views, [weight for _, weight in chosen])
     encoder = Encoder(views, weights, origin=rows.features.new_zeros(rows.features.shape[1]))
     network = PrototypeNetwork(
         encoder, embedding_dim=encoder.embedding_dim, num_classes=rows.num_classes, temperature=choice.temperature
     )
-    network.to(rows.features.device).set_prototypes(rows.features, rows.labels, rows.times)
+    network.to(rows.features.device).set_prototypes(rows.features, rows.labels, rows.sample_counts)
     return network.eval()
 
 
@@ -115,7 +115,7 @@ def believe(problem: Problem, network: PrototypeNetwork) -> tuple[Tensor, Tensor
     """
     assert problem.pool is not None
     n = len(problem.rows.labels)
-    some = problem.rows.take(torch.arange(0, n, -(-n // POOLING.most_seeds)))  # rows are in the order of their labels
+    some = problem.rows.select(torch.arange(0, n, -(-n // POOLING.most_seeds)))  # rows are in the order of their labels
     rows = torch.cat([some.features, problem.pool.features])
     embedding = torch.cat([network.embed(part.to(problem.device)) for part in rows.split(CHUNK)])
     logits = (embedding[len(some.labels) :] @ network.prototypes.T) / network.temperature
@@ -124,8 +124,8 @@ def believe(problem: Problem, network: PrototypeNetwork) -> tuple[Tensor, Tensor
 
 
 def leave_out(
-    views: tuple[tuple[Specification, float], ...], share: float = POOLING.share
-) -> tuple[tuple[Specification, float], ...]:
+    views: tuple[tuple[ViewSpec, float], ...], share: float = POOLING.share
+) -> tuple[tuple[ViewSpec, float], ...]:
     """Return the views that are fitted to many rows: none that is trained, and those that hold a share of the weight.
 
     Where all are trained, these count.
@@ -133,18 +133,18 @@ def leave_out(
     closed = [view for view in views if not view[0].trained] or list(views)
     ordered = sorted(closed, key=lambda view: -view[1])
     total = sum(weight for _, weight in ordered)
-    chosen: list[tuple[Specification, float]] = []
+    chosen: list[tuple[ViewSpec, float]] = []
     while ordered and sum(weight for _, weight in chosen) < share * total:
         chosen.append(ordered.pop(0))
     return tuple(view for view in closed if view in chosen)
 
 
-def fit_view(specification: Specification, rows: Rows, fitted: dict[Specification, View]) -> View:
+def fit_view(spec: ViewSpec, rows: TrainingRows, fitted: dict[ViewSpec, View]) -> View:
     """Return a view fitted to rows, and what it reads before it, each once."""
-    if specification not in fitted:
-        source = None if specification.source is None else fit_view(specification.source, rows, fitted).source
-        fitted[specification] = specification.fit(rows, source)
-    return fitted[specification]
+    if spec not in fitted:
+        source = None if spec.source is None else fit_view(spec.source, rows, fitted).source
+        fitted[spec] = spec.fit(rows, source)
+    return fitted[spec]
 
 
 class Pooled(NamedTuple):
@@ -179,18 +179,23 @@ def decide_pooling(
     assert pool is not None
     generator = torch.Generator().manual_seed(rows.seed + 1)
     folds = split_folds(
-        rows.labels, rows.num_classes, generator, most=POOLING.folds, groups=rows.groups, described=rows.described
+        rows.labels,
+        rows.num_classes,
+        generator,
+        most=POOLING.folds,
+        groups=rows.groups,
+        is_class_name=rows.is_class_name,
     )
     beliefs, alone = [], [torch.zeros(0, rows.num_classes, dtype=torch.float32)]
     scores = torch.zeros(len(pool.features), dtype=torch.float64)
     given_up = choice, Pooled(False, None, False, torch.zeros_like(scores))
     for number, fold in enumerate(folds):
         progress(f"unlabelled rows, fold {number + 1} of {len(folds)}", number / (2 * len(folds)))
-        part = problem._replace(rows=rows.take(fold.fit))
+        part = problem._replace(rows=rows.select(fold.train))
         network = fit_rows(part.rows.to(problem.device), choice, deadline)
         if time.monotonic() >= deadline:
             return given_up
-        alone.append(network(rows.features[fold.judge].to(problem.device)).detach().cpu())
+        alone.append(network(rows.features[fold.held_out].to(problem.device)).detach().cpu())
         likely, logits = believe(part, network)
         beliefs.append(likely)
         scores += score_known(logits) / len(folds)
@@ -202,12 +207,12 @@ def decide_pooling(
     pooled = []
     for number, (fold, likely) in enumerate(zip(folds, beliefs, strict=True)):
         progress(f"unlabelled rows, fold {number + 1} of {len(folds)}", 0.5 + number / (2 * len(folds)))
-        part = problem._replace(rows=rows.take(fold.fit))
+        part = problem._replace(rows=rows.select(fold.train))
         network = fit_pooled(part, choice, pooling, likely, deadline)
         if time.monotonic() >= deadline:
             return given_up
-        pooled.append(network(rows.features[fold.judge].to(problem.device)).detach().cpu())
-    judged = torch.cat([fold.judge for fold in folds])
+        pooled.append(network(rows.features[fold.held_out].to(problem.device)).detach().cpu())
+    judged = torch.cat([fold.held_out for fold in folds])
     labels, seen = rows.labels[judged], torch.bincount(rows.labels, minlength=rows.num_classes) > 0
     weights = None if rows.weights is None else rows.weights[judged] / rows.weights[judged].mean()
     own, before = fit_temperature(without, labels, seen, weights)

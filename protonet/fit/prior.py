@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from protonet.fit.prior_numbers import NUMBERS
 from protonet.scoring import WEIGHTS, fit_temperature, fit_weights, soft_weights
-from protonet.views.view import Rows, Specification
+from protonet.views.view import TrainingRows, ViewSpec
 
 #: What a view may be; see `protonet.views.view.Specification.traits`.
 TRAITS = (
@@ -35,11 +35,11 @@ TRAITS = (
     "gaussian",
     "laplacian",
     "shifted",
-    "patterns",
+    "convolution",
     "local",
     "forest",
     "learned",
-    "context",
+    "transformer",
 )
 VIEW_FEATURES, PROBLEM_FEATURES = 10, 23  #: Numbers that are seen of each view, and of the problem.
 #: The numbers of the problem that the factor depends on, counts and what was seen of rows held out: with how rows look,
@@ -64,13 +64,13 @@ class Evidence(NamedTuple):
     factor: float  #: On the sum of the influences times the cosines over their spread: what held-out rows suggest.
 
 
-def mark_traits(specifications: Sequence[Specification]) -> Tensor:
+def mark_traits(specs: Sequence[ViewSpec]) -> Tensor:
     """Return which of ``TRAITS`` each view has: (views, traits) float32, 0 or 1."""
-    marks = [[float(trait in specification.traits) for trait in TRAITS] for specification in specifications]
+    marks = [[float(trait in spec.traits) for trait in TRAITS] for spec in specs]
     return torch.tensor(marks, dtype=torch.float32)
 
 
-def describe_rows(rows: Rows) -> Tensor:
+def describe_rows(rows: TrainingRows) -> Tensor:
     """Return what labelled rows look like, (problem features,) float32, whatever units their features have."""
     x = rows.features
     n, dim = x.shape
@@ -119,7 +119,7 @@ def _spread_of_spectrum(x: Tensor) -> float:
 
 
 def gather_evidence(
-    rows: Rows,
+    rows: TrainingRows,
     traits: Tensor,
     cosines: Sequence[Tensor],
     labels: Tensor | None,

@@ -13,7 +13,7 @@ from protonet._validation import check_weights
 from protonet.fit.copies import pool_copies
 from protonet.fit.loading import centre_columns, order_rows
 from protonet.fit.unlabelled import Pool
-from protonet.views.view import Rows
+from protonet.views.view import TrainingRows
 
 
 class Names(NamedTuple):
@@ -37,7 +37,7 @@ class Names(NamedTuple):
 class Problem(NamedTuple):
     """Labelled rows, as views are fitted to them."""
 
-    rows: Rows  #: In canonical order, of unit scale, equal ones once; with the seed of all that is drawn.
+    rows: TrainingRows  #: In canonical order, of unit scale, equal ones once; with the seed of all that is drawn.
     scale: float  #: Of the features as they came, less the origin.
     origin: Tensor  #: (dim,) float32; see `protonet.fit.loading.centre_columns`.
     repeated: int  #: How many of the rows that came are equal to another one, or nearly.
@@ -78,10 +78,10 @@ def pose_problem(
         blocks: The same.
         names: The same.
     """
-    n, described = len(labels), None
+    n, is_class_name = len(labels), None
     if names is not None:
         several = None if groups is None else len(groups.unique())
-        features, labels, weights, groups, described = add_names(names, features, labels, weights, groups)
+        features, labels, weights, groups, is_class_name = add_names(names, features, labels, weights, groups)
     if weights is not None:
         weights = check_weights("weights", weights, n=len(labels))
         weights = weights / weights.max()
@@ -93,9 +93,16 @@ def pose_problem(
         groups = groups[order].unique(return_inverse=True)[1]
     scale = _find_scale(features, weights) or 1.0
     features.div_(scale)  # in place: these rows are a copy
-    described = None if described is None else described[order]
-    rows = Rows(
-        features, labels, num_classes, seed=seed, weights=weights, groups=groups, blocks=blocks, described=described
+    is_class_name = None if is_class_name is None else is_class_name[order]
+    rows = TrainingRows(
+        features,
+        labels,
+        num_classes,
+        seed=seed,
+        weights=weights,
+        groups=groups,
+        blocks=blocks,
+        is_class_name=is_class_name,
     )
     rows, repeated, joined, pooled = pool_copies(rows)
     rows = _compare_weights(rows, n if names is None or n else names.weight * len(names.labels))
@@ -111,12 +118,18 @@ def add_names(
     """Return rows with names behind them, what each weighs, its group, and which ones are names."""
     n, m = len(labels), len(names.labels)
     weights = torch.ones(n, dtype=torch.float64) if weights is None else weights.double()
-    described = torch.arange(n + m) >= n
+    is_class_name = torch.arange(n + m) >= n
     mean = float(weights.mean()) if n else 1.0
     weights = torch.cat([weights, torch.full((m,), names.weight * mean, dtype=torch.float64)])
     if groups is not None:
         groups = torch.cat([groups, int(groups.max()) + 1 + torch.arange(m)])
-    return torch.cat([features, names.x.to(features)]), torch.cat([labels, names.labels]), weights, groups, described
+    return (
+        torch.cat([features, names.x.to(features)]),
+        torch.cat([labels, names.labels]),
+        weights,
+        groups,
+        is_class_name,
+    )
 
 
 def _find_scale(features: Tensor, weights: Tensor | None) -> float:
@@ -132,7 +145,7 @@ def _find_scale(features: Tensor, weights: Tensor | None) -> float:
     return math.ldexp(1.0, round(math.log2(size))) if size else 0.0
 
 
-def _compare_weights(rows: Rows, n: float) -> Rows:
+def _compare_weights(rows: TrainingRows, n: float) -> TrainingRows:
     """Return rows whose weights stand for n samples, those that came, the largest of them 1; None where all are.
 
     A row of weight 2 and a row that came twice are the same from here on, to the last digit: what is decided on
@@ -142,6 +155,6 @@ def _compare_weights(rows: Rows, n: float) -> Rows:
         return rows
     weights = rows.weights / rows.weights.max()
     alike, samples = bool((weights == 1).all()), weights
-    if rows.described is not None and not bool(rows.described.all()):
-        samples = weights[~rows.described]
-    return rows._replace(weights=None if alike else weights, unit=n / float(samples.sum()))
+    if rows.is_class_name is not None and not bool(rows.is_class_name.all()):
+        samples = weights[~rows.is_class_name]
+    return rows._replace(weights=None if alike else weights, sample_scale=n / float(samples.sum()))

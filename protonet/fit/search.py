@@ -18,12 +18,12 @@ from torch import Tensor
 
 from protonet.fit.prior import FEW, SPREAD, Prior, gather_evidence, mark_traits, published
 from protonet.scoring import FOLDS, WEIGHTS, Fold, simplest_within_one_error, split_folds, worse_by_one_error
-from protonet.views import KINDS
-from protonet.views.budget import Plan
-from protonet.views.judge import Candidate, Judge, Kind
-from protonet.views.linear import Linear, LinearKind
-from protonet.views.shifts import find_order
-from protonet.views.view import Rows, Specification
+from protonet.views import VIEW_FAMILIES
+from protonet.views.budget import EncoderPlan
+from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
+from protonet.views.linear import Linear, LinearFamily
+from protonet.views.shifts import detect_order
+from protonet.views.view import TrainingRows, ViewSpec
 
 CPU = torch.device("cpu")
 #: What is always there, and never goes wrong.
@@ -42,7 +42,7 @@ def ignore(stage: str, share: float) -> None:
 class Search:
     """What is tried. Change one with ``dataclasses.replace``, and a kind in it with `with_kind`."""
 
-    kinds: tuple[Kind, ...] = field(default_factory=lambda: _kinds("default"))
+    kinds: tuple[ViewFamily, ...] = field(default_factory=lambda: _kinds("default"))
     """The kinds of views, in the order of `protonet.views.KINDS`, each with what it tries."""
     folds: int = FOLDS.count  #: Folds to judge on; 0 for none.
     shifts: bool = True  #: Are rows shifted, where their features allow it?
@@ -50,7 +50,7 @@ class Search:
     row_cost: float = 0.25
     """A view of little weight stays for at least so large a share of the weight, next to its share of a row's time."""
 
-    def with_kind(self, kind: Kind) -> Search:
+    def with_kind(self, kind: ViewFamily) -> Search:
         """Return the search with another one of a kind that it has."""
         return replace(self, kinds=tuple(kind if type(each) is type(kind) else each for each in self.kinds))
 
@@ -58,14 +58,14 @@ class Search:
         """Return the search with views of some spans of neighbouring features alone: (first, behind the last) each."""
         return replace(self, kinds=tuple(kind.with_spans(spans) for kind in self.kinds)) if spans else self
 
-    def without(self, kind: type[Kind]) -> Search:
+    def without(self, kind: type[ViewFamily]) -> Search:
         """Return the search without a kind."""
         return replace(self, kinds=tuple(each for each in self.kinds if type(each) is not kind))
 
 
-def _kinds(effort: str) -> tuple[Kind, ...]:
+def _kinds(effort: str) -> tuple[ViewFamily, ...]:
     """Return what every kind of view tries at an effort."""
-    return tuple(kind.for_effort(effort) for kind, _ in KINDS)
+    return tuple(kind.for_effort(effort) for kind, _ in VIEW_FAMILIES)
 
 
 #: What ``solve(effort=...)`` may ask for: closed forms alone, or the whole, or more of it.
@@ -94,7 +94,7 @@ class Pooling(NamedTuple):
 class Choice(NamedTuple):
     """What the folds decided."""
 
-    views: tuple[tuple[Specification, float], ...]  #: What is switched on, and its weight > 0.
+    views: tuple[tuple[ViewSpec, float], ...]  #: What is switched on, and its weight > 0.
     temperature: float  #: Divides the cosines.
     shifts: tuple[int, ...] = (0,)  #: Offsets of the copies that shifted views are fitted to.
     losses: dict[str, float] = {}  # noqa: RUF012 - never changed
@@ -105,27 +105,28 @@ class Choice(NamedTuple):
 class Explored(NamedTuple):
     """What was tried on a problem, for the mixture to be made of."""
 
-    rows: Rows  #: With their shifts, on the CPU.
-    judge: Judge  #: Of the rows that folds held out; without a judged row, of all rows, which views were fitted to.
+    rows: TrainingRows  #: With their shifts, on the CPU.
+    evaluator: CandidateEvaluator
+    """Of the rows that folds held out; without a held-out row, of all rows, which views were fitted to."""
     candidates: list[Candidate]  #: Raw cosine first; of the learned ones the chosen one alone, the last.
     losses: dict[str, float]  #: Mean log-loss of all that was tried, by name, at its best temperature.
     judged: bool  #: Were rows held out?
 
     def without(self, rows: Tensor) -> Explored:
         """Return it without the evidence of some rows (m,) int64; as it is, where there would be none left."""
-        judge = self.judge
-        kept = [~torch.isin(fold.judge, rows.to(fold.judge.device)) for fold in judge.folds]
+        evaluator = self.evaluator
+        kept = [~torch.isin(fold.held_out, rows.to(fold.held_out.device)) for fold in evaluator.folds]
         held = torch.cat(kept).cpu()
         if not self.judged or not bool(held.any()):
             return self
-        folds = [Fold(fold.fit, fold.judge[own]) for fold, own in zip(judge.folds, kept, strict=True)]
-        judge = Judge(judge.rows, folds, judge.plan)
-        found = [judge.judge(each.specification, each.cosines[held], each.cost) for each in self.candidates]
-        return self._replace(judge=judge, candidates=found)
+        folds = [Fold(fold.train, fold.held_out[own]) for fold, own in zip(evaluator.folds, kept, strict=True)]
+        evaluator = CandidateEvaluator(evaluator.rows, folds, evaluator.plan)
+        found = [evaluator.score(each.spec, each.cosines[held], each.flops) for each in self.candidates]
+        return self._replace(evaluator=evaluator, candidates=found)
 
 
 def explore(
-    rows: Rows, plan: Plan, search: Search, progress: Progress = ignore, device: torch.device = CPU
+    rows: TrainingRows, plan: EncoderPlan, search: Search, progress: Progress = ignore, device: torch.device = CPU
 ) -> Explored | None:
     """Try what there is to try on held-out folds; where those judge too few classes, what needs no judge.
 
@@ -141,32 +142,39 @@ def explore(
     """
     generator = torch.Generator().manual_seed(rows.seed)
     folds = split_folds(
-        rows.labels, rows.num_classes, generator, most=search.folds, groups=rows.groups, described=rows.described
+        rows.labels,
+        rows.num_classes,
+        generator,
+        most=search.folds,
+        groups=rows.groups,
+        is_class_name=rows.is_class_name,
     )
     seen = int((torch.bincount(rows.labels) > 0).sum())
-    judged = len(rows.labels[torch.cat([fold.judge for fold in folds])].unique()) if folds else 0
+    judged = len(rows.labels[torch.cat([fold.held_out for fold in folds])].unique()) if folds else 0
     unjudged = 2 * judged < seen  # most classes could not be judged
     if seen < 2 or (unjudged and not plan.sizes) or time.monotonic() > rows.deadline:
         return None
     progress(search.kinds[0].stage, 0.0)
     if plan.sizes and search.shifts and rows.blocks is None:  # features of several kinds are in no order
-        rows = rows._replace(**find_order(rows.features)._asdict())
+        rows = rows._replace(**detect_order(rows.features)._asdict())
     if unjudged:
         everything = torch.arange(len(rows.labels))
-        judge = Judge(rows.to(device), [Fold(everything, everything).to(device)], plan)
-        kinds = [reduced for reduced in (kind.unjudged() for kind in search.kinds) if reduced is not None]
-        found = [candidate for kind in kinds for candidate in kind.candidates(judge)]
-        return Explored(rows, judge, found, {}, judged=False)
-    judge = Judge(rows.to(device), [fold.to(device) for fold in folds], plan, generator)
+        evaluator = CandidateEvaluator(rows.to(device), [Fold(everything, everything).to(device)], plan)
+        kinds = [reduced for reduced in (kind.without_validation() for kind in search.kinds) if reduced is not None]
+        found = [candidate for kind in kinds for candidate in kind.candidates(evaluator)]
+        return Explored(rows, evaluator, found, {}, judged=False)
+    evaluator = CandidateEvaluator(rows.to(device), [fold.to(device) for fold in folds], plan, generator)
     if not plan.sizes:
-        return Explored(rows, judge, [next(LinearKind((RAW.scaling,)).candidates(judge))], {}, judged=True)
-    closed, learned = _try_kinds(judge, search.kinds, progress)
-    losses = {each.specification.name: each.loss for each in [*closed, *learned]}
+        return Explored(rows, evaluator, [next(LinearFamily((RAW.scaling,)).candidates(evaluator))], {}, judged=True)
+    closed, learned = _try_kinds(evaluator, search.kinds, progress)
+    losses = {each.spec.name: each.loss for each in [*closed, *learned]}
     chosen = [learned[simplest_within_one_error([each.losses for each in learned])]] if learned else []
-    return Explored(rows, judge, [*closed, *chosen], losses, judged=True)
+    return Explored(rows, evaluator, [*closed, *chosen], losses, judged=True)
 
 
-def select(rows: Rows, plan: Plan, *, search: Search | None = None, progress: Progress = ignore) -> Choice:
+def select(
+    rows: TrainingRows, plan: EncoderPlan, *, search: Search | None = None, progress: Progress = ignore
+) -> Choice:
     """Decide views, the learned views' size and training, weights and temperature on held-out folds.
 
     The outcome is raw cosine, with the smallest MLP around it, or a mixture.
@@ -186,15 +194,15 @@ def select(rows: Rows, plan: Plan, *, search: Search | None = None, progress: Pr
     return decide(explore(rows, plan, search, progress), plan, search)
 
 
-def decide(explored: Explored | None, plan: Plan, search: Search) -> Choice:
+def decide(explored: Explored | None, plan: EncoderPlan, search: Search) -> Choice:
     """Decide what `select` does on what `explore` found."""
-    smallest = next(filter(None, (kind.smallest(plan, RAW) for kind in search.kinds)), None)
+    smallest = next(filter(None, (kind.smallest_trained(plan, RAW) for kind in search.kinds)), None)
     raw_alone = Choice(((smallest or RAW, 1.0),), 0.1)
     if explored is None:
         return raw_alone
-    judge, (raw, *_) = explored.judge, explored.candidates
+    evaluator, (raw, *_) = explored.evaluator, explored.candidates
     if not plan.sizes:
-        return raw_alone._replace(temperature=_fit_temperature(judge, raw))
+        return raw_alone._replace(temperature=_fit_temperature(evaluator, raw))
     mixture, losses = _mix(explored, search)
     if mixture is None:
         return raw_alone
@@ -203,49 +211,51 @@ def decide(explored: Explored | None, plan: Plan, search: Search) -> Choice:
         return mixture._replace(views=views)
     tried = explored.losses | {"mixture": float(losses.mean())}
     if not worse_by_one_error(raw.losses, losses, most=WEIGHTS.never_forgiven, margin=-WEIGHTS.mixture_prior):
-        return raw_alone._replace(temperature=_fit_temperature(judge, raw), losses=tried)
+        return raw_alone._replace(temperature=_fit_temperature(evaluator, raw), losses=tried)
     return mixture._replace(losses=tried)
 
 
-def _try_kinds(judge: Judge, kinds: Sequence[Kind], progress: Progress) -> tuple[list[Candidate], list[Candidate]]:
+def _try_kinds(
+    evaluator: CandidateEvaluator, kinds: Sequence[ViewFamily], progress: Progress
+) -> tuple[list[Candidate], list[Candidate]]:
     """Let every kind try what it has to; return closed forms, raw cosine first, and learned candidates."""
     closed: list[Candidate] = []
     learned: list[Candidate] = []
-    shares = [kind.share for kind in kinds]
+    shares = [kind.relative_time for kind in kinds]
     for number, kind in enumerate(kinds):
         if number:  # the first stage is told before shifts are looked for
             progress(kind.stage, SEARCH_SHARE * sum(shares[:number]) / sum(shares))
-        for candidate in kind.candidates(judge):
-            judge.candidates.append(candidate)
-            (learned if candidate.specification.trained else closed).append(candidate)
-        if judge.reference is None:
-            judge.reference = min(judge.candidates, key=lambda each: each.loss).losses
+        for candidate in kind.candidates(evaluator):
+            evaluator.candidates.append(candidate)
+            (learned if candidate.spec.trained else closed).append(candidate)
+        if evaluator.reference_losses is None:
+            evaluator.reference_losses = min(evaluator.candidates, key=lambda each: each.loss).losses
     return closed, learned
 
 
 def _mix(explored: Explored, search: Search) -> tuple[Choice | None, Tensor]:
     """Return the mixture of what was tried, None if no view tells rows apart, and its log-losses, of judged rows."""
-    judge, candidates = explored.judge, explored.candidates
+    evaluator, candidates = explored.evaluator, explored.candidates
     cosines = torch.stack([each.cosines for each in candidates])  # (candidates, judged, num_classes)
-    traits = mark_traits([each.specification for each in candidates])
-    labels, losses = judge.labels if explored.judged else None, [each.losses for each in candidates]
-    evidence = gather_evidence(explored.rows, traits, list(cosines), labels, judge.weights, losses)
+    traits = mark_traits([each.spec for each in candidates])
+    labels, losses = evaluator.labels if explored.judged else None, [each.losses for each in candidates]
+    evidence = gather_evidence(explored.rows, traits, list(cosines), labels, evaluator.weights, losses)
     weights, size = (search.prior or published()).weigh(evidence)
     if not bool(weights.any()):
         return None, cosines.new_zeros(0)
     if explored.judged:
         weights = _thin(explored, cosines, weights, evidence.spread, search.row_cost)
-        factor, own = judge.fit_temperature(_blend(cosines, weights))
+        factor, own = evaluator.fit_temperature(_blend(cosines, weights))
         factor *= size ** (FEW / (FEW + len(own)))
     else:
         factor, own = size * SPREAD / float((weights * evidence.spread).sum()), cosines.new_zeros(0)
     shares = (weights * evidence.spread / (weights * evidence.spread).sum()).tolist()
     views = []
     for each, weight, share in zip(candidates, weights.tolist(), shares, strict=True):
-        specification = each.specification
+        spec = each.spec
         for kind in search.kinds:
-            specification = kind.settle(specification, share)
-        views += [(specification, weight)] * (weight > 0)
+            spec = kind.finalize(spec, share)
+        views += [(spec, weight)] * (weight > 0)
     return Choice(tuple(views), _temperature(factor), explored.rows.shifts), own
 
 
@@ -267,25 +277,27 @@ def _thin(explored: Explored, cosines: Tensor, weights: Tensor, spread: Tensor, 
         spread: (candidates,) of the cosines, which times the weight is what a view has a share of.
         row_cost: As in `Search`.
     """
-    costs = torch.tensor([each.cost for each in explored.candidates], dtype=torch.float64)
+    costs = torch.tensor([each.flops for each in explored.candidates], dtype=torch.float64)
     shares = weights * spread / (weights * spread).sum()
-    whole = functools.cache(functools.partial(explored.judge.losses, _blend(cosines, weights)))  # seldom asked
+    whole = functools.cache(
+        functools.partial(explored.evaluator.compute_losses, _blend(cosines, weights))
+    )  # seldom asked
     for number in (shares / costs.clamp_min(1.0)).argsort().tolist():
         needed = min(THIN.most_share, row_cost * float(costs[number] / costs[weights > 0].sum().clamp_min(1.0)))
         if not 0 < float(shares[number]) < needed:
             continue
         fewer = weights.clone()
         fewer[number] = 0.0
-        rise = explored.judge.losses(_blend(cosines, fewer)) - whole()
+        rise = explored.evaluator.compute_losses(_blend(cosines, fewer)) - whole()
         error = float(rise.std(correction=0)) / math.sqrt(len(rise))
         if float(rise.mean()) <= max(THIN.least, THIN.rise * error):
             weights = fewer
     return weights / weights.sum()
 
 
-def _fit_temperature(judge: Judge, candidate: Candidate) -> float:
+def _fit_temperature(evaluator: CandidateEvaluator, candidate: Candidate) -> float:
     """Return the temperature of a candidate alone."""
-    return _temperature(judge.fit_temperature(candidate.cosines)[0])
+    return _temperature(evaluator.fit_temperature(candidate.cosines)[0])
 
 
 def _temperature(factor: float) -> float:

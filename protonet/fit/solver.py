@@ -34,8 +34,8 @@ from protonet.fit.search import (
 )
 from protonet.fit.unlabelled import SPREAD, Unlabelled, read_rows
 from protonet.network import PrototypeNetwork
-from protonet.views.budget import Plan, plan_encoder
-from protonet.views.linear import LinearKind
+from protonet.views.budget import EncoderPlan, plan_encoder
+from protonet.views.linear import LinearFamily
 
 #: The contest's limit, used where the metadata names none.
 PARAM_LIMIT = 500_000
@@ -201,7 +201,7 @@ def solve_problem(
         return Solution(network, choice, problem, joined, pooled, rechoose)
 
 
-def _decide_without(explored: Explored, plan: Plan, search: Search, rows: Tensor) -> Choice:
+def _decide_without(explored: Explored, plan: EncoderPlan, search: Search, rows: Tensor) -> Choice:
     """Return what is chosen without the evidence of some rows (m,)."""
     return decide(explored.without(rows), plan, search)
 
@@ -224,7 +224,7 @@ def _check_effort(effort: object) -> Search:
     if not all(hasattr(kind, "candidates") for kind in effort.kinds):
         raise_input_error("effort", "have kinds of views", repr(effort.kinds), remedy, kind=InputTypeError)
     first = next(iter(effort.kinds), None)
-    raw_first = isinstance(first, LinearKind) and first.scalings[:1] == (RAW.scaling,)
+    raw_first = isinstance(first, LinearFamily) and first.scalings[:1] == (RAW.scaling,)
     empty = [
         f"{type(kind).__name__}.{name}" for kind in effort.kinds for name, value in vars(kind).items() if value == ()
     ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from protonet.views.view import Rows
+from protonet.views.view import TrainingRows
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class TwinRules:
 TWINS = TwinRules()
 
 
-def find_twins(rows: Rows) -> float:
+def find_twins(rows: TrainingRows) -> float:
     """Return the share of rows that have twins: a few others of their class, nearer by far than all after them.
 
     Where a density is smooth, the ratio of the distances to the k-th and to the next neighbour, to the power of k times
@@ -123,7 +123,7 @@ def _compare_agreement(gaps: Tensor, same: Tensor, sizes: Tensor) -> tuple[float
     return (inside - outside) / (1 - outside) if wide and agree else 0.0, near
 
 
-def _find_tied(rows: Rows, first: Tensor, second: Tensor) -> Tensor:
+def _find_tied(rows: TrainingRows, first: Tensor, second: Tensor) -> Tensor:
     """Return which features (dim,) are of a column in which too many pairs of rows (pairs,), by number, are equal."""
     dim = rows.features.shape[1]
     blocks = torch.arange(dim) if rows.blocks is None else rows.blocks.unique(return_inverse=True)[1]
@@ -132,7 +132,7 @@ def _find_tied(rows: Rows, first: Tensor, second: Tensor) -> Tensor:
     return ((~differing).sum(dim=0) > TWINS.tied * len(first))[blocks]
 
 
-def _find_neighbours(rows: Rows, queries: Tensor) -> tuple[Tensor, Tensor]:
+def _find_neighbours(rows: TrainingRows, queries: Tensor) -> tuple[Tensor, Tensor]:
     """Return the distances (m, reach) float64, ascending, of some rows (m,) to their neighbours, and their numbers.
 
     Features are compared in their standard deviations.

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from protonet.errors import InputTypeError, raise_input_error
 from protonet.losses import CHUNK
-from protonet.views.view import Rows
+from protonet.views.view import TrainingRows
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def even_shares(beliefs: Tensor) -> Tensor:
     return weighed
 
 
-def pool_rows(rows: Rows, features: Tensor, beliefs: Tensor, known: Tensor) -> Rows:
+def pool_rows(rows: TrainingRows, features: Tensor, beliefs: Tensor, known: Tensor) -> TrainingRows:
     """Return labelled rows and others together, each of the others as its likeliest class, at that one's probability.
 
     A second class of each row would add more wrong rows to a rare class than it has right ones.
@@ -243,8 +243,8 @@ def pool_rows(rows: Rows, features: Tensor, beliefs: Tensor, known: Tensor) -> R
     return rows._replace(
         features=torch.cat([rows.features, features[used]]),
         labels=torch.cat([rows.labels, classes[used]]),
-        weights=torch.cat([rows.times, weights[used]]),
-        unit=1.0,
+        weights=torch.cat([rows.sample_counts, weights[used]]),
+        sample_scale=1.0,
         groups=None,
     )
 

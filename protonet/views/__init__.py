@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from protonet.views.context import ContextKind, ContextView
-from protonet.views.forest import ForestKind, ForestView
-from protonet.views.judge import Kind
-from protonet.views.linear import LinearKind, LinearView
-from protonet.views.mlp import MLPKind, MLPView
-from protonet.views.patterns import Bank, PatternKind, PatternView
-from protonet.views.radial import RadialKind, RadialView
+from protonet.views.evaluation import ViewFamily
+from protonet.views.fixed_convolution import FixedConvolutionFamily, FixedConvolutionView, KernelBank
+from protonet.views.forest import ForestFamily, ForestView
+from protonet.views.kernel_ridge import KernelRidgeFamily, KernelRidgeView
+from protonet.views.linear import LinearFamily, LinearView
+from protonet.views.mlp import MLPFamily, MLPView
+from protonet.views.tabular_transformer import TabularTransformerFamily, TabularTransformerView
 from protonet.views.view import LinearMap, Source, View
 
 #: Every kind of view, in the order in which the search tries them: what is read comes first, what is trained last.
 #: A new kind is a file beside these, and a line here.
-KINDS: tuple[tuple[type[Kind], type[View]], ...] = (
-    (LinearKind, LinearView),
-    (RadialKind, RadialView),
-    (PatternKind, PatternView),
-    (ForestKind, ForestView),
-    (ContextKind, ContextView),
-    (MLPKind, MLPView),
+VIEW_FAMILIES: tuple[tuple[type[ViewFamily], type[View]], ...] = (
+    (LinearFamily, LinearView),
+    (KernelRidgeFamily, KernelRidgeView),
+    (FixedConvolutionFamily, FixedConvolutionView),
+    (ForestFamily, ForestView),
+    (TabularTransformerFamily, TabularTransformerView),
+    (MLPFamily, MLPView),
 )
 #: What views read, other than the features.
-SOURCES: tuple[type[Source], ...] = (LinearMap, Bank)
+SOURCES: tuple[type[Source], ...] = (LinearMap, KernelBank)

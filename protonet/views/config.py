@@ -1,4 +1,4 @@
-"""Configs and tensors of files that are not trusted: whatever is read is checked, and a ValueError says what is odd."""
+"""Validation of configs and tensors that are read from files: anything unexpected raises a ValueError."""
 
 from __future__ import annotations
 
@@ -13,54 +13,60 @@ from torch import Tensor
 ConfigT = TypeVar("ConfigT", bound="Config")
 
 
-def number(low: float, high: float) -> Any:
+def bounded(low: float, high: float) -> Any:
     """Declare a field of a `Config` that lies in [low, high]."""
     return field(metadata={"range": (low, high)})
 
 
 def size(low: int = 1, high: int = 2**31) -> Any:
     """Declare a field of a `Config` that is a size in [low, high]."""
-    return number(low, high)
+    return bounded(low, high)
 
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes and settings that a module is built from: int, float and bool fields, which JSON can hold.
+    """Sizes and settings from which a module is built: int, float and bool fields, which JSON can hold.
 
     Raises:
-        ValueError: A value of another type than its field's, not finite or out of range; the reason in a few words.
+        ValueError: A value is of another type than its field, not finite, or out of range.
     """
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value, (low, high) = getattr(self, each.name), each.metadata.get("range", (-math.inf, math.inf))
-            expect(type(value).__name__ == each.type, f"no usable entry {each.name}")
-            expect(math.isfinite(value) and low <= value <= high, f"an entry {each.name} out of range")
+        for entry in fields(self):
+            value, (low, high) = getattr(self, entry.name), entry.metadata.get("range", (-math.inf, math.inf))
+            expect(type(value).__name__ == entry.type, f"no usable entry {entry.name}")
+            expect(math.isfinite(value) and low <= value <= high, f"an entry {entry.name} out of range")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields by name."""
+        """Convert to a mapping of field names to values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls: type[ConfigT], entries: Any) -> ConfigT:
-        """Return the config that `to_json` wrote.
+        """Build a config from the mapping that `to_json` returned.
 
         Raises:
-            ValueError: No mapping, other names than the fields', or values that do not fit.
+            ValueError: Not a mapping, other keys than the field names, or an invalid value.
         """
-        names = {each.name for each in fields(cls)}
+        names = {entry.name for entry in fields(cls)}
         expect(isinstance(entries, dict) and entries.keys() == names, f"entries other than {sorted(names)}")
         return cls(**entries)
 
 
-def expect(holds: bool, otherwise: str) -> None:
-    """Raise a ValueError that says what there is otherwise."""
-    if not holds:
-        raise ValueError(otherwise)
+def expect(condition: bool, problem: str) -> None:
+    """Raise a ValueError with a description of the problem, unless a condition holds."""
+    if not condition:
+        raise ValueError(problem)
 
 
-def expect_sound(name: str, tensor: Tensor, *, infinite: bool = False) -> None:
-    """Raise a ValueError where a tensor has NaN, an infinity, or a bool beyond 0 and 1."""
+def expect_finite(name: str, tensor: Tensor, *, infinite: bool = False) -> None:
+    """Raise a ValueError if a tensor has NaN, an infinity, or a bool whose byte is neither 0 nor 1.
+
+    Args:
+        name: The name in the error message.
+        tensor: Of any type.
+        infinite: Whether positive infinities are allowed.
+    """
     if tensor.dtype == torch.bool:
         expect(bool((tensor.view(torch.uint8) <= 1).all()), f"a tensor {name} that is not of yes and no")
     finite = tensor > -torch.inf if infinite else torch.isfinite(tensor)
@@ -73,74 +79,84 @@ def check_tensors(
     prefix: str = "",
     infinite: frozenset[str] = frozenset(),
 ) -> None:
-    """Raise a ValueError unless tensors have the names, shapes and types of others, and finite values."""
-    for name, like in expected.items():
+    """Raise a ValueError unless tensors have the expected names, shapes and types, and finite values.
+
+    Args:
+        tensors: The tensors of a file by name.
+        expected: Tensors of the expected shapes and types, by name.
+        prefix: Prefix of the names in error messages.
+        infinite: Names of tensors that may hold positive infinities.
+    """
+    for name, reference in expected.items():
         expect(name in tensors, f"no tensor {prefix}{name}")
         tensor = tensors[name]
-        same = tensor.shape == like.shape and tensor.dtype == like.dtype
-        expect(same, f"a tensor {prefix}{name} of another shape or type")
-        expect_sound(prefix + name, tensor, infinite=name in infinite)
+        same_type = tensor.shape == reference.shape and tensor.dtype == reference.dtype
+        expect(same_type, f"a tensor {prefix}{name} of another shape or type")
+        expect_finite(prefix + name, tensor, infinite=name in infinite)
     expect(len(tensors) == len(expected), "tensors that belong to no part of the network")
 
 
 class Stored:
-    """A part of a model file, which may say anything: whatever is taken from it is checked.
+    """A part of a model file that is not trusted: every entry and tensor is validated when it is read.
 
     Args:
-        description: What should be a mapping, from JSON.
-        tensors: By name, on the CPU. What is taken is removed.
-        prefix: What the names of this part's tensors begin with.
+        description: Parsed JSON, which should be a mapping.
+        tensors: The tensors by name, on the CPU. `pop` removes them.
+        prefix: Prefix of the names of this part's tensors.
+
+    All methods raise a ValueError if an entry or a tensor is missing or invalid.
     """
 
     def __init__(self, description: Any, tensors: dict[str, Tensor], prefix: str = "") -> None:
         self.description, self.tensors, self.prefix = description, tensors, prefix
 
     def entry(self, name: str, kind: type) -> Any:
-        """Return an entry of the description, of this very type."""
+        """Get an entry of the description, which must be of exactly this type."""
         usable = isinstance(self.description, dict) and type(self.description.get(name)) is kind
         expect(usable, f"no usable entry {name}")
         return self.description[name]
 
-    def whole(self, name: str, high: int, low: int = 0) -> int:
-        """Return an entry that is a whole number in [low, high]."""
-        number: int = self.entry(name, int)
-        expect(low <= number <= high, f"an entry {name} out of range")
-        return number
+    def get_int(self, name: str, high: int, low: int = 0) -> int:
+        """Get an entry that is an int in [low, high]."""
+        value: int = self.entry(name, int)
+        expect(low <= value <= high, f"an entry {name} out of range")
+        return value
 
-    def number(self, name: str, low: float = -math.inf, high: float = math.inf) -> float:
-        """Return an entry that is a finite float in [low, high]."""
-        number: float = self.entry(name, float)
-        expect(math.isfinite(number) and low <= number <= high, f"an entry {name} out of range")
-        return number
+    def get_float(self, name: str, low: float = -math.inf, high: float = math.inf) -> float:
+        """Get an entry that is a finite float in [low, high]."""
+        value: float = self.entry(name, float)
+        expect(math.isfinite(value) and low <= value <= high, f"an entry {name} out of range")
+        return value
 
-    def numbers(self, name: str, count: int) -> tuple[float, ...]:
-        """Return an entry that is a list of so many finite floats."""
-        numbers = self.entry(name, list)
-        sound = all(type(each) is float and math.isfinite(each) for each in numbers) and len(numbers) == count
-        expect(sound, f"no usable entry {name}")
-        return tuple(numbers)
+    def get_floats(self, name: str, count: int) -> tuple[float, ...]:
+        """Get an entry that is a list of ``count`` finite floats."""
+        values = self.entry(name, list)
+        finite = all(type(value) is float and math.isfinite(value) for value in values)
+        expect(finite and len(values) == count, f"no usable entry {name}")
+        return tuple(values)
 
-    def names(self, name: str) -> tuple[str, ...]:
-        """Return an entry that is a list of different strings."""
-        names = self.entry(name, list)
-        expect(all(type(each) is str for each in names) and len(set(names)) == len(names), f"no usable entry {name}")
-        return tuple(names)
+    def get_strings(self, name: str) -> tuple[str, ...]:
+        """Get an entry that is a list of distinct strings."""
+        values = self.entry(name, list)
+        distinct = all(type(value) is str for value in values) and len(set(values)) == len(values)
+        expect(distinct, f"no usable entry {name}")
+        return tuple(values)
 
-    def take(self, name: str, *shape: int | None, dtype: torch.dtype = torch.float32, infinite: bool = False) -> Tensor:
-        """Take a tensor out.
+    def pop(self, name: str, *shape: int | None, dtype: torch.dtype = torch.float32, infinite: bool = False) -> Tensor:
+        """Remove a tensor and return it.
 
         Args:
-            name: Without the prefix.
-            shape: What it must have; None for any size.
-            dtype: What it must have.
+            name: The name without the prefix.
+            shape: The required shape; None for any size.
+            dtype: The required type.
             infinite: Whether it may hold positive infinities.
         """
         name = self.prefix + name
         expect(name in self.tensors, f"no tensor {name}")
         tensor = self.tensors.pop(name)
-        fits = tensor.ndim == len(shape) and all(
-            asked in {None, size} for size, asked in zip(tensor.shape, shape, strict=True)
+        same_shape = tensor.ndim == len(shape) and all(
+            required in {None, size} for size, required in zip(tensor.shape, shape, strict=True)
         )
-        expect(fits and tensor.dtype == dtype, f"a tensor {name} of another shape or type")
-        expect_sound(name, tensor, infinite=infinite)
+        expect(same_shape and tensor.dtype == dtype, f"a tensor {name} of another shape or type")
+        expect_finite(name, tensor, infinite=infinite)
         return tensor

@@ -1,4 +1,4 @@
-"""Covariances of features, shrunken, and what directions are worth by them to tell classes apart."""
+"""Shrinkage of covariances, and gains of directions by which they separate classes."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ from protonet.losses import CHUNK
 
 @dataclass(frozen=True)
 class CovarianceRules:
-    """How covariances are shrunken, and what is tried for the spread of class means."""
+    """Constants of the shrinkage, and the grid of priors on the variance of class means."""
 
     pooled: float = 0.2
-    """Share of a covariance's eigenvalues, the least ones, that get one value where rows are as many as features."""
-    null: float = 1e-14  #: Share of the largest eigenvalue below which one is rounding.
+    """Fraction of the eigenvalues, the smallest ones, that are replaced by one value if n rows equal n features."""
+    null: float = 1e-14  #: An eigenvalue below this times the largest one is a rounding error.
     smoothing: float = 0.35  #: Power of the dimension in the bandwidth of the shrinkage; Ledoit and Wolf 2022.
-    powers: int = 5
-    """Powers in [0, 1] that are tried for the spread of class means along a direction, given that of its rows ..."""
+    powers: int = 5  #: Number of powers in [0, 1] in the grid; see `discriminant_gains`.
     strengths: tuple[float, float, int] = (-6.0, 3.0, 91)
-    """... and how large it is: least and largest power of ten, and how many are tried."""
+    """Grid of strengths: smallest and largest power of ten, and the number of values."""
 
 
 COVARIANCE = CovarianceRules()
 
 
 class Covariance(NamedTuple):
-    """A covariance as an eigenbasis: ``basis`` (dim, rank), ``variances`` (rank,), ``rest`` off the basis."""
+    """A covariance by its eigenvectors."""
 
-    basis: Tensor
-    variances: Tensor
-    rest: Tensor
+    basis: Tensor  #: (dim, rank) orthonormal columns.
+    variances: Tensor  #: (rank,) variances along these.
+    orthogonal_variance: Tensor  #: 0-d: the variance along every direction orthogonal to the basis.
 
 
 def shrink_covariance(residuals: Tensor, degrees: int) -> Covariance:
@@ -44,11 +43,11 @@ def shrink_covariance(residuals: Tensor, degrees: int) -> Covariance:
 
     Args:
         residuals: (n, dim) centred rows, floating.
-        degrees: Degrees of freedom of the residuals; with none of them nothing is known, and nothing varies.
+        degrees: Degrees of freedom of the residuals; with 0, the covariance is zero.
 
     Returns:
-        The eigenvectors with a positive sample eigenvalue, their shrunken variances, and the variance that is
-        given to every other direction (0-d; 0 if there is none).
+        The eigenvectors with a positive sample eigenvalue, their shrunken variances, and the variance of every other
+        direction (0 if there is none).
 
     Source: Ledoit and Wolf, "Quadratic shrinkage for large covariance matrices", Bernoulli 28 (2022), sec. 4.
     """
@@ -68,7 +67,7 @@ def shrink_covariance(residuals: Tensor, degrees: int) -> Covariance:
     if n < dim:
         basis = torch.nn.functional.normalize(residuals.T @ basis, dim=0)  # (dim, rank)
 
-    # Features that are constant or copies of others add no dimension.
+    # Constant features and linear combinations of other features add no dimension.
     dimension = dim if rank == min(dim, degrees) else rank
     ratio = dimension / degrees
     bandwidth = min(ratio**2, ratio**-2) ** COVARIANCE.smoothing / dimension**COVARIANCE.smoothing
@@ -81,24 +80,31 @@ def shrink_covariance(residuals: Tensor, degrees: int) -> Covariance:
     if rank == dimension:
         quadratic = (1 - ratio) ** 2 + 2 * ratio * (1 - ratio) * stein + ratio**2 * amplitude
         variances = 1 / (inverse * quadratic)
-        rest = variances.min() if rank < dim else sample.new_zeros(())
+        orthogonal_variance = variances.min() if rank < dim else sample.new_zeros(())
     else:
         variances = 1 / (inverse * amplitude)
-        rest = 1 / ((dim / rank - 1) * inverse.mean())
-    # Where rows and features are about as many, the least eigenvalues are far too small even so: pool the lowest.
+        orthogonal_variance = 1 / ((dim / rank - 1) * inverse.mean())
+    # If there are about as many rows as features, the smallest eigenvalues are still far too small: pool them.
     variances = variances.clamp_min(variances[int(COVARIANCE.pooled * min(ratio, 1 / ratio) * rank)])
-    keep_trace = sample.sum() / (variances.sum() + (dimension - rank) * rest)
-    return Covariance(basis, variances * keep_trace, rest * keep_trace)
+    keep_trace = sample.sum() / (variances.sum() + (dimension - rank) * orthogonal_variance)
+    return Covariance(basis, variances * keep_trace, orthogonal_variance * keep_trace)
 
 
 def discriminant_gains(within: Tensor, between: Tensor, multiplicity: Tensor, shots: float) -> Tensor:
-    """Gains of the view in which cosine scores a query as the Gaussian posterior predictive would.
+    """Compute the gains with which a cosine scores a query as the Gaussian posterior predictive does.
 
-    Class means are drawn with variance ``b = strength * within**power`` along each direction, the two numbers
-    fitted by maximum likelihood to the observed spread of the means, and each mean is known from ``shots``
-    samples. The linear part of the log predictive is ``x' diag(g) m`` with
-    ``g = shots b / (within (within + (shots + 1) b))``.
+    Class means have a prior variance ``b = strength * within**power`` along each direction. Strength and power are
+    fitted by maximum likelihood to the observed variance of the means, each of which is the mean of ``shots`` samples.
+    The linear part of the log predictive is ``x' diag(g) m`` with ``g = shots b / (within (within + (shots + 1) b))``.
 
+    Args:
+        within: (directions,) variance of rows around their class means, > 0.
+        between: (directions,) mean squared deviation of class means from the overall mean.
+        multiplicity: (directions,) how many directions of the space each entry represents.
+        shots: Samples per class, > 0.
+
+    Returns:
+        (directions,) ``sqrt(g)``.
     Source: Ioffe, "Probabilistic linear discriminant analysis" (2006), with a power-law prior.
     """
     power = torch.linspace(0, 1, COVARIANCE.powers, dtype=within.dtype, device=within.device)[:, None, None]

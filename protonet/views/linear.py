@@ -1,7 +1,7 @@
 """Linear views, fitted in closed form: the features raw, centred, scaled feature by feature, or whitened.
 
-Such a view is one affine map, diagonal plus low rank, whose output is compared by cosine. Its statistics come from
-labelled samples without any gradient, so they are buffers.
+Such a view is one affine map, diagonal plus low rank, whose output is compared by cosine. Its statistics are computed
+from labelled samples without gradient descent, so they are buffers.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ import torch
 from torch import Tensor, nn
 
 from protonet.losses import CHUNK, class_means, weigh
-from protonet.views.config import Config, number
+from protonet.views.config import Config, bounded
 from protonet.views.covariance import COVARIANCE, discriminant_gains, shrink_covariance
-from protonet.views.judge import Candidate, Judge, Kind, embed_fold
-from protonet.views.view import Graph, LinearMap, LinearMapConfig, Rows, Source, Specification, View
+from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily, embed_fold
+from protonet.views.view import Graph, LinearMap, LinearMapConfig, Source, TrainingRows, View, ViewSpec
 
-#: From the simplest to the most fitted; ties in selection go to the earlier one.
+#: In the order of increasing complexity; ties in selection go to the earlier one.
 SCALINGS = ("raw", "centred", "standardised", "relevant", "robust", "whitened")
 
 
 @dataclass(frozen=True)
 class LinearRules:
-    """How linear views are fitted; what the bias coordinate is worth was measured on iris and spectra."""
+    """Constants of linear views. The effect of the bias coordinate was measured on iris and spectra."""
 
     bias: float = 3.0  #: The bias coordinate of scaled and whitened views, whose features have unit mean square.
-    most_bias: float = 1e6  #: The largest bias coordinate that is read from a file.
-    relevance: float = 5.0  #: The excess of the F statistic over 1 at which half of a feature is taken for signal ...
-    least_relevance: float = 0.05  #: ... and the least excess.
-    tiny: float = 1e-30  #: What is divided by instead of zero.
-    constant: float = 1e-6  #: A feature that varies by less than this share of its root mean square is constant.
-    quartiles: float = 1.349  #: The distance of the quartiles of normal features, in standard deviations.
-    least_spread: float = 0.1
-    """Share of the standard deviation below which the distance of the quartiles says nothing."""
+    max_bias: float = 1e6  #: The largest bias coordinate that is read from a file.
+    relevance: float = 5.0  #: The excess of the F statistic over 1 at which a feature is assumed to be half signal.
+    min_relevance: float = 0.05  #: The smallest excess.
+    tiny: float = 1e-30  #: The smallest divisor.
+    constant: float = 1e-6  #: A feature is constant if its standard deviation is below this times its root mean square.
+    normal_iqr: float = 1.349  #: The interquartile range of a normal distribution, in standard deviations.
+    min_iqr: float = 0.1
+    """The interquartile range is ignored if it is below this times what a normal distribution would have."""
 
 
 LINEAR = LinearRules()
@@ -44,16 +44,16 @@ LINEAR = LinearRules()
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear view.
+    """The spec of a linear view.
 
     Args:
         scaling: One of ``SCALINGS``.
-        span: The first column that is read, and the one behind the last; None for all.
+        span: The features that are read, as (start, stop); None for all.
     """
 
     scaling: str
     span: tuple[int, int] | None = None
-    source: ClassVar[Specification | None] = None
+    source: ClassVar[ViewSpec | None] = None
     shifted: ClassVar[bool] = False
     trained: ClassVar[bool] = False
 
@@ -64,102 +64,102 @@ class Linear:
 
     @property
     def name(self) -> str:
-        """The scaling, and which columns it is of."""
+        """The scaling, and the span of features if it is not all."""
         return self.scaling if self.span is None else f"{self.scaling} {self.span[0]}-{self.span[1] - 1}"
 
     @property
-    def least_degrees(self) -> int:
-        """Degrees of freedom within the classes that it takes to fit it."""
+    def min_degrees_of_freedom(self) -> int:
+        """The degrees of freedom within the classes that the fit requires."""
         return 2 if self.scaling in {"relevant", "whitened"} else 0
 
-    def fit(self, rows: Rows, source: Source | None = None) -> LinearView:
-        """Fit to labelled rows, scaled so that they have about unit mean square per feature.
+    def fit(self, rows: TrainingRows, source: Source | None = None) -> LinearView:
+        """Fit to labelled rows; the output has about unit mean square per feature.
 
         Source: standardised and whitened views as in Snell et al. 2017 (cosine prototypes) after LDA's sphering.
         """
-        seen = rows.features
+        all_features = rows.features
         if self.span is not None:
-            rows = rows.take_columns(*self.span)
-        features, shares = rows.features, rows.shares
+            rows = rows.select_columns(*self.span)
+        features, weights = rows.features, rows.class_balanced_weights
         dim, scaling = features.shape[1], self.scaling
         shift = features.new_zeros(dim, dtype=torch.float64)
         gain = torch.ones_like(shift)
         basis, coefficient = shift.new_zeros(dim, 0), shift.new_zeros(0)
         if scaling != "raw":
-            shift = _mean(features, shares)
+            shift = _mean(features, weights)
         if scaling in {"standardised", "relevant", "robust"}:
-            deviation = _mean((features - shift.to(features.dtype)).square(), shares).sqrt()
-            usable = deviation > LINEAR.constant * _mean(features.square(), shares).sqrt()
-            if scaling == "robust":  # median and interquartile range, unless half of the values are one
-                lower, shift, upper = _quartiles(features, shares)
-                spread = (upper - lower) / LINEAR.quartiles
-                deviation = torch.where(spread > LINEAR.least_spread * deviation, spread, deviation)
+            deviation = _mean((features - shift.to(features.dtype)).square(), weights).sqrt()
+            varies = deviation > LINEAR.constant * _mean(features.square(), weights).sqrt()
+            if scaling == "robust":  # median and interquartile range, unless half of the values are equal
+                lower, shift, upper = _quartiles(features, weights)
+                spread = (upper - lower) / LINEAR.normal_iqr
+                deviation = torch.where(spread > LINEAR.min_iqr * deviation, spread, deviation)
             if rows.blocks is not None:
-                variances = torch.bincount(rows.blocks, deviation.square() * usable)
+                variances = torch.bincount(rows.blocks, deviation.square() * varies)
                 deviation = variances[rows.blocks].sqrt()
-            gain = torch.where(usable, 1 / deviation.clamp_min(LINEAR.tiny), 0.0)
+            gain = torch.where(varies, 1 / deviation.clamp_min(LINEAR.tiny), 0.0)
             if scaling == "relevant":
                 gain *= _relevance(rows)
         if scaling == "whitened":
             gain, basis, coefficient = _whitening(rows)
-        config = LinearMapConfig(seen.shape[1], dim, basis.shape[1], 0 if self.span is None else self.span[0])
+        config = LinearMapConfig(all_features.shape[1], dim, basis.shape[1], 0 if self.span is None else self.span[0])
         affine = LinearMap(config, {"shift": shift, "gain": gain, "basis": basis, "coefficient": coefficient})
-        size = affine(seen[:CHUNK]).square().mean().sqrt()
-        size = torch.where(size > LINEAR.tiny, size, 1.0)  # where rows do not vary, no size is too small for others
-        affine.gain /= size
-        affine.coefficient /= size
+        scale = affine(all_features[:CHUNK]).square().mean().sqrt()
+        scale = torch.where(scale > LINEAR.tiny, scale, 1.0)  # constant rows are not scaled
+        affine.gain /= scale
+        affine.coefficient /= scale
         return LinearView(LinearConfig(0.0 if scaling in {"raw", "centred"} else LINEAR.bias), affine)
 
 
 @dataclass(frozen=True)
-class LinearKind(Kind):
-    """All scalings that the rows allow, the simplest first; none of them is pruned."""
+class LinearFamily(ViewFamily):
+    """All scalings for which there are enough rows, the simplest first; none of them is pruned."""
 
     scalings: tuple[str, ...] = SCALINGS
     stage: ClassVar[str] = "linear views"
 
-    def unjudged(self) -> LinearKind:
-        """Return what one row per class allows."""
-        return LinearKind(tuple(each for each in self.scalings if not Linear(each).least_degrees))
+    def without_validation(self) -> LinearFamily:
+        """Keep the scalings that can be fitted to one row per class."""
+        return LinearFamily(tuple(name for name in self.scalings if not Linear(name).min_degrees_of_freedom))
 
-    def candidates(self, judge: Judge) -> Iterator[Candidate]:
-        """Judge each scaling; what others may read is kept."""
-        for specification in map(Linear, self.scalings):
-            if judge.degrees < specification.least_degrees:
+    def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
+        """Evaluate each scaling; the fitted views are kept for the views that read their maps."""
+        for spec in map(Linear, self.scalings):
+            if evaluator.degrees_of_freedom < spec.min_degrees_of_freedom:
                 continue
-            cosines = judge.cosines(partial(embed_fold, judge.fit(specification)))
-            yield judge.judge(specification, cosines)
-            if judge.late():
+            cosines = evaluator.compute_cosines(partial(embed_fold, evaluator.fit(spec)))
+            yield evaluator.score(spec, cosines)
+            if evaluator.out_of_time():
                 return
 
 
 @dataclass(frozen=True)
 class LinearConfig(Config):
-    """A constant coordinate that joins each row; 0 for none.
+    """A constant coordinate that is appended to each row; 0 for none.
 
-    The plane becomes a sphere's cap, on which the cosine also sees how far from the mean a row is: of few features the
-    direction alone tells too little.
+    With it, the cosine also depends on a row's distance from the mean. The direction alone says too little if there
+    are few features.
     """
 
-    bias: float = number(0.0, LINEAR.most_bias)
+    bias: float = bounded(0.0, LINEAR.max_bias)
 
 
 class LinearView(View):
-    """The rows of an affine map, with a bias coordinate."""
+    """The output of an affine map, with a bias coordinate."""
 
     kind = "linear"
-    config_type, reads = LinearConfig, LinearMap
+    config_type, source_type = LinearConfig, LinearMap
     config: LinearConfig
     source: LinearMap
 
     @property
     def map(self) -> LinearMap:
-        """What others read of it: the rows without the bias coordinate."""
+        """The affine map, without the bias coordinate."""
         return self.source
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The width of the rows."""
+        """The width of the output."""
         return (self.source.config.dim + bool(self.config.bias),)
 
     def forward(self, z: Tensor) -> Tensor:
@@ -171,63 +171,64 @@ class LinearView(View):
         return [graph.pad(rows, int(self.config.bias > 0), self.config.bias)]
 
 
-def _mean(features: Tensor, shares: Tensor | None) -> Tensor:
-    """Return the weighted mean (dim,) float64 of features (n, dim)."""
-    return weigh(features, shares).mean(dim=0, dtype=torch.float64)
+def _mean(features: Tensor, weights: Tensor | None) -> Tensor:
+    """Compute the weighted mean (dim,) float64 of features (n, dim)."""
+    return weigh(features, weights).mean(dim=0, dtype=torch.float64)
 
 
-def _quartiles(features: Tensor, shares: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the quartiles (dim,) of each feature, of at most ``CHUNK`` rows spread over the data."""
-    step = max(1, len(features) // CHUNK)
+def _quartiles(features: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the weighted quartiles (dim,) of features (n, dim), of at most ``CHUNK`` rows spread over the data."""
+    step, levels = max(1, len(features) // CHUNK), (0.25, 0.5, 0.75)
     ordered, order = features[::step].sort(dim=0)
-    if shares is None:
-        quartiles = [ordered[round(share * (len(ordered) - 1))] for share in (0.25, 0.5, 0.75)]
+    if weights is None:
+        quartiles = [ordered[round(level * (len(ordered) - 1))] for level in levels]
     else:
-        below = shares[::step][order].cumsum(dim=0)  # (rows, dim): the weight of each value and of those below it
-        last = below[-1] - below[-1] / len(below)
-        places = [(below <= (share * last).round()).sum(dim=0) for share in (0.25, 0.5, 0.75)]
-        quartiles = [ordered.gather(0, place[None])[0] for place in places]
+        cumulative = weights[::step][order].cumsum(dim=0)  # (rows, dim)
+        last = cumulative[-1] - cumulative[-1] / len(cumulative)
+        ranks = [(cumulative <= (level * last).round()).sum(dim=0) for level in levels]
+        quartiles = [ordered.gather(0, rank[None])[0] for rank in ranks]
     return tuple(quartile.to(torch.float64) for quartile in quartiles)  # type: ignore[return-value]
 
 
-def _relevance(rows: Rows) -> Tensor:
-    """Return for each feature (dim,) a factor in (0, 1): how much its class means differ, by the F statistic.
+def _relevance(rows: TrainingRows) -> Tensor:
+    """Compute a factor in (0, 1) for each feature (dim,): how much its class means differ, by the F statistic.
 
-    Under no difference F is about 1; the excess e over it gives ``sqrt(e / (e + LINEAR.relevance))``, a shrunken
-    signal share.
+    If the class means are equal, F is about 1. The excess e over 1 gives the factor
+    ``sqrt(e / (e + LINEAR.relevance))``, a shrunken estimate of the fraction of signal.
     """
-    (features, labels, num_classes, *_), shares = rows, rows.shares
-    means, counts = class_means(features, labels, num_classes, shares)
-    seen = int((counts > 0).sum())
-    apart = weigh((features - means[labels]).square(), shares)
-    within = apart.sum(dim=0, dtype=torch.float64) / max(1, len(features) - seen)
-    between = (counts[:, None] * (means - weigh(features, shares).mean(dim=0)).square()).sum(dim=0, dtype=torch.float64)
-    excess = (between / max(1, seen - 1) / within.clamp_min(LINEAR.tiny) - 1).clamp_min(LINEAR.least_relevance)
+    (features, labels, num_classes, *_), weights = rows, rows.class_balanced_weights
+    means, counts = class_means(features, labels, num_classes, weights)
+    n_seen = int((counts > 0).sum())
+    residuals = weigh((features - means[labels]).square(), weights)
+    within = residuals.sum(dim=0, dtype=torch.float64) / max(1, len(features) - n_seen)
+    mean = weigh(features, weights).mean(dim=0)
+    between = (counts[:, None] * (means - mean).square()).sum(dim=0, dtype=torch.float64)
+    excess = (between / max(1, n_seen - 1) / within.clamp_min(LINEAR.tiny) - 1).clamp_min(LINEAR.min_relevance)
     return (excess / (excess + LINEAR.relevance)).sqrt()
 
 
-def _whitening(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-    """Return gain (dim,), basis (dim, rank) and coefficient (rank,) of the whitened view."""
-    (x, labels, num_classes, *_), shares = rows, rows.shares
-    means, counts = class_means(x, labels, num_classes, shares)
-    if shares is not None:  # rows that are worth as much as the weighted ones; Kish, "Survey sampling" (1965), sec. 8.2
-        counts = counts.square() / torch.bincount(labels, shares.square(), minlength=num_classes).clamp_min(LINEAR.tiny)
+def _whitening(rows: TrainingRows) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute gain (dim,), basis (dim, rank) and coefficient (rank,) of the whitened view."""
+    (x, labels, num_classes, *_), weights = rows, rows.class_balanced_weights
+    means, counts = class_means(x, labels, num_classes, weights)
+    if weights is not None:  # the effective sample size of weighted rows; Kish, "Survey sampling" (1965), sec. 8.2
+        squares = torch.bincount(labels, weights.square(), minlength=num_classes)
+        counts = counts.square() / squares.clamp_min(LINEAR.tiny)
     seen = counts > 0
     degrees = len(x) - int(seen.sum())
     shots = float(1 / (1 / counts[seen]).mean())
     dim = x.shape[1]
-    covariance = shrink_covariance(weigh(x - means[labels], None if shares is None else shares.sqrt()), degrees)
+    covariance = shrink_covariance(weigh(x - means[labels], None if weights is None else weights.sqrt()), degrees)
     rank = len(covariance.variances)
-    deviations = means[seen].to(torch.float64) - _mean(x, shares)
-    along = (deviations @ covariance.basis).square().mean(dim=0)  # (rank,)
-    within, between = covariance.variances, along
+    deviations = means[seen].to(torch.float64) - _mean(x, weights)
+    within, between = covariance.variances, (deviations @ covariance.basis).square().mean(dim=0)  # (rank,)
     multiplicity = torch.ones_like(within)
-    if rank < dim:  # one more entry stands for all directions off the basis
-        off = (deviations.square().sum(dim=1).mean() - along.sum()).clamp_min(0) / (dim - rank)
-        within = torch.cat([within, covariance.rest[None]])
-        between = torch.cat([between, off[None]])
+    if rank < dim:  # one more entry for all directions orthogonal to the basis
+        orthogonal = (deviations.square().sum(dim=1).mean() - between.sum()).clamp_min(0) / (dim - rank)
+        within = torch.cat([within, covariance.orthogonal_variance[None]])
+        between = torch.cat([between, orthogonal[None]])
         multiplicity = torch.cat([multiplicity, multiplicity.new_full((1,), dim - rank)])
     floor = within.max() * COVARIANCE.null
     gains = discriminant_gains(within.clamp_min(floor.clamp_min(LINEAR.tiny)), between, multiplicity, shots)
-    rest = gains[rank] if rank < dim else gains.new_zeros(())
-    return rest.expand(dim).clone(), covariance.basis, gains[:rank] - rest
+    orthogonal_gain = gains[rank] if rank < dim else gains.new_zeros(())
+    return orthogonal_gain.expand(dim).clone(), covariance.basis, gains[:rank] - orthogonal_gain

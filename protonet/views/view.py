@@ -1,9 +1,13 @@
-"""The protocol of views: all that a kind of view has to say for itself.
+"""The protocol of views: feature maps whose outputs are concatenated to the embedding.
 
-A *specification* is a frozen dataclass: what a view is made of, before it has seen a row. Fitted to rows it gives a
-*view*, a module that maps rows to its part of the embedding; the view's `Config` holds the sizes from which the module
-can be built again, so that ``load_state_dict`` restores it. A *kind* (`protonet.views.judge.Kind`) tells the search
-which specifications to try. A new kind is one file with these three, and one line in `protonet.views.KINDS`.
+Each file of this package defines three classes:
+
+- A *spec* (`ViewSpec`) is a frozen dataclass of hyperparameters. ``spec.fit(rows, source)`` returns a fitted view.
+- A *view* (`View`) is a module that maps rows to its part of the embedding. Its `Config` holds the sizes from which the
+  module can be built again, so that ``load_state_dict`` restores it.
+- A *family* (`protonet.views.evaluation.ViewFamily`) yields the specs that model selection evaluates.
+
+A new family is one file with these three classes, and one line in `protonet.views.VIEW_FAMILIES`.
 """
 
 from __future__ import annotations
@@ -24,74 +28,76 @@ from protonet.views.distances import row_matmul
 Array = NDArray[Any]
 
 
-class Rows(NamedTuple):
+class TrainingRows(NamedTuple):
     """Labelled rows that a view is fitted to."""
 
     features: Tensor  #: (n, dim) float32, of about unit scale.
     labels: Tensor  #: (n,) int64 in [0, num_classes).
     num_classes: int  #: Number of classes.
     shifts: tuple[int, ...] = (0,)
-    """Offsets of the copies that shifted views are fitted to, 0 first; see `protonet.views.shifts`."""
-    width: int = 0  #: Features of a line of a picture, or of a whole series; 0 where they are in no order.
-    seed: int = 0  #: Of first weights and episodes.
-    deadline: float = math.inf  #: ``time.monotonic()`` after which training takes no further step.
-    weights: Tensor | None = None
-    """(n,) float64, > 0: how much each row counts next to the others; None for all alike."""
-    groups: Tensor | None = None  #: (n,) int64: rows of one group are held out together; None for each alone.
+    """Offsets of the shifted copies that shifted views are fitted to, 0 first; see `protonet.views.shifts`."""
+    width: int = (
+        0  #: Pixels per line of an image, or the length of a series; 0 if the order of features has no meaning.
+    )
+    seed: int = 0  #: Seed of initial weights and training episodes.
+    deadline: float = math.inf  #: Value of ``time.monotonic()`` after which training takes no further step.
+    weights: Tensor | None = None  #: (n,) float64, > 0: sample weights; None for equal weights.
+    groups: Tensor | None = None  #: (n,) int64: rows of one group are held out together; None for no groups.
     blocks: Tensor | None = None
-    """(dim,) int64, ascending from 0: features of one block tell of one thing, such as the categories of a column, and
-    count as one where features are made alike; None for each alone."""
-    described: Tensor | None = None
-    """(n,) bool: rows that are no samples, but what a class is called; they are fitted to, and never judged."""
-    unit: float = 1.0  #: How many of the rows that came a weight of 1 stands for.
+    """(dim,) int64, ascending from 0: the table column that each feature encodes. The features of one column, such as
+    its one-hot categories, are scaled together. None if each feature is a column."""
+    is_class_name: Tensor | None = None
+    """(n,) bool: rows that embed the name of a class. They are training rows, but are never held out."""
+    sample_scale: float = 1.0  #: The number of original samples that a weight of 1 stands for; see `sample_counts`.
 
     @property
-    def times(self) -> Tensor:
-        """How many of the rows that came each one stands for, (n,) float64."""
+    def sample_counts(self) -> Tensor:
+        """The number of original samples that each row represents, (n,) float64: equal rows are stored once."""
         ones = torch.ones_like(self.labels, dtype=torch.float64)
-        return self.unit * (ones if self.weights is None else self.weights)
+        return self.sample_scale * (ones if self.weights is None else self.weights)
 
     @property
-    def shares(self) -> Tensor | None:
-        """The weights (n,) float64 at a mean of 1 within each class; None where all are one.
+    def class_balanced_weights(self) -> Tensor | None:
+        """The weights (n,) float64, scaled to a mean of 1 within each class; None for equal weights.
 
-        What views are fitted with: prototypes make the classes alike. What a whole class weighs is for the judge.
+        Views are fitted with these, since prototypes treat all classes alike. The total weight of a class matters to
+        the evaluation of a view only.
         """
         if self.weights is None:
             return None
-        counts, sums = (torch.bincount(self.labels, each) for each in (None, self.weights))
-        return self.weights * (counts / sums)[self.labels]
+        counts = torch.bincount(self.labels)
+        class_weights = torch.bincount(self.labels, self.weights)
+        return self.weights * (counts / class_weights)[self.labels]
 
-    def to(self, device: torch.device) -> Rows:
-        """Return the rows on a device."""
-        tensors: Any = {name: each.to(device) for name, each in self._asdict().items() if isinstance(each, Tensor)}
+    def to(self, device: torch.device) -> TrainingRows:
+        """Move the rows to a device."""
+        tensors: Any = {name: value.to(device) for name, value in self._asdict().items() if isinstance(value, Tensor)}
         return self._replace(**tensors)
 
-    def take(self, places: Tensor) -> Rows:
-        """Return some of the rows, given their numbers (m,) int64 or which they are (n,) bool."""
-        x, labels = self.features[places], self.labels[places]
-        more = {name: getattr(self, name) for name in ("weights", "groups", "described")}
-        more = {name: None if each is None else each[places] for name, each in more.items()}
-        return self._replace(features=x, labels=labels, **more)
+    def select(self, indices: Tensor) -> TrainingRows:
+        """Select rows by indices (m,) int64 or by a mask (n,) bool."""
+        per_row = {name: getattr(self, name) for name in ("weights", "groups", "is_class_name")}
+        per_row = {name: None if value is None else value[indices] for name, value in per_row.items()}
+        return self._replace(features=self.features[indices], labels=self.labels[indices], **per_row)
 
-    def take_columns(self, first: int, stop: int) -> Rows:
-        """Return the rows with some neighbouring features alone."""
-        blocks = None if self.blocks is None else self.blocks[first:stop] - self.blocks[first]
-        return self._replace(features=self.features[:, first:stop], blocks=blocks)
+    def select_columns(self, start: int, stop: int) -> TrainingRows:
+        """Select the features from ``start`` up to, but without, ``stop``."""
+        blocks = None if self.blocks is None else self.blocks[start:stop] - self.blocks[start]
+        return self._replace(features=self.features[:, start:stop], blocks=blocks)
 
 
-def need_map(source: Source | None) -> LinearMap:
-    """Return the source of a view that has to read a linear map; raise a ValueError if it is none."""
+def require_linear_map(source: Source | None) -> LinearMap:
+    """Return the source as a `LinearMap`; raise a ValueError if it is of another class."""
     if not isinstance(source, LinearMap):
         raise ValueError("a view without a linear map")
     return source
 
 
 class Graph(Protocol):
-    """An ONNX graph that grows, node after node; `protonet.files.onnx` has it. Values go by their names."""
+    """A builder of an ONNX graph, implemented by `protonet.files.onnx`. Methods return the name of the new value."""
 
     def add(self, operator: str, *inputs: str | Array | np.generic, output: str = "", **attributes: Any) -> str:
-        """Add a node and return its output's name; arrays among its inputs become constants."""
+        """Add a node and return the name of its output; arrays among its inputs become constants."""
 
     def constant(self, value: Array | np.generic) -> str:
         """Add a constant and return its name."""
@@ -100,32 +106,32 @@ class Graph(Protocol):
         """Convert a value to "FLOAT", "DOUBLE" or "INT64"."""
 
     def pad(self, rows: str, columns: int, value: float) -> str:
-        """Add constant columns to rows, if any, and return what they are then."""
+        """Append constant columns to rows; return ``rows`` itself if there are none to append."""
 
-    def city_blocks(self, z: str, landmarks: Array) -> str:
-        """Add the sums of absolute differences (n, units) of rows and landmarks (units, dim)."""
+    def l1_distances(self, z: str, landmarks: Array) -> str:
+        """Add the L1 distances (n, units) of rows ``z`` (n, dim) to landmarks (units, dim)."""
 
-    def look_up(self, texts: str, keys: Sequence[str], values: Sequence[int], otherwise: int) -> str:
-        """Add the value, INT64, of each of some texts among the keys, or another one for texts that are none."""
+    def look_up(self, texts: str, keys: Sequence[str], values: Sequence[int], default: int) -> str:
+        """Map texts to INT64 values by ``keys``, and texts that are no key to ``default``."""
 
     def array(self, tensor: Tensor) -> Array:
-        """Return a tensor of any device as an array."""
+        """Convert a tensor of any device to an array."""
 
 
 class Component(nn.Module):
-    """A module whose state has the names, shapes and types that follow from a config.
+    """A module whose buffers have names, shapes and types that follow from a config.
 
-    Without ``tensors`` all buffers are zero until ``load_state_dict`` fills them. What can be computed from them is not
-    part of the state: `derive` computes it.
+    Without ``tensors`` all buffers are zero until ``load_state_dict`` fills them. Values that can be computed from the
+    buffers are not part of the state: `derive` computes them.
 
     Args:
-        config: Of the type ``config_type`` of the subclass.
-        tensors: The buffers by name, in any layout; copied.
+        config: An instance of ``config_type`` of the subclass.
+        tensors: The buffers by name, in any memory layout; copied.
     """
 
-    kind: ClassVar[str] = ""  #: The name in model files.
+    kind: ClassVar[str] = ""  #: The name of the class in model files.
     config_type: ClassVar[type[Config]] = Config
-    dtypes: ClassVar[Mapping[str, torch.dtype]] = {}  #: Of the buffers that are not float32.
+    dtypes: ClassVar[Mapping[str, torch.dtype]] = {}  #: Types of the buffers that are not float32.
     infinite: ClassVar[frozenset[str]] = frozenset()  #: Buffers that may hold positive infinities.
     config: Config
 
@@ -134,7 +140,7 @@ class Component(nn.Module):
         self.config = config
         for name, shape in self.shapes().items():
             dtype = self.dtypes.get(name, torch.float32)
-            # The layout decides how products round: one layout gives the same digits after loading.
+            # Rounding of matrix products depends on the memory layout: one layout gives the same digits after loading.
             value = torch.zeros(shape, dtype=dtype) if tensors is None else _copy(tensors[name], dtype)
             self.register_buffer(name, value)
         if tensors is not None:
@@ -145,22 +151,22 @@ class Component(nn.Module):
         return {}
 
     def derive(self) -> None:
-        """Compute what follows from the buffers; called once they are given or loaded."""
+        """Compute constants from the buffers; called after the buffers are set or loaded."""
 
     def check(self, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
-        """Check tensors that are not trusted before they are loaded. Subclasses add the ranges of indices.
+        """Validate tensors of a file before they are loaded. Subclasses also check the ranges of indices.
 
         Args:
-            tensors: By name, on the CPU.
-            prefix: Of the names in messages.
+            tensors: The tensors by name, on the CPU.
+            prefix: Prefix of the names in error messages.
 
         Raises:
-            ValueError: Other names, shapes or types than the state's, or values that are not finite.
+            ValueError: A name, shape or type differs from the state's, or a value is not finite.
         """
         check_tensors(tensors, self.state_dict(), prefix, self.infinite)
 
-    def products(self) -> list[tuple[int, int]]:
-        """Return the shapes (in, out) of the matrices that one row is multiplied with."""
+    def matmul_shapes(self) -> list[tuple[int, int]]:
+        """List the shapes (in, out) of the matrices that each row is multiplied with."""
         return []
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
@@ -174,16 +180,16 @@ def _copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Source(Component):
-    """What views may read in place of the features: the encoder evaluates it once for all of them."""
+    """A map of the features that several views take as input: the encoder evaluates it once for all of them."""
 
     def add_to_graph(self, graph: Graph, x: str) -> str:
-        """Add what is done to the value ``x`` to an ONNX graph, and return the name of what it gives."""
+        """Add the map of the value ``x`` to an ONNX graph, and return the name of its output."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class LinearMapConfig(Config):
-    """Features, the first column that is read and how many are, and the rank."""
+    """Sizes of a `LinearMap`, which reads ``dim`` of ``input_dim`` features, from the feature ``first`` on."""
 
     input_dim: int = size()
     dim: int = size()
@@ -218,8 +224,9 @@ class LinearMap(Source):
     def forward(self, x: Tensor) -> Tensor:
         """Map features (n, input_dim) to (n, dim)."""
         config = self.config
-        some = config.dim < config.input_dim
-        centred = (x[:, config.first : config.first + config.dim] if some else x) - self.shift  # (n, dim)
+        if config.dim < config.input_dim:
+            x = x[:, config.first : config.first + config.dim]
+        centred = x - self.shift  # (n, dim)
         if not config.rank:
             return centred.mul_(self.gain)
         return centred * self.gain + row_matmul(row_matmul(centred, self.basis) * self.coefficient, self.basis.T)
@@ -228,7 +235,8 @@ class LinearMap(Source):
         """Add the map."""
         config = self.config
         if config.dim < config.input_dim:
-            x = graph.add("Slice", x, *(np.array([each]) for each in (config.first, config.first + config.dim, 1)))
+            start, stop, axis = (np.array([value]) for value in (config.first, config.first + config.dim, 1))
+            x = graph.add("Slice", x, start, stop, axis)
         centred = graph.add("Sub", x, graph.array(self.shift))
         z = graph.add("Mul", centred, graph.array(self.gain))
         if not config.rank:
@@ -237,94 +245,93 @@ class LinearMap(Source):
         low = graph.add("Mul", low, graph.array(self.coefficient))
         return graph.add("Add", z, graph.add("MatMul", low, graph.array(self.basis.T)))
 
-    def products(self) -> list[tuple[int, int]]:
-        """Return the shapes (in, out) of the matrices that a row is multiplied with."""
+    def matmul_shapes(self) -> list[tuple[int, int]]:
+        """List the shapes (in, out) of both factors of the low-rank part."""
         dim, rank = self.config.dim, self.config.rank
         return [(dim, rank), (rank, dim)] if rank else []
 
 
 class View(Component):
-    """A fitted view: what it reads goes in, its part of the embedding comes out.
+    """A fitted view: a map of its input rows to one or more parts of the embedding.
 
     Args:
-        config: Of the type ``config_type`` of the subclass.
-        source: Maps features (n, input_dim) to the rows that the view reads; None for the features themselves. Views
-            that read the same share one module, which the encoder holds and evaluates once.
+        config: An instance of ``config_type`` of the subclass.
+        source: Maps features (n, input_dim) to the input of the view; None if the view reads the features. Views with
+            the same input share one source, which the encoder holds and evaluates once.
         tensors: The buffers by name; None for zeros.
 
     Raises:
-        ValueError: The source is not of the class ``reads``.
+        ValueError: The source is not an instance of ``source_type``.
     """
 
-    reads: ClassVar[type[Source] | None] = None  #: The class of the source.
+    source_type: ClassVar[type[Source] | None] = None  #: The class of the source.
     source: Source | None
 
     def __init__(
         self, config: Config, source: Source | None = None, tensors: Mapping[str, Tensor] | None = None
     ) -> None:
-        expect(type(source) is (self.reads or type(None)), f"a view of kind {self.kind} with another source")
-        self.__dict__["source"] = source  # not registered: its state is the encoder's, once for all views
+        expected_type = self.source_type or type(None)
+        expect(type(source) is expected_type, f"a view of kind {self.kind} with another source")
+        self.__dict__["source"] = source  # not a submodule: its state is stored once, by the encoder
         super().__init__(config, tensors)
 
     @property
     def input_dim(self) -> int:
-        """Features of the rows that the network reads; that of the source, unless the config says it."""
+        """The number of features of the network's input rows."""
         config: Any = self.config if self.source is None else self.source.config
         return int(config.input_dim)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The widths of the view's parts, most have one; the encoder brings each of them to a norm of its own."""
+        """The widths of the view's parts; most views have one. The encoder normalizes each part."""
         raise NotImplementedError
 
     def forward(self, z: Tensor) -> Tensor:
-        """Map the rows that the view reads (n, dim) to its parts, side by side: (n, sum of ``sizes``)."""
+        """Map input rows (n, dim) to the concatenated parts (n, sum of ``sizes``)."""
         raise NotImplementedError
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
-        """Add the view to an ONNX graph, and return the name of each of its parts' values.
+        """Add the view to an ONNX graph, and return the names of the values of its parts.
 
         Args:
-            graph: Where to.
-            rows: The value that holds the rows that the view reads.
+            graph: The graph that is extended.
+            rows: The name of the value that holds the view's input rows.
         """
         raise NotImplementedError
 
-    def cost(self) -> float:
-        """Return about how many multiplications take as long as one row does, without the source.
-
-        A kind that knows better tells the judge so itself.
-        """
-        return float(sum(inputs * outputs for inputs, outputs in self.products()))
+    def flops(self) -> float:
+        """Estimate the prediction time per row, as a number of multiplications, without the source."""
+        return float(sum(inputs * outputs for inputs, outputs in self.matmul_shapes()))
 
 
-class Specification(Protocol):
-    """What a view is made of: a frozen dataclass of settings."""
+class ViewSpec(Protocol):
+    """The hyperparameters of a view: a frozen dataclass."""
 
     @property
     def name(self) -> str:
-        """What people read."""
+        """The name in reports."""
 
     @property
     def traits(self) -> frozenset[str]:
-        """What it is, of `protonet.fit.prior.TRAITS`: the learned prior weighs a view by these, and by what it does."""
+        """A subset of `protonet.fit.prior.TRAITS`, from which the learned prior predicts the weight of a view."""
 
     @property
-    def source(self) -> Specification | None:
-        """The view whose linear map is read, or None for the features."""
+    def source(self) -> ViewSpec | None:
+        """The spec of the view whose source is read, or None if the view reads the features."""
 
     @property
     def shifted(self) -> bool:
-        """Whether it is fitted to shifted copies of the rows, too."""
+        """Whether the view is also fitted to shifted copies of the rows."""
 
     @property
     def trained(self) -> bool:
-        """Whether it is trained by gradient: of such views, one at most is switched on."""
+        """Whether the view is trained by gradient descent. A network has at most one such view."""
 
-    def fit(self, rows: Rows, source: Source | None) -> View:
-        """Fit to labelled rows.
+    def fit(self, rows: TrainingRows, source: Source | None) -> View:
+        """Fit a view to labelled rows.
 
         Args:
-            rows: The rows.
-            source: The map of the view of ``source``, fitted to the same rows; None if there is none.
+            rows: The training rows.
+            source: The source of the view that ``self.source`` specifies, fitted to the same rows; None if that is
+                None.
         """

@@ -16,7 +16,7 @@ from analysis.incontext.train import CELLS, NEW, Trainer, draw_size
 from analysis.shared.packaged import is_held_out, is_reported
 from protonet.errors import InputError
 from protonet.views.cells import Cells
-from protonet.views.transformer import CHANNELS, CODES
+from protonet.views.transformer import CELL_CHANNELS, CLASS_CODES
 from tests.analysis.conftest import make_tables
 
 
@@ -32,8 +32,8 @@ def test_every_family_makes_tables_whose_columns_tell_of_the_class(family: objec
     ranks = torch.nan_to_num(x).argsort(dim=1).argsort(dim=1).float()
 
     def spread(classes: torch.Tensor) -> float:
-        hot = F.one_hot(classes, CODES).float()
-        means = hot.transpose(1, 2) @ ranks / hot.sum(dim=1).clamp_min(1)[..., None]  # (tables, CODES, columns)
+        hot = F.one_hot(classes, CLASS_CODES).float()
+        means = hot.transpose(1, 2) @ ranks / hot.sum(dim=1).clamp_min(1)[..., None]  # (tables, CLASS_CODES, columns)
         there = (hot.sum(dim=1) > 0)[..., None]
         return float(((means - ranks.mean(dim=1, keepdim=True)).abs() * there).amax(dim=(1, 2)).mean())
 
@@ -57,13 +57,13 @@ def test_cells_are_those_that_the_library_reads() -> None:
     episodes = read_columns(generator, Columns(number, gap, category, level), torch.zeros(1, 30, dtype=torch.int64), 20)
     hot = F.one_hot(level[0, :, 2], 4).float()
     features = torch.cat([torch.stack([number[0, :, 0], gap[0, :, 0].float()], dim=1), number[0, :, 1:2], hot], dim=1)
-    cells = Cells(features[:20], torch.tensor([0, 0, 1, 2, 2, 2, 2])).read(features)
+    cells = Cells(features[:20], torch.tensor([0, 0, 1, 2, 2, 2, 2])).encode(features)
     drawn = episodes.cells[0]
     torch.testing.assert_close(drawn[:, 0], cells[:, 0])
     torch.testing.assert_close(drawn[:, 1, :2], cells[:, 1, :2])
     assert not drawn[:, 2, :3].any()
     for codes in (drawn[:20, 2, 3:], cells[:20, 2, 3:]):  # of mean 0, and of variance about 1 together
-        torch.testing.assert_close(codes.mean(dim=0), torch.zeros(CHANNELS - 3), atol=1e-5, rtol=0)
+        torch.testing.assert_close(codes.mean(dim=0), torch.zeros(CELL_CHANNELS - 3), atol=1e-5, rtol=0)
         assert len(codes.unique(dim=0)) == len(level[0, :20, 2].unique())
         assert 0.3 < float(codes.square().mean()) < 3
     assert int(level.max()) < LEVELS
@@ -71,9 +71,9 @@ def test_cells_are_those_that_the_library_reads() -> None:
 
 def test_episodes_have_what_was_asked_for() -> None:
     episodes = make_episodes(torch.Generator().manual_seed(0), 9, 12, NEW, 4, 3)
-    assert episodes.cells.shape == (9, 12 + NEW, 4, CHANNELS)
+    assert episodes.cells.shape == (9, 12 + NEW, 4, CELL_CHANNELS)
     assert torch.isfinite(episodes.cells).all()
-    assert ((episodes.classes >= 0) & (episodes.classes < CODES)).all()
+    assert ((episodes.classes >= 0) & (episodes.classes < CLASS_CODES)).all()
     for classes, known in zip(episodes.classes, episodes.known, strict=True):
         assert torch.equal(known, torch.isin(classes, classes[:12]))
     generator = torch.Generator().manual_seed(0)
@@ -86,7 +86,7 @@ def test_real_tables_are_drawn_with_any_column_as_the_class(monkeypatch: pytest.
     monkeypatch.setattr(real, "load_tables", make_tables)
     drawn = real.Real(judged=False).draw(torch.Generator().manual_seed(0), 20, 10, NEW, 3)
     assert drawn is not None
-    assert drawn.cells.shape == (20, 10 + NEW, 3, CHANNELS)
+    assert drawn.cells.shape == (20, 10 + NEW, 3, CELL_CHANNELS)
     assert all(len(classes[:10].unique()) > 1 for classes in drawn.classes)
     assert real.Real(judged=False).draw(torch.Generator().manual_seed(0), 20, 10, NEW, 30) is None  # none is as wide
     assert is_reported("winequality")

@@ -217,16 +217,16 @@ def test_what_is_described_is_restored_and_trusts_nothing() -> None:
     kinds = [view["kind"] for view in structure["views"]]
     assert kinds == [
         "linear",
-        "radial",
-        "radial",
-        "radial",
+        "kernel_ridge",
+        "kernel_ridge",
+        "kernel_ridge",
         "forest",
         "linear",
         "mlp",
-        "patterns",
-        "patterns",
-        "patterns",
-        "context",
+        "fixed_convolution",
+        "fixed_convolution",
+        "fixed_convolution",
+        "tabular_transformer",
     ]
     for name in tensors:
         with pytest.raises(ValueError, match="no tensor"):
@@ -244,7 +244,7 @@ def test_what_is_described_is_restored_and_trusts_nothing() -> None:
         ({"sources": []}, "of an unknown source"),
         ({"sources": [{"kind": "cubic"}]}, "a source or view of an unknown kind"),
         ({"sources": [{"kind": "linear"}]}, "entries other than"),
-        ({"sources": [{"kind": "patterns", "input_dim": 8, "width": 3, "parts": 1}]}, "no whole number of lines"),
+        ({"sources": [{"kind": "kernel_bank", "input_dim": 8, "width": 3, "parts": 1}]}, "no integer number of lines"),
         ({"views": []}, "no view"),
         ({"views": ["linear"]}, "no usable entry views"),
         ({"views": [{"kind": "cubic"}]}, "a source or view of an unknown kind"),
@@ -279,8 +279,8 @@ def test_a_config_of_no_network_is_an_error(change: dict[str, Any], message: str
         ("encoder.views.4.label", lambda label: label - 9, "label out of range"),
         ("encoder.views.4.threshold", lambda threshold: threshold.abs() / 0, "nodes that make no trees"),
         ("encoder.views.4.threshold", lambda threshold: -threshold / 0, "threshold that is not finite"),
-        ("encoder.views.6.stack.last", lambda last: last[:, :, :7], "last of another shape"),
-        ("encoder.views.6.stack.more", lambda _: torch.zeros(1), "tensors that belong to no part"),
+        ("encoder.views.6.mlps.last", lambda last: last[:, :, :7], "last of another shape"),
+        ("encoder.views.6.mlps.more", lambda _: torch.zeros(1), "tensors that belong to no part"),
     ],
 )
 def test_tensors_of_no_network_are_an_error(
@@ -303,7 +303,7 @@ odd = st.one_of(
     st.booleans(),
     st.integers(-3, 70),
     st.sampled_from([2**31, 2**62, 2**63, 2**64, -(2**63), 10**400, 0.5, 1e308, -1e-320, float("nan"), float("inf")]),
-    st.sampled_from(["", "a", "\ud800", "F64", "BOOL", "F4", "F8_E4M3", "C64", "radial", "forest", "linear"]),
+    st.sampled_from(["", "a", "\ud800", "F64", "BOOL", "F4", "F8_E4M3", "C64", "kernel_ridge", "forest", "linear"]),
     st.sampled_from([[], {}, [0], [0, 0], [2**62, 0], [[]], {"kind": "forest"}]),
 )
 Mutate = Callable[[st.DataObject, bytes], bytes]

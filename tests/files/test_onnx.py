@@ -18,7 +18,7 @@ from protonet import PrototypeNetwork, solve
 from protonet.errors import InputError, InputTypeError
 from protonet.files import Model, export_onnx, load_model, save_model
 from protonet.fit.solver import solve_problem
-from protonet.views import radial
+from protonet.views import kernel_ridge
 from tests.model_cases import make_model
 from tests.strategies import blobs
 
@@ -85,7 +85,7 @@ def test_large_read_outs_cancel_as_they_do_in_the_network(tmp_path: Path) -> Non
 def test_rounded_distances_are_the_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model()
     exact = model.network(X)
-    monkeypatch.setattr(radial, "RADIAL", replace(radial.RADIAL, exact=0))
+    monkeypatch.setattr(kernel_ridge, "KERNEL_RIDGE", replace(kernel_ridge.KERNEL_RIDGE, exact_coordinates=0))
     model.network.load_state_dict(model.network.state_dict())  # which decides how coarsely to round
     assert not torch.equal(model.network(X), exact)
     export_onnx(tmp_path / "x", model)

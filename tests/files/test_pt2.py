@@ -18,7 +18,7 @@ from protonet.files import Model, export_onnx, export_pt2
 from protonet.files.pt2 import export_network
 from protonet.tables.columns.category import Category
 from protonet.tables.columns.encoding import Encoding
-from protonet.views import KINDS, radial
+from protonet.views import VIEW_FAMILIES, kernel_ridge
 from tests.files.test_onnx import start
 from tests.model_cases import make_model, make_network
 from tests.strategies import blobs
@@ -39,7 +39,7 @@ def check(ours: Any, network: PrototypeNetwork, *sizes: int) -> None:
 def test_every_kind_of_view_is_exported_with_a_dynamic_batch(tmp_path: Path) -> None:
     model = make_model(raw=True)
     encoder: Any = model.network.encoder
-    assert {view.kind for view in encoder.list_views()} == {view.kind for _, view in KINDS}
+    assert {view.kind for view in encoder.list_views()} == {view.kind for _, view in VIEW_FAMILIES}
     export_pt2(tmp_path / "x.pt2", model)
     names = {"classes": "", "columns": ""}
     program = torch.export.load(tmp_path / "x.pt2", extra_files=names)
@@ -61,7 +61,7 @@ def test_features_far_from_zero_are_exported_in_float64() -> None:
 
 
 def test_rounded_distances_are_exported_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(radial, "RADIAL", radial.RadialRules(exact=0))
+    monkeypatch.setattr(kernel_ridge, "KERNEL_RIDGE", kernel_ridge.KernelRidgeRules(exact_coordinates=0))
     check(export_network(network := make_network(learned=False)).module(), network, 1, 40)
 
 
@@ -91,7 +91,7 @@ def views_of(network: PrototypeNetwork, *kinds: str) -> PrototypeNetwork:
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # of inductor itself
 def test_a_network_is_compiled_whole() -> None:
-    network = views_of(make_network(), "linear", "radial", "mlp")
+    network = views_of(make_network(), "linear", "kernel_ridge", "mlp")
     with torch.no_grad():
         compiled = torch.compile(network, fullgraph=True, dynamic=True, backend="aot_eager")
         check(compiled, network, 5, 40)
@@ -101,7 +101,7 @@ def test_a_network_is_compiled_whole() -> None:
 def test_torch_onnx_checks_the_exporter(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="it translates torch's operators")
     model = make_model()
-    network = views_of(make_network(), "linear", "radial", "forest", "patterns")
+    network = views_of(make_network(), "linear", "kernel_ridge", "forest", "fixed_convolution")
     model = Model(network, tuple(range(5)), None, {}, {})
     export_onnx(tmp_path / "ours.onnx", model)
     n = torch.export.Dim("n", min=1)

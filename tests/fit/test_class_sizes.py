@@ -17,19 +17,25 @@ from protonet.fit.networks import fit_choice, fit_rows
 from protonet.fit.problem import pose_problem
 from protonet.fit.search import Choice
 from protonet.fit.solver import Solution, solve_problem
+from protonet.views.fixed_convolution import FixedConvolution
 from protonet.views.forest import Forest
+from protonet.views.kernel_ridge import KERNEL_RIDGE_VIEWS
 from protonet.views.linear import SCALINGS, Linear
 from protonet.views.mlp import MLP
-from protonet.views.patterns import Patterns
-from protonet.views.radial import VIEWS
-from protonet.views.view import Rows, Specification
+from protonet.views.view import TrainingRows, ViewSpec
 from tests.commands.cases import FAST, Run
 from tests.strategies import write_columns
 
 DIM = 9
 LINEAR = [Linear(scaling) for scaling in SCALINGS]
 #: Every kind, small.
-EVERY: list[Specification] = [*LINEAR, *VIEWS, Forest(3), Patterns(DIM, False, 0.1), Patterns(3, False, 0.1)]
+EVERY: list[ViewSpec] = [
+    *LINEAR,
+    *KERNEL_RIDGE_VIEWS,
+    Forest(3),
+    FixedConvolution(DIM, False, 0.1),
+    FixedConvolution(3, False, 0.1),
+]
 EVERY += [MLP(Linear("whitened"), 2, 3, steps=2, embedding_dim=12)]
 #: How many rows each class has: of all ways, but for the order, in which two to five have one to six, those in which
 #: they have as many, and one in twelve of the others.
@@ -50,7 +56,7 @@ def make_rows(sizes: Sequence[int], dim: int = DIM) -> tuple[Tensor, Tensor]:
 def test_every_view_fits_to_single_rows_and_to_fewer_classes(sizes: tuple[int, ...], weighted: bool) -> None:
     x, y = make_rows(sizes)
     weights = torch.linspace(0.2, 1, len(y), dtype=torch.float64) if weighted else None
-    rows = Rows(x, y, len(sizes), shifts=(0, 1, -1), width=DIM, weights=weights)
+    rows = TrainingRows(x, y, len(sizes), shifts=(0, 1, -1), width=DIM, weights=weights)
     for view in EVERY:
         network = fit_rows(rows, Choice(((view, 1.0),), 0.1, rows.shifts))
         embedding = network.embed(torch.cat([x, 3 * torch.eye(DIM)]))
@@ -58,7 +64,7 @@ def test_every_view_fits_to_single_rows_and_to_fewer_classes(sizes: tuple[int, .
 
 
 def test_held_out_rows_of_any_class_sizes_are_judged() -> None:
-    choice = Choice(((Linear("whitened"), 1.0), (VIEWS[3], 1.0)), 0.1)
+    choice = Choice(((Linear("whitened"), 1.0), (KERNEL_RIDGE_VIEWS[3], 1.0)), 0.1)
     for sizes in SIZES:
         x, y = make_rows(sizes, 3)
         problem, _ = pose_problem(x, y, len(sizes))

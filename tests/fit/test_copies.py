@@ -118,13 +118,13 @@ def test_groups_are_never_on_both_sides_nor_is_a_class_left_out(
         if many:
             patch.setattr("protonet.scoring.FOLDS", FoldRules(many_rows=50, held_out=20))
         folds = split_folds(labels, classes, generator, groups=groups)
-    judged = torch.cat([labels[:0], *(fold.judge for fold in folds)])
+    judged = torch.cat([labels[:0], *(fold.held_out for fold in folds)])
     assert len(judged.unique()) == len(judged)
     for fold in folds:
-        assert len(fold.judge)
-        assert sorted(torch.cat([fold.fit, fold.judge]).tolist()) == list(range(60))
-        assert not set(groups[fold.fit].tolist()) & set(groups[fold.judge].tolist())
-        assert set(labels[fold.fit].tolist()) == set(labels.tolist())
+        assert len(fold.held_out)
+        assert sorted(torch.cat([fold.train, fold.held_out]).tolist()) == list(range(60))
+        assert not set(groups[fold.train].tolist()) & set(groups[fold.held_out].tolist())
+        assert set(labels[fold.train].tolist()) == set(labels.tolist())
 
 
 def test_an_update_with_copies_or_the_same_groups_tells_held_out_rows_nothing() -> None:

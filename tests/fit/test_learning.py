@@ -54,7 +54,7 @@ def test_repeats_are_the_mean_of_crossfits(solved: Solved) -> None:
     assert again.min() > -1e-9
     assert not torch.allclose(again, once, atol=1e-3)
     first, other = split_rows(solution.problem), split_rows(solution.problem, 1)
-    assert [fold.judge.tolist() for fold in first] != [fold.judge.tolist() for fold in other]
+    assert [fold.held_out.tolist() for fold in first] != [fold.held_out.tolist() for fold in other]
     torch.testing.assert_close(repeat_held(solution, crossed, 3, deadline=-math.inf).exp(), once)
 
 
@@ -74,7 +74,7 @@ def test_curve_ends_in_the_crossfit(solved: Solved) -> None:
     solution, crossed = solved
     curve = draw_curve(solution, crossed)
     assert curve.per_class == sorted(curve.per_class)
-    assert curve.per_class[-1] == pytest.approx(sum(len(fold.fit) for fold in split_rows(solution.problem)) / 15)
+    assert curve.per_class[-1] == pytest.approx(sum(len(fold.train) for fold in split_rows(solution.problem)) / 15)
     assert curve.per_class[-2] == pytest.approx(curve.per_class[-1] / 2, abs=0.5)
     assert curve.right.shape == (len(curve.per_class), len(crossed.labels))
     assert (curve.right[-1] == (predict_held(crossed).argmax(dim=1) == crossed.labels)).all()

@@ -160,14 +160,14 @@ def test_names_are_fitted_to_in_every_fold_and_never_judged(seed: int, classes: 
     labels = torch.randint(classes, (n + classes,), generator=generator)
     described = torch.randperm(n + classes, generator=generator) >= n
     groups = torch.randint(7, (n + classes,), generator=generator) if grouped else None
-    split = split_folds(labels, classes, torch.Generator().manual_seed(seed), groups=groups, described=described)
+    split = split_folds(labels, classes, torch.Generator().manual_seed(seed), groups=groups, is_class_name=described)
     own = None if groups is None else groups[~described]
     alone = split_folds(labels[~described], classes, torch.Generator().manual_seed(seed), groups=own)
     samples, names = (each.nonzero().flatten().tolist() for each in (~described, described))
     assert len(split) == len(alone)
     for fold, other in zip(split, alone, strict=True):
-        assert fold.judge.tolist() == [samples[row] for row in other.judge.tolist()]
-        assert fold.fit.tolist() == sorted([*(samples[row] for row in other.fit.tolist()), *names])
+        assert fold.held_out.tolist() == [samples[row] for row in other.held_out.tolist()]
+        assert fold.train.tolist() == sorted([*(samples[row] for row in other.train.tolist()), *names])
 
 
 def solve(names: Names | None, x: Tensor = X, y: Tensor = Y, groups: Tensor | None = None) -> Solution:
@@ -187,9 +187,9 @@ def test_names_are_in_the_prototypes_and_what_is_numbered_is_the_samples() -> No
         assert len(problem.places) == len(X)
         torch.testing.assert_close(problem.features_as_they_came(problem.places), X)
         torch.testing.assert_close(problem.rows.labels[problem.places], Y)
-        assert problem.rows.described is not None
-        assert not problem.rows.described[problem.places].any()
-        assert int(problem.rows.described.sum()) == 6
+        assert problem.rows.is_class_name is not None
+        assert not problem.rows.is_class_name[problem.places].any()
+        assert int(problem.rows.is_class_name.sum()) == 6
         crossed = crossfit(solution)
         held = number_held(problem)
         assert sorted(held.tolist()) == list(range(len(X)))
@@ -210,9 +210,9 @@ def test_a_name_that_is_like_a_sample_is_none() -> None:
     names = Names(X[[0, 0]], torch.tensor([int(Y[0]), int(Y[0] + 1) % 5]), 3.0)
     solution = solve(names, torch.cat([X, X[:1]]), torch.cat([Y, Y[:1]]))
     rows = solution.problem.rows
-    assert rows.described is not None
+    assert rows.is_class_name is not None
     assert len(rows.labels) == len(X) + 2  # the sample that came twice is one
-    assert int(rows.described.sum()) == 2
+    assert int(rows.is_class_name.sum()) == 2
     expected = torch.bincount(torch.cat([Y, Y[:1]]), minlength=6) + names.count_samples(6)
     assert solution.network.counts.tolist() == expected.tolist()
     crossed = crossfit(solution)

@@ -21,31 +21,31 @@ from protonet.fit.prior import (
 )
 from protonet.scoring import WEIGHTS, fit_weights, soft_weights
 from protonet.scoring import fit_temperature as fit
+from protonet.views.fixed_convolution import FixedConvolution
 from protonet.views.forest import Forest
+from protonet.views.kernel_ridge import KernelRidge
 from protonet.views.linear import SCALINGS, Linear
 from protonet.views.mlp import MLP
-from protonet.views.patterns import Patterns
-from protonet.views.radial import Radial
-from protonet.views.view import Rows, Specification
+from protonet.views.view import TrainingRows, ViewSpec
 from tests.strategies import blobs, seeds
 
-VIEWS: list[Specification] = [
+VIEWS: list[ViewSpec] = [
     Linear("raw"),
-    Radial(Linear("standardised"), 2),
+    KernelRidge(Linear("standardised"), 2),
     Forest(9, shifted=True),
     MLP(Linear("raw"), 1, 32, 10, 64),
 ]
 MARKS = mark_traits(VIEWS)
 
 
-def draw(seed: int, n: int = 30) -> tuple[Rows, list[torch.Tensor], torch.Tensor]:
+def draw(seed: int, n: int = 30) -> tuple[TrainingRows, list[torch.Tensor], torch.Tensor]:
     """Return rows, four views' cosines of rows held out (n, 5), of falling use, and their labels."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(n) % 5
     right = torch.nn.functional.one_hot(labels, 5).float()
     cosines = [right * use + 0.3 * torch.randn(n, 5, generator=generator) for use in (0.5, 0.4, 0.3, 0.1)]
     x, y = blobs(seed % 100)
-    return Rows(x, y, 5), [cosine.clamp(-1, 1) for cosine in cosines], labels
+    return TrainingRows(x, y, 5), [cosine.clamp(-1, 1) for cosine in cosines], labels
 
 
 def jiggled(seed: int) -> Prior:
@@ -57,22 +57,22 @@ def jiggled(seed: int) -> Prior:
 
 
 @pytest.mark.parametrize(
-    ("specification", "traits"),
+    ("spec", "traits"),
     [
         *((Linear(scaling, span), {scaling}) for scaling in SCALINGS for span in (None, (0, 3))),
-        (Radial(Linear("relevant"), 1), {"laplacian", "relevant"}),
-        (Radial(Linear("robust"), 1, squash=True), {"laplacian", "squashed"}),
-        (Patterns(9, False, 0.1), {"patterns"}),
-        (Patterns(9, True, 0.1), {"patterns", "local"}),
+        (KernelRidge(Linear("relevant"), 1), {"laplacian", "relevant"}),
+        (KernelRidge(Linear("robust"), 1, squash=True), {"laplacian", "squashed"}),
+        (FixedConvolution(9, False, 0.1), {"convolution"}),
+        (FixedConvolution(9, True, 0.1), {"convolution", "local"}),
         (Forest(9), {"forest"}),
         (Forest(9, shifted=True), {"forest", "shifted"}),
         (MLP(Linear("whitened"), 1, 32, 10, 64, shifted=True), {"learned", "whitened"}),
     ],
 )
-def test_the_traits_of_a_view(specification: Specification, traits: set[str]) -> None:
-    (marks,) = mark_traits([specification]).tolist()
+def test_the_traits_of_a_view(spec: ViewSpec, traits: set[str]) -> None:
+    (marks,) = mark_traits([spec]).tolist()
     assert marks == [float(trait in traits) for trait in TRAITS]
-    assert specification.traits <= set(TRAITS)
+    assert spec.traits <= set(TRAITS)
 
 
 @settings(max_examples=15)
@@ -132,16 +132,16 @@ def test_without_a_judge_only_the_spread_is_looked_at() -> None:
 @given(seed=seeds)
 def test_a_problem_looks_the_same_in_other_units_and_another_order(seed: int) -> None:
     x, y = blobs(seed % 100)
-    told = describe_rows(Rows(x, y, 5))
+    told = describe_rows(TrainingRows(x, y, 5))
     assert told.shape == (PROBLEM_FEATURES - 5,)
-    torch.testing.assert_close(describe_rows(Rows(x * 1000, y, 5)), told, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(describe_rows(TrainingRows(x * 1000, y, 5)), told, rtol=1e-3, atol=1e-3)
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
-    torch.testing.assert_close(describe_rows(Rows(x[order], y[order], 5)), told, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(describe_rows(TrainingRows(x[order], y[order], 5)), told, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("x", [torch.zeros(6, 3), torch.ones(6, 1), torch.eye(6)[:, :2] * 1e-30])
 def test_rows_that_say_nothing_are_described_by_finite_numbers(x: torch.Tensor) -> None:
-    assert bool(torch.isfinite(describe_rows(Rows(x, torch.arange(6) % 2, 2))).all())
+    assert bool(torch.isfinite(describe_rows(TrainingRows(x, torch.arange(6) % 2, 2))).all())
 
 
 def test_numbers_are_written_and_read() -> None:

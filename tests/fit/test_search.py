@@ -9,14 +9,14 @@ from protonet.datasets import load_digits
 from protonet.datasets.synthetic import sample_family
 from protonet.fit.prior import TRAITS, VIEW_FEATURES, Prior
 from protonet.fit.search import EFFORTS, RAW, Choice, Explored, Search, _thin, decide, explore, select
-from protonet.views import KINDS
-from protonet.views.budget import Plan, plan_encoder
-from protonet.views.forest import ForestKind
+from protonet.views import VIEW_FAMILIES
+from protonet.views.budget import EncoderPlan, plan_encoder
+from protonet.views.fixed_convolution import FixedConvolution
+from protonet.views.forest import ForestFamily
+from protonet.views.kernel_ridge import BANDWIDTHS, KERNEL_RIDGES, KernelRidge, KernelRidgeFamily
 from protonet.views.linear import Linear
-from protonet.views.mlp import MLP, MLPKind
-from protonet.views.patterns import Patterns
-from protonet.views.radial import BANDWIDTHS, RIDGES, Radial, RadialKind
-from protonet.views.view import Rows
+from protonet.views.mlp import MLP, MLPFamily
+from protonet.views.view import TrainingRows
 from tests.strategies import LITTLE, blobs, judge_noise
 
 
@@ -25,20 +25,22 @@ def choose(
 ) -> Choice:
     split = sample_family(family, seed=21, num_classes=classes, dim=dim)
     x, y = torch.cat([split.train_x, split.val_x]), torch.cat([split.train_y, split.val_y])
-    return select(Rows(x / x.square().mean().sqrt(), y, classes), plan_encoder(dim, classes, limit), search=search)
+    return select(
+        TrainingRows(x / x.square().mean().sqrt(), y, classes), plan_encoder(dim, classes, limit), search=search
+    )
 
 
-def smallest(plan: Plan) -> MLP:
+def smallest(plan: EncoderPlan) -> MLP:
     """Return the least MLP on raw features, trained for as short as any."""
-    return MLP(RAW, 1, 1, MLPKind().steps[0], plan.embedding_dim)
+    return MLP(RAW, 1, 1, MLPFamily().steps[0], plan.embedding_dim)
 
 
 def weights(choice: Choice) -> dict[str, float]:
-    return {specification.name: weight for specification, weight in choice.views}
+    return {spec.name: weight for spec, weight in choice.views}
 
 
 def test_on_isotropic_data_the_smallest_mlp_on_raw_features_is_kept() -> None:
-    search = replace(LITTLE, folds=5).without(ForestKind).with_kind(MLPKind(sizes=1))
+    search = replace(LITTLE, folds=5).without(ForestFamily).with_kind(MLPFamily(sizes=1))
     choice = choose("isotropic", classes=32, dim=48, search=search)
     assert choice.views == ((smallest(plan_encoder(48, 32, 50_000)), 1.0),)
 
@@ -46,9 +48,7 @@ def test_on_isotropic_data_the_smallest_mlp_on_raw_features_is_kept() -> None:
 def test_on_correlated_noise_whitened_features_weigh_most() -> None:
     choice = choose("correlated")
     whitened = [
-        weight
-        for specification, weight in choice.views
-        if specification == Linear("whitened") or specification.source == Linear("whitened")
+        weight for spec, weight in choice.views if spec == Linear("whitened") or spec.source == Linear("whitened")
     ]
     assert sum(whitened) > 0.5
     assert choice.losses["whitened"] < choice.losses["raw"]
@@ -56,13 +56,13 @@ def test_on_correlated_noise_whitened_features_weigh_most() -> None:
 
 def test_where_all_rows_are_equal_the_choice_is_raw_cosine() -> None:
     for x in (torch.zeros(30, 8), torch.ones(30, 8)):
-        choice = select(Rows(x, torch.arange(30) % 5, 5), plan_encoder(8, 5, 30), search=EFFORTS["fast"])
+        choice = select(TrainingRows(x, torch.arange(30) % 5, 5), plan_encoder(8, 5, 30), search=EFFORTS["fast"])
         assert choice.views == ((RAW, 1.0),)
 
 
 def test_without_time_the_choice_is_the_smallest_mlp_on_raw_features() -> None:
     plan = plan_encoder(4, 4, 1000)
-    choice = select(Rows(torch.eye(4), torch.arange(4) % 2, 4, deadline=0.0), plan)
+    choice = select(TrainingRows(torch.eye(4), torch.arange(4) % 2, 4, deadline=0.0), plan)
     assert choice.views == ((smallest(plan), 1.0),)
 
 
@@ -71,13 +71,13 @@ def test_without_time_the_choice_is_the_smallest_mlp_on_raw_features() -> None:
 def test_without_folds_it_is_a_mixture_of_what_needs_no_judge(limit: int, effort: str) -> None:
     x = torch.randn(6, 12, generator=torch.Generator().manual_seed(0))
     plan = plan_encoder(12, 6, limit)
-    choice = select(Rows(x, torch.arange(6), 6), plan, search=EFFORTS[effort])
+    choice = select(TrainingRows(x, torch.arange(6), 6), plan, search=EFFORTS[effort])
     assert choice.losses == {}
-    assert not any(specification.shifted for specification, _ in choice.views)
+    assert not any(spec.shifted for spec, _ in choice.views)
     if not limit:
         assert choice.views == ((RAW, 1.0),)
     else:
-        trained = [specification for specification, _ in choice.views if isinstance(specification, MLP)]
+        trained = [spec for spec, _ in choice.views if isinstance(spec, MLP)]
         assert trained in ([], [smallest(plan)])  # it stands for raw cosine
         assert len(choice.views) > 3
     assert abs(sum(weights(choice).values()) - 1) < 1e-6
@@ -87,11 +87,11 @@ def test_shifted_views_are_used_on_pixels_unless_they_are_ruled_out() -> None:
     data = load_digits()
     x, y = data.x[:100] / data.x[:100].square().mean().sqrt(), data.y[:100]
     search = replace(LITTLE, folds=5)
-    rows, plan = Rows(x, y, 10), plan_encoder(64, 10, 1000)
+    rows, plan = TrainingRows(x, y, 10), plan_encoder(64, 10, 1000)
     choice = select(rows, plan, search=search)
     assert len(choice.shifts) == 9
     closed = [(each, weight) for each, weight in choice.views if not isinstance(each, MLP)]
-    assert sum(weight for each, weight in closed if each.shifted or isinstance(each, Patterns)) > 0.3
+    assert sum(weight for each, weight in closed if each.shifted or isinstance(each, FixedConvolution)) > 0.3
     assert any(each.shifted for each, _ in closed)
     still = select(rows, plan, search=replace(search, shifts=False))
     assert not any(each.shifted for each, _ in still.views)
@@ -102,44 +102,46 @@ def test_shifted_views_are_used_on_pixels_unless_they_are_ruled_out() -> None:
 def test_the_stages_are_told_in_order() -> None:
     told: list[tuple[str, float]] = []
     x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
-    rows = Rows(x, torch.arange(20) % 2, 2)
+    rows = TrainingRows(x, torch.arange(20) % 2, 2)
     select(rows, plan_encoder(4, 2, 100), search=LITTLE, progress=lambda *stage: told.append(stage))
     assert [stage for stage, _ in told] == [
         "linear views",
-        "radial views",
-        "patterns",
+        "kernel ridge views",
+        "convolution views",
         "forests",
-        "context",
-        "learned views",
+        "tabular transformer",
+        "MLP views",
     ]
     assert [share for _, share in told] == sorted(share for _, share in told)
 
 
 def test_radial_views_are_used_where_tails_are_heavy() -> None:
-    choice = choose("heavy_tails", search=Search().without(MLPKind).without(ForestKind))
+    choice = choose("heavy_tails", search=Search().without(MLPFamily).without(ForestFamily))
     assert weights(choice)["laplacian squashed"] > 0.1
-    for specification, weight in choice.views:
+    for spec, weight in choice.views:
         assert weight > 0
-        if isinstance(specification, Radial):
-            assert specification.bandwidth in BANDWIDTHS
-            assert specification.ridge in RIDGES
+        if isinstance(spec, KernelRidge):
+            assert spec.bandwidth in BANDWIDTHS
+            assert spec.ridge in KERNEL_RIDGES
     assert abs(sum(weights(choice).values()) - 1) < 1e-6
     assert choice.losses["mixture"] < choice.losses["raw"]
 
 
 def test_a_search_is_changed_kind_by_kind() -> None:
-    assert [type(kind) for kind in Search().kinds] == [kind for kind, _ in KINDS]
-    changed = Search().with_kind(ForestKind(trees=3)).without(RadialKind)
-    assert [type(kind) for kind in changed.kinds] == [kind for kind, _ in KINDS if kind is not RadialKind]
-    assert ForestKind(trees=3) in changed.kinds
+    assert [type(kind) for kind in Search().kinds] == [kind for kind, _ in VIEW_FAMILIES]
+    changed = Search().with_kind(ForestFamily(trees=3)).without(KernelRidgeFamily)
+    assert [type(kind) for kind in changed.kinds] == [
+        kind for kind, _ in VIEW_FAMILIES if kind is not KernelRidgeFamily
+    ]
+    assert ForestFamily(trees=3) in changed.kinds
     assert Search() == EFFORTS["default"]
-    assert changed.with_kind(RadialKind()) == changed  # one that it has not got is not added
+    assert changed.with_kind(KernelRidgeFamily()) == changed  # one that it has not got is not added
 
 
 def test_without_a_kind_none_of_its_views_are_tried() -> None:
     x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
-    search = Search().without(RadialKind).without(MLPKind).with_kind(ForestKind(trees=5))
-    choice = select(Rows(x, torch.arange(40) % 2, 2), plan_encoder(4, 2, 100), search=search)
+    search = Search().without(KernelRidgeFamily).without(MLPFamily).with_kind(ForestFamily(trees=5))
+    choice = select(TrainingRows(x, torch.arange(40) % 2, 2), plan_encoder(4, 2, 100), search=search)
     assert set(choice.losses) == {
         "raw",
         "centred",
@@ -148,15 +150,15 @@ def test_without_a_kind_none_of_its_views_are_tried() -> None:
         "robust",
         "whitened",
         "forest",
-        "context",
+        "tabular transformer",
         "mixture",
     }
 
 
 def test_the_prior_weighs_the_views() -> None:
     data = load_digits()
-    rows = Rows(data.x[:60] / data.x[:60].square().mean().sqrt(), data.y[:60], 10)
-    search = Search().without(RadialKind).without(MLPKind).with_kind(ForestKind(trees=20))
+    rows = TrainingRows(data.x[:60] / data.x[:60].square().mean().sqrt(), data.y[:60], 10)
+    search = Search().without(KernelRidgeFamily).without(MLPFamily).with_kind(ForestFamily(trees=20))
     prior = Prior()
     prior.first.weight.data.zero_()
     prior.second.weight.data.zero_()
@@ -173,15 +175,15 @@ def test_the_prior_weighs_the_views() -> None:
 
 
 def test_a_view_of_little_weight_that_costs_a_row_much_time_goes_unless_it_is_needed() -> None:
-    judge = judge_noise(60, 1.0)
-    right = torch.nn.functional.one_hot(judge.labels, 2).float()
+    evaluator = judge_noise(60, 1.0)
+    right = torch.nn.functional.one_hot(evaluator.labels, 2).float()
     wrong = 1 - right
     spread, weights = torch.ones(3, dtype=torch.float64), torch.tensor([0.96, 0.03, 0.01], dtype=torch.float64)
 
     def thin(cosines: list[torch.Tensor], costs: list[float], row_cost: float = 0.25) -> list[bool]:
         names = [Linear(scaling) for scaling in ("raw", "centred", "relevant")]
-        found = [judge.judge(*each) for each in zip(names, cosines, costs, strict=True)]
-        explored = Explored(judge.rows, judge, found, {}, judged=True)
+        found = [evaluator.score(*each) for each in zip(names, cosines, costs, strict=True)]
+        explored = Explored(evaluator.rows, evaluator, found, {}, judged=True)
         left = _thin(explored, torch.stack(cosines), weights, spread, row_cost)
         assert float(left.sum()) == pytest.approx(1)
         return [bool(weight > 0) for weight in left]
@@ -197,19 +199,21 @@ def test_patterns_are_used_where_rows_are_moved() -> None:
     templates = torch.randn(3, 400, generator=generator)
     templates = torch.nn.functional.avg_pool1d(templates[:, None], 9, 1)[:, 0] * 3
     y = torch.arange(60) % 3
-    search = Search().without(RadialKind).without(ForestKind).without(MLPKind)
+    search = Search().without(KernelRidgeFamily).without(ForestFamily).without(MLPFamily)
     start = torch.randint(200, (60,), generator=generator)
     x = templates[y[:, None], start[:, None] + torch.arange(120)]
-    choice = select(Rows(x, y, 3), plan_encoder(120, 3, 10_000), search=search)
-    assert sum(weight for each, weight in choice.views if isinstance(each, Patterns)) > 0.3
-    assert choice.losses["patterns"] < choice.losses["raw"] - 0.2
+    choice = select(TrainingRows(x, y, 3), plan_encoder(120, 3, 10_000), search=search)
+    assert sum(weight for each, weight in choice.views if isinstance(each, FixedConvolution)) > 0.3
+    assert choice.losses["convolution"] < choice.losses["raw"] - 0.2
 
 
 def test_a_choice_without_some_rows_does_not_know_what_they_said() -> None:
     x, y = blobs(0, rows=10, classes=3, noise=1.5)
-    explored = explore(Rows(x / x.square().mean().sqrt(), y, 3), plan_encoder(x.shape[1], 3, 10_000), EFFORTS["fast"])
+    explored = explore(
+        TrainingRows(x / x.square().mean().sqrt(), y, 3), plan_encoder(x.shape[1], 3, 10_000), EFFORTS["fast"]
+    )
     assert explored is not None
-    judged = torch.cat([fold.judge for fold in explored.judge.folds])
+    judged = torch.cat([fold.held_out for fold in explored.evaluator.folds])
     left_out = torch.arange(0, 30, 4)
     there = torch.isin(judged, left_out)
     lied = [
@@ -217,7 +221,7 @@ def test_a_choice_without_some_rows_does_not_know_what_they_said() -> None:
     ]
 
     def choose(explored: Explored, rows: torch.Tensor) -> Choice:
-        return decide(explored.without(rows), explored.judge.plan, EFFORTS["fast"])._replace(losses={})
+        return decide(explored.without(rows), explored.evaluator.plan, EFFORTS["fast"])._replace(losses={})
 
     assert choose(explored, left_out) == choose(explored._replace(candidates=lied), left_out)
     assert choose(explored, left_out) != choose(explored, left_out[:0])

@@ -26,11 +26,11 @@ from protonet.fit.search import EFFORTS, Search, select
 from protonet.fit.solver import solve_problem
 from protonet.losses import class_means
 from protonet.views.budget import plan_encoder
-from protonet.views.forest import ForestKind
-from protonet.views.linear import LinearKind
-from protonet.views.mlp import MLPKind
-from protonet.views.radial import RadialKind
-from protonet.views.view import Rows
+from protonet.views.forest import ForestFamily
+from protonet.views.kernel_ridge import KernelRidgeFamily
+from protonet.views.linear import LinearFamily
+from protonet.views.mlp import MLPFamily
+from protonet.views.view import TrainingRows
 from tests.strategies import LITTLE, blobs, same_state, seeds
 
 Loader = Iterable[Any]
@@ -95,7 +95,7 @@ def test_the_limit_is_never_passed_and_all_parameters_are_the_encoders(
 ) -> None:
     x, y = blobs(seed, dim=dim, classes=classes, rows=rows)
     metadata = {"param_limit": float(limit), "num_classes": classes, "input_dim": dim}
-    network = solve([(x, y)], None, metadata, effort=LITTLE.with_kind(MLPKind(steps=(3,))))
+    network = solve([(x, y)], None, metadata, effort=LITTLE.with_kind(MLPFamily(steps=(3,))))
     count = sum(p.numel() for p in network.parameters() if p.requires_grad)
     assert count == network.count_parameters() <= limit
     assert count == sum(p.numel() for p in network.encoder.parameters())
@@ -159,13 +159,13 @@ EFFORTS_OF_NO_USE = [
     (Search(folds=-1), InputError, r"`effort.folds` must be a whole number >= 0; got -1"),
     (Search(folds=2.5), InputError, r"`effort.folds` must be a whole number >= 0; got 2\.5"),  # type: ignore[arg-type]
     (Search(folds=1), InputError, "`effort` must have no folds or two, .*; got folds=1"),
-    (Search((LinearKind(), 3)), InputTypeError, "`effort` must have kinds of views"),  # type: ignore[arg-type]
+    (Search((LinearFamily(), 3)), InputTypeError, "`effort` must have kinds of views"),  # type: ignore[arg-type]
     (Search(kinds=()), InputError, "`effort` must .*linear views first; got folds=5, kinds "),
-    (Search().without(LinearKind), InputError, "`effort` must .*linear views first; got .*RadialKind"),
-    (Search().with_kind(LinearKind(("whitened",))), InputError, "`effort` must .*got "),
-    (Search().with_kind(RadialKind(bandwidths=())), InputError, "`effort` must .*got "),
-    (Search().with_kind(RadialKind(ridges=())), InputError, "`effort` must .*got "),
-    (Search().with_kind(MLPKind(steps=())), InputError, "`effort` must .*got "),
+    (Search().without(LinearFamily), InputError, "`effort` must .*linear views first; got .*KernelRidgeFamily"),
+    (Search().with_kind(LinearFamily(("whitened",))), InputError, "`effort` must .*got "),
+    (Search().with_kind(KernelRidgeFamily(bandwidths=())), InputError, "`effort` must .*got "),
+    (Search().with_kind(KernelRidgeFamily(ridges=())), InputError, "`effort` must .*got "),
+    (Search().with_kind(MLPFamily(steps=())), InputError, "`effort` must .*got "),
 ]
 
 
@@ -195,8 +195,8 @@ def test_how_much_is_trained_depends_on_effort_time_and_rows() -> None:
     fast = solve([(X, Y)], effort="fast")
     assert fast.count_parameters() == 0
     assert float((fast(X).argmax(dim=1) == Y).double().mean()) > 0.9
-    search = replace(EFFORTS["best"], folds=3).with_kind(ForestKind(trees=20))
-    search = search.with_kind(replace(MLPKind.for_effort("best"), steps=(10, 30)))
+    search = replace(EFFORTS["best"], folds=3).with_kind(ForestFamily(trees=20))
+    search = search.with_kind(replace(MLPFamily.for_effort("best"), steps=(10, 30)))
     best = solve([(X, Y)], None, SMALL, effort=search)
     assert 0 < best.count_parameters() <= SMALL["param_limit"]
     for rows in (1, 2, 6):  # the MLP is always there, and trained
@@ -261,8 +261,8 @@ def test_without_parameters_it_is_raw_cosine_for_one_sample_a_class_too(extra: i
 def test_in_few_dimensions_the_mlp_is_trained_for_as_long_as_it_helps() -> None:
     y = torch.arange(120) % 2  # inside and outside of a circle
     x = F.normalize(torch.randn(120, 2, generator=torch.Generator().manual_seed(0)), dim=1) * (1 + 2 * y)[:, None]
-    search = Search().without(RadialKind).without(ForestKind)
-    losses = select(Rows(x, y, 2), plan_encoder(2, 2, 10_000), search=search).losses
+    search = Search().without(KernelRidgeFamily).without(ForestFamily)
+    losses = select(TrainingRows(x, y, 2), plan_encoder(2, 2, 10_000), search=search).losses
     few, many = (
         min(loss for name, loss in losses.items() if re.fullmatch(rf"learned: 1x32 MLP on \w+, {steps} steps", name))
         for steps in (10, 60)
@@ -282,7 +282,7 @@ def test_what_is_chosen_is_fitted_with_its_weights_and_sources_once(limit: int) 
     torch.testing.assert_close(given, weights / weights.sum())
     assert bool((encoder.weights > 0).all())
     read = {view.source for view in views if view.source is not None}
-    sources = {each.source or each for each, _ in choice.views if not each.traits & {"forest", "context"}}
+    sources = {each.source or each for each, _ in choice.views if not each.traits & {"forest", "transformer"}}
     assert len(encoder.list_sources()) == len(read) == len(sources)
     assert float(solution.network.temperature) == pytest.approx(choice.temperature)
     again = fit_choice(solution.problem, choice)

@@ -37,9 +37,9 @@ from protonet.fit.unlabelled import (
 )
 from protonet.metrics import measure
 from protonet.views.budget import plan_encoder
-from protonet.views.mlp import MLPKind
-from protonet.views.patterns import PatternKind
-from protonet.views.view import Rows
+from protonet.views.fixed_convolution import FixedConvolutionFamily
+from protonet.views.mlp import MLPFamily
+from protonet.views.view import TrainingRows
 from tests.strategies import LITTLE, draw_wine
 
 
@@ -135,7 +135,7 @@ def test_rows_that_are_none(source: object, error: type[Exception], message: str
 
 
 def test_a_row_counts_as_its_likeliest_class_and_not_where_it_is_a_stranger() -> None:
-    rows = Rows(torch.zeros(2, 1), torch.tensor([0, 1]), 3)
+    rows = TrainingRows(torch.zeros(2, 1), torch.tensor([0, 1]), 3)
     beliefs = torch.tensor([[0.05, 0.6, 0.35], [0.95, 0.04, 0.01], [0.4, 0.3, 0.3]])
     pooled = pool_rows(rows, torch.tensor([[1.0], [2.0], [3.0]]), beliefs, torch.tensor([1.0, 1.0, 0.0]).double())
     assert pooled.features.flatten().tolist() == [0, 0, 1, 2]
@@ -173,7 +173,10 @@ def test_rows_without_a_label_help() -> None:
     digits = load_digits()
     rows = torch.cat([(digits.y == label).nonzero()[:60, 0] for label in range(6)]).view(6, 60)
     few, hidden = rows[:, :3].flatten(), rows[:, 3:].flatten()
-    train, search = [(digits.x[few], digits.y[few])], LITTLE.without(PatternKind).with_kind(MLPKind(sizes=0))
+    train, search = (
+        [(digits.x[few], digits.y[few])],
+        LITTLE.without(FixedConvolutionFamily).with_kind(MLPFamily(sizes=0)),
+    )
     solution = solve_problem(train, effort=search, unlabelled=digits.x[hidden])
     assert solution.pooled is not None
     assert solution.pooled.learned
@@ -249,7 +252,7 @@ def test_a_class_without_a_label_is_found_as_a_group() -> None:
     assert len(group) <= 52
     known = solve_problem(train, effort="fast", unlabelled=hidden[:150])
     assert group_strangers(known) == []
-    learned = MLPKind().smallest(plan_encoder(6, 3, 1000), RAW)
+    learned = MLPFamily().smallest_trained(plan_encoder(6, 3, 1000), RAW)
     assert learned is not None
     trained = solution._replace(choice=solution.choice._replace(views=((learned, 1.0),)))
     with torch.no_grad():

@@ -9,10 +9,10 @@ from sklearn.utils.class_weight import compute_sample_weight
 
 from protonet.estimator import ProtoNetClassifier
 from protonet.fit.search import Search
-from protonet.views.mlp import MLPKind
+from protonet.views.mlp import MLPFamily
 from tests.strategies import LITTLE, blobs
 
-CLOSED = LITTLE.with_kind(MLPKind(sizes=0))
+CLOSED = LITTLE.with_kind(MLPFamily(sizes=0))
 X, Y = (part.numpy() for part in blobs(0, rows=8, noise=0.8))
 TEST_X, TEST_Y = (part.numpy() for part in blobs(0, rows=60, noise=0.8))
 

@@ -13,31 +13,33 @@ from protonet import PrototypeNetwork, solve
 from protonet.losses import class_means
 from protonet.metrics import score_known
 from protonet.optimizer import CustomOptimizer
-from protonet.views import KINDS
-from protonet.views.context import Context
+from protonet.views import VIEW_FAMILIES
+from protonet.views.fixed_convolution import FixedConvolution
 from protonet.views.forest import Forest
+from protonet.views.kernel_ridge import KERNEL_RIDGE_VIEWS
 from protonet.views.linear import SCALINGS, Linear
 from protonet.views.mlp import MLP
-from protonet.views.patterns import Patterns
-from protonet.views.radial import VIEWS
-from protonet.views.view import Rows, Specification, View
+from protonet.views.tabular_transformer import TabularTransformer
+from protonet.views.view import TrainingRows, View, ViewSpec
 from tests.elsewhere import AWAY, Elsewhere
 from tests.model_cases import make_network
 from tests.strategies import LITTLE, PLAIN, blobs
 
 X, LABELS = blobs(0)
 #: Specifications of every kind; a line is missing where a kind is, as a test below says.
-EVERY: dict[str, Specification] = {scaling: Linear(scaling) for scaling in SCALINGS} | {
-    each.name: each for each in VIEWS
+EVERY: dict[str, ViewSpec] = {scaling: Linear(scaling) for scaling in SCALINGS} | {
+    each.name: each for each in KERNEL_RIDGE_VIEWS
 }
-EVERY |= {f"{each.name} of {each.width}": each for each in (Patterns(8, True, 0.1), Patterns(4, False, 0.1))}
-EVERY |= {"forest": Forest(7), "shifted forest": Forest(7, shifted=True), "context": Context(2)}
+EVERY |= {
+    f"{each.name} of {each.width}": each for each in (FixedConvolution(8, True, 0.1), FixedConvolution(4, False, 0.1))
+}
+EVERY |= {"forest": Forest(7), "shifted forest": Forest(7, shifted=True), "context": TabularTransformer(2)}
 EVERY |= {"span": Linear("standardised", (2, 6)), "mlp": MLP(Linear("centred"), 2, 3, 4, 11)}
 #: What goes to the CPU and back, in the words of the guide.
 NAMED = {"forest": {"view.to"}, "shifted forest": {"view.to"}, "mlp": {"training.train"}}
 
 
-PLAIN_ROWS = Rows(X, LABELS, 5, shifts=(0, 1, -1))
+PLAIN_ROWS = TrainingRows(X, LABELS, 5, shifts=(0, 1, -1))
 CASES = {
     "plain": PLAIN_ROWS,
     "weighted": PLAIN_ROWS._replace(weights=torch.linspace(0.5, 1, len(X), dtype=torch.float64)),
@@ -45,9 +47,9 @@ CASES = {
 }
 
 
-def fit(specification: Specification, rows: Rows) -> View:
-    source = None if specification.source is None else specification.source.fit(rows, None).source
-    return specification.fit(rows, source)
+def fit(spec: ViewSpec, rows: TrainingRows) -> View:
+    source = None if spec.source is None else spec.source.fit(rows, None).source
+    return spec.fit(rows, source)
 
 
 def embed(view: View, x: Tensor) -> Tensor:
@@ -57,7 +59,7 @@ def embed(view: View, x: Tensor) -> Tensor:
 
 def test_every_kind_of_view_is_tried() -> None:
     views = {type(fit(each, PLAIN_ROWS)) for each in EVERY.values()}
-    assert views == {view for _, view in KINDS}
+    assert views == {view for _, view in VIEW_FAMILIES}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -152,11 +154,24 @@ def test_a_network_works_where_it_is(use: Callable[[PrototypeNetwork, Tensor, Te
 #: What solve() copies there, as the guide names it: rows and folds, once; trees; random numbers; what constants become.
 SENT = {"view.to", "scoring.to", "forest.fit", "networks.fit_rows", "networks._in_units", "networks.decide_pooling"}
 SENT |= {"networks.believe", "mlp.fit", "mlp.candidates", "training.train", "training._initial_proxies"}
-SENT |= {"optimizer.move", "context.fit", "radial.fit", "radial.__init__", "patterns.fit", "patterns._spread_rows"}
-SENT |= {"cells._draw_codes", "encoder.apply"}
+SENT |= {
+    "optimizer.move",
+    "tabular_transformer.fit",
+    "kernel_ridge.fit",
+    "kernel_ridge.__init__",
+    "fixed_convolution.fit",
+    "fixed_convolution._subsample",
+}
+SENT |= {"cells._make_codes", "encoder.apply"}
 #: What it copies back: rows that came there, those that trees grow from, labels to draw episodes of, what is judged.
-FETCHED = {"_validation.check_device", "loading._check_batch", "view.to", "training.train", "judge.__post_init__"}
-FETCHED |= {"judge.fold_cosines", "radial.cosines", "patterns.cosines", "networks.believe", "networks.decide_pooling"}
+FETCHED = {"_validation.check_device", "loading._check_batch", "view.to", "training.train", "evaluation.__post_init__"}
+FETCHED |= {
+    "evaluation.compute_fold_cosines",
+    "kernel_ridge.cosines",
+    "fixed_convolution.cosines",
+    "networks.believe",
+    "networks.decide_pooling",
+}
 PROBLEMS: dict[str, dict[str, Any]] = {
     "folds": {"train_loader": (X, LABELS), "effort": LITTLE},
     "one row per class": {"train_loader": (X[LABELS.argsort()][::6], torch.arange(5)), "effort": LITTLE},

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from protonet.datasets import load_digits
 from protonet.views import forest
-from protonet.views.forest import FOREST, Forest, ForestKind, ForestView, count_trees
+from protonet.views.forest import FOREST, Forest, ForestFamily, ForestView, count_trees
 from protonet.views.linear import Linear
 from protonet.views.shifts import shift_rows
-from protonet.views.view import Rows, Source
+from protonet.views.view import Source, TrainingRows
 from tests.strategies import blobs, judge_noise, seeds
 
 
 def grow(x: Tensor, y: Tensor, classes: int = 5, trees: int = 20) -> ForestView:
-    return Forest(trees).fit(Rows(x, y, classes))
+    return Forest(trees).fit(TrainingRows(x, y, classes))
 
 
 def vote_slowly(view: ForestView, x: Tensor) -> Tensor:
@@ -97,13 +97,13 @@ def test_the_same_seed_gives_the_same_trees_in_any_unit(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("n", [1, 100, 10_000, 1_000_000])
 def test_work_is_bounded(n: int) -> None:
     assert 1 <= count_trees(n, 400, 200) <= 200
-    assert count_trees(n, 400, 200) * min(n, FOREST.most_rows) * 20 <= max(FOREST.forest_work, FOREST.most_rows * 20)
+    assert count_trees(n, 400, 200) * min(n, FOREST.max_rows) * 20 <= max(FOREST.forest_work, FOREST.max_rows * 20)
 
 
 def test_of_many_rows_some_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = blobs(3)
     x, y = x[y.argsort()], y.sort().values
-    monkeypatch.setattr(forest, "FOREST", replace(FOREST, most_rows=10))
+    monkeypatch.setattr(forest, "FOREST", replace(FOREST, max_rows=10))
     view = grow(x, y)
     assert len(view.feature) <= len(view.root) * (2 * 10 - 1)
     assert set(view.label.tolist()) == set(range(5))
@@ -111,7 +111,7 @@ def test_of_many_rows_some_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def count_roots(x: Tensor, blocks: Tensor | None, trees: int = 3000) -> Tensor:
     """Return how many trees (dim,) look at each feature first; with two blocks, or two features, a node tries one."""
-    view = Forest(trees).fit(Rows(x, torch.arange(len(x)) % 2, 2, blocks=blocks))
+    view = Forest(trees).fit(TrainingRows(x, torch.arange(len(x)) % 2, 2, blocks=blocks))
     return view.feature[view.root].bincount(minlength=x.shape[1]).double()
 
 
@@ -127,7 +127,7 @@ def test_blocks_are_tried_alike_and_the_features_of_one_by_their_variance() -> N
 def test_a_block_that_does_not_vary_is_never_tried() -> None:
     x = torch.randn(12, 4, generator=torch.Generator().manual_seed(1)) * torch.tensor([1.0, 0.0, 0.0, 1.0])
     for blocks in (torch.tensor([0, 1, 1, 2]), torch.tensor([0, 0, 1, 1])):
-        view = Forest(100).fit(Rows(x, torch.arange(12) % 2, 2, blocks=blocks))
+        view = Forest(100).fit(TrainingRows(x, torch.arange(12) % 2, 2, blocks=blocks))
         assert set(view.feature[torch.isfinite(view.threshold)].tolist()) == {0, 3}
 
 
@@ -139,10 +139,10 @@ def test_without_blocks_features_are_tried_alike_whatever_their_variance() -> No
 def test_a_shifted_forest_is_the_forest_of_the_shifted_rows() -> None:
     x, y = blobs(5)
     shifts = (0, 2, -1)
-    shifted = Forest(5, shifted=True).fit(Rows(x, y, 5, shifts=shifts))
+    shifted = Forest(5, shifted=True).fit(TrainingRows(x, y, 5, shifts=shifts))
     expected = grow(shift_rows(x, shifts), y.repeat(3), trees=5)
     assert torch.equal(shifted(x + 0.2), expected(x + 0.2))
-    plain = Forest(5).fit(Rows(x, y, 5, shifts=shifts))
+    plain = Forest(5).fit(TrainingRows(x, y, 5, shifts=shifts))
     assert torch.equal(plain(x + 0.2), grow(x, y, trees=5)(x + 0.2))
     assert [Forest(5, shifted=shift).name for shift in (False, True)] == ["forest", "shifted forest"]
 
@@ -162,18 +162,18 @@ def test_a_few_trees_tell_what_is_clearly_worse(
     trees: list[int] = []
     fit = Forest.fit
 
-    def record(specification: Forest, rows: Rows, source: Source | None = None) -> ForestView:
-        trees.append(specification.trees)
-        return fit(specification, rows, source)
+    def record(spec: Forest, rows: TrainingRows, source: Source | None = None) -> ForestView:
+        trees.append(spec.trees)
+        return fit(spec, rows, source)
 
     monkeypatch.setattr(Forest, "fit", record)
-    candidates = list(ForestKind(64).candidates(judge))
+    candidates = list(ForestFamily(64).candidates(judge))
     assert trees == grown
-    assert all(candidate.specification == Forest(64) for candidate in candidates)
+    assert all(candidate.spec == Forest(64) for candidate in candidates)
 
 
 @pytest.mark.parametrize(("share", "trees"), [(0.0, 50), (0.1, 100), (0.2, 200), (1.0, 200)])
 def test_a_forest_of_little_weight_has_fewer_trees_in_the_end(share: float, trees: int) -> None:
-    assert ForestKind().settle(Forest(200, shifted=True), share) == Forest(trees, shifted=True)
-    assert ForestKind().settle(Forest(20), share) == Forest(20)
-    assert ForestKind().settle(Linear("raw"), share) == Linear("raw")
+    assert ForestFamily().finalize(Forest(200, shifted=True), share) == Forest(trees, shifted=True)
+    assert ForestFamily().finalize(Forest(20), share) == Forest(20)
+    assert ForestFamily().finalize(Linear("raw"), share) == Linear("raw")

@@ -13,14 +13,14 @@ from protonet.losses import class_means
 from protonet.scoring import Fold
 from protonet.views.budget import plan_encoder
 from protonet.views.covariance import shrink_covariance
-from protonet.views.judge import Judge
-from protonet.views.linear import LINEAR, SCALINGS, Linear, LinearKind, LinearView
-from protonet.views.view import Rows
+from protonet.views.evaluation import CandidateEvaluator
+from protonet.views.linear import LINEAR, SCALINGS, Linear, LinearFamily, LinearView
+from protonet.views.view import TrainingRows
 from tests.strategies import blobs, seeds
 
 
 def fit(scaling: str, x: torch.Tensor, y: torch.Tensor, classes: int = 5) -> LinearView:
-    return Linear(scaling).fit(Rows(x, y, classes))
+    return Linear(scaling).fit(TrainingRows(x, y, classes))
 
 
 def cosine_accuracy(
@@ -127,7 +127,7 @@ def fit_blocks(scaling: str, blocks: torch.Tensor | None = BLOCKS) -> tuple[torc
     """Return the gains (8,) where features have many units and one of them is constant, and which ones vary."""
     x, y = blobs(4, rows=41)
     x = x * torch.tensor([1.0, 20.0, 0.1, 5.0, 1.0, 0.0, 30.0, 0.01])
-    return Linear(scaling).fit(Rows(x, y, 5, blocks=blocks)).map.gain.double(), x.amax(dim=0) > x.amin(dim=0)
+    return Linear(scaling).fit(TrainingRows(x, y, 5, blocks=blocks)).map.gain.double(), x.amax(dim=0) > x.amin(dim=0)
 
 
 @pytest.mark.parametrize("scaling", ["standardised", "robust"])
@@ -146,11 +146,11 @@ def test_features_of_one_block_keep_their_sizes_and_blocks_are_alike(scaling: st
 def test_blocks_are_of_equal_variance_and_alone_they_change_nothing() -> None:
     x, y = blobs(5, rows=40)
     x = x * torch.logspace(-2, 2, 8)
-    z = Linear("standardised").fit(Rows(x, y, 5, blocks=BLOCKS)).map(x)
+    z = Linear("standardised").fit(TrainingRows(x, y, 5, blocks=BLOCKS)).map(x)
     total = torch.bincount(BLOCKS, z.var(dim=0))
     torch.testing.assert_close(total, total[:1].expand(4), rtol=1e-4, atol=0)
     for scaling in SCALINGS:
-        each = Linear(scaling).fit(Rows(x, y, 5, blocks=torch.arange(8))).map
+        each = Linear(scaling).fit(TrainingRows(x, y, 5, blocks=torch.arange(8))).map
         torch.testing.assert_close(each(x), fit(scaling, x, y).map(x))
 
 
@@ -167,8 +167,8 @@ def test_relevance_comes_after_the_blocks() -> None:
 def try_scalings(labels: torch.Tensor) -> tuple[str, ...]:
     x = torch.randn(len(labels), 4, generator=torch.Generator().manual_seed(0))
     everything = torch.arange(len(labels))
-    judge = Judge(Rows(x, labels, 3), [Fold(everything, everything)], plan_encoder(4, 3, 0))
-    return tuple(candidate.specification.name for candidate in LinearKind().candidates(judge))
+    evaluator = CandidateEvaluator(TrainingRows(x, labels, 3), [Fold(everything, everything)], plan_encoder(4, 3, 0))
+    return tuple(candidate.spec.name for candidate in LinearFamily().candidates(evaluator))
 
 
 def test_whitening_needs_two_degrees_of_freedom() -> None:

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from protonet.errors import InputError, InputTypeError
 from protonet.losses import class_means
-from protonet.views.budget import SIZES, count_mlp_parameters, plan_encoder
-from protonet.views.judge import Kind
+from protonet.views.budget import MLP_SIZES, count_mlp_parameters, plan_encoder
+from protonet.views.evaluation import ViewFamily
 from protonet.views.linear import Linear
-from protonet.views.mlp import MLP, MLPKind
+from protonet.views.mlp import MLP, MLPFamily
 from protonet.views.shifts import shift_rows
-from protonet.views.training import Recipe, ResidualMLPs, Task, make_task, train
-from protonet.views.view import Rows
+from protonet.views.training import MemberData, ResidualMLPs, TrainingRecipe, build_member_data, train
+from protonet.views.view import TrainingRows
 from tests.strategies import blobs
 
 
@@ -37,9 +37,9 @@ def test_the_limit_is_never_passed_and_well_used(input_dim: int, num_classes: in
     assert parameters == sorted(set(parameters))
     assert bool(parameters) == (limit >= smallest)
     assert plan.embedding_dim >= input_dim
-    if parameters and plan.sizes[-1] != SIZES[-1]:  # cut by the budget: no further member, or hidden unit, fits
+    if parameters and plan.sizes[-1] != MLP_SIZES[-1]:  # cut by the budget: no further member, or hidden unit, fits
         members, hidden = plan.sizes[-1]
-        step = smallest * (hidden if members > 1 or (members, hidden) in SIZES else 1)
+        step = smallest * (hidden if members > 1 or (members, hidden) in MLP_SIZES else 1)
         assert parameters[-1] + step > limit
 
 
@@ -95,16 +95,16 @@ def rings(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def run(
-    task: Task, steps: int, *, seed: int = 0, deadline: float = float("inf"), recipe: Recipe | None = None
+    task: MemberData, steps: int, *, seed: int = 0, deadline: float = float("inf"), recipe: TrainingRecipe | None = None
 ) -> list[ResidualMLPs]:
     generator = torch.Generator().manual_seed(seed)
     stack = ResidualMLPs(1, task.z.shape[1], 32, 16, generator)
-    recipe = recipe or Recipe(noise=0.1)
+    recipe = recipe or TrainingRecipe(noise=0.1)
     runs = train(stack, [task], 2, steps=[steps], generator=generator, deadline=deadline, recipe=recipe)
     return [average for _, average in runs]
 
 
-def accuracy(stack: ResidualMLPs, train_set: Task, test_set: Task) -> float:
+def accuracy(stack: ResidualMLPs, train_set: MemberData, test_set: MemberData) -> float:
     embedded = F.normalize(stack(train_set.z)[0], dim=1)
     prototypes = F.normalize(class_means(embedded, train_set.labels, 2)[0], dim=1)
     logits = F.normalize(stack(test_set.z)[0], dim=1) @ prototypes.T
@@ -112,16 +112,16 @@ def accuracy(stack: ResidualMLPs, train_set: Task, test_set: Task) -> float:
 
 
 def test_training_learns_what_cosine_cannot() -> None:
-    train_set, test_set = Task(*rings(0)), Task(*rings(1))
+    train_set, test_set = MemberData(*rings(0)), MemberData(*rings(1))
     untrained = ResidualMLPs(1, 2, 32, 16, torch.Generator().manual_seed(0))
     assert accuracy(untrained, train_set, test_set) < 0.65
-    both = Recipe(noise=0.1)
+    both = TrainingRecipe(noise=0.1)
     for steps, recipe in ((200, both), (200, both._replace(episodic=0.0)), (400, both._replace(cross_entropy=0.0))):
         assert accuracy(run(train_set, steps, recipe=recipe)[-1], train_set, test_set) > 0.95
 
 
 def test_same_seed_same_weights_and_no_global_state() -> None:
-    task = Task(*rings(0))
+    task = MemberData(*rings(0))
     before = torch.get_rng_state()
     first, second, other = (run(task, 5, seed=seed)[-1] for seed in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), before)
@@ -131,7 +131,7 @@ def test_same_seed_same_weights_and_no_global_state() -> None:
 
 def test_members_of_a_stack_do_not_see_each_other() -> None:
     """What a member learns from its task is the same whatever the other members learn from."""
-    task, other = Task(*rings(0)), Task(*rings(5))
+    task, other = MemberData(*rings(0)), MemberData(*rings(5))
     results = []
     for tasks in ([task, task], [task, other]):
         generator = torch.Generator().manual_seed(0)
@@ -143,7 +143,7 @@ def test_members_of_a_stack_do_not_see_each_other() -> None:
 
 
 def test_pauses_are_where_they_were_asked_for() -> None:
-    task = Task(*rings(0))
+    task = MemberData(*rings(0))
     generator = torch.Generator().manual_seed(0)
     stack = ResidualMLPs(1, 2, 4, 16, generator)
     steps = [steps for steps, _ in train(stack, [task], 2, steps=[1, 3, 70], generator=generator)]
@@ -151,12 +151,12 @@ def test_pauses_are_where_they_were_asked_for() -> None:
 
 
 def test_a_deadline_in_the_past_still_takes_one_step() -> None:
-    (average,) = run(Task(*rings(0)), 5, deadline=time.monotonic() - 1)
+    (average,) = run(MemberData(*rings(0)), 5, deadline=time.monotonic() - 1)
     assert bool((average.last != 0).any())
 
 
 def test_one_sample_a_class_trains_on_augmented_views() -> None:
-    task = Task(torch.eye(2), torch.tensor([0, 1]))
+    task = MemberData(torch.eye(2), torch.tensor([0, 1]))
     average = run(task, 20)[-1]
     assert bool(torch.isfinite(average.last).all())
     assert float(average.last.abs().max()) > 0
@@ -169,8 +169,8 @@ def test_each_member_has_an_optimizer_of_its_own_with_the_recipes_settings() -> 
         made.append((groups, lr))
         return torch.optim.SGD(groups, lr=lr)
 
-    recipe = Recipe(optimizer=build, learning_rate=0.125, weight_decay=0.25)
-    task = Task(*rings(0))
+    recipe = TrainingRecipe(optimizer=build, learning_rate=0.125, weight_decay=0.25)
+    task = MemberData(*rings(0))
     stack = ResidualMLPs(2, 2, 4, 16, torch.Generator().manual_seed(0))
     for _ in train(stack, [task, task], 2, steps=[2], generator=torch.Generator().manual_seed(1), recipe=recipe):
         pass
@@ -182,39 +182,39 @@ def test_each_member_has_an_optimizer_of_its_own_with_the_recipes_settings() -> 
 
 def test_a_task_has_the_shifted_rows_too() -> None:
     x, y = blobs(1)
-    rows = Rows(x, y, 5, shifts=(0, 1))
+    rows = TrainingRows(x, y, 5, shifts=(0, 1))
     source = Linear("standardised").fit(rows).map
-    task = make_task(source, rows, shifted=True)
+    task = build_member_data(source, rows, shifted=True)
     torch.testing.assert_close(task.z, source(shift_rows(x, (0, 1))))
     assert task.labels.tolist() == y.tolist() * 2
-    plain = make_task(source, rows, shifted=False)
+    plain = build_member_data(source, rows, shifted=False)
     torch.testing.assert_close(plain.z, source(x))
     assert torch.equal(plain.labels, y)
 
 
 def test_a_fitted_view_is_the_training_run_of_its_seed() -> None:
     x, y = blobs(2)
-    source = Linear("standardised").fit(Rows(x, y, 5)).map
-    specification = MLP(Linear("standardised"), members=2, hidden=3, steps=4, embedding_dim=12)
-    view = specification.fit(Rows(x, y, 5, seed=7), source)
+    source = Linear("standardised").fit(TrainingRows(x, y, 5)).map
+    spec = MLP(Linear("standardised"), members=2, hidden=3, steps=4, embedding_dim=12)
+    view = spec.fit(TrainingRows(x, y, 5, seed=7), source)
     generator = torch.Generator().manual_seed(7)
     stack = ResidualMLPs(2, 8, 3, 12, generator)
-    task = make_task(source, Rows(x, y, 5), shifted=False)
+    task = build_member_data(source, TrainingRows(x, y, 5), shifted=False)
     ((_, expected),) = train(stack, [task] * 2, 5, steps=[4], generator=generator)
     assert torch.equal(view(source(x)), torch.cat(list(expected(source(x))), dim=1))
     assert view.source is source
     assert view.sizes == (12, 12)
-    assert all(parameter.requires_grad for parameter in view.stack.parameters())
-    assert not torch.equal(specification.fit(Rows(x, y, 5, seed=8), source).stack.first, view.stack.first)
-    assert specification.name == "learned: 2x3 MLP on standardised, 4 steps"
+    assert all(parameter.requires_grad for parameter in view.mlps.parameters())
+    assert not torch.equal(spec.fit(TrainingRows(x, y, 5, seed=8), source).mlps.first, view.mlps.first)
+    assert spec.name == "learned: 2x3 MLP on standardised, 4 steps"
 
 
 @pytest.mark.parametrize(("effort", "sizes", "steps"), [("fast", 0, 60), ("default", 4, 60), ("best", 4, 300)])
 def test_more_effort_trains_for_longer(effort: str, sizes: int, steps: int) -> None:
-    kind = MLPKind.for_effort(effort)
+    kind = MLPFamily.for_effort(effort)
     assert (kind.sizes, kind.steps[-1]) == (sizes, steps)
-    smallest = kind.smallest(plan_encoder(8, 5, 1000), Linear("raw"))
+    smallest = kind.smallest_trained(plan_encoder(8, 5, 1000), Linear("raw"))
     assert smallest == (MLP(Linear("raw"), 1, 1, 3, 20) if sizes else None)
-    assert kind.smallest(plan_encoder(8, 5, 0), Linear("raw")) is None
-    unjudged: Kind | None = kind.unjudged()  # type: ignore[func-returns-value]
+    assert kind.smallest_trained(plan_encoder(8, 5, 0), Linear("raw")) is None
+    unjudged: ViewFamily | None = kind.without_validation()  # type: ignore[func-returns-value]
     assert unjudged is None

@@ -11,7 +11,7 @@ from torch import Tensor
 from protonet.datasets import load_digits
 from protonet.datasets.synthetic import sample_family
 from protonet.views import shifts
-from protonet.views.shifts import SHIFTS, Order, find_order, shift_rows
+from protonet.views.shifts import SHIFTS, Order, detect_order, shift_rows
 from tests.strategies import seeds
 
 
@@ -22,7 +22,7 @@ def waves(n: int, dim: int, period: float) -> Tensor:
 
 
 def test_a_series_is_shifted_as_far_as_it_stays_alike() -> None:
-    found, width = find_order(waves(400, 100, 60.0))
+    found, width = detect_order(waves(400, 100, 60.0))
     assert width == 100
     # Of sines, the squared difference at a distance is 1 - cos(2 pi distance / period) of what strangers have.
     expected = [math.floor(60 * math.acos(1 - change) / (2 * math.pi)) for change in SHIFTS.changes]
@@ -33,46 +33,46 @@ def test_a_series_is_shifted_as_far_as_it_stays_alike() -> None:
 
 def test_an_image_is_shifted_to_its_eight_neighbours() -> None:
     x = load_digits().x
-    assert find_order(x[:200]).width == 8
-    assert set(find_order(x[:200]).shifts) == {row * 8 + column for row in (-1, 0, 1) for column in (-1, 0, 1)}
+    assert detect_order(x[:200]).width == 8
+    assert set(detect_order(x[:200]).shifts) == {row * 8 + column for row in (-1, 0, 1) for column in (-1, 0, 1)}
 
 
 def test_interleaved_channels_are_shifted_by_their_number() -> None:
     generator = torch.Generator().manual_seed(1)
     slow = waves(300, 40, 80.0)
     channels = [slow, torch.randn(300, 40, generator=generator), -slow.roll(20, dims=0), slow.roll(99, dims=0)]
-    assert find_order(torch.stack(channels, dim=2).flatten(1)).shifts == (0, 4, -4)
+    assert detect_order(torch.stack(channels, dim=2).flatten(1)).shifts == (0, 4, -4)
 
 
 @pytest.mark.parametrize("family", ["isotropic", "correlated", "nuisance", "heavy_tails"])
 def test_features_in_no_order_are_not_shifted(family: str) -> None:
     split = sample_family(family, seed=5, num_classes=16, dim=60)
-    assert find_order(split.train_x) == Order()
+    assert detect_order(split.train_x) == Order()
 
 
 @pytest.mark.parametrize("share", [0.5, 0.8, 0.95])
 def test_features_with_a_common_factor_are_not_shifted(share: float) -> None:
     generator = torch.Generator().manual_seed(0)
     common, own = torch.randn(40, 1, generator=generator), torch.randn(40, 12, generator=generator)
-    assert find_order(math.sqrt(share) * common + math.sqrt(1 - share) * own).shifts == (0,)
+    assert detect_order(math.sqrt(share) * common + math.sqrt(1 - share) * own).shifts == (0,)
 
 
 def test_features_of_different_units_are_not_shifted() -> None:
     units = torch.logspace(-3, 3, 30)[torch.randperm(30, generator=torch.Generator().manual_seed(0))]
-    assert find_order(waves(100, 30, 60.0) * units).shifts == (0,)
+    assert detect_order(waves(100, 30, 60.0) * units).shifts == (0,)
 
 
 @pytest.mark.parametrize("shape", [(2, 100), (100, 1), (100, 5), (0, 100)])
 def test_little_to_see_is_not_shifted(shape: tuple[int, int]) -> None:
-    assert find_order(torch.ones(shape)).shifts == (0,)
+    assert detect_order(torch.ones(shape)).shifts == (0,)
 
 
 def test_many_rows_are_shifted_less(monkeypatch: pytest.MonkeyPatch) -> None:
     x = waves(100, 100, 60.0)
-    monkeypatch.setattr(shifts, "SHIFTS", replace(SHIFTS, most_rows=500))
-    assert len(find_order(x).shifts) == 5
-    monkeypatch.setattr(shifts, "SHIFTS", replace(SHIFTS, most_rows=299))
-    assert find_order(x).shifts == (0,)
+    monkeypatch.setattr(shifts, "SHIFTS", replace(SHIFTS, max_rows=500))
+    assert len(detect_order(x).shifts) == 5
+    monkeypatch.setattr(shifts, "SHIFTS", replace(SHIFTS, max_rows=299))
+    assert detect_order(x).shifts == (0,)
 
 
 @given(seed=seeds)

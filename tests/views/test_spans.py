@@ -9,22 +9,22 @@ import torch
 
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import solve_problem
+from protonet.views.kernel_ridge import KernelRidge, KernelRidgeFamily
 from protonet.views.linear import SCALINGS, Linear
-from protonet.views.radial import Radial, RadialKind
-from protonet.views.view import LinearMap, LinearMapConfig, Rows
+from protonet.views.view import LinearMap, LinearMapConfig, TrainingRows
 
 SPAN = (3, 8)
 
 
-def draw_rows() -> Rows:
+def draw_rows() -> TrainingRows:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(24) % 3
     x = torch.randn(24, 10, generator=generator)
     x[:, 3:8] += 2 * torch.randn(3, 5, generator=generator)[labels]
-    return Rows(x, labels, 3, blocks=torch.tensor([0, 0, 1, 1, 1, 2, 2, 3, 3, 4]))
+    return TrainingRows(x, labels, 3, blocks=torch.tensor([0, 0, 1, 1, 1, 2, 2, 3, 3, 4]))
 
 
-def cut(rows: Rows) -> Rows:
+def cut(rows: TrainingRows) -> TrainingRows:
     blocks = None if rows.blocks is None else rows.blocks[slice(*SPAN)] - 1
     return rows._replace(features=rows.features[:, slice(*SPAN)], blocks=blocks)
 
@@ -44,14 +44,14 @@ def test_a_radial_view_of_a_span_is_that_of_its_columns() -> None:
     for own, span in ((rows, SPAN), (cut(rows), None)):
         source = Linear("standardised", span)
         fitted = source.fit(own)
-        view = Radial(source, 2).fit(own, fitted.map)
+        view = KernelRidge(source, 2).fit(own, fitted.map)
         found.append(view(fitted.map(own.features)))
     torch.testing.assert_close(*found)
 
 
 def test_the_search_has_a_view_for_each_span() -> None:
     search = EFFORTS["fast"].with_spans([(0, 3), SPAN])
-    (kind,) = (each for each in search.kinds if isinstance(each, RadialKind))
+    (kind,) = (each for each in search.kinds if isinstance(each, KernelRidgeFamily))
     assert [view.source.span for view in kind.views[-2:]] == [(0, 3), SPAN]
     assert EFFORTS["fast"].with_spans([]) is EFFORTS["fast"]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protonet.encoder import Encoder
-from protonet.views import KINDS
+from protonet.views import VIEW_FAMILIES
 from protonet.views.config import Config
 from protonet.views.distances import row_matmul
 from protonet.views.view import LinearMap, LinearMapConfig, View
@@ -30,14 +30,14 @@ def test_a_map_is_diagonal_plus_low_rank(seed: int, rank: int) -> None:
     dense = torch.diag(gain) + basis @ torch.diag(coefficient) @ basis.T
     torch.testing.assert_close(mapping(x), (x - shift) @ dense, atol=1e-5, rtol=1e-4)
     assert list(mapping.parameters()) == []
-    assert mapping.products() == ([(4, rank), (rank, 4)] if rank else [])
+    assert mapping.matmul_shapes() == ([(4, rank), (rank, 4)] if rank else [])
     again = LinearMap(LinearMapConfig.from_json(mapping.config.to_json()))
     again.load_state_dict(mapping.state_dict())
     assert torch.equal(again(x), mapping(x))
 
 
 def test_every_kind_has_a_name_of_its_own_and_tells_what_it_costs() -> None:
-    names = [view.kind for _, view in KINDS]
+    names = [view.kind for _, view in VIEW_FAMILIES]
     assert len(set(names)) == len(names)
     x, _ = blobs(0)
     views = list(make_network(raw=True).encoder.list_views())  # type: ignore[operator]
@@ -45,7 +45,7 @@ def test_every_kind_has_a_name_of_its_own_and_tells_what_it_costs() -> None:
     for view in views:
         z = x if view.source is None else view.source(x)
         assert view(z).shape == (len(x), sum(view.sizes))
-        assert all(columns > 0 and rows > 0 for rows, columns in view.products())
+        assert all(columns > 0 and rows > 0 for rows, columns in view.matmul_shapes())
         restored = type(view)(view.config_type.from_json(view.config.to_json()), view.source)
         restored.check(view.state_dict())
         restored.load_state_dict(view.state_dict())
@@ -53,13 +53,13 @@ def test_every_kind_has_a_name_of_its_own_and_tells_what_it_costs() -> None:
         assert restored.sizes == view.sizes
 
 
-@pytest.mark.parametrize("kind", [kind for kind, _ in KINDS])
+@pytest.mark.parametrize("kind", [kind for kind, _ in VIEW_FAMILIES])
 def test_every_kind_knows_every_effort(kind: Any) -> None:
     for effort in ("fast", "default", "best"):
         found = kind.for_effort(effort)
         assert type(found) is kind
         assert hash(found) == hash(kind.for_effort(effort))
-        assert found.share > 0
+        assert found.relative_time > 0
         assert found.stage
 
 
@@ -70,7 +70,7 @@ def test_a_view_without_a_forward_pass_is_abstract() -> None:
     view = Plain(Config())
     with pytest.raises(NotImplementedError):
         view(torch.zeros(1, 3))
-    assert view.products() == []
+    assert view.matmul_shapes() == []
 
 
 @pytest.mark.parametrize(

@@ -58,9 +58,9 @@ class Preprocessing:
     @classmethod
     def restore(cls, stored: Stored) -> Preprocessing:
         """Build it again from a description that may say anything."""
-        channels = stored.whole("channels", 3, low=1)
-        height, width = (stored.whole(name, 2**15, low=1) for name in ("height", "width"))
-        mean, std = (stored.numbers(name, channels) for name in ("mean", "std"))
+        channels = stored.get_int("channels", 3, low=1)
+        height, width = (stored.get_int(name, 2**15, low=1) for name in ("height", "width"))
+        mean, std = (stored.get_floats(name, channels) for name in ("mean", "std"))
         expect(all(each > 0 for each in std), "a backbone's std that is not positive")
         return cls(stored.entry("file", str), stored.entry("digest", str), height, width, channels, mean, std)
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from protonet.episodes.methods.common import city_block_distances, one_hot, squared_distances
 from protonet.episodes.samplers.batch import Episodes
 from protonet.scoring import WEIGHTS
+from protonet.views.kernel_ridge import DEFAULT_BANDWIDTH, DEFAULT_KERNEL_RIDGE
 from protonet.views.linear import LINEAR
-from protonet.views.radial import UNJUDGED
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,8 @@ def _kernel_views(distances: Sequence[Tensor], hot: Tensor) -> list[AdaptiveView
     for bandwidth in ADAPTIVE_SETTINGS.bandwidths:
         kernel, right = ((part / (-bandwidth * median)).exp() for part in distances)
         for ridge in ADAPTIVE_SETTINGS.ridges:
-            views.append(_ridge_view(kernel, right, ridge, hot, prior, float((bandwidth, ridge) == UNJUDGED)))
+            is_default = (bandwidth, ridge) == (DEFAULT_BANDWIDTH, DEFAULT_KERNEL_RIDGE)
+            views.append(_ridge_view(kernel, right, ridge, hot, prior, float(is_default)))
     return views
 
 

@@ -155,8 +155,8 @@ class Category(FittedColumn):
     @classmethod
     def restore(cls, stored: Stored) -> Category:
         """Restore the column."""
-        levels, counts = stored.names("levels"), stored.entry("counts", list)
-        rows = stored.whole("rows", 2**53, low=1)
+        levels, counts = stored.get_strings("levels"), stored.entry("counts", list)
+        rows = stored.get_int("rows", 2**53, low=1)
         expect(len(counts) == len(levels) and all(type(count) is int and count > 0 for count in counts), "no counts")
         expect(sum(counts) <= rows, "more rows of some levels than there are")
         return cls(levels, tuple(counts), rows)

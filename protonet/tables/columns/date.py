@@ -109,12 +109,12 @@ class Date(FittedColumn):
     @classmethod
     def restore(cls, stored: Stored) -> Date:
         """Restore the column."""
-        date_format, cycles = stored.entry("format", str), stored.names("cycles")
+        date_format, cycles = stored.entry("format", str), stored.get_strings("cycles")
         known = set(date_format.split(FORMAT_SEPARATOR)) <= set(DATE_FORMATS) and set(cycles) <= set(CYCLES)
         expect(known, "dates of an unknown format or cycle")
-        median, mean = stored.number("median"), stored.number("mean")
-        scale = stored.number("scale", math.ulp(0.0))
-        return cls(date_format, median, mean, scale, stored.number("missing", 0, 1), cycles)
+        median, mean = stored.get_float("median"), stored.get_float("mean")
+        scale = stored.get_float("scale", math.ulp(0.0))
+        return cls(date_format, median, mean, scale, stored.get_float("missing", 0, 1), cycles)
 
 
 def _covers_cycle(cycle: str, days: np.ndarray) -> bool:

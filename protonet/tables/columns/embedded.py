@@ -96,8 +96,8 @@ class ColumnEmbedding:
     def restore(cls, stored: Stored) -> ColumnEmbedding:
         """Restore the embedding, without its representation, from an untrusted description."""
         record = Record.restore(Stored(stored.entry("representation", dict), {}))
-        scale = stored.number("scale", 1e-30)
-        return cls(record, stored.take("centre", record.width).numpy(), scale)
+        scale = stored.get_float("scale", 1e-30)
+        return cls(record, stored.pop("centre", record.width).numpy(), scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,5 +202,5 @@ class EmbeddedText(FittedColumn):
         """Restore the column, without its representation."""
         embedding = ColumnEmbedding.restore(stored)
         expect(embedding.record.takes == "text", "a text column whose representation does not take texts")
-        weight = stored.number("share", 1e-3, 1.0)
+        weight = stored.get_float("share", 1e-3, 1.0)
         return cls(embedding, Text.restore(stored), weight)

@@ -133,9 +133,9 @@ class Numeric(FittedColumn):
         """Restore the column."""
         numeric_format = stored.entry("format", str)
         expect(numeric_format in NUMERIC_FORMATS, "numbers of an unknown format")
-        median, mean = stored.number("median"), stored.number("mean")
-        scale = stored.number("scale", math.ulp(0.0))
-        return cls(numeric_format, median, mean, scale, stored.number("missing", 0, 1))
+        median, mean = stored.get_float("median"), stored.get_float("mean")
+        scale = stored.get_float("scale", math.ulp(0.0))
+        return cls(numeric_format, median, mean, scale, stored.get_float("missing", 0, 1))
 
     def add_to_graph(self, graph: Graph, cells: str) -> str:
         """Add the standardized numbers, and the missing-value indicator, to an ONNX graph."""

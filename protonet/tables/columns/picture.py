@@ -115,7 +115,7 @@ class Picture(FittedColumn):
     @classmethod
     def restore(cls, stored: Stored) -> Picture:
         """Restore the column, without its representation."""
-        sizes, side = stored.entry("sizes", list), stored.whole("side", 2**15)
+        sizes, side = stored.entry("sizes", list), stored.get_int("side", 2**15)
         embedding = ColumnEmbedding.restore(stored) if "representation" in stored.description else None
         same = tuple(sizes) == tuple(list_sizes().values()) and side == RULES.side
         version = stored.entry("version", int)

@@ -177,9 +177,9 @@ class Text(FittedColumn):
     @classmethod
     def restore(cls, stored: Stored) -> Text:
         """Restore the column."""
-        grams, mean = stored.names("grams"), stored.take("mean", None)
+        grams, mean = stored.get_strings("grams"), stored.pop("mean", None)
         apart = stored.entry("apart", bool)
-        scales, basis = stored.take("scales", len(grams)), stored.take("basis", len(grams), len(mean))
+        scales, basis = stored.pop("scales", len(grams)), stored.pop("basis", len(grams), len(mean))
         return cls(grams, scales.numpy(), basis.numpy(), mean.numpy(), apart)
 
 

@@ -11,19 +11,19 @@ from hypothesis import given
 
 from protonet.scoring import split_folds
 from protonet.views.budget import plan_encoder
-from protonet.views.judge import Judge
-from protonet.views.patterns import (
-    PATTERNS,
-    Bank,
-    BankConfig,
-    PatternKind,
-    Patterns,
+from protonet.views.evaluation import CandidateEvaluator
+from protonet.views.fixed_convolution import (
+    CONVOLUTION,
+    FixedConvolution,
+    FixedConvolutionFamily,
+    KernelBank,
+    KernelBankConfig,
     count_kernels,
     list_dilations,
     make_kernels,
-    split_places,
+    split_positions,
 )
-from protonet.views.view import Rows
+from protonet.views.view import TrainingRows
 from tests.strategies import seeds
 
 
@@ -36,14 +36,14 @@ def moved(n: int, dim: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return templates[y[:, None], start + torch.arange(dim)], y
 
 
-def fit(specification: Patterns, rows: Rows) -> Callable[[torch.Tensor], torch.Tensor]:
+def fit(spec: FixedConvolution, rows: TrainingRows) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return what a view makes of features."""
-    bank = Bank.fit(rows.features, specification.width)
-    view = specification.fit(rows, bank)
+    bank = KernelBank.fit(rows.features, spec.width)
+    view = spec.fit(rows, bank)
     return lambda x: view(bank(x))
 
 
-def slow_shares(bank: Bank, x: torch.Tensor) -> torch.Tensor:
+def slow_shares(bank: KernelBank, x: torch.Tensor) -> torch.Tensor:
     """Return what a bank does by loops."""
     dim, width, parts, columns = x.shape[1], bank.config.width, bank.config.parts, []
     height = dim // width
@@ -78,10 +78,10 @@ def slow_shares(bank: Bank, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(("dim", "width", "parts"), [(20, 20, 1), (20, 20, 3), (30, 6, 1), (64, 8, 3)])
 def test_shares_are_those_of_a_slow_loop(dim: int, width: int, parts: int) -> None:
     x = torch.randn(5, dim, generator=torch.Generator().manual_seed(0))
-    thresholds = {"thresholds": Bank.fit(x, width).thresholds}
-    bank = Bank(BankConfig(dim, width, parts), thresholds)
+    thresholds = {"thresholds": KernelBank.fit(x, width).thresholds}
+    bank = KernelBank(KernelBankConfig(dim, width, parts), thresholds)
     torch.testing.assert_close(bank(x), slow_shares(bank, x))
-    whole = Bank(BankConfig(dim, width, 1), thresholds)
+    whole = KernelBank(KernelBankConfig(dim, width, 1), thresholds)
     torch.testing.assert_close(bank.pool(bank(x), local=False), slow_shares(whole, x))
 
 
@@ -96,31 +96,31 @@ def test_dilations_reach_over_the_row() -> None:
     assert list_dilations(9, 9) == [1]
     assert list_dilations(100, 100) == [1, 2, 4, 8]
     assert list_dilations(1000, 1000)[-1] * 8 < 1000
-    assert len(list_dilations(10_000, 10_000)) == PATTERNS.dilations
+    assert len(list_dilations(10_000, 10_000)) == CONVOLUTION.max_dilations
     assert list_dilations(6, 36) == [1]
     assert list_dilations(28, 784) == [1, 2, 4]
 
 
 def test_places_of_a_part_are_neighbours_and_every_place_is_in_one() -> None:
-    order, counts = split_places(4, 8, 2)
+    order, counts = split_positions(4, 8, 2)
     assert [part.tolist() for part in order.split(counts)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    order, counts = split_places(10, 10, 4)
+    order, counts = split_positions(10, 10, 4)
     assert (order.tolist(), counts) == (list(range(10)), [3, 2, 3, 2])
-    assert split_places(3, 3, 7)[1] == [1, 1, 1]
+    assert split_positions(3, 3, 7)[1] == [1, 1, 1]
 
 
 @given(seed=seeds)
 def test_whole_rows_scaled_and_lifted_have_the_same_shares_but_at_the_ends(seed: int) -> None:
     x = torch.randn(4, 40, generator=torch.Generator().manual_seed(seed))
-    bank = Bank.fit(x, 40)
-    scaled = Bank(bank.config, {"thresholds": bank.thresholds * 7})
+    bank = KernelBank.fit(x, 40)
+    scaled = KernelBank(bank.config, {"thresholds": bank.thresholds * 7})
     whole = [found.pool(found(rows), local=False) for found, rows in ((scaled, 7 * x), (bank, x))]
     torch.testing.assert_close(*whole, atol=0.03, rtol=0)
 
 
 def test_rows_of_one_value_are_the_same_whatever_the_batch() -> None:
     x = torch.full((3, 30), 0.1) + torch.tensor([[0.0], [0.2], [1.7]])
-    bank = Bank.fit(torch.cat([x, torch.randn(3, 30, generator=torch.Generator().manual_seed(0))]), 30)
+    bank = KernelBank.fit(torch.cat([x, torch.randn(3, 30, generator=torch.Generator().manual_seed(0))]), 30)
     torch.testing.assert_close(bank(x), torch.cat([bank(row[None]) for row in x]))
     assert bank(x[:0]).shape == (0, bank.size)
 
@@ -128,7 +128,7 @@ def test_rows_of_one_value_are_the_same_whatever_the_batch() -> None:
 def test_moved_rows_are_told_apart_by_patterns_and_by_little_else() -> None:
     x, y = moved(40, 60)
     other, labels = moved(200, 60)  # other starts of the same templates
-    view = fit(Patterns(60, False, 0.1), Rows(x, y, 2))
+    view = fit(FixedConvolution(60, False, 0.1), TrainingRows(x, y, 2))
     assert float((view(other).argmax(dim=1) == labels).float().mean()) > 0.85
 
 
@@ -136,21 +136,23 @@ def test_a_row_of_little_weight_is_hardly_fitted_and_equal_weights_change_nothin
     x, y = moved(12, 30)
     y[0] = 1 - y[0]
     weights = torch.ones(12, dtype=torch.float64)
-    plain = fit(Patterns(30, True, 1.0), Rows(x, y, 2))
-    torch.testing.assert_close(fit(Patterns(30, True, 1.0), Rows(x, y, 2, weights=3 * weights))(x), plain(x))
+    plain = fit(FixedConvolution(30, True, 1.0), TrainingRows(x, y, 2))
+    torch.testing.assert_close(
+        fit(FixedConvolution(30, True, 1.0), TrainingRows(x, y, 2, weights=3 * weights))(x), plain(x)
+    )
     weights[0] = 1e-3
-    light = fit(Patterns(30, True, 1.0), Rows(x, y, 2, weights=weights))
+    light = fit(FixedConvolution(30, True, 1.0), TrainingRows(x, y, 2, weights=weights))
     assert float(light(x)[0, y[0]]) < float(plain(x)[0, y[0]]) - 0.05
 
 
 def test_candidates_are_judged_as_a_fit_to_each_fold_is() -> None:
     x, y = moved(30, 40)
-    rows = Rows(x, y, 2, width=40)
-    judge = Judge(rows, split_folds(y, 2, torch.Generator().manual_seed(0)), plan_encoder(40, 2, 1000))
-    found = list(PatternKind().candidates(judge))
-    assert [each.specification.name for each in found] == ["patterns", "local patterns"]
+    rows = TrainingRows(x, y, 2, width=40)
+    evaluator = CandidateEvaluator(rows, split_folds(y, 2, torch.Generator().manual_seed(0)), plan_encoder(40, 2, 1000))
+    found = list(FixedConvolutionFamily().candidates(evaluator))
+    assert [each.spec.name for each in found] == ["convolution", "local convolution"]
     for each in found:
-        tried = judge.try_out(each.specification)
+        tried = evaluator.evaluate(each.spec)
         assert tried is not None
         torch.testing.assert_close(tried.cosines, each.cosines, atol=1e-4, rtol=1e-4)
 
@@ -159,6 +161,6 @@ def test_features_in_no_order_have_no_patterns() -> None:
     x, y = moved(20, 30)
     folds = split_folds(y, 2, torch.Generator().manual_seed(0))
     plan = plan_encoder(30, 2, 1000)
-    assert list(PatternKind().candidates(Judge(Rows(x, y, 2), folds, plan))) == []
-    ordered = Judge(Rows(x, y, 2, width=30), folds, plan)
-    assert len(list(PatternKind().candidates(ordered))) == 2
+    assert list(FixedConvolutionFamily().candidates(CandidateEvaluator(TrainingRows(x, y, 2), folds, plan))) == []
+    ordered = CandidateEvaluator(TrainingRows(x, y, 2, width=30), folds, plan)
+    assert len(list(FixedConvolutionFamily().candidates(ordered))) == 2

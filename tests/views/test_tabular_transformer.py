@@ -16,35 +16,43 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from protonet.scoring import Fold
-from protonet.views import context
+from protonet.views import tabular_transformer
 from protonet.views.budget import plan_encoder
-from protonet.views.cells import FARTHEST, RANKS, TOLD, Cells, order_groups, rank_rows
-from protonet.views.context import CONTEXT, TURNS, Context, ContextConfig, ContextKind, ContextView, load_numbers
-from protonet.views.judge import Judge
+from protonet.views.cells import MAX_Z, NUMERIC_CHANNELS, RANK_SCALE, Cells, order_groups, rank_rows
+from protonet.views.evaluation import CandidateEvaluator
 from protonet.views.linear import Linear
-from protonet.views.transformer import (
-    CHANNELS,
-    CODES,
-    DIM,
-    HEADS,
-    LAYERS,
-    RANK,
-    SIZE,
-    WAVES,
-    Weights,
-    embed,
-    list_products,
-    memorise,
-    unpack,
+from protonet.views.tabular_transformer import (
+    CODE_ROTATIONS,
+    TABULAR_TRANSFORMER,
+    TabularTransformer,
+    TabularTransformerConfig,
+    TabularTransformerFamily,
+    TabularTransformerView,
+    load_pretrained_weights,
 )
-from protonet.views.view import Rows
+from protonet.views.transformer import (
+    ATTENTION_HEADS,
+    CELL_CHANNELS,
+    CLASS_CODES,
+    DIM,
+    LAYERS,
+    RANK_CHANNEL,
+    WAVE_FREQUENCIES,
+    WEIGHT_COUNT,
+    TransformerWeights,
+    embed_rows,
+    encode_labelled_rows,
+    list_matmul_shapes,
+    unpack_weights,
+)
+from protonet.views.view import TrainingRows
 from tests.strategies import blobs, seeds
 
 #: Numbers, a number with a gap's mark beside it, and a category of three levels.
 BLOCKS = torch.tensor([0, 1, 1, 2, 2, 2, 3])
 
 
-def draw_table(seed: int, n: int = 24, classes: int = 3) -> Rows:
+def draw_table(seed: int, n: int = 24, classes: int = 3) -> TrainingRows:
     """Return rows of columns of all sorts, which tell something of the class."""
     generator = torch.Generator().manual_seed(seed)
     y = torch.arange(n) % classes
@@ -52,21 +60,23 @@ def draw_table(seed: int, n: int = 24, classes: int = 3) -> Rows:
     gap = (torch.rand(n, generator=generator) < 0.3).float()
     level = (y + (torch.rand(n, generator=generator) < 0.3)) % 3
     columns = [numbers[:, :1], numbers[:, 1:2], gap[:, None], F.one_hot(level, 3).float(), numbers[:, 2:]]
-    return Rows(torch.cat(columns, dim=1), y, classes, blocks=BLOCKS)
+    return TrainingRows(torch.cat(columns, dim=1), y, classes, blocks=BLOCKS)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Return what one query (DIM,) takes from keys and values (n, DIM), head by head."""
     parts = []
-    for head in range(HEADS):
-        part = slice(head * DIM // HEADS, (head + 1) * DIM // HEADS)
-        scores = torch.stack([q[part] @ key[part] for key in k]) / math.sqrt(DIM // HEADS)
+    for head in range(ATTENTION_HEADS):
+        part = slice(head * DIM // ATTENTION_HEADS, (head + 1) * DIM // ATTENTION_HEADS)
+        scores = torch.stack([q[part] @ key[part] for key in k]) / math.sqrt(DIM // ATTENTION_HEADS)
         parts.append(scores.softmax(dim=0) @ v[:, part])
     return torch.cat(parts)
 
 
-def read_slowly(weights: Weights, cells: Tensor, codes: list[int], memory: list[Tensor] | None) -> list[Tensor]:
-    """Return the embeddings of rows (n, columns, CHANNELS); they are their own memory where there is none."""
+def read_slowly(
+    weights: TransformerWeights, cells: Tensor, codes: list[int], memory: list[Tensor] | None
+) -> list[Tensor]:
+    """Return the embeddings of rows (n, columns, CELL_CHANNELS); they are their own memory where there is none."""
 
     def norm(name: str, h: Tensor) -> Tensor:
         deviation = (h.var(dim=-1, correction=0, keepdim=True) + 1e-5).sqrt()
@@ -76,8 +86,12 @@ def read_slowly(weights: Weights, cells: Tensor, codes: list[int], memory: list[
     for row, code in zip(cells, codes, strict=True):
         states = [weights["codes"][code] + weights["label"]]
         for cell in row:
-            angle = 1.8 * cell[RANK]
-            waves = [wave(rate * angle) if angle != 0 else angle for rate in WAVES for wave in (torch.sin, torch.cos)]
+            angle = 1.8 * cell[RANK_CHANNEL]
+            waves = [
+                wave(rate * angle) if angle != 0 else angle
+                for rate in WAVE_FREQUENCIES
+                for wave in (torch.sin, torch.cos)
+            ]
             read = weights["cell"] @ torch.cat([cell, torch.stack(waves)]) + weights["cell_bias"]
             states.append(read + weights["codes"][code])
         rows.append(torch.stack(states))  # (columns + 1, DIM)
@@ -107,62 +121,62 @@ MEMORIES: list[Tensor] = []
 
 def test_the_transformer_is_the_slow_one() -> None:
     generator = torch.Generator().manual_seed(3)
-    weights = unpack(0.3 * torch.randn(SIZE, generator=generator))
-    cells, new = (torch.randn(n, 3, CHANNELS, generator=generator) for n in (5, 4))
-    new[0, 1, RANK] = 0  # no rank, no waves
+    weights = unpack_weights(0.3 * torch.randn(WEIGHT_COUNT, generator=generator))
+    cells, new = (torch.randn(n, 3, CELL_CHANNELS, generator=generator) for n in (5, 4))
+    new[0, 1, RANK_CHANNEL] = 0  # no rank, no waves
     codes = [0, 3, 0, 7, 3]
     MEMORIES.clear()
     labelled = read_slowly(weights, cells, codes, None)
-    memory = memorise(weights, cells[None], torch.tensor([codes]))
-    for code in range(CODES):
+    memory = encode_labelled_rows(weights, cells[None], torch.tensor([codes]))
+    for code in range(CLASS_CODES):
         mean = sum((row for row, own in zip(labelled, codes, strict=True) if own == code), torch.zeros(DIM))
         torch.testing.assert_close(memory.prototypes[0, code], F.normalize(mean, dim=0), atol=1e-4, rtol=1e-3)
-    expected = torch.stack(read_slowly(weights, new, [CODES] * 4, list(MEMORIES)))
-    torch.testing.assert_close(embed(weights, new[None], memory)[0], expected, atol=1e-4, rtol=1e-3)
+    expected = torch.stack(read_slowly(weights, new, [CLASS_CODES] * 4, list(MEMORIES)))
+    torch.testing.assert_close(embed_rows(weights, new[None], memory)[0], expected, atol=1e-4, rtol=1e-3)
 
 
 @given(seed=seeds)
 def test_neither_order_nor_names_nor_units_matter(seed: int) -> None:
     rows, new = draw_table(seed), draw_table(seed + 1).features
-    expected = Context(2).fit(rows)(new)
+    expected = TabularTransformer(2).fit(rows)(new)
     generator = torch.Generator().manual_seed(seed)
     order, names = torch.randperm(24, generator=generator), torch.randperm(3, generator=generator)
     scale = torch.tensor([3.0, 0.5, 2.0, 5.0, 5.0, 5.0, 7.0])
     columns = torch.tensor([6, 5, 3, 4, 0, 1, 2])  # columns, and the levels of the category, in another order
     other_blocks = torch.tensor([0, 1, 1, 1, 2, 3, 3])
     for changed, read in (
-        (rows.take(order), new),
+        (rows.select(order), new),
         (rows._replace(labels=names[rows.labels]), new),
         (rows._replace(features=rows.features * scale + 1), new * scale + 1),
         (rows._replace(features=rows.features[:, columns], blocks=other_blocks), new[:, columns]),
     ):
-        torch.testing.assert_close(Context(2).fit(changed)(read), expected, atol=2e-4, rtol=1e-3)
+        torch.testing.assert_close(TabularTransformer(2).fit(changed)(read), expected, atol=2e-4, rtol=1e-3)
 
 
 @given(seed=seeds)
 def test_cells_are_numbers_by_their_deviation_and_rank_and_codes_of_levels(seed: int) -> None:
     rows, new = draw_table(seed).features, draw_table(seed + 1).features
-    cells = Cells(rows, BLOCKS).read(torch.cat([rows, new]))
-    assert cells.shape == (48, 4, CHANNELS)
+    cells = Cells(rows, BLOCKS).encode(torch.cat([rows, new]))
+    assert cells.shape == (48, 4, CELL_CHANNELS)
     for column, feature in ((0, 0), (1, 1), (3, 6)):
         values = rows[:, feature].numpy()
         z = (np.concatenate([values, new[:, feature].numpy()]) - values.mean()) / values.std()
-        np.testing.assert_allclose(cells[:, column, 0], z.clip(-FARTHEST, FARTHEST), atol=1e-4)
-        ranks = RANKS * (2 * rankdata(values) - len(values) - 1) / len(values)
+        np.testing.assert_allclose(cells[:, column, 0], z.clip(-MAX_Z, MAX_Z), atol=1e-4)
+        ranks = RANK_SCALE * (2 * rankdata(values) - len(values) - 1) / len(values)
         np.testing.assert_allclose(cells[:24, column, 1], ranks, atol=1e-5)
-    assert not cells[:, [0, 1, 3], TOLD:].any()
-    assert not cells[:, 2, :TOLD].any()
-    codes = cells[:24, 2, TOLD:]
-    torch.testing.assert_close(codes.mean(dim=0), torch.zeros(CHANNELS - TOLD), atol=1e-5, rtol=0)
+    assert not cells[:, [0, 1, 3], NUMERIC_CHANNELS:].any()
+    assert not cells[:, 2, :NUMERIC_CHANNELS].any()
+    codes = cells[:24, 2, NUMERIC_CHANNELS:]
+    torch.testing.assert_close(codes.mean(dim=0), torch.zeros(CELL_CHANNELS - NUMERIC_CHANNELS), atol=1e-5, rtol=0)
     level = rows[:, 3:6].argmax(dim=1)
     assert all(len(codes[level == each].unique(dim=0)) == 1 for each in level.unique())
-    constant = Cells(torch.ones(4, 1), torch.zeros(1, dtype=torch.int64)).read(torch.tensor([[1.0], [2.0]]))
+    constant = Cells(torch.ones(4, 1), torch.zeros(1, dtype=torch.int64)).encode(torch.tensor([[1.0], [2.0]]))
     assert constant[:, 0, 0].tolist() == [0.0, 0.0]  # a column that never varied tells nothing by its size
 
 
 def test_another_precision_is_read_anew_and_comes_back_to_the_bit() -> None:
     rows = draw_table(0)
-    view = Context(2).fit(rows)
+    view = TabularTransformer(2).fit(rows)
     expected = view(rows.features)
     double = view.double()(rows.features.double())
     assert double.dtype == torch.float64
@@ -182,7 +196,7 @@ def test_groups_are_numbered_by_their_rows() -> None:
 
 def test_no_row_makes_no_row_and_other_rows_are_read_anew() -> None:
     rows, others = draw_table(0), draw_table(1)
-    view, other = Context(2).fit(rows), Context(2).fit(others)
+    view, other = TabularTransformer(2).fit(rows), TabularTransformer(2).fit(others)
     assert view(rows.features[:0]).shape == (0, 2 * DIM)
     expected = other(rows.features)
     assert torch.equal(copy.deepcopy(view)(rows.features), view(rows.features))
@@ -192,59 +206,63 @@ def test_no_row_makes_no_row_and_other_rows_are_read_anew() -> None:
 
 def test_many_rows_are_thinned_out_and_those_that_count_stay() -> None:
     x, y = blobs(0, rows=1500, dim=8)
-    rows, most = Rows(x, y, 5), CONTEXT.most_rows
-    thinned = Context().fit(rows)
+    rows, most = TrainingRows(x, y, 5), TABULAR_TRANSFORMER.max_rows
+    thinned = TabularTransformer().fit(rows)
     assert len(thinned.rows) == most
     assert thinned.classes.bincount().min() >= most // 5 - 1
     weights = torch.ones(len(y), dtype=torch.float64)
     weights[-most:] = 2.0
-    assert torch.equal(Context().fit(rows._replace(weights=weights)).rows, x[-most:])
-    view = Context(2).fit(rows.take(torch.arange(60)))
+    assert torch.equal(TabularTransformer().fit(rows._replace(weights=weights)).rows, x[-most:])
+    view = TabularTransformer(2).fit(rows.select(torch.arange(60)))
     whole = view(x)
     assert whole.shape == (len(x), 2 * DIM)
     torch.testing.assert_close(whole[:5], view(x[:5]), atol=1e-5, rtol=0)  # in batches or not
-    assert view.products() == 2 * list_products(8, 60)
+    assert view.matmul_shapes() == 2 * list_matmul_shapes(8, 60)
 
 
 def test_more_classes_than_codes_are_told_apart_by_several_passes() -> None:
     x, y = blobs(0, classes=24, rows=20, dim=12, noise=0.5)
     held = torch.arange(len(y)) % 2 == 0
-    judge = Judge(
-        Rows(x, y, 24), [Fold(*(mask.nonzero().flatten() for mask in (~held, held)))], plan_encoder(12, 24, 0)
+    evaluator = CandidateEvaluator(
+        TrainingRows(x, y, 24), [Fold(*(mask.nonzero().flatten() for mask in (~held, held)))], plan_encoder(12, 24, 0)
     )
 
     def count_right(passes: int) -> float:
-        candidate = judge.try_out(Context(passes))
+        candidate = evaluator.evaluate(TabularTransformer(passes))
         assert candidate is not None
-        return float((candidate.cosines.argmax(dim=1) == judge.labels).double().mean())
+        return float((candidate.cosines.argmax(dim=1) == evaluator.labels).double().mean())
 
-    assert count_right(len(TURNS)) > count_right(1) + 0.1
+    assert count_right(len(CODE_ROTATIONS)) > count_right(1) + 0.1
 
 
-def list_candidates(rows: Rows, kind: ContextKind) -> list[Any]:
+def list_candidates(rows: TrainingRows, kind: TabularTransformerFamily) -> list[Any]:
     n = len(rows.labels)
     fold = Fold(torch.arange(n // 2), torch.arange(n // 2, n))
-    judge = Judge(rows, [fold], plan_encoder(rows.features.shape[1], rows.num_classes, 0))
-    return [candidate.specification for candidate in kind.candidates(judge)]
+    evaluator = CandidateEvaluator(rows, [fold], plan_encoder(rows.features.shape[1], rows.num_classes, 0))
+    return [candidate.spec for candidate in kind.candidates(evaluator)]
 
 
 def test_it_is_tried_where_rows_are_those_of_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, kind = draw_table(0), ContextKind.for_effort("default")
-    assert list_candidates(rows, kind) == [Context(kind.passes)]
-    assert list_candidates(Rows(*blobs(0, classes=12)[:2], 12), kind) == [Context(len(TURNS))]
-    wide = Rows(torch.randn(8, CONTEXT.most_columns + 1), torch.arange(8) % 2, 2)
-    many = Rows(*blobs(0, classes=CONTEXT.most_classes + 1, rows=2)[:2], CONTEXT.most_classes + 1)
-    described = rows._replace(described=torch.zeros(24, dtype=torch.bool))
+    rows, kind = draw_table(0), TabularTransformerFamily.for_effort("default")
+    assert list_candidates(rows, kind) == [TabularTransformer(kind.passes)]
+    assert list_candidates(TrainingRows(*blobs(0, classes=12)[:2], 12), kind) == [
+        TabularTransformer(len(CODE_ROTATIONS))
+    ]
+    wide = TrainingRows(torch.randn(8, TABULAR_TRANSFORMER.max_columns + 1), torch.arange(8) % 2, 2)
+    many = TrainingRows(
+        *blobs(0, classes=TABULAR_TRANSFORMER.max_classes + 1, rows=2)[:2], TABULAR_TRANSFORMER.max_classes + 1
+    )
+    described = rows._replace(is_class_name=torch.zeros(24, dtype=torch.bool))
     ordered = rows._replace(shifts=(0, 1, -1))
     weighed = rows._replace(weights=torch.arange(24) + 1.0)
-    long = rows.take(torch.arange(24).repeat(CONTEXT.most_labelled // 24 + 1))
+    long = rows.select(torch.arange(24).repeat(TABULAR_TRANSFORMER.max_labelled // 24 + 1))
     for unusable in (wide, many, described, ordered, weighed, long):
         assert list_candidates(unusable, kind) == []
-    assert list_candidates(rows, ContextKind(0)) == []
-    monkeypatch.setattr(context, "load_numbers", lambda: None)  # as in what is handed in to the contest
+    assert list_candidates(rows, TabularTransformerFamily(0)) == []
+    monkeypatch.setattr(tabular_transformer, "load_pretrained_weights", lambda: None)  # the contest submission has none
     assert list_candidates(rows, kind) == []
-    with pytest.raises(ValueError, match="without what it learned"):
-        Context().fit(rows)
+    with pytest.raises(ValueError, match="without pretrained weights"):
+        TabularTransformer().fit(rows)
 
 
 def test_the_numbers_know_tables() -> None:
@@ -254,11 +272,11 @@ def test_the_numbers_know_tables() -> None:
         generator = torch.Generator().manual_seed(seed)
         x = torch.randn(220, 12, generator=generator).exp()  # skewed
         y = (x[:, seed % 12] > 1).long()
-        rows = Rows(x[:20], y[:20], 2)
+        rows = TrainingRows(x[:20], y[:20], 2)
         if len(rows.labels.unique()) < 2:
             continue
         right = []
-        for view in (Context(2).fit(rows), Linear("standardised").fit(rows)):
+        for view in (TabularTransformer(2).fit(rows), Linear("standardised").fit(rows)):
             z = F.normalize(view(x if view.source is None else view.source(x)), dim=1)
             prototypes = torch.stack([z[:20][y[:20] == each].mean(dim=0) for each in (0, 1)])
             right.append(float(((z[20:] @ F.normalize(prototypes, dim=1).T).argmax(dim=1) == y[20:]).double().mean()))
@@ -271,32 +289,32 @@ def test_the_numbers_know_tables() -> None:
     "fault", ["class", "none", "order", "size", "precision", "finite", "many", "first", "passes", "columns"]
 )
 def test_what_is_no_context_view_is_refused(fault: str) -> None:
-    view = Context(2).fit(draw_table(0))
+    view = TabularTransformer(2).fit(draw_table(0))
     tensors, config = dict(view.state_dict()), view.config.to_json()
-    restored = ContextView(ContextConfig.from_json(config))
+    restored = TabularTransformerView(TabularTransformerConfig.from_json(config))
     restored.check(tensors)
     restored.load_state_dict(tensors)
     assert torch.equal(restored(view.rows), view(view.rows))
-    numbers = load_numbers()
+    numbers = load_pretrained_weights()
     assert numbers is not None
     change: dict[str, dict[str, Tensor]] = {
         "class": {"classes": tensors["classes"] - 1},
         "none": {"rows": tensors["rows"][:0], "classes": tensors["classes"][:0]},
         "order": {"blocks": tensors["blocks"].flip(0)},
-        "size": {"numbers": numbers[:-1]},
-        "precision": {"numbers": numbers.float()},
-        "finite": {"numbers": torch.full_like(numbers, 0x7C00)},
+        "size": {"pretrained": numbers[:-1]},
+        "precision": {"pretrained": numbers.float()},
+        "finite": {"pretrained": torch.full_like(numbers, 0x7C00)},
         "columns": {"blocks": tensors["blocks"][:-1]},
         "many": {"rows": tensors["rows"].repeat(200, 1), "classes": tensors["classes"].repeat(200)},
         "first": {"blocks": tensors["blocks"] + 1},
         "passes": {},
     }
     changed = tensors | change[fault]
-    config |= {"passes": len(TURNS) + 1} if fault == "passes" else {"rows": len(changed["rows"])}
-    with pytest.raises(ValueError, match=r"context|columns|tensor|passes|rows"):
-        ContextView(ContextConfig.from_json(config)).check(changed)
+    config |= {"passes": len(CODE_ROTATIONS) + 1} if fault == "passes" else {"rows": len(changed["rows"])}
+    with pytest.raises(ValueError, match=r"tabular transformer|columns|tensor|passes|rows"):
+        TabularTransformerView(TabularTransformerConfig.from_json(config)).check(changed)
 
 
 def test_settings_are_fields() -> None:
-    assert [ContextKind.for_effort(effort).passes for effort in ("fast", "default", "best")] == [0, 2, 4]
-    assert replace(Context(), passes=3).name == "context"
+    assert [TabularTransformerFamily.for_effort(effort).passes for effort in ("fast", "default", "best")] == [0, 2, 4]
+    assert replace(TabularTransformer(), passes=3).name == "tabular transformer"

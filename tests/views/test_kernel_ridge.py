@@ -8,27 +8,33 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scipy.spatial.distance import cdist
-from sklearn.kernel_ridge import KernelRidge
+from sklearn.kernel_ridge import KernelRidge as SklearnKernelRidge
 from torch import Tensor
 
-from protonet.views import radial
-from protonet.views.distances import distances, round_distances
+from protonet.views import kernel_ridge
+from protonet.views.distances import distances, quantized_l1_distances
+from protonet.views.kernel_ridge import (
+    KERNEL_RIDGE,
+    KERNEL_RIDGE_VIEWS,
+    KernelRidge,
+    KernelRidgeFamily,
+    KernelRidgeView,
+)
 from protonet.views.linear import Linear
-from protonet.views.radial import RADIAL, VIEWS, Radial, RadialKind, RadialView
-from protonet.views.view import LinearMap, Rows
+from protonet.views.view import LinearMap, TrainingRows
 from tests.strategies import blobs, judge_noise
 
 CENTRED = Linear("centred")
-GAUSSIAN = Radial(CENTRED, 2)
+GAUSSIAN = KernelRidge(CENTRED, 2)
 
 
-def fit(view: Radial, x: Tensor, y: Tensor, classes: int = 5, shifts: tuple[int, ...] = (0,)) -> RadialView:
+def fit(view: KernelRidge, x: Tensor, y: Tensor, classes: int = 5, shifts: tuple[int, ...] = (0,)) -> KernelRidgeView:
     """Fit a radial view, and before it what it reads."""
-    rows = Rows(x, y, classes, shifts=shifts)
+    rows = TrainingRows(x, y, classes, shifts=shifts)
     return view.fit(rows, view.source.fit(rows).map)
 
 
-def score(view: RadialView, x: Tensor) -> Tensor:
+def score(view: KernelRidgeView, x: Tensor) -> Tensor:
     """Return a fitted view's class scores (n, num_classes) of features (n, input_dim)."""
     assert view.source is not None
     scores: Tensor = view(view.source(x))
@@ -41,13 +47,13 @@ def test_distances_are_scipys(norm: int, metric: str) -> None:
     torch.testing.assert_close(distances(x, other, norm), torch.from_numpy(cdist(x.numpy(), other.numpy(), metric)))
 
 
-@pytest.mark.parametrize("terms", RADIAL.terms)
+@pytest.mark.parametrize("terms", KERNEL_RIDGE.terms)
 def test_rounded_distances_are_scipys_but_for_half_a_step(terms: int) -> None:
     x, landmarks = 3 * blobs(0)[0], blobs(1)[0]
     step = float((landmarks.amax(dim=0) - landmarks.amin(dim=0)).max()) / (32767 // terms)
     x[0], x[1] = 50.0, -1e6  # far beyond all landmarks
     expected = torch.from_numpy(cdist(x.double().numpy(), landmarks.double().numpy(), "cityblock"))
-    found = round_distances(x, landmarks, terms).double()
+    found = quantized_l1_distances(x, landmarks, terms).double()
     assert float((found - expected)[2:].abs().max()) <= step * x.shape[1] * 1.001
     torch.testing.assert_close(found[:2], expected[:2], rtol=1e-5, atol=step * x.shape[1])
 
@@ -58,15 +64,15 @@ def test_rounded_distances_of_whole_steps_are_exact_whatever_the_batch() -> None
     whole = torch.randint(0, 2048, (60, 37), generator=generator).float()
     x, landmarks = whole[:43], torch.cat([whole[43:], torch.zeros(1, 37), torch.full((1, 37), 2047.0)])
     expected = (x[:, None] - landmarks).abs().sum(dim=2)
-    assert torch.equal(round_distances(x, landmarks, 16), expected)
-    parts = torch.cat([round_distances(part, landmarks, 16) for part in x.split(5)])
+    assert torch.equal(quantized_l1_distances(x, landmarks, 16), expected)
+    parts = torch.cat([quantized_l1_distances(part, landmarks, 16) for part in x.split(5)])
     assert torch.equal(parts, expected)
 
 
 def test_rounded_distances_of_no_row_of_one_landmark_and_of_nan() -> None:
     x = torch.tensor([[1.0, 2.0], [torch.nan, 0.0], [torch.inf, 0.0]])
-    assert round_distances(x[:0], x[:1], 16).shape == (0, 1)
-    found = round_distances(x, x[:1], 16)
+    assert quantized_l1_distances(x[:0], x[:1], 16).shape == (0, 1)
+    found = quantized_l1_distances(x, x[:1], 16)
     assert found[0] == 0
     assert found[1].isnan()
     assert found[2].isinf()
@@ -75,37 +81,37 @@ def test_rounded_distances_of_no_row_of_one_landmark_and_of_nan() -> None:
 def test_rounding_keeps_the_class_of_held_out_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = blobs(5, rows=80, dim=64, noise=3.0)
     queries = blobs(6, rows=400, dim=64, noise=3.0)[0]
-    views = [view for view in VIEWS if view.norm == 1 and not view.shifted]
+    views = [view for view in KERNEL_RIDGE_VIEWS if view.norm == 1 and not view.shifted]
     for bandwidth in (0.5, 8.0):
         fitted = [fit(replace(view, bandwidth=bandwidth, ridge=0.01), x, y) for view in views]
         rounded = [score(view, queries) for view in fitted]
         with monkeypatch.context() as patched:
-            patched.setattr(radial, "RADIAL", replace(RADIAL, rounding=0.0))
+            patched.setattr(kernel_ridge, "KERNEL_RIDGE", replace(KERNEL_RIDGE, max_rounding=0.0))
             for view in fitted:
                 view.derive()
             exact = [score(view, queries) for view in fitted]
         for ours, theirs in zip(rounded, exact, strict=True):
             assert not torch.equal(ours, theirs)
-            assert float((ours - theirs).abs().mean()) < RADIAL.rounding
+            assert float((ours - theirs).abs().mean()) < KERNEL_RIDGE.max_rounding
             assert float((ours.argmax(dim=1) == theirs.argmax(dim=1)).double().mean()) >= 0.995
 
 
 def test_large_read_outs_are_rounded_finer_or_not_at_all() -> None:
     x, y = blobs(7, rows=80, dim=64)
-    view = fit(Radial(Linear("standardised"), 1, bandwidth=2.0, ridge=0.1), x, y)
+    view = fit(KernelRidge(Linear("standardised"), 1, bandwidth=2.0, ridge=0.1), x, y)
     found = []
     for factor in (0.01, 1.0, 10.0, 1e6):
         view.readout.mul_(factor)
-        found.append(view._count_terms())
+        found.append(view._choose_quantization())
         view.readout.div_(factor)
-    assert found[0] == max(RADIAL.terms)
+    assert found[0] == max(KERNEL_RIDGE.terms)
     assert found[-1] is None
     assert [each or 0 for each in found] == sorted([each or 0 for each in found], reverse=True)
 
 
 def test_gradients_flow_through_exact_distances() -> None:
     x, y = blobs(8)
-    view = fit(Radial(Linear("standardised"), 1), x, y)
+    view = fit(KernelRidge(Linear("standardised"), 1), x, y)
     assert view.source is not None
     z = view.source(x[:3]).double().requires_grad_(True)
     assert torch.autograd.gradcheck(view, z, eps=1e-4, atol=1e-3)
@@ -117,27 +123,29 @@ def test_scores_are_scikit_learns_kernel_ridge() -> None:
     assert fitted.source is not None
     z = fitted.source(x).double().numpy()
     indicators = F.one_hot(y, 5).double()
-    oracle = KernelRidge(alpha=0.1, kernel="rbf", gamma=1 / float(fitted.bandwidth))
+    oracle = SklearnKernelRidge(alpha=0.1, kernel="rbf", gamma=1 / float(fitted.bandwidth))
     oracle.fit(z, (indicators - indicators.mean(dim=0)).numpy())
     queries = blobs(3)[0]
     expected = torch.from_numpy(oracle.predict(fitted.source(queries).double().numpy())).float()
     torch.testing.assert_close(score(fitted, queries), expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
+@pytest.mark.parametrize("view", KERNEL_RIDGE_VIEWS, ids=lambda view: view.name)
 @pytest.mark.parametrize("units", [1024, 20])
 def test_the_cosines_of_the_search_are_those_of_the_fitted_view(
-    view: Radial, units: int, monkeypatch: pytest.MonkeyPatch
+    view: KernelRidge, units: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(radial, "RADIAL", replace(RADIAL, most_units=units))  # fewer than samples: subset of regressors
+    monkeypatch.setattr(
+        kernel_ridge, "KERNEL_RIDGE", replace(KERNEL_RIDGE, max_units=units)
+    )  # fewer than samples: subset of regressors
     x, y = blobs(4, rows=8)
     queries = blobs(5)[0]
-    rows = Rows(x, y, 5, shifts=(0, 1, -1))
+    rows = TrainingRows(x, y, 5, shifts=(0, 1, -1))
     source = view.source.fit(rows).map
     settings = [
         replace(view, bandwidth=bandwidth, ridge=ridge) for bandwidth, ridge in ((4.0, 0.1), (0.5, 0.1), (4.0, 1e-2))
     ]
-    cosines = radial._Problem(view, source, rows, queries).cosines(settings)
+    cosines = kernel_ridge._KernelRegression(view, source, rows, queries).cosines(settings)
     for setting, found in zip(settings, cosines, strict=True):
         fitted = setting.fit(rows, source)
         assert fitted.landmarks.shape == (min(units, 120 if view.shifted else 40), 8)
@@ -151,30 +159,30 @@ def test_a_radial_view_separates_what_cosine_cannot() -> None:
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(200) % 2
     x = F.normalize(torch.randn(200, 2, generator=generator), dim=1) * (1 + 2 * y[:, None])
-    source = CENTRED.fit(Rows(x, y, 2)).map
-    fitted = replace(GAUSSIAN, bandwidth=1.0, ridge=0.01).fit(Rows(x[:100], y[:100], 2), source)
+    source = CENTRED.fit(TrainingRows(x, y, 2)).map
+    fitted = replace(GAUSSIAN, bandwidth=1.0, ridge=0.01).fit(TrainingRows(x[:100], y[:100], 2), source)
     assert bool((score(fitted, x[100:]).argmax(dim=1) == y[100:]).all())
 
 
 @pytest.mark.parametrize("n", [10, 1000, 100_000, 10_000_000])
 def test_work_is_bounded(n: int) -> None:
-    for view in VIEWS:
+    for view in KERNEL_RIDGE_VIEWS:
         units = view.count_units(n, 384)
-        assert 1 <= units <= min(n, RADIAL.most_units)
-        assert units == 1 or n * units**2 <= RADIAL.product_work
-        assert units == 1 or view.norm == 2 or n * units * 384 <= RADIAL.distance_work
+        assert 1 <= units <= min(n, KERNEL_RIDGE.max_units)
+        assert units == 1 or n * units**2 <= KERNEL_RIDGE.product_work
+        assert units == 1 or view.norm == 2 or n * units * 384 <= KERNEL_RIDGE.distance_work
 
 
 def test_a_shifted_view_is_the_view_of_the_shifted_rows() -> None:
     x, y = blobs(7)
     plain = replace(GAUSSIAN, bandwidth=1.0, ridge=0.1)
-    source = CENTRED.fit(Rows(x, y, 5)).map
-    shifted = replace(plain, shifted=True).fit(Rows(x, y, 5, shifts=(0, 2)), source)
+    source = CENTRED.fit(TrainingRows(x, y, 5)).map
+    shifted = replace(plain, shifted=True).fit(TrainingRows(x, y, 5, shifts=(0, 2)), source)
     copies = torch.cat([x, torch.cat([x[:, 2:], x[:, 7:], x[:, 7:]], dim=1)])
-    expected = plain.fit(Rows(copies, y.repeat(2), 5), source)
+    expected = plain.fit(TrainingRows(copies, y.repeat(2), 5), source)
     torch.testing.assert_close(score(shifted, x), score(expected, x))
-    unshifted = plain.fit(Rows(x, y, 5, shifts=(0, 2)), source)  # shifts are for those that ask for them
-    torch.testing.assert_close(score(unshifted, x), score(plain.fit(Rows(x, y, 5), source), x))
+    unshifted = plain.fit(TrainingRows(x, y, 5, shifts=(0, 2)), source)  # shifts are for those that ask for them
+    torch.testing.assert_close(score(unshifted, x), score(plain.fit(TrainingRows(x, y, 5), source), x))
 
 
 def test_two_samples_of_two_classes_are_told_apart() -> None:
@@ -194,23 +202,25 @@ def test_a_row_depends_on_itself_alone_even_where_read_outs_cancel() -> None:
 
 def test_equal_rows_stay_finite() -> None:
     x, y = torch.ones(6, 3), torch.arange(6) % 3
-    for view in VIEWS:
+    for view in KERNEL_RIDGE_VIEWS:
         fitted = fit(replace(view, bandwidth=1.0), x, y, 3)
         assert bool(torch.isfinite(score(fitted, x)).all())
 
 
-def try_radial(held_out: int, reference: float, monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], int]:
+def choose_setting(held_out: int, reference: float, monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], int]:
     """Try one view of noise beside a best loss; return the bandwidths that were worked out, and how many candidates."""
     judge = judge_noise(held_out, reference)
     solved: list[float] = []
-    solve = radial._Problem.solve
+    solve = kernel_ridge._KernelRegression.solve
 
-    def record(problem: radial._Problem, bandwidth: float, ridges: Sequence[float]) -> tuple[Tensor, list[Tensor]]:
+    def record(
+        regression: kernel_ridge._KernelRegression, bandwidth: float, ridges: Sequence[float]
+    ) -> tuple[Tensor, list[Tensor]]:
         solved.append(bandwidth)
-        return solve(problem, bandwidth, ridges)
+        return solve(regression, bandwidth, ridges)
 
-    monkeypatch.setattr(radial._Problem, "solve", record)
-    candidates = list(RadialKind((GAUSSIAN,), (0.5, 1.0, 2.0, 4.0, 8.0), (1e-2, 1e-1)).candidates(judge))
+    monkeypatch.setattr(kernel_ridge._KernelRegression, "solve", record)
+    candidates = list(KernelRidgeFamily((GAUSSIAN,), (0.5, 1.0, 2.0, 4.0, 8.0), (1e-2, 1e-1)).candidates(judge))
     return solved, len(candidates)
 
 
@@ -226,16 +236,16 @@ def try_radial(held_out: int, reference: float, monkeypatch: pytest.MonkeyPatch)
 def test_few_units_find_the_bandwidth_of_folds_that_settle_it_and_what_is_clearly_worse(
     held_out: int, reference: float, solved: list[float], candidates: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert try_radial(held_out, reference, monkeypatch) == (solved, candidates)
+    assert choose_setting(held_out, reference, monkeypatch) == (solved, candidates)
 
 
 def test_few_units_are_a_problem_of_their_own() -> None:
     x, y = blobs(0, rows=20)
-    source = Linear("standardised").fit(Rows(x, y, 5)).source
+    source = Linear("standardised").fit(TrainingRows(x, y, 5)).source
     assert isinstance(source, LinearMap)
-    few = radial._Problem(GAUSSIAN, source, Rows(x, y, 5), x[:3]).take_units(7)
-    assert few.between.shape == (100, 7)
-    torch.testing.assert_close(few.between, distances(source(x).double(), few.landmarks.double(), 2))
+    few = kernel_ridge._KernelRegression(GAUSSIAN, source, TrainingRows(x, y, 5), x[:3]).reduce_units(7)
+    assert few.distances.shape == (100, 7)
+    torch.testing.assert_close(few.distances, distances(source(x).double(), few.landmarks.double(), 2))
     assert few.cosines([GAUSSIAN]).shape == (1, 3, 5)
 
 
@@ -243,13 +253,13 @@ def test_rows_that_rounding_alone_tells_apart_do_not_set_the_bandwidth() -> None
     noise = torch.randn(30, 3, generator=torch.Generator().manual_seed(0))
     x, y = 1e-5 * noise + 3.0 * (torch.arange(30) >= 24)[:, None], torch.arange(30) % 3
     for norm in (1, 2):
-        fitted = fit(Radial(CENTRED, norm, bandwidth=1.0), x, y, 3)
+        fitted = fit(KernelRidge(CENTRED, norm, bandwidth=1.0), x, y, 3)
         assert float(fitted.bandwidth) > 1.0
         twice = copy.deepcopy(fitted).double()
         torch.testing.assert_close(score(twice, x.double()).float(), score(fitted, x), atol=1e-3, rtol=0)
 
 
 def test_names_tell_kernel_source_and_shifts() -> None:
-    assert [view.name for view in VIEWS if view.shifted] == ["shifted gaussian centred"]
-    assert len({view.name for view in VIEWS}) == len(VIEWS)
+    assert [view.name for view in KERNEL_RIDGE_VIEWS if view.shifted] == ["shifted gaussian centred"]
+    assert len({view.name for view in KERNEL_RIDGE_VIEWS}) == len(KERNEL_RIDGE_VIEWS)
     assert replace(GAUSSIAN, bandwidth=9.0).name == "gaussian centred"

@@ -23,9 +23,9 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from protonet.views.judge import Candidate, Judge, Kind
+from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
 from protonet.views.config import Config, size
-from protonet.views.view import Graph, LinearMap, Rows, Source, Specification, View
+from protonet.views.view import Graph, LinearMap, TrainingRows, Source, ViewSpec, View
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Toy:
     """A toy view."""
 
     power: float
-    source: ClassVar[Specification | None] = None
+    source: ClassVar[ViewSpec | None] = None
     shifted: ClassVar[bool] = False
     trained: ClassVar[bool] = False
     traits: ClassVar[frozenset[str]] = frozenset()  # none that the prior knows
@@ -43,27 +43,27 @@ class Toy:
         """The power."""
         return f"toy to the power of {self.power}"
 
-    def fit(self, rows: Rows, source: Source | None = None) -> ToyView:
+    def fit(self, rows: TrainingRows, source: Source | None = None) -> ToyView:
         """Take the means."""
         mean = rows.features.mean(dim=0)
         return ToyView(ToyConfig(len(mean), self.power), None, {"mean": mean})
 
 
 @dataclass(frozen=True)
-class ToyKind(Kind):
+class ToyFamily(ViewFamily):
     """Toy views of some powers."""
 
     powers: tuple[float, ...] = (1.0, 2.0)
     stage: ClassVar[str] = "toy views"
 
-    def unjudged(self) -> None:
+    def without_validation(self) -> None:
         """Return nothing."""
 
-    def candidates(self, judge: Judge) -> Iterator[Candidate]:
+    def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
         """Judge each power."""
         for power in self.powers:
-            judge.fit(Toy(power))  # as if others read it: the learned views must not
-            candidate = judge.try_out(Toy(power))
+            evaluator.fit(Toy(power))  # as if others read it: the learned views must not
+            candidate = evaluator.evaluate(Toy(power))
             if candidate is not None:
                 yield candidate
 
@@ -102,7 +102,8 @@ class ToyView(View):
         return [graph.add("Pow", distance, np.float32(self.config.power))]
 '''
 #: One line more beside the list of kinds: an import and an entry.
-ENTRY = "from protonet.views.toy import ToyKind, ToyView; KINDS = (KINDS[0], (ToyKind, ToyView), *KINDS[1:])"
+ENTRY = "from protonet.views.toy import ToyFamily, ToyView; "
+ENTRY += "VIEW_FAMILIES = (VIEW_FAMILIES[0], (ToyFamily, ToyView), *VIEW_FAMILIES[1:])"
 #: What a person does with it: solve, look at the choice, cross-fit, save, load, update, export.
 USE = """
 import sys
@@ -135,7 +136,7 @@ toys = {name: weight for name, weight in views.items() if name.startswith("toy t
 assert sum(toys.values()) > 0.5, views
 network = solution.network
 assert "ToyView" in {type(view).__name__ for view in network.encoder.list_views()}
-without = replace(EFFORTS["fast"], kinds=tuple(k for k in EFFORTS["fast"].kinds if type(k).__name__ != "ToyKind"))
+without = replace(EFFORTS["fast"], kinds=tuple(k for k in EFFORTS["fast"].kinds if type(k).__name__ != "ToyFamily"))
 assert not any(name.startswith("toy") for name in describe_views(solve_problem([(x, y)], effort=without).choice))
 
 with torch.no_grad():

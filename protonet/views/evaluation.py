@@ -1,0 +1,202 @@
+"""Evaluation of candidate views by the log-loss of their out-of-fold cosines, and the protocol of view families."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protonet.losses import CHUNK, weigh
+from protonet.scoring import Fold, fit_temperature, worse_by_one_error
+from protonet.views.budget import EncoderPlan
+from protonet.views.view import Source, TrainingRows, View, ViewSpec
+
+
+@dataclass(frozen=True)
+class PruneRules:
+    """When the evaluation of a view is abandoned early. It saves time, and changes no result by more than its noise."""
+
+    decisive_rows: int = 256
+    """A fold with this many held-out rows decides alone which settings are best, and which views are clearly worse."""
+    excess: float = (
+        0.75  #: A view with a log-loss this far above the best linear view's, in nats per row, is pruned ...
+    )
+    min_rows: int = 32  #: ... if at least this many held-out rows were evaluated.
+
+
+PRUNING = PruneRules()
+
+
+class Candidate(NamedTuple):
+    """A view spec and its evaluation on held-out rows."""
+
+    spec: ViewSpec
+    cosines: Tensor  #: (n_held_out, num_classes) float32, out of fold.
+    losses: Tensor  #: (n_held_out,) float64: log-losses at the best temperature, times the sample weights.
+    flops: float = 0.0  #: Prediction time per row; see `protonet.views.view.View.flops`.
+
+    @property
+    def loss(self) -> float:
+        """The mean log-loss, in nats per row."""
+        return float(self.losses.mean())
+
+
+@dataclass
+class CandidateEvaluator:
+    """Cross-validation of views: out-of-fold cosines and their log-losses.
+
+    Args:
+        rows: All training rows. Nothing is evaluated after their deadline. Views are fitted on the device of the rows.
+        folds: At least one, on the same device. Held-out rows are evaluated on the CPU, which is faster for the many
+            small operations.
+        plan: The sizes of MLPs within the parameter budget.
+        generator: Draws initial weights and training episodes.
+    """
+
+    rows: TrainingRows
+    folds: Sequence[Fold]
+    plan: EncoderPlan
+    generator: torch.Generator = field(default_factory=torch.Generator)
+    fitted: dict[ViewSpec, list[View]] = field(default_factory=dict)
+    """Views whose sources other views read, one per fold."""
+    candidates: list[Candidate] = field(default_factory=list)  #: The candidates so far, of all families.
+    reference_losses: Tensor | None = None
+    """(n_held_out,) losses that decide whether a view is pruned; None if no view is pruned."""
+
+    def __post_init__(self) -> None:
+        held_out = self.rows.select(torch.cat([fold.held_out for fold in self.folds]))
+        self.labels, weights = held_out.labels.cpu(), held_out.weights  # (n_held_out,)
+        self.weights = None if weights is None else (weights / weights.mean()).cpu()  # (n_held_out,)
+        self.seen = (torch.bincount(self.rows.labels, minlength=self.rows.num_classes) > 0).cpu()
+        fewest = min((self.rows.labels[fold.train] for fold in self.folds), key=len)  # each has all classes
+        self.degrees_of_freedom = len(fewest) - len(fewest.unique())  # within the classes
+
+    def out_of_time(self) -> bool:
+        """Test whether the deadline is over."""
+        return time.monotonic() > self.rows.deadline
+
+    def training_rows(self, fold: Fold) -> TrainingRows:
+        """Select the training rows of a fold."""
+        return self.rows.select(fold.train)
+
+    def fit(self, spec: ViewSpec) -> list[View]:
+        """Fit a view to each fold, once for all views that read its source."""
+        if spec not in self.fitted:
+            pairs = zip(self.folds, self.sources(spec), strict=True)
+            self.fitted[spec] = [spec.fit(self.training_rows(fold), source) for fold, source in pairs]
+        return self.fitted[spec]
+
+    def sources(self, spec: ViewSpec) -> Sequence[Source | None]:
+        """Fit the source of a spec to each fold; None for specs that read the features."""
+        if spec.source is None:
+            return [None] * len(self.folds)
+        return [view.source for view in self.fit(spec.source)]
+
+    def evaluate(self, spec: ViewSpec) -> Candidate | None:
+        """Fit a view to each fold and score it; None if time is over, or if the first fold prunes the view."""
+        cosines: list[Tensor] = []
+        for index, (fold, source) in enumerate(zip(self.folds, self.sources(spec), strict=True)):
+            view = spec.fit(self.training_rows(fold), source)  # one at a time, since some views take much memory
+            flops = view.flops()
+            cosines.append(self.compute_fold_cosines(partial(embed_fold, {index: view}), index))
+            if self.out_of_time() or (index == 0 and self.should_prune(cosines[0])):
+                return None
+        return self.score(spec, torch.cat(cosines), flops)
+
+    def compute_cosines(self, embed: Callable[[int, Tensor], Tensor]) -> Tensor:
+        """Compute out-of-fold cosines (n_held_out, num_classes).
+
+        Args:
+            embed: Maps the index of a fold and features (n, input_dim) to embeddings (views, n, dim) by views that were
+                fitted to the fold. The cosines are averaged over the views.
+        """
+        return torch.cat([self.compute_fold_cosines(embed, index) for index in range(len(self.folds))])
+
+    def compute_fold_cosines(self, embed: Callable[[int, Tensor], Tensor], index: int) -> Tensor:
+        """Compute the cosines (fold.held_out, num_classes) of the held-out rows of one fold, on the CPU."""
+        fold, (features, labels, num_classes, *_), weights = self.folds[index], self.rows, self.rows.weights
+        sums: Tensor | float = 0.0
+        for rows in fold.train.split(CHUNK):
+            unit = F.normalize(embed(index, features[rows]), dim=2)
+            unit = weigh(unit, None if weights is None else weights[rows])
+            shape = (len(unit), num_classes, unit.shape[2])
+            sums = sums + unit.new_zeros(shape).index_add_(1, labels[rows], unit)
+        prototypes = F.normalize(torch.as_tensor(sums), dim=2)
+        units = (F.normalize(embed(index, features[rows]), dim=2) for rows in fold.held_out.split(CHUNK))
+        return torch.cat([(unit @ prototypes.transpose(1, 2)).mean(dim=0) for unit in units]).cpu()
+
+    def score(self, spec: ViewSpec, cosines: Tensor, flops: float = 0.0) -> Candidate:
+        """Make a candidate from out-of-fold cosines (n_held_out, num_classes) and the prediction time per row."""
+        return Candidate(spec, cosines, self.compute_losses(cosines), flops)
+
+    def compute_losses(self, cosines: Tensor) -> Tensor:
+        """Compute the log-losses (n,) of the first n held-out rows at their best temperature."""
+        return self.fit_temperature(cosines)[1]
+
+    def fit_temperature(self, cosines: Tensor) -> tuple[float, Tensor]:
+        """Fit a temperature to cosines (n, num_classes) of the first n held-out rows.
+
+        Returns:
+            The inverse temperature, and the log-losses (n,) with it.
+        """
+        n = len(cosines)
+        weights = None if self.weights is None else self.weights[:n]
+        return fit_temperature(cosines, self.labels[:n], self.seen, weights)
+
+    def should_prune(self, cosines: Tensor, *, optimism: float = 1.0) -> bool:
+        """Test whether a view is so much worse than the reference that its weight would be zero or negligible.
+
+        Args:
+            cosines: (n, num_classes) of the first n held-out rows.
+            optimism: The fraction of the losses that may remain after the best of the other settings was chosen.
+        """
+        n = len(cosines)
+        if self.reference_losses is None or n < PRUNING.min_rows:
+            return False
+        losses, reference = optimism * self.compute_losses(cosines), self.reference_losses[:n]
+        clearly_worse = n >= PRUNING.decisive_rows and worse_by_one_error(losses, reference)
+        return clearly_worse or float((losses - reference).mean()) > PRUNING.excess
+
+
+def embed_fold(views: Sequence[View] | Mapping[int, View], fold: int, x: Tensor) -> Tensor:
+    """Embed features (n, input_dim) by the view of a fold: (1, n, dim)."""
+    view = views[fold]
+    part: Tensor = view(x if view.source is None else view.source(x))
+    return part[None]
+
+
+class ViewFamily(Protocol):
+    """The views of one type that model selection evaluates: a frozen dataclass of their hyperparameters."""
+
+    stage: ClassVar[str]  #: Name of the evaluation of this family in progress messages.
+    relative_time: ClassVar[float] = 1.0  #: Time of its evaluation, relative to other families, for progress bars.
+
+    @classmethod
+    def for_effort(cls, effort: str) -> ViewFamily:
+        """Choose the hyperparameters that are evaluated at an effort: "fast", "default" or "best"."""
+        return cls()
+
+    def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
+        """Evaluate views on held-out rows, and yield those that may get a weight."""
+
+    def finalize(self, spec: ViewSpec, weight: float) -> ViewSpec:
+        """Adapt a spec to its weight in the mixture, in (0, 1], before the final fit. Others' specs are unchanged."""
+        return spec
+
+    def without_validation(self) -> ViewFamily | None:
+        """Reduce the family to what is fitted if no row can be held out; None for no view."""
+        return self
+
+    def with_spans(self, spans: Sequence[tuple[int, int]]) -> ViewFamily:
+        """Add views of spans of neighbouring features alone: (start, stop) each."""
+        return self
+
+    def smallest_trained(self, plan: EncoderPlan, source: ViewSpec) -> ViewSpec | None:
+        """Specify the smallest trained view on a source; None if there is none within the budget."""
+        return None

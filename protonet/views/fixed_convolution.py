@@ -1,0 +1,464 @@
+"""Fixed convolution views: features of a series or an image that are responses to 84 fixed convolution kernels.
+
+Rows are convolved with fixed kernels at several dilations. A pooled feature is the proportion of positive values: the
+fraction of positions at which the response exceeds a threshold, over the whole row or in each of its parts. A ridge
+regression of the class indicators reads the pooled features. Kernels are fixed, thresholds are quantiles, and the
+read-out has a closed form, so everything is stored in buffers.
+
+Source: Dempster, Schmidt and Webb, "MiniRocket" (2021): kernels, quantiles as thresholds, and ridge regression.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protonet.losses import class_means
+from protonet.views.config import Config, expect, size
+from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
+from protonet.views.view import Graph, Source, TrainingRows, View, ViewSpec
+
+
+@dataclass(frozen=True)
+class ConvolutionRules:
+    """Constants of the kernels and of the pooling, and bounds on work."""
+
+    taps: int = 9  #: Taps of a kernel: 9 values of a series, or 3 x 3 pixels of an image.
+    high: int = 3  #: Number of taps with weight 2; the others have -1.
+    quantiles: tuple[float, ...] = (0.3, 0.7)  #: Quantiles of a kernel's responses that are its thresholds.
+    margin: float = 1e-4
+    """Added to thresholds, in standard deviations of the responses, so that equal values do not exceed them."""
+    max_dilations: int = 5  #: Maximal number of dilations of a series, powers of two up to its length.
+    image_sides: tuple[int, ...] = (7, 14)  #: An image has one dilation, and one more from each of these sides on.
+    threshold_responses: int = 2**14  #: Responses of each kernel from which thresholds are computed.
+    chunk: float = 2**19  #: Responses that are computed at once: they fit in the cache of a core.
+    max_work: float = 1e9  #: The view is not evaluated if all rows have more responses than this.
+    response_flops: float = 30.0  #: Multiplications that take as long as a response of a kernel at one position.
+    max_rows: int = 2048  #: Maximal number of rows that the read-out is fitted to.
+    min_deviation: float = 0.05  #: Pooled features are divided by their standard deviation, but at least by this.
+    constant: float = 1e-3  #: Pooled features with a smaller standard deviation are ignored.
+
+
+CONVOLUTION = ConvolutionRules()
+CONVOLUTION_RIDGES = (1e-2, 1e-1, 1.0)
+#: The ridge if no row can be held out.
+DEFAULT_CONVOLUTION_RIDGE = 1e-1
+#: Number of parts of a series, and of each side of an image, for local pooling.
+POOLING_PARTS = {"series": 4, "image": 3}
+
+
+@dataclass(frozen=True)
+class ConvolutionFeatures:
+    """The spec of the pooled features, which views with all ridges and both poolings read.
+
+    Args:
+        width: Pixels per line of an image, or the length of a series.
+    """
+
+    width: int
+    source: ClassVar[ViewSpec | None] = None
+    shifted: ClassVar[bool] = False
+    trained: ClassVar[bool] = False
+    name: ClassVar[str] = "convolution features"
+    traits: ClassVar[frozenset[str]] = frozenset({"convolution", "local"})
+
+    def fit(self, rows: TrainingRows, source: Source | None = None) -> View:
+        """Compute the thresholds from the rows."""
+        return ConvolutionFeaturesView(Config(), KernelBank.fit(rows.features, self.width))
+
+
+@dataclass(frozen=True)
+class FixedConvolution:
+    """The spec of a fixed convolution view.
+
+    Args:
+        width: Pixels per line of an image, or the length of a series.
+        local: Pool in each part of the row; otherwise over the whole row.
+        ridge: > 0, the penalty, in units of the mean squared norm of a row's pooled features.
+    """
+
+    width: int
+    local: bool
+    ridge: float
+    shifted: ClassVar[bool] = False
+    trained: ClassVar[bool] = False
+
+    @property
+    def source(self) -> ConvolutionFeatures:
+        """The pooled features."""
+        return ConvolutionFeatures(self.width)
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """That it is a convolution, and whether it is local."""
+        return frozenset({"convolution", "local"} if self.local else {"convolution"})
+
+    @property
+    def name(self) -> str:
+        """The pooling, without the ridge: one of them is chosen per view."""
+        return "local convolution" if self.local else "convolution"
+
+    def fit(self, rows: TrainingRows, source: Source | None) -> FixedConvolutionView:
+        """Fit the read-out in closed form; the view has ``num_classes`` dimensions."""
+        assert isinstance(source, KernelBank)  # of `ConvolutionFeatures`
+        bank, rows = source, rows.select(_subsample(rows.features))
+        regression = _RidgeRegression(bank.pool(bank(rows.features), local=self.local), rows)
+        readout, offset = regression.solve(self.ridge)
+        config = FixedConvolutionConfig(len(offset), self.local)
+        return FixedConvolutionView(config, bank, {"readout": readout, "offset": offset})
+
+
+@dataclass(frozen=True)
+class FixedConvolutionFamily(ViewFamily):
+    """Fixed convolutions of series and images, with both poolings, each with the best ridge on held-out rows."""
+
+    ridges: tuple[float, ...] = CONVOLUTION_RIDGES
+    stage: ClassVar[str] = "convolution views"
+
+    @classmethod
+    def for_effort(cls, effort: str) -> FixedConvolutionFamily:
+        """Choose a single ridge for "fast"."""
+        return cls((DEFAULT_CONVOLUTION_RIDGE,)) if effort == "fast" else cls()
+
+    def without_validation(self) -> FixedConvolutionFamily:
+        """Use the default ridge."""
+        return FixedConvolutionFamily((DEFAULT_CONVOLUTION_RIDGE,))
+
+    def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
+        """Evaluate both poolings at their best ridge; the responses to the kernels are computed once."""
+        rows = evaluator.rows
+        n, dim = rows.features.shape
+        if not rows.width:
+            return
+        row_responses = dim * count_kernels() * len(list_dilations(rows.width, dim))
+        if n * row_responses > CONVOLUTION.max_work:
+            return
+        cosines: dict[FixedConvolution, list[Tensor]] = {}
+        for fold in evaluator.folds:
+            if evaluator.out_of_time():
+                return
+            training_rows = evaluator.training_rows(fold)
+            bank = KernelBank.fit(training_rows.features, rows.width)
+            features, queries = bank(training_rows.features), bank(rows.features[fold.held_out])
+            for local in (False, True):
+                pooled, pooled_queries = bank.pool(features, local=local), bank.pool(queries, local=local)
+                regression = _RidgeRegression(pooled, training_rows, pooled_queries)
+                for ridge in self.ridges:
+                    view = FixedConvolution(rows.width, local, ridge)
+                    cosines.setdefault(view, []).append(regression.cosines(ridge))
+        for local in (False, True):
+            views = [FixedConvolution(rows.width, local, ridge) for ridge in self.ridges]
+            flops = CONVOLUTION.response_flops * row_responses / 2  # both views share the responses
+            scored = [evaluator.score(view, torch.cat(cosines[view]), flops) for view in views]
+            yield min(scored, key=lambda candidate: candidate.loss)
+
+
+def count_kernels() -> int:
+    """Count the kernels: 84."""
+    return math.comb(CONVOLUTION.taps, CONVOLUTION.high)
+
+
+@cache
+def make_kernels() -> Tensor:
+    """Make all kernels (84, taps): three taps with weight 2, the others with -1, so that each sums to zero."""
+    kernels = torch.full((count_kernels(), CONVOLUTION.taps), -1.0)
+    for index, high_taps in enumerate(itertools.combinations(range(CONVOLUTION.taps), CONVOLUTION.high)):
+        kernels[index, list(high_taps)] = 2.0
+    return kernels
+
+
+def list_dilations(width: int, dim: int) -> list[int]:
+    """List the dilations for rows of ``dim`` features in lines of ``width``."""
+    if width == dim:
+        max_power = max(0, int(math.log2(max(1, (dim - 1) / (CONVOLUTION.taps - 1)))))
+        count = min(max_power + 1, CONVOLUTION.max_dilations)
+        return sorted({2 ** round(power) for power in torch.linspace(0, max_power, count, device="cpu").tolist()})
+    side = min(width, dim // width)
+    return [2**power for power in range(1 + sum(side >= threshold for threshold in CONVOLUTION.image_sides))]
+
+
+@cache
+def locate_taps(width: int, dim: int, dilation: int, parts: int) -> Tensor:
+    """Compute the feature under each tap of a kernel at each position: (dim, taps) int64.
+
+    Positions are in the order of `split_positions`. A tap beyond the border is ``dim``.
+    """
+    line_reach = range(-(CONVOLUTION.taps // 2), CONVOLUTION.taps // 2 + 1)
+    side = range(-(math.isqrt(CONVOLUTION.taps) // 2), math.isqrt(CONVOLUTION.taps) // 2 + 1)
+    steps = [(0, step) for step in line_reach] if width == dim else [(down, right) for down in side for right in side]
+    line, column = torch.arange(dim)[:, None] // width, torch.arange(dim)[:, None] % width
+    down, right = (dilation * torch.tensor(step) for step in zip(*steps, strict=True))
+    inside = (line + down >= 0) & (line + down < dim // width) & (column + right >= 0) & (column + right < width)
+    return torch.where(inside, (line + down) * width + column + right, dim)[split_positions(width, dim, parts)[0]]
+
+
+@cache
+def split_positions(width: int, dim: int, parts: int) -> tuple[Tensor, list[int]]:
+    """Sort positions by the part of the row that they belong to.
+
+    Returns:
+        The positions (dim,) int64 in the order of parts, and the number of positions in each part.
+    """
+    index = torch.arange(dim, device="cpu")  # sizes of parts are also known on the meta device
+    line, column = index // width, index % width
+    parts_down, parts_across = min(parts, dim // width), min(parts, width)
+    part = (line * parts_down // (dim // width)) * parts_across + column * parts_across // width
+    return part.argsort(stable=True), part.bincount().tolist()
+
+
+@dataclass(frozen=True)
+class KernelBankConfig(Config):
+    """Numbers of features, of features per line, and of parts along each side of an image or of a series."""
+
+    input_dim: int = size()
+    width: int = size(3)
+    parts: int = size()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect(self.input_dim % self.width == 0, "images of no integer number of lines")
+        expect(self.parts <= self.input_dim, "more parts than features")
+
+
+class KernelBank(Source):
+    """Map features to pooled responses of fixed kernels: the fraction of positions in each part above a threshold.
+
+    Its buffer is ``thresholds`` (dilations, kernels, quantiles).
+
+    Attributes:
+        counts: The number of positions in each part.
+        n_responses: The number of pooled features of each part: one for each dilation, kernel and threshold.
+    """
+
+    kind = "kernel_bank"
+    config_type = KernelBankConfig
+    config: KernelBankConfig
+    thresholds: Tensor
+    kernels: Tensor
+    taps: Tensor
+
+    def __init__(self, config: Config, tensors: Mapping[str, Tensor] | None = None) -> None:
+        super().__init__(config, tensors)
+        self.counts = split_positions(self.config.width, self.config.input_dim, self.config.parts)[1]
+        self.n_responses = self.thresholds.numel()
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each buffer by name."""
+        dilations = list_dilations(self.config.width, self.config.input_dim)
+        return {"thresholds": (len(dilations), count_kernels(), len(CONVOLUTION.quantiles))}
+
+    def derive(self) -> None:
+        """Copy kernels and taps to the device of the thresholds."""
+        shape = self.config.width, self.config.input_dim
+        taps = torch.stack([locate_taps(*shape, dilation, self.config.parts) for dilation in list_dilations(*shape)])
+        for name, value in (("kernels", make_kernels().to(self.thresholds)), ("taps", taps)):
+            self.register_buffer(name, value.to(self.thresholds.device), persistent=False)
+
+    @property
+    def size(self) -> int:
+        """The number of pooled features of a row."""
+        return self.n_responses * len(self.counts)
+
+    @classmethod
+    def fit(cls, x: Tensor, width: int) -> KernelBank:
+        """Compute the thresholds from rows (n, dim), or from a sample of them."""
+        dim = x.shape[1]
+        x = x[_subsample(x)]
+        sample = x[:: max(1, math.ceil(x.numel() / CONVOLUTION.threshold_responses))]
+        thresholds, kernels = [], make_kernels().to(x)
+        for dilation in list_dilations(width, dim):
+            taps = locate_taps(width, dim, dilation, 1).to(x.device)
+            responses = _respond(sample, taps, kernels).flatten(0, 1).T  # (kernels, rows * positions)
+            margin = CONVOLUTION.margin * responses.std(dim=1, correction=0)
+            ordered = responses.sort(dim=1).values
+            ranks = [round(quantile * (responses.shape[1] - 1)) for quantile in CONVOLUTION.quantiles]
+            thresholds.append(ordered[:, ranks] + margin[:, None])
+        config = KernelBankConfig(dim, width, POOLING_PARTS["series" if width == dim else "image"])
+        return cls(config, {"thresholds": torch.stack(thresholds)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map features (n, dim) to locally pooled features (n, dilations * quantiles * kernels * parts)."""
+        if torch.compiler.is_compiling():
+            return self._pool_traced(x)
+        chunk_rows = max(1, int(CONVOLUTION.chunk / (self.config.input_dim * count_kernels())))
+        return torch.cat([self._pool_chunk(rows) for rows in x.split(chunk_rows)])
+
+    def _pool_traced(self, x: Tensor) -> Tensor:
+        """Compute the pooled features without writing to buffers, for tracing; in eager mode this is slower."""
+        kernels, columns = self.kernels.to(x.dtype), []
+        for taps, thresholds in zip(self.taps.unbind(0), self.thresholds.unbind(0), strict=True):
+            responses = _respond(x, taps, kernels)
+            for threshold in thresholds.unbind(1):
+                above = (responses > threshold).to(x.dtype)
+                columns.append(torch.stack([part.mean(dim=1) for part in above.split(self.counts, dim=1)], dim=2))
+        return torch.stack(columns, dim=1).flatten(1)
+
+    def _pool_chunk(self, x: Tensor) -> Tensor:
+        """Compute the pooled features of a few rows."""
+        above = x.new_empty(len(x), self.config.input_dim, count_kernels())
+        # (dilations, quantiles, parts, n, kernels)
+        sums = x.new_empty(*self.thresholds.shape[::2], len(self.counts), len(x), count_kernels())
+        kernels = self.kernels.to(x.dtype)
+        for dilation, taps in enumerate(self.taps):
+            responses = _respond(x, taps, kernels)
+            for quantile, threshold in enumerate(self.thresholds[dilation].T.contiguous()):
+                torch.gt(responses, threshold, out=above)
+                for part, out in zip(above.split(self.counts, dim=1), sums[dilation, quantile], strict=True):
+                    torch.sum(part, dim=1, out=out)
+        for count, part in zip(self.counts, sums.unbind(2), strict=True):
+            part.div_(count)
+        return sums.permute(3, 0, 1, 4, 2).flatten(1)
+
+    def pool(self, features: Tensor, *, local: bool) -> Tensor:
+        """Average locally pooled features over whole rows: (n, n_responses); unchanged if ``local``."""
+        if local:
+            return features
+        parts, dim = features.view(-1, self.n_responses, len(self.counts)).unbind(2), self.config.input_dim
+        return torch.stack([count / dim * part for count, part in zip(self.counts, parts, strict=True)]).sum(dim=0)
+
+    def add_to_graph(self, graph: Graph, x: str) -> str:
+        """Add the products, the comparisons and the means over parts."""
+        kernels, columns = graph.constant(graph.array(make_kernels().T)), []
+        members = F.one_hot(torch.arange(len(self.counts)).repeat_interleave(torch.tensor(self.counts))).float().T
+        means = graph.constant(graph.array(members / members.sum(dim=1, keepdim=True)))  # (parts, positions)
+        padded = graph.pad(x, 1, 0.0)
+        for dilation, taps in enumerate(graph.array(self.taps)):
+            responses = graph.add("MatMul", graph.add("Gather", padded, taps, axis=1), kernels)
+            for threshold in graph.array(self.thresholds[dilation].T):
+                above = graph.cast(graph.add("Greater", responses, threshold), "FLOAT")
+                pooled = graph.add("Transpose", graph.add("MatMul", means, above), perm=[0, 2, 1])
+                columns.append(graph.add("Flatten", pooled))
+        return graph.add("Concat", *columns, axis=1)
+
+    def matmul_shapes(self) -> list[tuple[int, int]]:
+        """List the shape of the kernels at all positions."""
+        return [(CONVOLUTION.taps, self.thresholds[..., 0].numel() * self.config.input_dim)]
+
+
+def _subsample(x: Tensor) -> Tensor:
+    """Choose the indices of at most ``CONVOLUTION.max_rows`` rows, evenly spaced."""
+    n = len(x)
+    return torch.linspace(0, n - 1, min(n, CONVOLUTION.max_rows)).round().long().to(x.device)
+
+
+def _respond(x: Tensor, taps: Tensor, kernels: Tensor) -> Tensor:
+    """Convolve rows (n, dim), padded with zeros: (n, positions, kernels)."""
+    values = F.pad(x, (0, 1)).index_select(1, taps.flatten()).view(-1, CONVOLUTION.taps)
+    return (values @ kernels.T).view(-1, len(taps), len(kernels))
+
+
+class _RidgeRegression:
+    """Ridge regression of class indicators on pooled features, for any ridge.
+
+    Args:
+        features: (n, features) pooled features.
+        rows: The training rows that they were computed from.
+        queries: (m, features) of rows to classify, if any.
+    """
+
+    def __init__(self, features: Tensor, rows: TrainingRows, queries: Tensor | None = None) -> None:
+        self.rows = rows
+        weights = rows.class_balanced_weights
+        self.weights = (torch.ones_like(rows.labels, dtype=torch.float64) if weights is None else weights)[:, None]
+        features = features.double()
+        self.mean = (self.weights * features).mean(dim=0)
+        deviation = (self.weights * (features - self.mean).square()).mean(dim=0).sqrt()
+        varies = deviation > CONVOLUTION.constant
+        self.gain = torch.where(varies, 1 / deviation.clamp_min(CONVOLUTION.min_deviation), 0.0)
+        self.z = (features - self.mean) * self.gain
+        scale = float(self.z.square().sum(dim=1).mean()) or 1.0
+        self.gain, self.z = self.gain / math.sqrt(scale), self.z / math.sqrt(scale)
+        self.gram = self.z @ self.z.T
+        indicators = F.one_hot(rows.labels, rows.num_classes).double()
+        self.targets = indicators - (self.weights * indicators).mean(dim=0)
+        self.query_gram = None if queries is None else ((queries.double() - self.mean) * self.gain) @ self.z.T
+
+    def _solve_dual(self, ridge: float) -> Tensor:
+        """Solve for the dual coefficients (n, num_classes)."""
+        penalty = torch.diag(ridge / self.weights[:, 0])
+        dual: Tensor = torch.linalg.solve(self.gram + penalty, self.targets)
+        return dual
+
+    def solve(self, ridge: float) -> tuple[Tensor, Tensor]:
+        """Compute the read-out (features, num_classes) and the offset (num_classes,)."""
+        readout = self.gain[:, None] * (self.z.T @ self._solve_dual(ridge))
+        return readout, -self.mean @ readout
+
+    def cosines(self, ridge: float) -> Tensor:
+        """Compute the cosines (m, num_classes) float32 of the queries to the class prototypes, on the CPU."""
+        assert self.query_gram is not None
+        dual = self._solve_dual(ridge)
+        unit = F.normalize(self.gram @ dual, dim=1)
+        means, _ = class_means(unit, self.rows.labels, self.rows.num_classes, self.rows.class_balanced_weights)
+        return (F.normalize(self.query_gram @ dual, dim=1) @ F.normalize(means, dim=1).T).float().cpu()
+
+
+class ConvolutionFeaturesView(View):
+    """The pooled features themselves; other views read its source."""
+
+    kind = "convolution_features"
+    source_type = KernelBank
+    source: KernelBank
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of pooled features."""
+        return (self.source.size,)
+
+
+@dataclass(frozen=True)
+class FixedConvolutionConfig(Config):
+    """The number of classes, and the pooling as in `FixedConvolution`."""
+
+    classes: int = size()
+    local: bool = True
+
+
+class FixedConvolutionView(View):
+    """Class scores by a ridge regression on pooled features.
+
+    Buffers: ``readout`` (features, classes) and ``offset`` (classes,).
+    """
+
+    kind = "fixed_convolution"
+    config_type, source_type = FixedConvolutionConfig, KernelBank
+    config: FixedConvolutionConfig
+    source: KernelBank
+    readout: Tensor
+    offset: Tensor
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each buffer by name."""
+        features = self.source.size if self.config.local else self.source.n_responses
+        return {"readout": (features, self.config.classes), "offset": (self.config.classes,)}
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of classes."""
+        return (self.config.classes,)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Map locally pooled features (n, source.size) to class scores (n, num_classes)."""
+        features = self.source.pool(z, local=self.config.local)
+        # Scores are small compared with their terms: float32 rounding would depend on the batch.
+        return F.linear(features.double(), self.readout.double().T.contiguous(), self.offset.double()).to(z.dtype)
+
+    def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
+        """Add the read-out; pooling over whole rows becomes a part of its matrix."""
+        fractions = self.readout.new_tensor(self.source.counts) / self.input_dim  # (parts,)
+        readout = self.readout
+        if not self.config.local:
+            readout = torch.einsum("fc,p->fpc", readout, fractions).flatten(0, 1)  # (features * parts, classes)
+        return [graph.add("Gemm", rows, graph.array(readout), graph.array(self.offset))]
+
+    def matmul_shapes(self) -> list[tuple[int, int]]:
+        """List the shape of the read-out."""
+        return [(self.readout.shape[0], self.readout.shape[1])]

@@ -1,0 +1,456 @@
+"""Kernel ridge regression of class indicators on a linear view, with units at labelled samples.
+
+The view of a row is its score for each class, so the prototypes of the view are nearly one-hot. The fit has a closed
+form without gradient descent, so everything is stored in buffers.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protonet.losses import CHUNK, class_means
+from protonet.views.config import Config, expect, size
+from protonet.views.distances import distances, quantization, quantized_l1_distances
+from protonet.views.evaluation import PRUNING, Candidate, CandidateEvaluator, ViewFamily
+from protonet.views.linear import Linear
+from protonet.views.shifts import shift_rows
+from protonet.views.view import Graph, LinearMap, Source, TrainingRows, View, require_linear_map
+
+
+@dataclass(frozen=True)
+class KernelRidgeRules:
+    """Bounds on work and rounding; analysis/results/scale.md has the resulting times."""
+
+    max_units: int = 1024  #: Maximal number of units of a view.
+    distance_work: float = 2e8  #: Maximal number of subtractions for L1 distances in one fit.
+    product_work: float = 1.5e9  #: Maximal number of multiplications for products of kernel matrices in one fit.
+    max_float32_sum: float = 600.0
+    """If the absolute read-out weights of a class sum to more than this, scores are computed in float64."""
+    jitter: float = 1e-6  #: Added to the diagonal of the units' kernel, which is singular if rows are equal.
+    median_rows: int = 4 * CHUNK  #: Maximal number of rows from which the median distance is computed.
+    rounding_distance: float = 1e-6
+    """A squared distance below this times the mean is a rounding error, or the distance of a unit to itself."""
+    halving_rows: int = 16  #: A fold with this many held-out rows halves the bandwidths and ridges that are evaluated.
+    exact_coordinates: int = 2**14  #: L1 distances are quantized if the units have more coordinates than this.
+    terms: tuple[int, ...] = (16, 8, 4)
+    """Numbers of 16-bit integers that are added without overflow: the fewer, the finer the quantization ..."""
+    max_rounding: float = 0.002  #: ... and the first whose standard error of a class score is at most this is used.
+    difference_flops: float = 4.0  #: Multiplications that take as long as an absolute difference ...
+    exponential_flops: float = 20.0  #: ... or as an exponential.
+    search_units: int = 512  #: Maximal number of units in the search for a bandwidth, on folds with many rows ...
+    optimism: tuple[float, float] = (0.8, 0.9)
+    """... and the fraction of the log-loss that all units may reach, at the middle bandwidth and at the best one."""
+
+
+KERNEL_RIDGE = KernelRidgeRules()
+
+
+@dataclass(frozen=True)
+class KernelRidge:
+    """The spec of a kernel ridge view.
+
+    Args:
+        source: The linear view whose map is read.
+        norm: 1 for L1 distances (a Laplacian kernel), 2 for squared Euclidean distances (a Gaussian kernel).
+        squash: Take the hyperbolic tangent of each input feature.
+        shifted: Also fit to shifted copies of the rows.
+        bandwidth: > 0, in units of the median distance between samples and units.
+        ridge: > 0, the penalty.
+    """
+
+    source: Linear
+    norm: int
+    squash: bool = False
+    shifted: bool = False
+    bandwidth: float = 2.0
+    ridge: float = 0.1
+    trained: ClassVar[bool] = False
+
+    @property
+    def kernel(self) -> str:
+        """The name of the kernel."""
+        return "laplacian" if self.norm == 1 else "gaussian"
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """The kernel, the scaling of its input, and "shifted"."""
+        scaling = frozenset({"squashed"}) if self.squash else self.source.traits
+        return scaling | ({self.kernel, "shifted"} if self.shifted else {self.kernel})
+
+    @property
+    def name(self) -> str:
+        """The kernel and its input, without bandwidth and ridge: one of each is chosen per view."""
+        name = f"{self.kernel} {'squashed' if self.squash else self.source.name}"
+        return f"shifted {name}" if self.shifted else name
+
+    def fit(self, rows: TrainingRows, source: Source | None) -> KernelRidgeView:
+        """Fit in closed form; the view has ``num_classes`` dimensions.
+
+        Source: kernel ridge regression (Saunders et al. 1998); with more samples than units, the subset of regressors
+            (Smola and Schoelkopf 2000).
+        """
+        regression = _KernelRegression(self, require_linear_map(source), rows)
+        _, (readout,) = regression.solve(self.bandwidth, [self.ridge])
+        config = KernelRidgeConfig(len(readout), readout.shape[1], self.norm, self.squash)
+        bandwidth = readout.new_tensor(self.bandwidth * regression.median)
+        tensors = {"units": regression.units, "readout": readout, "bandwidth": bandwidth}
+        return KernelRidgeView(config, regression.map, tensors)
+
+    def count_units(self, n: int, dim: int) -> int:
+        """Compute how many of n samples become units: all, unless that is too much work."""
+        limits = [n, KERNEL_RIDGE.max_units, math.isqrt(int(KERNEL_RIDGE.product_work / n))]
+        if self.norm == 1:
+            limits.append(int(KERNEL_RIDGE.distance_work / (n * dim)))
+        return max(1, min(limits))
+
+
+CENTRED, STANDARDISED, RELEVANT, ROBUST, WHITENED = map(
+    Linear, ("centred", "standardised", "relevant", "robust", "whitened")
+)
+#: The views that are evaluated by default ...
+KERNEL_RIDGE_VIEWS = (
+    KernelRidge(CENTRED, 2),
+    KernelRidge(RELEVANT, 2),
+    KernelRidge(WHITENED, 2),
+    KernelRidge(STANDARDISED, 1),
+    KernelRidge(RELEVANT, 1),
+    KernelRidge(ROBUST, 1, squash=True),
+    KernelRidge(CENTRED, 2, shifted=True),
+)
+#: ... and the bandwidths and ridges from which the folds choose.
+BANDWIDTHS, KERNEL_RIDGES = (0.5, 1.0, 2.0, 4.0, 8.0), (1e-3, 1e-2, 1e-1, 1.0)
+#: Bandwidth and ridge if no row can be held out.
+DEFAULT_BANDWIDTH, DEFAULT_KERNEL_RIDGE = 2.0, 0.1
+
+
+@dataclass(frozen=True)
+class KernelRidgeFamily(ViewFamily):
+    """Kernel ridge views, each with the bandwidth and ridge of the lowest held-out log-loss."""
+
+    views: tuple[KernelRidge, ...] = KERNEL_RIDGE_VIEWS
+    bandwidths: tuple[float, ...] = BANDWIDTHS
+    ridges: tuple[float, ...] = KERNEL_RIDGES
+    stage: ClassVar[str] = "kernel ridge views"
+    relative_time: ClassVar[float] = 3.0
+
+    @classmethod
+    def for_effort(cls, effort: str) -> KernelRidgeFamily:
+        """Choose fewer views, bandwidths and ridges for "fast"."""
+        if effort == "fast":
+            views = tuple(view for view in KERNEL_RIDGE_VIEWS if view.source != RELEVANT)
+            return cls(views, (1.0, 4.0), (1e-2, 1e-1))
+        return cls()
+
+    def with_spans(self, spans: Sequence[tuple[int, int]]) -> KernelRidgeFamily:
+        """Add a Gaussian view of each span of features."""
+        span_views = [KernelRidge(Linear("standardised", span), 2) for span in spans]
+        return replace(self, views=(*self.views, *span_views))
+
+    def without_validation(self) -> KernelRidgeFamily:
+        """Use the same views with the default bandwidth and ridge."""
+        return KernelRidgeFamily(self.views, (DEFAULT_BANDWIDTH,), (DEFAULT_KERNEL_RIDGE,))
+
+    def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
+        """Evaluate each view at its best setting, if it may have two units per class, until time is over."""
+        rows = evaluator.rows
+        for view in self.views:
+            if evaluator.out_of_time():
+                return
+            n = min(len(fold.train) for fold in evaluator.folds) * (len(rows.shifts) if view.shifted else 1)
+            min_units = min(n, 2 * int(evaluator.seen.sum()))
+            too_few_rows = evaluator.degrees_of_freedom < view.source.min_degrees_of_freedom
+            if too_few_rows or view.count_units(n, rows.features.shape[1]) < min_units:
+                continue
+            if view.shifted and rows.shifts == (0,):
+                continue
+            settings = [
+                replace(view, bandwidth=bandwidth, ridge=ridge)
+                for bandwidth in self.bandwidths
+                for ridge in self.ridges
+            ]
+            candidate = _choose_setting(evaluator, settings)
+            if candidate is not None and not evaluator.out_of_time():
+                yield candidate
+
+
+def _choose_setting(evaluator: CandidateEvaluator, settings: Sequence[KernelRidge]) -> Candidate | None:
+    """Choose the best of several settings of one view; None if time is over, or if the view is pruned."""
+    cosines = torch.zeros(len(settings), 0, evaluator.rows.num_classes, dtype=torch.float32)
+    for index, (source, fold) in enumerate(zip(evaluator.sources(settings[0]), evaluator.folds, strict=True)):
+        if evaluator.out_of_time():
+            return None
+        queries = evaluator.rows.features[fold.held_out]
+        training_rows = evaluator.training_rows(fold)
+        regression = _KernelRegression(settings[0], require_linear_map(source), training_rows, queries)
+        decisive = len(fold.held_out) >= PRUNING.decisive_rows
+        if index == 0 and decisive and len(settings) > 1:
+            settings = _choose_bandwidth(evaluator, regression.reduce_units(KERNEL_RIDGE.search_units), settings)
+            if evaluator.out_of_time() or not settings:
+                return None
+            cosines = cosines[: len(settings)]
+        fold_cosines: list[Tensor] = []
+        for bandwidth in _list_bandwidths(settings):
+            if evaluator.out_of_time():
+                return None
+            fold_cosines.append(regression.cosines([view for view in settings if view.bandwidth == bandwidth]))
+        cosines = torch.cat([cosines, torch.cat(fold_cosines)], dim=1)
+        halve = len(fold.held_out) >= KERNEL_RIDGE.halving_rows
+        if not halve and cosines.shape[1] < PRUNING.min_rows:
+            continue  # too few rows to discard a setting or the view
+        ranking = _rank(evaluator, cosines)
+        if evaluator.should_prune(cosines[ranking[0]]):
+            return None
+        if halve:  # successive halving: the worse half is not evaluated on the next fold
+            better = sorted(ranking[: 1 if decisive else math.ceil(len(ranking) / 2)])
+            cosines, settings = cosines[better], [settings[i] for i in better]
+    best = _rank(evaluator, cosines)[0]
+    units, dim = regression.landmarks.shape
+    distance_flops = dim * (KERNEL_RIDGE.difference_flops if settings[0].norm == 1 else 1)
+    flops = units * (distance_flops + KERNEL_RIDGE.exponential_flops)
+    return evaluator.score(settings[best], cosines[best], flops)
+
+
+def _choose_bandwidth(
+    evaluator: CandidateEvaluator, regression: _KernelRegression, settings: Sequence[KernelRidge]
+) -> list[KernelRidge]:
+    """Choose the best bandwidth, and return the better half of its settings; none if the view is clearly worse.
+
+    Bandwidths are evaluated from the middle one on, in both directions for as long as the log-loss falls.
+    """
+    bandwidths = _list_bandwidths(settings)
+
+    @functools.cache
+    def evaluate(index: int) -> tuple[float, list[KernelRidge], Tensor]:
+        """Compute the lowest log-loss at a bandwidth, the better half of its settings, and the best cosines."""
+        candidates = [view for view in settings if view.bandwidth == bandwidths[index]]
+        cosines = regression.cosines(candidates)
+        ranking = _rank(evaluator, cosines)
+        better = [candidates[i] for i in sorted(ranking[: math.ceil(len(ranking) / 2)])]
+        return float(evaluator.compute_losses(cosines[ranking[0]]).mean()), better, cosines[ranking[0]]
+
+    best = len(bandwidths) // 2
+    if evaluator.should_prune(evaluate(best)[2], optimism=KERNEL_RIDGE.optimism[0]):
+        return []
+    for step in (-1, 1):
+        while (
+            0 <= best + step < len(bandwidths)
+            and not evaluator.out_of_time()
+            and evaluate(best + step)[0] < evaluate(best)[0]
+        ):
+            best += step
+    _, better, cosines = evaluate(best)
+    return [] if evaluator.should_prune(cosines, optimism=KERNEL_RIDGE.optimism[1]) else better
+
+
+def _list_bandwidths(settings: Sequence[KernelRidge]) -> list[float]:
+    """List the distinct bandwidths of settings, in their order."""
+    return list(dict.fromkeys(view.bandwidth for view in settings))
+
+
+def _rank(evaluator: CandidateEvaluator, cosines: Tensor) -> list[int]:
+    """Sort the indices of cosines (settings, n, num_classes) of the first held-out rows by increasing log-loss."""
+    if len(cosines) == 1:
+        return [0]
+    losses = [float(evaluator.compute_losses(setting).mean()) for setting in cosines]
+    return sorted(range(len(losses)), key=lambda index: losses[index])
+
+
+@dataclass(frozen=True)
+class KernelRidgeConfig(Config):
+    """Numbers of units and classes, and the distance as in `KernelRidge`."""
+
+    units: int = size()
+    classes: int = size()
+    norm: int = size(1, 2)
+    squash: bool = False
+
+
+class KernelRidgeView(View):
+    """Class scores ``sum_j readout_j exp(-distance(z, landmark_j) / bandwidth)`` of a linear map z of the features.
+
+    Buffers: ``units`` (units, input_dim), the features of the samples that are units, which many views share;
+    ``readout`` (units, classes); ``bandwidth`` 0-d, > 0, in units of the distance. ``landmarks`` (units, dim) are the
+    (squashed) maps of the units.
+    """
+
+    kind = "kernel_ridge"
+    config_type, source_type = KernelRidgeConfig, LinearMap
+    config: KernelRidgeConfig
+    source: LinearMap
+    units: Tensor
+    landmarks: Tensor
+    readout: Tensor
+    bandwidth: Tensor
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each buffer by name."""
+        units = self.config.units
+        return {"units": (units, self.input_dim), "readout": (units, self.config.classes), "bandwidth": ()}
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of classes."""
+        return (self.config.classes,)
+
+    @torch.no_grad()
+    def derive(self) -> None:
+        """Compute the landmarks and the precision of the arithmetic."""
+        z = self.source(self.units)
+        self.register_buffer("landmarks", torch.tanh(z) if self.config.squash else z, persistent=False)
+        # Large weights cancel: in float32, a score near zero would depend on how the batch is rounded.
+        self.use_float64 = bool(self.readout.abs().sum(dim=0).max() > KERNEL_RIDGE.max_float32_sum)
+        self.terms = self._choose_quantization()
+
+    def check(self, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
+        """Also check that the bandwidth is positive."""
+        super().check(tensors, prefix)
+        expect(bool(tensors["bandwidth"] > 0), "a bandwidth that is not positive")
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Map (n, dim) to class scores (n, num_classes)."""
+        dtype = torch.float64 if self.use_float64 else torch.promote_types(z.dtype, torch.float32)
+        input_dtype, z = z.dtype, torch.tanh(z) if self.config.squash else z
+        if self.terms is None or z.dtype == torch.float64 or z.requires_grad:
+            distance = distances(z.to(dtype), self.landmarks.to(dtype), self.config.norm)
+        else:
+            distance = quantized_l1_distances(z.to(torch.float32), self.landmarks, self.terms).to(dtype)
+        bandwidth = self.bandwidth.to(dtype)
+        in_place = not distance.requires_grad
+        kernel = distance.div_(-bandwidth).exp_() if in_place else torch.exp(distance / -bandwidth)
+        # Scores are small compared with their terms: float32 rounding would depend on the batch. This layout is fast.
+        return F.linear(kernel.double(), self.readout.double().T.contiguous()).to(input_dtype)
+
+    def _choose_quantization(self) -> int | None:
+        """Choose how many terms `quantized_l1_distances` adds in 16 bits; None if distances are not quantized."""
+        if self.config.norm != 1 or self.landmarks.numel() <= KERNEL_RIDGE.exact_coordinates:
+            return None
+        noise = math.sqrt(self.landmarks.shape[1] / 6) / float(self.bandwidth)  # of a kernel value, in steps
+        noise *= float(torch.linalg.vector_norm(self.readout, dim=0).max())
+        steps = {terms: float(quantization(self.landmarks, terms)[2]) for terms in KERNEL_RIDGE.terms}
+        return next((terms for terms, step in steps.items() if noise * step <= KERNEL_RIDGE.max_rounding), None)
+
+    def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
+        """Add the scores, computed in float64, since large weights cancel."""
+        rows = graph.add("Tanh", rows) if self.config.squash else rows
+        z, terms = graph.cast(rows, "DOUBLE"), self.terms
+        landmarks, readout = (graph.array(value.double()) for value in (self.landmarks, self.readout))
+        if terms is not None:
+            low, high, step = map(graph.array, quantization(self.landmarks, terms))
+            inside = graph.add("Min", graph.add("Max", rows, low), high)
+            integers = graph.cast(graph.add("Round", graph.add("Div", graph.add("Sub", inside, low), step)), "DOUBLE")
+            units = np.rint((graph.array(self.landmarks) - low) / step).astype(np.float64)
+            outside = graph.cast(graph.add("ReduceL1", graph.add("Sub", rows, inside), axes=[1]), "DOUBLE")
+            distance = graph.add("Mul", graph.l1_distances(integers, units), step.astype(np.float64))
+            distance = graph.add("Add", distance, outside)
+        elif self.config.norm == 1:
+            distance = graph.l1_distances(z, landmarks)
+        else:
+            squares = graph.add("ReduceSumSquare", z, axes=[1])
+            products = graph.add("MatMul", z, -2 * landmarks.T)
+            distance = graph.add("Add", graph.add("Add", products, np.square(landmarks).sum(axis=1)), squares)
+            distance = graph.add("Max", distance, np.float64(0))
+        kernel = graph.add("Exp", graph.add("Div", distance, -graph.array(self.bandwidth.double())))
+        return [graph.cast(graph.add("MatMul", kernel, readout), "FLOAT")]
+
+    def matmul_shapes(self) -> list[tuple[int, int]]:
+        """List the shapes of the distances, as if they were a product, and of the read-out."""
+        units, classes = self.config.units, self.config.classes
+        return [(self.source.config.dim, units), (units, classes)]
+
+
+class _KernelRegression:
+    """Kernel ridge regression of class indicators, for any bandwidth and ridge.
+
+    Args:
+        view: The input and the kernel; bandwidth and ridge are not used.
+        source: The map that is read, fitted to the same rows.
+        rows: The training rows.
+        queries: (m, input_dim) features that `cosines` classifies, if any.
+    """
+
+    def __init__(self, view: KernelRidge, source: LinearMap, rows: TrainingRows, queries: Tensor | None = None) -> None:
+        x, labels, self.num_classes, *_ = rows
+        self.labels, self.map, self.row_weights = labels, source, rows.class_balanced_weights
+        weights = torch.ones_like(labels, dtype=torch.float64) if self.row_weights is None else self.row_weights
+        if view.shifted:
+            copies = len(rows.shifts)
+            x, labels, weights = shift_rows(x, rows.shifts), labels.repeat(copies), weights.repeat(copies)
+        self.weights = weights[:, None]  # (n, 1), with shifted copies
+        z = torch.cat([self._map(view, part) for part in x.split(CHUNK)])
+        count = view.count_units(*z.shape)
+        self.unit_index = torch.linspace(0, len(z) - 1, count, dtype=torch.float64).round().long().to(z.device)
+        self.units = x if len(self.unit_index) == len(x) else x[self.unit_index]
+        self.landmarks = z[self.unit_index]
+        dtype = torch.float64 if view.norm == 2 else z.dtype  # squares cancel
+        units = self.landmarks.to(dtype)
+        self.distances = torch.cat([distances(part.to(dtype), units, view.norm).double() for part in z.split(CHUNK)])
+        sample = self.distances[: KERNEL_RIDGE.median_rows]
+        sample = sample[sample > KERNEL_RIDGE.rounding_distance ** (view.norm / 2) * sample.mean()]
+        self.median = float(sample.median()) if len(sample) else 1.0
+        indicators = F.one_hot(labels, self.num_classes).to(torch.float64)
+        self.targets = indicators - (self.weights * indicators).mean(dim=0)  # (n, num_classes)
+        if queries is not None:
+            self.query_distances = distances(self._map(view, queries).to(dtype), units, view.norm).double()
+
+    def _map(self, view: KernelRidge, x: Tensor) -> Tensor:
+        """Apply the linear map to features, and squash them if the view does: (n, dim)."""
+        z: Tensor = self.map(x)
+        return torch.tanh(z) if view.squash else z
+
+    def reduce_units(self, max_units: int) -> _KernelRegression:
+        """Copy the regression with at most ``max_units`` units, spread evenly over the present ones."""
+        reduced = copy.copy(self)
+        n = len(self.unit_index)
+        kept = torch.linspace(0, n - 1, min(max_units, n), dtype=torch.float64).round().long()
+        kept = kept.to(self.unit_index.device)
+        reduced.unit_index, reduced.landmarks = self.unit_index[kept], self.landmarks[kept]
+        reduced.units = self.units[kept]
+        reduced.distances, reduced.query_distances = self.distances[:, kept], self.query_distances[:, kept]
+        return reduced
+
+    def solve(self, bandwidth: float, ridges: Sequence[float]) -> tuple[Tensor, list[Tensor]]:
+        """Compute the kernel (n, units) float64, and the read-out (units, num_classes) for each ridge.
+
+        The squared error of each row is weighted. If every row is a unit, this is equivalent to a ridge per row.
+        """
+        kernel = torch.exp(-self.distances / (bandwidth * self.median))
+        gram, right, penalty = kernel, self.targets, torch.diag(1 / self.weights[self.unit_index, 0])
+        if len(self.landmarks) < len(kernel):  # subset of regressors: normal equations, with jitter
+            eye = torch.eye(len(penalty), dtype=torch.float64, device=kernel.device)
+            penalty = kernel[self.unit_index] + KERNEL_RIDGE.jitter * eye
+            gram, right = kernel.T @ (self.weights * kernel), kernel.T @ (self.weights * self.targets)
+        readouts = []
+        for ridge in ridges:
+            factor, failed = torch.linalg.cholesky_ex(gram + ridge * penalty)
+            usable = not bool(failed) and bool(torch.isfinite(factor).all())
+            readouts.append(torch.cholesky_solve(right, factor) if usable else torch.zeros_like(right))
+        return kernel, readouts
+
+    def cosines(self, settings: Sequence[KernelRidge]) -> Tensor:
+        """Classify the queries at each setting; the kernel of each bandwidth is computed once.
+
+        Returns:
+            (len(settings), m, num_classes) float32, on the CPU: the cosines to the class prototypes.
+        """
+        shape = (len(settings), len(self.query_distances), self.num_classes)
+        cosines = self.query_distances.new_empty(shape, dtype=torch.float32)
+        n = len(self.labels)  # the rows themselves come first, before their shifted copies
+        for bandwidth in dict.fromkeys(view.bandwidth for view in settings):
+            indices = [index for index, view in enumerate(settings) if view.bandwidth == bandwidth]
+            kernel, readouts = self.solve(bandwidth, [settings[index].ridge for index in indices])
+            query_kernel = torch.exp(-self.query_distances / (bandwidth * self.median))
+            for index, readout in zip(indices, readouts, strict=True):
+                unit = F.normalize(kernel[:n] @ readout, dim=1)
+                means, _ = class_means(unit, self.labels, self.num_classes, self.row_weights)
+                cosines[index] = F.normalize(query_kernel @ readout, dim=1) @ F.normalize(means, dim=1).T
+        return cosines.cpu()

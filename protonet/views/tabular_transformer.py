@@ -1,0 +1,228 @@
+"""Tabular transformer views: the labelled rows of a table are the context of a pretrained transformer.
+
+The pretrained weights are constants, and nothing is trained on the rows: they are stored in a buffer.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protonet.views.cells import Cells, order_groups, rank_rows
+from protonet.views.config import Config, expect, expect_finite, size
+from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
+from protonet.views.transformer import (
+    CLASS_CODES,
+    DIM,
+    WEIGHT_COUNT,
+    Memory,
+    add_to_graph,
+    embed_rows,
+    encode_labelled_rows,
+    list_matmul_shapes,
+    unpack_weights,
+)
+from protonet.views.view import Graph, Source, TrainingRows, View, ViewSpec
+
+#: The pretrained weights. They are not packed for the contest, whose features are no table's.
+WEIGHTS_FILE = Path(__file__).with_suffix(".npy")
+
+
+@dataclass(frozen=True)
+class TabularTransformerRules:
+    """Bounds on work."""
+
+    max_columns: int = 64  #: More columns are pixels or embeddings, for which other views are better.
+    max_labelled: int = 1000  #: With more labelled rows, other views are as good, and this one is slow.
+    max_rows: int = 256  #: Maximal number of context rows, evenly spaced over the rows of all classes ...
+    max_cells: int = 2**13  #: ... and maximal number of cells of all context rows.
+    max_classes: int = 60  #: With more classes, the codes of classes are too few.
+    chunk: int = 2**14  #: Number of cells that are embedded at once.
+
+
+TABULAR_TRANSFORMER = TabularTransformerRules()
+#: Class codes are rotated between passes, by factors that are coprime to the number of codes.
+CODE_ROTATIONS = (1, 3, 7, 9)
+
+
+@dataclass(frozen=True)
+class TabularTransformer:
+    """The spec of a tabular transformer view.
+
+    Args:
+        passes: The number of passes, each with other codes for the classes.
+    """
+
+    passes: int = 1
+    source: ClassVar[ViewSpec | None] = None
+    shifted: ClassVar[bool] = False
+    trained: ClassVar[bool] = False
+    traits: ClassVar[frozenset[str]] = frozenset({"transformer"})
+    name: ClassVar[str] = "tabular transformer"
+
+    def fit(self, rows: TrainingRows, source: Source | None = None) -> TabularTransformerView:
+        """Store the context rows: those with the largest weights, or evenly spaced ones if weights are equal."""
+        pretrained = load_pretrained_weights()
+        if pretrained is None:
+            raise ValueError("a tabular transformer without pretrained weights")
+        device = rows.features.device
+        blocks = torch.arange(rows.features.shape[1], device=device) if rows.blocks is None else rows.blocks
+        n = len(rows.labels)
+        count = min(n, _count_context_rows(blocks))
+        if rows.weights is None:
+            spread = torch.linspace(0, n - 1, count, dtype=torch.float64).round().long().to(device)
+            chosen = rows.labels.argsort(stable=True)[spread]
+        else:
+            chosen = rows.weights.argsort(stable=True)[n - count :]
+        chosen = chosen.sort().values
+        x, labels = rows.features[chosen], rows.labels[chosen]
+        classes = order_groups(rank_rows(x), labels, rows.num_classes)[labels]
+        tensors = {"rows": x, "classes": classes, "blocks": blocks, "pretrained": pretrained.to(device)}
+        return TabularTransformerView(TabularTransformerConfig(x.shape[1], len(x), self.passes), None, tensors)
+
+
+def _count_context_rows(blocks: Tensor) -> int:
+    """Compute the maximal number of context rows for the columns of features (dim,)."""
+    max_rows, max_cells = TABULAR_TRANSFORMER.max_rows, TABULAR_TRANSFORMER.max_cells
+    return min(max_rows, max(1, max_cells // int(blocks[-1] + 2)))
+
+
+@functools.cache
+def load_pretrained_weights() -> Tensor | None:
+    """Load the weights, (WEIGHT_COUNT / DIM, DIM) int16, the bits of float16; None if there is no file."""
+    if not WEIGHTS_FILE.exists():
+        return None
+    return torch.from_numpy(np.load(WEIGHTS_FILE).view(np.int16)).view(-1, DIM)
+
+
+@dataclass(frozen=True)
+class TabularTransformerFamily(ViewFamily):
+    """One view of all rows, if they are the rows of a table."""
+
+    passes: int = 2
+    stage: ClassVar[str] = "tabular transformer"
+
+    @classmethod
+    def for_effort(cls, effort: str) -> TabularTransformerFamily:
+        """Choose no pass for "fast", whose predictions should be fast, and more passes for "best"."""
+        return cls({"fast": 0, "best": 4}.get(effort, 2))
+
+    def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
+        """Evaluate the view, if there are columns without an order, few classes, and no rows of class names."""
+        rows = evaluator.rows
+        n_columns = rows.features.shape[1] if rows.blocks is None else int(rows.blocks[-1]) + 1
+        n_classes = int(evaluator.seen.sum())
+        is_table = n_columns <= TABULAR_TRANSFORMER.max_columns and rows.shifts == (0,) and rows.is_class_name is None
+        # A context row of weight 2 does not count twice.
+        equal_weights = rows.weights is None or bool((rows.weights == rows.weights[0]).all())
+        small = n_classes <= TABULAR_TRANSFORMER.max_classes and len(rows.labels) <= TABULAR_TRANSFORMER.max_labelled
+        if not self.passes or not (is_table and equal_weights and small) or load_pretrained_weights() is None:
+            return
+        passes = self.passes if n_classes <= CLASS_CODES else len(CODE_ROTATIONS)
+        candidate = evaluator.evaluate(TabularTransformer(passes))
+        if candidate is not None:
+            yield candidate
+
+
+@dataclass(frozen=True)
+class TabularTransformerConfig(Config):
+    """Numbers of features, of context rows and of passes."""
+
+    input_dim: int = size()
+    rows: int = size(high=TABULAR_TRANSFORMER.max_rows)
+    passes: int = size(high=len(CODE_ROTATIONS))
+
+
+class TabularTransformerView(View):
+    """Embeddings of rows by a transformer whose context are labelled rows, one part for each pass.
+
+    Buffers: ``rows`` (rows, input_dim), the context rows; ``classes`` (rows,) int64 >= 0, numbers of their classes;
+    ``blocks`` (input_dim,) int64, ascending, the column of each feature; ``pretrained`` from `load_pretrained_weights`,
+    stored as int16, so that ``.half()`` and the like do not convert the bits.
+    """
+
+    kind = "tabular_transformer"
+    config_type = TabularTransformerConfig
+    dtypes: ClassVar = {"classes": torch.int64, "blocks": torch.int64, "pretrained": torch.int16}
+    config: TabularTransformerConfig
+    rows: Tensor
+    classes: Tensor
+    blocks: Tensor
+    pretrained: Tensor
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each buffer by name."""
+        rows, dim = self.config.rows, self.config.input_dim
+        return {"rows": (rows, dim), "classes": (rows,), "blocks": (dim,), "pretrained": (WEIGHT_COUNT // DIM, DIM)}
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The width of each pass."""
+        return (DIM,) * self.config.passes
+
+    def derive(self) -> None:
+        """Discard the cached encoding of the context rows."""
+        self._cache: tuple[tuple[torch.dtype, torch.device], tuple[dict[str, Tensor], Cells, Memory]] | None = None
+
+    def check(self, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
+        """Also check the numbers of classes and columns, and the pretrained weights."""
+        super().check(tensors, prefix)
+        classes, blocks = tensors["classes"], tensors["blocks"]
+        expect(bool(((classes >= 0) & (classes < 2**31)).all()), "a tabular transformer with invalid classes")
+        step = blocks.diff(prepend=blocks.new_tensor([0]))
+        expect(bool(((step == 0) | (step == 1)).all()), "columns that are not ascending")
+        expect(int(blocks[0]) == 0 and int(blocks[-1]) < TABULAR_TRANSFORMER.max_columns, "too many columns")
+        expect(self.config.rows <= _count_context_rows(blocks), "a tabular transformer with too many rows")
+        expect_finite(f"{prefix}pretrained", tensors["pretrained"].view(torch.float16))
+
+    @torch.no_grad()
+    def _encode_context(self) -> tuple[dict[str, Tensor], Cells, Memory]:
+        """Encode the context rows; the result is cached until the precision or the device changes."""
+        rows = self.rows
+        if self._cache is None or self._cache[0] != (rows.dtype, rows.device):
+            weights = unpack_weights(self.pretrained.view(torch.float16))
+            weights = {name: value.to(rows, copy=True) for name, value in weights.items()}
+            cells = Cells(rows, self.blocks)
+            codes = torch.stack([self._class_codes(index) for index in range(self.config.passes)])
+            memory = encode_labelled_rows(weights, cells.encode(rows).expand(len(codes), -1, -1, -1), codes)
+            attended = tuple((keys.contiguous(), values.contiguous()) for keys, values in memory.attended)
+            memory = memory._replace(attended=attended)  # no views of larger tensors, as torch.export.save requires
+            self._cache = (rows.dtype, rows.device), (weights, cells, memory)
+        return self._cache[1]
+
+    def _class_codes(self, index: int) -> Tensor:
+        """Compute the codes (rows,) of the context rows' classes in a pass."""
+        return (CODE_ROTATIONS[index] * (self.classes + index * (self.classes // CLASS_CODES)) + index) % CLASS_CODES
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without the cache."""
+        return self.__dict__ | {"_cache": None}
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Map features (n, input_dim) to (n, passes * DIM)."""
+        with torch.no_grad():
+            weights, cells, memory = self._encode_context()
+            passes = self.config.passes
+            chunk_rows = max(1, TABULAR_TRANSFORMER.chunk // (cells.columns + 1) // passes)
+            parts = []
+            for x in (z,) if torch.compiler.is_compiling() else z.split(chunk_rows):
+                encoded = cells.encode(x).expand(passes, -1, -1, -1)
+                parts.append(embed_rows(weights, encoded, memory).transpose(0, 1).flatten(1))
+            return torch.cat(parts)
+
+    def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
+        """Add the transformer for each pass, with its context as constants."""
+        weights, cells, memory = self._encode_context()
+        encoded = cells.add_to_graph(graph, rows)
+        return [add_to_graph(graph, weights, encoded, memory, index) for index in range(self.config.passes)]
+
+    def matmul_shapes(self) -> list[tuple[int, int]]:
+        """List the shapes of the transformer's matrices for each pass."""
+        return list_matmul_shapes(int(self.blocks[-1]) + 1, self.config.rows) * self.config.passes
