@@ -9,10 +9,10 @@ nothing where that number is known. There is a factor for each direction of the 
 from __future__ import annotations
 
 import math
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
-from functools import partial
+from dataclasses import asdict, dataclass, field, fields
 from itertools import chain, pairwise
 from typing import Any, NoReturn
 
@@ -86,6 +86,8 @@ class Law:
     negligible: float = 1e-3  #: Share of the largest direction's slope below which a slope is rounding.
     annealed: float = 0.45  #: Of a known number of steps, in the last share that is so large, steps shrink linearly ...
     left: float = 1e-3  #: ... until this share of the steps is left: they never vanish.
+    cap_steps: int = 100  #: Steps at the longest allowed step after which the search ends, as in adversarial training.
+    tolerance: float = 0.1  #: Reduction of the learning rate by a scheduler at which slopes cease to count.
     stretch: int = 1000  #: Steps for which gain and fall are meant: a known number beyond it stretches them.
 
 
@@ -106,6 +108,9 @@ class Run:
     slope_size: float = 0.0  #: The slopes' mean size.
     trend: float = 0.0
     turns: int = 0  #: Of the trend.
+    steps_at_cap: int = 0  #: Steps of the search at the longest allowed step.
+    factor: float = 0.0  #: Largest ratio of a group's learning rate to its unit, at the last step ...
+    peak_factor: float = 0.0  #: ... and at any step.
 
     def anneal(self, steps: int) -> float:
         """Return the share of the rate that is left after some steps: 1 until 55 % of all, then a linear fall."""
@@ -118,11 +123,20 @@ class Run:
         if self.total_steps is not None and (type(self.total_steps) is not int or self.total_steps < 1):
             _refuse("total_steps", "be an int >= 1", repr(self.total_steps), "Use None where it is not known.")
 
-    def follow(self, slope: float, lr: float) -> None:
-        """Change the rate by the slope along the last step, in units of that step and of the largest learning rate."""
-        downhill = -slope / (self.rate * self.anneal(self.steps - 1))  # a slope is that of a step as long as the rate
+    def follow(self, slope: float, lr: float, factor: float = 1.0) -> None:
+        """Change the rate by the slope along the last step.
+
+        Args:
+            slope: Inner product of the new gradient and the last step.
+            lr: Largest unit of the groups: their learning rate in the constructor.
+            factor: Largest ratio of a group's learning rate to its unit, which a scheduler sets.
+        """
+        length, rising = self.rate * self.anneal(self.steps - 1) * self.factor, factor > self.peak_factor > 0
+        self._set_factor(factor, lr)
+        downhill = -slope / length if length else 0.0
         if downhill == 0 or not math.isfinite(downhill):
             return
+        unit, share = lr * (self.peak_factor or 1.0), factor / (self.peak_factor or 1.0)
         self.slopes += 1
         self.slope_size += (1 - LAW.memory) * (abs(downhill) - self.slope_size)
         usual = LAW.unit * self.slope_size / (1 - LAW.memory**self.slopes)
@@ -132,14 +146,25 @@ class Run:
             self.turns += (before > 0) != (self.trend > 0)
             stretch = max(1.0, (self.total_steps or 0) / LAW.stretch)
             gain = min(LAW.gain / stretch, LAW.late_gain / self.slopes) + LAW.turn_gain / (1 + self.turns)
-            fall = min(LAW.fall / stretch, LAW.late_fall / self.slopes)
-            least = min(self.found, math.sqrt(stretch) / self.slopes / lr)  # no slope takes the rate below it
+            trust = max(0.0, 1 - (1 - share) / LAW.tolerance)  # shorter steps' slopes would undo a scheduler's factor
+            gain *= trust
+            fall = min(LAW.fall / stretch, (trust * LAW.late_fall + 1 - trust) / self.slopes)
+            least = min(self.found, math.sqrt(stretch) / self.slopes / unit)  # no slope takes the rate below it
             self.rate = max(least, self.rate * math.exp(gain * own - fall))
-        elif self.trend < (0 if self.rate * lr >= LAW.usual else -LAW.uphill):
+        elif self.trend < (0 if self.rate * unit >= LAW.usual and not rising else -LAW.uphill):
             self.rate *= LAW.back
             self.found = self.rate
-        else:
-            self.rate *= math.exp(LAW.growth * (self.trend if self.rate * lr >= LAW.usual else 1))
+        elif share >= 0.5 and not rising:
+            self.rate *= math.exp(LAW.growth * (self.trend if self.rate * unit >= LAW.usual else 1))
+
+    def _set_factor(self, factor: float, lr: float) -> None:
+        """Set a scheduler's factor; if it is the largest so far, the rate gives back what it grew at smaller ones."""
+        if factor > self.peak_factor:
+            if self.peak_factor:
+                kept = max(self.peak_factor / factor, min(1.0, LAW.usual / lr / self.rate))
+                self.rate, self.found = self.rate * kept, self.found * kept
+            self.peak_factor = factor
+        self.factor = factor
 
 
 @dataclass
@@ -214,34 +239,47 @@ class Bundle:
     usual: Tensor  #: (shares,), the gradients' usual root mean square; infinite at first.
     blocks: list[Block]
     step: int = 0  #: How many were taken.
+    count: Tensor = field(default_factory=lambda: torch.tensor(0))  #: The same, as the parameters' state has it.
 
     @classmethod
     def start(cls, numbers: list[int], gradient: Tensor, *, table: bool) -> Bundle:
         """Return what is kept of shares before their first step, along gradients as `_pile` has them."""
         rows, columns = gradient.shape[1:]
         blocks = []
-        for axis, start, n in _choose_blocks(rows, columns) if min(rows, columns) > 1 and not table else []:
+        for axis, start, n in [] if table else _choose_blocks(rows, columns):
             basis = torch.eye(n, dtype=gradient.dtype, device=gradient.device).repeat(len(gradient), 1, 1)
             blocks.append(Block(axis, start, torch.zeros_like(basis), basis, *basis.new_zeros(2, len(basis), n)))
         mean, slow, square, last = (torch.zeros_like(gradient) for _ in range(4))
         return cls(numbers, table, mean, slow, square, last, gradient.new_full((len(gradient),), math.inf), blocks)
 
     @classmethod
-    def make(cls, state: dict[str, Any], change: Callable[[Tensor], Tensor]) -> Bundle:
-        """Return the bundle of a state, which `asdict` returned, with what is made of its tensors."""
-        blocks = [Block(**_change(block, change)) for block in state["blocks"]]
-        return cls(**{**_change(state, change), "blocks": blocks})
+    def from_states(cls, numbers: list[int], states: Sequence[dict[str, Tensor]]) -> Bundle:
+        """Stack the states of parameters that `get_state` returned; they have one shape and one step."""
+        stacked = {name: torch.stack([state[name] for state in states]) for name in states[0] if name not in _SCALARS}
+        table, blocks = bool(states[0]["embedding"]), []
+        for index, (axis, start, _) in enumerate([] if table else _choose_blocks(*stacked["mean"].shape[1:])):
+            blocks.append(Block(axis, start, *(stacked.pop(f"block{index}.{name}") for name in _BLOCK_TENSORS)))
+        step = int(states[0]["step"])
+        return cls(numbers, table, **stacked, blocks=blocks, step=step, count=torch.tensor(step))
+
+    def get_state(self, row: int) -> dict[str, Tensor]:
+        """Return the state of one parameter: views of the stacked tensors."""
+        state = {"step": self.count, "embedding": torch.tensor(self.table)}
+        state |= {name: getattr(self, name)[row] for name in _TENSORS}
+        for index, block in enumerate(self.blocks):
+            state |= {f"block{index}.{name}": getattr(block, name)[row] for name in _BLOCK_TENSORS}
+        return state
 
     def pick(self, rows: list[int]) -> Bundle:
         """Return the bundle of some of the shares, in copies."""
-        numbers, blocks = [self.numbers[row] for row in rows], [vars(block) for block in self.blocks]
-        return Bundle.make({**vars(self), "numbers": numbers, "blocks": blocks}, lambda own: own[rows])
+        return Bundle.from_states([self.numbers[row] for row in rows], [self.get_state(row) for row in rows])
 
     def read(self, gradient: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:
         """Let the bases follow gradients; return these in the bases, and their slopes along the last step."""
         most = SHAPE.spike * math.sqrt(gradient[0].numel()) * self.usual
         gradient = gradient.to(self.mean.dtype).mul_((most / norms).clamp_(max=1)[:, None, None])
         self.step += 1
+        self.count.fill_(self.step)
         if self.step == 1 or self.step % SIDES.often == 0:
             for block in self.blocks:
                 block.gather(gradient)
@@ -264,7 +302,7 @@ class Bundle:
         square = self.square.mul_(second).addcmul_(turned, turned, value=1 - second)
         correction, scale = 1 - second**self.step, (1 - share) / (1 - first ** (self.step + 1))
         size = square.mean((1, 2))  # turning does not change it
-        self.usual = size.div(correction).add_(SHAPE.least).sqrt_()
+        self.usual.copy_(size.div(correction).add_(SHAPE.least).sqrt_())
         floor = size.mul_(SHAPE.floor**2 + float(group["eps"]) ** 2).add_(SHAPE.least)
         last = torch.lerp(turned, mean, first, out=self.last).add_(slow, alpha=share / scale)
         factor, most = (TABLES.rate, TABLES.most) if self.table else (1.0, SHAPE.longest)
@@ -281,6 +319,11 @@ class Bundle:
             # In full at usual steps, and gone at short ones, which AdamW's decay would pull off the minimum.
             torch._foreach_mul_(parameters, [1 - size * min(1.0, size / LAW.usual) ** 2 * decay for size in sizes])
         torch._foreach_add_(parameters, [*step.view(-1, *parameters[0].shape)])
+
+
+_TENSORS = ("mean", "slow", "square", "last", "usual")  #: Of a batch, with a first axis of parameters.
+_BLOCK_TENSORS = ("statistics", "basis", "factors", "slopes")
+_SCALARS = ("step", "embedding")
 
 
 class Steps:
@@ -315,7 +358,7 @@ class Steps:
             self.take(gradients)
         else:
             self._move(going, piles, norms)
-            for run in {number % runs for number in gradients}:
+            for run in {number % runs for number in gradients if number in known}:  # the others are without state
                 self.runs[run].steps += 1
 
     def _start(self, waking: list[int], gradients: dict[int, Tensor]) -> None:
@@ -336,16 +379,23 @@ class Steps:
         read = [bundle.read(pile, norm) for bundle, pile, norm in zip(going, piles, norms, strict=False)]
         found = iter(_fetch([slopes for _, slopes in read]))
         groups = [self.shares[bundle.numbers[0]][1] for bundle in going]
-        evidence = defaultdict[int, list[tuple[float, float, float]]](list)
+        evidence = defaultdict[int, list[tuple[float, float, float, float]]](list)
         for bundle, group in zip(going, groups, strict=True):
-            lr = float(group["initial_lr" if "initial_lr" in group else "lr"])  # whatever schedulers made of it
+            lr = float(group["unit_lr"] if "unit_lr" in group else group["lr"])  # whatever schedulers made of it
+            factor = float(group["lr"]) / lr if lr else 0.0
             most = (TABLES.most / TABLES.rate if bundle.table else SHAPE.longest) / (lr or 1.0)
             for number in bundle.numbers:
-                evidence[number % len(self.runs)].append((next(found), lr, most))
+                evidence[number % len(self.runs)].append((next(found), lr, factor, most))
         for number, own in evidence.items():
-            run, (slopes, lrs, limits) = self.runs[number], zip(*own, strict=True)
-            run.follow(math.fsum(slopes), max(lrs) or 1.0)
-            run.rate = min(run.rate, max(limits) / run.anneal(run.steps))  # what is at its limit is annealed, too
+            run, (slopes, lrs, factors, limits) = self.runs[number], zip(*own, strict=True)
+            run.follow(math.fsum(slopes), max(lrs) or 1.0, max(factors))
+            most = max(limits) / run.anneal(run.steps)  # what is at its limit is annealed, too
+            most /= run.peak_factor or 1.0
+            if run.rate >= most:
+                run.rate = most
+                run.steps_at_cap += not run.found
+                if run.steps_at_cap >= LAW.cap_steps and not all(bundle.table for bundle in going):
+                    run.found = run.found or most
         rates = [run.rate * run.anneal(run.steps) for run in self.runs]
         for bundle, group, (turned, _) in zip(going, groups, read, strict=True):
             parameters = [self.shares[number][0] for number in bundle.numbers]
@@ -356,18 +406,26 @@ class CustomOptimizer(torch.optim.Optimizer):
     """Minimise with steps whose direction and size come from the gradients alone.
 
     Args:
-        params: Parameters or groups of them, real and dense; groups may have settings of their own.
-        lr: >= 0; its changes and its ratios between groups scale the steps, so that schedulers work. Itself it does not
-            matter: the search for the step size starts at 0.01.
+        params: Parameters or groups of them, dense and not sharded; groups may have settings of their own, and keys
+            that this optimizer does not read. Complex ones are updated as pairs of real numbers.
+        lr: >= 0, the unit: what schedulers multiply it by, and its ratios between groups, multiply the steps. Itself it
+            does not matter: the search for the step size starts at 0.01.
         betas: Two decays in [0, 1), of the gradients' mean and of their squares.
         weight_decay: >= 0, decoupled, of matrices alone: times the step size and, below 0.01, the square of its share
             of that, so that it is gone where the steps are short.
         eps: >= 0, in units of the gradients' usual size.
         total_steps: >= 1, how many steps the run will have: in the last 45 % of them steps shrink to nothing, and what
-            comes after goes nowhere. None where that is not known: the rate then falls by itself.
+            comes after goes nowhere. None where that is not known: the rate then falls by itself. It takes precedence
+            over that of a loaded state, so that a run can be extended.
+        foreach: Without effect, as steps are batched in any case.
+        maximize: Whether to ascend.
+        fused: Not supported: False or None.
+        capturable: Not supported: False.
+        differentiable: Not supported: False.
 
     Raises:
-        ValueError: A setting that is unknown or out of range; later, a gradient that is sparse or complex.
+        ValueError: A setting that is unknown or out of range; a sharded parameter; later, a gradient
+            that is sparse.
 
     Source: Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam" (2024), arXiv:2409.11321, with Nesterov
         momentum, and second moments that turn along with their basis; Baydin et al., "Online learning rate adaptation
@@ -382,10 +440,20 @@ class CustomOptimizer(torch.optim.Optimizer):
         weight_decay: float = 0.15,
         eps: float = 1e-8,
         total_steps: int | None = None,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": eps})
+        settings = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": eps, "foreach": foreach}
+        unsupported = {"fused": fused, "capturable": capturable, "differentiable": differentiable}
+        super().__init__(params, settings | unsupported | {"maximize": maximize})
         first = max(float(group["lr"]) for group in self.param_groups) or 1.0
         self.steps = Steps(Run(LAW.usual / first, total_steps))
+        self._stepped: list[tuple[Tensor, Group]] = []  # parameters and groups of the batches
+        self._states: list[dict[str, Tensor] | None] = []  # and their states, which are views of the batches
 
     @property
     def skipped(self) -> int:
@@ -396,6 +464,44 @@ class CustomOptimizer(torch.optim.Optimizer):
         """Add parameters with settings of their own, which are checked."""
         _check(self.defaults | param_group)
         super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        if any(hasattr(p, "to_local") for p in group["params"]):
+            self.param_groups.pop()
+            _refuse("params", "be whole tensors", "a DTensor (FSDP2, tensor parallelism)", "Use AdamW or DDP.")
+        group["unit_lr"] = float(group["lr"])
+
+    def _update_batches(self) -> None:
+        """Stack the parameters' states anew if parameters, groups or states were replaced since the last step."""
+        current = [(p, group) for group in self.param_groups for p in group["params"]]
+        states = [self.state.get(p) for p, _ in current]
+        if len(current) == len(self._stepped) and all(
+            p is old_p and group is old_group and state is old_state
+            for (p, group), (old_p, old_group), state, old_state in zip(
+                current, self._stepped, states, self._states, strict=True
+            )
+        ):
+            return
+        self._stepped = current
+        self.steps.shares = [(_as_real(p), group) for p, group in current]
+        self.steps.bundles = []
+        alike = defaultdict[Any, list[int]](list)
+        for number, ((p, group), state) in enumerate(zip(current, states, strict=True)):
+            if state:
+                shape, settings = self.steps.shares[number][0].shape, (id(group), state["mean"].dtype)
+                counts = (bool(state["embedding"]), int(state["step"]))
+                alike[shape, p.dtype, p.device, settings, counts].append(number)
+        for (shape, *_), numbers in alike.items():
+            count = max(1, SHAPE.together // math.prod(shape))
+            for part in (numbers[start : start + count] for start in range(0, len(numbers), count)):
+                self.steps.bundles.append(Bundle.from_states(part, [self.state[current[n][0]] for n in part]))
+        self._publish(self.steps.bundles)
+
+    def _publish(self, bundles: Iterable[Bundle]) -> None:
+        """Let the parameters' states be views of batches."""
+        for bundle in bundles:
+            for row, number in enumerate(bundle.numbers):
+                self.state[self._stepped[number][0]] = bundle.get_state(row)
+        self._states = [self.state.get(p) for p, _ in self._stepped]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -409,37 +515,77 @@ class CustomOptimizer(torch.optim.Optimizer):
         """
         with torch.enable_grad():
             loss = None if closure is None else closure()
-        self.steps.shares = [(p, group) for group in self.param_groups for p in group["params"]]
-        gradients = {n: p.grad for n, (p, _) in enumerate(self.steps.shares) if p.grad is not None and p.numel()}
-        for gradient in gradients.values():
-            if gradient.is_sparse or gradient.is_complex():
-                got = "a sparse one" if gradient.is_sparse else "a complex one"
-                _refuse("params", "have dense and real gradients", got, "Densify it, or view it as real.")
+        self._update_batches()
+        gradients = dict[int, Tensor]()
+        for number, (p, group) in enumerate(self._stepped):
+            if p.grad is None or not p.numel():
+                continue
+            if p.grad.is_sparse:
+                _refuse("params", "have dense gradients", "a sparse one", "Densify it.")
+            gradient = _as_real(p.grad).reshape(self.steps.shares[number][0].shape)
+            gradients[number] = -gradient if group["maximize"] else gradient
+        before, run = self.steps.bundles, self.steps.runs[0]
+        skipped = run.skipped
         self.steps.take(gradients)
+        known = {id(bundle) for bundle in before}
+        if new := [bundle for bundle in self.steps.bundles if id(bundle) not in known]:
+            self._publish(new)
+        if run.skipped > skipped and run.skipped == _WARN_AFTER and not run.steps:
+            text = f"CustomOptimizer: the first {_WARN_AFTER} steps were skipped; gradients are not finite"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         return loss
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy or a pickle takes along."""
-        return {**super().__getstate__(), "steps": self.steps}
+        return {**super().__getstate__(), "run": asdict(self.steps.runs[0])}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy; torch also calls it when a state is loaded, without a run."""
+        state = dict(state)
+        if run := state.pop("run", None):
+            self.steps = Steps(Run(**run))
+        self._stepped, self._states = [], []
+        super().__setstate__(state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a copy of the state in plain types: of parameters that are alike, and the run's in the first group."""
+        """Return the state by parameter, in plain tensors, and that of the run in the first group."""
         saved = super().state_dict()
-        saved["state"] = {number: asdict(bundle) for number, bundle in enumerate(self.steps.bundles)}
-        saved["param_groups"][0].update(asdict(self.steps.runs[0]))
+        saved["state"] = {
+            number: {name: value.clone() for name, value in state.items()} for number, state in saved["state"].items()
+        }
+        saved["param_groups"][0]["run"] = asdict(self.steps.runs[0])
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state: tensors come to the parameters' devices and keep their precision."""
-        states, kept = state_dict["state"].values(), {each.name for each in fields(Bundle)}
-        if any(state.keys() != kept for state in states):
+        """Load a state: tensors come to the parameters' devices and keep their precision.
+
+        Raises:
+            ValueError: A state of another optimizer, of an older version, or of parameters of other shapes.
+        """
+        groups = state_dict["param_groups"]
+        run_state = groups[0].get("run") if groups else None
+        if not isinstance(run_state, dict) or run_state.keys() != {field.name for field in fields(Run)}:
             _refuse("state_dict", "be of this optimizer", "one of another, or of an older version", "Start without it.")
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        saved_numbers = [number for group in groups for number in group["params"]]
+        pairs = dict(zip(saved_numbers, parameters, strict=False))
+        for number, state in state_dict["state"].items():
+            if number in pairs and state:
+                _check_state(_as_real(pairs[number]), state)
+        total_steps = self.steps.runs[0].total_steps
         super().load_state_dict({**state_dict, "state": {}})
-        first, parameters = self.param_groups[0], [p for group in self.param_groups for p in group["params"]]
-        self.steps = Steps(Run(**{each.name: first.pop(each.name) for each in fields(Run)}))
-        for state in states:
-            device = parameters[state["numbers"][0]].device
-            self.steps.bundles.append(Bundle.make(state, partial(Tensor.to, device=device, copy=True)))
+        self._stepped, self._states = [], []
+        run = Run(**self.param_groups[0].pop("run"))
+        if total_steps is not None:
+            run.total_steps = total_steps
+        self.steps = Steps(run)
+        for number, state in state_dict["state"].items():
+            if number in pairs and state:
+                p = pairs[number]
+                self.state[p] = {
+                    name: value.detach().to("cpu" if name in _SCALARS else p.device, copy=True)
+                    for name, value in state.items()
+                }
 
 
 class StackOptimizer:
@@ -481,9 +627,9 @@ class StackOptimizer:
 
 def _check(group: Group) -> None:
     """Raise an error for a setting that is unknown or out of range."""
-    known = {"params", "lr", "betas", "weight_decay", "eps", "initial_lr", "max_lr", "min_lr", "param_names"}
-    for name in sorted(group.keys() - known):
-        _refuse(name, "be a setting", repr(group[name]), "Remove it.")
+    for name in ("fused", "capturable", "differentiable"):
+        if group.get(name):
+            _refuse(name, "be off", repr(group[name]), "Each step reads numbers on the host, without autograd.")
     betas = group["betas"] if isinstance(group["betas"], (tuple, list)) else ()
     if len(betas) != 2:
         _refuse("betas", "be two numbers", repr(group["betas"]), "Use the default.")
@@ -500,9 +646,47 @@ def _refuse(name: str, constraint: str, got: str, remedy: str) -> NoReturn:
     raise ValueError(f"CustomOptimizer: `{name}` must {constraint}; got {got}. {remedy}")
 
 
+_WARN_AFTER = 10  #: Skipped steps before the first one that is taken.
+
+
+def _as_real(tensor: Tensor) -> Tensor:
+    """Return a real view of a tensor, the pairs of a complex one in its last axis."""
+    if not tensor.is_complex():
+        return tensor
+    real = torch.view_as_real(tensor)
+    return real.flatten(-2) if tensor.ndim and tensor.is_contiguous() else real
+
+
+def _check_state(p: Tensor, state: dict[str, Tensor]) -> None:
+    """Raise an error for a state that is not that of a parameter of this shape."""
+    rows = max(1, p.shape[0]) if p.ndim > 1 else 1
+    shapes: dict[str, tuple[int, ...]] = {name: (rows, p.numel() // rows) for name in _TENSORS[:-1]} | {
+        "usual": (),
+        "step": (),
+        "embedding": (),
+    }
+    if "embedding" in state and not bool(state["embedding"]):
+        for index, (_, _, n) in enumerate(_choose_blocks(rows, p.numel() // rows)):
+            lengths: dict[str, tuple[int, ...]] = {
+                "statistics": (n, n),
+                "basis": (n, n),
+                "factors": (n,),
+                "slopes": (n,),
+            }
+            shapes |= {f"block{index}.{name}": shape for name, shape in lengths.items()}
+    if state.keys() != shapes.keys():
+        _refuse("state_dict", "be of this optimizer", "one of another, or of an older version", "Start without it.")
+    for name, shape in shapes.items():
+        if tuple(state[name].shape) != shape:
+            got = f"{name} {tuple(state[name].shape)} for a parameter {tuple(p.shape)}"
+            _refuse("state_dict", "have the parameters' shapes", got, "Load that of the same model.")
+
+
 def _choose_blocks(rows: int, columns: int) -> list[tuple[int, int, int]]:
     """Return the axis, the start and the length of each block of the sides that are turned, of matrices."""
     blocks = list[tuple[int, int, int]]()
+    if min(rows, columns) < 2:
+        return blocks
     for axis, length, other in ((2, columns, rows), (1, rows, columns)):
         if length <= min(SIDES.longest, SIDES.longer * other) and (not blocks or rows + columns <= SIDES.both):
             count = math.ceil(length / SIDES.block)
@@ -522,8 +706,3 @@ def _fetch(rows: Sequence[Tensor]) -> list[float]:
     """Return the numbers of tensors (n,), one after the other, which are waited for once."""
     numbers: list[float] = torch.cat([row.to(rows[0].device) for row in rows]).tolist() if rows else []
     return numbers
-
-
-def _change(state: dict[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    """Return a state with what is made of its tensors."""
-    return {name: change(x) if isinstance(x, Tensor) else x for name, x in state.items()}

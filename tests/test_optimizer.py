@@ -98,17 +98,12 @@ def test_gradients_and_settings_are_not_written_to() -> None:
     assert settings == optimizer.defaults
 
 
-@pytest.mark.parametrize("grad", [torch.ones(3, 2).to_sparse(), torch.ones(3, 2, dtype=torch.complex64)])
-def test_sparse_and_complex_gradients_are_errors_before_anything_moves(grad: Tensor) -> None:
-    first, last = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones_like(grad.to_dense()))
-    first.grad, last.grad = torch.ones(3), grad
-
-    def step() -> None:
-        CustomOptimizer([first, last]).step()
-
-    name = "complex" if grad.is_complex() else "sparse"
-    with pytest.raises(ValueError, match=rf"^CustomOptimizer: `.*` must .*; got .*{name}.*\. \S.*$"):
-        step()
+def test_sparse_gradients_are_errors_before_anything_moves() -> None:
+    first, last = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3, 2))
+    first.grad, last.grad = torch.ones(3), torch.ones(3, 2).to_sparse()
+    optimizer = CustomOptimizer([first, last])
+    with pytest.raises(ValueError, match=r"^CustomOptimizer: `.*` must .*; got .*sparse.*\. \S.*$"):
+        optimizer.step()
     assert torch.equal(first, torch.ones(3))
 
 
@@ -118,7 +113,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     *(("betas[1]", {"betas": (0.9, bad)}) for bad in (-1.0, math.nan, math.inf, -math.inf, 1.0)),
     *(("betas", {"betas": each}) for each in (0.9, (0.9,), None)),
     *(("lr", {"lr": each}) for each in ("0.1", None)),
-    ("momentun", {"momentun": 0.9}),
+    *((name, {name: True}) for name in ("fused", "capturable", "differentiable")),
 ]
 BAD_TOTALS = [0, -1, 10.0, True, "10"]
 

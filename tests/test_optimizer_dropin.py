@@ -1,0 +1,355 @@
+"""The optimizer in place of torch's own: schedulers, state by parameter, group keys, wrappers."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.optim import AdamW
+
+from analysis.optimizer_bench.workload import initial_weights
+from protonet.optimizer import LAW, CustomOptimizer, Run
+from tests.optimizer_cases import loss_on, make_model, same, train, trained, weights
+from tests.optimizer_language import (
+    STEPS,
+    Schedule,
+    Training,
+    cosine,
+    drop_by_hand,
+    linear,
+    linear_after_warm_up,
+    one_cycle,
+    plateau,
+    plateau_of_loss,
+    step_down,
+    train_language_model,
+    warm_up_by_hand,
+)
+
+
+@functools.cache
+def train_with(kind: type[torch.optim.Optimizer], schedule: Schedule | None, steps: int = STEPS) -> Training:
+    """Train the language model with a learning rate of 0.01, which is AdamW's best of 0.001, 0.003 and 0.01 here."""
+    return train_language_model(lambda parameters: kind(parameters, lr=0.01), schedule, steps)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("schedule", [step_down, plateau, drop_by_hand])
+def test_a_tenth_of_the_learning_rate_is_a_tenth_of_the_step_300_steps_later(schedule: Schedule) -> None:
+    lengths = [sum(train_with(CustomOptimizer, each, 2 * STEPS).step_lengths[-30:]) for each in (schedule, None)]
+    assert 0.08 < lengths[0] / lengths[1] < 0.125
+
+
+@pytest.mark.parametrize(
+    "schedule", [linear, linear_after_warm_up, cosine, one_cycle, plateau_of_loss, warm_up_by_hand]
+)
+def test_a_language_model_ends_no_worse_than_with_adamw_under_the_same_schedule(schedule: Schedule) -> None:
+    loss = train_with(CustomOptimizer, schedule).loss
+    assert loss < train_with(AdamW, schedule).loss
+    assert loss < 1.015 * train_with(CustomOptimizer, None).loss  # the schedule costs little
+
+
+def test_a_schedule_from_the_second_step_on_does_not_limit_the_search() -> None:
+    """The search ends at 5 times its start in the first ten steps here, with and without the schedule."""
+    longest = [max(train_with(CustomOptimizer, each).step_lengths[:30]) for each in (linear, None)]
+    assert longest[0] > 0.8 * longest[1]
+
+
+def test_a_warm_up_does_not_raise_the_rate_beyond_that_of_a_run_without() -> None:
+    """The mean step of the 100 after a warm-up of 40."""
+    lengths = [sum(train_with(CustomOptimizer, each).step_lengths[40:140]) for each in (warm_up_by_hand, None)]
+    assert 0.5 < lengths[0] / lengths[1] < 1.5
+
+
+def test_a_rate_that_was_found_at_a_small_factor_is_not_multiplied_when_the_factor_rises() -> None:
+    """A warm-up in few stairs: each is long enough for the search to end on it."""
+    run = Run(1.0)
+    for _ in range(20):
+        run.follow(-run.rate, 0.01, 0.1)  # downhill all the way
+        run.steps += 1
+    assert run.rate > 10
+    rate = run.rate
+    run.follow(-run.rate, 0.01, 1.0)
+    assert run.rate * 1.0 == pytest.approx(rate * 0.1, rel=0.5)
+
+
+def load(optimizer: CustomOptimizer) -> CustomOptimizer:
+    fresh = CustomOptimizer(copy.deepcopy([p for group in optimizer.param_groups for p in group["params"]]))
+    fresh.load_state_dict(optimizer.state_dict())
+    return fresh
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer)), load])
+def test_a_group_may_be_added_to_a_copy(clone: Callable[[CustomOptimizer], CustomOptimizer]) -> None:
+    model, new = make_model(), nn.Parameter(torch.ones(3, 2))
+    optimizer = CustomOptimizer(model.parameters())
+    train(model, optimizer, 3)
+    other = clone(optimizer)
+    other.add_param_group({"params": [new]})
+    new.grad = torch.ones_like(new)
+    other.step()
+    assert bool((new < 1).all())
+
+
+@pytest.mark.parametrize("at", [0, 5])
+def test_reading_the_state_does_not_change_the_run(at: int) -> None:
+    model = make_model()
+    optimizer = CustomOptimizer(model.parameters())
+    train(model, optimizer, at)
+    optimizer.zero_grad()
+    get_optimizer_state_dict(model, optimizer)
+    assert same(train(model, optimizer, 12 - at, first=at), trained(12))
+
+
+def test_parameters_keep_their_state_when_a_group_goes_or_one_is_replaced() -> None:
+    ps = [nn.Parameter(torch.ones(4, 3)) for _ in range(3)]
+    optimizer = CustomOptimizer([{"params": [p]} for p in ps])
+    for size, p in enumerate(ps, 1):
+        p.grad = torch.full_like(p, float(size))
+    optimizer.step()
+    usual = [float(optimizer.state[p]["usual"]) for p in ps]
+    assert usual == pytest.approx([1.0, 2.0, 3.0])
+    del optimizer.param_groups[0]
+    new = nn.Parameter(torch.ones(4, 3))
+    optimizer.param_groups[0]["params"][0] = new
+    new.grad = torch.full_like(new, 7.0)
+    optimizer.step()
+    assert float(optimizer.state[ps[2]]["usual"]) == pytest.approx(3.0)
+    assert int(optimizer.state[ps[2]]["step"]) == 2
+    assert float(optimizer.state[new]["usual"]) == pytest.approx(7.0)
+    assert int(optimizer.state[ps[0]]["step"]) == 1
+
+
+def test_other_group_keys_are_kept() -> None:
+    p = nn.Parameter(torch.ones(2))
+    optimizer = CustomOptimizer([{"params": [p], "name": "head", "lr_scale": 0.5}], foreach=True)
+    saved = optimizer.state_dict()
+    optimizer.load_state_dict(saved)
+    assert (optimizer.param_groups[0]["name"], optimizer.param_groups[0]["lr_scale"]) == ("head", 0.5)
+
+
+def test_maximize_is_the_negative_loss() -> None:
+    model = make_model()
+    train(model, CustomOptimizer(model.parameters(), maximize=True), 8, scale=-1.0)
+    assert same(model, trained(8))
+
+
+def test_complex_parameters_are_pairs_of_real_ones() -> None:
+    generator = torch.Generator().manual_seed(0)
+    p = nn.Parameter(torch.randn(5, generator=generator, dtype=torch.complex64))
+    q = nn.Parameter(torch.view_as_real(p.detach()).flatten().clone())
+    optimizers = [CustomOptimizer([p]), CustomOptimizer([q])]
+    for _ in range(5):
+        p.grad = torch.randn(5, generator=generator, dtype=torch.complex64)
+        q.grad = torch.view_as_real(p.grad).flatten().clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert torch.equal(torch.view_as_real(p.detach()).flatten(), q)
+
+
+def test_a_state_of_other_shapes_is_an_error_before_anything_changes() -> None:
+    p = nn.Parameter(torch.ones(3, 2))
+    optimizer, other = CustomOptimizer([p]), CustomOptimizer([nn.Parameter(torch.ones(2, 3))])
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    before = weights(nn.ParameterList(other.param_groups[0]["params"]))
+    with pytest.raises(ValueError, match=r"^CustomOptimizer: `state_dict` must have the parameters' shapes"):
+        other.load_state_dict(optimizer.state_dict())
+    assert not other.state
+    assert torch.equal(before[0], other.param_groups[0]["params"][0])
+
+
+def test_a_run_of_skipped_steps_alone_warns() -> None:
+    p = nn.Parameter(torch.ones(2))
+    optimizer = CustomOptimizer([p])
+    p.grad = torch.full_like(p, math.nan)
+    for _ in range(9):
+        optimizer.step()
+    with pytest.warns(RuntimeWarning, match="skipped"):
+        optimizer.step()
+
+
+def test_a_run_may_be_extended() -> None:
+    model = make_model()
+    optimizer = CustomOptimizer(model.parameters(), total_steps=10)
+    train(model, optimizer, 10)
+    longer = CustomOptimizer(model.parameters(), total_steps=40)
+    longer.load_state_dict(optimizer.state_dict())
+    before = weights(model)
+    train(model, longer, 5, first=10)
+    assert longer.state_dict()["param_groups"][0]["run"]["total_steps"] == 40
+    assert max(float((p - q).detach().abs().max()) for p, q in zip(model.parameters(), before, strict=True)) > 1e-3
+
+
+def test_the_search_ends_at_its_cap() -> None:
+    p = nn.Parameter(torch.zeros(4))
+    optimizer = CustomOptimizer([p])
+    for _ in range(LAW.cap_steps + 20):
+        p.grad = torch.ones(4)
+        optimizer.step()
+    assert optimizer.steps.runs[0].found > 0
+
+
+def test_a_gan_finds_a_ring_of_eight_modes_with_the_settings_of_the_guide() -> None:
+    """Each mode has at least a hundredth of the samples within six standard deviations."""
+    generator = torch.Generator().manual_seed(0)
+    angles = torch.arange(8) * math.pi / 4
+    modes = 2 * torch.stack([angles.cos(), angles.sin()], dim=1)
+    with initial_weights(0):
+        generate, discriminate = make_mlp(8, 2), make_mlp(2, 1)
+    optimizers = [CustomOptimizer(model.parameters(), betas=(0.5, 0.98)) for model in (generate, discriminate)]
+
+    def sample(count: int) -> torch.Tensor:
+        return cast(torch.Tensor, generate(torch.randn(count, 8, generator=generator)))
+
+    for _ in range(800):
+        real = modes[torch.randint(8, (128,), generator=generator)]
+        real = real + 0.05 * torch.randn(128, 2, generator=generator)
+        optimizers[1].zero_grad()
+        fake = sample(128).detach()
+        (F.softplus(-discriminate(real)).mean() + F.softplus(discriminate(fake)).mean()).backward()
+        optimizers[1].step()
+        optimizers[0].zero_grad()
+        F.softplus(-discriminate(sample(128))).mean().backward()
+        optimizers[0].step()
+    distances, nearest = torch.cdist(sample(2000).detach(), modes).min(1)
+    counts = torch.bincount(nearest[distances < 0.3], minlength=8)
+    assert int(counts.min()) >= 20
+    assert all(optimizer.steps.runs[0].found for optimizer in optimizers)
+
+
+def make_mlp(n_inputs: int, n_outputs: int) -> nn.Module:
+    hidden = [nn.Linear(n_inputs, 64), nn.LeakyReLU(0.2), nn.Linear(64, 64), nn.LeakyReLU(0.2)]
+    return nn.Sequential(*hidden, nn.Linear(64, n_outputs))
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_hugging_face_trainer_ends_no_worse_than_with_adamw(tmp_path: Path, schedule: str) -> None:
+    """With its warm-up and its schedule."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    x, labels = draw_classes()
+    rows = [{"x": row, "labels": label} for row, label in zip(x, labels, strict=True)]
+    losses = []
+    for kind in (CustomOptimizer, AdamW):
+        torch.manual_seed(0)
+        model = Classifier()
+        settings = transformers.TrainingArguments(
+            str(tmp_path),
+            max_steps=60,
+            lr_scheduler_type=schedule,
+            warmup_steps=6,
+            report_to=[],
+            use_cpu=True,
+            save_strategy="no",
+            disable_tqdm=True,
+        )
+        optimizer = kind(model.parameters(), lr=0.01)
+        transformers.Trainer(model, settings, train_dataset=rows, optimizers=(optimizer, None)).train()
+        losses.append(float(model(x, labels)["loss"].detach()))
+    assert losses[0] < losses[1]
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_trainers_schedules_end_no_worse_than_with_adamw(schedule: str) -> None:
+    """In a loop of our own, for which the schedules of transformers are enough."""
+    transformers = pytest.importorskip("transformers")
+    x, labels = draw_classes()
+    losses = []
+    for kind in (CustomOptimizer, AdamW):
+        torch.manual_seed(0)
+        model = Classifier()
+        optimizer = kind(model.parameters(), lr=0.01)
+        scheduler = transformers.get_scheduler(schedule, optimizer, num_warmup_steps=6, num_training_steps=60)
+        for step in range(60):
+            batch = torch.arange(8 * step, 8 * step + 8) % len(x)
+            optimizer.zero_grad()
+            model(x[batch], labels[batch])["loss"].backward()
+            optimizer.step()
+            scheduler.step()
+        losses.append(float(model(x, labels)["loss"].detach()))
+    assert losses[0] < losses[1]
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.body(x)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def draw_classes() -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(96, 8, generator=torch.Generator().manual_seed(0))
+    return x, x[:, :3].argmax(1)
+
+
+def test_a_lightning_trainer_takes_the_steps_of_a_plain_loop(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning")
+
+    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = make_model()
+
+        def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+            return loss_on(self.model, int(batch[0]))
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return CustomOptimizer(self.model.parameters())
+
+    module = Module()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(12)))
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    lightning.Trainer(max_epochs=1, accelerator="cpu", default_root_dir=tmp_path, **quiet).fit(module, loader)
+    assert same(module.model, trained(12))
+
+
+def test_a_compiled_model_takes_the_same_steps() -> None:
+    model = make_model()
+    compiled = cast(nn.Module, torch.compile(model, backend="eager"))
+    train(compiled, CustomOptimizer(compiled.parameters()), 12)
+    assert same(model, trained(12))
+
+
+SHARDED = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from protonet.optimizer import CustomOptimizer
+
+child = os.fork()
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(child > 0), world_size=2)
+model = torch.nn.Linear(4, 4)
+fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+try:
+    CustomOptimizer(model.parameters())
+except ValueError as error:
+    assert "DTensor" in str(error), error
+else:
+    raise AssertionError("no error")
+dist.destroy_process_group()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_sharded_parameters_are_an_error_at_construction(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SHARDED, str(tmp_path / "meeting")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stderr
