@@ -44,7 +44,7 @@ def read_commands(name: str) -> list[str]:
             for line in block.text.replace("\\\n", " ").splitlines():
                 command = re.sub(r"(^|\s)#.*", "", line).strip()
                 if command:
-                    commands.append(command)
+                    commands.append(re.sub(r"^protonet(?= )", "python -m protonet", command))
     return commands
 
 

@@ -1,0 +1,87 @@
+"""The results that README shows are those of the committed tables."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.docs.blocks import ROOT
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+RESULTS = ROOT / "analysis" / "results"
+OURS = ("left-out", "ours")
+#: Of each row of README's table of results: the file, the labels per class, the key of accuracies, the baseline.
+ROWS = (
+    ("robustness.json", (1, 2), "percent", "trees"),
+    ("robustness.json", (5, 10, 20), "percent", "trees"),
+    ("mixed.json", (5,), "accuracy", "forest"),
+    ("mixed.json", (20,), "accuracy", "forest"),
+)
+
+
+def load_rows(name: str, shots: tuple[int, ...]) -> list[dict[str, Any]]:
+    return [row for row in json.loads((RESULTS / name).read_text(encoding="utf-8")) if row["shots"] in shots]
+
+
+@pytest.mark.parametrize("row", range(len(ROWS)))
+def test_the_table_of_results_is_computed_from_the_committed_one(row: int) -> None:
+    name, shots, key, baseline = ROWS[row]
+    accuracies = [entry[key] for entry in load_rows(name, shots)]
+    means = [{method: float(np.mean(values)) for method, values in entry.items()} for entry in accuracies]
+    best = [max(value for method, value in entry.items() if method not in OURS) for entry in means]
+    leads = [np.subtract(entry["left-out"], entry[baseline]) for entry in accuracies]
+    errors = [2 * lead.std(ddof=1) / len(lead) ** 0.5 for lead in leads]
+    wins = sum(lead.mean() > max(error, 0) for lead, error in zip(leads, errors, strict=True))
+    losses = sum(-lead.mean() > max(error, 0) for lead, error in zip(leads, errors, strict=True))
+    expected = [
+        ", ".join(map(str, shots)),
+        str(len(means)),
+        f"{np.mean([entry['left-out'] for entry in means]):.1f}",
+        f"{np.mean([entry[baseline] for entry in means]):.1f}",
+        f"{np.mean(best):.1f}",
+        f"{np.median([entry['left-out'] - value for entry, value in zip(means, best, strict=True)]):+.1f}",
+        f"{wins}, {len(means) - wins - losses}, {losses}",
+    ]
+    section = README.partition("## Results")[2]
+    cells = [line.replace("*", "").strip("| ").split(" | ")[1:] for line in section.splitlines() if line[:1] == "|"]
+    shown = cells[2 + row]
+    shown[3] = shown[3].split(" ")[0]  # without the name of the baseline
+    assert shown == expected
+    others = {method for entry in means for method in entry} - {*OURS}
+    assert baseline == max(others, key=lambda method: np.mean([entry[method] for entry in means]))
+
+
+def test_the_contest_line_is_the_committed_run() -> None:
+    run = json.loads((RESULTS / "contest.json").read_text(encoding="utf-8"))
+    text = " ".join(README.partition("## Contest entry")[2].split())
+    shown = f"accuracy {run['accuracy']:.4f}, score {run['score']:.2f}, {run['parameters']} trained parameters"
+    assert f"{shown}, about {run['seconds']:.0f} s and {run['peak_memory_mib']:.0f} MiB" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "file"),
+    [
+        ("1.47", "optimizer_horizon.md"),
+        ("1.33", "optimizer_streams_long.md"),
+        ("0.47", "optimizer_horizon.md"),
+        ("0.70", "optimizer_test.md"),
+        ("11.3", "optimizer_time.md"),
+        ("66.5", "meaning.md"),
+        ("95.5", "meaning.md"),
+        ("60.6", "meaning.md"),
+        ("64.8", "meaning.md"),
+        ("55.2", "meaning.md"),
+        ("16.08", "robustness.md"),
+        ("1.174", "robustness.md"),
+        ("4.91", "robustness.md"),
+        ("205,056", "incontext.md"),
+    ],
+)
+def test_single_numbers_are_in_the_table_that_they_come_from(value: str, file: str) -> None:
+    shown = value if value in README else f"{float(value):.{len(value.partition('.')[2]) - 1}f}"
+    assert re.search(rf"(?<![\d.]){re.escape(shown)}(?!\d)", README)
+    assert value in (RESULTS / file).read_text(encoding="utf-8")
