@@ -110,7 +110,7 @@ def test_the_commands_make_the_same_of_the_same_table_and_read_what_is_saved(tmp
     said = run("evaluate", saved, new, quiet=False)
     assert f"new.csv: {100 * FITTED.score(NEW, Y):.2f} % of 36 rows right" in said
     assert run.notes == ""  # it knows the columns that are left out
-    assert "`model` must hold what fit keeps for an update" in run("update", saved, new, "--in-place", code=2)
+    assert "`model` must have the cross-validation of fit" in run("update", saved, new, "--in-place", code=2)
 
 
 @pytest.mark.parametrize("module", ["pyarrow", "polars"])

@@ -33,7 +33,7 @@ from analysis.shared.baselines import Outcome
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, load_sets, parse_wholes
 from analysis.shared.tables import average_rows, describe_regrets, format_mean, gather
-from protonet.commands.data import read_data
+from protonet.commands.data import encode_table
 from protonet.commands.options import add_table_options, make_parser
 from protonet.commands.rows import read_rows
 from protonet.errors import raise_input_error
@@ -81,7 +81,7 @@ def fit_ours(split: MixedSplit, effort: str | Search = "default") -> Outcome:
         parser = make_parser(PROG, "", (), label="label")
         add_table_options(parser)
         options = parser.parse_args([str(train), "--label", "class of the row", "--representation", "none"])
-        data = read_data(options, read_rows(options))
+        data = encode_table(options, read_rows(options))
         blocks = None if data.encoding is None else data.encoding.blocks
         network = solve_problem([(data.x, data.y)], effort=effort, blocks=blocks).network
         table = open_table(test, ReadSpec("class of the row", columns=data.columns))

@@ -1,4 +1,4 @@
 """The commands of ``python -m protonet``, one per file.
 
-What they are asked is read in `arguments`, without torch; each then gets its options, and does its work.
+`arguments` parses the command line without importing torch. Each command's ``run`` then takes the parsed options.
 """

@@ -1,4 +1,4 @@
-"""A table as ``fit`` reads it, its columns taken for something, its classes checked; and one that lacks classes."""
+"""Encode tables for ``fit``, and unlabelled tables for active learning."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from protonet._text import to_printable
-from protonet.commands.labels import list_contradictions, suspect_spellings
-from protonet.commands.models import open_rows, want
+from protonet.commands.labels import warn_contradictions, warn_similar_names
+from protonet.commands.models import make_read_spec, open_rows
 from protonet.commands.options import parse_missing
-from protonet.commands.rows import TableRows, take_kinds
+from protonet.commands.rows import TableRows, get_column_types
 from protonet.embeddings.opening import Selection
 from protonet.errors import install_command, raise_input_error, renamed_arguments
 from protonet.files import Model
@@ -33,297 +33,304 @@ from protonet.tables.table import COMMON_LABEL_NAMES, ReadSpec, RowBlock, Table,
 from protonet.ui.text import count
 
 
-class Data(NamedTuple):
-    """A table as it is fitted to."""
+class TrainingTable(NamedTuple):
+    """An encoded table for training."""
 
     x: Tensor  #: (n, dim) float32 or float64.
-    y: Tensor  #: (n,) int64.
-    classes: tuple[str, ...] | tuple[int, ...]  #: Their names.
-    columns: tuple[str, ...] | None  #: The names of the columns that are used, if they have any.
-    encoding: Encoding | None  #: What made features of them.
-    groups: Tensor | None  #: (n,) int64, the place of the group's name.
+    y: Tensor  #: (n,) int64, class indices.
+    classes: tuple[str, ...] | tuple[int, ...]  #: The names of the classes.
+    columns: tuple[str, ...] | None  #: The names of the features' columns, if they have names.
+    encoding: Encoding | None  #: The encoding of the columns; None for numbers.
+    groups: Tensor | None  #: (n,) int64, group indices.
     group_names: list[str]  #: In ascending order.
-    left_out: list[str]  #: Columns that are no features.
-    notes: list[str]  #: What a person should know of the columns and the classes, a line each.
-    rows: Sequence[int]  #: Where in the file each row is, ...
-    place: str  #: ... and what a message calls that, with its number to be put in.
-    numbers: Sequence[int]  #: Of each row in the table, from 0, those that are left out counted as well.
-    ids: list[str] | None  #: The name of each row, if a column holds them.
-    gaps: list[int]  #: How many cells of each column that is used are gaps.
-    cells: list[np.ndarray]  #: Of the columns that are used, (n,) each; none if only the features are wanted.
-    rest: Tensor | None  #: (m, dim) rows without a class, if there are any.
-    rest_rows: Sequence[int]  #: Where in the file each of them is.
-    seen: Any  #: What was seen of the columns, for the model file: see `protonet.tables.drift`.
-    sources: tuple[int, ...] = ()  #: The numbers of the columns that seem to name the sources of rows.
-    missing: frozenset[str] = MISSING_TEXTS  #: As in `ReadSpec`.
-    names: Names | None = None  #: What the classes are called, as rows, where that says something.
-    uninformative: Sequence[int] = ()  #: Of each class, how many rows have no information.
+    dropped: list[str]  #: Columns that are not features.
+    notes: list[str]  #: Notes and warnings for the user, one line each.
+    positions: Sequence[int]  #: The position of each row in its file.
+    position_format: str  #: How messages name a row, given its position.
+    indices: Sequence[int]  #: The index of each row in the table, from 0; unlabelled rows are counted.
+    ids: list[str] | None  #: The identifier of each row, if a column has them.
+    missing_counts: list[int]  #: The number of missing cells of each feature column.
+    cells: list[np.ndarray]  #: The cells of the feature columns, (n,) each; empty unless requested.
+    unlabelled: Tensor | None  #: (m, dim) unlabelled rows of the table, if any.
+    unlabelled_positions: Sequence[int]  #: Their positions.
+    statistics: Any  #: Statistics of the columns for the model file: see `protonet.tables.drift`.
+    group_columns: tuple[int, ...] = ()  #: The indices of columns that seem to identify groups of rows.
+    missing_texts: frozenset[str] = MISSING_TEXTS  #: As in `ReadSpec`.
+    names: Names | None = None  #: The embedded class names, if they are informative.
+    uninformative: Sequence[int] = ()  #: The number of rows without information of each class.
 
-    def number_groups(self, solution: Solution) -> dict[str, int]:
-        """Return the number in the solution of each group's name."""
-        numbers = [] if solution.groups is None else solution.groups.tolist()
-        return dict(zip(self.group_names, numbers, strict=True))
+    def index_groups(self, solution: Solution) -> dict[str, int]:
+        """Map the name of each group to its index in the solution."""
+        indices = [] if solution.groups is None else solution.groups.tolist()
+        return dict(zip(self.group_names, indices, strict=True))
 
 
-class Unlabelled(NamedTuple):
-    """A table with rows that lack a class, as features."""
+class UnlabelledTable(NamedTuple):
+    """An encoded table with unlabelled rows."""
 
     x: Tensor  #: (n, dim) float32 or float64.
-    blocks: Tensor | None  #: (dim,) int64: which column each feature comes from; None where each is one.
-    table: Table  #: With what a person should be told.
-    known: Tensor  #: (n,) bool: which rows have a class already, and are not asked for.
-    encoding: Encoding | None = None  #: What made the features.
-    columns: tuple[str, ...] | None = None  #: The names of the columns that are used, if they have any.
-    told: tuple[str, ...] = ()  #: What a person should know of the columns, a line each.
-    places: Sequence[int] = ()  #: Where in the file each row is.
+    blocks: Tensor | None  #: (dim,) int64, the column of each feature; None if each is one.
+    table: Table  #: With its notes.
+    known: Tensor  #: (n,) bool: rows that have a label already, and are not suggested.
+    encoding: Encoding | None = None  #: The encoding of the columns.
+    columns: tuple[str, ...] | None = None  #: The names of the features' columns, if they have names.
+    notes: tuple[str, ...] = ()  #: Notes about the columns, one line each.
+    positions: Sequence[int] = ()  #: The position of each row in its file.
 
     @property
-    def left(self) -> Tensor:
-        """The numbers (m,) int64 of the rows without a class."""
+    def remaining(self) -> Tensor:
+        """The indices (m,) int64 of the rows without a label."""
         return (~self.known).nonzero().flatten()
 
 
-class Taken(NamedTuple):
-    """What a person says of columns, as ``fit`` is told."""
+class ColumnOverrides(NamedTuple):
+    """The user's settings of columns, as options of ``fit``."""
 
-    kinds: Mapping[str, str] = MappingProxyType({})  #: What columns hold, by name.
-    dropped: tuple[str, ...] = ()  #: Those that are no features.
-    group: str | None = None  #: The one whose equal cells are held out together; it is no feature, either.
+    types: Mapping[str, str] = MappingProxyType({})  #: The types of columns, by name.
+    dropped: tuple[str, ...] = ()  #: Columns that are not features.
+    group: str | None = None  #: The column of groups, which is not a feature either.
 
-    def list_options(self) -> list[str]:
-        """Return the options that say so."""
-        kinds = [f"{name}={kind}" for name, kind in self.kinds.items()]
-        options = [*["--column-type"] * bool(kinds), *kinds, *["--drop"] * bool(self.dropped), *self.dropped]
+    def to_options(self) -> list[str]:
+        """Convert to command-line options."""
+        types = [f"{name}={column_type}" for name, column_type in self.types.items()]
+        options = [*["--column-type"] * bool(types), *types, *["--drop"] * bool(self.dropped), *self.dropped]
         return [*options, *([] if self.group is None else ["--group", self.group])]
 
 
-#: Nothing is said of columns.
-AS_SEEN = Taken()
+#: No settings of columns.
+NO_OVERRIDES = ColumnOverrides()
 
 
-def read_data(options: argparse.Namespace, rows: TableRows, *, keep_cells: bool = False) -> Data:
-    """Take each column of a table's rows for what it is; cells take memory.
+def encode_table(options: argparse.Namespace, rows: TableRows, *, keep_cells: bool = False) -> TrainingTable:
+    """Infer column types and encode the rows of a table; keeping the cells takes memory.
 
     Raises:
         MissingPackageError: A package that the table needs is missing.
-        InputError: Options or a table that do not fit.
+        InputError: Options and table do not match.
     """
-    table, block, rest = rows.table, rows.block, rows.rest
+    table, block = rows.table, rows.block
     keep = "--columns keeps it" if options.columns is None else None
-    selection = select(options)._replace(words=not rows.unlabelled)  # that texts share a word says nothing of names
+    # Words shared between texts and class names are no evidence if no row has a label.
+    selection = select_representation(options)._replace(words=not rows.all_unlabelled)
     settings = {"selection": selection, "decimal": options.decimal_mark}
-    x, encoding, columns, left, notes, sources = fit_features(
-        table, block, rows.kinds, keep_hint=keep, groups=rows.groups, **settings
-    )
-    beside = [name for name in (options.group, options.id) if name is not None]
-    left_out = [*beside, *options.drop, *table.unused, *left]
-    features = torch.from_numpy(np.ascontiguousarray(x))
+    encoded = fit_features(table, block, rows.column_types, keep_hint=keep, groups=rows.groups, **settings)
+    encoding, columns = encoded.encoding, encoded.columns
+    extra = [name for name in (options.group, options.id) if name is not None]
+    features = torch.from_numpy(np.ascontiguousarray(encoded.x))
     labels = torch.from_numpy(rows.labels)
-    others, rest_rows = None, list[int]()
-    if rest is not None:
-        others, rest_rows = _encode_rest(table, rest, columns, encoding), list(rest.positions)
-    elif rows.unlabelled:
-        others, rest_rows, features = features, list(block.positions), features[:0]
+    unlabelled, unlabelled_positions = None, list[int]()
+    if rows.unlabelled is not None:
+        unlabelled = _encode_unlabelled(table, rows.unlabelled, columns, encoding)
+        unlabelled_positions = list(rows.unlabelled.positions)
+    elif rows.all_unlabelled:
+        unlabelled, unlabelled_positions, features = features, list(block.positions), features[:0]
     names = read_names(encoding, rows.classes, features, labels, rows.descriptions)
-    if rows.unlabelled and names is None:
-        refuse_names(encoding, rows.classes)
-    groups = None if rows.groups is None else torch.from_numpy(rows.groups)
+    if rows.all_unlabelled and names is None:
+        raise_no_labels(encoding, rows.classes)
     known = {*rows.labels.tolist(), *(() if names is None else names.labels.tolist())}
-    lost = [str(name) for number, name in enumerate(rows.classes) if number not in known]
-    told = [*table.notes, *notes, *suspect_spellings(rows.classes)]
+    lost = [str(name) for label, name in enumerate(rows.classes) if label not in known]
+    notes = [*table.notes, *encoded.notes, *warn_similar_names(rows.classes)]
     if lost:
-        what = "neither a row nor a name says what these classes are, never predicted"
-        told.append(f"warning: {what}: {format_names(lost)}")
+        notes.append(f"warning: never predicted, without rows or informative names: {format_names(lost)}")
     uninformative, empty = np.zeros(len(rows.classes), np.int64), np.zeros(len(labels), bool)
-    ids = None if options.id is None else block.extra_columns[beside.index(options.id)].astype(str).tolist()
+    ids = None if options.id is None else block.extra_columns[extra.index(options.id)].astype(str).tolist()
     if columns is None or table.columns is None:
         cells = list(block.columns)
     else:
         used = set(columns)
-        cells = [each for name, each in zip(table.columns, block.columns, strict=True) if name in used]
-    labelled = [each[: len(labels)] for each in cells]
+        cells = [column for name, column in zip(table.columns, block.columns, strict=True) if name in used]
+    labelled = [column[: len(labels)] for column in cells]
     if encoding is not None and len(labels):
         empty = encoding.is_uninformative(labelled)
         uninformative = np.bincount(rows.labels[empty], minlength=len(rows.classes))
         if empty.any():
-            told.append(f"warning: {count(int(empty.sum()), 'row')} without information: no cell is there and readable")
-    gaps, places = list(map(count_missing_cells, labelled)), block.positions[: len(labels)]
-    some = np.flatnonzero(~empty).tolist()
-    given = [rows.classes[rows.labels[row]] for row in some]
-    told += list_contradictions(
-        features.numpy()[some], given, [table.position_format.format(places[row]) for row in some]
-    )
-    where = places, table.position_format, block.indices[: len(labels)], ids, gaps, cells if keep_cells else []
+            notes.append(f"warning: {count(int(empty.sum()), 'row')} without information: all cells are missing")
+    positions = block.positions[: len(labels)]
+    informative = np.flatnonzero(~empty).tolist()
+    given = [rows.classes[rows.labels[row]] for row in informative]
+    locations = [table.position_format.format(positions[row]) for row in informative]
+    notes += warn_contradictions(features.numpy()[informative], given, locations)
     missing = MISSING_TEXTS if options.missing_values is None else parse_missing(options.missing_values.split(","))
-    seen = column_statistics(cells, encoding, np.bincount(rows.labels, minlength=len(rows.classes)).tolist())
-    return Data(
-        features,
-        labels,
-        rows.classes,
-        columns,
-        encoding,
-        groups,
-        rows.group_names.tolist(),
-        left_out,
-        told,
-        *where,
-        others,
-        rest_rows,
-        seen,
-        sources,
-        missing,
-        names,
-        uninformative.tolist(),
+    counts = np.bincount(rows.labels, minlength=len(rows.classes)).tolist()
+    return TrainingTable(
+        x=features,
+        y=labels,
+        classes=rows.classes,
+        columns=columns,
+        encoding=encoding,
+        groups=None if rows.groups is None else torch.from_numpy(rows.groups),
+        group_names=rows.group_names.tolist(),
+        dropped=[*extra, *options.drop, *table.unused, *encoded.dropped],
+        notes=notes,
+        positions=positions,
+        position_format=table.position_format,
+        indices=block.indices[: len(labels)],
+        ids=ids,
+        missing_counts=list(map(count_missing_cells, labelled)),
+        cells=cells if keep_cells else [],
+        unlabelled=unlabelled,
+        unlabelled_positions=unlabelled_positions,
+        statistics=column_statistics(cells, encoding, counts),
+        group_columns=encoded.group_columns,
+        missing_texts=missing,
+        names=names,
+        uninformative=uninformative.tolist(),
     )
 
 
-def refuse_names(encoding: Encoding | None, classes: Sequence[str | int]) -> NoReturn:
-    """Raise an InputError: no row has a class, and nothing can be learned from the names of the classes."""
+def raise_no_labels(encoding: Encoding | None, classes: Sequence[str | int]) -> NoReturn:
+    """Raise an InputError: no row has a label, and the class names are not informative."""
     columns = () if encoding is None else encoding.columns
     texts = [column for column in columns if column.modality == "text"]
     if any(column.record is not None for column in texts):
         got = format_names(list(map(str, classes)))
-        raise_input_error(
-            "--classes", "name classes in words, or describe them", got, "Add a column description, or label rows."
-        )
+        remedy = "Add a column description, or label rows."
+        raise_input_error("--classes", "name or describe classes in words", got, remedy)
     if texts:
         remedy = f"Run {install_command('text')}, pass --representation, or label some rows."
-        raise_input_error("table", "be read by a representation, where no row has a class", "texts, and none", remedy)
-    raise_input_error("table", "have texts, where no row has a class", "none", "Label some rows.")
+        raise_input_error("table", "have labels, or texts and a pretrained encoder", "texts alone", remedy)
+    raise_input_error("table", "have labels, or texts", "neither", "Label some rows.")
 
 
-def _encode_rest(table: Table, rest: RowBlock, columns: tuple[str, ...] | None, encoding: Encoding | None) -> Tensor:
-    """Return the features (m, dim) of the rows of a table that have no class."""
+def _encode_unlabelled(
+    table: Table, block: RowBlock, columns: tuple[str, ...] | None, encoding: Encoding | None
+) -> Tensor:
+    """Encode the unlabelled rows of a table: (m, dim)."""
     if columns is not None and table.columns is not None:
-        used = [cells for name, cells in zip(table.columns, rest.columns, strict=True) if name in columns]
-        table, rest = table._replace(columns=columns), rest._replace(columns=used)
-    return torch.from_numpy(np.ascontiguousarray(encode_block(table, rest, encoding)))
+        used = [cells for name, cells in zip(table.columns, block.columns, strict=True) if name in columns]
+        table, block = table._replace(columns=columns), block._replace(columns=used)
+    return torch.from_numpy(np.ascontiguousarray(encode_block(table, block, encoding)))
 
 
-class Rest:
-    """The rows that have no class, a block of features at a time: those of the table itself, and those of another one.
+class UnlabelledRows:
+    """Iterate over blocks of unlabelled rows, of the training table and of another table.
 
     Args:
-        data: What is fitted to.
-        path: Of the other table, or None. It has the columns of the first one, and perhaps one of classes, which is not
-            looked at.
-        label: That column.
+        data: The training table.
+        path: The other table, or None. It has the same columns; a column of labels is ignored.
+        label: The column of the labels.
 
     Raises:
         MissingPackageError: A package that the table needs is missing.
-        InputError: A table that does not fit; as it is read, a number that does not.
+        InputError: The table does not match or, during iteration, a number is invalid.
     """
 
-    def __init__(self, data: Data, path: Path | None, label: str) -> None:
+    def __init__(self, data: TrainingTable, path: Path | None, label: str) -> None:
         self.data, self.path = data, path
-        self.rows = list(data.rest_rows)  #: Where in its file each row is that has been read.
+        self.positions = list(data.unlabelled_positions)  #: The positions of the rows read so far in their files.
         if path is not None:
             width = data.x.shape[1] if data.encoding is None else len(data.encoding.columns)
-            wanted = ReadSpec(label, labelled=False, columns=data.columns, width=width, ignored=tuple(data.left_out))
-            wanted = wanted._replace(for_training=True, missing_texts=data.missing)
+            spec = ReadSpec(label, labelled=False, columns=data.columns, width=width, ignored=tuple(data.dropped))
+            spec = spec._replace(for_training=True, missing_texts=data.missing_texts)
             with renamed_arguments(path="--unlabelled"):
-                self.table = convert_numeric(open_table(path, wanted), data.encoding)
+                self.table = convert_numeric(open_table(path, spec), data.encoding)
 
     def __bool__(self) -> bool:
-        return self.path is not None or self.data.rest is not None
+        return self.path is not None or self.data.unlabelled is not None
 
     def __iter__(self) -> Iterator[Tensor]:
-        if self.data.rest is not None:
-            yield self.data.rest
+        if self.data.unlabelled is not None:
+            yield self.data.unlabelled
         for block in () if self.path is None else self.table.blocks:
-            self.rows += block.positions
+            self.positions += block.positions
             x = encode_block(self.table, block, self.data.encoding, "--unlabelled")
             yield torch.from_numpy(np.ascontiguousarray(x))
 
-    def name(self, row: int) -> str:
-        """Return what a message calls a row, given its number among those that were read."""
-        own = row < len(self.data.rest_rows)
-        place = self.data.place if own else self.table.position_format
-        return place.format(self.rows[row]) + (
-            "" if own or self.path is None else f" of {to_printable(self.path.name)}"
-        )
+    def locate(self, row: int) -> str:
+        """Format the location of a row, given its index among the rows read."""
+        if row < len(self.data.unlabelled_positions) or self.path is None:
+            return self.data.position_format.format(self.positions[row])
+        return f"{self.table.position_format.format(self.positions[row])} of {to_printable(self.path.name)}"
 
 
-def select(options: argparse.Namespace) -> Selection:
-    """Return what embeds texts and pictures, as the options say.
+def select_representation(options: argparse.Namespace) -> Selection:
+    """Select the pretrained encoders of texts and pictures.
 
     Raises:
-        InputError: There is no such thing.
+        InputError: An encoder is unknown.
     """
     return Selection.of(options.representation, shown=not options.quiet)
 
 
-def read_unlabelled(options: argparse.Namespace, model: Model | None, label: str, taken: Taken = AS_SEEN) -> Unlabelled:
-    """Read the table that the options name, as features for a model, or as what its own columns are taken for.
+def read_unlabelled(
+    options: argparse.Namespace, model: Model | None, label: str, overrides: ColumnOverrides = NO_OVERRIDES
+) -> UnlabelledTable:
+    """Read and encode a table for active learning, with a model's columns or, without one, with inferred ones.
 
     Raises:
         MissingPackageError: A package that the table needs is missing.
-        InputError: A table that does not fit, or all of whose rows have a class.
+        InputError: The table does not match, or all of its rows have a label.
     """
     blocks, notes = None, list[str]()
     if model is None:
-        beside = () if taken.group is None else (taken.group,)
-        wanted = ReadSpec(
-            label, labelled=False, extra_columns=beside, ignored=taken.dropped, partly_labelled=True, user_columns=True
+        extra = () if overrides.group is None else (overrides.group,)
+        spec = ReadSpec(
+            label,
+            labelled=False,
+            extra_columns=extra,
+            ignored=overrides.dropped,
+            partly_labelled=True,
+            user_columns=True,
+            skip_broken=options.skip_broken,
+            sheet=options.sheet,
         )
-        wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet)
-        table, block = read_table(Path(options.table), wanted)
-        labels, places = block.labels, list(block.positions)
-        block = block._replace(labels=np.zeros(len(block.positions), np.int64))  # one class: no column can tell it
-        settings = {"selection": select(options), "decimal": options.decimal_mark}
-        features = fit_features(table, block, take_kinds(options, taken.kinds), keep_hint="", **settings)
+        table, block = read_table(Path(options.table), spec)
+        labels, positions = block.labels, list(block.positions)
+        # One class for all: no column is then dropped as a copy of the label.
+        block = block._replace(labels=np.zeros(len(block.positions), np.int64))
+        settings = {"selection": select_representation(options), "decimal": options.decimal_mark}
+        types = get_column_types(options, overrides.types)
+        features = fit_features(table, block, types, keep_hint="", **settings)
         x, blocks = features.x, None if features.encoding is None else features.encoding.blocks
-        encoding, columns = features.encoding, features.columns
-        told = features.notes
+        encoding, columns, column_notes = features.encoding, features.columns, features.notes
         likely = [name for name in table.columns or () if name.lower() in COMMON_LABEL_NAMES and not len(labels)]
         if likely:
-            notes.append(
-                f"there is no column {label}; if {format_names(likely)} holds the classes, name it with --label"
-            )
+            notes.append(f"no column {label}; if {format_names(likely)} holds the labels, pass it with --label")
     else:
-        encoding, columns, told = model.encoding, model.columns, ()
-        table = open_rows(options, model, want(model, label, labelled=False)._replace(partly_labelled=True))
-        places, parts = list[int](), []
+        encoding, columns, column_notes = model.encoding, model.columns, ()
+        table = open_rows(options, model, make_read_spec(model, label, labelled=False)._replace(partly_labelled=True))
+        positions, parts = list[int](), []
         for block in table.blocks:
-            places += block.positions
+            positions += block.positions
             parts.append((encode_block(table, block, model.encoding), block.labels))
         x, labels = map(np.concatenate, zip(*parts, strict=True))
     known = labels != "" if len(labels) else np.zeros(len(x), bool)
     if known.all():
-        got = f"one in {to_printable(label)} for each of {count(len(x), 'row')}"
-        raise_input_error("table", "have rows without a class", got, "Add rows whose cell there is empty.")
+        got = f"a label in {to_printable(label)} in each of {count(len(x), 'row')}"
+        raise_input_error("table", "have unlabelled rows", got, "Add rows whose label is empty.")
     if known.any():
-        verb = "has" if known.sum() == 1 else "have"
-        notes.append(f"{count(int(known.sum()), 'row')} {verb} a class in {to_printable(label)} already: not asked for")
+        rows = count(int(known.sum()), "row")
+        notes.append(f"{rows} already labelled in {to_printable(label)}: not suggested")
     table.notes.extend(notes)
-    rows = torch.from_numpy(np.ascontiguousarray(x))
-    return Unlabelled(rows, blocks, table, torch.from_numpy(known), encoding, columns, told, places)
+    tensor = torch.from_numpy(np.ascontiguousarray(x))
+    return UnlabelledTable(tensor, blocks, table, torch.from_numpy(known), encoding, columns, column_notes, positions)
 
 
 def read_cells(
     options: argparse.Namespace, model: Model | None, label: str, rows: Sequence[int] | None = None
 ) -> tuple[list[str], list[list[str]]]:
-    """Read all columns of a table as text, but for that of the classes and one without a name.
+    """Read all named columns of a table as text, except that of the labels.
 
     Args:
-        options: They name the table.
-        model: What it is read for, or None.
-        label: The column of the classes, which need not be there.
-        rows: The numbers of the rows, in the order wanted; None for all.
+        options: The options with the table.
+        model: The model that reads the table, or None.
+        label: The column of the labels, which may be missing.
+        rows: The indices of rows, in the order of the result; None for all.
 
     Returns:
-        The columns' names, and the cells of each row.
+        The names of the columns, and the cells of each row.
     """
-    wanted = ReadSpec(label, labelled=False) if model is None else want(model, label, labelled=False)
-    wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet, all_extra=True)
-    table = open_table(Path(options.table), wanted)
-    names = {name: number for number, name in enumerate(table.extra_columns) if name != label}
-    found: dict[int, list[str]] = {}
+    spec = ReadSpec(label, labelled=False) if model is None else make_read_spec(model, label, labelled=False)
+    spec = spec._replace(skip_broken=options.skip_broken, sheet=options.sheet, all_extra=True)
+    table = open_table(Path(options.table), spec)
+    names = {name: index for index, name in enumerate(table.extra_columns) if name != label}
+    cells: dict[int, list[str]] = {}
     first = 0
     for block in table.blocks:
-        places = range(len(block.positions)) if rows is None else [row - first for row in rows]
-        taken = np.array([place for place in places if 0 <= place < len(block.positions)], int)
-        columns = [block.extra_columns[number][taken].tolist() for number in names.values()]
-        found.update(zip((first + taken).tolist(), map(list, zip(*columns, strict=True)), strict=True))
-        first += len(block.positions)
-    return list(names), [found[row] for row in (found if rows is None else rows)]
+        n = len(block.positions)
+        selected = range(n) if rows is None else [row - first for row in rows if 0 <= row - first < n]
+        indices = np.array(selected, int)
+        columns = [block.extra_columns[index][indices].tolist() for index in names.values()]
+        cells.update(zip((first + indices).tolist(), map(list, zip(*columns, strict=True)), strict=True))
+        first += n
+    return list(names), [cells[row] for row in (cells if rows is None else rows)]

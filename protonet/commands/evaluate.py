@@ -1,4 +1,4 @@
-"""``protonet evaluate``: judge a model on a table with classes."""
+"""``protonet evaluate``: evaluate a model on labelled rows."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet.commands.content import JudgedRows, list_importance, list_sections, list_table
-from protonet.commands.explain import judge_by_all
-from protonet.commands.figures import list_names
-from protonet.commands.labels import check_spellings, find_strange
+from protonet.commands.content import EvaluatedRows, compute_importance, compute_report_sections, table_to_dict
+from protonet.commands.explain import evaluate_with_full_network
+from protonet.commands.figures import shorten_list
+from protonet.commands.labels import check_spellings, detect_unknown_classes
 from protonet.commands.models import (
-    classify,
     count_samples,
-    find_sizes,
-    is_read,
+    get_class_indices,
+    get_column_names,
+    get_column_sizes,
+    has_pretrained_encoder,
+    make_read_spec,
     map_blocks,
-    name_columns,
-    number_classes,
     open_model,
     open_rows,
+    predict_logits,
     show_notes,
     show_progress,
-    want,
 )
-from protonet.commands.report import format_report, judge, list_report
+from protonet.commands.report import format_report, make_report, report_to_dict
 from protonet.embeddings.pictures.images import path_to_text
 from protonet.errors import raise_input_error
 from protonet.files import Model
@@ -43,85 +43,90 @@ from protonet.ui.page.document import write_outputs
 from protonet.ui.plots import draw_plot
 
 
-class Judged(NamedTuple):
-    """Some rows of the table."""
+class Evaluated(NamedTuple):
+    """A block of evaluated rows."""
 
     logits: Tensor  #: (b, num_classes).
-    labels: Tensor  #: (b,) int64: the number of each row's class, -1 for one that the model does not know.
-    strange: Counter[str]  #: The rows of each such class.
-    kept: tuple[Tensor, RowBlock] | None  #: The features (b, dim), and the rows; None if there is no report.
+    labels: Tensor  #: (b,) int64, class indices; -1 for a class that the model does not know.
+    unknown: Counter[str]  #: The number of rows of each unknown class.
+    rows: tuple[Tensor, RowBlock] | None  #: The features (b, dim) and the block, for the report; None without one.
 
 
 def run(options: argparse.Namespace) -> None:
-    """Judge as the arguments say, and print a summary.
+    """Evaluate a model and print the results.
 
     Raises:
         MissingPackageError: A package that the table or an option needs is missing.
-        InputError: Arguments, a model or a table that do not fit.
+        InputError: Arguments, model and table do not match.
     """
     outputs = options.outputs
     model = open_model(options)
-    wanted = want(model, options.label, labelled=True)._replace(drop_unlabelled=options.drop_unlabelled)
-    table = open_rows(options, model, wanted, options.labels_file and Path(options.labels_file))
+    spec = make_read_spec(model, options.label, labelled=True)._replace(drop_unlabelled=options.drop_unlabelled)
+    table = open_rows(options, model, spec, options.labels_file and Path(options.labels_file))
 
-    def judge_block(block: RowBlock) -> Judged:
-        """Judge some rows, and keep them for the report."""
-        strange = find_strange(block.labels, model.classes)
-        names = Counter(block.labels[strange].astype(str).tolist())
+    def evaluate_block(block: RowBlock) -> Evaluated:
+        unknown = detect_unknown_classes(block.labels, model.classes)
+        names = Counter(block.labels[unknown].astype(str).tolist())
         check_spellings(names, model.classes, "Spell them in the table as the model does.")
-        numbers = torch.full((len(strange),), -1)
-        if not strange.all():
-            numbers[torch.from_numpy(~strange)] = number_classes(block.labels[~strange], model.classes)
+        labels = torch.full((len(unknown),), -1)
+        if not unknown.all():
+            labels[torch.from_numpy(~unknown)] = get_class_indices(block.labels[~unknown], model.classes)
         x = encode_block(table, block, model.encoding)
-        kept = (torch.from_numpy(x), block) if "report" in outputs else None
-        return Judged(classify(model, x, block.uninformative), numbers, names, kept)
+        rows = (torch.from_numpy(x), block) if "report" in outputs else None
+        return Evaluated(predict_logits(model, x, block.uninformative), labels, names, rows)
 
-    judged = list(map_blocks(judge_block, table.blocks, rows=table.n_rows, quiet=options.quiet, alone=is_read(model)))
-    rows, numbers = torch.cat([each.logits for each in judged]), torch.cat([each.labels for each in judged])
-    strange = dict(sum((each.strange for each in judged), Counter[str]()).most_common())
-    known = numbers >= 0
+    sequential = has_pretrained_encoder(model)
+    blocks = map_blocks(evaluate_block, table.blocks, rows=table.n_rows, quiet=options.quiet, sequential=sequential)
+    evaluated = list(blocks)
+    logits = torch.cat([block.logits for block in evaluated])
+    labels = torch.cat([block.labels for block in evaluated])
+    unknown = dict(sum((block.unknown for block in evaluated), Counter[str]()).most_common())
+    known = labels >= 0
     if not bool(known.any()):
-        got, remedy = f"{list_names(list(map(repr, strange)))} alone", "Name the classes' column: --label."
-        raise_input_error("table", "hold a class that the model knows", got, remedy)
+        got, remedy = f"only {shorten_list(list(map(repr, unknown)))}", "Name the column of the labels: --label."
+        raise_input_error("table", "have a class that the model knows", got, remedy)
     name, balanced = path_to_text(Path(options.table).name), bool(model.metadata.get("balanced"))
-    report = judge(name, model.classes, torch.tensor(count_samples(model)), rows, numbers, strange, balanced=balanced)
+    counts = torch.tensor(count_samples(model))
+    report = make_report(name, model.classes, counts, logits, labels, unknown, balanced=balanced)
     print(format_report(report), end="")
     show_notes(table, quiet=options.quiet)
-    figures = {"command": "evaluate", **list_report(report)}
+    results = {"command": "evaluate", **report_to_dict(report)}
     if "report" in outputs:
         with show_progress(quiet=options.quiet) as progress:
-            figures |= list_more(model, table, rows, numbers, [each.kept for each in judged if each.kept], progress)
-    write_outputs(outputs, figures)
+            rows = [block.rows for block in evaluated if block.rows]
+            results |= compute_details(model, table, logits, labels, rows, progress)
+    write_outputs(outputs, results)
     if "plot" in outputs:
-        of = f"rows of {report.name}"
-        draw_plot(outputs["plot"], rows[known], numbers[known], model.classes, of, quiet=options.quiet)
+        subject = f"rows of {report.name}"
+        draw_plot(outputs["plot"], logits[known], labels[known], model.classes, subject, quiet=options.quiet)
 
 
-def list_more(
+def compute_details(
     model: Model,
     table: Table,
     logits: Tensor,
     labels: Tensor,
-    kept: Sequence[tuple[Tensor, RowBlock]],
+    rows: Sequence[tuple[Tensor, RowBlock]],
     progress: Progress,
 ) -> dict[str, Any]:
-    """Return what only the report tells: of the table, of each row of a known class, and of the columns.
+    """Compute the sections that only the report has: table, predictions and column importance.
 
     Args:
-        model: What judged the rows.
-        table: What they are of.
+        model: The evaluated model.
+        table: The table.
         logits: (n, num_classes).
         labels: (n,) int64, -1 for a class that the model does not know.
-        kept: The features (b, dim) of each block, and the block.
-        progress: Told which column begins, and the share of them that is over.
+        rows: The features (b, dim) of each block, and the block.
+        progress: Called with the current column and the completed fraction.
     """
-    names = name_columns(model)
-    cells = [np.concatenate(parts) for parts in zip(*(block.columns for _, block in kept), strict=True)]
-    places = [table.position_format.format(row) for _, block in kept for row in block.positions]
+    names = get_column_names(model)
+    cells = [np.concatenate(parts) for parts in zip(*(block.columns for _, block in rows), strict=True)]
+    locations = [table.position_format.format(row) for _, block in rows for row in block.positions]
     known = labels >= 0
-    data = list_table(model, labels[known], len(labels), list(map(count_missing_cells, cells)), table.notes)
-    features = torch.cat([x for x, _ in kept])
-    judged = judge_by_all(model, features[known], labels[known])
-    importance = list_importance(judged, names, find_sizes(model), 0, math.inf, progress)
-    every = JudgedRows(logits, labels, range(len(labels)), places, None, names, cells)
-    return {"data": data, **list_sections(every.take(known.nonzero().flatten().tolist()), logits[known], importance)}
+    data = table_to_dict(model, labels[known], len(labels), list(map(count_missing_cells, cells)), table.notes)
+    features = torch.cat([x for x, _ in rows])
+    evaluated = evaluate_with_full_network(model, features[known], labels[known])
+    importance = compute_importance(evaluated, names, get_column_sizes(model), 0, math.inf, progress)
+    predictions = EvaluatedRows(logits, labels, range(len(labels)), locations, None, names, cells)
+    predictions = predictions.take(known.nonzero().flatten().tolist())
+    return {"data": data, **compute_report_sections(predictions, logits[known], importance)}

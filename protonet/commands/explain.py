@@ -1,4 +1,4 @@
-"""``python -m protonet explain``: which columns matter, and what spoke for the class of a row."""
+"""``protonet explain``: which columns matter, and why a row gets its class."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from protonet._text import to_printable
 from protonet._writing import write_whole
 from protonet.commands.labels import check_spellings
 from protonet.commands.models import (
-    classify,
-    find_sizes,
-    find_uninformative,
-    name_columns,
-    number_classes,
+    detect_uninformative,
+    get_class_indices,
+    get_column_names,
+    get_column_sizes,
+    make_read_spec,
     open_model,
     open_rows,
+    predict_logits,
     read_labelled,
     show_notes,
     show_progress,
-    want,
 )
 from protonet.embeddings.pictures.images import path_to_text
 from protonet.errors import raise_input_error
@@ -37,105 +37,107 @@ from protonet.tables.features import encode_block
 from protonet.tables.table import Table
 from protonet.ui.text import count, format_table
 
-#: Most columns that are printed; a JSON file has all.
-MOST_COLUMNS = 30
-#: Of each row: how many columns, and how many near rows, are told.
+#: The maximal number of columns printed; JSON has all.
+MAX_COLUMNS = 30
+#: The number of columns, and of nearest rows, shown for each row.
 COLUMNS, NEIGHBOURS = 5, 3
-#: Most characters of a cell that are shown.
-MOST_CELL = 40
-#: Rows of fit whose cells stand in for those of a row.
+#: The maximal number of characters shown of a cell.
+MAX_CELL_LENGTH = 40
+#: The number of rows of fit whose cells replace those of a row.
 SAMPLE = 50
-#: Rows that are embedded at a time.
-ROWS_AT_ONCE = 1024
+#: The number of rows embedded at a time.
+BATCH_ROWS = 1024
 
 
 def run(options: argparse.Namespace) -> None:
-    """Explain as the arguments say.
+    """Compute and print the importance of columns, or the explanation of rows.
 
     Raises:
         MissingPackageError: A package that the table needs is missing.
-        InputError: Arguments, a model or a table that do not fit.
+        InputError: Arguments, model and table do not match.
     """
     seed, rows, outputs = options.seed, options.rows, options.outputs
     model = open_model(options, held=True)
     generator = torch.Generator().manual_seed(seed)
     if rows is None:
-        figures = judge_columns(options, model, generator)
-        print(format_columns(figures), end="")
+        results = compute_column_importance(options, model, generator)
+        print(format_columns(results), end="")
     else:
-        figures = explain_rows(options, model, rows, generator)
-        print(format_rows(figures), end="")
+        results = explain_rows(options, model, rows, generator)
+        print(format_rows(results), end="")
     if "json" in outputs:
-        content = json.dumps({"seed": seed, **figures}, indent=1, allow_nan=False) + "\n"
+        content = json.dumps({"seed": seed, **results}, indent=1, allow_nan=False) + "\n"
         write_whole(outputs["json"], lambda file: file.write(content.encode()))
 
 
-def find_held(model: Model) -> Crossfit | None:
-    """Return the rows that fit held out, with the fold models, or None where the model has none."""
+def restore_held_out(model: Model) -> Crossfit | None:
+    """Restore the held-out rows of fit and the cross-validation networks; None if the model has none."""
     try:
         crossed = restore_crossfit(model.network, model.folds, model.held)
-    except ValueError:  # a fit that is stopped may keep a model without
+    except ValueError:  # an interrupted fit writes a model without them
         return None
     return crossed if len(crossed.labels) else None
 
 
-def judge_columns(options: argparse.Namespace, model: Model, generator: torch.Generator) -> dict[str, Any]:
-    """Return what shuffling each column costs, the costliest first, as JSON can hold it.
+def compute_column_importance(options: argparse.Namespace, model: Model, generator: torch.Generator) -> dict[str, Any]:
+    """Compute the permutation importance of each column, the largest first, as a dict for JSON.
 
     Raises:
-        InputError: A table that does not fit; without one, a model that has no row that was held out.
+        InputError: The table does not match; or there is no table and the model has no held-out rows.
     """
-    table, judged = (None, find_held(model)) if options.table is None else read_judged(options, model)
-    if judged is None:
-        remedy = "Pass a table with classes, or fit it again, to two samples or more of some classes."
-        raise_input_error("model", "hold rows that fit held out, where no table is passed", "none", remedy)
+    if options.table is None:
+        table, evaluated = None, restore_held_out(model)
+    else:
+        table, evaluated = read_evaluation_rows(options, model)
+    if evaluated is None:
+        remedy = "Pass a labelled table, or fit it again with two or more rows per class."
+        raise_input_error("model", "have held-out rows, if no table is given", "none", remedy)
     with show_progress(quiet=options.quiet) as progress:
-        found = rank_columns(judged, name_columns(model), find_sizes(model), generator, progress)
+        results = rank_columns(evaluated, get_column_names(model), get_column_sizes(model), generator, progress)
     if table is not None:
         show_notes(table, quiet=options.quiet)
-    return {"table": None if options.table is None else path_to_text(Path(options.table).name), **found}
+    return {"table": None if options.table is None else path_to_text(Path(options.table).name), **results}
 
 
-def read_judged(options: argparse.Namespace, model: Model) -> tuple[Table, Crossfit]:
-    """Return a table with classes, and its rows, all judged by the network of all rows.
+def read_evaluation_rows(options: argparse.Namespace, model: Model) -> tuple[Table, Crossfit]:
+    """Read a labelled table as held-out rows of the full network.
 
     Raises:
-        InputError: A table that does not fit, has classes that the model does not know, or a row that is far out.
+        InputError: The table does not match, has unknown classes, or a row whose embedding overflows.
     """
     table, block = read_labelled(options, model)
     check_spellings(block.labels.tolist(), model.classes, "Spell them in the table as the model does.")
-    labels = number_classes(block.labels, model.classes)
+    labels = get_class_indices(block.labels, model.classes)
     x = encode_block(table, block, model.encoding)
-    classify(model, x)  # which says of a row that is far out how large it is
-    judged = judge_by_all(model, torch.from_numpy(x), labels)
-    return table, judged
+    predict_logits(model, x)  # raises if the embedding of a row overflows
+    return table, evaluate_with_full_network(model, torch.from_numpy(x), labels)
 
 
-def judge_by_all(model: Model, features: Tensor, labels: Tensor) -> Crossfit:
-    """Return rows (n, dim) of known classes (n,), all judged by the network of all rows."""
+def evaluate_with_full_network(model: Model, features: Tensor, labels: Tensor) -> Crossfit:
+    """Represent rows (n, dim) with labels (n,) as held-out rows of the full network."""
     weights, offset = torch.ones(len(labels), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     fold, groups = torch.zeros_like(labels), torch.full_like(labels, -1)
     return Crossfit(model.network, (model.network,), features, labels, weights, fold, groups, offset)
 
 
-def format_columns(figures: Mapping[str, Any]) -> str:
-    """Return what `judge_columns` found, in lines."""
-    rows, columns = count(figures["rows"], "row"), figures["columns"]
-    drawn = f", drawn at random from {figures['drawn_from']:,}" if figures["rows"] < figures["drawn_from"] else ""
-    held = f"{rows} that fit held out{drawn}, each judged by a fit without its fold"
-    judged = held if figures["table"] is None else f"{rows} of {to_printable(figures['table'])}{drawn}"
-    shuffles = count(figures["shuffles"], "shuffle")
+def format_columns(results: Mapping[str, Any]) -> str:
+    """Format the results of `compute_column_importance`."""
+    rows, columns, total = count(results["rows"], "row"), results["columns"], results["total_rows"]
+    sample = f", a random sample of {total:,}" if results["rows"] < total else ""
+    source = "held out in fit" if results["table"] is None else f"of {to_printable(results['table'])}"
+    accuracy, log_loss = 100 * results["accuracy"], results["log_loss"]
+    shuffles = count(results["shuffles"], "shuffle")
     lines = [
-        f"{judged}: {100 * figures['accuracy']:.2f} % right, log-loss {figures['log_loss']:.3f}",
-        f"what is lost where the cells of one column are shuffled among the rows, the mean of {shuffles}:",
+        f"{rows} {source}{sample}: accuracy {accuracy:.2f} %, log-loss {log_loss:.3f}",
+        f"permutation importance: the change if the values of a column are shuffled, the mean of {shuffles}",
     ]
     shown = []
-    for column in columns[:MOST_COLUMNS]:
+    for column in columns[:MAX_COLUMNS]:
         rise, fall = column["log_loss_rise"], 100 * column["accuracy_fall"]
         ends = "[{:+.3f}, {:+.3f}]".format(*column["log_loss_interval"])
-        points = "[{:+.2f}, {:+.2f}]".format(*(100 * share for share in column["accuracy_interval"]))
+        points = "[{:+.2f}, {:+.2f}]".format(*(100 * end for end in column["accuracy_interval"]))
         shown.append([to_printable(column["name"]), f"{rise:+.3f}", ends, f"{fall:+.2f}", points])
-    header = ["column", "log-loss rises by", "95 % interval", "right falls by, points", "95 % interval"]
+    header = ["column", "log-loss increase", "95 % interval", "accuracy decrease, points", "95 % interval"]
     lines += ["", format_table(header, shown)]
     if len(shown) < len(columns):
         lines[-1] += f"{len(shown)} of {count(len(columns), 'column')} shown, the largest first; --json writes all\n"
@@ -145,118 +147,113 @@ def format_columns(figures: Mapping[str, Any]) -> str:
 def explain_rows(
     options: argparse.Namespace, model: Model, rows: Sequence[int], generator: torch.Generator
 ) -> dict[str, Any]:
-    """Return what the model says of some rows of a table, and why, as JSON can hold it.
+    """Compute the prediction of some rows, their nearest rows and column contributions, as a dict for JSON.
 
     Raises:
-        InputError: A table that does not fit, or has no such row.
+        InputError: The table does not match, or has no such row.
     """
-    table = open_rows(options, model, want(model, options.label, labelled=False))
+    table = open_rows(options, model, make_read_spec(model, options.label, labelled=False))
     x, cells, uninformative = read_rows(table, model, rows)
-    held, names = find_held(model), name_columns(model)
-    ranked = classify(model, x, uninformative).softmax(dim=1).sort(dim=1, descending=True, stable=True)
+    held_out, names = restore_held_out(model), get_column_names(model)
+    ranked = predict_logits(model, x, uninformative).softmax(dim=1).sort(dim=1, descending=True, stable=True)
     show_notes(table, quiet=options.quiet)
-    told: list[dict[str, Any]] = []
-    for row, shares, places in zip(rows, ranked.values.tolist(), ranked.indices.tolist(), strict=True):
-        best = [{"name": model.classes[at], "probability": share} for at, share in zip(places, shares, strict=True)]
-        told.append(
-            {
-                "row": row,
-                "place": table.position_format.format(row),
-                "classes": best[:2],
-                "neighbours": None,
-                "columns": None,
-            }
-        )
-    figures = {"table": path_to_text(Path(options.table).name), "sample": 0, "rows": told}
-    if held is None:
-        return figures
-    drawn = torch.randperm(len(held.labels), generator=generator)[:SAMPLE]
-    figures["sample"] = len(drawn)
-    sample, weights = held.features[drawn], held.weights[drawn]
+    explained: list[dict[str, Any]] = []
+    for row, probabilities, labels in zip(rows, ranked.values.tolist(), ranked.indices.tolist(), strict=True):
+        best = [
+            {"name": model.classes[label], "probability": probability}
+            for label, probability in zip(labels[:2], probabilities[:2], strict=True)
+        ]
+        location = table.position_format.format(row)
+        explained.append({"row": row, "location": location, "classes": best, "neighbors": None, "columns": None})
+    results = {"table": path_to_text(Path(options.table).name), "sample": 0, "rows": explained}
+    if held_out is None:
+        return results
+    sampled = torch.randperm(len(held_out.labels), generator=generator)[:SAMPLE]
+    results["sample"] = len(sampled)
+    sample, weights = held_out.features[sampled], held_out.weights[sampled]
     with show_progress(quiet=options.quiet) as progress, torch.inference_mode():
         features = torch.from_numpy(x)
-        cosines = embed(model, features) @ embed(model, held.features).T
-        nearest = cosines.topk(min(NEIGHBOURS, len(held.labels)), dim=1)
-        for at, each in enumerate(told):
-            progress(f"row {each['row']}", at / len(told))
-            pairs = zip(nearest.indices[at].tolist(), nearest.values[at].tolist(), strict=True)
-            each["neighbours"] = [
-                {"number": number, "class": model.classes[int(held.labels[number])], "cosine": cosine}
-                for number, cosine in pairs
+        cosines = embed(model, features) @ embed(model, held_out.features).T
+        nearest = cosines.topk(min(NEIGHBOURS, len(held_out.labels)), dim=1)
+        for position, result in enumerate(explained):
+            progress(f"row {result['row']}", position / len(explained))
+            pairs = zip(nearest.indices[position].tolist(), nearest.values[position].tolist(), strict=True)
+            result["neighbors"] = [
+                {"index": index, "class": model.classes[int(held_out.labels[index])], "cosine": cosine}
+                for index, cosine in pairs
             ]
-            label = int(ranked.indices[at, 0])
-            support = measure_support(model.network, features[at], label, sample, weights, find_sizes(model))
-            each["columns"] = [
-                {"name": names[number], "number": number, "cell": cells[at][number], "support": float(support[number])}
-                for number in support.abs().argsort(descending=True, stable=True).tolist()
+            label = int(ranked.indices[position, 0])
+            contributions = measure_support(
+                model.network, features[position], label, sample, weights, get_column_sizes(model)
+            )
+            result["columns"] = [
+                {
+                    "name": names[index],
+                    "index": index,
+                    "cell": cells[position][index],
+                    "contribution": float(contributions[index]),
+                }
+                for index in contributions.abs().argsort(descending=True, stable=True).tolist()
             ]
-    return figures
+    return results
 
 
 def read_rows(table: Table, model: Model, rows: Sequence[int]) -> tuple[np.ndarray, list[list[str]], np.ndarray]:
-    """Return some rows of a table, by their lines in the file.
+    """Read some rows of a table, by their positions in the file.
 
     Returns:
-        Their features (rows, dim), the cells of each as text, and which of them (rows,) bool have no information.
+        The features (rows, dim), the cells of each row as text, and which rows (rows,) bool have no information.
 
     Raises:
-        InputError: The table has no such row, or one that does not fit.
+        InputError: The table has no such row, or a row does not match.
     """
-    found: dict[int, tuple[np.ndarray, list[str], bool]] = {}
+    by_position: dict[int, tuple[np.ndarray, list[str], bool]] = {}
     last = None
     for block in table.blocks:
-        numbers = {place: number for number, place in enumerate(block.positions)}
-        here = [row for row in rows if row in numbers]
-        if here:
-            taken = block.take(np.array([numbers[row] for row in here]))
-            features, cells = encode_block(table, taken, model.encoding), zip(*taken.columns, strict=True)
-            uninformative = find_uninformative(model, taken).tolist()
-            found |= {
-                row: (x, [*map(str, own)], empty)
-                for row, x, own, empty in zip(here, features, cells, uninformative, strict=True)
+        indices = {position: index for index, position in enumerate(block.positions)}
+        positions = [row for row in rows if row in indices]
+        if positions:
+            selected = block.take(np.array([indices[position] for position in positions]))
+            features, texts = encode_block(table, selected, model.encoding), zip(*selected.columns, strict=True)
+            uninformative = detect_uninformative(model, selected).tolist()
+            by_position |= {
+                position: (x, [*map(str, cells)], empty)
+                for position, x, cells, empty in zip(positions, features, texts, uninformative, strict=True)
             }
         last = block.positions[-1]
     for row in rows:
-        if row not in found:
-            remedy = "Number rows as notes do: by the lines of a text file, or the rows of a spreadsheet."
-            raise_input_error(
-                "--rows",
-                "name rows of the table",
-                f"{row}, and the last is {table.position_format.format(last)}",
-                remedy,
-            )
-    x, texts, empty = zip(*(found[row] for row in rows), strict=True)
-    return np.stack(x), list(texts), np.array(empty)
+        if row not in by_position:
+            got = f"{row}, and the last is {table.position_format.format(last)}"
+            remedy = "Count the lines of a text file, or the rows of a spreadsheet; the header is the first."
+            raise_input_error("--rows", "be rows of the table", got, remedy)
+    x, cells, empty = zip(*(by_position[row] for row in rows), strict=True)
+    return np.stack(x), list(cells), np.array(empty)
 
 
 def embed(model: Model, x: Tensor) -> Tensor:
-    """Return the embeddings (n, embedding_dim) of rows (n, dim)."""
-    return torch.cat([model.network.embed(some) for some in x.split(ROWS_AT_ONCE)])
+    """Compute the embeddings (n, embedding_dim) of rows (n, dim)."""
+    return torch.cat([model.network.embed(batch) for batch in x.split(BATCH_ROWS)])
 
 
-def format_rows(figures: Mapping[str, Any]) -> str:
-    """Return what `explain_rows` found, in lines."""
+def format_rows(results: Mapping[str, Any]) -> str:
+    """Format the results of `explain_rows`."""
     lines = []
-    for told in figures["rows"]:
-        shares = [f"{to_printable(each['name'])} {100 * each['probability']:.2f} %" for each in told["classes"]]
-        lines.append(f"{told['place']}: {', then '.join(shares)}")
-        if figures["sample"]:
+    for row in results["rows"]:
+        classes = [f"{to_printable(best['name'])} {100 * best['probability']:.2f} %" for best in row["classes"]]
+        lines.append(f"{row['location']}: {', then '.join(classes)}")
+        if results["sample"]:
             near = [
-                f"{each['number']} ({to_printable(each['class'])}, {each['cosine']:.3f})" for each in told["neighbours"]
+                f"{neighbor['index']} ({to_printable(neighbor['class'])}, {neighbor['cosine']:.3f})"
+                for neighbor in row["neighbors"]
             ]
-            lines.append(f"  nearest rows that fit held out: {', '.join(near)}")
-            lines += [
-                f"  {each['support']:<+9.2g} {to_printable(each['name'])} = {to_printable(each['cell'][:MOST_CELL])}"
-                for each in told["columns"][:COLUMNS]
-            ]
-    if figures["sample"]:
-        lines.append(
-            "in brackets: the class of a near row, and its cosine in the embedding; before a column: the class's"
-        )
-        rows = count(figures["sample"], "row")
-        lines.append(f"log-probability, less its mean where that cell is one of {rows} that fit held out")
+            lines.append(f"  nearest held-out rows of fit (class, cosine): {', '.join(near)}")
+            for column in row["columns"][:COLUMNS]:
+                cell = to_printable(column["cell"][:MAX_CELL_LENGTH])
+                lines.append(f"  {column['contribution']:<+9.2g} {to_printable(column['name'])} = {cell}")
+    if results["sample"]:
+        rows = count(results["sample"], "held-out row")
+        lines.append("contribution of a column: the log-probability of the class, minus its mean if the cell is")
+        lines.append(f"replaced by that of {rows} of fit")
     else:
-        lines.append(
-            "the model holds no rows that fit held out: what is near these, and which columns spoke, is not known"
-        )
+        lines.append("the model has no held-out rows of fit: nearest rows and contributions are unknown")
     return "\n".join([*lines, ""])

@@ -1,4 +1,4 @@
-"""``python -m protonet export``: write a model as ONNX or as a program of ``torch.export``."""
+"""``protonet export``: export a model to ONNX or to a ``torch.export`` program."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from protonet.files import export_onnx, export_pt2
 
 
 def run(options: argparse.Namespace) -> None:
-    """Export as the arguments say, and print one line for each file.
+    """Export a model, and print one line for each file.
 
     Raises:
         MissingPackageError: onnx is missing.
-        InputError: Arguments or a model that do not fit.
+        InputError: Arguments and model do not match.
     """
     model = read_model(options.model)
     dim, classes = model.network.encoder.input_dim, len(model.classes)
     mixed = model.encoding is not None and not model.encoding.plain
-    taken = f"{len(model.encoding.columns)} columns (n, 1)" if mixed and model.encoding else f"features (n, {dim})"
+    inputs = f"{len(model.encoding.columns)} columns (n, 1)" if mixed and model.encoding else f"features (n, {dim})"
     for kind, path in options.outputs.items():
         if kind == "onnx":
             export_onnx(path, model)
         else:
             export_pt2(path, model)
-        given = "logits and probabilities" if kind == "onnx" else "logits"
-        print(f"{path}: {taken} to {given} (n, {classes}), {path.stat().st_size / 1e6:.1f} MB")
+        outputs = "logits and probabilities" if kind == "onnx" else "logits"
+        print(f"{path}: {inputs} to {outputs} (n, {classes}), {path.stat().st_size / 1e6:.1f} MB")

@@ -1,4 +1,4 @@
-"""Figures, classes, views and columns as people read them, of numbers and names alone: nothing here imports torch."""
+"""Format metrics, views, columns and lists of names as text; nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -8,50 +8,50 @@ from typing import Any
 from protonet._text import to_printable
 from protonet.ui.text import format_table
 
-#: Most classes that are printed; a JSON file has all.
-MOST_CLASSES = 20
-#: Most names that a line lists.
-MOST_NAMES = 5
+#: The maximal number of classes printed; JSON has all.
+MAX_CLASSES = 20
+#: The maximal number of names in a line.
+MAX_NAMES = 5
 
 
-def format_share(share: float, interval: Sequence[float]) -> tuple[str, str]:
-    """Return a share in per cent, and its interval."""
+def format_percent(fraction: float, interval: Sequence[float]) -> tuple[str, str]:
+    """Format a fraction and its interval in percent."""
     low, high = (100 * bound for bound in interval)
-    return f"{100 * share:.2f}", f"[{low:.2f}, {high:.2f}]"
+    return f"{100 * fraction:.2f}", f"[{low:.2f}, {high:.2f}]"
 
 
-def format_losses(figures: Mapping[str, Any]) -> str:
-    """Return how good the probabilities are, given a `Metrics` as a dict; files of older versions have no intervals."""
-    told = []
+def format_probability_metrics(metrics: Mapping[str, Any]) -> str:
+    """Format log-loss and calibration error, with intervals if there are any, given a `Metrics` as a dict."""
+    parts = []
     for name, interval, factor, digits in (
         ("log_loss", "log_loss_interval", 1, 3),
         ("calibration_error", "calibration_interval", 100, 1),
     ):
-        ends = ", ".join(f"{factor * end:.{digits}f}" for end in figures.get(interval, ()))
-        told.append(f"{factor * figures[name]:.{digits}f}" + f" [{ends}]" * bool(ends))
-    return "log-loss {}, calibration error {} points\n".format(*told)
+        ends = ", ".join(f"{factor * end:.{digits}f}" for end in metrics.get(interval, ()))
+        parts.append(f"{factor * metrics[name]:.{digits}f}" + f" [{ends}]" * bool(ends))
+    return "log-loss {}, calibration error {} points\n".format(*parts)
 
 
 def format_views(views: Mapping[str, float]) -> str:
-    """Return a table of the views and their weights."""
+    """Format the views and their weights as a table."""
     return format_table(["view", "weight, %"], [[name, f"{100 * weight:.1f}"] for name, weight in views.items()])
 
 
-def tell_columns(names: Sequence[str] | None, told: Sequence[str] | None) -> list[str]:
-    """Return a line for each kind of column: the names, and what they were taken for; none for numbers alone."""
-    kinds: dict[str, list[str]] = {}
-    for name, text in zip(names or (), told or (), strict=False):
-        kinds.setdefault(text, []).append(to_printable(name))
-    return [f"{', '.join(same)}: {text}" for text, same in kinds.items()]
+def summarize_columns(names: Sequence[str] | None, summaries: Sequence[str] | None) -> list[str]:
+    """Format a line for each type of column: the names and the type; none for a table of numbers."""
+    by_type: dict[str, list[str]] = {}
+    for name, summary in zip(names or (), summaries or (), strict=False):
+        by_type.setdefault(summary, []).append(to_printable(name))
+    return [f"{', '.join(columns)}: {summary}" for summary, columns in by_type.items()]
 
 
-def count_own(counts: Sequence[int], classes: Sequence[str | int], named: Any) -> list[int]:
-    """Return of how many samples each class is, without what its name counts as.
+def subtract_name_samples(counts: Sequence[int], classes: Sequence[str | int], named: Any) -> list[int]:
+    """Subtract the samples that class names count as from the samples of each class.
 
     Args:
-        counts: (num_classes,) with that.
+        counts: (num_classes,) samples, including those of names.
         classes: The name of each class.
-        named: What the metadata of a file say of names; it may be anything.
+        named: The entry about names in a file's metadata; it may be invalid.
     """
     if not isinstance(named, dict) or not isinstance(named.get("classes"), list):
         return list(counts)
@@ -60,6 +60,6 @@ def count_own(counts: Sequence[int], classes: Sequence[str | int], named: Any) -
     return [max(0, rows - less * (name in named["classes"])) for name, rows in zip(classes, counts, strict=True)]
 
 
-def list_names(names: Sequence[str], most: int = MOST_NAMES) -> str:
-    """Return the first of several names, and how many more there are."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def shorten_list(names: Sequence[str], max_names: int = MAX_NAMES) -> str:
+    """Join the first names, and count the others."""
+    return ", ".join(names[:max_names]) + (f" and {len(names) - max_names} more" if len(names) > max_names else "")

@@ -1,4 +1,4 @@
-"""``protonet fit``: learn the classes of a table, tell how well, and keep the model in a file."""
+"""``protonet fit``: train a classifier on a table, cross-validate it, and save the model."""
 
 from __future__ import annotations
 
@@ -14,12 +14,25 @@ from typing import Any
 import torch
 
 from protonet._text import to_printable
-from protonet.commands.content import JudgedRows, list_importance, list_learning, list_sections, list_table
-from protonet.commands.data import Data, Rest, read_data
-from protonet.commands.figures import format_losses, format_views, tell_columns
-from protonet.commands.models import find_sizes, keep_crossfit, list_cancelled, name_columns, show_progress, write_model
-from protonet.commands.report import list_figures
-from protonet.commands.summary import compare_baselines, describe_views, format_baselines, format_pairs
+from protonet.commands.content import (
+    EvaluatedRows,
+    compute_importance,
+    compute_learning_curve,
+    compute_report_sections,
+    table_to_dict,
+)
+from protonet.commands.data import TrainingTable, UnlabelledRows, encode_table
+from protonet.commands.figures import format_probability_metrics, format_views, summarize_columns
+from protonet.commands.models import (
+    attach_cv_results,
+    get_column_names,
+    get_column_sizes,
+    show_progress,
+    warn_cancelled_classes,
+    write_model,
+)
+from protonet.commands.report import metrics_to_dict
+from protonet.commands.summary import compare_baselines, describe_views, format_baselines, format_confusions
 from protonet.embeddings.pictures.files import split_backbone
 from protonet.embeddings.pictures.images import path_to_text
 from protonet.errors import raise_input_error
@@ -47,43 +60,42 @@ from protonet.ui.page.document import write_outputs
 from protonet.ui.plots import draw_plot
 from protonet.ui.text import count
 
-#: Of a time limit, what is over as the report begins.
-HELD = 0.8
-#: Groups of strangers that are told of, and rows of each that are named, at the most.
-MOST_GROUPS, SHOWN = 5, 5
-#: Of the time, and of its limit, what the choice of views takes; the rest is fitting it again without each fold.
-SOLVING = 0.6
+#: The fraction of the time limit after which the report begins.
+REPORT_START = 0.8
+#: The maximal number of outlier groups, and of rows of each, that are printed.
+MAX_GROUPS, MAX_GROUP_ROWS = 5, 5
+#: The fraction of the time, and of its limit, for the choice of views; cross-validation takes the remainder.
+SOLVE_FRACTION = 0.6
 
 
 def run(options: argparse.Namespace) -> None:
-    """Fit as the arguments say, print a summary, and write the model if there is a path for it.
+    """Train and cross-validate a classifier, print the results, and write the model if a path is given.
 
     Raises:
         MissingPackageError: A package that an option needs is missing.
-        KeyboardInterrupt: After Ctrl-C. What stood at the path of the model stands there still; but where the model
-            was ready and only its cross-validation was not, it is written without, and the summary that there is is
-            printed.
-        InputError: Arguments or a table that do not fit.
+        KeyboardInterrupt: After Ctrl-C. The output file is unchanged; but if only the cross-validation was incomplete,
+            the model is written without it, and the summary is printed.
+        InputError: Arguments and table do not match.
     """
-    rows = vars(options).pop("rows")  # which take memory
+    rows = vars(options).pop("rows")  # releases memory
     seed, limit, outputs, started = options.seed, options.time_limit, options.outputs, time.monotonic() - rows.seconds
-    data = read_data(options, rows, keep_cells="report" in outputs)
+    data = encode_table(options, rows, keep_cells="report" in outputs)
     del rows
     name = path_to_text(Path(options.table).name)
     if "plot" in outputs and not len(data.x):
-        raise_input_error("--plot", "come with rows that have a class", "none", "Leave it out.")
-    rest = Rest(data, options.unlabelled and Path(options.unlabelled), options.label or "label")
-    shots = torch.bincount(data.y, minlength=len(data.classes)).tolist()
+        raise_input_error("--plot", "come with labelled rows", "none", "Leave it out.")
+    unlabelled = UnlabelledRows(data, options.unlabelled and Path(options.unlabelled), options.label or "label")
+    counts = torch.bincount(data.y, minlength=len(data.classes)).tolist()
     metadata: dict[str, Any] = {"label": options.label or "label", "effort": options.effort, "seed": seed}
-    metadata |= {"samples": shots, "group": options.group, "id": options.id, "left_out": data.left_out}
-    metadata |= {"time_limit": limit, "balanced": options.balanced or None, "seen": data.seen}
+    metadata |= {"samples": counts, "group": options.group, "id": options.id, "left_out": data.dropped}
+    metadata |= {"time_limit": limit, "balanced": options.balanced or None, "seen": data.statistics}
     metadata |= {"uninformative": data.uninformative} if any(data.uninformative) else {}
     if options.missing_values is not None:
         metadata["missing_values"] = options.missing_values.split(",")
     if data.names is not None:
         metadata["named"] = data.names.describe(data.classes)
     weights = balance_classes(data.y) if options.balanced else None
-    beside = None if data.names is None else data.names.count_samples(len(data.classes))
+    name_samples = None if data.names is None else data.names.count_samples(len(data.classes))
 
     def make_model(solution: Solution) -> Model:
         views = {"views": describe_views(solution.choice)}
@@ -94,34 +106,37 @@ def run(options: argparse.Namespace) -> None:
     try:
         with show_progress(quiet=options.quiet) as show_stage:
 
-            def tell(part: float, stage: str, share: float) -> None:
-                show_stage(stage, SOLVING * share if part == 0 else SOLVING + (1 - SOLVING) * share)
+            def show_part(part: int, stage: str, fraction: float) -> None:
+                begin, length = ((0, SOLVE_FRACTION), (SOLVE_FRACTION, 1 - SOLVE_FRACTION))[part]
+                show_stage(stage, begin + length * fraction)
 
-            alone = data.names is not None and not len(data.x)
+            names_only = data.names is not None and not len(data.x)
+            solving = TIME_LIMIT if limit is None else max(0.0, SOLVE_FRACTION * (started + limit - time.monotonic()))
             solution = solve_problem(
-                None if alone else [(data.x, data.y)],
+                None if names_only else [(data.x, data.y)],
                 metadata={"num_classes": len(data.classes)},
-                time_limit=TIME_LIMIT if limit is None else max(0.0, SOLVING * (started + limit - time.monotonic())),
-                effort=ALONE if alone else options.effort,
+                time_limit=solving,
+                effort=ALONE if names_only else options.effort,
                 seed=seed,
                 weights=weights,
                 groups=data.groups,
                 blocks=None if data.encoding is None else data.encoding.blocks,
                 spans=() if data.encoding is None else data.encoding.spans,
-                progress=partial(tell, 0),
-                unlabelled=rest or None,
+                progress=partial(show_part, 0),
+                unlabelled=unlabelled or None,
                 names=data.names,
             )
-            if alone:
+            if names_only:
                 solution.network.temperature.div_(1 + NAMES.sharper / len(data.classes))
-            data = data._replace(notes=[*data.notes, *suspect_twins(data, solution)])
-            data.notes.extend([*list_cancelled(solution.network, data.classes), *list_unevaluated(data, solution)])
-            until = deadline if limit is None or "report" not in outputs else started + HELD * limit
-            crossed = crossfit(solution, deadline=until, progress=partial(tell, 1))
+            data = data._replace(notes=[*data.notes, *warn_near_duplicates(data, solution)])
+            data.notes.extend(warn_cancelled_classes(solution.network, data.classes))
+            data.notes.extend(warn_unevaluated_classes(data, solution))
+            until = deadline if limit is None or "report" not in outputs else started + REPORT_START * limit
+            crossed = crossfit(solution, deadline=until, progress=partial(show_part, 1))
             in_time = time.monotonic() < until
         if weights is not None:
-            crossed = count_rows(crossed, data.y, weights, beside)
-        model = keep_crossfit(make_model(solution), crossed, data.number_groups(solution), hash_rows(data.x))
+            crossed = count_rows(crossed, data.y, weights, name_samples)
+        model = attach_cv_results(make_model(solution), crossed, data.index_groups(solution), hash_rows(data.x))
         if "output" in outputs:
             write_model(outputs["output"], model)
     except KeyboardInterrupt:
@@ -129,131 +144,138 @@ def run(options: argparse.Namespace) -> None:
             raise
         if weights is not None:
             rows = torch.bincount(data.y, minlength=len(data.classes))
-            count_samples(solution.network, rows if beside is None else rows + beside)
+            count_samples(solution.network, rows if name_samples is None else rows + name_samples)
         model = make_model(solution)
         write_model(outputs["output"], model)
-        print(summarise(name, data, model, solution, rest, []) + format_notes(data.notes), end="")
-        raise KeyboardInterrupt(f"stopped; {outputs['output']} is kept, without cross-validation") from None
+        print(summarize(name, data, model, solution, unlabelled, []) + format_notes(data.notes), end="")
+        raise KeyboardInterrupt(f"stopped; {outputs['output']} was written without cross-validation") from None
     try:
-        strangers = group_strangers(solution)
-        print(summarise(name, data, model, solution, rest, strangers))
+        outliers = group_strangers(solution)
+        print(summarize(name, data, model, solution, unlabelled, outliers))
         if options.verbose:
             print(format_views(model.metadata["views"]))
         compared = compare(crossed, solution, model)
-        shown = compared if options.verbose else choose_baselines(compared)
-        print(report(crossed, shown, list(map(to_printable, data.classes))) + format_notes(data.notes), end="")
+        shown = compared if options.verbose else select_baselines(compared)
+        classes = list(map(to_printable, data.classes))
+        print(format_evaluation(crossed, shown, classes) + format_notes(data.notes), end="")
         if not in_time and len(crossed.labels):
-            print("the time was over before the last fold: the model may do better than its folds")
+            print("time limit reached during cross-validation: the model may be better than these results")
         if "plot" in outputs:
             draw(outputs["plot"], crossed, data, quiet=options.quiet)
         if "json" in outputs or "report" in outputs:
-            figures = list_fit(name, data, model, crossed, compared)
-            figures |= list_rest(solution, rest, strangers)
+            results = results_to_dict(name, data, model, crossed, compared)
+            results |= unlabelled_to_dict(solution, unlabelled, outliers)
             if "report" in outputs and len(crossed.labels):
                 with show_progress(quiet=options.quiet) as progress:
-                    figures |= list_more(data, model, solution, crossed, seed, deadline, progress)
-            write_outputs(outputs, figures)
-        print(tell_next(outputs.get("output"), options.representation))
+                    results |= compute_details(data, model, solution, crossed, seed, deadline, progress)
+            write_outputs(outputs, results)
+        print(format_next_step(outputs.get("output"), options.representation))
     except KeyboardInterrupt:
         if "output" not in outputs:
             raise
-        raise KeyboardInterrupt(f"stopped; {outputs['output']} is kept") from None
+        raise KeyboardInterrupt(f"stopped; {outputs['output']} was written") from None
 
 
-def summarise(
-    name: str, data: Data, model: Model, solution: Solution, rest: Rest, strangers: Sequence[Sequence[int]]
+def summarize(
+    name: str,
+    data: TrainingTable,
+    model: Model,
+    solution: Solution,
+    unlabelled: UnlabelledRows,
+    outliers: Sequence[Sequence[int]],
 ) -> str:
-    """Return what the table was taken for, and what was made of equal rows and of rows without a class."""
-    shots = torch.bincount(data.y, minlength=len(data.classes)).tolist()
+    """Summarize the table, its column types, duplicates and unlabelled rows."""
+    counts = torch.bincount(data.y, minlength=len(data.classes)).tolist()
     sizes = [count(len(data.classes), "class"), count(len(data.x), "sample"), count(data.x.shape[1], "feature")]
     if data.encoding is not None and not data.encoding.plain:
-        sizes[-1] += f" of {count(len(data.encoding.columns), 'column')}"
+        sizes[-1] += f" from {count(len(data.encoding.columns), 'column')}"
     sizes += [count(len(data.group_names), "group")] * (data.groups is not None)
-    several = "" if min(shots) == max(shots) else f" to {max(shots)}"
-    lines = [f"{name}: {', '.join(sizes)}, {min(shots)}{several} per class"]
-    lines += [
-        f"  {line}" for line in tell_columns(data.columns, None if data.encoding is None else data.encoding.summary)
-    ]
+    upper = "" if min(counts) == max(counts) else f" to {max(counts)}"
+    lines = [f"{name}: {', '.join(sizes)}, {min(counts)}{upper} per class"]
+    types = None if data.encoding is None else data.encoding.summary
+    lines += [f"  {line}" for line in summarize_columns(data.columns, types)]
     if solution.problem.repeated:
         rows = count(solution.problem.repeated, "row")
-        lines.append(f"{rows} equal to others, or nearly: copies are held out together, and count as one where equal")
+        lines.append(f"{rows} equal to others, or nearly: duplicates share a fold, and equal rows count once")
     if data.names is not None:
         total = f"each as {count(round(data.names.weight), 'sample')}"
-        lines.append(f"the names of {count(len(data.names.labels), 'class')} are learned from, {total}")
+        lines.append(f"the names of {count(len(data.names.labels), 'class')} are training samples, {total}")
     if model.metadata["balanced"]:
-        lines.append("every class counts alike in learning, also in the probabilities (--balanced)")
-    lines += tell_rest(solution, rest, strangers)
+        lines.append("all classes have equal weight in training and in the probabilities (--balanced)")
+    lines += summarize_unlabelled(solution, unlabelled, outliers)
     return "\n".join(lines) + "\n"
 
 
 def format_notes(notes: Sequence[str]) -> str:
-    """Return what a person should know of the table, and look at, in lines."""
+    """Format notes and warnings about the table, one line each."""
     return "".join(f"{note}\n" for note in notes)
 
 
-def tell_next(path: Path | None, representation: Sequence[str] | None) -> str:
-    """Return where the model is, and what to do next, given its path, if it was written, and what reads its rows."""
+def format_next_step(path: Path | None, representation: Sequence[str] | None) -> str:
+    """Format the size of the written model, if any, and a command that uses it."""
     if path is None:
-        return "no model was written: -o FILE.safetensors keeps it"
+        return "no model was written: pass -o FILE.safetensors"
     size = path.stat().st_size / 1e6
-    again = [quote(name) for name in representation or () if Path(split_backbone(name)[0]).exists()]
-    more = f" --representation {' '.join(again)}" if again else ""
+    moved = [quote(name) for name in representation or () if Path(split_backbone(name)[0]).exists()]
+    more = f" --representation {' '.join(moved)}" if moved else ""
     return f"{path}: {size:.1f} MB; next: protonet predict {quote(str(path))} NEW.csv -o predicted.csv{more}"
 
 
-def suspect_twins(data: Data, solution: Solution) -> list[str]:
-    """Return a line, or none, about rows with near-duplicates; none if a note already names a column to group by."""
-    share = 0.0 if data.sources else find_twins(solution.problem.rows)
-    if share < TWINS.share:
+def warn_near_duplicates(data: TrainingTable, solution: Solution) -> list[str]:
+    """Warn of many near-duplicates within classes, unless a note already names a column to group by."""
+    fraction = 0.0 if data.group_columns else find_twins(solution.problem.rows)
+    if fraction < TWINS.share:
         return []
-    what = f"{100 * share:.0f} % of the rows have twins of their class, far nearer than all others"
-    return [f"warning: {what}; if such have one source, name the column that tells it with --group NAME"]
+    text = f"warning: {100 * fraction:.0f} % of rows have near-duplicates in their class"
+    return [f"{text}; if these have a common source, pass its column with --group NAME"]
 
 
-def list_unevaluated(data: Data, solution: Solution) -> list[str]:
-    """Return a line, or none, about classes none of whose rows can be held out, where those of others can."""
-    held = number_held(solution.problem) >= 0
-    rows, judged = (torch.bincount(y, minlength=len(data.classes)).tolist() for y in (data.y, data.y[held]))
-    left = [str(name) for name, total, some in zip(data.classes, rows, judged, strict=True) if total and not some]
-    if not left or not any(judged):
+def warn_unevaluated_classes(data: TrainingTable, solution: Solution) -> list[str]:
+    """Name the classes that have no held-out row, if other classes have some."""
+    fold = number_held(solution.problem) >= 0
+    totals, evaluated = (torch.bincount(y, minlength=len(data.classes)).tolist() for y in (data.y, data.y[fold]))
+    names = [str(name) for name, total, rows in zip(data.classes, totals, evaluated, strict=True) if total and not rows]
+    if not names or not any(evaluated):
         return []
-    return [f"not evaluated: {format_names(left)}: a class of one row, copies aside, stays in every fit"]
+    return [f"not evaluated: {format_names(names)}: only one distinct row, which stays in every training set"]
 
 
-def tell_rest(solution: Solution, rest: Rest, groups: Sequence[Sequence[int]]) -> list[str]:
-    """Return lines about the rows without a class: whether they are learned from, and the groups of strangers."""
+def summarize_unlabelled(
+    solution: Solution, unlabelled: UnlabelledRows, outliers: Sequence[Sequence[int]]
+) -> list[str]:
+    """Summarize the use of unlabelled rows, and the outlier groups among them."""
     pool, pooled = solution.problem.pool, solution.pooled
     if pool is None or pooled is None:
         return []
-    rows, what = f"{count(pool.total, 'row')} without a class", "learned from" if pooled.learned else "not learned from"
-    drawn = "" if len(pool.features) == pool.total else f", {len(pool.features):,} of which were drawn"
-    losses = "no row could be held out to judge by"
+    sampled = "" if len(pool.features) == pool.total else f", a random sample of {len(pool.features):,} of them"
+    losses = "no held-out rows to compare on"
     if pooled.losses is not None:
         before, after = pooled.losses
-        losses = f"log-loss on held-out rows {before:.3f} without them, {after:.3f} with them"
+        losses = f"log-loss in cross-validation {before:.3f} without them, {after:.3f} with them"
         losses += "" if pooled.decided else "; within one standard error: undecided"
-    lines = [f"{rows}{drawn}: {what} ({losses})"]
-    if groups:
-        sizes = [str(len(group)) for group in groups[:MOST_GROUPS]]
+    used = "used in training" if pooled.learned else "not used"
+    lines = [f"{count(pool.total, 'unlabelled row')}{sampled}: {used} ({losses})"]
+    if outliers:
+        sizes = [str(len(group)) for group in outliers[:MAX_GROUPS]]
         listed = ", ".join(sizes[:-1]) + " and " * (len(sizes) > 1) + sizes[-1]
-        verb = "looks" if len(groups) == 1 else "look"
-        lines.append(f"{count(len(groups), 'group')} of {listed} rows {verb} like classes of their own:")
-        lines += [f"  {', '.join(map(rest.name, group[:SHOWN]))}, ..." for group in groups[:MOST_GROUPS]]
+        lines.append(f"possible new classes: {count(len(outliers), 'group')} of {listed} unlabelled rows:")
+        for group in outliers[:MAX_GROUPS]:
+            lines.append(f"  {', '.join(map(unlabelled.locate, group[:MAX_GROUP_ROWS]))}, ...")
     return lines
 
 
-def draw(path: Path, crossed: Crossfit, data: Data, *, quiet: bool) -> None:
-    """Draw the rows that were held out, or, where there are none, those that the model was fitted to."""
+def draw(path: Path, crossed: Crossfit, data: TrainingTable, *, quiet: bool) -> None:
+    """Plot the held-out rows or, without any, the training rows."""
     if len(crossed.labels):
-        draw_plot(path, predict_held(crossed), crossed.labels, data.classes, "rows held out", quiet=quiet)
+        draw_plot(path, predict_held(crossed), crossed.labels, data.classes, "held-out rows", quiet=quiet)
     else:
         with torch.no_grad():
-            logits, rows = crossed.whole(data.x), "the rows that it was fitted to"
-        draw_plot(path, logits, data.y, data.classes, rows, judged=False, quiet=quiet)
+            logits = crossed.whole(data.x)
+        draw_plot(path, logits, data.y, data.classes, "training rows", judged=False, quiet=quiet)
 
 
 def compare(crossed: Crossfit, solution: Solution, model: Model) -> list[dict[str, Any]]:
-    """Return how often the model, and its baselines, are right on the held-out rows, if there are any."""
+    """Compare the model with its baselines on the held-out rows; empty without any."""
     if not len(crossed.labels):
         return []
     balanced = bool(model.metadata["balanced"])
@@ -262,68 +284,76 @@ def compare(crossed: Crossfit, solution: Solution, model: Model) -> list[dict[st
     return compare_baselines(predict_held(crossed), crossed.labels, baselines, crossed.sample, balanced=balanced)
 
 
-def choose_baselines(compared: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """Return of `compare` the model, the most frequent class, and of the other baselines the best one."""
+def select_baselines(compared: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """Select the model, the most frequent class, and the best of the other baselines."""
     others = sorted(compared[2:], key=lambda baseline: -float(baseline[baseline["compared_by"]]))
     return [*compared[:2], *others[:1]]
 
 
-def report(crossed: Crossfit, compared: Sequence[Mapping[str, Any]], classes: Sequence[str | int]) -> str:
-    """Return what the held-out rows say of a model, compared with its baselines."""
+def format_evaluation(crossed: Crossfit, compared: Sequence[Mapping[str, Any]], classes: Sequence[str | int]) -> str:
+    """Format the results of cross-validation and the comparison with baselines."""
     if not len(crossed.labels):
-        return "no class has two samples, copies aside: none could be held out to judge by\n"
+        return "no cross-validation: no class has two distinct rows\n"
     metrics = measure_held(crossed)
-    rows, folds = count(round(float(crossed.weights.sum())), "row"), count(len(crossed.folds), "fold")
-    held = f"{rows} in {folds}, each judged by a fit without its fold"
+    rows = count(round(float(crossed.weights.sum())), "row")
     return "".join(
         [
             format_baselines(compared),
-            f"{held}: {format_losses(metrics._asdict())}",
-            format_pairs(metrics.confusion, classes),
+            f"{len(crossed.folds)}-fold cross-validation on {rows}: {format_probability_metrics(metrics._asdict())}",
+            format_confusions(metrics.confusion, classes),
         ]
     )
 
 
-def list_fit(
-    name: str, data: Data, model: Model, crossed: Crossfit, compared: Sequence[Mapping[str, Any]]
+def results_to_dict(
+    name: str, data: TrainingTable, model: Model, crossed: Crossfit, compared: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return all figures of the summary as JSON can hold them: of the table, and of the held-out rows, if any."""
-    table = list_table(model, data.y, len(data.x), data.gaps, data.notes)
-    figures: dict[str, Any] = {"command": "fit", "table": name, "views": model.metadata["views"], "data": table}
+    """Convert the results to a dict for JSON: the table and, if there are held-out rows, all metrics."""
+    table = table_to_dict(model, data.y, len(data.x), data.missing_counts, data.notes)
+    results: dict[str, Any] = {"command": "fit", "table": name, "views": model.metadata["views"], "data": table}
     if not len(crossed.labels):
-        return figures
-    metrics = measure_held(crossed)
-    return figures | list_figures(name, data.classes, metrics) | {"baselines": compared}
+        return results
+    return results | metrics_to_dict(name, data.classes, measure_held(crossed)) | {"baselines": compared}
 
 
-def list_rest(solution: Solution, rest: Rest, strangers: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Return what was made of the rows without a class, if there are any, as JSON can hold it."""
+def unlabelled_to_dict(
+    solution: Solution, unlabelled: UnlabelledRows, outliers: Sequence[Sequence[int]]
+) -> dict[str, Any]:
+    """Convert the use of unlabelled rows to a dict for JSON; empty without any."""
     pool, pooled = solution.problem.pool, solution.pooled
     if pool is None or pooled is None:
         return {}
-    without, learned = (None, None) if pooled.losses is None else pooled.losses
-    found = {"rows": pool.total, "drawn": len(pool.features), "learned": pooled.learned}
-    losses = {"log_loss_without": without, "log_loss_with": learned, "decided": pooled.decided}
-    return {"unlabelled": found | losses | {"strangers": [[rest.name(row) for row in group] for group in strangers]}}
+    before, after = (None, None) if pooled.losses is None else pooled.losses
+    result: dict[str, Any] = {"rows": pool.total, "sampled": len(pool.features), "used": pooled.learned}
+    result |= {"log_loss_without": before, "log_loss_with": after, "decided": pooled.decided}
+    return {
+        "unlabelled": result | {"outlier_groups": [[unlabelled.locate(row) for row in group] for group in outliers]}
+    }
 
 
-def list_more(
-    data: Data, model: Model, solution: Solution, crossed: Crossfit, seed: int, deadline: float, progress: Progress
+def compute_details(
+    data: TrainingTable,
+    model: Model,
+    solution: Solution,
+    crossed: Crossfit,
+    seed: int,
+    deadline: float,
+    progress: Progress,
 ) -> dict[str, Any]:
-    """Return what only the report tells: of each held-out row, of the columns, and of more labels."""
-    names, held = name_columns(model), number_held(solution.problem)
-    judged = (held >= 0).nonzero().flatten()
+    """Compute the sections that only the report has: predictions, column importance and learning curve."""
+    names, held_out = get_column_names(model), number_held(solution.problem)
+    evaluated = (held_out >= 0).nonzero().flatten()
     parts = iter(range(3))
 
-    def stage() -> Progress:
-        """Return the progress of the next of the parts, of which each takes about as long."""
-        part = next(parts)
-        return lambda name, share: progress(name, (part + share) / 3)
+    def next_part() -> Progress:
+        part = next(parts)  # the parts take about equally long
+        return lambda name, fraction: progress(name, (part + fraction) / 3)
 
-    importance = list_importance(crossed, names, find_sizes(model), seed, deadline, stage())
-    doubts = repeat_held(solution, crossed, deadline=deadline, progress=stage())
-    learning = list_learning(solution, crossed, deadline, stage())
-    places = [data.place.format(row) for row in data.rows]
-    logits = predict_held(crossed)[held.clamp_min(0)]
-    every = JudgedRows(logits, data.y, data.numbers, places, data.ids, names, data.cells)
-    return list_sections(every.take(judged.tolist()), doubts[held[judged]], importance) | {"learning": learning}
+    importance = compute_importance(crossed, names, get_column_sizes(model), seed, deadline, next_part())
+    repeated = repeat_held(solution, crossed, deadline=deadline, progress=next_part())
+    learning = compute_learning_curve(solution, crossed, deadline, next_part())
+    locations = [data.position_format.format(row) for row in data.positions]
+    logits = predict_held(crossed)[held_out.clamp_min(0)]
+    rows = EvaluatedRows(logits, data.y, data.indices, locations, data.ids, names, data.cells)
+    rows = rows.take(evaluated.tolist())
+    return compute_report_sections(rows, repeated[held_out[evaluated]], importance) | {"learning": learning}

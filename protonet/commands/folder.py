@@ -1,7 +1,7 @@
-"""A folder of Parquet files: what is done to one of them is done to all, by processes here or on a Dask cluster.
+"""Process all Parquet files of a folder, by local processes or on a Dask cluster.
 
-Every file has one output, which is written whole. So what is there is finished: whoever is killed, or stopped, loses
-the files in work alone, and doing one twice gives the same file.
+Each file has one output, which is written atomically; existing outputs are complete. A run that is stopped or killed
+loses only the files in progress, and a file that is processed twice gets the same output.
 """
 
 from __future__ import annotations
@@ -27,49 +27,49 @@ from protonet.errors import DISTRIBUTION, UserError, installed_version, optional
 from protonet.tables.table import format_names
 from protonet.ui.text import count
 
-#: Of the output folder, the file that says what its files were made with.
-MADE = "_predict.json"
-#: What the names of files and folders begin with that hold no rows, as Hadoop has it.
+#: The file of the output folder that records the model and options.
+RECORD = "_predict.json"
+#: Prefixes of files and folders without rows, a convention of Hadoop.
 HIDDEN = (".", "_")
-#: Seconds that a cluster may take to answer, and between two looks at the processes here.
+#: The time limit for an answer of the cluster, and the interval between checks of local processes, in seconds.
 PATIENCE, LOOK = 10, 0.5
-#: What a process of a pool was begun with: the rows that all of them have done, and whether the command ends.
+#: The shared state of a pool's process: the number of finished rows, and whether the command stops.
 _SHARED: dict[str, Any] = {}
 
 
 class Part(NamedTuple):
     """One file of the folder."""
 
-    table: Path  #: Absolute: another machine sees the same folder.
-    output: Path  #: The same.
+    table: Path  #: Absolute, since other machines share the folder.
+    output: Path  #: Absolute.
     rows: int
 
     @property
     def done(self) -> bool:
-        """Whether there is an output, of the file as it is now."""
+        """Whether there is an output that is not older than the file."""
         return self.output.exists() and self.output.stat().st_mtime_ns >= self.table.stat().st_mtime_ns
 
 
-#: Told how many rows are done further; what it raises ends the work.
+#: Takes the number of further finished rows; an exception stops the work.
 Tick = Callable[[int], None]
-#: Makes the output of a file, and returns what a person should be told.
+#: Makes the output of a file, and returns notes for the user.
 Work = Callable[[Part, Tick], Sequence[str]]
 
 
 class StoppedError(Exception):
-    """The command ends: a file in work is left."""
+    """The command stops; a file in progress is abandoned."""
 
 
 def list_parts(folder: Path, output: Path) -> list[Part]:
-    """Return the Parquet files of a folder and of those in it, in the order of their names.
+    """List the Parquet files of a folder and its subfolders, sorted by name.
 
     Args:
-        folder: Which exists.
-        output: Where the output of each is to be, under the same name with .csv.
+        folder: An existing folder.
+        output: The folder of the outputs, which have the same names with .csv.
 
     Raises:
         MissingPackageError: pyarrow is missing.
-        InputError: There is no file, one cannot be read, or has other columns than the first; the message names it.
+        InputError: There is no file, or a file cannot be read or has other columns than the first.
     """
     with optional_packages("parquet"):
         from pyarrow import ArrowException, parquet  # noqa: PLC0415 - optional
@@ -95,8 +95,10 @@ def list_parts(folder: Path, output: Path) -> list[Part]:
         first = first or columns
         if columns != first:
             missing, more = sorted(first - columns), sorted(columns - first)
-            said = [f"without {format_names(missing)}"] * bool(missing) + [f"with {format_names(more)}"] * bool(more)
-            got = f"{name} {' and '.join(said)}, unlike {names[0]}"
+            differences = [f"without {format_names(missing)}"] * bool(missing) + [f"with {format_names(more)}"] * bool(
+                more
+            )
+            got = f"{name} {' and '.join(differences)}, unlike {names[0]}"
             raise_input_error(
                 "table", "be a folder of files with the same columns", got, "Move it to a folder of its own."
             )
@@ -105,8 +107,8 @@ def list_parts(folder: Path, output: Path) -> list[Part]:
 
 
 def claim_folder(output: Path, made: Mapping[str, Any]) -> None:
-    """Write what a folder's outputs are made with, or raise an InputError where it holds any of something else."""
-    path, text = output / MADE, json.dumps(made, indent=1, sort_keys=True) + "\n"
+    """Record the model and options in an output folder; raise an InputError if it has outputs of others."""
+    path, text = output / RECORD, json.dumps(made, indent=1, sort_keys=True) + "\n"
     if path.exists() and path.read_text(encoding="utf-8", errors="replace") == text:
         return
     if path.exists() or next(output.rglob("*.csv"), None) is not None:
@@ -116,20 +118,20 @@ def claim_folder(output: Path, made: Mapping[str, Any]) -> None:
 
 
 def run_parts(work: Work, parts: Sequence[Part], *, workers: int | str, quiet: bool) -> list[str]:
-    """Do the work of all files that are not done, and show on stderr how many rows are, if it takes long.
+    """Process all unfinished files, and show the progress in rows on stderr if it takes long.
 
     Args:
-        work: A function of a module with arguments that can be pickled.
+        work: A module-level function with arguments that can be pickled.
         parts: All files.
-        workers: How many processes on this machine, or the address of a Dask scheduler whose workers do it instead.
+        workers: The number of local processes, or the address of a Dask scheduler.
         quiet: Show no progress.
 
     Returns:
-        What a person should be told, each line once.
+        Distinct notes for the user.
 
     Raises:
-        MissingPackageError: Dask is wanted, and missing.
-        InputError: A file that does not fit, a process that was killed, a cluster that does not answer.
+        MissingPackageError: Dask is required, and missing.
+        InputError: A file does not match, a process was killed, or the cluster does not answer.
     """
     left = [part for part in parts if not part.done]
     total = sum(part.rows for part in parts)
@@ -137,7 +139,7 @@ def run_parts(work: Work, parts: Sequence[Part], *, workers: int | str, quiet: b
         part.output.parent.mkdir(parents=True, exist_ok=True)
     notes: dict[str, None] = {}
     if len(left) < len(parts):
-        notes[f"{count(len(parts) - len(left), 'file')} of {len(parts):,} had been finished before"] = None
+        notes[f"{count(len(parts) - len(left), 'file')} of {len(parts):,} were finished earlier"] = None
     initial = total - sum(part.rows for part in left)
     bar = progress_bar(
         total=total, initial=initial, unit="row", unit_scale=True, leave=False, smoothing=0, shown=not quiet
@@ -147,13 +149,13 @@ def run_parts(work: Work, parts: Sequence[Part], *, workers: int | str, quiet: b
             done = _run_here(work, left, min(workers, len(left)), bar.update)
         else:
             done = _run_dask(work, left, workers, bar.update) if left else iter(())
-        for told in done:
-            notes |= dict.fromkeys(told)
+        for lines in done:
+            notes |= dict.fromkeys(lines)
     return list(notes)
 
 
 def _run_here(work: Work, parts: Sequence[Part], n_processes: int, tick: Tick) -> Iterator[Sequence[str]]:
-    """Yield what the work of each file says, done by so many processes of one thread each."""
+    """Process files by single-threaded processes, and yield the notes of each."""
     if not parts:
         return
     context = multiprocessing.get_context("spawn")
@@ -169,15 +171,15 @@ def _run_here(work: Work, parts: Sequence[Part], n_processes: int, tick: Tick) -
             for future in done:
                 yield future.result()
     except BrokenProcessPool:
-        must, remedy = "be no more than there is memory for", "Run it again with fewer: finished files are kept."
-        raise_input_error("--workers", must, f"{n_processes}, of which one was killed", remedy)
+        must, remedy = "fit into memory", "Run it again with fewer; finished files are kept."
+        raise_input_error("--workers", must, f"{n_processes}, and one was killed", remedy)
     finally:
         stop.set()
         pool.shutdown(cancel_futures=True)
 
 
 def _begin_process(rows: Any, stop: Any) -> None:
-    """Prepare a process: one thread; Ctrl-C is for the command, which says when to stop; it ends with the command."""
+    """Prepare a process: one thread, no handling of Ctrl-C, and exit with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import pyarrow  # noqa: PLC0415 - optional
     import torch  # noqa: PLC0415 - with the work
@@ -189,7 +191,7 @@ def _begin_process(rows: Any, stop: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when the one that began it has ended, be it killed."""
+    """Exit when the parent process has ended."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -197,12 +199,12 @@ def _end_with_parent() -> None:
 
 
 def _work_here(work: Work, part: Part) -> Sequence[str]:
-    """Do the work of one file in a process of the pool."""
+    """Process a file in a process of the pool."""
     return work(part, _tick_here)
 
 
 def _tick_here(rows: int) -> None:
-    """Add to the rows that all processes have done; raise a StoppedError where the command ends."""
+    """Count finished rows; raise a StoppedError if the command stops."""
     if _SHARED["stop"].is_set():
         raise StoppedError
     with _SHARED["rows"].get_lock():
@@ -210,10 +212,7 @@ def _tick_here(rows: int) -> None:
 
 
 def _run_dask(work: Work, parts: Sequence[Part], address: str, tick: Tick) -> Iterator[Sequence[str]]:
-    """Yield what the work of each file says, done by the workers of a Dask cluster.
-
-    A file whose worker is killed goes to another one.
-    """
+    """Process files on a Dask cluster, and yield the notes of each; a killed worker's file goes to another one."""
     with optional_packages("dask"):
         from distributed import KilledWorker, as_completed  # noqa: PLC0415 - optional
 
@@ -222,28 +221,30 @@ def _run_dask(work: Work, parts: Sequence[Part], address: str, tick: Tick) -> It
         rows = {future.key: part.rows for future, part in zip(futures, parts, strict=True)}
         try:
             for future in as_completed(futures, loop=client.loop):
-                told = future.result()
+                notes = future.result()
                 tick(rows[future.key])
-                yield told
+                yield notes
         except (KilledWorker, CancelledError) as error:
-            got = "a lost scheduler" if isinstance(error, CancelledError) else "several that were killed at one file"
-            remedy = "Give them more memory; run it again: finished files are kept."
-            raise_input_error("--workers", "have workers that live", got, remedy)
+            got = (
+                "a lost scheduler" if isinstance(error, CancelledError) else "several that were killed at the same file"
+            )
+            remedy = "Give them more memory and run it again; finished files are kept."
+            raise_input_error("--workers", "have live workers", got, remedy)
         finally:
             client.cancel(futures)
 
 
 def _work_there(work: Work, part: Part) -> Sequence[str]:
-    """Do the work of one file on a worker, unless one that was killed had done it."""
+    """Process a file on a worker, unless a killed worker finished it."""
     return [] if part.done else work(part, lambda rows: None)
 
 
 @contextmanager
 def _connect(address: str) -> Iterator[Any]:
-    """Yield a client of a Dask cluster whose workers have this protonet."""
+    """Connect to a Dask cluster whose workers have this version of protonet."""
     from distributed import Client  # noqa: PLC0415 - optional
 
-    logger = logging.getLogger("distributed")  # what it says of a cluster that is not there is many lines
+    logger = logging.getLogger("distributed")  # silences long messages about a missing cluster
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
@@ -254,27 +255,27 @@ def _connect(address: str) -> Iterator[Any]:
             remedy = "Start it with dask scheduler, and workers with dask worker ADDRESS."
             raise_input_error("--workers", "be the address of a Dask scheduler that answers", got, remedy)
         with client:
-            own = installed_version(DISTRIBUTION)
+            version = installed_version(DISTRIBUTION)
             try:
                 client.wait_for_workers(1, timeout=PATIENCE)
-                found = client.run(installed_version, DISTRIBUTION)
-            except asyncio.TimeoutError:  # before Python 3.11 another one than TimeoutError
+                versions = client.run(installed_version, DISTRIBUTION)
+            except asyncio.TimeoutError:  # differs from TimeoutError before Python 3.11
                 raise_input_error(
                     "--workers", "have a worker", f"none at {address}", f"Start some with dask worker {address}."
                 )
-            except Exception as error:  # whatever its import raises there
-                found = {"some": type(error).__name__}
-            strange = sorted({str(each) for each in found.values() if each != own})
-            if strange:
+            except Exception as error:  # any error of its import
+                versions = {"some": type(error).__name__}
+            others = sorted({str(other) for other in versions.values() if other != version})
+            if others:
                 remedy = "Install it there."
-                raise_input_error("--workers", f"have workers with protonet {own}", format_names(strange), remedy)
+                raise_input_error("--workers", f"have workers with protonet {version}", format_names(others), remedy)
             yield client
     finally:
         logger.setLevel(level)
 
 
 def name_file(error: UserError, part: Part) -> UserError:
-    """Return an error that says which file it is of."""
+    """Add the name of the file to the message of an error."""
     if part.table.name in str(error):
         return error
     return type(error)(f"{error} In {part.table.name}.", argument=error.argument)

@@ -1,4 +1,4 @@
-"""``protonet label``: a person's answers in the terminal, the most telling rows first."""
+"""``protonet label``: label rows in the terminal, the most informative ones first."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from protonet._text import to_printable
 from protonet.commands.answers import Answers
-from protonet.commands.data import Unlabelled, read_cells, read_unlabelled
-from protonet.commands.models import name_label, open_model, show_notes, suggest
+from protonet.commands.data import UnlabelledTable, read_cells, read_unlabelled
+from protonet.commands.models import get_label_column, open_model, show_notes, suggest
 from protonet.errors import raise_input_error
 from protonet.files import Model
 from protonet.fit.active import Standardised, Suggestion
@@ -26,34 +26,34 @@ from protonet.network import PrototypeNetwork
 from protonet.tables.delimited import MISSING_TEXTS
 from protonet.ui.text import count
 
-#: What is pressed for the classes, in their order, and what for something else.
+#: The keys of the classes, in order, and of other actions.
 KEYS = "123456789abcdefghijklmnoprtvwxyz"
 SKIP, UNDO, LEAVE = "s", "u", "q"
-#: Rows that are chosen at a time: what to ask is decided anew after so many answers.
+#: The number of rows chosen at a time, before the next refit.
 BATCH = 5
-#: Rows per class that are asked for, typical and spread, before there is anything to be in doubt with.
+#: The number of typical rows per class to label before uncertainty is used.
 FIRST = 2
-#: Rows without an answer that tell how sure it is, at the most; and answers that tell how often it was right.
+#: The maximal rows for the mean confidence, and the number of latest labels for the accuracy.
 SAMPLE, LATEST = 1024, 20
-#: Most characters of a cell that are shown, and of the name of a class.
-MOST_CELL, LONGEST = 300, 100
-#: Seconds that learning from the answers may take.
+#: The maximal number of characters shown of a cell, and of a class name.
+MAX_CELL_LENGTH, MAX_NAME_LENGTH = 300, 100
+#: The time limit of a refit, s.
 TIME_LIMIT = 5.0
 
 
 def run(options: argparse.Namespace) -> None:
-    """Ask for the classes of rows until there is none left or the person leaves.
+    """Ask for the labels of rows until all are labelled or the user quits.
 
     Raises:
         MissingPackageError: A package that the table needs is missing.
-        KeyboardInterrupt: After Ctrl-C: every answer is kept.
-        OSError: The answers cannot be written.
-        InputError: Arguments, a model, a table or a file of answers that do not fit; no terminal.
+        KeyboardInterrupt: After Ctrl-C; all labels are saved.
+        OSError: The labels cannot be written.
+        InputError: Arguments, model, table and labels do not match; there is no terminal.
     """
     output = options.outputs["output"]
     model = None if options.model is None else open_model(options, argument="--model")
     classes = parse_classes(options.classes, model)
-    label = name_label(options.label, model)
+    label = get_label_column(options.label, model)
     rows = read_unlabelled(options, model, label)
     header, cells = read_cells(options, model, label)
     show_notes(rows.table, quiet=options.quiet)
@@ -63,109 +63,110 @@ def run(options: argparse.Namespace) -> None:
             with open_keys() as ask_key:
                 ask(session, header, ask_key)
         except KeyboardInterrupt:
-            kept = f"stopped; {count(len(answers.rows), 'answer')} kept in {output}. The same command goes on."
-            raise KeyboardInterrupt(kept) from None
-    print(f"{count(len(answers.rows), 'answer')} in {output}: the same command goes on, and fit and update take them")
+            saved = f"stopped; {count(len(answers.rows), 'label')} in {output}. The same command continues."
+            raise KeyboardInterrupt(saved) from None
+    print(f"{count(len(answers.rows), 'label')} in {output}: the same command continues; fit and update read the file")
 
 
 def parse_classes(text: str | None, model: Model | None) -> list[str]:
-    """Return the names of the classes; by default, the model's.
+    """Parse the names of the classes; the default are the model's.
 
     Raises:
-        InputError: There are none, one alone without a model, too many, one twice, one that a table has for a gap, or
-            one that the model does not know.
+        InputError: There are no names, too few or too many; a name is repeated, means a missing value, or is unknown to
+            the model.
     """
     if text is None and model is None:
-        raise_input_error(
-            "--classes", "name the classes", "none", "Pass --classes cat,dog, or --model with a model's file."
-        )
+        raise_input_error("--classes", "name the classes", "none", "Pass --classes cat,dog, or --model FILE.")
     known = [] if model is None else list(map(str, model.classes))
     names = known if text is None else [name.strip() for name in text.split(",")]
-    least = 1 if known else 2
-    if not least <= len(names) <= len(KEYS):
-        raise_input_error(
-            "--classes", f"be {least} to {len(KEYS)}, a key each", len(names), "Name others, with commas."
-        )
+    min_classes = 1 if known else 2
+    if not min_classes <= len(names) <= len(KEYS):
+        must = f"be {min_classes} to {len(KEYS)} names, one key each"
+        raise_input_error("--classes", must, len(names), "Separate them by commas.")
     for name in names:
         if name.lower() in MISSING_TEXTS or names.count(name) > 1:
-            must = "be different names, none of which means that there is no class"
-            raise_input_error("--classes", must, repr(name), "Name others, with commas.")
+            must = "be different names, not a missing value"
+            raise_input_error("--classes", must, repr(name), "Separate other names by commas.")
         if known and name not in known:
             got = f"{name!r}, and it knows {', '.join(known[:10])}{' ...' if len(known) > 10 else ''}"
-            remedy = "Name those, or leave out --model: protonet update adds classes to it afterwards."
+            remedy = "Name those, or leave out --model; protonet update adds classes afterwards."
             raise_input_error("--classes", "be classes that the model knows", got, remedy)
     return names
 
 
 def check_class(name: object, known: Sequence[str]) -> str:
-    """Return the name of a class, without spaces around it.
+    """Validate the name of a class, and strip spaces.
 
     Raises:
-        InputError: It means that there is none, or cannot be shown.
+        InputError: The name means a missing value, is too long, or is not printable.
     """
     text = name.strip() if isinstance(name, str) else ""
     if text in known:
         return text
-    if text.lower() in MISSING_TEXTS or len(text) > LONGEST or not text.isprintable():
-        raise_input_error(
-            "name", f"be a name of up to {LONGEST} letters that means a class", repr(text[:40]), "Type another one."
-        )
+    if text.lower() in MISSING_TEXTS or len(text) > MAX_NAME_LENGTH or not text.isprintable():
+        must = f"be a printable name of up to {MAX_NAME_LENGTH} characters that is no missing value"
+        raise_input_error("name", must, repr(text[:40]), "Type another one.")
     return text
 
 
 class Session:
-    """What is asked, what was answered, and what is learned from it.
+    """A labelling session: the rows, their labels so far, and the network fitted to them.
 
     Args:
-        rows: The rows, as features.
-        cells: Of each row, as the answers have them.
-        classes: The names that there are keys for.
-        model: What is known before; None for nothing.
-        answers: Those so far. One to a row of these cells is an answer to it, of equal ones to the first, one
-            without a class before those with one.
+        rows: The encoded rows.
+        cells: The cells of each row, as text.
+        classes: The classes that have a key.
+        model: The initial model, or None.
+        answers: The labelled rows so far. Each is assigned to a row with equal cells: of several, to the first one
+            without a label in the table.
 
     Raises:
-        InputError: An answer to a row that there is not.
+        InputError: A labelled row is not in the table.
     """
 
     def __init__(
-        self, rows: Unlabelled, cells: Sequence[list[str]], classes: list[str], model: Model | None, answers: Answers
+        self,
+        rows: UnlabelledTable,
+        cells: Sequence[list[str]],
+        classes: list[str],
+        model: Model | None,
+        answers: Answers,
     ) -> None:
         self.rows, self.cells, self.classes, self.answers = rows, cells, classes, answers
         self.names = classes if model is None else list(map(str, model.classes))
         self.skipped: set[int] = set()
         self._fitted, self._learned = None if model is None else model.network, list[tuple[int, int]]()
         self._refits = model is None
-        places: dict[tuple[str, ...], list[int]] = {}
+        rows_of: dict[tuple[str, ...], list[int]] = {}
         for row in sorted(range(len(cells)), key=lambda row: (bool(rows.known[row]), row), reverse=True):
-            places.setdefault(tuple(cells[row]), []).append(row)
-        self.done: list[int] = []  #: The row of each answer.
-        for *own, name in answers.rows:
-            if not places.get(tuple(own)):
-                got = f"an answer {name!r} to a row that it has not"
-                raise_input_error("table", "be the table that the answers are for", got, "Pass another --output.")
-            self.done.append(places[tuple(own)].pop())
-        self._steps = list(self.done)  # the rows that were answered or skipped, in the order of the keys
+            rows_of.setdefault(tuple(cells[row]), []).append(row)
+        self.done: list[int] = []  #: The index of each labelled row.
+        for *values, name in answers.rows:
+            if not rows_of.get(tuple(values)):
+                got = f"a label {name!r} of a row that is not in it"
+                raise_input_error("table", "be the table of the labels", got, "Pass another --output.")
+            self.done.append(rows_of[tuple(values)].pop())
+        self._steps = list(self.done)  # the rows in the order in which they were labelled or skipped
         self.right: list[bool | None] = [None] * len(self.done)
-        """Of each answer, whether it was expected; None where nothing was learned yet, or it is an earlier start's."""
-        self.network: PrototypeNetwork | None = None  #: What is learned so far, by `learn`.
+        """Whether the network predicted each label; None for those without a network, or of an earlier session."""
+        self.network: PrototypeNetwork | None = None  #: The result of `learn`.
 
     def learn(self, *, anew: bool = False) -> None:
-        """Learn from the answers: a few more move the prototypes; without a model, all are fitted ``anew``."""
+        """Update the network: new labels move the prototypes or, without a model and if ``anew``, all are refitted."""
         self.network = self.make_network(self.list_answers(), anew=anew)
 
-    def replace_rows(self, rows: Unlabelled) -> None:
-        """Take other features of the same rows: all is to be learned anew."""
+    def replace_rows(self, rows: UnlabelledTable) -> None:
+        """Replace the features of the same rows, and discard the network."""
         self.rows, self.network, self._fitted, self._learned = rows, None, None, []
 
     def list_answers(self) -> list[tuple[int, int]]:
-        """Return the row and the number of the class of each answer."""
-        return [(row, self.names.index(told[-1])) for row, told in zip(self.done, self.answers.rows, strict=True)]
+        """List the row and the class index of each label."""
+        return [(row, self.names.index(cells[-1])) for row, cells in zip(self.done, self.answers.rows, strict=True)]
 
     def make_network(self, answers: list[tuple[int, int]], *, anew: bool) -> PrototypeNetwork | None:
-        """Return what is learned from answers; None before two classes have some."""
+        """Fit or update a network; None until two classes have labels."""
         x = self.rows.x[[row for row, _ in answers]]
-        y = torch.tensor([number for _, number in answers], dtype=torch.int64)
+        y = torch.tensor([label for _, label in answers], dtype=torch.int64)
         if self._refits and (anew or self._fitted is None or self._learned != answers[: len(self._learned)]):
             self._fitted, self._learned = None, answers
             if len(y.unique()) > 1:
@@ -176,28 +177,28 @@ class Session:
         return network
 
     def list_left(self) -> Tensor:
-        """Return the rows (n,) int64 without a class in the table that are neither answered nor skipped."""
+        """List the rows (n,) int64 without a label that were not skipped."""
         left = ~self.rows.known
         left[[*self.done, *self.skipped]] = False
         return left.nonzero().flatten()
 
-    def choose(self, least: int = BATCH, left: Tensor | None = None) -> list[Suggestion]:
-        """Return what to ask next, so many at least: the typical rows first, and then those that say most."""
+    def choose(self, n: int = BATCH, left: Tensor | None = None) -> list[Suggestion]:
+        """Choose at least ``n`` rows to label next: first typical ones, then the most informative ones."""
         left, first = self.list_left() if left is None else left, FIRST * len(self.classes) - len(self.done)
         if not len(left):
             return []
         network = None if self._refits and first > 0 else self.network
-        n = min(len(left), least if network is not None else max(least, first))
+        n = min(len(left), n if network is not None else max(n, first))
         return suggest(network, self.rows.x, n, list(map(to_printable, self.names)), rows=left)
 
     def answer(self, row: int, name: str) -> None:
-        """Keep an answer, and learn from it."""
+        """Save a label, and update the network."""
         self.keep(row, name)
         self.learn()
 
     @torch.no_grad()
     def keep(self, row: int, name: str) -> None:
-        """Keep an answer."""
+        """Save a label."""
         self.answers.add(self.cells[row], name)
         guess = None if self.network is None else self.names[int(self.network(self.rows.x[[row]]).argmax())]
         self.right.append(None if guess is None else guess == name)
@@ -205,7 +206,7 @@ class Session:
         self._steps.append(row)
 
     def change(self, row: int, name: str | None) -> None:
-        """Give a row that was answered another class, or none."""
+        """Change the label of a row, or remove it."""
         at, rows = self.done.index(row), list(self.answers.rows)
         rows[at : at + 1] = [] if name is None else [[*self.cells[row], name]]
         self.answers.change(rows)
@@ -214,59 +215,59 @@ class Session:
             self._steps.remove(row)
 
     def skip(self, row: int) -> None:
-        """Leave a row out until the next start."""
+        """Skip a row in this session."""
         self.skipped.add(row)
         self._steps.append(row)
 
     def undo(self) -> Suggestion | None:
-        """Take the last answer or skip back; return its row, and what it was, or None where there is none."""
+        """Undo the last label or skip; return its row and what was undone, or None."""
         if not self._steps:
             return None
         row = self._steps.pop()
         if row in self.skipped:
             self.skipped.remove(row)
-            return Suggestion(row, "taken back: it was skipped")
+            return Suggestion(row, "undone: it was skipped")
         *_, name = self.answers.undo()
         self.right.pop()
         self.done.pop()
         self.learn()
-        return Suggestion(row, f"taken back: it was {to_printable(name)}")
+        return Suggestion(row, f"undone: it was labelled {to_printable(name)}")
 
     @torch.no_grad()
-    def tell(self) -> str:
-        """Say how sure it is by now of rows without an answer, and how often it was right."""
+    def summary(self) -> str:
+        """Summarize the mean confidence on unlabelled rows, and the accuracy on the latest labels."""
         left = self.list_left()
         if self.network is None:
-            return "nothing is learned yet: two classes need an answer"
+            return "no model yet: two classes need labels"
         if not len(left):
-            return "no row is left"
+            return "all rows are labelled"
         some = left[:: math.ceil(len(left) / SAMPLE)]
-        sure = float(self.network(self.rows.x[some]).softmax(dim=1).amax(dim=1).mean())
-        text = f"{100 * sure:.0f} % sure of {count(len(left), 'row')} left, on average and by its own account"
+        confidence = float(self.network(self.rows.x[some]).softmax(dim=1).amax(dim=1).mean())
+        text = f"mean predicted probability {100 * confidence:.0f} % on {count(len(left), 'unlabelled row')}"
         latest = [right for right in self.right if right is not None][-LATEST:]
         if latest:
-            text += f"; it would have said {sum(latest)} of your last {len(latest)}, which are among the hard ones"
+            text += f"; {sum(latest)} of your last {len(latest)} labels were predicted correctly"
         return text
 
 
 @torch.no_grad()
-def embed(rows: Unlabelled, network: PrototypeNetwork | None) -> Tensor:
-    """Return the embedding (n, dim) of all rows; where nothing is learned, their standardised features."""
+def embed(rows: UnlabelledTable, network: PrototypeNetwork | None) -> Tensor:
+    """Compute the embeddings (n, dim) of all rows; without a network, the standardized features."""
     space = Standardised(rows.x) if network is None else network
-    return torch.cat([space.embed(part) for part in rows.x.split(4096)])
+    return torch.cat([space.embed(batch) for batch in rows.x.split(4096)])
 
 
 def fit_answers(x: Tensor, y: Tensor, num_classes: int, blocks: Tensor | None) -> PrototypeNetwork:
-    """Fit a network, of closed forms alone, to answers: rows (n, dim) of classes (n,), of two at least."""
+    """Fit a network in closed form to labelled rows (n, dim) of two or more classes (n,)."""
     metadata = {"num_classes": num_classes}
     return solve_problem([(x, y)], None, metadata, TIME_LIMIT, "fast", blocks=blocks).network
 
 
 def ask(session: Session, header: Sequence[str], ask_key: Callable[[str], str]) -> None:
-    """Show rows and take answers until there is no row left or the person leaves."""
+    """Show rows and read labels until all rows are labelled or the user quits."""
     keys = dict(zip(KEYS, session.classes, strict=False))
     listed = [f"{key} {to_printable(name)}" for key, name in keys.items()]
-    choices = "  ".join([*listed, f"{SKIP} skip", f"{UNDO} undo", f"{LEAVE} leave"])
+    choices = "  ".join([*listed, f"{SKIP} skip", f"{UNDO} undo", f"{LEAVE} quit"])
     queue: list[Suggestion] = []
     while True:
         if not queue:
@@ -274,36 +275,38 @@ def ask(session: Session, header: Sequence[str], ask_key: Callable[[str], str]) 
             queue = session.choose()
         if not queue:
             skipped = f"; {count(len(session.skipped), 'row')} skipped" if session.skipped else ""
-            print(f"\nno row is left{skipped}")
+            print(f"\nall rows are labelled{skipped}")
             return
         row, reason = queue[0]
-        lines = [f"\nrow {row} ({len(session.done)} answered): {reason}"]
+        location = session.rows.table.position_format.format(session.rows.positions[row])
+        lines = [f"\n{location} ({len(session.done)} labelled): {reason}"]
         for name, cell in zip(header, session.cells[row], strict=True):
-            lines.append(
-                f"  {to_printable(name)} = {to_printable(cell[:MOST_CELL])}{' ...' if len(cell) > MOST_CELL else ''}"
-            )
+            more = " ..." if len(cell) > MAX_CELL_LENGTH else ""
+            lines.append(f"  {to_printable(name)} = {to_printable(cell[:MAX_CELL_LENGTH])}{more}")
         key = ask_key("\n".join([*lines, choices]))
         while key not in {*keys, SKIP, UNDO, LEAVE}:
             key = ask_key("")
         if key == LEAVE:
             return
         if key == UNDO:
-            back = session.undo()
-            queue = queue if back is None else [back, *queue]
+            undone = session.undo()
+            queue = queue if undone is None else [undone, *queue]
             continue
         queue = queue[1:]
         if key == SKIP:
             session.skip(row)
             continue
         session.answer(row, keys[key])
-        print(f"{to_printable(keys[key])}. {session.tell()}")
+        print(f"{to_printable(keys[key])}. {session.summary()}")
 
 
 @contextmanager
 def open_keys() -> Iterator[Callable[[str], str]]:
-    """Yield what shows a text, waits for a key without Enter, and returns it: "" for keys that are no letter or digit.
+    """Read single keys without Enter.
 
-    What was pressed before the text was shown answers nothing. The end of the input is to leave.
+    Yields:
+        A function that shows a text, waits for a key, and returns it; "" for other keys than letters and digits. Keys
+        pressed before the text are discarded; the end of the input means to quit.
     """
     import termios  # noqa: PLC0415 - not on Windows
     import tty  # noqa: PLC0415
@@ -316,7 +319,7 @@ def open_keys() -> Iterator[Callable[[str], str]]:
             termios.tcflush(terminal, termios.TCIFLUSH)
             print(text, flush=True)
         pressed = os.read(terminal, 1)
-        if pressed == b"\x1b":  # an arrow, say: the rest of it follows at once
+        if pressed == b"\x1b":  # an escape sequence, such as an arrow
             while select.select([terminal], [], [], 0.05)[0] and os.read(terminal, 64):
                 pass
         return pressed.decode("ascii", "replace") if pressed.isalnum() else "" if pressed else LEAVE

@@ -1,4 +1,4 @@
-"""What the commands share: models, tables for them, and progress."""
+"""Functions that the commands share: read and write models, read tables for them, predict, show progress."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from protonet import files
 from protonet._progress import progress_bar
-from protonet.commands.figures import count_own
+from protonet.commands.figures import subtract_name_samples
 from protonet.commands.options import DEFAULT_LABEL, check_model_path, parse_missing
 from protonet.embeddings.opening import AUTO, NONE, find_takes, reopen
 from protonet.embeddings.pictures.reading import are_pictures
@@ -45,38 +45,38 @@ from protonet.tables.numeric_formats import convert_numeric, detect_numeric_conv
 from protonet.tables.table import ReadSpec, RowBlock, Table, format_names, open_table, read_table
 from protonet.ui.text import count
 
-#: The tensor of a model file that says which rows the model was given, so that `update` notices equal ones.
-GIVEN = "given"
-#: The largest feature, in units of the rows of fit, of which a square is still a float32.
-MOST_FAR = 2.0**60
-#: Rows of a batch, at most, and what their number is a multiple of: a full vector of float32 (AVX-512) in each column.
+#: The tensor of a model file with the hashes of all training rows, by which `update` detects repeated ones.
+TRAINING_HASHES = "given"
+#: The largest feature, relative to the scale of the training rows, whose square fits into float32.
+MAX_SCALE = 2.0**60
+#: The maximal rows of a batch, and the multiple to which they are padded: a vector of float32 (AVX-512).
 BATCH, ALIGNMENT = 256, 16
-#: Most blocks that are classified at a time.
-MOST_THREADS = 8
+#: The maximal number of blocks classified at a time.
+MAX_THREADS = 8
 
 Result = TypeVar("Result")
 
 
 def read_model(path: str | Path, *, held: bool = False, argument: str = "model") -> Model:
-    """Do what `load_model` does, in the name of a command and of its argument."""
+    """Read a model file as `load_model`; errors name a command's argument."""
     check_model_path(path, argument)
     with renamed_arguments(path=argument):
         return files.read_model(path, held=held, writer="fit")
 
 
 def write_model(path: str | Path, model: Model, argument: str = "--output") -> None:
-    """Do what `save_model` does, in the name of a command and of its argument."""
+    """Write a model file as `save_model`; errors name a command's argument."""
     with renamed_arguments(path=argument, model=argument):
         save_model(path, model)
 
 
 def open_model(options: argparse.Namespace, *, held: bool = False, argument: str = "model") -> Model:
-    """Read the model that the options name by an argument, with what reads its texts and pictures, if it has any.
+    """Read a command's model with the pretrained encoders of its texts and pictures.
 
     Raises:
-        MissingPackageError: A package of that is missing.
-        InputError: As `load_model`; another representation than in fit, or none; pictures for a model of tables, or the
-            other way round.
+        MissingPackageError: A package of an encoder is missing.
+        InputError: As `load_model`; the encoder differs from that of fit or is missing; the table has pictures and the
+            model has none, or the reverse.
     """
     model = read_model(options.model, held=held, argument=argument)
     table = None if options.table is None else Path(options.table)
@@ -84,28 +84,26 @@ def open_model(options: argparse.Namespace, *, held: bool = False, argument: str
         return model
     if not has_pictures(model):
         if are_pictures(table):
-            got = f"the pictures {table}"
-            raise_input_error(
-                "table", "be a table, as the model was fitted to", got, "Pass a table, or fit to pictures."
-            )
+            got, remedy = f"the pictures {table}", "Pass a table, or train on pictures."
+            raise_input_error("table", "be a table, as in fit", got, remedy)
     elif table.suffix.lower() in {".npy", ".npz"}:
         remedy = "Pass a folder of them, or a table with their paths in that column."
-        raise_input_error("table", "hold pictures, as the model was fitted to", table, remedy)
-    return attach(model, options.representation, shown=not options.quiet)
+        raise_input_error("table", "have pictures, as in fit", table, remedy)
+    return attach_encoders(model, options.representation, shown=not options.quiet)
 
 
-def attach(model: Model, names: Sequence[str] | None, *, shown: bool, kept: bool = True) -> Model:
-    """Return a model with what reads its texts and pictures.
+def attach_encoders(model: Model, names: Sequence[str] | None, *, shown: bool, kept: bool = True) -> Model:
+    """Return a model with the pretrained encoders of its texts and pictures.
 
     Args:
-        model: As a file has it.
-        names: As a person types them, or None.
-        shown: Whether progress is shown.
-        kept: Whether the cache keeps their embeddings.
+        model: The model as read from a file.
+        names: The names, folders or files of encoders, from the command line, or None.
+        shown: Whether to show progress.
+        kept: Whether to cache embeddings.
 
     Raises:
-        MissingPackageError: A package of that is missing.
-        InputError: Another representation than in fit, or none.
+        MissingPackageError: A package of an encoder is missing.
+        InputError: An encoder differs from that of fit, or is missing.
     """
     columns = () if model.encoding is None else model.encoding.columns
 
@@ -113,174 +111,173 @@ def attach(model: Model, names: Sequence[str] | None, *, shown: bool, kept: bool
         return replace(reopen(record, names), kept=kept)
 
     attached = tuple(column.attach(find, show_progress=shown) for column in columns)
-    read = {column.modality for column in columns if column.record is not None}
+    modalities = {column.modality for column in columns if column.record is not None}
     for name in names or ():
-        if name not in {AUTO, NONE} and find_takes(name) not in read:
-            must = f"come with a model whose {find_takes(name)}s a network read in fit"
-            raise_input_error("representation", must, f"{name}, and another model", "Leave it out.")
+        if name not in {AUTO, NONE} and find_takes(name) not in modalities:
+            must = f"come with a model whose {find_takes(name)}s a pretrained encoder read in fit"
+            raise_input_error("representation", must, f"{name} and another model", "Leave it out.")
     return model if model.encoding is None else model._replace(encoding=Encoding(attached))
 
 
-def is_read(model: Model) -> bool:
-    """Return whether a network reads a column of a model."""
+def has_pretrained_encoder(model: Model) -> bool:
+    """Check whether a pretrained encoder reads a column of a model."""
     columns = () if model.encoding is None else model.encoding.columns
     return any(column.record is not None for column in columns)
 
 
 def has_pictures(model: Model) -> bool:
-    """Return whether a model was fitted to pictures, or to a table with some."""
+    """Check whether a model reads pictures, from a folder or a column."""
     return model.encoding is not None and any(column.modality == "picture" for column in model.encoding.columns)
 
 
-def name_label(option: str | None, model: Model | None) -> str:
-    """Return what the column of the classes is called: as an option says, or else as in fit."""
+def get_label_column(option: str | None, model: Model | None) -> str:
+    """Return the column of the labels: the option's, or that of fit."""
     return option or (DEFAULT_LABEL if model is None else str(model.metadata.get("label", DEFAULT_LABEL)))
 
 
-def want(model: Model, label: str | None, *, labelled: bool, beside: str | None = None) -> ReadSpec:
-    """Return what a model reads a table for.
+def make_read_spec(model: Model, label: str | None, *, labelled: bool, extra: str | None = None) -> ReadSpec:
+    """Specify how to read a table for a model.
 
     Args:
-        model: The table may have any other columns.
-        label: The column of the classes; None for the one in fit.
-        labelled: Whether the classes are wanted.
-        beside: A column that is wanted beside.
+        model: The model; the table may have further columns.
+        label: The column of the labels; None for that of fit.
+        labelled: Whether labels are required.
+        extra: A further column to read, or None.
     """
-    left_out = model.metadata.get("left_out")
-    ignored = tuple(map(str, left_out)) if isinstance(left_out, list) else ()
-    named = () if beside is None else (beside,)
-    wanted = ReadSpec(name_label(label, model), labelled, model.columns, len(find_sizes(model)), named, ignored)
-    return wanted._replace(missing_texts=get_missing(model))
+    dropped = model.metadata.get("left_out")
+    ignored = tuple(map(str, dropped)) if isinstance(dropped, list) else ()
+    columns, width, extras = model.columns, len(get_column_sizes(model)), () if extra is None else (extra,)
+    spec = ReadSpec(get_label_column(label, model), labelled, columns, width, extras, ignored)
+    return spec._replace(missing_texts=get_missing(model))
 
 
 def get_missing(model: Model) -> frozenset[str]:
-    """Return the missing values, in lower case, that a model was fitted with; a file may say anything."""
+    """Return the missing values of fit, in lower case; an invalid entry of the file gives the default."""
     values = model.metadata.get("missing_values")
-    return (
-        parse_missing(values)
-        if isinstance(values, list) and all(type(each) is str for each in values)
-        else MISSING_TEXTS
-    )
+    if isinstance(values, list) and all(type(value) is str for value in values):
+        return parse_missing(values)
+    return MISSING_TEXTS
 
 
-def open_rows(options: argparse.Namespace, model: Model, wanted: ReadSpec, labels: Path | None = None) -> Table:
-    """Open the table that the options name for a model.
+def open_rows(options: argparse.Namespace, model: Model, spec: ReadSpec, labels: Path | None = None) -> Table:
+    """Open a command's table for a model.
 
-    Its notes tell of cells that are not of their column's kind and, once all rows are read, of columns that are far
-    from what was fitted, and of rows without information.
+    Its notes report cells that do not match the type of their column and, after all rows are read, columns that drifted
+    and rows without information.
 
     Raises:
         MissingPackageError: As `open_table`.
-        InputError: As `open_table`; or a column holds something else than in fit, as far as the first rows tell.
+        InputError: As `open_table`; or the type of a column differs from fit in the first rows.
     """
-    wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet)
-    table = open_table(Path(options.table), wanted, labels)
+    spec = spec._replace(skip_broken=options.skip_broken, sheet=options.sheet)
+    table = open_table(Path(options.table), spec, labels)
     table = convert_numeric(table, model.encoding, decimal=vars(options).get("decimal_mark"))
     first = next(table.blocks)
     table.notes.extend(check_column_types(table, first, model.encoding))
-    blocks = monitor_drift(chain([first], table.blocks), watch_columns(model), table)
+    blocks = monitor_drift(chain([first], table.blocks), make_drift_monitor(model), table)
     return table._replace(blocks=mark_uninformative(blocks, model, table))
 
 
 def mark_uninformative(blocks: Iterable[RowBlock], model: Model, table: Table) -> Iterator[RowBlock]:
-    """Yield blocks with their rows without information marked; add a note that counts these behind the last."""
+    """Mark the rows without information of each block; note their number after the last."""
     rows = 0
     for block in blocks:
-        uninformative = find_uninformative(model, block)
+        uninformative = detect_uninformative(model, block)
         rows += int(uninformative.sum())
         yield block._replace(uninformative=uninformative)
     if rows and predict_uninformative(model) is not None:
         table.notes.append(describe_uninformative(rows))
 
 
-def find_uninformative(model: Model, block: RowBlock) -> np.ndarray:
-    """Return which rows (b,) bool of a block have no cell that says anything to a model."""
+def detect_uninformative(model: Model, block: RowBlock) -> np.ndarray:
+    """Detect the rows (b,) bool of a block that have no informative cell."""
     encoding = model.encoding
     return np.zeros(len(block.positions), bool) if encoding is None else encoding.is_uninformative(block.columns)
 
 
 def predict_uninformative(model: Model) -> Tensor | None:
-    """Return the logits (num_classes,) of a row without information; None if the network is to judge it."""
+    """Compute the logits (num_classes,) of a row without information; None if the network predicts it."""
     counts, classes = torch.tensor(count_samples(model)), len(model.classes)
     if model.metadata.get("balanced") or not bool(counts.any()):
         return compute_uninformative_logits(model.network.seen, torch.zeros(classes))
     return compute_uninformative_logits(counts, parse_counts(model.metadata.get("uninformative"), classes))
 
 
-def read_labelled(options: argparse.Namespace, model: Model, beside: str | None = None) -> tuple[Table, RowBlock]:
-    """Read the whole table with classes that the options name for a model; its notes are those that `open_rows` adds.
+def read_labelled(options: argparse.Namespace, model: Model, extra: str | None = None) -> tuple[Table, RowBlock]:
+    """Read all rows of a command's labelled table for a model, with the notes of `open_rows`.
 
     Raises:
         MissingPackageError: As `read_table`.
-        InputError: As `read_table`; or a column holds something else than in fit.
+        InputError: As `read_table`; or the type of a column differs from fit.
     """
-    wanted = want(model, options.label, labelled=True, beside=beside)
-    wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet)
-    table, block = read_table(Path(options.table), wanted, options.labels_file and Path(options.labels_file))
-    spelling = detect_numeric_conversion(table, block, model.encoding, decimal=options.decimal_mark)
-    block = spelling.apply(block, model.encoding)
-    watch = watch_columns(model)
-    watch.update(block)
-    table.notes.extend([*spelling.notes, *check_column_types(table, block, model.encoding), *watch.summary(table)])
+    spec = make_read_spec(model, options.label, labelled=True, extra=extra)
+    spec = spec._replace(skip_broken=options.skip_broken, sheet=options.sheet)
+    table, block = read_table(Path(options.table), spec, options.labels_file and Path(options.labels_file))
+    conversion = detect_numeric_conversion(table, block, model.encoding, decimal=options.decimal_mark)
+    block = conversion.apply(block, model.encoding)
+    monitor = make_drift_monitor(model)
+    monitor.update(block)
+    types = check_column_types(table, block, model.encoding)
+    table.notes.extend([*conversion.notes, *types, *monitor.summary(table)])
     return table, block
 
 
-def watch_columns(model: Model) -> DriftMonitor:
-    """Return what compares the columns of new rows with those that a model was fitted to."""
-    return DriftMonitor(model.metadata.get("seen"), model.encoding, len(find_sizes(model)))
+def make_drift_monitor(model: Model) -> DriftMonitor:
+    """Create the comparison of new rows with the columns of fit."""
+    return DriftMonitor(model.metadata.get("seen"), model.encoding, len(get_column_sizes(model)))
 
 
-def find_sizes(model: Model) -> list[int]:
-    """Return how many features each column is."""
+def get_column_sizes(model: Model) -> list[int]:
+    """Return the number of features of each column."""
     return [1] * int(model.network.encoder.input_dim) if model.encoding is None else model.encoding.sizes  # type: ignore[arg-type]
 
 
-def name_columns(model: Model) -> Sequence[str]:
-    """Return a name for each column, "column 3" for the fourth one of a table without names."""
-    return model.columns or [f"column {number}" for number in range(len(find_sizes(model)))]
+def get_column_names(model: Model) -> Sequence[str]:
+    """Return the name of each column; "column 3" for the fourth one of a table without names."""
+    return model.columns or [f"column {index}" for index in range(len(get_column_sizes(model)))]
 
 
-def list_cancelled(network: PrototypeNetwork, classes: Sequence[str | int]) -> list[str]:
-    """Return a line, or none, about classes without a prototype, since the embeddings of their rows cancel."""
-    names = [str(classes[number]) for number in network.cancelled.nonzero().flatten().tolist()]
+def warn_cancelled_classes(network: PrototypeNetwork, classes: Sequence[str | int]) -> list[str]:
+    """Warn of classes that have no prototype because the embeddings of their rows cancel."""
+    names = [str(classes[label]) for label in network.cancelled.nonzero().flatten().tolist()]
     return [f"warning: the rows of {format_names(names)} cancel: no prototype, never predicted"] if names else []
 
 
-def list_notes(table: Table) -> list[str]:
-    """Return what is to be known of a table, a line each."""
+def collect_notes(table: Table) -> list[str]:
+    """Collect the notes of a table and its unused columns, one line each."""
     names = list(table.unused)
     more = [f"{count(len(names), 'column')} of the table not used: {format_names(names)}"] if names else []
     return [*table.notes, *more]
 
 
 def show_notes(table: Table, *, quiet: bool) -> None:
-    """Say on stderr what is to be known of a table, after the work: an error is one line, and comes alone."""
-    for note in list_notes(table) * (not quiet):
+    """Print the notes of a table to stderr. Commands do so after the work, since an error is printed alone."""
+    for note in collect_notes(table) * (not quiet):
         print(f"note: {note}", file=sys.stderr)
 
 
-def number_classes(labels: np.ndarray, known: Sequence[str | int]) -> Tensor:
-    """Return the number (n,) of each row's class among the known ones; 7 and "7" are the same.
+def get_class_indices(labels: np.ndarray, known: Sequence[str | int]) -> Tensor:
+    """Convert labels (n,) to class indices (n,) int64; the labels 7 and "7" are equal.
 
     Raises:
         InputError: A class is not known.
     """
-    numbers = {str(name): number for number, name in enumerate(known)}
-    names, places = np.unique(labels.astype(str), return_inverse=True)
-    strange = [name for name in names.tolist() if name not in numbers]
-    if strange:
-        got = f"{strange[0]!r}" + (f" and {len(strange) - 1} more" if len(strange) > 1 else "")
-        raise_input_error("table", "hold classes that the model knows", got, "Add them to it with protonet update.")
-    return torch.tensor([numbers[name] for name in names.tolist()])[torch.from_numpy(places)]
+    indices = {str(name): index for index, name in enumerate(known)}
+    names, inverse = np.unique(labels.astype(str), return_inverse=True)
+    unknown = [name for name in names.tolist() if name not in indices]
+    if unknown:
+        got = f"{unknown[0]!r}" + (f" and {len(unknown) - 1} more" if len(unknown) > 1 else "")
+        raise_input_error("table", "have classes that the model knows", got, "Add them with protonet update.")
+    return torch.tensor([indices[name] for name in names.tolist()])[torch.from_numpy(inverse)]
 
 
 def classify_block(model: Model, table: Table, block: RowBlock) -> Tensor:
-    """Return the logits (b, num_classes) of rows of a table.
+    """Compute the logits (b, num_classes) of a block of a table.
 
     Raises:
-        InputError: As `protonet.tables.features.encode_block` and `classify`.
+        InputError: As `protonet.tables.features.encode_block` and `predict_logits`.
     """
-    return classify(model, encode_block(table, block, model.encoding), block.uninformative)
+    return predict_logits(model, encode_block(table, block, model.encoding), block.uninformative)
 
 
 def suggest(
@@ -293,23 +290,23 @@ def suggest(
     known: Tensor | None = None,
     by_name: Tensor | None = None,
 ) -> list[Suggestion]:
-    """Return `protonet.fit.active.suggest_rows` of some ``rows`` (m,) int64 of a table, with its numbers of rows.
+    """Suggest some of the ``rows`` (m,) int64 of a table, as `protonet.fit.active.suggest_rows`.
 
     Raises:
-        InputError: As there, in the name of a command.
+        InputError: As `suggest_rows`; errors name a command's argument.
     """
     with renamed_arguments(n="-n", x="table"):
         by_name = None if by_name is None else by_name[rows]
         chosen = suggest_rows(network, x if len(rows) == len(x) else x[rows], n, names, known=known, by_name=by_name)
-    return [each._replace(row=int(rows[each.row])) for each in chosen]
+    return [suggestion._replace(row=int(rows[suggestion.row])) for suggestion in chosen]
 
 
 @torch.inference_mode()
-def classify(model: Model, x: np.ndarray, uninformative: np.ndarray | None = None) -> Tensor:
+def predict_logits(model: Model, x: np.ndarray, uninformative: np.ndarray | None = None) -> Tensor:
     """Compute the logits (n, num_classes) of rows (n, dim) float32 or float64.
 
-    The logits of a row have the same digits whatever the other rows are. Products of few rows, and the remainder of a
-    vector, are computed by other instructions; therefore each batch is filled with repeated rows.
+    The logits of a row do not depend on the other rows, to the last digit. Products of few rows, and remainders of
+    vectors, use other instructions; therefore each batch is padded with repeated rows.
 
     Args:
         model: The model.
@@ -317,17 +314,15 @@ def classify(model: Model, x: np.ndarray, uninformative: np.ndarray | None = Non
         uninformative: (n,) bool: rows without information, which get `predict_uninformative`; None for none.
 
     Raises:
-        InputError: A row is so far out that its embedding overflows.
+        InputError: The embedding of a row overflows.
     """
     padded = torch.from_numpy(np.resize(x, (-(-len(x) // ALIGNMENT) * ALIGNMENT, x.shape[1])))
     logits = torch.cat([model.network(rows) for rows in padded.split(BATCH)])[: len(x)]
-    far = float(model.network.encoder.scale) * MOST_FAR  # type: ignore[arg-type]
+    far = float(model.network.encoder.scale) * MAX_SCALE  # type: ignore[arg-type]
     lost = ~logits.isfinite().all(dim=1) | torch.from_numpy(np.abs(x).max(axis=1) > far)
     if bool(lost.any()):
-        got = f"{np.abs(x[lost.numpy()][0]).max():g} as the largest of a row"
-        raise_input_error(
-            "table", "hold numbers of the size that the model was fitted to", got, "Mend or drop the row."
-        )
+        got = f"{np.abs(x[lost.numpy()][0]).max():g} as the largest value of a row"
+        raise_input_error("table", "have numbers of the scale of the training data", got, "Correct or drop the row.")
     if uninformative is not None and uninformative.any():
         replace_uninformative(logits, torch.from_numpy(uninformative), predict_uninformative(model))
     return logits
@@ -335,51 +330,56 @@ def classify(model: Model, x: np.ndarray, uninformative: np.ndarray | None = Non
 
 @contextmanager
 def show_progress(*, quiet: bool = False) -> Iterator[Progress]:
-    """Show a bar on stderr if it takes long: yield what is told which stage begins, and the share that is over.
+    """Show a progress bar on stderr if the work takes long.
 
-    The bar says how long it took, and how long it will take yet if the rest goes on as fast as all did until now.
+    Yields:
+        A function that takes the current stage and the completed fraction.
     """
     form = "{desc}: {percentage:.0f} %|{bar}| {elapsed}, {remaining} left"
-    # The mean speed, and every step is shown.
+    # smoothing=0: the remaining time follows from the mean speed; miniters=0: every step is shown.
     with progress_bar(total=1.0, bar_format=form, smoothing=0, miniters=0, leave=False, shown=not quiet) as bar:
 
-        def show(stage: str, share: float) -> None:
+        def show(stage: str, fraction: float) -> None:
             bar.set_description_str(stage, refresh=False)
-            bar.update(share - bar.n)
+            bar.update(fraction - bar.n)
 
         yield show
 
 
 def map_blocks(
-    work: Callable[[RowBlock], Result],
+    function: Callable[[RowBlock], Result],
     blocks: Iterable[RowBlock],
     *,
     rows: int | None = None,
     quiet: bool = False,
-    alone: bool = False,
+    sequential: bool = False,
 ) -> Iterator[Result]:
-    """Yield what ``work`` gives for each block, in order, and show on stderr how many rows are done if it takes long.
+    """Apply a function to each block, in order, and show the progress in rows on stderr if it takes long.
 
-    Where it is known how many ``rows`` there are, the bar says how long it will take yet.
+    Each block is processed by one thread. Threads that share a block would wait for each other at each of its small
+    matrices, which takes five times as long if another process uses a core.
 
-    Every block has a thread of its own: threads that share one wait for each other at each of its small matrices, and
-    that costs a factor of five where another process wants the core. ``alone`` is for what uses all cores by itself,
-    and shows its own progress, as networks do that read texts and pictures: one block after the other.
+    Args:
+        function: The function of a block.
+        blocks: The blocks.
+        rows: The number of all rows, for the remaining time; None if unknown.
+        quiet: Whether to hide the progress.
+        sequential: Process one block after the other, for functions that use all cores, such as pretrained encoders.
     """
-    if alone:
-        yield from map(work, blocks)
+    if sequential:
+        yield from map(function, blocks)
         return
     threads = torch.get_num_threads()
-    ahead = min(threads, MOST_THREADS)
+    ahead = min(threads, MAX_THREADS)
     torch.set_num_threads(1)
     try:
         bar = progress_bar(total=rows, unit="row", unit_scale=True, leave=False, shown=not quiet)
         with bar, ThreadPoolExecutor(ahead) as pool:
             waiting: deque[Future[Result]] = deque()
             for block in blocks:
-                waiting.append(pool.submit(work, block))
+                waiting.append(pool.submit(function, block))
                 bar.update(len(block.positions))
-                if len(waiting) > 2 * ahead:  # no more than that of a long table is in memory
+                if len(waiting) > 2 * ahead:  # bounds the memory of a long table
                     yield waiting.popleft().result()
             for result in waiting:
                 yield result.result()
@@ -388,30 +388,32 @@ def map_blocks(
 
 
 def count_samples(model: Model) -> list[int]:
-    """Return of how many samples each class is, without what its name counts as, of a file that may say anything."""
-    return count_own(model.network.counts.tolist(), model.classes, model.metadata.get("named"))
+    """Count the samples of each class, without those that class names count as."""
+    return subtract_name_samples(model.network.counts.tolist(), model.classes, model.metadata.get("named"))
 
 
-def keep_crossfit(model: Model, crossed: Crossfit, groups: dict[str, int], given: Tensor) -> Model:
-    """Return a model with what its held-out rows say of it, and with what it takes to add samples to it.
+def attach_cv_results(model: Model, crossed: Crossfit, groups: dict[str, int], hashes: Tensor) -> Model:
+    """Return a model with its cross-validation results and the data that updates need.
 
     Args:
-        model: Without these.
-        crossed: The rows that were held out.
-        groups: By name, the number that each group has there.
-        given: (n,) of all rows that the model was given, by `protonet.fit.copies.hash_rows`.
+        model: The model.
+        crossed: The held-out rows and cross-validation networks.
+        groups: The index of each group, by name.
+        hashes: (n,) of all training rows, by `protonet.fit.copies.hash_rows`.
     """
     samples = count_samples(model._replace(network=crossed.whole))
     metadata = model.metadata | {"samples": samples, "groups": groups}
     if len(crossed.labels):
         metrics = measure_held(crossed)
         rows = round(float(crossed.weights.sum()))
-        metadata["held_out"] = {"rows": rows, **metrics._asdict(), "confusion": metrics.confusion.tolist()}
-        frequent = measure(
-            score_frequent(torch.tensor(samples), len(crossed.labels)), crossed.labels, crossed.sample
-        ).accuracy
-        balanced = measure_classes(metrics.confusion).balanced_accuracy
-        metadata["held_out"] |= {"balanced_accuracy": balanced, "most_frequent_class": frequent}
+        scores = score_frequent(torch.tensor(samples), len(crossed.labels))
+        metadata["held_out"] = {
+            "rows": rows,
+            **metrics._asdict(),
+            "confusion": metrics.confusion.tolist(),
+            "balanced_accuracy": measure_classes(metrics.confusion).balanced_accuracy,
+            "most_frequent_class": measure(scores, crossed.labels, crossed.sample).accuracy,
+        }
         metadata["scores"] = calibrate(score_held(crossed), float(crossed.offset)).tolist()
-    held = {**list_tensors(crossed), GIVEN: given}
+    held = {**list_tensors(crossed), TRAINING_HASHES: hashes}
     return model._replace(network=crossed.whole, metadata=metadata, held=held, folds=crossed.folds)

@@ -1,4 +1,4 @@
-"""``protonet predict``: the class of each row of a table, and how likely it is."""
+"""``protonet predict``: predict the class of each row of a table, with its probability."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from protonet._writing import clear_folder, write_whole
 from protonet.commands.arguments import check_single_table
 from protonet.commands.folder import Part, Tick, claim_folder, list_parts, name_file, run_parts
 from protonet.commands.models import (
-    attach,
+    attach_encoders,
     classify_block,
+    collect_notes,
     has_pictures,
-    is_read,
-    list_notes,
+    has_pretrained_encoder,
+    make_read_spec,
     map_blocks,
     open_model,
     open_rows,
     read_model,
     show_notes,
-    want,
 )
 from protonet.embeddings.pictures.reading import are_pictures, hold_pictures
 from protonet.embeddings.representation import hash_file
@@ -47,57 +47,55 @@ from protonet.ui.command_line import check_writable_folder, parse_whole
 from protonet.ui.text import format_csv
 
 PROG = "protonet predict"
-#: What a row that is unlike every class is called.
+#: The class of rejected rows.
 UNKNOWN = "unknown"
-#: The column of the rows' numbers.
+#: The column of row numbers.
 ROW = "row"
 
 
-class Asked(NamedTuple):
-    """What is wanted of a model."""
+class OutputSpec(NamedTuple):
+    """The columns of the output."""
 
-    threshold: float | None  #: Rows of no higher score than this are unknown, and have no probability; None if none.
-    everything: bool  #: Add the probabilities of all classes, in the model's order.
-    numbered: bool  #: Begin with the number of each row, from 0.
-    pictured: bool = False  #: Name each row's picture, before its class.
-    inputs: bool = False  #: Repeat all columns of the table, before its class.
+    threshold: float | None  #: Rows with at most this score are unknown, without a probability; None for no rejection.
+    all_probabilities: bool  #: Append the probabilities of all classes.
+    row_numbers: bool  #: Begin with the line of each row, or its row in a spreadsheet.
+    picture_paths: bool = False  #: Add the path of each row's picture.
+    keep_columns: bool = False  #: Copy all columns of the table.
 
 
 def run(options: argparse.Namespace) -> None:
-    """Classify a table block by block, and write all of it or nothing; of a folder, each file so.
+    """Classify a table, or each file of a folder, block by block; each output is written completely or not at all.
 
     Raises:
         MissingPackageError: A package that the table needs is missing.
         OSError: The predictions cannot be written.
-        InputError: Arguments, a model or a table that do not fit.
+        InputError: Arguments, model and table do not match.
     """
     if Path(options.table).is_dir():
         model = read_model(options.model)
-        held, pictured = hold_pictures(Path(options.table)), has_pictures(model)
-        if pictured and held is False:
-            raise_input_error(
-                "table", "hold pictures, as the model was fitted to", f"the tables of {options.table}", ""
-            )
-        if not pictured and not held:
+        pictures, model_has_pictures = hold_pictures(Path(options.table)), has_pictures(model)
+        if model_has_pictures and pictures is False:
+            raise_input_error("table", "have pictures, as in fit", f"the tables of {options.table}", "")
+        if not model_has_pictures and not pictures:
             predict_folder(model, options)
             return
         check_single_table(options)
     model = open_model(options)
-    asked = ask(model, options)
-    named = asked.inputs or model.metadata.get("id") is not None
-    asked = asked._replace(pictured=not named and are_pictures(Path(options.table)))
-    table, blocks = open_blocks(model, asked, options)
-    work = partial(format_predictions, model, table, asked)
+    spec = make_output_spec(model, options)
+    named = spec.keep_columns or model.metadata.get("id") is not None
+    spec = spec._replace(picture_paths=not named and are_pictures(Path(options.table)))
+    table, blocks = open_blocks(model, spec, options)
+    function, sequential = partial(format_predictions, model, table, spec), has_pretrained_encoder(model)
 
     def write(file: BinaryIO) -> None:
-        file.write(format_header(model, asked, table.extra_columns).encode())
-        for text in map_blocks(work, blocks, rows=table.n_rows, quiet=options.quiet, alone=is_read(model)):
+        file.write(format_header(model, spec, table.extra_columns).encode())
+        for text in map_blocks(function, blocks, rows=table.n_rows, quiet=options.quiet, sequential=sequential):
             file.write(text.encode())
 
     if "output" in options.outputs:
         write_whole(options.outputs["output"], write)
     else:
-        with tempfile.TemporaryFile() as file:  # a fault in the last row must not come after the others are printed
+        with tempfile.TemporaryFile() as file:  # an error in the last row must precede all output
             write(file)
             file.seek(0)
             copy_to_stdout(file)
@@ -105,45 +103,45 @@ def run(options: argparse.Namespace) -> None:
 
 
 def predict_folder(model: Model, options: argparse.Namespace) -> None:
-    """Classify the rows of the files of a folder; what was finished before is left as it is.
+    """Classify the rows of all files of a folder; finished files are kept.
 
     Raises:
-        MissingPackageError: As in `run`.
-        InputError: As in `run`, `list_parts`, `claim_folder` and `run_parts`.
+        MissingPackageError: As `run`.
+        InputError: As `run`, `list_parts`, `claim_folder` and `run_parts`.
     """
     workers = count_cores() if options.workers is None else parse_workers(options.workers)
     if options.sheet is not None:
         raise_input_error("--sheet", "come with an Excel workbook", options.table, "Leave it out.")
     if options.output is None:
-        raise_input_error("--output", "name a folder", "none", "Pass -o FOLDER: every file there gets one of its name.")
+        raise_input_error("--output", "name a folder", "none", "Pass -o FOLDER, for one output per file.")
     path = Path(options.model).resolve()
-    asked, digest = ask(model, options), hash_file(path)
+    spec, digest = make_output_spec(model, options), hash_file(path)
     output = check_writable_folder("--output", options.output)
     parts = list_parts(Path(options.table), output)
-    claim_folder(output, {"model": digest, **asked._asdict()})
+    claim_folder(output, {"model": digest, **spec._asdict()})
     names = None if options.representation is None else tuple(options.representation)
-    attach(model, names, shown=False)  # before the work, in all processes
-    work = partial(predict_part, str(path), digest, names, asked)
+    attach_encoders(model, names, shown=False)  # fails before the processes start
+    work = partial(predict_part, str(path), digest, names, spec)
     try:
         notes = run_parts(work, parts, workers=workers, quiet=options.quiet)
     finally:
-        clear_folder(output)  # of what those had in work that were killed
+        clear_folder(output)  # removes incomplete files of killed processes
     for note in notes * (not options.quiet):
         print(f"note: {note}", file=sys.stderr)
 
 
 def predict_part(
-    path: str, digest: str, names: tuple[str, ...] | None, asked: Asked, part: Part, tick: Tick
+    path: str, digest: str, names: tuple[str, ...] | None, spec: OutputSpec, part: Part, tick: Tick
 ) -> list[str]:
-    """Classify one file of a folder on one thread, as `run` does; return what a person should be told.
+    """Classify one file of a folder on one thread, as `run`; return the notes.
 
     Args:
-        path: Of the model.
-        digest: What the file must hold.
-        names: What reads its texts and pictures, as a person types it, or None.
-        asked: What is wanted of it.
+        path: The model file.
+        digest: The expected hash of the model file.
+        names: The pretrained encoders from the command line, or None.
+        spec: The columns of the output.
         part: The file.
-        tick: Told how many rows are done further.
+        tick: Called with the number of further finished rows.
     """
     torch.set_num_threads(1)
     model = load_once(path, digest, names)
@@ -151,16 +149,16 @@ def predict_part(
 
     def write(file: BinaryIO) -> None:
         if not part.rows:
-            own = open_source(part.table).header if asked.inputs else [model.metadata.get("id")]
-            file.write(format_header(model, asked, [str(name) for name in own or () if name]).encode())
+            columns = open_source(part.table).header if spec.keep_columns else [model.metadata.get("id")]
+            file.write(format_header(model, spec, [str(name) for name in columns or () if name]).encode())
         else:
             options = argparse.Namespace(table=str(part.table), skip_broken=False, sheet=None)
-            table, blocks = open_blocks(model, asked, options)
-            file.write(format_header(model, asked, table.extra_columns).encode())
+            table, blocks = open_blocks(model, spec, options)
+            file.write(format_header(model, spec, table.extra_columns).encode())
             for block in blocks:
-                file.write(format_predictions(model, table, asked, block).encode())
+                file.write(format_predictions(model, table, spec, block).encode())
                 tick(len(block.positions))
-            notes.extend(list_notes(table))
+            notes.extend(collect_notes(table))
 
     try:
         write_whole(part.output, write)
@@ -171,112 +169,110 @@ def predict_part(
 
 @lru_cache(maxsize=1)
 def load_once(path: str, digest: str, names: tuple[str, ...] | None) -> Model:
-    """Return a model that is read once per process; raise an InputError where its file holds another one by now."""
-    model = attach(read_model(path), names, shown=False)
+    """Read a model once per process; raise an InputError if its file has changed."""
+    model = attach_encoders(read_model(path), names, shown=False)
     if hash_file(Path(path)) != digest:
-        raise_input_error("model", "stay as it was", path, "Leave it alone until the folder is done.")
+        raise_input_error("model", "remain unchanged", path, "Do not replace it until the folder is finished.")
     return model
 
 
 def parse_workers(text: str) -> int | str:
-    """Return a number of processes, or the address of a Dask scheduler, which has a colon."""
+    """Parse a number of processes, or the address of a Dask scheduler, which has a colon."""
     return text if ":" in text else parse_whole("--workers", text, low=1)
 
 
 def count_cores() -> int:
-    """Return how many cores this process may use."""
+    """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def ask(model: Model, options: argparse.Namespace) -> Asked:
-    """Return what the options want of a model."""
+def make_output_spec(model: Model, options: argparse.Namespace) -> OutputSpec:
+    """Specify the output for a command's options."""
     threshold = None if options.unknown is None else choose_threshold(model, options.unknown)
-    return Asked(threshold, options.proba, options.row_numbers, inputs=options.keep_columns)
+    return OutputSpec(threshold, options.proba, options.row_numbers, keep_columns=options.keep_columns)
 
 
-def open_blocks(model: Model, asked: Asked, options: argparse.Namespace) -> tuple[Table, Iterable[RowBlock]]:
-    """Open the table that the options name; return it, and its rows with what comes before their classes."""
-    wanted = want(model, None, labelled=False, beside=model.metadata.get("id"))._replace(all_extra=asked.inputs)
-    table = open_rows(options, model, wanted)
-    blocks: Iterable[RowBlock] = number_rows(table.blocks) if asked.numbered else table.blocks
-    return table, name_pictures(blocks, (model.columns or ()).index(PICTURE_COLUMN)) if asked.pictured else blocks
+def open_blocks(model: Model, spec: OutputSpec, options: argparse.Namespace) -> tuple[Table, Iterable[RowBlock]]:
+    """Open a command's table; the extra columns of its blocks precede the predictions."""
+    read_spec = make_read_spec(model, None, labelled=False, extra=model.metadata.get("id"))
+    table = open_rows(options, model, read_spec._replace(all_extra=spec.keep_columns))
+    blocks: Iterable[RowBlock] = add_row_numbers(table.blocks) if spec.row_numbers else table.blocks
+    if spec.picture_paths:
+        blocks = add_picture_paths(blocks, (model.columns or ()).index(PICTURE_COLUMN))
+    return table, blocks
 
 
 def copy_to_stdout(file: BinaryIO) -> None:
-    """Copy a file to standard output; whoever reads it may have enough before the end."""
+    """Copy a file to standard output, whose reader may stop early."""
     try:
         sys.stdout.flush()
         shutil.copyfileobj(file, sys.stdout.buffer)
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards what Python still flushes
 
 
 def choose_threshold(model: Model, rate: float) -> float:
-    """Return the score at and below which a row is unknown, for a share of the rows of known classes.
+    """Choose the score at and below which rows are unknown, for a false-rejection rate.
 
     Raises:
-        InputError: It is no share that the model can tell.
+        InputError: The rate is out of range, the model has no held-out scores, or it has a class 'unknown'.
     """
     if UNKNOWN in map(str, model.classes):
         got, remedy = f"one with a class {UNKNOWN!r}", "Rename that class and fit it again."
-        raise_input_error("--unknown", "come with a model that has no class of that name", got, remedy)
+        raise_input_error("--unknown", f"come with a model without a class {UNKNOWN!r}", got, remedy)
     scores = model.metadata.get("scores")
     if not isinstance(scores, list) or not all(type(score) is float for score in scores):
-        remedy = "Fit it again, to two samples or more of some classes."
-        raise_input_error(
-            "--unknown", "come with a model that was cross-validated", "one without held-out rows", remedy
-        )
+        must, remedy = "come with a model that was cross-validated", "Fit it again, with two or more rows per class."
+        raise_input_error("--unknown", must, "one without held-out rows", remedy)
     with renamed_arguments(rate="--unknown"):
         return find_threshold(torch.tensor(scores, dtype=torch.float64), rate)
 
 
-def number_rows(blocks: Iterable[RowBlock]) -> Iterator[RowBlock]:
-    """Yield the blocks with the number of each row, from 0, as the first of the columns beside."""
+def add_row_numbers(blocks: Iterable[RowBlock]) -> Iterator[RowBlock]:
+    """Add the position of each row in its file as the first extra column."""
     for block in blocks:
-        yield block._replace(extra_columns=(np.array(block.indices), *block.extra_columns))
+        yield block._replace(extra_columns=(np.array(block.positions), *block.extra_columns))
 
 
-def name_pictures(blocks: Iterable[RowBlock], column: int) -> Iterator[RowBlock]:
-    """Yield the blocks with the paths of the pictures of a column as the last of the columns beside."""
+def add_picture_paths(blocks: Iterable[RowBlock], column: int) -> Iterator[RowBlock]:
+    """Add the paths of a column of pictures as the last extra column."""
     for block in blocks:
         yield block._replace(extra_columns=(*block.extra_columns, block.columns[column]))
 
 
-def format_header(model: Model, asked: Asked, beside: Sequence[str]) -> str:
-    """Return the names of the columns as a line of CSV, given those of the table that come first."""
-    first = [*beside, *[PICTURE_COLUMN] * asked.pictured]
-    own = [ROW] * asked.numbered + ["class", "probability"]
-    own += [f"P({name})" for name in model.classes] if asked.everything else []
-    taken = set(first)
-    for at, name in enumerate(own):
-        others = (f"{name} (predicted{f' {number}' if number > 1 else ''})" for number in count(1))
-        own[at] = next(each for each in chain([name], others) if each not in taken)
-        taken.add(own[at])
-    return format_csv([[*own[: asked.numbered], *first, *own[asked.numbered :]]])
+def format_header(model: Model, spec: OutputSpec, extra: Sequence[str]) -> str:
+    """Format the header as a line of CSV; names of predictions that equal an extra column get a suffix."""
+    first = [*extra, *[PICTURE_COLUMN] * spec.picture_paths]
+    names = [ROW] * spec.row_numbers + ["class", "probability"]
+    names += [f"P({name})" for name in model.classes] if spec.all_probabilities else []
+    used = set(first)
+    for index, name in enumerate(names):
+        suffixed = (f"{name} (predicted{f' {repetition}' if repetition > 1 else ''})" for repetition in count(1))
+        names[index] = next(candidate for candidate in chain([name], suffixed) if candidate not in used)
+        used.add(names[index])
+    return format_csv([[*names[: spec.row_numbers], *first, *names[spec.row_numbers :]]])
 
 
-def name_classes(names: Sequence[str], logits: Tensor, threshold: float | None) -> list[tuple[str, str]]:
-    """Return the class of each row of logits (n, num_classes), and how likely it is, "" for an unknown one."""
-    best, places = (each.tolist() for each in logits.softmax(dim=1).max(dim=1))
-    found = [(names[place], f"{share:.6g}") for place, share in zip(places, best, strict=True)]
+def predict_classes(names: Sequence[str], logits: Tensor, threshold: float | None) -> list[tuple[str, str]]:
+    """Predict the class of each row of logits (n, num_classes) and its probability, "" for rejected rows."""
+    probabilities, labels = (values.tolist() for values in logits.softmax(dim=1).max(dim=1))
+    rows = [(names[label], f"{p:.6g}") for label, p in zip(labels, probabilities, strict=True)]
     if threshold is not None:
         for row in (score_known(logits) <= threshold).nonzero().flatten().tolist():
-            found[row] = (UNKNOWN, "")
-    return found
+            rows[row] = (UNKNOWN, "")
+    return rows
 
 
-def format_predictions(model: Model, table: Table, asked: Asked, block: RowBlock) -> str:
-    """Return CSV: the class of each row of a table's block and how likely it is."""
+def format_predictions(model: Model, table: Table, spec: OutputSpec, block: RowBlock) -> str:
+    """Predict the rows of a block and format them as CSV."""
     names = [escape_formula(str(name)) for name in model.classes]
     logits = classify_block(model, table, block)
-    lines = [[name, share] for name, share in name_classes(names, logits, asked.threshold)]
-    if asked.everything:
+    lines = [[name, probability] for name, probability in predict_classes(names, logits, spec.threshold)]
+    if spec.all_probabilities:
         for line, row in zip(lines, logits.softmax(dim=1).tolist(), strict=True):
-            line += [f"{share:.6g}" for share in row]
-    beside = [[escape_formula(str(cell)) for cell in column.tolist()] for column in block.extra_columns]
+            line += [f"{probability:.6g}" for probability in row]
+    extra = [[escape_formula(str(cell)) for cell in column.tolist()] for column in block.extra_columns]
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(
-        [*cells, *line] for *cells, line in zip(*beside, lines, strict=True)
-    )
+    csv.writer(text, lineterminator="\n").writerows([*cells, *line] for *cells, line in zip(*extra, lines, strict=True))
     return text.getvalue()

@@ -58,12 +58,12 @@ def rank_columns(
         raise FloatingPointError("a row, as it is or shuffled, whose embedding overflows")
     metrics = measure_held(judged)
     columns: list[dict[str, Any]] = [
-        {"name": name, "number": number, **each._asdict()}
+        {"name": name, "index": number, **each._asdict()}
         for number, (name, each) in enumerate(zip(names, found, strict=True))
     ]
     return {
         "rows": count_rows(judged),
-        "drawn_from": whole,
+        "total_rows": whole,
         "accuracy": metrics.accuracy,
         "log_loss": metrics.log_loss,
         "shuffles": shuffles,
@@ -83,7 +83,7 @@ def find_importances(judged: Crossfit, sizes: Sequence[int], places: Sequence[in
     found = rank_columns(judged, [""] * len(sizes), sizes, torch.Generator().manual_seed(0))
     importances = np.zeros(width)
     for column in found["columns"]:
-        importances[places[column["number"]]] = column["log_loss_rise"]
+        importances[places[column["index"]]] = column["log_loss_rise"]
     return importances
 
 

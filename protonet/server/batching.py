@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from torch import Tensor
 
-from protonet.commands.models import classify
-from protonet.commands.predict import name_classes
+from protonet.commands.models import predict_logits
+from protonet.commands.predict import predict_classes
 from protonet.errors import USER_ERRORS, rename_argument
 from protonet.files import Model
 from protonet.network import PrototypeNetwork
@@ -54,7 +54,7 @@ class Batcher:
         """Classify the rows of a request.
 
         Raises:
-            InputError: As `protonet.commands.models.classify`.
+            InputError: As `protonet.commands.models.predict_logits`.
         """
         result: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._queue.append(Pending(model, rows, threshold, result, (id(model), rows.x.dtype, threshold)))
@@ -105,8 +105,8 @@ def classify_batch(batch: list[Pending]) -> list[Result | Exception]:
             none if item.rows.uninformative is None else item.rows.uninformative
             for item, none in zip(batch, empty, strict=True)
         ]
-        logits = classify(model, np.concatenate([item.rows.x for item in batch]), np.concatenate(marks))
-        named = name_classes(list(map(str, model.classes)), logits, batch[0].threshold)
+        logits = predict_logits(model, np.concatenate([item.rows.x for item in batch]), np.concatenate(marks))
+        named = predict_classes(list(map(str, model.classes)), logits, batch[0].threshold)
     except USER_ERRORS as error:
         if len(batch) > 1:
             return [classify_batch([item])[0] for item in batch]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
 
-from protonet.commands.models import attach, read_model
+from protonet.commands.models import attach_encoders, read_model
 from protonet.errors import USER_ERRORS, raise_input_error
 from protonet.files import Model
 
@@ -41,7 +41,7 @@ class HotModel:
 
     def _load(self) -> Model:
         """Read the file; the cache keeps nothing of the requests."""
-        return attach(read_model(self.path), self.representation, shown=False, kept=False)
+        return attach_encoders(read_model(self.path), self.representation, shown=False, kept=False)
 
     def refresh(self) -> None:
         """Read the file again if it is another one; if it is not a model, keep the old one, with a line on stderr."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from protonet.commands.data import Taken
+from protonet.commands.data import ColumnOverrides
 
 #: Files that are made, and their media types, by name.
 FILES = {
@@ -42,7 +42,7 @@ class JobRunner:
     table: str
     label: str
     model: str | None
-    columns: Taken
+    columns: ColumnOverrides
     options: Sequence[str]
     metrics: dict[str, Any] | None = None  #: Of the last fit, as ``--json`` has them.
     version: int = -1  #: Of the answers that the metrics are of.
@@ -81,7 +81,7 @@ class JobRunner:
         model, report, predictions = (f"{folder}{file}" for file, _ in FILES.values())
         table = [str(answers), "--label", self.label]
         if self.model is None:
-            commands = [["fit", *table, *self.columns.list_options(), "--report", report, "-o", model]]
+            commands = [["fit", *table, *self.columns.to_options(), "--report", report, "-o", model]]
         else:
             commands = [["update", self.model, *table, "-o", model]]
         commands.append(["predict", model, self.table, "-o", predictions, "--proba"])
@@ -105,7 +105,7 @@ class JobRunner:
         fits = kind == "look" or self.model is None
         if kind == "look":
             page = ["--report", str(folder / "look.html"), *self.options]
-            first, others = ["fit", str(answers), "--label", self.label, *self.columns.list_options(), *page], []
+            first, others = ["fit", str(answers), "--label", self.label, *self.columns.to_options(), *page], []
             first += ["--effort", "fast"]
         for file, _ in FILES.values() if kind == "take" else ():
             (folder / file).unlink(missing_ok=True)

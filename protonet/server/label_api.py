@@ -21,11 +21,11 @@ from starlette.types import ASGIApp
 
 from protonet._text import escape_control_chars
 from protonet.commands.answers import Answers
-from protonet.commands.content import list_columns
-from protonet.commands.data import Taken, Unlabelled, read_cells, read_unlabelled
+from protonet.commands.content import columns_to_dicts
+from protonet.commands.data import ColumnOverrides, UnlabelledTable, read_cells, read_unlabelled
 from protonet.commands.label import Session, parse_classes
-from protonet.commands.models import attach, list_notes, name_label, open_model
-from protonet.commands.rows import parse_kinds
+from protonet.commands.models import attach_encoders, collect_notes, get_label_column, open_model
+from protonet.commands.rows import parse_column_types
 from protonet.embeddings.pictures.images import UNREADABLE_IMAGE, draw_plain, path_to_text, text_to_path
 from protonet.embeddings.pictures.reading import refuse_picture
 from protonet.errors import raise_input_error, renamed_arguments
@@ -89,7 +89,7 @@ class LabelApi:
     title: str
     picture: int | None
     representation: list[str] | None
-    read_again: Callable[[Taken], Unlabelled] | None
+    read_again: Callable[[ColumnOverrides], UnlabelledTable] | None
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
 
     def create_app(self) -> ASGIApp:
@@ -139,7 +139,7 @@ class LabelApi:
                 "choices": CHOICES if self.read_again is not None and rows.columns is not None else [],
                 "used": names,
                 "texts": self.picture is None and len(names) == 1 and bool(takes),
-                "notes": [*list_notes(rows.table), *rows.told],
+                "notes": [*collect_notes(rows.table), *rows.notes],
                 "table": self.jobs.table,
                 "commands": self.jobs.command_lines(),
                 "python": self.jobs.python_lines(),
@@ -150,14 +150,16 @@ class LabelApi:
         """Return the name of each column, its kind, its missing cells, and what a person says of it."""
         rows, header, said = self.queue.rows, list(self.queue.header), self.jobs.columns
         names, cells = list(rows.columns or header), self.queue.session.cells
-        gaps = {
+        missing = {
             name: count_missing_cells(blank_missing(text_array([row[at] for row in cells], len(cells))))
             for at, name in enumerate(header)
         }
-        used = {each["name"]: each for each in list_columns(names, rows.encoding, [gaps[name] for name in names])}
-        choices = {**said.kinds, **dict.fromkeys(said.dropped, "drop")}
+        used = {
+            each["name"]: each for each in columns_to_dicts(names, rows.encoding, [missing[name] for name in names])
+        }
+        choices = {**said.types, **dict.fromkeys(said.dropped, "drop")}
         choices |= {} if said.group is None else {said.group: "group"}
-        unused = [{"name": name, "kind": "not used", "gaps": gaps[name]} for name in header if name not in used]
+        unused = [{"name": name, "type": "not used", "missing": missing[name]} for name in header if name not in used]
         return [{**column, "said": choices.get(column["name"], "")} for column in [*used.values(), *unused]]
 
     async def choose_columns(self, request: Request) -> Response:
@@ -180,12 +182,12 @@ class LabelApi:
             raise HTTPException(
                 409, f"`column` must be another one than that of the pictures; got {escape_control_chars(name)[:40]}."
             )
-        kinds = {other: kind for other, kind in said.kinds.items() if other != name or pictures}
+        kinds = {other: kind for other, kind in said.types.items() if other != name or pictures}
         dropped = tuple(other for other in said.dropped if other != name) + (name,) * (choice == "drop")
         group = name if choice == "group" else None if said.group == name else said.group
         if choice not in {"", "drop", "group"}:
             kinds[name] = choice
-        columns, read_again = Taken(kinds, dropped, group), self.read_again
+        columns, read_again = ColumnOverrides(kinds, dropped, group), self.read_again
         with renamed_arguments(**{"--column-type": "column", "--drop": "column", "path": "columns"}):
             rows = await self.run(lambda: read_again(columns))
         self.jobs.columns = columns
@@ -219,8 +221,8 @@ class LabelApi:
         keys = ("accuracy", "interval", "balanced_accuracy", "confusion", "classes", "suspects", "places", "data")
         metrics = None if jobs.metrics is None else {key: jobs.metrics.get(key) for key in keys}
         state = {"running": jobs.running, "error": jobs.error, "ready": jobs.ready(), "figures": metrics}
-        if metrics is not None and (rows := (jobs.metrics or {}).get("each_row")):
-            metrics["rows"] = {key: rows[key] for key in ("row", "label", "predicted", "probability")}
+        if metrics is not None and (rows := (jobs.metrics or {}).get("predictions")):
+            metrics["rows"] = {key: rows[key] for key in ("index", "label", "predicted", "probability")}
         return json_response(state | {"fresh": jobs.version == self.queue.version, **self.queue.progress()})
 
     async def start_job(self, request: Request) -> Response:
@@ -234,7 +236,7 @@ class LabelApi:
     async def try_row(self, request: Request) -> Response:
         """Classify a row that is sent."""
         learned = self.queue.build_model()
-        model = await self.run(lambda: attach(learned, self.representation, shown=False, kept=False))
+        model = await self.run(lambda: attach_encoders(learned, self.representation, shown=False, kept=False))
         media, body = await read_upload(request)
         rows = await self.run(lambda: parse_rows(model, media, body))
         if len(rows.x) != 1:
@@ -290,8 +292,8 @@ def run(options: argparse.Namespace) -> None:
     listening = open_socket(options.host, options.port)
     model = None if options.model is None else open_model(options, argument="--model")
     classes = [] if model is None and options.classes is None else parse_classes(options.classes, model)
-    label = name_label(options.label, model)
-    columns = Taken(parse_kinds(options.column_type), tuple(options.drop), options.group)
+    label = get_label_column(options.label, model)
+    columns = ColumnOverrides(parse_column_types(options.column_type), tuple(options.drop), options.group)
     rows = read_unlabelled(options, model, label, columns)
     header, cells = read_cells(options, model, label)
     output, flags = options.outputs["output"], options.outputs["flags"]
@@ -304,7 +306,7 @@ def run(options: argparse.Namespace) -> None:
         shared = [] if options.representation is None else ["--representation", *options.representation]
         shared += [] if options.sheet is None else ["--sheet", options.sheet]
         if picture is not None:  # `fit` sees only the paths in the answers
-            columns = columns._replace(kinds={header[picture]: "picture", **columns.kinds})
+            columns = columns._replace(types={header[picture]: "picture", **columns.types})
         jobs = JobRunner(output, options.table, label, options.model, columns, shared)
         read_again = None if model is not None else lambda said: read_unlabelled(options, None, label, said)
         queue, title = LabelQueue(session, flagged, header), path_to_text(Path(options.table).name)

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from protonet._text import to_printable
 from protonet.commands.answers import Answers
-from protonet.commands.data import Unlabelled
+from protonet.commands.data import UnlabelledTable
 from protonet.commands.explain import COLUMNS, SAMPLE
 from protonet.commands.label import Session, check_class, embed
-from protonet.commands.models import find_sizes, name_columns
+from protonet.commands.models import get_column_names, get_column_sizes
 from protonet.files import Model
 from protonet.fit.importance import measure_support
 from protonet.network import PrototypeNetwork
@@ -67,7 +67,7 @@ class LabelQueue:
     _changed: threading.Event = field(default_factory=threading.Event)
     _ended: bool = False
     _embedding: Tensor | None = None
-    _rows: Unlabelled | None = None  #: Other features of the same rows, until they are learned from.
+    _rows: UnlabelledTable | None = None  #: Other features of the same rows, until they are learned from.
 
     def __post_init__(self) -> None:
         cells = [tuple(row) for row in self.session.cells]
@@ -244,7 +244,7 @@ class LabelQueue:
         """
         with self._lock:
             own, done = self.session.rows.x, self.session.done[-SAMPLE:]
-        names, sizes = name_columns(model), find_sizes(model)
+        names, sizes = get_column_names(model), get_column_sizes(model)
         logits = model.network(x)[0]
         shares, order = (each.tolist() for each in logits.softmax(dim=0).sort(descending=True, stable=True))
         pairs = zip(order[:MAX_LIKELY], shares, strict=False)
@@ -266,16 +266,16 @@ class LabelQueue:
         return Model(network, names, rows.columns, {}, {}, rows.encoding)
 
     @property
-    def rows(self) -> Unlabelled:
+    def rows(self) -> UnlabelledTable:
         """The features that are learned from, or are to be."""
         return self._rows or self.session.rows
 
-    def replace_rows(self, rows: Unlabelled) -> None:
+    def replace_rows(self, rows: UnlabelledTable) -> None:
         """Learn from other features of the same rows."""
         self._rows = rows
         self._settle(None)
 
-    def _require_network(self, what: str) -> tuple[PrototypeNetwork, Unlabelled]:
+    def _require_network(self, what: str) -> tuple[PrototypeNetwork, UnlabelledTable]:
         """Return what is learned so far, and the rows that it is for; raise a HTTPException where nothing is."""
         with self._lock:
             network, rows = self.session.network, self.session.rows

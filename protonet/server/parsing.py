@@ -18,7 +18,7 @@ from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 
 from protonet._text import escape_control_chars, to_printable
-from protonet.commands.models import get_missing, list_notes, mark_uninformative, open_rows, want
+from protonet.commands.models import collect_notes, get_missing, make_read_spec, mark_uninformative, open_rows
 from protonet.errors import USER_ERRORS, raise_input_error, rename_argument
 from protonet.files import Model
 from protonet.server.app import JSON
@@ -164,7 +164,7 @@ def rename_files(folder: str) -> Iterator[None]:
 def parse_file(model: Model, path: Path) -> Rows:
     """Parse the rows of a CSV or NPY file, as ``predict`` does."""
     options = argparse.Namespace(table=str(path), skip_broken=False, sheet=None)
-    table = open_rows(options, model, want(model, None, labelled=False))
+    table = open_rows(options, model, make_read_spec(model, None, labelled=False))
     parts, uninformative, missing, n = [], [], np.zeros(len(model.columns or ()), int), 0
     for block in table.blocks:
         n += len(block.positions)
@@ -173,7 +173,7 @@ def parse_file(model: Model, path: Path) -> Rows:
         missing = missing + np.array(count_missing(model, block.columns), int)
         assert block.uninformative is not None  # open_rows marks them
         uninformative.append(block.uninformative)
-    notes = [*list_notes(table), *describe_missing(model, missing.tolist(), n)]
+    notes = [*collect_notes(table), *describe_missing(model, missing.tolist(), n)]
     return Rows(np.concatenate(parts), notes, np.concatenate(uninformative))
 
 

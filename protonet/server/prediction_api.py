@@ -22,8 +22,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from protonet._text import to_printable
-from protonet.commands.models import find_sizes, is_read
-from protonet.commands.predict import Asked, choose_threshold, format_header
+from protonet.commands.models import get_column_sizes, has_pretrained_encoder
+from protonet.commands.predict import OutputSpec, choose_threshold, format_header
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.files import Model
 from protonet.server.app import CSV, JSON, AccessPolicy, create_app, html_response, json_response, make_policy
@@ -132,7 +132,7 @@ class PredictionApi:
         shares = format_shares(logits) if query.proba else []
         if "text/csv" in request.headers.get("accept", ""):
             lines = [[*pair, *more] for pair, more in zip(named, shares or [[]] * len(named), strict=True)]
-            header = format_header(model, Asked(threshold, bool(query.proba), numbered=False), [])
+            header = format_header(model, OutputSpec(threshold, bool(query.proba), row_numbers=False), [])
             return Response(header + format_csv(lines), media_type=CSV)
         classes = list(map(str, model.classes))
         predictions = [Prediction(label, float(share) if share else None) for label, share in named]
@@ -235,7 +235,7 @@ def describe_model(name: str, hot: HotModel) -> ModelInfo:
 
 def example(name: str, model: Model) -> str:
     """Write a command that asks a model."""
-    row = {column: None for column, _ in describe_columns(model)} or [0] * len(find_sizes(model))
+    row = {column: None for column, _ in describe_columns(model)} or [0] * len(get_column_sizes(model))
     body = json.dumps({"rows": [row]}, ensure_ascii=False).replace("'", r"'\''")
     headers = "-H 'Authorization: Bearer TOKEN' -H 'Content-Type: application/json'"
     return f"curl -X POST 'ADDRESS/models/{quote(name)}/predict?proba=1' {headers} -d '{body}'"
@@ -257,7 +257,7 @@ def run(options: argparse.Namespace) -> None:
         InputError: Arguments or a model that do not fit.
     """
     models = open_models(options.models, options.representation)
-    if not any(is_read(hot.model) for hot in models.values()):
+    if not any(has_pretrained_encoder(hot.model) for hot in models.values()):
         torch.set_num_threads(1)  # as in predict; small batches are slower on several
     policy = make_policy(
         options.host,

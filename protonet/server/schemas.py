@@ -10,7 +10,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from protonet.commands.models import MOST_FAR
+from protonet.commands.models import MAX_SCALE
 from protonet.errors import DISTRIBUTION, installed_version
 from protonet.files import Model
 from protonet.server.app import CSV, JSON, Error
@@ -305,7 +305,7 @@ def infer_schema(model: Model) -> dict[str, Any]:
 def cell_schemas(model: Model) -> list[dict[str, Any]]:
     """Describe the cells of each column: what is text, and how far numbers may be from those of fit."""
     encoder = model.network.encoder
-    far = float(encoder.scale) * MOST_FAR  # type: ignore[arg-type]
+    far = float(encoder.scale) * MAX_SCALE  # type: ignore[arg-type]
     if model.encoding is None:
         limit = min(far, MAX_FLOAT32)
         return [{"type": "number", "minimum": -limit, "maximum": limit}] * int(encoder.input_dim)  # type: ignore[arg-type]

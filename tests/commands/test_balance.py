@@ -32,13 +32,13 @@ def test_a_model_that_names_one_class_is_seen_to(tmp_path: Path, run: Run) -> No
     assert [own["name"], frequent["name"]] == ["this model", "most frequent class"]
     assert (frequent["accuracy"], frequent["balanced_accuracy"]) == (0.95, 0.5)
     assert own["balanced_accuracy"] == figures["balanced_accuracy"] < 0.6
-    assert own["accuracy"] - frequent["lead"] == pytest.approx(0.95)
+    assert own["accuracy"] - frequent["difference"] == pytest.approx(0.95)
     assert re.search(r"\| most frequent class \| 95.00 +\| \[\d\d.\d\d, 9\d.\d\d\] \| 50.00 +\| [+-]\d.\d\d ±", said)
-    assert "Balanced is the mean over classes" in page.read_text(encoding="utf-8")
+    assert "Balanced accuracy is the mean" in page.read_text(encoding="utf-8")
     assert "most frequent class" in page.read_text(encoding="utf-8")
     figures, said = run.read_json("evaluate", model, table)
     balanced = f"balanced accuracy {100 * figures['balanced_accuracy']:.2f} %"
-    assert said.splitlines()[1] == f"{balanced}; the most frequent class of fit, usual, alone: 95.00 %"
+    assert said.splitlines()[1] == f"{balanced}; baseline, always usual (the most frequent class of fit): 95.00 %"
     assert figures["baselines"][1]["accuracy"] == 0.95
     assert ", the most frequent class alone 95.00 %, log-loss" in run("info", model)
 
@@ -49,10 +49,10 @@ def test_balanced_lets_a_rare_class_count_and_leads_are_of_balanced_accuracy(tmp
     for options, measured in ([], "accuracy"), (["--balanced"], "balanced_accuracy"):
         path = tmp_path / f"{measured}.safetensors"
         fitted, said = run.read_json("fit", table, *FAST, "-o", path, "--report", page, *options)
-        assert ("every class counts alike" in said) == bool(options)
+        assert ("all classes have equal weight" in said) == bool(options)
         assert "| most frequent class | 95.00 " in said  # of the rows as they are, whatever they weigh
-        assert "200 rows in 5 folds" in said
-        heading = f"this model's {'balanced ' * bool(options)}lead, points"
+        assert "5-fold cross-validation on 200 rows" in said
+        heading = f"{'balanced ' * bool(options)}difference to baseline, points"
         assert heading in said
         assert heading.replace("'", "&#x27;") in page.read_text(encoding="utf-8")
         model = load_model(path, held=True)
@@ -66,7 +66,7 @@ def test_balanced_lets_a_rare_class_count_and_leads_are_of_balanced_accuracy(tmp
         for figures in (fitted, run.read_json("evaluate", path, table)[0]):
             own, *others = figures["baselines"]
             for other in others:
-                assert other["lead"] == pytest.approx(own[measured] - other[measured])
+                assert other["difference"] == pytest.approx(own[measured] - other[measured])
                 assert other["compared_by"] == measured
         right.append(run.read_json("evaluate", path, fresh)[0]["balanced_accuracy"])
     assert right[1] > right[0] + 0.05  # 4 standard errors of 1,000 rows

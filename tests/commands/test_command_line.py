@@ -17,8 +17,8 @@ from torch import Tensor
 
 from protonet import PrototypeNetwork, solve
 from protonet.commands import fit as fit_command
-from protonet.commands.figures import format_losses
-from protonet.commands.summary import format_pairs
+from protonet.commands.figures import format_probability_metrics
+from protonet.commands.summary import format_confusions
 from protonet.commands.update import compare
 from protonet.files import load_model
 from protonet.fit.crossfit import crossfit, measure_held
@@ -58,10 +58,10 @@ class TestFit:
         said = run("fit", fitted / "train.csv", *FAST, "-o", output, "--verbose")
         metrics = measure_held(crossfit(solve_problem([(X, Y)], effort="fast")))
         assert said.startswith("train.csv: 3 classes, 30 samples, 4 features, 10 per class\n")
-        assert f"| this model          | {100 * metrics.accuracy:.2f}    | [" in said
+        assert f"| this model          | {100 * metrics.accuracy:.2f} " in said
         assert "| raw cosine " in said
         assert "| LDA " in said
-        assert format_losses(metrics._asdict()) in said
+        assert format_probability_metrics(metrics._asdict()) in said
         weights = [float(line.split("|")[2]) for line in said.split("\n\n")[1].splitlines()[2:]]
         assert sum(weights) == pytest.approx(100, abs=0.05 * len(weights))
         assert weights == sorted(weights, reverse=True)
@@ -82,17 +82,17 @@ class TestFit:
         np.save(tmp_path / "y.npy", 3 * Y + 1)
         accuracy = (network(X).argmax(dim=1) == Y).double().mean()
         said = run("evaluate", output, tmp_path / "x.npy", "--labels-file", tmp_path / "y.npy")
-        assert said.startswith(f"x.npy: {100 * accuracy:.2f} % of 30 rows right, 95 % interval [")
+        assert said.startswith(f"x.npy: accuracy {100 * accuracy:.2f} % on 30 rows, 95 % interval [")
 
     def test_one_sample_a_class(self, tmp_path: Path, run: Run) -> None:
         table, output = write_table(tmp_path / "a.csv", torch.eye(4)[:3], NAMES), tmp_path / "m.safetensors"
         said = run("fit", table, *FAST, "-o", output, "--plot", tmp_path / "a.svg")
-        assert "no class has two samples, copies aside: none could be held out to judge by" in said
+        assert "no cross-validation: no class has two distinct rows" in said
         assert [row["class"] for row in run.read_rows("predict", output, table)] == [*NAMES]
         error = run("predict", output, table, "--unknown", "0.1", code=2)
         assert error.startswith("protonet predict: `--unknown` must come with a model that was cross")
         said = run("update", output, table, "--in-place")
-        assert "no row was held out in fit: what the old classes lose is not known" in said
+        assert "no held-out rows: the effect on the old classes is unknown" in said
 
     def test_time_limit(self, tmp_path: Path, run: Run) -> None:
         x, y = blobs(0, classes=6, rows=60, dim=20, noise=2.0)
@@ -101,7 +101,7 @@ class TestFit:
         said = run("fit", tmp_path / "t.npz", "--effort", "best", "--time-limit", "1e-9", "-o", path)
         metadata = load_model(path).metadata
         assert (metadata["time_limit"], metadata["held_out"]["rows"], len(metadata["views"])) == (1e-9, 360, 1)
-        assert "the time was over before the last fold: the model may do better than its folds\n" in said
+        assert "time limit reached during cross-validation: " in said
 
     def test_ctrl_c_before_anything_is_chosen_changes_nothing(
         self, tmp_path: Path, fitted: Path, monkeypatch: pytest.MonkeyPatch, run: Run
@@ -145,7 +145,7 @@ class TestPredict:
         run(*predict, "-o", output)
         short = [row[:2] for row in [header, *rows]]
         assert read_lines(output.read_text()) == short
-        numbered = [[str(number), *row] for number, row in zip(["row", *range(len(rows))], short, strict=True)]
+        numbered = [[str(number), *row] for number, row in zip(["row", *range(2, len(rows) + 2)], short, strict=True)]
         assert read_lines(run(*predict, "--row-numbers")) == numbered
 
     def test_unknown(self, fitted: Path, run: Run) -> None:
@@ -179,7 +179,7 @@ class TestUpdate:
         path, again = tmp_path / "model.safetensors", tmp_path / "again.safetensors"
         shutil.copy(fitted / "model.safetensors", path)
         said = run("update", path, table, "--in-place")
-        assert said.startswith(f"{path}: 5 samples more, 1 new class: dog\nof 30 rows held out: right ")
+        assert said.startswith(f"{path}: 5 samples added, 1 new class: dog\naccuracy on 30 held-out rows: ")
         model, expected = load_model(path), copy.deepcopy(network)
         assert (model.classes, model.metadata["samples"]) == ((*NAMES, "dog"), [10, 10, 10, 5])
         expected.add_class(more)
@@ -201,9 +201,9 @@ class TestUpdate:
         before = torch.nn.functional.one_hot(labels, 2).float()
         after = torch.tensor([[1, 0, 2], [1, 0, 0], [1, 0, 2], [0, 1, 0], [0, 1, 0]]).float()
         assert compare(before, after, labels, ("a", "b", "c")) == (
-            "of 5 rows held out: right 100.00 % before, 60.00 % now\n  a lost: 3 of 3 right before, 1 now\n"
+            "accuracy on 5 held-out rows: 100.00 % before, 60.00 % after\n  a: 3 of 3 correct before, 1 after\n"
         )
-        assert compare(before, before, labels, ("a", "b")).endswith("100.00 % now: no class lost\n")
+        assert compare(before, before, labels, ("a", "b")).endswith("100.00 % after\n")
 
 
 def test_export(tmp_path: Path, fitted: Path, run: Run) -> None:
@@ -215,7 +215,7 @@ def test_export(tmp_path: Path, fitted: Path, run: Run) -> None:
     assert properties["classes"] == list(NAMES)
 
 
-SIZE = "`table` must hold numbers of the size that .*; got 3e.38 as the largest"
+SIZE = "`table` must have numbers of the scale .*; got 3e.38 as the largest"
 
 
 @pytest.mark.parametrize(
@@ -266,10 +266,10 @@ def test_words() -> None:
     assert [count(n, "class") for n in (1, 2000)] == ["1 class", "2,000 classes"]
     confusion = torch.tensor([[8, 2, 0], [0, 5, 0], [1, 0, 3]])
     assert (
-        format_pairs(confusion, NAMES)
-        == "most confused:\n  ant taken for bee, wild: 2 of 10\n  cat taken for ant: 1 of 4\n"
+        format_confusions(confusion, NAMES)
+        == "most frequent confusions:\n  ant predicted as bee, wild: 2 of 10\n  cat predicted as ant: 1 of 4\n"
     )
-    assert format_pairs(torch.eye(3), NAMES) == "no class is taken for another\n"
+    assert format_confusions(torch.eye(3), NAMES) == "no confusions\n"
     assert format_csv([["a", 'b"', "c,d", "-3.5", "-a"]]) == 'a,"b""","c,d",-3.5,\'-a\n'
 
 

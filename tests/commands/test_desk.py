@@ -18,7 +18,7 @@ import pytest
 
 from protonet import InputError
 from protonet.commands.answers import Answers
-from protonet.commands.data import AS_SEEN, Taken
+from protonet.commands.data import NO_OVERRIDES, ColumnOverrides
 from protonet.server.jobs import JobRunner
 from tests.browser import CHROMIUM, CONTRAST, Browser, every
 from tests.commands.cases import Run
@@ -147,7 +147,7 @@ def test_rows_are_marked_together_and_columns_are_what_a_person_says(server: Ser
         line = server.refuse("POST", "/api/mark", json.dumps({"tab": "many", "rows": rows, "name": "dog"}))[1]
         assert "rows" in line
     state = server.ask_json("GET", "/api/state")
-    assert [(each["name"], each["kind"]) for each in state["columns"]] == [
+    assert [(each["name"], each["type"]) for each in state["columns"]] == [
         *((name, "number") for name in ("a", "b", "مرحبا")),
         ("number", "not used"),
     ]
@@ -174,7 +174,7 @@ def test_rows_are_marked_together_and_columns_are_what_a_person_says(server: Ser
 
 
 def test_commands_of_what_is_taken() -> None:
-    taken = Taken({"a": "category"}, ("b", "c"), "d")
+    taken = ColumnOverrides({"a": "category"}, ("b", "c"), "d")
     for model, said, more, commands in (
         (
             None,
@@ -188,7 +188,7 @@ def test_commands_of_what_is_taken() -> None:
         ),
         (
             "old.safetensors",
-            AS_SEEN,
+            NO_OVERRIDES,
             [],
             [
                 "update old.safetensors own.csv --label label -o model.safetensors",

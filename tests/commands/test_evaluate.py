@@ -12,8 +12,8 @@ from sklearn.metrics import balanced_accuracy_score, classification_report, conf
 from torch import Tensor
 
 from protonet import solve
-from protonet.commands.figures import MOST_CLASSES
-from protonet.commands.labels import find_spellings
+from protonet.commands.figures import MAX_CLASSES
+from protonet.commands.labels import find_respellings
 from protonet.files import Model, load_model, save_model
 from protonet.metrics import score_known
 from protonet.tables import formats
@@ -67,13 +67,13 @@ def test_figures_are_those_of_scikit_learn(
     assert f"| mean of 3 | 30   | {means[0]:<9.2f} | {means[1]:<12.2f} | {means[2]:.2f} |\n" in said
     assert list(figures["mean"].values()) == pytest.approx([mean / 100 for mean in means])
     assert figures["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(true, predicted))
-    assert f"\nbalanced accuracy {100 * figures['balanced_accuracy']:.2f} %; the most frequent class of fit, " in said
+    assert f"\nbalanced accuracy {100 * figures['balanced_accuracy']:.2f} %; baseline, always " in said
     assert figures["confusion"] == confusion_matrix(true, predicted, labels=NAMES).tolist()
     assert figures["accuracy"] == pytest.approx(theirs["accuracy"])
     low, high = figures["interval"]
     assert low < figures["accuracy"] < high
     assert said.startswith(
-        f"t.csv: {100 * figures['accuracy']:.2f} % of 30 rows right, 95 % interval [{100 * low:.2f}, "
+        f"t.csv: accuracy {100 * figures['accuracy']:.2f} % on 30 rows, 95 % interval [{100 * low:.2f}, "
     )
     assert (figures["table"], figures["rows"]) == ("t.csv", 30)
     if known == 30:
@@ -82,7 +82,7 @@ def test_figures_are_those_of_scikit_learn(
         return
     auroc = roc_auc_score([True] * 30 + [False] * 7, score_known(logits).detach())
     assert figures["unknown"] == {"rows": 7, "classes": {"elk": 5, "fox": 2}, "auroc": pytest.approx(auroc)}
-    line = f"and 7 rows of 2 unknown classes (elk, fox): AUROC {100 * auroc:.1f} % of known rows against these"
+    line = f"7 rows of 2 unknown classes (elk, fox): AUROC {100 * auroc:.1f} % of the rejection score"
     assert line in said.splitlines()
 
 
@@ -91,10 +91,10 @@ def test_many_classes_show_the_worst_first(tmp_path: Path, run: Run) -> None:
     x, y = blobs(0, classes=30, rows=6, dim=3, noise=1.5)
     figures, said = run.read_json("evaluate", model, write_table(tmp_path / "t.csv", x, y.tolist()))
     shown = [line.split("|")[1:-1] for line in said.splitlines() if line.startswith("|")][2:]
-    assert len(shown) == MOST_CLASSES + 1
+    assert len(shown) == MAX_CLASSES + 1
     scores = [float(row[-1]) for row in shown[:-1]]
     every = [100 * each["f1"] for each in figures["classes"]]
-    assert scores == pytest.approx(sorted(every)[:MOST_CLASSES], abs=0.006)
+    assert scores == pytest.approx(sorted(every)[:MAX_CLASSES], abs=0.006)
     assert shown[-1][0].strip() == "mean of 30"
     assert "20 of 30 classes shown, the lowest F1 first; --json writes all\n" in said
 
@@ -123,7 +123,7 @@ def test_a_model_without_an_encoding_has_no_use_for_text(cell: str, model: str, 
     ],
 )
 def test_spellings(names: list[str], known: list[Any], expected: dict[str, str]) -> None:
-    assert find_spellings(names, known) == expected
+    assert find_respellings(names, known) == expected
 
 
 def test_errors(tmp_path: Path, model: str, run: Run) -> None:

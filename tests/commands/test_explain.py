@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from protonet import solve
-from protonet.commands.explain import MOST_COLUMNS
+from protonet.commands.explain import MAX_COLUMNS
 from protonet.files import Model, load_model, save_model
 from protonet.fit import importance
 from protonet.fit.crossfit import Crossfit, predict_held, restore_crossfit
@@ -144,15 +144,15 @@ def test_a_shuffle_costs_what_scikit_learn_says(heavy: bool, numbers: str) -> No
 def test_rows_held_out_tell_the_column_that_matters(numbers: str, tmp_path: Path, run: Run) -> None:
     found, said = run.read_json("explain", numbers)
     first, *rest = found["columns"]
-    assert (first["name"], first["number"]) == ("x1", 1)
+    assert (first["name"], first["index"]) == ("x1", 1)
     assert first["log_loss_interval"][0] > 0 < first["accuracy_interval"][0]
     for column in rest:
         for name in ("log_loss_interval", "accuracy_interval"):
             assert column[name][0] - 0.01 <= 0 <= column[name][1] + 0.01  # an interval misses 0 once in twenty times
             assert column[name][1] < first[name][0]
-    assert [found[name] for name in ("table", "rows", "drawn_from", "seed", "shuffles")] == [None, 48, 48, 0, 10]
-    right = f"{100 * found['accuracy']:.2f} % right, log-loss {found['log_loss']:.3f}"
-    assert said.startswith(f"48 rows that fit held out, each judged by a fit without its fold: {right}\n")
+    assert [found[name] for name in ("table", "rows", "total_rows", "seed", "shuffles")] == [None, 48, 48, 0, 10]
+    right = f"accuracy {100 * found['accuracy']:.2f} %, log-loss {found['log_loss']:.3f}"
+    assert said.startswith(f"48 rows held out in fit: {right}\n")
     low, high = first["log_loss_interval"]
     line = f"| x1     | {first['log_loss_rise']:+.3f}            | [{low:+.3f}, {high:+.3f}] |"
     assert said.splitlines()[5].startswith(line)
@@ -178,7 +178,7 @@ def test_all_features_of_a_column_move_together(kinds: str, tmp_path: Path, run:
     )
     compare(found, names, theirs)
     assert found["columns"][0]["name"] == "note"
-    assert said.startswith(f"60 rows of fresh.csv: {100 * found['accuracy']:.2f} % right, log-loss ")
+    assert said.startswith(f"60 rows of fresh.csv: accuracy {100 * found['accuracy']:.2f} %, log-loss ")
 
 
 def test_a_seed_gives_the_same_again_and_the_order_of_rows_is_noise(numbers: str, tmp_path: Path, run: Run) -> None:
@@ -203,14 +203,14 @@ def test_many_columns_without_names_and_rows_drawn(
     x, y = blobs(0, classes=3, rows=5, dim=40)
     np.savez(tmp_path / "t.npz", x=x.numpy(), y=y.numpy() + 5)
     found, said = run.read_json("explain", bare, str(tmp_path / "t.npz"))
-    assert [found[name] for name in ("rows", "drawn_from", "shuffles")] == [12, 15, 1]
-    assert said.startswith("12 rows of t.npz, drawn at random from 15: ")
+    assert [found[name] for name in ("rows", "total_rows", "shuffles")] == [12, 15, 1]
+    assert said.startswith("12 rows of t.npz, a random sample of 15: ")
     assert said.endswith("30 of 40 columns shown, the largest first; --json writes all\n")
     rises = [column["log_loss_rise"] for column in found["columns"]]
     assert rises == sorted(rises, reverse=True)
     assert {column["name"] for column in found["columns"]} == {f"column {number}" for number in range(40)}
     shown = [line for line in said.splitlines() if line.startswith("| column ")][1:]
-    assert len(shown) == MOST_COLUMNS
+    assert len(shown) == MAX_COLUMNS
     assert shown[0].startswith(f"| {found['columns'][0]['name']} ")
 
 
@@ -221,7 +221,7 @@ def test_rows_are_explained_as_by_hand(kinds: str, tmp_path: Path, run: Run) -> 
     model, held = load_model(kinds), unpacked(kinds)
     encoding = model.encoding
     assert encoding is not None
-    assert [each["place"] for each in found["rows"]] == ["line 9", "line 2"]
+    assert [each["location"] for each in found["rows"]] == ["line 9", "line 2"]
     drawn = torch.randperm(len(held.labels), generator=torch.Generator().manual_seed(3))[:50]
     assert found["sample"] == len(drawn)
     ends = np.cumsum([0, *encoding.sizes])
@@ -234,36 +234,38 @@ def test_rows_are_explained_as_by_hand(kinds: str, tmp_path: Path, run: Run) -> 
         assert first == {"name": model.classes[label], "probability": pytest.approx(float(log_p.max().exp()), rel=1e-4)}
         assert second["probability"] == pytest.approx(float(log_p.sort().values[-2].exp()), rel=1e-4)
         cosines = cosine_similarity(model.network.embed(x), model.network.embed(held.features))
-        assert [each["cosine"] for each in told["neighbours"]] == pytest.approx(
+        assert [each["cosine"] for each in told["neighbors"]] == pytest.approx(
             cosines.sort(descending=True).values[:3].tolist(), abs=1e-5
         )
-        for each in told["neighbours"]:
-            assert each["cosine"] == pytest.approx(float(cosines[each["number"]]), abs=1e-5)
-            assert each["class"] == model.classes[int(held.labels[each["number"]])]
+        for each in told["neighbors"]:
+            assert each["cosine"] == pytest.approx(float(cosines[each["index"]]), abs=1e-5)
+            assert each["class"] == model.classes[int(held.labels[each["index"]])]
         for column in told["columns"]:
-            at = column["number"]
+            at = column["index"]
             other = x.repeat(len(drawn), 1)
             other[:, ends[at] : ends[at + 1]] = held.features[drawn, ends[at] : ends[at + 1]]
             mean = torch.stack([model.network(row[None]).double().log_softmax(dim=1)[0, label] for row in other])
             weights = held.weights[drawn]
             expected = float(log_p[label] - (weights * mean).sum() / weights.sum())
-            assert column["support"] == pytest.approx(expected, abs=1e-5)
+            assert column["contribution"] == pytest.approx(expected, abs=1e-5)
             assert column["cell"] == fresh[column["name"]][told["row"] - 2]
-        supports = [abs(column["support"]) for column in told["columns"]]
+        supports = [abs(column["contribution"]) for column in told["columns"]]
         assert supports == sorted(supports, reverse=True)
         share = f"{100 * first['probability']:.2f} %"
         assert f"line {told['row']}: {first['name']} {share}, then {second['name']} " in said
-        assert f"nearest rows that fit held out: {told['neighbours'][0]['number']} ({first['name']}, " in said
+        assert (
+            f"nearest held-out rows of fit (class, cosine): {told['neighbors'][0]['index']} ({first['name']}, " in said
+        )
     assert re.search(r"^  [+-][\d.e-]+ +note = ", said, re.MULTILINE)
 
 
 def test_a_model_without_rows_says_so(bare: str, tmp_path: Path, run: Run) -> None:
     np.save(tmp_path / "t.npy", blobs(0, classes=3, rows=2, dim=40)[0].numpy())
     found, said = run.read_json("explain", bare, str(tmp_path / "t.npy"), "--rows", "1")
-    assert [found["rows"][0][name] for name in ("row", "neighbours", "columns")] == [1, None, None]
+    assert [found["rows"][0][name] for name in ("row", "neighbors", "columns")] == [1, None, None]
     first, last = said.splitlines()
     assert first.startswith("row 1 (counted from 0): ")
-    assert last.startswith("the model holds no rows that fit held out")
+    assert last.startswith("the model has no held-out rows of fit")
 
 
 def test_errors(numbers: str, bare: str, tmp_path: Path, run: Run) -> None:
@@ -275,19 +277,19 @@ def test_errors(numbers: str, bare: str, tmp_path: Path, run: Run) -> None:
     spelled = write(tmp_path / "w.csv", {**fresh, "kind": ["ANT", *fresh["kind"][1:]]})
     far = write(tmp_path / "f.csv", {**fresh, "x0": [3e38, *fresh["x0"][1:]], "x1": [-3e38, *fresh["x1"][1:]]})
     output = tmp_path / "t.json"
-    size = "`table` must hold numbers of the size that the model was fitted to; got 3e+38 as the largest of a row. "
+    size = "`table` must have numbers of the scale of the training data; got 3e+38 as the largest value of a row. "
     for arguments, message in (
         ([numbers, far], size),
         ([numbers, far, "--rows", "2"], size),
-        ([numbers, table, "--rows", "3,50"], "`--rows` must name rows of the table; got 50, and the last is line 49. "),
+        ([numbers, table, "--rows", "3,50"], "`--rows` must be rows of the table; got 50, and the last is line 49. "),
         ([numbers, table, "--rows", "1,x"], "`--rows` must be a whole number >= 0; got 'x'. "),
         ([numbers, "--rows", "1"], "`arguments` must name a table for --rows, --label and --labels-file; got none. "),
         ([numbers, unlabelled], f"`table` must have a column kind; got {unlabelled} with x0, x1, x2, x3. "),
         ([numbers, lacking], f"`table` must have the model's columns; got {lacking} without x2. "),
         ([numbers, lacking, "--rows", "0"], f"`table` must have the model's columns; got {lacking} without x2. "),
-        ([numbers, strange], "`table` must hold classes that the model knows; got 'elk'. "),
+        ([numbers, strange], "`table` must have classes that the model knows; got 'elk'. "),
         ([numbers, spelled], "`table` must spell known classes as the model does; got 'ANT' for 'ant'. "),
-        ([bare], "`model` must hold rows that fit held out, where no table is passed; got none. Pass a table with cl"),
+        ([bare], "`model` must have held-out rows, if no table is given; got none. Pass a labelled table"),
         ([numbers, table, "--json", table], "`--json` must end in .json; got "),
         ([numbers, "--seed", "9" * 30], "`--seed` must be a whole number in [0, 9223372036854775807]; got "),
     ):

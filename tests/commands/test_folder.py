@@ -141,8 +141,8 @@ def test_whoever_is_killed_the_next_run_goes_on_and_every_file_gives_what_it_giv
         if blow == "worker":
             assert process.returncode == 2
             assert said.splitlines()[-1].endswith(
-                "`--workers` must be no more than there is memory for; got 1, of which one was killed. "
-                "Run it again with fewer: finished files are kept."
+                "`--workers` must fit into memory; got 1, and one was killed. "
+                "Run it again with fewer; finished files are kept."
             )
         elif found_in(output) != alone:  # else the machine was quicker than the blow
             assert process.returncode == (130 if blow == signal.SIGINT else -signal.SIGKILL), said
@@ -259,11 +259,18 @@ def test_a_cluster_that_is_not_there_is_one_line(
 
 
 def test_a_model_that_changes_is_refused(model: Path, rows: Path, tmp_path: Path) -> None:
-    from protonet.commands.predict import Asked, predict_part
+    from protonet.commands.predict import OutputSpec, predict_part
     from protonet.embeddings.representation import hash_file
 
     other, digest = tmp_path / "m.safetensors", hash_file(model)
     save_model(other, load_model(model)._replace(metadata={}))
     part = Part(rows / "none.parquet", tmp_path / "none.csv", 0)
-    with pytest.raises(InputError, match="`model` must stay as it was"):
-        predict_part(str(other), digest, None, Asked(None, everything=False, numbered=False), part, lambda rows: None)
+    with pytest.raises(InputError, match="`model` must remain unchanged"):
+        predict_part(
+            str(other),
+            digest,
+            None,
+            OutputSpec(None, all_probabilities=False, row_numbers=False),
+            part,
+            lambda rows: None,
+        )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from protonet.commands import fit as fit_command
-from protonet.commands.labels import read_whole, suspect_spellings
+from protonet.commands.labels import parse_integers, warn_similar_names
 from protonet.commands.rows import check_classes
 from protonet.commands.update import extend_classes
 from protonet.errors import InputError
@@ -23,12 +23,12 @@ NOISE = RNG.normal(size=(40, 5))
 SORTED = ["ant"] * 20 + ["bee"] * 20
 
 
-def name_columns(x: np.ndarray) -> dict[str, Any]:
+def get_column_names(x: np.ndarray) -> dict[str, Any]:
     return {f"x{number}": column.tolist() for number, column in enumerate(x.T)}
 
 
 def noise(rows: Any = slice(None)) -> dict[str, Any]:
-    return name_columns(NOISE[rows])
+    return get_column_names(NOISE[rows])
 
 
 @pytest.fixture
@@ -38,15 +38,15 @@ def model(tmp_path: Path) -> Path:
 
 def right_now(said: str) -> float:
     """Return the percentage of rows held out that a model is right about after an update."""
-    return float(re.findall(r"([\d.]+) % now", said)[0])
+    return float(re.findall(r"([\d.]+) % after", said)[0])
 
 
 def test_copies_are_counted_and_held_out_together(model: Path, tmp_path: Path, run: Run) -> None:
     coins = np.where(RNG.integers(2, size=40), "ant", "bee").tolist()
     table = write(tmp_path / "t.csv", {**noise(np.arange(80) % 40), "kind": coins + coins})
     said = run("fit", table, *FAST, "-o", model)
-    assert "40 rows equal to others, or nearly: copies are held out together" in said
-    assert "80 rows in 5 folds" in said
+    assert "40 rows equal to others, or nearly: duplicates share a fold" in said
+    assert "5-fold cross-validation on 80 rows" in said
     assert find_right(said) < 75
     assert right_now(run("update", model, table, "--in-place")) < 75
 
@@ -87,9 +87,9 @@ def test_drop_columns_and_id(model: Path, tmp_path: Path, run: Run) -> None:
     assert rows[0] == ["name", "class", "probability"]
     assert [row[0] for row in rows[1:]] == names
     numbered = read_lines(run("predict", model, table, "--row-numbers"))
-    assert numbered == [[str(number), *row] for number, row in zip(["row", *range(40)], rows, strict=True)]
+    assert numbered == [[str(number), *row] for number, row in zip(["row", *range(2, 42)], rows, strict=True)]
     for arguments, message in (
-        ("--drop kind", "`arguments` must use the classes' column for nothing else; got 'kind'"),
+        ("--drop kind", "`arguments` must use the column of the labels for nothing else; got 'kind'"),
         ("--columns x0 X9", "`--columns` must name columns of the table; got X9, and "),
         ("--columns Nam", "t.csv has name, note, x0, x1, x2 and 2 more. Did you mean name?\n"),
         ("--columns x0 name --id name", "`--columns` must name columns of the table; got name, and "),
@@ -109,7 +109,7 @@ def test_drop_columns_and_id(model: Path, tmp_path: Path, run: Run) -> None:
 def test_groups(model: Path, tmp_path: Path, run: Run) -> None:
     patients = np.arange(80) // 4
     x = 5 * NOISE[patients] + 0.3 * RNG.normal(size=(80, 5))
-    columns = name_columns(x)
+    columns = get_column_names(x)
     columns["kind"] = np.where(np.arange(20) % 2, "ant", "bee")[patients].tolist()
     table = write(tmp_path / "t.csv", {**columns, "patient": [f"P{number}" for number in patients]})
     said = run("fit", table, *FAST, "--group", "patient", "-o", model)
@@ -130,11 +130,11 @@ def test_what_lies_far_from_zero_keeps_its_digits(model: Path, tmp_path: Path, r
     columns = {"time": numbers[order].tolist(), "x0": (1e-3 * NOISE[:, 0]).tolist()}
     table = write(tmp_path / "t.csv", {**columns, "kind": np.array(SORTED)[order].tolist()})
     assert find_right(run("fit", table, *FAST, "-o", model)) == 100
-    assert ": 100.00 % of 40 rows right" in run("evaluate", model, table)
+    assert "accuracy 100.00 % on 40 rows" in run("evaluate", model, table)
     run("update", model, table, "--in-place")
 
 
-@pytest.mark.parametrize(("stage", "words"), [("crossfit", ", without cross-validation"), ("predict_baselines", "")])
+@pytest.mark.parametrize(("stage", "words"), [("crossfit", " without cross-validation"), ("predict_baselines", "")])
 def test_ctrl_c_before_the_first_fold_and_after_the_last(
     stage: str, words: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
@@ -145,11 +145,11 @@ def test_ctrl_c_before_the_first_fold_and_after_the_last(
     with monkeypatch.context() as patch:
         patch.setattr(fit_command, stage, interrupt)
         said = run("fit", table, *FAST, "-o", model, code=130)
-    assert run.notes == f"protonet fit: stopped; {model} is kept{words}\n"
+    assert run.notes == f"protonet fit: stopped; {model} was written{words}\n"
     assert said.startswith("t.csv: 2 classes, 40 samples, 5 features, 20 per class\n")
     assert load_model(model).classes == ("ant", "bee")
     said = run("update", model, table, "--in-place", code=2 if words else 0)
-    assert not words or said.startswith("protonet update: `model` must hold what fit keeps for an update; got ")
+    assert not words or said.startswith("protonet update: `model` must have the cross-validation of fit; got ")
 
 
 def test_a_class_called_unknown_and_one_with_control_characters(model: Path, tmp_path: Path, run: Run) -> None:
@@ -159,7 +159,7 @@ def test_a_class_called_unknown_and_one_with_control_characters(model: Path, tmp
     said += run("update", model, table, "--in-place")
     assert said.replace("\n", "").isprintable()
     error = run("predict", model, table, "--unknown", "0.1", code=2)
-    assert error.startswith("protonet predict: `--unknown` must come with a model that has no class of that name")
+    assert error.startswith("protonet predict: `--unknown` must come with a model without a class 'unknown'")
     run("evaluate", model, write(tmp_path / "o.csv", {**noise(), "kind": ["\x1b[31mno"] * 40}), code=2)
 
 
@@ -167,10 +167,10 @@ def test_new_classes_that_look_alike_are_told(model: Path, tmp_path: Path, run: 
     kinds = ["cat", "CAT", "dog", "2", "2.0"]
     table = write(tmp_path / "t.csv", {**noise(), "kind": [kinds[row % 5] for row in range(40)]})
     said = run("fit", table, *FAST, "-o", model)
-    assert "warning: classes '2.0' for '2', 'cat' for 'CAT'; one class, spelled in two ways?\n" in said
+    assert "warning: classes '2.0' for '2', 'cat' for 'CAT'; two spellings of one class?\n" in said
     more = write(tmp_path / "more.csv", {**noise(np.arange(2)), "kind": ["elk", "Elk"]})
     said = run("update", model, more, "--in-place")
-    assert "warning: classes 'elk' for 'Elk'; one class, spelled in two ways?\n" in said
+    assert "warning: classes 'elk' for 'Elk'; two spellings of one class?\n" in said
     more = write(tmp_path / "more.csv", {**noise(np.arange(2)), "kind": ["fox", "ox"]})
     assert "warning: classes" not in run("update", model, more, "--in-place")
 
@@ -186,8 +186,8 @@ def test_new_classes_that_look_alike_are_told(model: Path, tmp_path: Path, run: 
     ],
 )
 def test_spellings_among_classes(names: list[str | int], expected: str) -> None:
-    line = f"warning: classes {expected}; one class, spelled in two ways?"
-    assert suspect_spellings(names) == [line] * bool(expected)
+    line = f"warning: classes {expected}; two spellings of one class?"
+    assert warn_similar_names(names) == [line] * bool(expected)
 
 
 AGES = np.concatenate([np.arange(18, 90, 2), np.arange(30, 78, 2)])  # 36 of them in 60 rows
@@ -206,8 +206,8 @@ AGES = np.concatenate([np.arange(18, 90, 2), np.arange(30, 78, 2)])  # 36 of the
 def test_whole_numbers_that_are_measured_are_no_classes_unless_they_are_meant(labels: np.ndarray) -> None:
     said = r"^`--label` must name a column of classes; got \d\d whole numbers, such as \d\d, in age, most with 3 rows"
     with pytest.raises(InputError, match=f"{said} or fewer.*--allow-many-classes"):
-        check_classes(labels, "age", one_shot=False)
-    names, numbers = check_classes(labels, "age", one_shot=True)
+        check_classes(labels, "age", allow_many=False)
+    names, numbers = check_classes(labels, "age", allow_many=True)
     assert [str(names[number]) for number in numbers.tolist()] == labels.astype(str).tolist()
 
 
@@ -222,7 +222,7 @@ def test_whole_numbers_that_are_measured_are_no_classes_unless_they_are_meant(la
     ],
 )
 def test_classes_may_be_whole_numbers(labels: np.ndarray) -> None:
-    names, numbers = check_classes(labels, "kind", one_shot=False)
+    names, numbers = check_classes(labels, "kind", allow_many=False)
     assert len(names) == len(set(labels.tolist()))
     assert [str(names[number]) for number in numbers.tolist()] == labels.astype(str).tolist()
 
@@ -231,10 +231,10 @@ def test_new_classes_of_whole_numbers_stay_numbers() -> None:
     assert extend_classes((1, 2), np.array(["10", "2", "9"])) == (1, 2, 9, 10)
     assert extend_classes((1, 2), np.array(["ten"])) == ("1", "2", "ten")
     assert extend_classes(("a",), np.array(["10", "9"])) == ("a", "9", "10")
-    assert read_whole(np.array(["01", "1"])).tolist() == ["01", "1"]  # two names of one number stay two
+    assert parse_integers(np.array(["01", "1"])).tolist() == ["01", "1"]  # two names of one number stay two
 
 
-def list_notes(said: str) -> list[str]:
+def collect_notes(said: str) -> list[str]:
     return [line for line in said.splitlines() if "warning: " in line]
 
 
@@ -245,15 +245,15 @@ def test_a_column_of_subjects(form: str, noise: float, tmp_path: Path, run: Run)
     subject = np.repeat(np.arange(30), 4)
     x = rng.normal(size=(30, 4))[subject] * (noise < 1) + noise * rng.normal(size=(120, 4))
     kind = np.array(["a", "b"])[rng.integers(2, size=30)][subject]
-    columns = name_columns(x) | {"subject": [form.format(number) for number in subject], "kind": kind.tolist()}
+    columns = get_column_names(x) | {"subject": [form.format(number) for number in subject], "kind": kind.tolist()}
     table = write(tmp_path / "t.csv", columns)
     told, said = run.read_json("fit", table, *FAST)
     line = "warning: 30 values of subject repeat, nearly always with the same class; if rows with the same "
     line += "value have the same source, --group subject holds them out together"
-    assert list_notes(said) == [line]  # one cause, one line
+    assert collect_notes(said) == [line]  # one cause, one line
     assert line in told["data"]["notes"]
     held = run("fit", table, *FAST, "--group", "subject")
-    assert not list_notes(held)
+    assert not collect_notes(held)
     assert find_right(held) < 75
 
 
@@ -261,15 +261,15 @@ def test_rows_with_twins(tmp_path: Path, run: Run) -> None:
     rng = np.random.default_rng(0)
     of = np.repeat(np.arange(30), 4)
     x, kind = rng.normal(size=(30, 10))[of] + 0.2 * rng.normal(size=(120, 10)), np.arange(30)[of] % 3
-    columns = name_columns(x) | {"source": [f"file {number} here" for number in of]}
+    columns = get_column_names(x) | {"source": [f"file {number} here" for number in of]}
     table = write(tmp_path / "t.csv", columns | {"kind": [f"k{number}" for number in kind]})
     said = run("fit", table, *FAST, "--drop", "source")
     assert find_right(said) > 90
-    (line,) = list_notes(said)
-    assert line.endswith("; if such have one source, name the column that tells it with --group NAME")
+    (line,) = collect_notes(said)
+    assert line.endswith("; if these have a common source, pass its column with --group NAME")
     said = run("fit", table, *FAST, "--group", "source")
     assert find_right(said) < 60
-    assert not list_notes(said)
+    assert not collect_notes(said)
 
 
 def test_a_date_and_cities_that_tell_the_class(tmp_path: Path, run: Run) -> None:
@@ -279,7 +279,7 @@ def test_a_date_and_cities_that_tell_the_class(tmp_path: Path, run: Run) -> None
     for name, values, of in (("date", np.datetime64("2024-01-01") + day, day), ("city", cities[day % 12], day % 12)):
         kind = np.array(["a", "b"])[rng.integers(2, size=40)][of]
         columns = {name: values.astype(str).tolist(), "x": rng.normal(size=200).tolist(), "kind": kind.tolist()}
-        assert not list_notes(run("fit", write(tmp_path / "t.csv", columns), *FAST))
+        assert not collect_notes(run("fit", write(tmp_path / "t.csv", columns), *FAST))
 
 
 def test_running_numbers_of_equally_many_rows_are_asked_about(tmp_path: Path, run: Run) -> None:
@@ -289,4 +289,4 @@ def test_running_numbers_of_equally_many_rows_are_asked_about(tmp_path: Path, ru
     line = (
         "warning: values of v repeat, nearly always with the same class; do rows with the same v have the same source? "
     )
-    assert line + "If so, --group v" in list_notes(run("fit", write(tmp_path / "t.csv", columns), *FAST))
+    assert line + "If so, --group v" in collect_notes(run("fit", write(tmp_path / "t.csv", columns), *FAST))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from protonet import PrototypeNetwork, solve
-from protonet.commands.figures import MOST_CLASSES
+from protonet.commands.figures import MAX_CLASSES
 from protonet.files import Model, load_model, save_model
 from protonet.files.archive import VERSION, check_facts, read_config
 from tests.commands.cases import FAST, Run
@@ -51,11 +51,11 @@ def test_what_fit_says_is_told(tmp_path: Path, data: tuple[Tensor, Tensor], run:
     table.write_text("\n".join(["a,b,c,kind,owner,name,note", *lines]))
     options = ["--group", "owner", "--id", "name", "--drop", "note", "--seed", "7", "--time-limit", "900"]
     summary = run("fit", table, *FAST, *options, "--verbose", "-o", path)
-    assert "the time was over" not in summary
+    assert "time limit" not in summary
     model, facts = load_model(path), json.loads(run("info", path, "--json"))
     assert facts["classes"] == [{"name": f"class {number}", "samples": 4} for number in range(3)]
     assert (facts["samples"], facts["features"], facts["columns"]) == (12, 3, ["a", "b", "c"])
-    assert facts["left_out"] == ["owner", "name", "note"]
+    assert facts["dropped"] == ["owner", "name", "note"]
     fitted = [facts[name] for name in ("label", "effort", "seed", "time_limit", "group", "groups", "id")]
     assert fitted == ["kind", "fast", 7, 900, "owner", len(set(groups)), "name"]
     assert facts["parameters"] == model.network.count_parameters()
@@ -63,15 +63,18 @@ def test_what_fit_says_is_told(tmp_path: Path, data: tuple[Tensor, Tensor], run:
     assert (facts["bytes"], facts["version"]) == (path.stat().st_size, VERSION)
     assert facts["library"] == metadata.version("protonet-solver")
     assert sum(facts["views"].values()) == pytest.approx(1)
-    assert facts["held_out"]["confusion"] == model.metadata["held_out"]["confusion"]
+    assert facts["cross_validation"]["confusion"] == model.metadata["held_out"]["confusion"]
     said = run("info", path)
     assert said.startswith("m.safetensors: 3 classes, 12 samples, 3 features, 5 groups\n")
     for heading, value in (("label", "kind"), ("seed", "7"), ("groups by", "owner"), ("time limit, s", "900.0")):
         assert re.search(rf"^  {heading} +{value}$", said, re.MULTILINE)
-    assert re.search(r"^  left out +owner, name, note$", said, re.MULTILINE)
+    assert re.search(r"^  dropped +owner, name, note$", said, re.MULTILINE)
     assert "| class 0 | 4       |" in said
     assert summary.split("\n\n")[1] in said  # the views
-    assert f"held out: {100 * facts['held_out']['accuracy']:.2f} % of 12 rows right, 95 % interval [" in said
+    assert (
+        f"cross-validation on 12 rows: accuracy {100 * facts['cross_validation']['accuracy']:.2f} %, 95 % interval ["
+        in said
+    )
 
 
 def test_names_are_printed_without_control_characters(tmp_path: Path, network: PrototypeNetwork, run: Run) -> None:
@@ -80,7 +83,10 @@ def test_names_are_printed_without_control_characters(tmp_path: Path, network: P
     said = run("info", path)
     assert all(each.isprintable() for each in said.replace("\n", ""))
     assert "| b\\nc " in said
-    assert "held out: 75.00 % of 12 rows right, 95 % interval [50.00, 87.50], log-loss 0.500, calibration " in said
+    assert (
+        "cross-validation on 12 rows: accuracy 75.00 %, 95 % interval [50.00, 87.50], log-loss 0.500, calibration "
+        in said
+    )
     assert [each["name"] for each in json.loads(run("info", path, "--json"))["classes"]] == ["a\x1b", "b\nc", "d"]
 
 
@@ -97,15 +103,17 @@ def test_odd_metadata_are_no_error(facts: dict[str, Any], tmp_path: Path, networ
     path = write_model(tmp_path / "m.safetensors", network, facts)
     said = run("info", path)
     assert said.startswith("m.safetensors: 3 classes, 12 samples, 3 features\n")
-    assert said.endswith("held out: no row\n")
+    assert said.endswith("cross-validation: none\n")
     read = json.loads(run("info", path, "--json"))
-    assert [read[name] for name in ("views", "held_out", "left_out", "groups", "fold_models")] == [None] * 5
+    assert [read[name] for name in ("views", "cross_validation", "dropped", "groups", "cross_validation_networks")] == [
+        None
+    ] * 5
 
 
 def test_many_classes(tmp_path: Path, run: Run) -> None:
     x, y = torch.eye(30)[:, :3] + torch.arange(30.0)[:, None], torch.arange(30)
     said = run("info", write_model(tmp_path / "m.safetensors", solve([(x, y)], effort="fast"), {}, range(30)))
-    assert len(re.findall(r"^\| \d", said, re.MULTILINE)) == MOST_CLASSES
+    assert len(re.findall(r"^\| \d", said, re.MULTILINE)) == MAX_CLASSES
     assert "the first 20 of 30 classes; --json has all\n" in said
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from protonet import InputError, PrototypeNetwork
 from protonet.commands.answers import Answers
-from protonet.commands.data import Unlabelled
+from protonet.commands.data import UnlabelledTable
 from protonet.commands.label import BATCH, KEYS, Session, ask, fit_answers, parse_classes
 from protonet.files import Model
 from protonet.tables.table import Table
@@ -79,13 +79,13 @@ class TestAnswers:
         path = tmp_path / "other.csv"
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         before = path.read_bytes()
-        must = "be a new file, or one of answers for this table and these classes"
+        must = "be a new file, or labelled rows of this table and these classes"
         with pytest.raises(InputError, match=rf"^`--output` must {must}; got .*other\.csv with {re.escape(got)}\."):
             opened(path)
         assert path.read_bytes() == before
 
     def test_one_command_at_a_time(self, tmp_path: Path) -> None:
-        message = "^`--output` must be written by one command at a time; got .*answers.csv, which another one"
+        message = "^`--output` must be written by one command at a time; got .*answers.csv, in use by another"
         with opened(tmp_path / "answers.csv") as answers:
             with pytest.raises(InputError, match=message):
                 opened(tmp_path / "answers.csv")
@@ -105,12 +105,12 @@ def make_model(classes: tuple[str, ...]) -> Model:
     ("text", "known", "message"),
     [
         (None, (), "`--classes` must name the classes; got none"),
-        ("ant", (), "`--classes` must be 2 to 32, a key each; got 1"),
-        (",".join(f"c{number}" for number in range(33)), (), "must be 2 to 32, a key each; got 33"),
+        ("ant", (), "`--classes` must be 2 to 32 names, one key each; got 1"),
+        (",".join(f"c{number}" for number in range(33)), (), "must be 2 to 32 names, one key each; got 33"),
         ("ant,ant", (), "`--classes` must be different names.*; got 'ant'"),
-        ("ant,NA", (), "none of which means that there is no class; got 'NA'"),
-        ("bee,,ant", (), "none of which means that there is no class; got ''"),
-        ("ant,", (), "none of which means that there is no class; got ''"),
+        ("ant,NA", (), "not a missing value; got 'NA'"),
+        ("bee,,ant", (), "not a missing value; got ''"),
+        ("ant,", (), "not a missing value; got ''"),
         ("ant,cow", ("ant", "bee"), "must be classes that the model knows; got 'cow', and it knows ant, bee"),
     ],
 )
@@ -132,8 +132,9 @@ CELLS = [[f"{value:.6g}" for value in row] for row in X.tolist()]
 COLUMNS = ("p", "q", "r", "s")
 
 
-def make_rows(x: Tensor, columns: tuple[str, ...] = COLUMNS) -> Unlabelled:
-    return Unlabelled(x, None, Table(columns, iter(()), "row {}", []), torch.zeros(len(x), dtype=torch.bool))
+def make_rows(x: Tensor, columns: tuple[str, ...] = COLUMNS) -> UnlabelledTable:
+    table = Table(columns, iter(()), "row {}", [])
+    return UnlabelledTable(x, None, table, torch.zeros(len(x), dtype=torch.bool), positions=range(len(x)))
 
 
 @contextmanager
@@ -168,16 +169,16 @@ class TestSession:
             expected.add_samples(X[[3, 8]], Y[[3, 8]])
             torch.testing.assert_close(session.network.prototypes, expected.prototypes)
             sure = expected(X[session.list_left()]).softmax(dim=1).amax(dim=1).mean()
-            assert session.tell().startswith(f"{100 * sure:.0f} % sure of 22 rows left")
-            assert session.undo() == (8, f"taken back: it was {CLASSES[int(Y[8])]}")
-            assert session.undo() == (3, f"taken back: it was {CLASSES[int(Y[3])]}")
+            assert session.summary().startswith(f"mean predicted probability {100 * sure:.0f} % on 22 unlabelled rows")
+            assert session.undo() == (8, f"undone: it was labelled {CLASSES[int(Y[8])]}")
+            assert session.undo() == (3, f"undone: it was labelled {CLASSES[int(Y[3])]}")
             assert session.undo() is None
             torch.testing.assert_close(session.network.prototypes, before)
         assert torch.equal(model.network.prototypes, before)
 
     def test_without_a_model_it_is_fitted_to_the_answers(self, tmp_path: Path) -> None:
         with open_session(tmp_path / "answers.csv") as session:
-            assert session.tell() == "nothing is learned yet: two classes need an answer"
+            assert session.summary() == "no model yet: two classes need labels"
             first = session.choose()
             assert len(first) == BATCH
             assert {int(Y[row]) for row, _ in first} == {0, 1}
@@ -190,7 +191,7 @@ class TestSession:
             more = session.choose()
             assert not {row for row, _ in more} & set(rows)
             session.answer(more[0].row, "ant")
-            assert re.search(r"% sure of 18 rows left.*; it would have said \d of your last \d,", session.tell())
+            assert re.search(r"% on 18 unlabelled rows; \d of your last \d labels", session.summary())
             for _ in range(3):
                 session.undo()  # beyond what it was fitted to
             torch.testing.assert_close(session.network(X), fit_answers(X[rows[:3]], Y[rows[:3]], 2, None)(X))
@@ -199,7 +200,7 @@ class TestSession:
 
     def test_answers_of_another_table_are_refused(self, tmp_path: Path) -> None:
         (tmp_path / "answers.csv").write_text("p,q,r,s,label\n1,2,3,4,ant\n", encoding="utf-8")
-        message = "`table` must be the table that the answers are for; got an answer 'ant'"
+        message = "`table` must be the table of the labels; got a label 'ant'"
         with pytest.raises(InputError, match=message), open_session(tmp_path / "answers.csv"):
             pass
 
@@ -223,19 +224,19 @@ class TestSession:
         lines = [text.split("\n")[1] for text in shown]
         first, second = (re.findall(r"row \d+ ", text)[0] for text in lines[:2])
         assert kept == [0, 1, 1, 1, 1, 1, 0, 0]
-        assert lines[3] == lines[5] == f"{second}(1 answered): taken back: it was skipped"
-        assert lines[6] == f"{first}(0 answered): taken back: it was bee"
+        assert lines[3] == lines[5] == f"{second}(1 labelled): undone: it was skipped"
+        assert lines[6] == f"{first}(0 labelled): undone: it was labelled bee"
         assert lines[7] == lines[6]  # there is nothing more
         assert not session.skipped
 
     def test_keys(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         session, shown, _ = play(tmp_path / "answers.csv", ["1", "x", "", "2", "u", "s", *"1212" * 9])
         assert len(session.answers.rows) == 23
-        assert capsys.readouterr().out.endswith("no row is left; 1 row skipped\n")
+        assert capsys.readouterr().out.endswith("all rows are labelled; 1 row skipped\n")
         rows = [int(number) for number in re.findall(r"^\nrow (\d+) ", "\n".join(shown), re.MULTILINE)]
         assert rows[1] == rows[3]  # taken back
-        assert "taken back" in shown[5]
-        assert shown[0].endswith("\n1 ant  2 bee  s skip  u undo  q leave")
+        assert "undone" in shown[5]
+        assert shown[0].endswith("\n1 ant  2 bee  s skip  u undo  q quit")
         assert shown[2:4] == ["", ""]
         assert shown[0].split("\n")[2] == f"  p = {CELLS[rows[0]][0]}"
 
@@ -280,11 +281,11 @@ def test_in_a_terminal_killed_and_taken_up_again(tmp_path: Path, run: Run) -> No
     output, answered = tmp_path / "rest-labelled.csv", list[str]()
 
     def answer(terminal: Terminal) -> None:
-        shown = terminal.wait_for("q leave\r\n")
+        shown = terminal.wait_for("q quit\r\n")
         path = re.findall(r"picture = (.*?)\r\n", shown)[-1]
         terminal.press(b"12"[int(y[int(path.split("/")[1].split()[0])]) :][:1])
         answered.append(path)
-        terminal.wait_for("row ")  # the next one
+        terminal.wait_for("line ")  # the next one
 
     terminal = Terminal(tmp_path, *words)
     for _ in range(3):
@@ -292,14 +293,14 @@ def test_in_a_terminal_killed_and_taken_up_again(tmp_path: Path, run: Run) -> No
     terminal.process.kill()
     assert terminal.end() == -9
     terminal = Terminal(tmp_path, *words)
-    assert "(3 answered)" in terminal.wait_for(")") + ")"
+    assert "(3 labelled)" in terminal.wait_for(")") + ")"
     for _ in range(4):
         answer(terminal)
-    terminal.wait_for("q leave\r\n")
+    terminal.wait_for("q quit\r\n")
     terminal.press(b"\x1b[1~")  # Home is no 1
     time.sleep(0.2)
     terminal.press(b"q")
-    terminal.wait_for("7 answers in rest-labelled.csv: the same command goes on, and fit and update take them")
+    terminal.wait_for("7 labels in rest-labelled.csv: the same command continues")
     assert terminal.end() == 0
     header, *rows = csv.reader(output.read_text(encoding="utf-8").splitlines())
     assert header == ["picture", "p", "q", "kind"]

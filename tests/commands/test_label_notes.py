@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from protonet.commands.labels import list_contradictions
+from protonet.commands.labels import warn_contradictions
 from tests.commands.cases import FAST, Run
 
 
@@ -23,11 +23,11 @@ def make_lines(n: int, classes: str = "ab") -> list[str]:
 def test_equal_rows_of_different_classes_are_named(tmp_path: Path, run: Run) -> None:
     lines = ["x,y,kind", *make_lines(40)]
     model = tmp_path / "m.safetensors"
-    assert "contradict" not in run("fit", write(tmp_path / "t.csv", lines), *FAST)
+    assert "contradicting" not in run("fit", write(tmp_path / "t.csv", lines), *FAST)
     lines += [lines[5].replace(",a", ",b"), lines[6], ",,a", ",,b"]
     said = run("fit", write(tmp_path / "t.csv", lines), *FAST, "-o", model)
-    (line,) = (line for line in said.splitlines() if "labels contradict" in line)
-    assert "2 rows are equal to rows of another class: line 6 (a), line 42 (b)" in line
+    (line,) = (line for line in said.splitlines() if "contradicting labels" in line)
+    assert "2 rows equal rows of another class: line 6 (a), line 42 (b)" in line
     said = run(
         "update", model, write(tmp_path / "more.csv", ["x,y,kind", "1,2,a", "1,2,b", *make_lines(8)]), "--in-place"
     )
@@ -39,7 +39,7 @@ def test_equal_texts_of_different_classes_are_named(tmp_path: Path, run: Run) ->
     lines = ["text,kind", *(f"{text} number {row},{kind}" for row in range(8) for text, kind in texts)]
     lines.append(lines[1].replace(",card", ",close"))
     said = run("fit", write(tmp_path / "t.csv", lines), *FAST, "--representation", "none")
-    assert "labels contradict" in said
+    assert "contradicting labels" in said
     assert "line 2 (card), line 26 (close)" in said
 
 
@@ -49,8 +49,8 @@ def test_sets_of_equal_rows_are_those_of_a_slow_search() -> None:
     x = np.concatenate([x, draw.normal(size=(400, 2)).astype(np.float32)])
     labels = draw.integers(0, 2, len(x)).tolist()
     expected = sum(any((x[i] == x[j]).all() and labels[i] != labels[j] for j in range(len(x))) for i in range(60))
-    (line,) = list_contradictions(x, labels, list(map(str, range(len(x)))))
-    assert f" {expected} rows are equal" in line
+    (line,) = warn_contradictions(x, labels, list(map(str, range(len(x)))))
+    assert f" {expected} rows equal" in line
 
 
 def test_classes_that_no_fold_can_hold_out_are_named(tmp_path: Path, run: Run) -> None:

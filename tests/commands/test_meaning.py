@@ -142,7 +142,7 @@ def test_texts_are_labelled_in_a_terminal(fitted: Path, tmp_path: Path, run: Run
         terminal.wait_for("row ")
     terminal.wait_for("q leave\r\n")
     terminal.press(b"q")
-    terminal.wait_for("2 answers in ")
+    terminal.wait_for("2 labels in ")
     assert terminal.end() == 0
     rows = read_table(answers.read_text(encoding="utf-8"))
     assert [row["intent"] for row in rows] == [NAMES[owners[row["text"]]] for row in rows]
@@ -209,8 +209,8 @@ def test_names_alone_tell_most_texts(fitted: Path, tmp_path: Path, run: Run) -> 
     for more in ([], ["--balanced", "--report", tmp_path / "r.html", "--json", tmp_path / "r.json"]):
         told = run("fit", fitted / "bare.csv", "--classes", fitted / "classes.csv", *FAST, *more, "-o", model)
         assert "bare.csv: 5 classes, 0 samples, 256 features" in told
-        assert "the names of 5 classes are learned from, each as 2 samples" in told
-        assert "none could be held out" in told
+        assert "the names of 5 classes are training samples, each as 2 samples" in told
+        assert "no cross-validation" in told
         assert count_right(run("predict", model, fitted / "bare.csv"), 6) >= 27
     report = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     assert report["data"]["rows"] == 0
@@ -227,7 +227,7 @@ def test_a_class_without_a_row_is_known_by_its_name(fitted: Path, tmp_path: Path
     fit = ["fit", table, "--label", "intent", *FAST[2:], "-o", model, "--classes", fitted / "classes.csv"]
     for more in ([], ["--balanced"]):
         told = run(*fit, *FAST[:2], *more)
-        assert "the names of 5 classes are learned from" in told
+        assert "the names of 5 classes are training samples" in told
         assert "never predicted" not in told
         assert run.count_samples(model) == [4, 4, 4, 0, 0]
         assert count_right(run("predict", model, fitted / "test.csv"), 2) >= 8
@@ -242,7 +242,7 @@ def test_names_that_say_nothing_cost_nothing(fitted: Path, tmp_path: Path, run: 
         names = {name: f"{letter}{number}" for number, name in enumerate(NAMES)}
         table, model = write_table(tmp_path / "t.csv", slice(0, 4), names), tmp_path / "m.safetensors"
         told = run("fit", table, "--label", "intent", *FAST, "-o", model)
-        assert "are learned from" not in told
+        assert "are training samples" not in told
         predicted = run("predict", model, fitted / "test.csv", "--proba")
         found.append(re.sub(rf"\b{letter}(\d)\b", r"\1", predicted))
         assert run.count_samples(model) == [4] * 5
@@ -254,14 +254,14 @@ def test_names_are_in_the_prototypes_and_not_among_the_samples(fitted: Path, tmp
     table, model = write_table(tmp_path / "one.csv", slice(0, 1)), tmp_path / "m.safetensors"
     told = run("fit", table, "--label", "intent", *FAST, "-o", model)
     assert "one.csv: 5 classes, 5 samples" in told
-    assert "the names of 5 classes are learned from, each as 2 samples" in told
+    assert "the names of 5 classes are training samples, each as 2 samples" in told
     loaded = load_model(model)
     assert loaded.network.counts.tolist() == [3] * 5
     assert run.count_samples(model) == [1] * 5
     assert "5 samples" in run("info", model)
     codes = dict(zip(NAMES, NAMES[1:] + NAMES[:1], strict=True))  # every class by the name of another one
     told = run("fit", write_table(tmp_path / "wrong.csv", slice(0, 4), codes), "--label", "intent", *FAST)
-    assert "are learned from" not in told
+    assert "are training samples" not in told
 
 
 def test_what_names_no_classes_is_one_line(fitted: Path, tmp_path: Path, run: Run) -> None:
@@ -272,8 +272,8 @@ def test_what_names_no_classes_is_one_line(fitted: Path, tmp_path: Path, run: Ru
         "class,description\na,x\n,y\n": "must name a class in each row",
         "class\n": "`--classes` must name classes; got",
         "class\none\n": "`--classes` must have at least 2 classes; got one",
-        "class\nc1\nc2\n": "`--classes` must name classes in words, or describe them",
-        "class\nKlasse 0\nKlasse 1\nKlasse 2\nKlasse 3\n": "`--classes` must name classes in words, or describe them",
+        "class\nc1\nc2\n": "`--classes` must name or describe classes in words",
+        "class\nKlasse 0\nKlasse 1\nKlasse 2\nKlasse 3\n": "`--classes` must name or describe classes in words",
     }
     for content, message in contents.items():
         classes = tmp_path / "c.csv"
@@ -284,9 +284,9 @@ def test_what_names_no_classes_is_one_line(fitted: Path, tmp_path: Path, run: Ru
     none = run("fit", fitted / "bare.csv", "--representation", "none", "--classes", good, code=2)
     assert 'Run pip install -e ".[text]", pass --representation, or label some rows' in none
     plot = run(*fit, "--classes", good, "--plot", tmp_path / "p.png", code=2)
-    assert "`--plot` must come with rows that have a class; got none" in plot
+    assert "`--plot` must come with labelled rows; got none" in plot
     for label, message in (
-        ([], "`--label` must name the column of the classes; got intent, whose cells are classes"),
+        ([], "`--label` must name the column of the labels; got intent, whose cells are classes"),
         ([], "Pass --label intent"),
         (["--label", "nope"], "must have a column nope"),
     ):

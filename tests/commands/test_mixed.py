@@ -115,7 +115,7 @@ def test_parquet_and_csv_of_the_same_table_give_the_same(model: Path, tmp_path: 
 
 def test_evaluate_and_update(model: Path, tmp_path: Path, run: Run) -> None:
     table, output = write(tmp_path / "test.csv", make_columns(30, seed=3)), tmp_path / "n.safetensors"
-    found = re.match(r"test\.csv: ([\d.]+) % of 30 rows right", run("evaluate", model, table))
+    found = re.match(r"test\.csv: ([\d.]+) % on 30 rows", run("evaluate", model, table))
     assert found
     assert float(found[1]) > 70
     more = make_columns(6, seed=4)

@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protonet.commands.content import JudgedRows, list_bins, list_rows, list_suspects
+from protonet.commands.content import EvaluatedRows, collect_predictions, compute_reliability, rank_suspicious_labels
 from protonet.ui.page.markup import Markup, tag
 from protonet.ui.text import order_naturally
 from tests.browser import Browser, check_looks, every
@@ -96,12 +96,12 @@ def test_page_is_inert_and_holds_the_figures(made: Path, name: str) -> None:
 
 def test_figures_of_fit(made: Path) -> None:
     figures = read_figures(made, "fit")
-    classes, rows = [each["name"] for each in figures["classes"]], figures["each_row"]
+    classes, rows = [each["name"] for each in figures["classes"]], figures["predictions"]
     with (made / "t.csv").open(encoding="utf-8", newline="") as file:
         table = list(csv.DictReader(file))
     assert [rows["id"][at] for at in range(3)] == ["<b>0</b>", "<b>1</b>", "<b>2</b>"]
     assert [classes[label] for label in rows["label"]] == [row["kind"] for row in table]
-    assert rows["place"][0] == "line 2"
+    assert rows["location"][0] == "line 2"
     confusion = np.zeros((len(classes), len(classes)), int)
     np.add.at(confusion, (rows["label"], rows["predicted"]), 1)
     assert confusion.tolist() == figures["confusion"]
@@ -109,24 +109,24 @@ def test_figures_of_fit(made: Path) -> None:
     assert figures["accuracy"] == figures["baselines"][0]["accuracy"] == figures["learning"]["points"][-1]["accuracy"]
     assert sum(each["rows"] for each in figures["reliability"]) == len(table)
     assert sum(each["rows"] * each["accuracy"] for each in figures["reliability"]) == pytest.approx(np.trace(confusion))
-    assert figures["data"]["columns"][0] == {"name": "a", "kind": "number", "gaps": 6}
+    assert figures["data"]["columns"][0] == {"name": "a", "type": "number", "missing": 6}
     assert {each["name"] for each in figures["importance"]["columns"]} == {"a", EVIL, "c", "d"}
     shown = dict(zip(rows["columns"], rows["cells"], strict=True))
     assert shown["a"][1] == table[1]["a"]
     for each in figures["suspects"]:
-        assert classes[each["label"]] == table[each["row"]]["kind"]
-        assert each["believed"] != each["label"]
-        assert (each["suspicion"] > 0) == (each["probability"] > each["given"])
-    scores = [each["suspicion"] for each in figures["suspects"]]
+        assert classes[each["label"]] == table[each["index"]]["kind"]
+        assert each["suggested"] != each["label"]
+        assert (each["score"] > 0) == (each["suggested_probability"] > each["label_probability"])
+    scores = [each["score"] for each in figures["suspects"]]
     assert scores == sorted(scores, reverse=True)
-    assert figures["doubted"] == sum(score > 0 for score in scores)
+    assert figures["wrong_labels"] == sum(score > 0 for score in scores)
 
 
 def test_figures_of_evaluate(made: Path, run: Run) -> None:
     figures = read_figures(made, "evaluate")
     alone, _ = run.read_json("evaluate", made / "m.safetensors", made / "more.csv")
     assert figures == {**figures, **alone}
-    assert figures["data"]["rows"] == len(figures["each_row"]["row"]) + 1 == 49
+    assert figures["data"]["rows"] == len(figures["predictions"]["index"]) + 1 == 49
     assert figures["unknown"]["classes"] == {"<i>new</i>": 1}
 
 
@@ -153,11 +153,11 @@ def test_rows_are_the_tables_and_equal_ones_count_once(tmp_path: Path, run: Run)
     table.write_text("\n".join([header, *lines, ""]), encoding="utf-8")
     found, _ = run.read_json("fit", table, *FAST, "--id", "name", "--drop-unlabelled", "--report", page)
     names = [row["name"] for row in csv.DictReader(lines, header.split(","))]
-    rows = found["each_row"]
-    assert rows["row"] == list(range(2, len(lines)))
-    assert [names[row] for row in rows["row"]] == rows["id"]
-    assert [f"line {row + 2}" for row in rows["row"]] == rows["place"]
-    assert all(names[each["row"]] == each["id"] for each in found["suspects"])
+    rows = found["predictions"]
+    assert rows["index"] == list(range(2, len(lines)))
+    assert [names[row] for row in rows["index"]] == rows["id"]
+    assert [f"line {row + 2}" for row in rows["index"]] == rows["location"]
+    assert all(names[each["index"]] == each["id"] for each in found["suspects"])
     distinct = len(set(lines[2:])) / len(NAMES)
     assert found["learning"]["twice"]["per_class"] == 2 * distinct == 24
     said = Page(page.read_text(encoding="utf-8")).texts["strong"]
@@ -193,30 +193,32 @@ def test_markup_is_kept_and_attributes_may_be_left_out() -> None:
     assert isinstance(tag("p"), Markup)
 
 
-def make_rows(n: int, classes: int = 3) -> JudgedRows:
+def make_rows(n: int, classes: int = 3) -> EvaluatedRows:
     generator = torch.Generator().manual_seed(0)
     logits, labels = 3 * torch.randn(n, classes, generator=generator), torch.arange(n) % classes
     cells = [np.arange(n) * 1.5, np.array([f"t{number}" for number in range(n)], object)]
-    return JudgedRows(logits, labels, range(n), [f"line {number + 2}" for number in range(n)], None, ["u", "v"], cells)
+    return EvaluatedRows(
+        logits, labels, range(n), [f"line {number + 2}" for number in range(n)], None, ["u", "v"], cells
+    )
 
 
 def test_many_rows_are_drawn_the_doubtful_ones_first() -> None:
     rows = make_rows(5000)
-    told, suspects = list_rows(rows, [1, 0]), list_suspects(rows, rows.logits)
-    assert told["drawn_from"] == 5000
-    assert len(told["row"]) <= 2000
-    assert told["row"] == sorted(set(told["row"]))
-    assert {each["row"] for each in suspects} <= set(told["row"])
+    told, suspects = collect_predictions(rows, [1, 0]), rank_suspicious_labels(rows, rows.logits)
+    assert told["total"] == 5000
+    assert len(told["index"]) <= 2000
+    assert told["index"] == sorted(set(told["index"]))
+    assert {each["index"] for each in suspects} <= set(told["index"])
     assert told["columns"] == ["v", "u"]
-    assert told["cells"][0] == [f"t{number}" for number in told["row"]]
+    assert told["cells"][0] == [f"t{number}" for number in told["index"]]
     p = rows.logits.double().softmax(dim=1)
-    assert told["probability"] == pytest.approx(p.amax(dim=1)[told["row"]].tolist(), abs=1e-6)
+    assert told["probability"] == pytest.approx(p.amax(dim=1)[told["index"]].tolist(), abs=1e-6)
 
 
 def test_bins_of_probability_are_those_of_a_loop() -> None:
     rows = make_rows(300)
     p, predicted = rows.logits.double().softmax(dim=1).max(dim=1)
-    for each in list_bins(rows):
+    for each in compute_reliability(rows):
         inside = (p > each["low"]) & (p <= each["high"])
         assert each["rows"] == int(inside.sum())
         assert each["confidence"] == pytest.approx(float(p[inside].mean()))
@@ -246,7 +248,7 @@ def test_looks_and_figures_in_a_browser(made: Path, browser: Browser, name: str)
     for given_class, taken, rows in browser.ask(cells):
         shown[given_class, taken] = rows
     assert shown.tolist() == figures["confusion"]
-    assert browser.ask("document.querySelectorAll('#points path').length") == len(figures["each_row"]["row"])
+    assert browser.ask("document.querySelectorAll('#points path').length") == len(figures["predictions"]["index"])
     told = browser.ask(every("#columns tbody tr", "[each.cells[0].innerText, each.cells[1].innerText]"))
     assert told == [[each["name"], f"{each['log_loss_rise']:+.3f}"] for each in figures["importance"]["columns"]]
     names = browser.ask(every(".legend button", "each.innerText"))
@@ -276,16 +278,16 @@ def test_keyboard_in_a_browser(made: Path, browser: Browser) -> None:
     cell = browser.ask("[+document.activeElement.dataset.given, +document.activeElement.dataset.taken]")
     browser.press("Enter")
     assert browser.ask(outline) != "none"
-    rows = figures["each_row"]
-    expected = [at for at in range(len(rows["row"])) if [rows["label"][at], rows["predicted"][at]] == cell]
+    rows = figures["predictions"]
+    expected = [at for at in range(len(rows["index"])) if [rows["label"][at], rows["predicted"][at]] == cell]
     listed = browser.ask(every("#behind li strong", "each.innerText"))
-    assert listed == [f"{rows['id'][at]} ({rows['place'][at]})" for at in expected]
+    assert listed == [f"{rows['id'][at]} ({rows['location'][at]})" for at in expected]
     assert len(listed) == figures["confusion"][cell[0]][cell[1]] > 0
     browser.ask("document.getElementById('points').focus()")
     browser.press("ArrowRight")
     first = min(range(len(rows["x"])), key=lambda at: rows["x"][at])
     assert browser.ask("document.getElementById('told').innerText").startswith(
-        f"{rows['id'][first]} ({rows['place'][first]})"
+        f"{rows['id'][first]} ({rows['location'][first]})"
     )
     browser.ask("document.querySelector('.legend button').focus()")
     browser.press("Enter")

@@ -52,7 +52,7 @@ def test_classes_that_look_like_formulas_are_read_from_what_we_wrote(model: Path
     table = write(tmp_path / "new.csv", [["@note", "x", "kind"], *cells])
     header, *rows = read_lines(run("predict", model, table, "--keep-columns", "--row-numbers"))
     assert header == ["row", "'@note", "x", "kind", "class", "probability"]
-    expected = [["0", "'=1+1", "0", ""], ["1", "\\x1b[2J", "1.5", "NA"], ["2", "-2", "3", "x, y"], ["3", "", "", ""]]
+    expected = [["2", "'=1+1", "0", ""], ["3", "\\x1b[2J", "1.5", "NA"], ["4", "-2", "3", "x, y"], ["5", "", "", ""]]
     assert [row[:4] for row in rows] == expected
     assert {unescape_formula(row[4]) for row in rows} <= set(CLASSES)
     again = write(tmp_path / "again.csv", [["x", "kind"], *([row[2], row[4]] for row in rows)])
@@ -102,7 +102,7 @@ def test_sheets_and_blank_rows(tmp_path: Path, run: Run) -> None:
     assert "2 classes, 19 samples" in said
     assert "1 blank row dropped" in said
     assert len(run.read_rows("predict", model, table, "--sheet", "Rows")) == 20
-    assert "of 19 rows right" in run("evaluate", model, table, "--sheet", "Rows")
+    assert "on 19 rows" in run("evaluate", model, table, "--sheet", "Rows")
 
 
 def test_texts_with_commas_are_one_column(tmp_path: Path, run: Run) -> None:
@@ -122,7 +122,7 @@ def test_a_prediction_for_every_row_of_separators(delimiter: str, model: Path, t
     text = "\n".join(map(delimiter.join, lines))
     (tmp_path / "new.csv").write_text(f"{text}\n\n\n", encoding="utf-8")
     assert run("predict", model, tmp_path / "new.csv").count("\n") == len(lines)
-    assert "of 2 rows right" in run("evaluate", model, tmp_path / "new.csv")
+    assert "on 2 rows" in run("evaluate", model, tmp_path / "new.csv")
     run("predict", model, tmp_path / "new.csv", quiet=False)
     assert "2 empty lines below the header skipped" in run.notes
 
@@ -162,14 +162,14 @@ def test_missing_values_are_one_list_for_labels_and_cells(tmp_path: Path, run: R
     rows = write(tmp_path / "new.csv", [["x", "c"], ["0", "none"], ["0", "missing"]])
     run("predict", model, rows, quiet=False)
     assert "never saw" not in run.notes
-    assert "of 34 rows right" in run("evaluate", model, write(tmp_path / "test.csv", [lines[0], *lines[3:]]))
+    assert "on 34 rows" in run("evaluate", model, write(tmp_path / "test.csv", [lines[0], *lines[3:]]))
 
 
 def test_evaluate_leaves_out_rows_without_a_class(model: Path, tmp_path: Path, run: Run) -> None:
     table = write(tmp_path / "test.csv", [["x", "kind"], ["1", "plain"], ["2", ""], ["3", "NA"], ["4", "-x"]])
     said = run("evaluate", model, table, code=2)
     assert "none in line 3, line 4. Fill it in, or leave the row out: evaluate --drop-unlabelled" in said
-    assert "of 2 rows right" in run("evaluate", model, table, "--drop-unlabelled", quiet=False)
+    assert "on 2 rows" in run("evaluate", model, table, "--drop-unlabelled", quiet=False)
     assert "2 rows without a class dropped" in run.notes
 
 

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message
 
 from protonet import InputError
 from protonet.__main__ import main
-from protonet.commands.models import classify, read_model
+from protonet.commands.models import predict_logits, read_model
 from protonet.server.app import AccessPolicy, create_app, make_policy
 from protonet.server.batching import Batcher
 from protonet.server.connections import MAX_CONNECTIONS
@@ -252,8 +252,8 @@ def test_a_batch_is_split_and_one_request_does_not_spoil_the_others(folder: Path
     assert "`body` must hold numbers of the size" in str(spoiled)
     assert done == 2  # those of another type are a batch of their own
     logits = torch.cat([first[1], second[1], third[1], other[1]])
-    assert torch.equal(logits[:8], classify(model, x[:8]))
-    torch.testing.assert_close(logits, classify(model, x[:9]), check_dtype=False, rtol=1e-4, atol=1e-4)
+    assert torch.equal(logits[:8], predict_logits(model, x[:8]))
+    torch.testing.assert_close(logits, predict_logits(model, x[:9]), check_dtype=False, rtol=1e-4, atol=1e-4)
     assert [len(named) for named, _ in (first, second, third, other)] == [*sizes, 1]
 
 
@@ -467,10 +467,10 @@ def test_rows_have_the_same_digits_in_every_batch(folder: Path) -> None:
     for name in ("mixed", "arrays", "pictures"):
         model = read_model(folder / f"{name}.safetensors")
         x = draw.normal(size=(300, int(model.network.encoder.input_dim))).astype(np.float32)  # type: ignore[arg-type]
-        whole = classify(model, x)
+        whole = predict_logits(model, x)
         for _ in range(20):
             rows = draw.integers(0, len(x), int(draw.integers(1, 40)))
-            assert torch.equal(classify(model, x[rows]), whole[rows])
+            assert torch.equal(predict_logits(model, x[rows]), whole[rows])
 
 
 def test_missing_and_invisible_cells_are_noted(server: Server) -> None:

@@ -57,7 +57,7 @@ def test_the_rows_are_the_librarys_and_update_takes_them_once_labelled(folder: P
     assert read_asked(asked) == [["note", *COLUMNS, "kind"], *([*REST[each.row], ""] for each in expected)]
     assert read_printed(said) == expected
     asked.write_text(asked.read_text(encoding="utf-8").replace(",\n", ",bee\n"), encoding="utf-8")
-    assert "4 samples more, 0 new classes" in run("update", model, asked, "-o", tmp_path / "new.safetensors")
+    assert "4 samples added, 0 new classes" in run("update", model, asked, "-o", tmp_path / "new.safetensors")
 
 
 def test_without_a_model_the_first_rows_are_typical_and_spread(tmp_path: Path, run: Run) -> None:
@@ -94,7 +94,7 @@ def test_rows_with_a_class_are_not_asked_for(folder: Path, tmp_path: Path, run: 
     table, asked = write_columns(tmp_path / "part.csv", {"kind": kinds} | columns), tmp_path / "ask.csv"
     words = ["suggest", *([folder / "model.safetensors", table] if known else [table, "--label", "kind"])]
     printed = read_printed(run(*words, "-n", "8", "-o", asked, quiet=False))
-    assert run.notes == "note: 10 rows have a class in kind already: not asked for\n"
+    assert run.notes == "note: 10 rows already labelled in kind: not suggested\n"
     assert {each.row for each in printed} <= set(left)
     if known:
         expected = suggest_rows(load_model(folder / "model.safetensors").network, REST_X[left], 8, NAMES)
@@ -115,7 +115,7 @@ def test_without_a_model_what_is_labelled_is_as_good_as_chosen(tmp_path: Path, r
 
 def test_a_column_that_may_hold_the_classes_is_named(tmp_path: Path, run: Run) -> None:
     table = write_columns(tmp_path / "part.csv", {"size": [1.5, 2.5, 9.5], "Class": ["ant", "bee", ""]})
-    note = "there is no column label; if Class holds the classes, name it with --label\n"
+    note = "no column label; if Class holds the labels, pass it with --label\n"
     for more, there in (([], True), (["--label", "Class"], False)):
         run("suggest", table, "-n", "1", *more, quiet=False)
         assert (note in run.notes) == there
@@ -134,14 +134,14 @@ def test_cells_are_found_in_any_block(tmp_path: Path) -> None:
     [
         ("model.safetensors rest.csv -n 31", "`-n` must be .*; got 31. Ask for at most 30"),
         ("model.safetensors rest.csv -n 0", "`-n` must be a whole number >= 1"),
-        ("model.safetensors", "`arguments` must end in a table; got the model "),
+        ("model.safetensors", "`arguments` must end with a table; got the model "),
         ("model.safetensors -", "`table` must be a file"),
         ("model.safetensors other.csv", "`table` must have the model's columns; got .* without c3"),
         ("model.safetensors far.csv", "`table` must have finite numbers; got 'inf' in c1, line 2"),
         ("model.safetensors rest.csv -o ask.txt", "`--output` must end in .csv"),
-        ("rest.csv -o rest.csv", "`--output` must be another file than what is read"),
-        ("row.csv --label c -o ask.csv", "`table` must have rows without a class; got one in c for each"),
-        ("model.safetensors all.csv", "`table` must have rows without a class; got one in kind for each of 2 rows"),
+        ("rest.csv -o rest.csv", "`--output` must be another file than the inputs"),
+        ("row.csv --label c -o ask.csv", "`table` must have unlabelled rows; got a label in c in each"),
+        ("model.safetensors all.csv", "`table` must have unlabelled rows; got a label in kind in each of 2 rows"),
     ],
 )
 def test_errors(

@@ -34,15 +34,15 @@ def test_another_file_and_empty_cells_give_the_same_model(tmp_path: Path, run: R
         said.append(text)
         figures.append(told)
         texts.append(run("predict", tmp_path / "m.safetensors", more, "--proba"))
-    assert "90 rows without a class: learned from (log-loss on held-out rows" in said[0]
-    assert re.search("1 group of (2[89]|30) rows looks like classes of their own:\n  line 6", said[0])
-    assert re.search("classes of their own:\n  line 7", said[1])  # the same rows stand further down in that file
-    assert "without a class" not in said[2] + said[3]
+    assert "90 unlabelled rows: used in training (log-loss in cross-validation" in said[0]
+    assert re.search("1 group of (2[89]|30) unlabelled rows:\n  line 6", said[0])
+    assert re.search("unlabelled rows:\n  line 7", said[1])  # the same rows stand further down in that file
+    assert "unlabelled rows" not in said[2] + said[3]
     found = figures[0]["unlabelled"]
-    assert {**found, "strangers": []} == {**figures[1]["unlabelled"], "strangers": []}
-    assert (found["rows"], found["drawn"], found["learned"]) == (90, 90, True)
+    assert {**found, "outlier_groups": []} == {**figures[1]["unlabelled"], "outlier_groups": []}
+    assert (found["rows"], found["sampled"], found["used"]) == (90, 90, True)
     named = {f"line {line} of more.csv" for line in range(62, 92)}
-    assert len(set(found["strangers"][0]) & named) >= 28
+    assert len(set(found["outlier_groups"][0]) & named) >= 28
     assert "unlabelled" not in figures[2]
     assert texts[0] == texts[1]
     assert texts[2] == texts[3]
@@ -70,4 +70,4 @@ def test_the_output_may_not_be_the_file_that_is_read(tmp_path: Path, run: Run) -
     train, more = write(tmp_path / "t.csv", *blobs("uv", 6, 0)), tmp_path / "more.json"
     more.write_text("{}")
     error = run("fit", train, "--unlabelled", more, *FAST, "--json", more, code=2)
-    assert "must be another file than what is read" in error
+    assert "must be another file than the inputs" in error

@@ -209,7 +209,7 @@ def test_the_commands_for_texts_run(
     page = (ROOT / TEXT).read_text(encoding="utf-8")
     (work / "topics.csv").write_text(page.partition("```text\nclass")[2].partition("```")[0].join(["class", ""]))
     run_commands(TEXT)
-    assert "% of 6 rows right" in capsys.readouterr().out
+    assert "% on 6 rows" in capsys.readouterr().out
     named = [line.split(",")[0] for line in (work / "named.csv").read_text(encoding="utf-8").splitlines()[1:]]
     right = sum(topic == found for topic, found in zip((t for t in said for _ in range(4)), named, strict=True))
     assert right >= 10
@@ -223,7 +223,7 @@ def test_the_commands_for_pictures_run(work: Path, capsys: pytest.CaptureFixture
         path.rename(work / "new" / path.name)
     (work / "new" / "cross").rmdir()
     run_commands(PICTURES)
-    assert "% of 10 rows right" in capsys.readouterr().out
+    assert "% on 10 rows" in capsys.readouterr().out
     assert len((work / "predicted.csv").read_text(encoding="utf-8").splitlines()) == 6
 
 
@@ -231,7 +231,7 @@ def test_the_commands_for_pictures_run(work: Path, capsys: pytest.CaptureFixture
 def test_the_commands_for_a_file_run(name: str, tables: Path, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(tables, work, dirs_exist_ok=True)
     run_commands(name)
-    assert "% of 60 rows right" in capsys.readouterr().out
+    assert "% on 60 rows" in capsys.readouterr().out
     for path in (work / "predicted.csv", *(work / "predicted").glob("*.csv")):
         assert len(path.read_text(encoding="utf-8").splitlines()) == 21
 

@@ -139,13 +139,13 @@
     const span = interval.map((each) => (100 * each).toFixed(1)).join(" to ") + " %";
     get("tiles").replaceChildren(tile("right, held out", percent(accuracy, 1), "95 %: " + span), tile("balanced accuracy", percent(figures.balanced_accuracy, 1), "the mean over classes"), tile("answers", rows, told.fresh ? "all of them" : "there are more by now"));
     const head = make("tr", {}, make("th", {}, "given"), ...own.map((name) => make("th", { scope: "col" }, make("span", {}, bdi(name)))));
-    const list = figures.rows || { row: [], label: [], predicted: [], probability: [] };
+    const list = figures.rows || { index: [], label: [], predicted: [], probability: [] };
     const most = Math.max(1, ...confusion.flat());
     const lines = confusion.map((line, given) => make("tr", {}, make("th", { scope: "row" }, bdi(own[given])), ...line.map((n, taken) => {
       if (!n) return make("td");
       const look = guarded(async () => {
         const at = list.row.map((_, each) => each).filter((each) => list.label[each] === given && list.predicted[each] === taken);
-        const found = await rowsOf(at.map((each) => places[list.row[each]]));
+        const found = await rowsOf(at.map((each) => places[list.index[each]]));
         get("behind").replaceChildren(...found.map((each, place) => offer(each.row, each.cells, ["given as ", bdi(own[given]), ", taken for ", bdi(own[taken]), " (" + percent(list.probability[at[place]]) + ")"], own[taken])));
       });
       const button = make("button", { type: "button", className: "h" + Math.ceil((5 * n) / most), onclick: look, "aria-label": n + " of " + own[given] + " taken for " + own[taken] }, String(n));
@@ -153,10 +153,10 @@
     })));
     get("matrix").replaceChildren(make("table", {}, make("thead", {}, head), make("tbody", {}, ...lines)));
     get("behind").replaceChildren();
-    const doubtful = (figures.suspects || []).filter((each) => each.suspicion > 0);
-    const found = await rowsOf(doubtful.map((each) => places[each.row]));
-    const text = (each) => ["given as ", bdi(own[each.label]), ", believed to be ", bdi(own[each.believed]), " (" + percent(each.probability) + ")"];
-    get("suspects").replaceChildren(...found.map((each, at) => offer(each.row, each.cells, text(doubtful[at]), own[doubtful[at].believed])));
+    const doubtful = (figures.suspects || []).filter((each) => each.score > 0);
+    const found = await rowsOf(doubtful.map((each) => places[each.index]));
+    const text = (each) => ["given as ", bdi(own[each.label]), ", believed to be ", bdi(own[each.suggested]), " (" + percent(each.suggested_probability) + ")"];
+    get("suspects").replaceChildren(...found.map((each, at) => offer(each.row, each.cells, text(doubtful[at]), own[doubtful[at].suggested])));
     if (!found.length) get("suspects").append(make("li", {}, "None does."));
   };
   const WORDS = { look: "Working the figures out ...", take: "Making the model ..." };
@@ -352,7 +352,7 @@
         try { await settle(await post("api/columns", { column: each.name, said: choice.value })); } finally { choice.disabled = false; choice.value = each.said; }
         await start("look");
       });
-      const cells = [make("td", {}, show(each.kind)), make("td", { className: "number" }, String(each.gaps)), ...(options.length ? [make("td", {}, choice)] : state.choices.length ? [make("td")] : [])];
+      const cells = [make("td", {}, show(each.type)), make("td", { className: "number" }, String(each.missing)), ...(options.length ? [make("td", {}, choice)] : state.choices.length ? [make("td")] : [])];
       return make("tr", {}, make("th", { scope: "row" }, bdi(each.name)), ...cells);
     });
     const head = ["column", "taken for", "gaps", ...(state.choices.length ? ["by you"] : [])].map((each) => make("th", { scope: "col" }, each));

@@ -61,7 +61,7 @@ def write_page(path: Path, figures: Figures) -> None:
 def format_page(figures: Figures) -> str:
     """Return the report of a fit or an evaluation."""
     title = f"{figures['table']}: {'a fit' if figures['command'] == 'fit' else 'an evaluation'}"
-    sections = [each for each in list_sections(figures) if each is not None]
+    sections = [each for each in compute_report_sections(figures) if each is not None]
     return format_document(title, list_tiles(figures), sections, figures, f"protonet {figures['command']}")
 
 
@@ -229,9 +229,9 @@ def embed(figures: Figures) -> Markup:
     return Markup(text)
 
 
-def list_sections(figures: Figures) -> list[Section | None]:
+def compute_report_sections(figures: Figures) -> list[Section | None]:
     """Return the name, the heading and the content of each section; None for one that there are no figures for."""
-    judged, fitted = "each_row" in figures, figures["command"] == "fit"
+    judged, fitted = "predictions" in figures, figures["command"] == "fit"
     if not judged:
         return [("data", "The data", format_data(figures))]
     learning = ("learning", "What more labels may give", format_learning(figures["learning"])) if fitted else None
@@ -256,7 +256,7 @@ def list_tiles(figures: Figures) -> list[Tile]:
         ("rows", f"{data['rows']:,}", count(len(data["columns"]), "column")),
         ("classes", f"{len(data['classes']):,}", None),
     ]
-    if "each_row" not in figures:
+    if "predictions" not in figures:
         return tiles
     off = "{:.1f} to {:.1f}".format(*(100 * end for end in figures["calibration_interval"]))
     return [
@@ -268,6 +268,6 @@ def list_tiles(figures: Figures) -> list[Tile]:
             "nats, 95 %: {:.3f} to {:.3f}".format(*figures["log_loss_interval"]),
         ),
         ("calibration error", f"{100 * figures['calibration_error']:.1f}", f"points, 95 %: {off}"),
-        ("rows to look at", f"{figures['doubted']:,}", "believed to be of another class"),
+        ("rows to look at", f"{figures['wrong_labels']:,}", "believed to be of another class"),
         *tiles,
     ]

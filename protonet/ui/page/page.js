@@ -2,7 +2,7 @@
 // What a static page cannot: the rows behind a cell of the confusion, and the row behind a mark of the map.
 (() => {
   const figures = JSON.parse(document.getElementById("figures").textContent);
-  const rows = figures.each_row;
+  const rows = figures.predictions;
   if (!rows) return;
   const names = figures.classes.map((each) => String(each.name));
   const MOST_LISTED = 200;
@@ -15,7 +15,7 @@
     return element;
   };
   const nameRow = (at) => {
-    const id = rows.id ? show(rows.id[at]) + " (" + rows.place[at] + ")" : rows.place[at];
+    const id = rows.id ? show(rows.id[at]) + " (" + rows.location[at] + ")" : rows.location[at];
     return id;
   };
   const nameCells = (at) => rows.columns.map((name, column) => show(name) + " = " + (show(rows.cells[column][at]) || "(gap)")).join(", ");
@@ -54,7 +54,7 @@
   rove(cells, (at, key) => (key === "Home" ? 0 : key === "End" ? cells.length - 1 : ARROWS[key] && nearest(at, ...ARROWS[key])));
   cells.forEach((cell, number) => cell.addEventListener("click", () => {
     const [given, taken] = place[number];
-    const found = rows.row.map((_, at) => at).filter((at) => rows.label[at] === given && rows.predicted[at] === taken);
+    const found = rows.index.map((_, at) => at).filter((at) => rows.label[at] === given && rows.predicted[at] === taken);
     const list = make("ul", ...found.slice(0, MOST_LISTED).map((at) => make("li", make("strong", nameRow(at)), ", " + percent(rows.probability[at]) + " sure: " + nameCells(at))));
     const told = Number(cell.textContent);
     const some = found.length < told || found.length > MOST_LISTED ? " (" + Math.min(found.length, MOST_LISTED) + " of them listed)" : "";

@@ -12,7 +12,7 @@ from protonet.ui.page.markup import Markup, join, name_class, percent, span, tab
 from protonet.ui.text import count, format_csv, order_naturally
 
 #: Columns, suspicious rows and cells of such a row that are shown, at the most; the JSON has more.
-MOST_COLUMNS, MOST_SUSPECTS, MOST_CELLS = 100, 50, 4
+MOST_COLUMNS, MAX_SUSPECTS, MAX_SHOWN_COLUMNS = 100, 50, 4
 #: Most characters of a class's name beside the confusion.
 LONGEST = 18
 #: Most characters of a name in a list.
@@ -36,19 +36,22 @@ def describe_rows(figures: Figures) -> str:
 
 
 def format_accuracy(figures: Figures) -> Markup:
-    """Return the accuracy with its interval, beside the baselines of the same rows."""
+    """Format the accuracy with its interval, and the baselines on the same rows."""
     shown, rows = figures["baselines"], []
     balance = "balanced " * (shown[0]["compared_by"] == "balanced_accuracy")
-    for each in shown:
-        lead = f"{100 * each['lead']:+.1f} ±{100 * each['half_width']:.1f}" if "lead" in each else ""
-        bar = draw_interval(each["accuracy"], each["interval"], 0.0, 1.0)
-        balanced = percent(each["balanced_accuracy"])
-        rows.append([each["name"], percent(each["accuracy"]), span(each["interval"]), bar, balanced, lead])
-    header = ["", "right", "95 % interval", "0 to 100 %", "balanced", f"this model's {balance}lead, points"]
-    said = f"How often predictions are right on {describe_rows(figures)}; the bar is the 95 % interval."
-    lead = "The lead is in pairs, row by row: where its interval holds 0, chance may have made it."
-    mean = "Balanced is the mean over classes of how often their rows are right: a class of few rows counts as much."
-    parts = [say(said), table(header, rows, "Accuracy", numbers=1), say(f"{lead} {mean}", soft=True)]
+    for result in shown:
+        difference = ""
+        if "difference" in result:
+            difference = f"{100 * result['difference']:+.1f} ±{100 * result['half_width']:.1f}"
+        bar = draw_interval(result["accuracy"], result["interval"], 0.0, 1.0)
+        balanced = percent(result["balanced_accuracy"])
+        rows.append([result["name"], percent(result["accuracy"]), span(result["interval"]), bar, balanced, difference])
+    header = ["", "accuracy", "95 % interval", "0 to 100 %", "balanced accuracy"]
+    header.append(f"{balance}difference to baseline, points")
+    said = f"Accuracy on {describe_rows(figures)}; the bar is the 95 % interval."
+    paired = "Differences are paired by rows; if the interval contains 0, the difference may be chance."
+    mean = "Balanced accuracy is the mean recall over classes: rare classes count as much as frequent ones."
+    parts = [say(said), table(header, rows, "Accuracy", numbers=1), say(f"{paired} {mean}", soft=True)]
     unknown = figures.get("unknown")
     if unknown and unknown["rows"]:
         strange = f"{count(unknown['rows'], 'row')} more of {count(len(unknown['classes']), 'class')}"
@@ -77,31 +80,31 @@ def format_views(views: Mapping[str, float]) -> Markup:
 def format_suspects(figures: Figures) -> Markup:
     """Return the list of rows that people should look at."""
     names = [each["name"] for each in figures["classes"]]
-    rows, every = figures["suspects"], figures["each_row"]
-    place = {row: at for at, row in enumerate(every["row"])}
+    rows, every = figures["suspects"], figures["predictions"]
+    place = {row: at for at, row in enumerate(every["index"])}
     shown = []
-    for each in rows[:MOST_SUSPECTS]:
-        at = place.get(each["row"])
+    for each in rows[:MAX_SUSPECTS]:
+        at = place.get(each["index"])
         cells = [] if at is None else zip(every["columns"], every["cells"], strict=True)
         texts = [f"{to_printable(name)} = {to_printable(column[at]) or '(gap)'}" for name, column in cells]
-        believed, where = name_class(names[each["believed"]], longest=LONG), [each["place"]]
+        believed, where = name_class(names[each["suggested"]], longest=LONG), [each["location"]]
         if each["id"] is not None:
-            where = [name_class(each["id"], longest=LONG), tag("span", f" ({each['place']})", class_="unit")]
+            where = [name_class(each["id"], longest=LONG), tag("span", f" ({each['location']})", class_="unit")]
         shown.append(
             [
                 join(where),
                 name_class(names[each["label"]], longest=LONG),
-                percent(each["given"]),
-                tag("span", believed, class_="wrongly" if each["suspicion"] > 0 else None),
-                percent(each["probability"]),
-                tag("span", "; ".join(texts[:MOST_CELLS]), class_="cells"),
+                percent(each["label_probability"]),
+                tag("span", believed, class_="wrongly" if each["score"] > 0 else None),
+                percent(each["suggested_probability"]),
+                tag("span", "; ".join(texts[:MAX_SHOWN_COLUMNS]), class_="cells"),
             ]
         )
     unseen = "which did not see them" if figures["command"] == "fit" else "if it was not fitted to them"
     said = [
         f"These are the rows whose label the model, {unseen}, doubts most.",
         "First come those that it believes to be of another class (in colour), then the hardest of the others.",
-        *["None is believed to be of another class."] * (not figures["doubted"]),
+        *["None is believed to be of another class."] * (not figures["wrong_labels"]),
         "A label may be wrong, or the model: look at them in this order.",
     ]
     wrong = figures["rows"] - sum(figures["confusion"][at][at] for at in range(len(names)))
@@ -109,11 +112,12 @@ def format_suspects(figures: Figures) -> Markup:
         f"By the labels, the model is wrong in {wrong:,} of {count(figures['rows'], 'row')}.",
         "The more these are, the more of its own mistakes are listed here.",
     ]
-    listed = [["row", "place", "id", "label", "probability of it", "believed", "probability of that"]]
+    listed = [["index", "location", "id", "label", "probability of label", "suggested", "probability of suggested"]]
     for each in rows:
-        given, most = f"{each['given']:.6g}", f"{each['probability']:.6g}"
-        own = [each["row"], each["place"], each["id"], names[each["label"]], given, names[each["believed"]], most]
-        listed.append(["" if cell is None else str(cell) for cell in own])
+        given, other = f"{each['label_probability']:.6g}", f"{each['suggested_probability']:.6g}"
+        row = [each["index"], each["location"], each["id"]]
+        row += [names[each["label"]], given, names[each["suggested"]], other]
+        listed.append(["" if cell is None else str(cell) for cell in row])
     data = base64.b64encode(format_csv(listed).encode("utf-8", "backslashreplace")).decode()
     link = tag(
         "a",
@@ -199,15 +203,15 @@ def format_classes(figures: Figures) -> Markup:
 
 def format_map(figures: Figures) -> Markup:
     """Return the map, its legend, and where a row is told."""
-    rows = figures["each_row"]
-    told, drawn_from, names = len(rows["row"]), rows["drawn_from"], [each["name"] for each in figures["classes"]]
+    rows = figures["predictions"]
+    told, total, names = len(rows["index"]), rows["total"], [each["name"] for each in figures["classes"]]
     said = [
         "Each mark is a row: near each other are rows that are about as near to the same classes.",
         "A ring is around those that are taken for another class.",
         "Point at a mark, or go there with Tab and the arrow keys; a class below shows its rows alone.",
     ]
-    if told < drawn_from:
-        said.append(f"{told:,} of {drawn_from:,} rows are drawn, the doubtful ones among them.")
+    if told < total:
+        said.append(f"{told:,} of {total:,} rows are drawn, the doubtful ones among them.")
     legend = (
         tag(
             "li",
@@ -261,7 +265,7 @@ def format_reliability(figures: Figures) -> Markup:
 def format_importance(importance: Figures | None) -> Markup:
     """Return what is lost where each column is shuffled."""
     if importance is None:
-        return say("The time was over before this was measured: python -m protonet explain does it.")
+        return say("The time was over before this was measured: protonet explain does it.")
     columns = importance["columns"]
     rows, shuffles = count(importance["rows"], "row"), count(importance["shuffles"], "shuffle")
     said = [
@@ -269,8 +273,8 @@ def format_importance(importance: Figures | None) -> Markup:
         f"Its cells are shuffled among {rows}; the figures are the mean of {shuffles}, with 95 % intervals.",
         "A column whose interval holds 0 may be noise, or say what another one says too.",
     ]
-    if importance["rows"] < importance["drawn_from"]:
-        said.append(f"The rows are drawn at random from {importance['drawn_from']:,}.")
+    if importance["rows"] < importance["total_rows"]:
+        said.append(f"The rows are drawn at random from {importance['total_rows']:,}.")
     shown = columns[:MOST_COLUMNS]
     low = min(0.0, *(each["log_loss_interval"][0] for each in shown))
     high = max(1e-9, *(each["log_loss_interval"][1] for each in shown))
@@ -325,14 +329,14 @@ def format_data(figures: Figures) -> Markup:
     columns = [
         [
             name_class(each["name"], longest=LONG),
-            name_class(each["kind"], longest=200),
-            f"{each['gaps']:,}",
-            percent(each["gaps"] / max(1, data["rows"])),
+            name_class(each["type"], longest=200),
+            f"{each['missing']:,}",
+            percent(each["missing"] / max(1, data["rows"])),
         ]
         for each in shown
     ]
     parts = [say(f"{', '.join(counts)}: {told}.")]
-    if "each_row" not in figures:
+    if "predictions" not in figures:
         parts.append(say("No class has two rows, copies aside: none could be held out, and no more can be told."))
     if data["notes"]:
         parts.append(tag("ul", *(tag("li", note) for note in data["notes"]), class_="notes"))
