@@ -6,6 +6,7 @@ with the option that the user typed in place of the argument.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,17 +79,19 @@ def rename_argument(error: UserError, argument: str) -> UserError:
 
 @contextmanager
 def renamed_arguments(**names: str) -> Iterator[None]:
-    """Give arguments at fault the names that the caller of a public function or command knows.
+    """Give arguments in messages the names that the caller of a public function or command knows.
 
     Args:
-        **names: The new name, by the name in the code. Other arguments keep theirs.
+        **names: The new name, by the name in the code, which messages have in backquotes. Other arguments keep theirs.
     """
     try:
         yield
     except USER_ERRORS as error:
-        if error.argument not in names:
+        message = re.sub(r"`([^`]+)`", lambda name: f"`{names.get(name[1], name[1])}`", str(error))
+        argument = names.get(error.argument, error.argument)
+        if (message, argument) == (str(error), error.argument):
             raise
-        raise rename_argument(error, names[error.argument]) from error.__cause__
+        raise type(error)(message, argument=argument) from error.__cause__
 
 
 def install_command(extra: str) -> str:

@@ -107,7 +107,7 @@ def test_versions_are_those_of_the_installed_packages() -> None:
 @pytest.mark.parametrize("kind", errors.USER_ERRORS)
 def test_arguments_are_renamed_for_the_caller(kind: type[errors.UserError]) -> None:
     with (
-        pytest.raises(kind, match=r"^`--rate` must be > 0; got -1\. Mend `rate`\.$") as raised,
+        pytest.raises(kind, match=r"^`--rate` must be > 0; got -1\. Mend `--rate`\.$") as raised,
         errors.renamed_arguments(rate="--rate", other="--other"),
     ):
         errors.raise_input_error("rate", "be > 0", -1, "Mend `rate`.", kind=kind)

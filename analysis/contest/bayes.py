@@ -80,7 +80,7 @@ def predict_bayes_gaussian(
 ) -> Tensor:
     """Predict by Bayes' rule: Gaussian prototypes, Gaussian noise of a known covariance.
 
-    The prior is N(0, radius^2/dim I). It stands in for the uniform prior on the sphere of that radius, which
+    The prior is N(0, radius^2/dim I). It stands in for the uniform prior on the sphere with this radius, which
     has the same second moment but no closed form here; in high dimension the two all but agree. The rest is as in
     `predict_bayes_sphere`, but for ``covariance``, (dim, dim), which must be symmetric and positive definite.
 

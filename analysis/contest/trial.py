@@ -67,7 +67,7 @@ def judge(
 
     Args:
         submission: A ZIP, or the text of a single ``solution.py``.
-        split: The data; what it knows of its noise stays here.
+        split: The data; knowledge of the noise stays in this process.
         metadata: Whether ``solve`` gets the contest's metadata, or None.
         param_limit: The largest number of trainable parameters that scores.
         python: The interpreter, with torch and numpy.

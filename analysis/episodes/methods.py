@@ -99,8 +99,11 @@ def run(options: argparse.Namespace) -> Report:
     fixed = "--episodes", str(options.episodes), "--method"
     rows = EVALUATED if options.methods is None else tuple(options.methods)
     runs = [
-        (each.title, (*each.arguments, *fixed, *(name for name in each.methods if name in {*rows, *PLAIN})))
-        for each in (*ACCURACY, *UNBALANCED)
+        (
+            experiment.title,
+            (*experiment.arguments, *fixed, *(name for name in experiment.methods if name in {*rows, *PLAIN})),
+        )
+        for experiment in (*ACCURACY, *UNBALANCED)
     ]
     results = run_all(runs, run_experiment, options.state, lambda _: hash_sources("protonet"), unit="experiment")
     summaries = {title: summary for (title, _), summary in results.items()}
@@ -131,9 +134,9 @@ def tabulate(summaries: Mapping[str, Mapping[str, Any]], n_episodes: int, rows: 
     """Return both tables in Markdown, of some methods; summaries by the experiments' titles."""
 
     def show(experiments: Sequence[Experiment], methods: Iterable[str]) -> str:
-        header = ["method", *(each.title for each in experiments)]
+        header = ["method", *(experiment.title for experiment in experiments)]
         return format_table(
-            header, [[name, *(_show(each, summaries, name) for each in experiments)] for name in methods]
+            header, [[name, *(_show(experiment, summaries, name) for experiment in experiments)] for name in methods]
         )
 
     first = TITLE.format(
@@ -146,12 +149,12 @@ def tabulate(summaries: Mapping[str, Mapping[str, Any]], n_episodes: int, rows: 
     )
 
 
-def _show(each: Experiment, summaries: Mapping[str, Mapping[str, Any]], name: str) -> str:
+def _show(experiment: Experiment, summaries: Mapping[str, Mapping[str, Any]], name: str) -> str:
     """Return a method's accuracy with its interval, in percent, and what imbalance costs it."""
-    summary = summaries[each.title]
-    loss = _show_loss(summary, name) if "--imbalance" in each.arguments else ""
-    own = summary["methods"][name]
-    return f"{100 * own['accuracy']:.2f} ±{100 * own['half_width_episodes']:.2f}{loss}"
+    summary = summaries[experiment.title]
+    loss = _show_loss(summary, name) if "--imbalance" in experiment.arguments else ""
+    metrics = summary["methods"][name]
+    return f"{100 * metrics['accuracy']:.2f} ±{100 * metrics['half_width_episodes']:.2f}{loss}"
 
 
 def _show_loss(summary: Mapping[str, Any], name: str) -> str:

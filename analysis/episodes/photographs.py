@@ -82,11 +82,11 @@ def add_options(parser: StudyParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Embed the pictures, and evaluate every column; what was done is not done again."""
-    found = locate_pictures(Path(options.folder))
-    digest = hash_pictures(found)
+    """Embed the pictures, and evaluate every column; finished steps are not repeated."""
+    pictures = locate_pictures(Path(options.folder))
+    digest = hash_pictures(pictures)
     build = check_writable_folder("build", BUILD / f"photographs-{digest[:8]}")
-    for path, label in found:
+    for path, label in pictures:
         link = build / "pictures" / label / f"{path.parent.parent.name}-{hash_name(path)}{path.suffix}"
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.is_symlink():
@@ -96,16 +96,16 @@ def run(options: argparse.Namespace) -> Report:
     names = EVALUATED if options.methods is None else tuple(options.methods)
     given = ("--dataset", str(features), "--split-seed", "0", "--way", str(options.way), "--method", *names)
     results: dict[str, Any] = {}
-    for number, (title, arguments) in enumerate(COLUMNS.items()):
-        place = hashlib.sha256(json.dumps([given, options.episodes]).encode()).hexdigest()[:8]
-        out = build / f"{place}-{number}.json"
-        kept = ("--json", str(out), "--state", str(out.with_suffix(".npz")), "--resume")
-        call(*given, *arguments, "--episodes", str(options.episodes), *kept)
+    for index, (title, arguments) in enumerate(COLUMNS.items()):
+        run_digest = hashlib.sha256(json.dumps([given, options.episodes]).encode()).hexdigest()[:8]
+        out = build / f"{run_digest}-{index}.json"
+        resumable = ("--json", str(out), "--state", str(out.with_suffix(".npz")), "--resume")
+        call(*given, *arguments, "--episodes", str(options.episodes), *resumable)
         results[title] = json.loads(out.read_text(encoding="utf-8"))
     known = KNOWN.get(digest, "of no set that we know")
     head = TITLE.format(
-        n=len(found),
-        classes=len({label for _, label in found}),
+        n=len(pictures),
+        classes=len({label for _, label in pictures}),
         known=known,
         sha=digest,
         backbone=Path(options.backbone).name,
@@ -135,9 +135,9 @@ def locate_pictures(root: Path) -> list[tuple[Path, str]]:
     return [(path, path.parent.name) for path in paths]
 
 
-def hash_pictures(found: Sequence[tuple[Path, str]]) -> str:
+def hash_pictures(pictures: Sequence[tuple[Path, str]]) -> str:
     """Return a hash of classes and pictures, whatever their files are called."""
-    lines = sorted(f"{label}\t{hash_file(path)}\n" for path, label in found)
+    lines = sorted(f"{label}\t{hash_file(path)}\n" for path, label in pictures)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
@@ -149,8 +149,8 @@ def hash_name(path: Path) -> str:
 def tabulate(results: Mapping[str, Any], names: Sequence[str]) -> str:
     """Return the accuracies of methods in percent, with both intervals, a column each."""
     rates = {title: {name: Rate.read(rate) for name, rate in one["methods"].items()} for title, one in results.items()}
-    header = [accuracy_heading(rate for own in rates.values() for rate in own.values()), *rates]
-    return format_table(header, [[name, *(percent(own[name]) for own in rates.values())] for name in names])
+    header = [accuracy_heading(rate for by_method in rates.values() for rate in by_method.values()), *rates]
+    return format_table(header, [[name, *(percent(by_method[name]) for by_method in rates.values())] for name in names])
 
 
 def tabulate_ranks(results: Mapping[str, Any]) -> str:
@@ -164,10 +164,10 @@ def tabulate_ranks(results: Mapping[str, Any]) -> str:
     header = ["rank", "1-shot", "published", "5-shot", "published"]
     pairs = list(zip(ranks, columns, strict=True))
     return format_table(
-        header, [[name, *(f"{own[name]:g} ({column[name]:.1f})" for own, column in pairs)] for name in there]
+        header, [[name, *(f"{rank_of[name]:g} ({column[name]:.1f})" for rank_of, column in pairs)] for name in there]
     )
 
 
 def rank(values: Mapping[str, float]) -> dict[str, float]:
     """Return ranks from 1 on, the highest value first; equal ones share the mean of theirs."""
-    return dict(zip(values, rankdata([-own for own in values.values()]).tolist(), strict=True))
+    return dict(zip(values, rankdata([-value for value in values.values()]).tolist(), strict=True))

@@ -34,7 +34,7 @@ SETTING = EpisodeConfig(way=(5, 5), shot=(5, 5), n_query=15)
 
 
 class Pair(NamedTuple):
-    """One of our methods, easyfsl's classifier of that name, and how many episodes each runs at a time."""
+    """One of our methods, easyfsl's classifier, and how many episodes each runs at a time."""
 
     name: str
     ours: Method
@@ -149,8 +149,8 @@ def compare(pair: Pair, repeats: int) -> dict[str, Any]:
         for seed in range(repeats)
     ]
     ours, theirs, lean = (1e6 * statistics.median(side) for side in zip(*seconds, strict=True))
-    found = {"method": pair.name, "ours_us": ours, "easyfsl_us": theirs, "ratio": theirs / ours, "bar": pair.bar}
-    return {**found, "lean_us": lean, "lean_ratio": lean / ours}
+    result = {"method": pair.name, "ours_us": ours, "easyfsl_us": theirs, "ratio": theirs / ours, "bar": pair.bar}
+    return {**result, "lean_us": lean, "lean_ratio": lean / ours}
 
 
 def measure_growth(n_episodes: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Episodes for the transformer: cells of labelled rows and of new ones, of made tables and of real ones, in batches."""
+"""Episodes for the transformer: batches of cells of labelled and new rows, from synthetic or real tables."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from analysis.incontext.made import make_batch
 from protonet.views.cells import MAX_Z, RANK_SCALE
 from protonet.views.transformer import CELL_CHANNELS, CLASS_CODES
 
-TOLD, LEVELS = 3, 12  #: Channels of numbers; levels of a category, at the most.
-COPIES = 4  #: New rows that are labelled ones: what is known of them must not mislead.
+NUMERIC_CHANNELS, LEVELS = 3, 12  #: Channels of numbers; levels of a category, at the most.
+COPIES = 4  #: New rows that repeat labelled ones, so that the known label of an equal row does not mislead.
 
 
 class Columns(NamedTuple):
     """Columns of all sorts."""
 
-    number: Tensor  #: (tables, rows, columns) float32: of numbers, gaps filled in
+    values: Tensor  #: (tables, rows, columns) float32: of numbers, gaps filled in
     gap: Tensor  #: (tables, rows, columns) bool
     category: Tensor  #: (tables, 1, columns) bool: is the column one?
     level: Tensor  #: (tables, rows, columns) int64 < LEVELS
@@ -36,16 +36,16 @@ class Episodes(NamedTuple):
 def make_episodes(
     generator: torch.Generator, tables: int, labelled: int, new: int, columns: int, per_class: int
 ) -> Episodes:
-    """Return episodes of made tables, with about ``per_class`` labelled rows per class or more."""
+    """Return episodes of synthetic tables, with about ``per_class`` labelled rows per class or more."""
     rows = 2 * labelled + new
     x, y = make_batch(generator, tables, rows, columns, min(CLASS_CODES, max(2, labelled // per_class)))
     counts = F.one_hot(y, CLASS_CODES).sum(dim=1).float()
     balanced = torch.rand(tables, 1, generator=generator) < 0.65  # as many of each class, or as rows come
     chosen = torch.multinomial(torch.where(balanced, 1 / counts.gather(1, y), 1.0), labelled, generator=generator)
     others = torch.ones(tables, rows).scatter_(1, chosen, 0.0)
-    asked = torch.multinomial(others, new - COPIES, generator=generator)
+    new_rows = torch.multinomial(others, new - COPIES, generator=generator)
     again = chosen[:, torch.randint(labelled, (COPIES,), generator=generator)]
-    order = torch.cat([chosen, asked, again], dim=1)
+    order = torch.cat([chosen, new_rows, again], dim=1)
     x = x.gather(1, order[:, :, None].expand(*order.shape, columns))
     names = torch.rand(tables, CLASS_CODES, generator=generator).argsort(dim=1)
     return read_columns(generator, _sort_columns(generator, x, labelled), names.gather(1, y.gather(1, order)), labelled)
@@ -58,41 +58,41 @@ def _sort_columns(generator: torch.Generator, x: Tensor, labelled: int) -> Colum
     def uniform(*shape: int) -> Tensor:
         return torch.rand(shape, generator=generator)
 
-    one, own = (tables, 1, 1), (tables, 1, columns)
-    plain = uniform(*own) > uniform(*one) * (uniform(*one) < 0.6)
-    sort, few = uniform(*own), uniform(*own)
+    one, per_column = (tables, 1, 1), (tables, 1, columns)
+    plain = uniform(*per_column) > uniform(*one) * (uniform(*one) < 0.6)
+    sort, few = uniform(*per_column), uniform(*per_column)
     rank = x.argsort(dim=1).argsort(dim=1) / rows
-    levels = torch.where(uniform(*own) < 0.5, 2, torch.randint(2, LEVELS + 1, own, generator=generator))
+    levels = torch.where(uniform(*per_column) < 0.5, 2, torch.randint(2, LEVELS + 1, per_column, generator=generator))
     level = torch.floor(rank ** (0.4 + 1.6 * few) * levels)
     category, steps, binary = ~plain & (sort < 0.55), ~plain & (sort >= 0.55) & (sort < 0.8), ~plain & (sort >= 0.8)
     two = category & (levels == 2)
-    number = torch.where(steps, torch.where(few < 0.5, level, torch.floor(x * (1 + 2 * few))), x)
-    number = torch.where(binary, (rank > 0.1 + 0.8 * few).float(), torch.where(two, level, number))
+    values = torch.where(steps, torch.where(few < 0.5, level, torch.floor(x * (1 + 2 * few))), x)
+    values = torch.where(binary, (rank > 0.1 + 0.8 * few).float(), torch.where(two, level, values))
     category = category & ~two
-    gaps = (uniform(*own) < 0.6 * uniform(*one)) & (uniform(*one) < 0.35) & ~category
-    reason = torch.randn(x.shape, generator=generator)  # gaps may tell something of the value
-    reason = reason + x * torch.randn(own, generator=generator) * (uniform(*own) < 0.5)
-    gap = gaps & (reason > 0.3 + 1.8 * uniform(*own))
-    number = torch.where(gap, number[:, :labelled].median(dim=1, keepdim=True).values, number)
-    return Columns(number, gap, category, level.long().clamp(0, LEVELS - 1))
+    gaps = (uniform(*per_column) < 0.6 * uniform(*one)) & (uniform(*one) < 0.35) & ~category
+    reason = torch.randn(x.shape, generator=generator)  # gaps may depend on the value
+    reason = reason + x * torch.randn(per_column, generator=generator) * (uniform(*per_column) < 0.5)
+    gap = gaps & (reason > 0.3 + 1.8 * uniform(*per_column))
+    values = torch.where(gap, values[:, :labelled].median(dim=1, keepdim=True).values, values)
+    return Columns(values, gap, category, level.long().clamp(0, LEVELS - 1))
 
 
 def read_columns(generator: torch.Generator, columns: Columns, classes: Tensor, labelled: int) -> Episodes:
     """Return the cells as `protonet.views.cells.Cells` has them, in batches; levels of categories get random codes."""
-    number, gap, category, level = columns
-    shape = (len(number), number.shape[2], LEVELS, CELL_CHANNELS - TOLD)
+    values, gap, category, level = columns
+    shape = (len(values), values.shape[2], LEVELS, CELL_CHANNELS - NUMERIC_CHANNELS)
     codes = torch.randn(shape, generator=generator)
-    share = F.one_hot(level[:, :labelled], LEVELS).float().mean(dim=1)  # (tables, columns, LEVELS)
-    spread = (share * (1 - share)).sum(dim=2).clamp_min(1e-4).sqrt()[..., None, None]
-    codes = (codes - (share[..., None] * codes).sum(dim=2, keepdim=True)) / spread
-    chosen = level.transpose(1, 2)[..., None].expand(*level.transpose(1, 2).shape, CELL_CHANNELS - TOLD)
-    told = codes.gather(2, chosen).transpose(1, 2)
-    numbers = torch.stack(
-        [_scale(number, labelled), RANK_SCALE * _rank(number, labelled), _scale(gap.float(), labelled)], dim=3
+    fraction = F.one_hot(level[:, :labelled], LEVELS).float().mean(dim=1)  # (tables, columns, LEVELS)
+    spread = (fraction * (1 - fraction)).sum(dim=2).clamp_min(1e-4).sqrt()[..., None, None]
+    codes = (codes - (fraction[..., None] * codes).sum(dim=2, keepdim=True)) / spread
+    chosen = level.transpose(1, 2)[..., None].expand(*level.transpose(1, 2).shape, CELL_CHANNELS - NUMERIC_CHANNELS)
+    encoded = codes.gather(2, chosen).transpose(1, 2)
+    numeric = torch.stack(
+        [_scale(values, labelled), RANK_SCALE * _rank(values, labelled), _scale(gap.float(), labelled)], dim=3
     )
-    numbers, told = numbers.masked_fill(category[..., None], 0), told.masked_fill(~category[..., None], 0)
+    numeric, encoded = numeric.masked_fill(category[..., None], 0), encoded.masked_fill(~category[..., None], 0)
     known = (F.one_hot(classes[:, :labelled], CLASS_CODES).sum(dim=1) > 0).gather(1, classes)
-    return Episodes(torch.cat([numbers, told], dim=3), classes, known)
+    return Episodes(torch.cat([numeric, encoded], dim=3), classes, known)
 
 
 def _scale(values: Tensor, labelled: int) -> Tensor:

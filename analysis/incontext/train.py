@@ -31,8 +31,8 @@ RATE, WARM, FALL, DECAY = 4e-3, 50, 0.5, 0.01  #: The step size rises for so man
 AGAIN = 2.5e-3  #: The step size where an earlier run is gone on with; it falls from the start.
 AVERAGE, CLIP = 0.995, 1.0
 REAL = 0.4  #: Share of the steps on real tables.
-#: Weight of the loss by prototypes of rows that were told their class; the others' are of rows as new ones are read.
-TOLD = 0.3
+#: Weight of the loss by prototypes of rows read with their class; the remainder is of rows read without it.
+KNOWN_WEIGHT = 0.3
 SAVE = 120.0  #: Seconds between states that are written.
 
 
@@ -49,7 +49,7 @@ def draw_size(generator: torch.Generator) -> tuple[int, int, int, int]:
 
 
 def classify(weights: TransformerWeights, episodes: Episodes, labelled: int) -> tuple[Tensor, Tensor]:
-    """Compute cosines (tables, new rows, CLASS_CODES) to prototypes of labelled rows, and of these as new rows."""
+    """Return cosines (tables, new rows, CLASS_CODES) by prototypes of rows read with and without their class."""
     cells, classes, _ = episodes
     memory = encode_labelled_rows(weights, cells[:, :labelled], classes[:, :labelled])
     read = embed_rows(weights, torch.cat([cells[:, labelled:], cells[:, :labelled]], dim=1), memory)
@@ -59,15 +59,15 @@ def classify(weights: TransformerWeights, episodes: Episodes, labelled: int) -> 
     return new @ memory.prototypes.transpose(1, 2), new @ prototypes.transpose(1, 2)
 
 
-def judge(weights: TransformerWeights, factor: Tensor, episodes: Episodes, labelled: int) -> tuple[Tensor, Tensor]:
+def evaluate(weights: TransformerWeights, factor: Tensor, episodes: Episodes, labelled: int) -> tuple[Tensor, Tensor]:
     """Return the loss, and the share of new rows that are right, of those whose class is known."""
     _, classes, known = episodes
     absent = (F.one_hot(classes[:, :labelled], CLASS_CODES).sum(dim=1) == 0)[:, None]
     truth = classes[:, labelled:].masked_fill(~known[:, labelled:], -100)
     logits = [(factor * cosines).masked_fill(absent, -1e9) for cosines in classify(weights, episodes, labelled)]
-    told, new = (F.cross_entropy(part.transpose(1, 2), truth) for part in logits)
+    with_class, new = (F.cross_entropy(part.transpose(1, 2), truth) for part in logits)
     right = (logits[1].argmax(dim=2) == truth)[known[:, labelled:]].float().mean()
-    return TOLD * told + (1 - TOLD) * new, right
+    return KNOWN_WEIGHT * with_class + (1 - KNOWN_WEIGHT) * new, right
 
 
 class Trainer:
@@ -75,18 +75,18 @@ class Trainer:
 
     Args:
         goal: Tables that it sees in all.
-        numbers: (WEIGHT_COUNT,) to begin with, those of an earlier run; None for random ones.
+        weights: (WEIGHT_COUNT,) to begin with, those of an earlier run; None for random ones.
     """
 
-    def __init__(self, goal: int, numbers: Tensor | None = None) -> None:
+    def __init__(self, goal: int, weights: Tensor | None = None) -> None:
         self.goal, self.tables, self.step = goal, 0, 0
-        seed = 0 if numbers is None else zlib.crc32(numbers.numpy().tobytes())  # other tables than before
+        seed = 0 if weights is None else zlib.crc32(weights.numpy().tobytes())  # other tables than before
         self.generator = torch.Generator().manual_seed(seed)
         self.real = Real(judged=False)
         self.weights = {name: _start(name, shape, self.generator) for name, shape in WEIGHT_SHAPES.items()}
-        self.rate, self.fall = (RATE, FALL) if numbers is None else (AGAIN, 1.0)
-        if numbers is not None:
-            for name, value in unpack_weights(numbers).items():
+        self.rate, self.fall = (RATE, FALL) if weights is None else (AGAIN, 1.0)
+        if weights is not None:
+            for name, value in unpack_weights(weights).items():
                 self.weights[name] = value.clone().requires_grad_()
         self.factor = torch.tensor(2.0, requires_grad=True)  #: Logarithm of what multiplies cosines.
         self.average = [value.detach().clone() for value in self.values]
@@ -117,17 +117,17 @@ class Trainer:
             optimizer.zero_grad()
             for group in optimizer.param_groups:
                 group["lr"] = rate
-        loss, _ = judge(self.weights, self.factor.exp(), episodes, labelled)
+        loss, _ = evaluate(self.weights, self.factor.exp(), episodes, labelled)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.values, CLIP)
         for optimizer in self.optimizers:
             optimizer.step()
         self.step += 1
         self.tables += count
-        share = max(1 - AVERAGE, 1 / (self.step + 10))
+        step_size = max(1 - AVERAGE, 1 / (self.step + 10))
         with torch.no_grad():
             for mean, value in zip(self.average, self.values, strict=True):
-                mean.lerp_(value, share)
+                mean.lerp_(value, step_size)
         return float(loss.detach())
 
     def run(self, path: Path, progress: Callable[[int, float], None]) -> None:
@@ -163,8 +163,8 @@ class Trainer:
         for optimizer, stored in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(stored)
 
-    def numbers(self) -> Tensor:
-        """Return the mean weights as `protonet.views.transformer.unpack` takes them, (WEIGHT_COUNT,) float16."""
+    def flat_weights(self) -> Tensor:
+        """Return the mean weights in the order of `unpack_weights`, (WEIGHT_COUNT,) float16."""
         flat = torch.cat([mean.flatten() for mean in self.average[:-1]])
         assert len(flat) == WEIGHT_COUNT
         return flat.half()

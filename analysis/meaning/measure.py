@@ -82,7 +82,7 @@ def measure(path: Path, run: Run) -> dict[str, float]:
 def fit_ours(items: Items, drawn: Split, run: Run) -> dict[str, float]:
     """Run ``fit`` and ``predict`` on files, and return what is measured."""
     name = run.reads if run.method == CODES else run.method
-    classes = tuple(f"c{number + 1}" for number in range(len(items.classes))) if run.method == CODES else items.classes
+    classes = tuple(f"c{index + 1}" for index in range(len(items.classes))) if run.method == CODES else items.classes
     start(name, run.effort)
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
@@ -125,14 +125,14 @@ def write_files(items: Items, drawn: Split, shots: int, folder: Path) -> list[st
     """Write what is learned from and what is judged; return the arguments of ``fit`` for them."""
     few = ["--allow-many-classes"] * (shots == 1)
     if items.takes == "picture":
-        for number in drawn.labelled:
-            copy_picture(items.cells[number], folder / "train" / items.names[number], number)
-        for position, number in enumerate(drawn.judged):
-            copy_picture(items.cells[number], folder / "new", position)
+        for row in drawn.labelled:
+            copy_picture(items.cells[row], folder / "train" / items.names[row], row)
+        for position, row in enumerate(drawn.judged):
+            copy_picture(items.cells[row], folder / "new", position)
         return [str(folder / "train"), *few]
     write_table(folder / "new.csv", {TEXT: pick(items, drawn.judged)})
     if shots:
-        names = [items.names[number] for number in drawn.labelled]
+        names = [items.names[row] for row in drawn.labelled]
         write_table(folder / "train.csv", {TEXT: pick(items, drawn.labelled), CLASS: names})
         return [str(folder / "train.csv"), "--label", CLASS, *few]
     write_table(folder / "rows.csv", {TEXT: pick(items, drawn.unlabelled)})
@@ -175,7 +175,7 @@ def start(name: str, effort: str) -> None:
     if name != NONE:
         open_representation(name)
     with tempfile.TemporaryDirectory() as folder, use_cache(Path(folder)):
-        cells = [f"{word} {number}" for word in ("red apples", "blue trains") for number in range(3)]
+        cells = [f"{word} {index}" for word in ("red apples", "blue trains") for index in range(3)]
         write_table(Path(folder, "a.csv"), {TEXT: cells, CLASS: ["a"] * 3 + ["b"] * 3})
         call(["fit", str(Path(folder, "a.csv")), "--label", CLASS, "--effort", effort, "-q"])
 

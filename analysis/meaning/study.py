@@ -49,7 +49,7 @@ NOTES = {
 At 0 per class `fit` has names alone (`--classes`), and at most {MOST_UNLABELLED:,} rows without a label.
 """,
     "one": """\
-At 1 per class it is told so (`--allow-many-classes`).
+At 1 per class `fit` has `--allow-many-classes`.
 """,
     TFIDF: """\
 TF-IDF is sublinear, of words, pairs of words and parts of words of 2 to 5 letters; its logistic regression has C = 10.

@@ -1,9 +1,9 @@
 """The steps that an optimizer needs to the loss of tuned AdamW, on each workload, at each of several horizons.
 
 A configuration with total_steps gets each horizon and runs once for each; without it, one run of a workload and
-seed is judged at all of them. With --rates, at other learning rates too; with --told, with another total_steps than the
-true one; with --compare, other libraries' optimizers, each at its best shared learning rate. A run on validation or
-test workloads is a look: it is logged in analysis/results/optimizer_looks.md.
+seed is evaluated at all of them. With --rates, at other learning rates too; with --horizon-factors, with another
+total_steps than the true one; with --compare, other libraries' optimizers, each at its best shared learning rate. A run
+on validation or test workloads is a look: it is logged in analysis/results/optimizer_looks.md.
 """
 
 from __future__ import annotations
@@ -64,21 +64,23 @@ class Grid(NamedTuple):
         """Return optimizers' runs: each to its last horizon, or until it is below every target of its horizons."""
         runs = []
         for optimizer in dict.fromkeys(optimizers.values()):
-            steps = [horizon for horizon, each in optimizers.items() if each == optimizer]
+            steps = [horizon for horizon, other in optimizers.items() if other == optimizer]
             for name, file in self.workloads.items():
                 baselines = [self.get_baseline(name, horizon) for horizon in steps]
-                baselines += [easier for each in baselines for easier in each.get("easier", {}).values()]
-                target = min(each["target"] for each in baselines)
+                baselines += [easier for baseline in baselines for easier in baseline.get("easier", {}).values()]
+                target = min(baseline["target"] for baseline in baselines)
                 runs += [Run(name, file, seed, max(steps), optimizer, target) for seed in seeds or self.seeds]
         return runs
 
-    def tell(self, candidate: Candidate, factor: float = 1.0) -> Optimizers:
+    def set_horizons(self, candidate: Candidate, factor: float = 1.0) -> Optimizers:
         """Return a candidate at each horizon: if its configuration has total_steps, a factor times that horizon."""
         config = json.loads(candidate.config)
         if config.get("total_steps") is None:
             return dict.fromkeys(self.steps, candidate)
         configs = {steps: config | {"total_steps": round(factor * steps)} for steps in self.steps}
-        return {steps: candidate._replace(config=json.dumps(each, sort_keys=True)) for steps, each in configs.items()}
+        return {
+            steps: candidate._replace(config=json.dumps(config, sort_keys=True)) for steps, config in configs.items()
+        }
 
     def score(self, optimizers: Optimizers, curves: Curves) -> list[Row]:
         """Return the rows of an optimizer, one for each horizon: by role, then horizon, then workload."""
@@ -97,7 +99,7 @@ def add_options(parser: StudyParser) -> None:
     parser.add_argument("--optimizer", metavar="FILE", help="Python file of a class CustomOptimizer(params, **config)")
     parser.add_argument("--config", metavar="FILE", help="its config, a JSON object (default: none)")
     parser.add("--rates", None, "factors on its learning rate to run as well, with commas", _parse_factors)
-    parser.add("--told", None, "factors of further runs on total_steps, with commas", _parse_factors)
+    parser.add("--horizon-factors", None, "factors of further runs on total_steps, with commas", _parse_factors)
     known = f"of {', '.join(PEERS)} (no NAMES: all)"
     parser.add_argument("--compare", nargs="?", const=",".join(PEERS), metavar="NAMES", help=known)
     parser.add("--steps", "1000", "horizons, with commas", check_steps)
@@ -141,9 +143,13 @@ def run(options: argparse.Namespace) -> Report:
     grid = _pick_grid(options)
     variants: dict[Variant, Optimizers] = {}
     if candidate is not None:
-        variants[PLAIN] = grid.tell(candidate)
-        variants |= {Variant("rate", each): grid.tell(scale(candidate, each)) for each in options.rates or ()}
-        variants |= {Variant("horizon", each): grid.tell(candidate, each) for each in options.told or ()}
+        variants[PLAIN] = grid.set_horizons(candidate)
+        variants |= {
+            Variant("rate", factor): grid.set_horizons(scale(candidate, factor)) for factor in options.rates or ()
+        }
+        variants |= {
+            Variant("horizon", factor): grid.set_horizons(candidate, factor) for factor in options.horizon_factors or ()
+        }
     look = Look.at(candidate, peers, list(dict.fromkeys(map(loading.get_role, grid.workloads))))
     check_look(look, "--roles" if options.workloads is None else "--workloads")
     check_baselines(grid)
@@ -157,15 +163,17 @@ def run(options: argparse.Namespace) -> Report:
 
 def _list_means(entry: Entry) -> dict[tuple[str, int], float]:
     """Return an optimizer's geometric means by role and horizon."""
-    return {(each["role"], each["steps"]): each["ratio"] for each in entry["summaries"]}
+    return {(summary["role"], summary["steps"]): summary["ratio"] for summary in entry["summaries"]}
 
 
 def _pick_candidate(options: argparse.Namespace) -> Candidate | None:
     """Return the optimizer that was given, None if there are peers alone."""
     if options.optimizer is None:
-        for option in ("config", "rates", "told", "plot"):
+        for option in ("config", "rates", "horizon_factors", "plot"):
             if getattr(options, option) is not None:
-                raise_input_error(f"--{option}", "come with --optimizer", "none", "Add the optimizer's file.")
+                raise_input_error(
+                    f"--{option.replace('_', '-')}", "come with --optimizer", "none", "Add the optimizer's file."
+                )
         if options.compare is None:
             raise_input_error("--optimizer", "be a Python file", "none", "Pass one, or --compare.")
         return None
@@ -222,7 +230,7 @@ def check_baselines(grid: Grid) -> None:
         if [*was] != [result]:
             print(
                 f"{name} differs from what its baseline was made with: loss {result:g} before training, not "
-                f"{', '.join(f'{each:g}' for each in was)}; another Python or torch has other data or weights. "
+                f"{', '.join(f'{loss:g}' for loss in was)}; another Python or torch has other data or weights. "
                 "Tune it here.",
                 file=sys.stderr,
             )
@@ -238,12 +246,16 @@ def compete(
     settings = {peer: {lr: Candidate(peer, json.dumps({"lr": lr})) for lr in PEERS[peer].rates} for peer in peers}
     runs = [run for optimizers in variants.values() for run in grid.list_runs(optimizers)]
     for by_rate in settings.values():
-        runs += [run for each in by_rate.values() for run in grid.list_runs(grid.tell(each), grid.seeds[:1])]
+        runs += [run for peer in by_rate.values() for run in grid.list_runs(grid.set_horizons(peer), grid.seeds[:1])]
     curves = train_all(runs, state, jobs)
-    means = {peer: {lr: _average_first(grid, each, curves) for lr, each in settings[peer].items()} for peer in peers}
+    means = {
+        peer: {lr: _average_first(grid, setting, curves) for lr, setting in settings[peer].items()} for peer in peers
+    }
     best = {peer: {n: max(rates, key=lambda lr: rates[lr][n]) for n in grid.steps} for peer, rates in means.items()}
     chosen = {peer: {n: settings[peer][lr] for n, lr in rates.items()} for peer, rates in best.items()}
-    more = [run for each in chosen.values() if grid.seeds[1:] for run in grid.list_runs(each, grid.seeds[1:])]
+    more = [
+        run for optimizers in chosen.values() if grid.seeds[1:] for run in grid.list_runs(optimizers, grid.seeds[1:])
+    ]
     curves |= train_all(more, state, jobs) if more else {}
     entries: list[Entry] = []
     for variant, optimizers in variants.items():
@@ -258,7 +270,7 @@ def compete(
     for peer, optimizers in chosen.items():
         rows = grid.score(optimizers, curves)
         result = {
-            f"{n}": {"best": lr, "means": {f"{each}": mean[n] for each, mean in means[peer].items()}}
+            f"{n}": {"best": lr, "means": {f"{lr}": mean[n] for lr, mean in means[peer].items()}}
             for n, lr in best[peer].items()
         }
         entries.append({"name": peer, "rows": rows, "summaries": summarise(rows), "rates": result})

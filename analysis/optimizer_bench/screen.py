@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> Report:
     baselines = loading.read_baselines(Path(options.baselines))
     grid = Grid(dict.fromkeys(names), baselines, options.seeds, sorted(options.steps))
     check_baselines(grid)
-    optimizers_of = {name: grid.tell(candidate) for name, candidate in variants.items()}
+    optimizers_of = {name: grid.set_horizons(candidate) for name, candidate in variants.items()}
     runs = [run for optimizers in optimizers_of.values() for run in grid.list_runs(optimizers)]
     curves = train_all(runs, options.state, options.jobs)
     rows = {name: grid.score(optimizers, curves) for name, optimizers in optimizers_of.items()}
@@ -121,7 +121,9 @@ def change_constants(path: Path, fields: str) -> str:
         fields: As in ``SIDES.longest=256,SLOPES.gain=0.02``.
     """
     module, source = loading.load_python("--optimizer", path.resolve()), path.read_text(encoding="utf-8")
-    constants = {name: each for name, each in vars(module).items() if dataclasses.is_dataclass(each) and name.isupper()}
+    constants = {
+        name: value for name, value in vars(module).items() if dataclasses.is_dataclass(value) and name.isupper()
+    }
     changed: dict[str, dict[str, Any]] = {}
     for part in re.split(r",(?=\s*\w+\.\w+=)", fields):
         match = re.fullmatch(r"\s*(\w+)\.(\w+)=(.+)", part)
@@ -131,7 +133,7 @@ def change_constants(path: Path, fields: str) -> str:
             )
         name, field, value = match.groups()
         check_name("variants", name, constants)
-        check_name("variants", field, [each.name for each in dataclasses.fields(constants[name])])
+        check_name("variants", field, [known.name for known in dataclasses.fields(constants[name])])
         try:
             changed.setdefault(name, {})[field] = ast.literal_eval(value)
         except (SyntaxError, ValueError):
@@ -162,7 +164,7 @@ def leave_out(ratios: Mapping[str, Mapping[str, float]], families: Mapping[str, 
         members = {name for name in names if families[name] == family}
         others = {name for name in names if name not in members} or members
         chosen = max(ratios, key=lambda variant: average(ratios[variant], others))
-        best = max(average(each, members) for each in ratios.values())
+        best = max(average(ratio, members) for ratio in ratios.values())
         choices.append(Choice(family, chosen, average(ratios[chosen], members), best))
     return choices
 
@@ -175,8 +177,8 @@ def estimate(choices: Sequence[Choice], families: Mapping[str, str], names: Coll
 
 def correlate(ratios: Mapping[str, Mapping[str, float]], names: Collection[str]) -> float | None:
     """Return the rank correlation of variants by some workloads with that by all; None if too few differ."""
-    some = [average(each, names) for each in ratios.values()]
-    every = [average(each, each) for each in ratios.values()]
+    some = [average(ratio, names) for ratio in ratios.values()]
+    every = [average(ratio, ratio) for ratio in ratios.values()]
     if len(set(some)) < 3 or len(set(every)) < 3:
         return None
     return float(spearmanr(some, every).statistic)
@@ -184,7 +186,7 @@ def correlate(ratios: Mapping[str, Mapping[str, float]], names: Collection[str])
 
 def tabulate(rows: Mapping[str, Sequence[Row]]) -> str:
     """Return a table with a line for each variant, the best first."""
-    means = {name: average(each := average_by(result, "workload"), each) for name, result in rows.items()}
+    means = {name: average(ratio := average_by(result, "workload"), ratio) for name, result in rows.items()}
     lines = []
     for name in sorted(rows, key=lambda variant: -means[variant]):
         horizons, families = (average_by(rows[name], key) for key in ("steps", "family"))
@@ -200,7 +202,7 @@ def tabulate(rows: Mapping[str, Sequence[Row]]) -> str:
 
 def tabulate_choices(choices: Sequence[Choice], ratios: Mapping[str, Mapping[str, float]]) -> str:
     """Return a table of what would be chosen without each family, and what the choice is worth."""
-    lines = [[each.family, each.variant, f"{each.ratio:.2f}", f"{each.best:.2f}"] for each in choices]
+    lines = [[choice.family, choice.variant, f"{choice.ratio:.2f}", f"{choice.best:.2f}"] for choice in choices]
     best = max(ratios, key=lambda variant: average(ratios[variant], ratios[variant]))
     text = f"Best on all: {best}, {average(ratios[best], ratios[best]):.3f}. "
     text += f"Chosen without the family that it is judged on: {estimate(choices, FAMILY, ratios[best]):.3f}."

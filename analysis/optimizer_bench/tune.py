@@ -74,9 +74,9 @@ def add_options(parser: StudyParser) -> None:
 def check_steps(option: str, text: str) -> list[int]:
     """Return horizons, each a multiple of the steps between two validations, or raise an InputError."""
     steps = parse_wholes(option, text, low=EVERY)
-    for each in steps:
-        if each % EVERY:
-            raise_input_error(option, f"be multiples of {EVERY}", each, "Validations are so far apart.")
+    for horizon in steps:
+        if horizon % EVERY:
+            raise_input_error(option, f"be multiples of {EVERY}", horizon, "Validations are so far apart.")
     return steps
 
 
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> Report:
             )
     tasks = []
     for name, file in files.items():
-        known = next((Setting.read(each["setting"]) for each in baselines.get(name, {}).values()), None)
+        known = next((Setting.read(baseline["setting"]) for baseline in baselines.get(name, {}).values()), None)
         tasks.append(Task(name, file, tuple(options.steps), known, options.state, options.coarse))
     tuned = run_all(tasks, tune_workload, options.state, _identify, unit="workload", jobs=options.jobs)
     for task, result in tuned.items():
@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> Report:
                     "--workloads", "have what AdamW can train", task.workload, "Leave it out, or mend it."
                 )
         baselines[task.workload] = dict(sorted((baselines.get(task.workload, {}) | result).items(), key=_get_horizon))
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(each)}" for name, each in baselines.items())
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(baseline)}" for name, baseline in baselines.items())
     write_whole(path, lambda file: file.write(f"{{\n{lines}\n}}\n".encode()))
     rows = [baseline | baseline["setting"] | {"name": name} for name in files for baseline in baselines[name].values()]
     for row in rows:
@@ -133,7 +133,7 @@ def tune_workload(task: Task) -> dict[str, loading.Baseline]:
     for max_steps in task.steps:
         measure = functools.partial(train, max_steps=max_steps)
         if task.coarse:
-            baseline = settle(measure, [find_rung(measure)]) | {"coarse": True}
+            baseline = make_baseline(measure, [find_rung(measure)]) | {"coarse": True}
         else:
             baseline, start = tune(measure, start)
         fingerprint = loading.take_fingerprint(task.workload, task.file)
@@ -159,16 +159,18 @@ def tune(measure: Measure, start: Setting | None = None) -> tuple[loading.Baseli
     tuned = pick_best(measure, [tuned, *(tuned._replace(weight_decay=decay) for decay in WEIGHT_DECAYS)])
     ends = [tuned._replace(horizon=horizon) for horizon in HORIZONS]
     ends = [pick_best(measure, ends[:-1]), climb(measure, ends[-1], FINE)]  # a constant rate is a lower one
-    finalists = sorted(ends, key=lambda setting: _least(measure(setting, SEEDS[0])))
+    finalists = sorted(ends, key=lambda setting: _min_loss(measure(setting, SEEDS[0])))
     ladder = find_rung(measure)
-    easier = {name: judge(measure, [each])[0] for name, each in (("coarse", ladder), ("shared", Setting()))}
+    easier = {
+        name: select_setting(measure, [setting])[0] for name, setting in (("coarse", ladder), ("shared", Setting()))
+    }
     # a search may end beside what the ladder finds
-    return settle(measure, [*finalists, ladder]) | {"easier": easier}, finalists[0]
+    return make_baseline(measure, [*finalists, ladder]) | {"easier": easier}, finalists[0]
 
 
 def pick_best(measure: Measure, settings: Iterable[Setting]) -> Setting:
     """Return the setting that is best on the first seed."""
-    return min(settings, key=lambda setting: _least(measure(setting, SEEDS[0])))
+    return min(settings, key=lambda setting: _min_loss(measure(setting, SEEDS[0])))
 
 
 def climb(measure: Measure, setting: Setting, factor: float) -> Setting:
@@ -187,24 +189,24 @@ def find_rung(measure: Measure) -> Setting:
     return pick_best(measure, [rung._replace(weight_decay=decay) for decay in LADDER_DECAYS])
 
 
-def settle(measure: Measure, finalists: Sequence[Setting]) -> loading.Baseline:
+def make_baseline(measure: Measure, finalists: Sequence[Setting]) -> loading.Baseline:
     """Return the baseline of the best of some settings, with where it starts and its mean curve."""
-    strict, curves = judge(measure, finalists)
+    strict, curves = select_setting(measure, finalists)
     return strict | {
         "initial": statistics.fmean(curve.losses[0] for curve in curves),
         "curve": [
-            float(f"{statistics.fmean(each):.5g}") for each in zip(*(each.losses for each in curves), strict=True)
+            float(f"{statistics.fmean(losses):.5g}") for losses in zip(*(curve.losses for curve in curves), strict=True)
         ],
     }
 
 
-def judge(measure: Measure, finalists: Sequence[Setting]) -> tuple[loading.Baseline, list[Curve]]:
+def select_setting(measure: Measure, finalists: Sequence[Setting]) -> tuple[loading.Baseline, list[Curve]]:
     """Return the target that the best setting reaches on all seeds, the steps to it, and that setting's curves."""
     curves = {setting: [measure(setting, seed) for seed in SEEDS] for setting in finalists}
-    setting = min(finalists, key=lambda each: max(map(_least, curves[each])))
-    target = max(map(_least, curves[setting]))
-    hits = {each: [curve.first_hit(target) for curve in curves[each]] for each in finalists}
-    medians = {each: statistics.median(hit or math.inf for hit in hits[each]) for each in finalists}
+    setting = min(finalists, key=lambda finalist: max(map(_min_loss, curves[finalist])))
+    target = max(map(_min_loss, curves[setting]))
+    hits = {finalist: [curve.first_hit(target) for curve in curves[finalist]] for finalist in finalists}
+    medians = {finalist: statistics.median(hit or math.inf for hit in hits[finalist]) for finalist in finalists}
     fastest = min(finalists, key=medians.__getitem__)
     return {
         "target": target,
@@ -215,6 +217,6 @@ def judge(measure: Measure, finalists: Sequence[Setting]) -> tuple[loading.Basel
     }, curves[setting]
 
 
-def _least(curve: Curve) -> float:
+def _min_loss(curve: Curve) -> float:
     """Return the best smoothed loss of a run, infinite if it diverged."""
     return math.inf if curve.diverged else min(curve.losses[1:], default=math.inf)

@@ -107,15 +107,15 @@ def on_rows(
     return Task(make, loss, shuffle(train, size, draw), draw(validation, seed_0()))
 
 
-def tell(x: Tensor, y: Tensor) -> Callable[[nn.Module, Tensor], Tensor]:
-    """Return the loss, given a model and row numbers, of telling the classes (n,) of rows (n, ...)."""
+def classification_loss(x: Tensor, y: Tensor) -> Callable[[nn.Module, Tensor], Tensor]:
+    """Return the loss, given a model and row numbers, of classifying rows (n, ...) whose classes are (n,)."""
     return lambda model, rows: F.cross_entropy(model(x[rows]), y[rows])
 
 
 def classify(make: Callable[[int], nn.Module], x: Tensor, y: Tensor, *, held_out: int, size: int) -> Task:
-    """Return the task of telling the classes (n,) of rows (n, ...), some held out, by a model of as many classes."""
+    """Return the task of classifying rows (n, ...) whose classes are (n,); some rows are held out."""
     make_it = functools.partial(make, int(y.max()) + 1)
-    return on_rows(make_it, tell(x, y), hold_out(torch.arange(len(y)), held_out), size)
+    return on_rows(make_it, classification_loss(x, y), hold_out(torch.arange(len(y)), held_out), size)
 
 
 class Curve(NamedTuple):

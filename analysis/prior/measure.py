@@ -1,4 +1,4 @@
-"""What every view does on a task: its cosines out of fold, and those of rows to judge on once it is fitted to all."""
+"""Cosines of every view on a task: those of held-out rows, and those of test rows by a view fitted to all rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Measured(NamedTuple):
     """A task as the prior is trained on it."""
 
     name: str
-    kin: str
+    family: str  #: Of data sets, as in `analysis.prior.tasks.Task`.
     judged: bool  #: Were rows held out?
     evidence: Evidence
     cosines: Tensor  #: (views, m, classes) float16, of rows to judge on
@@ -38,8 +38,8 @@ def measure(task: Task) -> dict[str, np.ndarray]:
     """Return the evidence on a task's views as arrays; none if raw cosine is the only view.
 
     ``held`` (views, n, classes) are cosines out of fold, ``labels`` (n,) their classes; ``judged`` (views, m, classes)
-    those of the rows to judge on, ``truth`` (m,) their classes; ``traits`` (views, traits) what the views are; ``x``,
-    ``y``, ``blocks`` and ``shifts`` the rows as views are fitted to them.
+    those of the test rows, ``truth`` (m,) their classes; ``traits`` (views, traits) describe the views; ``x``,
+    ``y``, ``blocks`` and ``shifts`` are the rows as views are fitted to them.
     """
     started = time.process_time()
     with untouched_globals():
@@ -51,13 +51,13 @@ def measure(task: Task) -> dict[str, np.ndarray]:
             return {}
         fitted: dict[ViewSpec, View] = {}
         rows, test = explored.rows, ((torch.from_numpy(task.test_x) - problem.origin) / problem.scale).float()
-        judged = torch.stack([_classify(each.spec, rows, fitted, test) for each in explored.candidates])
-    held = torch.stack([each.cosines for each in explored.candidates])
+        judged = torch.stack([_classify(candidate.spec, rows, fitted, test) for candidate in explored.candidates])
+    held_out = torch.stack([candidate.cosines for candidate in explored.candidates])
     return {
         "name": np.array(task.name),
-        "kin": np.array(task.kin),
-        "traits": mark_traits([each.spec for each in explored.candidates]).numpy(),
-        "held": held.numpy().astype(np.float16),
+        "kin": np.array(task.family),
+        "traits": mark_traits([candidate.spec for candidate in explored.candidates]).numpy(),
+        "held": held_out.numpy().astype(np.float16),
         "labels": explored.evaluator.labels.numpy().astype(np.int16),
         "judged": judged.numpy().astype(np.float16),
         "truth": task.test_y.astype(np.int16),
@@ -84,28 +84,28 @@ def _classify(spec: ViewSpec, rows: TrainingRows, fitted: dict[ViewSpec, View], 
         return torch.einsum("npw,cpw->nc", embed(test), prototypes) / len(view.sizes)
 
 
-def measure_task(folder: str, number: int) -> float:
+def measure_task(folder: str, task_id: int) -> float:
     """Measure a task by its number into a file of a folder, unless it is there; return the seconds that it took."""
-    path = Path(folder) / f"{number:05d}.npz"
+    path = Path(folder) / f"{task_id:05d}.npz"
     started = time.process_time()
     if not path.exists():
-        found = measure(draw_task(number))
-        write_whole(path, lambda file: np.savez(file, **found))  # type: ignore[arg-type]
+        arrays = measure(draw_task(task_id))
+        write_whole(path, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
     return time.process_time() - started
 
 
 def load_measured(path: Path) -> Measured | None:
-    """Load a measured task, and gather the evidence on its views; None where nothing was tried."""
+    """Load a measured task, and gather the evidence on its views; None if raw cosine is the only view."""
     with np.load(path) as stored:
         if "traits" not in stored:
             return None
         arrays = {name: stored[name] for name in stored.files}
-    whole = {name: torch.from_numpy(arrays[name].astype(np.int64)) for name in ("y", "labels", "truth", "blocks")}
-    held = torch.from_numpy(arrays["held"].astype(np.float32))
-    blocks = whole["blocks"] if len(whole["blocks"]) else None
+    integers = {name: torch.from_numpy(arrays[name].astype(np.int64)) for name in ("y", "labels", "truth", "blocks")}
+    held_out = torch.from_numpy(arrays["held"].astype(np.float32))
+    blocks = integers["blocks"] if len(integers["blocks"]) else None
     shifts = tuple(arrays["shifts"].tolist())
-    rows = TrainingRows(torch.from_numpy(arrays["x"]), whole["y"], held.shape[2], shifts=shifts, blocks=blocks)
+    rows = TrainingRows(torch.from_numpy(arrays["x"]), integers["y"], held_out.shape[2], shifts=shifts, blocks=blocks)
     traits, judged = torch.from_numpy(arrays["traits"]), bool(arrays["was_judged"])
-    evidence = gather_evidence(rows, traits, list(held), whole["labels"] if judged else None)
+    evidence = gather_evidence(rows, traits, list(held_out), integers["labels"] if judged else None)
     cosines = torch.from_numpy(arrays["judged"])
-    return Measured(str(arrays["name"]), str(arrays["kin"]), judged, evidence, cosines, whole["truth"])
+    return Measured(str(arrays["name"]), str(arrays["kin"]), judged, evidence, cosines, integers["truth"])

@@ -32,7 +32,7 @@ from solution.pack import ROOT
 FOLDS, CURVE = 4, (10, 80)
 #: Data sets that share rows with a set of `analysis.real_data.sets`.
 VOWELS = {"spectra", "JapaneseVowels"}
-KINS = {name: VOWELS if name in VOWELS else {name} for name in DATASETS}
+FAMILIES = {name: VOWELS if name in VOWELS else {name} for name in DATASETS}
 NUMBERS = ROOT / "protonet/fit/prior_numbers.py"
 LEFT_OUT, MIXED_NAME = Path("build/prior-left-out"), "mixed"
 HEADER = (
@@ -62,16 +62,16 @@ def run(options: argparse.Namespace) -> Report:
     """Measure what is not there, train, and compare."""
     folder = Path(options.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    runs = [(str(folder), number) for number in range(options.tasks)]
+    runs = [(str(folder), task_id) for task_id in range(options.tasks)]
     run_all(runs, _measure, folder / "journal.jsonl", lambda _: "", unit="task", jobs=options.jobs)
     tasks = load_tasks(folder, options.tasks)
     batch = collate(tasks)
     if options.write:
         write_prior(train(batch, epochs=options.epochs), HEADER.format(tasks=len(tasks), epochs=options.epochs))
         LEFT_OUT.mkdir(parents=True, exist_ok=True)
-        for name, kin in [*KINS.items(), (MIXED_NAME, MIXED_RELATIVES)]:
-            kept = torch.tensor([each.kin not in kin for each in tasks]).nonzero()[:, 0]
-            prior = train(batch.take(kept), epochs=options.epochs)
+        for name, family in [*FAMILIES.items(), (MIXED_NAME, MIXED_RELATIVES)]:
+            used = torch.tensor([task.family not in family for task in tasks]).nonzero()[:, 0]
+            prior = train(batch.take(used), epochs=options.epochs)
             (LEFT_OUT / name).write_text(write_numbers(prior), encoding="ascii")
     rows = compare(tasks, batch, options.epochs)
     return Report(rows, tabulate(rows) + NOTE.format(tasks=f"{len(tasks):,}"))
@@ -82,10 +82,10 @@ def _measure(run: tuple[str, int]) -> float:
 
 
 def load_tasks(folder: Path, count: int) -> list[Measured]:
-    """Load the tasks below a number that there is something to learn from."""
-    paths = [folder / f"{number:05d}.npz" for number in range(count)]
-    found = (load_measured(path) for path in tqdm(paths, unit="task", desc="evidence", dynamic_ncols=True))
-    return [each for each in found if each is not None]
+    """Load the tasks below a number, without those whose only view is raw cosine."""
+    paths = [folder / f"{task_id:05d}.npz" for task_id in range(count)]
+    measured = (load_measured(path) for path in tqdm(paths, unit="task", desc="evidence", dynamic_ncols=True))
+    return [task for task in measured if task is not None]
 
 
 def load_left_out(name: str) -> Prior:
@@ -101,17 +101,19 @@ def write_prior(prior: Prior, header: str, path: Path = NUMBERS) -> None:
     """Write a prior's numbers as the library's module of them, below a docstring."""
     text = write_numbers(prior)
     lines = "".join(f'    "{text[at : at + 108]}",\n' for at in range(0, len(text), 108))
-    whole = f"{header}\nNUMBERS = (\n{lines})\n".encode()
-    write_whole(path, lambda file: file.write(whole))
+    content = f"{header}\nNUMBERS = (\n{lines})\n".encode()
+    write_whole(path, lambda file: file.write(content))
 
 
 def compare(tasks: Sequence[Measured], batch: Batch, epochs: int) -> list[dict[str, Any]]:
     """Return log-loss and accuracy on held-out families of data sets, for the prior and its ablations."""
-    kins = sorted({each.kin for each in tasks})
-    fold = dict(zip(np.random.default_rng(0).permutation(kins).tolist(), np.arange(len(kins)) % FOLDS, strict=True))
-    owner = torch.tensor([int(fold[each.kin]) for each in tasks])
-    judged = torch.tensor([each.judged for each in tasks])
-    made = torch.tensor([each.kin.startswith("synthetic ") for each in tasks])
+    families = sorted({task.family for task in tasks})
+    fold = dict(
+        zip(np.random.default_rng(0).permutation(families).tolist(), np.arange(len(families)) % FOLDS, strict=True)
+    )
+    owner = torch.tensor([int(fold[task.family]) for task in tasks])
+    judged = torch.tensor([task.judged for task in tasks])
+    made = torch.tensor([task.family.startswith("synthetic ") for task in tasks])
     half = torch.arange(len(tasks)) % 2 == 0
     blind = batch._replace(traits=torch.zeros(len(tasks), batch.traits.shape[1], len(TRAITS)))
     unseen = batch._replace(problem=torch.zeros_like(batch.problem))
@@ -126,9 +128,9 @@ def compare(tasks: Sequence[Measured], batch: Batch, epochs: int) -> list[dict[s
     ]
     start = evaluate(Prior().eval(), batch)
     rows = [_summarise("what held-out rows suggest", start, start, judged)]
-    for name, own, used, count in tqdm(variants, unit="variant", dynamic_ncols=True):
-        found = _cross(own, owner, used, lambda part, count=count: train(part, epochs=count))  # type: ignore[misc]
-        rows.append(_summarise(name, found, start, judged))
+    for name, variant, used, count in tqdm(variants, unit="variant", dynamic_ncols=True):
+        scores = _cross(variant, owner, used, lambda part, count=count: train(part, epochs=count))  # type: ignore[misc]
+        rows.append(_summarise(name, scores, start, judged))
     return rows
 
 
@@ -145,21 +147,21 @@ def _cross(
 
 
 def _summarise(
-    name: str, found: tuple[torch.Tensor, torch.Tensor], start: tuple[torch.Tensor, torch.Tensor], judged: torch.Tensor
+    name: str, scores: tuple[torch.Tensor, torch.Tensor], start: tuple[torch.Tensor, torch.Tensor], judged: torch.Tensor
 ) -> dict[str, Any]:
     row: dict[str, Any] = {"prior": name}
     for title, which in (("judged", judged), ("unjudged", ~judged)):
         row[title] = {
             "tasks": int(which.sum()),
-            "log_loss": float(found[0][which].mean()),
-            "accuracy": 100 * float(found[1][which].mean()),
-            "gain": mean_and_error((100 * (found[1] - start[1])[which]).tolist()),
+            "log_loss": float(scores[0][which].mean()),
+            "accuracy": 100 * float(scores[1][which].mean()),
+            "gain": mean_and_error((100 * (scores[1] - start[1])[which]).tolist()),
         }
     return row
 
 
 def tabulate(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the Markdown of what `compare` found."""
+    """Return the Markdown of the results of `compare`."""
     header = ["prior"]
     for title in ("judged", "unjudged"):
         header += [f"{rows[0][title]['tasks']} {title}: log-loss", "accuracy", "gain"]

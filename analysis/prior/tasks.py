@@ -45,7 +45,7 @@ class Task(NamedTuple):
     """A task: labelled rows, and rows to evaluate on."""
 
     name: str
-    kin: str  #: Family of data sets: a prior that was trained on it is not evaluated on it.
+    family: str  #: Of data sets: a prior that was trained on it is not evaluated on it.
     x: np.ndarray  #: (n, dim) float64
     y: np.ndarray  #: (n,) int64, every class among them
     blocks: torch.Tensor | None  #: (dim,), as in `protonet.views.view.Rows`
@@ -115,13 +115,15 @@ def _draw_table(rng: np.random.Generator) -> Task | None:
     frame = pd.read_pickle(path, compression="xz")
     if not isinstance(frame, pd.DataFrame) or len(frame) < LEAST_ROWS or frame.shape[1] < LEAST_COLUMNS + 1:
         return None
-    frame = frame.drop(columns=[each for each in frame if str(each) == "rownames"])
+    frame = frame.drop(columns=[column for column in frame if str(column) == "rownames"])
     if len(frame) > MOST_ROWS:
         frame = frame.iloc[np.sort(rng.permutation(len(frame))[:MOST_ROWS])]
     frame = frame.reset_index(drop=True)
     counts = frame.nunique()
-    text = [each for each in frame if not pd.api.types.is_numeric_dtype(frame[each]) and 2 <= counts[each] <= 30]
-    few = [each for each in frame if each not in text and 2 <= counts[each] <= 8]
+    text = [
+        column for column in frame if not pd.api.types.is_numeric_dtype(frame[column]) and 2 <= counts[column] <= 30
+    ]
+    few = [column for column in frame if column not in text and 2 <= counts[column] <= 8]
     choices = text if text and (not few or rng.random() < 0.8) else few
     if not choices:
         return None
@@ -129,13 +131,13 @@ def _draw_table(rng: np.random.Generator) -> Task | None:
     frame = frame[frame[label].notna()].reset_index(drop=True)
     y = np.unique(frame[label].astype(str), return_inverse=True)[1]
     split = _split(y, rng)
-    others = [each for each in frame if each != label]
+    others = [column for column in frame if column != label]
     if rng.random() < 0.4:
         others = [others[at] for at in rng.permutation(len(others))[: int(rng.integers(1, len(others) + 1))]]
     if split is None or not others:
         return None
     frame = frame[others]
-    read = read_frame(frame.astype({each: object for each in others if frame[each].dtype == "category"}))
+    read = read_frame(frame.astype({column: object for column in others if frame[column].dtype == "category"}))
     if read is None:
         return None
     train = read.take(split[0])
@@ -158,17 +160,17 @@ def _split(y: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndar
     uneven = shots > 2 and rng.random() < 0.2
     names, counts = np.unique(y, return_counts=True)
     names = rng.permutation(names[counts >= shots + 3])
-    most = min(len(names), 20, max(2, MOST_LABELLED // shots))
-    if most < 2:
+    max_classes = min(len(names), 20, max(2, MOST_LABELLED // shots))
+    if max_classes < 2:
         return None
-    names = names[: int(rng.integers(2, most + 1)) if rng.random() < 0.6 else most]
-    each = min(40, max(3, MOST_JUDGED // len(names)))
+    names = names[: int(rng.integers(2, max_classes + 1)) if rng.random() < 0.6 else max_classes]
+    rows_per_test_class = min(40, max(3, MOST_JUDGED // len(names)))
     train, test, train_y, test_y = [], [], [], []
-    for number, name in enumerate(names):
+    for c, name in enumerate(names):
         rows = rng.permutation(np.flatnonzero(y == name))
         rows_per_class = int(rng.integers(1, shots + 1)) if uneven else shots
         train.append(rows[:rows_per_class])
-        test.append(rows[rows_per_class : rows_per_class + each])
-        train_y.append(np.full(rows_per_class, number))
-        test_y.append(np.full(len(test[-1]), number))
+        test.append(rows[rows_per_class : rows_per_class + rows_per_test_class])
+        train_y.append(np.full(rows_per_class, c))
+        test_y.append(np.full(len(test[-1]), c))
     return tuple(map(np.concatenate, (train, train_y, test, test_y)))  # type: ignore[return-value]

@@ -68,9 +68,9 @@ def collate(tasks: Sequence[Measured]) -> Batch:
     )
 
 
-def judge(batch: Batch, log_share: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+def judge(batch: Batch, log_weight: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
     """Return log-loss and accuracy (tasks,) of the rows to judge on, given influences and what multiplies factors."""
-    mixed = torch.einsum("tv,tvmc->tmc", log_share.exp(), batch.cosines.float())
+    mixed = torch.einsum("tv,tvmc->tmc", log_weight.exp(), batch.cosines.float())
     logits = (mixed * (batch.factor * size.exp())[:, None, None]).masked_fill(~batch.classes[:, None], -1e9)
     losses = F.cross_entropy(logits.transpose(1, 2), batch.truth, reduction="none", ignore_index=-1)
     rows = (batch.truth >= 0).float()
@@ -85,8 +85,8 @@ def evaluate(prior: Prior, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def _weigh(prior: Prior, batch: Batch, there: Tensor) -> tuple[Tensor, Tensor]:
-    log_share, size = prior(batch.views, batch.traits, batch.problem, batch.start, there)
-    return log_share.masked_fill(~there, -1e4), size
+    log_weight, size = prior(batch.views, batch.traits, batch.problem, batch.start, there)
+    return log_weight.masked_fill(~there, -1e4), size
 
 
 def train(

@@ -114,7 +114,7 @@ def tabulate(rows: Sequence[Row]) -> str:
     if "random" in strategies:
         means = {method: statistics.fmean(row["labels"][method] for row in rows) for method in strategies}
         cells = [f"{method} {100 * mean / means['random']:.0f} %" for method, mean in means.items()]
-        text += f"\nOf the labels that random rows took, in the mean of all sets: {', '.join(cells)}.\n"
+        text += f"\nLabels as a share of those that random rows take, mean over all sets: {', '.join(cells)}.\n"
     return text
 
 

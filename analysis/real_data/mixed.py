@@ -87,8 +87,8 @@ def fit_ours(split: MixedSplit, effort: str | Search = "default") -> Outcome:
         table = open_table(test, ReadSpec("class of the row", columns=data.columns))
         with torch.no_grad():
             x = [torch.from_numpy(encode_block(table, block, data.encoding)) for block in table.blocks]
-            logits = torch.cat([network(each) for each in x]).double().numpy()  # (m, classes)
-    order = [list(map(str, data.classes)).index(each) for each in np.unique(split.train_labels)]
+            logits = torch.cat([network(rows) for rows in x]).double().numpy()  # (m, classes)
+    order = [list(map(str, data.classes)).index(label) for label in np.unique(split.train_labels)]
     return as_outcome(log_softmax(logits[:, order], axis=1))
 
 
@@ -156,7 +156,7 @@ def read_frames(split: MixedSplit) -> tuple[Any, Any, list[str], list[str]]:
             train[name], test[name] = values, pd.to_numeric(test[name], errors="coerce")
             numeric.append(name)
         else:
-            train[name], test[name] = (each[name].fillna("missing").astype(object) for each in (train, test))
+            train[name], test[name] = (part[name].fillna("missing").astype(object) for part in (train, test))
             categorical.append(name)
     return train, test, numeric, categorical
 
@@ -263,13 +263,13 @@ def run_method(run: Run) -> dict[str, float]:
     seconds = time.perf_counter() - started
     scores = judge(outcome, truth)
     right = outcome.predicted == truth.numpy()
-    scores["recall"] = statistics.fmean(right[truth.numpy() == each].mean() for each in truth.unique().tolist())
+    scores["recall"] = statistics.fmean(right[truth.numpy() == c].mean() for c in truth.unique().tolist())
     if outcome.log_probabilities is not None:
         probabilities = torch.from_numpy(np.exp(outcome.log_probabilities))
         areas = [
-            find_auroc(probabilities[truth == each, each], probabilities[truth != each, each])
-            for each in range(len(classes))
-            if 0 < int((truth == each).sum()) < len(truth)
+            find_auroc(probabilities[truth == c, c], probabilities[truth != c, c])
+            for c in range(len(classes))
+            if 0 < int((truth == c).sum()) < len(truth)
         ]
         scores["auc"] = statistics.fmean(areas)
     percent = {name: value if name == "log_loss" else 100 * value for name, value in scores.items()}
@@ -278,10 +278,13 @@ def run_method(run: Run) -> dict[str, float]:
 
 def tabulate(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
     """Return a table of all rows, and one of means, regrets and seconds for each number of shots."""
-    main, pipelines = next(each for each in methods if each in OURS), [each for each in methods if each in PIPELINES]
+    main, pipelines = (
+        next(method for method in methods if method in OURS),
+        [method for method in methods if method in PIPELINES],
+    )
     lines = []
     for row in rows:
-        best = max(pipelines, key=lambda each: statistics.fmean(row["accuracy"][each]), default="")
+        best = max(pipelines, key=lambda method: statistics.fmean(row["accuracy"][method]), default="")
         cells = [format_mean(row["accuracy"][method]) for method in methods]
         lead = statistics.fmean(row["accuracy"][main]) - statistics.fmean(row["accuracy"][best]) if best else 0.0
         lines.append([row["dataset"], str(row["shots"]), *cells, best, f"{lead:+.2f}" if best else ""])
@@ -297,15 +300,20 @@ def tabulate_group(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) ->
     """Return tables with a line for each method: how often it is right, and the best pipeline in hindsight; ranks."""
     pipelines = [method for method in methods if method in PIPELINES]
     best = {
-        quantity: [max(average_rows([row], quantity, each) for each in pipelines) for row in rows if pipelines]
+        quantity: [max(average_rows([row], quantity, method) for method in pipelines) for row in rows if pipelines]
         for quantity in ("accuracy", "recall")
     }
     lines = []
     for method in methods:
-        line = [method, *(f"{average_rows(rows, each, method):.2f}" for each in ("accuracy", "recall", "seconds"))]
+        line = [
+            method,
+            *(f"{average_rows(rows, quantity, method):.2f}" for quantity in ("accuracy", "recall", "seconds")),
+        ]
         if pipelines:
             pairs = zip(rows, best["accuracy"], strict=True)
-            behind = {row["dataset"]: most - average_rows([row], "accuracy", method) for row, most in pairs}
+            behind = {
+                row["dataset"]: best_accuracy - average_rows([row], "accuracy", method) for row, best_accuracy in pairs
+            }
             line += describe_regrets(behind)
         lines.append(line)
     if not pipelines:
@@ -313,7 +321,7 @@ def tabulate_group(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) ->
     hindsight = [f"{statistics.fmean(values):.2f}" for values in best.values()]
     lines.append(["best pipeline per data set (oracle)", *hindsight, "", "+0.00", ""])
     header = ["method", "accuracy", "mean recall", "seconds", "mean regret", "worst regret"]
-    main = next(each for each in methods if each in OURS)
+    main = next(method for method in methods if method in OURS)
     return format_table(header, lines) + "\n" + tabulate_ranks(rows, [main, *pipelines])
 
 
@@ -321,13 +329,16 @@ def tabulate_ranks(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) ->
     """Return a table of each method's mean and mean rank, 1 the best, by each of ``RANKED`` that two of them have."""
     columns: dict[str, list[str]] = {"method": list(methods)}
     for title, (quantity, sign) in RANKED.items():
-        there = [each for each in methods if all(each in row.get(quantity, {}) for row in rows)]
+        there = [method for method in methods if all(method in row.get(quantity, {}) for row in rows)]
         if len(there) < 2:
             continue
-        means = np.array([[average_rows([row], quantity, each) for each in there] for row in rows])  # (rows, methods)
+        means = np.array(
+            [[average_rows([row], quantity, method) for method in there] for row in rows]
+        )  # (rows, methods)
         ranks = rankdata(-sign * means.round(9), axis=1).mean(axis=0)
         shown = {
-            each: f"{mean:.2f} ({rank:.1f})" for each, mean, rank in zip(there, means.mean(axis=0), ranks, strict=True)
+            method: f"{mean:.2f} ({rank:.1f})"
+            for method, mean, rank in zip(there, means.mean(axis=0), ranks, strict=True)
         }
-        columns[f"{title} (rank)"] = [shown.get(each, "") for each in methods]
+        columns[f"{title} (rank)"] = [shown.get(method, "") for method in methods]
     return format_table(list(columns), list(zip(*columns.values(), strict=True)))

@@ -123,16 +123,16 @@ def split_rows(data: Dataset, shots: int, seed: int, regime: str) -> Split | Non
     proportions = random.dirichlet(np.ones(len(classes)))
     known = max(2, -(-2 * len(classes) // 3)) if regime == "strangers" else len(classes)
     parts: list[list[tuple[int, int]]] = [[], [], []]
-    for number, c in enumerate(classes):
+    for position, c in enumerate(classes):
         order = random.permutation(np.flatnonzero(y == c)).tolist()
         remaining = order[shots:]
         hidden = min(MOST_ROWS, len(remaining))
         test_rows = remaining[hidden:][:MOST_TESTS]
         if regime == "shares":
-            hidden = round(hidden * proportions[number] / proportions.max())
+            hidden = round(hidden * proportions[position] / proportions.max())
         for part, rows in zip(parts, (order[:shots], remaining[:hidden], test_rows), strict=True):
-            if number < known or part is parts[1]:
-                part += [(row, number) for row in rows]
+            if position < known or part is parts[1]:
+                part += [(row, position) for row in rows]
 
     def take(part: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
         return data.x[[row for row, _ in part]].float(), torch.tensor([label for _, label in part], dtype=torch.int64)

@@ -141,7 +141,7 @@ def parse_names(option: str, text: str, known: Collection[str]) -> list[str]:
 
 def parse_wholes(option: str, text: str, *, low: int) -> list[int]:
     """Return the numbers of a list with commas, each once, or raise an InputError if one is no int >= low."""
-    return list(dict.fromkeys(parse_whole(option, text_of_number, low=low) for text_of_number in text.split(",")))
+    return list(dict.fromkeys(parse_whole(option, item, low=low) for item in text.split(",")))
 
 
 def check_python(option: str, path: str) -> str:

@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> Report:
     ]
     code = hash_sources("analysis/solver/coverage.py", "analysis/prior/synthetic.py", *library_files())
     results = run_all(runs, measure_run, options.state, lambda _: code, unit="problem", jobs=options.jobs)
-    return Report([[*each, result] for each, result in results.items()], tabulate(results, options.effort))
+    return Report([[*run, result] for run, result in results.items()], tabulate(results, options.effort))
 
 
 def measure_run(run: Run) -> dict[str, Any]:
@@ -189,13 +189,13 @@ def _copy(
 def tabulate(results: Mapping[Run, Mapping[str, Any]], effort: str) -> str:
     """Return a table of what is covered, by family and kind, and of all of a family."""
     lines = []
-    for family in dict.fromkeys(each.family for each in results):
-        kinds = [*dict.fromkeys(each.kind for each in results if each.family == family), "all"]
+    for family in dict.fromkeys(run.family for run in results):
+        kinds = [*dict.fromkeys(run.kind for run in results if run.family == family), "all"]
         for kind in kinds:
             selected = [
                 result
-                for each, result in results.items()
-                if each.family == family and kind in (each.kind, "all") and result["held"]
+                for run, result in results.items()
+                if run.family == family and kind in (run.kind, "all") and result["held"]
             ]
             lines.append([family, kind, str(len(selected)), *_summarise(selected)])
     quantities = [("right", "points"), ("log-loss", "nats"), ("calibration", "points")]
@@ -207,11 +207,11 @@ def tabulate(results: Mapping[Run, Mapping[str, Any]], effort: str) -> str:
 
 def _summarise(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the cells of a line, of at least two results."""
-    cells = [_format_covered([each["alone"][0] <= each["fresh"][0] <= each["alone"][1] for each in results])]
+    cells = [_format_covered([result["alone"][0] <= result["fresh"][0] <= result["alone"][1] for result in results])]
     for column, factor in enumerate((100.0, 1.0, 100.0)):
-        fresh = [each["fresh"][column] for each in results]
-        ends = [each["intervals"][column] for each in results]
-        bias = [factor * (each["held"][column] - value) for each, value in zip(results, fresh, strict=True)]
+        fresh = [result["fresh"][column] for result in results]
+        ends = [result["intervals"][column] for result in results]
+        bias = [factor * (result["held"][column] - value) for result, value in zip(results, fresh, strict=True)]
         width = factor * statistics.fmean(high - low for low, high in ends)
         digits = 1 if factor > 1 else 3
         cells += [

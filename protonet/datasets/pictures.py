@@ -113,7 +113,7 @@ def hash_state(image_set: ImageSet, more: str) -> str:
     return digest.hexdigest()
 
 
-def open_picture(function: str, picture: ImageSource, min_side: int | None = None) -> Image:
+def open_picture(picture: ImageSource, min_side: int | None = None) -> Image:
     """Open and decode a picture, as `open_plain` does.
 
     Raises:
@@ -125,7 +125,7 @@ def open_picture(function: str, picture: ImageSource, min_side: int | None = Non
         return Image.fromarray(picture)
     if isinstance(picture, Rotated):
         turns = (Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_180, Image.Transpose.ROTATE_270)
-        return open_picture(function, picture.path, min_side).transpose(turns[picture.quarters - 1])
+        return open_picture(picture.path, min_side).transpose(turns[picture.quarters - 1])
     try:
         return open_plain(picture if isinstance(picture, Path) else io.BytesIO(picture), min_side)
     except UNREADABLE_IMAGE as error:
@@ -176,7 +176,7 @@ def _make(image_set: ImageSet, shape: tuple[int, int, int], path: Path, stamp: s
     def decode(picture: ImageSource) -> np.ndarray:
         if isinstance(picture, np.ndarray) and picture.shape[:2] == (side, side) and not image_set.grey:
             return picture.transpose(2, 0, 1)
-        image = open_picture(image_set.name, picture).convert("L" if image_set.grey else "RGB")
+        image = open_picture(picture).convert("L" if image_set.grey else "RGB")
         pixels = np.asarray(image if image.size == (side, side) else image.resize((side, side), resample), np.uint8)
         return 255 - pixels[None] if image_set.grey else pixels.transpose(2, 0, 1)  # the paper is white
 

@@ -19,7 +19,17 @@ from functools import partial
 from pathlib import Path
 
 from protonet._validation import check_device
-from protonet.episodes.arguments import read_compare, read_extract, read_paper, read_train
+from protonet.commands.options import PLOT_SUFFIXES, RESULT_SUFFIXES
+from protonet.episodes.arguments import (
+    make_compare_parser,
+    make_extract_parser,
+    make_paper_parser,
+    make_train_parser,
+    read_compare,
+    read_extract,
+    read_paper,
+    read_train,
+)
 from protonet.episodes.features import NORMALIZATIONS
 from protonet.episodes.names import EVALUATE_PROG
 from protonet.episodes.samplers.presets import PRESETS, list_presets
@@ -27,7 +37,6 @@ from protonet.errors import InputError, raise_input_error, renamed_arguments
 from protonet.ui.command_line import Parser, check_name, check_outputs, parse_whole, run_command
 
 DEFAULT_METHODS = ("protonet", "protonet-cosine", "simpleshot", "adaptive", "bd-cspn")
-PLOT_SUFFIXES, PAGE_SUFFIXES = (".png", ".pdf", ".svg"), (".html", ".htm")
 #: The files to write.
 OUTPUT_FILES = {
     "json": "all metrics, and how many queries of each episode each method has right",
@@ -37,7 +46,7 @@ OUTPUT_FILES = {
     "markdown": "the tables",
     "report": "a report for the browser, .html: one file, without network; with it, --json has its figures as well",
 }
-#: Options by the names of arguments in the code, if these differ.
+#: Options of the evaluation by the names of arguments in the code, if these differ.
 OPTION_NAMES = {
     "n_episodes": "--episodes",
     "n_query": "--query",
@@ -241,15 +250,15 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
         raise_input_error(
             "--plot", f"end in {', '.join(PLOT_SUFFIXES)}", outputs["plot"], "Pass a path such as out.png."
         )
-    if "report" in outputs and outputs["report"].suffix.lower() not in PAGE_SUFFIXES:
-        raise_input_error("--report", f"end in {', '.join(PAGE_SUFFIXES)}", outputs["report"], "Rename it.")
+    if "report" in outputs and outputs["report"].suffix.lower() not in RESULT_SUFFIXES["report"]:
+        raise_input_error("--report", f"end in {', '.join(RESULT_SUFFIXES['report'])}", outputs["report"], "Rename it.")
     from protonet.episodes.methods.choice import choose_grid, choose_method  # noqa: PLC0415 - torch, as above
     from protonet.episodes.samplers.options import parse_non_negative, read_samplers  # noqa: PLC0415
 
     check_device("--device", options.device)
     methods = [choose_method(text) for text in options.method if text != "all"]
     grids = [choose_grid(text) for text in options.tune]
-    against = None if options.against is None else choose_method(options.against, "--against")
+    against = None if options.against is None else choose_method(options.against, "against")
     samplers = read_samplers(options, given, preset)
     target_half_width = parse_non_negative("--target-half-width", options.target_half_width, strict=False)
     state = outputs.pop("state", None)
@@ -281,7 +290,7 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
 def train(arguments: Sequence[str] | None) -> None:
     """Meta-train as the arguments say."""
     options = read_train(arguments)
-    from protonet.episodes.training.train import run_train  # noqa: PLC0415 - one of the two commands needs it
+    from protonet.episodes.training.train import run_train  # noqa: PLC0415 - one of the commands needs it
 
     run_train(options)
 
@@ -296,11 +305,10 @@ def compare(arguments: Sequence[str] | None) -> None:
 
 def extract(arguments: Sequence[str] | None) -> None:
     """Embed pictures as the arguments say."""
-    with renamed_arguments(output="--output", backbone="--backbone"):
-        options = read_extract(arguments)
-        from protonet.episodes.features.extract import run_extract  # noqa: PLC0415 - as above
+    options = read_extract(arguments)
+    from protonet.episodes.features.extract import run_extract  # noqa: PLC0415 - as above
 
-        run_extract(options)
+    run_extract(options)
 
 
 def paper(arguments: Sequence[str] | None) -> None:
@@ -308,22 +316,29 @@ def paper(arguments: Sequence[str] | None) -> None:
     options = read_paper(arguments)
     from protonet.episodes.paper import run_paper  # noqa: PLC0415 - as above
 
-    with _shown_traceback(options), renamed_arguments(tune="METHOD", resume="--output"):
+    with _shown_traceback(options):
         run_paper(options, shlex.join(["python", "-m", EVALUATE_PROG, "paper", *(arguments or sys.argv[1:])]))
 
 
-SUBCOMMANDS = {"train": train, "compare": compare, "extract": extract, "paper": paper}
+PAPER_OPTION_NAMES = {**OPTION_NAMES, "own": "METHOD", "tune": "METHOD", "state": "--output", "resume": "--output"}
+#: The function of each subcommand, its parser, and options by the names of arguments if these differ.
+SUBCOMMANDS = {
+    "train": (train, make_train_parser, {}),
+    "compare": (compare, make_compare_parser, {}),
+    "extract": (extract, make_extract_parser, {}),
+    "paper": (paper, make_paper_parser, PAPER_OPTION_NAMES),
+}
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the evaluation or the one of ``SUBCOMMANDS`` that comes first; return the exit code."""
-    prog, command = EVALUATE_PROG, run
+    prog, command, make, names = EVALUATE_PROG, run, make_parser, OPTION_NAMES
     if arguments and arguments[0] in SUBCOMMANDS:
-        prog, command, arguments = f"{EVALUATE_PROG} {arguments[0]}", SUBCOMMANDS[arguments[0]], arguments[1:]
-    names = {name: f"--{name.replace('_', '-')}" for name in vars(make_parser().parse_args([]))}
+        prog = f"{EVALUATE_PROG} {arguments[0]}"
+        (command, make, names), arguments = SUBCOMMANDS[arguments[0]], arguments[1:]
 
     def run_named(given: Sequence[str] | None) -> None:
-        with renamed_arguments(**names, **OPTION_NAMES):
+        with renamed_arguments(**{**make().option_names, **names}):
             command(given)
 
     return run_command(prog, run_named, arguments)

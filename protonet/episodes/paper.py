@@ -49,9 +49,9 @@ def run_paper(options: argparse.Namespace, command: str) -> None:
         KeyboardInterrupt: After Ctrl-C, once what is finished is written.
         InputError: As of `protonet.episodes.evaluation.suite.run_suite`.
     """
-    check_name("--normalize", options.normalize, NORMALIZATIONS)
+    check_name("normalize", options.normalize, NORMALIZATIONS)
     others = [text for text in dict.fromkeys(options.method) if text != options.own]
-    grids = [choose_grid(options.own, "METHOD"), *(choose_grid(text, "--method") for text in others)]
+    grids = [choose_grid(options.own, "own"), *(choose_grid(text, "method") for text in others)]
     new_method = grids[0][0] if len(grids[0]) == 1 else replace(grids[0][0], name=grids[0][0].key, keywords={})
     tuned = [grid for grid in grids if len(grid) > 1]
     methods = MethodsPlan([grid[0] for grid in grids if len(grid) == 1], tune=tuned, against=new_method)

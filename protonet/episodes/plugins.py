@@ -24,7 +24,7 @@ class Plugin(NamedTuple):
     origin: str  #: The SHA-256 of the file, as text: it distinguishes versions.
 
 
-def load_plugin(entry: str, argument: str, key: str, kind: str) -> Plugin:
+def load_plugin(argument: str, key: str, kind: str) -> Plugin:
     """Run a Python file, and return its function of the given name.
 
     Args:
@@ -49,7 +49,7 @@ def load_plugin(entry: str, argument: str, key: str, kind: str) -> Plugin:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise wrap_plugin_error(error, entry, argument, "be in a file that runs", key) from error
+        raise wrap_plugin_error(error, argument, "be in a file that runs", key) from error
     if not hasattr(module, function):
         # Those that the file defines, not those that it imports.
         defined = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
@@ -68,13 +68,12 @@ def check_callable(argument: str, key: str, loaded: object, kind: str) -> None:
 
 
 def wrap_plugin_error(
-    error: BaseException, entry: str, argument: str, constraint: str, name: str, *, remedy: str = "Correct that line."
+    error: BaseException, argument: str, constraint: str, name: str, *, remedy: str = "Correct that line."
 ) -> Exception:
     """Return an InputError of one line for an error of a plug-in, with its file and line.
 
     Args:
         error: The error.
-        entry: The public function that is called.
         argument: The argument that names the plug-in.
         constraint: The constraint that the plug-in does not meet.
         name: The plug-in's name.

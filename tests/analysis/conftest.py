@@ -25,10 +25,10 @@ def make_tables() -> list[tuple[str, list[Column]]]:
     for seed in range(40):
         rng = np.random.default_rng(seed)
         level = rng.integers(4, size=90)
-        numbers = rng.normal(size=(90, 2)) + level[:, None]
-        numbers[rng.random(90) < 0.2, 0] = np.nan
-        columns = [Column(numbers[:, 0], category=False), Column(numbers[:, 1], category=False)]
-        columns += [Column(each, category=True) for each in (level, (level + rng.integers(2, size=90)) % 4)]
+        numeric = rng.normal(size=(90, 2)) + level[:, None]
+        numeric[rng.random(90) < 0.2, 0] = np.nan
+        columns = [Column(numeric[:, 0], category=False), Column(numeric[:, 1], category=False)]
+        columns += [Column(values, category=True) for values in (level, (level + rng.integers(2, size=90)) % 4)]
         tables.append((f"table {seed}", columns))
     return tables
 
@@ -54,7 +54,7 @@ LESS: dict[str, dict[str, object]] = {
 
 
 class Made(NamedTuple):
-    """What a study left in a folder of its own."""
+    """The output of a study in an empty folder."""
 
     folder: Path
     table: str
@@ -82,13 +82,13 @@ def load_study(name: str) -> ModuleType:
 
 def run_study(folder: Path, arguments: list[str], less: Mapping[str, object]) -> str:
     """Run a study in a folder, its constants less; return what it prints."""
-    said, wrong = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said), contextlib.redirect_stderr(wrong):
+    output, wrong = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output), contextlib.redirect_stderr(wrong):
         patch.chdir(folder)
         for name, value in less.items():
             patch.setattr(name, value)
         assert main(arguments) == 0, wrong.getvalue()
-    return said.getvalue()
+    return output.getvalue()
 
 
 @pytest.fixture(scope="session")

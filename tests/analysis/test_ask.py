@@ -42,7 +42,7 @@ def draw() -> torch.Generator:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_each_strategy_chooses_different_rows_and_the_same_again(pool: Pool, name: str) -> None:
+def test_every_strategy_is_deterministic_and_chooses_distinct_rows(pool: Pool, name: str) -> None:
     with torch.no_grad():
         chosen = STRATEGIES[name](pool, 7, draw())
         assert chosen.dtype == torch.int64
@@ -62,11 +62,11 @@ def test_margin_and_entropy_are_those_of_the_probabilities(pool: Pool) -> None:
 
 @torch.no_grad()
 def test_the_farthest_are_chosen_by_a_slow_loop(pool: Pool) -> None:
-    rows, taken = pool.rows.tolist(), pool.known.tolist()
+    rows, known = pool.rows.tolist(), pool.known.tolist()
     for row in choose_far(pool, 4, draw()).tolist():
-        nearest = [min(math.dist(each, other) for other in taken) for each in rows]
+        nearest = [min(math.dist(row, other) for other in known) for row in rows]
         assert nearest[row] == pytest.approx(max(nearest), abs=1e-3)
-        taken.append(rows[row])
+        known.append(rows[row])
 
 
 @torch.no_grad()
@@ -90,7 +90,7 @@ def test_typical_rows_are_of_clusters_without_a_label() -> None:
 
 @torch.no_grad()
 def test_ours_is_what_the_library_suggests(pool: Pool) -> None:
-    expected = [each.row for each in suggest_rows(pool.network, pool.x, 5, range(3))]
+    expected = [suggestion.row for suggestion in suggest_rows(pool.network, pool.x, 5, range(3))]
     assert choose_ours(pool, 5, draw()).tolist() == expected
 
 
@@ -113,7 +113,7 @@ def test_splits_do_not_overlap_and_draws_are_of_every_class() -> None:
     assert split_pool("digits", 0)[4] == 10
 
 
-def test_a_strategy_begins_with_one_row_of_each_class_as_the_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_strategies_begin_with_one_row_per_class(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "BATCHES", 2)
     curves = [run_strategy(Run("iris", 0, name)) for name in ("ours", "random")]
     assert [len(curve) for curve in curves] == [3, 3]

@@ -62,8 +62,8 @@ def test_lda_is_the_closed_form() -> None:
     sample = residuals.T @ residuals / len(x)
     target = sample.diagonal().mean() * torch.eye(10, dtype=torch.float64)
     spread = ((residuals[:, :, None] * residuals[:, None, :] - sample) ** 2).mean(dim=0).sum() / len(x)
-    share = min(1.0, float(spread / ((sample - target) ** 2).sum()))
-    weights = torch.linalg.solve((1 - share) * sample + share * target, means.T)
+    shrinkage = min(1.0, float(spread / ((sample - target) ** 2).sum()))
+    weights = torch.linalg.solve((1 - shrinkage) * sample + shrinkage * target, means.T)
     scores = split.test_x.double() @ weights - (means * weights.T).sum(dim=1) / 2
     assert run(split, "lda").tolist() == scores.argmax(dim=1).tolist()
 

@@ -58,7 +58,7 @@ def test_a_workload_keeps_to_the_rules(name: str) -> None:
     weights = copy.deepcopy(first.model.state_dict())
     for key, value in same.model.state_dict().items():
         assert torch.equal(value, weights[key])
-    assert any(not torch.equal(each, weights[key]) for key, each in other.model.state_dict().items())
+    assert any(not torch.equal(value, weights[key]) for key, value in other.model.state_dict().items())
     loss = validate(first.model, first.val_loss)
     assert np.isfinite(loss)
     losses = take(first)
@@ -98,7 +98,7 @@ DRAWS += [streams.draw_pushes, streams.draw_hands]
 @pytest.mark.parametrize("draw", DRAWS)
 def test_rows_of_a_stream_never_come_again(draw: streams.Draw) -> None:
     generator = generate(3)
-    batches = [list_rows(draw(20, each)) for each in (generator, generator, generate(streams.HELD_OUT))]
+    batches = [list_rows(draw(20, source)) for source in (generator, generator, generate(streams.HELD_OUT))]
     assert [len(rows) for rows in batches] == [20] * 3
     assert len(set.union(*batches)) == 60
 
@@ -118,18 +118,18 @@ def test_texts_follow_their_grammar() -> None:
 
 def test_hops_are_the_shortest_paths() -> None:
     edges, hops = streams.draw_graphs(30, generate())
-    for matrix, own in zip(edges, hops, strict=True):
+    for matrix, hop in zip(edges, hops, strict=True):
         expected = shortest_path(matrix.numpy(), unweighted=True, indices=0)
-        assert own.tolist() == [min(streams.FURTHEST, distance) for distance in expected]
+        assert hop.tolist() == [min(streams.FURTHEST, distance) for distance in expected]
 
 
-def test_what_is_hidden_of_a_linear_function_follows_from_the_rest() -> None:
+def test_hidden_columns_of_a_linear_function_follow_from_the_known_ones() -> None:
     rows, hidden = streams.draw_functions(200, generate())
     x, y, masked = rows.double().split([streams.INPUTS, 1, 1], 2)
     known = streams.POINTS - streams.UNKNOWN
     assert (y[masked == 1] == 0).all()
-    found = x[:, known:] @ torch.linalg.lstsq(x[:, :known], y[:, :known]).solution
-    assert (found.squeeze(2) - hidden).square().median() < 0.05
+    predicted = x[:, known:] @ torch.linalg.lstsq(x[:, :known], y[:, :known]).solution
+    assert (predicted.squeeze(2) - hidden).square().median() < 0.05
 
 
 def test_petals_are_counted_around_the_centre(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,11 +160,11 @@ def test_hands_are_labelled_by_the_kinds_of_cards_in_them() -> None:
 
 
 def test_a_weight_on_a_spring_moves_by_its_pushes_alone() -> None:
-    pushes, places = streams.draw_pushes(30, generate()).unbind(2)
-    torch.testing.assert_close(places[:, 0], 0.5 * pushes[:, 0])  # it begins at rest, in the middle
-    speed, place = 2 * (places[:, 1] - places[:, 0]), places[:, 0]
-    bent = streams.STIFF * place**3 / (1 + place**2)
-    torch.testing.assert_close(speed, 0.9 * pushes[:, 0] + pushes[:, 1] - 0.5 * place - bent)
+    pushes, positions = streams.draw_pushes(30, generate()).unbind(2)
+    torch.testing.assert_close(positions[:, 0], 0.5 * pushes[:, 0])  # it begins at rest, in the middle
+    speed, position = 2 * (positions[:, 1] - positions[:, 0]), positions[:, 0]
+    bent = streams.STIFF * position**3 / (1 + position**2)
+    torch.testing.assert_close(speed, 0.9 * pushes[:, 0] + pushes[:, 1] - 0.5 * position - bent)
 
 
 def test_every_family_has_one_role_and_roles_are_what_was_drawn() -> None:
@@ -215,47 +215,47 @@ def test_attention_is_to_neighbours_alone_whatever_their_order() -> None:
         torch.testing.assert_close(layer(x, x[near]), expected)
 
 
-def test_convolution_divides_by_the_roots_of_degrees_of_the_whole_graph() -> None:
+def test_convolution_divides_by_the_roots_of_degrees_of_the_full_graph() -> None:
     graph = graphs.load_graph()
     x, y, edges = graphs.load_modules()
     mixing = graphs.normalise(edges, len(x))
     roots = edges[0].bincount().float().sqrt()
     torch.testing.assert_close(mixing @ roots[:, None], roots[:, None])  # the leading eigenvector
-    kept = torch.isin(graph.y, graph.y.bincount().argsort(descending=True, stable=True)[: graphs.MODULES])
-    assert torch.equal(x, graph.x[kept])
+    frequent = torch.isin(graph.y, graph.y.bincount().argsort(descending=True, stable=True)[: graphs.MODULES])
+    assert torch.equal(x, graph.x[frequent])
     node = len(y) // 2
-    of_graph = int(kept.nonzero()[node])
+    of_graph = int(frequent.nonzero()[node])
     near = graph.neighbours[graph.start[of_graph] : graph.start[of_graph] + graph.degree[of_graph]]
-    assert kept.nonzero()[edges[1, edges[0] == node], 0].tolist() == near[kept[near]].tolist()
+    assert frequent.nonzero()[edges[1, edges[0] == node], 0].tolist() == near[frequent[near]].tolist()
 
 
-def test_views_are_told_from_all_others() -> None:
+def test_views_are_distinguished_from_all_others() -> None:
     embeddings = torch.randn(6, 4, generator=generate(), dtype=torch.float64)
     likes = (F.cosine_similarity(embeddings[:, None], embeddings, dim=2) / characters.TEMPERATURE).exp()
-    shares = [likes[i, (i + 3) % 6] / (likes[i].sum() - likes[i, i]) for i in range(6)]
-    torch.testing.assert_close(characters.compare_views(embeddings), -torch.stack(shares).log().mean())
+    fractions = [likes[i, (i + 3) % 6] / (likes[i].sum() - likes[i, i]) for i in range(6)]
+    torch.testing.assert_close(characters.compare_views(embeddings), -torch.stack(fractions).log().mean())
 
 
-def test_a_shape_is_where_the_ink_is() -> None:
+def test_shapes_are_moments_of_the_ink() -> None:
     image = torch.zeros(28, 28)
     image[4, 10] = image[8, 10] = 0.5
     image[6, 7:14:6] = 0.25
-    places = torch.tensor([(4.0, 10.0)] * 2 + [(8.0, 10.0)] * 2 + [(6.0, 7.0), (6.0, 13.0)])
-    (rows, both), (_, columns) = torch.cov(places.T, correction=0).tolist()
-    expected = torch.tensor([[1.5, *places.mean(0).tolist(), rows, columns, both]])
+    centres = torch.tensor([(4.0, 10.0)] * 2 + [(8.0, 10.0)] * 2 + [(6.0, 7.0), (6.0, 13.0)])
+    (rows, both), (_, columns) = torch.cov(centres.T, correction=0).tolist()
+    expected = torch.tensor([[1.5, *centres.mean(0).tolist(), rows, columns, both]])
     torch.testing.assert_close(characters.measure_shapes(image.view(1, -1)), expected)
 
 
-def test_each_image_goes_through_the_likeliest_expert_alone() -> None:
+def test_every_image_goes_through_the_likeliest_expert_alone() -> None:
     model = characters.experts(0).model
     assert isinstance(model, characters.Experts)
     images = load_latin().x[:20]
     with torch.no_grad():
         for image, expected in zip(images, model(images)[0], strict=True):
             x = model.stem(image)
-            shares = model.gate(x).softmax(0)
-            best = int(shares.argmax())
-            x = x + shares[best] * (model.rise[best].T @ x).relu() @ model.fall[best]
+            weights = model.gate(x).softmax(0)
+            best = int(weights.argmax())
+            x = x + weights[best] * (model.rise[best].T @ x).relu() @ model.fall[best]
             torch.testing.assert_close(model.head(x), expected, atol=1e-5, rtol=1e-4)
 
 
@@ -264,8 +264,8 @@ def test_wrong_labels_are_of_any_other_class() -> None:
     spoilt = characters.spoil_labels(right, 5, generate())
     wrong = spoilt != right
     assert abs(wrong.float().mean().item() - characters.WRONG) < 0.01
-    shares = ((spoilt - right)[wrong] % 5).bincount(minlength=5) / wrong.sum()
-    torch.testing.assert_close(shares, torch.tensor([0, 0.25, 0.25, 0.25, 0.25]), atol=0.01, rtol=0)
+    fractions = ((spoilt - right)[wrong] % 5).bincount(minlength=5) / wrong.sum()
+    torch.testing.assert_close(fractions, torch.tensor([0, 0.25, 0.25, 0.25, 0.25]), atol=0.01, rtol=0)
 
 
 def test_few_readings_of_the_hand_are_spoilt() -> None:
@@ -339,7 +339,7 @@ def test_embedding_tables_are_multiplied() -> None:
     torch.testing.assert_close(words.match_words(embedding, centres, others), every.gather(1, others))
 
 
-def test_what_predicts_the_next_byte_sees_no_future() -> None:
+def test_predictors_of_the_next_byte_see_no_future() -> None:
     model = sources.gpt(0).model
     text = torch.arange(24).view(2, 12)
     changed = text.clone()
@@ -349,12 +349,12 @@ def test_what_predicts_the_next_byte_sees_no_future() -> None:
 
 def test_hidden_tokens_can_be_put_back_and_bert_ties_its_embeddings() -> None:
     windows = torch.randint(TOKENS, (50, 1 + LENGTH), generator=generate())
-    tokens, places, hidden = sources.hide_tokens(windows, generate(1))
+    tokens, positions, hidden = sources.hide_tokens(windows, generate(1))
     assert (tokens == sources.MASK).sum(1).eq(sources.MASKED).all()
-    assert torch.equal(tokens.scatter(1, places, hidden), windows)
+    assert torch.equal(tokens.scatter(1, positions, hidden), windows)
     with initial_weights(0):
         model = sources.BERT()
-    logits = model(tokens[:2], places[:2])
+    logits = model(tokens[:2], positions[:2])
     assert logits.shape == (2, sources.MASKED, TOKENS)  # the mask is never an answer
     logits.logsumexp(-1).sum().backward()
     assert model.embedding.symbols.weight.grad is not None

@@ -59,11 +59,11 @@ def write_request(folder: Path, split: Split, **changes: object) -> dict[str, An
 
 
 @pytest.fixture
-def own_finders(monkeypatch: pytest.MonkeyPatch) -> None:
+def restored_finders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
 
 
-@pytest.mark.usefixtures("own_finders")
+@pytest.mark.usefixtures("restored_finders")
 def test_evaluator_follows_the_contest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[nn.Module] = []
 
@@ -84,7 +84,7 @@ def test_evaluator_follows_the_contest(tmp_path: Path, monkeypatch: pytest.Monke
     assert result["score"] == pytest.approx((0.6 - 0.2) / 0.8 * 100)
 
 
-@pytest.mark.usefixtures("own_finders")
+@pytest.mark.usefixtures("restored_finders")
 def test_accuracy_and_limit(tmp_path: Path) -> None:
     split = sample_three()
     result = evaluate(write_request(tmp_path, split))
@@ -96,13 +96,13 @@ def test_accuracy_and_limit(tmp_path: Path) -> None:
 
 
 def test_peak_memory_is_this_processs() -> None:
-    held = torch.ones(100 << 18)  # 100 MiB
+    memory = torch.ones(100 << 18)  # 100 MiB
     unit = 1 << 20 if sys.platform == "darwin" else 1 << 10
     assert 100 < measure_peak_memory() <= resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit * 1.01
-    assert len(held)
+    assert len(memory)
 
 
-def test_only_allowed_modules_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_allowed_modules_can_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "of_the_workspace.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.syspath_prepend(ROOT)
@@ -162,8 +162,8 @@ def test_command_judges_the_single_file(tmp_path: Path, monkeypatch: pytest.Monk
     assert main(["contest"]) == 0
     assert given[0].startswith(b'"""The submission in a single file')
     assert given[1].startswith(b"PK")
-    found = {path.name: json.loads(path.read_text())["submission"] for path in tmp_path.iterdir()}
-    assert found == {"contest.json": "ZIP", "contest_single_file.json": "single file"}
+    submissions = {path.name: json.loads(path.read_text())["submission"] for path in tmp_path.iterdir()}
+    assert submissions == {"contest.json": "ZIP", "contest_single_file.json": "single file"}
 
 
 def test_missing_scikit_learn(
@@ -214,14 +214,14 @@ def test_result_is_the_solvers() -> None:
 
 
 def test_statistics() -> None:
-    share = {"cosine": [0.5, 0.7], "lda": [0.9, 0.6], "bayes": [0.9, 0.9], OURS: [0.8, 0.9]}
+    accuracies = {"cosine": [0.5, 0.7], "lda": [0.9, 0.6], "bayes": [0.9, 0.9], OURS: [0.8, 0.9]}
     results = {
         Cell("nuisance", 16, 4, seed, 128, 384, method, 9 if method == OURS else None): {
-            "accuracy": share[method][seed],
+            "accuracy": accuracies[method][seed],
             "parameters": 1000 + seed,
             "seconds": 1.0,
         }
-        for method in share
+        for method in accuracies
         for seed in (0, 1)
     }
     text = tabulate(summarise(results))

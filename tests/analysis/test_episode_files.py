@@ -22,8 +22,8 @@ def test_photographs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     for label in range(16):
-        for number in range(35):
-            path = Path("photos", ("train", "test")[number % 2], f"class {label}", f"{number}.png")
+        for index in range(35):
+            path = Path("photos", ("train", "test")[index % 2], f"class {label}", f"{index}.png")
             path.parent.mkdir(parents=True, exist_ok=True)
             pixels = rng.integers(0, 90, (8, 8, 3)) + rng.permutation([150, 90, 10]) * (label % 2) + 5 * label
             Image.fromarray(pixels.astype(np.uint8)).save(path)
@@ -37,9 +37,9 @@ def test_photographs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
     assert f"560 photographs of 16 classes: of no set that we know;\nsha256 of all {digest}" in first
     rows = json.loads(Path("rows.json").read_text(encoding="utf-8"))
     assert list(rows) == list(photographs.COLUMNS)
-    (header, _, own, *_) = read_cells(first)
+    (header, _, measured, *_) = read_cells(first)
     assert header == ["accuracy, % ±classes ±episodes", *photographs.COLUMNS]
-    assert own[1].startswith(f"{100 * rows['1-shot']['methods']['protonet']['accuracy']:.2f} ±")
+    assert measured[1].startswith(f"{100 * rows['1-shot']['methods']['protonet']['accuracy']:.2f} ±")
     assert [cells[0] for cells in read_cells(first)[-2:]] == ["protonet", "bd-cspn"]
     before = {path: path.stat().st_mtime_ns for path in Path("build").rglob("*.npz")}
     assert main(arguments) == 0
@@ -50,5 +50,5 @@ def test_photographs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
     assert "`folder` must hold pictures in folders of two classes or more" in capfd.readouterr().err
 
 
-def test_ranks_share_a_place() -> None:
+def test_equal_values_have_their_mean_rank() -> None:
     assert rank({"a": 3, "b": 5, "c": 3, "d": 1}) == {"a": 2.5, "b": 1, "c": 2.5, "d": 4}

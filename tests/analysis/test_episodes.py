@@ -18,24 +18,29 @@ KINDS, OVER = ("half_width", "p_value", "p_holm"), ("classes", "episodes")
 
 
 def summary(names: tuple[str, ...], **accuracies: float) -> dict[str, Any]:
-    own = {name: accuracies.get(name.replace("-", "_"), 0.5) for name in names}
+    accuracy_of = {name: accuracies.get(name.replace("-", "_"), 0.5) for name in names}
     pairs = [
         {
             "first": a,
             "second": b,
-            "difference": own[a] - own[b],
+            "difference": accuracy_of[a] - accuracy_of[b],
             **{f"{kind}_{of}": 0.01 if kind == "half_width" else p for kind in KINDS for of in OVER},
         }
         for position, a in enumerate(names)
         for b in names[position + 1 :]
-        for p in [0.001 if own[a] != own[b] else 1.0]
+        for p in [0.001 if accuracy_of[a] != accuracy_of[b] else 1.0]
     ]
-    return {"methods": {n: {"accuracy": v, "half_width_episodes": 0.002} for n, v in own.items()}, "comparisons": pairs}
+    return {
+        "methods": {n: {"accuracy": v, "half_width_episodes": 0.002} for n, v in accuracy_of.items()},
+        "comparisons": pairs,
+    }
 
 
 def test_tables_of_methods() -> None:
-    summaries = {each.title: summary(each.methods, ridge=0.75) for each in ACCURACY}
-    summaries |= {each.title: summary(COMPARED, protonet_cosine=0.8, tim=0.7, ilpc=0.9) for each in UNBALANCED}
+    summaries = {experiment.title: summary(experiment.methods, ridge=0.75) for experiment in ACCURACY}
+    summaries |= {
+        experiment.title: summary(COMPARED, protonet_cosine=0.8, tim=0.7, ilpc=0.9) for experiment in UNBALANCED
+    }
     text = methods.tabulate(summaries, 10)
     first, second = text.split("## Queries")
     assert next(line for line in first.splitlines() if line.startswith("| ridge")).count("75.00 ±0.20") == len(ACCURACY)
@@ -76,9 +81,9 @@ def test_both_sides_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.setattr(speed, "ROWS", 30)
     pairs = [pair._replace(n_ours=8, n_theirs=1) for pair in speed.PAIRS[:5]]
     results = [speed.compare(pair, 1) for pair in pairs]
-    assert [each["method"] for each in results] == [pair.name for pair in pairs]
-    assert all(each["ratio"] == each["easyfsl_us"] / each["ours_us"] > 0 for each in results)
-    assert all(each["lean_ratio"] == each["lean_us"] / each["ours_us"] > 0 for each in results)
+    assert [result["method"] for result in results] == [pair.name for pair in pairs]
+    assert all(result["ratio"] == result["easyfsl_us"] / result["ours_us"] > 0 for result in results)
+    assert all(result["lean_ratio"] == result["lean_us"] / result["ours_us"] > 0 for result in results)
     result = speed.measure_growth(20)
     assert result["episodes"] == 20
     assert result["peak_mib"] >= result["before_mib"] > 0

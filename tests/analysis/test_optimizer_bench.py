@@ -73,13 +73,15 @@ def house(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path
     """Let the bench have four tiny workloads, one of each role, with baselines; return where looks are logged."""
     monkeypatch.setattr(looks, "LOOKS", tmp_path / "looks.md")
     roles = {"seen": "visible", "tuned": "tuning", "kept": "validation", "last": "test"}
-    settle(monkeypatch, folder / "workloads.py", roles, {name: name[0] for name in roles})
-    found = read_baselines(folder / "baselines.json")["tiny"]
-    (tmp_path / "baselines.json").write_text(json.dumps(dict.fromkeys(roles, found)))
+    install_workloads(monkeypatch, folder / "workloads.py", roles, {name: name[0] for name in roles})
+    baseline = read_baselines(folder / "baselines.json")["tiny"]
+    (tmp_path / "baselines.json").write_text(json.dumps(dict.fromkeys(roles, baseline)))
     return tmp_path / "looks.md"
 
 
-def settle(monkeypatch: pytest.MonkeyPatch, file: Path, roles: dict[str, str], families: dict[str, str]) -> None:
+def install_workloads(
+    monkeypatch: pytest.MonkeyPatch, file: Path, roles: dict[str, str], families: dict[str, str]
+) -> None:
     """Let the bench have other workloads, all of them the tiny one of a file, for a test."""
     builds = dict.fromkeys(roles, load_python("--workload-file", file).build)
     known: dict[str, Any]
@@ -111,9 +113,9 @@ def look(folder: Path, house: Path, *more: str) -> int:
 
 
 def test_committed_baselines_are_of_the_benchs_workloads() -> None:
-    for name, found in read_baselines(ROOT / BASELINES).items():
+    for name, baselines in read_baselines(ROOT / BASELINES).items():
         assert name in WORKLOADS
-        for steps, baseline in found.items():
+        for steps, baseline in baselines.items():
             assert baseline["target"] < baseline["initial"]
             assert 0 < baseline["steps"] <= baseline["max_steps"] == int(steps)
 
@@ -121,44 +123,44 @@ def test_committed_baselines_are_of_the_benchs_workloads() -> None:
 def test_baselines(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     path = folder / "baselines.json"
     was = path.read_text()
-    found = json.loads(was)
-    assert [*found] == ["tiny", "small"]
-    assert [[*each] for each in found.values()] == [["10", "20"]] * 2
-    for steps, baseline in found["tiny"].items():
+    baselines = json.loads(was)
+    assert [*baselines] == ["tiny", "small"]
+    assert [[*by_steps] for by_steps in baselines.values()] == [["10", "20"]] * 2
+    for steps, baseline in baselines["tiny"].items():
         assert baseline["max_steps"] == int(steps)
         assert baseline["curve"][0] == pytest.approx(baseline["initial"], rel=1e-4)
         assert baseline["fingerprint"] == float(f"{load_python('', folder / 'workloads.py').build(0).val_loss():.4g}")
     monkeypatch.setattr(tune, "tune_workload", None)  # all is in the journal
     assert main(["optimizer-tune", *TUNED, *options(folder), "--baselines", str(folder / "again.json")]) == 0
-    assert json.loads((folder / "again.json").read_text()) == found
+    assert json.loads((folder / "again.json").read_text()) == baselines
     assert len(capsys.readouterr().out.splitlines()) == 2 + 4
 
 
 def test_horizons_are_added_to_the_file(folder: Path) -> None:
-    found = json.loads((folder / "baselines.json").read_text())
+    baselines = json.loads((folder / "baselines.json").read_text())
     path = folder / "few.json"
-    path.write_text(json.dumps({"tiny": {"20": found["tiny"]["20"]}, "other": found["small"]}))
+    path.write_text(json.dumps({"tiny": {"20": baselines["tiny"]["20"]}, "other": baselines["small"]}))
     given = ["--steps", "10", "--workload-file", str(folder / "workloads.py"), "--workloads", "tiny"]
     state = ["--state", str(folder / "few.jsonl")]
     assert main(["optimizer-tune", *given, *state, "--baselines", str(path)]) == 0
     added = json.loads(path.read_text())
     assert [*added["tiny"]] == ["10", "20"]
-    assert added["tiny"]["20"] == found["tiny"]["20"]
-    assert added["other"] == found["small"]
+    assert added["tiny"]["20"] == baselines["tiny"]["20"]
+    assert added["other"] == baselines["small"]
     setting = added["tiny"]["10"]["setting"]
-    assert setting["betas"] == found["tiny"]["20"]["setting"]["betas"]  # its search began there
+    assert setting["betas"] == baselines["tiny"]["20"]["setting"]["betas"]  # its search began there
 
 
-def test_a_coarse_baseline_is_the_ladders_and_the_report_says_so(
+def test_a_coarse_baseline_is_the_ladders_and_the_report_notes_it(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     strict, path = json.loads((folder / "baselines.json").read_text())["tiny"]["20"], folder / "coarse.json"
     file = ["--workload-file", str(folder / "workloads.py"), "--workloads", "tiny"]
     given = [*file, "--baselines", str(path), "--state", str(folder / "state.jsonl"), "--steps", "20", "--jobs", "1"]
     assert main(["optimizer-tune", *given, "--coarse"]) == 0
-    found = json.loads(path.read_text())["tiny"]["20"]
-    assert {name: found[name] for name in strict["easier"]["coarse"]} == strict["easier"]["coarse"]
-    assert found["target"] >= strict["target"]
+    baseline = json.loads(path.read_text())["tiny"]["20"]
+    assert {name: baseline[name] for name in strict["easier"]["coarse"]} == strict["easier"]["coarse"]
+    assert baseline["target"] >= strict["target"]
     capsys.readouterr()
     assert main(["optimizer-bench", "--optimizer", str(folder / "optimizer.py"), *given, "--seeds", "0"]) == 0
     assert "AdamW by the coarse ladder alone, which is easier: tiny." in capsys.readouterr().out
@@ -202,7 +204,7 @@ def test_randomness_is_the_seeds(folder: Path) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_divergence_keeps_what_was_before(folder: Path) -> None:
+def test_divergence_keeps_the_losses_before_it(folder: Path) -> None:
     def try_config(config: str) -> Curve:
         candidate = Candidate("optimizer", config, folder / "optimizer.py")
         return do(Run("tiny", folder / "workloads.py", 0, 40, candidate, 0.0))
@@ -220,8 +222,8 @@ def test_divergence_keeps_what_was_before(folder: Path) -> None:
 
 def test_one_run_is_judged_at_every_horizon(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     baselines = json.loads((folder / "baselines.json").read_text())
-    for found in baselines.values():
-        found["20"]["target"] = 1e-9  # no run ends early
+    for baseline in baselines.values():
+        baseline["20"]["target"] = 1e-9  # no run ends early
     (folder / "hard.json").write_text(json.dumps(baselines))
     rows: dict[str, Any] = {}
     state = folder / "horizons.jsonl"
@@ -230,9 +232,9 @@ def test_one_run_is_judged_at_every_horizon(folder: Path, capsys: pytest.Capture
         assert run(folder, *given, "--steps", steps, state=state.name) == 0
         (entry,) = json.loads((folder / "rows.json").read_text())
         rows[steps] = [{**row, "step_ms": 0} for row in entry["rows"]]
-        assert [each["steps"] for each in entry["summaries"]] == sorted(map(int, steps.split(",")))
-    kept = [json.loads(line) for line in state.read_text().splitlines()]
-    assert len([each for each in kept if each["run"][3] == 20]) == 6  # a workload and seed runs once
+        assert [summary["steps"] for summary in entry["summaries"]] == sorted(map(int, steps.split(",")))
+    lines = [json.loads(line) for line in state.read_text().splitlines()]
+    assert len([line for line in lines if line["run"][3] == 20]) == 6  # a workload and seed runs once
     assert [row for row in rows["20,10"] if row["steps"] == 10] == rows["10"]
     assert "**Workloads of the file, 10 steps**" in capsys.readouterr().out
 
@@ -297,25 +299,26 @@ def test_learning_rates(folder: Path, house: Path, capsys: pytest.CaptureFixture
     assert head == ["variant", "10 steps", "change", "20 steps", "change", "worst", "not finite"]
     assert [line[0] for line in cells] == ["as configured", "rate x 0.1", "rate x 1e+30"]
     assert cells[0][2] == cells[0][4] == "+0.0 %"
-    for place, entry in ((1, entries[1]), (0, entries[0])):
+    for index, entry in ((1, entries[1]), (0, entries[0])):
         for column, steps in ((1, 10), (3, 20)):
-            own = [row["ratio"] for row in entry["rows"] if row["steps"] == steps]
-            assert cells[place][column] == f"{math.prod(own) ** (1 / len(own)):.2f}"
+            ratios = [row["ratio"] for row in entry["rows"] if row["steps"] == steps]
+            assert cells[index][column] == f"{math.prod(ratios) ** (1 / len(ratios)):.2f}"
     assert cells[2][-2:] == ["seen 0.05 (of 10)", "seen, tuned"]
     (folder / "default.json").write_text("{}")
     assert look(folder, house, "--config", str(folder / "default.json"), "--rates", "3", "--json", str(path)) == 0
     assert json.loads(path.read_text())[1]["config"] == {"lr": 0.3}  # the default is 0.1
 
 
-def test_the_horizon_is_told_to_what_asks_for_it(folder: Path, house: Path, tmp_path: Path) -> None:
-    """An optimizer that stands still after half of the steps that it is told."""
+def test_optimizers_with_total_steps_get_the_horizon(folder: Path, house: Path, tmp_path: Path) -> None:
+    """An optimizer that stands still after half of its total_steps."""
     code = OPTIMIZER_FILE.replace("crash, 0\n", "crash, 0\n        self.total = total_steps\n")
     halt = "        self.param_groups[0]['lr'] *= self.steps < self.total // 2\n"
     code = code.replace("closure=None):\n", f"closure=None):\n{halt}")
     (tmp_path / "ends.py").write_text(code)
     (tmp_path / "config.json").write_text('{"lr": 0.01, "total_steps": 10000}')
-    given = ["--optimizer", str(tmp_path / "ends.py"), "--config", str(tmp_path / "config.json"), "--told", "0.5,2"]
-    path = tmp_path / "told.json"
+    given = ["--optimizer", str(tmp_path / "ends.py"), "--config", str(tmp_path / "config.json")]
+    given += ["--horizon-factors", "0.5,2"]
+    path = tmp_path / "factors.json"
     assert look(folder, house, *given, "--steps", "10,20", "--json", str(path)) == 0
     entries = json.loads(path.read_text())
     changes = [(entry["changed"], entry["factor"], entry["config"]["total_steps"]) for entry in entries]
@@ -324,7 +327,7 @@ def test_the_horizon_is_told_to_what_asks_for_it(folder: Path, house: Path, tmp_
     assert all(a > b > c for a, b, c in zip(short, plain, long, strict=True))
 
 
-def test_peers_take_their_best_rate_at_each_horizon(
+def test_peers_take_their_best_rate_at_every_horizon(
     folder: Path, house: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "peers.json"
@@ -336,8 +339,8 @@ def test_peers_take_their_best_rate_at_each_horizon(
             assert len(rates["means"]) == len(PEERS[entry["name"]].rates)
             assert rates["means"][str(rates["best"])] == max(rates["means"].values())
         for steps, rates in entry["rates"].items():
-            own = [row["ratios"][0] for row in entry["rows"] if row["steps"] == int(steps)]
-            assert math.prod(own) ** 0.5 == pytest.approx(rates["means"][str(rates["best"])])
+            ratios = [row["ratios"][0] for row in entry["rows"] if row["steps"] == int(steps)]
+            assert math.prod(ratios) ** 0.5 == pytest.approx(rates["means"][str(rates["best"])])
     captured = capsys.readouterr()
     assert captured.out.count("| ademamix") == 4
     assert "only step() is called" in " ".join(captured.out.lower().split())
@@ -398,7 +401,7 @@ def test_errors(folder: Path, capsys: pytest.CaptureFixture[str], arguments: str
     assert not captured.out
 
 
-def test_a_baseline_that_lacks_says_what_makes_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_baseline_names_the_command_that_makes_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(folder, "--steps", "300,20,1000") == 2
     command = "Run python -m analysis optimizer-tune --steps 1000,300 --workloads tiny,small first, with the same file."
     assert capsys.readouterr().err.endswith(f"{command}\n")
@@ -410,8 +413,8 @@ def test_workloads_that_cannot_be_tuned(folder: Path, capsys: pytest.CaptureFixt
     given = ["--workload-file", str(folder / "lost.py"), "--workloads", "lost"]
     given += ["--baselines", str(folder / "lost.json")]
     assert main(["optimizer-tune", *given, "--state", str(folder / "state.jsonl")]) == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith(
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message.startswith(
         "analysis optimizer-tune: `--workloads` must have a finite loss before training; got nan of lost"
     )
 

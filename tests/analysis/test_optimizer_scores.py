@@ -70,14 +70,14 @@ def test_summary() -> None:
     assert summarise([score_workload("gpt", seeds[:1], BASELINE)])[0]["interval"] is None
 
 
-def test_workloads_count_the_same_and_the_worst_family_is_told() -> None:
+def test_workloads_have_equal_weight_and_the_worst_family_is_reported() -> None:
     rows = [
-        score_workload(name, [curve(*[5] * place, 1)], BASELINE | {"max_steps": steps})
+        score_workload(name, [curve(*[5] * rank, 1)], BASELINE | {"max_steps": steps})
         for steps in (100, 200)
-        for name, place in (("cnn", 1), ("vit", 3), ("gpt", 2), ("labels", 4))
+        for name, rank in (("cnn", 1), ("vit", 3), ("gpt", 2), ("labels", 4))
     ]
     first, second, *_ = summaries = summarise(rows)
-    assert [(each["role"], each["steps"]) for each in summaries] == [
+    assert [(summary["role"], summary["steps"]) for summary in summaries] == [
         *(("visible", 100), ("tuning", 100)),
         *(("visible", 200), ("tuning", 200)),
     ]

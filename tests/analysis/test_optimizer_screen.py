@@ -15,7 +15,7 @@ from analysis.optimizer_bench import runs, screen
 from analysis.optimizer_bench.loading import load_python, take_fingerprint
 from analysis.optimizer_bench.screen import CHEAP, change_constants, correlate, estimate, leave_out
 from analysis.optimizer_bench.workloads import FAMILIES, FAMILY, ROLE, ROLES
-from tests.analysis.test_optimizer_bench import WORKLOAD_FILE, settle
+from tests.analysis.test_optimizer_bench import WORKLOAD_FILE, install_workloads
 
 OPTIMIZER_FILE = """
 from __future__ import annotations
@@ -57,12 +57,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "workloads.py").write_text(WORKLOAD_FILE)
     (tmp_path / "plain.py").write_text(OPTIMIZER_FILE)
     roles = {"a": "visible", "b": "tuning", "c": "tuning", "d": "tuning", "hidden": "test"}
-    settle(monkeypatch, tmp_path / "workloads.py", roles, OF | {"hidden": "hidden"})
+    install_workloads(monkeypatch, tmp_path / "workloads.py", roles, OF | {"hidden": "hidden"})
     monkeypatch.setattr(screen, "CHEAP", ("a", "b", "c"))
     baseline = {"target": 1e-3, "steps": 30, "initial": 15.0, "max_steps": 30, "curve": [15.0]}
     baseline["fingerprint"] = take_fingerprint("a", None)
-    found = {"20": baseline | {"target": 0.5, "max_steps": 20}, "30": baseline}
-    (tmp_path / "baselines.json").write_text(json.dumps(dict.fromkeys(roles, found)))
+    baselines = {"20": baseline | {"target": 0.5, "max_steps": 20}, "30": baseline}
+    (tmp_path / "baselines.json").write_text(json.dumps(dict.fromkeys(roles, baselines)))
     return tmp_path
 
 
@@ -90,19 +90,19 @@ def test_constants_are_changed_for_the_functions_that_read_them(folder: Path) ->
 
 def test_the_choice_without_a_family_does_not_see_it() -> None:
     choices = {choice.family: choice for choice in leave_out(RATIOS, OF)}
-    assert choices["x"].variant == "steady"  # what is best there alone is not chosen for it
+    assert choices["x"].variant == "steady"  # the variant that is best on this family alone is not chosen for it
     assert (choices["x"].ratio, choices["x"].best) == pytest.approx((1.2, 9.0))
     assert choices["y"].variant == choices["z"].variant == "one"
     assert choices["z"].best == pytest.approx((1.3 * 1.2) ** 0.5)
     assert estimate([*choices.values()], OF, OF) == pytest.approx(statistics.geometric_mean([1.2, 1, 1, 1]))
-    renamed = {name: {place.upper(): ratio for place, ratio in each.items()} for name, each in RATIOS.items()}
-    again = leave_out(renamed, {place.upper(): family for place, family in OF.items()})
+    renamed = {name: {workload.upper(): ratio for workload, ratio in ratios.items()} for name, ratios in RATIOS.items()}
+    again = leave_out(renamed, {workload.upper(): family for workload, family in OF.items()})
     assert again == [*choices.values()]
 
 
 def test_rank_correlation() -> None:
     ratios = {f"{n}": {"a": 1.0 + n, "b": b, "c": c} for n, (b, c) in enumerate([(9, 2), (1, 3), (4, 1), (5, 9)])}
-    every = [statistics.geometric_mean(each.values()) for each in ratios.values()]
+    every = [statistics.geometric_mean(ratio.values()) for ratio in ratios.values()]
     assert correlate(ratios, ["a"]) == pytest.approx(spearmanr([1, 2, 3, 4], every).statistic)
     assert correlate(ratios, ["a", "b", "c"]) == pytest.approx(1)
     assert correlate({name: ratios[name] for name in "01"}, ["a"]) is None
@@ -128,9 +128,9 @@ def test_screen(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert any(line.startswith(f"Best on all: {best}, {means[0]:.3f}. Chosen without the family ") for line in out)
 
     assert run(folder, *variants, "--all", "--json", str(folder / "all.json")) == 0
-    told = json.loads((folder / "all.json").read_text())
-    assert {row["workload"] for row in told["rows"]["plain"]} == {"a", "b", "c", "d"}
-    assert told["rank_correlation"] == pytest.approx(1)  # equal workloads
+    reported = json.loads((folder / "all.json").read_text())
+    assert {row["workload"] for row in reported["rows"]["plain"]} == {"a", "b", "c", "d"}
+    assert reported["rank_correlation"] == pytest.approx(1)  # equal workloads
     assert "correlation of the 3 cheap workloads with all 4: 1.00.\n" in capsys.readouterr().out
     monkeypatch.setattr(runs, "do", None)  # all is in the journal, of variants that are made again, too
     assert run(folder, *variants, "--json", str(folder / "again.json")) == 0
@@ -153,6 +153,6 @@ def test_errors(folder: Path, capsys: pytest.CaptureFixture[str], fields: str, m
     assert captured.err.count("\n") == 1
 
 
-def test_a_missing_file_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(folder, f"{folder / 'none.py'}:RATES.first=1") == 2
     assert "`--optimizer` must be a Python file that can be imported; got " in capsys.readouterr().err

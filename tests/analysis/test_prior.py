@@ -18,7 +18,7 @@ from protonet.network import PrototypeNetwork
 
 
 def make_task(seed: int, shots: int) -> Task:
-    """Return two noisy classes, of which one direction of four tells."""
+    """Return two noisy classes that differ in one direction of four."""
     rng = np.random.default_rng(seed)
     y = np.repeat([0, 1], shots + 20)
     x = rng.normal(size=(len(y), 4)) + np.outer(2 * y - 1, [1.5, 0, 0, 0])
@@ -38,7 +38,7 @@ def test_every_family_draws_finite_features_of_several_classes(family: object) -
     assert len(np.unique(y)) > 1
 
 
-def test_what_is_drawn_is_spoilt_but_finite() -> None:
+def test_drawn_features_are_finite() -> None:
     for seed in range(30):
         _, x, y = draw(100, np.random.default_rng(seed))
         assert np.isfinite(x).all()
@@ -46,8 +46,8 @@ def test_what_is_drawn_is_spoilt_but_finite() -> None:
 
 
 def test_a_task_is_the_same_whenever_it_is_drawn_and_within_bounds() -> None:
-    for number in (1, 3, 8):
-        task, again = draw_task(number), draw_task(number)
+    for task_id in (1, 3, 8):
+        task, again = draw_task(task_id), draw_task(task_id)
         np.testing.assert_array_equal(task.x, again.x)
         np.testing.assert_array_equal(task.test_y, again.test_y)
         assert set(task.test_y) <= set(task.y) == set(range(task.y.max() + 1))
@@ -58,7 +58,7 @@ def test_a_task_is_the_same_whenever_it_is_drawn_and_within_bounds() -> None:
 
 def test_measured_cosines_are_those_of_the_network_that_solve_fits() -> None:
     task = make_task(0, 5)
-    found = measure(task)
+    arrays = measure(task)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # first weights of another state may leave raw cosine alone
         prior = Prior().eval()
@@ -66,15 +66,15 @@ def test_measured_cosines_are_those_of_the_network_that_solve_fits() -> None:
     assert isinstance(network, PrototypeNetwork)
     with torch.no_grad():
         logits = network(torch.from_numpy(task.test_x))
-    judged = torch.from_numpy(found["judged"].astype(np.float32))
-    assert judged.shape == (len(found["traits"]), 40, 2)
+    judged = torch.from_numpy(arrays["judged"].astype(np.float32))
+    assert judged.shape == (len(arrays["traits"]), 40, 2)
     # The network mixes some of the views: its logits are a positive combination of their cosines.
     solution = torch.linalg.lstsq(judged.flatten(1).T.double(), logits.flatten().double()[:, None]).solution
     residual = judged.flatten(1).T.double() @ solution - logits.flatten().double()[:, None]
     assert float(residual.abs().max()) < 0.02 * float(logits.abs().max())
 
 
-def test_measured_tasks_are_kept_and_loaded(tmp_path: Path) -> None:
+def test_measured_tasks_are_written_and_loaded(tmp_path: Path) -> None:
     assert measure_task(str(tmp_path), 5) >= 0
     written = (tmp_path / "00005.npz").read_bytes()
     measure_task(str(tmp_path), 5)
@@ -84,7 +84,7 @@ def test_measured_tasks_are_kept_and_loaded(tmp_path: Path) -> None:
     assert load_measured(tmp_path / "nothing.npz") is None
 
 
-def test_training_lowers_the_loss_and_is_the_same_each_time(tmp_path: Path) -> None:
+def test_training_lowers_the_loss_and_is_deterministic(tmp_path: Path) -> None:
     tasks = []
     for seed in range(6):
         np.savez(tmp_path / "task.npz", **measure(make_task(seed, 1 + seed % 3)))  # type: ignore[arg-type]
@@ -93,17 +93,17 @@ def test_training_lowers_the_loss_and_is_the_same_each_time(tmp_path: Path) -> N
         tasks.append(loaded)
     batch = collate(tasks)
     before, _ = evaluate(Prior().eval(), batch)
-    told: list[int] = []
-    prior = train(batch, epochs=20, progress=lambda epoch, _: told.append(epoch))
+    progress: list[int] = []
+    prior = train(batch, epochs=20, progress=lambda epoch, _: progress.append(epoch))
     after, right = evaluate(prior, batch)
-    assert told == list(range(20))
+    assert progress == list(range(20))
     assert float(after.mean()) < float(before.mean())
     assert bool(((right >= 0) & (right <= 1)).all())
     again = train(batch, epochs=20)
     assert write_numbers(again) == write_numbers(prior)
 
 
-def test_a_prior_that_leaves_a_set_out_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_prior_that_leaves_a_data_set_out_must_exist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(study, "LEFT_OUT", tmp_path)
     with pytest.raises(InputError, match="must have a prior"):
         study.load_left_out("iris")
@@ -111,7 +111,7 @@ def test_a_prior_that_leaves_a_set_out_is_asked_for(monkeypatch: pytest.MonkeyPa
     assert isinstance(study.load_left_out("iris"), Prior)
 
 
-def test_numbers_are_written_as_a_module(tmp_path: Path) -> None:
+def test_weights_are_written_as_a_module(tmp_path: Path) -> None:
     path = tmp_path / "numbers.py"
     study.write_prior(Prior(), study.HEADER.format(tasks=3, epochs=2), path)
     scope: dict[str, tuple[str, ...]] = {}

@@ -122,8 +122,8 @@ class TestSplit:
         assert torch.bincount(split.train_y).tolist() == [shots] * split.num_classes
         assert len(split.val_y) == 0
         original = torch.tensor([0, 2]) if split.num_classes == 2 else torch.arange(3)
-        for x, own in ((split.train_x, split.train_y), (split.test_x, split.test_y)):
-            assert torch.equal(y[x[:, 0].long()], original[own])
+        for x, labels in ((split.train_x, split.train_y), (split.test_x, split.test_y)):
+            assert torch.equal(y[x[:, 0].long()], original[labels])
         return set(split.train_x[:, 0].tolist()), set(split.test_x[:, 0].tolist()), split.train_y
 
     def test_small_classes_are_left_out(self) -> None:
@@ -137,7 +137,7 @@ class TestSplit:
         assert self.sets(1)[:2] != self.sets(2)[:2]
         assert self.sets(1, 4)[0] < self.sets(1, 9)[0]
 
-    def test_at_most_2000_tests(self) -> None:
+    def test_at_most_2000_test_rows(self) -> None:
         data = Dataset(torch.randn(5000, 2), torch.arange(5000) % 2, ("a", "b"))
         split = split_shots(data, 5, 0)
         assert split is not None

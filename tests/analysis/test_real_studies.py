@@ -1,4 +1,4 @@
-"""Studies of real data: what is drawn, flipped and hidden, how lists are scored, and what tables say."""
+"""Studies of real data: drawn, flipped and hidden rows, scores of lists, and tables."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from analysis.shared.tables import gather
 from tests.analysis.conftest import Made
 
 
-def test_regimes_hide_what_they_say() -> None:
+def test_regimes_hide_their_rows() -> None:
     data = load_real("digits")
-    alike, shares, strangers = (split_rows(data, 5, 0, regime) for regime in ("alike", "shares", "strangers"))
+    alike, imbalanced, novel = (split_rows(data, 5, 0, regime) for regime in ("alike", "shares", "strangers"))
     assert alike is not None
-    assert shares is not None
-    assert strangers is not None
+    assert imbalanced is not None
+    assert novel is not None
     assert torch.bincount(alike.hidden[1]).tolist() == [MOST_ROWS] * 10
-    counts = torch.bincount(shares.hidden[1], minlength=10)
+    counts = torch.bincount(imbalanced.hidden[1], minlength=10)
     assert int(counts.max()) == MOST_ROWS
     assert int(counts.min()) < MOST_ROWS / 3
-    assert (strangers.num_classes, int(strangers.hidden[1].max())) == (7, 9)
-    assert int(strangers.train[1].max()) == int(strangers.fresh[1].max()) == 6
+    assert (novel.num_classes, int(novel.hidden[1].max())) == (7, 9)
+    assert int(novel.train[1].max()) == int(novel.fresh[1].max()) == 6
     assert torch.bincount(alike.train[1]).tolist() == [5] * 10
     rows = [set(map(tuple, part[0].tolist())) for part in (alike.train, alike.hidden, alike.fresh)]
     assert not rows[0] & rows[1]
@@ -39,16 +39,16 @@ def test_regimes_hide_what_they_say() -> None:
 
 
 def test_the_table_names_regimes_and_peers(make_report: Callable[[str], Made]) -> None:
-    said = make_report("unlabelled").table
+    table = make_report("unlabelled").table
     for text in ("**5 per class, alike**", "**5 per class, strangers**", "LabelSpreading"):
-        assert text in said
+        assert text in table
 
 
 def make_split(seed: int = 0) -> MixedSplit:
-    """Return a table whose second column tells the class."""
+    """Return a table whose second column determines the class."""
     rng = np.random.default_rng(seed)
     labels = np.array(["left", "right"])[np.arange(40) % 2]
-    cells = [[f"{rng.standard_normal():.3f}", {"left": "red", "right": "blue"}[each], ""] for each in labels]
+    cells = [[f"{rng.standard_normal():.3f}", {"left": "red", "right": "blue"}[label], ""] for label in labels]
     return MixedSplit(["size", "colour", "nothing"], cells[:10], labels[:10], cells[10:], labels[10:])
 
 
@@ -72,13 +72,13 @@ def test_pipelines_take_what_ours_takes(name: str) -> None:
     pytest.importorskip("pandas")
     split = make_split()
     assert (name_predicted(PIPELINES[name](split), split) == split.test_labels).mean() > 0.9
-    train, test, numbers, others = read_frames(split)
-    assert (numbers, others) == (["size"], ["colour"])
+    train, test, numeric, others = read_frames(split)
+    assert (numeric, others) == (["size"], ["colour"])
     assert list(train["size"]) == [float(row[0]) for row in split.train]
     assert len(test) == len(split.test_labels)
 
 
-def test_the_table_says_who_is_best() -> None:
+def test_the_table_names_the_best_method() -> None:
     runs = {
         Run("a", 5, seed, method): {"accuracy": 100 * accuracy, "recall": 100 * accuracy, "seconds": 1.0}
         | ({} if method == "lda" else {"log_loss": accuracy})
@@ -89,7 +89,7 @@ def test_the_table_says_who_is_best() -> None:
     assert "forest        | -10.00" in text
     assert "best pipeline per data set (oracle) | 80.00" in text
     lines = [line.split("|")[1:-1] for line in text.splitlines() if "(" in line and line.count("|") == 4]
-    cells = {method.strip(): [cell.strip() for cell in rest] for method, *rest in lines}
+    cells = {method.strip(): [cell.strip() for cell in values] for method, *values in lines}
     assert cells["ours"] == ["70.00 (2.0)", "0.70 (1.0)"]
     assert cells["forest"] == ["80.00 (1.0)", "0.80 (2.0)"]
     assert cells["lda"] == ["60.00 (3.0)", ""]

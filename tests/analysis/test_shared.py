@@ -36,7 +36,7 @@ class Squares:
         return Report([n**2 for n in range(options.most)], f"squares of {options.names}\n")
 
 
-def test_the_command_is_told_without_what_is_this_machines(
+def test_the_reported_command_has_no_paths_of_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -51,7 +51,7 @@ def test_the_command_is_told_without_what_is_this_machines(
     assert not Path("s").exists()
 
 
-def test_a_call_alone_is_another_process() -> None:
+def test_an_isolated_call_is_another_process() -> None:
     assert call_alone(divmod, 17, 5) == [3, 2]
     with pytest.raises(ChildProcessError, match=r"^exit code 1, ZeroDivisionError: "):
         call_alone(divmod, 1, 0)
@@ -69,7 +69,7 @@ def test_journal(tmp_path: Path) -> None:
     assert list(read_journal(path)) == [{"a": 1}, {"b": [2]}]
 
 
-def test_what_is_done_is_not_done_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_finished_runs_are_not_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, done = tmp_path / "journal", list[int]()
 
     def square(n: int) -> dict[str, tuple[int, int]]:

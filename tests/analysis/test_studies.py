@@ -32,9 +32,7 @@ def test_an_unknown_study_is_one_line(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_a_study_says_what_it_is_and_what_is_wrong_with_an_option(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_study_describes_itself_and_wrong_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     study = load_study(name)
     text = inspect.getdoc(study)
     assert text
@@ -42,9 +40,9 @@ def test_a_study_says_what_it_is_and_what_is_wrong_with_an_option(
     study.add_options(parser)
     with pytest.raises(SystemExit, match="0"):
         main([name, "--help"])
-    said = capsys.readouterr().out
-    assert said.startswith(f"usage: analysis {name} ")
-    assert " ".join(text.split()) in " ".join(said.split())
+    output = capsys.readouterr().out
+    assert output.startswith(f"usage: analysis {name} ")
+    assert " ".join(text.split()) in " ".join(output.split())
     placed = {"meaning", "optimizer-screen", "episode-photographs"}
     needed = ["x"] if name in placed else ["--optimizer", "x"] if name == "optimizer-time" else []
     for option in ("--unknown", *parser._checks):
@@ -73,7 +71,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("arguments", ERRORS)
-def test_what_does_not_fit_is_one_line(
+def test_wrong_arguments_are_one_line(
     arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -94,7 +92,7 @@ def test_the_command_of_a_report_makes_it_again_and_does_nothing_twice(
     assert report.command[0] == name
     assert all(word in report.command for word in SMALL[name].partition(" --plot")[0].split())
     journals = list((report.folder / "build").glob("*.jsonl"))
-    kept = [path.read_bytes() for path in journals]
-    if kept:
+    contents = [path.read_bytes() for path in journals]
+    if contents:
         assert run_study(report.folder, report.command, LESS.get(name, {})) == report.table
-        assert [path.read_bytes() for path in journals] == kept
+        assert [path.read_bytes() for path in journals] == contents

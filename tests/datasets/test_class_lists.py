@@ -45,7 +45,7 @@ COUNTS = {
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_a_list_is_what_its_hash_says(name: str) -> None:
+def test_a_list_has_its_hash(name: str) -> None:
     known = LISTS[name]
     sides = {side: getattr(known, side) for side in SPLIT_SIDES}
     assert tuple(map(len, sides.values())) == COUNTS[name]
@@ -127,12 +127,12 @@ def test_plain_folders_are_split_by_the_list(
         load(tmp_path, size=1)
 
 
-def test_imagenet_is_split_without_lists_with_it(tmp_path: Path) -> None:
+def test_imagenet_is_split_without_list_files(tmp_path: Path) -> None:
     data = load_tiered_imagenet(paint(tmp_path / "train", "meta-ilsvrc-2012").parent, size=1)
     assert dict(zip(data.class_names, data.sides or (), strict=True)) == LISTS["tiered-imagenet"].side_of
 
 
-def test_what_is_wrong_with_a_copy_is_one_line() -> None:
+def test_damaged_copies_of_data_sets_are_one_line() -> None:
     right = dict.fromkeys(LISTS["fc100"].side_of.items(), 600)
     assert describe_difference("fc100:a", right) == []
     assert describe_difference("fc100:a", {(f"{n}", side): 600 for n, (_, side) in enumerate(right)}) == []

@@ -37,7 +37,7 @@ def small() -> Dataset:
     return make_dataset("x", torch.arange(10.0).reshape(5, 2), ["b", "a", "b", "a", "c"], sides)
 
 
-def test_make_dataset_counts_sorted_names() -> None:
+def test_make_dataset_sorts_class_names() -> None:
     data = small()
     assert data.y.tolist() == [1, 0, 1, 0, 2]
     assert data.class_names == ("a", "b", "c")

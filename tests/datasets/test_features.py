@@ -100,7 +100,7 @@ def test_a_split(tmp_path: Path) -> None:
         ({0: X}, "have at least 2 classes; got 1"),
     ],
 )
-def test_what_is_none(tmp_path: Path, content: object, message: str) -> None:
+def test_files_without_features(tmp_path: Path, content: object, message: str) -> None:
     save_pickle(tmp_path / "a.pkl", content)
     with pytest.raises(ValueError, match=rf"^`\w+` must .*{message}"):
         load_features(tmp_path / "a.pkl")

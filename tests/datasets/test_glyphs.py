@@ -74,7 +74,7 @@ def test_alphabets() -> None:
     assert [alphabet_of(c) for c in others] == expected
 
 
-def test_alphabets_are_not_split_and_sides_have_their_fractions() -> None:
+def test_alphabets_are_on_one_side_and_sides_have_their_fractions() -> None:
     serif = next(face for face in list_font_faces() if face.path.stem == "DejaVuSerif")
     characters = sorted(c for c in serif.characters if c.isprintable() and not c.isspace())
     sides = split_alphabets(characters)
@@ -123,7 +123,7 @@ class TestCache:
         assert capsys.readouterr().err == ""
         assert list(cache.iterdir()) == [path]
 
-    def test_no_position_to_write_is_no_error(
+    def test_a_cache_that_cannot_be_written_is_no_error(
         self, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         cache.write_text("a file")

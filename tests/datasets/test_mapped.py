@@ -170,7 +170,7 @@ def read_resident() -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reports resident memory on Linux alone")
-def test_memory_is_given_back(tmp_path: Path) -> None:
+def test_memory_is_released(tmp_path: Path) -> None:
     x = np.zeros((2**17, 64), np.float32)  # 32 MiB
     np.savez(tmp_path / "f.npz", x=x, y=np.arange(len(x)) % 7)
     with warnings.catch_warnings():
@@ -207,6 +207,6 @@ def test_rows_are_written_a_few_at_a_time(tmp_path: Path) -> None:
         ([np.zeros((1, 3), "f4")], "1 rows too few"),
     ],
 )
-def test_rows_that_are_not_as_they_were_described_to_be(tmp_path: Path, rows: list[np.ndarray], message: str) -> None:
+def test_rows_that_differ_from_the_declared_shape(tmp_path: Path, rows: list[np.ndarray], message: str) -> None:
     with (tmp_path / "a.npz").open("wb") as file, pytest.raises(ValueError, match=message):
         write_npz(file, (2, 3), "float32", rows, {})

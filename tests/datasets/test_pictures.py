@@ -122,14 +122,14 @@ def test_pictures_of_every_kind_are_opened(tmp_path: Path) -> None:
     Image.fromarray(pixels).save(file, "PNG")
     (tmp_path / "a.png").write_bytes(file.getvalue())
     for picture in (pixels, file.getvalue(), tmp_path / "a.png"):
-        assert np.array_equal(np.asarray(open_picture("f", picture)), pixels)
+        assert np.array_equal(np.asarray(open_picture(picture)), pixels)
     with pytest.raises(ValueError, match=r"^`root` must hold images that can be read; got one of a file of many \("):
-        open_picture("f", b"nothing")
+        open_picture(b"nothing")
     with pytest.raises(ValueError, match=r"got .*absent\.png \(no such file\)"):
-        open_picture("f", tmp_path / "absent.png")
+        open_picture(tmp_path / "absent.png")
 
 
-def test_counts_of_classes_on_several_sides_get_the_sides_names() -> None:
+def test_numeric_class_names_on_several_sides_get_the_sides_names() -> None:
     part = Pictures([b"", b""], ["0", "a"], None)
     joined = join_sides([part, None, Pictures([b""], ["0"], None)])
     assert joined == Pictures([b"", b"", b""], ["base 0", "a", "novel 0"], ["base", "base", "novel"])

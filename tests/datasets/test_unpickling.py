@@ -55,7 +55,7 @@ def same(result: Any, expected: Any) -> bool:
 
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("name", CONTENTS)
-def test_what_is_loaded_is_what_pickle_loads(tmp_path: Path, name: str, protocol: int) -> None:
+def test_unpickling_agrees_with_pickle(tmp_path: Path, name: str, protocol: int) -> None:
     path = write(tmp_path / "a.pkl", CONTENTS[name], protocol)
     assert same(load_pickle("path", path), pickle.loads(path.read_bytes()))
 
@@ -123,7 +123,7 @@ class Sub(np.ndarray[Any, Any]):
     ],
 )
 @pytest.mark.parametrize("protocol", [2, 5])
-def test_what_it_names_with_is_refused_in_one_line(tmp_path: Path, content: object, named: str, protocol: int) -> None:
+def test_refused_types_are_one_line(tmp_path: Path, content: object, named: str, protocol: int) -> None:
     path = write(tmp_path / "a.pkl", [1, content], protocol)
     message = rf"^`path` must be a pickle of arrays.*; got .*a\.pkl with ({named})\S*, which is not loaded\. Save"
     with pytest.raises(ValueError, match=message) as caught:
@@ -150,7 +150,7 @@ def test_an_array_that_does_not_fit_together_is_refused(tmp_path: Path, state: A
         load_pickle("path", write(tmp_path / "a.pkl", Forged(), 2))
 
 
-def test_a_dtype_that_says_of_objects_that_they_are_none_is_refused(tmp_path: Path) -> None:
+def test_a_dtype_that_hides_objects_is_refused(tmp_path: Path) -> None:
     class Forged:
         def __reduce__(self) -> Any:
             return np.dtype, ("O8", False, True), (3, "|", None, None, None, -1, -1, 0)  # no flag of a reference

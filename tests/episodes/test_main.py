@@ -136,7 +136,7 @@ def test_small_classes_and_aliases_are_reported(command: Command) -> None:
 
 
 @pytest.mark.usefixtures("no_baseline")
-def test_an_encoder_is_not_judged_by_another_split(command: Command, folder: Path) -> None:
+def test_an_encoder_is_not_evaluated_on_another_split(command: Command, folder: Path) -> None:
     encoder = "encoder.safetensors"
     command(f"train --dataset x.npz --backbone mlp --way 3 --steps 2 --eval-every 1 -o {encoder}")
     evaluation = f"{FEW} --method protonet simpleshot --encoder {encoder}"
@@ -154,7 +154,7 @@ def test_a_missing_package_is_detected_before_the_work(command: Command, monkeyp
 
 
 @pytest.mark.parametrize("n_features", [5, 200])  # narrow rows are scored in larger batches
-def test_a_run_goes_on_with_more_episodes(command: Command, n_features: int) -> None:
+def test_a_run_continues_with_more_episodes(command: Command, n_features: int) -> None:
     generator = np.random.default_rng(1)
     y = np.repeat(np.arange(6), 12)
     np.savez("x.npz", x=generator.normal(size=(72, n_features)), y=y)
@@ -170,7 +170,7 @@ def test_a_run_goes_on_with_more_episodes(command: Command, n_features: int) -> 
     assert Path("s.npz").read_bytes() == state
 
 
-def test_a_run_goes_on_to_narrower_intervals(command: Command) -> None:
+def test_a_run_continues_to_narrower_intervals(command: Command) -> None:
     arguments = f"{FEW} --episodes 2000 --method protonet --json"
     command(arguments, "once.json --target-half-width 0.9")
     for target_half_width in (1.5, 0.9):
@@ -202,11 +202,11 @@ def test_a_state_is_of_one_run(command: Command, folder: Path) -> None:
     assert command(arguments, "--resume") == first
     for content in (b"", written[: len(written) // 2], b"x,y", before):
         state.write_bytes(content)
-        command.refuses("`--state` must be a file that --state wrote", arguments, "--resume")
+        command.refuses("`--state` must be the state of an evaluation", arguments, "--resume")
 
 
 @pytest.mark.parametrize("way", [2, 5])
-def test_intervals_say_what_they_speak_of(command: Command, way: int) -> None:
+def test_intervals_name_their_population(command: Command, way: int) -> None:
     words = "over classes, which come first, speak of other classes"
     words = words if way == 2 else "of these same classes alone: those over"
     summary = command.read(FEW, f"--way {way} --method protonet ridge")
@@ -256,7 +256,7 @@ def test_ctrl_c_reports_what_is_done(folder: Path) -> None:
     assert json.loads((folder / "a.json").read_text(encoding="utf-8"))["episodes"] < 100000000
 
 
-def test_help_is_quick_to_import_and_names_every_method() -> None:
+def test_help_imports_little_and_names_every_method() -> None:
     code = """
 import runpy, sys
 sys.argv = ["x", "--help-all"]

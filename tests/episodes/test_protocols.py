@@ -97,7 +97,7 @@ def test_methods_do_not_see_the_queries_of_base_classes(command: Command) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_is_stopped_goes_on_to_the_same_bytes(kind: str, command: Command) -> None:
+def test_a_stopped_run_continues_to_the_same_bytes(kind: str, command: Command) -> None:
     arguments = f"{KINDS[kind]} --episodes 80 --method protonet mine.py:stops"
     command(arguments, "--state run.npz", code=130)
     assert "of 80 episodes; run again with --resume" in command.error
@@ -179,7 +179,7 @@ def test_base_with_novel_classes(command: Command) -> None:
     assert command.accuracies(KINDS["generalized"], texts)["clip-zero-shot"] > 0.3
 
 
-def test_unlabelled_rows_help_who_looks_at_them(command: Command) -> None:
+def test_unlabelled_rows_help_methods_that_use_them(command: Command) -> None:
     results = command.read(KINDS["unlabelled"], "--episodes 400 --method protonet", *sorted(needing("unlabelled")))
     line = "2-way 1-shot 2-query, 3 unlabelled rows of each class and of 2 distractor classes, 400 episodes"
     assert line in command.printed
@@ -240,7 +240,7 @@ def test_several_evaluations_that_are_stopped(done: int, command: Command) -> No
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_sets_options_and_what_is_given_wins(name: str, command: Command) -> None:
+def test_a_preset_sets_options_and_given_options_take_precedence(name: str, command: Command) -> None:
     """Each preset's own options give the same run; the data here are small, so some are given beside both."""
     x, y = sample(3, 100)
     np.savez("many.npz", x=x, y=y)
@@ -283,12 +283,12 @@ def test_a_preset_sets_options_and_what_is_given_wins(name: str, command: Comman
             "--protocol generalized --method ridge",
             "`--method` must know a class by its mean, .* of base classes; got ridge. Pass",
         ),
-        ("--method semi-kmeans", "`--method` must find unlabelled rows; got none for semi-kmeans. Pass --unlabelled"),
+        ("--method semi-kmeans", "`--method` must find unlabelled rows; got none for semi-kmeans. Pass `--unlabelled`"),
         ("--distractors 2", "`--distractors` must be 0 where there are no unlabelled rows; got 2"),
         ("--unlabelled few", "`--unlabelled` must be a whole number >= 0; got 'few'"),
         ("--shot 1,1", "`--shot` must have each value once; got '1,1'"),
         ("--shot 1,x", "`--shot` must be a whole number >= 1; got 'x'"),
-        ("--shot 1,2 --plot a.png", "`--plot` must be of one data set and one --shot; got 2 evaluations"),
+        ("--shot 1,2 --plot a.png", "`--plot` must be of one data set and one `--shot`; got 2 evaluations"),
         ("--shot 1,99", r"`classes` must have 102 rows \(shot \+ query\); got class"),
         ("--preset no", "`--preset` must be one of mini-imagenet, "),
         ("--test-dataset a-test.npz --way 5", "`--way` must be all with --test-dataset; got 5"),

@@ -83,15 +83,15 @@ def test_all_leaves_out_methods_of_other_objectives(command: Command) -> None:
 def test_bad_input(command: Command) -> None:
     arguments = train(command, "feat")
     for more, message in (
-        ("--method maml", "find an encoder of train --objective maml; got one of feat for maml. Pass --encoder FILE"),
+        ("--method maml", "find an encoder of the objective maml; got one of feat for maml. Pass the `--encoder`"),
         ("--method finetune:head=tree", "^protonet.episodes: `head` must be one of prototypes, linear; got 'tree'."),
         ("--method finetune:learning-rate=-1", "have settings within their bounds, >= 0 here; got '-1'"),
         ("--method feat:temperature=0", "have settings within their bounds, > 0 here; got '0'"),
         ("--dataset other.npz --method feat", "`--encoder` must hold an encoder of 9 features per row; got 64."),
     ):
         command.refuses(message, arguments, more)
-    for method, of in (("feat", " of train --objective feat"), ("finetune", "")):
-        message = f"`--method` must find an encoder{of}; got none for {method}. Pass --encoder FILE, of such a run."
+    for method, of in (("feat", " of the objective feat"), ("finetune", "")):
+        message = f"`--method` must find an encoder{of}; got none for {method}. Pass the `--encoder` of such a run."
         command.refuses(message, FEW, "--method", method)
 
 
@@ -116,7 +116,7 @@ def test_a_resumed_evaluation_is_the_same(objective: str) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_what_is_trained_is_loaded(command: Command) -> None:
+def test_trained_weights_are_loaded(command: Command) -> None:
     train(command, "feat")
     rows = make_data().x
     trained = load_trained("a.safetensors", lambda indices: rows[indices])
@@ -133,7 +133,7 @@ def test_what_is_trained_is_loaded(command: Command) -> None:
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("objective", ["maml", "anil"])
-def test_files_whose_classes_split_a_weight_are_as_from_zero(command: Command, objective: str) -> None:
+def test_files_with_one_weight_for_all_classes_are_as_from_zero(command: Command, objective: str) -> None:
     arguments = train(command, objective, "--head zero")
     tensors, metadata = read_checkpoint("path", "a.safetensors")
     weight = torch.randn(1, load_encoder("a.safetensors")(torch.zeros(1, 64)).shape[1])
@@ -149,7 +149,7 @@ def test_files_whose_classes_split_a_weight_are_as_from_zero(command: Command, o
 def test_a_last_layer_of_other_classes_is_refused_before_the_work(command: Command) -> None:
     arguments = f"{train(command, 'anil')} --side all"
     command(arguments, "--method anil")
-    message = "`--way` must be 2 for anil, whose last layer has weights of as many classes; got 3. Pass --way 2, or"
+    message = "`--way` must be 2 for anil, whose last layer has weights of as many classes; got 3. Pass 2, or"
     command.refuses(message, arguments, "--way 3 --method anil")
-    message = "The head of the encoder is for another --way: anil are left out."
+    message = "The head of the encoder is for another number of classes: anil are left out."
     assert message in command(arguments, "--way 3 --method all")

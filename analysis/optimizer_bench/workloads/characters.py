@@ -10,7 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import Task, build, classify, hold_out, on_rows, seed_0, shuffle, tell, workload
+from analysis.optimizer_bench.workload import (
+    Task,
+    build,
+    classification_loss,
+    classify,
+    hold_out,
+    on_rows,
+    seed_0,
+    shuffle,
+    workload,
+)
 from analysis.optimizer_bench.workloads.data import PIXELS, SIDE, load_ascii, load_latin
 from analysis.optimizer_bench.workloads.models import Skip, make_convolutions, make_mlp, make_transformer
 from protonet.datasets import Dataset
@@ -106,7 +116,7 @@ def labels() -> Task:
     y = data.y.clone()
     y[train] = spoil_labels(y[train], data.num_classes, generator)
     make = functools.partial(make_mlp, PIXELS, 96, 96, data.num_classes, norm=nn.LayerNorm)
-    return on_rows(make, tell(data.x, y), (train, validation), 16)
+    return on_rows(make, classification_loss(data.x, y), (train, validation), 16)
 
 
 def measure_shapes(images: Tensor) -> Tensor:
@@ -343,7 +353,7 @@ def transfer() -> Task:
     data = load_latin()
     shuffled = torch.randperm(len(data.y), generator=seed_0())
     even, odd = (shuffled[data.y[shuffled] % 2 == remainder] for remainder in (0, 1))
-    loss, half = tell(data.x, data.y // 2), data.num_classes // 2
+    loss, half = classification_loss(data.x, data.y // 2), data.num_classes // 2
 
     def make_old() -> nn.Module:
         return nn.Sequential(make_body(), nn.Linear(FEATURES, data.num_classes - half))
@@ -396,7 +406,7 @@ def adapter() -> Task:
     rows = torch.randperm(len(data.y), generator=seed_0())
     seen, validation = rows[:-300], rows[-300:]
     make_old = functools.partial(make_adapted, data.num_classes, nn.Identity)
-    old = pretrain(on_rows(make_old, tell(data.x, data.y), (seen, seen), 64), 600)
+    old = pretrain(on_rows(make_old, classification_loss(data.x, data.y), (seen, seen), 64), 600)
     changed = torch.empty_like(data.x)
     changed[rows] = shift(data.x[rows])
 
@@ -405,4 +415,4 @@ def adapter() -> Task:
         model.load_state_dict(old.state_dict(), strict=False)  # the adapters are new
         return model
 
-    return on_rows(make, tell(changed, data.y), (rows[:400], validation), 16)
+    return on_rows(make, classification_loss(changed, data.y), (rows[:400], validation), 16)

@@ -95,8 +95,8 @@ def load_tokens() -> tuple[Tensor, Tensor]:
     """Return windows (n, 1 + length) of tokens to train and to validate on."""
     sides = [re.findall(r"\w+|[^\w\s]|\n", text) for text in join_sources()]
     common = Counter(sides[0]).most_common(TOKENS - 1)
-    numbers = {token: token_id for token_id, (token, _) in enumerate(common, start=1)}
-    train, validation = (torch.tensor([numbers.get(token, 0) for token in side]) for side in sides)  # (size,)
+    token_ids = {token: token_id for token_id, (token, _) in enumerate(common, start=1)}
+    train, validation = (torch.tensor([token_ids.get(token, 0) for token in side]) for side in sides)  # (size,)
     return cut_windows(train, 1 + LENGTH), cut_windows(validation, 1 + LENGTH, 128)
 
 
@@ -161,8 +161,8 @@ def sorter() -> Task:
         layers = Embedded(NUMBERS, SIZE, 48), make_transformer(48, "relu", norm_first=False)
         return nn.Sequential(*layers, nn.Linear(48, NUMBERS))
 
-    def loss(model: nn.Module, numbers: Tensor) -> Tensor:
-        return F.cross_entropy(model(numbers).flatten(0, 1), numbers.sort(1).values.flatten())
+    def loss(model: nn.Module, sequences: Tensor) -> Tensor:
+        return F.cross_entropy(model(sequences).flatten(0, 1), sequences.sort(1).values.flatten())
 
     return on_rows(make, loss, (train, validation), 16)
 

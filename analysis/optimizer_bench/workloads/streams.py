@@ -84,8 +84,8 @@ def draw_petals(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return (flowers + BLUR * torch.randn(n, SIDE, SIDE, generator=generator))[:, None], kinds
 
 
-def tell(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the cross-entropy of telling rows' classes."""
+def batch_cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Compute the cross-entropy of a batch of rows and classes."""
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
@@ -96,7 +96,7 @@ def petals() -> Task:
     def make() -> nn.Module:
         return nn.Sequential(*make_convolutions(1, 12, 24, 32, stride=2), nn.Flatten(), nn.Linear(288, len(PETALS)))
 
-    return on_stream(make, tell, draw_petals, 16, 256)
+    return on_stream(make, batch_cross_entropy, draw_petals, 16, 256)
 
 
 def draw_graphs(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -196,7 +196,7 @@ def teacher() -> Task:
         return x, chances.multinomial(1, generator=generator).squeeze(1)
 
     make = functools.partial(make_mlp, COLUMNS, 96, 96, CLASSES)
-    return on_stream(make, tell, draw, 64, 2048)
+    return on_stream(make, batch_cross_entropy, draw, 64, 2048)
 
 
 def draw_chords(n: int, generator: torch.Generator) -> Tensor:
@@ -263,15 +263,15 @@ def surface() -> Task:
 
 
 def draw_pushes(n: int, generator: torch.Generator) -> Tensor:
-    """Draw pushes on a weight that hangs on a spring, and where it is after each, (n, samples, 2)."""
+    """Draw pushes on a weight that hangs on a spring, and its position after each, (n, samples, 2)."""
     pushes = torch.randn(n, PUSHED, generator=generator)
-    place, speed = torch.zeros(2, n)
-    places = []
+    position, speed = torch.zeros(2, n)
+    positions = []
     for push in pushes.T:
-        speed = 0.9 * speed + push - 0.5 * place - STIFF * place**3 / (1 + place**2)
-        place = place + 0.5 * speed
-        places.append(place)
-    return torch.stack((pushes, torch.stack(places, 1)), 2)
+        speed = 0.9 * speed + push - 0.5 * position - STIFF * position**3 / (1 + position**2)
+        position = position + 0.5 * speed
+        positions.append(position)
+    return torch.stack((pushes, torch.stack(positions, 1)), 2)
 
 
 @workload
@@ -282,8 +282,8 @@ def spring() -> Task:
         return nn.Sequential(States(nn.LSTM(1, 40, batch_first=True)), nn.Linear(40, 1), nn.Flatten())
 
     def loss(model: nn.Module, samples: Tensor) -> Tensor:
-        pushes, places = samples.unbind(2)
-        return F.mse_loss(model(pushes[..., None])[:, WATCHED:], places[:, WATCHED:])
+        pushes, positions = samples.unbind(2)
+        return F.mse_loss(model(pushes[..., None])[:, WATCHED:], positions[:, WATCHED:])
 
     return on_stream(make, loss, draw_pushes, 16, 128)
 
@@ -310,4 +310,4 @@ def draw_hands(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 @workload
 def kinds() -> Task:
     """Count the kinds of cards in a hand; the loss can fall to nothing."""
-    return on_stream(Hand, tell, draw_hands, 32, 512)
+    return on_stream(Hand, batch_cross_entropy, draw_hands, 32, 512)

@@ -47,8 +47,8 @@ def load_pairs() -> Tensor:
     functions = [set(re.findall(r"[^\W\d]\w\w+", body)) for body in bodies]
     counts = Counter(word for words in functions for word in words)
     known = sorted(word for word, count in counts.items() if count >= 10)
-    numbers = {word: number for number, word in enumerate(known)}
-    used = [sorted(numbers[word] for word in words & numbers.keys()) for words in functions]
+    word_ids = {word: word_id for word_id, word in enumerate(known)}
+    used = [sorted(word_ids[word] for word in words & word_ids.keys()) for words in functions]
     used = [items for items in used if len(items) >= 10]
     pairs = torch.tensor([(user, item) for user, items in enumerate(used) for item in items])  # (n, 2)
     return pairs[torch.randperm(len(pairs), generator=seed_0())]
@@ -132,13 +132,13 @@ def load_words() -> tuple[Tensor, Tensor, Tensor]:
     """
     sides = [WORD.findall(text) for text in join_sources()]
     common = Counter(sides[0]).most_common(VOCABULARY)
-    numbers = {word: number for number, (word, _) in enumerate(common)}
+    word_ids = {word: word_id for word_id, (word, _) in enumerate(common)}
     counts = torch.tensor([count for _, count in common]).double()  # (vocabulary,)
     chance = (FREQUENT * counts.sum() / counts).sqrt()  # of staying, if below 1
     fixed = seed_0()
 
     def cut(words: list[str]) -> Tensor:
-        text = torch.tensor([numbers[word] for word in words if word in numbers])  # (size,)
+        text = torch.tensor([word_ids[word] for word in words if word in word_ids])  # (size,)
         text = text[torch.rand(len(text), generator=fixed) < chance[text]]
         return text.unfold(0, 1 + 2 * REACH, 1)
 
@@ -173,14 +173,14 @@ def count_words() -> tuple[Tensor, Tensor]:
     """Return how often each function of the standard library has each word, (n, words), and its module (n,)."""
     modules = sorted(itertools.chain.from_iterable(side.items() for side in read_sources()))
     functions = (DEFINITION.split(source)[2::2] for _, source in modules)
-    bodies = [each for each in functions if len(each) >= SMALLEST]
+    bodies = [definitions for definitions in functions if len(definitions) >= SMALLEST]
     labels = torch.arange(len(bodies)).repeat_interleave(torch.tensor(list(map(len, bodies))))
     bags = [WORD.findall(body) for body in itertools.chain.from_iterable(bodies)]
     counts = Counter(itertools.chain.from_iterable(bags))
     words = sorted(counts, key=lambda word: (-counts[word], word))[:COUNTED]
     columns = {word: column for column, word in enumerate(words)}
     known = [torch.tensor([columns[word] for word in bag if word in columns], dtype=torch.int64) for bag in bags]
-    return torch.stack([each.bincount(minlength=COUNTED) for each in known]).float(), labels
+    return torch.stack([ids.bincount(minlength=COUNTED) for ids in known]).float(), labels
 
 
 @workload

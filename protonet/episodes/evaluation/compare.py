@@ -125,7 +125,7 @@ def join_runs(runs: Sequence[StoredRun], *, against: str | None = None) -> tuple
             shown = name if all(alike) else f"{name} ({run.path})"
             accuracies[shown] = counts[:n] / run.queries[:n]
     if against is not None:
-        check_name("--against", against, accuracies)
+        check_name("against", against, accuracies)
     settings = {**runs[0].settings, "against": against}
     class_mask = next((run.class_mask[:n] for run in runs if run.class_mask is not None), None)
     methods = {name: MethodSummary(Rate.measure(values, class_mask)) for name, values in accuracies.items()}

@@ -134,11 +134,11 @@ def prepare(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -> Pre
     side = plan.rows.side or ("all" if data.sides is None else "novel")
     if side not in {"all", *sides}:
         got = f"{side} of {', '.join(sorted(set(data.sides or ()))) or 'no split'}"
-        remedy = "Pass --side all, or --split-seed 0 for a split."
+        remedy = "Pass `side` all, or `split_seed` 0 for a split."
         raise_input_error("side", "be a side that has classes", got, remedy)
     base_ids = _find_base(sources, side, plan.rows.normalize)
     if sampler.adds_base and not base_ids:
-        remedy = "Pass --side novel, of data with a split by class (--split-seed 0 makes one)."
+        remedy = "Pass `side` novel, of data with a split by class (`split_seed` 0 makes one)."
         raise_input_error("protocol", "find base classes, to be generalized", "none", remedy)
     available = Resources(
         n_base=len(base_ids),
@@ -231,8 +231,8 @@ def prepare_tuning(plan: EvaluationPlan, sampler: Sampler, sources: DataSources)
 def _replace_test(rows: RowsPlan, sampler: Sampler) -> RowsPlan:
     """Return the rows of a fixed split with its validation rows in place of its test rows."""
     if rows.validation_dataset is None or rows.test_dataset is None:
-        remedy = "Pass --validation-dataset FILE, other rows of the same classes, or fixed settings (--method)."
-        raise_input_error("tune", "have validation rows beside those of --test-dataset", "none", remedy)
+        remedy = "Pass `validation_dataset`, other rows of the same classes, or fixed settings in `method`."
+        raise_input_error("tune", "have validation rows beside those of `test_dataset`", "none", remedy)
     with renamed_arguments(text="validation_dataset", path="validation_dataset", test="validation_dataset"):
         validation, test = (
             load_source(text, image_size=rows.image_size) for text in (rows.validation_dataset, rows.test_dataset)
@@ -248,13 +248,13 @@ def _select_validation(rows: RowsPlan, sampler: Sampler, sources: DataSources) -
     sides = sources.data.sides
     evaluated = rows.side or ("novel" if sides else "all")
     if evaluated in {"validation", "all"}:
-        remedy = "Pass --side novel, of data with a split; --split-seed 0 makes one."
+        remedy = "Pass `side` novel, of data with a split; `split_seed` 0 makes one."
         constraint = "choose on other classes than the evaluated ones"
-        raise_input_error("tune", constraint, f"--side {evaluated}", remedy)
+        raise_input_error("tune", constraint, f"`side` {evaluated}", remedy)
     needed, there = sampler.n_drawn, (sides or ()).count("validation")
     if there < needed:
-        remedy = "Pass --split-seed 0 for a split with validation classes, or ask for fewer classes."
-        raise_input_error("tune", f"find {needed} validation classes (--way and --n-open-classes)", there, remedy)
+        remedy = "Pass `split_seed` 0 for a split with validation classes, or ask for fewer classes."
+        raise_input_error("tune", f"find {needed} validation classes, as many as an episode draws from", there, remedy)
     return replace(rows, side="validation")
 
 
@@ -266,7 +266,7 @@ def _find_base(sources: DataSources, side: str, normalize: str) -> list[int]:
         return base_ids or list(range(base.num_classes))
     base_ids = base_ids if side in SPLIT_SIDES[1:] else []
     if normalize == "cl2" and not base_ids:
-        remedy = "Pass --base FILE, --side novel of data with a split (--split-seed 0 makes one), or --normalize l2."
+        remedy = "Pass `base`, `side` novel of data with a split (`split_seed` 0 makes one), or `normalize` l2."
         raise_input_error("normalize", "find base classes to centre on", "cl2 without any", remedy)
     return base_ids
 

@@ -53,7 +53,7 @@ def run_evaluation(
         outputs: The paths of the files to write, under some of ``json``, ``csv``, ``plot``, ``latex``, ``markdown`` and
             ``report``.
         state: The file for the scores of finished episodes, written every few seconds and at the end; the scores of
-            ``--tune`` are in a file beside it. None for no file.
+            ``tune`` are in a file beside it. None for no file.
         resume: Continue from the state, if there is one. The result is that of an uninterrupted run, to the byte.
 
     Returns:
@@ -155,8 +155,8 @@ class EvaluationRun:
             return []
         path = None if state is None else state.with_name(f"{state.stem}-tune{state.suffix}")
         if path is not None and path.exists() and not self.resume and self.group.rank == 0:
-            remedy = "Continue its run with --resume, or pass another path."
-            raise_input_error("state", "have no file of --tune beside it", f"{path}, which exists", remedy)
+            remedy = "Continue its run with `resume`, or pass another path."
+            raise_input_error("state", "have no file of `tune` beside it", f"{path}, which exists", remedy)
         tuning, prepared = prepare_tuning(plan, self.sampler, self.sources)
         with closing(self._watch(tuning, prepared, path, "tune")) as watch:
             scores = prepared.evaluate(tuning, self.group, watch.show, watch.earlier)
@@ -219,7 +219,7 @@ class _Watch:
             self.latest = read_state(state, self.run)
             n_scored, n_episodes = count_episodes(self.latest), settings["max_episodes"]
             if n_episodes < n_scored:
-                remedy = f"Pass --episodes {n_scored} or more."
+                remedy = f"Pass {n_scored} or more."
                 raise_input_error("n_episodes", f"be at least the {n_scored} of {state}", n_episodes, remedy)
             # A batch that ended where the run did would be longer in a longer run, and round differently.
             if n_scored < n_episodes and not ends_batch(n_scored, choose_batch_size(prepared.methods, prepared.pool.x)):

@@ -90,12 +90,12 @@ def read_state(path: Path, run: Mapping[str, Any]) -> list[dict[str, Scores]]:
                 for part in range(header["parts"])
             ]
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise_input_error("state", "be a file that --state wrote", f"{path} ({error})", "Pass another path.")
+        raise_input_error("state", "be the state of an evaluation", f"{path} ({error})", "Pass another path.")
     hashed = ("plugins", "data")  # last, because a differing setting is the more helpful message
     for name in (*sorted((stored.keys() | run.keys()) - {*hashed}), *hashed):
         if stored.get(name) != run.get(name):
             got = f"{name} {to_printable(run.get(name))}, where {path} has {to_printable(stored.get(name))}"
             got = f"other {name} than {path} has" if name in hashed else got
-            remedy = "Pass the same arguments, or another --state; for a paper, another --output."
+            remedy = "Pass the same arguments, or another `state`."
             raise_input_error("resume", "continue the same run", got, remedy)
     return batches

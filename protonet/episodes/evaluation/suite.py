@@ -79,9 +79,9 @@ def check_outputs_of_all(outputs: Mapping[str, Path], n_members: int) -> None:
     for name in outputs:
         if name not in SUITE_OUTPUTS:
             remedy = (
-                f"Leave it out, or run them one by one; {', '.join(f'--{kind}' for kind in SUITE_OUTPUTS)} are of all."
+                f"Leave it out, or run them one by one; {', '.join(f'`{kind}`' for kind in SUITE_OUTPUTS)} are of all."
             )
-            raise_input_error(name, "be of one data set and one --shot", f"{n_members} evaluations", remedy)
+            raise_input_error(name, "be of one data set and one `shot`", f"{n_members} evaluations", remedy)
 
 
 def run_suite(members: Sequence[Member], report: ReportCallback, *, state: Path | None, resume: bool) -> None:
@@ -103,7 +103,7 @@ def run_suite(members: Sequence[Member], report: ReportCallback, *, state: Path 
     is_main = os.environ.get("RANK", "0") == "0"
     for path in states if is_main and not resume else ():
         if path is not None and path.exists():
-            remedy = "Continue its run with --resume, or pass another path."
+            remedy = "Continue its run with `resume`, or pass another path."
             raise_input_error("state", "be new files", f"{path}, which exists", remedy)
     for member in members:  # all are looked at before the first is evaluated
         if member.plan.rows.encoder is None:  # which would embed all rows

@@ -25,12 +25,11 @@ from protonet.embeddings.representation import hash_file
 from protonet.episodes.arguments import PICTURE_BATCH_SIZE
 from protonet.episodes.features.embeddings import Job, write_embeddings
 from protonet.episodes.features.sources import FOLDER_SIZE, load_source, locate_pictures
-from protonet.episodes.names import EXTRACT_PROG
 from protonet.episodes.networks.backbones import EMBED_BATCH_SIZE
 from protonet.episodes.networks.checkpoints import load_encoder
 from protonet.episodes.plugins import PLUGIN, load_plugin, wrap_plugin_error
 from protonet.episodes.samplers.batch import hash_rows
-from protonet.errors import optional_packages, raise_input_error, renamed_arguments
+from protonet.errors import optional_packages, raise_input_error
 from protonet.sampling import index_classes
 
 if TYPE_CHECKING:
@@ -50,35 +49,34 @@ def run_extract(options: argparse.Namespace) -> None:
     """
     batch, image_size, output, templates = options.batch, options.image_size, options.output, options.template
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    check_device("--device", device)
+    check_device("device", device)
     if Path(options.backbone).suffix.lower() == CHECKPOINT:
         given = [name for name in ("texts", "weights") if getattr(options, name)]
         if given:
-            got = f"--{given[0]} with {options.backbone}"
-            raise_input_error("--backbone", "be another than a checkpoint of ours, to take this", got, "Leave it out.")
+            got = f"`{given[0]}` with {options.backbone}"
+            raise_input_error("backbone", "be another than a checkpoint of ours, to take this", got, "Leave it out.")
         data = load_source(options.data, image_size=image_size)
         job = _plan_rows(data, options.data, options.backbone, device, maps=options.maps)
     else:
         is_plugin = PLUGIN.fullmatch(options.backbone) is not None
         if image_size is not None and not is_plugin:
-            got = f"--backbone {options.backbone}"
+            got = f"`backbone` {options.backbone}"
             constraint = "come with FILE.safetensors or FILE.py:FUNCTION"
-            raise_input_error("--image-size", constraint, got, "Leave it out; other backbones have their own size.")
+            raise_input_error("image_size", constraint, got, "Leave it out; other backbones have their own size.")
         if is_plugin and options.weights is not None:
             remedy = "Leave it out, and load the weights in the file."
-            raise_input_error("--weights", "come with the name of a network", f"--backbone {options.backbone}", remedy)
+            raise_input_error("weights", "come with the name of a network", f"`backbone` {options.backbone}", remedy)
         with optional_packages("pictures"):
             import PIL.Image as _  # noqa: F401, PLC0415 - optional
         image_set = None if options.texts else locate_pictures(options.data)
         if image_set is None and not options.texts:
             got = f"{options.data}, which is none"
             raise_input_error("data", "be a folder of pictures by class, or KIND:ROOT", got, "Pass one of these.")
-        with renamed_arguments(backbone="--backbone", weights="--weights"):
-            if is_plugin:
-                size = image_size or (FOLDER_SIZE if image_set is None else image_set.size)
-                extractor = open_plugin(options.backbone, size, device)
-            else:
-                extractor = open_extractor(options.backbone, weights=options.weights, device=device)
+        if is_plugin:
+            size = image_size or (FOLDER_SIZE if image_set is None else image_set.size)
+            extractor = open_plugin(options.backbone, size, device)
+        else:
+            extractor = open_extractor(options.backbone, weights=options.weights, device=device)
         if image_set is None:
             job = _plan_texts(options.data, extractor, templates, options.names)
         else:
@@ -102,7 +100,7 @@ def open_plugin(backbone: str, size: int, device: str) -> Extractor:
         InputError: The file cannot be run or has no such function; or, for each batch, the function raises an error or
             does not return one embedding per picture.
     """
-    function, origin = load_plugin(EXTRACT_PROG, "backbone", backbone, "a function from pictures to embeddings")
+    function, origin = load_plugin("backbone", backbone, "a function from pictures to embeddings")
     if isinstance(function, nn.Module):
         function = function.to(device).eval()
 
@@ -116,7 +114,7 @@ def open_plugin(backbone: str, size: int, device: str) -> Extractor:
                 embeddings = function(pixels.to(device).float() / 255)
         except Exception as error:
             constraint = "run on every batch of pictures"
-            raise wrap_plugin_error(error, EXTRACT_PROG, "backbone", constraint, backbone) from error
+            raise wrap_plugin_error(error, "backbone", constraint, backbone) from error
         shape = tuple(embeddings.shape) if isinstance(embeddings, Tensor) else type(embeddings).__name__
         if not isinstance(embeddings, Tensor) or embeddings.ndim != 2 or len(embeddings) != len(pixels):
             constraint = f"return a tensor of shape (n, dim), with n = {len(pixels)} here"
@@ -135,7 +133,7 @@ def _plan_pictures(image_set: ImageSet, text: str, extractor: Extractor, batch: 
         if extractor.embed_maps is None:
             got = extractor.made["backbone"]
             raise_input_error(
-                "--maps", "come with efficientnet, or a checkpoint of convolutions", got, "Pass one of these."
+                "maps", "come with efficientnet, or a checkpoint of convolutions", got, "Pass one of these."
             )
         network = extractor.embed_maps
         shape = _probe(network, extractor.prepare(draw_blank())[None])
@@ -159,7 +157,7 @@ def _plan_pictures(image_set: ImageSet, text: str, extractor: Extractor, batch: 
             return pictures[start : start + batch]
 
     def prepare(picture: ImageSource) -> Tensor:
-        return extractor.prepare(open_picture(EXTRACT_PROG, picture, extractor.least).convert("RGB"))
+        return extractor.prepare(open_picture(picture, extractor.least).convert("RGB"))
 
     def embed(first: int) -> Iterator[np.ndarray]:
         waiting: deque[list[Future[Tensor]]] = deque()
@@ -202,7 +200,7 @@ def _plan_rows(data: Dataset, text: str, path: str, device: str, *, maps: bool) 
         convolutions = select_convolutions(encoder)
         if convolutions is None:
             raise_input_error(
-                "--maps", "come with an encoder of convolutions", path, "Train one of conv, conv4 or resnet12."
+                "maps", "come with an encoder of convolutions", path, "Train one of conv, conv4 or resnet12."
             )
         encoder = convolutions
         shape = _probe(encoder, torch.zeros(1, data.x.shape[1], device=device))
@@ -233,7 +231,7 @@ def _plan_texts(data: str, extractor: Extractor, templates: Sequence[str], names
     if embed_texts is None:
         got = extractor.made["backbone"]
         raise_input_error(
-            "--texts", "come with --backbone open_clip:NAME:TAG", got, "Pass a network of pictures and texts."
+            "texts", "come with `backbone` open_clip:NAME:TAG", got, "Pass a network of pictures and texts."
         )
     image_set = locate_pictures(data) if Path(data).is_dir() or ":" in data else None
     if image_set is None or image_set.is_packed:
@@ -259,14 +257,14 @@ def get_class_words(classes: Sequence[str], names: str | None) -> list[str]:
         if bad:
             got = f"{len(bad)} such as {bad[0]}"
             raise_input_error(
-                "--names", "say what classes are called whose names are no words", got, "Pass a file of lines."
+                "names", "say what classes are called whose names are no words", got, "Pass a file of lines."
             )
         return [re.sub(r"^\d+\.", "", name).replace("_", " ").strip() for name in classes]
     try:
         lines = Path(names).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise_input_error(
-            "--names", "be a file of text that can be read", f"{names} ({type(error).__name__})", "Check it."
+            "names", "be a file of text that can be read", f"{names} ({type(error).__name__})", "Check it."
         )
     known: dict[str, str] = {}
     for line in lines:
@@ -278,5 +276,5 @@ def get_class_words(classes: Sequence[str], names: str | None) -> list[str]:
     missing = [name for name in classes if not known.get(name)]
     if missing:
         got = f"none for {len(missing)} of {len(classes)}, such as {missing[0]!r}"
-        raise_input_error("--names", "have a line of each class", got, "Write its name, a comma and its words.")
+        raise_input_error("names", "have a line of each class", got, "Write its name, a comma and its words.")
     return [known[name] for name in classes]

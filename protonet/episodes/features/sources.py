@@ -159,7 +159,7 @@ def load_source(
     data = _load(text, label, image_size)
     if image_size is not None and (data.shape is None or data.shape[1:] != (image_size, image_size)):
         got = f"{image_size} for {text}"
-        raise_input_error("image_size", "come with pictures to resize", got, "Leave --image-size out.")
+        raise_input_error("image_size", "come with pictures to resize", got, "Leave it out.")
     if split_seed is None:
         return data
     if data.sides is not None:

@@ -22,7 +22,6 @@ from protonet.ui.command_line import check_name
 ENTRY_POINT_GROUP = "protonet.methods"  #: The entry points by which a package offers methods.
 #: ``method[:setting=value...]``; a plug-in's method is ``file.py:function``.
 TEXT = re.compile(r"(?P<key>.+\.py(:[^:=]*)?|[^:]*)(?P<settings>(:[^:]*)*)")
-CHOOSE_METHODS = "choose_methods"  #: The entry that messages name.
 METHOD_KIND = "a function from episodes to logits"
 
 
@@ -47,8 +46,8 @@ class ChosenMethod:
         except Exception as error:
             if self.origin is None and (not self.keywords or isinstance(error, (InputError, InputTypeError))):
                 raise
-            constraint, remedy = "run on every batch of episodes", "Correct it; --traceback shows where it comes from."
-            raise wrap_plugin_error(error, CHOOSE_METHODS, "method", constraint, self.name, remedy=remedy) from error
+            constraint, remedy = "run on every batch of episodes", "Correct it; `traceback` shows where it comes from."
+            raise wrap_plugin_error(error, "method", constraint, self.name, remedy=remedy) from error
 
 
 def choose_methods(texts: Iterable[str]) -> dict[str, ChosenMethod]:
@@ -70,24 +69,24 @@ def choose_methods(texts: Iterable[str]) -> dict[str, ChosenMethod]:
     return {choice.name: choice for choice in chosen}
 
 
-def choose_method(text: str, option: str = "--method") -> ChosenMethod:
-    """Return the method that an option's text names, see `choose_methods`."""
-    choice, settings = _open_text(text, option)
+def choose_method(text: str, argument: str = "method") -> ChosenMethod:
+    """Return the method that a text names, see `choose_methods`."""
+    choice, settings = _open_text(text, argument)
     return _set(choice, {name: value for name, (value,) in settings.items()}) if settings else choice
 
 
-def choose_grid(text: str, option: str = "--tune") -> list[ChosenMethod]:
+def choose_grid(text: str, argument: str = "tune") -> list[ChosenMethod]:
     """Return the methods that a text of a method and several values of its settings names: all combinations.
 
     Args:
         text: Such as ``laplacian-shot:lambda=0.1,0.5,1``; where a value is several numbers, ``/`` is between two. A
             method alone has the values that its settings are annotated with, see `SearchSpace`.
-        option: That the text is of; only ``--tune`` asks for two combinations or more.
+        argument: The argument that has the text; only ``tune`` needs two combinations or more.
 
     Raises:
         InputError: As in `choose_methods`, or there are not two combinations.
     """
-    choice, settings = _open_text(text, option, several=True)
+    choice, settings = _open_text(text, argument, several=True)
     if not settings:
         known = list_keywords(choice.spec.function).values()
         settings = {keyword.name: [*map(show_value, keyword.tried)] for keyword in known if keyword.tried}
@@ -95,16 +94,16 @@ def choose_grid(text: str, option: str = "--tune") -> list[ChosenMethod]:
     for values in itertools.product(*settings.values()):
         choice_with = _set(choice, dict(zip(settings, values, strict=True)))
         choices[choice_with.name] = choice_with
-    if len(choices) < 2 and option == "--tune":
+    if len(choices) < 2 and argument == "tune":
         raise_input_error("tune", "name two values of a setting or more", repr(text), "Pass METHOD:name=v1,v2,v3.")
     return list(choices.values())
 
 
-def _open_text(text: str, option: str, *, several: bool = False) -> tuple[ChosenMethod, dict[str, list[str]]]:
+def _open_text(text: str, argument: str, *, several: bool = False) -> tuple[ChosenMethod, dict[str, list[str]]]:
     """Return a text's method without settings, and the texts of the values of each setting."""
     parts = TEXT.fullmatch(text)
     key, settings_text = (parts["key"], parts["settings"]) if parts else (text, "")
-    choice = _find_method(key, option)
+    choice = _find_method(key, argument)
     known, settings = list_keywords(choice.spec.function), {}
     for part in settings_text.split(":")[1:]:
         name, equals, value = part.partition("=")
@@ -133,13 +132,13 @@ def _find_method(key: str, option: str) -> ChosenMethod:
         name = METHOD_ALIASES.get(key, key)
         return ChosenMethod(name, key, METHODS[name])
     if PLUGIN.fullmatch(key):
-        return plug_in(key, *load_plugin(CHOOSE_METHODS, "method", key, METHOD_KIND))
+        return plug_in(key, *load_plugin("method", key, METHOD_KIND))
     offered = _list_entry_points()
     check_name(option, key, [*METHODS, *METHOD_ALIASES, *offered, "FILE.py:FUNCTION"])
     try:
         function = offered[key].load()
     except Exception as error:
-        raise wrap_plugin_error(error, CHOOSE_METHODS, "method", "load", key) from error
+        raise wrap_plugin_error(error, "method", "load", key) from error
     package = offered[key].dist
     version = "" if package is None else f"{package.name} {package.version}"
     check_callable("method", key, function, METHOD_KIND)

@@ -32,5 +32,5 @@ def clip_zero_shot(episodes: Episodes, *, temperature: Positive = 0.01) -> Tenso
 def take_texts(episodes: Episodes) -> Tensor:
     """Return the texts of a batch, or raise an InputError that names the function that needs them."""
     if episodes.texts is None:
-        raise_input_error("texts", "be known", None, "Give the experiment texts (--texts), or leave this method out.")
+        raise_input_error("texts", "be known", None, "Give the experiment `texts`, or leave this method out.")
     return episodes.texts

@@ -58,7 +58,9 @@ def split_positions(episodes: Episodes) -> tuple[Tensor, Tensor]:
         InputError: Their shape is not known.
     """
     if episodes.shape is None:
-        raise_input_error("shape", "be known", None, "Make maps by extract --maps, or leave this method out.")
+        raise_input_error(
+            "shape", "be known", None, "Make maps by `protonet.episodes extract --maps`, or leave this method out."
+        )
     channels, height, width = episodes.shape
     sizes = channels, height * width
     support, query = (rows.double().unflatten(2, sizes).transpose(2, 3) for rows in (episodes.support, episodes.query))

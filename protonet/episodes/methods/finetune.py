@@ -40,7 +40,7 @@ def finetune(
         episodes: Those of an encoder, whose rows before it are used.
         head: prototypes, as in P>M>F; linear, a layer on the embeddings that begins at zero, as in transfer learning.
         steps: Adam's, >= 0. P>M>F: 50.
-        learning_rate: Adam's, >= 0. P>M>F chooses it on validation classes among 0, 1e-4, 1e-3 and 1e-2: use --tune.
+        learning_rate: Adam's, >= 0. P>M>F chooses it on validation classes among 0, 1e-4, 1e-3 and 1e-2: use ``tune``.
         temperature: > 0, divides the cosines.
         augment: Change the support at random in each step, as in meta-training: images are moved and turned (and
             flipped, if they are RGB), others get noise. Otherwise the steps see the support as it is.

@@ -58,7 +58,7 @@ Count = Annotated[int, Bound(0)]
 PositiveCount = Annotated[int, Bound(1)]
 
 #: A name and a parser for the values of each type.
-PARSERS: dict[Any, tuple[str, Callable[[str], Any]]] = {
+VALUE_PARSERS: dict[Any, tuple[str, Callable[[str], Any]]] = {
     bool: ("true or false", lambda text: {"true": True, "false": False}[text.lower()]),
     int: ("a whole number", int),
     float: ("a number", float),
@@ -71,7 +71,7 @@ class Keyword(NamedTuple):
 
     name: str  #: The name in a text.
     parameter: str  #: The name of the method's parameter.
-    type: Any  #: A key of ``PARSERS``, a tuple of them, or one of these or None.
+    type: Any  #: A key of ``VALUE_PARSERS``, a tuple of them, or one of these or None.
     bound: Bound | None  #: The range of its numbers.
     default: Any  #: `inspect.Parameter.empty` without one.
     text: str  #: The description in the docstring, in one line; "" without one.
@@ -83,7 +83,7 @@ class Keyword(NamedTuple):
         types = [part for part in get_args(self.type) if part is not type(None)]
         if get_origin(self.type) is tuple:
             return f"{len(types)} numbers with commas between"
-        return f"{PARSERS[types[0]][0]} or none" if types else PARSERS[self.type][0]
+        return f"{VALUE_PARSERS[types[0]][0]} or none" if types else VALUE_PARSERS[self.type][0]
 
 
 def list_keywords(method: Callable[..., object]) -> dict[str, Keyword]:
@@ -135,7 +135,7 @@ def _is_known(kind: Any) -> bool:
     types = [part for part in get_args(kind) if part is not type(None)]
     if get_origin(kind) is tuple:
         return bool(types) and all(part in (int, float) for part in types)
-    return types[0] in PARSERS and len(types) == 1 if types else kind in PARSERS
+    return types[0] in VALUE_PARSERS and len(types) == 1 if types else kind in VALUE_PARSERS
 
 
 def describe_arguments(method: Callable[..., object]) -> dict[str, str]:
@@ -171,7 +171,7 @@ def parse_keywords(name: str, method: Callable[..., object], texts: Mapping[str,
     texts = {setting.replace("-", "_"): text for setting, text in texts.items()}
     for setting in texts:
         if setting not in known:
-            remedy = f"There are {', '.join(known)}; --list-methods lists them." if known else "Leave them out."
+            remedy = f"There are {', '.join(known)}." if known else "Leave them out."
             got = f"{setting!r}" if known else f"{setting!r}, which has none"
             raise_input_error("method", f"have settings of {name} that exist", got, remedy)
     chosen = {keyword: texts[setting] for setting, keyword in known.items() if setting in texts}
@@ -205,7 +205,7 @@ def _read(kind: Any, text: str) -> Any:
     if types:
         not_none = next(part for part in types if part is not type(None))
         return None if text.lower() == "none" else _read(not_none, text)
-    value = PARSERS[kind][1](text)
+    value = VALUE_PARSERS[kind][1](text)
     if kind is float and not math.isfinite(value):
         raise ValueError("not finite")
     return value

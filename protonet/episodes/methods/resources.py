@@ -35,23 +35,23 @@ class Resources(NamedTuple):
 
 #: For each missing input the constraint and the remedy of the message.
 REMEDIES = {
-    "texts": ("find texts that name the classes", "Pass --texts FILE.npz, whose y are the names of the classes."),
-    "encoder": ("find an encoder", "Pass --encoder FILE, of such a run."),
-    "unlabelled": ("find unlabelled rows", "Pass --unlabelled 5, with --distractors 5 for rows of other classes."),
-    "maps": ("find maps of a network", "Make them by extract --maps."),
+    "texts": ("find texts that name the classes", "Pass `texts`, an NPZ file whose y are the names of the classes."),
+    "encoder": ("find an encoder", "Pass the `encoder` of such a run."),
+    "unlabelled": ("find unlabelled rows", "Pass `n_unlabelled` 5, with `n_distractors` 5 for rows of other classes."),
+    "maps": ("find maps of a network", "Make them by `protonet.episodes extract --maps`."),
     "base": (
         "find base classes beside the evaluated ones",
-        "Pass --side novel, of data with a split by class (--split-seed 0 makes one), or --base FILE.npz.",
+        "Pass `side` novel, of data with a split by class (`split_seed` 0 makes one), or `base`.",
     ),
 }
-#: Notes on the methods that ``--method all`` leaves out, by reason.
+#: Notes on the methods that ``all`` leaves out, by reason.
 EXCLUSION_NOTES = {
     "encoder": "Without an encoder of their objectives, {} are left out.",
     "texts": "Without texts, {} are left out.",
     "unlabelled": "Without unlabelled rows, {} are left out.",
     "maps": "Without maps of a network, {} are left out.",
     "slow": "{} take long, and are left out of 'all': name them, too.",
-    "way": "The head of the encoder is for another --way: {} are left out.",
+    "way": "The head of the encoder is for another number of classes: {} are left out.",
     "means": "Methods that need rows of all classes are left out: base classes have means.",
 }
 
@@ -113,11 +113,11 @@ def _refuse(choice: ChosenMethod, need: str, available: Resources) -> NoReturn:
         raise_input_error("method", constraint, choice.name, f"Pass some of {', '.join(known)}.")
     if need == "way" and available.way is not None:
         constraint = f"be {available.head_way} for {choice.key}, whose last layer has weights of as many classes"
-        remedy = f"Pass --way {available.head_way}, or train with --head zero, for any number."
+        remedy = f"Pass {available.head_way}, or train with `head` zero, for any number."
         raise_input_error("way", constraint, "-".join(map(str, dict.fromkeys(available.way))), remedy)
     constraint, remedy = REMEDIES[need]
     got = f"none for {choice.name}"
     if need == "encoder" and choice.spec.objective is not None:
-        constraint += f" of train --objective {choice.spec.objective}"
+        constraint += f" of the objective {choice.spec.objective}"
         got = got if available.objective is None else f"one of {available.objective} for {choice.name}"
     raise_input_error("method", constraint, got, remedy)

@@ -48,7 +48,7 @@ def semi_kmeans_cluster(
         temperature: > 0, divides the squared distances. The paper: 1, in a space that is learned so.
         steps: As in `semi_kmeans`, >= 0.
         centred: Put the cluster at the mean of the prototypes, not at the origin, where the paper has it in the space
-            that it learns. Rows that are centred on the base mean (``--normalize cl2``) do not need it.
+            that it learns. Rows that are centred on the base mean (``cl2``) do not need it.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows.
@@ -108,7 +108,7 @@ def semi_kmeans_masked(
 def take_unlabelled(episodes: Episodes) -> Tensor:
     """Return the unlabelled rows of a batch, or raise an InputError that names the function that needs them."""
     if episodes.unlabelled is None:
-        remedy = "Ask for unlabelled rows (--unlabelled 5), or leave this method out."
+        remedy = "Ask for unlabelled rows (`n_unlabelled` 5), or leave this method out."
         raise_input_error("unlabelled", "be known", None, remedy)
     return episodes.unlabelled
 

@@ -19,7 +19,7 @@ def get_trained(episodes: Episodes, method: str, objective: str | None = None) -
     """
     trained = episodes.trained
     constraint = "come with an encoder" if objective is None else f"come with an encoder of the objective {objective}"
-    remedy = f"Pass --encoder FILE, from train{'' if objective is None else f' --objective {objective}'}."
+    remedy = f"Pass `encoder`, a file of train{'' if objective is None else f' with the objective {objective}'}."
     if trained is None:
         raise_input_error("episodes", constraint, "none", remedy)
     if objective not in (None, trained.plan["objective"]):
@@ -27,6 +27,6 @@ def get_trained(episodes: Episodes, method: str, objective: str | None = None) -
     n_way = getattr(trained.head, "n_way", None)
     if objective is not None and n_way not in (None, episodes.n_way):
         constraint = f"have {n_way} classes, as those that the encoder learned from"
-        remedy = f"Pass --way {n_way}, or train with --head zero, for any number."
+        remedy = f"Pass `way` {n_way}, or train with `head` zero, for any number."
         raise_input_error("episodes", constraint, episodes.n_way, remedy)
     return trained

@@ -142,7 +142,7 @@ def load_trained(path: str | Path, take: Take, *, dim: int | None = None) -> Tra
     tensors, metadata = read_checkpoint("path", path)
     encoder_dim = metadata["backbone"]["dim"]
     if dim not in (None, encoder_dim):
-        remedy = "Pass data like those that it was trained on, pictures at the same --image-size."
+        remedy = "Pass data like those that it was trained on, pictures at the same `image_size`."
         raise_input_error("path", f"hold an encoder of {dim} features per row", encoder_dim, remedy)
     encoder = make_backbone(**metadata["backbone"], generator=torch.Generator())
     of_encoder, of_head = split_head(take_prefix(tensors, BEST))

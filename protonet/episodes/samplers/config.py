@@ -80,7 +80,7 @@ class EpisodeConfig(Sampler):
         n_unlabelled = check_int("n_unlabelled", self.n_unlabelled, low=0, high=MAX_COUNT)
         n_distractors = check_int("n_distractors", self.n_distractors, low=0, high=MAX_COUNT)
         if n_distractors and not n_unlabelled:
-            remedy = "Ask for unlabelled rows (--unlabelled), or for no distractors."
+            remedy = "Ask for unlabelled rows (`n_unlabelled`), or for no distractors."
             raise_input_error("n_distractors", "be 0 where there are no unlabelled rows", n_distractors, remedy)
         if self.imbalance is not None:
             check_number("imbalance", self.imbalance, low=0, strict=True)
@@ -100,8 +100,8 @@ class EpisodeConfig(Sampler):
             got = f"class {class_names[worst]!r} with {int(index.size[worst])}"
             rows = "shot + query" + (" + unlabelled" if n_unlabelled else "")
             limit = f"have {needed} rows ({rows}{'' if self.imbalance is None else ', were all of one class'})"
-            # The paper command records each query of episodes of equal sizes, and has no --allow-small.
-            remedy = "Ask for fewer rows; an evaluation can also allow small classes (--allow-small)."
+            # The paper command records each query of episodes of equal sizes, and has no option for that.
+            remedy = "Ask for fewer rows; an evaluation can also allow small classes (`allow_small`)."
             raise_input_error("classes", limit, got, remedy)
         return index
 

@@ -70,7 +70,7 @@ class FixedSplit(Sampler):
         needed = 1 if self.allow_small else self.n_shot
         for c, (n_train, size) in enumerate(zip(self.n_train, index.size.tolist(), strict=True)):
             if n_train < needed:
-                remedy = "Ask for fewer shots, or take all rows of small classes (--allow-small)."
+                remedy = "Ask for fewer shots, or take all rows of small classes (`allow_small`)."
                 got = f"class {class_names[c]!r} with {n_train}"
                 raise_input_error("classes", f"have {needed} training rows", got, remedy)
             if size <= n_train:

@@ -88,7 +88,7 @@ class MetaDataset(Sampler):
             InputError: They are not, or a group is too small or of other classes.
         """
         if len(index.size) < MIN_WAY:
-            remedy = "Add classes, or leave --protocol meta-dataset out."
+            remedy = "Add classes, or choose another protocol."
             raise_input_error(
                 "classes", f"be {MIN_WAY} or more, as Meta-Dataset's episodes have", len(index.size), remedy
             )
@@ -220,7 +220,7 @@ def read_groups(hierarchy: str, names: Sequence[str]) -> tuple[tuple[tuple[int, 
     groups = tuple(tuple(sorted(nodes[name])) for name in sorted(nodes) if MIN_WAY <= len(nodes[name]) <= max_classes)
     if not groups:
         sizes = f"{max(map(len, nodes.values()), default=0)} at most"
-        raise_input_error("hierarchy", f"have a group of {MIN_WAY} classes", sizes, "Leave --hierarchy out.")
+        raise_input_error("hierarchy", f"have a group of {MIN_WAY} classes", sizes, "Leave it out.")
     return groups, all_of_group
 
 

@@ -198,7 +198,7 @@ def train(run: TrainingRun, base: Side, validation: Side, group: ProcessGroup, o
             stop = any(interrupts)
             run.losses.append(_average_losses(losses))
             if not math.isfinite(sum(run.losses[-1])):
-                remedy = "Lower --learning-rate, or --inner-rate; --resume goes on from the last validation."
+                remedy = "Lower `learning_rate`, or `inner_rate`; `resume` goes on from the last validation."
                 raise_input_error("loss", "stay finite", f"{sum(run.losses[-1])} in step {run.step}", remedy)
             text = f"loss {sum(run.losses[-1]):.3f}, best {100 * run.best.accuracy:.2f} %"
             bar.set_postfix_str(text, refresh=False)

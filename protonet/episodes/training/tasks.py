@@ -68,14 +68,14 @@ def take_side(argument: str, data: Dataset, side: str) -> Side:
         InputError: There is no split, or the side has fewer than two classes with a row for support and one for query.
     """
     if data.sides is None:
-        raise_input_error(argument, "have a split by class", "none", "Pass --split-seed 0.")
+        raise_input_error(argument, "have a split by class", "none", "Pass `split_seed` 0.")
     class_ids = torch.tensor(
         [c for c, side_of_class in enumerate(data.sides) if side_of_class == side], dtype=torch.int64
     )
     index = index_classes(data.y).take(class_ids)
     usable = int((index.size > 1).sum())
     if usable < 2:
-        remedy = "Add classes or rows to that side, or pass another --split-seed and 10 classes or more."
+        remedy = "Add classes or rows to that side, or pass another `split_seed` and 10 classes or more."
         raise_input_error(argument, f"have at least 2 {side} classes with 2 rows", usable, remedy)
     class_positions = torch.full((data.num_classes,), -1).index_copy_(0, class_ids, torch.arange(len(class_ids)))
     classes = class_positions[data.y]  # (n,)

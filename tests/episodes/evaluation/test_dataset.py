@@ -60,7 +60,7 @@ def mean_distance(episodes: Episodes) -> torch.Tensor:
         ("--target-half-width 3", {"target_half_width": 3}),
     ],
 )
-def test_it_is_what_the_command_does(command: Command, options: str, arguments: dict[str, Any]) -> None:
+def test_the_function_agrees_with_the_command(command: Command, options: str, arguments: dict[str, Any]) -> None:
     common = "--dataset x.npz --way 3 --query 4 --episodes 600 --method protonet simpleshot"
     written = command.read(common, options)
     evaluation = evaluate_dataset("x.npz", ["protonet", "simpleshot"], EASY, n_episodes=600, **arguments)
@@ -98,7 +98,7 @@ def test_a_fixed_split_with_tuning(command: Command) -> None:
     on_validation = command.accuracies(common, "validation.npz --method", *tuning.accuracies)
     assert {name: rate.mean for name, rate in tuning.accuracies.items()} == on_validation
     for more, message in (
-        ("", "`--tune` must have validation rows beside those of --test-dataset; got none. Pass --validation-data"),
+        ("", "`--tune` must have validation rows beside those of `--test-dataset`; got none. Pass `--validation-data"),
         ("--validation-dataset test.npz", "`--validation-dataset` must share no row with test.npz; got 60"),
         ("--validation-dataset train.npz", "must share no row with train.npz"),
         ("--validation-dataset a.npz b.npz", "`--validation-dataset` must be one for each --dataset"),

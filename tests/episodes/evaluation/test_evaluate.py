@@ -103,7 +103,7 @@ def test_more_episodes_begin_with_the_same() -> None:
 
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("target_half_width", [0.0, 2.5])
-def test_processes_split_without_a_trace(world_size: int, target_half_width: float) -> None:
+def test_sharing_among_processes_leaves_the_result_unchanged(world_size: int, target_half_width: float) -> None:
     """Each process's part computed in turn, then brought together as the group does."""
     n_episodes = 3 * EPISODES_PER_ROUND + 40
 

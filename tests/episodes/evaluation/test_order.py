@@ -57,7 +57,7 @@ def test_positions_reveal_nothing(name: str) -> None:
     assert knows_nothing(scores["guess"], chance)
 
 
-def test_counts_of_rows_reveal_nothing() -> None:
+def test_row_indices_reveal_nothing() -> None:
     def guess(episodes: Episodes) -> Tensor:
         """Take the class of the support row of the nearest number."""
         trained = episodes.trained
@@ -90,7 +90,7 @@ def test_unlabelled_rows_of_a_class_do_not_stand_together() -> None:
     assert abs(float(excess.mean())) < 5 * float(excess.std()) / math.sqrt(len(excess))
 
 
-def test_of_base_classes_there_are_base_rows_alone() -> None:
+def test_base_classes_have_base_rows_only() -> None:
     base = summarize_base(make_row_reader(X), INDEX.take(torch.tensor([3, 7])))
     assert base.take(torch.arange(40))[:, 0].tolist() == [3.0] * 20 + [7.0] * 20
     assert base.take(base.by_class.rows)[:, 0].tolist() == [3.0] * 20 + [7.0] * 20
@@ -99,7 +99,7 @@ def test_of_base_classes_there_are_base_rows_alone() -> None:
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_who_reads_no_positions_scores_as_ever(name: str) -> None:
+def test_a_wrapped_method_has_the_same_scores(name: str) -> None:
     """One of ours, wrapped, is no longer known as ours: its queries are in another order, and as right as before."""
     x = torch.randn(240, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + LABELS[:, None] / 3
 

@@ -65,7 +65,7 @@ def test_the_page_holds_the_results_and_no_name_is_markup(made: Path, name: str)
     assert "default-src &#x27;none&#x27;" in text
 
 
-def test_classes_are_those_of_a_loop() -> None:
+def test_classes_agree_with_a_loop() -> None:
     accuracy = torch.tensor([0.5, 1.0, 0.0], dtype=torch.float64)
     class_mask = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 0], [1, 0, 1, 0]], dtype=torch.bool)
     others = dict.fromkeys(Scores._fields[2:-1], accuracy)
@@ -92,7 +92,7 @@ def test_without_a_report_the_results_are_as_before(made: Path, command: Command
     assert {fraction["name"] for fraction in by_class} == {EVIL, "漢字", "b" * 80, "d", "e", "f", "g"}
 
 
-def test_a_path_that_cannot_be_is_an_error_before_the_work(command: Command, tmp_path: Path) -> None:
+def test_an_impossible_path_is_an_error_before_the_work(command: Command, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     message = r"^protonet\.episodes: `--report` must"
     command.refuses(f"{message} be a file that can be written", f"--report {tmp_path}/file/r.html")
@@ -100,7 +100,7 @@ def test_a_path_that_cannot_be_is_an_error_before_the_work(command: Command, tmp
 
 
 @pytest.mark.parametrize("name", ["plain", "more"])
-def test_looks_and_results_in_a_browser(made: Path, browser: Browser, name: str) -> None:
+def test_appearance_and_results_in_a_browser(made: Path, browser: Browser, name: str) -> None:
     results: Any = json.loads((made / f"{name}.json").read_text(encoding="utf-8"))
     check_looks(browser, made / f"{name}.html")
     sections = ["methods", "pairs", "episodes", "shots", "classes", "sampled", "data"]

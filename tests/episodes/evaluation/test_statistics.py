@@ -89,7 +89,7 @@ def test_intervals_over_classes_are_a_slow_jackknife() -> None:
     assert half_width(holed, torch.cat([class_mask, class_mask[:1]])) == half_width(values, class_mask)
 
 
-def test_two_methods_that_are_equal_over_classes_are_distinguished_as_often_as_described() -> None:
+def test_false_positives_over_classes_are_as_frequent_as_stated() -> None:
     """The p-value over episodes distinguishes them if classes differ; where they do not differ, both hold.
 
     Values are what one method is ahead by in each episode, in a population of classes whose mean is 0. Of 300

@@ -30,7 +30,7 @@ def make_job(stop: int | None = None, rows: np.ndarray = ROWS, **changed: Any) -
     return job._replace(**changed)
 
 
-def test_what_is_in_a_file(tmp_path: Path) -> None:
+def test_content_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     assert write_embeddings(path, make_job(), resume=False) == 3
     with np.load(path) as file:
@@ -47,7 +47,7 @@ def test_what_is_in_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stop", [0, 4, 8])
-def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(tmp_path: Path, stop: int) -> None:
+def test_a_resumed_run_has_the_same_bytes(tmp_path: Path, stop: int) -> None:
     full, path = tmp_path / "whole.npz", tmp_path / "a.npz"
     write_embeddings(full, make_job(), resume=False)
     with pytest.raises(KeyboardInterrupt, match=rf"stopped after {stop} of 11 rows; run again with --resume"):
@@ -63,7 +63,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(tmp_path: Path, stop: 
 
 
 @pytest.mark.parametrize("cut", [1, 11, 13, 30, 47, 1000])
-def test_what_is_incomplete_is_done_again(tmp_path: Path, cut: int) -> None:
+def test_incomplete_runs_are_repeated(tmp_path: Path, cut: int) -> None:
     path, part = tmp_path / "a.npz", tmp_path / "a.npz.part"
     with pytest.raises(KeyboardInterrupt):
         write_embeddings(path, make_job(8), resume=False)
@@ -99,7 +99,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, changed: dict[str, 
         write_embeddings(path, make_job(), resume=True)
 
 
-def test_what_is_not_finite_is_one_line(tmp_path: Path) -> None:
+def test_embeddings_that_are_not_finite_are_one_line(tmp_path: Path) -> None:
     rows = ROWS.copy()
     rows[6, 1] = np.inf
     expected_message = r"^`backbone` must give finite numbers; got others for row 6\. Pass"

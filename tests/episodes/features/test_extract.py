@@ -71,7 +71,7 @@ def test_pictures_in_folders_as_the_other_commands_embed_them(command: Command) 
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4])
-def test_a_network_of_a_fixed_index_of_pictures(command: Command, batch: int) -> None:
+def test_a_network_with_a_fixed_batch_size(command: Command, batch: int) -> None:
     paths = sorted(write_folders(Path("pictures"), each=3).rglob("*.*"))  # fewer than a batch of 4 at the end
     fixed = export(Small(), Path("fixed.pt2"), batch, 3, 8, 8, fixed=True)
     export(Small(), Path("several.pt2"), 2, 3, 8, 8)
@@ -183,10 +183,10 @@ def test_ctrl_c_and_then_resume(command: Command, net: Path, monkeypatch: pytest
         ("--names x", "`--names` must come with --texts"),
         ("--template {}", "`--template` must come with --texts"),
         ("--texts --template a", r"`--template` must have one \{\}"),
-        ("--texts", r"`--texts` must come with --backbone open_clip:"),
+        ("--texts", r"`--texts` must come with `--backbone` open_clip:"),
         (
             "--backbone a.safetensors --texts",
-            "must be another than a checkpoint of ours, to take this; got --texts with",
+            "must be another than a checkpoint of ours, to take this; got `--texts` with",
         ),
         ("--backbone a.safetensors", "must be a checkpoint of protonet.episodes train"),
         ("--image-size 9", "`--image-size` must come with FILE.safetensors"),
@@ -236,7 +236,7 @@ def test_memory_is_that_of_a_few_batches(tmp_path: Path) -> None:
     assert len(starts) == 40
 
 
-def test_what_classes_are_called() -> None:
+def test_words_of_classes() -> None:
     words = get_class_words(["001.Black_footed_Albatross", "grey wolf", "maple_tree"], None)
     assert words == ["Black footed Albatross", "grey wolf", "maple tree"]
     lines = "n01 house finch, linnet\nn02\trobin, American robin\nn03,jay\nblack bear,bear\nn01532829 x\n"
@@ -249,7 +249,7 @@ def test_what_classes_are_called() -> None:
         (["n01", "n9"], "names.txt", r"have a line of each class; got none for 1 of 2, such as 'n9'"),
         (["n01"], "no", r"be a file of text that can be read; got no \(FileNotFound"),
     ):
-        with pytest.raises(ValueError, match=rf"`--names` must {expected_message}"):
+        with pytest.raises(ValueError, match=rf"`names` must {expected_message}"):
             get_class_words(names, file)
 
 

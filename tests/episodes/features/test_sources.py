@@ -141,7 +141,7 @@ class TestSplitClasses:
         splits = {split_classes(make_classes(names), seed).sides for seed in range(20)}
         assert len(splits) == 20
 
-    def test_every_class_is_novel_as_often(self) -> None:
+    def test_every_class_is_novel_equally_often(self) -> None:
         data = make_classes([f"c{c}" for c in range(20)])
         novel = Counter(
             name

@@ -80,7 +80,7 @@ def test_an_error_of_a_plugin_is_one_line_with_its_cause(mine: Path) -> None:
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-def test_an_error_of_ours_is_one_line_where_the_settings_are_the_user() -> None:
+def test_an_error_of_a_built_in_method_with_given_settings_is_one_line() -> None:
     def cracked(episodes: object, *, a: int = 0) -> torch.Tensor:
         raise RuntimeError(f"{a}")
 
@@ -117,7 +117,7 @@ def test_bad_plugins(mine: Path, content: str, text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("protonett", "`--method` must be one of protonet, .*Did you mean protonet?"),
+        ("protonett", "`method` must be one of protonet, .*Did you mean protonet?"),
         ("absent.py:f", "must be in a file that exists; got absent.py"),
         ("tim:", "form name=value; got 'tim:'"),
         ("tim:steps", "form name=value; got 'tim:steps'. Pass tim:name=value"),

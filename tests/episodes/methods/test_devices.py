@@ -68,7 +68,7 @@ def send(episodes: Episodes, to: Callable[[Tensor], Tensor]) -> Episodes:
 
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - NUMBERS))
-def test_a_method_keeps_to_torchs_separate_rules(name: str) -> None:
+def test_methods_run_on_another_device_with_fake_tensors(name: str) -> None:
     episodes = make_case(name)
     with Fake() as fake:
         sent = send(episodes, lambda rows: fake.from_tensor(rows).to(AWAY))

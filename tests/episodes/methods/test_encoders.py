@@ -107,7 +107,7 @@ def test_one_step_of_maml_is_anils_where_the_layer_begins_at_zero(head: str) -> 
     assert torch.allclose(maml(episodes, steps=1), logits, atol=1e-5) == (head == "zero")
 
 
-def test_a_step_is_a_step() -> None:
+def test_one_step_of_the_inner_loop() -> None:
     weights = {"a": torch.tensor(2.0), "b": torch.tensor(1.0)}
     after = adapt(lambda part: part["a"] ** 2 * part["b"], weights, InnerLoop(1, 0.1))
     assert (float(after["a"]), float(after["b"])) == pytest.approx((2 - 0.1 * 4, 1 - 0.1 * 4))
@@ -198,7 +198,7 @@ def test_every_query_and_every_episode_is_alone_and_no_weight_is_changed(
 
 @every
 @pytest.mark.parametrize("head", HEAD_KINDS)
-def test_the_names_of_classes_matter_where_every_has_weights(name: str, head: str) -> None:
+def test_the_order_of_classes_matters_if_each_has_weights(name: str, head: str) -> None:
     episodes, _ = make_case(name, head=head)
     changed = METHODS[name](episodes._replace(support_labels=RENAMED[episodes.support_labels]))[:, :, RENAMED]
     same = name not in ("maml", "anil") or head == "zero"
@@ -222,7 +222,7 @@ def test_other_counts_of_classes(name: str) -> None:
         if head == "zero":
             assert METHODS[name](episodes).shape == (3, 12, 3)
         else:
-            message = r"^`episodes` must have 4 classes, as those .*; got 3\. Pass --way 4, or train with --head"
+            message = r"^`episodes` must have 4 classes, as those .*; got 3\. Pass `way` 4, or train with `head`"
             with pytest.raises(ValueError, match=message):
                 METHODS[name](episodes)
 
@@ -234,11 +234,11 @@ def test_encoders_of_something_else(name: str) -> None:
     if objective is not None:
         of, message = (
             f" of the objective {name}",
-            rf"got one of \w+\. Pass --encoder FILE, from train --objective {name}\.$",
+            rf"got one of \w+\. Pass `encoder`, a file of train with the objective {name}\.$",
         )
         with pytest.raises(ValueError, match=rf"^`episodes` must come with an encoder{of}; {message}"):
             METHODS[name](episodes)
-    with pytest.raises(ValueError, match=rf"^`episodes` must come with an encoder{of}; got none\. Pass --enc"):
+    with pytest.raises(ValueError, match=rf"^`episodes` must come with an encoder{of}; got none\. Pass `enc"):
         METHODS[name](episodes._replace(trained=None))
     with pytest.raises(ValueError, match=r"^`head` must be one of prototypes, linear; got 'tree'\. Pick one"):
         finetune(episodes, head="tree")

@@ -51,7 +51,7 @@ def case(**changes: Any) -> Episodes:
 
 
 @every
-def test_shape_dtype_and_nothing_that_is_changed_or_saved(name: str) -> None:
+def test_shape_and_dtype_without_changing_inputs_or_keeping_state(name: str) -> None:
     for dtype in (torch.float32, torch.float64):
         episodes, other = (make_episodes(base=make_base(dtype=dtype), dtype=dtype, seed=seed)[0] for seed in (0, 1))
         before, state = [rows.clone() for rows in episodes[:3]], torch.get_rng_state()
@@ -217,7 +217,7 @@ FIELDS: dict[Need, tuple[str, str]] = {
     "base": ("base", ""),
     "texts": ("texts", ""),
     "unlabelled": ("unlabelled", " Ask for"),
-    "maps": ("shape", " Make maps by extract --maps"),
+    "maps": ("shape", r" Make maps by `protonet\.episodes extract --maps`"),
 }
 
 
@@ -228,7 +228,7 @@ def test_without_what_a_method_needs(need: Need, name: str) -> None:
         function(case()._replace(**{field: None}))  # type: ignore[arg-type]
 
 
-def test_the_solver_is_the_solver() -> None:
+def test_the_solver_method_agrees_with_solve() -> None:
     episodes, labels = make_episodes(n_episodes=2, shots=(5, 5, 5, 5), n_queries=20)
     flipped = episodes._replace(support=episodes.support.flip(1), support_labels=episodes.support_labels.flip(1))
     with torch.no_grad():

@@ -101,7 +101,7 @@ def test_balance_keeps_both_margins() -> None:
 
 
 @pytest.mark.parametrize("method", [pt_map, proto_lp])
-def test_signs_are_saved(method: Any) -> None:
+def test_signs_are_preserved(method: Any) -> None:
     episodes, _ = make_episodes()
     negative = episodes._replace(support=-episodes.support, query=-episodes.query)
     assert torch.allclose(method(negative), method(episodes), atol=1e-8 if method is pt_map else 1e-5)

@@ -82,7 +82,7 @@ def test_the_shape_of_an_image(dim: int, shape: tuple[int, int, int] | None) -> 
     assert infer_image_shape(dim) == shape
 
 
-def test_no_index_is_both_a_grey_and_an_rgb_image() -> None:
+def test_no_width_is_both_a_grey_and_an_rgb_image() -> None:
     squares = {side * side for side in range(1, 1000)}
     assert not squares & {3 * square for square in squares}
     assert all(infer_image_shape(square) == (1, math.isqrt(square), math.isqrt(square)) for square in squares)

@@ -108,7 +108,7 @@ def test_measured_statistics_are_torchs() -> None:
     assert all(torch.equal(again[name], tensor) for name, tensor in network.state_dict().items())
 
 
-def test_what_has_no_statistics_is_not_measured() -> None:
+def test_networks_without_batch_statistics_are_not_measured() -> None:
     network, batches = make_backbone("mlp", 8, torch.Generator().manual_seed(0)), iter([rows(2, 8)])
     measure_statistics(network, batches)
     assert len(list(batches)) == 1  # which was not asked for
@@ -140,7 +140,7 @@ def test_dropblock_is_the_slow_one() -> None:
     torch.testing.assert_close(dropped, x * saved * saved.numel() / saved.sum())
 
 
-def test_dropblock_drops_its_split_in_training_alone() -> None:
+def test_dropblock_drops_its_fraction_in_training_only() -> None:
     torch.manual_seed(0)
     x = torch.ones(200, 4, 21, 21)
     for rate, size in ((0.1, 1), (0.1, 5)):

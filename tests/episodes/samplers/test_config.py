@@ -78,7 +78,7 @@ def test_more_queries_do_not_change_the_classes() -> None:
     assert torch.equal(*classes)
 
 
-def test_known_counts() -> None:
+def test_known_values() -> None:
     """The same on every machine: Philox is specified bit by bit."""
     drawn = numbered(torch.arange(20) % 4, EpisodeConfig(way=(3, 3), shot=(1, 1), n_query=2), seed=7, n_episodes=2)
     assert drawn.support.flatten().tolist() == KNOWN_SUPPORT

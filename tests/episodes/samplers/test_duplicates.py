@@ -19,7 +19,7 @@ from protonet.episodes.samplers.duplicates import describe_duplicates, group_equ
     rows=st.lists(st.lists(st.sampled_from([-1.0, -0.0, 0.0, 1.0]), min_size=3, max_size=3), max_size=12),
     dtype=st.sampled_from([torch.uint8, torch.float16, torch.float32, torch.float64]),
 )
-def test_counts_are_shared_by_equal_rows(rows: list[list[float]], dtype: torch.dtype) -> None:
+def test_equal_rows_have_the_same_group(rows: list[list[float]], dtype: torch.dtype) -> None:
     x = torch.tensor(rows).view(-1, 3)
     x = (x.abs() if dtype == torch.uint8 else x).to(dtype)
     indices = group_equal_rows(x)
@@ -53,7 +53,7 @@ def test_lines_are_a_slow_count() -> None:
     assert list(describe_duplicates(data._replace(x=torch.arange(60.0)[:, None]), torch.arange(3))) == []
 
 
-def test_an_evaluation_reports_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_evaluation_reports_duplicates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     y = np.repeat(np.arange(9), 20)
     x = np.random.default_rng(0).normal(size=(180, 4)).astype(np.float32)
     x[145], x[165], x[3] = x[144], x[146], x[150]  # of classes 7 and 7, 8 and 7, 0 and 7

@@ -102,7 +102,7 @@ def test_nodes_of_a_tree(tmp_path: Path) -> None:
         ("a b c\n", "have lines 'parent child'; got 'a b c', number 1"),
         ("a c0\na c1\na c2\na b\nb a\n", "have no circles; got one through 'a'"),
         ("a c0\n", "have all classes, by name; got none for 'c1'"),
-        ("a c0\na c1\na c2\n", "have a group of 5 classes; got 3 at most. Leave --hierarchy out"),
+        ("a c0\na c1\na c2\n", "have a group of 5 classes; got 3 at most"),
         (None, "be names, or a file that can be read; got "),
     ],
 )

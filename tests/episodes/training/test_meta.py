@@ -112,7 +112,7 @@ def test_heads_are_averaged_and_saved_with_the_encoder() -> None:
     assert run.best_weights.keys() == {*run.average.state_dict(), "head.weight", "head.bias"}
 
 
-def test_the_best_is_saved_until_there_is_a_better_one() -> None:
+def test_the_best_weights_are_saved_until_better_ones_are_found() -> None:
     run = begin_run(make_plan(), "cpu")
     bias = next(iter(run.best_weights))
     for step, accuracy, best in ((0, 0.5, 0), (5, 0.4, 0), (10, 0.5, 0), (15, 0.6, 15)):

@@ -191,7 +191,7 @@ def test_a_set_has_no_order() -> None:
     assert not torch.equal(head(sets), head(sets))  # dropout
 
 
-def test_heads_begin_as_their_generator_says() -> None:
+def test_initial_heads_depend_on_the_generator() -> None:
     before = torch.get_rng_state()
     for objective in OBJECTIVES:
         first, same = (make_head(objective, 64, torch.Generator().manual_seed(0)).state_dict() for _ in range(2))
@@ -209,7 +209,7 @@ def test_heads_begin_as_their_generator_says() -> None:
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_all_that_is_trained_changes_the_loss(objective: str) -> None:
+def test_every_trained_weight_changes_the_loss(objective: str) -> None:
     learner = make_learner(plan_of(objective, dim=16, head="classes", way=N_WAY), torch.Generator().manual_seed(1))
     x, targets = make_batch()
     learner.double()(x, targets, N_SHOT).sum().backward()

@@ -57,7 +57,7 @@ def test_rows_of_a_mapped_file_are_read_by_its_means(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("backbone", ["mlp", "conv"])
-def test_processes_split_the_same_batch(backbone: str) -> None:
+def test_processes_share_one_batch(backbone: str) -> None:
     base, plan = take_side("data", make_data(), "base"), make_plan(backbone)
     x, targets = draw_batch(base, plan, 3, ProcessGroup())
     assert x.shape == (4, 4, 5, 64)
@@ -69,7 +69,7 @@ def test_processes_split_the_same_batch(backbone: str) -> None:
     assert not torch.equal(other[0], x)
 
 
-def test_a_batch_is_of_base_rows_of_the_classes_it_says() -> None:
+def test_a_batch_has_base_rows_of_its_classes() -> None:
     data = make_data()
     base = take_side("data", data, "base")
     names = torch.tensor([data.class_names.index(name) for name in base.names])
@@ -102,7 +102,7 @@ def test_the_score_is_the_slow_loops() -> None:
 
 def test_data_without_sides_to_draw_from() -> None:
     data = make_data()
-    with pytest.raises(ValueError, match=r"^`data` must have a split by class; got none\. Pass --split-seed 0\.$"):
+    with pytest.raises(ValueError, match=r"^`data` must have a split by class; got none\. Pass `split_seed` 0\.$"):
         take_side("data", data._replace(sides=None), "base")
     lone = torch.cat([(data.y == c).nonzero()[:1] for c in range(9)]).flatten()  # a row a class
     rows = torch.cat([lone, (data.y == 0).nonzero().flatten()])

@@ -185,12 +185,12 @@ def test_a_run_begins_at_another_ones_encoder(capsys: pytest.CaptureFixture[str]
     learned, started = (take_prefix(read(path)[0], "best.") for path in (first, train(more, "b.safetensors")))
     assert all(float((started[name] - learned[name]).abs().max()) < 0.02 for name in learned)
     assert "mlp by anil, 1 steps" in capsys.readouterr().out
-    message = r"`--start` must hold an encoder of conv and 64 features per row; got mlp and 64"
+    message = r"`start` must hold an encoder of conv and 64 features per row; got mlp and 64"
     with pytest.raises(ValueError, match=message):
         train(f"--start {first} --backbone conv", "c.safetensors")
     first.unlink()
     train(f"{more} --resume", "b.safetensors")
-    with pytest.raises(ValueError, match=r"--head zero there and classes here"):
+    with pytest.raises(ValueError, match=r"`head` zero there and classes here"):
         train(f"{more} --head classes --way 2 --resume", "b.safetensors")
 
 
@@ -198,7 +198,7 @@ def test_a_run_begins_at_an_encoder_of_its_split(folder: Path) -> None:
     y = np.arange(20).repeat(8)
     np.savez("tiny.npz", x=np.eye(20, 64, dtype=np.float32)[y], y=y)
     train("--split-seed 0")
-    with pytest.raises(ValueError, match=r"`--split-seed` must be that of --start, 0, .*; got 1\. Pass the same"):
+    with pytest.raises(ValueError, match=r"`split_seed` must be that of `start`, 0, .*; got 1\. Pass the same"):
         train(f"--split-seed 1 --start a.safetensors --dataset ../{folder.name}/tiny.npz", "b.safetensors")
 
 
@@ -207,14 +207,12 @@ def test_validation_classes_that_are_too_small_for_the_shots() -> None:
     some = (tiny.y != 3) | (torch.arange(72) < 20)  # few rows of a validation class
     np.savez("tiny.npz", x=tiny.x[some].numpy(), y=tiny.y[some].numpy(), split=np.array(SIDES)[tiny.y[some]])
     for minimum, more in ((2, "--head zero"), (3, "--way 3")):
-        message = (
-            rf"`--dataset` must have at least {minimum} validation classes with 7 rows \(--shot \+ 1\); got 1\. Ask"
-        )
+        message = rf"`dataset` must have at least {minimum} validation classes with 7 rows \(`shot` \+ 1\); got 1\. Ask"
         with pytest.raises(ValueError, match=message):
             train(f"--objective anil --shot 6 --query 1 {more}")
 
 
-def test_files_of_before_the_objectives_are_the_same() -> None:
+def test_files_older_than_the_objectives_are_read() -> None:
     path = train()
     stored = read(path)[1]["plan"]
     fields = {"dataset", "split_seed", "dim", "classes", "backbone", "way", "shot", "query", "episodes_per_step"}
@@ -257,8 +255,8 @@ def test_tensorboard_has_the_log() -> None:
 
 def test_resuming_with_other_settings_or_data() -> None:
     train()
-    same = r"`--resume` must continue a run of the same settings; got"
-    message = rf"^{same} --steps 10 there and 20 here; --seed 0 there and 3 here\. Pass the same"
+    same = r"`resume` must continue a run of the same settings; got"
+    message = rf"^{same} `steps` 10 there and 20 here; `seed` 0 there and 3 here\. Pass the same"
     with pytest.raises(ValueError, match=message):
         train("--resume --steps 20 --seed 3")
     x, y = make_data(dim=9)[:2]
@@ -280,7 +278,7 @@ def test_outputs_are_checked_first(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("old.safetensors").write_text("hours of work")
     for more, output, message in (
         ("", "old.safetensors", r"`--output` must be a new file; got old\.safetensors, which exists\. Cont"),
-        ("--resume", "old.safetensors", r"`--output` must be a checkpoint of .* train; got .*old\.safetensors"),
+        ("--resume", "old.safetensors", r"`output` must be a checkpoint of .* train; got .*old\.safetensors"),
         ("--log new.safetensors", "new.safetensors", r"`--log` must be another file than --output"),
         ("--tensorboard tiny.npz", "new.safetensors", r"`--tensorboard` must be a folder that can be written"),
         ("", "new.pt", r"`--output` must end in \.safetensors; got new\.pt\. Rename it\."),
@@ -303,18 +301,15 @@ def test_outputs_are_checked_first(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ("--steps 0", r"`--steps` must be a whole number >= 1; got '0'"),
         (f"--query {'9' * 20}", r"`--query` must be a whole number in \[1, 1000000\]; got 9{20}\."),
-        (
-            "--query 8",
-            r"`--dataset` must have 9 rows per base class \(--shot \+ --query\); got class '0' with 8\. Ask ",
-        ),
-        ("--dataset synthetic:isotropic", r"`--dataset` must have a split by class; got none\. Pass --split-seed 0"),
+        ("--query 8", r"`dataset` must have 9 rows per base class \(`shot` \+ `query`\); got class '0' with 8\. Ask "),
+        ("--dataset synthetic:isotropic", r"`dataset` must have a split by class; got none\. Pass `split_seed` 0"),
         (
             "--dataset few.npz --split-seed 0",
-            r"`--dataset` must have at least 2 validation classes with 2 rows; got 1\. Add classes ",
+            r"`dataset` must have at least 2 validation classes with 2 rows; got 1\. Add classes ",
         ),
         ("--split-seed 0", r"`split_seed` must be left out for data that have a split by class; got 0 for tiny\.npz"),
-        ("--device meta", r"`--device` must be a device of this machine; got 'meta' \(.*\)\. Pass 'cpu'\."),
-        ("--device abacus", r"`--device` must be a device of this machine; got 'abacus' \(.*\)\. Pass 'cpu'\."),
+        ("--device meta", r"`device` must be a device of this machine; got 'meta' \(.*\)\. Pass 'cpu'\."),
+        ("--device abacus", r"`device` must be a device of this machine; got 'abacus' \(.*\)\. Pass 'cpu'\."),
         (f"--seed {2**63}", rf"`--seed` must be a whole number in \[0, {2**63 - 1}\]; got {2**63}"),
         ("--way 1", r"`--way` must be a whole number >= 2; got '1'"),
     ],
@@ -327,7 +322,7 @@ def test_bad_arguments(more: str, message: str) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_losses_that_are_not_finite() -> None:
-    message = r"^`loss` must stay finite; got nan in step \d\. Lower --learning-rate, or --inner-rate; --resume"
+    message = r"^`loss` must stay finite; got nan in step \d\. Lower `learning_rate`, or `inner_rate`; `resume`"
     with pytest.raises(ValueError, match=message):
         train("--objective maml --head zero --inner-rate 1e30")
 
