@@ -101,7 +101,7 @@ def test_the_help_of_a_command_does_not_wait_for_torch(name: str, tmp_path: Path
         ("protonet label t.csv", "`arguments` must come from a terminal"),
         ("protonet fit no.csv", "no such file: no.csv"),
         ("protonet fit t.csv", "`table` must have a column label; got t.csv with a, b, kind. Pass --label NAME"),
-        ("protonet fit gaps.csv --label kind", "`table` must have at least 2 classes; got no row alone in kind."),
+        ("protonet fit gaps.csv --label kind", "`table` must have at least 2 classes; got no label alone in kind."),
         ("protonet fit t.csv --label kind --column-type a=colour", "`--column-type` must be one of "),
         ("protonet fit t.csv --backbone no.onnx", "--backbone has been removed. "),
         ("protonet fit t.csv --label kind --unlabelled no.csv", "no such file"),
