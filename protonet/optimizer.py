@@ -1,9 +1,9 @@
 """CustomOptimizer: one optimizer for every workload, which finds its own step size.
 
-The direction is Adam's in the eigenbasis of the gradients' second moments (SOAP), half of it along a mean of many more
-steps. The step size, one for everything, is searched for: it grows until the slope that the new gradient sees along the
-step before turns uphill. From then on it follows that slope, less and less, and falls with the number of steps, and to
-nothing where that number is known. There is a factor for each direction of the eigenbases, too.
+The direction is Adam's in the eigenbasis of the gradients' second moments (SOAP). Half of the step follows
+a mean of many more steps. The step size is one number for all parameters. A search raises it until the slope that the
+new gradient sees along the last step turns uphill. From then on it follows that slope, less and less, and falls with
+the number of steps. If that number is known, it falls to nothing. Each direction of the eigenbases has a factor, too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from itertools import chain, pairwise
 from typing import Any, NoReturn
 
@@ -24,104 +24,108 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Sides:
-    """Which sides of matrices are turned into eigenbases, inputs' sides first, and how these follow the gradients."""
+class PreconditionerConfig:
+    """Which sides of matrices get eigenbases, inputs first, and how these follow the gradients."""
 
-    longest: int = 512  #: Length, in rows or columns: a longer side is not turned.
-    longer: int = 8  #: Ratio of a side to the other one: above it, the longer side is not turned.
-    block: int = 96  #: A side beyond it is parted into blocks of about one length, each with a basis of its own.
-    both: int = 400  #: Most that both sides sum to; beyond it the inputs' alone are turned, or the outputs'.
+    max_length: int = 512  #: Rows or columns: a longer side gets no basis.
+    max_ratio: int = 8  #: Ratio of a side to the other one: above it, the longer side gets no basis.
+    block_length: int = 96  #: A longer side is split into blocks of about one length, each with its own basis.
+    max_sum: int = 400  #: Largest sum of both sides with bases; beyond it the inputs alone get them, or the outputs.
     decay: float = 0.98  #: Decay per step of the second moments' average, in [0, 1).
-    damping: float = 1e-4  #: Share of the trace that is added to the diagonal: no direction is left to rounding.
-    often: int = 2  #: Steps between two gradients that this takes in, and between two updates of a basis at first ...
-    settled: int = 20  #: ... for this many steps ...
-    seldom: int = 8  #: ... and after them (the paper: 10).
+    damping: float = 1e-4  #: Fraction of the trace that is added to the diagonal: no direction is left to rounding.
+    gather_every: int = 2  #: Steps between two gradients that enter the average.
+    early_steps: int = 20  #: Steps during which a basis is updated with each of these gradients.
+    update_every: int = 8  #: Steps between two updates of a basis after them (the paper: 10).
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What a step is made of, and what keeps single gradients and silent directions from ruling it."""
+class StepConfig:
+    """The parts of a step, and its bounds against single gradients and silent directions."""
 
-    window: float = 6.0  #: The slow mean looks back over one ``window``-th of the steps.
-    share: float = 0.5  #: Of the step that follows the slow mean, not the new gradient and Adam's mean.
-    longest: float = 0.1  #: Longest step per element, about, in units of the weights.
-    #: Least root of a second moment, relative to the gradient's usual size: silent directions are not blown up.
+    window: float = 6.0  #: The slow mean averages the last 1 / ``window`` of the steps.
+    slow_fraction: float = 0.5  #: Part of the step that follows the slow mean, not the new gradient and Adam's mean.
+    max_step: float = 0.1  #: Longest step per element, about, in units of the weights.
+    #: Smallest root of a second moment, relative to the gradient's usual size: silent directions are not blown up.
     floor: float = 1e-2
-    spike: float = 10.0  #: A gradient is scaled down to this many times its usual size.
-    least: float = 1e-30  #: Least square of that size: no number is divided by zero.
-    together: int = 2**18  #: Elements of parameters that are alike and step as one: more would not stay in a cache.
+    max_spike: float = 10.0  #: A gradient is scaled down to this many times its usual size.
+    tiny: float = 1e-30  #: Smallest square of the usual size, against division by zero.
+    batch_elements: int = 2**18  #: Elements of equal parameters that step as one: more would not stay in a cache.
 
 
 @dataclass(frozen=True)
-class Tables:
-    """Tall matrices of which the first gradient leaves rows untouched, as embeddings are: rows are rarely seen."""
+class EmbeddingConfig:
+    """Settings of embeddings: tall matrices whose first gradient is zero in many rows, because rows are seldom seen."""
 
-    tall: float = 1.5  #: Least rows per column.
-    untouched: float = 0.25  #: Least share of rows without gradient, exclusive.
-    rate: float = 5.0  #: Step size, relative to others' ...
-    most: float = 0.02  #: ... and the most that it is.
-    beta: float = 0.999  #: Least decay of the second moments (Adam's default).
-    decay: float = 0.2  #: Weight decay, relative to others'.
+    min_ratio: float = 1.5  #: Smallest ratio of rows to columns.
+    min_untouched: float = 0.25  #: Fraction of rows without gradient, exclusive.
+    rate_factor: float = 5.0  #: Step size, relative to other parameters.
+    max_step: float = 0.02  #: Longest step per element.
+    min_beta2: float = 0.999  #: Smallest decay of the second moments (Adam's default).
+    decay_factor: float = 0.2  #: Weight decay, relative to other parameters.
 
 
 @dataclass(frozen=True)
-class Law:
-    """How the rate, the step size, is found, and follows slopes in their usual size."""
+class StepSizeSearch:
+    """How the rate, which is the step size, is searched and follows slopes of their usual size."""
 
-    growth: float = 0.4  #: In the search, the rate's logarithm grows by so much per step.
-    usual: float = 0.01  #: Up to here it grows unless there is evidence against it, beyond if there is evidence for it.
-    uphill: float = 0.5  #: Evidence against it: the trend of slopes, in [0, 1].
-    back: float = 0.7  #: Factor of the rate at which such evidence is found.
-    gain: float = 0.015  #: After it, most change of the rate's logarithm per step, at a slope of one usual size ...
+    growth: float = 0.4  #: Growth of the rate's logarithm per step of the search.
+    usual_rate: float = 0.01  #: Up to it the rate grows unless evidence is against it, beyond it if evidence is for it.
+    uphill: float = 0.5  #: Evidence against a rate below the usual one: the trend of slopes, in [0, 1].
+    backtrack: float = 0.7  #: Factor of the rate at the end of the search.
+    gain: float = 0.015  #: Largest change of the rate's logarithm per step after it, at a slope of the usual size ...
     late_gain: float = 4.0  #: ... or this over the number of steps, if that is less.
-    turn_gain: float = 0.4  #: Added to it, over one plus the number of times that the trend has turned (Kesten's rule).
-    fall: float = 0.0045  #: What the rate's logarithm falls per step ...
+    turn_gain: float = 0.4  #: Added to it, over one plus the number of turns of the trend (Kesten's rule).
+    fall: float = 0.0045  #: Fall of the rate's logarithm per step ...
     late_fall: float = 1.5  #: ... or this over the number of steps, if that is less.
+    scheduled_fall: float = 1.0  #: The same while a scheduler lowers the rate: runs without one fall about as 1/steps.
+    #: Reduction by a scheduler at which slopes cease to count, else the rate would grow by as much.
+    max_reduction: float = 0.1
+    min_search_factor: float = 0.5  #: Smallest factor of a scheduler at which the search goes on.
     trend: float = 0.7  #: Decay per step of the trend of slopes.
     memory: float = 0.95  #: Decay per step of the slopes' mean size.
     unit: float = 1.25  #: The usual size, in units of the mean size: of normal numbers, their root mean square.
     direction_gain: float = 0.03  #: Change of the logarithm of a direction's factor per step ...
-    direction_hurry: float = 0.3  #: ... and what is added to it, over the number of steps.
-    furthest: float = 1.15  #: Furthest logarithm of a direction's factor, either way: factors stay within a tenfold.
-    negligible: float = 1e-3  #: Share of the largest direction's slope below which a slope is rounding.
-    annealed: float = 0.45  #: Of a known number of steps, in the last share that is so large, steps shrink linearly ...
-    left: float = 1e-3  #: ... until this share of the steps is left: they never vanish.
-    cap_steps: int = 100  #: Steps at the longest allowed step after which the search ends, as in adversarial training.
-    tolerance: float = 0.1  #: Reduction of the learning rate by a scheduler at which slopes cease to count.
-    stretch: int = 1000  #: Steps for which gain and fall are meant: a known number beyond it stretches them.
+    early_direction_gain: float = 0.3  #: ... and an addition to it, over the number of steps.
+    max_log_factor: float = 1.15  #: Bound of the logarithm of a direction's factor: factors stay within a tenfold.
+    negligible: float = 1e-3  #: Fraction of the largest direction's slope below which a slope is rounding.
+    anneal_fraction: float = 0.45  #: Last fraction of a known number of steps, in which steps shrink linearly ...
+    final_fraction: float = 1e-3  #: ... until this fraction of the steps remains: they never vanish.
+    max_cap_steps: int = 100  #: Steps at the longest step that end the search, as in adversarial training.
+    reference_steps: int = 1000  #: Steps for which gain and fall are meant; a larger known number stretches them.
 
 
-SIDES, SHAPE, TABLES, LAW = Sides(), Shape(), Tables(), Law()
-Group = dict[str, Any]  #: Parameters' settings.
+PRECONDITIONER, STEP, EMBEDDING, SEARCH = PreconditionerConfig(), StepConfig(), EmbeddingConfig(), StepSizeSearch()
+SKIPPED_BEFORE_WARNING = 10  #: Skipped steps before the first that is taken, after which a warning is given.
+Group = dict[str, Any]  #: A parameter group.
 
 
 @dataclass
 class Run:
-    """What the parameters of a run share."""
+    """The state that all parameters share."""
 
-    rate: float  #: In units of the learning rate.
-    total_steps: int | None = None  #: How many there will be, if that is known.
-    steps: int = 0  #: That were taken.
-    skipped: int = 0  #: Steps that were not, since a gradient was not finite.
-    found: float = 0.0  #: The rate at the end of the search; 0 during it.
-    slopes: int = 0
+    rate: float  #: Step size in units of the learning rate.
+    total_steps: int | None = None  #: Number of steps of the run, if known.
+    steps: int = 0  #: Steps taken.
+    skipped: int = 0  #: Steps skipped because a gradient was not finite.
+    settled_rate: float = 0.0  #: The rate at the end of the search; 0 during it.
+    slopes: int = 0  #: Slopes that were seen.
     slope_size: float = 0.0  #: The slopes' mean size.
-    trend: float = 0.0
-    turns: int = 0  #: Of the trend.
-    steps_at_cap: int = 0  #: Steps of the search at the longest allowed step.
+    trend: float = 0.0  #: Trend of the slopes, in [-1, 1].
+    turns: int = 0  #: Changes of the trend's sign.
+    steps_at_cap: int = 0  #: Steps of the search at the longest step.
     factor: float = 0.0  #: Largest ratio of a group's learning rate to its unit, at the last step ...
     peak_factor: float = 0.0  #: ... and at any step.
 
     def anneal(self, steps: int) -> float:
-        """Return the share of the rate that is left after some steps: 1 until 55 % of all, then a linear fall."""
+        """Compute the fraction of the rate after some steps: 1 until 55 % of all, then a linear fall."""
         if self.total_steps is None:
             return 1.0
-        return min(1.0, max(LAW.left, 1 - steps / self.total_steps) / LAW.annealed)
+        return min(1.0, max(SEARCH.final_fraction, 1 - steps / self.total_steps) / SEARCH.anneal_fraction)
 
     def __post_init__(self) -> None:
-        """Raise an error for a number of steps that is none."""
+        """Validate the number of steps."""
         if self.total_steps is not None and (type(self.total_steps) is not int or self.total_steps < 1):
-            _refuse("total_steps", "be an int >= 1", repr(self.total_steps), "Use None where it is not known.")
+            _raise("total_steps", "be an int >= 1", repr(self.total_steps), "Use None if it is not known.")
 
     def follow(self, slope: float, lr: float, factor: float = 1.0) -> None:
         """Change the rate by the slope along the last step.
@@ -136,287 +140,297 @@ class Run:
         downhill = -slope / length if length else 0.0
         if downhill == 0 or not math.isfinite(downhill):
             return
-        unit, share = lr * (self.peak_factor or 1.0), factor / (self.peak_factor or 1.0)
+        unit, reduced = lr * (self.peak_factor or 1.0), factor / (self.peak_factor or 1.0)
         self.slopes += 1
-        self.slope_size += (1 - LAW.memory) * (abs(downhill) - self.slope_size)
-        usual = LAW.unit * self.slope_size / (1 - LAW.memory**self.slopes)
-        own, before = max(-1.0, min(1.0, downhill / usual)), self.trend
-        self.trend = LAW.trend * before + (1 - LAW.trend) * own
-        if self.found:
-            self.turns += (before > 0) != (self.trend > 0)
-            stretch = max(1.0, (self.total_steps or 0) / LAW.stretch)
-            gain = min(LAW.gain / stretch, LAW.late_gain / self.slopes) + LAW.turn_gain / (1 + self.turns)
-            trust = max(0.0, 1 - (1 - share) / LAW.tolerance)  # shorter steps' slopes would undo a scheduler's factor
-            gain *= trust
-            fall = min(LAW.fall / stretch, (trust * LAW.late_fall + 1 - trust) / self.slopes)
-            least = min(self.found, math.sqrt(stretch) / self.slopes / unit)  # no slope takes the rate below it
-            self.rate = max(least, self.rate * math.exp(gain * own - fall))
-        elif self.trend < (0 if self.rate * unit >= LAW.usual and not rising else -LAW.uphill):
-            self.rate *= LAW.back
-            self.found = self.rate
-        elif share >= 0.5 and not rising:
-            self.rate *= math.exp(LAW.growth * (self.trend if self.rate * unit >= LAW.usual else 1))
+        self.slope_size += (1 - SEARCH.memory) * (abs(downhill) - self.slope_size)
+        usual_size = SEARCH.unit * self.slope_size / (1 - SEARCH.memory**self.slopes)
+        evidence, last_trend = max(-1.0, min(1.0, downhill / usual_size)), self.trend
+        self.trend = SEARCH.trend * last_trend + (1 - SEARCH.trend) * evidence
+        if self.settled_rate:
+            self.turns += (last_trend > 0) != (self.trend > 0)
+            stretch = max(1.0, (self.total_steps or 0) / SEARCH.reference_steps)
+            trust = max(0.0, 1 - (1 - reduced) / SEARCH.max_reduction)
+            gain = min(SEARCH.gain / stretch, SEARCH.late_gain / self.slopes) + SEARCH.turn_gain / (1 + self.turns)
+            late_fall = trust * SEARCH.late_fall + (1 - trust) * SEARCH.scheduled_fall
+            fall = min(SEARCH.fall / stretch, late_fall / self.slopes)
+            # No slope takes the rate below it.
+            min_rate = min(self.settled_rate, math.sqrt(stretch) / self.slopes / unit)
+            self.rate = max(min_rate, self.rate * math.exp(trust * gain * evidence - fall))
+        elif self.trend < (0 if self.rate * unit >= SEARCH.usual_rate and not rising else -SEARCH.uphill):
+            self.rate *= SEARCH.backtrack
+            self.settled_rate = self.rate
+        elif reduced >= SEARCH.min_search_factor and not rising:  # a warm-up is waited for
+            self.rate *= math.exp(SEARCH.growth * (self.trend if self.rate * unit >= SEARCH.usual_rate else 1))
 
     def _set_factor(self, factor: float, lr: float) -> None:
-        """Set a scheduler's factor; if it is the largest so far, the rate gives back what it grew at smaller ones."""
+        """Set a scheduler's factor. If it is the largest so far, the rate gives back its growth at smaller ones."""
         if factor > self.peak_factor:
             if self.peak_factor:
-                kept = max(self.peak_factor / factor, min(1.0, LAW.usual / lr / self.rate))
-                self.rate, self.found = self.rate * kept, self.found * kept
+                scale = max(self.peak_factor / factor, min(1.0, SEARCH.usual_rate / lr / self.rate))
+                self.rate, self.settled_rate = self.rate * scale, self.settled_rate * scale
             self.peak_factor = factor
         self.factor = factor
+
+    def limit(self, max_rate: float, *, end_search: bool) -> None:
+        """Bound the rate, before its anneal and a scheduler's factor, so that these shorten the longest steps, too."""
+        max_rate = max_rate / self.anneal(self.steps) / (self.peak_factor or 1.0)
+        if self.rate >= max_rate:
+            self.rate = max_rate
+            self.steps_at_cap += not self.settled_rate
+            if end_search and self.steps_at_cap >= SEARCH.max_cap_steps:
+                self.settled_rate = self.settled_rate or max_rate
 
 
 @dataclass
 class Block:
-    """A part of a side of matrices, of length n, that is turned into a basis of its own."""
+    """A part of a side of matrices, of length n, with its own basis."""
 
     axis: int  #: 1 for rows, 2 for columns.
     start: int  #: Its first row or column.
-    statistics: Tensor  #: (shares, n, n), the average of the gradients' second moments.
-    basis: Tensor  #: (shares, n, n), its eigenvectors as columns.
-    factors: Tensor  #: (shares, n), the logarithms of the directions' factors.
-    slopes: Tensor  #: (shares, n), the averages of their squared slopes.
+    statistics: Tensor  #: (matrices, n, n), the average of the gradients' second moments.
+    basis: Tensor  #: (matrices, n, n), its eigenvectors as columns.
+    factors: Tensor  #: (matrices, n), the logarithms of the directions' factors.
+    slopes: Tensor  #: (matrices, n), the averages of their squared slopes.
 
-    def pick(self, matrices: Tensor) -> Tensor:
-        """Return this part of matrices (shares, rows, columns), a view."""
+    def narrow(self, matrices: Tensor) -> Tensor:
+        """View this part of matrices (matrices, rows, columns)."""
         return matrices.narrow(self.axis, self.start, self.basis.shape[2])
 
-    def turn(self, matrices: Tensor, by: Tensor) -> None:
-        """Multiply this part of matrices by others (shares, n, n), in place."""
-        part = self.pick(matrices)
-        part.copy_(torch.bmm(by, part) if self.axis == 1 else torch.bmm(part, by.mT))
+    def rotate(self, matrices: Tensor, rotations: Tensor) -> None:
+        """Multiply this part of matrices by rotations (matrices, n, n), in place."""
+        part = self.narrow(matrices)
+        part.copy_(torch.bmm(rotations, part) if self.axis == 1 else torch.bmm(part, rotations.mT))
 
     def gather(self, gradient: Tensor) -> None:
-        """Let the statistics follow gradients."""
-        part = self.pick(gradient) if self.axis == 1 else self.pick(gradient).mT
-        self.statistics.lerp_(torch.bmm(part, part.mT), 1 - SIDES.decay**SIDES.often)
+        """Add gradients to the statistics."""
+        part = self.narrow(gradient) if self.axis == 1 else self.narrow(gradient).mT
+        self.statistics.lerp_(torch.bmm(part, part.mT), 1 - PRECONDITIONER.decay**PRECONDITIONER.gather_every)
 
-    def follow(self, averages: Sequence[Tensor], square: Tensor) -> None:
-        """Let the basis follow the statistics by a power step, and what is kept in it turn along."""
+    def update_basis(self, averages: Sequence[Tensor], square: Tensor) -> None:
+        """Update the basis by a power step on the statistics, and rotate the averages that are kept in it."""
         trace = self.statistics.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
-        power = torch.bmm(self.statistics, self.basis).addcmul_(self.basis, SIDES.damping * trace)
-        new = torch.linalg.qr(power)[0]
-        turn = torch.bmm(new.mT, self.basis)
-        self.basis.copy_(new)
+        power = torch.bmm(self.statistics, self.basis).addcmul_(self.basis, PRECONDITIONER.damping * trace)
+        basis = torch.linalg.qr(power)[0]
+        rotation = torch.bmm(basis.mT, self.basis)
+        self.basis.copy_(basis)
         for average in averages:
-            self.turn(average, turn)
-        shares = turn.square()  # of the old directions in the new ones
-        self.turn(square, shares)
-        for each in (self.factors, self.slopes):
-            each.copy_((shares * each[:, None]).sum(2))
+            self.rotate(average, rotation)
+        overlaps = rotation.square()  # of the old directions with the new ones
+        self.rotate(square, overlaps)
+        for vector in (self.factors, self.slopes):
+            vector.copy_((overlaps * vector[:, None]).sum(2))
 
     def adapt(self, uphill: Tensor, step: int) -> None:
         """Move the directions' factors by their slopes, relative to each other."""
-        slope = self.pick(uphill).sum(3 - self.axis)
-        usual = self.slopes.lerp_(slope.square(), 1 - LAW.memory)
-        alive = usual > LAW.negligible**2 * usual.amax(1, keepdim=True)
-        sizes = slope * usual.rsqrt() * math.sqrt(1 - LAW.memory**step)
+        slope = self.narrow(uphill).sum(3 - self.axis)
+        usual = self.slopes.lerp_(slope.square(), 1 - SEARCH.memory)
+        alive = usual > SEARCH.negligible**2 * usual.amax(1, keepdim=True)
+        sizes = slope * usual.rsqrt() * math.sqrt(1 - SEARCH.memory**step)
         moves = torch.where(alive, sizes, 0.0).clamp_(-1, 1)
         moves.sub_(alive * moves.sum(1, keepdim=True) / alive.sum(1, keepdim=True).clamp_(min=1))
-        gain = LAW.direction_gain + LAW.direction_hurry / step
-        self.factors.sub_(moves, alpha=gain).clamp_(-LAW.furthest, LAW.furthest)
+        gain = SEARCH.direction_gain + SEARCH.early_direction_gain / step
+        self.factors.sub_(moves, alpha=gain).clamp_(-SEARCH.max_log_factor, SEARCH.max_log_factor)
 
     def scale(self, matrices: Tensor) -> None:
         """Multiply this part of matrices in the basis by the factors, in place."""
-        self.pick(matrices).mul_(self.factors.exp().unsqueeze(3 - self.axis))
+        self.narrow(matrices).mul_(self.factors.exp().unsqueeze(3 - self.axis))
+
+
+#: Tensors of a batch and of a block that have one slice for each parameter, and entries of a parameter's state that
+#: all parameters of a batch share.
+BATCH_TENSORS = ("mean", "slow_mean", "square", "last_step", "gradient_size")
+BLOCK_TENSORS = ("statistics", "basis", "factors", "slopes")
+SHARED_ENTRIES = ("step", "embedding")
 
 
 @dataclass
-class Bundle:
-    """Shares that are alike and step together, on top of each other.
+class ParameterBatch:
+    """Slices that are alike and step together, stacked.
 
-    Tensors are of at least single precision and (shares, rows, columns): convolutions are matrices, and what has fewer
-    dimensions is a row.
+    Tensors are of at least single precision and (slices, rows, columns). Convolutions are matrices, and a parameter of
+    fewer than two dimensions is one row.
     """
 
-    numbers: list[int]  #: Of the shares.
-    table: bool  #: See `Tables`.
+    indices: list[int]  #: Indices of the slices.
+    embedding: bool  #: See `EmbeddingConfig`.
     mean: Tensor  #: Adam's first moment, in the bases.
-    slow: Tensor  #: The mean over a longer window, in the bases.
+    slow_mean: Tensor  #: The mean over a longer window, in the bases.
     square: Tensor  #: Adam's second moment, in the bases.
-    last: Tensor  #: The last step, in the bases.
-    usual: Tensor  #: (shares,), the gradients' usual root mean square; infinite at first.
+    last_step: Tensor  #: The last step, in the bases.
+    gradient_size: Tensor  #: (slices,), the gradients' usual root mean square; infinite at first.
     blocks: list[Block]
-    step: int = 0  #: How many were taken.
-    count: Tensor = field(default_factory=lambda: torch.tensor(0))  #: The same, as the parameters' state has it.
+    count: Tensor  #: 0-d, on the CPU, the number of steps taken.
 
     @classmethod
-    def start(cls, numbers: list[int], gradient: Tensor, *, table: bool) -> Bundle:
-        """Return what is kept of shares before their first step, along gradients as `_pile` has them."""
+    def initialize(cls, indices: list[int], gradient: Tensor, *, embedding: bool) -> ParameterBatch:
+        """Initialize the batch of slices before their first step, from gradients as `_stack` makes them."""
         rows, columns = gradient.shape[1:]
         blocks = []
-        for axis, start, n in [] if table else _choose_blocks(rows, columns):
+        for axis, start, n in [] if embedding else _choose_blocks(rows, columns):
             basis = torch.eye(n, dtype=gradient.dtype, device=gradient.device).repeat(len(gradient), 1, 1)
             blocks.append(Block(axis, start, torch.zeros_like(basis), basis, *basis.new_zeros(2, len(basis), n)))
-        mean, slow, square, last = (torch.zeros_like(gradient) for _ in range(4))
-        return cls(numbers, table, mean, slow, square, last, gradient.new_full((len(gradient),), math.inf), blocks)
+        mean, slow_mean, square, last_step = (torch.zeros_like(gradient) for _ in range(4))
+        size = gradient.new_full((len(gradient),), math.inf)
+        return cls(indices, embedding, mean, slow_mean, square, last_step, size, blocks, torch.tensor(0))
 
     @classmethod
-    def from_states(cls, numbers: list[int], states: Sequence[dict[str, Tensor]]) -> Bundle:
-        """Stack the states of parameters that `get_state` returned; they have one shape and one step."""
-        stacked = {name: torch.stack([state[name] for state in states]) for name in states[0] if name not in _SCALARS}
-        table, blocks = bool(states[0]["embedding"]), []
-        for index, (axis, start, _) in enumerate([] if table else _choose_blocks(*stacked["mean"].shape[1:])):
-            blocks.append(Block(axis, start, *(stacked.pop(f"block{index}.{name}") for name in _BLOCK_TENSORS)))
-        step = int(states[0]["step"])
-        return cls(numbers, table, **stacked, blocks=blocks, step=step, count=torch.tensor(step))
+    def from_states(cls, indices: list[int], states: Sequence[dict[str, Tensor]]) -> ParameterBatch:
+        """Stack copies of the states of slices, as `get_state` makes them; they have one shape and one step."""
+        names = states[0].keys() - {*SHARED_ENTRIES}
+        stacked = {name: torch.stack([state[name] for state in states]) for name in names}
+        embedding, blocks = bool(states[0]["embedding"]), []
+        for index, (axis, start, _) in enumerate([] if embedding else _choose_blocks(*stacked["mean"].shape[1:])):
+            blocks.append(Block(axis, start, *(stacked.pop(f"block{index}.{name}") for name in BLOCK_TENSORS)))
+        return cls(indices, embedding, **stacked, blocks=blocks, count=states[0]["step"].clone())
 
     def get_state(self, row: int) -> dict[str, Tensor]:
-        """Return the state of one parameter: views of the stacked tensors."""
-        state = {"step": self.count, "embedding": torch.tensor(self.table)}
-        state |= {name: getattr(self, name)[row] for name in _TENSORS}
+        """Get the state of one slice: views of the stacked tensors."""
+        state = {"step": self.count, "embedding": torch.tensor(self.embedding)}
+        state |= {name: getattr(self, name)[row] for name in BATCH_TENSORS}
         for index, block in enumerate(self.blocks):
-            state |= {f"block{index}.{name}": getattr(block, name)[row] for name in _BLOCK_TENSORS}
+            state |= {f"block{index}.{name}": getattr(block, name)[row] for name in BLOCK_TENSORS}
         return state
 
-    def pick(self, rows: list[int]) -> Bundle:
-        """Return the bundle of some of the shares, in copies."""
-        return Bundle.from_states([self.numbers[row] for row in rows], [self.get_state(row) for row in rows])
+    def select(self, rows: list[int]) -> ParameterBatch:
+        """Copy some of the slices to a batch of their own."""
+        return ParameterBatch.from_states([self.indices[row] for row in rows], [self.get_state(row) for row in rows])
 
-    def read(self, gradient: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:
-        """Let the bases follow gradients; return these in the bases, and their slopes along the last step."""
-        most = SHAPE.spike * math.sqrt(gradient[0].numel()) * self.usual
-        gradient = gradient.to(self.mean.dtype).mul_((most / norms).clamp_(max=1)[:, None, None])
-        self.step += 1
-        self.count.fill_(self.step)
-        if self.step == 1 or self.step % SIDES.often == 0:
+    def observe(self, gradient: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:
+        """Update the bases by gradients; return these in the bases, and their slopes along the last step."""
+        max_norms = STEP.max_spike * math.sqrt(gradient[0].numel()) * self.gradient_size
+        gradient = gradient.to(self.mean.dtype).mul_((max_norms / norms).clamp_(max=1)[:, None, None])
+        step = int(self.count.add_(1))
+        if step == 1 or step % PRECONDITIONER.gather_every == 0:
             for block in self.blocks:
                 block.gather(gradient)
-                if self.step <= SIDES.settled or self.step % SIDES.seldom == 0:
-                    block.follow((self.mean, self.slow, self.last), self.square)
+                if step <= PRECONDITIONER.early_steps or step % PRECONDITIONER.update_every == 0:
+                    block.update_basis((self.mean, self.slow_mean, self.last_step), self.square)
         for block in self.blocks:
-            block.turn(gradient, block.basis.mT)
-        uphill = self.last * gradient
+            block.rotate(gradient, block.basis.mT)
+        uphill = self.last_step * gradient
         for block in self.blocks:
-            block.adapt(uphill, self.step)
+            block.adapt(uphill, step)
         return gradient, uphill.sum((1, 2))
 
-    def move(self, turned: Tensor, rates: list[float], parameters: list[Tensor], group: Group) -> None:
-        """Move parameters by one step, along gradients in the bases, and let the weights of matrices decay."""
-        first, second = float(group["betas"][0]), max(float(group["betas"][1]), TABLES.beta if self.table else 0.0)
-        # A row of a table that is seldom seen has a slow mean of long ago.
-        share = 0.0 if self.table else SHAPE.share
-        mean = self.mean.lerp_(turned, 1 - first)
-        slow = self.slow.lerp_(turned, SHAPE.window / (self.step + SHAPE.window - 1))
-        square = self.square.mul_(second).addcmul_(turned, turned, value=1 - second)
-        correction, scale = 1 - second**self.step, (1 - share) / (1 - first ** (self.step + 1))
-        size = square.mean((1, 2))  # turning does not change it
-        self.usual.copy_(size.div(correction).add_(SHAPE.least).sqrt_())
-        floor = size.mul_(SHAPE.floor**2 + float(group["eps"]) ** 2).add_(SHAPE.least)
-        last = torch.lerp(turned, mean, first, out=self.last).add_(slow, alpha=share / scale)
-        factor, most = (TABLES.rate, TABLES.most) if self.table else (1.0, SHAPE.longest)
-        sizes = [min(most, factor * float(group["lr"]) * rate) for rate in rates]
-        along: Any = sizes[0] if len({*sizes}) == 1 else floor.new_tensor(sizes)[:, None, None]
-        last.mul_((square + floor[:, None, None]).rsqrt_()).mul_(along * (-scale * math.sqrt(correction)))
+    def move(self, rotated: Tensor, rates: list[float], parameters: list[Tensor], group: Group) -> None:
+        """Move parameters by one step, along gradients in the bases, and decay the weights of matrices."""
+        step, beta1, beta2 = int(self.count), float(group["betas"][0]), float(group["betas"][1])
+        beta2 = max(beta2, EMBEDDING.min_beta2) if self.embedding else beta2
+        # The slow mean of an embedding's row that is seldom seen is out of date.
+        slow_fraction = 0.0 if self.embedding else STEP.slow_fraction
+        mean = self.mean.lerp_(rotated, 1 - beta1)
+        slow_mean = self.slow_mean.lerp_(rotated, STEP.window / (step + STEP.window - 1))
+        square = self.square.mul_(beta2).addcmul_(rotated, rotated, value=1 - beta2)
+        correction, scale = 1 - beta2**step, (1 - slow_fraction) / (1 - beta1 ** (step + 1))
+        size = square.mean((1, 2))  # a rotation does not change it
+        self.gradient_size.copy_(size.div(correction).add_(STEP.tiny).sqrt_())
+        floor = size.mul_(STEP.floor**2 + float(group["eps"]) ** 2).add_(STEP.tiny)
+        direction = torch.lerp(rotated, mean, beta1, out=self.last_step).add_(slow_mean, alpha=slow_fraction / scale)
+        rate_factor, max_step = (EMBEDDING.rate_factor, EMBEDDING.max_step) if self.embedding else (1.0, STEP.max_step)
+        sizes = [min(max_step, rate_factor * float(group["lr"]) * rate) for rate in rates]
+        lengths: Any = sizes[0] if len({*sizes}) == 1 else floor.new_tensor(sizes)[:, None, None]
+        direction.mul_((square + floor[:, None, None]).rsqrt_()).mul_(lengths * (-scale * math.sqrt(correction)))
         for block in self.blocks:
-            block.scale(last)
-        step = last.clone()
+            block.scale(direction)
+        update = direction.clone()
         for block in self.blocks:
-            block.turn(step, block.basis)
+            block.rotate(update, block.basis)
         if parameters[0].ndim > 1:
-            decay = float(group["weight_decay"]) * (TABLES.decay if self.table else 1.0)
-            # In full at usual steps, and gone at short ones, which AdamW's decay would pull off the minimum.
-            torch._foreach_mul_(parameters, [1 - size * min(1.0, size / LAW.usual) ** 2 * decay for size in sizes])
-        torch._foreach_add_(parameters, [*step.view(-1, *parameters[0].shape)])
+            decay = float(group["weight_decay"]) * (EMBEDDING.decay_factor if self.embedding else 1.0)
+            # In full at usual steps, and none at short ones, which AdamW's decay would pull off the minimum.
+            decays = [size * min(1.0, size / SEARCH.usual_rate) ** 2 * decay for size in sizes]
+            torch._foreach_mul_(parameters, [1 - decay for decay in decays])
+        torch._foreach_add_(parameters, [*update.view(-1, *parameters[0].shape)])
 
 
-_TENSORS = ("mean", "slow", "square", "last", "usual")  #: Of a batch, with a first axis of parameters.
-_BLOCK_TENSORS = ("statistics", "basis", "factors", "slopes")
-_SCALARS = ("step", "embedding")
+class Stepper:
+    """The steps of one run, or of several runs that are computed together for speed.
 
-
-class Steps:
-    """The steps of one run, or of several that have nothing in common but the time that they take.
-
-    Each run has a share of each parameter. Its number is the parameter's, times the number of runs, plus the run's.
+    Each run has a slice of each parameter. Its index is the parameter's, times the number of runs, plus the run's.
     """
 
     def __init__(self, *runs: Run) -> None:
         self.runs = runs
-        self.shares: list[tuple[Tensor, Group]] = []
-        self.bundles: list[Bundle] = []
+        self.slices: list[tuple[Tensor, Group]] = []
+        self.batches: list[ParameterBatch] = []
 
-    def take(self, gradients: dict[int, Tensor]) -> None:
-        """Take one step along gradients, by the shares' numbers, but in runs where one of these is not finite."""
-        runs, bundles, self.bundles = len(self.runs), self.bundles, []
-        for bundle in bundles:  # which is parted if some of its shares alone have gradients
-            rows = [[row for row, n in enumerate(bundle.numbers) if (n in gradients) == here] for here in (True, False)]
-            self.bundles += [bundle.pick(own) for own in rows] if all(rows) else [bundle]
-        going = [bundle for bundle in self.bundles if bundle.numbers[0] in gradients]
-        known = {number for bundle in self.bundles for number in bundle.numbers}
-        numbers = [bundle.numbers for bundle in going] + [[number] for number in gradients if number not in known]
-        piles = [_pile([gradients[number] for number in own]) for own in numbers]
-        norms = [torch.linalg.vector_norm(pile, dim=(1, 2)) for pile in piles]
-        found = dict(zip(chain(*numbers), _fetch(norms), strict=True))
-        if bad := {number % runs for number, norm in found.items() if not math.isfinite(norm)}:
+    def step(self, gradients: dict[int, Tensor]) -> None:
+        """Take one step along gradients, by the slices' indices; a run skips it if one of its own is not finite."""
+        n_runs, batches, self.batches = len(self.runs), self.batches, []
+        for batch in batches:  # is split if only some of its slices have gradients
+            rows = [[row for row, n in enumerate(batch.indices) if (n in gradients) == has] for has in (True, False)]
+            self.batches += [batch.select(part) for part in rows] if all(rows) else [batch]
+        active = [batch for batch in self.batches if batch.indices[0] in gradients]
+        known = {index for batch in self.batches for index in batch.indices}
+        indices = [batch.indices for batch in active] + [[index] for index in gradients if index not in known]
+        stacks = [_stack([gradients[index] for index in part]) for part in indices]
+        norms = [torch.linalg.vector_norm(stack, dim=(1, 2)) for stack in stacks]
+        norm_of = dict(zip(chain(*indices), _to_floats(norms), strict=True))
+        if bad := {index % n_runs for index, norm in norm_of.items() if not math.isfinite(norm)}:
             for run in bad:
                 self.runs[run].skipped += 1
-            self.take({number: gradient for number, gradient in gradients.items() if number % runs not in bad})
-        elif waking := [number for number, norm in found.items() if norm and number not in known]:
-            self._start(waking, gradients)
-            self.take(gradients)
+            self.step({index: gradient for index, gradient in gradients.items() if index % n_runs not in bad})
+        elif new := [index for index, norm in norm_of.items() if norm and index not in known]:
+            self._initialize(new, gradients)
+            self.step(gradients)
         else:
-            self._move(going, piles, norms)
-            for run in {number % runs for number in gradients if number in known}:  # the others are without state
+            self._move(active, stacks, norms)
+            for run in {index % n_runs for index in gradients if index in known}:  # the others have no state
                 self.runs[run].steps += 1
 
-    def _start(self, waking: list[int], gradients: dict[int, Tensor]) -> None:
-        """Put shares together that are alike, before their first step."""
+    def _initialize(self, indices: list[int], gradients: dict[int, Tensor]) -> None:
+        """Batch slices that are alike, before their first step."""
         alike = defaultdict[Any, list[int]](list)
-        for number in waking:
-            p, group = self.shares[number]
-            tall = p.ndim == 2 and p.shape[0] >= TABLES.tall * p.shape[1]
-            table = tall and bool((gradients[number] == 0).all(1).float().mean() > TABLES.untouched)
-            alike[p.shape, p.dtype, p.device, id(group), table].append(number)
-        for (shape, *_, table), numbers in alike.items():
-            count = max(1, SHAPE.together // math.prod(shape))
-            for own in (numbers[start : start + count] for start in range(0, len(numbers), count)):
-                self.bundles.append(Bundle.start(own, _pile([gradients[n] for n in own]), table=table))
+        for index in indices:
+            p, group = self.slices[index]
+            tall = p.ndim == 2 and p.shape[0] >= EMBEDDING.min_ratio * p.shape[1]
+            embedding = tall and bool((gradients[index] == 0).all(1).float().mean() > EMBEDDING.min_untouched)
+            alike[p.shape, p.dtype, p.device, id(group), embedding].append(index)
+        for (shape, *_, embedding), similar in alike.items():
+            for part in _split_batches(shape, similar):
+                stack = _stack([gradients[index] for index in part])
+                self.batches.append(ParameterBatch.initialize(part, stack, embedding=embedding))
 
-    def _move(self, going: list[Bundle], piles: list[Tensor], norms: list[Tensor]) -> None:
-        """Move bundles along gradients, with the rates that these make of them."""
-        read = [bundle.read(pile, norm) for bundle, pile, norm in zip(going, piles, norms, strict=False)]
-        found = iter(_fetch([slopes for _, slopes in read]))
-        groups = [self.shares[bundle.numbers[0]][1] for bundle in going]
+    def _move(self, active: list[ParameterBatch], stacks: list[Tensor], norms: list[Tensor]) -> None:
+        """Update the rates by the gradients, and move the parameters of batches."""
+        observed = [batch.observe(stack, norm) for batch, stack, norm in zip(active, stacks, norms, strict=False)]
+        slopes = iter(_to_floats([slopes for _, slopes in observed]))
+        groups = [self.slices[batch.indices[0]][1] for batch in active]
         evidence = defaultdict[int, list[tuple[float, float, float, float]]](list)
-        for bundle, group in zip(going, groups, strict=True):
-            lr = float(group["unit_lr"] if "unit_lr" in group else group["lr"])  # whatever schedulers made of it
+        for batch, group in zip(active, groups, strict=True):
+            lr = float(group["unit_lr"] if "unit_lr" in group else group["lr"])
             factor = float(group["lr"]) / lr if lr else 0.0
-            most = (TABLES.most / TABLES.rate if bundle.table else SHAPE.longest) / (lr or 1.0)
-            for number in bundle.numbers:
-                evidence[number % len(self.runs)].append((next(found), lr, factor, most))
-        for number, own in evidence.items():
-            run, (slopes, lrs, factors, limits) = self.runs[number], zip(*own, strict=True)
-            run.follow(math.fsum(slopes), max(lrs) or 1.0, max(factors))
-            most = max(limits) / run.anneal(run.steps)  # what is at its limit is annealed, too
-            most /= run.peak_factor or 1.0
-            if run.rate >= most:
-                run.rate = most
-                run.steps_at_cap += not run.found
-                if run.steps_at_cap >= LAW.cap_steps and not all(bundle.table for bundle in going):
-                    run.found = run.found or most
+            max_step = EMBEDDING.max_step / EMBEDDING.rate_factor if batch.embedding else STEP.max_step
+            for index in batch.indices:
+                evidence[index % len(self.runs)].append((next(slopes), lr, factor, max_step / (lr or 1.0)))
+        # Embeddings alone stay at their short longest step for hundreds of steps, to their good.
+        end_search = not all(batch.embedding for batch in active)
+        for index, items in evidence.items():
+            run, (run_slopes, lrs, factors, max_rates) = self.runs[index], zip(*items, strict=True)
+            run.follow(math.fsum(run_slopes), max(lrs) or 1.0, max(factors))
+            run.limit(max(max_rates), end_search=end_search)
         rates = [run.rate * run.anneal(run.steps) for run in self.runs]
-        for bundle, group, (turned, _) in zip(going, groups, read, strict=True):
-            parameters = [self.shares[number][0] for number in bundle.numbers]
-            bundle.move(turned, [rates[number % len(rates)] for number in bundle.numbers], parameters, group)
+        for batch, group, (rotated, _) in zip(active, groups, observed, strict=True):
+            parameters = [self.slices[index][0] for index in batch.indices]
+            batch.move(rotated, [rates[index % len(rates)] for index in batch.indices], parameters, group)
 
 
 class CustomOptimizer(torch.optim.Optimizer):
     """Minimise with steps whose direction and size come from the gradients alone.
 
     Args:
-        params: Parameters or groups of them, dense and not sharded; groups may have settings of their own, and keys
-            that this optimizer does not read. Complex ones are updated as pairs of real numbers.
-        lr: >= 0, the unit: what schedulers multiply it by, and its ratios between groups, multiply the steps. Itself it
-            does not matter: the search for the step size starts at 0.01.
+        params: Parameters or groups of them, dense and not sharded. Groups may have their own settings, and keys that
+            this optimizer does not read. Complex parameters are updated as pairs of real numbers.
+        lr: >= 0, a unit. Schedulers multiply the steps by the ratio of a group's learning rate to that of the
+            constructor; groups' units multiply them relative to the largest one. The value itself does not matter:
+            the search for the step size starts at 0.01.
         betas: Two decays in [0, 1), of the gradients' mean and of their squares.
-        weight_decay: >= 0, decoupled, of matrices alone: times the step size and, below 0.01, the square of its share
-            of that, so that it is gone where the steps are short.
+        weight_decay: >= 0, decoupled, of matrices alone. It is multiplied by the step size and, below 0.01, by the
+            square of their ratio, so that it vanishes with short steps.
         eps: >= 0, in units of the gradients' usual size.
-        total_steps: >= 1, how many steps the run will have: in the last 45 % of them steps shrink to nothing, and what
-            comes after goes nowhere. None where that is not known: the rate then falls by itself. It takes precedence
-            over that of a loaded state, so that a run can be extended.
+        total_steps: >= 1, the number of steps of the run. In the last 45 % of them steps shrink to nothing, and later
+            ones hardly move. None if it is not known: the rate then falls by itself. It takes precedence over that of
+            a loaded state, so that a run can be extended.
         foreach: Without effect, as steps are batched in any case.
         maximize: Whether to ascend.
         fused: Not supported: False or None.
@@ -424,11 +438,10 @@ class CustomOptimizer(torch.optim.Optimizer):
         differentiable: Not supported: False.
 
     Raises:
-        ValueError: A setting that is unknown or out of range; a sharded parameter; later, a gradient
-            that is sparse.
+        ValueError: A setting that is out of range, or a sharded parameter; at a step, a sparse gradient.
 
     Source: Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam" (2024), arXiv:2409.11321, with Nesterov
-        momentum, and second moments that turn along with their basis; Baydin et al., "Online learning rate adaptation
+        momentum, and second moments that rotate with their basis; Baydin et al., "Online learning rate adaptation
         with hypergradient descent" (2018), arXiv:1703.04782, in signs of slopes.
     """
 
@@ -450,24 +463,24 @@ class CustomOptimizer(torch.optim.Optimizer):
         settings = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": eps, "foreach": foreach}
         unsupported = {"fused": fused, "capturable": capturable, "differentiable": differentiable}
         super().__init__(params, settings | unsupported | {"maximize": maximize})
-        first = max(float(group["lr"]) for group in self.param_groups) or 1.0
-        self.steps = Steps(Run(LAW.usual / first, total_steps))
+        max_lr = max(float(group["lr"]) for group in self.param_groups) or 1.0
+        self.stepper = Stepper(Run(SEARCH.usual_rate / max_lr, total_steps))
         self._stepped: list[tuple[Tensor, Group]] = []  # parameters and groups of the batches
         self._states: list[dict[str, Tensor] | None] = []  # and their states, which are views of the batches
 
     @property
     def skipped(self) -> int:
-        """How many steps were skipped because a gradient was not finite."""
-        return self.steps.runs[0].skipped
+        """Number of steps that were skipped because a gradient was not finite."""
+        return self.stepper.runs[0].skipped
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters with settings of their own, which are checked."""
-        _check(self.defaults | param_group)
+        """Add parameters with settings of their own, which are validated."""
+        _validate(self.defaults | param_group)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         if any(hasattr(p, "to_local") for p in group["params"]):
             self.param_groups.pop()
-            _refuse("params", "be whole tensors", "a DTensor (FSDP2, tensor parallelism)", "Use AdamW or DDP.")
+            _raise("params", "be whole tensors", "a DTensor (FSDP2, tensor parallelism)", "Use AdamW or DDP.")
         group["unit_lr"] = float(group["lr"])
 
     def _update_batches(self) -> None:
@@ -475,32 +488,32 @@ class CustomOptimizer(torch.optim.Optimizer):
         current = [(p, group) for group in self.param_groups for p in group["params"]]
         states = [self.state.get(p) for p, _ in current]
         if len(current) == len(self._stepped) and all(
-            p is old_p and group is old_group and state is old_state
-            for (p, group), (old_p, old_group), state, old_state in zip(
+            p is last_p and group is last_group and state is last_state
+            for (p, group), (last_p, last_group), state, last_state in zip(
                 current, self._stepped, states, self._states, strict=True
             )
         ):
             return
         self._stepped = current
-        self.steps.shares = [(_as_real(p), group) for p, group in current]
-        self.steps.bundles = []
+        self.stepper.slices = [(_view_as_real(p), group) for p, group in current]
+        self.stepper.batches = []
         alike = defaultdict[Any, list[int]](list)
-        for number, ((p, group), state) in enumerate(zip(current, states, strict=True)):
+        for index, ((p, group), state) in enumerate(zip(current, states, strict=True)):
             if state:
-                shape, settings = self.steps.shares[number][0].shape, (id(group), state["mean"].dtype)
-                counts = (bool(state["embedding"]), int(state["step"]))
-                alike[shape, p.dtype, p.device, settings, counts].append(number)
-        for (shape, *_), numbers in alike.items():
-            count = max(1, SHAPE.together // math.prod(shape))
-            for part in (numbers[start : start + count] for start in range(0, len(numbers), count)):
-                self.steps.bundles.append(Bundle.from_states(part, [self.state[current[n][0]] for n in part]))
-        self._publish(self.steps.bundles)
+                shape = self.stepper.slices[index][0].shape
+                counts = (bool(state["embedding"]), int(state["step"]), state["mean"].dtype)
+                alike[shape, p.dtype, p.device, id(group), counts].append(index)
+        for (shape, *_), indices in alike.items():
+            for part in _split_batches(shape, indices):
+                states_of_part = [self.state[current[index][0]] for index in part]
+                self.stepper.batches.append(ParameterBatch.from_states(part, states_of_part))
+        self._publish(self.stepper.batches)
 
-    def _publish(self, bundles: Iterable[Bundle]) -> None:
-        """Let the parameters' states be views of batches."""
-        for bundle in bundles:
-            for row, number in enumerate(bundle.numbers):
-                self.state[self._stepped[number][0]] = bundle.get_state(row)
+    def _publish(self, batches: Iterable[ParameterBatch]) -> None:
+        """Set the parameters' states to views of batches."""
+        for batch in batches:
+            for row, index in enumerate(batch.indices):
+                self.state[self._stepped[index][0]] = batch.get_state(row)
         self._states = [self.state.get(p) for p, _ in self._stepped]
 
     @torch.no_grad()
@@ -511,49 +524,46 @@ class CustomOptimizer(torch.optim.Optimizer):
             closure: Computes gradients anew and returns the loss.
 
         Returns:
-            What the closure returned, or None.
+            The closure's loss, or None.
         """
         with torch.enable_grad():
             loss = None if closure is None else closure()
         self._update_batches()
         gradients = dict[int, Tensor]()
-        for number, (p, group) in enumerate(self._stepped):
+        for index, (p, group) in enumerate(self._stepped):
             if p.grad is None or not p.numel():
                 continue
             if p.grad.is_sparse:
-                _refuse("params", "have dense gradients", "a sparse one", "Densify it.")
-            gradient = _as_real(p.grad).reshape(self.steps.shares[number][0].shape)
-            gradients[number] = -gradient if group["maximize"] else gradient
-        before, run = self.steps.bundles, self.steps.runs[0]
-        skipped = run.skipped
-        self.steps.take(gradients)
-        known = {id(bundle) for bundle in before}
-        if new := [bundle for bundle in self.steps.bundles if id(bundle) not in known]:
+                _raise("params", "have dense gradients", "a sparse one", "Densify it.")
+            gradient = _view_as_real(p.grad).reshape(self.stepper.slices[index][0].shape)
+            gradients[index] = -gradient if group["maximize"] else gradient
+        known, skipped = {id(batch): batch for batch in self.stepper.batches}, self.skipped
+        self.stepper.step(gradients)
+        if new := [batch for batch in self.stepper.batches if id(batch) not in known]:
             self._publish(new)
-        if run.skipped > skipped and run.skipped == _WARN_AFTER and not run.steps:
-            text = f"CustomOptimizer: the first {_WARN_AFTER} steps were skipped; gradients are not finite"
+        if skipped < self.skipped == SKIPPED_BEFORE_WARNING and not self.stepper.runs[0].steps:
+            text = f"CustomOptimizer: the first {self.skipped} steps were skipped; gradients are not finite"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
         return loss
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or a pickle takes along."""
-        return {**super().__getstate__(), "run": asdict(self.steps.runs[0])}
+        """Get what a copy or a pickle needs."""
+        return {**super().__getstate__(), "run": asdict(self.stepper.runs[0])}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copy; torch also calls it when a state is loaded, without a run."""
         state = dict(state)
         if run := state.pop("run", None):
-            self.steps = Steps(Run(**run))
+            self.stepper = Stepper(Run(**run))
         self._stepped, self._states = [], []
         super().__setstate__(state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state by parameter, in plain tensors, and that of the run in the first group."""
+        """Copy the state by parameter, in plain tensors, and that of the run as ``run`` of the first group."""
         saved = super().state_dict()
-        saved["state"] = {
-            number: {name: value.clone() for name, value in state.items()} for number, state in saved["state"].items()
-        }
-        saved["param_groups"][0]["run"] = asdict(self.steps.runs[0])
+        for index, state in saved["state"].items():
+            saved["state"][index] = {name: value.clone() for name, value in state.items()}
+        saved["param_groups"][0]["run"] = asdict(self.stepper.runs[0])
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -562,40 +572,35 @@ class CustomOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: A state of another optimizer, of an older version, or of parameters of other shapes.
         """
-        groups = state_dict["param_groups"]
-        run_state = groups[0].get("run") if groups else None
-        if not isinstance(run_state, dict) or run_state.keys() != {field.name for field in fields(Run)}:
-            _refuse("state_dict", "be of this optimizer", "one of another, or of an older version", "Start without it.")
+        groups, total_steps = state_dict["param_groups"], self.stepper.runs[0].total_steps
+        saved_run = groups[0].get("run") if groups else None
+        if not isinstance(saved_run, dict) or saved_run.keys() != {field.name for field in fields(Run)}:
+            _raise_foreign_state()
         parameters = [p for group in self.param_groups for p in group["params"]]
-        saved_numbers = [number for group in groups for number in group["params"]]
-        pairs = dict(zip(saved_numbers, parameters, strict=False))
-        for number, state in state_dict["state"].items():
-            if number in pairs and state:
-                _check_state(_as_real(pairs[number]), state)
-        total_steps = self.steps.runs[0].total_steps
+        parameter_of = dict(zip([index for group in groups for index in group["params"]], parameters, strict=False))
+        states = {index: state for index, state in state_dict["state"].items() if state and index in parameter_of}
+        for index, state in states.items():
+            _validate_state(_view_as_real(parameter_of[index]), state)
         super().load_state_dict({**state_dict, "state": {}})
-        self._stepped, self._states = [], []
         run = Run(**self.param_groups[0].pop("run"))
-        if total_steps is not None:
-            run.total_steps = total_steps
-        self.steps = Steps(run)
-        for number, state in state_dict["state"].items():
-            if number in pairs and state:
-                p = pairs[number]
-                self.state[p] = {
-                    name: value.detach().to("cpu" if name in _SCALARS else p.device, copy=True)
-                    for name, value in state.items()
-                }
+        run.total_steps = run.total_steps if total_steps is None else total_steps
+        self.stepper = Stepper(run)
+        for index, state in states.items():
+            p = parameter_of[index]
+            self.state[p] = {
+                name: value.detach().to("cpu" if name in SHARED_ENTRIES else p.device, copy=True)
+                for name, value in state.items()
+            }
 
 
 class StackOptimizer:
-    """CustomOptimizer's steps for a stack of models, all at once, and each model with a step size of its own.
+    """CustomOptimizer's steps for a stack of models, all at once, with a step size for each model.
 
-    It is no `torch.optim.Optimizer`, the first of which imports torch's compiler (about 1.1 CPU seconds), and has no
-    hooks, schedulers or state dictionary.
+    It is no `torch.optim.Optimizer`, because making the first one imports torch's compiler (about 1.1 CPU seconds). It
+    has no hooks, schedulers or state dictionary.
 
     Args:
-        groups: Weights (members, ...) and their weight decay, >= 0; each member's share of a weight has at least one
+        groups: Weights (members, ...) and their weight decay, >= 0; each member's slice of a weight has at least one
             dimension.
         start: > 0, where the search for the step size starts.
         betas: Those of `CustomOptimizer`.
@@ -606,15 +611,15 @@ class StackOptimizer:
     def __init__(
         self,
         groups: Sequence[tuple[Sequence[Tensor], float]],
-        start: float = LAW.usual,
+        start: float = SEARCH.usual_rate,
         betas: tuple[float, float] = (0.9, 0.98),
         eps: float = 1e-8,
         total_steps: int | None = None,
     ) -> None:
-        self.steps = Steps(*(Run(1.0, total_steps) for _ in groups[0][0][0]))
+        self.stepper = Stepper(*(Run(1.0, total_steps) for _ in groups[0][0][0]))
         for weights, decay in groups:
             group = {"lr": start, "betas": betas, "eps": eps, "weight_decay": decay}
-            self.steps.shares += [(share, group) for weight in weights for share in weight.detach().unbind()]
+            self.stepper.slices += [(part, group) for weight in weights for part in weight.detach().unbind()]
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor]) -> None:
@@ -622,87 +627,89 @@ class StackOptimizer:
 
         A member whose gradients are not finite stays where it is.
         """
-        self.steps.take(dict(enumerate(chain(*(gradient.unbind() for gradient in gradients)))))
+        self.stepper.step(dict(enumerate(chain(*(gradient.unbind() for gradient in gradients)))))
 
 
-def _check(group: Group) -> None:
-    """Raise an error for a setting that is unknown or out of range."""
+def _validate(group: Group) -> None:
+    """Raise an error for a setting that is not supported or out of range."""
     for name in ("fused", "capturable", "differentiable"):
         if group.get(name):
-            _refuse(name, "be off", repr(group[name]), "Each step reads numbers on the host, without autograd.")
+            _raise(name, "be off", repr(group[name]), "Each step reads numbers on the host, without autograd.")
     betas = group["betas"] if isinstance(group["betas"], (tuple, list)) else ()
     if len(betas) != 2:
-        _refuse("betas", "be two numbers", repr(group["betas"]), "Use the default.")
-    numbers = {name: group[name] for name in ("lr", "weight_decay", "eps")}
-    for name, value in (numbers | {"betas[0]": betas[0], "betas[1]": betas[1]}).items():
-        most = 1.0 if name.startswith("betas") else math.inf
-        number = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
-        if not number or isinstance(value, bool) or not 0 <= float(value) < most:
-            _refuse(name, f"be in [0, {most:g})", repr(value), "Use the default.")
+        _raise("betas", "be two numbers", repr(group["betas"]), "Use the default.")
+    values = {name: group[name] for name in ("lr", "weight_decay", "eps")}
+    for name, value in (values | {"betas[0]": betas[0], "betas[1]": betas[1]}).items():
+        upper = 1.0 if name.startswith("betas") else math.inf
+        numeric = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
+        if not numeric or isinstance(value, bool) or not 0 <= float(value) < upper:
+            _raise(name, f"be in [0, {upper:g})", repr(value), "Use the default.")
 
 
-def _refuse(name: str, constraint: str, got: str, remedy: str) -> NoReturn:
-    """Raise the error of a value that is not what it must be."""
-    raise ValueError(f"CustomOptimizer: `{name}` must {constraint}; got {got}. {remedy}")
-
-
-_WARN_AFTER = 10  #: Skipped steps before the first one that is taken.
-
-
-def _as_real(tensor: Tensor) -> Tensor:
-    """Return a real view of a tensor, the pairs of a complex one in its last axis."""
-    if not tensor.is_complex():
-        return tensor
-    real = torch.view_as_real(tensor)
-    return real.flatten(-2) if tensor.ndim and tensor.is_contiguous() else real
-
-
-def _check_state(p: Tensor, state: dict[str, Tensor]) -> None:
-    """Raise an error for a state that is not that of a parameter of this shape."""
+def _validate_state(p: Tensor, state: dict[str, Tensor]) -> None:
+    """Raise an error for a state that does not fit a parameter."""
     rows = max(1, p.shape[0]) if p.ndim > 1 else 1
-    shapes: dict[str, tuple[int, ...]] = {name: (rows, p.numel() // rows) for name in _TENSORS[:-1]} | {
-        "usual": (),
-        "step": (),
-        "embedding": (),
-    }
-    if "embedding" in state and not bool(state["embedding"]):
-        for index, (_, _, n) in enumerate(_choose_blocks(rows, p.numel() // rows)):
-            lengths: dict[str, tuple[int, ...]] = {
-                "statistics": (n, n),
-                "basis": (n, n),
-                "factors": (n,),
-                "slopes": (n,),
-            }
-            shapes |= {f"block{index}.{name}": shape for name, shape in lengths.items()}
+    columns = p.numel() // rows
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(BATCH_TENSORS, (rows, columns))
+    shapes |= dict.fromkeys(("gradient_size", *SHARED_ENTRIES), ())
+    blocks = [] if bool(state.get("embedding")) else _choose_blocks(rows, columns)
+    for index, (_, _, n) in enumerate(blocks):
+        shapes |= {
+            f"block{index}.{name}": (n, n) if name in ("statistics", "basis") else (n,) for name in BLOCK_TENSORS
+        }
     if state.keys() != shapes.keys():
-        _refuse("state_dict", "be of this optimizer", "one of another, or of an older version", "Start without it.")
+        _raise_foreign_state()
     for name, shape in shapes.items():
         if tuple(state[name].shape) != shape:
             got = f"{name} {tuple(state[name].shape)} for a parameter {tuple(p.shape)}"
-            _refuse("state_dict", "have the parameters' shapes", got, "Load that of the same model.")
+            _raise("state_dict", "have the parameters' shapes", got, "Load that of the same model.")
+
+
+def _raise_foreign_state() -> NoReturn:
+    _raise("state_dict", "be of this optimizer", "one of another, or of an older version", "Start without it.")
+
+
+def _raise(name: str, constraint: str, got: str, remedy: str) -> NoReturn:
+    """Raise the error of a value that violates a constraint."""
+    raise ValueError(f"CustomOptimizer: `{name}` must {constraint}; got {got}. {remedy}")
+
+
+def _view_as_real(tensor: Tensor) -> Tensor:
+    """View a complex tensor as a real one, with pairs along its last axis."""
+    if not tensor.is_complex():
+        return tensor
+    pairs = torch.view_as_real(tensor)
+    return pairs.flatten(-2) if tensor.ndim and tensor.is_contiguous() else pairs
 
 
 def _choose_blocks(rows: int, columns: int) -> list[tuple[int, int, int]]:
-    """Return the axis, the start and the length of each block of the sides that are turned, of matrices."""
+    """Choose the axis, the start and the length of each block of a matrix's sides."""
     blocks = list[tuple[int, int, int]]()
     if min(rows, columns) < 2:
         return blocks
     for axis, length, other in ((2, columns, rows), (1, rows, columns)):
-        if length <= min(SIDES.longest, SIDES.longer * other) and (not blocks or rows + columns <= SIDES.both):
-            count = math.ceil(length / SIDES.block)
-            ends = [length * number // count for number in range(count + 1)]
+        short = length <= min(PRECONDITIONER.max_length, PRECONDITIONER.max_ratio * other)
+        if short and (not blocks or rows + columns <= PRECONDITIONER.max_sum):
+            count = math.ceil(length / PRECONDITIONER.block_length)
+            ends = [length * index // count for index in range(count + 1)]
             blocks += [(axis, start, end - start) for start, end in pairwise(ends)]
     return blocks
 
 
-def _pile(tensors: Sequence[Tensor]) -> Tensor:
-    """Return a copy of tensors as matrices (shares, rows, columns) of at least single precision."""
-    together = torch.stack(list(tensors))
-    rows = together.shape[1] if together.ndim > 2 else 1
-    return together.reshape(len(together), rows, -1).to(torch.promote_types(together.dtype, torch.float32))
+def _split_batches(shape: Sequence[int], indices: list[int]) -> list[list[int]]:
+    """Split the indices of slices of one shape into batches that fit a cache."""
+    count = max(1, STEP.batch_elements // math.prod(shape))
+    return [indices[start : start + count] for start in range(0, len(indices), count)]
 
 
-def _fetch(rows: Sequence[Tensor]) -> list[float]:
-    """Return the numbers of tensors (n,), one after the other, which are waited for once."""
-    numbers: list[float] = torch.cat([row.to(rows[0].device) for row in rows]).tolist() if rows else []
-    return numbers
+def _stack(tensors: Sequence[Tensor]) -> Tensor:
+    """Copy tensors to matrices (slices, rows, columns) of at least single precision."""
+    stacked = torch.stack(list(tensors))
+    rows = stacked.shape[1] if stacked.ndim > 2 else 1
+    return stacked.reshape(len(stacked), rows, -1).to(torch.promote_types(stacked.dtype, torch.float32))
+
+
+def _to_floats(rows: Sequence[Tensor]) -> list[float]:
+    """List the numbers of tensors (n,), with one transfer from the device."""
+    floats: list[float] = torch.cat([row.to(rows[0].device) for row in rows]).tolist() if rows else []
+    return floats

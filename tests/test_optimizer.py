@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from protonet import optimizer as module
-from protonet.optimizer import LAW, CustomOptimizer, Run, StackOptimizer
+from protonet.optimizer import SEARCH, CustomOptimizer, Run, StackOptimizer
 from tests.optimizer_cases import distance, loss_on, make_model, same, train, trained, weights
 
 SHAPES: list[tuple[int, ...]] = [
@@ -47,10 +47,10 @@ def test_every_shape_nears_its_minimum_with_a_precise_state(dtype: torch.dtype, 
     optimizer = CustomOptimizer([p])
     p.grad = torch.ones_like(p)
     optimizer.step()
-    kept = [
+    dtypes = [
         x.dtype for x in optimizer.state_dict()["state"][0].values() if isinstance(x, Tensor) and x.is_floating_point()
     ]
-    assert not {torch.bfloat16, torch.float16} & set(kept)
+    assert not {torch.bfloat16, torch.float16} & set(dtypes)
     assert descend(p, 10 if math.prod(shape) > 10**5 else 40) < 0.97
     assert p.dtype == dtype
 
@@ -111,8 +111,8 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     *((name, {name: bad}) for name in ("lr", "weight_decay", "eps") for bad in (-1.0, math.nan, math.inf, -math.inf)),
     *(("betas[0]", {"betas": (bad, 0.98)}) for bad in (-1.0, math.nan, math.inf, -math.inf)),
     *(("betas[1]", {"betas": (0.9, bad)}) for bad in (-1.0, math.nan, math.inf, -math.inf, 1.0)),
-    *(("betas", {"betas": each}) for each in (0.9, (0.9,), None)),
-    *(("lr", {"lr": each}) for each in ("0.1", None)),
+    *(("betas", {"betas": bad}) for bad in (0.9, (0.9,), None)),
+    *(("lr", {"lr": bad}) for bad in ("0.1", None)),
     *((name, {name: True}) for name in ("fused", "capturable", "differentiable")),
 ]
 BAD_TOTALS = [0, -1, 10.0, True, "10"]
@@ -135,7 +135,7 @@ def test_settings_that_do_not_fit_are_named(name: str, setting: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("total", BAD_TOTALS, ids=repr)
-def test_a_number_of_steps_that_is_none_is_told(total: Any) -> None:
+def test_invalid_total_steps_are_an_error(total: Any) -> None:
     message = r"^CustomOptimizer: `total_steps` must be an int >= 1; got .*\. \S.*$"
     with pytest.raises(ValueError, match=message):
         CustomOptimizer([nn.Parameter(torch.ones(1))], total_steps=total)
@@ -146,17 +146,18 @@ def test_a_number_of_steps_that_is_none_is_told(total: Any) -> None:
 @pytest.mark.parametrize("total", [1, 7, 10, 400])
 def test_the_anneal_is_a_line_to_the_last_step(total: int) -> None:
     """Against interpolation between the places where the line bends."""
-    bends = [(1 - LAW.annealed) * total, (1 - LAW.left) * total]
-    found = [Run(1.0, total).anneal(steps) for steps in range(total + 3)]
-    np.testing.assert_allclose(found, np.interp(range(total + 3), bends, [1, LAW.left / LAW.annealed]))
+    last = SEARCH.final_fraction / SEARCH.anneal_fraction
+    bends = [(1 - SEARCH.anneal_fraction) * total, (1 - SEARCH.final_fraction) * total]
+    factors = [Run(1.0, total).anneal(steps) for steps in range(total + 3)]
+    np.testing.assert_allclose(factors, np.interp(range(total + 3), bends, [1, last]))
     assert [Run(1.0).anneal(steps) for steps in (0, 10**9)] == [1, 1]
 
 
-def test_a_known_number_of_steps_changes_nothing_at_first_and_ends_all_at_the_end() -> None:
+def test_total_steps_change_only_the_end_of_a_run() -> None:
     total, ends = 50, []
-    for told in (None, total):
+    for total_steps in (None, total):
         model = make_model()
-        optimizer = CustomOptimizer(model.parameters(), total_steps=told)
+        optimizer = CustomOptimizer(model.parameters(), total_steps=total_steps)
         first = weights(train(model, optimizer, 20))
         last = weights(train(model, optimizer, total - 20, first=20))
         train(model, optimizer, 5, first=total)

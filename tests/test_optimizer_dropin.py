@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import AdamW
 
 from analysis.optimizer_bench.workload import initial_weights
-from protonet.optimizer import LAW, CustomOptimizer, Run
+from protonet.optimizer import SEARCH, CustomOptimizer, Run
 from tests.optimizer_cases import loss_on, make_model, same, train, trained, weights
 from tests.optimizer_language import (
     STEPS,
@@ -47,7 +47,7 @@ def train_with(kind: type[torch.optim.Optimizer], schedule: Schedule | None, ste
 
 @pytest.mark.parametrize("schedule", [step_down, plateau, drop_by_hand])
 def test_a_tenth_of_the_learning_rate_is_a_tenth_of_the_step_300_steps_later(schedule: Schedule) -> None:
-    lengths = [sum(train_with(CustomOptimizer, each, 2 * STEPS).step_lengths[-30:]) for each in (schedule, None)]
+    lengths = [sum(train_with(CustomOptimizer, choice, 2 * STEPS).step_lengths[-30:]) for choice in (schedule, None)]
     assert 0.08 < lengths[0] / lengths[1] < 0.125
 
 
@@ -62,17 +62,17 @@ def test_a_language_model_ends_no_worse_than_with_adamw_under_the_same_schedule(
 
 def test_a_schedule_from_the_second_step_on_does_not_limit_the_search() -> None:
     """The search ends at 5 times its start in the first ten steps here, with and without the schedule."""
-    longest = [max(train_with(CustomOptimizer, each).step_lengths[:30]) for each in (linear, None)]
+    longest = [max(train_with(CustomOptimizer, choice).step_lengths[:30]) for choice in (linear, None)]
     assert longest[0] > 0.8 * longest[1]
 
 
 def test_a_warm_up_does_not_raise_the_rate_beyond_that_of_a_run_without() -> None:
     """The mean step of the 100 after a warm-up of 40."""
-    lengths = [sum(train_with(CustomOptimizer, each).step_lengths[40:140]) for each in (warm_up_by_hand, None)]
+    lengths = [sum(train_with(CustomOptimizer, choice).step_lengths[40:140]) for choice in (warm_up_by_hand, None)]
     assert 0.5 < lengths[0] / lengths[1] < 1.5
 
 
-def test_a_rate_that_was_found_at_a_small_factor_is_not_multiplied_when_the_factor_rises() -> None:
+def test_a_rate_that_was_searched_at_a_small_factor_is_not_multiplied_when_the_factor_rises() -> None:
     """A warm-up in few stairs: each is long enough for the search to end on it."""
     run = Run(1.0)
     for _ in range(20):
@@ -118,20 +118,20 @@ def test_parameters_keep_their_state_when_a_group_goes_or_one_is_replaced() -> N
     for size, p in enumerate(ps, 1):
         p.grad = torch.full_like(p, float(size))
     optimizer.step()
-    usual = [float(optimizer.state[p]["usual"]) for p in ps]
+    usual = [float(optimizer.state[p]["gradient_size"]) for p in ps]
     assert usual == pytest.approx([1.0, 2.0, 3.0])
     del optimizer.param_groups[0]
     new = nn.Parameter(torch.ones(4, 3))
     optimizer.param_groups[0]["params"][0] = new
     new.grad = torch.full_like(new, 7.0)
     optimizer.step()
-    assert float(optimizer.state[ps[2]]["usual"]) == pytest.approx(3.0)
+    assert float(optimizer.state[ps[2]]["gradient_size"]) == pytest.approx(3.0)
     assert int(optimizer.state[ps[2]]["step"]) == 2
-    assert float(optimizer.state[new]["usual"]) == pytest.approx(7.0)
+    assert float(optimizer.state[new]["gradient_size"]) == pytest.approx(7.0)
     assert int(optimizer.state[ps[0]]["step"]) == 1
 
 
-def test_other_group_keys_are_kept() -> None:
+def test_other_group_keys_remain() -> None:
     p = nn.Parameter(torch.ones(2))
     optimizer = CustomOptimizer([{"params": [p], "name": "head", "lr_scale": 0.5}], foreach=True)
     saved = optimizer.state_dict()
@@ -195,10 +195,10 @@ def test_a_run_may_be_extended() -> None:
 def test_the_search_ends_at_its_cap() -> None:
     p = nn.Parameter(torch.zeros(4))
     optimizer = CustomOptimizer([p])
-    for _ in range(LAW.cap_steps + 20):
+    for _ in range(SEARCH.max_cap_steps + 20):
         p.grad = torch.ones(4)
         optimizer.step()
-    assert optimizer.steps.runs[0].found > 0
+    assert optimizer.stepper.runs[0].settled_rate > 0
 
 
 def test_a_gan_finds_a_ring_of_eight_modes_with_the_settings_of_the_guide() -> None:
@@ -226,7 +226,7 @@ def test_a_gan_finds_a_ring_of_eight_modes_with_the_settings_of_the_guide() -> N
     distances, nearest = torch.cdist(sample(2000).detach(), modes).min(1)
     counts = torch.bincount(nearest[distances < 0.3], minlength=8)
     assert int(counts.min()) >= 20
-    assert all(optimizer.steps.runs[0].found for optimizer in optimizers)
+    assert all(optimizer.stepper.runs[0].settled_rate for optimizer in optimizers)
 
 
 def make_mlp(n_inputs: int, n_outputs: int) -> nn.Module:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from protonet.optimizer import LAW, Block, CustomOptimizer
+from protonet.optimizer import SEARCH, Block, CustomOptimizer
 
 
 def list_sides(*shapes: tuple[int, ...]) -> list[list[tuple[int, int]]]:
@@ -17,8 +17,8 @@ def list_sides(*shapes: tuple[int, ...]) -> list[list[tuple[int, int]]]:
     for p in parameters:
         p.grad = torch.randn(p.shape, generator=generator)
     optimizer.step()
-    own = {number: bundle.blocks for bundle in optimizer.steps.bundles for number in bundle.numbers}
-    return [[(block.axis, block.basis.shape[2]) for block in own[number]] for number in range(len(shapes))]
+    blocks_of = {index: batch.blocks for batch in optimizer.stepper.batches for index in batch.indices}
+    return [[(block.axis, block.basis.shape[2]) for block in blocks_of[index]] for index in range(len(shapes))]
 
 
 def test_sides_of_small_matrices_and_convolutions_are_turned_and_long_ones_are_not() -> None:
@@ -49,13 +49,13 @@ def test_bases_come_to_the_eigenvectors_of_the_second_moments() -> None:
         noise = torch.randn(3, 24, generator=generator, dtype=torch.float64)
         p.grad = axes @ torch.diag(torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)) @ noise
         optimizer.step()
-    found = (axes.T @ find_rows(optimizer).basis[0]).abs()  # (axes, columns)
-    torch.testing.assert_close(found, torch.eye(3, dtype=torch.float64).flip(1), rtol=0, atol=0.15)
+    overlap = (axes.T @ find_rows(optimizer).basis[0]).abs()  # (axes, columns)
+    torch.testing.assert_close(overlap, torch.eye(3, dtype=torch.float64).flip(1), rtol=0, atol=0.15)
 
 
 def find_rows(optimizer: CustomOptimizer) -> Block:
     """Return the block of the rows of an optimizer's one matrix."""
-    return next(block for block in optimizer.steps.bundles[0].blocks if block.axis == 1)
+    return next(block for block in optimizer.stepper.batches[0].blocks if block.axis == 1)
 
 
 def test_a_direction_that_goes_on_downhill_gets_a_larger_factor_than_one_that_turns_back() -> None:
@@ -71,17 +71,17 @@ def test_a_direction_that_goes_on_downhill_gets_a_larger_factor_than_one_that_tu
     onward = int(rows.basis[0, 0].abs().argmax())  # the direction nearest to the row with the constant slope
     factors = rows.factors[0]
     assert factors[onward] > factors[1 - onward] + 0.2
-    assert factors.abs().max() <= LAW.furthest
+    assert factors.abs().max() <= SEARCH.max_log_factor
 
 
-def test_factors_are_relative_to_each_other() -> None:
+def test_factors_have_a_mean_of_one() -> None:
     p = nn.Parameter(torch.zeros(6, 5, dtype=torch.float64))
     optimizer = CustomOptimizer([p])
     generator = torch.Generator().manual_seed(0)
     for _ in range(2):  # before a basis turns, which moves factors along
         p.grad = torch.randn(6, 5, generator=generator, dtype=torch.float64)
         optimizer.step()
-    for block in optimizer.steps.bundles[0].blocks:
+    for block in optimizer.stepper.batches[0].blocks:
         assert block.factors.abs().max() > 0
         assert abs(float(block.factors.mean())) < 0.1
 

@@ -1,4 +1,4 @@
-"""The optimizer's steps for a stack of models: each member's are those of an optimizer of its own, to rounding."""
+"""The optimizer's steps for a stack of models: each member's are those of a separate optimizer, to rounding."""
 
 from __future__ import annotations
 
@@ -41,25 +41,26 @@ def test_a_stack_is_its_members(members: int, change: str) -> None:
     alone = [[nn.Parameter(weight[member].clone()) for weight in stack] for member in range(members)]
     optimizers = [
         CustomOptimizer(
-            [{"params": own[:3], "weight_decay": 0.15}, {"params": own[3:], "weight_decay": 0.0}], total_steps=known
+            [{"params": parameters[:3], "weight_decay": 0.15}, {"params": parameters[3:], "weight_decay": 0.0}],
+            total_steps=known,
         )
-        for own in alone
+        for parameters in alone
     ]
     optimizer = StackOptimizer([(stack[:3], 0.15), (stack[3:], 0.0)], total_steps=known)
     for step in range(STEPS):
         noise = [0.3 * torch.randn(weight.shape, generator=generator, dtype=torch.float64) for weight in stack]
-        gradients = [weight - target + own for weight, target, own in zip(stack, targets, noise, strict=True)]
+        gradients = [weight - target + part for weight, target, part in zip(stack, targets, noise, strict=True)]
         CHANGES[change](gradients, step)
-        for member, (own, each) in enumerate(zip(alone, optimizers, strict=True)):
-            for p, gradient in zip(own, gradients, strict=True):
+        for member, (parameters, member_optimizer) in enumerate(zip(alone, optimizers, strict=True)):
+            for p, gradient in zip(parameters, gradients, strict=True):
                 p.grad = gradient[member].clone()
-            each.step()
+            member_optimizer.step()
         optimizer.step(gradients)
-    for member, own in enumerate(alone):
-        for p, weight in zip(own, stack, strict=True):
+    for member, parameters in enumerate(alone):
+        for p, weight in zip(parameters, stack, strict=True):
             torch.testing.assert_close(p.detach(), weight[member], rtol=1e-9, atol=1e-9)
-    for run, each in zip(optimizer.steps.runs, optimizers, strict=True):
-        alone_run = each.steps.runs[0]
+    for run, member_optimizer in zip(optimizer.stepper.runs, optimizers, strict=True):
+        alone_run = member_optimizer.stepper.runs[0]
         assert (run.steps, run.skipped, run.slopes, run.turns) == (
             *(alone_run.steps, alone_run.skipped),
             *(alone_run.slopes, alone_run.turns),
@@ -72,14 +73,14 @@ def test_members_go_together_for_as_long_as_they_can() -> None:
     optimizer = StackOptimizer([(stack, 0.0)])
     gradient = torch.ones(MEMBERS, 4, 3)
     optimizer.step([gradient])
-    assert [bundle.numbers for bundle in optimizer.steps.bundles] == [[0, 1, 2]]
+    assert [batch.indices for batch in optimizer.stepper.batches] == [[0, 1, 2]]
     gradient[1] = math.nan
     optimizer.step([gradient])
-    assert [bundle.numbers for bundle in optimizer.steps.bundles] == [[0, 2], [1]]
-    assert [run.skipped for run in optimizer.steps.runs] == [0, 1, 0]
+    assert [batch.indices for batch in optimizer.stepper.batches] == [[0, 2], [1]]
+    assert [run.skipped for run in optimizer.stepper.runs] == [0, 1, 0]
 
 
-def test_training_with_an_optimizer_for_each_member_is_the_same() -> None:
+def test_training_with_one_optimizer_per_member_ends_alike() -> None:
     generator = torch.Generator().manual_seed(0)
     tasks = [MemberData(torch.randn(30, 5, generator=generator), torch.arange(30) % 3) for _ in range(MEMBERS)]
     ends = []
@@ -93,21 +94,23 @@ def test_training_with_an_optimizer_for_each_member_is_the_same() -> None:
 
 @pytest.mark.parametrize("shape", [(16, 16), (5, 7), (9,), (4, 3, 2, 2)], ids=str)
 def test_parameters_that_are_alike_go_together_and_as_if_they_were_alone(shape: tuple[int, ...]) -> None:
-    """Settings that differ by nothing that counts keep them apart; one that misses a step goes on by itself."""
+    """Settings that differ by nothing that counts keep them apart; one that misses a step goes on separately."""
     ends: list[list[Tensor]] = []
     for together in (True, False):
         generator = torch.Generator().manual_seed(0)
-        own = [nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64)) for _ in range(3)]
+        parameters = [nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64)) for _ in range(3)]
         groups = (
-            [{"params": own}] if together else [{"params": [p], "eps": 1e-8 + n * 1e-12} for n, p in enumerate(own)]
+            [{"params": parameters}]
+            if together
+            else [{"params": [p], "eps": 1e-8 + n * 1e-12} for n, p in enumerate(parameters)]
         )
         optimizer = CustomOptimizer(groups)
         for step in range(STEPS):
-            for number, p in enumerate(own):
+            for index, p in enumerate(parameters):
                 noise = torch.randn(shape, generator=generator, dtype=torch.float64)
-                p.grad = None if (step, number) == (5, 1) else p.detach() + 0.3 * noise
+                p.grad = None if (step, index) == (5, 1) else p.detach() + 0.3 * noise
             optimizer.step()
-            assert len(optimizer.steps.bundles) == (3 if not together else 1 if step < 5 else 2)
-        ends.append([p.detach() for p in own])
+            assert len(optimizer.stepper.batches) == (3 if not together else 1 if step < 5 else 2)
+        ends.append([p.detach() for p in parameters])
     for one, other in zip(*ends, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)

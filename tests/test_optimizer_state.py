@@ -1,4 +1,4 @@
-"""What the optimizer keeps: checkpoints, copies, changes of dtype, bad gradients, memory."""
+"""The state of the optimizer: checkpoints, copies, changes of dtype, bad gradients, memory."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def test_a_checkpoint_resumes_after_a_change_of_dtype(dtype: torch.dtype, back: 
     model.to(second)
     other, fresh = revive(model, optimizer, second)
     assert same(train(other, fresh, 8, first=5), train(model, optimizer, 8, first=5))
-    kept = [x for state in fresh.state_dict()["state"].values() for x in state.values() if isinstance(x, Tensor)]
-    assert not {x.dtype for x in kept} & set(LOW)
+    tensors = [x for state in fresh.state_dict()["state"].values() for x in state.values() if isinstance(x, Tensor)]
+    assert not {x.dtype for x in tensors} & set(LOW)
 
 
 def load_state(pair: Pair) -> Pair:
@@ -126,16 +126,16 @@ def test_one_gradient_of_another_order_does_not_stop_the_run(odd: float, at: int
     ],
     ids=lambda shapes: str(shapes[0]),
 )
-def test_the_state_is_at_most_four_times_that_of_adamw(shapes: list[tuple[int, ...]]) -> None:
+def test_the_state_takes_up_to_four_times_that_of_adamw(shapes: list[tuple[int, ...]]) -> None:
     ps = [nn.Parameter(torch.ones(shape)) for shape in shapes]
     optimizer = CustomOptimizer(ps)
     for p in ps:
         p.grad = torch.ones_like(p)
     optimizer.step()
-    bundles = optimizer.steps.bundles
-    parts = [vars(part) for bundle in bundles for part in (bundle, *bundle.blocks)]
-    held = [x for part in parts for x in part.values() if isinstance(x, Tensor)]
-    assert sum(x.untyped_storage().nbytes() for x in held) <= 4 * 2 * 4 * sum(p.numel() for p in ps)
+    batches = optimizer.stepper.batches
+    parts = [vars(part) for batch in batches for part in (batch, *batch.blocks)]
+    tensors = [x for part in parts for x in part.values() if isinstance(x, Tensor)]
+    assert sum(x.untyped_storage().nbytes() for x in tensors) <= 4 * 2 * 4 * sum(p.numel() for p in ps)
 
 
 def test_a_state_of_another_optimizer_is_refused() -> None:

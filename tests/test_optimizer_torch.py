@@ -19,7 +19,7 @@ from protonet.optimizer import CustomOptimizer
 from tests.optimizer_cases import distance, loss_on, make_model, same, through_file, train, trained, weights
 
 
-def test_groups_keep_their_own_settings() -> None:
+def test_groups_have_separate_settings() -> None:
     model = make_model()
     body, head = list(model.parameters())[:-2], list(model.parameters())[-2:]
     optimizer = CustomOptimizer([{"params": body}, {"params": head, "lr": 0.0}])
@@ -65,7 +65,7 @@ def split_groups(model: nn.Module) -> CustomOptimizer:
     return CustomOptimizer([{"params": ps[:3]}, {"params": ps[3:]}])
 
 
-def beside_idle_ones(model: nn.Module) -> CustomOptimizer:
+def with_idle_parameters(model: nn.Module) -> CustomOptimizer:
     """Parameters that never have a gradient, and two steps without any."""
     idle, frozen = nn.Parameter(torch.ones(3, 2)), nn.Parameter(torch.ones(2), requires_grad=False)
     optimizer = CustomOptimizer([idle, *model.parameters(), frozen])
@@ -80,7 +80,7 @@ def named_by_wrapping(model: nn.Module) -> CustomOptimizer:
     return CustomOptimizer((f"blocks.{i}", p) for i, p in enumerate(model.parameters()))
 
 
-@pytest.mark.parametrize("make", [split_groups, beside_idle_ones, named_by_wrapping])
+@pytest.mark.parametrize("make", [split_groups, with_idle_parameters, named_by_wrapping])
 def test_how_parameters_are_passed_changes_nothing(make: Callable[[nn.Module], CustomOptimizer]) -> None:
     model = make_model()
     train(model, make(model), 20)
@@ -134,8 +134,8 @@ def test_accumulated_gradients_are_one_large_batch() -> None:
         optimizer = CustomOptimizer(model.parameters())
         for step in range(0, 24, 2):
             optimizer.zero_grad()
-            whole = [loss_on(model, step, step + 1)]
-            for loss in whole if model is one else [loss_on(model, step) / 2, loss_on(model, step + 1) / 2]:
+            full = [loss_on(model, step, step + 1)]
+            for loss in full if model is one else [loss_on(model, step) / 2, loss_on(model, step + 1) / 2]:
                 loss.backward()
             optimizer.step()
     assert distance(parts, one) < 1e-6
@@ -147,13 +147,13 @@ def test_the_groups_rate_scales_the_step() -> None:
         optimizer = CustomOptimizer(model.parameters(), weight_decay=0.0)
         optimizer.param_groups[0]["lr"] *= factor
         train(model, optimizer, 1)
-    for p, whole, quarter in zip(start.parameters(), *(model.parameters() for model in ends), strict=True):
-        torch.testing.assert_close(quarter - p, (whole - p) / 4, rtol=1e-3, atol=1e-7)
+    for p, full, quarter in zip(start.parameters(), *(model.parameters() for model in ends), strict=True):
+        torch.testing.assert_close(quarter - p, (full - p) / 4, rtol=1e-3, atol=1e-7)
 
 
 def test_weight_decay_fades_with_the_square_of_steps_below_the_usual_rate() -> None:
     def shrink(factor: float) -> Tensor:
-        """Return what the decay alone takes from a matrix of ones in one step."""
+        """Compute the part that the decay alone takes from a matrix of ones in one step."""
         ends = []
         for decay in (0.15, 0.0):
             p = nn.Parameter(torch.ones(6, 5, dtype=torch.float64))

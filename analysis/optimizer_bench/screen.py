@@ -1,7 +1,8 @@
 """Rank variants of an optimizer on the visible and tuning workloads, at 1,000 steps on one seed.
 
-FILE is a Python file as --optimizer of optimizer-bench takes it; FILE:SIDES.longest=256,SLOPES.gain=0.02 is the same
-file with other fields of the frozen dataclasses that are its constants. By default only the cheap workloads run.
+FILE is a Python file as --optimizer of optimizer-bench takes it. FILE:PRECONDITIONER.max_length=256,SEARCH.gain=0.02 is
+the same file with other fields of the frozen dataclasses that are its constants. By default only the cheap workloads
+run.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def change_constants(path: Path, fields: str) -> str:
 
     Args:
         path: Of the module, which can be imported.
-        fields: As in ``SIDES.longest=256,SLOPES.gain=0.02``.
+        fields: As in ``PRECONDITIONER.max_length=256,SEARCH.gain=0.02``.
     """
     module, source = loading.load_python("--optimizer", path.resolve()), path.read_text(encoding="utf-8")
     constants = {
@@ -129,7 +130,7 @@ def change_constants(path: Path, fields: str) -> str:
         match = re.fullmatch(r"\s*(\w+)\.(\w+)=(.+)", part)
         if match is None:
             raise_input_error(
-                "variants", "be FILE:NAME.field=value,...", repr(part), "Write such as SIDES.longest=256."
+                "variants", "be FILE:NAME.field=value,...", repr(part), "Write such as PRECONDITIONER.max_length=256."
             )
         name, field, value = match.groups()
         check_name("variants", name, constants)
