@@ -76,6 +76,7 @@ class UnlabelledTable(NamedTuple):
     columns: tuple[str, ...] | None = None  #: The names of the features' columns, if they have names.
     notes: tuple[str, ...] = ()  #: Notes about the columns, one line each.
     positions: Sequence[int] = ()  #: The position of each row in its file.
+    labels: Sequence[str] = ()  #: The label of each row, "" for none; empty without a column of labels.
 
     @property
     def remaining(self) -> Tensor:
@@ -253,13 +254,18 @@ def select_representation(options: argparse.Namespace) -> Selection:
 
 
 def read_unlabelled(
-    options: argparse.Namespace, model: Model | None, label: str, overrides: ColumnOverrides = NO_OVERRIDES
+    options: argparse.Namespace,
+    model: Model | None,
+    label: str,
+    overrides: ColumnOverrides = NO_OVERRIDES,
+    *,
+    allow_labelled: bool = False,
 ) -> UnlabelledTable:
     """Read and encode a table for active learning, with a model's columns or, without one, with inferred ones.
 
     Raises:
         MissingPackageError: A package that the table needs is missing.
-        InputError: The table does not match, or all of its rows have a label.
+        InputError: The table does not match, or all of its rows have a label, unless ``allow_labelled``.
     """
     blocks, notes = None, list[str]()
     if model is None:
@@ -295,15 +301,16 @@ def read_unlabelled(
             parts.append((encode_block(table, block, model.encoding), block.labels))
         x, labels = map(np.concatenate, zip(*parts, strict=True))
     known = labels != "" if len(labels) else np.zeros(len(x), bool)
-    if known.all():
+    if known.all() and not allow_labelled:
         got = f"a label in {to_printable(label)} in each of {count(len(x), 'row')}"
         raise_input_error("table", "have unlabelled rows", got, "Add rows whose label is empty.")
-    if known.any():
+    if known.any() and not allow_labelled:
         rows = count(int(known.sum()), "row")
         notes.append(f"{rows} already labelled in {to_printable(label)}: not suggested")
     table.notes.extend(notes)
     tensor = torch.from_numpy(np.ascontiguousarray(x))
-    return UnlabelledTable(tensor, blocks, table, torch.from_numpy(known), encoding, columns, column_notes, positions)
+    known_rows, texts = torch.from_numpy(known), list(map(str, labels))
+    return UnlabelledTable(tensor, blocks, table, known_rows, encoding, columns, column_notes, positions, texts)
 
 
 def read_cells(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,25 +15,36 @@ from typing import Any
 from starlette.exceptions import HTTPException
 
 from protonet.commands.data import ColumnOverrides
+from protonet.ui.text import format_csv
 
-#: Files that are made, and their media types, by name.
+#: Files that jobs write, and their media types, by name.
 FILES = {
     "model": ("model.safetensors", "application/octet-stream"),
     "report": ("report.html", "text/html"),
     "predictions": ("predictions.csv", "text/csv"),
 }
+PYTHON = """import pandas as pd
+from protonet.estimator import ProtoNetClassifier
+model = ProtoNetClassifier.load("model.safetensors")
+table = pd.read_csv("new.csv")
+print(model.predict(table[list(model.feature_names_in_)]))"""
+#: Where a model of pictures runs.
+PICTURES = """pip install "protonet-solver[pictures]"  # brings the image network, which the model file does not contain
+protonet predict model.safetensors new/ -o predictions.csv
+protonet serve model.safetensors  # POST pictures to /models/model/predict
+protonet export model.safetensors --onnx model.onnx  # the classifier only: its input is the image network's output"""
 
 
 @dataclass
 class JobRunner:
-    """Runs commands on the answers, one job at a time; their output lies in a temporary folder.
+    """Runs commands on the labelled rows, one job at a time; their output lies in a temporary folder.
 
     Args:
-        answers: The file of the answers.
-        table: What is labelled.
-        label: The column of the answers.
-        model: A file of a model that was there before, to be updated; None to fit.
-        columns: What a person says of columns.
+        answers: The file of the labelled rows.
+        table: The table to label.
+        label: The column of the labels.
+        model: The file of a model to update; None to fit a new one.
+        columns: The user's settings of columns.
         options: Options of all commands: ``--representation`` and so on.
     """
 
@@ -44,39 +54,52 @@ class JobRunner:
     model: str | None
     columns: ColumnOverrides
     options: Sequence[str]
-    metrics: dict[str, Any] | None = None  #: Of the last fit, as ``--json`` has them.
-    version: int = -1  #: Of the answers that the metrics are of.
-    error: str = ""  #: What the last job said as it failed.
-    running: str = ""  #: "look", "take", or "" for nothing.
+    metrics: dict[str, Any] | None = None  #: The output of the last fit with ``--json``.
+    version: int = -1  #: The version of the labels of the metrics.
+    checked: int = 0  #: The number of labels of the metrics, or of the fit in progress.
+    error: str = ""  #: The message of the last job, if it failed.
+    running: str = ""  #: "results" or "export"; "" if there is no job.
     folder: TemporaryDirectory[str] = field(default_factory=TemporaryDirectory)
+    _next: tuple[Any, ...] | None = None
     _task: asyncio.Task[None] | None = None
 
-    def start(self, kind: str, version: int, rows: list[int]) -> None:
-        """Begin a job, unless one is in work.
+    def start(
+        self,
+        job: str,
+        version: int,
+        rows: list[int],
+        lines: Sequence[Sequence[str]],
+        table: Sequence[Sequence[str]] | None = None,
+    ) -> None:
+        """Start a job, after the one in progress.
 
         Args:
-            kind: "look" for metrics, "take" for a model, its report and predictions, too.
-            version: Of the answers.
-            rows: The row of each answer.
+            job: "results" for metrics, "export" for a model, its report and predictions too.
+            version: The version of the labels.
+            rows: The index of each labelled row.
+            lines: The header and the labelled rows.
+            table: The header and the rows to predict; None for the whole table.
         """
-        if not self.running:
-            self.running, self.error = kind, ""
-            shutil.copyfile(self.answers, Path(self.folder.name, self.answers.name))  # others go on answering
-            self._task = asyncio.create_task(self._work(kind, version, rows))
+        if self.running:
+            self._next = (job, version, rows, lines, table)
+            return
+        self.running, self.error, self.checked = job, "", len(rows)
+        Path(self.folder.name, self.answers.name).write_text(format_csv(lines), encoding="utf-8")
+        path = self.table
+        if table is not None:
+            path = str(Path(self.folder.name, "table.csv"))
+            Path(path).write_text(format_csv(table), encoding="utf-8")
+        self._task = asyncio.create_task(self._work(job, version, rows, path))
 
-    def locate(self, name: str) -> tuple[Path, str]:
-        """Return a file that was made, and its media type.
-
-        Raises:
-            HTTPException: There is none yet.
-        """
+    def get_file(self, name: str) -> tuple[Path, str]:
+        """Return the path and the media type of a file; raise an HTTPException if it is not made yet."""
         if name not in self.ready():
             made = ", ".join(["labelled", *self.ready()])
-            raise HTTPException(404, f"`file` must be one of {made}; got another one. The button makes the others.")
+            raise HTTPException(404, f"`file` must be one of {made}; got another one. Export makes the others.")
         file, media = FILES[name]
         return Path(self.folder.name, file), media
 
-    def build_commands(self, answers: Path, folder: str = "") -> list[list[str]]:
+    def build_commands(self, answers: Path, to_predict: str, folder: str = "") -> list[list[str]]:
         """Build the commands that make the files, in a folder."""
         model, report, predictions = (f"{folder}{file}" for file, _ in FILES.values())
         table = [str(answers), "--label", self.label]
@@ -84,46 +107,45 @@ class JobRunner:
             commands = [["fit", *table, *self.columns.to_options(), "--report", report, "-o", model]]
         else:
             commands = [["update", self.model, *table, "-o", model]]
-        commands.append(["predict", model, self.table, "-o", predictions, "--proba"])
+        commands.append(["predict", model, to_predict, "-o", predictions, "--proba"])
         if self.model is not None:
             commands.append(["evaluate", self.model, *table, "--report", report])
         return [[*command, *self.options] for command in commands]
 
     def command_lines(self) -> list[str]:
-        """Return the command lines that make the same files."""
-        return [shlex.join(["python", "-m", "protonet", *each]) for each in self.build_commands(self.answers)]
+        """Return the command lines that make the files."""
+        return [shlex.join(["protonet", *command]) for command in self.build_commands(self.answers, self.table)]
 
-    def python_lines(self) -> list[str]:
-        """Return lines of Python that use the model."""
-        lines = ["from protonet import load_model", 'model = load_model("model.safetensors")']
-        return [*lines, "model.network(features).softmax(dim=1)  # of rows as model.encoding.encode gives them"]
-
-    async def _work(self, kind: str, version: int, rows: list[int]) -> None:
-        """Run the commands of a job."""
+    async def _work(self, job: str, version: int, rows: list[int], to_predict: str) -> None:
+        """Run the commands of a job, and then the next job."""
         folder, answers = Path(self.folder.name), Path(self.folder.name, self.answers.name)
-        metrics, (first, *others) = str(folder / "metrics.json"), self.build_commands(answers, f"{folder}/")
-        fits = kind == "look" or self.model is None
-        if kind == "look":
-            page = ["--report", str(folder / "look.html"), *self.options]
-            first, others = ["fit", str(answers), "--label", self.label, *self.columns.to_options(), *page], []
-            first += ["--effort", "fast"]
-        for file, _ in FILES.values() if kind == "take" else ():
+        metrics = str(folder / "metrics.json")
+        first, *others = self.build_commands(answers, to_predict, f"{folder}/")
+        fits = job == "results" or self.model is None
+        if job == "results":
+            options = ["--report", str(folder / "results.html"), "--effort", "fast", *self.options]
+            first, others = ["fit", str(answers), "--label", self.label, *self.columns.to_options(), *options], []
+        for file, _ in FILES.values() if job == "export" else ():
             (folder / file).unlink(missing_ok=True)
         try:
             await self._run([*first, *["--json", metrics] * fits])
             if fits:
-                self.metrics = json.loads(Path(metrics).read_text(encoding="utf-8")) | {"places": rows}
+                self.metrics = json.loads(Path(metrics).read_text(encoding="utf-8")) | {"rows_of_table": rows}
+                self.version = version
             for command in others:
                 await self._run(command)
         except (RuntimeError, OSError) as error:
             self.error = " ".join(str(error).split())
         finally:
-            self.running, self.version = "", version if fits else self.version
+            self.running = ""
+        if self._next is not None:
+            following, self._next = self._next, None
+            self.start(*following)
 
     def ready(self) -> list[str]:
         """Return the names of the files that were made."""
         made = [name for name, (file, _) in FILES.items() if Path(self.folder.name, file).exists()]
-        return [] if self.running == "take" else made
+        return [] if self.running == "export" else made
 
     async def _run(self, arguments: Sequence[str]) -> None:
         """Run a command; raise a RuntimeError with its message if it fails."""

@@ -26,44 +26,50 @@ from protonet.commands.data import ColumnOverrides, UnlabelledTable, read_cells,
 from protonet.commands.label import Session, parse_classes
 from protonet.commands.models import attach_encoders, collect_notes, get_label_column, open_model
 from protonet.commands.rows import parse_column_types
-from protonet.embeddings.pictures.images import UNREADABLE_IMAGE, draw_plain, path_to_text, text_to_path
-from protonet.embeddings.pictures.reading import refuse_picture
+from protonet.embeddings.pictures.images import UNREADABLE_IMAGE, describe_error, draw_plain, path_to_text, text_to_path
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.server.app import AccessPolicy, create_app, html_response, json_response, make_policy
 from protonet.server.connections import open_socket, run_server
-from protonet.server.jobs import JobRunner
+from protonet.server.jobs import PICTURES, PYTHON, JobRunner
 from protonet.server.label_queue import LabelQueue
 from protonet.server.parsing import decode_json, parse_rows, read_upload
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.parsing import blank_missing, count_missing_cells
 from protonet.tables.formats import text_array
-from protonet.ui.page.document import format_desk
+from protonet.ui.page.document import format_label_page
 from protonet.ui.text import count
 
 #: Bytes of a body: a picture to try.
 MAX_BODY = 32 * 2**20
 #: Pixels per side of a picture that is shown.
 SIDE = 640
-#: Columns that are listed, and rows that are listed or labelled together, at most.
+#: Maximal numbers of listed columns, and of rows that are listed or labelled together.
 MAX_COLUMNS, MAX_ROWS = 400, 200
-#: What a person may say of a column: its kind, or that it is not a feature; "" for nothing. Pictures are left out, as
-#: every file that a cell names would be read for whoever has the page.
-CHOICES = ("", *(name for name in COLUMN_TYPES if name != "picture"), "drop", "group")
+#: Labels after which the accuracy is computed again.
+CHECK_INTERVAL = 20
+#: The roles of a column that a user may set; "" for the inferred type. Pictures are left out: a client could have every
+#: file read that a cell names.
+COLUMN_CHOICES = ("", *(name for name in COLUMN_TYPES if name != "picture"), "drop", "group")
+#: The keys of the metrics that the page shows.
+SHOWN = ("accuracy", "interval", "balanced_accuracy", "confusion", "classes", "suspects", "rows_of_table", "data")
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Action(Struct):
-    """What the page asks for: a tab, and what the action is about."""
+    """The body of a request: the tab of the browser, and the arguments of the action."""
 
     tab: Annotated[str, Meta(max_length=64)]
     row: int | None = None
     rows: Annotated[list[int], Meta(max_length=MAX_ROWS)] | None = None
     name: str | None = None
+    old: str | None = None
+    create: bool = False  #: Whether a name may be similar to that of another class.
+    text: str = ""
     column: str | None = None
-    said: str | None = None
-    what: Literal["look", "take"] | None = None
+    choice: str | None = None
+    job: Literal["results", "export"] | None = None
 
 
 ACTION = msgspec.json.Decoder(Action)
@@ -78,16 +84,14 @@ class LabelApi:
         jobs: Fits and predictions.
         policy: Access and limits.
         title: Of the page.
-        picture: The number of the cell that holds a picture's path; None if there is none.
-        representation: What reads texts and pictures, as a person types it.
-        read_again: Reads the features of the table, given what a person says of columns; None if a model says it.
+        representation: The encoders of texts and pictures, as typed by the user.
+        read_again: Reads the features of the table, given settings of columns; None if a model has them.
     """
 
     queue: LabelQueue
     jobs: JobRunner
     policy: AccessPolicy
     title: str
-    picture: int | None
     representation: list[str] | None
     read_again: Callable[[ColumnOverrides], UnlabelledTable] | None
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
@@ -97,94 +101,136 @@ class LabelApi:
         queue = self.queue
         changes: dict[str, Callable[[Action], object]] = {
             "next": lambda action: None,
-            "answer": lambda action: queue.answer(action.tab, require_row(action), action.name or ""),
+            "label": lambda action: queue.answer(action.tab, require_row(action), action.name or ""),
             "skip": lambda action: queue.skip(action.tab, require_row(action)),
             "flag": lambda action: queue.flag(action.tab, require_row(action)),
             "undo": lambda action: queue.undo(action.tab, require_row(action)),
-            "mend": lambda action: queue.relabel(require_row(action), action.name or ""),
-            "mark": lambda action: queue.label_many(action.tab, self.require_rows(action), action.name),
+            "relabel": lambda action: queue.relabel(require_row(action), action.name or ""),
+            "label_many": lambda action: queue.label_many(action.tab, self.require_rows(action), action.name),
+            "rename": lambda action: queue.rename_class(action.old or "", action.name or ""),
         }
         posts: dict[str, Handler] = {f"/api/{name}": self.change(change) for name, change in changes.items()}
         posts |= {"/api/leave": self.leave, "/api/rows": self.list_rows, "/api/columns": self.choose_columns}
-        posts |= {"/api/try": self.try_row, "/api/jobs": self.start_job}
+        posts |= {"/api/try": self.try_row, "/api/jobs": self.start_job, "/api/labels": self.list_labels}
         gets: dict[str, Handler] = {"/": self.page, "/api/state": self.state, "/api/map": self.map_rows}
-        gets |= {"/api/jobs": self.list_jobs, "/picture": self.show_picture, "/take": self.download}
+        gets |= {"/api/jobs": self.list_jobs, "/picture": self.show_picture, "/download": self.download}
         routes = [Route(path, handler, methods=["POST"]) for path, handler in posts.items()]
         return create_app(self.policy, routes + [Route(path, handler) for path, handler in gets.items()])
 
     def change(self, change: Callable[[Action], object]) -> Handler:
-        """Make a handler that changes something, and answers with the next row."""
+        """Make a handler that changes labels and responds with the next row.
+
+        If a new class is similar to another one, nothing is changed, and the response names that class.
+        """
 
         async def handle(request: Request) -> Response:
             action = await read_action(request)
+            similar = None if action.create or not action.name else self.queue.find_similar(action.name)
+            if similar is not None and (action.old is None or similar != action.old):
+                return json_response({"similar": similar})
             change(action)
-            return json_response(self.queue.next_item(action.tab))
+            if len(self.queue.session.done) >= self.jobs.checked + CHECK_INTERVAL and not self.jobs.running:
+                self.start("results")
+            return json_response(self.queue.next_item(action.tab) | self.check())
 
         return handle
 
+    def start(self, job: Literal["results", "export"]) -> None:
+        """Start a job on the labelled rows whose pictures exist."""
+        queue = self.queue
+        pairs = zip(queue.session.done, queue.session.answers.rows, strict=True)
+        rows = {row: cells for row, cells in pairs if queue.has_picture(row)}
+        lines, table = [queue.session.answers.header, *rows.values()], None
+        if queue.picture is not None and Path(self.jobs.table).is_file():
+            existing = [row for row in range(len(queue.session.cells)) if queue.has_picture(row)]
+            if len(existing) < len(queue.session.cells):
+                table = [queue.header, *(queue.session.cells[row] for row in existing)]
+        self.jobs.start(job, queue.version, list(rows), lines, table)
+
+    def check(self) -> dict[str, Any]:
+        """Return the accuracy by cross-validation, and after how many more labels it is computed again."""
+        metrics, jobs = self.jobs.metrics or {}, self.jobs
+        keys = ("accuracy", "interval")
+        accuracy = {key: metrics[key] for key in keys} if metrics.get("accuracy") is not None else None
+        remaining = jobs.checked + CHECK_INTERVAL - len(self.queue.session.done)
+        return {"check": accuracy, "checked": jobs.checked, "next_check": 0 if jobs.running else max(remaining, 1)}
+
+    async def list_labels(self, request: Request) -> Response:
+        """List labelled rows, those that cross-validation predicts as another class first."""
+        action = await read_action(request)
+        metrics = self.jobs.metrics or {}
+        predictions: dict[int, tuple[str, float]] = {}
+        if rows := metrics.get("predictions"):
+            names = [str(entry["name"]) for entry in metrics["classes"]]
+            for index, label, probability in zip(rows["index"], rows["predicted"], rows["probability"], strict=True):
+                predictions[metrics["rows_of_table"][index]] = names[label], probability
+        return json_response(self.queue.list_labels(predictions, action.name, action.text, limit=MAX_ROWS))
+
     async def page(self, _: Request) -> Response:
         """Return the page."""
-        return html_response(*format_desk(self.title))
+        return html_response(*format_label_page(self.title))
 
     async def state(self, _: Request) -> Response:
-        """Return what seldom changes: the cells, the columns, the notes."""
+        """Return the columns, notes and commands."""
         rows, header = self.queue.rows, list(self.queue.header)
         names = list(rows.columns or header)
         takes = [column.modality for column in rows.encoding.columns] if rows.encoding else []
         return json_response(
             {
                 "header": header,
-                "picture": self.picture,
+                "picture": self.queue.picture,
                 "columns": await self.run(self.describe_columns) if len(header) <= MAX_COLUMNS else [],
-                "choices": CHOICES if self.read_again is not None and rows.columns is not None else [],
+                "choices": COLUMN_CHOICES if self.read_again is not None and rows.columns is not None else [],
                 "used": names,
-                "texts": self.picture is None and len(names) == 1 and bool(takes),
+                "texts": self.queue.picture is None and len(names) == 1 and bool(takes),
                 "notes": [*collect_notes(rows.table), *rows.notes],
                 "table": self.jobs.table,
                 "commands": self.jobs.command_lines(),
-                "python": self.jobs.python_lines(),
+                "python": PYTHON if self.queue.picture is None else PICTURES,
+                "output": str(self.jobs.answers),
+                "fixed": list(self.queue.fixed),
             }
         )
 
     def describe_columns(self) -> list[dict[str, Any]]:
-        """Return the name of each column, its kind, its missing cells, and what a person says of it."""
-        rows, header, said = self.queue.rows, list(self.queue.header), self.jobs.columns
+        """Return the name of each column, its type, the number of missing cells, and the user's choice."""
+        rows, header, settings = self.queue.rows, list(self.queue.header), self.jobs.columns
         names, cells = list(rows.columns or header), self.queue.session.cells
         missing = {
             name: count_missing_cells(blank_missing(text_array([row[at] for row in cells], len(cells))))
             for at, name in enumerate(header)
         }
         used = {
-            each["name"]: each for each in columns_to_dicts(names, rows.encoding, [missing[name] for name in names])
+            item["name"]: item for item in columns_to_dicts(names, rows.encoding, [missing[name] for name in names])
         }
-        choices = {**said.types, **dict.fromkeys(said.dropped, "drop")}
-        choices |= {} if said.group is None else {said.group: "group"}
+        choices = {**settings.types, **dict.fromkeys(settings.dropped, "drop")}
+        choices |= {} if settings.group is None else {settings.group: "group"}
         unused = [{"name": name, "type": "not used", "missing": missing[name]} for name in header if name not in used]
-        return [{**column, "said": choices.get(column["name"], "")} for column in [*used.values(), *unused]]
+        return [{**column, "choice": choices.get(column["name"], "")} for column in [*used.values(), *unused]]
 
     async def choose_columns(self, request: Request) -> Response:
-        """Read a column as another kind, drop it, or hold its equal cells out together, and fit again."""
+        """Change the type of a column, drop it, or use it as groups, and fit again."""
         action = await read_action(request)
-        name, choice, said = str(action.column), str(action.said), self.jobs.columns
+        name, choice, settings = str(action.column), str(action.choice), self.jobs.columns
         if self.read_again is None:
-            raise HTTPException(409, "`columns` must be as the model has them; got another choice. Leave out -m.")
+            raise HTTPException(409, "The columns are those of the model. Start without -m to change them.")
         if name not in self.queue.header:
             raise_input_error("column", "be one of the table", escape_control_chars(name)[:40], "Load the page again.")
-        if choice not in CHOICES:
+        if choice not in COLUMN_CHOICES:
             raise_input_error(
-                "said",
-                f"be one of {', '.join(CHOICES[1:])}, or nothing",
+                "choice",
+                f"be one of {', '.join(COLUMN_CHOICES[1:])}, or empty",
                 escape_control_chars(choice)[:20],
                 "Choose one.",
             )
-        pictures = self.picture is not None and name == self.queue.header[self.picture]
+        pictures = self.queue.picture is not None and name == self.queue.header[self.queue.picture]
         if pictures and choice:
             raise HTTPException(
-                409, f"`column` must be another one than that of the pictures; got {escape_control_chars(name)[:40]}."
+                409, f"`column` must not be that of the pictures; got {escape_control_chars(name)[:40]}."
             )
-        kinds = {other: kind for other, kind in said.types.items() if other != name or pictures}
-        dropped = tuple(other for other in said.dropped if other != name) + (name,) * (choice == "drop")
-        group = name if choice == "group" else None if said.group == name else said.group
+        kinds = {other: kind for other, kind in settings.types.items() if other != name or pictures}
+        dropped = tuple(other for other in settings.dropped if other != name) + (name,) * (choice == "drop")
+        group = name if choice == "group" else None if settings.group == name else settings.group
         if choice not in {"", "drop", "group"}:
             kinds[name] = choice
         columns, read_again = ColumnOverrides(kinds, dropped, group), self.read_again
@@ -195,12 +241,12 @@ class LabelApi:
         return await self.state(request)
 
     async def leave(self, request: Request) -> Response:
-        """Give the row of a tab to others."""
+        """Release the row of a tab that was closed."""
         self.queue.release((await read_action(request)).tab)
         return json_response({})
 
     def require_rows(self, action: Action) -> list[int]:
-        """Return the row numbers of an action."""
+        """Return the row indices of a request."""
         rows, n = action.rows, len(self.queue.session.cells)
         if rows is None or not all(0 <= row < n for row in rows):
             raise_input_error("rows", f"be up to {MAX_ROWS} numbers of rows", "something else", "Load the page again.")
@@ -209,7 +255,7 @@ class LabelApi:
     async def list_rows(self, request: Request) -> Response:
         """Return the cells of some rows."""
         rows = self.require_rows(await read_action(request))
-        return json_response([{"row": row, "cells": self.queue.show_cells(row)} for row in rows])
+        return json_response(list(map(self.queue.show_row, rows)))
 
     async def map_rows(self, _: Request) -> Response:
         """Return where all rows lie on the map."""
@@ -218,25 +264,30 @@ class LabelApi:
     async def list_jobs(self, _: Request) -> Response:
         """Return the metrics, and the files that were made."""
         jobs = self.jobs
-        keys = ("accuracy", "interval", "balanced_accuracy", "confusion", "classes", "suspects", "places", "data")
-        metrics = None if jobs.metrics is None else {key: jobs.metrics.get(key) for key in keys}
-        state = {"running": jobs.running, "error": jobs.error, "ready": jobs.ready(), "figures": metrics}
+        metrics = None if jobs.metrics is None else {key: jobs.metrics.get(key) for key in SHOWN}
+        state: dict[str, Any] = {
+            "running": jobs.running,
+            "error": jobs.error,
+            "ready": jobs.ready(),
+            "metrics": metrics,
+        }
         if metrics is not None and (rows := (jobs.metrics or {}).get("predictions")):
             metrics["rows"] = {key: rows[key] for key in ("index", "label", "predicted", "probability")}
-        return json_response(state | {"fresh": jobs.version == self.queue.version, **self.queue.progress()})
+        state |= {"fresh": jobs.version == self.queue.version}
+        return json_response(state | self.queue.progress() | self.check())
 
     async def start_job(self, request: Request) -> Response:
         """Start a job."""
-        kind = (await read_action(request)).what
-        if kind is None:
-            raise_input_error("what", "be look or take", "nothing", "Load the page again.")
-        self.jobs.start(kind, self.queue.version, list(self.queue.session.done))
+        job = (await read_action(request)).job
+        if job is None:
+            raise_input_error("job", "be results or export", "nothing", "Load the page again.")
+        self.start(job)
         return await self.list_jobs(request)
 
     async def try_row(self, request: Request) -> Response:
         """Classify a row that is sent."""
-        learned = self.queue.build_model()
-        model = await self.run(lambda: attach_encoders(learned, self.representation, shown=False, kept=False))
+        fitted = self.queue.build_model()
+        model = await self.run(lambda: attach_encoders(fitted, self.representation, shown=False, kept=False))
         media, body = await read_upload(request)
         rows = await self.run(lambda: parse_rows(model, media, body))
         if len(rows.x) != 1:
@@ -245,20 +296,22 @@ class LabelApi:
         return json_response(result | {"notes": rows.notes})
 
     async def show_picture(self, request: Request) -> Response:
-        """Return a picture of the table, decoded and drawn anew."""
+        """Return a picture of the table, decoded and encoded again."""
         row, cells = request.query_params.get("row", ""), self.queue.session.cells
-        if self.picture is None or not row.isdecimal() or len(row) > 9 or int(row) >= len(cells):
+        if self.queue.picture is None or not row.isdecimal() or len(row) > 9 or int(row) >= len(cells):
             raise HTTPException(404, "`row` must be one with a picture; got another one. Load the page again.")
-        path = text_to_path(cells[int(row)][self.picture])
+        path = text_to_path(cells[int(row)][self.queue.picture])
         try:
             return Response(await self.run(lambda: draw_plain(path, SIDE)), media_type="image/png")
         except UNREADABLE_IMAGE as error:
-            refuse_picture(path, error)
+            raise HTTPException(
+                404, f"This picture cannot be read: {path_to_text(path)} ({describe_error(error)})"
+            ) from None
 
     async def download(self, request: Request) -> Response:
         """Return a file that was made, or the answers."""
         name = request.query_params.get("file", "")
-        path, media = (self.jobs.answers, "text/csv") if name == "labelled" else self.jobs.locate(name)
+        path, media = (self.jobs.answers, "text/csv") if name == "labelled" else self.jobs.get_file(name)
         title = "labelled.csv" if name == "labelled" else path.name
         headers = {"content-disposition": f'attachment; filename="{title}"'}
         return Response(await self.run(path.read_bytes), headers=headers, media_type=media)
@@ -281,7 +334,7 @@ def require_row(action: Action) -> int:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Answer a browser until SIGTERM or Ctrl-C.
+    """Serve the labelling page until SIGTERM or Ctrl-C.
 
     Raises:
         MissingPackageError: A package that the table needs is missing.
@@ -294,11 +347,14 @@ def run(options: argparse.Namespace) -> None:
     classes = [] if model is None and options.classes is None else parse_classes(options.classes, model)
     label = get_label_column(options.label, model)
     columns = ColumnOverrides(parse_column_types(options.column_type), tuple(options.drop), options.group)
-    rows = read_unlabelled(options, model, label, columns)
+    rows = read_unlabelled(options, model, label, columns, allow_labelled=True)
     header, cells = read_cells(options, model, label)
     output, flags = options.outputs["output"], options.outputs["flags"]
     with Answers(output, [*header, label], None) as answers, Answers(flags, [*header, "flag"], ["flagged"]) as flagged:
-        session = Session(rows, cells, classes, model, answers)
+        if rows.known.any() and not answers.rows:  # labels of the table are reviewed like those of the page
+            labelled = rows.known.nonzero().flatten().tolist()
+            answers.change([[*cells[row], rows.labels[row]] for row in labelled])
+        session = Session(rows._replace(known=torch.zeros_like(rows.known)), cells, classes, model, answers)
         names = dict.fromkeys(row[-1] for row in answers.rows)
         session.names.extend(name for name in names if name not in session.names)
         takes = [column.modality for column in rows.encoding.columns] if rows.encoding else []
@@ -308,9 +364,14 @@ def run(options: argparse.Namespace) -> None:
         if picture is not None:  # `fit` sees only the paths in the answers
             columns = columns._replace(types={header[picture]: "picture", **columns.types})
         jobs = JobRunner(output, options.table, label, options.model, columns, shared)
-        read_again = None if model is not None else lambda said: read_unlabelled(options, None, label, said)
-        queue, title = LabelQueue(session, flagged, header), path_to_text(Path(options.table).name)
-        api = LabelApi(queue, jobs, policy, title, picture, options.representation, read_again)
+        read_again = (
+            None
+            if model is not None
+            else lambda settings: read_unlabelled(options, None, label, settings, allow_labelled=True)
+        )
+        fixed = () if model is None else tuple(map(str, model.classes))
+        queue, title = LabelQueue(session, flagged, header, picture, fixed), path_to_text(Path(options.table).name)
+        api = LabelApi(queue, jobs, policy, title, options.representation, read_again)
         status = f"{count(len(cells), 'row')}, {count(len(answers.rows), 'answer')} in {output}; label at"
         with queue.learning(), jobs.folder:
             run_server(api.create_app(), policy, listening, status)

@@ -1,13 +1,17 @@
-"""Which row to label next, for several people at once, while a thread learns from their answers."""
+"""A queue of rows to label, shared by several clients, and the network that a thread fits to their labels."""
 
 from __future__ import annotations
 
+import difflib
+import re
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -20,22 +24,23 @@ from protonet.commands.data import UnlabelledTable
 from protonet.commands.explain import COLUMNS, SAMPLE
 from protonet.commands.label import Session, check_class, embed
 from protonet.commands.models import get_column_names, get_column_sizes
+from protonet.embeddings.pictures.images import text_to_path
 from protonet.files import Model
 from protonet.fit.importance import measure_support
 from protonet.network import PrototypeNetwork
 from protonet.ui.command_line import report_bug
 from protonet.ui.plots import project
 
-#: Rows that are chosen ahead, so that no client waits.
+#: Rows that are suggested ahead, so that no client waits.
 AHEAD = 20
-#: Answers after which the network is fitted again, if there is no model.
+#: Labels after which the network is refitted, if there is no model.
 REFIT_INTERVAL = 5
-#: Seconds after which a row that a client has not answered goes to others.
+#: Seconds after which a row that a client has not labelled goes to others.
 LEASE_SECONDS = 600.0
-#: Classes that are offered, similar rows that are shown, and rows of the map, at most.
-MAX_LIKELY, MAX_NEAR, MAX_POINTS = 9, 3, 100_000
-#: Characters of a cell that are shown.
-MAX_CELL = 2000
+#: Maximal numbers of likely classes, similar rows, rows of the map, and characters of a cell in an answer.
+MAX_LIKELY, MAX_NEAR, MAX_POINTS, MAX_CELL = 9, 3, 100_000, 2000
+#: The similarity (`difflib.SequenceMatcher.ratio`) from which a new class name is taken for a misspelling.
+SIMILAR = 0.85
 
 
 @dataclass
@@ -49,37 +54,41 @@ class Lease:
 
 @dataclass
 class LabelQueue:
-    """Rows to label. All methods but `learning` are called by one thread.
+    """Rows to label. All methods except `learning` are called by one thread.
 
     Args:
-        session: What was answered; its network is that of the last `learn`.
-        flags: Rows that somebody found strange: these are not asked for again.
-        header: Names of the cells.
+        session: The labels; its network is the one that was fitted last.
+        flags: Rows that clients flagged; they are not suggested again.
+        header: The names of the cells.
+        picture: The index of the cell that holds a picture's path; None if there is none.
+        fixed: Class names that cannot change, because a model has them.
     """
 
     session: Session
     flags: Answers
     header: Sequence[str]
-    version: int = 0  #: How often answers have changed.
+    picture: int | None = None
+    fixed: Collection[str] = ()
+    version: int = 0  #: The number of changes of labels.
+    missing: dict[int, str] = field(default_factory=dict)  #: The paths of pictures that no longer exist, by row.
     _leases: dict[str, Lease] = field(default_factory=dict)
     _queue: list[tuple[int, str]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _changed: threading.Event = field(default_factory=threading.Event)
     _ended: bool = False
     _embedding: Tensor | None = None
-    _rows: UnlabelledTable | None = None  #: Other features of the same rows, until they are learned from.
+    _rows: UnlabelledTable | None = None  #: New features of the same rows, until the thread has taken them.
 
     def __post_init__(self) -> None:
-        cells = [tuple(row) for row in self.session.cells]
-        flagged = {tuple(own) for *own, _ in self.flags.rows}
-        self.session.skipped |= {row for row, own in enumerate(cells) if own in flagged}
+        flagged = {tuple(cells) for *cells, _ in self.flags.rows}
+        self.session.skipped |= {row for row, cells in enumerate(self.session.cells) if tuple(cells) in flagged}
         self.session.learn(anew=True)
         self._embedding = embed(self.session.rows, self.session.network)
-        self._queue = [(each.row, each.reason) for each in self.session.choose(AHEAD)]
+        self._queue = [(suggestion.row, suggestion.reason) for suggestion in self.session.choose(AHEAD)]
 
     @contextmanager
     def learning(self) -> Iterator[None]:
-        """Learn in the background, until it is left; what is being learned then is waited for."""
+        """Fit the network in a thread until the context is left, which waits for the fit in progress."""
         thread = threading.Thread(target=self._learn_loop, name="learning")
         thread.start()
         try:
@@ -90,19 +99,19 @@ class LabelQueue:
             thread.join()
 
     def next_item(self, client: str) -> dict[str, Any]:
-        """Return the row that a client is to label: the same until it is answered."""
+        """Return the row that a client is to label: the same until it is labelled."""
         now = time.monotonic()
         lease = self._leases.get(client)
         if lease is None or not self._is_free(lease.row):
             self._leases.pop(client, None)
-            self._leases = {tab: each for tab, each in self._leases.items() if now - each.since < LEASE_SECONDS}
-            taken = {each.row for each in self._leases.values()}
+            self._leases = {tab: other for tab, other in self._leases.items() if now - other.since < LEASE_SECONDS}
+            leased = {other.row for other in self._leases.values()}
             with self._lock:
-                self._queue = [each for each in self._queue if self._is_free(each[0])]
-                waiting = [each for each in self._queue if each[0] not in taken]
-            if not waiting:  # more is asked than was chosen: any row will do
-                left = [row for row in self.session.list_left()[: len(taken) + 1].tolist() if row not in taken]
-                waiting = [(row, "the next one") for row in left[:1]]
+                self._queue = [(row, reason) for row, reason in self._queue if self._is_free(row)]
+                waiting = [(row, reason) for row, reason in self._queue if row not in leased]
+            if not waiting:  # the thread has not suggested enough: any row will do
+                others = (row for row in self.session.list_left().tolist() if row not in leased and self._is_free(row))
+                waiting = [(row, "the next row of the table") for row in islice(others, 1)]
             if not waiting:
                 return self.progress() | {"row": None}
             lease = self._leases[client] = Lease(*waiting[0], now)
@@ -110,60 +119,58 @@ class LabelQueue:
         return self.progress() | {"reason": lease.reason} | self.describe(lease.row)
 
     def answer(self, client: str, row: int, name: str) -> None:
-        """Keep the class of a row; raise a HTTPException where somebody was faster, an OSError on a full disk."""
+        """Save the label of a row; raise an HTTPException if it has another one, an OSError on a full disk."""
         name = check_class(name, self.session.names)
         done = self.session.done
         if row in done and self.session.answers.rows[done.index(row)][-1] == name:
-            return  # asked again, as the answer to the answer was lost
-        self._check_open(row)
+            return  # a repeated request whose answer was lost
+        self._check_unlabelled(row)
         with self._lock:
             self.session.keep(row, name)
-            if name not in self.session.names:
-                self.session.names.append(name)
+            self._add_class(name)
             self.session.skipped.discard(row)
-        self._settle(client)
+        self._update(client)
 
     def skip(self, client: str, row: int) -> None:
-        """Ask for another row."""
+        """Suggest another row to a client."""
         with self._lock:
-            self.session.skip(self._check_open(row))
+            self.session.skip(self._check_unlabelled(row))
         self._leases.pop(client, None)
 
     def flag(self, client: str, row: int) -> None:
-        """Note on the disk that a row is strange, and ask for another one."""
-        if not self._is_flagged(self._check_open(row)):
+        """Record on disk that a row is unusual, and suggest another one."""
+        if not self._is_flagged(self._check_unlabelled(row)):
             self.flags.add(self.session.cells[row], "flagged")
         self.skip(client, row)
 
     def undo(self, client: str, row: int) -> None:
-        """Ask again for a row that was answered, skipped or flagged."""
-        own = self.session.cells[self._check(row)]
-        kept = [each for each in self.flags.rows if each[:-1] != own]
-        if len(kept) < len(self.flags.rows):
-            self.flags.change(kept)
+        """Suggest a row again that was labelled, skipped or flagged."""
+        cells = self.session.cells[self._check(row)]
+        others = [line for line in self.flags.rows if line[:-1] != cells]
+        if len(others) < len(self.flags.rows):
+            self.flags.change(others)
         with self._lock:
             self.session.skipped.discard(row)
             if row in self.session.done:
                 self.session.change(row, None)
-        self._leases[client] = Lease(row, "taken back", time.monotonic())
-        self._settle(None)
+        self._leases[client] = Lease(row, "its label was undone", time.monotonic())
+        self._update(None)
 
     def relabel(self, row: int, name: str) -> None:
-        """Give a row that was answered another class."""
+        """Change the label of a row."""
         name = check_class(name, self.session.names)
         if self._check(row) not in self.session.done:
-            raise HTTPException(409, f"`row` must be one that was answered; got {row}.")
-        if name not in self.session.names:
-            raise HTTPException(400, f"`name` must be a class that there is; got {to_printable(name)!r}.")
+            raise HTTPException(409, f"`row` must be a labelled one; got {row}.")
         with self._lock:
             self.session.change(row, name)
-        self._settle(None)
+            self._add_class(name)
+        self._update(None)
 
-    def label_many(self, client: str, rows: Sequence[int], name: str | None) -> int:
-        """Give several rows a class, or flag them, where nobody has answered or flagged them; return how many.
+    def label_many(self, client: str, rows: Sequence[int], name: str | None) -> None:
+        """Label or, if the name is None, flag those of several rows that are neither labelled nor flagged.
 
         Raises:
-            HTTPException: There is no such row; none is marked after it.
+            HTTPException: A row does not exist; none is changed after it.
             OSError: As `answer`.
         """
         free = [row for row in rows if self._check(row) not in self.session.done and not self._is_flagged(row)]
@@ -172,147 +179,225 @@ class LabelQueue:
                 self.flag(client, row)
             else:
                 self.answer(client, row, name)
-        return len(free)
+
+    def rename_class(self, old: str, new: str) -> None:
+        """Rename a class in all labels; if the new name is another class, the two are merged.
+
+        Raises:
+            HTTPException: The class does not exist, or is one of the model.
+            OSError: The labels cannot be written; none is changed.
+        """
+        session, names = self.session, self.session.names
+        new = check_class(new, names)
+        if old not in names:
+            raise HTTPException(404, f"`old` must be a class; got {to_printable(old)[:40]!r}.")
+        if old in self.fixed:
+            raise HTTPException(409, f"`old` must be a class without a model; got {to_printable(old)[:40]!r}.")
+        if old == new:
+            return
+        with self._lock:
+            session.answers.change([[*cells, new if name == old else name] for *cells, name in session.answers.rows])
+            merged = new in names
+            names[:] = [new if name == old else name for name in names if not (merged and name == old)]
+            if merged:  # the indices of the classes have changed
+                self._reset_network()
+        self._update(None)
+
+    def find_similar(self, name: str) -> str | None:
+        """Return the class that a new name may be a misspelling of; None if it is a class, or unlike all of them."""
+        name, names = name.strip(), self.session.names
+        if name in names:
+            return None
+        folded = {other.casefold(): other for other in names if re.findall(r"\d+", other) == re.findall(r"\d+", name)}
+        matches = difflib.get_close_matches(name.casefold(), folded, 1, SIMILAR)
+        return folded[matches[0]] if matches else None
 
     def release(self, client: str) -> None:
-        """Let others be asked for what somebody was asked for."""
+        """Suggest the row of a client to others."""
         self._leases.pop(client, None)
 
     def progress(self) -> dict[str, Any]:
-        """Count answers, rows left and classes."""
-        counts = dict.fromkeys(self.session.names, 0)
-        for told in self.session.answers.rows:
-            counts[told[-1]] += 1
-        left = len(self.session.list_left())
-        own = {"answered": len(self.session.done), "left": left, "flagged": len(self.flags.rows)}
-        return own | {"classes": [{"name": name, "rows": rows} for name, rows in counts.items()]}
+        """Count labelled, remaining and flagged rows, rows per class, and pictures that no longer exist."""
+        counts = dict.fromkeys(self.session.names, 0) | Counter(name for *_, name in self.session.answers.rows)
+        left = self.session.list_left().tolist()
+        return {
+            "answered": len(self.session.done),
+            "left": sum(row not in self.missing for row in left) if self.missing else len(left),
+            "flagged": len(self.flags.rows),
+            "missing": list(self.missing.values()),
+            "classes": [{"name": name, "rows": rows} for name, rows in counts.items()],
+        }
+
+    def list_labels(
+        self, predictions: Mapping[int, tuple[str, float]], name: str | None, text: str, *, limit: int
+    ) -> dict[str, Any]:
+        """List labelled rows: those that cross-validation predicts as another class first, then the latest.
+
+        Args:
+            predictions: The class and its probability that cross-validation predicts, by row.
+            name: The class of the rows; None for all.
+            text: The text that a cell must contain, in any case.
+            limit: The maximal number of rows that are returned.
+        """
+        differing, others = list[dict[str, Any]](), list[dict[str, Any]]()
+        pairs = zip(self.session.done, self.session.answers.rows, strict=True)
+        for row, (*cells, label) in pairs:
+            if name not in (None, label) or text.casefold() not in "\n".join(cells).casefold():
+                continue
+            predicted, probability = predictions.get(row, (None, None))
+            line = {"row": row, "name": label, "predicted": predicted, "probability": probability}
+            (others if predicted in (None, label) else differing).append(line)
+        differing.sort(key=lambda line: -line["probability"])
+        rows = (differing + others[::-1])[:limit]
+        shown = [line | self.show_row(line["row"]) for line in rows]
+        return {"rows": shown, "total": len(differing) + len(others), "differing": len(differing)}
 
     @torch.no_grad()
     def describe(self, row: int) -> dict[str, Any]:
-        """Return a row, the classes that it may be, the likeliest first, and the labelled rows that it is like."""
+        """Return the cells of a row, its likeliest classes, and the labelled rows that are most similar."""
         names = self.session.names
         with self._lock:
             network, x, embedding = self.session.network, self.session.rows.x[[row]], self._embedding
-        likely: list[dict[str, Any]] = [{"name": name, "probability": None} for name in names]
-        if network is not None:
-            shares = network(x)[0].softmax(dim=0)
-            told = dict(zip(names, shares.tolist(), strict=False))
-            likely = [{"name": name, "probability": told.get(name)} for name in names]
-            likely.sort(key=lambda each: -(each["probability"] or 0.0))
+        probabilities = {} if network is None else dict(zip(names, network(x)[0].softmax(dim=0).tolist(), strict=False))
+        likely = [{"name": name, "probability": probabilities.get(name)} for name in names]
+        likely.sort(key=lambda item: -probabilities.get(str(item["name"]), 0.0))
         near = [] if embedding is None else self.nearest_labelled(embedding[row], leave_out=row)
-        return {"row": row, "cells": self.show_cells(row), "likely": likely[:MAX_LIKELY], "near": near}
+        return self.show_row(row) | {"likely": likely[:MAX_LIKELY], "near": near}
 
     def nearest_labelled(self, embedding: Tensor, *, leave_out: int = -1) -> list[dict[str, Any]]:
         """Return the labelled rows whose embedding is nearest to one (dim,)."""
         with self._lock:
             pairs = zip(self.session.done, self.session.answers.rows, strict=True)
-            given, others = {row: told[-1] for row, told in pairs if row != leave_out}, self._embedding
-        if others is None or not given or others.shape[1] != len(embedding):
+            labels, others = {row: cells[-1] for row, cells in pairs if row != leave_out}, self._embedding
+        if others is None or not labels or others.shape[1] != len(embedding):
             return []
-        done = list(given)
+        done = list(labels)
         order = torch.linalg.vector_norm(others[done] - embedding, dim=1).argsort(stable=True)[:MAX_NEAR].tolist()
-        return [{"row": done[at], "name": given[done[at]], "cells": self.show_cells(done[at])} for at in order]
+        return [self.show_row(done[at]) | {"name": labels[done[at]]} for at in order]
 
-    def show_cells(self, row: int) -> list[str]:
-        """Return the cells of a row, cut where they are long."""
-        return [cell[:MAX_CELL] for cell in self.session.cells[row]]
+    def show_row(self, row: int) -> dict[str, Any]:
+        """Return the index of a row, its cells, cut to a maximal length, and whether its picture exists."""
+        cells = [cell[:MAX_CELL] for cell in self.session.cells[row]]
+        return {"row": row, "cells": cells, "picture": self.has_picture(row)}
 
     @torch.no_grad()
     def map_rows(self) -> dict[str, Any]:
-        """Return where all rows lie, in [-1, 1], what they are taken for, and which are labelled."""
+        """Return the coordinates of all rows in [-1, 1], their predicted classes and their labels, -1 for none."""
         network, rows = self._require_network("map")
         shown = torch.arange(0, len(rows.x), -(-len(rows.x) // MAX_POINTS))
         logits = torch.cat([network(part) for part in rows.x[shown].split(4096)])
-        points = project(logits)
-        points = torch.cat([points, torch.zeros_like(points)], dim=1)[:, :2]
-        points = points / points.abs().amax().clamp_min(1e-12)
+        x, y = project(logits).T.tolist()
         with self._lock:
-            given = dict(self.session.list_answers())
-        labelled = [given.get(row, -1) for row in shown.tolist()]
-        places = [[round(each, 3) for each in axis] for axis in points.T.tolist()]
-        taken = logits.argmax(dim=1).tolist()
-        own = {"row": shown.tolist(), "x": places[0], "y": places[1], "taken": taken, "given": labelled}
-        return own | {"names": list(self.session.names)}
+            labels = dict(self.session.list_answers())
+        return {
+            "row": shown.tolist(),
+            "x": [round(value, 3) for value in x],
+            "y": [round(value, 3) for value in y],
+            "predicted": logits.argmax(dim=1).tolist(),
+            "label": [labels.get(row, -1) for row in shown.tolist()],
+            "names": list(self.session.names),
+        }
 
     @torch.no_grad()
     def try_row(self, model: Model, x: Tensor) -> dict[str, Any]:
-        """Return what one row (1, dim) is for a model of `build_model`, and why.
+        """Classify one row (1, dim) by a model of `build_model`, and explain the result.
 
         Returns:
-            The classes that it may be, which share of the rows is farther from every class, the labelled rows near it,
-            and by how much each of several columns speaks for the likeliest class, as ``explain`` tells it.
+            The likeliest classes, the fraction of the rows that are farther from every class, the most similar labelled
+            rows and, if there are several columns, the support of each for the likeliest class, as in ``explain``.
         """
         with self._lock:
-            own, done = self.session.rows.x, self.session.done[-SAMPLE:]
+            x_all, done = self.session.rows.x, self.session.done[-SAMPLE:]
         names, sizes = get_column_names(model), get_column_sizes(model)
         logits = model.network(x)[0]
-        shares, order = (each.tolist() for each in logits.softmax(dim=0).sort(descending=True, stable=True))
-        pairs = zip(order[:MAX_LIKELY], shares, strict=False)
-        likely = [{"name": model.classes[at], "probability": share} for at, share in pairs]
-        some = own[:: -(-len(own) // 1024)]
+        values, order = (part.tolist() for part in logits.softmax(dim=0).sort(descending=True, stable=True))
+        pairs = zip(order[:MAX_LIKELY], values, strict=False)
+        likely = [{"name": model.classes[at], "probability": value} for at, value in pairs]
+        some = x_all[:: -(-len(x_all) // 1024)]
         farther = float((model.network(some).amax(dim=1) > logits.amax()).double().mean())
         support: list[dict[str, Any]] = []
         if len(sizes) > 1:
-            found = measure_support(model.network, x[0], order[0], own[done], torch.ones(len(done)), sizes)
-            places = found.abs().argsort(descending=True, stable=True)[:COLUMNS].tolist()
-            support = [{"name": names[at], "support": float(found[at])} for at in places]
+            scores = measure_support(model.network, x[0], order[0], x_all[done], torch.ones(len(done)), sizes)
+            top = scores.abs().argsort(descending=True, stable=True)[:COLUMNS].tolist()
+            support = [{"name": names[at], "support": float(scores[at])} for at in top]
         near = self.nearest_labelled(model.network.embed(x)[0])
         return {"likely": likely, "near": near, "farther": farther, "support": support}
 
     def build_model(self) -> Model:
-        """Return what is learned so far as a model."""
+        """Build a model of the network that was fitted last."""
         network, rows = self._require_network("model")
         names = tuple(self.session.names[: len(network.counts)])
         return Model(network, names, rows.columns, {}, {}, rows.encoding)
 
     @property
     def rows(self) -> UnlabelledTable:
-        """The features that are learned from, or are to be."""
+        """The features that the network is, or will be, fitted to."""
         return self._rows or self.session.rows
 
     def replace_rows(self, rows: UnlabelledTable) -> None:
-        """Learn from other features of the same rows."""
+        """Fit the network to new features of the same rows."""
         self._rows = rows
-        self._settle(None)
+        self._update(None)
 
     def _require_network(self, what: str) -> tuple[PrototypeNetwork, UnlabelledTable]:
-        """Return what is learned so far, and the rows that it is for; raise a HTTPException where nothing is."""
+        """Return the network and its rows; raise an HTTPException if none is fitted yet."""
         with self._lock:
             network, rows = self.session.network, self.session.rows
         if network is None:
-            line = f"`{what}` must be learned first; got nothing yet. It takes answers of two classes, and a moment."
-            raise HTTPException(409, line)
+            raise HTTPException(409, f"`{what}` needs labels of two classes. Label more rows.")
         return network, rows
 
     def _is_flagged(self, row: int) -> bool:
-        """Return whether somebody has found a row strange."""
+        """Whether a row is flagged."""
         return [*self.session.cells[row], "flagged"] in self.flags.rows
 
     def _is_free(self, row: int) -> bool:
-        """Return whether a row may be asked for."""
-        return row not in self.session.skipped and row not in self.session.done
+        """Whether a row can be suggested: neither skipped nor labelled, and its picture exists."""
+        if row in self.session.skipped or row in self.session.done:
+            return False
+        if not self.has_picture(row):
+            self.missing[row] = self.session.cells[row][self.picture or 0]
+            return False
+        self.missing.pop(row, None)
+        return True
 
-    def _check_open(self, row: int) -> int:
-        """Return the number of a row that nobody has answered."""
+    def has_picture(self, row: int) -> bool:
+        """Whether the picture of a row, if rows have one, exists."""
+        return self.picture is None or text_to_path(self.session.cells[row][self.picture]).exists()
+
+    def _reset_network(self) -> None:
+        """Discard the network, whose classes have changed; a model stays."""
+        if self.fixed:
+            self.session.network = None
+        else:
+            self.session.replace_rows(self.session.rows)
+
+    def _add_class(self, name: str) -> None:
+        """Add a class if it is new."""
+        if name not in self.session.names:
+            self.session.names.append(name)
+
+    def _check_unlabelled(self, row: int) -> int:
+        """Return the index of a row without a label."""
         if self._check(row) in self.session.done:
-            raise HTTPException(409, f"`row` must be free; got {row}, which somebody has answered. Look at it again.")
+            raise HTTPException(409, f"`row` must be unlabelled; got {row}, which another client has labelled.")
         return row
 
     def _check(self, row: int) -> int:
-        """Return the number of a row that there is."""
+        """Return the index of a row of the table."""
         if not 0 <= row < len(self.session.cells) or self.session.rows.known[row]:
-            raise HTTPException(404, f"`row` must be one without a class in the table; got {row}.")
+            raise HTTPException(404, f"`row` must be an unlabelled row of the table; got {row}.")
         return row
 
-    def _settle(self, client: str | None) -> None:
-        """Forget what somebody was asked for, and let what has changed be learned."""
+    def _update(self, client: str | None) -> None:
+        """Release the row of a client, and let the thread fit the network to the changed labels."""
         if client is not None:
             self._leases.pop(client, None)
         self.version += 1
         self._changed.set()
 
     def _learn_loop(self) -> None:
-        """Learn from what has changed, again and again."""
+        """Fit the network whenever labels have changed."""
         fitted = len(self.session.done)
         while True:
             self._changed.wait()
@@ -327,14 +412,18 @@ class LabelQueue:
                         self._embedding, self._rows = embedding, None if self._rows is rows else self._rows
                 with self._lock:
                     answers, left = self.session.list_answers(), self.session.list_left()
+                    names = list(self.session.names)
                 anew = abs(len(answers) - fitted) >= REFIT_INTERVAL
                 network = self.session.make_network(answers, anew=anew)
                 fitted = len(answers) if anew else fitted
                 embedding = embed(self.session.rows, network)
                 with self._lock:
+                    if self.session.names[: len(names)] != names:  # classes were renamed in the meantime
+                        self._reset_network()
+                        continue
                     self.session.network, self._embedding = network, embedding
-                chosen = [(each.row, each.reason) for each in self.session.choose(AHEAD, left)]
+                chosen = [(suggestion.row, suggestion.reason) for suggestion in self.session.choose(AHEAD, left)]
                 with self._lock:
                     self._queue = chosen
-            except Exception as error:  # the old network answers; nothing that was answered is lost
+            except Exception as error:  # the old network stays in use; no label is lost
                 print(report_bug("protonet page", error), file=sys.stderr)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 MOST_NAMES, MOST_ROWS = 20, 5000
 #: Most characters of a class's name, and of the title.
 MOST_NAME, MOST_TITLE = 20, 70
+#: Bins of the histogram of two classes.
+BINS = 48
 #: The font that has a box for every character.
 BOXES = "Last Resort"
 #: Marks of classes; colours come first.
@@ -145,21 +147,29 @@ def _write(text: str, fonts: Mapping[str, frozenset[int]]) -> str:
 
 
 def project(logits: Tensor) -> Tensor:
-    """Return rows (n, 2) along the two directions in which their cosines to the prototypes vary most.
+    """Project rows to the plane, (n, 2) float64 in [-1, 1], by the two directions in which their logits vary most.
 
-    The networks of folds embed each in a space of its own; what these have in common is where the prototypes are.
+    Logits are used because the networks of folds have embeddings of their own. Up to two classes have one direction
+    only: then the rows are stacked, as in a histogram.
 
     Args:
         logits: (n, num_classes), n >= 1.
     """
-    seen = logits > torch.finfo(logits.dtype).min
-    rows = torch.where(seen, logits, 0.0).double()
+    rows = torch.where(logits > torch.finfo(logits.dtype).min, logits, 0.0).double()
     rows = rows - rows.mean(dim=1, keepdim=True)
     rows = rows - rows.mean(dim=0)
     directions = torch.linalg.eigh(rows.T @ rows).eigenvectors[:, -2:].flip(1)  # (num_classes, at most 2)
     signs = directions.sum(dim=0).sign()
     points: Tensor = rows @ (directions * torch.where(signs == 0, 1.0, signs))
-    return points
+    scale = points.abs().amax().clamp_min(1e-12)
+    if logits.shape[1] > 2:
+        return points / scale
+    x = points[:, 0] / scale
+    bins = ((x + 1) / 2 * BINS).long().clamp(max=BINS - 1)
+    counts, order = bins.bincount(minlength=BINS), bins.argsort(stable=True)
+    heights = torch.empty_like(x)
+    heights[order] = (torch.arange(len(x)) - (counts.cumsum(0) - counts)[bins[order]]).double()  # ranks in their bins
+    return torch.stack([x, 2 * heights / counts.max().clamp_min(2).sub(1) - 1], dim=1)
 
 
 def _draw_embedding(axes: Axes, points: Tensor, labels: Tensor, names: Sequence[str]) -> None:

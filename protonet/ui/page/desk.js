@@ -1,100 +1,155 @@
 "use strict";
-// The face of the desk: one question at a time, and what was learned; the server keeps everything that matters.
+// The labelling page. The server has all state; the browser tab keeps its identifier and the steps that it can undo.
 (() => {
-  const token = new URLSearchParams(location.search).get("token") || "";
-  const tab = [...crypto.getRandomValues(new Uint8Array(12))].map((each) => each.toString(16).padStart(2, "0")).join("");
+  const parameters = new URLSearchParams(location.search), token = parameters.get("token") || "";
+  const MAX_LISTED = 60, MAX_SELECTED = 200, COLOURS = 10, DIGITS = "123456789";
   const get = (id) => document.getElementById(id);
-  const COLOURS = 10, MOST_LISTED = 60, MOST_MARKED = 200;
-  let state, question, busy = false, done = [], figures, names = [], words = [];
+  const store = (key, value) => { try { sessionStorage.setItem(key, JSON.stringify(value)); } catch { /* no storage: undo ends at a reload */ } };
+  const load = (key, value) => { try { return JSON.parse(sessionStorage.getItem(key)) ?? value; } catch { return value; } };
+  const tab = load("tab", [...crypto.getRandomValues(new Uint8Array(12))].map((byte) => byte.toString(16).padStart(2, "0")).join(""));
+  let steps = load("steps", []), state, question, busy = false, names = [];
+  store("tab", tab);
 
-  // Control characters are shown as what they are; nothing that came from outside is ever taken for markup.
-  const show = (text) => String(text).replace(/[^\P{C}\n]|[\p{Zl}\p{Zp}]/gu, (each) => "\\u" + each.codePointAt(0).toString(16).padStart(4, "0"));
-  const make = (name, own, ...children) => {
+  // Control characters are shown escaped; text from outside is never parsed as markup.
+  const printable = (text) => String(text).replace(/[^\P{C}\n]|[\p{Zl}\p{Zp}]/gu, (char) => "\\u" + char.codePointAt(0).toString(16).padStart(4, "0"));
+  const make = (name, properties, ...children) => {
     const element = document.createElement(name);
-    Object.entries(own || {}).forEach(([key, value]) => (key in element ? (element[key] = value) : element.setAttribute(key, value)));
+    Object.entries(properties || {}).forEach(([key, value]) => (key in element ? (element[key] = value) : element.setAttribute(key, value)));
     element.append(...children);
     return element;
   };
-  const bdi = (text) => make("bdi", {}, show(text));
-  const percent = (share, digits = 0) => (100 * share).toFixed(digits) + " %";
+  const bdi = (text) => make("bdi", {}, printable(text));
+  const percent = (fraction, digits = 0) => (100 * fraction).toFixed(digits) + " %";
+  const interval = (ends) => ends.map((end) => (100 * end).toFixed(1)).join(" to ") + " %";
+  const tableOf = (head, rows) => {
+    const header = head.length ? [make("thead", {}, make("tr", {}, ...head.map((text) => make("th", { scope: "col" }, text))))] : [];
+    const lines = rows.map(([first, ...cells]) => make("tr", {}, make("th", { scope: "row" }, first), ...cells.map((cell) => (cell instanceof HTMLTableCellElement ? cell : make("td", { className: "number" }, cell)))));
+    return make("table", {}, ...header, make("tbody", {}, ...lines));
+  };
 
-  const api = async (path, body, headers) => {
-    const own = { Authorization: "Bearer " + token, ...headers };
-    const options = body === undefined ? { headers: own } : { method: "POST", headers: own, body };
-    let answer;
+  const request = async (path, body, media) => {
+    const headers = { Authorization: "Bearer " + token, ...(media ? { "Content-Type": media } : {}) };
+    let response;
     try {
-      answer = await fetch(path, { ...options, cache: "no-store" });
+      response = await fetch(path, { headers, cache: "no-store", ...(body === undefined ? {} : { method: "POST", body }) });
     } catch {
-      throw new Error("The server does not answer. Every answer that it took is kept: start the same command again.");
+      throw new Error("The server does not answer. All labels that it confirmed are saved: start the same command again.");
     }
-    const told = await answer.json();
-    if (!answer.ok) throw new Error(told.error);
-    return told;
+    const value = await response.json();
+    if (!response.ok) throw new Error(value.error);
+    return value;
   };
-  const post = (path, own) => api(path, JSON.stringify({ tab, ...own }), { "Content-Type": "application/json" });
-  const fail = (error) => { get("error").textContent = show(error.message); get("error").hidden = false; };
-  const guarded = (work) => async (...given) => {
-    try { await work(...given); get("error").hidden = true; } catch (error) { fail(error); }
+  const post = (path, values) => request(path, JSON.stringify({ tab, ...values }), "application/json");
+  const guarded = (work) => async (...values) => {
+    try {
+      await work(...values);
+      get("error").hidden = true;
+    } catch (error) {
+      get("error").textContent = printable(error.message);
+      get("error").hidden = false;
+    }
+  };
+  // Send a label; if its class is new and similar to another one, ask which is meant.
+  const send = async (path, values) => {
+    const value = await post(path, values);
+    if (value.similar === undefined) return value;
+    get("similar-text").replaceChildren("There is a class ", bdi(value.similar), ". Did you mean it?");
+    get("use-similar").replaceChildren("Use ", bdi(value.similar));
+    get("use-new").replaceChildren("Add ", bdi(values.name));
+    get("similar").hidden = false;
+    get("use-similar").focus();
+    const choice = await new Promise((resolve) => {
+      for (const id of ["use-similar", "use-new", "use-none"]) get(id).onclick = () => resolve(id);
+    });
+    get("similar").hidden = true;
+    if (choice === "use-none") return null;
+    return post(path, choice === "use-new" ? { ...values, create: true } : { ...values, name: value.similar });
   };
 
-  const draw = (row, cells, large) => {
+  const baseName = (path) => String(path).split(/[\\/]/).pop();
+  const drawRow = ({ row, cells, picture }, large) => {
     const parts = [];
-    if (state.picture !== null) parts.push(make("img", { src: "picture?row=" + row + "&token=" + encodeURIComponent(token), alt: "The picture of row " + row }));
-    const rest = state.header.map((name, at) => [name, cells[at], at]).filter(([, , at]) => at !== state.picture);
-    if (large && state.texts) return [...parts, make("p", { className: "text", dir: "auto" }, show(cells[state.header.indexOf(state.used[0])]))];
-    const pairs = rest.flatMap(([name, cell]) => [make("dt", {}, bdi(name)), make("dd", { dir: "auto" }, show(cell) || "(gap)")]);
-    return rest.length ? [...parts, make("dl", { className: "cells" }, ...pairs)] : parts;
+    if (state.picture !== null) {
+      const path = cells[state.picture];
+      const unreadable = make("p", { className: "warning" }, picture ? "This picture cannot be read." : "This picture does not exist any more.");
+      const image = picture ? make("img", { src: "picture?row=" + row + "&token=" + encodeURIComponent(token), alt: "The picture of row " + row }) : unreadable;
+      image.onerror = () => image.replaceWith(unreadable);
+      parts.push(make("figure", {}, image, make("figcaption", { title: printable(path) }, bdi(baseName(path)))));
+    }
+    if (large && state.texts) return [...parts, make("p", { className: "text", dir: "auto" }, printable(cells[state.header.indexOf(state.used[0])]))];
+    const pairs = state.header.flatMap((name, index) => (index === state.picture ? [] : [make("dt", {}, bdi(name)), make("dd", { dir: "auto" }, printable(cells[index]) || "(missing)")]));
+    return pairs.length ? [...parts, make("dl", { className: "cells" }, ...pairs)] : parts;
   };
-  const card = (row, cells, ...more) => make("li", {}, ...draw(row, cells, false), ...more);
-  const list = (likely) => {
-    const rows = likely.map((each) => make("tr", {}, make("th", { scope: "row" }, bdi(each.name)), make("td", { className: "number" }, percent(each.probability, 1))));
-    return make("table", {}, make("tbody", {}, ...rows));
+  const card = (item, ...more) => make("li", {}, ...drawRow(item, false), ...more);
+  const labelled = (item) => card(item, make("p", {}, make("strong", {}, bdi(item.name))));
+
+  // Progress, on every view.
+  const showProgress = (value) => {
+    names = value.classes.map((item) => item.name);
+    get("progress").textContent = value.answered + " labelled, " + value.left + " left" + (value.flagged ? ", " + value.flagged + " flagged" : "");
+    get("missing").hidden = !value.missing.length;
+    get("missing").textContent = value.missing.length === 0 ? "" : (value.missing.length === 1 ? "1 picture does" : value.missing.length + " pictures do") + " not exist any more and " + (value.missing.length === 1 ? "is" : "are") + " skipped: " + value.missing.slice(0, 5).map(printable).join(", ") + (value.missing.length > 5 ? " ..." : "");
+    get("names").replaceChildren(...names.map((name) => make("option", { value: name })));
+    get("counts").replaceChildren(tableOf([], value.classes.map((item) => [bdi(item.name), String(item.rows)])));
+    const next = value.next_check ? "Computed again after " + value.next_check + " more labels." : "Computing ...";
+    get("accuracy").textContent = (value.check ? "Accuracy of " + value.checked + " labels: " + percent(value.check.accuracy, 1) + " (95 % interval " + interval(value.check.interval) + "). " : "Accuracy: not known yet. ") + next;
+    for (const id of ["filter-class", "rename-old"]) {
+      const before = get(id).value, all = id === "filter-class" ? [make("option", { value: "" }, "all classes")] : [];
+      const shown = id === "rename-old" ? names.filter((name) => !state || !state.fixed.includes(name)) : names;
+      get(id).replaceChildren(...all, ...shown.map((name) => make("option", { value: name }, printable(name))));
+      if ([...get(id).options].some((option) => option.value === before)) get(id).value = before;
+    }
   };
 
-  // Label: keys are dead until the next question is there.
-  const tell = (told) => {
-    names = told.classes.map((each) => each.name);
-    get("far").textContent = told.answered + " answered, " + told.left + " left" + (told.flagged ? ", " + told.flagged + " flagged" : "");
-  };
-  const ask = (told) => {
-    question = told;
-    tell(told);
-    const ended = told.row === null;
-    get("reason").textContent = ended ? "No row is left." : "Row " + told.row + ": " + show(told.reason);
-    get("question").replaceChildren(...(ended ? [] : draw(told.row, told.cells, true)));
-    get("keys").replaceChildren(...(ended ? [] : told.likely).map((each, at) => {
-      const share = each.probability === null ? [] : [make("span", { className: "unit" }, percent(each.probability))];
-      const key = make("kbd", {}, String(at + 1));
-      return make("li", {}, make("button", { type: "button", onclick: () => give(each.name) }, key, bdi(each.name), ...share));
+  // Label: keys are ignored until the next row is there.
+  const showQuestion = (value) => {
+    question = value;
+    showProgress(value);
+    const ended = value.row === null;
+    get("reason").textContent = ended ? "" : "Row " + value.row + ": " + printable(value.reason);
+    get("question").replaceChildren(...(ended ? [] : drawRow(value, true)));
+    get("keys").replaceChildren(...(ended ? [] : value.likely).map((item, index) => {
+      const probability = item.probability === null ? [] : [make("span", { className: "unit" }, percent(item.probability))];
+      return make("li", {}, make("button", { type: "button", onclick: () => label(item.name) }, make("kbd", {}, String(index + 1)), bdi(item.name), ...probability));
     }));
-    get("near").replaceChildren(...(ended ? [] : told.near).map((each) => card(each.row, each.cells, make("p", {}, make("strong", {}, bdi(each.name))))));
-    get("beside").hidden = ended || !told.near.length;
+    get("near").replaceChildren(...(ended ? [] : value.near).map(labelled));
+    get("similar-rows").hidden = ended || !value.near.length;
+    get("finished").hidden = !ended;
     for (const id of ["skip", "flag"]) get(id).disabled = ended;
     get("add").hidden = ended;
-    get("undo").disabled = !done.length;
+    get("undo").disabled = !steps.length;
+    showAll();
   };
-  const step = guarded(async (path, own, after) => {
+  const showAll = () => {
+    const text = get("new").value.trim().toLowerCase(), many = names.length > DIGITS.length && question.row !== null;
+    const shown = many ? names.filter((name) => name.toLowerCase().includes(text)) : [];
+    get("all").hidden = !many;
+    get("all").replaceChildren(...shown.map((name) => make("li", {}, make("button", { type: "button", onclick: () => label(name) }, bdi(name)))));
+  };
+  get("new").oninput = showAll;
+  const step = guarded(async (path, values, after) => {
     if (busy) return;
     busy = true;
     try {
-      const told = await post(path, own);
+      const value = await send(path, values);
+      if (value === null) return;
       if (after) after();
-      ask(told);
+      store("steps", steps);
+      get("new").value = "";
+      showQuestion(value);
     } finally { busy = false; }
   });
-  const give = (name) => question && question.row !== null && step("api/answer", { row: question.row, name }, remember(question.row));
-  const remember = (row) => () => done.push(row);
-  const leave = (path) => question && question.row !== null && step(path, { row: question.row }, remember(question.row));
-  const undo = () => done.length && step("api/undo", { row: done[done.length - 1] }, () => done.pop());
+  const leave = (path, values) => question && question.row !== null && step(path, { row: question.row, ...values }, ((row) => () => steps.push(row))(question.row));
+  const label = (name) => leave("api/label", { name });
+  const undo = () => steps.length && step("api/undo", { row: steps[steps.length - 1] }, () => steps.pop());
   get("skip").onclick = () => leave("api/skip");
   get("flag").onclick = () => leave("api/flag");
   get("undo").onclick = undo;
   get("add").onsubmit = (event) => {
     event.preventDefault();
     const name = get("new").value;
-    get("new").value = "";
     get("new").blur();
-    give(name);
+    label(name);
   };
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.repeat || get("label").hidden) return;
@@ -102,284 +157,325 @@
       if (event.key === "Escape") event.target.blur();
       return;
     }
-    const at = "123456789".indexOf(event.key);
+    if (!get("similar").hidden) return;
+    const index = event.key.length === 1 ? DIGITS.indexOf(event.key) : -1;
     const keys = { s: () => get("skip").click(), u: undo, f: () => get("flag").click(), n: () => get("new").focus() };
-    if (event.key.length === 1 && at >= 0 && question && question.row !== null && question.likely[at]) give(question.likely[at].name);
+    if (index >= 0 && question && question.row !== null && question.likely[index]) label(question.likely[index].name);
     else if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
   });
   addEventListener("pagehide", () => {
     fetch("api/leave", { method: "POST", keepalive: true, headers: { Authorization: "Bearer " + token }, body: JSON.stringify({ tab }) }).catch(() => {});
   });
 
-  // Look.
-  const rowsOf = async (rows) => (rows.length ? post("api/rows", { rows: rows.slice(0, MOST_LISTED) }) : []);
-  const mend = (row, name, card) => guarded(async () => {
-    tell(await post("api/mend", { row, name }));
-    card.replaceChildren(make("p", {}, "Row " + row + " is ", bdi(name), " now."));
-    card.tabIndex = -1;
-    card.focus();
-  })();
-  const offer = (row, cells, text, first) => {
-    const own = card(row, cells, make("p", {}, ...text));
-    const keys = [first, ...names.filter((name) => name !== first)].map((name, at) => make("button", { type: "button", onclick: () => mend(row, name, own) }, make("kbd", {}, at < 9 ? at + 1 + " " : ""), bdi(name)));
-    own.append(make("div", { className: "row" }, ...keys));
-    own.addEventListener("keydown", (event) => { const key = keys["123456789".indexOf(event.key)]; if (key && event.key.length === 1) key.click(); });
-    return own;
+  // Review: all labels, those that cross-validation predicts as another class first.
+  const getRows = async (rows) => (rows.length ? post("api/rows", { rows: rows.slice(0, MAX_LISTED) }) : []);
+  const changeable = (item, text, first) => {
+    const element = card(item, make("p", {}, ...text));
+    const change = (name) => guarded(async () => {
+      const value = await send("api/relabel", { row: item.row, name });
+      if (value === null) return;
+      showProgress(value);
+      element.replaceChildren(make("p", {}, "Row " + item.row + " is now ", bdi(name), "."), make("button", { type: "button", onclick: change(item.name) }, "Change back to ", bdi(item.name)));
+      element.tabIndex = -1;
+      element.focus();
+    });
+    const others = names.length > DIGITS.length ? [] : names.filter((name) => name !== first && name !== item.name);
+    const choices = [...(first === null ? [] : [first]), ...others];
+    const buttons = choices.map((name, index) => make("button", { type: "button", onclick: change(name) }, make("kbd", {}, index + 1 + " "), bdi(name)));
+    const input = make("input", { "aria-label": "Another class for row " + item.row, placeholder: "another class", maxLength: 100, dir: "auto", autocomplete: "off" });
+    input.setAttribute("list", "names");
+    element.append(make("div", { className: "row" }, ...buttons, make("form", { onsubmit: (event) => { event.preventDefault(); change(input.value)(); } }, input)));
+    element.addEventListener("keydown", (event) => {
+      const button = event.target === input || event.key.length !== 1 ? undefined : buttons[DIGITS.indexOf(event.key)];
+      if (button) button.click();
+    });
+    return element;
   };
+  const describe = (item) => ["labelled ", make("strong", {}, bdi(item.name)), ...(item.predicted === null ? [] : [", predicted ", item.predicted === item.name ? "the same" : make("strong", { className: "wrongly" }, bdi(item.predicted)), " (" + percent(item.probability) + ")"])];
+  const review = guarded(async () => {
+    const value = await post("api/labels", { name: get("filter-class").value || null, text: get("filter-text").value });
+    get("found").textContent = value.total + (value.total === 1 ? " label" : " labels") + (value.differing ? ", " + value.differing + " of them differ from the prediction and come first" : "") + (value.rows.length < value.total ? "; the first " + value.rows.length + " are listed" : "") + ".";
+    get("labels").replaceChildren(...value.rows.map((item) => changeable(item, describe(item), item.predicted === item.name ? null : item.predicted)));
+  });
+  get("filter").onsubmit = (event) => { event.preventDefault(); review(); };
+  get("filter-class").onchange = get("filter-text").oninput = review;
+  get("rename").onsubmit = guarded(async (event) => {
+    event.preventDefault();
+    const old = get("rename-old").value, name = get("rename-new").value.trim(), merged = names.includes(name);
+    const value = await send("api/rename", { old, name });
+    if (value === null) return;
+    showProgress(value);
+    get("renamed").replaceChildren(bdi(old), merged ? " was merged with " : " was renamed to ", bdi(name), ".");
+    get("rename-new").value = "";
+    await review();
+  });
+
+  // Results.
   const tile = (name, value, more) => make("div", {}, make("dt", {}, name), make("dd", {}, value), make("dd", { className: "more" }, more));
-  const fill = async (told) => {
-    figures = told.figures;
-    const { accuracy, interval, confusion, places } = figures;
-    const rows = figures.data.rows;
+  const showMetrics = async (value) => {
+    const { accuracy, confusion, rows_of_table: indices, data } = value.metrics;
     if (accuracy === undefined || accuracy === null) {
-      get("tiles").replaceChildren(tile("right", "not known yet", "no class has two answers: none could be held out"));
+      get("tiles").replaceChildren(tile("accuracy", "not known yet", "two classes need two labels each"));
       return;
     }
-    const own = figures.classes.map((each) => String(each.name));
-    const span = interval.map((each) => (100 * each).toFixed(1)).join(" to ") + " %";
-    get("tiles").replaceChildren(tile("right, held out", percent(accuracy, 1), "95 %: " + span), tile("balanced accuracy", percent(figures.balanced_accuracy, 1), "the mean over classes"), tile("answers", rows, told.fresh ? "all of them" : "there are more by now"));
-    const head = make("tr", {}, make("th", {}, "given"), ...own.map((name) => make("th", { scope: "col" }, make("span", {}, bdi(name)))));
-    const list = figures.rows || { index: [], label: [], predicted: [], probability: [] };
-    const most = Math.max(1, ...confusion.flat());
-    const lines = confusion.map((line, given) => make("tr", {}, make("th", { scope: "row" }, bdi(own[given])), ...line.map((n, taken) => {
-      if (!n) return make("td");
-      const look = guarded(async () => {
-        const at = list.row.map((_, each) => each).filter((each) => list.label[each] === given && list.predicted[each] === taken);
-        const found = await rowsOf(at.map((each) => places[list.index[each]]));
-        get("behind").replaceChildren(...found.map((each, place) => offer(each.row, each.cells, ["given as ", bdi(own[given]), ", taken for ", bdi(own[taken]), " (" + percent(list.probability[at[place]]) + ")"], own[taken])));
+    const classes = value.metrics.classes.map((item) => String(item.name));
+    get("tiles").replaceChildren(tile("accuracy", percent(accuracy, 1), "95 % interval: " + interval(value.metrics.interval)), tile("balanced accuracy", percent(value.metrics.balanced_accuracy, 1), "the mean over classes"), tile("labels", data.rows, value.fresh ? "all of them" : "some labels have changed since"));
+    const rows = value.metrics.rows || { index: [], label: [], predicted: [], probability: [] };
+    const max = Math.max(1, ...confusion.flat());
+    const lines = confusion.map((line, given) => make("tr", {}, make("th", { scope: "row" }, bdi(classes[given])), ...line.map((count, predicted) => {
+      if (!count) return make("td");
+      const list = guarded(async () => {
+        const cell = rows.index.map((_, index) => index).filter((index) => rows.label[index] === given && rows.predicted[index] === predicted);
+        const items = await getRows(cell.map((index) => indices[rows.index[index]]));
+        get("behind").replaceChildren(...items.map((item, index) => {
+          const full = { ...item, name: classes[given], predicted: classes[predicted], probability: rows.probability[cell[index]] };
+          return changeable(full, describe(full), given === predicted ? null : classes[predicted]);
+        }));
       });
-      const button = make("button", { type: "button", className: "h" + Math.ceil((5 * n) / most), onclick: look, "aria-label": n + " of " + own[given] + " taken for " + own[taken] }, String(n));
-      return make("td", {}, button);
+      return make("td", {}, make("button", { type: "button", className: "h" + Math.ceil((5 * count) / max), onclick: list, "aria-label": count + " rows of " + classes[given] + " predicted as " + classes[predicted] }, String(count)));
     })));
+    const head = make("tr", {}, make("th", {}, "label ↓ prediction →"), ...classes.map((name) => make("th", { scope: "col" }, make("span", {}, bdi(name)))));
     get("matrix").replaceChildren(make("table", {}, make("thead", {}, head), make("tbody", {}, ...lines)));
     get("behind").replaceChildren();
-    const doubtful = (figures.suspects || []).filter((each) => each.score > 0);
-    const found = await rowsOf(doubtful.map((each) => places[each.index]));
-    const text = (each) => ["given as ", bdi(own[each.label]), ", believed to be ", bdi(own[each.suggested]), " (" + percent(each.suggested_probability) + ")"];
-    get("suspects").replaceChildren(...found.map((each, at) => offer(each.row, each.cells, text(doubtful[at]), own[doubtful[at].suggested])));
-    if (!found.length) get("suspects").append(make("li", {}, "None does."));
+    const issues = (value.metrics.suspects || []).filter((item) => item.score > 0);
+    const items = await getRows(issues.map((item) => indices[item.index]));
+    get("suspects").replaceChildren(...items.map((item, index) => {
+      const full = { ...item, name: classes[issues[index].label], predicted: classes[issues[index].suggested], probability: issues[index].suggested_probability };
+      return changeable(full, describe(full), full.predicted);
+    }));
+    if (!items.length) get("suspects").append(make("li", {}, "No label issues found."));
   };
-  const WORDS = { look: "Working the figures out ...", take: "Making the model ..." };
-  const follow = async (told) => {
-    for (const id of ["working", "making"]) get(id).textContent = told.running ? WORDS[told.running] : "";
-    for (const id of ["work", "make"]) get(id).disabled = Boolean(told.running);
-    tell(told);
-    if (told.running) {
-      setTimeout(guarded(async () => follow(await api("api/jobs"))), 400);
+  const FILES = { model: "the model", report: "its report", predictions: "predictions for all rows", labelled: "the labelled table" };
+  const follow = async (value) => {
+    get("computing").textContent = value.running === "results" ? "Computing metrics ..." : "";
+    get("making").textContent = value.running ? (value.running === "export" ? "Making the model ..." : "Computing metrics ...") : "";
+    get("compute").disabled = get("make").disabled = value.running !== "";
+    showProgress(value);
+    if (value.running) {
+      setTimeout(guarded(async () => follow(await request("api/jobs"))), 400);
       return;
     }
-    if (told.figures) await fill(told);
-    const files = { model: "the model", report: "its report", predictions: "predictions for all rows", labelled: "the labelled table" };
-    get("files").replaceChildren(...[...told.ready, "labelled"].map((name) => make("li", {}, make("a", { href: "take?file=" + name + "&token=" + encodeURIComponent(token), download: "" }, files[name]))));
-    if (told.error) throw new Error(told.error);
+    if (value.metrics) await showMetrics(value);
+    get("files").replaceChildren(...[...value.ready, "labelled"].map((name) => make("li", {}, make("a", { href: "download?file=" + name + "&token=" + encodeURIComponent(token), download: "" }, FILES[name]))));
+    if (value.error) throw new Error(value.error);
   };
-  const start = guarded(async (what) => follow(await post("api/jobs", { what })));
-  get("work").onclick = () => start("look");
-  get("make").onclick = () => start("take");
+  const start = guarded(async (job) => follow(await post("api/jobs", { job })));
+  get("compute").onclick = () => start("results");
+  get("make").onclick = () => start("export");
 
-  // The map: a canvas, as there may be a hundred thousand rows.
-  let points, order, at = -1, only = -1;
+  // The map is a canvas, as there may be a hundred thousand rows.
+  let points, order, current = -1, only = -1, selected = [], outline = null;
+  const place = (index) => [20 + 420 * (points.x[index] + 1), 20 + 280 * (1 - points.y[index])];
   const paint = () => {
     const canvas = get("map"), pen = canvas.getContext("2d"), style = getComputedStyle(document.documentElement);
-    const colours = Array.from({ length: COLOURS }, (_, each) => style.getPropertyValue("--c" + each));
+    const colours = Array.from({ length: COLOURS }, (_, index) => style.getPropertyValue("--c" + index));
+    const accent = style.getPropertyValue("--accent"), ink = style.getPropertyValue("--ink");
+    const size = points.x.length > 5000 ? 2 : 5, chosen = new Set(selected);
+    const frame = (x, y, width, colour) => { pen.strokeStyle = colour; pen.globalAlpha = 1; pen.strokeRect(x - width / 2, y - width / 2, width, width); };
     pen.clearRect(0, 0, canvas.width, canvas.height);
-    const size = points.x.length > 5000 ? 2 : 5, chosen = new Set(picked);
-    points.x.forEach((_, each) => {
-      const [x, y] = place(each);
-      pen.globalAlpha = only >= 0 && points.taken[each] !== only ? 0.06 : 0.75;
-      pen.fillStyle = colours[points.taken[each] % COLOURS];
+    points.x.forEach((_, index) => {
+      const [x, y] = place(index);
+      pen.globalAlpha = only >= 0 && points.predicted[index] !== only ? 0.06 : 0.75;
+      pen.fillStyle = colours[points.predicted[index] % COLOURS];
       pen.fillRect(x - size / 2, y - size / 2, size, size);
-      if (chosen.has(points.row[each])) { pen.strokeStyle = style.getPropertyValue("--accent"); pen.globalAlpha = 1; pen.strokeRect(x - 6, y - 6, 12, 12); }
-      if (points.given[each] >= 0) { pen.strokeStyle = style.getPropertyValue("--ink"); pen.globalAlpha = 1; pen.strokeRect(x - 4, y - 4, 8, 8); }
+      if (chosen.has(points.row[index])) frame(x, y, 12, accent);
+      if (points.label[index] >= 0) frame(x, y, 8, ink);
     });
+    if (current >= 0) { pen.lineWidth = 3; frame(...place(current), 16, accent); pen.lineWidth = 1; }
     pen.globalAlpha = 1;
-    if (at >= 0) { const [x, y] = place(at); pen.lineWidth = 3; pen.strokeStyle = style.getPropertyValue("--accent"); pen.strokeRect(x - 8, y - 8, 16, 16); pen.lineWidth = 1; }
   };
   matchMedia("(prefers-color-scheme: dark)").onchange = () => points && paint();
-  const place = (each) => [20 + 420 * (points.x[each] + 1), 20 + 280 * (1 - points.y[each])];
-  const point = guarded(async (to) => {
-    at = to;
+  const showPoint = guarded(async (index) => {
+    current = index;
     paint();
-    const [found] = await rowsOf([points.row[to]]);
-    const given = points.given[to] < 0 ? "not labelled" : ["given as ", bdi(points.names[points.given[to]])];
-    get("told").replaceChildren(...draw(found.row, found.cells, false), make("p", {}, "Row " + found.row + ", taken for ", bdi(points.names[points.taken[to]]), ", ", ...[given].flat()));
+    const [item] = await getRows([points.row[index]]), given = points.label[index];
+    get("point").hidden = false;
+    get("point").replaceChildren(...drawRow(item, false), make("p", {}, "Row " + item.row + ": predicted ", bdi(points.names[points.predicted[index]]), ", ", ...(given < 0 ? ["not labelled"] : ["labelled ", bdi(points.names[given])])));
   });
   get("draw").onclick = guarded(async () => {
-    points = await api("api/map");
-    order = points.x.map((_, each) => each).sort((one, other) => points.x[one] - points.x[other]);
-    at = only = -1;
-    picked = [];
-    get("outlined").hidden = true;
-    get("lasso").hidden = false;
+    points = await request("api/map");
+    order = points.x.map((_, index) => index).sort((a, b) => points.x[a] - points.x[b]);
+    current = only = -1;
+    selected = [];
+    get("selection").hidden = get("point").hidden = true;
+    get("lasso").hidden = get("map").hidden = false;
     get("legend").replaceChildren(...points.names.map((name, number) => {
       const dot = make("i");
       dot.style.background = "var(--c" + (number % COLOURS) + ")";
       const button = make("button", { type: "button", "aria-pressed": "false" }, dot, bdi(name));
       button.onclick = () => {
         only = only === number ? -1 : number;
-        get("legend").querySelectorAll("button").forEach((each, own) => each.setAttribute("aria-pressed", String(own === only)));
+        get("legend").querySelectorAll("button").forEach((other, index) => other.setAttribute("aria-pressed", String(index === only)));
         paint();
       };
       return make("li", {}, button);
     }));
     paint();
   });
-  const nearest = (x, y) => {
-    let best = 0, least = Infinity;
-    points.x.forEach((_, each) => { const [px, py] = place(each), far = (px - x) ** 2 + (py - y) ** 2; if (far < least) { least = far; best = each; } });
-    return best;
-  };
   get("map").onkeydown = (event) => {
-    if (event.key === " " && points && at >= 0) {
+    if (event.key === " " && points && current >= 0) {
       event.preventDefault();
-      const row = points.row[at];
-      pick(picked.includes(row) ? picked.filter((each) => each !== row) : [...picked, row]);
+      const row = points.row[current];
+      select(selected.includes(row) ? selected.filter((other) => other !== row) : [...selected, row]);
       return;
     }
-    const step = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[event.key];
-    if (!step || !points) return;
+    const by = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[event.key];
+    if (!by || !points) return;
     event.preventDefault();
-    point(order[(order.indexOf(at) + step + order.length) % order.length]);
+    showPoint(order[(order.indexOf(current) + by + order.length) % order.length]);
   };
-
-  // What is outlined on the map, or picked by the space bar: labelled or flagged together.
-  let picked = [];
-  const offerMarks = guarded(async () => {
-    const found = await rowsOf(picked), free = picked.slice(0, MOST_MARKED);
-    get("outlined").hidden = !picked.length;
-    get("many").textContent = (picked.length === 1 ? "1 row is picked" : picked.length + " rows are picked") + (picked.length > MOST_MARKED ? ", the first " + MOST_MARKED + " of them for a button" : "") + ". Rows that have an answer keep it.";
-    const mark = (name) => guarded(async () => {
-      ask(await post("api/mark", { rows: free, name }));
-      for (const row of free) {
-        const each = points.row.indexOf(row);
-        if (name !== null && points.given[each] < 0) points.given[each] = points.names.indexOf(name);
+  const showSelection = guarded(async () => {
+    const items = await getRows(selected), rows = selected.slice(0, MAX_SELECTED);
+    get("selection").hidden = !selected.length;
+    get("selected").textContent = (selected.length === 1 ? "1 row is selected" : selected.length + " rows are selected") + (selected.length > MAX_SELECTED ? "; a button changes the first " + MAX_SELECTED : "") + ". Labelled rows keep their label.";
+    const apply = (name) => guarded(async () => {
+      const value = await send("api/label_many", { rows, name });
+      if (value === null) return;
+      showQuestion(value);
+      for (const row of rows) {
+        const index = points.row.indexOf(row);
+        if (name !== null && points.label[index] < 0) points.label[index] = points.names.indexOf(name);
       }
-      picked = [];
+      selected = [];
       paint();
-      await offerMarks();
-      get("told").textContent = free.length + " rows: " + (name === null ? "flagged" : show(name));
+      await showSelection();
+      get("point").hidden = false;
+      get("point").textContent = rows.length + " rows: " + (name === null ? "flagged" : printable(name));
       get("map").focus();
     });
-    const buttons = names.map((name) => make("button", { type: "button", onclick: mark(name) }, bdi(name)));
-    const own = make("input", { id: "other", maxLength: 100, dir: "auto", autocomplete: "off" });
-    const form = make("form", { onsubmit: (event) => { event.preventDefault(); mark(own.value)(); } }, make("label", { htmlFor: "other" }, "Another class "), own, " ", make("button", {}, "Give it"));
-    get("marks").replaceChildren(...buttons, form, make("button", { type: "button", onclick: mark(null) }, "Flag them"));
-    get("inside").replaceChildren(...found.map((each) => card(each.row, each.cells)));
+    const input = make("input", { id: "other", maxLength: 100, dir: "auto", autocomplete: "off" });
+    const form = make("form", { onsubmit: (event) => { event.preventDefault(); apply(input.value)(); } }, make("label", { htmlFor: "other" }, "Another class "), input, " ", make("button", {}, "Add class"));
+    get("actions").replaceChildren(...names.map((name) => make("button", { type: "button", onclick: apply(name) }, bdi(name))), form, make("button", { type: "button", onclick: apply(null) }, "Flag"));
+    get("inside").replaceChildren(...items.map((item) => card(item)));
   });
-  const pick = (rows) => { picked = rows; paint(); return offerMarks(); };
-  const inside = (x, y, line) => {
-    let within = false;
-    line.forEach(([ax, ay], each) => {
-      const [bx, by] = line[(each + line.length - 1) % line.length];
-      if (ay > y !== by > y && x < ax + ((bx - ax) * (y - ay)) / (by - ay)) within = !within;
-    });
-    return within;
-  };
-  let line = null;
-  const where = (event) => {
-    const box = get("map").getBoundingClientRect(), scale = 880 / box.width;
+  const select = (rows) => { selected = rows; paint(); return showSelection(); };
+  const contains = (polygon, x, y) => polygon.reduce((inside, [ax, ay], index) => {
+    const [bx, by] = polygon[(index + polygon.length - 1) % polygon.length];
+    return ay > y !== by > y && x < ax + ((bx - ax) * (y - ay)) / (by - ay) ? !inside : inside;
+  }, false);
+  const position = (event) => {
+    const box = get("map").getBoundingClientRect(), scale = get("map").width / box.width;
     return [(event.clientX - box.left) * scale, (event.clientY - box.top) * scale];
   };
+  const lassoIsOn = () => get("lasso").getAttribute("aria-pressed") === "true";
   get("lasso").onclick = () => {
-    const on = get("lasso").getAttribute("aria-pressed") !== "true";
-    get("lasso").setAttribute("aria-pressed", String(on));
-    get("map").style.touchAction = on ? "none" : "";
+    get("map").style.touchAction = lassoIsOn() ? "" : "none";
+    get("lasso").setAttribute("aria-pressed", String(!lassoIsOn()));
   };
   get("map").onpointerdown = (event) => {
-    if (!points || !event.isPrimary || (event.pointerType === "touch" && get("lasso").getAttribute("aria-pressed") !== "true")) return;
-    line = [where(event)];
+    if (!points || !event.isPrimary || (event.pointerType === "touch" && !lassoIsOn())) return;
+    outline = [position(event)];
     get("map").setPointerCapture(event.pointerId);
   };
   get("map").onpointermove = (event) => {
-    if (!line) return;
-    line.push(where(event));
-    const pen = get("map").getContext("2d"), [from, to] = line.slice(-2);
+    if (!outline) return;
+    outline.push(position(event));
+    const pen = get("map").getContext("2d"), [from, to] = outline.slice(-2);
     pen.strokeStyle = getComputedStyle(document.documentElement).getPropertyValue("--accent");
     pen.beginPath();
     pen.moveTo(...from);
     pen.lineTo(...to);
     pen.stroke();
   };
-  get("map").onpointercancel = () => { line = null; };
+  get("map").onpointercancel = () => { outline = null; };
   get("map").onpointerup = (event) => {
-    if (!line) return;
-    const own = line, [[x, y]] = own, far = Math.max(...own.map(([px, py]) => Math.hypot(px - x, py - y)));
-    line = null;
-    if (far < 8) { point(nearest(...where(event))); return; }
-    pick(points.row.filter((_, each) => (only < 0 || points.taken[each] === only) && inside(...place(each), own)));
+    if (!outline) return;
+    const line = outline, [[x, y]] = line, distance = (index) => Math.hypot(...place(index).map((value, axis) => value - [x, y][axis]));
+    outline = null;
+    if (Math.max(...line.map(([px, py]) => Math.hypot(px - x, py - y))) < 8) showPoint(order.reduce((best, index) => (distance(index) < distance(best) ? index : best)));
+    else select(points.row.filter((_, index) => (only < 0 || points.predicted[index] === only) && contains(line, ...place(index))));
   };
 
   // Try.
-  const judge = guarded(async (body, media) => {
-    const told = await api("api/try", body, { "Content-Type": media });
-    const parts = told.support.map((each) => make("tr", {}, make("th", { scope: "row" }, bdi(each.name)), make("td", { className: "number" }, (each.support > 0 ? "+" : "") + each.support.toFixed(2))));
-    const spoke = parts.length ? [make("h2", {}, "What speaks for it"), make("p", { className: "soft" }, "By how much its log-probability exceeds the mean over cells of the latest labelled rows."), make("table", {}, make("tbody", {}, ...parts))] : [];
-    const unlike = told.farther < 0.05 ? "unlike every class" : "like rows that there are";
-    const notes = told.notes.map((note) => make("p", {}, show(note)));
-    get("judged").replaceChildren(list(told.likely), make("p", {}, "It is " + unlike + ": " + percent(told.farther) + " of the rows are farther from every class."), ...notes, ...spoke);
-    get("like").replaceChildren(...told.near.map((each) => card(each.row, each.cells, make("p", {}, make("strong", {}, bdi(each.name))))));
+  const classify = guarded(async (body, media) => {
+    const value = await request("api/try", body, media);
+    const support = value.support.map((item) => [bdi(item.name), (item.support > 0 ? "+" : "") + item.support.toFixed(2)]);
+    const explanation = support.length ? [make("h2", {}, "Support of each column"), make("p", { className: "soft" }, "By how much the log-probability of the predicted class exceeds its mean over cells of the latest labelled rows."), tableOf([], support)] : [];
+    const distance = (value.farther < 0.05 ? "It is unlike every class: " : "It is as similar to a class as other rows: ") + percent(value.farther) + " of the rows are farther from every class.";
+    get("prediction").replaceChildren(tableOf([], value.likely.map((item) => [bdi(item.name), percent(item.probability, 1)])), make("p", {}, distance), ...value.notes.map((note) => make("p", {}, printable(note))), ...explanation);
+    get("like").replaceChildren(...value.near.map(labelled));
   });
-  const prepare = () => {
-    const fields = get("fields"), single = state.picture !== null && state.used.length === 1;
-    if (single) {
-      const input = make("input", { type: "file", accept: "image/*", id: "picked" });
-      const drop = make("div", { className: "drop" }, make("label", { htmlFor: "picked" }, "A picture: choose it, or drop it here"), input);
+  const prepareTry = () => {
+    if (state.picture !== null && state.used.length === 1) {
+      const input = make("input", { type: "file", accept: "image/*", id: "file" });
+      const drop = make("div", { className: "drop" }, make("label", { htmlFor: "file" }, "A picture: choose it, or drop it here"), input);
+      const show = () => {
+        const [file] = input.files;
+        if (!file) return;
+        get("preview").replaceChildren(make("img", { src: URL.createObjectURL(file), alt: "The chosen picture " + printable(file.name) }));
+        classify(file, file.type || "image/png");
+      };
       drop.ondragover = (event) => event.preventDefault();
-      drop.ondrop = (event) => { event.preventDefault(); input.files = event.dataTransfer.files; get("attempt").requestSubmit(); };
-      fields.replaceChildren(drop);
-      get("attempt").onsubmit = (event) => { event.preventDefault(); const [file] = input.files; if (file) judge(file, file.type || "image/png"); };
+      drop.ondrop = (event) => { event.preventDefault(); input.files = event.dataTransfer.files; show(); };
+      input.onchange = show;
+      get("fields").replaceChildren(drop);
+      get("attempt").onsubmit = (event) => { event.preventDefault(); show(); };
       return;
     }
-    const inputs = state.used.map((name) => make(state.texts ? "textarea" : "input", { dir: "auto", name: show(name) }));
-    fields.replaceChildren(...inputs.map((input, column) => make("label", {}, bdi(state.used[column]), input)));
+    const inputs = state.used.map((name) => make(state.texts ? "textarea" : "input", { dir: "auto", name: printable(name) }));
+    get("fields").replaceChildren(...inputs.map((input, column) => make("label", {}, bdi(state.used[column]), input)));
     get("attempt").onsubmit = (event) => {
       event.preventDefault();
-      judge(JSON.stringify({ rows: [inputs.map((input) => input.value || null)] }), "application/json");
+      classify(JSON.stringify({ rows: [inputs.map((input) => input.value || null)] }), "application/json");
     };
   };
 
-  // What a column is, by a person: the features are made anew, and the model learned anew.
-  const SAID = { "": "as it was understood", drop: "no feature (--drop)", group: "rows of one source (--group)" };
-  const settle = async (told) => {
-    state = told;
-    get("title").textContent = show(state.table);
-    get("notes").replaceChildren(...state.notes.map((note) => make("li", {}, show(note))));
-    const lines = state.columns.map((each) => {
-      const options = (each.said === "picture" ? [] : state.choices).map((value) => make("option", { value, selected: value === each.said }, SAID[value] || value));
-      const choice = make("select", { "aria-label": "What " + show(each.name) + " is" }, ...options);
+  // What does not depend on labels: columns, notes, commands.
+  const copyable = (text) => {
+    const code = make("code", { tabIndex: 0, dir: "ltr" }, printable(text)), button = make("button", { type: "button" }, "Copy");
+    button.onclick = async () => {
+      try {
+        await navigator.clipboard.writeText(text);
+        button.textContent = "Copied";
+      } catch {
+        getSelection().selectAllChildren(code);
+        button.textContent = "Selected";
+      }
+    };
+    return make("div", { className: "command" }, code, button);
+  };
+  const CHOICES = { "": "as inferred", drop: "not a feature (--drop)", group: "groups of rows (--group)" };
+  const showState = (value) => {
+    state = value;
+    get("title").textContent = printable(state.table);
+    get("output").textContent = printable(state.output);
+    get("notes").replaceChildren(...state.notes.map((note) => make("li", {}, printable(note))));
+    const rows = state.columns.map((column) => {
+      const options = (column.choice === "picture" ? [] : state.choices).map((option) => make("option", { value: option, selected: option === column.choice }, CHOICES[option] || option));
+      const choice = make("select", { "aria-label": "Type of " + printable(column.name) }, ...options);
       choice.onchange = guarded(async () => {
         choice.disabled = true;
-        try { await settle(await post("api/columns", { column: each.name, said: choice.value })); } finally { choice.disabled = false; choice.value = each.said; }
-        await start("look");
+        try { showState(await post("api/columns", { column: column.name, choice: choice.value })); } finally { choice.disabled = false; choice.value = column.choice; }
+        await start("results");
       });
-      const cells = [make("td", {}, show(each.type)), make("td", { className: "number" }, String(each.missing)), ...(options.length ? [make("td", {}, choice)] : state.choices.length ? [make("td")] : [])];
-      return make("tr", {}, make("th", { scope: "row" }, bdi(each.name)), ...cells);
+      return [bdi(column.name), make("td", {}, printable(column.type)), String(column.missing), ...(options.length ? [make("td", {}, choice)] : state.choices.length ? [make("td")] : [])];
     });
-    const head = ["column", "taken for", "gaps", ...(state.choices.length ? ["by you"] : [])].map((each) => make("th", { scope: "col" }, each));
-    get("columns").replaceChildren(make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...lines)));
-    for (const id of ["commands", "python"]) get(id).replaceChildren(...state[id].map((each) => make("code", { tabIndex: 0, dir: "ltr" }, show(each))));
-    // The page runs the way in which the table's own words do, unless the address says another one.
-    const letters = [...state.header, ...names, ...words].join(" ");
-    const rightward = (letters.match(/[\u0590-\u08ff\ufb1d-\ufefc]/g) || []).length * 2 > (letters.match(/\p{L}/gu) || []).length;
-    document.documentElement.dir = new URLSearchParams(location.search).get("dir") || (rightward ? "rtl" : "ltr");
-    prepare();
+    get("columns").replaceChildren(tableOf(["column", "type", "missing values", ...(state.choices.length ? ["your choice"] : [])], rows));
+    get("commands").replaceChildren(...state.commands.map(copyable));
+    get("python").replaceChildren(copyable(state.python));
+    prepareTry();
   };
 
-  const open = (name) => {
-    for (const button of document.querySelectorAll("[role=tab]")) {
-      const own = button.getAttribute("aria-controls") === name;
-      button.setAttribute("aria-selected", String(own));
-      button.tabIndex = own ? 0 : -1;
-      get(button.getAttribute("aria-controls")).hidden = !own;
-    }
-    if (name === "label" && question) step("api/next", {});
-    if (name === "look" || name === "take") guarded(async () => {
-      const told = await api("api/jobs");
-      if (name === "look" && !told.fresh && !told.running && told.answered > 1) await start("look");
-      else await follow(told);
-    })();
+  const VIEWS = {
+    label: () => question && step("api/next", {}),
+    review,
+    results: guarded(async () => {
+      const value = await request("api/jobs");
+      if (!value.fresh && !value.running && value.answered > 1) await start("results");
+      else await follow(value);
+    }),
+    export: guarded(async () => follow(await request("api/jobs"))),
   };
   const tabs = [...document.querySelectorAll("[role=tab]")];
+  const open = (name) => {
+    for (const button of tabs) {
+      const chosen = button.getAttribute("aria-controls") === name;
+      button.setAttribute("aria-selected", String(chosen));
+      button.tabIndex = chosen ? 0 : -1;
+      get(button.getAttribute("aria-controls")).hidden = !chosen;
+    }
+    if (VIEWS[name]) VIEWS[name]();
+  };
   tabs.forEach((button, number) => {
     button.onclick = () => open(button.getAttribute("aria-controls"));
     button.onkeydown = (event) => {
@@ -390,12 +486,15 @@
       next.click();
     };
   });
+  document.querySelectorAll("[data-open]").forEach((button) => { button.onclick = () => get("to-" + button.dataset.open).click(); });
   guarded(async () => {
-    const [told, first] = await Promise.all([api("api/state"), post("api/next", {})]);
-    tell(first);
-    words = first.cells || [];
-    await settle(told);
+    const [value, first] = await Promise.all([request("api/state"), post("api/next", {})]);
+    showState(value);
     open("label");
-    ask(first);
+    showQuestion(first);
+    // The page runs in the direction of the table's own words, unless the address has another one.
+    const letters = [...state.header, ...names, ...(first.cells || [])].join(" ");
+    const rightward = (letters.match(/[\u0590-\u08ff\ufb1d-\ufefc]/g) || []).length * 2 > (letters.match(/\p{L}/gu) || []).length;
+    document.documentElement.dir = parameters.get("dir") || (rightward ? "rtl" : "ltr");
   })();
 })();

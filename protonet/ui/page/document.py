@@ -205,9 +205,9 @@ def _schema(title: str, schema: object) -> Markup:
     return tag("details", tag("summary", title), tag("pre", json.dumps(schema, indent=2, ensure_ascii=False)))
 
 
-def format_desk(title: str) -> tuple[str, str]:
-    """Return the page of ``page``, which its script fills in, and its policy: it may ask its own server alone."""
-    body, rules = Markup(_read("desk.html")), "connect-src 'self'; img-src 'self' data:"
+def format_label_page(title: str) -> tuple[str, str]:
+    """Format the labelling page, which its script fills in, and its policy: requests go to its own server only."""
+    body, rules = Markup(_read("desk.html")), "connect-src 'self'; img-src 'self' blob: data:"
     return make_page(title, [body], ["page.css", "desk.css"], "desk.js", rules)
 
 
