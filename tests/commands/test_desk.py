@@ -80,8 +80,8 @@ def test_a_row_is_answered_taken_back_skipped_flagged_and_mended(server: Server,
     assert server.refuse("POST", "/api/label", json.dumps({"tab": "two", "row": row, "name": "bee"}))[0] == 409
     assert ask(server, "relabel", row=row, name="ant")["answered"] == 1
     for name, line in (
-        ("", "name of up to 100 letters"),
-        ("NA", "means a class"),
+        ("", "name of up to 100 characters"),
+        ("NA", "no missing value"),
         ("a\x07", "name of up to"),
         (7, "name"),
     ):
