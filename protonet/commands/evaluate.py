@@ -39,7 +39,7 @@ from protonet.fit.search import Progress
 from protonet.tables.columns.parsing import count_missing_cells
 from protonet.tables.features import encode_block
 from protonet.tables.table import RowBlock, Table
-from protonet.ui.page.document import write_outputs
+from protonet.ui.page.report import write_outputs
 from protonet.ui.plots import draw_plot
 
 

@@ -56,7 +56,7 @@ from protonet.fit.search import Progress
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
 from protonet.fit.twins import TWINS, find_twins
 from protonet.tables.table import format_names
-from protonet.ui.page.document import write_outputs
+from protonet.ui.page.report import write_outputs
 from protonet.ui.plots import draw_plot
 from protonet.ui.text import count
 

@@ -42,33 +42,33 @@ LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "[::1]")
 TOKEN, SECOND_TOKEN = "PROTONET_TOKEN", "PROTONET_TOKEN_2"
 #: Paths that need no token.
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
-#: What is said where Starlette answers in plain text.
+#: The messages in place of Starlette's plain texts.
 PLAIN = {
     400: "`Host` must be a name of this server, or one of --allowed-hosts.",
     404: "There is no such path: /docs lists those that there are.",
     405: "This path takes another method.",
 }
-#: What a client may send as the id of a request.
+#: The accepted identifiers of requests.
 REQUEST_ID = re.compile(rb"[\w.:/+=-]{1,128}")
 
 
 class Error(msgspec.Struct):
-    """What every answer that is no success holds."""
+    """The body of every error response."""
 
     error: str
 
 
 @dataclass
 class AccessPolicy:
-    """Who may ask, and how much.
+    """Access and limits.
 
     Args:
-        tokens: What a request must hold one of: as a bearer, or in its address (``?token=``).
-        hosts: What the server may be called in ``Host``: pages that map their own name to this address are refused.
+        tokens: The accepted tokens: as a bearer, or in the address (``?token=``).
+        hosts: The accepted names in ``Host``: this refuses pages that map their own name to this address.
         max_body: Bytes of a request's body.
         max_requests: Requests that are answered at a time.
         timeout: Seconds for an answer.
-        origins: Origins of pages of other servers that may ask.
+        origins: The origins of other servers whose pages may send requests.
         access_log: Where a line per request is written; None for nowhere.
         shown: Whether the token is printed, because no environment variable sets it.
     """

@@ -101,11 +101,11 @@ def classify_batch(batch: list[Pending]) -> list[Result | Exception]:
     model, sizes = batch[0].model, [len(item.rows.x) for item in batch]
     try:
         empty = [np.zeros(n, bool) for n in sizes]
-        marks = [
+        uninformative = [
             none if item.rows.uninformative is None else item.rows.uninformative
             for item, none in zip(batch, empty, strict=True)
         ]
-        logits = predict_logits(model, np.concatenate([item.rows.x for item in batch]), np.concatenate(marks))
+        logits = predict_logits(model, np.concatenate([item.rows.x for item in batch]), np.concatenate(uninformative))
         named = predict_classes(list(map(str, model.classes)), logits, batch[0].threshold)
     except USER_ERRORS as error:
         if len(batch) > 1:

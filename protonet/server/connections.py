@@ -24,14 +24,14 @@ from protonet._text import to_printable
 from protonet.errors import raise_input_error
 from protonet.server.app import AccessPolicy, Error
 
-#: Connections at a time, of which the one that has been idle longest makes room, and bytes of a request's head.
+#: Maximal numbers of connections (the longest idle one is closed for a new one), and bytes of a request's head.
 MAX_CONNECTIONS, MAX_HEAD_BYTES = 1024, 2**16
 #: Seconds that a connection may take for the head of a request, and that clients get to close theirs at the end.
 HEAD_SECONDS, CLOSING_SECONDS = 10.0, 1.0
 
 
 class ConnectionState(ServerState):
-    """What the connections of one server share: those without a request, the longest idle first."""
+    """The state that the connections share: those without a request, the longest idle first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class LimitedProtocol(HttpToolsProtocol):
     server_state: ConnectionState
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a new connection; if there are too many, the longest idle one makes room."""
+        """Accept a connection; if there are too many, close the longest idle one."""
         super().connection_made(transport)
         self.reading_head, self.head_bytes, self.rejected = True, 0, False
         idle = self.server_state.idle
@@ -149,7 +149,7 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """A server with a deadline for idle connections, which tells clients that keep one when it is to stop."""
+    """A server with a deadline for idle connections, which asks clients to close theirs when it stops."""
 
     def __init__(self, config: uvicorn.Config, policy: AccessPolicy) -> None:
         super().__init__(config)
@@ -177,9 +177,9 @@ def raise_file_limit() -> None:
         import resource  # noqa: PLC0415 - not on Windows
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = 2 * MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else min(2 * MAX_CONNECTIONS, hard)
-        if soft != resource.RLIM_INFINITY and soft < wanted:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        limit = 2 * MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else min(2 * MAX_CONNECTIONS, hard)
+        if soft != resource.RLIM_INFINITY and soft < limit:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def run_server(app: Any, policy: AccessPolicy, listening: socket.socket, title: str) -> None:
@@ -189,10 +189,10 @@ def run_server(app: Any, policy: AccessPolicy, listening: socket.socket, title: 
         app: The ASGI application.
         policy: Its limits.
         listening: The socket.
-        title: What is printed before the address.
+        title: The text that is printed before the address.
     """
     raise_file_limit()
-    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # the client is told what is wrong with its form
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # the response describes the error
     gc.collect()
     gc.freeze()  # else each full collection visits all of torch, 100 ms in which no request is answered
     config = uvicorn.Config(

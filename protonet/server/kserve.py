@@ -92,7 +92,7 @@ class InferApi:
         return json_response(Ready())
 
     async def model_ready(self, request: Request) -> Response:
-        """Say that there is a model of that name."""
+        """Respond if the model exists."""
         self.get(request.path_params["name"])
         return await self.ready(request)
 
@@ -122,21 +122,21 @@ class InferApi:
         body = decode_json(await request.body(), REQUEST)
         rows = parse_tensors(model, body.inputs)
         named, logits = await self.classify(name, model, rows, None)
-        shares = [[float(f"{share:.6g}") for share in row] for row in logits.softmax(dim=1).tolist()]
+        probabilities = [[float(f"{value:.6g}") for value in row] for row in logits.softmax(dim=1).tolist()]
         n, k = len(named), len(model.classes)
         data: list[list[Any]] = [
             [label for label, _ in named],
-            [float(share) for _, share in named],
-            [p for row in shares for p in row],
+            [float(value) for _, value in named],
+            [p for row in probabilities for p in row],
         ]
         outputs = list(map(Tensor, OUTPUTS, ([n], [n], [n, k]), OUTPUT_TYPES, data))
         if body.outputs:
-            wanted = [output.name for output in body.outputs]
-            if not set(wanted) <= set(OUTPUTS):
+            names = [output.name for output in body.outputs]
+            if not set(names) <= set(OUTPUTS):
                 raise_input_error(
-                    "outputs", f"be of {', '.join(OUTPUTS)}", ", ".join(map(to_printable, wanted))[:80], "Name those."
+                    "outputs", f"be of {', '.join(OUTPUTS)}", ", ".join(map(to_printable, names))[:80], "Name those."
                 )
-            outputs = [outputs[OUTPUTS.index(name)] for name in wanted]
+            outputs = [outputs[OUTPUTS.index(name)] for name in names]
         return json_response(InferResponse(name, outputs, body.id))
 
 
@@ -165,8 +165,8 @@ def parse_tensors(model: Model, inputs: list[Tensor]) -> Rows:
         missing = [name for name in names if name not in by_name]
         if missing or not names or len(by_name) < len(inputs):
             got = ", ".join(to_printable(name) for name in by_name)[:80] or "none"
-            wanted = ", ".join(names)[:200] or f"one tensor of shape [rows, {width}]"
-            raise_input_error("inputs", f"hold each of {wanted} once", got, "Ask /v2/models/NAME for its inputs.")
+            expected = ", ".join(names)[:200] or f"one tensor of shape [rows, {width}]"
+            raise_input_error("inputs", f"hold each of {expected} once", got, "Ask /v2/models/NAME for its inputs.")
         columns = [read_data(by_name[name]) for name in names]
         if {len(column) for column in columns} != {len(columns[0])} or any(len(by_name[n].shape) > 2 for n in names):
             raise_input_error(

@@ -36,7 +36,7 @@ from protonet.server.parsing import decode_json, parse_rows, read_upload
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.parsing import blank_missing, count_missing_cells
 from protonet.tables.formats import text_array
-from protonet.ui.page.document import format_label_page
+from protonet.ui.page.html import format_label_page
 from protonet.ui.text import count
 
 #: Bytes of a body: a picture to try.

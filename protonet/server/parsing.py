@@ -40,7 +40,7 @@ SUFFIXES = {
     "image/*": ".png",
 }
 MULTIPART = "multipart/form-data"
-#: What a message calls a row.
+#: The position of a row in messages.
 PLACE = "row {} (counted from 0)"
 
 Cell = int | float | str | bool | None
@@ -57,7 +57,7 @@ class Rows(NamedTuple):
     """The rows of a request."""
 
     x: np.ndarray  #: (n, dim) float32 or float64.
-    notes: list[str]  #: What a person should know of them.
+    notes: list[str]  #: Notes for the user.
     uninformative: np.ndarray | None = None  #: (n,) bool: rows without information; None for none.
 
 

@@ -43,7 +43,7 @@ from protonet.server.schemas import (
     openapi,
     unknown_limits,
 )
-from protonet.ui.page.document import format_api, format_served
+from protonet.ui.page.html import format_api, format_served
 from protonet.ui.text import count, format_csv
 
 #: Bytes of a JSON body that is parsed on the event loop: in a thread it would wait for others.
@@ -103,7 +103,7 @@ class PredictionApi:
         return [batches, reloads, failures]
 
     def get(self, name: str) -> HotModel:
-        """Get a model, or raise an HTTPException if there is none of that name."""
+        """Get a model, or raise an HTTPException if it does not exist."""
         if name not in self.models:
             raise HTTPException(
                 404, f"`model` must be one of {', '.join(self.models)}; got {to_printable(name)[:40]!r}."
@@ -129,14 +129,14 @@ class PredictionApi:
             loop = asyncio.get_running_loop()
             rows = await loop.run_in_executor(self.parsers, parse_rows, model, media, body)
         named, logits = await self.classify(name, model, rows, threshold)
-        shares = format_shares(logits) if query.proba else []
+        probabilities = format_probabilities(logits) if query.proba else []
         if "text/csv" in request.headers.get("accept", ""):
-            lines = [[*pair, *more] for pair, more in zip(named, shares or [[]] * len(named), strict=True)]
+            lines = [[*pair, *more] for pair, more in zip(named, probabilities or [[]] * len(named), strict=True)]
             header = format_header(model, OutputSpec(threshold, bool(query.proba), row_numbers=False), [])
             return Response(header + format_csv(lines), media_type=CSV)
         classes = list(map(str, model.classes))
-        predictions = [Prediction(label, float(share) if share else None) for label, share in named]
-        for prediction, row in zip(predictions, shares, strict=False):
+        predictions = [Prediction(label, float(value) if value else None) for label, value in named]
+        for prediction, row in zip(predictions, probabilities, strict=False):
             prediction.probabilities = dict(zip(classes, map(float, row), strict=True))
         return json_response(PredictResponse(name, predictions, rows.notes or msgspec.UNSET))
 
@@ -179,7 +179,9 @@ class PredictionApi:
         """Return a page of the models, their columns and a request to copy."""
         models = [(name, hot.model) for name, hot in self.models.items()]
         return html_response(
-            *format_served([(name, own.classes, describe_columns(own), example(name, own)) for name, own in models])
+            *format_served(
+                [(name, model.classes, describe_columns(model), example(name, model)) for name, model in models]
+            )
         )
 
 
@@ -202,7 +204,7 @@ def find_threshold(model: Model, rate: float | msgspec.UnsetType) -> float | Non
     limits = unknown_limits(model)
     if limits and not limits[0] <= rate <= limits[1]:
         raise_input_error(
-            "unknown", f"be in [{limits[0]:.2g}, {limits[1]:.6g}]", rate, "Held-out rows tell no more than that."
+            "unknown", f"be in [{limits[0]:.2g}, {limits[1]:.6g}]", rate, "There are too few held-out rows for others."
         )
     with renamed_arguments(**{"--unknown": "unknown"}):
         return choose_threshold(model, rate)
@@ -213,9 +215,9 @@ def reads_slowly(model: Model) -> bool:
     return model.encoding is not None and any(column.modality for column in model.encoding.columns)
 
 
-def format_shares(logits: torch.Tensor) -> list[list[str]]:
+def format_probabilities(logits: torch.Tensor) -> list[list[str]]:
     """Format the probabilities (n, num_classes) as ``predict`` does."""
-    return [[f"{share:.6g}" for share in row] for row in logits.softmax(dim=1).tolist()]
+    return [[f"{value:.6g}" for value in row] for row in logits.softmax(dim=1).tolist()]
 
 
 def describe_model(name: str, hot: HotModel) -> ModelInfo:

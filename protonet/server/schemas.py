@@ -56,7 +56,7 @@ class Column(Struct):
 
 
 class ModelInfo(Struct):
-    """What a model is, and what it takes."""
+    """A model and its inputs."""
 
     name: str
     classes: list[str]
@@ -181,7 +181,7 @@ def openapi(models: Mapping[str, Model]) -> dict[str, Any]:
         PredictResponse,
         InferRequest,
         InferResponse,
-        *{each[3] for each in READS if each[3] != "text/plain"},
+        *{operation[3] for operation in READS if operation[3] != "text/plain"},
     ]
     references, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     refs = dict(zip(types, references, strict=True))
@@ -227,7 +227,7 @@ def openapi(models: Mapping[str, Model]) -> dict[str, Any]:
 
 
 def unknown_limits(model: Model) -> tuple[float, float] | None:
-    """Return the least and the largest ``unknown`` that held-out rows can tell apart; None without such rows."""
+    """Return the least and the largest ``unknown`` that held-out rows resolve; None without such rows."""
     scores = model.metadata.get("scores")
     n = len(scores) if isinstance(scores, list) else 0
     return (1 / (n + 1), n / (n + 1)) if n else None
@@ -303,7 +303,7 @@ def infer_schema(model: Model) -> dict[str, Any]:
 
 
 def cell_schemas(model: Model) -> list[dict[str, Any]]:
-    """Describe the cells of each column: what is text, and how far numbers may be from those of fit."""
+    """Describe the cells of each column: texts, and how far numbers may be from those of fit."""
     encoder = model.network.encoder
     far = float(encoder.scale) * MAX_SCALE  # type: ignore[arg-type]
     if model.encoding is None:

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protonet.commands.content import EvaluatedRows, collect_predictions, compute_reliability, rank_suspicious_labels
-from protonet.ui.page.markup import Markup, tag
+from protonet.ui.page.html import Markup, tag
 from protonet.ui.text import order_naturally
 from tests.browser import Browser, check_looks, every
 from tests.commands.cases import FAST, Run, do
@@ -82,7 +82,7 @@ class Page(HTMLParser):
 def test_page_is_inert_and_holds_the_figures(made: Path, name: str) -> None:
     text = (made / f"{name}.html").read_text(encoding="utf-8")
     page = Page(text)
-    assert json.loads(page.texts["figures"]) == read_figures(made, name)
+    assert json.loads(page.texts["metrics"]) == read_figures(made, name)
     assert page.tags.count("script") == 2
     assert not {"img", "b", "i", "link", "iframe"} & set(page.tags)
     assert not [key for key, _ in page.attributes if key.startswith("on") or key in {"src", "style"}]
@@ -136,13 +136,13 @@ def test_what_cannot_be_told_is_left_out(tmp_path: Path, run: Run) -> None:
     fit = ["fit", table, *FAST, "--drop", "name", "--report", page]
     write_table(table, rows=1)
     figures, _ = run.read_json(*fit)
-    assert "none could be held out" in page.read_text(encoding="utf-8")
+    assert "cross-validation is not possible" in page.read_text(encoding="utf-8")
     assert "accuracy" not in figures
     write_table(table)
     figures, _ = run.read_json(*fit, "--time-limit", "0.001")
     assert figures["importance"] is None
     assert len(figures["learning"]["points"]) == 1
-    assert "The time was over" in page.read_text(encoding="utf-8")
+    assert "The time limit was reached" in page.read_text(encoding="utf-8")
 
 
 def test_rows_are_the_tables_and_equal_ones_count_once(tmp_path: Path, run: Run) -> None:
@@ -161,7 +161,7 @@ def test_rows_are_the_tables_and_equal_ones_count_once(tmp_path: Path, run: Run)
     distinct = len(set(lines[2:])) / len(NAMES)
     assert found["learning"]["twice"]["per_class"] == 2 * distinct == 24
     said = Page(page.read_text(encoding="utf-8")).texts["strong"]
-    assert said.startswith("With twice as many labels, 24 rows per class where equal rows count once, about")
+    assert said.startswith("With twice as many labels, 24 distinct rows per class, the predicted accuracy is about")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -235,7 +235,7 @@ def test_names_are_in_the_order_in_which_people_look_for_them() -> None:
 def test_looks_and_figures_in_a_browser(made: Path, browser: Browser, name: str) -> None:
     figures = read_figures(made, name)
     check_looks(browser, made / f"{name}.html")
-    sections = ["sure", "suspects", "confusion", "classes", "map", "reliability", "columns"]
+    sections = ["accuracy", "suspects", "confusion", "classes", "map", "reliability", "columns"]
     sections += ["learning", "views", "data"]
     found = browser.ask(every("main section", "[each.id, each.innerText.length]"))
     assert [each for each, _ in found] == [

@@ -22,9 +22,20 @@ from protonet.episodes.evaluation.statistics import (
     get_half_width,
 )
 from protonet.ui.page.charts import draw_interval, draw_spread
-from protonet.ui.page.document import Section, Tile, format_document
-from protonet.ui.page.markup import Markup, join, name_class, percent, span, table, tag
-from protonet.ui.page.sections import LONG, say
+from protonet.ui.page.html import (
+    Markup,
+    Section,
+    Tile,
+    format_document,
+    join,
+    name_class,
+    paragraph,
+    percent,
+    span,
+    table,
+    tag,
+)
+from protonet.ui.page.report import MAX_NAME
 from protonet.ui.text import count
 
 #: Classes that are shown, at the most, the hardest first; the JSON has all.
@@ -127,7 +138,7 @@ def format_methods(summary: Summary) -> Markup:
     for name in summary.order:
         method = methods[name]
         rate, error = method.accuracy, method.calibration_error
-        row = [name_class(name, longest=LONG), percent(rate.mean, 2)]
+        row = [name_class(name, longest=MAX_NAME), percent(rate.mean, 2)]
         row += [_format_interval(rate.mean, get_half_width(rate, kind)) for kind in over]
         row += [draw_half(rate.mean, rate.widest, low, high), "" if error is None else percent(error)]
         others = (method.measures[measure] for measure in measures)
@@ -139,8 +150,8 @@ def format_methods(summary: Summary) -> Markup:
         "Accuracy is the fraction of queries that a method classifies correctly, averaged over episodes.",
         "The calibration error is that of the method's own probabilities, the softmax of its logits.",
     ]
-    parts = [say(" ".join(paragraphs)), table(header, rows, "Methods", numbers=1)]
-    return join([*parts, say(explain_intervals(summary), soft=True)] if over else parts)
+    parts = [paragraph(" ".join(paragraphs)), table(header, rows, "Methods", numbers=1)]
+    return join([*parts, paragraph(explain_intervals(summary), soft=True)] if over else parts)
 
 
 def _format_interval(mean: float, half: float) -> str:
@@ -158,7 +169,7 @@ def format_pairs(summary: Summary) -> Markup:
         turned = against is None and pair.difference < 0
         first, second = (pair.second, pair.first) if turned else (pair.first, pair.second)
         lead = -pair.difference if turned else pair.difference
-        named = join([name_class(first, longest=LONG), " over ", name_class(second, longest=LONG)])
+        named = join([name_class(first, longest=MAX_NAME), " over ", name_class(second, longest=MAX_NAME)])
         halves = [get_half_width(pair, kind) for kind in over]
         cells: list[Markup | str] = ["" if math.isnan(half) else f"±{100 * half:.2f}" for half in halves]
         cells.append(draw_half(lead, pair.rate.widest, -reach, reach))
@@ -171,8 +182,8 @@ def format_pairs(summary: Summary) -> Markup:
     ]
     header = ["", "points", *(f"95 % interval over {kind}" for kind in over), "around 0"]
     header += [f"p over {kind} (Holm)" for kind in over]
-    parts = [say(" ".join(paragraphs)), table(header, rows, "Paired differences", numbers=1)]
-    return join([*parts, say(explain_intervals(summary), soft=True)] if over else parts)
+    parts = [paragraph(" ".join(paragraphs)), table(header, rows, "Paired differences", numbers=1)]
+    return join([*parts, paragraph(explain_intervals(summary), soft=True)] if over else parts)
 
 
 def format_episodes(evaluation: Evaluation) -> Markup:
@@ -183,14 +194,14 @@ def format_episodes(evaluation: Evaluation) -> Markup:
         spread = f"{100 * float(values.std()):.1f}" if len(values) > 1 else ""
         quantiles = torch.quantile(values, torch.tensor(QUANTILES, dtype=torch.float64)).tolist()
         drawn = draw_spread(values.tolist(), float(values.mean()))
-        rows.append([name_class(name, longest=LONG), drawn, *map(percent, quantiles), spread])
+        rows.append([name_class(name, longest=MAX_NAME), drawn, *map(percent, quantiles), spread])
     paragraphs = [
         "The distribution of accuracies over episodes; the line across is the mean.",
         "One episode in twenty is below the 5 % column, and one in twenty above the 95 % one.",
         "The intervals above are of the mean, and much narrower.",
     ]
     header = ["method", "0 to 100 %", "5 %", "median", "95 %", "standard deviation, points"]
-    return join([say(" ".join(paragraphs)), table(header, rows, "Episodes", numbers=2)])
+    return join([paragraph(" ".join(paragraphs)), table(header, rows, "Episodes", numbers=2)])
 
 
 def format_shots(summary: Summary) -> Markup:
@@ -200,10 +211,12 @@ def format_shots(summary: Summary) -> Markup:
     for name in summary.order:
         rates = summary.methods[name].by_shot.values()
         cells = (percent(rate.mean, 2) + format_half_widths(rate) if rate.is_known else "" for rate in rates)
-        rows.append([name_class(name, longest=LONG), *cells])
+        rows.append([name_class(name, longest=MAX_NAME), *cells])
     header = ["method", *(f"{shot}-shot" for shot in shots)]
     shown = table(header, rows, "By shots", numbers=1)
-    return join([say("Accuracy on queries of classes by their number of support rows, with 95 % intervals."), shown])
+    return join(
+        [paragraph("Accuracy on queries of classes by their number of support rows, with 95 % intervals."), shown]
+    )
 
 
 def format_classes(evaluation: Evaluation) -> Markup:
@@ -211,7 +224,7 @@ def format_classes(evaluation: Evaluation) -> Markup:
     best, by_class = evaluation.summary.order[0], evaluation.by_class or ()
     classes = [row for row in by_class if row.episodes >= MIN_EPISODES_PER_CLASS]
     if not classes:
-        return say(
+        return paragraph(
             f"None of {count(len(by_class), 'class')} is in {MIN_EPISODES_PER_CLASS} episodes: too few for a table."
         )
     shown = sorted(classes, key=lambda row: row.accuracy[best])[:MAX_CLASSES_SHOWN]
@@ -220,7 +233,7 @@ def format_classes(evaluation: Evaluation) -> Markup:
     low, high = min(ends), max(ends)
     rows = [
         [
-            name_class(row.name, longest=LONG),
+            name_class(row.name, longest=MAX_NAME),
             percent(row.accuracy[best]),
             f"{100 * (row.accuracy[best] - mean):+.1f}",
             draw_half(row.accuracy[best], 0.0, low, high),
@@ -233,10 +246,10 @@ def format_classes(evaluation: Evaluation) -> Markup:
         "lowest first. Episodes have several classes, so that differences between classes are larger than shown.",
     ]
     header = ["class", "accuracy", "to all episodes, points", f"{percent(low)} to {percent(high)}", "episodes"]
-    parts = [say(" ".join(paragraphs)), table(header, rows, "Classes", numbers=1)]
+    parts = [paragraph(" ".join(paragraphs)), table(header, rows, "Classes", numbers=1)]
     if len(shown) < len(by_class):
         few = f"those in {MIN_EPISODES_PER_CLASS} episodes or more" if len(classes) < len(by_class) else "the hardest"
-        parts.append(say(f"{len(shown)} of {count(len(by_class), 'class')}, {few}; --json has all.", soft=True))
+        parts.append(paragraph(f"{len(shown)} of {count(len(by_class), 'class')}, {few}; --json has all.", soft=True))
     return join(parts)
 
 
@@ -283,12 +296,12 @@ def format_data(notes: Sequence[str], evaluation: Evaluation) -> Markup:
         **{f"version of {name}": value for name, value in evaluation.versions.items()},
         **{f"SHA-256 of {name}": value for name, value in evaluation.plugins.items()},
     }
-    rows = [[name_class(name, longest=LONG), tag("span", format_value(value))] for name, value in named.items()]
-    parts = [say("Runs that share all of these have the same episodes, and give the same results.")]
+    rows = [[name_class(name, longest=MAX_NAME), tag("span", format_value(value))] for name, value in named.items()]
+    parts = [paragraph("Runs that share all of these have the same episodes, and give the same results.")]
     if notes:
         parts.append(tag("ul", *(tag("li", note) for note in notes), class_="notes"))
     for tuning in evaluation.tuning:
-        parts.append(say("Tuned on validation classes: ", format_value(tuning.describe())))
+        parts.append(paragraph("Tuned on validation classes: ", format_value(tuning.describe())))
     return join([*parts, table(["", "value"], rows, "Settings")])
 
 

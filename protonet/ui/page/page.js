@@ -1,13 +1,13 @@
 "use strict";
-// What a static page cannot: the rows behind a cell of the confusion, and the row behind a mark of the map.
+// The rows of a cell of the confusion matrix, and the row of a mark of the map.
 (() => {
-  const figures = JSON.parse(document.getElementById("figures").textContent);
+  const figures = JSON.parse(document.getElementById("metrics").textContent);
   const rows = figures.predictions;
   if (!rows) return;
   const names = figures.classes.map((each) => String(each.name));
   const MOST_LISTED = 200;
 
-  // Control characters are shown as what they are; nothing that came from outside is ever taken for markup.
+  // Control characters are shown escaped; text from outside is never parsed as markup.
   const show = (text) => String(text).replace(/[\p{C}\p{Zl}\p{Zp}]/gu, (each) => "\\u" + each.codePointAt(0).toString(16).padStart(4, "0"));
   const make = (name, ...texts) => {
     const element = document.createElement(name);
@@ -18,7 +18,7 @@
     const id = rows.id ? show(rows.id[at]) + " (" + rows.location[at] + ")" : rows.location[at];
     return id;
   };
-  const nameCells = (at) => rows.columns.map((name, column) => show(name) + " = " + (show(rows.cells[column][at]) || "(gap)")).join(", ");
+  const nameCells = (at) => rows.columns.map((name, column) => show(name) + " = " + (show(rows.cells[column][at]) || "(missing)")).join(", ");
   const percent = (share) => (100 * share).toFixed(1) + " %";
 
   // Of buttons of which one alone is in the order of Tab, arrow keys reach the others.
@@ -55,10 +55,10 @@
   cells.forEach((cell, number) => cell.addEventListener("click", () => {
     const [given, taken] = place[number];
     const found = rows.index.map((_, at) => at).filter((at) => rows.label[at] === given && rows.predicted[at] === taken);
-    const list = make("ul", ...found.slice(0, MOST_LISTED).map((at) => make("li", make("strong", nameRow(at)), ", " + percent(rows.probability[at]) + " sure: " + nameCells(at))));
+    const list = make("ul", ...found.slice(0, MOST_LISTED).map((at) => make("li", make("strong", nameRow(at)), ", " + percent(rows.probability[at]) + " probability: " + nameCells(at))));
     const told = Number(cell.textContent);
     const some = found.length < told || found.length > MOST_LISTED ? " (" + Math.min(found.length, MOST_LISTED) + " of them listed)" : "";
-    const what = given === taken ? " rows of " + show(names[given]) + " that are right" : " rows of " + show(names[given]) + " that are taken for " + show(names[taken]);
+    const what = given === taken ? " rows of " + show(names[given]) + " that are predicted correctly" : " rows of " + show(names[given]) + " that are predicted as " + show(names[taken]);
     behind.replaceChildren(make("p", told + what + some + ":"), list);
     press(cells, cell);
   }));
@@ -73,8 +73,8 @@
     marks.forEach((each) => each.classList.toggle("at", each === mark));
     current = order.indexOf(mark);
     const right = rows.label[at] === rows.predicted[at];
-    const verdict = right ? ", and taken for it: " : ", taken for " + show(names[rows.predicted[at]]) + ": ";
-    told.replaceChildren(make("strong", nameRow(at)), ": " + show(names[rows.label[at]]) + verdict + percent(rows.probability[at]) + " sure. " + nameCells(at));
+    const verdict = right ? ", predicted correctly: " : ", predicted as " + show(names[rows.predicted[at]]) + ": ";
+    told.replaceChildren(make("strong", nameRow(at)), ": " + show(names[rows.label[at]]) + verdict + percent(rows.probability[at]) + " probability. " + nameCells(at));
   };
   map.addEventListener("pointerover", (event) => { if (event.target.dataset.row) point(event.target); });
   map.addEventListener("click", (event) => { if (event.target.dataset.row) point(event.target); });

@@ -50,7 +50,7 @@ class Script(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self._inside = dict(attrs).get("id") == "figures"
+        self._inside = dict(attrs).get("id") == "metrics"
 
     def handle_data(self, data: str) -> None:
         self.figures += data * self._inside
