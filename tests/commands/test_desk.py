@@ -439,7 +439,7 @@ def test_a_table_is_labelled_looked_at_tried_and_taken(
         assert server.end()[0] == 0
     run = Run(capsys, tmp_path)
     told = json.loads(run("info", model, "--json"))
-    assert shown == f"{100 * told['held_out']['accuracy']:.1f} %"
+    assert shown == f"{100 * told['cross_validation']['accuracy']:.1f} %"
     assert sum(each["samples"] for each in told["classes"]) == before + 3
 
 
