@@ -271,7 +271,7 @@ def draw(path: Path, crossed: Crossfit, data: TrainingTable, *, quiet: bool) -> 
     else:
         with torch.no_grad():
             logits = crossed.whole(data.x)
-        draw_plot(path, logits, data.y, data.classes, "training rows", judged=False, quiet=quiet)
+        draw_plot(path, logits, data.y, data.classes, "training rows", held_out=False, quiet=quiet)
 
 
 def compare(crossed: Crossfit, solution: Solution, model: Model) -> list[dict[str, Any]]:

@@ -75,15 +75,17 @@ class Parser(argparse.ArgumentParser):
         self.successors[option] = successor
 
     def format_help(self, *, every: bool = False) -> str:
-        """Return the help: of the options that most people need, or of all."""
+        """Format the help of the common options, or of all."""
         groups = [group for group in self._action_groups if every or group not in self.expert_groups]
         formatter = self._get_formatter()
         actions = [action for group in groups for action in group._group_actions]
-        options, rows = ([own for own in actions if bool(own.option_strings) is kind] for kind in (True, False))
+        options, rows = (
+            [action for action in actions if bool(action.option_strings) is kind] for kind in (True, False)
+        )
         usage = self.usage
         if self.expert_groups and not every:
-            asked = [action for action in options if action.required]
-            usage = "%(prog)s [options]" + "".join(map(_name_value, [*asked, *rows]))
+            required = [action for action in options if action.required]
+            usage = "%(prog)s [options]" + "".join(map(_name_value, [*required, *rows]))
         formatter.add_usage(usage, [*options, *rows], [])
         text = self.description or ""
         formatter.add_text(text if "\n" in text else textwrap.fill(text, formatter._width))
@@ -150,7 +152,7 @@ class _Removed(argparse.Action):
 
 
 def _name_value(action: argparse.Action) -> str:
-    """Return a positional argument, or an option that has to be there, as a usage line has it."""
+    """Format a positional argument or a required option for a usage line."""
     name = " ".join([*action.option_strings[:1], str(action.metavar or action.dest.upper())])
     return {"*": f" [{name} ...]", "+": f" {name} [...]", "?": f" [{name}]"}.get(str(action.nargs), f" {name}")
 
@@ -162,21 +164,21 @@ def run_command(
 
     Args:
         prog: The command's name, for messages that name no entry.
-        command: Called with ``arguments``; None stands for the command line's.
+        command: Called with ``arguments``; None means the command line's.
         arguments: The arguments, without the command's name.
 
     Returns:
-        The exit code: 0, 2 after an error that the caller can mend, 130 after Ctrl-C, 1 after a bug of ours, whose
-        traceback is kept in a file.
+        The exit code: 0, 2 after a user error, 130 after Ctrl-C, 1 after a bug, whose
+        traceback is written to a file.
     """
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"PIL\b")  # of large or odd pictures: errors are told
+            warnings.filterwarnings("ignore", module=r"PIL\b")  # of large or unusual pictures; errors are reported
             command(arguments)
     except KeyboardInterrupt as interrupt:
         print(f"{prog}: {' '.join(map(str, interrupt.args)) or 'interrupted'}", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # whoever reads has enough: what is left goes nowhere
+    except BrokenPipeError:  # the reader has closed the pipe: discard the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, MemoryError) as error:
         print(f"{prog}: {error or 'there is not enough memory'}", file=sys.stderr)
@@ -286,8 +288,8 @@ def check_outputs(options: argparse.Namespace, names: Sequence[str]) -> dict[str
     for name in names:
         if getattr(options, name) is not None:
             path = check_writable_file(f"--{name}", getattr(options, name))
-            for other, taken in paths.items():
-                if path.resolve() == taken.resolve():
+            for other, used in paths.items():
+                if path.resolve() == used.resolve():
                     raise_input_error(f"--{name}", f"be another file than --{other}", path, "Pass another path.")
             paths[name] = path
     return paths

@@ -1,4 +1,4 @@
-"""One plot of a model: the embedding of rows in two dimensions, and which classes are taken for which."""
+"""A plot of a model: a map of the rows, and the confusion matrix."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Most classes that are named one by one, and most rows that are drawn.
+#: Maximal numbers of named classes and of drawn rows.
 MOST_NAMES, MOST_ROWS = 20, 5000
-#: Most characters of a class's name, and of the title.
+#: Maximal lengths of a class name and of the title.
 MOST_NAME, MOST_TITLE = 20, 70
 #: Bins of the histogram of two classes.
 BINS = 48
-#: The font that has a box for every character.
+#: A font that draws a box for every character.
 BOXES = "Last Resort"
-#: Marks of classes; colours come first.
+#: Marks of classes; they differ once the colours are used up.
 MARKS = "os^Dv"
 
 
@@ -40,29 +40,29 @@ def draw_plot(
     classes: Sequence[str | int],
     rows: str,
     *,
-    judged: bool = True,
+    held_out: bool = True,
     quiet: bool = False,
 ) -> None:
-    """Draw the embedding and the confusion of rows; say on stderr which classes have a number for a name.
+    """Draw the map and the confusion matrix of rows; classes without a font are numbered, with a note on stderr.
 
     Args:
-        path: Where to; a suffix that matplotlib knows, such as .png, .pdf or .svg.
+        path: A path with a suffix that matplotlib knows, such as .png, .pdf or .svg.
         logits: (n, num_classes), n >= 1.
         labels: (n,) int64.
-        classes: Their names.
-        rows: What the rows are, for the title.
-        judged: Whether the model had not seen the rows; the confusion of others would say nothing, and is left out.
-        quiet: Say nothing.
+        classes: The names of the classes.
+        rows: A description of the rows for the title.
+        held_out: Whether the model was not fitted to the rows; otherwise the confusion matrix is left out.
+        quiet: Print no note.
 
     Raises:
         MissingPackageError: matplotlib is missing; the message says how to install it.
         OSError: The file cannot be written.
     """
     with optional_packages():
-        fonts = find_fonts(set("".join(map(to_printable, classes)) + to_printable(rows)))
-        figure = make_figure(logits, labels, classes, rows, fonts, judged=judged)
+        fonts = select_fonts(set("".join(map(to_printable, classes)) + to_printable(rows)))
+        figure = make_figure(logits, labels, classes, rows, fonts, held_out=held_out)
     write_whole(path, lambda file: figure.savefig(file, format=path.suffix[1:].lower(), dpi=120))
-    if not quiet and (note := tell_numbers(classes, fonts)):
+    if not quiet and (note := note_numbered_classes(classes, fonts)):
         print(f"note: {note}", file=sys.stderr)
 
 
@@ -73,32 +73,32 @@ def make_figure(
     rows: str,
     fonts: Mapping[str, frozenset[int]],
     *,
-    judged: bool,
+    held_out: bool,
 ) -> Figure:
-    """Return the figure of `draw_plot` in the fonts of `find_fonts`, classes in the order in which people look."""
+    """Make the figure of `draw_plot` in the fonts of `select_fonts`, with classes in natural order."""
     from matplotlib import rc_context  # noqa: PLC0415 - optional
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     size = min(12.0, max(4.6, 0.3 * len(classes)))  # inches
     order = order_naturally(classes)
-    names = [name_class(classes[number], place, fonts) for place, number in enumerate(order, 1)]
-    confusion, numbers = measure(logits, labels).confusion[order][:, order], torch.tensor(order).argsort()[labels]
+    names = [name_class(classes[label], rank, fonts) for rank, label in enumerate(order, 1)]
+    confusion, ranks = measure(logits, labels).confusion[order][:, order], torch.tensor(order).argsort()[labels]
     with rc_context({"font.family": list(fonts)}):
-        figure = Figure(figsize=(2.2 * size if judged else 1.3 * size, size + 0.9), layout="constrained")
-        axes = figure.subplots(1, 1 + judged, squeeze=False)[0]
-        _draw_embedding(axes[0], project(logits), numbers, names)
-        if judged:
+        figure = Figure(figsize=(2.2 * size if held_out else 1.3 * size, size + 0.9), layout="constrained")
+        axes = figure.subplots(1, 1 + held_out, squeeze=False)[0]
+        _draw_embedding(axes[0], project(logits), ranks, names)
+        if held_out:
             _draw_confusion(axes[1], confusion, names)
         title = rows if len(rows) <= MOST_TITLE else rows[: MOST_TITLE - 1] + "…"
         figure.suptitle(_write(title, fonts), fontsize=11)
     return figure
 
 
-def find_fonts(characters: Iterable[str]) -> dict[str, frozenset[int]]:
-    """Return as few fonts of this machine as have the characters, as far as there are such, and what each has.
+def select_fonts(characters: Iterable[str]) -> dict[str, frozenset[int]]:
+    """Select few installed fonts that together have the characters, as far as possible.
 
     Returns:
-        By the family's name, the code points; matplotlib's own font first.
+        The code points of each font by its name; matplotlib's default font first.
     """
     from matplotlib import font_manager, ft2font  # noqa: PLC0415 - optional
 
@@ -107,32 +107,32 @@ def find_fonts(characters: Iterable[str]) -> dict[str, frozenset[int]]:
             return frozenset(ft2font.FT2Font(path).get_charmap())
         return frozenset()
 
-    own = "DejaVu Sans"
-    fonts = {own: read(font_manager.findfont(own))}
-    missing = set(map(ord, characters)) - fonts[own]
+    default = "DejaVu Sans"
+    fonts = {default: read(font_manager.findfont(default))}
+    missing = set(map(ord, characters)) - fonts[default]
     others = {font.name: font.fname for font in font_manager.fontManager.ttflist} if missing else {}
-    found = {name: read(path) for name, path in sorted(others.items()) if not name.startswith((own, BOXES))}
-    while missing and found:
-        best = max(found, key=lambda name: len(found[name] & missing))
-        if not found[best] & missing:
+    candidates = {name: read(path) for name, path in sorted(others.items()) if not name.startswith((default, BOXES))}
+    while missing and candidates:
+        best = max(candidates, key=lambda name: len(candidates[name] & missing))
+        if not candidates[best] & missing:
             break
-        fonts[best] = found.pop(best)
+        fonts[best] = candidates.pop(best)
         missing -= fonts[best]
     return fonts
 
 
-def name_class(name: str | int, place: int, fonts: Mapping[str, frozenset[int]]) -> str:
-    """Return a class's name as it is drawn: not too long, and its place, from 1, where no font has its characters."""
+def name_class(name: str | int, rank: int, fonts: Mapping[str, frozenset[int]]) -> str:
+    """Format a class name for the plot: truncated, or its rank from 1 if no font has its characters."""
     text = to_printable(name)
     if not _is_drawn(text, fonts):
-        return f"(no. {place})"
+        return f"(no. {rank})"
     return _write(text if len(text) <= MOST_NAME else text[: MOST_NAME - 1] + "…", fonts)
 
 
-def tell_numbers(classes: Sequence[str | int], fonts: Mapping[str, frozenset[int]]) -> str | None:
-    """Return which classes have their place in the plot for a name; None where each that is named has its own."""
-    texts = [to_printable(classes[number]) for number in order_naturally(classes)] if len(classes) <= MOST_NAMES else []
-    lost = [f"no. {place} is {text}" for place, text in enumerate(texts, 1) if not _is_drawn(text, fonts)]
+def note_numbered_classes(classes: Sequence[str | int], fonts: Mapping[str, frozenset[int]]) -> str | None:
+    """Format a note of the classes that are numbered; None if all names are drawn."""
+    texts = [to_printable(classes[label]) for label in order_naturally(classes)] if len(classes) <= MOST_NAMES else []
+    lost = [f"no. {rank} is {text}" for rank, text in enumerate(texts, 1) if not _is_drawn(text, fonts)]
     return f"no font here has the names of these classes: {', '.join(lost)}" if lost else None
 
 
@@ -141,9 +141,9 @@ def _is_drawn(text: str, fonts: Mapping[str, frozenset[int]]) -> bool:
 
 
 def _write(text: str, fonts: Mapping[str, frozenset[int]]) -> str:
-    """Return a text as matplotlib takes it for nothing else, "?" for characters that no font has."""
+    """Escape a text for matplotlib, with "?" for characters that no font has."""
     known = frozenset().union(*fonts.values())
-    return "".join(each if ord(each) in known else "?" for each in to_printable(text)).replace("$", r"\$")
+    return "".join(char if ord(char) in known else "?" for char in to_printable(text)).replace("$", r"\$")
 
 
 def project(logits: Tensor) -> Tensor:
@@ -179,27 +179,27 @@ def _draw_embedding(axes: Axes, points: Tensor, labels: Tensor, names: Sequence[
     colours = colormaps["tab10"].colors  # type: ignore[attr-defined]
     some = slice(None, None, -(-len(points) // MOST_ROWS))
     points, labels = points[some], labels[some]
-    for number, name in enumerate(names):
-        x, y = points[labels == number].T.numpy()
-        text, mark = name if len(names) <= MOST_NAMES else None, MARKS[number // len(colours) % len(MARKS)]
-        axes.scatter(x, y, s=14, alpha=0.7, color=colours[number % len(colours)], marker=mark, label=text)
+    for label, name in enumerate(names):
+        x, y = points[labels == label].T.numpy()
+        text, mark = name if len(names) <= MOST_NAMES else None, MARKS[label // len(colours) % len(MARKS)]
+        axes.scatter(x, y, s=14, alpha=0.7, color=colours[label % len(colours)], marker=mark, label=text)
     if len(names) <= MOST_NAMES:
         columns = max(1, min(len(names), 72 // (6 + max(map(len, names)))))
         axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.01), ncols=columns, frameon=False)
     axes.set(xticks=[], yticks=[])
-    axes.set_title("the embedding, seen from the prototypes", fontsize=10)
+    axes.set_title("map of the rows", fontsize=10)
 
 
 def _draw_confusion(axes: Axes, confusion: Tensor, names: Sequence[str]) -> None:
-    """Draw the share of each class's rows (down) that is taken for each class (across)."""
-    shares = confusion / confusion.sum(dim=1, keepdim=True).clamp_min(1)
-    axes.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
+    """Draw the confusion matrix, normalized by rows."""
+    fractions = confusion / confusion.sum(dim=1, keepdim=True).clamp_min(1)
+    axes.imshow(fractions.numpy(), cmap="Blues", vmin=0, vmax=1)
     axes.set(xticks=[], yticks=[])
-    axes.set_title("rows of a class (down)\nby prediction (across)", fontsize=10)
+    axes.set_title("confusion matrix\nlabels down, predictions across", fontsize=10)
     if len(names) > MOST_NAMES:
         return
     axes.set_xticks(range(len(names)), names, rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
     axes.set_yticks(range(len(names)), names, fontsize=8)
     for row, column in confusion.nonzero().tolist():
-        colour = "white" if shares[row, column] > 0.6 else "black"
+        colour = "white" if fractions[row, column] > 0.6 else "black"
         axes.text(column, row, str(int(confusion[row, column])), ha="center", va="center", fontsize=7, color=colour)

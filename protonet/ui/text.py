@@ -1,4 +1,4 @@
-"""Text for people: tables, counts with their nouns, names in the order in which people look for them."""
+"""Text output: tables, counts with nouns, natural order of names, CSV."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from protonet._text import escape_formula
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table, its columns padded to line up, ending in a newline."""
+    """Format a Markdown table with aligned columns and a final newline."""
     widths = [max(3, *(len(row[column]) for row in (header, *rows))) for column in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
@@ -22,23 +22,23 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def order_naturally(names: Sequence[object]) -> list[int]:
-    """Return the places of names in the order in which people look for them: k2 before k10."""
+    """Return the indices of names in natural order: k2 before k10."""
 
     def key(at: int) -> list[tuple[int, int, str]]:
         parts = re.split(r"([0-9]+)", str(names[at]))
-        return [(0, int(part), part) if number % 2 else (1, 0, part.casefold()) for number, part in enumerate(parts)]
+        return [(0, int(part), part) if index % 2 else (1, 0, part.casefold()) for index, part in enumerate(parts)]
 
     return sorted(range(len(names)), key=key)
 
 
 def count(n: int, noun: str) -> str:
-    """Return a number and its noun: ``1 draw``, ``2,000 draws``, ``2 classes``."""
+    """Format a number and its noun: ``1 draw``, ``2,000 draws``, ``2 classes``."""
     plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
     return f"{n:,} {noun if n == 1 else plural}"
 
 
 def format_csv(lines: Iterable[Sequence[str]]) -> str:
-    """Return rows of cells as CSV that neither a spreadsheet nor a terminal runs."""
+    """Format rows of cells as CSV, with formulas and control characters escaped."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(map(escape_formula, line) for line in lines)
     return text.getvalue()

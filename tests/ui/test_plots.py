@@ -9,7 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from protonet.ui.plots import MOST_NAME, draw_plot, find_fonts, make_figure, name_class, project, tell_numbers
+from protonet.ui.plots import (
+    MOST_NAME,
+    draw_plot,
+    make_figure,
+    name_class,
+    note_numbered_classes,
+    project,
+    select_fonts,
+)
 
 pytest.importorskip("matplotlib")
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -27,12 +35,14 @@ ODD: list[str | int] = [
 ]
 
 
-def draw(classes: Sequence[str | int], *, judged: bool = True) -> tuple[Figure, Tensor]:
+def draw(classes: Sequence[str | int], *, held_out: bool = True) -> tuple[Figure, Tensor]:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(5 * len(classes)) % len(classes)
     logits = torch.randn(len(labels), len(classes), generator=generator)
     rows = "rows of a file with a long name " * 5 + BIRD
-    figure = make_figure(logits, labels, classes, rows, find_fonts("".join(map(str, classes)) + rows), judged=judged)
+    figure = make_figure(
+        logits, labels, classes, rows, select_fonts("".join(map(str, classes)) + rows), held_out=held_out
+    )
     FigureCanvasAgg(figure).draw()  # type: ignore[no-untyped-call]
     return figure, logits
 
@@ -68,11 +78,11 @@ def test_names_are_in_the_order_in_which_people_look_for_them_and_so_are_the_row
 
 
 def test_characters_without_a_font_are_numbers_and_no_boxes() -> None:
-    fonts = find_fonts(BIRD + "a")
+    fonts = select_fonts(BIRD + "a")
     have = any(ord(BIRD) in each for each in fonts.values())
     assert name_class(BIRD, 4, fonts) == (BIRD if have else "(no. 4)")
     assert next(iter(fonts)) == "DejaVu Sans"
-    assert len(find_fonts("abc")) == 1
+    assert len(select_fonts("abc")) == 1
     assert name_class("x" * 99, 0, fonts) == "x" * (MOST_NAME - 1) + "…"
     assert name_class("$a$", 0, fonts) == r"\$a\$"
 
@@ -83,16 +93,16 @@ def test_a_note_says_which_classes_the_numbers_are() -> None:
     order = ["b9", "b10", classes[3], BIRD]
     assert [name_class(each, place, fonts) for place, each in enumerate(order, 1)][2:] == ["(no. 3)", "(no. 4)"]
     assert (
-        tell_numbers(classes, fonts)
+        note_numbered_classes(classes, fonts)
         == f"no font here has the names of these classes: no. 3 is {order[2]}, no. 4 is {BIRD}"
     )
-    assert tell_numbers(["a", 7], fonts) is None
-    assert tell_numbers([BIRD, *MANY], fonts) is None  # so many are not named
+    assert note_numbered_classes(["a", 7], fonts) is None
+    assert note_numbered_classes([BIRD, *MANY], fonts) is None  # so many are not named
 
 
 def test_a_plot_is_written_with_one_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     classes = ["a", "\N{EGYPTIAN HIEROGLYPH A001}", "b"]
-    have = any(ord(classes[1]) in each for each in find_fonts(classes[1]).values())
+    have = any(ord(classes[1]) in each for each in select_fonts(classes[1]).values())
     for quiet in (False, True):
         draw_plot(tmp_path / "p.png", torch.eye(3), torch.arange(3), classes, "rows", quiet=quiet)
         said = f"note: no font here has the names of these classes: no. 3 is {classes[1]}\n"
@@ -100,7 +110,7 @@ def test_a_plot_is_written_with_one_note(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_rows_that_were_fitted_to_have_no_confusion() -> None:
-    figure, _ = draw(["a", "b", "c"], judged=False)
+    figure, _ = draw(["a", "b", "c"], held_out=False)
     assert len(figure.axes) == 1
 
 
