@@ -22,15 +22,15 @@ def check_int(argument: str, value: object, *, low: int, high: int | None = None
     if isinstance(value, bool) or not isinstance(value, (SupportsIndex, SupportsFloat)):
         raise_input_error(argument, bounds, repr(value), remedy, kind=InputTypeError)
     if isinstance(value, SupportsIndex):
-        whole = operator.index(value)
+        integer = operator.index(value)
     else:
-        number = float(value)
-        if not math.isfinite(number) or number != math.floor(number):
+        real = float(value)
+        if not math.isfinite(real) or real != math.floor(real):
             raise_input_error(argument, bounds, repr(value), remedy)
-        whole = int(number)
-    if whole < low or (high is not None and whole > high):
+        integer = int(real)
+    if integer < low or (high is not None and integer > high):
         raise_input_error(argument, bounds, repr(value), remedy)
-    return whole
+    return integer
 
 
 def check_number(argument: str, value: object, *, low: float, strict: bool = False, remedy: str = "") -> float:
@@ -39,10 +39,10 @@ def check_number(argument: str, value: object, *, low: float, strict: bool = Fal
     remedy = remedy or "Pass a finite float."
     if isinstance(value, bool) or not isinstance(value, SupportsFloat):
         raise_input_error(argument, bounds, repr(value), remedy, kind=InputTypeError)
-    number = float(value)
-    if not math.isfinite(number) or number < low or (strict and number == low):
+    real = float(value)
+    if not math.isfinite(real) or real < low or (strict and real == low):
         raise_input_error(argument, bounds, repr(value), remedy)
-    return number
+    return real
 
 
 def check_type(argument: str, value: object, kind: type | tuple[type, ...], name: str) -> None:
@@ -52,10 +52,10 @@ def check_type(argument: str, value: object, kind: type | tuple[type, ...], name
 
 
 def check_device(argument: str, value: str | int | torch.device) -> torch.device:
-    """Return a device by its name, once this machine has it and it stores numbers, which "meta" does not.
+    """Return a device by its name, after a test that this machine has it and that it stores data, unlike "meta".
 
     Raises:
-        InputError: It is none.
+        InputError: The device is not available.
     """
     import torch  # noqa: PLC0415 - slow to import
 
@@ -135,21 +135,21 @@ def check_weights(argument: str, value: object, *, n: int) -> Tensor:
 
 
 def check_groups(argument: str, groups: Sequence[object], labels: Sequence[object]) -> None:
-    """Raise an InputError if all rows of a class, two or more, are of one group: none of them could be held out.
+    """Raise an InputError if a class with several rows has a single group, so that no row of it could be held out.
 
     Args:
         argument: The argument's name, for the message.
-        groups: (n,) of any kind that can be compared.
-        labels: (n,) the same.
+        groups: (n,) hashable values.
+        labels: (n,) hashable values.
     """
-    held: dict[object, set[object]] = {}
+    groups_of_class: dict[object, set[object]] = {}
     size: dict[object, int] = {}
     for group, label in zip(groups, labels, strict=True):
-        held.setdefault(label, set()).add(group)
+        groups_of_class.setdefault(label, set()).add(group)
         size[label] = size.get(label, 0) + 1
-    for label, own in held.items():
-        if len(own) == 1 and size[label] > 1:
-            got = f"all {size[label]} rows of class {to_printable(label)} in group {to_printable(next(iter(own)))}"
+    for label, (first, *others) in groups_of_class.items():
+        if not others and size[label] > 1:
+            got = f"all {size[label]} rows of class {to_printable(label)} in group {to_printable(first)}"
             raise_input_error(argument, "hold no class whole", got, "Add another group of that class, or leave it out.")
 
 
@@ -171,12 +171,14 @@ def check_labels(argument: str, value: object, *, n: int, num_classes: int | Non
     """
     import torch  # noqa: PLC0415 - slow to import
 
-    whole = "be a tensor of integer labels"
+    constraint = "be a tensor of integer labels"
     if not isinstance(value, torch.Tensor):
-        raise_input_error(argument, whole, type(value).__name__, "Use torch.as_tensor(labels).", kind=InputTypeError)
+        raise_input_error(
+            argument, constraint, type(value).__name__, "Use torch.as_tensor(labels).", kind=InputTypeError
+        )
     if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
         raise_input_error(
-            argument, whole, str(value.dtype), "Convert class ids with labels.long().", kind=InputTypeError
+            argument, constraint, str(value.dtype), "Convert class ids with labels.long().", kind=InputTypeError
         )
     if value.numel() != n:
         raise_input_error(argument, f"have one label per row ({n})", f"{value.numel()}", "Pass a label for every row.")

@@ -1,4 +1,4 @@
-"""The one way to write a file: whole or not at all."""
+"""Atomic writes of files, which all modules use."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ if sys.platform != "win32":
 
 def cache_folder() -> Path:
     """Return ``$PROTONET_CACHE``; without it, ``protonet`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
-    if own := os.environ.get("PROTONET_CACHE"):
-        return Path(own)
+    if folder := os.environ.get("PROTONET_CACHE"):
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "protonet")
 
 
 def write_whole(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file under another name in its folder first, then rename it: a crash leaves the old one.
+    """Write a file atomically: to a temporary file in its folder, which is then renamed.
 
     Args:
-        path: Of the file, in a folder that exists. Through a link, what it points to is written. What is no plain
-            file (a pipe, a device) is written to as it is.
-        write: Writes the content to the file that it is given. What it raises leaves the old file, and no other.
+        path: The file, in a folder that exists. Symbolic links are followed. Pipes and devices are written directly.
+        write: Writes the content to an open file. If it raises an error, the old file is unchanged.
 
     Raises:
         OSError: The file cannot be written.
@@ -53,23 +52,23 @@ def write_whole(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text as UTF-8, as `write_whole` does."""
+    """Write a text as UTF-8, atomically as in `write_whole`."""
     write_whole(path, lambda file: file.write(text.encode()))
 
 
 def write_json(path: str | Path, value: Mapping[str, Any]) -> None:
-    """Write a value as JSON, as `write_whole` does. A list of whole numbers is one line.
+    """Write a value as JSON, atomically as in `write_whole`. Lists of integers are written on a single line.
 
     Raises:
         OSError: The file cannot be written.
         ValueError: A number is not finite.
     """
     text = json.dumps(value, indent=1, allow_nan=False)
-    write_text(path, re.sub(r"\[\n[\d\s,]+\]", lambda found: "".join(found[0].split()), text) + "\n")
+    write_text(path, re.sub(r"\[\n[\d\s,]+\]", lambda match: "".join(match[0].split()), text) + "\n")
 
 
 def clear_folder(folder: Path) -> None:
-    """Remove what killed writers left in a folder and those in it, but for folders where somebody is writing."""
+    """Remove the temporary files of killed processes in a folder and below, unless a process is writing there."""
     for temporary in folder.rglob(f".*.{'[0-9a-f]' * 8}.tmp"):
         with _enter_folder(temporary.with_name(temporary.name[1:-13])):
             pass
@@ -77,30 +76,31 @@ def clear_folder(folder: Path) -> None:
 
 @contextmanager
 def _enter_folder(path: Path) -> Iterator[None]:
-    """Remove what killed writers of the file left, be one of its living writers, and settle its name on the disk.
+    """Hold a shared lock on the folder of a file, after removal of temporary files that killed processes left there.
 
-    Writers share a lock on the folder. Who can have it alone knows that nobody is writing: what is there is left over.
+    A process that gets an exclusive lock knows that no other process is writing, so that all temporary files are
+    leftovers. On exit, the folder is synced to the disk.
     """
-    if sys.platform == "win32":  # an open file cannot be removed there, so what can be is left over
+    if sys.platform == "win32":  # open files cannot be removed there, so removable files are leftovers
         _remove_leftovers(path)
         yield
         return
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        with suppress(OSError):  # somebody is writing, or the file system knows no locks
+        with suppress(OSError):  # another process is writing, or the file system has no locks
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove_leftovers(path)
         with suppress(OSError):
             fcntl.flock(folder, fcntl.LOCK_SH)
         yield
-        with suppress(OSError):  # not every file system can
+        with suppress(OSError):  # not supported by every file system
             os.fsync(folder)
     finally:
         os.close(folder)
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Remove the temporary files of a file, those that can be."""
+    """Remove the temporary files of a file, if possible."""
     for temporary in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.tmp"):
         with suppress(OSError):
             temporary.unlink()

@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK = 8192  #: Rows that are worked on at a time: bounds the memory, not the data.
+CHUNK = 8192  #: Number of rows that are processed at once, which bounds the memory.
 
 
 def weigh(rows: Tensor, weights: Tensor | None) -> Tensor:
-    """Multiply rows (..., n, dim) by their weights (..., n); None stands for weights that are all 1."""
+    """Multiply rows (..., n, dim) by their weights (..., n); None for weights of 1."""
     return rows if weights is None else rows * weights.to(rows.dtype)[..., None]
 
 
@@ -38,8 +38,8 @@ def episodic_loss(
     logits = queries @ prototypes.transpose(-1, -2) / temperature  # (..., n_way * n_query, n_way)
     targets = torch.arange(n_way, device=logits.device).repeat_interleave(rows - n_shot)
     flat = logits.reshape(-1, n_way)  # (queries of all episodes, n_way)
-    own = None if weights is None else weights[..., n_shot:].flatten()
-    return _cross_entropy(flat, targets.repeat(len(flat) // len(targets)), smoothing, own)
+    query_weights = None if weights is None else weights[..., n_shot:].flatten()
+    return _cross_entropy(flat, targets.repeat(len(flat) // len(targets)), smoothing, query_weights)
 
 
 def cosine_cross_entropy(
@@ -68,12 +68,12 @@ def cosine_cross_entropy(
         https://arxiv.org/abs/1804.09458
     """
     logits = embeddings @ F.normalize(proxies, dim=-1).transpose(-1, -2) / temperature
-    own = None if weights is None else weights.flatten()
-    return _cross_entropy(logits.flatten(0, -2), targets.flatten(), smoothing, own)
+    weights = None if weights is None else weights.flatten()
+    return _cross_entropy(logits.flatten(0, -2), targets.flatten(), smoothing, weights)
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor, smoothing: float, weights: Tensor | None) -> Tensor:
-    """Return the weighted mean cross-entropy, 0-d, of logits (n, classes); None for equal weights."""
+    """Compute the weighted mean cross-entropy, 0-d, of logits (n, classes); None for equal weights."""
     if weights is None:
         return F.cross_entropy(logits, targets, label_smoothing=smoothing)
     losses = F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="none")

@@ -1,4 +1,4 @@
-"""How good logits are, and how much a row is like any class at all."""
+"""Metrics of logits with confidence intervals, and scores for the rejection of unknown rows."""
 
 from __future__ import annotations
 
@@ -12,137 +12,147 @@ from torch import Tensor
 from protonet._validation import check_number
 from protonet.errors import raise_input_error
 
-#: Bins of confidence for the calibration error, as in the paper.
-BINS = 15
+#: Number of confidence bins of the calibration error, as in the paper.
+CALIBRATION_BINS = 15
 #: The normal quantile of a 95 % interval.
-NORMAL = 1.96
+NORMAL_QUANTILE = 1.96
 
 
 @dataclass(frozen=True)
 class IntervalRules:
-    """How sure a mean over judged rows is. The numbers were set on made problems: analysis/results/coverage.md."""
+    """Constants of confidence intervals, chosen on synthetic data: analysis/results/coverage.md."""
 
     pseudo_groups: float = 2.0
-    """Groups, of rows that are all right or all wrong, that are added to those that tell how alike a group's rows are:
-    where none is wrong, nothing tells, and a group counts as one row."""
+    """Pseudo-counts for the intraclass correlation: groups whose rows are all correct or all wrong. Without errors the
+    correlation cannot be estimated, and a group then counts as one row."""
     refits: float = 5.0
-    """Of rows held out, each network is another one than that which is told of. With m groups per class, that adds
-    this many times 1 / (1 + m) to the variance, which is 1 of rows judged by one network."""
+    """Cross-validation evaluates other networks than the final one. With m groups per class, this adds ``refits / (1 +
+    m)`` to the variance, in units of the variance with a single network."""
 
 
 INTERVALS = IntervalRules()
 
 
 class Metrics(NamedTuple):
-    """How good logits are: shares of 1, and nats per row. Intervals are of 95 %."""
+    """Metrics of logits, with 95 % confidence intervals."""
 
-    accuracy: float  #: The share of rows that are right.
-    interval: tuple[float, float]  #: Of the accuracy.
+    accuracy: float  #: In [0, 1].
+    interval: tuple[float, float]  #: Confidence interval of the accuracy.
     log_loss: float  #: In nats per row.
-    calibration_error: float  #: In [0, 1], less what chance gives.
-    confusion: Tensor  #: (num_classes, num_classes) int64: rows of each class (down), by prediction (across)
+    calibration_error: float  #: In [0, 1], corrected for its expectation with honest probabilities.
+    confusion: Tensor  #: (num_classes, num_classes) int64: rows of each true class, by predicted class (columns).
     log_loss_interval: tuple[float, float]
     calibration_interval: tuple[float, float]
 
 
 class Sample(NamedTuple):
-    """Rows that something is judged on: how much each counts, and which are alike."""
+    """The weights and groups of evaluated rows, from which confidence intervals are computed."""
 
-    weights: Tensor  #: (n,) float64, > 0: how many rows each stands for.
-    groups: Tensor  #: (n,) int64: the group of each row, from 0, each number there.
-    spread: float = 1.0  #: The variance of a mean over them, in that of one over rows judged by one network.
+    weights: Tensor  #: (n,) float64, > 0: the number of original rows that each row represents.
+    groups: Tensor  #: (n,) int64: the group of each row; all numbers from 0 to the maximum occur.
+    variance_factor: float = 1.0  #: Factor on variances, for rows that were evaluated by several networks.
 
     @classmethod
-    def of(cls, n: int, weights: Tensor | None = None, groups: Tensor | None = None, spread: float = 1.0) -> Sample:
-        """Return a sample of n rows, of weights (n,), None for 1, and groups (n,), None or below 0 for each alone."""
+    def of(
+        cls, n: int, weights: Tensor | None = None, groups: Tensor | None = None, variance_factor: float = 1.0
+    ) -> Sample:
+        """Make a sample of n rows.
+
+        Args:
+            n: The number of rows.
+            weights: (n,) float64, > 0; None for 1.
+            groups: (n,) int64; None, or a negative number, for rows without a group.
+            variance_factor: Factor on variances.
+        """
         weights = torch.ones(n, dtype=torch.float64) if weights is None else weights
         if groups is None:
-            return cls(weights, torch.arange(n, device=weights.device), spread)
-        alone = groups.max().clamp_min(-1) + 1 + torch.arange(n, device=groups.device)
-        return cls(weights, torch.where(groups < 0, alone, groups).unique(return_inverse=True)[1], spread)
+            return cls(weights, torch.arange(n, device=weights.device), variance_factor)
+        single = groups.max().clamp_min(-1) + 1 + torch.arange(n, device=groups.device)
+        return cls(weights, torch.where(groups < 0, single, groups).unique(return_inverse=True)[1], variance_factor)
 
-    def add_up(self, values: Tensor) -> Tensor:
-        """Return the sum of values (n,) in each group, (groups,) float64."""
+    def sum_by_group(self, values: Tensor) -> Tensor:
+        """Sum values (n,) in each group: (groups,) float64."""
         return self.weights.new_zeros(int(self.groups.max()) + 1).index_add_(0, self.groups, values)
 
     @property
-    def equal_groups(self) -> float:
-        """How many groups of equal weight say as much as these."""
-        return count_equal_rows(self.add_up(self.weights))
+    def effective_groups(self) -> float:
+        """The effective number of groups, given their weights."""
+        return effective_sample_size(self.sum_by_group(self.weights))
 
     @property
     def quantile(self) -> float:
-        """The factor on a standard error for 95 %: few groups tell little of how much they vary."""
-        return find_quantile(self.equal_groups - 1)
+        """The factor on a standard error for a 95 % interval, larger if there are few groups."""
+        return student_quantile(self.effective_groups - 1)
 
-    def find_share(self, right: Tensor) -> float:
-        """Return the share that is right (n,) float64, 0 or 1: of rows that all are, 1 exactly."""
-        return float((self.weights * right).sum() / self.weights.sum())
+    def proportion(self, correct: Tensor) -> float:
+        """Compute the weighted fraction of correct rows, from ``correct`` (n,) float64, 0 or 1."""
+        return float((self.weights * correct).sum() / self.weights.sum())
 
-    def count_rows(self, right: Tensor) -> float:
-        """Return how many rows, of equal weight and each alone, say as much of a share as these do.
+    def effective_rows(self, correct: Tensor) -> float:
+        """Compute the number of independent rows of equal weight with which a proportion is equally uncertain.
 
         Args:
-            right: (n,) float64, 0 or 1.
+            correct: (n,) float64, 0 or 1.
 
         Source: the design effect of groups of unequal sizes and weights, Kish, "Survey sampling" (1965), sec. 8.2, and
             Gabler, Haeder and Lahiri, "A model based justification of Kish's formula for design effects for weighting
-            and clustering" (1999); how alike the rows of a group are is their intraclass correlation, by moments.
+            and clustering" (1999); the intraclass correlation is estimated by moments.
         """
-        squares, sums = float(self.weights.square().sum()), self.add_up(self.weights)
-        pairs = float(sums.square().sum()) - squares  # of rows of one group, by weight
+        squares, sums = float(self.weights.square().sum()), self.sum_by_group(self.weights)
+        pairs = float(sums.square().sum()) - squares  # total weight of pairs of rows of one group
         if pairs < squares * 1e-9:
-            return count_equal_rows(self.weights)
-        total, groups = float(self.weights.sum()), self.equal_groups
-        share = self.find_share(right)
-        errors = self.weights * (right - share)
-        alike = float(self.add_up(errors).square().sum() - errors.square().sum())
-        smooth = (share * groups + 1) / (groups + 2)  # no group is right, and none is wrong, for good
-        added = INTERVALS.pseudo_groups / groups * pairs * smooth * (1 - smooth)
-        correlation = min(1.0, max(0.0, (alike + added) / (pairs * share * (1 - share) + added)))
-        return total**2 / (squares + correlation * pairs)
+            return effective_sample_size(self.weights)
+        total, groups = float(self.weights.sum()), self.effective_groups
+        proportion = self.proportion(correct)
+        errors = self.weights * (correct - proportion)
+        covariance = float(self.sum_by_group(errors).square().sum() - errors.square().sum())
+        smoothed = (proportion * groups + 1) / (groups + 2)
+        prior = INTERVALS.pseudo_groups / groups * pairs * smoothed * (1 - smoothed)
+        correlation = (covariance + prior) / (pairs * proportion * (1 - proportion) + prior)
+        return total**2 / (squares + min(1.0, max(0.0, correlation)) * pairs)
 
-    def find_interval(self, right: Tensor, share: float | None = None) -> tuple[float, float]:
-        """Return the 95 % interval of a share: `find_interval` of as many rows, each alone, as say as much of it.
+    def interval(self, correct: Tensor, proportion: float | None = None) -> tuple[float, float]:
+        """Compute the 95 % confidence interval of a proportion.
 
         Args:
-            right: (n,) float64, 0 or 1: what there is a share of.
-            share: Another one that is as uncertain; None for its own.
+            correct: (n,) float64, 0 or 1.
+            proportion: Another proportion that is equally uncertain; None for that of ``correct``.
         """
-        share = self.find_share(right) if share is None else share
-        alone = len(self.groups) == int(self.groups.max()) + 1  # then the share itself says how it varies
-        return find_interval(share, self.count_rows(right) / self.spread, NORMAL if alone else self.quantile)
+        proportion = self.proportion(correct) if proportion is None else proportion
+        ungrouped = len(self.groups) == int(self.groups.max()) + 1  # then the proportion determines the variance
+        quantile = NORMAL_QUANTILE if ungrouped else self.quantile
+        return wilson_interval(proportion, self.effective_rows(correct) / self.variance_factor, quantile)
 
-    def find_half_width(self, values: Tensor) -> float:
-        """Return half the width of the 95 % interval of the mean of values (n,) float64, groups counting as one each.
+    def half_width(self, values: Tensor) -> float:
+        """Compute half the width of the 95 % confidence interval of the mean of values (n,) float64.
 
         Source: the variance over clusters, Liang and Zeger, "Longitudinal data analysis using generalized linear
-            models" (1986), with the quantile of Student's t that many groups have.
+            models" (1986), with the quantile of Student's t for the number of groups.
         """
-        return self.quantile * math.sqrt(self.find_variance(values))
+        return self.quantile * math.sqrt(self.variance_of_mean(values))
 
-    def find_variance(self, values: Tensor) -> float:
-        """Return the variance of the mean of values (n,) float64."""
-        shares = self.weights / self.weights.sum()
-        sums = self.add_up(shares * (values - (shares * values).sum()))
+    def variance_of_mean(self, values: Tensor) -> float:
+        """Compute the variance of the mean of values (n,) float64, with groups as units."""
+        weights = self.weights / self.weights.sum()
+        sums = self.sum_by_group(weights * (values - (weights * values).sum()))
         groups = len(sums)
-        return self.spread * float(sums.square().sum()) * groups / max(1, groups - 1)
+        return self.variance_factor * float(sums.square().sum()) * groups / max(1, groups - 1)
 
 
-def count_equal_rows(weights: Tensor) -> float:
-    """Return how many rows of equal weight say as much as rows of weights (n,).
+def effective_sample_size(weights: Tensor) -> float:
+    """Compute the effective sample size of rows with weights (n,).
 
     Source: Kish, "Survey sampling" (1965), sec. 8.2.
     """
     return float(weights.sum().square() / weights.square().sum())
 
 
-def find_quantile(degrees: float) -> float:
-    """Return the 97.5 % quantile of Student's t; below 2 degrees of freedom, which may be a fraction, that of 2.
+def student_quantile(degrees: float) -> float:
+    """Compute the 97.5 % quantile of Student's t; fewer than 2 degrees of freedom, which may be fractional, count as 2.
 
     Source: the expansion of Abramowitz and Stegun, "Handbook of mathematical functions" (1964), 26.7.5, right to 1 %.
     """
-    z, degrees = NORMAL, max(2.0, degrees)
+    z, degrees = NORMAL_QUANTILE, max(2.0, degrees)
     terms = (
         (z**3 + z) / 4,
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,
@@ -152,42 +162,43 @@ def find_quantile(degrees: float) -> float:
     return z + sum(term / degrees**power for power, term in enumerate(terms, start=1))
 
 
-def find_interval(share: float, rows: float, quantile: float = NORMAL) -> tuple[float, float]:
-    """Return the 95 % interval of a share in [0, 1] of some rows of equal weight, > 0.
+def wilson_interval(proportion: float, rows: float, quantile: float = NORMAL_QUANTILE) -> tuple[float, float]:
+    """Compute the 95 % confidence interval of a proportion.
 
     Args:
-        share: The share.
-        rows: How many there are, or how many say as much: `Sample.count_rows`.
-        quantile: `Sample.quantile`, where the rows are in groups.
+        proportion: In [0, 1].
+        rows: The number of rows, > 0, or their effective number from `Sample.effective_rows`.
+        quantile: `Sample.quantile` if the rows are in groups.
 
     Source: Wilson, "Probable inference, the law of succession, and statistical inference" (1927), with the quantile of
         Student's t, as Korn and Graubard, "Confidence intervals for proportions with small expected number of
         positive counts estimated from survey data" (1998), do for groups.
     """
-    spread = quantile**2 / rows
-    middle = (share + spread / 2) / (1 + spread)
-    half = math.sqrt(share * (1 - share) * spread + spread**2 / 4) / (1 + spread)
-    return min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half))  # of 1, the end is not rounded off
+    scale = quantile**2 / rows
+    middle = (proportion + scale / 2) / (1 + scale)
+    half = math.sqrt(proportion * (1 - proportion) * scale + scale**2 / 4) / (1 + scale)
+    low, high = max(0.0, middle - half), min(1.0, middle + half)
+    return min(proportion, low), max(proportion, high)  # rounding must not exclude 0 or 1
 
 
-def find_refit_spread(groups: float, classes: int) -> float:
-    """Return `Sample.spread` of rows held out, given how many groups there are, and classes; see `IntervalRules`."""
+def refit_variance_factor(groups: float, classes: int) -> float:
+    """Compute `Sample.variance_factor` of cross-validation with this many groups and classes; see `IntervalRules`."""
     return 1 + INTERVALS.refits / (1 + groups / classes)
 
 
 def measure(logits: Tensor, labels: Tensor, sample: Tensor | Sample | None = None) -> Metrics:
-    """Judge logits.
+    """Compute accuracy, log-loss, calibration error and confusion matrix of logits.
 
     Args:
         logits: (n, num_classes) floating, n >= 1.
         labels: (n,) int64.
-        sample: The rows; or their weights alone, (n,) float64, > 0: how many rows each stands for; None for one.
+        sample: Weights and groups; or weights alone, (n,) float64, > 0; None for weights of 1.
 
     Returns:
-        The metrics. Intervals count groups, not rows, as far as their rows are alike, and of a row's repetitions none
-        makes them narrower. That of the log-loss takes the variance that the probabilities themselves promise, where
-        the rows show less: few rows seldom show the rare ones that cost most. The calibration error is that of Guo et
-        al. without the part that chance gives where probabilities are honest.
+        The metrics. Confidence intervals take into account that the rows of a group are correlated. The variance of the
+        log-loss is at least that which the predicted probabilities imply: a small sample seldom contains the rare rows
+        with large losses. The calibration error is that of Guo et al., minus its expectation if probabilities are
+        honest.
 
     Raises:
         InputError: Logits that give no probabilities.
@@ -196,79 +207,83 @@ def measure(logits: Tensor, labels: Tensor, sample: Tensor | Sample | None = Non
     log_p = logits.double().log_softmax(dim=1)
     if bool(log_p.isnan().any()):
         got = f"NaN in {int(log_p.isnan().any(dim=1).sum())} of {n} rows"
-        raise_input_error("logits", "give probabilities", got, "Mend or drop the rows that they come from.")
+        raise_input_error("logits", "give probabilities", got, "Correct or drop the rows that they come from.")
     predicted = logits.argmax(dim=1)
-    right = (predicted == labels).double()
+    correct = (predicted == labels).double()
     sample = torch.ones_like(labels, dtype=torch.float64) if sample is None else sample
     sample = sample if isinstance(sample, Sample) else Sample.of(n, sample)
-    weights, _, spread = sample
-    shares = weights / weights.sum()
+    weights, _, variance_factor = sample
+    normalized = weights / weights.sum()
     losses = -log_p.gather(1, labels[:, None])[:, 0]
-    log_loss = float((shares * losses).sum())
+    log_loss = float((normalized * losses).sum())
     p = log_p.exp()
-    possible = torch.where(p > 0, log_p, 0.0)  # of a class that cannot be, p log p is 0
-    promised = (p * possible.square()).sum(dim=1) - (p * possible).sum(dim=1).square()
-    rows = sample.count_rows(right)
-    variance = max(sample.find_variance(losses), spread * float((shares * promised).sum()) / rows)
-    half = sample.quantile * math.sqrt(variance)
-    around = math.hypot(log_loss, half)
-    error, beyond, deviation = _find_calibration(log_p.amax(dim=1).exp(), right, shares, rows)
-    error_half = sample.quantile * math.sqrt(spread) * deviation
+    finite = torch.where(p > 0, log_p, 0.0)  # p log p is 0 for p = 0
+    implied = (p * finite.square()).sum(dim=1) - (p * finite).sum(dim=1).square()  # (n,) variance of the loss
+    rows = sample.effective_rows(correct)
+    implied_variance = variance_factor * float((normalized * implied).sum()) / rows
+    half = sample.quantile * math.sqrt(max(sample.variance_of_mean(losses), implied_variance))
+    centre = math.hypot(log_loss, half)
+    error, excess, deviation = _estimate_calibration_error(log_p.amax(dim=1).exp(), correct, normalized, rows)
+    error_half = sample.quantile * math.sqrt(variance_factor) * deviation
     confusion = torch.bincount(labels * num_classes + predicted, weights, minlength=num_classes**2).round().long()
     return Metrics(
-        sample.find_share(right),
-        sample.find_interval(right),
+        sample.proportion(correct),
+        sample.interval(correct),
         log_loss,
         error,
         confusion.reshape(num_classes, num_classes),
-        (around - half, around + half),
-        (max(0.0, min(error, beyond - error_half)), min(1.0, error + error_half)),
+        (centre - half, centre + half),
+        (max(0.0, min(error, excess - error_half)), min(1.0, error + error_half)),
     )
 
 
-def _find_calibration(confidence: Tensor, right: Tensor, shares: Tensor, rows: float) -> tuple[float, float, float]:
-    """Return the calibration error without what chance gives.
+def _estimate_calibration_error(
+    confidence: Tensor, correct: Tensor, weights: Tensor, rows: float
+) -> tuple[float, float, float]:
+    """Estimate the calibration error, corrected for its bias.
 
-    In each bin, the variance that the gap between confidence and accuracy has where confidences are honest is taken
-    off the gap's square; what would be negative is 0. Of few rows, that is still more than 0 where they are.
+    In each bin, the square of the gap between confidence and accuracy is reduced by its expectation under honest
+    confidences, but not below 0.
 
     Args:
         confidence: (n,) float64.
-        right: (n,) float64.
-        shares: (n,) of the rows' weight, summing to 1.
-        rows: How many rows, each alone, say as much: the variances are those of so many.
+        correct: (n,) float64, 0 or 1.
+        weights: (n,), summing to 1.
+        rows: The effective number of rows, which determines the variances.
 
     Returns:
-        The error; by how much the plain sum of gaps is more than its mean where confidences are honest; and the
-        standard deviation of that sum, of halves of normal distributions, there.
+        The error; the sum of absolute gaps minus its expectation under honest confidences; and the standard deviation
+        of that sum, as a sum of half-normal variables.
 
     Source: the error of Guo et al., "On calibration of modern neural networks" (2017), eq. 3; its bias and the remedy,
         for squares, Kumar, Liang and Ma, "Verified uncertainty calibration" (2019), sec. 4.1.
     """
-    alike = count_equal_rows(shares) / rows  # the design effect
-    position = (confidence * BINS).ceil().long().sub_(1).clamp_(0, BINS - 1)
-    gaps = confidence - right
-    values = torch.stack([shares * gaps, shares.square() * confidence * (1 - confidence), (shares * gaps).square()])
-    gap, honest, shown = values.new_zeros(3, BINS).index_add_(1, position, values)
-    error = float((gap.square() - alike * honest).clamp_min(0).sqrt().sum())
-    beyond = float(gap.abs().sum() - (2 / math.pi * alike * honest).sqrt().sum())
-    return error, beyond, math.sqrt((1 - 2 / math.pi) * alike * float(torch.maximum(honest, shown).sum()))
+    design_effect = effective_sample_size(weights) / rows
+    n_bins = CALIBRATION_BINS
+    position = (confidence * n_bins).ceil().long().sub_(1).clamp_(0, n_bins - 1)
+    gaps = confidence - correct
+    values = torch.stack([weights * gaps, weights.square() * confidence * (1 - confidence), (weights * gaps).square()])
+    gap, honest, observed = values.new_zeros(3, n_bins).index_add_(1, position, values)
+    error = float((gap.square() - design_effect * honest).clamp_min(0).sqrt().sum())
+    excess = float(gap.abs().sum() - (2 / math.pi * design_effect * honest).sqrt().sum())
+    variance = (1 - 2 / math.pi) * design_effect * float(torch.maximum(honest, observed).sum())
+    return error, excess, math.sqrt(variance)
 
 
 class ClassMetrics(NamedTuple):
-    """How good predictions are class by class: shares of 1, and 0 where there is nothing to take a share of."""
+    """Metrics of each class; 0 if undefined."""
 
-    recall: Tensor  #: (num_classes,) float64: of the rows of a class, those that are taken for it.
-    precision: Tensor  #: (num_classes,) float64: of the rows that are taken for a class, those that are of it.
-    f1: Tensor  #: (num_classes,) float64: the harmonic mean of both.
-    rows: Tensor  #: (num_classes,) int64: of each class.
-    predicted: Tensor  #: (num_classes,) int64: how many rows are taken for each class.
+    recall: Tensor  #: (num_classes,) float64.
+    precision: Tensor  #: (num_classes,) float64.
+    f1: Tensor  #: (num_classes,) float64: the harmonic mean of recall and precision.
+    rows: Tensor  #: (num_classes,) int64: the number of rows of each class.
+    predicted: Tensor  #: (num_classes,) int64: the number of predictions of each class.
 
     @property
     def macro(self) -> dict[str, float]:
-        """The plain means of recall, precision and F1 over the classes that have a row or are predicted."""
-        there = (self.rows + self.predicted) > 0
-        return {name: float(getattr(self, name)[there].mean()) for name in ("recall", "precision", "f1")}
+        """The unweighted means of recall, precision and F1 over the classes that have a row or are predicted."""
+        occurs = (self.rows + self.predicted) > 0
+        return {name: float(getattr(self, name)[occurs].mean()) for name in ("recall", "precision", "f1")}
 
     @property
     def balanced_accuracy(self) -> float:
@@ -277,20 +292,23 @@ class ClassMetrics(NamedTuple):
 
 
 def measure_classes(confusion: Tensor) -> ClassMetrics:
-    """Judge predictions class by class.
+    """Compute recall, precision and F1 of each class.
 
     Args:
-        confusion: (num_classes, num_classes) int64 of `measure`: rows of each class (down), by prediction (across).
+        confusion: (num_classes, num_classes) int64 of `measure`: rows of each true class, by predicted class.
 
     Source: van Rijsbergen, "Information retrieval" (1979), ch. 7.
     """
-    right, rows, predicted = confusion.diagonal().double(), confusion.sum(dim=1), confusion.sum(dim=0)
+    correct, rows, predicted = confusion.diagonal().double(), confusion.sum(dim=1), confusion.sum(dim=0)
     either = (rows + predicted).clamp_min(1)
-    return ClassMetrics(right / rows.clamp_min(1), right / predicted.clamp_min(1), 2 * right / either, rows, predicted)
+    recall, precision = correct / rows.clamp_min(1), correct / predicted.clamp_min(1)
+    return ClassMetrics(recall, precision, 2 * correct / either, rows, predicted)
 
 
-def find_auroc(known: Tensor, unknown: Tensor) -> float:
-    """Return how often a known row scores higher than an unknown one, ties counting half: the area under the ROC curve.
+def compute_auroc(known: Tensor, unknown: Tensor) -> float:
+    """Compute the area under the ROC curve: the probability that a known row scores higher than an unknown one.
+
+    Ties count half.
 
     Args:
         known: (n,) floating, n >= 1: scores such as those of `score_known`.
@@ -304,40 +322,40 @@ def find_auroc(known: Tensor, unknown: Tensor) -> float:
     return float((below + not_above).double().mean()) / (2 * len(unknown))
 
 
-def suspect_labels(logits: Tensor, labels: Tensor) -> Tensor:
-    """Score how much each row looks as if its label were wrong.
+def score_label_errors(logits: Tensor, labels: Tensor) -> Tensor:
+    """Score how likely the label of each row is wrong.
 
     Args:
-        logits: (n, num_classes) floating, by networks that did not see the rows.
-        labels: (n,) int64, as given.
+        logits: (n, num_classes) floating, by networks that were not trained on the rows.
+        labels: (n,) int64, the given labels.
 
     Returns:
-        (n,) float64, in nats: the log-probability of the most likely other class, less that of the given one; above 0
-        where the other one is believed.
+        (n,) float64, in nats: the log-probability of the most likely other class, minus that of the given one. It is
+        positive if another class is predicted.
 
     Source: the normalised margin of Northcutt, Jiang and Chuang, "Confident learning: estimating uncertainty in
         dataset labels" (2021), sec. 3.2, as a ratio of probabilities.
     """
     given = labels[:, None]
     log_p = logits.double().log_softmax(dim=1)
-    own = log_p.gather(1, given)[:, 0]
-    return log_p.scatter(1, given, -math.inf).amax(dim=1) - own
+    given_log_p = log_p.gather(1, given)[:, 0]
+    return log_p.scatter(1, given, -math.inf).amax(dim=1) - given_log_p
 
 
-#: Most scores that a threshold is found from.
-MOST_SCORES = 2000
+#: Maximal number of scores that are stored to compute thresholds.
+MAX_SCORES = 2000
 
 
 def score_known(logits: Tensor) -> Tensor:
-    """Score how much each row is like some class: the logarithm of the sum of its classes' exponentials.
+    """Score how likely each row is of a known class: the negative free energy, the log-sum-exp of the logits.
 
-    The largest probability asks which class it is, given that it is one; this also asks how near the classes are.
+    Unlike the largest probability, it also depends on the distance from all classes.
 
     Args:
         logits: (n, num_classes) floating.
 
     Returns:
-        (n,) float64, higher for rows that are more like a class.
+        (n,) float64, higher for rows that are more likely of a known class.
 
     Source: Liu, Wang, Owens and Li, "Energy-based out-of-distribution detection" (2020), eq. 4.
     """
@@ -345,33 +363,34 @@ def score_known(logits: Tensor) -> Tensor:
 
 
 def calibrate(scores: Tensor, offset: float = 0.0) -> Tensor:
-    """Return the scores that fresh rows of known classes have, in ascending order, for `find_threshold`.
+    """Estimate the scores of new rows of known classes, in ascending order, for `rejection_threshold`.
 
     Args:
-        scores: (n,) float64 of rows by networks that did not see them, from `protonet.fit.crossfit.score_held`.
-        offset: What a network of all rows adds to such a row's score: `protonet.fit.crossfit.Crossfit.offset`.
+        scores: (n,) float64 of held-out rows, from `protonet.fit.crossfit.score_held`.
+        offset: Added to the scores: the mean difference to a network that is fitted to all rows, from
+            `protonet.fit.crossfit.Crossfit.offset`.
 
     Returns:
-        (min(n, MOST_SCORES),) float64.
+        (min(n, MAX_SCORES),) float64.
     """
     scores = scores.sort().values + offset
-    places = torch.linspace(0, len(scores) - 1, min(len(scores), MOST_SCORES), dtype=torch.float64)
-    return scores[places.round().long().to(scores.device)]
+    indices = torch.linspace(0, len(scores) - 1, min(len(scores), MAX_SCORES), dtype=torch.float64)
+    return scores[indices.round().long().to(scores.device)]
 
 
-def find_threshold(scores: Tensor, rate: float) -> float:
-    """Find the score at and below which a row is unknown, so that few rows of known classes are.
+def rejection_threshold(scores: Tensor, rate: float) -> float:
+    """Compute the score at and below which rows are rejected as unknown, given a false-rejection rate.
 
     Args:
         scores: (n,) of `calibrate`.
-        rate: The share of the rows of known classes that may be called unknown, in (0, 1).
+        rate: The fraction of rows of known classes that may be rejected, in (0, 1).
 
     Returns:
         The threshold.
 
     Raises:
         InputTypeError: The rate is not a number.
-        InputError: A rate that is not below 1, or smaller than so few scores can tell.
+        InputError: The rate is not below 1, or too small for the number of scores.
 
     Source: conformal p-values, Vovk, Gammerman and Shafer, "Algorithmic learning in a random world" (2005), sec. 2.2.
     """
@@ -379,15 +398,17 @@ def find_threshold(scores: Tensor, rate: float) -> float:
     if not len(scores):
         remedy = "Fit to two samples or more of some classes."
         raise_input_error("scores", "come from rows that were held out", "none", remedy)
-    place = math.floor(rate * (len(scores) + 1) + 1e-9)
-    if not 0 < place <= len(scores):
+    rank = math.floor(rate * (len(scores) + 1) + 1e-9)
+    if not 0 < rank <= len(scores):
         bounds = f"be in [{1 / (len(scores) + 1):.2g}, 1)"
-        remedy = f"{len(scores)} held-out rows tell no more than that."
+        remedy = f"There are {len(scores)} held-out rows, too few for this rate."
         raise_input_error("rate", bounds, rate, remedy)
-    return float(scores[place - 1])
+    return float(scores[rank - 1])
 
 
-def fill_bins(confidence: Tensor, right: Tensor, n_bins: int = BINS, *, weights: Tensor | None = None) -> Tensor:
+def fill_bins(
+    confidence: Tensor, right: Tensor, n_bins: int = CALIBRATION_BINS, *, weights: Tensor | None = None
+) -> Tensor:
     """Sort predictions into bins of equal width by confidence, for the calibration error.
 
     Bin b holds the confidences in (b / n_bins, (b + 1) / n_bins]; the first one also holds 0. Bins of several batches
@@ -395,12 +416,12 @@ def fill_bins(confidence: Tensor, right: Tensor, n_bins: int = BINS, *, weights:
 
     Args:
         confidence: Floating, of any shape, in [0, 1]: the probability of the predicted class.
-        right: Of the same shape, bool or 0 and 1: is the prediction right?
+        right: Of the same shape, bool or 0 and 1: whether the prediction is correct.
         n_bins: >= 1.
-        weights: Of the same shape, > 0: how often each prediction counts; None for once.
+        weights: Of the same shape, > 0; None for weights of 1.
 
     Returns:
-        (n_bins, 3) float64: the number of predictions, the sum of their confidences, and how many are right.
+        (n_bins, 3) float64: the number of predictions, the sum of their confidences, and the number of correct ones.
 
     Source: Guo et al., "On calibration of modern neural networks" (2017), sec. 2. https://arxiv.org/abs/1706.04599
     """

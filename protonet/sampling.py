@@ -52,14 +52,14 @@ def index_classes(labels: Tensor) -> ClassIndex:
 
 
 def list_pieces(index: ClassIndex) -> list[Tensor]:
-    """Return the row numbers (rows,) int64 of each class of an index."""
+    """List the row numbers (rows,) int64 of each class of an index."""
     return [
         index.rows[start : start + size] for start, size in zip(index.start.tolist(), index.size.tolist(), strict=True)
     ]
 
 
 def index_pieces(pieces: list[Tensor]) -> ClassIndex:
-    """Return the index of classes of which each piece, (rows,) int64, holds the row numbers."""
+    """Make an index from the row numbers (rows,) int64 of each class."""
     size = torch.tensor(list(map(len, pieces)))
     return ClassIndex(torch.cat(pieces), size.cumsum(0) - size, size)
 
@@ -119,12 +119,12 @@ def draw_distinct(uniform: Tensor, count: Tensor) -> Tensor:
     free = (uniform.reshape(len(count), slots).T * left).int().minimum(left - 1)  # (slots, n)
     # The round's draws in ascending order, the k-th (from 0) minus k: as many undrawn items come before it.
     none = torch.iinfo(torch.int32).max
-    taken = torch.full((slots + 1, len(count)), none, dtype=torch.int32)
-    taken[0] = -none
+    drawn = torch.full((slots + 1, len(count)), none, dtype=torch.int32)
+    drawn[0] = -none
     passed = torch.empty_like(free)
     ends = (left == 1).any(dim=1).tolist()
     for slot in range(slots):
-        earlier, later = taken[: slot + 1], taken[1 : slot + 2]
+        earlier, later = drawn[: slot + 1], drawn[1 : slot + 2]
         torch.sum(earlier <= free[slot], dim=0, dtype=torch.int32, out=passed[slot])
         torch.minimum(later, torch.maximum(earlier - 1, free[slot]), out=later)  # insert the draw in order
         if ends[slot]:

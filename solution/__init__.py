@@ -1,1 +1,1 @@
-"""What is handed in to the contest, and the packer."""
+"""The contest submission and the packer."""

@@ -1,8 +1,8 @@
 """Pack the submissions: ``python -m solution.pack`` writes a ZIP for Agentics and a file for Frontier-CS.
 
-Both hold the modules of protonet that its solver imports and no others. The bytes depend on the sources
-alone: fixed times and permissions, sorted entries, nothing compressed (another zlib would do it otherwise). The
-shared optimizer is handed in as two files: `protonet.optimizer` under another name, and its settings.
+Both hold the modules of protonet that its solver imports, and no others. The bytes depend on the sources alone: fixed
+times and permissions, sorted entries, no compression (whose result depends on the version of zlib). The shared
+optimizer is submitted as two files: `protonet.optimizer` under another name, and its settings.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ALLOWED = sys.stdlib_module_names | {"protonet", "torch", "numpy"}
 MANIFEST = "agentics.solution.json"
 COMMANDS = ("setup", "build", "run")
 ZIP_NAME, SINGLE_NAME = "protonet-agentics.zip", "solution.py"
-#: What the shared optimizer is handed in as, and the file that it is a copy of.
+#: The submitted files of the shared optimizer, and the files of which they are copies.
 OPTIMIZER_FILES = {
     "custom_optimizer.py": "protonet/optimizer.py",
     "optimizer_config.json": "solution/optimizer_config.json",
@@ -52,7 +52,7 @@ def library_files(root: Path = ROOT) -> dict[str, str]:
         POSIX path below ``root`` to source text, sorted by path.
 
     Raises:
-        InputError: One of them imports what the contest does not have.
+        InputError: A file imports a package that the contest does not have.
     """
     files: dict[str, str] = {}
     waiting = list(ENTRY_POINTS)
@@ -60,16 +60,16 @@ def library_files(root: Path = ROOT) -> dict[str, str]:
         module = waiting.pop()
         path = PurePosixPath(module.replace(".", "/"))
         options = (path / "__init__.py", path.with_suffix(".py"))
-        found = next((option for option in options if (root / option).is_file()), None)
-        if found is None or str(found) in files:  # None: a name inside a module, not a module
+        file = next((option for option in options if (root / option).is_file()), None)
+        if file is None or str(file) in files:  # None: a name inside a module, not a module
             continue
-        files[str(found)] = source = (root / found).read_text(encoding="utf-8")
-        package = module if found.stem == "__init__" else module.rpartition(".")[0]
+        files[str(file)] = source = (root / file).read_text(encoding="utf-8")
+        package = module if file.stem == "__init__" else module.rpartition(".")[0]
         for name in _imports(ast.parse(source), package):
             top = name.partition(".")[0]
             if top not in ALLOWED:
                 remedy = "Move it out of the solver's way."
-                raise_input_error(str(found), "import torch, numpy and the standard library alone", top, remedy)
+                raise_input_error(str(file), "import torch, numpy and the standard library alone", top, remedy)
             if top == "protonet":
                 parts = name.split(".")
                 waiting += [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
@@ -77,12 +77,12 @@ def library_files(root: Path = ROOT) -> dict[str, str]:
 
 
 def _imports(tree: ast.Module, package: str) -> Iterator[str]:
-    """Yield the absolute dotted name of all that a module of ``package`` imports, at any depth, but for types."""
+    """Yield the absolute names of a module's imports, at any depth, except those for type checking."""
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
-        for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        waiting += node.orelse if isinstance(node, ast.If) and for_types else ast.iter_child_nodes(node)
+        type_checking = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        waiting += node.orelse if isinstance(node, ast.If) and type_checking else ast.iter_child_nodes(node)
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -91,7 +91,7 @@ def _imports(tree: ast.Module, package: str) -> Iterator[str]:
 
 
 def pack_zip() -> bytes:
-    """Return the Agentics ZIP: manifest, scripts, ``solution.py`` and the library, checked."""
+    """Make the Agentics ZIP of manifest, scripts, ``solution.py`` and the library, and check it."""
     here = ROOT / "solution"
     manifest = (here / MANIFEST).read_text(encoding="utf-8")
     names = [MANIFEST, "solution.py", *json.loads(manifest)["commands"].values()]
@@ -99,7 +99,7 @@ def pack_zip() -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, text in sorted(files.items()):
-            entry = zipfile.ZipInfo(name)  # its time is 1980 unless told
+            entry = zipfile.ZipInfo(name)  # the default time is in 1980
             entry.create_system = 3  # Unix, wherever it is packed
             entry.external_attr = (stat.S_IFREG | (0o755 if name.endswith(".sh") else 0o644)) << 16
             archive.writestr(entry, text)
@@ -108,7 +108,7 @@ def pack_zip() -> bytes:
 
 
 def pack_single() -> bytes:
-    """Return the single file: `solution.single_file` with the library's sources filled in."""
+    """Make the single-file submission: `solution.single_file` with the library's sources."""
     template = (ROOT / "solution" / "single_file.py").read_text(encoding="utf-8")
     entries = [f'    "{path}": {_literal(source)},\n' for path, source in library_files().items()]
     empty = "FILES: dict[str, str] = {}\n"
@@ -117,7 +117,7 @@ def pack_single() -> bytes:
 
 
 def _literal(text: str) -> str:
-    """Return a Python literal of ``text``, readable where that is possible."""
+    """Format ``text`` as a Python literal, with line breaks if possible."""
     readable = f"r'''{text}'''"
     plain = "'''" not in text and not text.endswith(("'", "\\")) and not {"\r", "\0"} & set(text)
     return readable if plain else repr(text)
@@ -130,8 +130,8 @@ def check_archive(data: bytes) -> None:
         data: The ZIP's bytes.
 
     Raises:
-        InputError: No ZIP, too large, too many entries, an unsafe path, a symbolic link, or a manifest that
-            is missing or not as the contest wants it.
+        InputError: Not a ZIP, too large, too many entries, an unsafe path, a symbolic link, or a manifest that is
+            missing or invalid.
     """
     _need(len(data) <= MAX_BYTES, f"have at most {MAX_BYTES} bytes", len(data))
     _need(zipfile.is_zipfile(io.BytesIO(data)), "be a ZIP", "something else")
@@ -164,16 +164,16 @@ def _check_manifest(data: bytes, names: Sequence[str]) -> None:
     size = len(str(manifest["note"]).encode())
     _need(size <= MAX_NOTE, f"have a note of at most {MAX_NOTE} bytes", size, MANIFEST)
     commands = manifest["commands"]
-    right = isinstance(commands, dict) and sorted(commands) == sorted(COMMANDS)
-    _need(right, f"have the commands {', '.join(COMMANDS)}", commands, MANIFEST)
+    valid = isinstance(commands, dict) and sorted(commands) == sorted(COMMANDS)
+    _need(valid, f"have the commands {', '.join(COMMANDS)}", commands, MANIFEST)
     missing = [path for path in commands.values() if path not in names]
     _need(not missing, "name scripts of the archive", missing, MANIFEST)
 
 
-def _need(true: bool, constraint: str, got: object, argument: str = "archive") -> None:
-    """Raise an InputError in the one message form unless ``true``."""
-    if not true:
-        raise_input_error(argument, constraint, got, "Mend solution/ and pack again.")
+def _need(condition: bool, constraint: str, got: object, argument: str = "archive") -> None:
+    """Raise an InputError unless a condition holds."""
+    if not condition:
+        raise_input_error(argument, constraint, got, "Correct solution/ and pack again.")
 
 
 def _pack(arguments: Sequence[str] | None) -> None:

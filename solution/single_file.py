@@ -60,12 +60,12 @@ def _load_library() -> ModuleType:
 
 _library = _load_library()
 
-#: What `protonet.solve` takes of the contest's metadata.
+#: The entries of the contest's metadata that `protonet.solve` uses.
 USED = ("num_classes", "input_dim", "param_limit", "device")
 
 
 class Solution:
-    """What the contest calls."""
+    """The entry point that the contest calls."""
 
     def solve(self, train_loader: Any, val_loader: Any, metadata: dict[str, Any] | None = None) -> nn.Module:
         """Return a trained `protonet.PrototypeNetwork`; see `protonet.solve`."""

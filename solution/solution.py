@@ -19,16 +19,16 @@ from torch import nn
 def _load_library() -> ModuleType:
     """Return this file's own protonet; ``sys.path`` is neither used nor changed."""
     here = Path(__file__).resolve().parent
-    places = [folder / "protonet" / "__init__.py" for folder in (here, here.parent)]
-    place = next((place for place in places if place.is_file()), None)
-    if place is None:
+    candidates = [folder / "protonet" / "__init__.py" for folder in (here, here.parent)]
+    path = next((path for path in candidates if path.is_file()), None)
+    if path is None:
         raise ModuleNotFoundError(f"solution: `protonet` must lie in {here} or beside it. Pack it again.")
     loaded = sys.modules.get("protonet")
-    if loaded is not None and loaded.__file__ and Path(loaded.__file__).resolve() == place:
+    if loaded is not None and loaded.__file__ and Path(loaded.__file__).resolve() == path:
         return loaded
     for name in [name for name in sys.modules if name.partition(".")[0] == "protonet"]:
         del sys.modules[name]
-    spec = importlib.util.spec_from_file_location("protonet", place)
+    spec = importlib.util.spec_from_file_location("protonet", path)
     assert spec is not None
     assert spec.loader is not None
     library = sys.modules["protonet"] = importlib.util.module_from_spec(spec)
@@ -38,12 +38,12 @@ def _load_library() -> ModuleType:
 
 _library = _load_library()
 
-#: What `protonet.solve` takes of the contest's metadata.
+#: The entries of the contest's metadata that `protonet.solve` uses.
 USED = ("num_classes", "input_dim", "param_limit", "device")
 
 
 class Solution:
-    """What the contest calls."""
+    """The entry point that the contest calls."""
 
     def solve(self, train_loader: Any, val_loader: Any, metadata: dict[str, Any] | None = None) -> nn.Module:
         """Return a trained `protonet.PrototypeNetwork`; see `protonet.solve`."""

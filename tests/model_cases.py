@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from protonet import Encoder, PrototypeNetwork
-from protonet.encoder import share_weights
+from protonet.encoder import split_weights
 from protonet.files.archive import CONFIG, TENSORS
 from protonet.files.model import Model
 from protonet.views.fixed_convolution import FixedConvolution, KernelBank
@@ -56,7 +56,7 @@ def make_network(*, learned: bool = True, raw: bool = False) -> PrototypeNetwork
     patterns = [FixedConvolution(8, True, 0.1), FixedConvolution(8, False, 0.1), FixedConvolution(4, True, 0.1)]
     views += [each.fit(rows, KernelBank.fit(rows.features, each.width)) for each in patterns]
     views.append(TabularTransformer(2).fit(rows))
-    encoder = Encoder(views, share_weights(views, [1.0] * len(views)), origin=torch.zeros(8), scale=1.5)
+    encoder = Encoder(views, split_weights(views, [1.0] * len(views)), origin=torch.zeros(8), scale=1.5)
     network = PrototypeNetwork(encoder, embedding_dim=encoder.embedding_dim, num_classes=6, temperature=0.07)
     network.set_prototypes(x, y)  # class 5 does not occur
     network.add_class(F.normalize(x[:3] + 1, dim=1))

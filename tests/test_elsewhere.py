@@ -13,13 +13,13 @@ from protonet.losses import class_means, cosine_cross_entropy, episodic_loss
 from protonet.metrics import (
     Sample,
     calibrate,
+    compute_auroc,
     fill_bins,
-    find_auroc,
-    find_threshold,
     measure,
     measure_classes,
+    rejection_threshold,
     score_known,
-    suspect_labels,
+    score_label_errors,
 )
 from protonet.optimizer import CustomOptimizer
 from tests.elsewhere import AWAY, Away, Elsewhere, Fake, MixedDevicesError
@@ -89,9 +89,9 @@ USES: dict[str, Callable[..., Any]] = {
     "groups": lambda logits, labels, rows: measure(logits, labels, Sample.of(30, labels.double() + 1, labels - 1)),
     "classes": lambda logits, labels, rows: measure_classes(measure(logits, labels).confusion),
     "bins": lambda logits, labels, rows: fill_bins(logits.softmax(dim=1).amax(dim=1), logits.argmax(dim=1) == labels),
-    "unknown": lambda logits, labels, rows: find_threshold(calibrate(score_known(logits)), 0.1),
-    "auroc": lambda logits, labels, rows: find_auroc(*score_known(logits).split([10, 20])),
-    "labels": lambda logits, labels, rows: suspect_labels(logits, labels),
+    "unknown": lambda logits, labels, rows: rejection_threshold(calibrate(score_known(logits)), 0.1),
+    "auroc": lambda logits, labels, rows: compute_auroc(*score_known(logits).split([10, 20])),
+    "labels": lambda logits, labels, rows: score_label_errors(logits, labels),
     "episodes": lambda logits, labels, rows: episodic_loss(rows, n_shot=2, temperature=0.1, smoothing=0.1),
     "proxies": lambda logits, labels, rows: cosine_cross_entropy(logits, labels, rows[0, :, 0, :4], temperature=0.1),
     "means": lambda logits, labels, rows: class_means(logits, labels, 5),

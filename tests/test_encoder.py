@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from protonet.encoder import Encoder, share_weights
+from protonet.encoder import Encoder, split_weights
 from protonet.views.linear import Linear
 from protonet.views.mlp import MLPView
 from protonet.views.training import ResidualMLPs
@@ -22,7 +22,7 @@ def make_encoder(weights: list[float], *, members: int = 2, seed: int = 0) -> En
     torch.nn.init.normal_(learned.last, generator=torch.Generator().manual_seed(seed))
     views: list[View] = [*linear, MLPView.from_mlps(learned, linear[0].map)]
     used = [view for view, weight in zip(views, weights, strict=True) if weight]
-    return Encoder(used, share_weights(used, [weight for weight in weights if weight]), origin=torch.zeros(8))
+    return Encoder(used, split_weights(used, [weight for weight in weights if weight]), origin=torch.zeros(8))
 
 
 @pytest.mark.parametrize(

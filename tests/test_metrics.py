@@ -17,19 +17,19 @@ from protonet.errors import InputError, InputTypeError
 from protonet.fit.crossfit import crossfit, score_held
 from protonet.fit.solver import solve_problem
 from protonet.metrics import (
-    MOST_SCORES,
+    MAX_SCORES,
     Sample,
     calibrate,
     calibration_error,
+    compute_auroc,
     fill_bins,
-    find_auroc,
-    find_interval,
-    find_quantile,
-    find_threshold,
     measure,
     measure_classes,
+    rejection_threshold,
     score_known,
-    suspect_labels,
+    score_label_errors,
+    student_quantile,
+    wilson_interval,
 )
 from tests.strategies import PLAIN, blobs, seeds
 
@@ -97,7 +97,7 @@ def test_auroc_is_that_of_scikit_learn(seed: int, n: int, m: int, ties: bool) ->
     rng = np.random.default_rng(seed)
     scores = rng.integers(4, size=n + m).astype(float) if ties else rng.normal(size=n + m)
     known = np.arange(n + m) < n
-    ours = find_auroc(torch.from_numpy(scores[:n]), torch.from_numpy(scores[n:]))
+    ours = compute_auroc(torch.from_numpy(scores[:n]), torch.from_numpy(scores[n:]))
     assert ours == pytest.approx(roc_auc_score(known, scores))
 
 
@@ -105,7 +105,7 @@ def test_auroc_is_that_of_scikit_learn(seed: int, n: int, m: int, ties: bool) ->
 def test_suspicion_is_the_slow_loops(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits, labels = 3 * torch.randn(8, 4, generator=generator), torch.randint(4, (8,), generator=generator)
-    found = suspect_labels(logits, labels)
+    found = score_label_errors(logits, labels)
     for row, label, score in zip(logits.double(), labels.tolist(), found.tolist(), strict=True):
         p = row.softmax(dim=0).tolist()
         others = [share for number, share in enumerate(p) if number != label]
@@ -113,28 +113,28 @@ def test_suspicion_is_the_slow_loops(seed: int) -> None:
         assert (score > 0) == (int(row.argmax()) != label)
     order = torch.randperm(4, generator=generator)
     renamed = torch.empty_like(order).index_copy_(0, order, torch.arange(4))
-    torch.testing.assert_close(suspect_labels(logits[:, order].double() + 7, renamed[labels]), found)
+    torch.testing.assert_close(score_label_errors(logits[:, order].double() + 7, renamed[labels]), found)
 
 
 @pytest.mark.parametrize(("share", "rows"), [(0.0, 7), (0.3, 40), (1.0, 12)])
 def test_interval_is_scipys(share: float, rows: int) -> None:
     theirs = binomtest(round(share * rows), rows).proportion_ci(method="wilson")
-    assert find_interval(share, rows) == pytest.approx((theirs.low, theirs.high), abs=1e-4)
+    assert wilson_interval(share, rows) == pytest.approx((theirs.low, theirs.high), abs=1e-4)
     right = (torch.arange(rows) < round(share * rows)).double()
-    assert Sample.of(rows).find_interval(right) == find_interval(share, rows)  # each row alone
+    assert Sample.of(rows).interval(right) == wilson_interval(share, rows)  # each row alone
 
 
 def test_an_interval_holds_its_share() -> None:
     for rows in range(1, 200):  # of 1, rounding took the end off
-        assert find_interval(1.0, rows)[1] == 1
-        assert find_interval(0.0, rows)[0] == 0
+        assert wilson_interval(1.0, rows)[1] == 1
+        assert wilson_interval(0.0, rows)[0] == 0
         metrics = measure(torch.eye(2).repeat(rows, 1), torch.arange(2).repeat(rows))
         assert metrics.accuracy == metrics.interval[1] == 1
 
 
 @pytest.mark.parametrize("degrees", [2, 3, 4.5, 10, 100, 1e6])
 def test_quantile_is_scipys(degrees: float) -> None:
-    assert find_quantile(degrees) == pytest.approx(student.ppf(0.975, degrees), rel=0.01)
+    assert student_quantile(degrees) == pytest.approx(student.ppf(0.975, degrees), rel=0.01)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.85, 0.97])
@@ -152,14 +152,14 @@ def test_intervals_hold_the_truth_where_rows_of_a_group_are_alike(
         number = np.repeat(np.arange(groups), sizes)
         alone = rng.random(len(own)) < share
         right = torch.from_numpy(np.where(rng.random(len(own)) < math.sqrt(correlation), own, alone)).double()
-        low, high = Sample.of(len(right), None, torch.from_numpy(number)).find_interval(right)
+        low, high = Sample.of(len(right), None, torch.from_numpy(number)).interval(right)
         covered += low <= share <= high
         width += (high - low) / trials
     error = math.sqrt(0.95 * 0.05 / trials)
     assert covered / trials >= 0.93 - 3 * error
     if groups == 40 and correlation in {0, 0.9}:  # and no wider than they have to be
         rows = groups * (5 if correlation == 0 else 1)
-        low, high = find_interval(share, rows)
+        low, high = wilson_interval(share, rows)
         assert width < 2 * (high - low)
 
 
@@ -169,12 +169,12 @@ def test_groups_that_say_nothing_change_nothing_and_repeated_rows_count_once(see
     right = (torch.rand(12, generator=generator) < 0.7).double()
     weights = torch.rand(12, generator=generator, dtype=torch.float64) + 0.5
     alone = Sample.of(12, weights, torch.full((12,), -1))
-    assert alone.find_interval(right) == Sample.of(12, weights).find_interval(right)
+    assert alone.interval(right) == Sample.of(12, weights).interval(right)
     thrice = Sample.of(36, weights.repeat(3), torch.arange(12).repeat(3))
     equal = Sample.of(36, None, torch.arange(12).repeat(3))
-    assert equal.count_rows(right.repeat(3)) == pytest.approx(12)  # all three are alike: they are one
+    assert equal.effective_rows(right.repeat(3)) == pytest.approx(12)  # all three are alike: they are one
     values = torch.randn(12, generator=generator, dtype=torch.float64)
-    assert thrice.find_half_width(values.repeat(3)) == pytest.approx(alone.find_half_width(values))
+    assert thrice.half_width(values.repeat(3)) == pytest.approx(alone.half_width(values))
 
 
 def test_losses_have_intervals_that_hold_the_truth_where_probabilities_are_honest() -> None:
@@ -252,28 +252,23 @@ def test_the_score_is_the_logarithm_of_the_sum_of_exponentials(seed: int, size: 
 @given(n=st.integers(1, 3000), rate=st.floats(0.001, 0.999))
 def test_at_most_the_rate_of_exchangeable_rows_is_rejected(n: int, rate: float) -> None:
     scores = calibrate(torch.randn(n, generator=torch.Generator().manual_seed(n)))
-    assert len(scores) == min(n, MOST_SCORES)
+    assert len(scores) == min(n, MAX_SCORES)
     if 1 <= rate * (len(scores) + 1) < len(scores) + 1:
-        rejected = int((scores <= find_threshold(scores, rate)).sum())
+        rejected = int((scores <= rejection_threshold(scores, rate)).sum())
         assert rejected / (len(scores) + 1) <= rate + 1e-9  # the share of ranks of one more such row
         assert (rejected + 1) / (len(scores) + 1) > rate - 1e-9
 
 
 def test_the_offset_moves_the_threshold() -> None:
     logits = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
-    plain, moved = (find_threshold(calibrate(score_known(logits), offset), 0.1) for offset in (0.0, 0.25))
+    plain, moved = (rejection_threshold(calibrate(score_known(logits), offset), 0.1) for offset in (0.0, 0.25))
     assert moved == plain + 0.25
 
 
 @pytest.mark.parametrize(
     ("scores", "rate", "error", "message"),
     [
-        (
-            torch.zeros(99),
-            0.001,
-            InputError,
-            r"`rate` must be in \[0.01, 1\); got 0.001. 99 held-out rows tell no more",
-        ),
+        (torch.zeros(99), 0.001, InputError, r"`rate` must be in \[0.01, 1\); got 0.001. There are 99 held-out rows"),
         (torch.zeros(99), 1.0, InputError, r"`rate` must be in \[0.01, 1\); got 1"),
         (torch.zeros(99), 0, InputError, "`rate` must be a finite number > 0; got 0"),
         (torch.zeros(99), "few", InputTypeError, "`rate` must be a finite number > 0; got 'few'"),
@@ -284,7 +279,7 @@ def test_a_rate_that_rows_cannot_tell_is_an_error(
     scores: torch.Tensor, rate: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=f"{message}"):
-        find_threshold(scores, rate)
+        rejection_threshold(scores, rate)
 
 
 def test_the_rate_asked_for_is_the_rate_on_fresh_rows() -> None:
@@ -293,6 +288,6 @@ def test_the_rate_asked_for_is_the_rate_on_fresh_rows() -> None:
         x, y = blobs(seed, rows=60, noise=0.8)
         solution = solve_problem([(x[:50], y[:50])], effort=PLAIN)
         crossed = crossfit(solution)
-        threshold = find_threshold(calibrate(score_held(crossed), float(crossed.offset)), 0.1)
+        threshold = rejection_threshold(calibrate(score_held(crossed), float(crossed.offset)), 0.1)
         rates.append(float((score_known(solution.network(x[50:])) <= threshold).double().mean()))
     assert abs(np.mean(rates) - 0.1) < 3 * np.std(rates, ddof=1) / np.sqrt(len(rates)) + 0.02

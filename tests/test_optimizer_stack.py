@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from protonet.optimizer import CustomOptimizer, StackOptimizer
-from protonet.views.training import MemberData, ResidualMLPs, TrainingRecipe, train
+from protonet.views.training import MemberData, MLPRecipe, ResidualMLPs, train
 
 MEMBERS, STEPS = 3, 30
 #: A matrix turned on both sides, one of odd length on one side, a bias, a vector, a convolution, a table.
@@ -84,7 +84,7 @@ def test_training_with_one_optimizer_per_member_ends_alike() -> None:
     generator = torch.Generator().manual_seed(0)
     tasks = [MemberData(torch.randn(30, 5, generator=generator), torch.arange(30) % 3) for _ in range(MEMBERS)]
     ends = []
-    for recipe in (TrainingRecipe(learning_rate=0.01), TrainingRecipe(learning_rate=0.01, optimizer=CustomOptimizer)):
+    for recipe in (MLPRecipe(learning_rate=0.01), MLPRecipe(learning_rate=0.01, optimizer=CustomOptimizer)):
         stack = ResidualMLPs(MEMBERS, 5, 8, 12, torch.Generator().manual_seed(1))
         for _, average in train(stack, tasks, 3, steps=[25], generator=torch.Generator().manual_seed(2), recipe=recipe):
             ends.append(average)

@@ -39,7 +39,7 @@ from protonet.commands.rows import read_rows
 from protonet.errors import raise_input_error
 from protonet.fit.search import Search
 from protonet.fit.solver import solve_problem
-from protonet.metrics import find_auroc
+from protonet.metrics import compute_auroc
 from protonet.tables.features import encode_block
 from protonet.tables.table import ReadSpec, open_table
 from protonet.ui.text import count, format_table
@@ -267,7 +267,7 @@ def run_method(run: Run) -> dict[str, float]:
     if outcome.log_probabilities is not None:
         probabilities = torch.from_numpy(np.exp(outcome.log_probabilities))
         areas = [
-            find_auroc(probabilities[truth == c, c], probabilities[truth != c, c])
+            compute_auroc(probabilities[truth == c, c], probabilities[truth != c, c])
             for c in range(len(classes))
             if 0 < int((truth == c).sum()) < len(truth)
         ]

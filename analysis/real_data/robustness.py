@@ -31,7 +31,7 @@ from protonet.fit.search import Search
 from protonet.metrics import calibration_error, fill_bins, measure
 from protonet.ui.text import count, format_table
 from protonet.views.mlp import MLPFamily
-from protonet.views.training import TrainingRecipe
+from protonet.views.training import MLPRecipe
 from solution.pack import library_files
 
 #: The sources that decide the data sets and their splits.
@@ -44,8 +44,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "raw": {"metadata": {"param_limit": 0}},
     "no-selection": {"effort": Search(folds=0)},
     "no-shifts": {"effort": Search(shifts=False)},
-    "no-episodes": {"effort": Search().with_kind(MLPFamily(recipe=TrainingRecipe(episodic=0.0)))},
-    "no-cross-entropy": {"effort": Search().with_kind(MLPFamily(recipe=TrainingRecipe(cross_entropy=0.0)))},
+    "no-episodes": {"effort": Search().with_kind(MLPFamily(recipe=MLPRecipe(episodic=0.0)))},
+    "no-cross-entropy": {"effort": Search().with_kind(MLPFamily(recipe=MLPRecipe(cross_entropy=0.0)))},
 }
 #: Baselines that are tuned for few rows; the others of the registry are the contest's.
 TUNED = ("cosine", "centroid", "lda", "logistic", "svm", "svm-probabilities", "knn", "trees", "mlp")

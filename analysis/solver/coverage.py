@@ -23,7 +23,7 @@ from analysis.shared.tables import format_mean
 from protonet.fit.crossfit import crossfit, measure_held
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import solve_problem
-from protonet.metrics import Metrics, find_interval, measure
+from protonet.metrics import Metrics, measure, wilson_interval
 from protonet.ui.command_line import check_name
 from protonet.ui.text import format_table
 from solution.pack import library_files
@@ -94,10 +94,10 @@ def measure_run(run: Run) -> dict[str, Any]:
     result |= {"fresh": list_quantities(fresh), "held": None}
     if len(crossed.labels):
         held_out = measure_held(crossed)
-        result["groups"] = crossed.sample.equal_groups
+        result["groups"] = crossed.sample.effective_groups
         result["held"] = list_quantities(held_out)
         result["intervals"] = [held_out.interval, held_out.log_loss_interval, held_out.calibration_interval]
-        result["alone"] = find_interval(held_out.accuracy, float(crossed.weights.sum()))
+        result["alone"] = wilson_interval(held_out.accuracy, float(crossed.weights.sum()))
     return result
 
 
@@ -224,5 +224,5 @@ def _summarise(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _format_covered(covered: Sequence[bool]) -> str:
     """Return the share of intervals that hold the truth, with its own."""
-    low, high = find_interval(statistics.fmean(covered), len(covered))
+    low, high = wilson_interval(statistics.fmean(covered), len(covered))
     return f"{100 * statistics.fmean(covered):.1f} [{100 * low:.1f}, {100 * high:.1f}]"

@@ -18,7 +18,7 @@ from protonet.fit.importance import rank_columns
 from protonet.fit.learning import draw_curve, expect_more
 from protonet.fit.search import Progress
 from protonet.fit.solver import Solution
-from protonet.metrics import fill_bins, find_interval, suspect_labels
+from protonet.metrics import fill_bins, score_label_errors, wilson_interval
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import format_cells
 from protonet.ui.plots import project
@@ -87,7 +87,7 @@ def compute_reliability(rows: EvaluatedRows) -> list[dict[str, Any]]:
             "rows": int(n),
             "confidence": total / n,
             "accuracy": correct / n,
-            "interval": find_interval(correct / n, n),
+            "interval": wilson_interval(correct / n, n),
         }
         for index, (n, total, correct) in enumerate(bins.tolist())
         if n
@@ -105,7 +105,7 @@ def rank_suspicious_labels(rows: EvaluatedRows, logits: Tensor) -> list[dict[str
         For each row the given and the most probable other class, with their probabilities. Labels with a ``score``
         above 0 are probably wrong.
     """
-    scores, p = suspect_labels(logits, rows.labels), logits.double().softmax(dim=1)
+    scores, p = score_label_errors(logits, rows.labels), logits.double().softmax(dim=1)
     other = p.scatter(1, rows.labels[:, None], -1.0).max(dim=1)
     order = scores.argsort(descending=True, stable=True)[:MAX_SUSPECTS].tolist()
     return [
@@ -132,7 +132,7 @@ def collect_predictions(rows: EvaluatedRows, order: Sequence[int]) -> dict[str, 
     """
     total, points = len(rows.labels), project(rows.logits)
     if total > MAX_ROWS:
-        ranked = suspect_labels(rows.logits, rows.labels).argsort(descending=True, stable=True).tolist()
+        ranked = score_label_errors(rows.logits, rows.labels).argsort(descending=True, stable=True).tolist()
         half = MAX_ROWS // 2
         others = sorted(ranked[half:])
         chosen = sorted([*ranked[:half], *others[:: -(-len(others) // half)]])
@@ -183,7 +183,7 @@ def compute_learning_curve(
     correct = curve.right.double()
     accuracies = correct @ sample.weights / sample.weights.sum()
     points = [
-        {"per_class": size, "accuracy": accuracy, "interval": sample.find_interval(rows)}
+        {"per_class": size, "accuracy": accuracy, "interval": sample.interval(rows)}
         for size, accuracy, rows in zip(curve.per_class, accuracies.tolist(), correct, strict=True)
     ]
     training = solution.problem.rows
@@ -203,7 +203,7 @@ def compute_report_sections(rows: EvaluatedRows, repeated: Tensor, importance: d
     columns = range(len(rows.names)) if importance is None else [column["index"] for column in importance["columns"]]
     return {
         "reliability": compute_reliability(rows),
-        "wrong_labels": int((suspect_labels(repeated, rows.labels) > 0).sum()),
+        "wrong_labels": int((score_label_errors(repeated, rows.labels) > 0).sum()),
         "suspects": rank_suspicious_labels(rows, repeated),
         "importance": importance,
         "predictions": collect_predictions(rows, columns),

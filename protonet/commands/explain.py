@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> None:
         InputError: Arguments, model and table do not match.
     """
     seed, rows, outputs = options.seed, options.rows, options.outputs
-    model = open_model(options, held=True)
+    model = open_model(options, for_update=True)
     generator = torch.Generator().manual_seed(seed)
     if rows is None:
         results = compute_column_importance(options, model, generator)
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> None:
 def restore_held_out(model: Model) -> Crossfit | None:
     """Restore the held-out rows of fit and the cross-validation networks; None if the model has none."""
     try:
-        crossed = restore_crossfit(model.network, model.folds, model.held)
+        crossed = restore_crossfit(model.network, model.folds, model.update_state)
     except ValueError:  # an interrupted fit writes a model without them
         return None
     return crossed if len(crossed.labels) else None

@@ -20,7 +20,7 @@ from protonet.commands.figures import (
 )
 from protonet.commands.options import check_model_path
 from protonet.errors import raise_input_error
-from protonet.files.archive import VERSION, check_facts, read_config
+from protonet.files.archive import FORMAT_VERSION, check_entry_types, read_config
 from protonet.ui.text import count, format_table
 
 #: The entries of the metadata about fit, with their headings.
@@ -58,9 +58,9 @@ def read_header(path: Path) -> dict[str, Any]:
     """
     try:
         config = read_config(path)
-        check_facts(config)
+        check_entry_types(config)
     except (OSError, RuntimeError, ValueError) as error:
-        must = f"be a model file of version {VERSION}"
+        must = f"be a model file of version {FORMAT_VERSION}"
         raise_input_error("model", must, f"{path} ({error})", "Pass a file that fit wrote.")
     return config
 
@@ -85,7 +85,7 @@ def describe_model(path: Path, header: Mapping[str, Any]) -> dict[str, Any]:
         "classes": [{"name": name, "samples": n} for name, n in zip(classes, samples, strict=True)],
         "features": header["network"]["input_dim"],
         "columns": header["columns"],
-        "column_types": summarize_columns(header["columns"], header["told"]),
+        "column_types": summarize_columns(header["columns"], header["column_summaries"]),
         "dropped": dropped if isinstance(dropped, list) else None,
         **{name: metadata.get(name) for name in FIT},
         "groups": len(groups) if isinstance(groups, dict) else None,

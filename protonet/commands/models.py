@@ -57,11 +57,11 @@ MAX_THREADS = 8
 Result = TypeVar("Result")
 
 
-def read_model(path: str | Path, *, held: bool = False, argument: str = "model") -> Model:
+def read_model(path: str | Path, *, for_update: bool = False, argument: str = "model") -> Model:
     """Read a model file as `load_model`; errors name a command's argument."""
     check_model_path(path, argument)
     with renamed_arguments(path=argument):
-        return files.read_model(path, held=held, writer="fit")
+        return files.read_model(path, for_update=for_update, writer="fit")
 
 
 def write_model(path: str | Path, model: Model, argument: str = "--output") -> None:
@@ -70,7 +70,7 @@ def write_model(path: str | Path, model: Model, argument: str = "--output") -> N
         save_model(path, model)
 
 
-def open_model(options: argparse.Namespace, *, held: bool = False, argument: str = "model") -> Model:
+def open_model(options: argparse.Namespace, *, for_update: bool = False, argument: str = "model") -> Model:
     """Read a command's model with the pretrained encoders of its texts and pictures.
 
     Raises:
@@ -78,7 +78,7 @@ def open_model(options: argparse.Namespace, *, held: bool = False, argument: str
         InputError: As `load_model`; the encoder differs from that of fit or is missing; the table has pictures and the
             model has none, or the reverse.
     """
-    model = read_model(options.model, held=held, argument=argument)
+    model = read_model(options.model, for_update=for_update, argument=argument)
     table = None if options.table is None else Path(options.table)
     if table is None:
         return model
@@ -415,5 +415,5 @@ def attach_cv_results(model: Model, crossed: Crossfit, groups: dict[str, int], h
             "most_frequent_class": measure(scores, crossed.labels, crossed.sample).accuracy,
         }
         metadata["scores"] = calibrate(score_held(crossed), float(crossed.offset)).tolist()
-    held = {**list_tensors(crossed), TRAINING_HASHES: hashes}
-    return model._replace(network=crossed.whole, metadata=metadata, held=held, folds=crossed.folds)
+    update_state = {**list_tensors(crossed), TRAINING_HASHES: hashes}
+    return model._replace(network=crossed.whole, metadata=metadata, update_state=update_state, folds=crossed.folds)

@@ -40,7 +40,7 @@ from protonet.embeddings.pictures.reading import are_pictures, hold_pictures
 from protonet.embeddings.representation import hash_file
 from protonet.errors import InputError, raise_input_error, renamed_arguments
 from protonet.files import Model
-from protonet.metrics import find_threshold, score_known
+from protonet.metrics import rejection_threshold, score_known
 from protonet.tables.formats import PICTURE_COLUMN, open_source
 from protonet.tables.table import RowBlock, Table
 from protonet.ui.command_line import check_writable_folder, parse_whole
@@ -226,7 +226,7 @@ def choose_threshold(model: Model, rate: float) -> float:
         must, remedy = "come with a model that was cross-validated", "Fit it again, with two or more rows per class."
         raise_input_error("--unknown", must, "one without held-out rows", remedy)
     with renamed_arguments(rate="--unknown"):
-        return find_threshold(torch.tensor(scores, dtype=torch.float64), rate)
+        return rejection_threshold(torch.tensor(scores, dtype=torch.float64), rate)
 
 
 def add_row_numbers(blocks: Iterable[RowBlock]) -> Iterator[RowBlock]:

@@ -11,7 +11,7 @@ from protonet._text import to_printable
 from protonet.commands.figures import MAX_CLASSES, format_percent, format_probability_metrics, shorten_list
 from protonet.commands.summary import compare_baselines, format_balance, format_confusions
 from protonet.fit.crossfit import FREQUENT, score_frequent
-from protonet.metrics import ClassMetrics, Metrics, Sample, find_auroc, measure, measure_classes, score_known
+from protonet.metrics import ClassMetrics, Metrics, Sample, compute_auroc, measure, measure_classes, score_known
 from protonet.ui.text import count, format_table
 
 
@@ -52,7 +52,7 @@ def make_report(
     known = labels >= 0
     metrics = measure(logits[known], labels[known])
     scores = score_known(logits)
-    auroc = find_auroc(scores[known], scores[~known]) if unknown else None
+    auroc = compute_auroc(scores[known], scores[~known]) if unknown else None
     rows = int(known.sum())
     frequent = {FREQUENT: score_frequent(counts, rows)}
     compared = compare_baselines(logits[known], labels[known], frequent, Sample.of(rows), balanced=balanced)

@@ -56,7 +56,7 @@ def compare_baselines(
         if name in baselines:
             difference = correct - (scores.argmax(dim=1) == labels).double()
             mean = float((weights * difference).sum())
-            result |= {"difference": mean, "half_width": paired.find_half_width(difference)}
+            result |= {"difference": mean, "half_width": paired.half_width(difference)}
         results.append(result)
     return results
 

@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> None:
         InputError: Arguments, model and table do not match.
     """
     outputs = options.outputs
-    model = open_model(options, held=True)
+    model = open_model(options, for_update=True)
     output = outputs["output"] if "output" in outputs else check_writable_file("model", options.model)
     crossed = restore_cv(model)
     group = model.metadata.get("group")
@@ -94,7 +94,7 @@ def count_uninformative(model: Model, block: RowBlock, classes: Sequence[str | i
 def restore_cv(model: Model) -> Crossfit:
     """Restore the held-out rows and cross-validation networks; raise an InputError if a model has none."""
     try:
-        return restore_crossfit(model.network, model.folds, model.held)
+        return restore_crossfit(model.network, model.folds, model.update_state)
     except ValueError as error:
         remedy = "Fit it again: an interrupted fit writes a model without it."
         raise_input_error("model", "have the cross-validation of fit", str(error), remedy)
@@ -102,7 +102,7 @@ def restore_cv(model: Model) -> Crossfit:
 
 def get_training_hashes(model: Model) -> Tensor:
     """Return the hashes (n,) of the training rows of a model; empty if the file has none."""
-    hashes = model.held.get(TRAINING_HASHES)
+    hashes = model.update_state.get(TRAINING_HASHES)
     sound = hashes is not None and hashes.dtype == torch.int64 and hashes.ndim == 1
     return hashes if hashes is not None and sound else torch.empty(0, dtype=torch.int64)
 

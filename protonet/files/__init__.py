@@ -1,4 +1,4 @@
-"""Model files, ONNX, and the embeddings of pictures' files."""
+"""Model files, export to ONNX and torch.export, and embeddings of image files."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 __all__ = ["INSTALL", "Model", "embed_pictures", "export_onnx", "export_pt2", "load_model", "read_model", "save_model"]
 
-_ROOMS = {"export_onnx": "files.onnx", "export_pt2": "files.pt2", "embed_pictures": "embeddings.pictures.files"}
+_LAZY_MODULES = {"export_onnx": "files.onnx", "export_pt2": "files.pt2", "embed_pictures": "embeddings.pictures.files"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is asked for: what a header says is read without torch."""
+    """Import a public name on first use, so that configs of model files can be read without torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"protonet.{_ROOMS.get(name, 'files.model')}"), name)
+    return getattr(import_module(f"protonet.{_LAZY_MODULES.get(name, 'files.model')}"), name)

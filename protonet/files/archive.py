@@ -14,24 +14,32 @@ from pathlib import Path
 from typing import Any
 
 CONFIG, TENSORS = "config.json", "model.safetensors"
-#: Raised whenever the content changes in a way that earlier readers do not understand.
-VERSION = 9
-#: The largest sizes that are decompressed, in bytes: of each entry, and per byte that is stored.
+#: Version of the format, incremented by every change that earlier readers do not understand.
+FORMAT_VERSION = 9
+#: Maximal decompressed size of each entry in bytes, and maximal compression ratio.
 MAX_SIZES, MAX_RATIO = {CONFIG: 2**28, TENSORS: 2**32}, 2000
-#: No clock is read: the same model gives the same bytes.
+#: A constant time stamp: files of the same model are equal.
 TIMESTAMP = (1980, 1, 1, 0, 0, 0)
-_END = struct.Struct("<4s18s")  # of an archive without a comment
-_DAMAGES = (zipfile.BadZipFile, RuntimeError, EOFError, OverflowError, lzma.LZMAError, zlib.error, struct.error)
+_END_OF_DIRECTORY = struct.Struct("<4s18s")  # of an archive without a comment
+_DECOMPRESSION_ERRORS = (
+    zipfile.BadZipFile,
+    RuntimeError,
+    EOFError,
+    OverflowError,
+    lzma.LZMAError,
+    zlib.error,
+    struct.error,
+)
 
 
 class VersionError(ValueError):
-    """A model file of another version than `VERSION`."""
+    """A model file of another version than `FORMAT_VERSION`."""
 
 
 def write_archive(config: Mapping[str, Any], tensors: bytes) -> bytes:
-    """Return the archive of a config and of tensors that safetensors has serialized."""
+    """Serialize a config and tensors, which are already in the format of safetensors."""
     buffer = io.BytesIO()
-    text = json.dumps({"version": VERSION, **config}, allow_nan=False)
+    text = json.dumps({"version": FORMAT_VERSION, **config}, allow_nan=False)
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, content in ((CONFIG, text.encode()), (TENSORS, tensors)):
             entry = zipfile.ZipInfo(name, TIMESTAMP)
@@ -42,35 +50,35 @@ def write_archive(config: Mapping[str, Any], tensors: bytes) -> bytes:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the config of a model archive; the tensors are not read.
+    """Read the config of a model archive, without its tensors.
 
     Raises:
         OSError: The file cannot be read.
-        VersionError: A model file of another version.
-        ValueError: Not a model file; the reason in a few words.
+        VersionError: The file has another format version.
+        ValueError: The file is not a model file, or damaged.
     """
     with _open(path) as archive:
         return _parse_config(archive)
 
 
 def read_archive(path: Path) -> tuple[dict[str, Any], bytes]:
-    """Return the config and the serialized tensors of a model archive; raise as `read_config`."""
+    """Read the config and the serialized tensors of a model archive; errors as in `read_config`."""
     with _open(path) as archive:
         return _parse_config(archive), archive.read(TENSORS)
 
 
 @contextmanager
 def _open(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open an archive whose entries have the expected names and sizes that may be decompressed."""
-    if not path.resolve(strict=True).is_file():  # to open a pipe would be to wait
+    """Open an archive, and validate the names and sizes of its entries."""
+    if not path.resolve(strict=True).is_file():  # opening a pipe would block
         raise ValueError("not a file")
     with path.open("rb") as file:
         start, stored = file.read(9), path.stat().st_size
         if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < stored:
             raise VersionError("of an unreleased version")
-        file.seek(max(0, stored - _END.size))
+        file.seek(max(0, stored - _END_OF_DIRECTORY.size))
         end = file.read()
-        if not start.startswith(b"PK\3\4") or len(end) < _END.size or not end.startswith(b"PK\5\6"):
+        if not start.startswith(b"PK\3\4") or len(end) < _END_OF_DIRECTORY.size or not end.startswith(b"PK\5\6"):
             raise ValueError("not a ZIP archive, or a truncated one")
         try:
             with zipfile.ZipFile(file) as archive:
@@ -78,41 +86,43 @@ def _open(path: Path) -> Iterator[zipfile.ZipFile]:
                 if [entry.filename for entry in entries] != [CONFIG, TENSORS] or entries[0].header_offset != 0:
                     raise ValueError(f"an archive of other entries than {CONFIG} and {TENSORS}")
                 for entry in entries:
-                    most = min(MAX_SIZES[entry.filename], MAX_RATIO * min(entry.compress_size, stored))
-                    if entry.file_size > most:
+                    max_size = min(MAX_SIZES[entry.filename], MAX_RATIO * min(entry.compress_size, stored))
+                    if entry.file_size > max_size:
                         raise ValueError(f"an entry {entry.filename} of {entry.file_size} bytes, too many to read")
                 yield archive
-        except _DAMAGES as error:
+        except _DECOMPRESSION_ERRORS as error:
             raise ValueError(f"damaged: {error}") from error
 
 
 def _parse_config(archive: zipfile.ZipFile) -> dict[str, Any]:
-    """Return the config; raise a ValueError if it is not one of this version."""
+    """Parse the config; raise a ValueError if it has another format version."""
     config = json.loads(archive.read(CONFIG))
-    json.dumps(config, ensure_ascii=False, allow_nan=False).encode()  # no NaN, and no text that cannot be printed
+    json.dumps(config, ensure_ascii=False, allow_nan=False).encode()  # raises for NaN and for invalid Unicode
     version = config.get("version") if isinstance(config, dict) else None
     if type(version) is not int:
         raise ValueError("a config without a version")
-    if version != VERSION:
+    if version != FORMAT_VERSION:
         raise VersionError(f"of version {version}, by protonet {config.get('library')!r:.20}")
     return dict(config)
 
 
-def check_facts(config: Mapping[str, Any]) -> None:
-    """Raise a ValueError unless the entries that `info` shows have their types."""
+def check_entry_types(config: Mapping[str, Any]) -> None:
+    """Raise a ValueError unless the entries that ``protonet info`` shows have the expected types."""
 
-    def are(values: Any, *kinds: type) -> bool:
-        return isinstance(values, list) and all(type(each) in kinds for each in values)
+    def is_list(values: Any, *types: type) -> bool:
+        return isinstance(values, list) and all(type(value) in types for value in values)
 
-    classes, columns, told, counts = (config.get(name) for name in ("classes", "columns", "told", "counts"))
-    network, library = config.get("network"), config.get("library")
-    numbers = [config.get("parameters"), config.get("buffer_elements")]
-    numbers += [network.get("input_dim") if isinstance(network, dict) else None]
-    sound = are(classes, int, str) and are(counts, int) and len(classes) == len(counts) > 0  # type: ignore[arg-type]
-    sound = sound and (columns is None or are(columns, str))
-    named_columns = isinstance(columns, list) and isinstance(told, list) and len(told) == len(columns)
-    sound = sound and (told is None or (are(told, str) and (columns is None or named_columns)))
-    sound = sound and are(numbers, int) and min(*numbers, *counts) >= 0  # type: ignore[misc]
-    sound = sound and isinstance(config.get("metadata"), dict) and isinstance(config.get("folds"), list)
-    if not (sound and {"columns", "told", "library"} <= config.keys() and type(library) in {str, type(None)}):
+    classes, columns, counts = (config.get(name) for name in ("classes", "columns", "counts"))
+    summaries, network, library = (config.get(name) for name in ("column_summaries", "network", "library"))
+    sizes = [config.get("parameters"), config.get("buffer_elements")]
+    sizes += [network.get("input_dim") if isinstance(network, dict) else None]
+    valid = is_list(classes, int, str) and is_list(counts, int)
+    valid = valid and len(classes) == len(counts) > 0  # type: ignore[arg-type]
+    valid = valid and (columns is None or is_list(columns, str))
+    if summaries is not None:
+        valid = valid and is_list(summaries, str) and (columns is None or len(columns) == len(summaries))
+    valid = valid and is_list(sizes, int) and min(*sizes, *counts) >= 0  # type: ignore[misc]
+    valid = valid and isinstance(config.get("metadata"), dict) and isinstance(config.get("folds"), list)
+    valid = valid and {"columns", "column_summaries", "library"} <= config.keys()
+    if not (valid and type(library) in {str, type(None)}):
         raise ValueError("a config with entries of other types")

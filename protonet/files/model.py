@@ -1,4 +1,4 @@
-"""Model files: everything that predictions and updates need. Nothing is ever pickled."""
+"""Model files: everything that predictions and updates need. Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ from protonet.errors import (
     raise_input_error,
     raise_missing_file,
 )
-from protonet.files.archive import VERSION, VersionError, check_facts, read_archive, write_archive
+from protonet.files.archive import FORMAT_VERSION, VersionError, check_entry_types, read_archive, write_archive
 from protonet.files.network import describe_network, restore_network
 from protonet.network import PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
 from protonet.views.config import expect, expect_finite
 
-#: Prefixes of the names of tensors: of the network, of the columns of tables, and of what only updates need.
-NETWORK, COLUMNS, HELD = "network.", "columns.", "held."
+#: Prefixes of the names of tensors: of the network, of the encoding of columns, and of the state for updates.
+NETWORK_PREFIX, COLUMNS_PREFIX, UPDATE_PREFIX = "network.", "columns.", "update."
 
 
 class Model(NamedTuple):
-    """A network and what it takes to use it."""
+    """A fitted network with its classes, columns and metadata."""
 
-    network: PrototypeNetwork  #: As `protonet.solve` gives it, float32.
+    network: PrototypeNetwork  #: From `protonet.solve`, float32.
     classes: tuple[str, ...] | tuple[int, ...]
-    """The name of each class of the network, in its order: all strings or all whole numbers."""
-    columns: tuple[str, ...] | None  #: The names of a table's columns that are used, or None where they have none.
-    metadata: dict[str, Any]  #: Anything else that JSON can hold: metrics, thresholds, what the views are.
-    held: dict[str, Tensor]
-    """Further tensors that predictions do not need."""
-    encoding: Encoding | None = None  #: What makes features of these columns, or None where they are features.
+    """The name of each class of the network, in its order: all strings or all integers."""
+    columns: tuple[str, ...] | None  #: The names of the table's columns, or None if they have no names.
+    metadata: dict[str, Any]  #: Metrics, thresholds, descriptions of views, and other values that JSON can hold.
+    update_state: dict[str, Tensor]
+    """Tensors that updates need and predictions do not, such as the held-out rows of cross-validation."""
+    encoding: Encoding | None = None  #: Maps the columns to features; None if the columns are features.
     folds: tuple[PrototypeNetwork, ...] = ()  #: The cross-validation networks.
 
 
 def save_model(path: str | Path, model: Model) -> None:
-    """Write a model file, whole or not at all. The same model gives the same bytes.
+    """Write a model file atomically. The same model gives the same bytes.
 
     Args:
-        path: Of the file, in a folder that exists.
+        path: The file, in a folder that exists.
         model: On any device.
 
     Raises:
         MissingPackageError: safetensors is missing.
         OSError: The file cannot be written.
-        InputTypeError: The network's encoder is not of this library.
-        InputError: The file could not be read again: another dtype than float32, NaN, names that do not fit, metadata
-            that JSON cannot hold.
+        InputTypeError: The network's encoder is not a `protonet.Encoder`.
+        InputError: The file could not be loaded: another dtype than float32, NaN, invalid names, or metadata that JSON
+            cannot hold.
     """
     with optional_packages("files"):
         from safetensors.torch import save  # noqa: PLC0415 - optional
@@ -66,31 +66,31 @@ def save_model(path: str | Path, model: Model) -> None:
     write_whole(path, lambda file: file.write(content))
 
 
-def load_model(path: str | Path, *, held: bool = False) -> Model:
-    """Read a model file, trusting nothing in it.
+def load_model(path: str | Path, *, for_update: bool = False) -> Model:
+    """Load a model file. All of its content is validated.
 
     Args:
         path: A file of `save_model`.
-        held: Restore what predictions do not need, too: the cross-validation networks and held tensors.
+        for_update: Also load what predictions do not need: the cross-validation networks and ``update_state``.
 
     Returns:
-        The model, on the CPU; its network, in eval mode, gives the logits of the saved one, bit for bit.
+        The model on the CPU. Its network is in eval mode and computes the logits of the saved one, bit for bit.
 
     Raises:
         MissingPackageError: safetensors is missing.
-        InputError: No file, a truncated, damaged or foreign one, or one of another version.
+        InputError: The file is missing, damaged, not a model file, or of another format version.
     """
-    return read_model(path, held=held, writer="save_model")
+    return read_model(path, for_update=for_update, writer="save_model")
 
 
 @torch.inference_mode(False)  # as in `check_model`
-def read_model(path: str | Path, *, held: bool = False, writer: str) -> Model:
-    """Read a model file as `load_model` does, for an entry that names itself.
+def read_model(path: str | Path, *, for_update: bool = False, writer: str) -> Model:
+    """Load a model file as `load_model` does, with another writer in error messages.
 
     Args:
-        path: As in `load_model`.
-        held: The same.
-        writer: What writes such files, for messages.
+        path: A file of `save_model`.
+        for_update: Also load what predictions do not need.
+        writer: The function or command that writes model files, for error messages.
     """
     with optional_packages("files"):
         from safetensors import SafetensorError  # noqa: PLC0415 - optional
@@ -99,24 +99,24 @@ def read_model(path: str | Path, *, held: bool = False, writer: str) -> Model:
     remedy = f"Pass a file that {writer} wrote."
     try:
         config, content = read_archive(Path(path))
-        check_facts(config)
-        return _make_model(config, load(content), held=held)
+        check_entry_types(config)
+        return _make_model(config, load(content), for_update=for_update)
     except FileNotFoundError:
         raise_missing_file(path)
     except VersionError as error:
         remedy = "Update protonet, or fit it again."
-        raise_input_error("path", f"be a model file of version {VERSION}", f"{path} ({error})", remedy)
+        raise_input_error("path", f"be a model file of version {FORMAT_VERSION}", f"{path} ({error})", remedy)
     except (OSError, RuntimeError, SafetensorError, ValueError) as error:
-        raise_input_error("path", f"be a model file of version {VERSION}", f"{path} ({error})", remedy)
+        raise_input_error("path", f"be a model file of version {FORMAT_VERSION}", f"{path} ({error})", remedy)
 
 
-@torch.inference_mode(False)  # parameters cannot be made of inference tensors
+@torch.inference_mode(False)  # inference tensors cannot become parameters
 def check_model(model: Model) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the config and the tensors of a model file, once it is known that they make a model again.
+    """Convert a model to the config and the tensors of a file, and check that these can be loaded.
 
     Raises:
-        InputTypeError: In the name of ``function``: the network's encoder is not of this library.
-        InputError: They make no model.
+        InputTypeError: The network's encoder is not a `protonet.Encoder`.
+        InputError: The file could not be loaded.
     """
     if not isinstance(model.network.encoder, Encoder):
         got = type(model.network.encoder).__name__
@@ -126,8 +126,9 @@ def check_model(model: Model) -> tuple[dict[str, Any], dict[str, Tensor]]:
     network, state = describe_network(model.network)
     folds = [describe_network(fold) for fold in model.folds]
     encoding, columns = (None, {}) if model.encoding is None else model.encoding.describe()
-    parts: list[tuple[str, Mapping[str, Tensor]]] = [(NETWORK, state), (COLUMNS, columns), (HELD, model.held)]
-    parts += [(_name_fold(number), fold_state) for number, (_, fold_state) in enumerate(folds)]
+    parts: list[tuple[str, Mapping[str, Tensor]]] = [(NETWORK_PREFIX, state), (COLUMNS_PREFIX, columns)]
+    parts += [(UPDATE_PREFIX, model.update_state)]
+    parts += [(_fold_prefix(index), fold_state) for index, (_, fold_state) in enumerate(folds)]
     tensors = {
         prefix + name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         for prefix, part in parts
@@ -144,28 +145,28 @@ def check_model(model: Model) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "counts": model.network.counts.tolist(),
         "parameters": model.network.count_parameters(),
         "buffer_elements": model.network.count_buffer_elements(),
-        "told": None if model.encoding is None else model.encoding.summary,
+        "column_summaries": None if model.encoding is None else model.encoding.summary,
     }
     try:
         text = json.dumps(config, ensure_ascii=False, allow_nan=False)
         text.encode()
-        _make_model(json.loads(text), {name: tensor.clone() for name, tensor in tensors.items()}, held=True)
+        _make_model(json.loads(text), {name: tensor.clone() for name, tensor in tensors.items()}, for_update=True)
     except (RuntimeError, TypeError, ValueError) as error:
         remedy = "Pass a float32 network of protonet.solve, a name per class and feature, and finite metadata."
         raise_input_error("model", "be what can be read again", f"one with {error}", remedy)
     return config, tensors
 
 
-def _name_fold(number: int) -> str:
+def _fold_prefix(index: int) -> str:
     """Return the prefix of the names of a fold's tensors."""
-    return f"folds.{number}."
+    return f"folds.{index}."
 
 
-def _make_model(config: dict[str, Any], tensors: dict[str, Tensor], *, held: bool) -> Model:
-    """Return the model of a config and tensors that are not trusted; raise a ValueError if they make none."""
+def _make_model(config: dict[str, Any], tensors: dict[str, Tensor], *, for_update: bool) -> Model:
+    """Make a model from the config and the tensors of a file; raise a ValueError if they are invalid."""
     folds, encoding = config["folds"], None
-    prefixes = [NETWORK, COLUMNS, HELD, *map(_name_fold, range(len(folds)))]
-    state, columns, kept, *fold_states = _split(tensors, prefixes)
+    prefixes = [NETWORK_PREFIX, COLUMNS_PREFIX, UPDATE_PREFIX, *map(_fold_prefix, range(len(folds)))]
+    state, columns, update_state, *fold_states = _split_by_prefix(tensors, prefixes)
     if config.get("encoding") is not None:
         encoding = Encoding.restore(config["encoding"], columns)
     expect(encoding is not None or not columns, "tensors that belong to no column")
@@ -176,19 +177,19 @@ def _make_model(config: dict[str, Any], tensors: dict[str, Tensor], *, held: boo
         names = _check_names("columns", names, input_dim if encoding is None else len(encoding.columns), (str,))
     expect(encoding is None or sum(encoding.sizes) == input_dim, "columns that make another number of features")
     expect(isinstance(config.get("metadata"), dict), "no metadata")
-    if not held:
+    if not for_update:
         return Model(network, classes, names, config["metadata"], {}, encoding)
-    for name, tensor in kept.items():
+    for name, tensor in update_state.items():
         expect_finite(name, tensor)
-    restored = tuple(map(restore_network, folds, fold_states))
-    alike = all(each.sums.shape[:1] == network.sums.shape[:1] for each in restored)
-    alike = alike and all(fold["input_dim"] == input_dim for fold in folds)
-    expect(alike, "folds of other features or classes")
-    return Model(network, classes, names, config["metadata"], kept, encoding, restored)
+    fold_networks = tuple(map(restore_network, folds, fold_states))
+    same_classes = all(len(fold.sums) == len(network.sums) for fold in fold_networks)
+    same_features = all(fold["input_dim"] == input_dim for fold in folds)
+    expect(same_classes and same_features, "folds of other features or classes")
+    return Model(network, classes, names, config["metadata"], update_state, encoding, fold_networks)
 
 
-def _split(tensors: Mapping[str, Tensor], prefixes: Iterable[str]) -> list[dict[str, Tensor]]:
-    """Return the tensors of each prefix, without it; raise a ValueError if one has none of the prefixes."""
+def _split_by_prefix(tensors: Mapping[str, Tensor], prefixes: Iterable[str]) -> list[dict[str, Tensor]]:
+    """Group tensors by the prefix of their names, and remove it; raise a ValueError for a name without a prefix."""
     parts: dict[str, dict[str, Tensor]] = {prefix: {} for prefix in prefixes}
     for name, tensor in tensors.items():
         prefix = next((prefix for prefix in parts if name.startswith(prefix)), None)
@@ -198,8 +199,8 @@ def _split(tensors: Mapping[str, Tensor], prefixes: Iterable[str]) -> list[dict[
     return list(parts.values())
 
 
-def _check_names(what: str, names: Any, count: int, kinds: tuple[type, ...]) -> Any:
-    """Return ``count`` different names as a tuple, all of one kind; raise a ValueError if they are not."""
-    one_kind = isinstance(names, list) and any(all(type(name) is kind for name in names) for kind in kinds)
-    expect(one_kind and len(set(names)) == len(names) == count, f"{what} that are not {count} different names")
+def _check_names(entry: str, names: Any, count: int, types: tuple[type, ...]) -> Any:
+    """Convert a list of ``count`` distinct names of one type to a tuple; raise a ValueError if it is invalid."""
+    one_type = isinstance(names, list) and any(all(type(name) is kind for name in names) for kind in types)
+    expect(one_type and len(set(names)) == len(names) == count, f"{entry} that are not {count} different names")
     return tuple(names)

@@ -1,4 +1,4 @@
-"""A model as a program of ``torch.export``, which C++ and AOTInductor run, and Python without this package."""
+"""Export of models by ``torch.export``, for C++, AOTInductor, and Python without this package."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from protonet.errors import raise_input_error
 from protonet.files.model import Model, check_model
 from protonet.network import PrototypeNetwork
 
-#: Rows of the batch that is traced: 0 and 1 would be taken for constants.
+#: Rows of the example batch. torch.export would specialize on 0 or 1 rows.
 TRACED_ROWS = 2
 
 
 @torch.no_grad()
 def export_network(network: PrototypeNetwork) -> torch.export.ExportedProgram:
-    """Return the program that maps features (n, input_dim), of any n >= 1, to logits (n, num_classes).
+    """Export a network as a program that maps features (n, input_dim), for any n >= 1, to logits (n, num_classes).
 
-    Features are float32, or float64 if columns lie so far from 0 that float32 would lose their digits. What is computed
-    once, at the first call, becomes part of the program.
+    Features are float32, or float64 if columns are so far from 0 that float32 would lose their digits. Constants that
+    are cached at the first call become part of the program.
 
     Args:
         network: In eval mode, with an `Encoder`.
@@ -36,18 +36,18 @@ def export_network(network: PrototypeNetwork) -> torch.export.ExportedProgram:
 
 
 def export_pt2(path: str | Path, model: Model) -> None:
-    """Write a model as a ``.pt2`` file, which ``torch.export.load`` reads, whole or not at all.
+    """Export a model to a ``.pt2`` file for ``torch.export.load``, which is written atomically.
 
     Its extra files ``classes`` and ``columns`` are JSON.
 
     Args:
-        path: Of the file, in a folder that exists.
-        model: On any device, of columns that are numbers without gaps.
+        path: The file, in a folder that exists.
+        model: On any device, with numeric columns without missing values.
 
     Raises:
         OSError: The file cannot be written.
-        InputTypeError: The network's encoder is not of this library.
-        InputError: As `protonet.files.save_model`; or columns that are not numbers without gaps.
+        InputTypeError: The network's encoder is not a `protonet.Encoder`.
+        InputError: As `protonet.files.save_model`; or other columns than numeric ones without missing values.
     """
     config, _ = check_model(model)
     if model.encoding is not None and not model.encoding.plain:

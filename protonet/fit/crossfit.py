@@ -22,7 +22,7 @@ from protonet.fit.problem import Problem
 from protonet.fit.search import Progress, ignore
 from protonet.fit.solver import Solution, untouched_globals
 from protonet.losses import class_means, weigh
-from protonet.metrics import Metrics, Sample, find_refit_spread, measure, score_known
+from protonet.metrics import Metrics, Sample, measure, refit_variance_factor, score_known
 from protonet.network import PrototypeNetwork
 from protonet.scoring import Fold, split_folds
 from protonet.views.config import expect
@@ -57,7 +57,9 @@ class Crossfit(NamedTuple):
         sample = Sample.of(len(self.labels), self.weights, self.groups)
         if len(self.folds) < 2:  # one network judges all
             return sample
-        return sample._replace(spread=find_refit_spread(sample.equal_groups, len(self.labels.unique())))
+        return sample._replace(
+            variance_factor=refit_variance_factor(sample.effective_groups, len(self.labels.unique()))
+        )
 
 
 def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progress = ignore) -> Crossfit:

@@ -142,7 +142,7 @@ def measure_columns(
         mean = costs.mean(dim=(1, 2))
         given = torch.zeros_like(before).index_add_(1, orders.flatten(), costs.flatten(1)) / times
         influence = costs.mean(dim=1) - shares * mean[:, None] + given - mean[:, None]
-        half = torch.tensor([sample.find_half_width(each / shares) for each in influence], dtype=torch.float64)
+        half = torch.tensor([sample.half_width(each / shares) for each in influence], dtype=torch.float64)
         (rise, fall), ends = mean.tolist(), torch.stack([mean - half, mean + half], dim=1).tolist()
         found.append(Importance(rise, (ends[0][0], ends[0][1]), fall, (ends[1][0], ends[1][1])))
     return found

@@ -127,5 +127,5 @@ def expect_more(curve: Curve, sample: Sample, per_class: float) -> Outlook | Non
     slope = ((errors.log() @ position) / position.square().sum()).clamp_max(0)
     expected = 1 - wrong[:, -1] / totals[:, 0] * (per_class / curve.per_class[-1]) ** slope
     low, high = expected[1:].quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    least, most = sample.find_interval(curve.right[-1].double(), float(expected[0]))
+    least, most = sample.interval(curve.right[-1].double(), float(expected[0]))
     return Outlook(float(expected[0]), (min(low, least), max(high, most)))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from protonet.encoder import Encoder, share_weights
+from protonet.encoder import Encoder, split_weights
 from protonet.fit.problem import Problem
 from protonet.fit.search import Choice, Pooling, Progress, ignore
 from protonet.fit.unlabelled import find_unlike, pool_rows, rank_scores, spread_labels
@@ -74,7 +74,7 @@ def fit_rows(rows: TrainingRows, choice: Choice, deadline: float = math.inf) -> 
             fit_view(spec, rows, fitted)
     chosen = [(fitted[spec], weight) for spec, weight in choice.views if spec in fitted]
     views = [view for view, _ in chosen]
-    weights = share_weights(views, [weight for _, weight in chosen])
+    weights = split_weights(views, [weight for _, weight in chosen])
     encoder = Encoder(views, weights, origin=rows.features.new_zeros(rows.features.shape[1]))
     network = PrototypeNetwork(
         encoder, embedding_dim=encoder.embedding_dim, num_classes=rows.num_classes, temperature=choice.temperature

@@ -20,7 +20,7 @@ from protonet.views.budget import MLP_SIZES, EncoderPlan, count_mlp_parameters
 from protonet.views.config import Config, expect, size
 from protonet.views.evaluation import PRUNING, Candidate, CandidateEvaluator, ViewFamily
 from protonet.views.linear import Linear
-from protonet.views.training import TRAINING_RECIPE, ResidualMLPs, TrainingRecipe, build_member_data, train
+from protonet.views.training import MLP_RECIPE, MLPRecipe, ResidualMLPs, build_member_data, train
 from protonet.views.view import Graph, LinearMap, Source, TrainingRows, View, ViewSpec, require_linear_map
 
 
@@ -44,7 +44,7 @@ class MLP:
     steps: int
     embedding_dim: int
     shifted: bool = False
-    recipe: TrainingRecipe = TRAINING_RECIPE
+    recipe: MLPRecipe = MLP_RECIPE
     trained: ClassVar[bool] = True
 
     @property
@@ -84,7 +84,7 @@ class MLPFamily(ViewFamily):
     sizes: int = len(MLP_SIZES)  #: How many of the sizes within the budget are evaluated, at most.
     steps: tuple[int, ...] = (3, 10, 30, 60)  #: Step counts at which training is evaluated; it ends if one is worse.
     work: float = 5e7  #: Maximal number of parameters times steps for one size, over all folds.
-    recipe: TrainingRecipe = TRAINING_RECIPE  #: Training hyperparameters.
+    recipe: MLPRecipe = MLP_RECIPE  #: Training hyperparameters.
     stage: ClassVar[str] = "MLP views"
     share: ClassVar[float] = 3.0
 

@@ -22,7 +22,7 @@ from protonet.views.view import LinearMap, TrainingRows
 EPISODES_PER_CALL = 64
 
 
-class TrainingRecipe(NamedTuple):
+class MLPRecipe(NamedTuple):
     """Hyperparameters of a training run; analysis/results/training.md has ablations."""
 
     optimizer: Callable[..., torch.optim.Optimizer] | None = None
@@ -40,7 +40,7 @@ class TrainingRecipe(NamedTuple):
     cross_entropy: float = 1.0  #: Weight of the cross-entropy.
 
 
-TRAINING_RECIPE = TrainingRecipe()
+MLP_RECIPE = MLPRecipe()
 
 
 class ResidualMLPs(nn.Module):
@@ -106,7 +106,7 @@ def train(
     steps: Sequence[int],
     generator: torch.Generator,
     deadline: float = float("inf"),
-    recipe: TrainingRecipe = TRAINING_RECIPE,
+    recipe: MLPRecipe = MLP_RECIPE,
 ) -> Iterator[tuple[int, ResidualMLPs]]:
     """Train each MLP on its data; after each of the given step counts, yield the averaged weights.
 
@@ -169,7 +169,7 @@ def train(
             yield step, average
 
 
-def _make_step(recipe: TrainingRecipe, weights: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], None]:
+def _make_step(recipe: MLPRecipe, weights: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], None]:
     """Make the function that updates weights (members, ...), the last of which are the proxies, given their gradients.
 
     Each member has a separate optimizer or step size: a common one would leak information between folds.

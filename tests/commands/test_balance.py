@@ -55,8 +55,8 @@ def test_balanced_lets_a_rare_class_count_and_leads_are_of_balanced_accuracy(tmp
         heading = f"{'balanced ' * bool(options)}difference to baseline, points"
         assert heading in said
         assert heading.replace("'", "&#x27;") in page.read_text(encoding="utf-8")
-        model = load_model(path, held=True)
-        crossed = restore_crossfit(model.network, model.folds, model.held)
+        model = load_model(path, for_update=True)
+        crossed = restore_crossfit(model.network, model.folds, model.update_state)
         assert model.network.counts.tolist() == model.metadata["samples"] == [10, 190]
         assert [network.counts.sum() for network in crossed.folds] == [160] * 5
         assert torch.equal(crossed.weights, torch.ones(200, dtype=torch.float64))

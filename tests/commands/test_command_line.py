@@ -23,7 +23,7 @@ from protonet.commands.update import compare
 from protonet.files import load_model
 from protonet.fit.crossfit import crossfit, measure_held
 from protonet.fit.solver import solve_problem
-from protonet.metrics import find_threshold, score_known
+from protonet.metrics import rejection_threshold, score_known
 from protonet.tables import formats
 from protonet.ui.text import count, format_csv
 from tests.commands.cases import FAST, Run, fit_model, read_lines
@@ -152,7 +152,7 @@ class TestPredict:
         path, table = fitted / "model.safetensors", fitted / "train.csv"
         model = load_model(path)
         scores = torch.tensor(model.metadata["scores"], dtype=torch.float64)
-        expected = score_known(model.network(X)) <= find_threshold(scores, 0.5)
+        expected = score_known(model.network(X)) <= rejection_threshold(scores, 0.5)
         rows = run.read_rows("predict", path, table, "--unknown", "0.5")
         assert [row["class"] == "unknown" for row in rows] == expected.tolist()
         assert [row["probability"] == "" for row in rows] == expected.tolist()

@@ -39,7 +39,7 @@ def test_another_unit_is_named(command: str, model: Path, tmp_path: Path, run: R
 
 def test_a_file_without_what_was_seen_predicts_the_same_silently(model: Path, tmp_path: Path, run: Run) -> None:
     far, old = write_columns(tmp_path / "far.csv", make(1, 1000.0)), tmp_path / "old.safetensors"
-    found = load_model(model, held=True)
+    found = load_model(model, for_update=True)
     assert len(found.metadata.pop("seen")["columns"]) == 3
     save_model(old, found)
     assert run("predict", old, far, quiet=False) == run("predict", model, far)

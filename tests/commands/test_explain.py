@@ -71,8 +71,8 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def unpacked(path: str) -> Crossfit:
-    model = load_model(path, held=True)
-    return restore_crossfit(model.network, model.folds, model.held)
+    model = load_model(path, for_update=True)
+    return restore_crossfit(model.network, model.folds, model.update_state)
 
 
 class Wrapped(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -135,7 +135,7 @@ def test_a_shuffle_costs_what_scikit_learn_says(heavy: bool, numbers: str) -> No
             influence[order.numpy()] += cost  # whose cell it is
         influence -= means * (1 + w / w.mean())[:, None]
         quantile = student.ppf(0.975, w.sum() ** 2 / (w**2).sum() - 1)
-        half = quantile * np.sqrt(crossed.sample.spread * (influence**2).sum(axis=0) / n / (n - 1))
+        half = quantile * np.sqrt(crossed.sample.variance_factor * (influence**2).sum(axis=0) / n / (n - 1))
         assert [each.log_loss_rise, each.accuracy_fall] == pytest.approx(means.tolist(), abs=1e-6)
         assert each.log_loss_interval == pytest.approx((means[0] - half[0], means[0] + half[0]), abs=1e-4)
         assert each.accuracy_interval == pytest.approx((means[1] - half[1], means[1] + half[1]), abs=1e-4)

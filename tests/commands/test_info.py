@@ -18,7 +18,7 @@ from torch import Tensor
 from protonet import PrototypeNetwork, solve
 from protonet.commands.figures import MAX_CLASSES
 from protonet.files import Model, load_model, save_model
-from protonet.files.archive import VERSION, check_facts, read_config
+from protonet.files.archive import FORMAT_VERSION, check_entry_types, read_config
 from tests.commands.cases import FAST, Run
 from tests.model_cases import join_archive, split_archive
 from tests.strategies import blobs
@@ -60,7 +60,7 @@ def test_what_fit_says_is_told(tmp_path: Path, data: tuple[Tensor, Tensor], run:
     assert fitted == ["kind", "fast", 7, 900, "owner", len(set(groups)), "name"]
     assert facts["parameters"] == model.network.count_parameters()
     assert facts["buffer_elements"] == model.network.count_buffer_elements()
-    assert (facts["bytes"], facts["version"]) == (path.stat().st_size, VERSION)
+    assert (facts["bytes"], facts["version"]) == (path.stat().st_size, FORMAT_VERSION)
     assert facts["library"] == metadata.version("protonet-solver")
     assert sum(facts["views"].values()) == pytest.approx(1)
     assert facts["cross_validation"]["confusion"] == model.metadata["held_out"]["confusion"]
@@ -146,7 +146,7 @@ def test_the_version_and_the_script() -> None:
         {"buffer_elements": None},
         {"columns": True},
         {"columns": [None]},
-        {"told": [[1]]},
+        {"column_summaries": [[1]]},
         {"library": 5},
         {"classes": None},
         {"network": None},
@@ -158,10 +158,10 @@ def test_a_header_that_says_something_odd_is_not_believed(
     path = tmp_path / "m.safetensors"
     write_model(path, network, {})
     config = read_config(path)
-    check_facts(config)
+    check_entry_types(config)
     for wrong in (config | change, {name: value for name, value in config.items() if name not in change}):
         with pytest.raises(ValueError, match="a config with entries of other types"):
-            check_facts(wrong)
+            check_entry_types(wrong)
     path.write_bytes(join_archive(config | change, split_archive(path.read_bytes())[1]))
     assert "`model` must be a model file" in run("info", path, code=2)
 

@@ -151,7 +151,7 @@ def test_texts_are_labelled_in_a_terminal(fitted: Path, tmp_path: Path, run: Run
 
 def spoil(model: Path, path: Path, **changes: Any) -> Path:
     """Write a model again, with something else in the record of what reads its texts."""
-    loaded = load_model(model, held=True)
+    loaded = load_model(model, for_update=True)
     assert loaded.encoding is not None
     (column,) = loaded.encoding.columns
     assert isinstance(column, EmbeddedText)

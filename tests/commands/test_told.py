@@ -40,8 +40,8 @@ def test_update_notices_rows_that_it_was_given(model: Path, tmp_path: Path, run:
     check(new, more, "18 samples")
     check(new, first, "18 samples")
     check(new, again, "1 sample")
-    before = load_model(new, held=True)
-    del before.held["given"]
+    before = load_model(new, for_update=True)
+    del before.update_state["given"]
     save_model(old, before)  # as files were that do not say: of these, the rows that fit held out are known
     check(old, first, "18 samples")
     check(old, again, "1 sample")

@@ -25,14 +25,14 @@ from torch import nn
 from protonet import PrototypeNetwork, solve
 from protonet.errors import InputError, InputTypeError
 from protonet.files import archive
-from protonet.files.archive import CONFIG, TENSORS, VERSION
+from protonet.files.archive import CONFIG, FORMAT_VERSION, TENSORS
 from protonet.files.model import Model, load_model, save_model
 from protonet.files.network import describe_network, restore_network
 from tests.model_cases import join_archive, make_model, make_network, split_archive
 from tests.strategies import blobs, same_state
 
 X, Y = blobs(0)
-REFUSED = rf"`path` must be a model file of version {VERSION}; got [^\n]*\. Pass a file that [^\n]*\."
+REFUSED = rf"`path` must be a model file of version {FORMAT_VERSION}; got [^\n]*\. Pass a file that [^\n]*\."
 
 
 @pytest.mark.parametrize(("learned", "raw"), [(True, False), (True, True), (False, False), (False, True)])
@@ -46,10 +46,10 @@ def test_the_file_alone_gives_the_same_logits(tmp_path: Path, learned: bool, raw
     assert loaded.network.count_parameters() == model.network.count_parameters()
     assert not loaded.network.training
     assert (loaded.classes, loaded.columns, loaded.metadata) == (model.classes, model.columns, model.metadata)
-    assert loaded.held == {}
-    held = load_model(path, held=True).held
-    assert held.keys() == model.held.keys()
-    assert all(torch.equal(held[name], tensor) for name, tensor in model.held.items())
+    assert loaded.update_state == {}
+    held = load_model(path, for_update=True).update_state
+    assert held.keys() == model.update_state.keys()
+    assert all(torch.equal(held[name], tensor) for name, tensor in model.update_state.items())
 
 
 @pytest.mark.parametrize("limit", [0, 30])
@@ -78,7 +78,7 @@ def test_a_loaded_network_goes_on(tmp_path: Path) -> None:
 def test_the_same_model_gives_the_same_bytes_and_what_is_shared_stays_shared(tmp_path: Path) -> None:
     for name in "ab":
         save_model(tmp_path / name, make_model())
-    save_model(tmp_path / "c", load_model(tmp_path / "a", held=True))
+    save_model(tmp_path / "c", load_model(tmp_path / "a", for_update=True))
     assert len({(tmp_path / name).read_bytes() for name in "abc"}) == 1
     save_model(tmp_path / "x", make_model())
     views: Any = load_model(tmp_path / "x").network.encoder.views
@@ -114,7 +114,7 @@ def broken() -> Iterator[tuple[Model, str]]:
     yield model._replace(metadata={"a": float("nan")}), "not JSON compliant"
     yield model._replace(metadata={"a": torch.zeros(1)}), "not JSON serializable"
     yield model._replace(metadata=[]), "no metadata"  # type: ignore[arg-type]
-    yield model._replace(held={"a": torch.tensor([torch.inf])}), "a tensor a that is not finite"
+    yield model._replace(update_state={"a": torch.tensor([torch.inf])}), "a tensor a that is not finite"
     yield model._replace(network=make_network().double()), "of another shape or type"
     network = make_network()
     network.sums[0, 0] = torch.nan
@@ -153,12 +153,11 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
         load_model(tmp_path / "missing")
 
 
-@pytest.mark.parametrize("version", [VERSION + 1, VERSION - 1, -1])
+@pytest.mark.parametrize("version", [FORMAT_VERSION + 1, FORMAT_VERSION - 1, -1])
 def test_files_of_other_versions_are_refused_with_one_line(tmp_path: Path, version: int) -> None:
     (tmp_path / "other").write_bytes(join_archive({"version": version, "library": "9.0"}, b""))
-    reason = (
-        rf"{VERSION}; got [^\n]*other \(of version {version}, by protonet '9\.0'\)\. Update protonet, or fit it again\."
-    )
+    got = rf"[^\n]*other \(of version {version}, by protonet '9\.0'\)"
+    reason = rf"{FORMAT_VERSION}; got {got}\. Update protonet, or fit it again\."
     with pytest.raises(InputError, match=rf"^`path` must be a model file of version {reason}$"):
         load_model(tmp_path / "other")
     save_file({"a": torch.zeros(1)}, tmp_path / "safetensors", {"protonet.model": "{}"})
@@ -263,8 +262,8 @@ def test_a_config_of_no_network_is_an_error(change: dict[str, Any], message: str
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("encoder.weights", lambda weights: -weights, "weights that are no shares"),
-        ("encoder.weights", lambda weights: 2 * weights, "weights that are no shares"),
+        ("encoder.weights", lambda weights: -weights, "weights that do not sum to 1"),
+        ("encoder.weights", lambda weights: 2 * weights, "weights that do not sum to 1"),
         ("encoder.weights", lambda weights: weights[1:], "a tensor encoder.weights of another shape"),
         ("encoder.scale", lambda scale: 0 * scale, "a scale or temperature that is not positive"),
         ("temperature", lambda temperature: -temperature, "a scale or temperature that is not positive"),
@@ -365,7 +364,7 @@ def test_what_is_mutated_gives_a_network_or_one_line(
     path = tmp_path_factory.getbasetemp() / "mutated"
     path.write_bytes(mutate(data, whole))
     try:
-        model = load_model(path, held=True)
+        model = load_model(path, for_update=True)
     except InputError as error:
         message = str(error)
         assert re.fullmatch(rf"({REFUSED}|.* Update protonet, or fit it again\.)", message), message
@@ -378,13 +377,13 @@ def test_what_is_mutated_gives_a_network_or_one_line(
 def test_a_flipped_bit_is_never_silent(tmp_path: Path, whole: bytes) -> None:
     path = tmp_path / "x"
     path.write_bytes(whole)
-    before = load_model(path, held=True).network(X)
+    before = load_model(path, for_update=True).network(X)
     for place in np.random.default_rng(0).integers(0, 8 * len(whole), 200).tolist():
         content = bytearray(whole)
         content[place // 8] ^= 1 << place % 8
         path.write_bytes(content)
         try:
-            after = load_model(path, held=True).network(X)
+            after = load_model(path, for_update=True).network(X)
         except InputError:
             continue
         assert torch.equal(after, before)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from protonet.fit.crossfit import Crossfit, crossfit, number_held, predict_held, repeat_held, split_rows
 from protonet.fit.learning import Curve, draw_curve, expect_more, thin_rows
 from protonet.fit.solver import Solution, solve_problem
-from protonet.metrics import Sample, count_equal_rows, find_interval
+from protonet.metrics import Sample, effective_sample_size, wilson_interval
 from tests.strategies import blobs, seeds
 
 Solved = tuple[Solution, Crossfit]
@@ -107,5 +107,5 @@ def test_what_is_expected_is_no_surer_than_so_many_rows_allow(wrong: tuple[int, 
     weights = torch.ones(30, dtype=torch.float64) + weighted * (torch.arange(30) % 3)
     outlook = expect_more(Curve([4.0, 8.0, 16.0], right), Sample.of(30, weights), 36.0)
     assert outlook is not None
-    low, high = find_interval(outlook.accuracy, count_equal_rows(weights))
+    low, high = wilson_interval(outlook.accuracy, effective_sample_size(weights))
     assert outlook.interval[0] <= low < high <= outlook.interval[1] <= 1

@@ -202,7 +202,7 @@ def test_how_much_is_trained_depends_on_effort_time_and_rows() -> None:
     for rows in (1, 2, 6):  # the MLP is always there, and trained
         network = solve_little([blobs(4, rows=rows)])
         assert network.count_parameters() > 0
-        (last,) = (value for name, value in network.encoder.named_parameters() if name.endswith("stack.last"))
+        (last,) = (value for name, value in network.encoder.named_parameters() if name.endswith("mlps.last"))
         assert bool((last != 0).any())
     hurried = solve([(X, Y)], time_limit=0)
     assert float((hurried(X).argmax(dim=1) == Y).double().mean()) > 0.8

@@ -17,7 +17,7 @@ from protonet.views.evaluation import ViewFamily
 from protonet.views.linear import Linear
 from protonet.views.mlp import MLP, MLPFamily
 from protonet.views.shifts import shift_rows
-from protonet.views.training import MemberData, ResidualMLPs, TrainingRecipe, build_member_data, train
+from protonet.views.training import MemberData, MLPRecipe, ResidualMLPs, build_member_data, train
 from protonet.views.view import TrainingRows
 from tests.strategies import blobs
 
@@ -95,11 +95,11 @@ def rings(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def run(
-    task: MemberData, steps: int, *, seed: int = 0, deadline: float = float("inf"), recipe: TrainingRecipe | None = None
+    task: MemberData, steps: int, *, seed: int = 0, deadline: float = float("inf"), recipe: MLPRecipe | None = None
 ) -> list[ResidualMLPs]:
     generator = torch.Generator().manual_seed(seed)
     stack = ResidualMLPs(1, task.z.shape[1], 32, 16, generator)
-    recipe = recipe or TrainingRecipe(noise=0.1)
+    recipe = recipe or MLPRecipe(noise=0.1)
     runs = train(stack, [task], 2, steps=[steps], generator=generator, deadline=deadline, recipe=recipe)
     return [average for _, average in runs]
 
@@ -115,7 +115,7 @@ def test_training_learns_what_cosine_cannot() -> None:
     train_set, test_set = MemberData(*rings(0)), MemberData(*rings(1))
     untrained = ResidualMLPs(1, 2, 32, 16, torch.Generator().manual_seed(0))
     assert accuracy(untrained, train_set, test_set) < 0.65
-    both = TrainingRecipe(noise=0.1)
+    both = MLPRecipe(noise=0.1)
     for steps, recipe in ((200, both), (200, both._replace(episodic=0.0)), (400, both._replace(cross_entropy=0.0))):
         assert accuracy(run(train_set, steps, recipe=recipe)[-1], train_set, test_set) > 0.95
 
@@ -169,7 +169,7 @@ def test_each_member_has_an_optimizer_of_its_own_with_the_recipes_settings() -> 
         made.append((groups, lr))
         return torch.optim.SGD(groups, lr=lr)
 
-    recipe = TrainingRecipe(optimizer=build, learning_rate=0.125, weight_decay=0.25)
+    recipe = MLPRecipe(optimizer=build, learning_rate=0.125, weight_decay=0.25)
     task = MemberData(*rings(0))
     stack = ResidualMLPs(2, 2, 4, 16, torch.Generator().manual_seed(0))
     for _ in train(stack, [task, task], 2, steps=[2], generator=torch.Generator().manual_seed(1), recipe=recipe):

@@ -145,10 +145,10 @@ accuracy = (logits[200:].argmax(dim=1) == y[200:]).double().mean()
 assert accuracy > 0.9, accuracy
 crossed = crossfit(solution)
 save_model("toy.safetensors", Model(network, ("even", "odd"), None, {}, list_tensors(crossed), folds=crossed.folds))
-model = load_model("toy.safetensors", held=True)
+model = load_model("toy.safetensors", for_update=True)
 with torch.no_grad():
     assert torch.equal(model.network(x), logits)
-crossed = restore_crossfit(model.network, model.folds, model.held)
+crossed = restore_crossfit(model.network, model.folds, model.update_state)
 assert predict_held(crossed).shape == (200, 2)
 
 export_onnx("toy.onnx", model)
