@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import protonet
-from analysis.contest.trial import judge
+from analysis.contest.trial import evaluate_submission
 from analysis.contest.worker import load_solution
 from protonet.datasets import Split, sample_family
 from solution.pack import ROOT, pack_single, pack_zip
@@ -93,4 +93,4 @@ def test_clean_process_zip_and_unwritable_bytecode(monkeypatch: pytest.MonkeyPat
     with zipfile.ZipFile(archive, "a") as packed:
         for folder in ("", "protonet/", "protonet/episodes/"):
             packed.writestr(f"{folder}__pycache__", "")
-    assert judge(archive.getvalue(), sample_tiny(), param_limit=300.0)["accuracy"] > 0.8
+    assert evaluate_submission(archive.getvalue(), sample_tiny(), param_limit=300.0)["accuracy"] > 0.8

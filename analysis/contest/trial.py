@@ -49,13 +49,13 @@ def run(options: argparse.Namespace) -> Report:
     submission = pack_single() if options.single_file else pack_zip()
     described = {"submission": "single file" if options.single_file else "ZIP"}
     described |= {"sha256": hashlib.sha256(submission).hexdigest(), "config": options.config}
-    result = judge(submission, sample_official(*CONFIGS[options.config]), python=options.python)
+    result = evaluate_submission(submission, sample_official(*CONFIGS[options.config]), python=options.python)
     line = "accuracy {accuracy:.4f}  score {score:.2f}  parameters {parameters:,}  seconds {seconds:.1f}  "
     line += "peak memory {peak_memory_mib:.0f} MiB\n"
     return Report(described | result, line.format(**result))
 
 
-def judge(
+def evaluate_submission(
     submission: bytes,
     split: Split,
     *,

@@ -42,7 +42,7 @@ def make_loader(x: Tensor, labels: Tensor, *, n_way: int, n_shot: int, n_query: 
     classes = labels.tolist()
 
     class Rows(parent):  # type: ignore[misc]
-        """What its FeaturesDataset is, without pandas."""
+        """A data set as easyfsl's FeaturesDataset, without pandas."""
 
         def __getitem__(self, item: int) -> tuple[Tensor, int]:
             return x[item], classes[item]

@@ -97,7 +97,7 @@ def _draw(
 
 
 def _choose_label(rng: np.random.Generator, table: list[Column]) -> int:
-    """Return which column is the class: more often one of categories."""
+    """Choose the column that is the class: more often one of categories."""
     categories = [index for index, column in enumerate(table) if column.category]
     return int(rng.choice(categories if categories and rng.random() < 0.75 else len(table)))
 

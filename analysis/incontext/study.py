@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def compare(flat: torch.Tensor) -> list[dict[str, Any]]:
-    """Return how often the transformer, a forest and a linear model are right on tables that are new to it."""
+    """Compute the accuracy of the transformer, a forest and a linear model on tables that are new to it."""
     weights, real = unpack_weights(flat), Real(judged=True)
     rows: list[dict[str, Any]] = []
     for kind in ("made", "real"):

@@ -37,7 +37,7 @@ SAVE = 120.0  #: Seconds between states that are written.
 
 
 def draw_size(generator: torch.Generator) -> tuple[int, int, int, int]:
-    """Return how many tables of how many labelled rows and columns a step has, and the fewest rows per class."""
+    """Draw the numbers of tables, labelled rows and columns of a step, and the fewest rows per class."""
 
     def draw(low: float, high: float) -> int:
         return round(low * math.exp(math.log(high / low) * float(torch.rand((), generator=generator))))

@@ -41,7 +41,7 @@ class Split(NamedTuple):
     judged: np.ndarray
 
 
-def find_sets(folder: Path) -> dict[str, Path]:
+def list_data_sets(folder: Path) -> dict[str, Path]:
     """Return the paths of the sets of a folder by their names, tables first.
 
     Raises:

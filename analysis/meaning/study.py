@@ -1,4 +1,4 @@
-"""What texts, pictures and names of classes mean: the commands on your own sets, beside what people use.
+"""Texts, pictures and class names: the commands on your own data sets, against common baselines.
 
 FOLDER holds tables NAME.csv with columns text and class, whose names are words, or folders of pictures by class.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.meaning.measure import CODES, LOGISTIC, NEAREST, NONE, SETFIT, TFIDF, Run, list_methods, measure
-from analysis.meaning.sets import MOST_UNLABELLED, find_sets, read_items
+from analysis.meaning.sets import MOST_UNLABELLED, list_data_sets, read_items
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import FOLDER, Report, StudyParser, parse_names, parse_wholes
 from analysis.shared.tables import format_mean
@@ -76,7 +76,7 @@ def add_options(parser: StudyParser) -> None:
 
 def run(options: argparse.Namespace) -> Report:
     """Do every run, and compare the methods by number of labels."""
-    paths = find_sets(Path(options.folder))
+    paths = list_data_sets(Path(options.folder))
     chosen = list(paths) if options.sets is None else parse_names("--sets", options.sets, paths)
     runs = []
     for seed in range(options.splits):
@@ -170,7 +170,7 @@ def average(rows: Sequence[Mapping[str, Any]], method: str) -> dict[str, float]:
 
 
 def name_method(method: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return what tables call a method."""
+    """Return the name of a method in tables."""
     return TITLES.get(method, f"fit, {method}").format(rows[0]["reads"])
 
 

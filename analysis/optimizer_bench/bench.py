@@ -49,7 +49,7 @@ PLAIN = Variant("nothing", 1.0)
 
 
 class Grid(NamedTuple):
-    """What optimizers run on."""
+    """Workloads, baselines, seeds and horizons."""
 
     workloads: Mapping[str, Path | None]  #: The file of each, None for one of the bench's own.
     baselines: loading.Baselines
@@ -213,7 +213,7 @@ def _pick_grid(options: argparse.Namespace) -> Grid:
 
 
 def check_baselines(grid: Grid) -> None:
-    """Say on stderr which workloads differ from what their baselines were made with; raise an InputError without."""
+    """Warn on stderr of workloads that differ from those of their baselines; raise an InputError without baselines."""
     lacking = {name: [n for n in grid.steps if str(n) not in grid.baselines.get(name, {})] for name in grid.workloads}
     lacking = {name: steps for name, steps in lacking.items() if steps}
     if lacking:
@@ -225,7 +225,7 @@ def check_baselines(grid: Grid) -> None:
             "--baselines", "have every workload", got, remedy + (", with the same file." if file else ".")
         )
     for name, path in grid.workloads.items():
-        result = loading.take_fingerprint(name, path)
+        result = loading.compute_fingerprint(name, path)
         was = dict.fromkeys(grid.get_baseline(name, steps)["fingerprint"] for steps in grid.steps)
         if [*was] != [result]:
             print(

@@ -93,8 +93,8 @@ def load_workloads(path: Path) -> dict[str, Build]:
     return builds
 
 
-def find_build(name: str, file: Path | None) -> Build:
-    """Return what builds a workload of a file, or one of the bench's own."""
+def get_build(name: str, file: Path | None) -> Build:
+    """Return the function that builds a workload of a file or of the bench."""
     return (WORKLOADS if file is None else load_workloads(file))[name]
 
 
@@ -116,7 +116,7 @@ def load_optimizer(path: Path, config: dict[str, Any]) -> type[torch.optim.Optim
 
 
 def read_baselines(path: Path) -> Baselines:
-    """Return what optimizer-tune wrote, or raise an InputError."""
+    """Read the file of optimizer-tune, or raise an InputError."""
     baselines: Baselines = read_json("--baselines", path)
     groups = baselines.values() if isinstance(baselines, dict) else [None]
     entries = [entry for group in groups for entry in (group.values() if isinstance(group, dict) else [None])]
@@ -136,7 +136,7 @@ def read_json(argument: str, path: Path) -> Any:
 
 
 @functools.cache
-def take_fingerprint(name: str, file: Path | None) -> float:
+def compute_fingerprint(name: str, file: Path | None) -> float:
     """Return the validation loss of seed 0 before training, to 4 digits: other data or weights have another."""
-    workload = find_build(name, file)(0)
+    workload = get_build(name, file)(0)
     return float(f"{validate(workload.model, workload.val_loss):.4g}")

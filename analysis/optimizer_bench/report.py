@@ -89,7 +89,7 @@ def _describe(summary: Summary, rows: Sequence[Row]) -> str:
 
 
 def _format_errors(rows: Sequence[Row]) -> str:
-    """Return which workloads an optimizer raised an exception on, with the first one of each; empty if on none."""
+    """List the workloads on which an optimizer raised an exception, with the first of each; "" for none."""
     raised = {row["workload"]: next(filter(None, row["raised"]), None) for row in rows}
     message = "; ".join(f"{name} ({text})" for name, text in raised.items() if text is not None)
     return message and f" Raised on {message}."

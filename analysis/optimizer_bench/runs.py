@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # exported, but not by its stubs
 
-from analysis.optimizer_bench.loading import find_build, load_optimizer, take_fingerprint
+from analysis.optimizer_bench.loading import compute_fingerprint, get_build, load_optimizer
 from analysis.optimizer_bench.peers import LIBRARIES, PEERS
 from analysis.optimizer_bench.workload import EVERY, Curve, initial_weights, train
 from analysis.optimizer_bench.workloads import WORKLOADS
@@ -67,7 +67,7 @@ Curves = dict[tuple[Candidate | Setting, str, int], Curve]  #: By optimizer, wor
 
 def run_adamw(run: Run) -> Curve:
     """Train a workload by one AdamW, until its schedule ends."""
-    build, setting, max_steps = find_build(run.workload, run.file), run.optimizer, run.max_steps
+    build, setting, max_steps = get_build(run.workload, run.file), run.optimizer, run.max_steps
     assert isinstance(setting, Setting), "candidates have no schedule"
     schedule = functools.partial(schedule_rate, max_steps=max_steps, horizon=setting.horizon)
     steps = math.ceil(max_steps * (setting.horizon or 1.0) / EVERY) * EVERY
@@ -85,7 +85,7 @@ def schedule_rate(step: int, *, max_steps: int, horizon: float) -> float:
 
 
 def identify(run: Run) -> list[Any]:
-    """Return what decides a run's outcome beside the run itself."""
+    """Return the inputs of a run's outcome, without the run itself."""
     optimizer = run.optimizer
     if isinstance(optimizer, Setting):
         source, versions = f"{FOLDER}/runs.py", []
@@ -93,7 +93,7 @@ def identify(run: Run) -> list[Any]:
         source = str(optimizer.file or f"{FOLDER}/peers.py")
         versions = [] if optimizer.file else [*map(installed_version, LIBRARIES)]
     workload = str(run.file or inspect.getfile(inspect.unwrap(WORKLOADS[run.workload])))
-    return [take_fingerprint(run.workload, run.file), versions, hash_sources(*SHARED, workload, source)]
+    return [compute_fingerprint(run.workload, run.file), versions, hash_sources(*SHARED, workload, source)]
 
 
 def train_all(runs: Sequence[Run], state: Path, jobs: int) -> Curves:
@@ -114,7 +114,7 @@ def do(run: Run) -> Curve:
     assert isinstance(candidate, Candidate), "the judged have no schedule"
     assert target is not None, "candidates are judged at a target"
     config: dict[str, Any] = json.loads(candidate.config)
-    build = find_build(run.workload, run.file)
+    build = get_build(run.workload, run.file)
     caught = LinAlgError if candidate.file is not None else Exception
     times: list[float] = []
     raised: list[str] = []

@@ -49,7 +49,7 @@ def rate(curve: Curve, baseline: Mapping[str, Any]) -> float:
 
 
 def measure_gap(curve: Curve, baseline: Mapping[str, Any]) -> float | None:
-    """Return how far a miss stays above the target, at its best, in per cent of the target; None for a hit."""
+    """Compute how far the best loss of a miss is above the target, in per cent of it; None for a hit."""
     target = baseline["target"]
     losses = view(curve, target, baseline["max_steps"]).losses[1:]
     best = min(losses, default=-math.inf)
@@ -82,7 +82,7 @@ def score_workload(name: str, curves: Sequence[Curve], baseline: Mapping[str, An
 
 
 def summarise(rows: Sequence[Row]) -> list[Summary]:
-    """Return what rows come to, for each role and horizon, in their order."""
+    """Summarise rows for each role and horizon, in their order."""
     kinds = dict.fromkeys((row["role"], row["steps"]) for row in rows)
     return [
         {"role": role, "steps": steps}
@@ -92,7 +92,7 @@ def summarise(rows: Sequence[Row]) -> list[Summary]:
 
 
 def _summarise(rows: Sequence[Row]) -> Summary:
-    """Return what rows of one role and horizon come to; every workload counts the same, in whatever family."""
+    """Summarise rows of one role and horizon; all workloads have equal weight."""
     worst = min(rows, key=get_ratio)
     families = average_by(rows, "family")
     worst_family = min(families, key=families.__getitem__)

@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> Report:
     baselines = loading.read_baselines(path) if path.exists() else {}
     files = loading.pick_workloads(options)
     for name, file in files.items():
-        if not math.isfinite(fingerprint := loading.take_fingerprint(name, file)):
+        if not math.isfinite(fingerprint := loading.compute_fingerprint(name, file)):
             raise_input_error(
                 "--workloads", "have a finite loss before training", f"{fingerprint} of {name}", "Mend it."
             )
@@ -115,7 +115,7 @@ def _get_horizon(item: tuple[str, loading.Baseline]) -> int:
 
 
 def _identify(task: Task) -> list[object]:
-    """Return what decides a workload's baselines beside the task itself."""
+    """Return the inputs of a workload's baselines, without the task itself."""
     return [*identify(Run(task.workload, task.file, SEEDS[0], task.steps[0], Setting())), hash_sources(SOURCE)]
 
 
@@ -133,10 +133,10 @@ def tune_workload(task: Task) -> dict[str, loading.Baseline]:
     for max_steps in task.steps:
         measure = functools.partial(train, max_steps=max_steps)
         if task.coarse:
-            baseline = make_baseline(measure, [find_rung(measure)]) | {"coarse": True}
+            baseline = make_baseline(measure, [climb_ladder(measure)]) | {"coarse": True}
         else:
             baseline, start = tune(measure, start)
-        fingerprint = loading.take_fingerprint(task.workload, task.file)
+        fingerprint = loading.compute_fingerprint(task.workload, task.file)
         result[str(max_steps)] = baseline | {"max_steps": max_steps, "fingerprint": fingerprint}
     return result
 
@@ -145,7 +145,7 @@ Measure = Callable[[Setting, int], Curve]  #: Trains by a setting and a seed; as
 
 
 def tune(measure: Measure, start: Setting | None = None) -> tuple[loading.Baseline, Setting]:
-    """Return the baseline, but for what describes the workload, and the setting that a search nearby may start from.
+    """Return the baseline without the fields of the workload, and the setting that a search nearby may start from.
 
     Args:
         measure: Trains by a setting and a seed.
@@ -160,7 +160,7 @@ def tune(measure: Measure, start: Setting | None = None) -> tuple[loading.Baseli
     ends = [tuned._replace(horizon=horizon) for horizon in HORIZONS]
     ends = [pick_best(measure, ends[:-1]), climb(measure, ends[-1], FINE)]  # a constant rate is a lower one
     finalists = sorted(ends, key=lambda setting: _min_loss(measure(setting, SEEDS[0])))
-    ladder = find_rung(measure)
+    ladder = climb_ladder(measure)
     easier = {
         name: select_setting(measure, [setting])[0] for name, setting in (("coarse", ladder), ("shared", Setting()))
     }
@@ -183,7 +183,7 @@ def climb(measure: Measure, setting: Setting, factor: float) -> Setting:
         setting = tried
 
 
-def find_rung(measure: Measure) -> Setting:
+def climb_ladder(measure: Measure) -> Setting:
     """Return the best setting of the coarse ladder."""
     rung = climb(measure, Setting(), COARSE)
     return pick_best(measure, [rung._replace(weight_decay=decay) for decay in LADDER_DECAYS])

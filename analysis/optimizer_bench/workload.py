@@ -119,7 +119,7 @@ def classify(make: Callable[[int], nn.Module], x: Tensor, y: Tensor, *, held_out
 
 
 class Curve(NamedTuple):
-    """What one run showed."""
+    """The losses of one run."""
 
     #: The bias-corrected moving average of the validation loss, after 0, ``EVERY``, 2 ``EVERY`` ... steps.
     losses: list[float]

@@ -94,7 +94,7 @@ def draw_smooth(n: int, rng: np.random.Generator) -> Drawn:
 
 
 def draw_embedding(n: int, rng: np.random.Generator) -> Drawn:
-    """What encoders put out: a common offset, a falling spectrum, class means along any direction, sometimes ReLU."""
+    """Draw embeddings: a common offset, a falling spectrum, class means along any direction, sometimes ReLU."""
     dim, n_classes = int(rng.choice([32, 64, 128, 256])), int(rng.integers(2, MOST_CLASSES + 1))
     spectrum = np.arange(1, dim + 1) ** -rng.uniform(0, 1.2)
     spectrum *= np.sqrt(dim / (spectrum**2).sum())

@@ -68,7 +68,7 @@ def collate(tasks: Sequence[Measured]) -> Batch:
     )
 
 
-def judge(batch: Batch, log_weight: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+def score(batch: Batch, log_weight: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
     """Return log-loss and accuracy (tasks,) of the rows to judge on, given influences and what multiplies factors."""
     mixed = torch.einsum("tv,tvmc->tmc", log_weight.exp(), batch.cosines.float())
     logits = (mixed * (batch.factor * size.exp())[:, None, None]).masked_fill(~batch.classes[:, None], -1e9)
@@ -81,7 +81,7 @@ def judge(batch: Batch, log_weight: Tensor, size: Tensor) -> tuple[Tensor, Tenso
 @torch.no_grad()
 def evaluate(prior: Prior, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return log-loss and accuracy (tasks,) with a prior."""
-    return judge(batch, *_weigh(prior, batch, batch.there))
+    return score(batch, *_weigh(prior, batch, batch.there))
 
 
 def _weigh(prior: Prior, batch: Batch, there: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,7 +121,7 @@ def train(
             part = batch.take(some)
             present = part.there & (torch.rand(part.there.shape, generator=generator) >= DROPPED)
             there = torch.where(present.any(dim=1, keepdim=True), present, part.there)
-            loss = (judge(part, *_weigh(prior, part, there))[0] / guessing[some]).mean()
+            loss = (score(part, *_weigh(prior, part, there))[0] / guessing[some]).mean()
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(prior.parameters(), 1.0)

@@ -62,8 +62,8 @@ def run(options: argparse.Namespace) -> Report:
     return Report(rows, tabulate(rows))
 
 
-def find_labels(curve: Sequence[float], target: float) -> float:
-    """Return how many labels per class it takes until a curve, which begins at one of each, reaches a target.
+def count_labels(curve: Sequence[float], target: float) -> float:
+    """Count the labels per class at which a curve, which begins at one of each, reaches a target.
 
     The curve is made monotone, and is straight between its points; one that does not reach it takes a batch more.
 
@@ -92,7 +92,7 @@ def summarise(results: Mapping[Run, Sequence[float]]) -> list[Row]:
             row["target"] = float(mean.mean())
         else:
             row["curves"][strategy] = mean.round(5).tolist()
-            row["labels"][strategy] = find_labels(mean, row["target"])
+            row["labels"][strategy] = count_labels(mean, row["target"])
     return list(rows.values())
 
 

@@ -177,7 +177,7 @@ def split_pool(name: str, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, in
     """Return rows to ask for and their classes, rows to test and theirs, and the number of classes."""
     data = load_real(name)
     if data.num_classes > MOST_CLASSES:
-        data = data.take_classes(range(MOST_CLASSES))
+        data = data.select_classes(range(MOST_CLASSES))
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(data.y)))
     tests = min(MOST_TESTS, len(order) // 3)
     test, candidates = order[:tests], order[tests:][: MOST_ASKED * data.num_classes]

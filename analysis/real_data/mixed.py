@@ -28,7 +28,7 @@ from scipy.stats import rankdata
 
 from analysis.prior.study import MIXED_NAME, load_left_out
 from analysis.real_data.mixed_sets import MIXED, MixedSplit, load_mixed, split_mixed
-from analysis.real_data.robustness import Run, judge
+from analysis.real_data.robustness import Run, compute_scores
 from analysis.shared.baselines import Outcome
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, load_sets, parse_wholes
@@ -93,7 +93,7 @@ def fit_ours(split: MixedSplit, effort: str | Search = "default") -> Outcome:
 
 
 def as_outcome(log_probabilities: np.ndarray) -> Outcome:
-    """Return what log-probabilities (m, classes) predict."""
+    """Return the predictions of log-probabilities (m, classes)."""
     return Outcome(log_probabilities.argmax(axis=1), log_probabilities)
 
 
@@ -261,7 +261,7 @@ def run_method(run: Run) -> dict[str, float]:
     started = time.perf_counter()
     outcome = METHODS[run.method](split)
     seconds = time.perf_counter() - started
-    scores = judge(outcome, truth)
+    scores = compute_scores(outcome, truth)
     right = outcome.predicted == truth.numpy()
     scores["recall"] = statistics.fmean(right[truth.numpy() == c].mean() for c in truth.unique().tolist())
     if outcome.log_probabilities is not None:

@@ -159,10 +159,10 @@ def run_method(run: Run) -> dict[str, float]:
     started = time.perf_counter()
     predictor = fit(split.train_x.double().numpy(), split.train_y.numpy())
     seconds = time.perf_counter() - started
-    return judge(predictor(split.test_x.double().numpy()), split.test_y) | {"seconds": round(seconds, 4)}
+    return compute_scores(predictor(split.test_x.double().numpy()), split.test_y) | {"seconds": round(seconds, 4)}
 
 
-def judge(outcome: Outcome, truth: Tensor) -> dict[str, float]:
+def compute_scores(outcome: Outcome, truth: Tensor) -> dict[str, float]:
     """Return the accuracy of an outcome for classes (n,) and, if it has probabilities, how good they are."""
     predicted, log_probabilities = outcome
     result = {"accuracy": float((predicted == truth.numpy()).mean())}

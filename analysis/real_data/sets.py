@@ -45,7 +45,7 @@ def load_glyph_subset() -> Dataset:
     """Load 60 small letters, Greek, Cyrillic and Armenian, three images a face."""
     letters = map(chr, chain(range(0x3B1, 0x3CA), range(0x430, 0x450), range(0x561, 0x587)))
     data = load_glyphs(characters=list(letters), copies=GLYPH_COPIES)
-    return data.take_classes(range(min(GLYPH_CLASSES, data.num_classes)))
+    return data.select_classes(range(min(GLYPH_CLASSES, data.num_classes)))
 
 
 def read_series(path: Path) -> tuple[list[np.ndarray], list[str]]:
@@ -68,7 +68,7 @@ def read_series(path: Path) -> tuple[list[np.ndarray], list[str]]:
     return cases, labels
 
 
-def find_series(folder: str, name: str) -> tuple[list[np.ndarray], list[str]]:
+def load_series_arrays(folder: str, name: str) -> tuple[list[np.ndarray], list[str]]:
     """Read both parts of a data set that aeon ships."""
     spec = find_spec("aeon")
     roots = [] if spec is None else spec.submodule_search_locations or []
@@ -83,13 +83,13 @@ def find_series(folder: str, name: str) -> tuple[list[np.ndarray], list[str]]:
 
 def load_series(folder: str, name: str | None = None) -> Dataset:
     """Load series of equal length that aeon ships: a row is a case, its channels one after another."""
-    cases, labels = find_series(folder, name or folder)
+    cases, labels = load_series_arrays(folder, name or folder)
     return make_dataset(folder, torch.from_numpy(np.stack(cases)), labels)
 
 
 def load_spectra() -> Dataset:
     """Load the frames of the Japanese vowels: 12 linear-prediction cepstrum coefficients, 9 speakers."""
-    cases, labels = find_series("JapaneseVowels", "JapaneseVowels")
+    cases, labels = load_series_arrays("JapaneseVowels", "JapaneseVowels")
     frames = np.concatenate([case.T for case in cases])  # (n, 12)
     speakers = np.repeat(labels, [case.shape[1] for case in cases])  # (n,)
     return make_dataset("JapaneseVowels", torch.from_numpy(frames), speakers)

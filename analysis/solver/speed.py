@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def measure(work: Work, root: Path, folder: Path) -> dict[str, float]:
-    """Return what `analysis.solver.speed_worker` finds with the library of a checkout."""
+    """Run `analysis.solver.speed_worker` with the library of a checkout."""
     path = folder / "data.npz"
     np.savez(path, **work.data)
     paths = {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}

@@ -29,7 +29,7 @@ class Dataset(NamedTuple):
     """Labelled rows."""
 
     #: Features (n, dim), float32; of a mapped file (see `map_npz`) any floating dtype, not to be written to. Those of
-    #: pictures may be uint8, in 255ths: `take_rows` returns them as they are meant.
+    #: pictures may be uint8, in 255ths: `get_rows` returns them as they are meant.
     x: Tensor
     y: Tensor  #: Labels (n,), int64, in [0, num_classes); every class has a row.
     class_names: tuple[str, ...]  #: One name per class.
@@ -51,10 +51,10 @@ class Dataset(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether ``x`` is in memory and holds what `take_rows` returns."""
+        """Whether ``x`` is in memory and holds what `get_rows` returns."""
         return self.mapping is None and self.x.is_floating_point()
 
-    def take_classes(self, class_ids: Sequence[int]) -> Dataset:
+    def select_classes(self, class_ids: Sequence[int]) -> Dataset:
         """Copy the rows of some classes, which are numbered 0, 1, ... in the order given.
 
         Args:
@@ -76,7 +76,7 @@ class Dataset(NamedTuple):
         names = tuple(self.class_names[c] for c in class_ids)
         return Dataset(self.x[rows], renumbered[self.y[rows]], names, sides, shape=self.shape)
 
-    def take_side(self, side: str) -> Dataset:
+    def select_side(self, side: str) -> Dataset:
         """Copy the rows of the classes on one side of the split.
 
         Args:
@@ -91,9 +91,9 @@ class Dataset(NamedTuple):
         if self.sides is None or side not in self.sides:
             got = f"{side!r} of {sorted(set(self.sides or ())) or 'no split'}"
             raise_input_error("side", "be a side that has classes", got, "Pick another side or more classes.")
-        return self.take_classes([c for c, side_of_class in enumerate(self.sides) if side_of_class == side])
+        return self.select_classes([c for c, side_of_class in enumerate(self.sides) if side_of_class == side])
 
-    def take_rows(self, rows: Tensor) -> Tensor:
+    def get_rows(self, rows: Tensor) -> Tensor:
         """Copy some rows. Hardly more than the copied rows of a mapped file are kept in memory.
 
         Args:

@@ -55,13 +55,13 @@ def _list_names(folder: Path) -> str:
 
 def detect_folders(root: Path) -> Layout | None:
     """Find ``root/train/CLASS/*.png``, ``val`` and ``test`` (``val`` may be missing), or similar names."""
-    folders = find_sides(root)
+    folders = detect_side_folders(root)
     if folders is None:
         return None
     return give(join_sides([list_classes(folders[side]) if side in folders else None for side in SPLIT_SIDES]))
 
 
-def find_sides(root: Path) -> dict[str, Path] | None:
+def detect_side_folders(root: Path) -> dict[str, Path] | None:
     """Return the folders of a split by class, of the base and the novel side at least; None where there are none."""
     folders: dict[str, Path] = {}
     for folder in list_folders(root):

@@ -76,7 +76,7 @@ def load_pictures(image_set: ImageSet, size: int | None = None) -> Dataset:
 
     Returns:
         uint8 rows in the order of channels, height and width, mapped from a file of the cache's folder; see
-        `Dataset.take_rows`. If it cannot be written, they are in memory.
+        `Dataset.get_rows`. If it cannot be written, they are in memory.
 
     Raises:
         MissingPackageError: Pillow is missing.

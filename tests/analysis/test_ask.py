@@ -10,7 +10,7 @@ import torch
 from scipy.stats import entropy
 
 from analysis.real_data import asking
-from analysis.real_data.ask import find_labels, summarise, tabulate
+from analysis.real_data.ask import count_labels, summarise, tabulate
 from analysis.real_data.asking import (
     STRATEGIES,
     TARGET,
@@ -95,11 +95,11 @@ def test_ours_is_what_the_library_suggests(pool: Pool) -> None:
 
 
 def test_the_curve_is_read_where_it_first_stays_above() -> None:
-    assert find_labels([0.5, 0.6, 0.8, 0.9], 0.7) == pytest.approx(2.5)
-    assert find_labels([0.5, 0.6, 0.8, 0.9], 0.4) == 1
-    assert find_labels([0.5, 0.6, 0.8, 0.9], 0.95) == 5
-    assert find_labels([0.5, 0.9, 0.5, 0.9], 0.7) == pytest.approx(2.0, abs=1)  # a lucky batch does not count in full
-    assert find_labels([0.5, 0.9, 0.5, 0.9], 0.7) > find_labels([0.5, 0.9, 0.9, 0.9], 0.7)
+    assert count_labels([0.5, 0.6, 0.8, 0.9], 0.7) == pytest.approx(2.5)
+    assert count_labels([0.5, 0.6, 0.8, 0.9], 0.4) == 1
+    assert count_labels([0.5, 0.6, 0.8, 0.9], 0.95) == 5
+    assert count_labels([0.5, 0.9, 0.5, 0.9], 0.7) == pytest.approx(2.0, abs=1)  # a lucky batch does not count in full
+    assert count_labels([0.5, 0.9, 0.5, 0.9], 0.7) > count_labels([0.5, 0.9, 0.9, 0.9], 0.7)
 
 
 def test_splits_do_not_overlap_and_draws_are_of_every_class() -> None:

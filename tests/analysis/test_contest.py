@@ -17,7 +17,7 @@ from torch import nn
 from analysis.__main__ import main
 from analysis.contest import draws, trial, worker
 from analysis.contest.draws import OURS, Cell, run_cell, summarise, tabulate
-from analysis.contest.trial import judge
+from analysis.contest.trial import evaluate_submission
 from analysis.contest.worker import ALLOWED, _OnlyAllowed, evaluate, measure_peak_memory
 from protonet import solve
 from protonet.datasets import Split, sample_family
@@ -127,7 +127,7 @@ raise RuntimeError("the end")
 """
     message = "^`submission` must run in the contest's process; got exit code 1. Its traceback is above.$"
     with pytest.raises(ValueError, match=message):
-        judge(submission.encode(), sample_three())
+        evaluate_submission(submission.encode(), sample_three())
     err = capfd.readouterr().err
     missing = [f"No module named '{name}'" for name in ("scipy", "sklearn", "tqdm", "protonet")]
     assert err.splitlines()[:4] == missing
@@ -148,15 +148,15 @@ def test_public_configuration(
     assert line.count("\n") == 1
 
 
-def test_command_judges_the_single_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_evaluates_the_single_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[bytes] = []
     result = {"accuracy": 1.0, "score": 100.0, "parameters": 0, "seconds": 1.0, "peak_memory_mib": 1.0}
 
-    def judge_nothing(data: bytes, split: Split, *, python: str) -> dict[str, float]:
+    def evaluate_nothing(data: bytes, split: Split, *, python: str) -> dict[str, float]:
         given.append(data)
         return result
 
-    monkeypatch.setattr(trial, "judge", judge_nothing)
+    monkeypatch.setattr(trial, "evaluate_submission", evaluate_nothing)
     monkeypatch.setattr(trial, "BUILD", tmp_path)
     assert main(["contest", "--single-file"]) == 0
     assert main(["contest"]) == 0

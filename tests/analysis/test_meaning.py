@@ -29,7 +29,7 @@ from analysis.meaning.measure import (
     tune,
     use_cache,
 )
-from analysis.meaning.sets import Items, find_sets, read_items, split
+from analysis.meaning.sets import Items, list_data_sets, read_items, split
 from analysis.meaning.study import tabulate
 from protonet.embeddings.opening import PACKAGED, open_representation
 
@@ -60,7 +60,7 @@ def test_sets_are_tables_and_folders_of_pictures(tmp_path: Path) -> None:
     for name in ("b", "a"):
         (tmp_path / "pictures" / name).mkdir(parents=True)
         Image.new("L", (8, 8)).save(tmp_path / "pictures" / name / "1.png")
-    paths = find_sets(tmp_path)
+    paths = list_data_sets(tmp_path)
     assert list(paths) == ["things", "pictures"]
     texts, pictures = map(read_items, paths.values())
     assert (texts.takes, texts.classes, texts.names[0]) == ("text", tuple(WORDS), "fruit")

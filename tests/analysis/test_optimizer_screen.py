@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 
 from analysis.__main__ import main
 from analysis.optimizer_bench import runs, screen
-from analysis.optimizer_bench.loading import load_python, take_fingerprint
+from analysis.optimizer_bench.loading import compute_fingerprint, load_python
 from analysis.optimizer_bench.screen import CHEAP, change_constants, correlate, estimate, leave_out
 from analysis.optimizer_bench.workloads import FAMILIES, FAMILY, ROLE, ROLES
 from tests.analysis.test_optimizer_bench import WORKLOAD_FILE, install_workloads
@@ -60,7 +60,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     install_workloads(monkeypatch, tmp_path / "workloads.py", roles, OF | {"hidden": "hidden"})
     monkeypatch.setattr(screen, "CHEAP", ("a", "b", "c"))
     baseline = {"target": 1e-3, "steps": 30, "initial": 15.0, "max_steps": 30, "curve": [15.0]}
-    baseline["fingerprint"] = take_fingerprint("a", None)
+    baseline["fingerprint"] = compute_fingerprint("a", None)
     baselines = {"20": baseline | {"target": 0.5, "max_steps": 20}, "30": baseline}
     (tmp_path / "baselines.json").write_text(json.dumps(dict.fromkeys(roles, baselines)))
     return tmp_path

@@ -12,10 +12,10 @@ import torch
 
 from analysis.real_data.sets import (
     DATASETS,
-    find_series,
     load_glyph_subset,
     load_real,
     load_series,
+    load_series_arrays,
     load_spectra,
     load_text,
     read_series,
@@ -57,7 +57,7 @@ def test_spectra_are_frames(series: Path) -> None:
 
 def test_series_errors(series: Path, tmp_path: Path) -> None:
     with pytest.raises(ImportError, match=r"^`aeon` must be installed for Odd; .*pip install --no-deps"):
-        find_series("Odd", "Odd")
+        load_series_arrays("Odd", "Odd")
     path = tmp_path / "x.ts"
     for text, message in (("1,2:3:a", "channels of equal length"), ("1,?:a", "numbers"), ("", "hold cases")):
         path.write_text(HEADER + text)

@@ -14,7 +14,7 @@ from sklearn.metrics import log_loss
 from analysis.real_data.robustness import (
     METHODS,
     Run,
-    judge,
+    compute_scores,
     list_runs,
     ranks,
     regrets,
@@ -49,10 +49,10 @@ def test_calibration_error_is_the_slow_loop() -> None:
             gap = (p.argmax(1) == truth)[inside].mean() - p.max(1)[inside].mean()
             slow += abs(gap) * inside.mean()
     outcome = Outcome(p.argmax(1), np.log(p))
-    assert judge(outcome, torch.from_numpy(truth))["calibration_error"] == pytest.approx(slow)
+    assert compute_scores(outcome, torch.from_numpy(truth))["calibration_error"] == pytest.approx(slow)
     sure = np.log(np.clip(np.eye(4)[truth], 1e-300, 1))
     for shift, error in ((0, 0), (1, 1)):
-        judged = judge(Outcome(truth, sure), torch.from_numpy((truth + shift) % 4))
+        judged = compute_scores(Outcome(truth, sure), torch.from_numpy((truth + shift) % 4))
         assert judged["calibration_error"] == error
 
 

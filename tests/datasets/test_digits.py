@@ -44,25 +44,25 @@ def test_make_dataset_sorts_class_names() -> None:
     assert data.sides == ("base", "novel", "validation")
 
 
-def test_take_classes_renumbers() -> None:
-    part = small().take_classes([2, 1])
+def test_select_classes_renumbers() -> None:
+    part = small().select_classes([2, 1])
     assert part.x.tolist() == [[0.0, 1.0], [4.0, 5.0], [8.0, 9.0]]
     assert part.y.tolist() == [1, 1, 0]
     assert (part.class_names, part.sides) == (("c", "b"), ("validation", "novel"))
-    assert small().take_side("novel").class_names == ("b",)
+    assert small().select_side("novel").class_names == ("b",)
 
 
 @pytest.mark.parametrize(
     ("classes", "message"),
     [([0, 0], "name each class once; got .0, 0."), ([3], r"be in \[0, 3\); got 3"), ([-1], "got -1")],
 )
-def test_take_classes_errors(classes: list[int], message: str) -> None:
+def test_select_classes_errors(classes: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=f"^`class_ids` must .*{message}"):
-        small().take_classes(classes)
+        small().select_classes(classes)
 
 
-def test_take_side_errors() -> None:
+def test_select_side_errors() -> None:
     with pytest.raises(ValueError, match=r"^`side` must be a side that has classes; got 'test' of"):
-        small().take_side("test")
+        small().select_side("test")
     with pytest.raises(ValueError, match="got 'base' of no split"):
-        load_digits().take_side("base")
+        load_digits().select_side("base")

@@ -36,13 +36,13 @@ def test_same_as_loaded(tmp_path: Path, dtype: str, x_last: bool) -> None:
     assert torch.equal(data.y, loaded.y)
     assert (data.class_names, data.sides) == (loaded.class_names, loaded.sides)
     rows = torch.tensor([11, 0, 5, 5]).repeat(100)
-    assert torch.equal(data.take_rows(rows), data.x[rows])
-    assert torch.equal(data.take_rows(rows).float(), loaded.take_rows(rows))
+    assert torch.equal(data.get_rows(rows), data.x[rows])
+    assert torch.equal(data.get_rows(rows).float(), loaded.get_rows(rows))
     data.release()
     assert torch.equal(data.x.float(), loaded.x)
-    selected = data.take_side("novel")
+    selected = data.select_side("novel")
     assert selected.mapping is None
-    assert torch.equal(selected.x.float(), loaded.take_side("novel").x)
+    assert torch.equal(selected.x.float(), loaded.select_side("novel").x)
     loaded.release()
 
 
@@ -181,7 +181,7 @@ def test_memory_is_released(tmp_path: Path) -> None:
     assert read_resident() - before > 2**24
     data.release()
     assert read_resident() - before < 2**22
-    data.take_rows(torch.arange(len(x)).flip(0))
+    data.get_rows(torch.arange(len(x)).flip(0))
     assert read_resident() - before < 2**22
 
 

@@ -37,7 +37,7 @@ def test_rows_names_and_sides(tmp_path: Path, home: str) -> None:
     make_tree(tmp_path / home)
     data = load_omniglot(str(tmp_path), size=7)
     assert (tuple(data.x.shape), data.x.dtype, data.shape) == ((24, 49), torch.uint8, (1, 7, 7))
-    x = data.take_rows(torch.arange(24))
+    x = data.get_rows(torch.arange(24))
     assert data.class_names[:3] == ("Alpha/character01", "Alpha/character02", "Alpha/character03")
     assert data.sides is not None
     side_of = {name.split("/")[0]: side for name, side in zip(data.class_names, data.sides, strict=True)}
@@ -59,11 +59,11 @@ def test_rotations_are_classes(tmp_path: Path) -> None:
     assert data.sides is not None
     side_of = dict(zip(data.class_names, data.sides, strict=True))
     for c, name in enumerate(plain.class_names):
-        drawings = plain.take_rows((plain.y == c).nonzero().flatten()).reshape(-1, 7, 7)
+        drawings = plain.get_rows((plain.y == c).nonzero().flatten()).reshape(-1, 7, 7)
         for quarters in range(4):
             turned = f"{name} rot{90 * quarters:03}" if quarters else name
             assert side_of[turned] == plain.sides[c]
-            rows = data.take_rows((data.y == data.class_names.index(turned)).nonzero().flatten()).reshape(-1, 7, 7)
+            rows = data.get_rows((data.y == data.class_names.index(turned)).nonzero().flatten()).reshape(-1, 7, 7)
             torch.testing.assert_close(rows, drawings.rot90(quarters, dims=(1, 2)), rtol=0, atol=1.01 / 255)
     assert torch.equal(load_omniglot(tmp_path, size=7).x, plain.x)  # each has a cached file of its own
     assert load_source(f"omniglot-rotations:{tmp_path}").num_classes == data.num_classes

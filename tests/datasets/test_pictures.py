@@ -44,12 +44,12 @@ def test_rows_are_mapped_and_scaled_where_they_are_read(root: Path, cache: Path)
     assert data.mapping is not None
     assert not data.is_plain
     rows = torch.tensor([13, 0, 13])
-    assert torch.equal(data.take_rows(rows), data.x[rows].float() / 255)
+    assert torch.equal(data.get_rows(rows), data.x[rows].float() / 255)
     (saved,) = cache.iterdir()
     assert saved.name.startswith("mini_imagenet-8-")
-    novel = data.take_side("novel")  # a copy in memory
+    novel = data.select_side("novel")  # a copy in memory
     assert (novel.x.dtype, novel.shape, novel.mapping) == (torch.uint8, (3, 8, 8), None)
-    assert torch.equal(novel.take_rows(torch.arange(4)), data.take_rows(torch.arange(10, 14)))
+    assert torch.equal(novel.get_rows(torch.arange(4)), data.get_rows(torch.arange(10, 14)))
 
 
 def test_the_same_pictures_are_not_decoded_again(root: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,7 +63,7 @@ def test_the_same_pictures_are_not_decoded_again(root: Path, cache: Path, capsys
     Image.fromarray(paint("zz", 0)).save(root / "test" / "fox" / "fox0.png")
     changed = load_mini_imagenet(root, size=8)  # in the same file of the cache
     assert [path.name for path in cache.iterdir()] == [saved.name]
-    assert changed.take_rows(torch.tensor([10]))[0, 0] == ord("z") / 255
+    assert changed.get_rows(torch.tensor([10]))[0, 0] == ord("z") / 255
     os.utime(root / "val" / "dog" / "dog0.png", ns=(1, 1))
     assert torch.equal(load_mini_imagenet(root, size=8).x, changed.x)
     (root / "val" / "dog" / "dog0.png").unlink()
@@ -96,7 +96,7 @@ def test_without_a_cache_rows_are_in_memory(root: Path, cache: Path, capsys: pyt
     assert "is not kept: " in capsys.readouterr().err
     assert (result.mapping, result.shape) == (None, (3, 8, 8))
     rows = torch.arange(14)
-    assert torch.equal(result.take_rows(rows), expected.take_rows(rows))
+    assert torch.equal(result.get_rows(rows), expected.get_rows(rows))
 
 
 def test_an_interruption_leaves_nothing(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def test_rows_classes_and_sides(name: str, root: Path) -> None:
     assert dict(zip(data.class_names, data.sides or (), strict=True)) == dict(zip(names, SIDES, strict=True))
     for index, (part, label) in enumerate(zip(names, NAMES, strict=True)):
         rows = (data.y == data.class_names.index(part)).nonzero().flatten()
-        result = data.take_rows(rows).unflatten(1, (3, side, side))
+        result = data.get_rows(rows).unflatten(1, (3, side, side))
         for k, picture in enumerate(result):
             assert picture.dtype == torch.float32
             expected = torch.from_numpy(trees.colour(label, k))[:, None, None].expand_as(picture)

@@ -62,8 +62,8 @@ def test_an_objective_is_trained_and_its_method_evaluated(command: Command, fold
     accuracies = command.accuracies(train(command, objective), "--method", *methods)
     assert accuracies.keys() == set(methods)
     data = make_data()
-    trained = load_trained(folder / "a.safetensors", data.take_rows, dim=64)
-    x = embed_rows(trained.encoder, data.take_rows, torch.arange(72))
+    trained = load_trained(folder / "a.safetensors", data.get_rows, dim=64)
+    x = embed_rows(trained.encoder, data.get_rows, torch.arange(72))
     index = index_classes(data.y).take(torch.tensor([c for c, side in enumerate(SIDES) if side == "novel"]))
     scores = evaluate(x, index, choose_methods(methods), SETTING, n_episodes=5, trained=trained)
     for name in methods:

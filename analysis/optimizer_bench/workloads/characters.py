@@ -120,7 +120,7 @@ def labels() -> Task:
 
 
 def measure_shapes(images: Tensor) -> Tensor:
-    """Return how much ink images (n, pixels) have, and where: (n, shapes), in pixels.
+    """Compute the moments of the ink of images (n, pixels), up to the second: (n, shapes), in pixels.
 
     They are: the ink, its mean row and column, the variances of both and their covariance.
     """

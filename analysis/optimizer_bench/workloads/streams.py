@@ -50,7 +50,7 @@ def on_stream(
 
 @functools.cache
 def make_grammar() -> Tensor:
-    """Return what follows two symbols of a text: cumulative chances (topics, symbols, symbols, symbols)."""
+    """Return cumulative probabilities of the symbol after two symbols: (topics, symbols, symbols, symbols)."""
     generator = seed_0()
     before, last, after = (torch.randn(SYMBOLS, 8, generator=generator) for _ in range(3))
     topics = torch.randn(TOPICS, 1, 1, 8, generator=generator)

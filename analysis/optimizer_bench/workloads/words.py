@@ -42,7 +42,7 @@ def make_factors(num_users: int, num_items: int, biases: tuple[int, ...]) -> nn.
 
 @functools.cache
 def load_pairs() -> Tensor:
-    """Return which functions, the users, use which words, the items: numbers (n, 2), in random order."""
+    """Load pairs of a function, the user, and a word in it, the item: (n, 2) int64, in random order."""
     bodies = re.split(r"^ *(?:async )?def ", "".join(join_sources()), flags=re.M)
     functions = [set(re.findall(r"[^\W\d]\w\w+", body)) for body in bodies]
     counts = Counter(word for words in functions for word in words)
@@ -80,7 +80,7 @@ def recommender() -> Task:
 
 
 def prefer(model: nn.Module, users: Tensor, items: Tensor, others: Tensor) -> Tensor:
-    """Return how much more users (n,) like items (n,) than others (n,): by dot products and items' biases."""
+    """Compute the score of items (n,) for users (n,), less that of other items (n,)."""
     of_user, of_item, item_bias = model.children()
     difference = of_item(items) - of_item(others)  # (n, factors)
     bias = (item_bias(items) - item_bias(others)).squeeze(1)  # (n,)
@@ -170,7 +170,7 @@ def words() -> Task:
 
 
 def count_words() -> tuple[Tensor, Tensor]:
-    """Return how often each function of the standard library has each word, (n, words), and its module (n,)."""
+    """Count the words of each function of the standard library, (n, words); its module is the label (n,)."""
     modules = sorted(itertools.chain.from_iterable(side.items() for side in read_sources()))
     functions = (DEFINITION.split(source)[2::2] for _, source in modules)
     bodies = [definitions for definitions in functions if len(definitions) >= SMALLEST]

@@ -125,7 +125,7 @@ def evaluate(
         shape: Channels, height and width of rows that are maps of a network, for methods that look at their places.
         group: The processes that share the work, including this one; None for this one alone.
         progress: Called after each batch of episodes; with several processes, after each exchange.
-        take: Returns rows of ``x`` by number; `protonet.datasets.Dataset.take_rows` for a mapped file.
+        take: Returns rows of ``x`` by number; `protonet.datasets.Dataset.get_rows` for a mapped file.
         earlier: The scores of the first episodes, joined from what ``progress`` was given in an earlier call with the
             same arguments: they are not scored again, and the result is the same as without them.
         keep_predictions: Keep what each query is taken for, of episodes of as many queries.
@@ -251,7 +251,7 @@ def _check_texts(texts: Tensor, index: ClassIndex, x: Tensor) -> Tensor:
 
 
 def choose_batch_size(methods: Mapping[str, Method], x: Tensor) -> int:
-    """Return how many episodes are scored between two calls of ``progress``, see ``BATCH_SIZE``."""
+    """Choose the number of episodes that are scored between two calls of ``progress``, see ``BATCH_SIZE``."""
     ours = [method for method in methods.values() if isinstance(method, ChosenMethod) and method.origin is None]
     fast = len(ours) == len(methods) and not any(method.spec.slow for method in ours)
     return EPISODES_PER_ROUND if fast and x.shape[1] < MAX_NARROW_FEATURES else BATCH_SIZE
@@ -297,7 +297,7 @@ def _classify(name: str, method: Method, episodes: Episodes, episode_ids: Tensor
     max_queries = max(MIN_QUERIES_PER_BLOCK, MAX_PRODUCTS // (n_episodes * products))
     if n_queries <= max_queries or spec.transductive:
         return _check_logits(name, method(episodes), episodes, episode_ids)
-    parts = (method(episodes.take_queries(slice(at, at + max_queries))) for at in range(0, n_queries, max_queries))
+    parts = (method(episodes.select_queries(slice(at, at + max_queries))) for at in range(0, n_queries, max_queries))
     logits = torch.cat([part.transpose(1, 2) for part in parts], dim=2).transpose(1, 2)
     return _check_logits(name, logits, episodes, episode_ids)
 

@@ -173,7 +173,7 @@ def format_pairs(summary: Summary) -> Markup:
         halves = [get_half_width(pair, kind) for kind in over]
         cells: list[Markup | str] = ["" if math.isnan(half) else f"±{100 * half:.2f}" for half in halves]
         cells.append(draw_half(lead, pair.rate.widest, -reach, reach))
-        rows.append([named, f"{100 * lead:+.2f}", *cells, *(show_p(pair.find_p(kind)) for kind in over)])
+        rows.append([named, f"{100 * lead:+.2f}", *cells, *(show_p(pair.get_p_value(kind)) for kind in over)])
     family = count(len(pairs), "pair") if against is None else f"{count(len(pairs), 'comparison')} of {against}"
     paragraphs = [
         "Differences are paired by episode, in points: all methods have the same rows.",
@@ -187,7 +187,7 @@ def format_pairs(summary: Summary) -> Markup:
 
 
 def format_episodes(evaluation: Evaluation) -> Markup:
-    """Return how accuracies are distributed over episodes."""
+    """Format the distribution of accuracies over episodes."""
     accuracies, rows = evaluation.accuracies, []
     for name in evaluation.summary.order:
         values = accuracies[name]
@@ -254,7 +254,7 @@ def format_classes(evaluation: Evaluation) -> Markup:
 
 
 def format_sampling(evaluation: Evaluation) -> Markup:
-    """Return how episodes were drawn, in words."""
+    """Describe how episodes were drawn."""
     summary = evaluation.summary
     settings = summary.settings
     if "kind" in settings:

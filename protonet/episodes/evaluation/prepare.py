@@ -280,8 +280,8 @@ def _open_rows(data: Dataset, class_ids: Sequence[int], trained: Trained | None,
         positions = torch.arange(len(data.x))
         if data.is_plain:
             return SourceRows(data.x.to(device), positions)
-        return SourceRows(data.x, positions, lambda rows: data.take_rows(rows.cpu()).to(device))
-    take = make_row_reader(data.x) if data.is_plain else data.take_rows
+        return SourceRows(data.x, positions, lambda rows: data.get_rows(rows.cpu()).to(device))
+    take = make_row_reader(data.x) if data.is_plain else data.get_rows
     used = torch.isin(data.y, torch.tensor(class_ids)).nonzero().flatten()
     positions = torch.full((len(data.x),), -1).index_copy_(0, used, torch.arange(len(used)))
     trained = trained._replace(take=lambda rows: take(used[rows]))

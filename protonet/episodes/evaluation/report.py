@@ -231,7 +231,7 @@ def _compare(summary: Summary, best: str, name: str, over: Sequence[str], *, sig
         if {pair.first, pair.second} == {best, name} and best != name:
             rate = pair.rate if signed else replace(pair.rate, mean=abs(pair.difference))
             text = ("+" if signed and rate.mean >= 0 else "") + percent(rate)
-            return [text, *(show_p(pair.find_p(kind)) for kind in over)]
+            return [text, *(show_p(pair.get_p_value(kind)) for kind in over)]
     return [""] * (1 + len(over))
 
 
@@ -263,7 +263,7 @@ def write_csv(path: Path, summary: Summary) -> None:
         for pair in summary.comparisons:
             write(pair.first, f"accuracy less {pair.second}'s", "", pair.rate)
             for over in INTERVAL_KINDS:
-                p_value = pair.find_p(over)
+                p_value = pair.get_p_value(over)
                 rate = Rate(math.nan if p_value is None else p_value)
                 write(pair.first, f"p over {over} (Holm) against {pair.second}", "", rate)
 
@@ -336,7 +336,7 @@ def _plot_differences(axes: Axes, summary: Summary) -> None:
     for pair in summary.comparisons:
         row, column = names.index(pair.first), names.index(pair.second)
         grid[row, column], grid[column, row] = 100 * pair.difference, -100 * pair.difference
-        p_value = next((p for p in map(pair.find_p, INTERVAL_KINDS) if p is not None), 1.0)
+        p_value = next((p for p in map(pair.get_p_value, INTERVAL_KINDS) if p is not None), 1.0)
         labels_of[row, column] = labels_of[column, row] = "*" * (p_value < 0.05)
     limit = max(1.0, float(grid.abs().max()))
     image = axes.imshow(grid.numpy(), cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")

@@ -185,7 +185,7 @@ class EvaluationRun:
             self.tunings,
             get_versions(),
             prepared.plugins,
-            data=hash_rows(prepared.data.take_rows, prepared.pool.sources),
+            data=hash_rows(prepared.data.get_rows, prepared.pool.sources),
             queries=queries,
             right={name: (score.accuracy * queries).round().long() for name, score in scores.items()},
             class_mask=varied,

@@ -95,7 +95,7 @@ class Comparison:
         """The difference with its half-widths."""
         return Rate(self.difference, self.half_width_classes, self.half_width_episodes)
 
-    def find_p(self, over: str) -> float | None:
+    def get_p_value(self, over: str) -> float | None:
         """Return the adjusted p-value over classes or over episodes; None where it is not known."""
         return None if math.isnan(get_half_width(self, over)) else float(getattr(self, f"p_holm_{over}"))
 

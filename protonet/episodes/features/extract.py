@@ -208,10 +208,10 @@ def _plan_rows(data: Dataset, text: str, path: str, device: str, *, maps: bool) 
     def embed(first: int) -> Iterator[np.ndarray]:
         for rows in torch.arange(first, len(data.y)).split(EMBED_BATCH_SIZE):
             with torch.no_grad():
-                yield encoder(data.take_rows(rows).float().to(device)).flatten(1).cpu().numpy()
+                yield encoder(data.get_rows(rows).float().to(device)).flatten(1).cpu().numpy()
 
     labels, sides = _name_rows(data)
-    digest = hash_rows(data.take_rows, index_classes(data.y))
+    digest = hash_rows(data.get_rows, index_classes(data.y))
     made = {"data": text, "backbone": path, "weights": hash_file(Path(path))}
     return Job(labels, sides, None, embed, EMBED_BATCH_SIZE, made, digest, shape)
 

@@ -22,7 +22,7 @@ from protonet.datasets.cub import locate_cub
 from protonet.datasets.dataset import SPLIT_SIDES, Dataset, check_finite, make_dataset, split_classes
 from protonet.datasets.fc100 import locate_fc100
 from protonet.datasets.features import FEATURE_READERS
-from protonet.datasets.layouts import detect_class_folders, detect_folders, find_sides
+from protonet.datasets.layouts import detect_class_folders, detect_folders, detect_side_folders
 from protonet.datasets.mini_imagenet import locate_mini_imagenet
 from protonet.datasets.omniglot import locate_omniglot
 from protonet.datasets.pictures import ImageSet, load_pictures
@@ -144,7 +144,7 @@ def load_source(
         image_size: Pixels per side to resize pictures to; None for what is said above, or what their authors take.
 
     Returns:
-        The data set. Rows of pictures are uint8 in a mapped file; `Dataset.take_rows` returns them in [0, 1].
+        The data set. Rows of pictures are uint8 in a mapped file; `Dataset.get_rows` returns them in [0, 1].
 
     Raises:
         MissingPackageError: A package that the data need is missing.
@@ -234,7 +234,7 @@ def load_texts(text: str, *, dim: int, names: Sequence[str]) -> torch.Tensor:
         raise_input_error("texts", "have a text of each class, by name", got, "Name them as the data does.")
     index = index_classes(data.y)
     class_ids = torch.tensor([data.class_names.index(name) for name in names])
-    texts_of = (data.take_rows(rows).clone() for rows in list_pieces(index.take(class_ids)))
+    texts_of = (data.get_rows(rows).clone() for rows in list_pieces(index.take(class_ids)))
     return F.normalize(torch.stack([F.normalize(prompts.float(), dim=1).mean(dim=0) for prompts in texts_of]), dim=1)
 
 
@@ -285,7 +285,7 @@ def _load(text: str, label: str, image_size: int | None = None) -> Dataset:
         return datasets.load_csv(path, label=label)
     if path.suffix.lower() in FEATURE_READERS:
         return datasets.load_features(path)
-    if image_size is None and text and path.is_dir() and find_sides(path) is None:
+    if image_size is None and text and path.is_dir() and detect_side_folders(path) is None:
         return datasets.load_images(path, size=IMAGE_SIZE)
     pictures = locate_pictures(text)
     if pictures is None:

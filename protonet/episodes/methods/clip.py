@@ -26,10 +26,10 @@ def clip_zero_shot(episodes: Episodes, *, temperature: Positive = 0.01) -> Tenso
     Source: Radford et al., "Learning transferable visual models from natural language supervision" (2021), sec. 3.1.
         https://arxiv.org/abs/2103.00020
     """
-    return cosines(episodes.query, take_texts(episodes)) / temperature
+    return cosines(episodes.query, get_texts(episodes)) / temperature
 
 
-def take_texts(episodes: Episodes) -> Tensor:
+def get_texts(episodes: Episodes) -> Tensor:
     """Return the texts of a batch, or raise an InputError that names the function that needs them."""
     if episodes.texts is None:
         raise_input_error("texts", "be known", None, "Give the experiment `texts`, or leave this method out.")

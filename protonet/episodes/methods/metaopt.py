@@ -94,11 +94,11 @@ def solve_program(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor:
         joint = torch.linalg.cholesky(inverse.sum(dim=1))
         system = KktSystem(inverse, joint, slack, multiplier, wrong_bound, wrong_slope, wrong_sum)
         foreseen = system.move(slack * multiplier)
-        size = system.find_size(foreseen)
+        size = system.max_step(foreseen)
         near = (slack + size * foreseen.slack) * (multiplier + size * foreseen.multiplier)
         centre = (near.mean(dim=(1, 2), keepdim=True) / gap) ** 3 * gap
         step = system.move(slack * multiplier + foreseen.slack * foreseen.multiplier - centre)
-        size = INTERIOR.boundary * system.find_size(step) * going
+        size = INTERIOR.boundary * system.max_step(step) * going
         dual_variables, price = dual_variables + size * step.dual_variables, price + size * step.price
         slack, multiplier = slack + size * step.slack, multiplier + size * step.multiplier
     return dual_variables
@@ -133,7 +133,7 @@ class KktSystem(NamedTuple):
         slack = -self.wrong_bound - dual_variables
         return Move(dual_variables, price, slack, -(product + self.multiplier * slack) / self.slack)
 
-    def find_size(self, move: Move) -> Tensor:
+    def max_step(self, move: Move) -> Tensor:
         """Return the largest share of a move, in [0, 1], that keeps slack and multiplier >= 0: (episodes, 1, 1)."""
         before = torch.cat([self.slack, self.multiplier], dim=1)
         change = torch.cat([move.slack, move.multiplier], dim=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from protonet.episodes.methods.clip import clip_zero_shot, take_texts
+from protonet.episodes.methods.clip import clip_zero_shot, get_texts
 from protonet.episodes.methods.common import cosines, one_hot
 from protonet.episodes.methods.keywords import NonNegative, Positive
 from protonet.episodes.samplers.batch import Episodes
@@ -34,7 +34,7 @@ def tip_adapter(
     Source: Zhang et al., "Tip-Adapter: training-free adaption of CLIP for few-shot classification" (2022), sec. 3.
         https://arxiv.org/abs/2207.09519
     """
-    take_texts(episodes)
+    get_texts(episodes)
     votes = (beta * (cosines(episodes.query, episodes.support) - 1)).exp()  # (episodes, n_queries, n_support)
     hot = one_hot(episodes.support_labels, episodes.n_way, votes.dtype)
     return clip_zero_shot(episodes, temperature=temperature) + alpha * votes @ hot

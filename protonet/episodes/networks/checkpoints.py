@@ -113,14 +113,14 @@ def read_checkpoint(argument: str, path: str | Path) -> tuple[dict[str, Tensor],
     return tensors, metadata
 
 
-def take_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def select_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Return the tensors whose names begin with ``prefix``, under the rest of their names."""
     return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def split_head(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Split weights by name into the encoder's and the head's."""
-    return {name: tensor for name, tensor in tensors.items() if not name.startswith(HEAD)}, take_prefix(tensors, HEAD)
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(HEAD)}, select_prefix(tensors, HEAD)
 
 
 def load_trained(path: str | Path, take: Take, *, dim: int | None = None) -> Trained:
@@ -145,7 +145,7 @@ def load_trained(path: str | Path, take: Take, *, dim: int | None = None) -> Tra
         remedy = "Pass data like those that it was trained on, pictures at the same `image_size`."
         raise_input_error("path", f"hold an encoder of {dim} features per row", encoder_dim, remedy)
     encoder = make_backbone(**metadata["backbone"], generator=torch.Generator())
-    of_encoder, of_head = split_head(take_prefix(tensors, BEST))
+    of_encoder, of_head = split_head(select_prefix(tensors, BEST))
     encoder.load_state_dict(of_encoder)
     encoder.eval().requires_grad_(False)
     plan = complete_plan(metadata["plan"])

@@ -84,7 +84,7 @@ class Episodes(NamedTuple):
     #: Channels, height and width, where rows are pictures or maps of a network, in that order of their features.
     shape: tuple[int, int, int] | None = None
 
-    def take_queries(self, queries: slice) -> Episodes:
+    def select_queries(self, queries: slice) -> Episodes:
         """Return the same episodes with some of their queries alone."""
         trained = self.trained
         if trained is not None and trained.query is not None:

@@ -143,7 +143,7 @@ def join_split(train: Dataset, test: Dataset, names: tuple[str, str]) -> tuple[D
             raise_input_error("test", constraint, got, "Rename them, or leave them out.")
     sides = [train.x, test.x]
     if train.x.dtype != test.x.dtype:  # pixels of 8 bits beside features: as they are meant
-        sides = [split.take_rows(torch.arange(len(split.x))) for split in (train, test)]
+        sides = [split.get_rows(torch.arange(len(split.x))) for split in (train, test)]
     x = torch.cat(sides)
     coarse = min((rows.dtype for rows in sides), key=lambda dtype: dtype.itemsize)
     shared = match_equal_rows(*(rows.to(coarse) for rows in sides))

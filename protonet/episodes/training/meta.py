@@ -30,8 +30,8 @@ from protonet.episodes.networks.checkpoints import (
     HEAD,
     TrainingPlan,
     describe_plan,
+    select_prefix,
     split_head,
-    take_prefix,
     write_checkpoint,
 )
 from protonet.episodes.networks.conv import measure_statistics
@@ -134,13 +134,13 @@ def pack_run(run: TrainingRun) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def unpack_run(run: TrainingRun, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
     """Bring a run, in place, to the state of one of the same plan, from what `pack_run` returned, on any device."""
-    run.learner.load_state_dict(take_prefix(tensors, LEARNER))
-    encoder, head = split_head(take_prefix(tensors, AVERAGED))
+    run.learner.load_state_dict(select_prefix(tensors, LEARNER))
+    encoder, head = split_head(select_prefix(tensors, AVERAGED))
     run.average.load_state_dict(encoder)
     run.head.load_state_dict(head)
-    run.best_weights = take_prefix(tensors, BEST)
+    run.best_weights = select_prefix(tensors, BEST)
     state: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in take_prefix(tensors, OPTIMIZER).items():
+    for name, tensor in select_prefix(tensors, OPTIMIZER).items():
         index, _, key = name.partition(".")
         state.setdefault(int(index), {})[key] = tensor
     run.optimizer.load_state_dict({**run.optimizer.state_dict(), "state": state})

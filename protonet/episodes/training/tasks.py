@@ -61,7 +61,7 @@ class Side(NamedTuple):
     spread: Tensor  #: (dim,) float32, the standard deviation of each feature.
 
 
-def take_side(argument: str, data: Dataset, side: str) -> Side:
+def select_side(argument: str, data: Dataset, side: str) -> Side:
     """Select one of the `protonet.datasets.dataset.SIDES` of a data set, without copying its rows.
 
     Raises:
@@ -81,8 +81,8 @@ def take_side(argument: str, data: Dataset, side: str) -> Side:
     classes = class_positions[data.y]  # (n,)
     rows = (classes >= 0).nonzero().flatten()
     sampled = rows[:: -(-len(rows) // AUGMENTATION.n_sampled)]
-    spread = data.take_rows(sampled).float().std(dim=0, correction=0)
-    return Side(data.x, data.take_rows, classes, index, tuple(data.class_names[c] for c in class_ids.tolist()), spread)
+    spread = data.get_rows(sampled).float().std(dim=0, correction=0)
+    return Side(data.x, data.get_rows, classes, index, tuple(data.class_names[c] for c in class_ids.tolist()), spread)
 
 
 def draw_batch(base: Side, plan: TrainingPlan, step: int, group: ProcessGroup) -> tuple[Tensor, Tensor]:

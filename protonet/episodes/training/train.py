@@ -20,7 +20,7 @@ from protonet.episodes.networks.checkpoints import (
     read_checkpoint,
 )
 from protonet.episodes.training.meta import Outputs, begin_run, train, unpack_run
-from protonet.episodes.training.tasks import Side, score_raw_features, take_side
+from protonet.episodes.training.tasks import Side, score_raw_features, select_side
 from protonet.errors import raise_input_error
 
 
@@ -48,7 +48,7 @@ def run_train(options: argparse.Namespace) -> None:
         from protonet.episodes.features.sources import load_source  # noqa: PLC0415 - needed once the arguments are right
 
         data = load_source(options.dataset, split_seed=split_seed, image_size=size)
-        base, validation = (take_side("dataset", data, side) for side in ("base", "validation"))
+        base, validation = (select_side("dataset", data, side) for side in ("base", "validation"))
         integers["way"] = min(integers["way"], len(base.names))
         dim = data.x.shape[1]
         backbone = options.backbone or choose_backbone(options.dataset, dim)

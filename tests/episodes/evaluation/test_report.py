@@ -76,7 +76,7 @@ def test_table() -> None:
     row = next(line for line in lines[2:] if "ridge" in line).split("|")
     shown = [abs(pair.difference), pair.half_width_classes, pair.half_width_episodes]
     assert row[3].strip() == " ±".join(f"{100 * fraction:.2f}" for fraction in shown)
-    assert [row[4].strip(), row[5].strip()] == [f"{pair.find_p(over):.2g}" for over in ("classes", "episodes")]
+    assert [row[4].strip(), row[5].strip()] == [f"{pair.get_p_value(over):.2g}" for over in ("classes", "episodes")]
     assert pair.half_width_classes > pair.half_width_episodes
     assert "AUROC" not in lines[0]
 

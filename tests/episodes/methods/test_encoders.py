@@ -181,7 +181,7 @@ def test_every_query_and_every_episode_is_alone_and_no_weight_is_changed(
     weights = copy.deepcopy(trained.encoder.state_dict())
     tolerance: dict[str, Any] = {"atol": 1e-3 if settings else 1e-4, "rtol": 1e-3}
     logits = method(episodes)
-    torch.testing.assert_close(method(episodes.take_queries(slice(3, 8))), logits[:, 3:8], **tolerance)
+    torch.testing.assert_close(method(episodes.select_queries(slice(3, 8))), logits[:, 3:8], **tolerance)
     one = slice(1, 2)
     assert trained.support is not None
     assert trained.query is not None

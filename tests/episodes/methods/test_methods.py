@@ -121,7 +121,7 @@ def test_inductive_methods_see_one_query_at_a_time_and_transductive_ones_all(nam
     moved = torch.cat([episodes.query[:, :5], episodes.query[:, 5:] + 3.0], dim=1)
     same = not methods.METHODS[name].transductive
     assert close(METHODS[name](episodes._replace(query=moved))[:, :5], METHODS[name](episodes)[:, :5]) == same
-    assert not same or close(METHODS[name](episodes.take_queries(slice(3, 5))), METHODS[name](episodes)[:, 3:5])
+    assert not same or close(METHODS[name](episodes.select_queries(slice(3, 5))), METHODS[name](episodes)[:, 3:5])
 
 
 @pytest.mark.parametrize("name", sorted(UNIT))

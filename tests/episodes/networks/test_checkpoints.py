@@ -15,7 +15,7 @@ from protonet.episodes.networks.checkpoints import (
     load_encoder,
     load_trained,
     read_checkpoint,
-    take_prefix,
+    select_prefix,
     write_checkpoint,
 )
 from protonet.errors import InputError
@@ -39,7 +39,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
     assert all(torch.equal(theirs, TENSORS[name]) for name, theirs in load_file(path).items())
     assert (metadata["step"], metadata["best"], metadata["version"]) == (3, [1, 0.5], CHECKPOINT_VERSION)
-    assert take_prefix(tensors, "b.").keys() == {"c"}
+    assert select_prefix(tensors, "b.").keys() == {"c"}
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -12,12 +12,12 @@ from protonet.episodes.networks import conv
 from protonet.episodes.networks.checkpoints import TrainingPlan
 from protonet.episodes.training.meta import TrainingRun, begin_run, keep_best, pack_run, take_step, unpack_run
 from protonet.episodes.training.objectives import TRAINING_RECIPE, Learner
-from protonet.episodes.training.tasks import Score, draw_batch, take_side
+from protonet.episodes.training.tasks import Score, draw_batch, select_side
 from tests.episodes.meta_cases import make_data, make_plan
 
 
 def advance(run: TrainingRun, steps: int) -> list[torch.Tensor]:
-    base = take_side("data", make_data(dim=run.plan.dim), "base")
+    base = select_side("data", make_data(dim=run.plan.dim), "base")
     return [take_step(run, run.learner, *draw_batch(base, run.plan, run.step, ProcessGroup())) for _ in range(steps)]
 
 
@@ -35,7 +35,7 @@ def smoothed(cosines: torch.Tensor, target: int) -> torch.Tensor:
 def test_the_losses_are_the_slow_loops() -> None:
     run = begin_run(make_plan(), "cpu")
     assert isinstance(run.learner, Learner)
-    x, targets = draw_batch(take_side("data", make_data(), "base"), run.plan, 0, ProcessGroup())
+    x, targets = draw_batch(select_side("data", make_data(), "base"), run.plan, 0, ProcessGroup())
     episodic, cross_entropy = [], []
     for episode, labels in zip(x, targets, strict=True):
         embedded = F.normalize(run.learner.encoder(episode.flatten(0, 1)), dim=1).reshape(4, 5, -1)

@@ -10,7 +10,7 @@ from torch import nn
 from protonet.datasets import Dataset, map_npz
 from protonet.episodes.evaluation.distributed import ProcessGroup
 from protonet.episodes.samplers.config import EpisodeConfig
-from protonet.episodes.training.tasks import VALIDATION, draw_batch, score_encoder, take_side
+from protonet.episodes.training.tasks import VALIDATION, draw_batch, score_encoder, select_side
 from protonet.sampling import index_classes
 from tests.episodes.meta_cases import SIDES, make_data, make_plan, save_data
 
@@ -29,7 +29,10 @@ class Scale(nn.Module):
 def test_a_side_has_its_classes_alone() -> None:
     data = make_data()
     for side in ("base", "validation", "novel"):
-        selected, class_ids = (take_side("data", data, side), [c for c, element in enumerate(SIDES) if element == side])
+        selected, class_ids = (
+            select_side("data", data, side),
+            [c for c, element in enumerate(SIDES) if element == side],
+        )
         assert selected.names == tuple(data.class_names[c] for c in class_ids)
         assert selected.by_class.size.tolist() == [8] * len(class_ids)
         for row, label in enumerate(data.y.tolist()):
@@ -40,16 +43,16 @@ def test_a_side_has_its_classes_alone() -> None:
 
 
 def test_rows_of_a_mapped_file_are_read_by_its_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    selected, take_rows = list[int](), Dataset.take_rows
+    selected, get_rows = list[int](), Dataset.get_rows
 
     def note(data: Dataset, rows: torch.Tensor) -> torch.Tensor:
         selected.append(len(rows))
-        return take_rows(data, rows)
+        return get_rows(data, rows)
 
-    monkeypatch.setattr(Dataset, "take_rows", note)
+    monkeypatch.setattr(Dataset, "get_rows", note)
     results = []
     for data in (map_npz(save_data(tmp_path / "f.npz")), make_data()):
-        base, validation = (take_side("data", data, side) for side in ("base", "validation"))
+        base, validation = (select_side("data", data, side) for side in ("base", "validation"))
         score = score_encoder(Scale(64), validation, 0, ProcessGroup())
         results.append([*draw_batch(base, make_plan(), 0, ProcessGroup()), torch.tensor(score), base.spread])
     assert all(torch.equal(mapped, loaded) for mapped, loaded in zip(*results, strict=True))
@@ -58,7 +61,7 @@ def test_rows_of_a_mapped_file_are_read_by_its_means(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("backbone", ["mlp", "conv"])
 def test_processes_share_one_batch(backbone: str) -> None:
-    base, plan = take_side("data", make_data(), "base"), make_plan(backbone)
+    base, plan = select_side("data", make_data(), "base"), make_plan(backbone)
     x, targets = draw_batch(base, plan, 3, ProcessGroup())
     assert x.shape == (4, 4, 5, 64)
     parts = [draw_batch(base, plan, 3, ProcessGroup(rank, 2)) for rank in range(2)]
@@ -71,7 +74,7 @@ def test_processes_share_one_batch(backbone: str) -> None:
 
 def test_a_batch_has_base_rows_of_its_classes() -> None:
     data = make_data()
-    base = take_side("data", data, "base")
+    base = select_side("data", data, "base")
     names = torch.tensor([data.class_names.index(name) for name in base.names])
     x, targets = draw_batch(base._replace(spread=torch.zeros(64)), make_plan(), 0, ProcessGroup())
     for rows, labels in zip(x.flatten(0, 2), names[targets.flatten()], strict=True):
@@ -83,8 +86,8 @@ def test_a_batch_has_base_rows_of_its_classes() -> None:
 
 def test_the_score_is_the_slow_loops() -> None:
     data, encoder = make_data(dim=3), Scale(3)
-    score = score_encoder(encoder, take_side("data", data, "validation"), 7, ProcessGroup())
-    chosen = data.take_classes([3, 5])
+    score = score_encoder(encoder, select_side("data", data, "validation"), 7, ProcessGroup())
+    chosen = data.select_classes([3, 5])
     setting = EpisodeConfig((2, 2), (1, 1), 15, allow_small=True)
     draw = setting.sample(index_classes(chosen.y), seed=0, first=0, n_episodes=VALIDATION.n_episodes)
     accuracies = []
@@ -103,7 +106,7 @@ def test_the_score_is_the_slow_loops() -> None:
 def test_data_without_sides_to_draw_from() -> None:
     data = make_data()
     with pytest.raises(ValueError, match=r"^`data` must have a split by class; got none\. Pass `split_seed` 0\.$"):
-        take_side("data", data._replace(sides=None), "base")
+        select_side("data", data._replace(sides=None), "base")
     lone = torch.cat([(data.y == c).nonzero()[:1] for c in range(9)]).flatten()  # a row a class
     rows = torch.cat([lone, (data.y == 0).nonzero().flatten()])
     for few, got in (
@@ -113,4 +116,4 @@ def test_data_without_sides_to_draw_from() -> None:
     ):
         message = rf"^`data` must have at least 2 validation classes with 2 rows; got {got}\. Add classes"
         with pytest.raises(ValueError, match=message):
-            take_side("data", few, "validation")
+            select_side("data", few, "validation")

@@ -28,14 +28,14 @@ from protonet.episodes.networks.checkpoints import (
     load_encoder,
     load_trained,
     read_checkpoint,
-    take_prefix,
+    select_prefix,
 )
 from protonet.episodes.samplers.batch import make_row_reader
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.training import meta, tasks
 from protonet.episodes.training import train as train_module
 from protonet.episodes.training.objectives import LOSSES, TRAINING_RECIPE, make_learner
-from protonet.episodes.training.tasks import Score, Side, draw_batch, score_encoder, take_side
+from protonet.episodes.training.tasks import Score, Side, draw_batch, score_encoder, select_side
 from protonet.episodes.training.train import choose_backbone
 from protonet.sampling import index_classes
 from tests.episodes.meta_cases import SIDES, make_data, save_data
@@ -90,7 +90,7 @@ def test_the_best_encoder_is_saved(capsys: pytest.CaptureFixture[str]) -> None:
     step, accuracy, half_width = read(path)[1]["best"]
     assert accuracy == max(entry["accuracy"] for entry in entries) == entries[-1]["best_accuracy"]
     encoder = load_encoder(path)
-    score = score_encoder(encoder, take_side("data", make_data(), "validation"), step, ProcessGroup())
+    score = score_encoder(encoder, select_side("data", make_data(), "validation"), step, ProcessGroup())
     assert score == (step, accuracy, half_width)
     assert embed_rows(encoder, make_row_reader(make_data().x), torch.arange(72)).shape == (72, 128)
     assert step == 0
@@ -153,8 +153,8 @@ def test_the_method_of_an_objective_has_the_accuracy_of_the_validation(objective
     path = train(f"--objective {objective} --way 2 --log log --steps 2")
     validation = make_data()
     index = index_classes(validation.y).take(torch.tensor([3, 5]))
-    trained = load_trained(path, validation.take_rows, dim=64)
-    x = embed_rows(trained.encoder, validation.take_rows, torch.arange(72))
+    trained = load_trained(path, validation.get_rows, dim=64)
+    x = embed_rows(trained.encoder, validation.get_rows, torch.arange(72))
     setting = EpisodeConfig((2, 2), (1, 1), 15, allow_small=True)
     n_episodes = 4 if objective == "maml" else 20
     methods = {objective: METHODS[objective]}
@@ -170,9 +170,9 @@ def test_batch_normalisation_is_measured_with_the_averaged_weights(folder: Path)
     tensors, metadata = read(train("--backbone conv4 --steps 2"))
     plan = TrainingPlan(**complete_plan(metadata["plan"]))
     encoder = make_backbone("conv4", 256, GENERATOR)
-    encoder.load_state_dict(take_prefix(tensors, meta.AVERAGED))
+    encoder.load_state_dict(select_prefix(tensors, meta.AVERAGED))
     measured = encoder[2].running_mean
-    base = take_side("data", make_data(dim=256), "base")
+    base = select_side("data", make_data(dim=256), "base")
     batches = [draw_batch(base, plan, step, ProcessGroup())[0].flatten(0, 2) for step in range(2)]  # 48 rows
     means = torch.stack([encoder[1](encoder[0](rows)).mean(dim=(0, 2, 3)) for rows in batches]).mean(dim=0)
     torch.testing.assert_close(measured, means.detach(), atol=1e-5, rtol=1e-4)
@@ -182,7 +182,7 @@ def test_batch_normalisation_is_measured_with_the_averaged_weights(folder: Path)
 def test_a_run_begins_at_another_ones_encoder(capsys: pytest.CaptureFixture[str]) -> None:
     first = train()
     more = f"--start {first} --objective anil --head zero --steps 1"
-    learned, started = (take_prefix(read(path)[0], "best.") for path in (first, train(more, "b.safetensors")))
+    learned, started = (select_prefix(read(path)[0], "best.") for path in (first, train(more, "b.safetensors")))
     assert all(float((started[name] - learned[name]).abs().max()) < 0.02 for name in learned)
     assert "mlp by anil, 1 steps" in capsys.readouterr().out
     message = r"`start` must hold an encoder of conv and 64 features per row; got mlp and 64"
@@ -373,7 +373,7 @@ def test_an_encoder_that_is_better_than_raw_features_is_written() -> None:
     x = np.concatenate([signal_of[y] + 0.3 * generator.normal(size=(600, 4)), generator.normal(size=(600, 60))], axis=1)
     np.savez("tiny.npz", x=x, y=y, split=np.array(["base"] * 20 + ["validation"] * 10)[y])
     path = run_unpatched("--way 20 --steps 100")
-    validation = take_side("data", load_source("tiny.npz"), "validation")
+    validation = select_side("data", load_source("tiny.npz"), "validation")
     plan = TrainingPlan(**complete_plan(read(path)[1]["plan"]))
     _, raw = tasks.score_raw_features(validation, plan, ProcessGroup())
     assert read(path)[1]["best"][1] > raw.accuracy + 0.05
@@ -385,5 +385,5 @@ def test_the_objective_of_prototypical_networks() -> None:
     assert complete_plan(read(path)[1]["plan"])["objective"] == "protonet"
     assert read_log()[-1].keys() & set(LOSSES) == {"episodic_loss"}
     plan = TrainingPlan(**complete_plan(read(path)[1]["plan"]))
-    score = score_encoder(load_encoder(path), take_side("data", make_data(), "validation"), 4, ProcessGroup(), plan)
+    score = score_encoder(load_encoder(path), select_side("data", make_data(), "validation"), 4, ProcessGroup(), plan)
     assert score.accuracy == pytest.approx(read(path)[1]["best"][1])
