@@ -27,6 +27,7 @@ STUDIES = {
     "meaning": ("meaning.study", "texts, pictures and names of classes on your own sets, beside what people use"),
     "unlabelled": ("real_data.unlabelled", "what rows without a label are worth, beside scikit-learn's methods"),
     "ask": ("real_data.ask", "labels that it takes where the rows to label are chosen, by ours and by baselines"),
+    "selection": ("solver.selection", "efforts on development sets, rare classes, and how stable probabilities are"),
     "speed": ("solver.speed", "time of prediction, fits, start-up and model files, compared with another version"),
     "coverage": ("solver.coverage", "whether fit's intervals hold what its model does on fresh rows"),
     "episodes": ("episodes.methods", "every few-shot method on glyphs, and with unbalanced queries"),

@@ -26,7 +26,7 @@ class PrototypeNetwork(nn.Module):
     """Classify by the cosine between a row's embedding and the class prototypes.
 
     All trainable parameters are the encoder's. The prototypes, what they are the means of, and the temperature are
-    buffers: they travel with ``state_dict`` and ``.to`` and are never trained.
+    buffers, as are offsets of the logits: they travel with ``state_dict`` and ``.to`` and are never trained.
 
     Args:
         encoder: Maps (n, input_dim) to (n, embedding_dim). If it has a method ``normalize``, its output lies on
@@ -41,6 +41,7 @@ class PrototypeNetwork(nn.Module):
         sums: (num_classes, embedding_dim), the sum of the embeddings of each class's samples; float32 at least.
         counts: (num_classes,) int64, how many these are.
         temperature: 0-d.
+        offsets: (num_classes,) in nats, added to the logits; zero unless set.
 
     Raises:
         InputTypeError: A size or the temperature is not a number.
@@ -54,6 +55,7 @@ class PrototypeNetwork(nn.Module):
     sums: Tensor
     counts: Tensor
     temperature: Tensor
+    offsets: Tensor
 
     def __init__(self, encoder: nn.Module, *, embedding_dim: int, num_classes: int, temperature: float = 0.1) -> None:
         super().__init__()
@@ -65,6 +67,7 @@ class PrototypeNetwork(nn.Module):
         self.register_buffer("sums", torch.zeros(num_classes, embedding_dim, dtype=torch.float32))
         self.register_buffer("counts", torch.zeros(num_classes, dtype=torch.int64))
         self.register_buffer("temperature", torch.tensor(temperature, dtype=torch.float32))
+        self.register_buffer("offsets", torch.zeros(num_classes, dtype=torch.float32))
 
     @property
     def seen(self) -> Tensor:
@@ -87,9 +90,10 @@ class PrototypeNetwork(nn.Module):
         """Return logits (n, num_classes), higher is likelier, each row's own whatever else is in the batch."""
         scaled, rows = (self.prototypes / self.temperature).T, self._flatten(x)
         if torch.compiler.is_compiling():  # a loop over parts would fix the number of rows
-            return self.mask_logits(row_matmul(self._embed(rows), scaled))
+            return self.mask_logits(row_matmul(self._embed(rows), scaled) + self.offsets)
         count = min(ROWS_AT_ONCE, max(1, NUMBERS_AT_ONCE // len(scaled)))
-        return self.mask_logits(torch.cat([row_matmul(self._embed(part), scaled) for part in rows.split(count)]))
+        logits = torch.cat([row_matmul(self._embed(part), scaled) for part in rows.split(count)])
+        return self.mask_logits(logits + self.offsets)
 
     def mask_logits(self, logits: Tensor) -> Tensor:
         """Return logits (n, num_classes) in which classes without a prototype do not win.
@@ -181,7 +185,10 @@ class PrototypeNetwork(nn.Module):
         sums = self.sums.new_zeros(len(order), self.sums.shape[1])
         counts = self.counts.new_zeros(len(order))
         sums[known], counts[known] = self.sums[order[known]], self.counts[order[known]]
+        offsets = self.offsets.new_zeros(len(order))
+        offsets[known] = self.offsets[order[known]]
         self.set_sums(sums, counts)
+        self.set_offsets(offsets)
 
     def count_parameters(self) -> int:
         """Return the number of trainable scalars: the encoder's."""
@@ -258,8 +265,17 @@ class PrototypeNetwork(nn.Module):
         else:
             prototypes = normalize(means)
         prototypes = prototypes.to(self.prototypes.dtype)
+        added = len(counts) - len(self.offsets)
+        offsets = F.pad(self.offsets, (0, added)) if added > 0 else self.offsets[: len(counts)]
         with torch.inference_mode(False):  # a buffer made in inference mode could never be used in training again
             self.sums, self.counts, self.prototypes = sums.clone(), counts.clone(), prototypes.clone()
+            self.offsets = offsets.clone()
+
+    @torch.no_grad()
+    def set_offsets(self, offsets: Tensor) -> None:
+        """Set what is added to the logits, (num_classes,) in nats, unchecked."""
+        with torch.inference_mode(False):
+            self.offsets = offsets.to(self.offsets).clone()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PrototypeNetwork:
         super()._apply(keep_float32(fn, [self.sums]), recurse)  # type: ignore[no-untyped-call]
@@ -272,4 +288,6 @@ class PrototypeNetwork(nn.Module):
             with torch.inference_mode(False):
                 self.prototypes, self.sums = (self.prototypes.new_zeros(stored.shape) for _ in range(2))
                 self.counts = self.counts.new_zeros(len(stored))
+                self.offsets = self.offsets.new_zeros(len(stored))
+        state_dict.setdefault(prefix + "offsets", self.offsets)  # of a state that has none
         super()._load_from_state_dict(state_dict, prefix, *args)

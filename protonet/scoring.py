@@ -31,6 +31,9 @@ class WeightRules:
 
     logit_scale: float = 5.0
     """Standard deviation of the prior on the logits' size when a temperature is fitted, in nats."""
+    offset_scale: float = 1.0
+    """Prior standard deviation of a class's offset, as a multiple of its distance from the mean log frequency."""
+    equal_classes: float = 0.1  #: Classes nearer to the mean log frequency have no offset, in nats.
     tie: float = 2e-3  #: Log-loss that nobody would notice, in nats per row.
     softness: float = 0.15  #: Excess log-loss that divides a view's weight by e, in nats per row ...
     softness_in_all: float = 4.0  #: ... or in nats over all rows, where that is more.
@@ -76,7 +79,7 @@ FOLDS, WEIGHTS, NEWTON, LBFGS = FoldRules(), WeightRules(), NewtonRules(), LBFGS
 
 
 def fit_temperature(
-    cosines: Tensor, labels: Tensor, seen: Tensor, weights: Tensor | None = None
+    cosines: Tensor, labels: Tensor, seen: Tensor, weights: Tensor | None = None, repeats: int = 1
 ) -> tuple[float, Tensor]:
     """Fit the factor on the cosines, the inverse temperature, for which their softmax has the least log-loss.
 
@@ -88,6 +91,7 @@ def fit_temperature(
         labels: (n,) int64.
         seen: (num_classes,) bool, the classes that can win.
         weights: (n,) float64 of the rows, > 0 and about 1; None for 1.
+        repeats: How often each row occurs among the n, as in repeated cross-validation.
 
     Returns:
         factor: >= 0.
@@ -102,7 +106,7 @@ def fit_temperature(
     spread = float(cosines.var(dim=1, correction=0).mean())
     if spread < NEWTON.flat:  # nothing tells the classes apart
         return 0.0, weights * math.log(max(1, cosines.shape[1]))
-    ridge = spread / (WEIGHTS.logit_scale**2 * len(cosines))
+    ridge = spread * repeats / (WEIGHTS.logit_scale**2 * len(cosines))
 
     def evaluate(factor: float) -> tuple[float, Tensor, Tensor]:
         log_p = (factor * cosines).log_softmax(dim=1)
@@ -128,6 +132,60 @@ def fit_temperature(
         if drop < NEWTON.settled:
             break
     return factor, losses
+
+
+def fit_scale_and_offsets(
+    cosines: Tensor, labels: Tensor, sizes: Tensor, weights: Tensor | None = None, repeats: int = 1
+) -> tuple[float, Tensor | None, Tensor]:
+    """Fit the factor on the cosines jointly with an offset of each class's logits, by the log-loss.
+
+    Offsets correct how frequent classes are predicted to be. They have a Gaussian prior of mean zero; its standard
+    deviation is a class's distance, in nats, from the mean frequency. Classes of equal size thus have no offset, and
+    few rows of a class leave its offset near zero.
+
+    Args:
+        cosines: (repeats * n, num_classes) float32.
+        labels: (repeats * n,) int64.
+        sizes: (num_classes,) float64: the weight of each class's labelled rows. Balanced weights mean no offsets.
+        weights: (repeats * n,) float64 of the rows, > 0 and about 1; None for 1.
+        repeats: How often each row occurs.
+
+    Returns:
+        factor: >= 0.
+        offsets: (num_classes,) float64 that sum to zero, zero for a class without rows; None if all are.
+        losses: (repeats * n,) float64, the log-loss of each row times its weight.
+
+    Source: vector scaling, Guo et al., "On calibration of modern neural networks" (2017), sec. 4.2.
+    """
+    seen = sizes > 0
+    factor, losses = fit_temperature(cosines, labels, seen, weights, repeats)
+    logs = sizes[seen].log()
+    deviation = WEIGHTS.offset_scale * (logs - logs.mean())
+    free = deviation.abs() > WEIGHTS.offset_scale * WEIGHTS.equal_classes
+    spread = float(cosines[:, seen].var(dim=1, correction=0).mean())
+    if not factor or not bool(free.any()) or cosines[:, seen].numel() > WEIGHTS.most_cosines:
+        return factor, None, losses
+    inputs = cosines[:, seen].double()
+    targets = (seen.cumsum(dim=0) - 1)[labels]
+    importance = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights
+    n = len(labels) / repeats
+
+    def compute_losses(x: Tensor) -> Tensor:
+        offsets = torch.zeros_like(logs).masked_scatter(free, x[1:] * deviation[free])
+        log_p = (factor * x[0].exp() * inputs + offsets).log_softmax(dim=1)
+        return -importance * log_p.gather(1, targets[:, None])[:, 0]
+
+    def evaluate(x: Tensor) -> tuple[float, Tensor]:
+        x = x.detach().requires_grad_(True)
+        size = spread * (factor * x[0].exp()).square() / WEIGHTS.logit_scale**2
+        loss = compute_losses(x).mean() + (size + x[1:].square().sum()) / (2 * n)
+        return float(loss.detach()), torch.autograd.grad(loss, x)[0]
+
+    fitted = _minimize(evaluate, logs.new_zeros(1 + int(free.sum())))
+    offsets = torch.zeros(len(sizes), dtype=torch.float64)
+    offsets[seen.nonzero().flatten()[free]] = fitted[1:] * deviation[free]
+    offsets[seen] -= offsets[seen].mean()
+    return factor * math.exp(float(fitted[0])), offsets, compute_losses(fitted)
 
 
 def soft_weights(cosines: Sequence[Tensor], losses: Sequence[Tensor]) -> Tensor:
@@ -369,6 +427,8 @@ def split_folds(
         return [Fold(torch.cat([samples[fold.train], others]).sort().values, samples[fold.held_out]) for fold in split]
     if not len(labels):
         return []
+    first = torch.full((num_classes,), len(labels)).scatter_reduce_(0, labels, torch.arange(len(labels)), "amin")
+    labels = first.argsort(stable=True).argsort()[labels]  # by first appearance: names of classes decide nothing
     if groups is not None:
         return _split_groups(labels, num_classes, groups, generator, most)
     n = len(labels)

@@ -17,9 +17,10 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from protonet.errors import InputError
 from protonet.estimator import ProtoNetClassifier
-from protonet.fit.crossfit import crossfit, measure_held
+from protonet.fit.crossfit import crossfit, measure_held, need_encoder
 from protonet.fit.solver import solve_problem
 from protonet.views.mlp import MLPFamily
+from protonet.views.tabular_transformer import TabularTransformerView
 from tests.strategies import LITTLE, blobs, draw_wine
 
 TENSOR_X, TENSOR_Y = blobs(0)
@@ -51,7 +52,8 @@ def test_scikit_learns_own_checks_pass(estimator: Any, check: Any) -> None:
 def test_the_default_effort_is_the_solvers() -> None:
     x, y = load_iris(return_X_y=True)
     fitted = ProtoNetClassifier().fit(x[::5], y[::5])
-    assert fitted.network_.count_parameters() > 0
+    views = need_encoder(fitted.network_).list_views()
+    assert any(isinstance(view, TabularTransformerView) for view in views)  # "fast" has none
     assert fitted.score(x, y) > 0.8
 
 

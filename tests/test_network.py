@@ -377,3 +377,26 @@ def test_the_parts_of_a_class_mean_that_cancel_are_zero() -> None:
     rest = embedding - first
     prototype = encoder.normalize((first + 1e-8 * rest) / 2)
     torch.testing.assert_close(prototype, first)
+
+
+def test_offsets_are_added_to_the_logits_and_follow_their_classes() -> None:
+    network, (x, _) = make_network(num_classes=5), blobs(0)
+    before = network(x).detach()
+    offsets = torch.tensor([0.5, -0.5, 0.25, 0.0, -0.25])
+    network.set_offsets(offsets)
+    seen = network.seen
+    assert torch.allclose(network(x)[:, seen], (before + offsets)[:, seen])
+    loaded = make_network(1, num_classes=5)
+    loaded.load_state_dict(network.state_dict())
+    assert torch.equal(loaded.offsets, offsets)
+    network.add_class(x[:2])
+    assert torch.equal(network.offsets, torch.cat([offsets, torch.zeros(1)]))
+    network.arrange_classes(torch.tensor([4, -1, 0]))
+    assert torch.equal(network.offsets, torch.tensor([-0.25, 0.0, 0.5]))
+
+
+def test_a_state_without_offsets_loads() -> None:
+    network = make_network()
+    state = {name: value for name, value in network.state_dict().items() if name != "offsets"}
+    network.load_state_dict(state)
+    assert not network.offsets.any()

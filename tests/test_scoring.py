@@ -16,6 +16,7 @@ from protonet.scoring import (
     FOLDS,
     WEIGHTS,
     _minimize,
+    fit_scale_and_offsets,
     fit_temperature,
     fit_weights,
     simplest_within_one_error,
@@ -215,3 +216,60 @@ def test_a_minimum_stays_and_what_has_none_ends() -> None:
     assert torch.equal(_minimize(with_gradient(lambda w: w.square().sum()), x), x)
     found = _minimize(with_gradient(lambda x: -x.sum()), torch.zeros(2, dtype=torch.float64))
     assert all(map(math.isfinite, found.tolist()))
+
+
+def test_offsets_agree_with_a_general_minimizer_and_correct_the_class_frequencies() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.tensor([0] * 180 + [1] * 20)
+    cosines = torch.randn(200, 2, generator=generator) * 0.3
+    cosines[torch.arange(200), labels] += 0.4
+    sizes = torch.tensor([180.0, 20.0], dtype=torch.float64)
+    factor, offsets, losses = fit_scale_and_offsets(cosines, labels, sizes)
+    assert offsets is not None
+    logs = sizes.log().numpy()
+    deviation, spread = logs - logs.mean(), float(cosines.var(dim=1, correction=0).mean())
+
+    def objective(x: np.ndarray) -> float:
+        log_p = log_softmax(x[0] * cosines.double().numpy() + x[1:], axis=1)
+        prior = spread * (x[0] / WEIGHTS.logit_scale) ** 2 + ((x[1:] / deviation) ** 2).sum()
+        return float(-log_p[np.arange(200), labels.numpy()].mean() + prior / 400)
+
+    best = minimize(objective, [1.0, 0.0, 0.0], tol=1e-10).x
+    assert factor == pytest.approx(best[0], rel=1e-3)
+    assert offsets.numpy() == pytest.approx(best[1:] - best[1:].mean(), abs=1e-3)
+    plain, before = fit_temperature(cosines, labels, sizes > 0)
+    assert float(losses.mean()) < float(before.mean())
+    predicted = (factor * cosines.double() + offsets).softmax(dim=1)[:, 1].mean()
+    uncorrected = (plain * cosines.double()).softmax(dim=1)[:, 1].mean()
+    assert abs(float(predicted) - 0.1) < 0.02 < abs(float(uncorrected) - 0.1)
+
+
+def test_classes_of_equal_weight_have_no_offsets() -> None:
+    cosines = torch.rand(40, 4, generator=torch.Generator().manual_seed(0))
+    labels, sizes = torch.arange(40) % 4, torch.tensor([10.0, 10.0, 10.0, 10.0], dtype=torch.float64)
+    factor, offsets, losses = fit_scale_and_offsets(cosines, labels, sizes)
+    expected, own = fit_temperature(cosines, labels, sizes > 0)
+    assert offsets is None
+    assert factor == expected
+    assert torch.equal(losses, own)
+
+
+def test_a_repeated_row_counts_once_against_the_prior() -> None:
+    cosines = torch.rand(12, 3, generator=torch.Generator().manual_seed(0))
+    labels, seen = torch.arange(12) % 3, torch.ones(3, dtype=torch.bool)
+    factor, _ = fit_temperature(cosines, labels, seen)
+    repeated, _ = fit_temperature(cosines.repeat(3, 1), labels.repeat(3), seen, repeats=3)
+    assert repeated == pytest.approx(factor, rel=1e-3)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_folds_do_not_depend_on_the_numbers_of_classes(grouped: bool) -> None:
+    labels = torch.tensor([0] * 7 + [1] * 5 + [2] * 9)
+    groups = torch.arange(21) // 2 if grouped else None
+    folds = [
+        split_folds(numbers[labels], 4, torch.Generator().manual_seed(0), groups=groups)
+        for numbers in (torch.arange(3), torch.tensor([3, 0, 1]))
+    ]
+    for one, other in zip(*folds, strict=True):
+        assert torch.equal(one.held_out, other.held_out)
+        assert torch.equal(one.train, other.train)

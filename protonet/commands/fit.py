@@ -299,10 +299,18 @@ def format_evaluation(crossed: Crossfit, compared: Sequence[Mapping[str, Any]], 
     return "".join(
         [
             format_baselines(compared),
+            format_no_lead(compared),
             f"{len(crossed.folds)}-fold cross-validation on {rows}: {format_probability_metrics(metrics._asdict())}",
             format_confusions(metrics.confusion, classes),
         ]
     )
+
+
+def format_no_lead(compared: Sequence[Mapping[str, Any]]) -> str:
+    """Format a warning if a model is not more accurate than its most frequent class; see `compare_baselines`."""
+    if any(each["name"] == FREQUENT and each["difference"] <= 0 for each in compared):
+        return f"warning: the model is not more accurate than the {FREQUENT}\n"
+    return ""
 
 
 def results_to_dict(

@@ -122,6 +122,8 @@ def export_onnx(path: str | Path, model: Model) -> None:
     embedding = encoder.add_to_graph(graph, features)
     prototypes = graph.array(network.prototypes) / graph.array(network.temperature)
     logits = graph.add("MatMul", embedding, prototypes.T)
+    if bool(network.offsets.any()):
+        logits = graph.add("Add", logits, graph.array(network.offsets))
     if bool(network.cancelled.any()):  # as in `PrototypeNetwork.mask_logits`
         has_prototype = network.seen & ~network.cancelled
         lowest = graph.add("ReduceMin", graph.add("Where", graph.array(has_prototype), logits, np.float32(0)), axes=[1])

@@ -228,7 +228,7 @@ def pool_copies(rows: TrainingRows) -> tuple[TrainingRows, int, Tensor | None, T
     """Merge equal rows of one class and one group into one row of their weight; group duplicates.
 
     Args:
-        rows: Sorted by class, then by their bytes. Their groups, if any, are numbers below n.
+        rows: Class after class, equal rows side by side. Their groups, if any, are numbers below n.
 
     Returns:
         The rows; the number of rows that have an earlier duplicate; for groups that were given, the new number of each

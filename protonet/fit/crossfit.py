@@ -19,7 +19,7 @@ from protonet.encoder import Encoder
 from protonet.fit.copies import find_copies, find_equal
 from protonet.fit.networks import fit_choice
 from protonet.fit.problem import Problem
-from protonet.fit.search import Progress, ignore
+from protonet.fit.search import Choice, Progress, ignore
 from protonet.fit.solver import Solution, untouched_globals
 from protonet.losses import class_means, weigh
 from protonet.metrics import Metrics, Sample, measure, refit_variance_factor, score_known
@@ -153,29 +153,32 @@ def split_rows(problem: Problem, number: int = 0) -> list[Fold]:
 
 def _fit_without(solution: Solution, fold: Fold, deadline: float) -> PrototypeNetwork:
     """Return a network that has nothing of the rows of a fold, neither of its parts nor the choice of them."""
-    problem, choice = solution.problem, solution.choose_without(fold.held_out)
-    return fit_choice(problem._replace(rows=problem.rows.select(fold.train)), choice, deadline)
+    return _fit_part(solution, fold.train, solution.choose_without(fold.held_out), deadline)
+
+
+def _fit_part(solution: Solution, rows: Tensor, choice: Choice, deadline: float) -> PrototypeNetwork:
+    """Return a network of a choice that is fitted to some rows (m,) int64."""
+    problem = solution.problem
+    return fit_choice(problem._replace(rows=problem.rows.select(rows)), choice, deadline)
 
 
 def _measure_offset(solution: Solution, folds: list[Fold], models: list[PrototypeNetwork], deadline: float) -> Tensor:
-    """Return by how much a network of all rows scores unseen rows higher than a fold model does, 0-d float64.
+    """Compute by how much a network of all rows scores unseen rows higher than a fold model does, 0-d float64.
 
-    Without two folds they score lower than without one. What that difference says of the step to all rows is
-    extrapolated, scores being a linear function of one over the number of rows.
+    Without two folds they score lower than without one. Both networks have the choice of the fold model, so that the
+    rows alone make the difference. The step to all rows is extrapolated: scores are about linear in one over the number
+    of rows.
     """
     problem, labels = solution.problem, solution.problem.rows.labels
     few = len(labels) < FEW_ROWS * len(labels.unique())
     differences = [torch.zeros(0, dtype=torch.float64)]
-    for one in range(0, len(folds) - 1, 2) if few and len(folds) > 2 else ():
-        left = torch.ones_like(labels, dtype=torch.bool)
-        left[torch.cat([folds[one].held_out, folds[one + 1].held_out])] = False
-        pair = Fold(left.nonzero().flatten(), (~left).nonzero().flatten())
-        network = _fit_without(solution, pair, deadline)
-        for number in (one, one + 1):
-            rows = folds[number].held_out[network.seen[labels[folds[number].held_out]]]
-            x = problem.features_as_they_came(rows)
-            scores = [_score_rows(each, x, solution.network) for each in (models[number], network)]
-            differences.append(scores[0] - scores[1])
+    for one in range(len(folds) // 2 * 2) if few and len(folds) > 2 else ():  # one of an odd number has no partner
+        fitted = folds[one].train[~torch.isin(folds[one].train, folds[one ^ 1].held_out)]
+        network = _fit_part(solution, fitted, solution.choose_without(folds[one].held_out), deadline)
+        rows = folds[one].held_out[network.seen[labels[folds[one].held_out]]]
+        x = problem.features_as_they_came(rows)
+        scores = [_score_rows(each, x, solution.network) for each in (models[one], network)]
+        differences.append(scores[0] - scores[1])
     measured = torch.cat(differences)
     return measured.mean() * (1 - 2 / len(folds)) if len(measured) else measured.sum()
 
@@ -192,9 +195,9 @@ def predict_held(crossed: Crossfit) -> Tensor:
 
 @torch.no_grad()
 def score_held(crossed: Crossfit) -> Tensor:
-    """Return `protonet.metrics.score_known` (judged,) of each row by the fold model that did not see it.
+    """Compute `protonet.metrics.score_known` (judged,) of each row by the fold model that did not see it.
 
-    Scores of several networks are compared at one temperature, that of the network of all rows.
+    Scores of several networks are compared at the temperature and the class offsets of the network of all rows.
     """
     scores = torch.zeros(len(crossed.labels), dtype=torch.float64)
     for number, network in enumerate(crossed.folds):
@@ -204,8 +207,9 @@ def score_held(crossed: Crossfit) -> Tensor:
 
 
 def _score_rows(network: PrototypeNetwork, x: Tensor, whole: PrototypeNetwork) -> Tensor:
-    """Return the scores (n,) of rows x (n, dim) by a network, at the temperature of that of all rows."""
-    return score_known(network(x).detach() * (network.temperature / whole.temperature))
+    """Compute the scores (n,) of rows x (n, dim) by a network, at the temperature and offsets of that of all rows."""
+    cosines = (network(x).detach() - network.offsets) * network.temperature
+    return score_known(network.mask_logits(cosines / whole.temperature + whole.offsets))
 
 
 def measure_held(crossed: Crossfit) -> Metrics:

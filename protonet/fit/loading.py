@@ -24,6 +24,7 @@ class RangeRules:
     far: float = 1e-3  #: Below it, float32 keeps less than four digits of the differences between rows ...
     single: float = 1e-6  #: ... and at this share there are none in what comes as float32: the column is constant.
     double: float = 1e-10  #: The same of float64, where the origin is one of float32.
+    resolution: float = 1e-5  #: Differences of a row's mean square or cube, standardised, that do not decide its order.
 
 
 RANGES = RangeRules()
@@ -186,9 +187,39 @@ def centre_columns(features: Tensor, weights: Tensor | None = None) -> tuple[Ten
     return torch.cat([(part - origin).to(torch.float32) for part in parts]), origin
 
 
-def order_rows(features: Tensor, labels: Tensor) -> Tensor:
-    """Return the order (n,) int64 of rows by label, then by their bytes: that of the loaders leaves no trace."""
-    rows = features.add_(0.0).numpy()  # -0.0 becomes 0.0
+def order_rows(features: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Compute an order of rows that depends neither on theirs, nor on units, columns' order and classes' numbers.
+
+    Classes come by their weight, and rows by sums of powers of their standardised values. Rows that these do not tell
+    apart come by their bytes, so that equal rows are neighbours.
+
+    Args:
+        features: (n, dim) float32; -0.0 becomes 0.0 in place.
+        labels: (n,) int64.
+        weights: (n,) float64 of the rows, > 0; None for 1.
+
+    Returns:
+        (n,) int64: class after class.
+    """
+    rows = features.add_(0.0).numpy()
     keys = rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize)))[:, 0]
-    order = np.argsort(keys, kind="stable")
-    return torch.from_numpy(order[np.argsort(labels.numpy()[order], kind="stable")])
+    order = torch.from_numpy(np.argsort(keys, kind="stable"))
+    weights = torch.ones_like(labels, dtype=torch.float64) if weights is None else weights.double()
+    weights = weights / weights.sum()
+    parts, shares = features.split(CHUNK), weights.split(CHUNK)
+    mean = sum(share @ part.double() for part, share in zip(parts, shares, strict=True))
+    square = sum(share @ (part - mean).square() for part, share in zip(parts, shares, strict=True))
+    gain = torch.where(square > 0, torch.as_tensor(square).rsqrt(), 0.0)
+    values = [(part - mean) * gain for part in parts]
+    powers = [torch.cat([value.pow(power).mean(dim=1) for value in values]) for power in (2, 3)]  # two of (n,)
+    number = labels.unique(return_inverse=True)[1]
+    totals = [torch.bincount(number, weights * each) for each in (torch.ones_like(weights), *powers)]
+    ranks = np.lexsort([_round(each) for each in reversed(totals)]).argsort()  # (classes there are,)
+    by_statistics = [_round(each[order]) for each in reversed(powers)]
+    return order[torch.from_numpy(np.lexsort([*by_statistics, ranks[number[order].numpy()]]))]
+
+
+def _round(values: Tensor) -> np.ndarray[Any, Any]:
+    """Round statistics (n,) to more than what units of float32 features change."""
+    rounded: np.ndarray[Any, Any] = np.round(values.numpy() / RANGES.resolution)
+    return rounded

@@ -62,6 +62,7 @@ def _in_units(network: PrototypeNetwork, origin: Tensor, scale: float) -> Protot
         encoder, embedding_dim=encoder.embedding_dim, num_classes=len(network.counts), temperature=temperature
     )
     result.to(network.sums.device).set_sums(network.sums, network.counts)
+    result.set_offsets(network.offsets)
     return result.eval()
 
 
@@ -80,6 +81,8 @@ def fit_rows(rows: TrainingRows, choice: Choice, deadline: float = math.inf) -> 
         encoder, embedding_dim=encoder.embedding_dim, num_classes=rows.num_classes, temperature=choice.temperature
     )
     network.to(rows.features.device).set_prototypes(rows.features, rows.labels, rows.sample_counts)
+    if choice.offsets:
+        network.set_offsets(torch.tensor(choice.offsets))
     return network.eval()
 
 
@@ -119,7 +122,7 @@ def believe(problem: Problem, network: PrototypeNetwork) -> tuple[Tensor, Tensor
     rows = torch.cat([some.features, problem.pool.features])
     embedding = torch.cat([network.embed(part.to(problem.device)) for part in rows.split(CHUNK)])
     logits = (embedding[len(some.labels) :] @ network.prototypes.T) / network.temperature
-    logits = network.mask_logits(logits).cpu()
+    logits = network.mask_logits(logits + network.offsets).cpu()
     return spread_labels(embedding.cpu(), some.labels, logits.softmax(dim=1)), logits
 
 

@@ -86,7 +86,7 @@ def pose_problem(
         weights = check_weights("weights", weights, n=len(labels))
         weights = weights / weights.max()
     features, origin = centre_columns(features, weights)
-    order = order_rows(features, labels)
+    order = order_rows(features, labels, weights)
     features, labels = features[order], labels[order]
     weights = None if weights is None else weights[order]
     if groups is not None:

@@ -16,11 +16,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from protonet.fit.prior import FEW, SPREAD, Prior, gather_evidence, mark_traits, published
-from protonet.scoring import FOLDS, WEIGHTS, Fold, simplest_within_one_error, split_folds, worse_by_one_error
+from protonet.fit.prior import FEW, LEAST_SPREAD, SPREAD, Prior, gather_evidence, mark_traits, published
+from protonet.scoring import (
+    FOLDS,
+    WEIGHTS,
+    Fold,
+    fit_scale_and_offsets,
+    simplest_within_one_error,
+    split_folds,
+    worse_by_one_error,
+)
 from protonet.views import VIEW_FAMILIES
 from protonet.views.budget import EncoderPlan
-from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
+from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily, embed_fold
 from protonet.views.linear import Linear, LinearFamily
 from protonet.views.shifts import detect_order
 from protonet.views.view import TrainingRows, ViewSpec
@@ -46,6 +54,8 @@ class Search:
     """The kinds of views, in the order of `protonet.views.KINDS`, each with what it tries."""
     folds: int = FOLDS.count  #: Folds to judge on; 0 for none.
     shifts: bool = True  #: Are rows shifted, where their features allow it?
+    partitions: int = 3
+    """Fold partitions that the weights, the temperature and the offsets are fitted on, if rows are few, >= 1."""
     prior: Prior | None = None  #: What weighs the views; None for the published one.
     row_cost: float = 0.25
     """A view of little weight stays for at least so large a share of the weight, next to its share of a row's time."""
@@ -69,7 +79,11 @@ def _kinds(effort: str) -> tuple[ViewFamily, ...]:
 
 
 #: What ``solve(effort=...)`` may ask for: closed forms alone, or the whole, or more of it.
-EFFORTS = {"fast": Search(_kinds("fast"), folds=3), "default": Search(), "best": Search(_kinds("best"), folds=10)}
+EFFORTS = {
+    "fast": Search(_kinds("fast"), folds=3, partitions=1),
+    "default": Search(),
+    "best": Search(_kinds("best"), folds=10),
+}
 
 
 @dataclass(frozen=True)
@@ -82,6 +96,20 @@ class ThinRules:
 
 
 THIN = ThinRules()
+
+
+@dataclass(frozen=True)
+class PartitionRules:
+    """Limits of repeated cross-validation."""
+
+    max_rows: int = 1024  #: With more rows, the choice of the folds no longer matters, and there is one partition.
+    max_cosines: int = 2**18  #: The same for rows times classes.
+    seed_step: int = 1009  #: Between the seeds of partitions; `protonet.fit.crossfit` uses the next few.
+    shared: frozenset[str] = frozenset({"forest", "convolution", "shifted", "transformer"})
+    """Traits of views that take long: like those that are trained, they are evaluated on the first partition alone."""
+
+
+PARTITIONS = PartitionRules()
 
 
 class Pooling(NamedTuple):
@@ -97,13 +125,14 @@ class Choice(NamedTuple):
     views: tuple[tuple[ViewSpec, float], ...]  #: What is switched on, and its weight > 0.
     temperature: float  #: Divides the cosines.
     shifts: tuple[int, ...] = (0,)  #: Offsets of the copies that shifted views are fitted to.
+    offsets: tuple[float, ...] = ()  #: Of the classes' logits, in nats; none for zero.
     losses: dict[str, float] = {}  # noqa: RUF012 - never changed
     """Mean out-of-fold log-loss of each candidate by its name, at its best temperature; "mixture" for the mixture's."""
     pooling: Pooling | None = None  #: None where rows without a label are not there, or not learned from.
 
 
 class Explored(NamedTuple):
-    """What was tried on a problem, for the mixture to be made of."""
+    """Candidate views with their out-of-fold cosines, from which a mixture is chosen."""
 
     rows: TrainingRows  #: With their shifts, on the CPU.
     evaluator: CandidateEvaluator
@@ -111,6 +140,8 @@ class Explored(NamedTuple):
     candidates: list[Candidate]  #: Raw cosine first; of the learned ones the chosen one alone, the last.
     losses: dict[str, float]  #: Mean log-loss of all that was tried, by name, at its best temperature.
     judged: bool  #: Were rows held out?
+    repeats: tuple[list[Candidate], ...] = ()
+    """The same candidates on other fold partitions, each with the rows in the order of the first partition."""
 
     def without(self, rows: Tensor) -> Explored:
         """Return it without the evidence of some rows (m,) int64; as it is, where there would be none left."""
@@ -121,8 +152,11 @@ class Explored(NamedTuple):
             return self
         folds = [Fold(fold.train, fold.held_out[own]) for fold, own in zip(evaluator.folds, kept, strict=True)]
         evaluator = CandidateEvaluator(evaluator.rows, folds, evaluator.plan)
-        found = [evaluator.score(each.spec, each.cosines[held], each.flops) for each in self.candidates]
-        return self._replace(evaluator=evaluator, candidates=found)
+        candidates, *repeats = [
+            [evaluator.score(each.spec, each.cosines[held], each.flops) for each in candidates]
+            for candidates in (self.candidates, *self.repeats)
+        ]
+        return self._replace(evaluator=evaluator, candidates=candidates, repeats=tuple(repeats))
 
 
 def explore(
@@ -141,14 +175,7 @@ def explore(
         The candidates; None where there is nothing but raw cosine: one class, no budget to judge by, or no time.
     """
     generator = torch.Generator().manual_seed(rows.seed)
-    folds = split_folds(
-        rows.labels,
-        rows.num_classes,
-        generator,
-        most=search.folds,
-        groups=rows.groups,
-        is_class_name=rows.is_class_name,
-    )
+    folds = split_rows(rows, search.folds, generator)
     seen = int((torch.bincount(rows.labels) > 0).sum())
     judged = len(rows.labels[torch.cat([fold.held_out for fold in folds])].unique()) if folds else 0
     unjudged = 2 * judged < seen  # most classes could not be judged
@@ -169,7 +196,63 @@ def explore(
     closed, learned = _try_kinds(evaluator, search.kinds, progress)
     losses = {each.spec.name: each.loss for each in [*closed, *learned]}
     chosen = [learned[simplest_within_one_error([each.losses for each in learned])]] if learned else []
-    return Explored(rows, evaluator, [*closed, *chosen], losses, judged=True)
+    return Explored(rows, evaluator, [*closed, *chosen], losses, True, _repeat(evaluator, [*closed, *chosen], search))
+
+
+def _repeat(
+    evaluator: CandidateEvaluator, candidates: Sequence[Candidate], search: Search
+) -> tuple[list[Candidate], ...]:
+    """Evaluate candidates on other fold partitions; return them for each, with rows in the order of the evaluator's.
+
+    Settings stay as the first partition chose them. Out-of-fold cosines of expensive views are shared: they are out of
+    fold whichever partition they come from. Returns nothing if the rows are many, or time is over.
+
+    Source: repeated cross-validation, Burman, "A comparative study of ordinary cross-validation, v-fold
+        cross-validation and the repeated learning-testing methods" (1989).
+    """
+    rows = evaluator.rows
+    n, held_out = len(rows.labels), torch.cat([fold.held_out for fold in evaluator.folds]).cpu()
+    few = len(evaluator.folds) > 1 and n <= PARTITIONS.max_rows and n * rows.num_classes <= PARTITIONS.max_cosines
+    repeats: list[list[Candidate]] = []
+    for number in range(1, search.partitions if few else 1):
+        generator = torch.Generator().manual_seed(rows.seed + PARTITIONS.seed_step * number)
+        folds = split_rows(rows, search.folds, generator)
+        positions = torch.cat([fold.held_out for fold in folds])
+        if not torch.equal(positions.sort().values, held_out.sort().values):
+            continue  # of few groups, some partitions hold out other rows
+        partition = CandidateEvaluator(rows, [fold.to(rows.features.device) for fold in folds], evaluator.plan)
+        order = positions.argsort()[held_out.argsort().argsort()]
+        evaluated = []
+        for candidate in candidates:
+            spec = candidate.spec
+            if spec.trained or spec.traits & PARTITIONS.shared:
+                evaluated.append(candidate)
+                continue
+            if spec.source is None:  # others may read it: it is fitted once
+                views = partition.fit(spec)
+                cosines = partition.compute_cosines(functools.partial(embed_fold, views))
+            else:
+                again = partition.evaluate(spec)
+                if again is None:
+                    break
+                cosines = again.cosines
+            evaluated.append(evaluator.score(spec, cosines[order], candidate.flops))
+        if len(evaluated) < len(candidates):
+            break  # the time is over
+        repeats.append(evaluated)
+    return tuple(repeats)
+
+
+def split_rows(rows: TrainingRows, folds: int, generator: torch.Generator) -> list[Fold]:
+    """Return up to so many folds of rows, on the CPU."""
+    return split_folds(
+        rows.labels.cpu(),
+        rows.num_classes,
+        generator,
+        most=folds,
+        groups=None if rows.groups is None else rows.groups.cpu(),
+        is_class_name=None if rows.is_class_name is None else rows.is_class_name.cpu(),
+    )
 
 
 def select(
@@ -210,7 +293,8 @@ def decide(explored: Explored | None, plan: EncoderPlan, search: Search) -> Choi
         views = tuple((smallest or RAW if each == RAW else each, weight) for each, weight in mixture.views)
         return mixture._replace(views=views)
     tried = explored.losses | {"mixture": float(losses.mean())}
-    if not worse_by_one_error(raw.losses, losses, most=WEIGHTS.never_forgiven, margin=-WEIGHTS.mixture_prior):
+    raw_losses = torch.stack([each[0].losses for each in (explored.candidates, *explored.repeats)]).mean(dim=0)
+    if not worse_by_one_error(raw_losses, losses, most=WEIGHTS.never_forgiven, margin=-WEIGHTS.mixture_prior):
         return raw_alone._replace(temperature=_fit_temperature(evaluator, raw), losses=tried)
     return mixture._replace(losses=tried)
 
@@ -234,29 +318,51 @@ def _try_kinds(
 
 
 def _mix(explored: Explored, search: Search) -> tuple[Choice | None, Tensor]:
-    """Return the mixture of what was tried, None if no view tells rows apart, and its log-losses, of judged rows."""
+    """Return the mixture of what was tried, None if no view tells rows apart, and its log-losses, of judged rows.
+
+    The weights are the mean over the fold partitions. The temperature and the offsets are fitted to the held-out rows
+    of all partitions at once.
+    """
     evaluator, candidates = explored.evaluator, explored.candidates
-    cosines = torch.stack([each.cosines for each in candidates])  # (candidates, judged, num_classes)
+    partitions = [torch.stack([each.cosines for each in found]) for found in (candidates, *explored.repeats)]
     traits = mark_traits([each.spec for each in candidates])
-    labels, losses = evaluator.labels if explored.judged else None, [each.losses for each in candidates]
-    evidence = gather_evidence(explored.rows, traits, list(cosines), labels, evaluator.weights, losses)
-    weights, size = (search.prior or published()).weigh(evidence)
-    if not bool(weights.any()):
-        return None, cosines.new_zeros(0)
+    prior, labels = search.prior or published(), evaluator.labels if explored.judged else None
+    found = [
+        gather_evidence(explored.rows, traits, list(cosines), labels, evaluator.weights, [each.losses for each in own])
+        for cosines, own in zip(partitions, (candidates, *explored.repeats), strict=True)
+    ]
+    weighed = [prior.weigh(evidence) for evidence in found]
+    if not any(bool(each.any()) for each, _ in weighed):
+        return None, partitions[0].new_zeros(0)
+    influences = torch.stack([each * evidence.spread for (each, _), evidence in zip(weighed, found, strict=True)])
+    influence = (influences / influences.sum(dim=1, keepdim=True).clamp_min(LEAST_SPREAD**2)).mean(dim=0)
+    influence = torch.where(influence >= min(WEIGHTS.least_share, float(influence.max())), influence, 0.0)
+    spread = torch.stack([evidence.spread for evidence in found]).mean(dim=0)
+    weights = torch.where(influence > 0, influence / spread.clamp_min(LEAST_SPREAD), 0.0)
+    weights /= weights.sum()
+    size = math.exp(sum(math.log(each) for _, each in weighed) / len(weighed))
     if explored.judged:
-        weights = _thin(explored, cosines, weights, evidence.spread, search.row_cost)
-        factor, own = evaluator.fit_temperature(_blend(cosines, weights))
+        weights = _thin(explored, partitions[0], weights, spread, search.row_cost)
+        blended = torch.cat([_blend(cosines, weights) for cosines in partitions])
+        labels, row_weights = evaluator.labels.repeat(len(partitions)), evaluator.weights
+        if row_weights is not None:
+            row_weights = row_weights.repeat(len(partitions))
+        sizes = torch.bincount(explored.rows.labels, explored.rows.sample_counts, minlength=explored.rows.num_classes)
+        factor, offsets, own = fit_scale_and_offsets(blended, labels, sizes, row_weights, len(partitions))
+        own = own.view(len(partitions), -1).mean(dim=0)
         factor *= size ** (FEW / (FEW + len(own)))
     else:
-        factor, own = size * SPREAD / float((weights * evidence.spread).sum()), cosines.new_zeros(0)
-    shares = (weights * evidence.spread / (weights * evidence.spread).sum()).tolist()
+        factor, own = size * SPREAD / float((weights * spread).sum()), partitions[0].new_zeros(0)
+        offsets = None
+    shares = (weights * spread / (weights * spread).sum()).tolist()
     views = []
     for each, weight, share in zip(candidates, weights.tolist(), shares, strict=True):
         spec = each.spec
         for kind in search.kinds:
             spec = kind.finalize(spec, share)
         views += [(spec, weight)] * (weight > 0)
-    return Choice(tuple(views), _temperature(factor), explored.rows.shifts), own
+    listed = () if offsets is None else tuple(offsets.tolist())
+    return Choice(tuple(views), _temperature(factor), explored.rows.shifts, listed), own
 
 
 def _blend(cosines: Tensor, weights: Tensor) -> Tensor:

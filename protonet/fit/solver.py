@@ -36,11 +36,14 @@ from protonet.fit.unlabelled import SPREAD, Unlabelled, read_rows
 from protonet.network import PrototypeNetwork
 from protonet.views.budget import EncoderPlan, plan_encoder
 from protonet.views.linear import LinearFamily
+from protonet.views.mlp import MLPFamily
 
 #: The contest's limit, used where the metadata names none.
 PARAM_LIMIT = 500_000
 #: Seconds that solve() may take by default: well inside the contest's hour.
 TIME_LIMIT = 900.0
+#: Without a parameter budget, the default effort trains MLPs if classes have so many rows on average.
+LEARNED_ROWS_PER_CLASS = 100
 #: Of the time limit, what selection may use; the rest is for the final fit.
 SELECTION_SHARE = 0.6
 #: What is over as the final fit begins, for progress, where rows without a label are learned from.
@@ -107,7 +110,8 @@ def solve(
             with them: a tensor or array (m, ...), or batches of inputs (b, ...), alone or with labels, which are not
             looked at; read once. Of many, some thousands are drawn.
         time_limit: Seconds, >= 0, most of them for the search; what it found by then is fitted and returned.
-        effort: "fast", "default" or "best"; or a `protonet.fit.search.Search` that says what is tried.
+        effort: "fast", "default" or "best". Without a ``param_limit``, "default" trains MLPs only if there are 100
+            rows per class; "best" always does. Or a `protonet.fit.search.Search` that says what is tried.
         progress: Called with the name of the stage that begins and the share of the stages before it, from 0 to 1;
             at last with "done" and 1. What it raises ends the search.
         seed: Of folds, initial weights and episodes. Global random state is neither used nor changed.
@@ -185,6 +189,9 @@ def solve_problem(
         most = min(SPREAD.limit, max(SPREAD.most_rows, SPREAD.per_class * num_classes))
         pool = None if unlabelled is None else read_rows(unlabelled, features.shape[1], most)
         problem, joined = pose_problem(features, labels, num_classes, seed, weights, groups, blocks, names)
+        rows_per_class = len(problem.rows.labels) / len(problem.rows.labels.unique())
+        if effort == "default" and "param_limit" not in metadata and rows_per_class < LEARNED_ROWS_PER_CLASS:
+            search = search.without(MLPFamily)
         plan = plan_encoder(features.shape[1], num_classes, metadata.get("param_limit", PARAM_LIMIT))
         searched = problem.rows._replace(deadline=started + SELECTION_SHARE * time_limit)
         device = metadata["device"]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from protonet.commands.fit import format_no_lead
 from protonet.files import load_model
-from protonet.fit.crossfit import predict_held, restore_crossfit
+from protonet.fit.crossfit import FREQUENT, predict_held, restore_crossfit
 from protonet.metrics import measure, measure_classes
 from tests.commands.cases import FAST, Run
 from tests.strategies import write_columns
@@ -79,3 +81,13 @@ def test_balanced_changes_nothing_where_classes_are_alike(tmp_path: Path, run: R
         run("fit", table, *FAST, "-o", path, *options)
         logits.append(load_model(path).network(x))
     assert torch.equal(*logits)
+
+
+@pytest.mark.parametrize(("lead", "lines"), [(-0.1, 1), (0.0, 1), (0.1, 0)])
+def test_fit_warns_if_the_most_frequent_class_is_as_accurate(lead: float, lines: int) -> None:
+    compared: list[dict[str, Any]] = [
+        {"name": "this model"},
+        {"name": FREQUENT, "difference": lead},
+        {"name": "LDA", "difference": -1.0},
+    ]
+    assert format_no_lead(compared).count("\n") == lines

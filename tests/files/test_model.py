@@ -61,6 +61,15 @@ def test_what_solve_gives(tmp_path: Path, limit: int) -> None:
     assert (loaded.classes, loaded.columns) == ((3, 1, -4, 0, 2**40), None)
 
 
+def test_class_offsets_are_stored(tmp_path: Path) -> None:
+    network = solve([(X, Y)], effort="fast")
+    network.set_offsets(torch.linspace(-1, 1, 5))
+    save_model(tmp_path / "x", Model(network, (0, 1, 2, 3, 4), None, {}, {}))
+    loaded = load_model(tmp_path / "x").network
+    assert same_state(loaded, network)
+    assert torch.equal(loaded(X), network(X))
+
+
 def test_a_loaded_network_goes_on(tmp_path: Path) -> None:
     path, model = tmp_path / "x", make_model()
     with torch.inference_mode():

@@ -74,21 +74,35 @@ def test_what_is_told_holds() -> None:
 
 
 @given(seed=seeds)
-def test_rows_are_sorted_as_python_sorts_them(seed: int) -> None:
+def test_the_order_of_rows_does_not_depend_on_theirs(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randint(-2, 3, (20, 3), generator=generator).float()
     x[0] = -0.0
     y = torch.randint(3, (20,), generator=generator)
     sorting = order_rows(x.clone(), y)
     features, labels = (x + 0.0)[sorting], y[sorting]
-    expected = sorted(range(20), key=lambda row: (int(y[row]), (x[row] + 0.0).numpy().tobytes()))
-    assert torch.equal(labels, y[expected])
-    assert torch.equal(features, x[expected] + 0.0)
-    assert not bool(torch.signbit(features[features == 0]).any())
+    assert sorting.sort().values.tolist() == list(range(20))
+    assert len(labels.unique_consecutive()) == len(y.unique())
+    for label in y.unique():
+        own = features[labels == label]
+        assert len(own.unique_consecutive(dim=0)) == len(own.unique(dim=0))  # equal rows are neighbours
     order = torch.randperm(20, generator=generator)
     again = order[order_rows(x[order], y[order])]
     assert torch.equal((x + 0.0)[again], features)
     assert torch.equal(y[again], labels)
+
+
+def test_the_order_of_rows_does_not_depend_on_units_columns_classes_and_how_copies_are_told() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, 4, generator=generator), torch.arange(60) % 3
+    order = order_rows(x.clone(), y)
+    assert torch.equal(order_rows(x * torch.tensor([2.54, 0.1, 7.0, 1e4]) + 3.0, y), order)
+    assert torch.equal(order_rows(x[:, [2, 0, 3, 1]].contiguous(), y), order)
+    assert torch.equal(order_rows(x.clone(), (y + 1) % 3), order)
+    weights = torch.ones(60)
+    weights[7] = 2
+    twice = order_rows(torch.cat([x, x[7:8]]), torch.cat([y, y[7:8]]))
+    assert torch.equal(twice[twice < 60], order_rows(x.clone(), y, weights))
 
 
 def test_columns_far_from_zero_are_centred_and_no_others() -> None:

