@@ -60,7 +60,7 @@ Mean over {splits} splits ± one standard error over sets. Accuracy in percent, 
 seconds of one thread. Regret is the accuracy of the default effort less that of the fast one, in points.
 """
 RARE_NOTE = """
-Two normal classes 1.5 standard deviations apart in each column, mean over {splits} draws, tested on 20,000 rows of
+Two normal classes 1.5 standard deviations apart, mean over {splits} draws, tested on 20,000 rows of
 the same proportions. Baselines: class frequencies, and scikit-learn's logistic regression, naive Bayes and random
 forest as they come. Probability is the mean of the rare class's, over the true share.
 """
