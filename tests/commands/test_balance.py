@@ -42,7 +42,7 @@ def test_a_model_that_names_one_class_is_seen_to(tmp_path: Path, run: Run) -> No
     balanced = f"balanced accuracy {100 * figures['balanced_accuracy']:.2f} %"
     assert said.splitlines()[1] == f"{balanced}; baseline, always usual (the most frequent class of fit): 95.00 %"
     assert figures["baselines"][1]["accuracy"] == 0.95
-    assert ", the most frequent class alone 95.00 %, log-loss" in run("info", model)
+    assert ", baseline (most frequent class) 95.00 %, log-loss" in run("info", model)
 
 
 def test_balanced_lets_a_rare_class_count_and_leads_are_of_balanced_accuracy(tmp_path: Path, run: Run) -> None:

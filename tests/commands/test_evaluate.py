@@ -136,7 +136,7 @@ def test_errors(tmp_path: Path, model: str, run: Run) -> None:
             output,
             "spell known classes as the model does; got 'ANT' for 'ant', 'bee, wild' for 'bee, wild' (spa",
         ),
-        (strange, output, "hold a class that the model knows; got 'elk', 'A', 'B', 'C', 'D' and 2 more alone. "),
+        (strange, output, "have a class that the model knows; got only 'elk', 'A', 'B', 'C', 'D' and 2 more. "),
         (spelled, "t.txt", "end in .json; got t.txt. Rename it."),
     ):
         argument = "table" if path == output else "--json"

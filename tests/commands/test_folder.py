@@ -156,7 +156,7 @@ def test_whoever_is_killed_the_next_run_goes_on_and_every_file_gives_what_it_giv
     os.utime(old, ns=(0, 0))  # the file was written anew since then
     written = kept.stat().st_mtime_ns
     run(*predict, "1", quiet=False)
-    assert run.notes.splitlines()[-1] == "note: 5 files of 7 had been finished before"
+    assert run.notes.splitlines()[-1] == "note: 5 files of 7 were finished earlier"
     assert found_in(output) == alone
     assert kept.stat().st_mtime_ns == written
     assert old.stat().st_mtime_ns > 0

@@ -125,7 +125,7 @@ def test_texts_are_learned_by_their_meaning(fitted: Path, tmp_path: Path, run: R
     assert len(set(texts)) == 3
     assert run("suggest", fitted / "bare.csv", "--representation", "words", "-n", 3).count("\n") == 5
     new = tmp_path / "new.safetensors"
-    assert "10 samples more, 0 new class" in run("update", model, test, "-o", new)
+    assert "10 samples added, 0 new class" in run("update", model, test, "-o", new)
     assert run.count_samples(model) == [4] * 5
     assert run.count_samples(new) == [6] * 5
     assert count_right(run("predict", new, test), 2) >= right
@@ -137,16 +137,16 @@ def test_texts_are_labelled_in_a_terminal(fitted: Path, tmp_path: Path, run: Run
     words = ["label", fitted / "bare.csv", "--model", model, "--representation", "words", "-o", answers]
     terminal = Terminal(tmp_path, *map(str, words))
     for _ in range(2):
-        shown = terminal.wait_for("q leave\r\n")
+        shown = terminal.wait_for("q quit\r\n")
         terminal.press(str(1 + owners[re.findall(r"text = (.*?)\r\n", shown)[-1]]).encode())
-        terminal.wait_for("row ")
-    terminal.wait_for("q leave\r\n")
+        terminal.wait_for("line ")
+    terminal.wait_for("q quit\r\n")
     terminal.press(b"q")
     terminal.wait_for("2 labels in ")
     assert terminal.end() == 0
     rows = read_table(answers.read_text(encoding="utf-8"))
     assert [row["intent"] for row in rows] == [NAMES[owners[row["text"]]] for row in rows]
-    assert "2 samples more" in run("update", model, answers, "-o", tmp_path / "new.safetensors")
+    assert "2 samples added" in run("update", model, answers, "-o", tmp_path / "new.safetensors")
 
 
 def spoil(model: Path, path: Path, **changes: Any) -> Path:
@@ -175,7 +175,12 @@ def test_nothing_is_predicted_by_another_network(fitted: Path, tmp_path: Path, r
         (pictures, test): "be that of fit, a.onnx (24143450), 256 numbers; got none",
         (model, test, "--representation", vectors): "be that of fit, words (24143450), 256 numbers; got",
         (model, test, "--representation", "wordz"): "must be auto, none, or one of sentences",
-        (model, test, "--representation", "x.onnx"): "a model whose pictures a network read in fit; got x.onnx",
+        (
+            model,
+            test,
+            "--representation",
+            "x.onnx",
+        ): "a model whose pictures a pretrained encoder read in fit; got x.onnx",
     }
     for arguments, message in cases.items():
         for more in (["predict", *arguments, "-o", output], ["evaluate", *arguments], ["explain", *arguments]):
@@ -232,7 +237,7 @@ def test_a_class_without_a_row_is_known_by_its_name(fitted: Path, tmp_path: Path
         assert run.count_samples(model) == [4, 4, 4, 0, 0]
         assert count_right(run("predict", model, fitted / "test.csv"), 2) >= 8
     told = run(*fit, "--representation", "none")
-    assert "what these classes are, never predicted: lost_phone, refund_request" in told
+    assert "never predicted, without rows or informative names: lost_phone, refund_request" in told
     assert run.count_samples(model) == [4, 4, 4, 0, 0]
 
 
@@ -268,7 +273,7 @@ def test_what_names_no_classes_is_one_line(fitted: Path, tmp_path: Path, run: Ru
     fit = ["fit", fitted / "bare.csv", *FAST]
     contents = {
         "name\na\n": "must have a column class; got",
-        "class\na\nb\na\n": "must name each class once; got 'a' twice",
+        "class\na\nb\na\n": "must name each class once; got 'a' repeatedly",
         "class,description\na,x\n,y\n": "must name a class in each row",
         "class\n": "`--classes` must name classes; got",
         "class\none\n": "`--classes` must have at least 2 classes; got one",

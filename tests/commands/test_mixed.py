@@ -57,7 +57,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_fit_tells_what_each_column_was_taken_for(model: Path, run: Run) -> None:
     said = run("fit", model.with_name("train.csv"), *FAST)
-    assert re.match(r"train\.csv: 3 classes, 45 samples, \d+ features of 6 columns, 15 per class\n", said)
+    assert re.match(r"train\.csv: 3 classes, 45 samples, \d+ features from 6 columns, 15 per class\n", said)
     for line in (
         r"  width: number, \d\.\d % missing",
         r"  price: number, as 1,234\.5, \d\.\d % missing",
@@ -115,12 +115,12 @@ def test_parquet_and_csv_of_the_same_table_give_the_same(model: Path, tmp_path: 
 
 def test_evaluate_and_update(model: Path, tmp_path: Path, run: Run) -> None:
     table, output = write(tmp_path / "test.csv", make_columns(30, seed=3)), tmp_path / "n.safetensors"
-    found = re.match(r"test\.csv: ([\d.]+) % on 30 rows", run("evaluate", model, table))
+    found = re.match(r"test\.csv: accuracy ([\d.]+) % on 30 rows", run("evaluate", model, table))
     assert found
     assert float(found[1]) > 70
     more = make_columns(6, seed=4)
     more["kind"], more["style"] = ["new"] * 6, ["clay"] * 6
-    assert "6 samples more, 1 new class: new" in run("update", model, write(tmp_path / "more.csv", more), "-o", output)
+    assert "6 samples added, 1 new class: new" in run("update", model, write(tmp_path / "more.csv", more), "-o", output)
     before, after = load_model(model), load_model(output)
     assert after.classes == (*CLASSES, "new")
     assert before.encoding is not None

@@ -65,7 +65,7 @@ def test_a_table_of_paths_is_the_same_as_the_folder(fitted: Path, tmp_path: Path
     assert all(line.endswith(",") for line in lines[1:])
     asked.write_text("\n".join([lines[0], *(f"{line}disc" for line in lines[1:])]) + "\n")
     updated = run("update", fitted / "m.safetensors", asked, "-o", tmp_path / "new.safetensors")
-    assert "2 samples more, 0 new class" in updated
+    assert "2 samples added, 0 new class" in updated
     by_path = run.read_rows("predict", fitted / "m.safetensors", asked)
     by_folder = {row["picture"]: row for row in run.read_rows("predict", fitted / "m.safetensors", flat)}
     for line, row in zip(lines[1:], by_path, strict=True):
@@ -129,7 +129,7 @@ def test_names_that_are_not_utf8_go_through_every_command(tmp_path: Path, run: R
     run("suggest", model, root / "disc", "-n", 6, "-o", asked)
     lines = asked.read_text(encoding="utf-8").splitlines()
     asked.write_text("\n".join([lines[0], *(f"{line}disc" for line in lines[1:])]) + "\n", encoding="utf-8")
-    assert "6 samples more" in run("update", model, asked, "-o", tmp_path / "new.safetensors")
+    assert "6 samples added" in run("update", model, asked, "-o", tmp_path / "new.safetensors")
     run("explain", model, root, "--rows", "0,1")
 
 
@@ -200,10 +200,10 @@ def test_what_does_not_fit_is_one_line(fitted: Path, tmp_path: Path, run: Run) -
         ("fit", tmp_path / "one"): "must have at least 2 classes",
         ("fit", tmp_path / "nowhere"): "must be a table or a folder that exists",
         ("predict", model, table): "The model was fitted to pictures: pass a folder of them",
-        ("predict", model, tmp_path / "x.npy"): "must hold pictures, as the model was fitted to",
-        ("predict", own, fitted / "test"): "must be a table, as the model was fitted to",
-        ("predict", model, tables, "-o", tmp_path / "out"): "must hold pictures, as the model was fitted to",
-        ("predict", own, table, "--representation", "x.onnx"): "with a model whose pictures a network read in fit",
+        ("predict", model, tmp_path / "x.npy"): "must have pictures, as in fit",
+        ("predict", own, fitted / "test"): "must be a table, as in fit",
+        ("predict", model, tables, "-o", tmp_path / "out"): "must have pictures, as in fit",
+        ("predict", own, table, "--representation", "x.onnx"): "whose pictures a pretrained encoder read in fit",
         ("predict", model, fitted / "test", "--representation", "x.onnx"): "`--representation` must come with a model",
         ("fit", fitted / "train", "--representation", "x.onnx"): "must be a file that ends in .onnx or .pt2",
         ("fit", fitted / "train", "--representation", "x.onnx:hue=1"): "`--representation` must say no more than size",

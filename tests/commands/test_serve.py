@@ -156,7 +156,7 @@ def make_pickle() -> bytes:
         ("mixed", JSON, '[["wide", "Rome"]]', 400, "`body` must have columns of the same types as in training"),
         ("arrays", JSON, "[[1, 2, 3, 4, null]]", 400, "`body` must have finite numbers"),
         ("arrays", JSON, "[[1, 2, 3, 4, 1e39]]", 400, "`body` must have numbers of at most 3.4e"),
-        ("arrays", JSON, "[[1e38, -1e38, 1e38, 1e38, 1e38]]", 400, "`body` must hold numbers of the size"),
+        ("arrays", JSON, "[[1e38, -1e38, 1e38, 1e38, 1e38]]", 400, "`body` must have numbers of the scale"),
         ("arrays", JSON, "[null]", 400, "`body` must be of the documented form"),
         ("arrays", JSON, '[{"a": 1}]', 400, "`body` must have rows of one form"),
         ("arrays", NPY, make_pickle(), 400, "the request"),
@@ -249,7 +249,7 @@ def test_a_batch_is_split_and_one_request_does_not_spoil_the_others(folder: Path
 
     (first, spoiled, second, third, other), done = asyncio.run(ask())
     assert isinstance(spoiled, InputError)
-    assert "`body` must hold numbers of the size" in str(spoiled)
+    assert "`body` must have numbers of the scale" in str(spoiled)
     assert done == 2  # those of another type are a batch of their own
     logits = torch.cat([first[1], second[1], third[1], other[1]])
     assert torch.equal(logits[:8], predict_logits(model, x[:8]))
