@@ -22,7 +22,7 @@ test: $(VENV)/.installed
 
 # Pages of names that are gone must not be left over, and all warnings be seen: built anew each time.
 docs: $(VENV)/.installed
-	rm -rf docs/_build docs/reference/methods.md docs/results
+	rm -rf docs/_build docs/reference/methods.md docs/reference/commands.md docs/results
 	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet --jobs auto docs docs/_build/html
 	$(BIN)/python docs/check_links.py docs/_build/html
 
@@ -41,4 +41,4 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-* build dist *.egg-info docs/_build docs/reference/methods.md docs/results
+	rm -rf $(VENV) .venv-* build dist *.egg-info docs/_build docs/reference/methods.md docs/reference/commands.md docs/results

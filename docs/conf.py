@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "analysis" / "results"
 sys.path.insert(0, str(ROOT))
 
+from protonet.__main__ import COMMANDS  # noqa: E402 - behind its path
 from protonet.episodes.methods import METHODS  # noqa: E402 - behind its path
 
 project = "protonet"
@@ -110,6 +113,32 @@ def write_methods(app: Any) -> None:
     (Path(app.srcdir) / "reference" / "methods.md").write_text("\n".join(lines), encoding="utf-8")
 
 
+def write_commands(app: Any) -> None:
+    """Write the page of all commands from the help of their parsers; it is not committed."""
+    pages = {
+        "protonet": [[], *([name] for name in COMMANDS)],
+        "protonet.episodes": [[], ["train"], ["extract"], ["paper"], ["compare"]],
+        "analysis": [[]],
+    }
+    lines = ["# Commands", "", "The help of each command, as `--help-all` prints it.", ""]
+    for module, commands in pages.items():
+        for words in commands:
+            prog = " ".join([module if module == "protonet" else f"python -m {module}", *words])
+            lines += [f"## {prog}", "", "```text", read_help(module, words).rstrip(), "```", ""]
+    (Path(app.srcdir) / "reference" / "commands.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def read_help(module: str, words: list[str]) -> str:
+    """Run ``--help-all``, or ``--help`` if a command has no further options, and return its output."""
+    for option in ("--help-all", "--help"):
+        command = [sys.executable, "-m", module, *words, option]
+        environment = {**os.environ, "COLUMNS": "100"}
+        run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        if run.returncode == 0:
+            return run.stdout
+    raise RuntimeError(f"{command}: {run.stderr}")
+
+
 def link_results(app: Any, docname: str, source: list[str]) -> None:
     """Lead links to the tables, which are written for a reader of the repository, to their pages on the site."""
     up = "../" * docname.count("/")
@@ -167,6 +196,7 @@ def setup(app: Any) -> None:
     app.add_config_value("kept_attributes", {}, "")
     app.connect("builder-inited", write_results, priority=100)
     app.connect("builder-inited", write_methods, priority=100)
+    app.connect("builder-inited", write_commands, priority=100)
     app.connect("builder-inited", resolve_annotations, priority=100)
     app.connect("source-read", link_results)
     app.connect("autodoc-process-docstring", prepare_docstring, priority=400)

@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-GENERATED = (ROOT / "docs" / "_build", ROOT / "docs" / "results", ROOT / "docs" / "reference" / "methods.md")
+GENERATED = (
+    ROOT / "docs" / "_build",
+    ROOT / "docs" / "results",
+    *(ROOT / "docs" / "reference" / name for name in ("methods.md", "commands.md")),
+)
 PAGES = sorted(
     path
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]

@@ -12,6 +12,8 @@ from tests.docs.blocks import NAMES, ROOT, read_extras
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 #: The longest that a stranger reads.
 MOST_LINES = 170
+#: Words of a page of the site.
+MOST_WORDS = 1800
 
 
 def headings(path: Path) -> set[str]:
@@ -35,7 +37,7 @@ def list_modules() -> list[str]:
 
 @pytest.mark.parametrize("module", list_modules())
 def test_every_module_is_in_the_table_of_the_architecture(module: str) -> None:
-    assert f"| `{module}` |" in (ROOT / "docs" / "guide" / "house.md").read_text(encoding="utf-8")
+    assert f"| `{module}` |" in (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
 
 
 def test_the_tree_of_the_readme_has_every_package_and_no_module_that_is_gone() -> None:
@@ -45,6 +47,11 @@ def test_the_tree_of_the_readme_has_every_package_and_no_module_that_is_gone() -
     assert len(listed) == len(set(listed))
     assert set(listed) <= set(list_modules())
     assert {name for name in list_modules() if name.endswith("/")} <= set(listed)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("docs/")])
+def test_no_page_is_long(name: str) -> None:
+    assert len((ROOT / name).read_text(encoding="utf-8").split()) <= MOST_WORDS
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -63,4 +70,4 @@ def test_links_lead_somewhere(name: str) -> None:
 
 @pytest.mark.parametrize("extra", read_extras())
 def test_every_extra_is_in_the_table_of_installs(extra: str) -> None:
-    assert f"| `{extra}` |" in (ROOT / "docs" / "guide" / "installs.md").read_text(encoding="utf-8")
+    assert f"| `{extra}` |" in (ROOT / "docs" / "start" / "install.md").read_text(encoding="utf-8")

@@ -27,7 +27,7 @@ def solver(episodes: Episodes, *, effort: str = "fast", seed: int = 0) -> Tensor
     Raises:
         InputError: Another effort.
 
-    Source: Our own, docs/guide/how-it-works.md.
+    Source: Our own, docs/explanation/how-it-works.md.
     """
     metadata = {"num_classes": episodes.n_way, "device": episodes.support.device}
     logits = []
