@@ -13,7 +13,7 @@ from hypothesis import settings
 from tests.browser import CHROMIUM, Browser
 from tests.commands.cases import Run
 
-os.environ["PROTONET_REPRESENTATION"] = "none"  # what is installed reads texts and pictures only where a test asks
+os.environ["PROTONET_REPRESENTATION"] = "none"  # installed encoders are used only if a test requests them
 torch.set_num_threads(1)  # the matrices are small: two threads cost more than they bring
 settings.register_profile("protonet", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("protonet")
@@ -21,7 +21,7 @@ settings.load_profile("protonet")
 
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Keep embeddings in a folder of the test's own, and return it."""
+    """Set the cache of embeddings to a temporary folder of the test; return the folder."""
     monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "embeddings"
 

@@ -1,8 +1,8 @@
-"""A second device on any machine: real numbers that say that they are elsewhere, and a mode that lets none be mixed.
+"""A simulated second device: tensors with real values that report another device, and a mode that rejects mixed ones.
 
-`Elsewhere` runs everything for real, so that code goes through every branch; torch's own `FakeTensorMode` has no
-numbers, but torch's own rules. What code may do is a little less than on a GPU, where torch copies an index for itself:
-whatever goes from one device to another has to say so.
+`Elsewhere` computes real values, so that code goes through every branch. Torch's `FakeTensorMode` has torch's device
+rules, but no values. `Elsewhere` is stricter than a GPU, for which torch copies an index implicitly: each transfer
+between devices has to be explicit.
 """
 
 from __future__ import annotations
@@ -23,50 +23,50 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 import protonet
 
-#: What such tensors call their device. Torch has nothing to do for it, be there a GPU or not.
+#: The device that these tensors report. Torch computes nothing on it, with or without a GPU.
 AWAY = torch.device("meta")
-#: What reads one number, for a branch: slow on a GPU, but no mistake.
+#: Operations that read one value, for a branch: slow on a GPU, but allowed.
 READS = {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::_linalg_check_errors"}
 COPIES = {"aten::_to_copy", "aten::copy_"}
-HOUSE = str(Path(protonet.__file__).parent)
+LIBRARY = str(Path(protonet.__file__).parent)
 
 
 class MixedDevicesError(RuntimeError):
-    """An operation of tensors on two devices, or of a generator on another one."""
+    """An operation on tensors of two devices, or with a generator of another device."""
 
 
 class Away(Tensor):
-    """A tensor that says that it is on ``AWAY``, with its numbers on the CPU."""
+    """A tensor that reports the device ``AWAY`` and holds its values on the CPU."""
 
-    numbers: Tensor
+    host_values: Tensor
 
     @staticmethod
-    def __new__(cls, numbers: Tensor) -> Away:
-        """Wrap numbers, which others may share."""
+    def __new__(cls, host_values: Tensor) -> Away:
+        """Wrap values, which other tensors may share."""
         made: Away = Tensor._make_wrapper_subclass(
             cls,
-            numbers.size(),
-            strides=numbers.stride(),
-            storage_offset=numbers.storage_offset(),
-            dtype=numbers.dtype,
-            layout=numbers.layout,
+            host_values.size(),
+            strides=host_values.stride(),
+            storage_offset=host_values.storage_offset(),
+            dtype=host_values.dtype,
+            layout=host_values.layout,
             device=AWAY,
         )
-        made.numbers = numbers
+        made.host_values = host_values
         return made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """Return the numbers, and that they are elsewhere."""
-        return f"Away({self.numbers})"
+        """Format the values as those of an `Away` tensor."""
+        return f"Away({self.host_values})"
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Do nothing outside an `Elsewhere`."""
+        """Raise an error: operations need an active `Elsewhere`."""
         raise MixedDevicesError(f"{func} outside of Elsewhere")
 
 
 class FromPython(TorchFunctionMode):
-    """Make what Python's numbers and lists become on a device, and the reverse, the way that `Elsewhere` can see.
+    """Convert between Python values and tensors of a device by operations that `Elsewhere` intercepts.
 
     Args:
         read: Counts the reads.
@@ -77,7 +77,7 @@ class FromPython(TorchFunctionMode):
         self.read = read
 
     def __torch_function__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
-        """Make tensors on the CPU, and copy them."""
+        """Create tensors on the CPU, and copy them to the device."""
         kwargs = kwargs or {}
         if func in {torch.tensor, torch.as_tensor, Tensor.new_tensor}:
             device = kwargs.pop("device", args[0].device if func is Tensor.new_tensor else None)
@@ -87,21 +87,21 @@ class FromPython(TorchFunctionMode):
             return made if device is None else made.to(device)
         if func is Tensor.tolist and isinstance(args[0], Away):
             self.read[_find_caller()] += 1
-            return args[0].numbers.tolist()
+            return args[0].host_values.tolist()
         if func in {Tensor.__getitem__, Tensor.__setitem__} and isinstance(args[0], Away):
             parts = args[1] if isinstance(args[1], tuple) else (args[1],)
-            place = tuple(torch.tensor(part).to(AWAY) if isinstance(part, list) else part for part in parts)
-            args = (args[0], place if isinstance(args[1], tuple) else place[0], *args[2:])
+            index = tuple(torch.tensor(part).to(AWAY) if isinstance(part, list) else part for part in parts)
+            args = (args[0], index if isinstance(args[1], tuple) else index[0], *args[2:])
         return func(*args, **kwargs)
 
 
 class Elsewhere(TorchDispatchMode):
-    """Run operations on `Away` tensors, and raise where devices mix.
+    """Run operations on `Away` tensors, and raise an error for mixed devices.
 
     Attributes:
-        sent: How many times each function of ours, FILE.FUNCTION, copied a tensor there.
-        fetched: Likewise back to the CPU.
-        read: How many times each read a number, or how many there are of something.
+        sent: Number of copies to the device by each function of the library, FILE.FUNCTION.
+        fetched: Number of copies back to the CPU, by function.
+        read: Number of reads of a value or a size, by function.
     """
 
     def __init__(self) -> None:
@@ -110,22 +110,22 @@ class Elsewhere(TorchDispatchMode):
         self.from_python = FromPython(self.read)
 
     def __enter__(self) -> Elsewhere:
-        """Begin."""
+        """Activate both modes."""
         self.from_python.__enter__()  # type: ignore[no-untyped-call]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """End."""
+        """Deactivate both modes."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self.from_python.__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation where its tensors are."""
+        """Run an operation on the device of its tensors."""
         kwargs, name = dict(kwargs or {}), func._schema.name
-        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        away = [each for each in given if isinstance(each, Away)]
-        host = [each for each in given if not isinstance(each, Away)]
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        away = [tensor for tensor in tensors if isinstance(tensor, Away)]
+        host = [tensor for tensor in tensors if not isinstance(tensor, Away)]
         device = kwargs.get("device")
         target = AWAY if away else torch.device("cpu")
         if device is not None:
@@ -143,52 +143,51 @@ class Elsewhere(TorchDispatchMode):
         if name in READS and away:
             self.read[_find_caller()] += 1
             target = torch.device("cpu")
-        inner_args, inner_kwargs = tree_map_only(Away, lambda each: each.numbers, (args, kwargs))
+        inner_args, inner_kwargs = tree_map_only(Away, lambda tensor: tensor.host_values, (args, kwargs))
         result = func(*inner_args, **inner_kwargs)
         if target != AWAY:
-            return _same(func, args, kwargs, result)
-        return _same(
-            func, args, kwargs, tree_map(lambda each: Away(each) if isinstance(each, Tensor) else each, result)
-        )
+            return _return_written(func, args, kwargs, result)
+        wrapped = tree_map(lambda leaf: Away(leaf) if isinstance(leaf, Tensor) else leaf, result)
+        return _return_written(func, args, kwargs, wrapped)
 
     def _check(self, func: Any, host: Sequence[Tensor], away: Sequence[Tensor]) -> None:
-        """Raise an error where tensors of the CPU are among others, but for single numbers."""
-        if torch.Tag.pointwise in func.tags and all(each.ndim == 0 for each in host):
+        """Raise an error if CPU tensors are mixed with others; scalars are allowed in pointwise operations."""
+        if torch.Tag.pointwise in func.tags and all(tensor.ndim == 0 for tensor in host):
             return
-        shapes = f"{[tuple(each.shape) for each in host]} beside {[tuple(each.shape) for each in away]}"
+        shapes = f"{[tuple(tensor.shape) for tensor in host]} beside {[tuple(tensor.shape) for tensor in away]}"
         raise MixedDevicesError(f"{func._schema.name} of tensors of the CPU {shapes}, in {_find_caller()}")
 
 
 class Fake(FakeTensorMode):
-    """Torch's own rules, of tensors without numbers: whatever number is asked for is 0."""
+    """Torch's device rules on tensors without values: each value that is read is 0."""
 
     def __init__(self) -> None:
-        super().__init__(allow_non_fake_inputs=True)  # those are on the CPU
+        super().__init__(allow_non_fake_inputs=True)  # real tensors are on the CPU
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
-        """Answer, or do what is to be done."""
+        """Return 0 for a read of a value; run any other operation."""
         if func is torch.ops.aten._local_scalar_dense.default:
             return 0
         return super().__torch_dispatch__(func, types, args, kwargs or {})
 
 
-def _same(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
-    """Return what an operation returns, and the tensors themselves that it writes to."""
+def _return_written(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+    """Replace results of an in-place operation by the tensors that it writes to."""
     written = [
-        kwargs.get(each.name, args[place] if place < len(args) else None)
-        for place, each in enumerate(func._schema.arguments)
-        if each.alias_info is not None and each.alias_info.is_write
+        kwargs.get(argument.name, args[position] if position < len(args) else None)
+        for position, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
     ]
-    returns = [each for each in func._schema.returns if each.alias_info is not None and each.alias_info.is_write]
+    returns = [value for value in func._schema.returns if value.alias_info is not None and value.alias_info.is_write]
     if not returns:
         return result
     return written[0] if len(func._schema.returns) == 1 else tuple(written)
 
 
 def _find_caller() -> str:
-    """Return which function of ours is running, FILE.FUNCTION."""
+    """Locate the running function of the library, as FILE.FUNCTION."""
     names = {"<genexpr>", "<listcomp>", "<dictcomp>"}
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and (not frame.f_code.co_filename.startswith(HOUSE) or frame.f_code.co_name in names):
+    while frame is not None and (not frame.f_code.co_filename.startswith(LIBRARY) or frame.f_code.co_name in names):
         frame = frame.f_back
     return "a test" if frame is None else f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}"

@@ -20,7 +20,7 @@ def draw(labels: torch.Tensor, seed: int, **sizes: int) -> torch.Tensor:
 
 
 @given(seed=seeds, counts=st.lists(st.integers(4, 9), min_size=3, max_size=6))
-def test_rows_are_distinct_and_each_way_is_one_class(seed: int, counts: list[int]) -> None:
+def test_rows_are_distinct_and_a_way_has_one_class(seed: int, counts: list[int]) -> None:
     labels = labels_of(counts)
     rows = draw(labels, seed, n_way=3, n_shot=1, n_query=3, n_episodes=7)
     assert rows.shape == (7, 3, 4)
@@ -45,14 +45,14 @@ def test_a_small_class_is_cycled_evenly(seed: int, count: int) -> None:
 
 
 @given(seed=seeds, counts=st.lists(st.integers(1, 9), min_size=1, max_size=5), slots=st.integers(1, 12))
-def test_draws_are_those_of_a_slow_loop(seed: int, counts: list[int], slots: int) -> None:
+def test_draws_equal_those_of_a_slow_loop(seed: int, counts: list[int], slots: int) -> None:
     uniform = torch.rand(len(counts), slots, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     expected = []
-    for count, numbers in zip(counts, uniform.tolist(), strict=True):
-        left: list[int] = []
-        for number in numbers:
-            left = left or list(range(count))
-            expected.append(left.pop(int(number * len(left))))
+    for count, draws in zip(counts, uniform.tolist(), strict=True):
+        pool: list[int] = []
+        for value in draws:
+            pool = pool or list(range(count))
+            expected.append(pool.pop(int(value * len(pool))))
     assert draw_distinct(uniform, torch.tensor(counts)).flatten().tolist() == expected
 
 

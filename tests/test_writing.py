@@ -1,4 +1,4 @@
-"""A file is the old one or the new one, whole, and nothing is left beside it."""
+"""Atomic writes: a file has its old or its new content, and no temporary file remains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from protonet import _writing
 from protonet._writing import write_whole
 
 SIZE = 2**20
-#: Writes the file over and over, without the second that the library takes to import.
+#: Rewrites the file in a loop; importing the module alone saves the second of importing the library.
 ENDLESS = f"""
 import itertools, runpy, sys
 write_whole = runpy.run_path(sys.argv[1])["write_whole"]
@@ -40,7 +40,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     process.communicate()
 
 
-def test_the_content_is_there_and_nothing_else(tmp_path: Path) -> None:
+def test_a_write_leaves_the_content_and_no_other_file(tmp_path: Path) -> None:
     path = tmp_path / "x [1].bin"
     for content in (b"old", b"newer"):
         write_whole(str(path), lambda file, content=content: file.write(content))  # type: ignore[misc]
@@ -65,7 +65,7 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path, error: BaseExc
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:
+def test_a_killed_writer_leaves_a_complete_file(tmp_path: Path) -> None:
     path, delays = tmp_path / "x", random.Random(0)
     for _ in range(4):
         process = start(path)
@@ -73,18 +73,18 @@ def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:
         kill(process)
         assert path.read_bytes() in {b"a" * SIZE, b"b" * SIZE}
     write_whole(path, lambda file: file.write(b"next"))
-    assert [each.name for each in tmp_path.iterdir()] == ["x"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
 
 
-def test_what_is_left_over_is_removed_unless_somebody_is_writing(tmp_path: Path) -> None:
+def test_leftover_temporary_files_are_removed_unless_a_writer_is_active(tmp_path: Path) -> None:
     path, mine = tmp_path / "x", tmp_path / "x.tmp"
     left = tmp_path / ".x.0123abcd.tmp"
     others = [mine, tmp_path / ".x.notes.tmp", tmp_path / ".y.0123abcd.tmp"]
-    for each in (left, *others):
-        each.touch()
+    for file_path in (left, *others):
+        file_path.touch()
 
     def write(file: BinaryIO) -> None:
-        left.touch()  # as if another writer, who is at work, had made it
+        left.touch()  # simulates the temporary file of an active writer
         write_whole(path, lambda inner: inner.write(b"inner"))
         assert left.exists() or sys.platform == "win32"
 
@@ -96,7 +96,7 @@ def test_what_is_left_over_is_removed_unless_somebody_is_writing(tmp_path: Path)
 
 def test_writers_at_the_same_time_do_not_mix(tmp_path: Path) -> None:
     path = tmp_path / "x"
-    contents = [bytes([65 + number]) * SIZE for number in range(4)]
+    contents = [bytes([65 + letter]) * SIZE for letter in range(4)]
 
     def work(content: bytes) -> None:
         for _ in range(5):
@@ -112,7 +112,7 @@ def test_writers_at_the_same_time_do_not_mix(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links and pipes are POSIX's")
-def test_links_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
+def test_links_and_pipes_are_preserved(tmp_path: Path) -> None:
     target, link, pipe = tmp_path / "target", tmp_path / "link", tmp_path / "pipe"
     target.write_bytes(b"old")
     link.symlink_to(target)

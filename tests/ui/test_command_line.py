@@ -1,4 +1,4 @@
-"""What commands share: one line for every error, paths checked and nothing left behind."""
+"""Shared behaviour of commands: one-line errors, checks of paths, and no leftover files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ BUGS = (RuntimeError("a bug"), ValueError("of ours"), TypeError("of ours"), Impo
 
 
 @pytest.mark.parametrize("error", BUGS, ids=lambda error: type(error).__name__)
-def test_a_bug_is_one_line_that_names_the_file_with_the_traceback(
+def test_a_bug_gives_one_line_with_the_path_of_the_traceback(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def command(_: Sequence[str] | None) -> None:
@@ -58,22 +58,22 @@ def test_a_bug_is_one_line_that_names_the_file_with_the_traceback(
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert run_command("cmd", command, ["a"]) == 1
-    said = capsys.readouterr()
+    captured = capsys.readouterr()
     (path,) = tmp_path.iterdir()
-    assert said.out == ""
+    assert captured.out == ""
     bug = f"cmd: this is a bug of protonet, not your mistake ({type(error).__name__}). Please report it with "
-    assert said.err == f"{bug}the command and {path}, which holds the traceback\n"
+    assert captured.err == f"{bug}the command and {path}, which holds the traceback\n"
     text = path.read_text()
     assert text.startswith("cmd\nPython 3.")
     assert f"torch {metadata.version('torch')}" in text
     assert "Traceback (most recent call last):" in text
     assert "raise error" in text
     assert str(error) in text
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))  # no file can be written: it is told whole
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))  # no file can be written: the traceback is printed
     assert run_command("cmd", command) == 1
-    told = capsys.readouterr().err
-    assert told.startswith(f"{bug}this:\n")
-    assert told.rstrip().endswith(f"{type(error).__name__}: {error}".rstrip(": "))
+    err = capsys.readouterr().err
+    assert err.startswith(f"{bug}this:\n")
+    assert err.rstrip().endswith(f"{type(error).__name__}: {error}".rstrip(": "))
 
 
 def test_parser_errors() -> None:
@@ -98,25 +98,27 @@ def test_parser_errors() -> None:
         (parse_number, "1.5", "be a finite number > 0", ["-1", "0", "", "nan", "inf", "x"]),
     ],
 )
-def test_numbers(parse: Callable[..., float], good: str, must: str, bad: list[str]) -> None:
+def test_parsers_accept_finite_values_in_range(
+    parse: Callable[..., float], good: str, must: str, bad: list[str]
+) -> None:
     assert parse("--n", good, low=0) == float(good)
     for text in bad:
         with pytest.raises(InputError, match=rf"^`--n` must {must}; got '{text}'\."):
             parse("--n", text, low=0)
 
 
-def test_help_is_of_what_most_people_need(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_hides_expert_options(capsys: pytest.CaptureFixture[str]) -> None:
     parser = Parser("cmd", "Do it.", ["python -m cmd x"])
     parser.add_argument("rows")
     parser.add_argument("--plain", help="for all")
     parser.add_expert_group("other matters").add_argument("--rare", help="for few")
     parser.write_appendix = lambda: "and so on"
-    for option, there in (("--help", False), ("--help-all", True)):
+    for option, shown in (("--help", False), ("--help-all", True)):
         with pytest.raises(SystemExit, match=r"^0$"):
             parser.parse_args([option])
         text = capsys.readouterr().out
-        assert all(each in text for each in ("Do it.", "--plain", "  python -m cmd x", "--help-all", "rows"))
-        assert {"--rare" in text, "other matters" in text, "and so on" in text} == {there}
+        assert all(part in text for part in ("Do it.", "--plain", "  python -m cmd x", "--help-all", "rows"))
+        assert {"--rare" in text, "other matters" in text, "and so on" in text} == {shown}
     assert parser.parse_args(["r", "--rare", "1"]).rare == "1"
 
 
@@ -143,7 +145,7 @@ def test_check_name() -> None:
     assert check_name("--method", "tim", known) == "tim"
     with pytest.raises(InputError, match=r"be one of pt-map, .*; got 'PT_MAP'\. Did you mean pt-map\?"):
         check_name("--method", "PT_MAP", known)
-    for other in ("12", "nosuch", "mytip"):  # none of them, or little alike
+    for other in ("12", "nosuch", "mytip"):  # no known name, or none that is similar
         with pytest.raises(InputError, match=rf"be one of pt-map, protonet, tim; got '{other}'\. Pick a listed one\."):
             check_name("--method", other, known)
 

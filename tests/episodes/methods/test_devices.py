@@ -83,6 +83,6 @@ def test_a_method_works_where_its_episodes_are(name: str) -> None:
         sent = send(episodes, lambda rows: rows.to(AWAY))
         logits = CASES[name](sent)
         assert isinstance(logits, Away)
-        assert torch.equal(logits.numbers, expected)
+        assert torch.equal(logits.host_values, expected)
     assert mode.sent.keys() <= SENT | {"a test"} or name == "solver"
     assert not mode.fetched if name != "solver" else mode.fetched["loading._check_batch"]
