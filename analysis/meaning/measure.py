@@ -60,7 +60,7 @@ class Recipe(NamedTuple):
 
 def list_methods(takes: str, shots: int, representations: Sequence[str], *, setfit: bool) -> list[str]:
     """Return the methods on a set of texts, or of pictures, those of ours first."""
-    ours = [name for name in representations if name != NONE and PACKAGED[name].takes == takes]
+    ours = [name for name in representations if name != NONE and PACKAGED[name].modality == takes]
     plain = [NONE] * (NONE in representations)
     if not shots:
         return [*ours, *([NEAREST] if ours else [])] if takes == "text" else []
@@ -195,7 +195,7 @@ def use_cache(folder: Path) -> Iterator[None]:
 def keep(name: str, cells: Sequence[Any], folder: Path) -> None:
     """Copy embeddings from the cache in use to another one."""
     representation = open_representation(name)
-    digests = list(map(hash_text if representation.record.takes == "text" else hash_file, cells))
+    digests = list(map(hash_text if representation.record.modality == "text" else hash_file, cells))
     with open_store(folder, representation.record.digest[:16]) as store:
         store.write(digests, list(representation.embed(cells)))  # type: ignore[arg-type]
 

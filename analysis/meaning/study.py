@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> Report:
 
 def takes(name: str) -> str:
     """Return the input kind of a representation; "" for none."""
-    return "" if name == NONE else PACKAGED[name].takes
+    return "" if name == NONE else PACKAGED[name].modality
 
 
 def tabulate(rows: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> str:

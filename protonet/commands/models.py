@@ -21,7 +21,7 @@ from protonet import files
 from protonet._progress import progress_bar
 from protonet.commands.figures import subtract_name_samples
 from protonet.commands.options import DEFAULT_LABEL, check_model_path, parse_missing
-from protonet.embeddings.opening import AUTO, NONE, find_takes, reopen
+from protonet.embeddings.opening import AUTO, NONE, get_modality, reopen
 from protonet.embeddings.pictures.reading import are_pictures
 from protonet.embeddings.representation import Record, Representation
 from protonet.errors import raise_input_error, renamed_arguments
@@ -108,13 +108,13 @@ def attach_encoders(model: Model, names: Sequence[str] | None, *, shown: bool, k
     columns = () if model.encoding is None else model.encoding.columns
 
     def find(record: Record) -> Representation:
-        return replace(reopen(record, names), kept=kept)
+        return replace(reopen(record, names), use_cache=kept)
 
     attached = tuple(column.attach(find, show_progress=shown) for column in columns)
     modalities = {column.modality for column in columns if column.record is not None}
     for name in names or ():
-        if name not in {AUTO, NONE} and find_takes(name) not in modalities:
-            must = f"come with a model whose {find_takes(name)}s a pretrained encoder read in fit"
+        if name not in {AUTO, NONE} and get_modality(name) not in modalities:
+            must = f"come with a model whose {get_modality(name)}s a pretrained encoder read in fit"
             raise_input_error("representation", must, f"{name} and another model", "Leave it out.")
     return model if model.encoding is None else model._replace(encoding=Encoding(attached))
 

@@ -1,1 +1,1 @@
-"""What others have learned: networks that turn texts and pictures into rows. Weights come from the disk alone."""
+"""Pretrained text and image encoders, and a cache of their embeddings. Weights are read from the disk only."""

@@ -1,4 +1,4 @@
-"""Embeddings that were computed before, by the contents of what they are of: a file for each representation."""
+"""A persistent cache of embeddings by the content of texts and pictures: one SQLite file per representation."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ import numpy as np
 
 from protonet._writing import cache_folder
 
-#: Keys that are looked up at once: SQLite takes no more variables in a statement of old.
-AT_ONCE = 500
+#: Keys per query: older versions of SQLite limit the number of variables in a statement.
+KEYS_PER_QUERY = 500
 
 
 class Store:
-    """Embeddings in a file, by a digest of what they are of; each part is there whole or not at all."""
+    """Embeddings in a file, by the digest of their item. Writes are transactions. Without a path, nothing is stored."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.connection = None if path is None else _connect(path)
 
     def read(self, digests: Sequence[str], width: int) -> dict[str, np.ndarray]:
-        """Return those that there are, (width,) float32 each; none of a file that turns out to be damaged."""
+        """Read the stored embeddings (width,) float32 by digest; a damaged file is recreated, and has none."""
         try:
             return self._read(digests, width)
         except sqlite3.Error as error:
-            self._make_again(error)
+            self._recreate(error)
             return {}
 
     def _read(self, digests: Sequence[str], width: int) -> dict[str, np.ndarray]:
-        """Return those that there are."""
-        found: dict[str, np.ndarray] = {}
+        """Read the stored embeddings."""
+        embeddings: dict[str, np.ndarray] = {}
         if self.connection is None:
-            return found
+            return embeddings
         keys = list(dict.fromkeys(digests))
-        for first in range(0, len(keys), AT_ONCE):
-            part = keys[first : first + AT_ONCE]
-            query = f"SELECT item, embedding FROM embeddings WHERE item IN ({','.join('?' * len(part))})"
-            for key, content in self.connection.execute(query, part):
+        for first in range(0, len(keys), KEYS_PER_QUERY):
+            batch = keys[first : first + KEYS_PER_QUERY]
+            query = f"SELECT item, embedding FROM embeddings WHERE item IN ({','.join('?' * len(batch))})"
+            for key, content in self.connection.execute(query, batch):
                 if len(content) == 4 * width:
-                    found[key] = np.frombuffer(content, "<f4")
-        return found
+                    embeddings[key] = np.frombuffer(content, "<f4")
+        return embeddings
 
     def write(self, digests: Sequence[str], rows: np.ndarray) -> None:
-        """Add some at once; where that fails, they are not kept."""
+        """Store embeddings in one transaction; errors are printed and ignored."""
         if self.connection is None:
             return
         pairs = [(digest, row.astype("<f4").tobytes()) for digest, row in zip(digests, rows, strict=True)]
@@ -54,10 +54,10 @@ class Store:
             with self.connection:
                 self.connection.executemany("INSERT OR REPLACE INTO embeddings VALUES (?, ?)", pairs)
         except sqlite3.Error as error:
-            self._make_again(error)
+            self._recreate(error)
 
-    def _make_again(self, error: sqlite3.Error) -> None:
-        """Begin a damaged file anew; where something else is wrong, nothing is kept."""
+    def _recreate(self, error: sqlite3.Error) -> None:
+        """Recreate a damaged file; on other errors, stop storing embeddings."""
         self.close()
         if self.path is not None and _is_damage(error):
             _remove(self.path, error)
@@ -73,24 +73,24 @@ class Store:
 
 
 def embeddings_folder() -> Path:
-    """Return where embeddings are kept, unless somebody names another folder."""
+    """Return the default folder of embeddings."""
     return cache_folder() / "embeddings"
 
 
 @contextmanager
 def open_store(folder: Path | None, key: str) -> Iterator[Store]:
-    """Open the embeddings of a representation; a damaged file is made again, with a line on stderr.
+    """Open the embeddings of a representation; a damaged file is recreated, with a message on stderr.
 
     Args:
-        folder: Where they are kept; None where they are not.
-        key: What decides an embedding beside what it is of; "" where nobody can tell, and nothing is kept.
+        folder: The folder of the file; None to store nothing.
+        key: A digest of the representation; "" if it is unknown, to store nothing.
     """
     with closing(Store(folder / f"{key}.sqlite" if folder is not None and key else None)) as store:
         yield store
 
 
 def _connect(path: Path) -> sqlite3.Connection | None:
-    """Open a file of embeddings, or None where that cannot be."""
+    """Open a file of embeddings; None if that fails."""
     create = "CREATE TABLE IF NOT EXISTS embeddings (item TEXT PRIMARY KEY, embedding BLOB)"
     for last in (False, True):
         connection = None
@@ -112,11 +112,11 @@ def _connect(path: Path) -> sqlite3.Connection | None:
 
 
 def _is_damage(error: Exception) -> bool:
-    """Return whether a file's content is wrong, and not its place or its lock."""
+    """Test whether an error is due to the content of a file, and not to its folder or a lock."""
     return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
 
 
 def _remove(path: Path, error: Exception) -> None:
-    """Remove a damaged file, with a line on stderr."""
+    """Remove a damaged file, with a message on stderr."""
     print(f"protonet: {path} is made again: {error}", file=sys.stderr)
     path.unlink(missing_ok=True)

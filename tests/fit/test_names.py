@@ -273,7 +273,7 @@ def test_a_joint_network_reads_the_names_of_pictures(tmp_path: Path) -> None:
     def join(texts: Sequence[str]) -> np.ndarray:
         return np.array([colours[text] for text in texts], np.float32)
 
-    network = Representation(Record("colours", "picture", 3, "", ""), read, join=join)
+    network = Representation(Record("colours", "picture", 3, "", ""), read, embed_texts=join)
     cells = np.array(paths, object)
     column = Picture.fit(cells, network)
     encoding = Encoding((column,))
@@ -287,5 +287,5 @@ def test_a_joint_network_reads_the_names_of_pictures(tmp_path: Path) -> None:
     assert names.weight > 0
     own = names.x[:, column.embedding_width :]  # our own features of a class are those of its rows
     torch.testing.assert_close(own, torch.stack([x[y == k][:, column.embedding_width :].mean(dim=0) for k in range(3)]))
-    plain = Encoding((Picture.fit(cells, replace(network, join=None)),))
+    plain = Encoding((Picture.fit(cells, replace(network, embed_texts=None)),))
     assert read_names(plain, list(colours), x, y) is None

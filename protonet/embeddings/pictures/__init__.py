@@ -1,4 +1,4 @@
-"""Pictures as features: reading files, our own fixed features, and backbones that a person brings."""
+"""Features of pictures: decoding of files, fixed descriptors, and pretrained networks."""
 
-#: What a backbone's metadata, or a person, may say of the pictures that it takes.
+#: Preprocessing settings that a network's metadata, or the user, may specify.
 SETTINGS = ("size", "mean", "std")

@@ -1,4 +1,4 @@
-"""Networks of pictures from files that a person brings: ONNX, torch.export; or any callable."""
+"""Networks of pictures from the user's files (ONNX, torch.export) or from any callable."""
 
 from __future__ import annotations
 
@@ -23,65 +23,65 @@ from protonet.errors import optional_packages, raise_input_error, renamed_argume
 from protonet.views.config import Stored, expect
 
 FUNCTION = "embed_pictures"
-#: What the name of a backbone's file may end in.
-SUFFIXES = (".onnx", ".pt2")
-#: From pictures (b, channels, height, width) float32 to embeddings (b, width), or (b, width, 1, 1).
+#: Suffixes of a backbone's file.
+BACKBONE_SUFFIXES = (".onnx", ".pt2")
+#: Maps pictures (b, channels, height, width) float32 to embeddings (b, width), or (b, width, 1, 1).
 Network = Callable[[Tensor], Any]
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What decides a picture's embedding, beside the picture."""
+    """The file of a backbone and its preprocessing, which determine the embeddings."""
 
     file: str  #: The name of the backbone's file.
-    digest: str  #: Of its bytes, SHA-256, hexadecimal; "" for a callable.
+    digest: str  #: SHA-256 of its bytes, hexadecimal; "" for a callable.
     height: int  #: Pixels.
     width: int
-    channels: int  #: 3, red, green and blue; or 1, grey.
-    mean: tuple[float, ...]  #: By channel, of values in [0, 1]; it is subtracted, ...
-    std: tuple[float, ...]  #: ... and this divided by.
+    channels: int  #: 3 for RGB, 1 for grey.
+    mean: tuple[float, ...]  #: Mean of each channel, of values in [0, 1], which is subtracted.
+    std: tuple[float, ...]  #: Divisor of each channel.
 
     def write(self) -> str:
-        """Return it as `open_typed` takes it, the file without its folder."""
-        mean, std = ("/".join(map(repr, each)) for each in (self.mean, self.std))
+        """Format as text for `open_typed`, with the name of the file without its folder."""
+        mean, std = ("/".join(map(repr, values)) for values in (self.mean, self.std))
         return f"{self.file}:size={self.height}x{self.width},mean={mean},std={std}"
 
     def hash(self) -> str:
-        """Return the SHA-256, hexadecimal, of all that decides an embedding; "" for a callable."""
+        """Compute the SHA-256, hexadecimal, of file and settings; "" for a callable."""
         settings = replace(self, file="").describe()
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest() if self.digest else ""
 
     def describe(self) -> dict[str, Any]:
-        """Return the fields."""
+        """Convert to a mapping of field names to values."""
         return asdict(self) | {"mean": list(self.mean), "std": list(self.std)}
 
     @classmethod
     def restore(cls, stored: Stored) -> Preprocessing:
-        """Build it again from a description that may say anything."""
+        """Build the preprocessing from an entry of a model file."""
         channels = stored.get_int("channels", 3, low=1)
         height, width = (stored.get_int(name, 2**15, low=1) for name in ("height", "width"))
         mean, std = (stored.get_floats(name, channels) for name in ("mean", "std"))
-        expect(all(each > 0 for each in std), "a backbone's std that is not positive")
+        expect(all(value > 0 for value in std), "a backbone's std that is not positive")
         return cls(stored.entry("file", str), stored.entry("digest", str), height, width, channels, mean, std)
 
 
 class _Opened(NamedTuple):
-    """A backbone's file."""
+    """The content of a backbone's file."""
 
     network: Network
-    shape: tuple[int | None, ...]  #: Of its input, None for any size.
-    settings: dict[str, str]  #: What its metadata say of size, mean and std.
+    shape: tuple[int | None, ...]  #: Shape of the input, None for any size.
+    settings: dict[str, str]  #: Size, mean and std from its metadata.
 
 
 @dataclass(frozen=True)
 class Backbone:
-    """A network that embeds pictures, and how they are brought to it.
+    """A network that embeds pictures, with its preprocessing.
 
     Args:
-        network: It.
-        preprocessing: How.
-        width: Of an embedding.
-        batch: How many pictures it takes at a time; None for any number.
+        network: The network.
+        preprocessing: Its preprocessing.
+        width: Width of an embedding.
+        batch: The fixed batch size of the network; None for any size.
     """
 
     network: Network
@@ -90,40 +90,40 @@ class Backbone:
     batch: int | None = None
 
     def represent(self, cache: Path | None = None) -> Representation:
-        """Return the representation of pictures, whose embeddings a folder keeps; of a callable none does."""
+        """Make a representation of pictures, whose embeddings are cached in a folder, except those of a callable."""
         settings = self.preprocessing
         record = Record(settings.write(), "picture", self.width, settings.hash(), "")
         return Representation(record, self._compute, cache)
 
     def run(self, x: Tensor) -> Tensor:
-        """Return the embeddings (n, width) float32 of prepared pictures (n, channels, height, width)."""
-        short = -len(x) % (self.batch or 1)  # a network of a fixed number of pictures gets the last one again
-        filled = torch.cat([x, x[-1:].expand(short, -1, -1, -1)]) if short else x
-        parts = filled.split(self.batch or len(x))
+        """Embed preprocessed pictures (n, channels, height, width): (n, width) float32."""
+        missing = -len(x) % (self.batch or 1)  # the last batch of a fixed size is padded with copies of a picture
+        padded = torch.cat([x, x[-1:].expand(missing, -1, -1, -1)]) if missing else x
+        parts = padded.split(self.batch or len(x))
         return torch.cat([run_network(self.network, part, self.preprocessing.file) for part in parts])[: len(x)]
 
     def _compute(self, paths: Sequence[Path]) -> np.ndarray:
-        """Return the embeddings (n, width) of pictures."""
+        """Compute the embeddings (n, width) of pictures by their paths."""
         need_pillow()
         settings = self.preprocessing
-        mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (settings.mean, settings.std))
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (settings.mean, settings.std))
 
-        def work(pixels: Tensor) -> Tensor:
+        def embed(pixels: Tensor) -> Tensor:
             return self.run((pixels.float() / 255 - mean) / std)
 
         grey = settings.channels == 1
-        return map_pictures(paths, settings.height, settings.width, work, grey=grey).numpy()
+        return map_pictures(paths, settings.height, settings.width, embed, grey=grey).numpy()
 
 
 def run_network(network: Network, x: Tensor, name: str) -> Tensor:
-    """Return the embeddings (b, width) float32 of pictures (b, channels, height, width)."""
+    """Compute the embeddings (b, width) float32 of pictures (b, channels, height, width)."""
     try:
-        found = network(x)
+        output = network(x)
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         got = f"{name} with {tuple(x.shape)}: {reason}"
         raise_input_error("backbone", "take pictures of that size", got, "Name the size that it was trained with.")
-    rows = torch.as_tensor(found[0] if isinstance(found, (tuple, list)) else found).detach().float()
+    rows = torch.as_tensor(output[0] if isinstance(output, (tuple, list)) else output).detach().float()
     if rows.ndim > 2 and math.prod(rows.shape[2:]) == 1:
         rows = rows.flatten(1)
     if rows.ndim != 2 or len(rows) != len(x):
@@ -144,15 +144,15 @@ def open_backbone(
 
     Args:
         backbone: A file, ``.onnx`` or ``.pt2`` (`torch.export.save`, which may run code of the file: open your own),
-            whose first input is pictures (n, channels, height, width) or flat grey ones (n, height * width), and whose
-            first output embeddings (n, width); or a callable of such tensors.
-        size: Height and width in pixels, or both as one; None for what the file says.
-        mean: By channel, of values in [0, 1]; None for what the file's metadata say, or else 0.
-        std: The same, or else 1.
+            whose first input are pictures (n, channels, height, width) or flat grey ones (n, height * width), and whose
+            first output are embeddings (n, width); or a callable of such tensors.
+        size: Height and width in pixels, or one number for both; None for the size in the file.
+        mean: Mean of each channel, of values in [0, 1]; None for the value in the file's metadata, or 0.
+        std: Divisor of each channel; None for the value in the file's metadata, or 1.
 
     Raises:
         MissingPackageError: ONNX Runtime is missing.
-        InputError: No such file, or none of these; another size than it takes; an output of another rank.
+        InputError: The file does not exist or cannot be used, the size does not fit, or the output is not 2-d.
     """
     digest = ""
     if callable(backbone):
@@ -160,8 +160,10 @@ def open_backbone(
         name = getattr(backbone, "__name__", type(backbone).__name__)
     else:
         path = Path(backbone)
-        if path.suffix.lower() not in SUFFIXES or not path.is_file():
-            raise_input_error("backbone", f"be a file that ends in {' or '.join(SUFFIXES)}", path, "Export it as one.")
+        if path.suffix.lower() not in BACKBONE_SUFFIXES or not path.is_file():
+            raise_input_error(
+                "backbone", f"be a file that ends in {' or '.join(BACKBONE_SUFFIXES)}", path, "Export it as one."
+            )
         digest, name = hash_file(path), path.name
         opened = _open_onnx(path) if path.suffix.lower() == ".onnx" else _open_exported(path)
     network, shape, settings = opened
@@ -170,14 +172,14 @@ def open_backbone(
     if channels not in {1, 3}:
         raise_input_error("backbone", "take pictures of 1 or 3 channels", f"{name} with {shape}", "Export it so.")
     mean, std = (
-        _choose_numbers(given, argument, settings.get(argument), otherwise, channels)
-        for given, argument, otherwise in ((mean, "mean", 0.0), (std, "std", 1.0))
+        _choose_per_channel(given, argument, settings.get(argument), default, channels)
+        for given, argument, default in ((mean, "mean", 0.0), (std, "std", 1.0))
     )
-    if not all(each > 0 for each in std):
+    if not all(value > 0 for value in std):
         raise_input_error("std", "be above 0", std, "Pass what the backbone was trained with.")
-    flat = network
+    flat_network = network
     if len(shape) == 2:
-        network = lambda x: flat(x.flatten(1))  # noqa: E731 - a function of one line
+        network = lambda x: flat_network(x.flatten(1))  # noqa: E731 - a function of one line
     preprocessing = Preprocessing(name, digest, height, width, channels, tuple(mean), tuple(std))
     batch = shape[0]
     trial = run_network(network, torch.zeros(batch or 1, channels, height, width), name)
@@ -185,30 +187,30 @@ def open_backbone(
 
 
 def split_backbone(text: str) -> tuple[str, str]:
-    """Return the file of a backbone that a person typed, and what stands after its colon."""
+    """Split the text of a backbone into the file and the settings after the colon, "" for none."""
     matched = re.fullmatch(r"(.*\.(?:onnx|pt2)):(\w+=.*)", text, re.IGNORECASE)
     return (text, "") if matched is None else (matched[1], matched[2])
 
 
 def open_typed(text: str) -> Backbone:
-    """Open a backbone as commands take it: a file, and after a colon what its metadata do not say.
+    """Open a backbone from a text: a file, and after a colon the settings that its metadata do not contain.
 
     Args:
-        text: Such as ``FILE.onnx`` or ``FILE.onnx:size=224x160,mean=0.485/0.456/0.406,std=0.2``.
+        text: For example ``FILE.onnx`` or ``FILE.onnx:size=224x160,mean=0.485/0.456/0.406,std=0.2``.
 
     Raises:
         MissingPackageError: As `open_backbone`.
-        InputError: The same; or what is said after the file is something else.
+        InputError: As `open_backbone`; or the settings after the file are invalid.
     """
-    path, more = split_backbone(text)
+    path, settings_text = split_backbone(text)
     settings: dict[str, Any] = {}
-    for part in filter(None, more.split(",")):
+    for part in filter(None, settings_text.split(",")):
         name, _, value = part.partition("=")
-        numbers = _parse(value)
-        if name not in SETTINGS or name in settings or not numbers or (name == "size" and len(numbers) > 2):
+        values = _parse_floats(value)
+        if name not in SETTINGS or name in settings or not values or (name == "size" and len(values) > 2):
             remedy = "Pass FILE:size=224,mean=0.485/0.456/0.406,std=0.2, say."
             raise_input_error("backbone", f"say no more than {', '.join(SETTINGS)} after the file", repr(part), remedy)
-        settings[name] = (int(numbers[0]), int(numbers[-1])) if name == "size" else numbers
+        settings[name] = (int(values[0]), int(values[-1])) if name == "size" else values
     with renamed_arguments(**dict.fromkeys(SETTINGS, "backbone")):
         return open_backbone(path, **settings)
 
@@ -223,16 +225,15 @@ def embed_pictures(
     cache: str | Path | None = None,
     shown: bool = False,
 ) -> np.ndarray:
-    """Embed pictures by a backbone: what ``fit --representation FILE`` gives the solver.
+    """Embed pictures by a backbone, as ``fit --representation FILE`` does.
 
     Args:
-        paths: Of the pictures, at least one.
-        backbone: As in `open_backbone`, and so are the others.
-        size: The same.
-        mean: The same.
-        std: The same.
-        cache: A folder to keep embeddings in; None for ``embeddings`` in the cache's folder. Those of a callable are
-            not kept.
+        paths: The paths of the pictures, at least one.
+        backbone: A file or callable, as in `open_backbone`.
+        size: Height and width in pixels, as in `open_backbone`.
+        mean: Mean of each channel, as in `open_backbone`.
+        std: Divisor of each channel, as in `open_backbone`.
+        cache: A folder for cached embeddings; None for the default folder. Those of a callable are not cached.
         shown: Show progress on stderr.
 
     Returns:
@@ -240,7 +241,7 @@ def embed_pictures(
 
     Raises:
         MissingPackageError: Pillow or ONNX Runtime is missing.
-        InputError: As `open_backbone`; no path; a picture that cannot be read.
+        InputError: As `open_backbone`; or there is no path, or a picture cannot be read.
     """
     if not len(paths):
         raise_input_error("paths", "name a picture", "none", "Pass paths.")
@@ -254,18 +255,18 @@ def _open_onnx(path: Path) -> _Opened:
         import onnxruntime  # noqa: PLC0415 - optional
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1  # each thread of ours computes alone
+    options.intra_op_num_threads = options.inter_op_num_threads = 1  # `map_pictures` uses several threads
     options.log_severity_level = 4
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:
         _refuse_file(path, error)
     inputs, output = session.get_inputs(), session.get_outputs()[0].name
-    shape = _check_inputs(path, [tuple(each.shape) for each in inputs])
+    shape = _check_inputs(path, [tuple(node.shape) for node in inputs])
 
     def run(x: Tensor) -> Tensor:
-        (found,) = session.run([output], {inputs[0].name: x.numpy()})
-        return torch.from_numpy(np.ascontiguousarray(found))
+        (embeddings,) = session.run([output], {inputs[0].name: x.numpy()})
+        return torch.from_numpy(np.ascontiguousarray(embeddings))
 
     return _Opened(run, shape, dict(session.get_modelmeta().custom_metadata_map))
 
@@ -285,63 +286,64 @@ def _open_exported(path: Path) -> _Opened:
 
 
 def _refuse_file(path: Path, error: Exception) -> NoReturn:
-    """Raise an InputError: a file is no backbone."""
+    """Raise an InputError for a file that is not a backbone."""
     reason = type(error).__name__
     raise_input_error("backbone", "be a network that can be opened", f"{path} ({reason})", "Export it again.")
 
 
 def _check_inputs(path: Path, shapes: list[tuple[Any, ...]]) -> tuple[int | None, ...]:
-    """Return the shape of the only input, None for what may be of any size."""
+    """Check that there is one input, and return its shape, None for any size."""
     if len(shapes) != 1 or len(shapes[0]) not in {2, 4}:
         got = f"{path} with inputs of {shapes}"
         raise_input_error("backbone", "take pictures (n, channels, height, width) alone", got, "Export it so.")
-    return tuple(each if type(each) is int else None for each in shapes[0])
+    return tuple(size if type(size) is int else None for size in shapes[0])
 
 
 def _choose_size(
-    name: str, shape: tuple[int | None, ...], size: int | tuple[int, int] | None, said: str | None
+    name: str, shape: tuple[int | None, ...], size: int | tuple[int, int] | None, metadata: str | None
 ) -> tuple[int, int]:
-    """Return height and width: as asked for, as the file has it, or as its metadata say."""
-    own: tuple[int | None, int | None] = (None, None)
+    """Choose height and width: as requested, from the input's shape, or from the metadata."""
+    input_size: tuple[int | None, int | None] = (None, None)
     if len(shape) == 4:
-        own = shape[2], shape[3]
+        input_size = shape[2], shape[3]
     elif shape[1] is not None and size is None and math.isqrt(shape[1]) ** 2 == shape[1]:
-        own = (math.isqrt(shape[1]),) * 2
-    if size is None and None in own and said is not None:
-        found = _parse(said)
-        size = (int(found[0]), int(found[-1])) if found else None
+        input_size = (math.isqrt(shape[1]),) * 2
+    if size is None and None in input_size and metadata is not None:
+        values = _parse_floats(metadata)
+        size = (int(values[0]), int(values[-1])) if values else None
     if size is None:
-        if own[0] is None or own[1] is None:
+        if input_size[0] is None or input_size[1] is None:
             got = f"none, and {name} takes any"
             raise_input_error(
                 "size", "say how large pictures have to be", got, "Name the size that it was trained with."
             )
-        return own[0], own[1]
-    asked = (size, size) if isinstance(size, int) else tuple(size)
-    height, width = (check_int("size", each, low=1, high=2**15) for each in asked)
-    fits = all(has in {None, wanted} for has, wanted in zip(own, (height, width), strict=True))
+        return input_size[0], input_size[1]
+    requested = (size, size) if isinstance(size, int) else tuple(size)
+    height, width = (check_int("size", side, low=1, high=2**15) for side in requested)
+    fits = all(fixed in {None, side} for fixed, side in zip(input_size, (height, width), strict=True))
     if not fits or (len(shape) == 2 and shape[1] not in {None, height * width}):
         got = f"{height} x {width}, and {name} takes {shape}"
         raise_input_error("size", "be what the backbone takes", got, "Leave it out, or export the backbone anew.")
     return height, width
 
 
-def _choose_numbers(
-    given: Sequence[float] | None, argument: str, said: str | None, otherwise: float, channels: int
+def _choose_per_channel(
+    given: Sequence[float] | None, argument: str, metadata: str | None, default: float, channels: int
 ) -> tuple[float, ...]:
-    """Return a number for each channel: as asked for, as the file's metadata say, or another one."""
-    found = list(map(float, given)) if given is not None else _parse(said) if said else [otherwise]
-    if len(found) == 1:
-        found *= channels
-    if len(found) != channels or not all(map(math.isfinite, found)):
-        got, must = f"{given if given is not None else said!r}", f"be {channels} finite numbers, or one"
+    """Choose a value for each channel: as given, from the metadata, or the default."""
+    from_file = _parse_floats(metadata) if metadata else [default]
+    values = from_file if given is None else list(map(float, given))
+    if len(values) == 1:
+        values *= channels
+    if len(values) != channels or not all(map(math.isfinite, values)):
+        got, must = f"{given if given is not None else metadata!r}", f"be {channels} finite numbers, or one"
         raise_input_error(argument, must, got, "Pass what the backbone was trained with.")
-    return tuple(found)
+    return tuple(values)
 
 
-def _parse(text: str) -> list[float]:
-    """Return the numbers of a text, with "," "/" "x" or spaces between them, or as a JSON list; none if it is none."""
+def _parse_floats(text: str) -> list[float]:
+    """Parse numbers separated by ",", "/", "x" or spaces, or as a JSON list; none if the text is invalid."""
     try:
-        return [float(each) for each in re.split(r"[,/x\s]+", text.strip("[]() "))]
+        return [float(number) for number in re.split(r"[,/x\s]+", text.strip("[]() "))]
     except ValueError:
         return []

@@ -22,10 +22,10 @@ SUFFIXES = {
     *(".pbm", ".pgm", ".ppm", ".pnm", ".avif", ".jp2", ".j2k", ".jpx"),
 }
 
-#: What is decoded, whatever a file's name says: nothing that runs another program, as EPS does.
+#: Formats that are decoded, whatever a file's suffix. EPS is not, since its decoder runs another program.
 FORMATS = ("PNG", "JPEG", "BMP", "DIB", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000")
 
-#: What Pillow raises for a file that is no image, or damaged; and for one with too many pixels, by `open_plain`.
+#: Errors of Pillow for files that are no images, or damaged; and of `open_plain` for too many pixels.
 UNREADABLE_IMAGE = (OSError, SyntaxError, ValueError)
 
 #: Files and folders that operating systems and archivers add, in lower case; hidden ones start with a dot.
@@ -96,18 +96,18 @@ def read_image(argument: str, path: Path, *, size: int | None, colour: bool) -> 
     return np.asarray(pixels, np.uint8)
 
 
-def open_plain(path: Path | BinaryIO, least: int | None = None) -> Image:
-    """Open and decode an image's file, the way up that its camera says, of 8 bits per channel, without transparency.
+def open_plain(path: Path | BinaryIO, min_side: int | None = None) -> Image:
+    """Open and decode an image's file, rotated as its metadata say, with 8 bits per channel, without transparency.
 
-    A JPEG of more than twice ``least`` pixels per side may come smaller, which is read faster. What Pillow raises for a
-    file that is no image, or damaged, is one of ``UNREADABLE_IMAGE``.
+    A JPEG of more than twice ``min_side`` pixels per side may be decoded at a smaller size, which is faster. Pillow
+    raises one of ``UNREADABLE_IMAGE`` for a file that is no image, or damaged.
     """
     from PIL import Image, ImageOps  # noqa: PLC0415 - optional
 
     try:
         with Image.open(path, formats=_list_formats()) as image:
-            if least is not None:
-                image.draft(None, (least, least))
+            if min_side is not None:
+                image.draft(None, (min_side, min_side))
             scaled = image.format == "TIFF" and image.mode in {"F", "I"}
             upright = ImageOps.exif_transpose(image)
             return _scale_range(upright) if scaled else _make_plain(upright)
@@ -127,7 +127,7 @@ def _list_formats() -> tuple[str, ...]:
 
 
 def describe_error(error: Exception) -> str:
-    """Return in a few words why an image cannot be read."""
+    """Describe in a few words why an image cannot be read."""
     from PIL import UnidentifiedImageError  # noqa: PLC0415 - optional
 
     if isinstance(error, FileNotFoundError):
@@ -140,7 +140,7 @@ def describe_error(error: Exception) -> str:
 
 
 def draw_plain(path: Path, side: int) -> bytes:
-    """Return an image's file as PNG of at most so many pixels per side; raises as `open_plain`."""
+    """Convert an image's file to PNG of at most ``side`` pixels per side; errors as in `open_plain`."""
     image, file = open_plain(path, side).convert("RGB"), io.BytesIO()
     image.thumbnail((side, side))
     image.save(file, "PNG", compress_level=1)

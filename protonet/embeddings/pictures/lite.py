@@ -1,4 +1,4 @@
-"""EfficientNet-Lite2 with weights of ImageNet: what pictures are embedded by where the extra ``pictures`` is there.
+"""EfficientNet-Lite2 with ImageNet weights: the default network of pictures, in the extra ``pictures``.
 
 Source: Tan and Le, "EfficientNet: rethinking model scaling for convolutional neural networks" (2019); Liu, "Higher
     accuracy on vision models with EfficientNet-Lite" (2020).
@@ -19,12 +19,14 @@ from protonet.embeddings.pictures.reading import map_pictures, need_pillow
 from protonet.embeddings.representation import Record, Representation, hash_files
 from protonet.errors import optional_packages
 
-#: Pixels per side, numbers of an embedding, and what pixels are brought to: (x - CENTRE) / SCALE.
-SIDE, WIDTH, CENTRE, SCALE = 260, 1280, 127.0, 128.0
+#: Pixels per side, width of an embedding, and the normalization of pixels: (x - PIXEL_MEAN) / PIXEL_SCALE.
+LITE_SIDE, LITE_WIDTH, PIXEL_MEAN, PIXEL_SCALE = 260, 1280, 127.0, 128.0
 
 
 def load_lite(device: torch.device) -> tuple[Path, Callable[[Tensor], Tensor]]:
-    """Return the file of the weights, and what maps pixels (b, 3, height, width) in [0, 255] to maps (b, WIDTH, h, w).
+    """Load the network, as the path of its weights and a function of pixels.
+
+    The function maps pixels (b, 3, height, width) in [0, 255] to feature maps (b, LITE_WIDTH, h, w).
 
     Raises:
         MissingPackageError: A package is missing.
@@ -38,24 +40,24 @@ def load_lite(device: torch.device) -> tuple[Path, Callable[[Tensor], Tensor]]:
         network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     network.eval().requires_grad_(False).to(device)
 
-    def work(pixels: Tensor) -> Tensor:
-        maps: Tensor = network.extract_features((pixels.to(device).float() - CENTRE) / SCALE)
+    def compute_maps(pixels: Tensor) -> Tensor:
+        maps: Tensor = network.extract_features((pixels.to(device).float() - PIXEL_MEAN) / PIXEL_SCALE)
         return maps
 
-    return path, work
+    return path, compute_maps
 
 
 def open_lite(name: str, *, licence: str) -> Representation:
-    """Open the network, whose weights a package brings.
+    """Open the representation by this network.
 
     Raises:
-        MissingPackageError: It, or Pillow, is missing.
+        MissingPackageError: The package with the weights, or Pillow, is missing.
     """
     need_pillow()
-    path, work = load_lite(torch.device("cpu"))
+    path, compute_maps = load_lite(torch.device("cpu"))
 
     def compute(paths: Sequence[Path]) -> np.ndarray:
-        return map_pictures(paths, SIDE, SIDE, lambda pixels: work(pixels).mean(dim=(2, 3))).numpy()
+        return map_pictures(paths, LITE_SIDE, LITE_SIDE, lambda pixels: compute_maps(pixels).mean(dim=(2, 3))).numpy()
 
-    digest = hash_files([path], f"{SIDE} {CENTRE} {SCALE}")
-    return Representation(Record(name, "picture", WIDTH, digest, licence), compute)
+    digest = hash_files([path], f"{LITE_SIDE} {PIXEL_MEAN} {PIXEL_SCALE}")
+    return Representation(Record(name, "picture", LITE_WIDTH, digest, licence), compute)

@@ -1,4 +1,4 @@
-"""What embeds pictures: a file, or a network of timm, torchvision or open_clip. Nothing is downloaded."""
+"""Networks of pictures: from a file, or from timm, torchvision or open_clip. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from protonet.embeddings.offline import stay_offline
-from protonet.embeddings.pictures.files import SUFFIXES, Network, open_typed, run_network, split_backbone
-from protonet.embeddings.pictures.lite import SIDE, load_lite
+from protonet.embeddings.pictures.files import BACKBONE_SUFFIXES, Network, open_typed, run_network, split_backbone
+from protonet.embeddings.pictures.lite import LITE_SIDE, load_lite
 from protonet.embeddings.representation import hash_file
 from protonet.errors import install_command, installed_version, optional_packages, raise_input_error, raise_missing_file
 
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 LITE = "efficientnet"  #: The network of the extra ``pictures``.
-LEAST = 32  #: Pixels per side that it takes: it divides them by as many.
-#: Entries of a checkpoint that hold the network's weights, and what the names of these may begin with.
+LITE_MIN_SIDE = 32  #: Its minimal pixels per side, which is its stride.
+#: Entries of a checkpoint that may hold the weights, and prefixes of the names of weights that are removed.
 WRAPPERS, PREFIXES = ("state_dict", "model", "params"), ("module.", "_orig_mod.")
-#: What torchvision's networks call the part that ends in the classifier.
-HEADS = ("fc", "classifier", "head", "heads")
+#: Names of the module with the classifier in torchvision's networks.
+CLASSIFIER_NAMES = ("fc", "classifier", "head", "heads")
 
 
 class Extractor(NamedTuple):
-    """A network that embeds pictures, or the texts that name classes."""
+    """A network that embeds pictures, and for joint networks also texts."""
 
-    prepare: Callable[[Image], Tensor]  #: From an RGB picture to what the network takes, (channels, height, width).
-    embed: Callable[[Tensor], Tensor]  #: From those of several pictures (b, ...) to embeddings (b, dim) float32.
-    made: dict[str, Any]  #: What decides the embeddings, in a form that JSON can write.
-    embed_texts: Callable[[Sequence[str]], Tensor] | None = None  #: From texts to (texts, dim) float32.
-    embed_maps: Callable[[Tensor], Tensor] | None = None  #: As ``embed``, to maps (b, channels, h, w), without a mean.
-    least: int | None = None  #: Pixels per side below which a JPEG may not come smaller; None for its own size.
+    prepare: Callable[[Image], Tensor]  #: Maps an RGB picture to the network's input (channels, height, width).
+    embed: Callable[[Tensor], Tensor]  #: Maps inputs (b, ...) to embeddings (b, dim) float32.
+    settings: dict[str, Any]  #: Everything that determines the embeddings, as values that JSON can hold.
+    embed_texts: Callable[[Sequence[str]], Tensor] | None = None  #: Maps texts to (texts, dim) float32.
+    embed_maps: Callable[[Tensor], Tensor] | None = None  #: Maps inputs to feature maps (b, channels, h, w).
+    min_side: int | None = None  #: Minimal pixels per side to which JPEGs may be reduced; None for full size.
 
 
-class Weights(NamedTuple):
-    """The weights of a network."""
+class WeightsFile(NamedTuple):
+    """A file with the weights of a network."""
 
     path: Path
-    tag: str | None  #: What their library calls them; None for a file that a person names.
+    tag: str | None  #: The library's name of the weights; None for a file of the user.
 
 
 def open_extractor(backbone: str, *, weights: str | Path | None = None, device: str = "cpu") -> Extractor:
@@ -69,45 +69,50 @@ def open_extractor(backbone: str, *, weights: str | Path | None = None, device: 
     library, colon, name = backbone.partition(":")
     if not colon or library not in LIBRARIES:
         if weights is not None:
-            remedy = f"Leave it out, or pass --backbone {'|'.join(f'{each}:NAME' for each in LIBRARIES)}."
+            remedy = f"Leave it out, or pass --backbone {'|'.join(f'{library}:NAME' for library in LIBRARIES)}."
             raise_input_error("--weights", "come with the name of a network", f"--backbone {backbone}", remedy)
         return _open_lite(name, torch.device(device)) if library == LITE else _open_file(backbone)
     with stay_offline(), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")  # of what the libraries think of each other
+        warnings.simplefilter("ignore")  # warnings of the libraries
         return LIBRARIES[library](name, None if weights is None else Path(weights), torch.device(device))
 
 
 def _open_lite(side: str, device: torch.device) -> Extractor:
-    """Open the network that a package brings."""
-    if side and not (side.isdecimal() and int(side) >= LEAST):
+    """Open the network of the extra ``pictures``."""
+    if side and not (side.isdecimal() and int(side) >= LITE_MIN_SIDE):
         raise_input_error(
-            "--backbone", f"say pixels per side, at least {LEAST}", f"{LITE}:{side}", f"Pass {LITE}, for {SIDE}."
+            "--backbone",
+            f"say pixels per side, at least {LITE_MIN_SIDE}",
+            f"{LITE}:{side}",
+            f"Pass {LITE}, for {LITE_SIDE}.",
         )
-    size = int(side or SIDE)
-    path, work = load_lite(device)
+    size = int(side or LITE_SIDE)
+    path, compute_maps = load_lite(device)
 
     def prepare(image: Image) -> Tensor:
         pixels = np.asarray(image.resize((size, size)), np.uint8)  # bicubic
         return torch.from_numpy(pixels.copy()).permute(2, 0, 1)
 
-    made = {"backbone": LITE, "weights": hash_file(path), "preprocessing": {"size": size}}
+    recorded = {"backbone": LITE, "weights": hash_file(path), "preprocessing": {"size": size}}
 
     def embed(pixels: Tensor) -> Tensor:
-        return work(pixels).mean(dim=(2, 3)).cpu()
+        return compute_maps(pixels).mean(dim=(2, 3)).cpu()
 
-    return Extractor(prepare, embed, made, least=size, embed_maps=lambda pixels: work(pixels).cpu())
+    return Extractor(prepare, embed, recorded, min_side=size, embed_maps=lambda pixels: compute_maps(pixels).cpu())
 
 
 def _open_file(backbone: str) -> Extractor:
     """Open an ONNX file or one of torch.export."""
     path = Path(split_backbone(backbone)[0])
-    if path.suffix.lower() not in SUFFIXES or not path.is_file():
+    if path.suffix.lower() not in BACKBONE_SUFFIXES or not path.is_file():
         named = ", ".join([LITE, *(f"{library}:NAME" for library in LIBRARIES)])
-        wanted = f"be a file that ends in {', '.join(SUFFIXES)} or .safetensors (of train), or one of {named}"
-        raise_input_error("--backbone", wanted, backbone, "Export the network as such a file.")
+        constraint = (
+            f"be a file that ends in {', '.join(BACKBONE_SUFFIXES)} or .safetensors (of train), or one of {named}"
+        )
+        raise_input_error("--backbone", constraint, backbone, "Export the network as such a file.")
     opened = open_typed(backbone)
     settings = opened.preprocessing
-    centre, scale = (torch.tensor(each).view(-1, 1, 1) for each in (settings.mean, settings.std))
+    centre, scale = (torch.tensor(values).view(-1, 1, 1) for values in (settings.mean, settings.std))
 
     def prepare(image: Image) -> Tensor:
         image = image.convert("L") if settings.channels == 1 else image
@@ -115,8 +120,8 @@ def _open_file(backbone: str) -> Extractor:
         x = torch.from_numpy(pixels.copy()).reshape(settings.height, settings.width, -1).permute(2, 0, 1)
         return (x.float() / 255 - centre) / scale
 
-    made = {"backbone": backbone, "weights": settings.digest, "preprocessing": settings.describe()}
-    return Extractor(prepare, opened.run, made, least=max(settings.height, settings.width))
+    recorded = {"backbone": backbone, "weights": settings.digest, "preprocessing": settings.describe()}
+    return Extractor(prepare, opened.run, recorded, min_side=max(settings.height, settings.width))
 
 
 def _open_timm(name: str, file: Path | None, device: torch.device) -> Extractor:
@@ -127,7 +132,7 @@ def _open_timm(name: str, file: Path | None, device: torch.device) -> Extractor:
     if not timm.is_model(name):
         _refuse_name("timm", name, timm.list_models())
     if file is not None:
-        weights = Weights(file, None)
+        weights = WeightsFile(file, None)
         model = _make(name, lambda: timm.create_model(name, pretrained=False, num_classes=0))
         heads = model.pretrained_cfg.get("classifier") or ()
         _load(model, weights, (heads,) if isinstance(heads, str) else tuple(heads))
@@ -136,8 +141,8 @@ def _open_timm(name: str, file: Path | None, device: torch.device) -> Extractor:
         hub = None if settings is None else settings.hf_hub_id
         names = [settings.hf_hub_filename] if hub and settings.hf_hub_filename else ["model.safetensors"]
         command = f"import timm; timm.create_model('{name}', pretrained=True)"
-        found = _find_cached(hub, [*names, "pytorch_model.bin"], settings.url if settings else None, _torch_folder())
-        weights = Weights(found or _refuse_weights("timm", name, command), settings.tag or name)
+        path = _locate_cached(hub, [*names, "pytorch_model.bin"], settings.url if settings else None, _torch_folder())
+        weights = WeightsFile(path or _refuse_weights("timm", name, command), settings.tag or name)
         overlay = {"state_dict": _read_weights(weights.path)}
         model = _make(name, lambda: timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay))
         model.reset_classifier(0)
@@ -154,19 +159,19 @@ def _open_torchvision(text: str, file: Path | None, device: torch.device) -> Ext
     known = models.list_models(module=models)
     if name not in known:
         _refuse_name("torchvision", name, known)
-    choices = {each.name: each for each in models.get_model_weights(name)}
+    choices = {weights.name: weights for weights in models.get_model_weights(name)}
     choice = choices.get(tag or "DEFAULT", None if tag else models.get_model_weights(name).DEFAULT)
     if choice is None:
         raise_input_error("--backbone", f"name weights of {', '.join(choices)}", repr(tag), "Pick a listed one.")
     if file is None:
         command = f"import torchvision; torchvision.models.get_model('{name}', weights='{choice.name}')"
-        found = _find_cached(None, [], choice.url, _torch_folder())
-        weights = Weights(found or _refuse_weights("torchvision", name, command), choice.name)
+        path = _locate_cached(None, [], choice.url, _torch_folder())
+        weights = WeightsFile(path or _refuse_weights("torchvision", name, command), choice.name)
         model = _make(name, lambda: models.get_model(name, weights=choice))
     else:
-        weights = Weights(file, None)
+        weights = WeightsFile(file, None)
         model = _make(name, lambda: models.get_model(name, weights=None))
-    heads = [part for part in HEADS if hasattr(model, part)]
+    heads = [module for module in CLASSIFIER_NAMES if hasattr(model, module)]
     linear = [key for key, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not heads or not linear or linear[-1].split(".")[0] not in heads:
         raise_input_error("--backbone", "end in a linear classifier, to be left out", text, "Pass another network.")
@@ -178,7 +183,7 @@ def _open_torchvision(text: str, file: Path | None, device: torch.device) -> Ext
 
 
 def _open_clip(text: str, file: Path | None, device: torch.device) -> Extractor:
-    """Open a network of open_clip, which embeds texts, too."""
+    """Open a network of open_clip, which also embeds texts."""
     with _import("open_clip"):
         import open_clip  # noqa: PLC0415 - optional
         from open_clip.transform import PreprocessCfg, image_transform_v2  # noqa: PLC0415
@@ -192,14 +197,14 @@ def _open_clip(text: str, file: Path | None, device: torch.device) -> Extractor:
         remedy = f"Pass open_clip:{name}:TAG, or --weights FILE."
         raise_input_error("--backbone", f"name weights of {', '.join(tags) or 'a file'}", got, remedy)
     settings: Mapping[str, Any] = open_clip.get_pretrained_cfg(name, tag) if tag else {}
-    weights = Weights(Path() if file is None else file, tag or None)
+    weights = WeightsFile(Path() if file is None else file, tag or None)
     if file is None:
-        hub, _, own = settings.get("hf_hub", "").rpartition("/")
-        own = own or "open_clip_pytorch_model.bin"
-        names = [own.rpartition(".")[0] + ".safetensors", "open_clip_model.safetensors", own]
+        hub, _, file_name = settings.get("hf_hub", "").rpartition("/")
+        file_name = file_name or "open_clip_pytorch_model.bin"
+        names = [file_name.rpartition(".")[0] + ".safetensors", "open_clip_model.safetensors", file_name]
         command = f"import open_clip; open_clip.create_model('{name}', pretrained='{tag}')"
-        found = _find_cached(hub or None, names, settings.get("url"), Path.home() / ".cache" / "clip")
-        weights = weights._replace(path=found or _refuse_weights("open_clip", name, command))
+        path = _locate_cached(hub or None, names, settings.get("url"), Path.home() / ".cache" / "clip")
+        weights = weights._replace(path=path or _refuse_weights("open_clip", name, command))
     fields = {key: settings[key] for key in ("mean", "std", "interpolation", "resize_mode") if key in settings}
     _check_file(weights.path)
     model = _make(
@@ -218,14 +223,14 @@ def _open_clip(text: str, file: Path | None, device: torch.device) -> Extractor:
         with stay_offline():
             tokenizer = _make(f"the tokenizer of {name}", lambda: open_clip.get_tokenizer(name))
         with torch.no_grad():
-            found: Tensor = model.encode_text(tokenizer(list(texts)).to(device))
-        return found.float().cpu()
+            embeddings: Tensor = model.encode_text(tokenizer(list(texts)).to(device))
+        return embeddings.float().cpu()
 
     extractor = _finish("open_clip", name, model, model.encode_image, transform, weights, device)
     return extractor._replace(embed_texts=embed_texts)
 
 
-#: What opens a network of a library.
+#: Functions that open a network, by library.
 LIBRARIES: Mapping[str, Callable[[str, Path | None, torch.device], Extractor]] = {
     "timm": _open_timm,
     "torchvision": _open_torchvision,
@@ -234,11 +239,11 @@ LIBRARIES: Mapping[str, Callable[[str, Path | None, torch.device], Extractor]] =
 
 
 def _finish(
-    library: str, name: str, model: nn.Module, run: Network, transform: Any, weights: Weights, device: torch.device
+    library: str, name: str, model: nn.Module, run: Network, transform: Any, weights: WeightsFile, device: torch.device
 ) -> Extractor:
-    """Return a network of a library as an extractor."""
+    """Make an extractor from a network of a library."""
     model.eval().requires_grad_(False).to(device)
-    made = {
+    recorded = {
         "backbone": f"{library}:{name}",
         "weights": hash_file(weights.path),
         "tag": weights.tag or weights.path.name,
@@ -250,12 +255,12 @@ def _finish(
         with torch.no_grad():
             return run_network(run, x.to(device), name).cpu()
 
-    return Extractor(transform, embed, made)
+    return Extractor(transform, embed, recorded)
 
 
 @contextmanager
 def _import(package: str) -> Iterator[None]:
-    """Say in one line what is wrong with a package that cannot be imported."""
+    """Raise an InputError for a package that cannot be imported."""
     try:
         with optional_packages("backbones"):
             yield
@@ -265,20 +270,20 @@ def _import(package: str) -> Iterator[None]:
 
 
 def _torch_folder() -> Path:
-    """Return where torch keeps weights that it downloaded."""
+    """Return the folder of weights that torch has downloaded."""
     return Path(torch.hub.get_dir()) / "checkpoints"
 
 
-def _find_cached(hub: str | None, names: Sequence[str], url: str | None, folder: Path) -> Path | None:
-    """Return a file of weights from the hub's cache, or from a folder of those that were downloaded by address."""
+def _locate_cached(hub: str | None, names: Sequence[str], url: str | None, folder: Path) -> Path | None:
+    """Locate weights in the hub's cache, or in a folder of files that were downloaded by URL; None if missing."""
     if hub:
         with _import("huggingface_hub"):
             from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - optional
 
         for name in names:
-            found = try_to_load_from_cache(hub, name)
-            if isinstance(found, str):
-                return Path(found)
+            cached = try_to_load_from_cache(hub, name)
+            if isinstance(cached, str):
+                return Path(cached)
     if url:
         path = folder / Path(urlparse(url).path).name
         if path.is_file():
@@ -287,7 +292,7 @@ def _find_cached(hub: str | None, names: Sequence[str], url: str | None, folder:
 
 
 def _make(name: str, make: Callable[[], Any]) -> Any:
-    """Return what a library makes; say in one line why it does not."""
+    """Call a function of a library, and raise an InputError if it fails."""
     try:
         return make()
     except Exception as error:
@@ -297,13 +302,13 @@ def _make(name: str, make: Callable[[], Any]) -> Any:
 
 
 def _check_file(path: Path) -> None:
-    """Raise an InputError where there is no file of weights."""
+    """Raise an InputError if a file of weights does not exist."""
     if not path.is_file():
         raise_missing_file(path, argument="--weights")
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
-    """Read a file of weights by name; nothing in it is run."""
+    """Read the weights of a file by name, without running code from it."""
     _check_file(path)
     try:
         if path.suffix.lower() == ".safetensors":
@@ -320,7 +325,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     for wrapper in WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
             content = content[wrapper]
-    if not isinstance(content, dict) or not all(isinstance(each, Tensor) for each in content.values()):
+    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         remedy = "Save it with torch.save(network.state_dict(), path)."
         raise_input_error("--weights", "be a file of tensors by name", f"{path} of something else", remedy)
     for prefix in PREFIXES:
@@ -329,13 +334,13 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     return dict(content)
 
 
-def _load(model: nn.Module, weights: Weights, heads: Sequence[str]) -> None:
-    """Load a file of weights into a network without its classifier, whose weights the file may have."""
+def _load(model: nn.Module, weights: WeightsFile, heads: Sequence[str]) -> None:
+    """Load a file of weights into a network without a classifier; the classifier's weights in the file are ignored."""
     content = _read_weights(weights.path)
-    content = {key: value for key, value in content.items() if not key.startswith(tuple(f"{each}." for each in heads))}
-    own = model.state_dict()
-    wrong = [key for key, value in own.items() if key not in content or content[key].shape != value.shape]
-    wrong += [key for key in content if key not in own]
+    content = {key: value for key, value in content.items() if not key.startswith(tuple(f"{head}." for head in heads))}
+    state = model.state_dict()
+    wrong = [key for key, value in state.items() if key not in content or content[key].shape != value.shape]
+    wrong += [key for key in content if key not in state]
     if wrong:
         got = f"{weights.path}, where {len(wrong)} differ or are missing, such as {wrong[0]}"
         raise_input_error("--weights", "have the weights of the network", got, "Pass those of the same network.")
@@ -343,7 +348,7 @@ def _load(model: nn.Module, weights: Weights, heads: Sequence[str]) -> None:
 
 
 def _refuse_name(library: str, name: str, known: Sequence[str]) -> NoReturn:
-    """Raise an InputError: a library has no such network."""
+    """Raise an InputError for an unknown network."""
     near = get_close_matches(name, known)
     remedy = f"Did you mean {near[0]}?" if near else f"{library} lists its names: {library}.list_models()."
     raise_input_error(
@@ -352,7 +357,7 @@ def _refuse_name(library: str, name: str, known: Sequence[str]) -> NoReturn:
 
 
 def _refuse_weights(library: str, name: str, command: str) -> NoReturn:
-    """Raise an InputError: weights are not in the user's cache, and nothing is downloaded here."""
+    """Raise an InputError for weights that are not in the cache; nothing is downloaded."""
     remedy = f'Fetch them once with python -c "{command}", or pass --weights FILE.'
     raise_input_error(
         "--backbone", "have its weights in the cache", f"none of {library}:{name}; none are fetched here", remedy

@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-#: Pictures that a thread reads at a time.
-AT_ONCE = 32
-#: Files, folders or kinds of files that a message names.
-MOST_NAMED = 5
-#: Pixels per side that a JPEG keeps as pictures are compared: a camera's takes 30 ms then instead of 150.
+#: Number of pictures that a thread reads at once.
+PICTURES_PER_TASK = 32
+#: Maximal number of names in a message.
+MAX_NAMED = 5
+#: Pixels per side of JPEGs in comparisons: a camera's picture then takes 30 ms instead of 150.
 COMPARED_SIDE = 512
-#: Parts of a data set, and what their folders are called.
+#: Parts of a data set, and usual names of their folders.
 SPLITS = {"train": ("train", "training"), "valid": ("valid", "val", "validation", "dev"), "test": ("test", "testing")}
 
 
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural unless it is 1."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def count(n: int, noun: str) -> str:
+    """Format a number with its noun, in the plural unless it is 1."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 class Listing(NamedTuple):
@@ -49,16 +49,16 @@ class Listing(NamedTuple):
 
     paths: list[Path]
     classes: list[str] | None  #: The name of each one's class, "" for none; None where there is no class folder.
-    notes: list[str]  #: What a person should be told.
+    notes: list[str]  #: Messages to the user about skipped files.
 
 
 def are_pictures(path: Path) -> bool:
-    """Return whether a path is a folder or, by its name, a picture."""
+    """Test whether a path is a folder or, by its suffix, a picture."""
     return path.is_dir() or path.suffix.lower() in SUFFIXES
 
 
 def hold_pictures(folder: Path) -> bool | None:
-    """Return whether there is a picture, by its name, anywhere in a folder, and no Parquet file; None for neither."""
+    """Test whether a folder contains a picture, by its suffix, and no Parquet file; None for neither."""
     suffixes = {path.suffix.lower() for path in folder.rglob("*")}
     if ".parquet" in suffixes:
         return False
@@ -68,7 +68,7 @@ def hold_pictures(folder: Path) -> bool | None:
 class _Files(NamedTuple):
     """The visible files below a folder, in the order of their names."""
 
-    pictures: list[Path]  #: By their names.
+    pictures: list[Path]  #: Files with a suffix of pictures.
     others: list[Path]
 
 
@@ -96,7 +96,7 @@ def list_pictures(path: Path, *, labelled: bool) -> Listing:
         raise_input_error("path", "be a file or folder that exists", path_to_text(path), "")
     loose, loose_others = _find_files(path.iterdir(), path)
     files = {folder: _find_files(folder.rglob("*"), folder) for folder in list_folders(path)}
-    others = [*loose_others, *(other for found in files.values() for other in found.others)]
+    others = [*loose_others, *(other for listed in files.values() for other in listed.others)]
     if not files and (labelled or not loose):
         got = f"{path_to_text(path)} with {len(loose)} pictures and no folder"
         must = "hold one folder for each class" if labelled else "hold pictures"
@@ -104,28 +104,28 @@ def list_pictures(path: Path, *, labelled: bool) -> Listing:
         raise_input_error("path", must, f"{got}{_describe_others(others, path)}", remedy)
     if labelled:
         _check_class_folders(path, files)
-    pictures = [("", each) for each in loose] * (not labelled)
-    pictures += [(path_to_text(folder.name), each) for folder in files for each in files[folder].pictures]
+    pictures = [("", picture) for picture in loose] * (not labelled)
+    pictures += [(path_to_text(folder.name), picture) for folder in files for picture in files[folder].pictures]
     if not pictures:
         got = f"{path_to_text(path)} without one{_describe_others(others, path)}"
         raise_input_error("path", "hold pictures", got, f"Their names end in {', '.join(sorted(SUFFIXES))}.")
-    paths = [each for _, each in pictures]
+    paths = [picture for _, picture in pictures]
     notes = [f"left out: {len(loose)} pictures beside the class folders"] * (labelled and bool(loose))
-    empty = [path_to_text(folder.name) for folder, found in files.items() if not found.pictures]
+    empty = [path_to_text(folder.name) for folder, listed in files.items() if not listed.pictures]
     if labelled and empty:
         notes.append(f"left out: {count(len(empty), 'class folder')} without a file: {_list_some(empty)}")
     if others:
-        total = len(others) + len(loose) + sum(len(found.pictures) for found in files.values())
+        total = len(others) + len(loose) + sum(len(listed.pictures) for listed in files.values())
         notes.append(f"not read: {len(others)} of {count(total, 'file')}{_describe_others(others, path)}")
-    escaped = [path_to_text(each.relative_to(path)) for each in paths]
-    escaped = [text for each, text in zip(paths, escaped, strict=True) if text != str(each.relative_to(path))]
+    names = [picture.relative_to(path) for picture in paths]
+    escaped = [path_to_text(name) for name in names if path_to_text(name) != str(name)]
     if escaped:
         notes.append(f"{count(len(escaped), 'path')} not in UTF-8, written with escapes: {_list_some(escaped)}")
     return Listing(paths, [name for name, _ in pictures] if files else None, notes)
 
 
 def _find_files(paths: Iterable[Path], folder: Path) -> _Files:
-    """Return the visible files among paths below a folder."""
+    """List the visible files among paths below a folder."""
     visible = [path for path in paths if not any(map(is_hidden, path.relative_to(folder).parts))]
     files = sorted(path for path in visible if path.is_file())
     return _Files(
@@ -136,7 +136,7 @@ def _find_files(paths: Iterable[Path], folder: Path) -> _Files:
 
 def _check_class_folders(path: Path, files: Mapping[Path, _Files]) -> None:
     """Raise an InputError if folders look like the parts of a split, or hold files but no picture."""
-    filled = [folder for folder, found in files.items() if found.pictures]
+    filled = [folder for folder, listed in files.items() if listed.pictures]
     parts = [_find_part(folder.name) for folder in filled]
     if len(parts) > 1 and "train" in parts and all(parts):
         train = filled[parts.index("train")]
@@ -144,7 +144,7 @@ def _check_class_folders(path: Path, files: Mapping[Path, _Files]) -> None:
             names = ", ".join(folder.name for folder in filled)
             got = f"{names} in {path_to_text(path)}, which look like a split of a data set"
             raise_input_error("path", "hold one folder for each class", got, f"Pass --split {train.name}.")
-    unread = [folder for folder, found in files.items() if found.others and not found.pictures]
+    unread = [folder for folder, listed in files.items() if listed.others and not listed.pictures]
     if unread:
         more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
         what = _describe_others(files[unread[0]].others, path)
@@ -153,48 +153,48 @@ def _check_class_folders(path: Path, files: Mapping[Path, _Files]) -> None:
 
 
 def _find_part(name: str) -> str | None:
-    """Return the part of a data set that a folder's name stands for, if any."""
+    """Return the part of a data set that a folder's name denotes, or None."""
     return next((part for part, names in SPLITS.items() if name.lower() in names), None)
 
 
 def find_split(path: Path, part: str) -> Path:
-    """Return the folder of a part of a data set, such as ``train``, by its own name or a usual one.
+    """Locate the folder of a part of a data set, such as ``train``, by its name or a usual synonym.
 
     Raises:
-        InputError: There is none.
+        InputError: There is no such folder.
     """
     folders = list_folders(path)
     named = [folder for folder in folders if folder.name.lower() == part.lower()]
-    alike = [folder for folder in folders if _find_part(folder.name) == _find_part(part) is not None]
-    if not named and not alike:
+    synonyms = [folder for folder in folders if _find_part(folder.name) == _find_part(part) is not None]
+    if not named and not synonyms:
         got = f"{part}; {path_to_text(path)} has {_list_some([path_to_text(folder.name) for folder in folders])}"
         raise_input_error(
             "--split", "name a folder in that of the pictures", got, "Leave it out, or name one of these."
         )
-    return (named or alike)[0]
+    return (named or synonyms)[0]
 
 
 def _describe_others(files: Sequence[Path], folder: Path) -> str:
-    """Return how many files of which kinds there are, with an example of each: "" for none."""
+    """Count files by suffix, with an example of each: "" for no file."""
     kinds: dict[str, list[Path]] = defaultdict(list)
     for file in files:
         kinds[path_to_text(file.suffix.lower()) or "without extension"].append(file)
     ordered = sorted(kinds.items(), key=lambda kind: -len(kind[1]))
-    texts = [f"{len(own)} {kind} ({path_to_text(own[0].relative_to(folder))})" for kind, own in ordered]
+    texts = [f"{len(paths)} {kind} ({path_to_text(paths[0].relative_to(folder))})" for kind, paths in ordered]
     return f": {_list_some(texts)}" if files else ""
 
 
 def _list_some(names: Sequence[str]) -> str:
-    """Return the first few names, and how many more there are."""
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return f"{', '.join(names[:MOST_NAMED])}{more}"
+    """Join the first few names, and the number of further ones."""
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return f"{', '.join(names[:MAX_NAMED])}{more}"
 
 
 def read_pixels(path: Path, height: int, width: int, *, grey: bool = False) -> np.ndarray:
-    """Return a picture's pixels (3, height, width) uint8, or (1, ...) grey, resized without regard to its shape.
+    """Read a picture's pixels (3, height, width) uint8, or (1, ...) grey, resized without keeping the aspect ratio.
 
     Raises:
-        InputError: It cannot be read.
+        InputError: The picture cannot be read.
     """
     from PIL import Image  # noqa: PLC0415 - optional
 
@@ -206,49 +206,51 @@ def read_pixels(path: Path, height: int, width: int, *, grey: bool = False) -> n
     return pixels[None] if grey else pixels.transpose(2, 0, 1)
 
 
-def open_whole(path: Path, least: int | None = None) -> Image:
-    """Open and decode a picture, as `open_plain` does, in colours.
+def open_rgb(path: Path, min_side: int | None = None) -> Image:
+    """Open and decode a picture in RGB, as `open_plain` does.
 
     Raises:
-        InputError: It cannot be read.
+        InputError: The picture cannot be read.
     """
     try:
-        return open_plain(path, least).convert("RGB")
+        return open_plain(path, min_side).convert("RGB")
     except UNREADABLE_IMAGE as error:
         refuse_picture(path, error)
 
 
 def draw_blank() -> Image:
-    """Return a picture of nothing, to try a network on."""
+    """Make a black picture, to determine the width of a network's embeddings."""
     from PIL import Image  # noqa: PLC0415 - optional
 
     return Image.new("RGB", (32, 32))
 
 
 def refuse_picture(path: Path, error: Exception, *, more: int = 0) -> NoReturn:
-    """Raise an InputError that names a picture that cannot be read, and counts others."""
+    """Raise an InputError for a picture that cannot be read, and for a number of others."""
     got = f"{path_to_text(path)} ({describe_error(error)})" + (f" and {more} more" if more else "")
     remedy = "Replace or remove that file, or pass --skip-broken."
     raise_input_error("path", "hold pictures that can be read", got, remedy)
 
 
 def find_broken(paths: Sequence[Path]) -> list[bool]:
-    """Return of each picture whether it cannot be decoded."""
+    """Test which pictures cannot be decoded."""
     return [isinstance(result, Exception) for result in _hash_pictures(paths)]
 
 
 def check_pictures(paths: Sequence[Path], labels: Sequence[str], *, shown: bool = False) -> list[str]:
-    """Decode pictures before the work that they are read for; return a note if some are in two classes.
+    """Check that pictures can be decoded; return a warning if a picture is in several classes.
 
     Args:
-        paths: Of n pictures.
+        paths: The paths of n pictures.
         labels: The class of each, "" for none.
-        shown: Show progress on stderr, if it takes long.
+        shown: Show progress on stderr if it takes long.
 
     Raises:
-        InputError: Some cannot be read.
+        InputError: A picture cannot be read.
     """
-    digests: dict[bytes, dict[str, Path]] = defaultdict(dict)  # of the pixels, the first picture of each class
+    digests: dict[bytes, dict[str, Path]] = defaultdict(
+        dict
+    )  # by digest of the pixels: the first picture of each class
     broken: list[tuple[Path, Exception]] = []
     for path, label, result in zip(paths, labels, _hash_pictures(paths, shown=shown), strict=True):
         if isinstance(result, Exception):
@@ -257,15 +259,15 @@ def check_pictures(paths: Sequence[Path], labels: Sequence[str], *, shown: bool 
             digests[result].setdefault(label, path)
     if broken:
         refuse_picture(*broken[0], more=len(broken) - 1)
-    same = [own for own in digests.values() if len(own) > 1]
-    texts = [" = ".join(map(path_to_text, own.values())) for own in same]
+    same = [pictures for pictures in digests.values() if len(pictures) > 1]
+    texts = [" = ".join(map(path_to_text, pictures.values())) for pictures in same]
     return [f"warning: {count(len(same), 'picture')} in more than one class: {_list_some(texts)}"] if same else []
 
 
 def _hash_pictures(paths: Sequence[Path], *, shown: bool = False) -> list[bytes | Exception]:
-    """Return the SHA-256 of the size and pixels of each picture, or why it cannot be decoded.
+    """Compute the SHA-256 of the size and pixels of each picture, or the error of its decoder.
 
-    A JPEG of more than twice ``COMPARED_SIDE`` is decoded smaller, and so never equals a picture of another format.
+    A JPEG of more than twice ``COMPARED_SIDE`` is decoded at a smaller size, and never equals one of another format.
     """
     need_pillow()
 
@@ -285,7 +287,7 @@ def _hash_pictures(paths: Sequence[Path], *, shown: bool = False) -> list[bytes 
 
 
 def need_pillow() -> None:
-    """Raise an ImportError of one line where Pillow is missing."""
+    """Raise a MissingPackageError if Pillow is missing."""
     with optional_packages("pictures"):
         import PIL.Image  # noqa: F401, PLC0415 - optional
 
@@ -299,18 +301,18 @@ def map_pictures(
     grey: bool = False,
     shown: bool = False,
 ) -> Tensor:
-    """Return what ``work`` gives for pictures, a few at a time in each thread.
+    """Apply a function to the pixels of pictures, in batches and threads.
 
     Args:
-        paths: At least one.
-        height: Pixels that they are brought to.
-        width: The same.
-        work: From pixels (b, 3, height, width) uint8, or (b, 1, ...) grey ones, to (b, features).
-        grey: Whether they are grey.
-        shown: Show on stderr how many are done, and how long it will take yet, if it takes long.
+        paths: At least one path.
+        height: Height in pixels to which pictures are resized.
+        width: Width in pixels to which pictures are resized.
+        work: Maps pixels (b, 3, height, width) uint8, or (b, 1, ...) for grey, to (b, features).
+        grey: Whether pictures are converted to grey.
+        shown: Show progress on stderr if it takes long.
 
     Raises:
-        InputError: One cannot be read.
+        InputError: A picture cannot be read.
     """
     import torch  # noqa: PLC0415 - commands look for pictures before it is there
 
@@ -319,29 +321,29 @@ def map_pictures(
         with torch.no_grad():
             return work(torch.from_numpy(pixels))
 
-    parts = [paths[first : first + AT_ONCE] for first in range(0, len(paths), AT_ONCE)]
-    found = []
+    parts = [paths[first : first + PICTURES_PER_TASK] for first in range(0, len(paths), PICTURES_PER_TASK)]
+    outputs = []
     with show_items(len(paths), "picture", shown=shown) as bar, _use_threads() as pool:
         results = pool.map(do, parts) if pool else map(do, parts)
         try:
             for part, result in zip(parts, results, strict=True):
-                found.append(result)
+                outputs.append(result)
                 bar.update(len(part))
         except BaseException:
             if pool:
                 pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return torch.cat(found)
+    return torch.cat(outputs)
 
 
 def show_items(count: int, name: str, *, shown: bool) -> Any:
-    """Return a bar of so many items on stderr, which says how long it will take yet; there is none if not shown."""
+    """Make a progress bar for ``count`` items on stderr; it is hidden unless ``shown``."""
     return progress_bar(total=count, unit=name, leave=False, shown=shown)
 
 
 @contextmanager
 def _use_threads() -> Iterator[ThreadPoolExecutor | None]:
-    """Yield a pool of as many threads as torch may use, each of which computes alone; None for one."""
+    """Make a pool of as many threads as torch uses, while torch itself uses one; None for a single thread."""
     import torch  # noqa: PLC0415 - as above
 
     threads = torch.get_num_threads()

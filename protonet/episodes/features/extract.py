@@ -131,7 +131,7 @@ def _plan_pictures(image_set: ImageSet, text: str, extractor: Extractor, batch: 
     network, shape = extractor.embed, None
     if maps:
         if extractor.embed_maps is None:
-            got = extractor.made["backbone"]
+            got = extractor.settings["backbone"]
             raise_input_error(
                 "maps", "come with efficientnet, or a checkpoint of convolutions", got, "Pass one of these."
             )
@@ -157,7 +157,7 @@ def _plan_pictures(image_set: ImageSet, text: str, extractor: Extractor, batch: 
             return pictures[start : start + batch]
 
     def prepare(picture: ImageSource) -> Tensor:
-        return extractor.prepare(open_picture(picture, extractor.least).convert("RGB"))
+        return extractor.prepare(open_picture(picture, extractor.min_side).convert("RGB"))
 
     def embed(first: int) -> Iterator[np.ndarray]:
         waiting: deque[list[Future[Tensor]]] = deque()
@@ -176,7 +176,9 @@ def _plan_pictures(image_set: ImageSet, text: str, extractor: Extractor, batch: 
 
     if len(set(labels)) < 2:
         raise_input_error("data", "have at least 2 classes", len(set(labels)), "Add a folder of another class.")
-    return Job(labels, sides, files, embed, batch, {"data": text, **extractor.made}, hash_state(image_set, ""), shape)
+    return Job(
+        labels, sides, files, embed, batch, {"data": text, **extractor.settings}, hash_state(image_set, ""), shape
+    )
 
 
 def _probe(network: Callable[[Tensor], Tensor], x: Tensor) -> tuple[int, int, int]:
@@ -229,7 +231,7 @@ def _plan_texts(data: str, extractor: Extractor, templates: Sequence[str], names
     """Return the job of embedding the names of classes."""
     embed_texts = extractor.embed_texts
     if embed_texts is None:
-        got = extractor.made["backbone"]
+        got = extractor.settings["backbone"]
         raise_input_error(
             "texts", "come with `backbone` open_clip:NAME:TAG", got, "Pass a network of pictures and texts."
         )
@@ -246,7 +248,7 @@ def _plan_texts(data: str, extractor: Extractor, templates: Sequence[str], names
             yield embed_texts(texts[start : start + PICTURE_BATCH_SIZE]).numpy()
 
     labels = [label for label in classes for _ in templates]
-    made = {"data": data, **extractor.made, "templates": list(templates)}
+    made = {"data": data, **extractor.settings, "templates": list(templates)}
     return Job(labels, None, texts, embed, PICTURE_BATCH_SIZE, made, str(texts))
 
 

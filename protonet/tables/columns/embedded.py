@@ -47,7 +47,7 @@ class ColumnEmbedding:
         mean = rows.mean(axis=0) if len(rows) else np.zeros(representation.record.width)
         scale = math.sqrt(float(np.square(rows - mean).sum(axis=1).mean())) if len(rows) else 0.0
         mean = mean.astype(np.float32)
-        return cls(representation.record, mean, scale or 1.0, representation, show_progress, representation.typed)
+        return cls(representation.record, mean, scale or 1.0, representation, show_progress, representation.source)
 
     def encode(self, items: Sequence[Any]) -> np.ndarray:
         """Return the embeddings (n, width) float32; blank texts are zeros, as the mean.
@@ -57,17 +57,17 @@ class ColumnEmbedding:
         """
         rows = self._open().embed(items, shown=self.show_progress)
         x = (rows - self.mean) / np.float32(self.scale)
-        if self.record.takes == "text":
+        if self.record.modality == "text":
             x[[not text.strip() for text in items]] = 0
         return np.asarray(x, np.float32)
 
     def is_unread(self, texts: Sequence[str]) -> np.ndarray:
         """Return a mask (n,) bool of the texts in which the network knows nothing."""
-        return ~self._open().find_read(texts)
+        return ~self._open().contains_known_words(texts)
 
     def encode_class_names(self, texts: Sequence[str]) -> np.ndarray | None:
         """Embed texts (n, width) float32 with a joint network, at the norm of items; None for other networks."""
-        embed_texts = self._open().join
+        embed_texts = self._open().embed_texts
         if embed_texts is None:
             return None
         rows = embed_texts(texts)
@@ -82,7 +82,7 @@ class ColumnEmbedding:
     def attach(self, open_representation: OpenRepresentation, *, show_progress: bool) -> ColumnEmbedding:
         """Return the embedding with its representation opened."""
         representation = open_representation(self.record)
-        return replace(self, representation=representation, show_progress=show_progress, path=representation.typed)
+        return replace(self, representation=representation, show_progress=show_progress, path=representation.source)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the representation out."""
@@ -187,7 +187,7 @@ class EmbeddedText(FittedColumn):
     def summary(self) -> str:
         """Return the type, the representation and the size of the words."""
         words = f", and {self.words.summary().removeprefix('text: ')}" if self.words.feature_suffixes else ""
-        return f"text by {self.record.tell()}{words}"
+        return f"text by {self.record.summary()}{words}"
 
     def describe(self) -> dict[str, Any]:
         """Return the embedding, the words and the weight."""
@@ -201,6 +201,6 @@ class EmbeddedText(FittedColumn):
     def restore(cls, stored: Stored) -> EmbeddedText:
         """Restore the column, without its representation."""
         embedding = ColumnEmbedding.restore(stored)
-        expect(embedding.record.takes == "text", "a text column whose representation does not take texts")
+        expect(embedding.record.modality == "text", "a text column whose representation does not take texts")
         weight = stored.get_float("share", 1e-3, 1.0)
         return cls(embedding, Text.restore(stored), weight)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from protonet.embeddings.pictures.descriptors import RULES, describe_pictures, list_sizes
+from protonet.embeddings.pictures.descriptors import DESCRIPTORS, describe_pictures, list_sizes
 from protonet.embeddings.pictures.images import text_to_path
 from protonet.embeddings.pictures.reading import map_pictures, need_pillow
 from protonet.embeddings.representation import Record, Representation
@@ -32,7 +32,7 @@ class Picture(FittedColumn):
     """
 
     sizes: tuple[int, ...] = field(default_factory=lambda: tuple(list_sizes().values()))
-    side: int = RULES.side
+    side: int = DESCRIPTORS.side
     embedding: ColumnEmbedding | None = field(default=None, compare=False)
     show_progress: bool = field(default=False, compare=False, repr=False)
     kind: ClassVar[str] = "picture"
@@ -100,7 +100,7 @@ class Picture(FittedColumn):
 
     def summary(self) -> str:
         """Return the network and the number of descriptors."""
-        network = "" if self.embedding is None else f"by {self.embedding.record.tell()}, and "
+        network = "" if self.embedding is None else f"by {self.embedding.record.summary()}, and "
         return f"pictures, {network}{sum(self.sizes):,} features of {self.side} x {self.side} pixels"
 
     def describe(self) -> dict[str, Any]:
@@ -117,10 +117,10 @@ class Picture(FittedColumn):
         """Restore the column, without its representation."""
         sizes, side = stored.entry("sizes", list), stored.get_int("side", 2**15)
         embedding = ColumnEmbedding.restore(stored) if "representation" in stored.description else None
-        same = tuple(sizes) == tuple(list_sizes().values()) and side == RULES.side
+        same = tuple(sizes) == tuple(list_sizes().values()) and side == DESCRIPTORS.side
         version = stored.entry("version", int)
         expect(same and version == DESCRIPTOR_VERSION, "features of pictures of another version")
-        takes_pictures = embedding is None or embedding.record.takes == "picture"
+        takes_pictures = embedding is None or embedding.record.modality == "picture"
         expect(takes_pictures, "a picture column whose representation does not take pictures")
         return cls(tuple(sizes), side, embedding)
 

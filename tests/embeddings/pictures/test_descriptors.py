@@ -10,23 +10,29 @@ import torch
 from torch import Tensor
 
 from protonet.embeddings.pictures import descriptors
-from protonet.embeddings.pictures.descriptors import PARTS, RULES, describe_pictures, list_sizes, make_filters
+from protonet.embeddings.pictures.descriptors import (
+    DESCRIPTORS,
+    PART_SCALES,
+    describe_pictures,
+    list_sizes,
+    make_filters,
+)
 from tests.embeddings.pictures.cases import draw
 
 
 def read(kind: str, number: int) -> Tensor:
-    pixels = np.asarray(draw(kind, number, RULES.side)).transpose(2, 0, 1)
+    pixels = np.asarray(draw(kind, number, DESCRIPTORS.side)).transpose(2, 0, 1)
     return torch.from_numpy(pixels.copy())
 
 
 def take(features: Tensor, name: str) -> Tensor:
-    names = list(PARTS)
+    names = list(PART_SCALES)
     part: Tensor = features.split(list(list_sizes().values()), dim=1)[names.index(name)]
     return part
 
 
 def test_each_picture_has_its_own_features_whatever_the_batch() -> None:
-    pixels = torch.stack([read("disc", number) for number in range(RULES.at_once + 2)])
+    pixels = torch.stack([read("disc", number) for number in range(DESCRIPTORS.batch + 2)])
     whole = describe_pictures(pixels)
     assert whole.shape == (len(pixels), sum(list_sizes().values()))
     assert whole.dtype == torch.float32
@@ -36,7 +42,7 @@ def test_each_picture_has_its_own_features_whatever_the_batch() -> None:
 
 @pytest.mark.parametrize("value", [0, 255])
 def test_a_picture_of_one_colour_is_no_error(value: int) -> None:
-    features = describe_pictures(torch.full((1, 3, RULES.side, RULES.side), value, dtype=torch.uint8))
+    features = describe_pictures(torch.full((1, 3, DESCRIPTORS.side, DESCRIPTORS.side), value, dtype=torch.uint8))
     assert bool(features.isfinite().all())
 
 
@@ -51,7 +57,7 @@ def test_grey_pictures_have_no_hue_and_colours_do_not_change_the_outline() -> No
 
 def test_texture_is_the_same_where_the_picture_is_turned_and_figure_nearly() -> None:
     pixels = read("cross", 1)[None]
-    pixels[:, :, : RULES.side // 2] = 0
+    pixels[:, :, : DESCRIPTORS.side // 2] = 0
     turned = pixels.rot90(1, dims=(2, 3))
     first, second = describe_pictures(pixels), describe_pictures(turned)
     for name, error in (("texture", 0.02), ("figure", 0.05), ("colours", 1e-5), ("hues", 1e-5), ("neighbours", 0.05)):
@@ -62,22 +68,22 @@ def test_texture_is_the_same_where_the_picture_is_turned_and_figure_nearly() -> 
 
 def test_filters_have_no_mean_and_see_their_own_waves() -> None:
     filters = make_filters()
-    assert filters.shape == (RULES.scales, RULES.orientations, RULES.side, RULES.side)
+    assert filters.shape == (DESCRIPTORS.scales, DESCRIPTORS.orientations, DESCRIPTORS.side, DESCRIPTORS.side)
     assert float(filters[:, :, 0, 0].abs().max()) < 1e-6
-    line = torch.arange(RULES.side).float()
-    wave = torch.cos(0.75 * math.pi / 4 * line).expand(RULES.side, -1)[None]  # along lines, of the third scale
+    line = torch.arange(DESCRIPTORS.side).float()
+    wave = torch.cos(0.75 * math.pi / 4 * line).expand(DESCRIPTORS.side, -1)[None]  # along lines, of the third scale
     first, _ = descriptors._scatter(wave)
-    responses = first.view(RULES.scales, RULES.orientations, -1).mean(dim=2)
-    assert int(responses.argmax()) == 2 * RULES.orientations
+    responses = first.view(DESCRIPTORS.scales, DESCRIPTORS.orientations, -1).mean(dim=2)
+    assert int(responses.argmax()) == 2 * DESCRIPTORS.orientations
 
 
 def test_responses_are_those_of_a_slow_convolution() -> None:
-    grey = torch.rand(1, RULES.side, RULES.side, generator=torch.Generator().manual_seed(0))
+    grey = torch.rand(1, DESCRIPTORS.side, DESCRIPTORS.side, generator=torch.Generator().manual_seed(0))
     first, second = descriptors._scatter(grey)
     spectrum, filters = torch.fft.fft2(grey), make_filters()
     own = torch.fft.ifft2(spectrum * filters[1, 3]).abs()
-    expected = torch.nn.functional.adaptive_avg_pool2d(own, RULES.cells).flatten()
-    found = first.view(RULES.scales, RULES.orientations, -1)[1, 3]
+    expected = torch.nn.functional.adaptive_avg_pool2d(own, DESCRIPTORS.cells).flatten()
+    found = first.view(DESCRIPTORS.scales, DESCRIPTORS.orientations, -1)[1, 3]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     # of the second scale, turned by 2, to the first one's at 3: the means are over every other pixel
     finer = torch.fft.ifft2(spectrum * filters[0, 3]).abs()
@@ -86,9 +92,9 @@ def test_responses_are_those_of_a_slow_convolution() -> None:
 
 
 def test_neighbours_of_a_light_spot_are_counted() -> None:
-    grey = torch.zeros(1, RULES.side, RULES.side)
+    grey = torch.zeros(1, DESCRIPTORS.side, DESCRIPTORS.side)
     grey[0, 20, 20] = 1.0
-    shares = descriptors._compare_neighbours(grey)[0, :10].square() * RULES.side**2
+    shares = descriptors._compare_neighbours(grey)[0, :10].square() * DESCRIPTORS.side**2
     # eight pixels have the spot beside them, one brighter neighbour or two where it lies between two
-    assert float(shares[0]) == pytest.approx(RULES.side**2 - 8, abs=0.6)
+    assert float(shares[0]) == pytest.approx(DESCRIPTORS.side**2 - 8, abs=0.6)
     assert float(shares[1:4].sum()) >= 7.5

@@ -94,7 +94,7 @@ def test_torchvision(libraries: Any, tmp_path: Path, name: str, head: str) -> No
     assert torch.equal(embed(f"torchvision:{name}", weights=path), expected)
     for text in (f"torchvision:{name}", f"torchvision:{name}:{choice.name}"):
         assert torch.equal(embed(text), expected)
-        assert open_extractor(text).made["tag"] == choice.name
+        assert open_extractor(text).settings["tag"] == choice.name
     torch.save(network.state_dict(), path)  # without the classifier
     assert torch.equal(embed(f"torchvision:{name}", weights=path), expected)
 

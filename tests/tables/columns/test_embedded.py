@@ -152,7 +152,7 @@ def test_invalid_descriptions_are_refused(words: Representation) -> None:
     described, tensors = Encoding((EmbeddedText.fit(CELLS, words),)).describe()
     record = words.record.describe()
     spoiled: list[Any] = [{"representation": value} for value in (None, "words", {}, record | {"width": 7})]
-    spoiled += [{"representation": record | {"takes": "picture"}}, {"kind": "picture"}, {"grams": [1]}, {"apart": 1}]
+    spoiled += [{"representation": record | {"modality": "picture"}}, {"kind": "picture"}, {"grams": [1]}, {"apart": 1}]
     spoiled += [{"scale": value} for value in (0.0, -1.0, math.inf, 1, None)]
     for change in spoiled:
         with pytest.raises(ValueError, match=r"\w"):
