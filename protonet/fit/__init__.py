@@ -2,5 +2,5 @@
 
 Rows: `loading`, `copies`, `problem`, and those without a label, `marks` and `unlabelled`.
 Choice: `search`, weighed by the learned `prior`. Network: `networks`. All of it: `solver`.
-How it does on rows that it has not seen: `crossfit`, `learning`. What to label next: `active`.
+Evaluation on unseen rows: `crossfit`, `learning`. Active learning: `active`.
 """

@@ -1,4 +1,4 @@
-"""Which rows to label next, and which look like classes that nobody has named.
+"""Active learning: rows to label next, and clusters of rows that look like novel classes.
 
 The next ones are those that doubtful rows are like, each far from the others and from what is known.
 """
@@ -25,7 +25,7 @@ from protonet.network import PrototypeNetwork
 
 @dataclass(frozen=True)
 class AskRules:
-    """What is asked, and how it is called; set on the developing half of analysis/results/ask.md."""
+    """Rules for queries and their reasons; set on the developing half of analysis/results/ask.md."""
 
     bandwidth: float = 0.1
     """Rows whose cosine is lower than 1 by this much are alike to exp(-1), or by more where rows have fewer than ..."""
@@ -58,7 +58,7 @@ class Suggestion(NamedTuple):
 
 
 class Beliefs(NamedTuple):
-    """What a network believes of rows."""
+    """Class probabilities of rows by a network."""
 
     first: Tensor  #: (n,) int64, the likeliest class.
     second: Tensor  #: (n,) int64, the next one; the first again where there is one class alone.
@@ -89,13 +89,13 @@ def suggest_rows(
     prototype. Without a network all rows are in doubt: then the typical ones are chosen, spread over the data.
 
     Args:
-        network: What the labels so far gave; None where there are none.
+        network: Fitted to the labels so far; None without labels.
         x: (rows, dim) real, finite: rows without a label.
         n: How many to choose, at least 1, and at most as there are and as ``AskRules.most_rows``.
         names: Of the network's classes, for the reasons.
         known: (k, dim) rows with a label that no network has learned from: as good as chosen already.
         by_name: (rows,) int64, the class whose name each row is nearest to: where that is another one than the
-            network's, nothing is in more doubt. None where names say nothing.
+            network's, the row is in full doubt. None if names are uninformative.
         seed: Of the rows that are drawn where there are more than ``AskRules.most_rows``.
 
     Returns:
@@ -115,33 +115,37 @@ def suggest_rows(
     labelled = x[:0] if known is None else check_features("known", known, dim=x.shape[1])
     if not len(x):
         raise_input_error("x", "have at least one row", "none", "Pass rows without a label.")
-    most = min(len(x), RULES.most_rows)
-    n = check_int("n", n, low=1, high=most, remedy=f"Ask for at most {most} of {len(x)} rows at once.")
+    max_rows = min(len(x), RULES.most_rows)
+    n = check_int("n", n, low=1, high=max_rows, remedy=f"Ask for at most {max_rows} of {len(x)} rows at once.")
     with torch.no_grad():
         space = Standardised(torch.cat([x, labelled]) if len(labelled) else x) if network is None else network
-        beliefs = None if network is None else find_beliefs(network, x)
-        doubt = torch.ones(len(x)) if beliefs is None else beliefs.doubt.clamp_min(torch.finfo(torch.float32).tiny)
-        if beliefs is not None and by_name is not None:
-            beliefs = beliefs._replace(by_name=by_name)
-            doubt = torch.where(by_name == beliefs.first, doubt, 1.0)
+        predictions = None if network is None else find_beliefs(network, x)
+        doubt = (
+            torch.ones(len(x)) if predictions is None else predictions.doubt.clamp_min(torch.finfo(torch.float32).tiny)
+        )
+        if predictions is not None and by_name is not None:
+            predictions = predictions._replace(by_name=by_name)
+            doubt = torch.where(by_name == predictions.first, doubt, 1.0)
         sample = draw_rows(doubt, RULES.most_rows, seed)
         rows, drawn = space.embed(x[sample]).float(), len(sample) < len(x)
         weights = torch.ones(len(rows)) if drawn else doubt.float()  # those that are drawn have been weighed already
         parts = [] if network is None else [network.prototypes[network.seen].float()]
         parts += [space.embed(block).float() for block in labelled.split(CHUNK) if len(block)]
-        if network is None:  # each may stand for its share of the rows
+        if network is None:  # each represents its fraction of the rows
             bandwidth = find_bandwidth(rows, math.ceil(len(rows) / n))
         else:
             bandwidth = max(RULES.bandwidth, find_bandwidth(rows, RULES.neighbours))
         chosen = sample[choose_covering(rows, weights, torch.cat([rows[:0], *parts]), n, bandwidth)]
         return [
             Suggestion(row, reason)
-            for row, reason in zip(chosen.tolist(), _explain(space, x, chosen, beliefs, names, bandwidth), strict=True)
+            for row, reason in zip(
+                chosen.tolist(), _explain(space, x, chosen, predictions, names, bandwidth), strict=True
+            )
         ]
 
 
 def find_beliefs(network: PrototypeNetwork, x: Tensor) -> Beliefs:
-    """Return what a network believes of rows (n, dim), a block at a time.
+    """Compute the class probabilities of rows (n, dim) by a network, a block at a time.
 
     Raises:
         InputError: A row is so far out that its embedding overflows.
@@ -152,12 +156,12 @@ def find_beliefs(network: PrototypeNetwork, x: Tensor) -> Beliefs:
         if not bool(logits.isfinite().all()):
             remedy = "Mend or drop the row."
             raise_input_error("x", "hold numbers of the size that the network was fitted to", "larger ones", remedy)
-        shares, classes = logits.softmax(dim=1).topk(min(2, logits.shape[1]), dim=1)
-        if shares.shape[1] == 1:  # one class is all that is known: nothing is certain
-            shares, classes = shares.expand(-1, 2), classes.expand(-1, 2)
-        parts.append((classes[:, 0], classes[:, 1], shares.float(), logits.amax(dim=1)))
-    first, second, shares, nearness = (torch.cat(each) for each in zip(*parts, strict=True))
-    return Beliefs(first, second, shares, nearness)
+        probabilities, classes = logits.softmax(dim=1).topk(min(2, logits.shape[1]), dim=1)
+        if probabilities.shape[1] == 1:  # one class is all that is known: nothing is certain
+            probabilities, classes = probabilities.expand(-1, 2), classes.expand(-1, 2)
+        parts.append((classes[:, 0], classes[:, 1], probabilities.float(), logits.amax(dim=1)))
+    first, second, probabilities, nearness = (torch.cat(columns) for columns in zip(*parts, strict=True))
+    return Beliefs(first, second, probabilities, nearness)
 
 
 def draw_rows(weights: Tensor, most: int, seed: int) -> Tensor:
@@ -171,7 +175,7 @@ def draw_rows(weights: Tensor, most: int, seed: int) -> Tensor:
 def measure_likeness(rows: Tensor, others: Tensor, bandwidth: float) -> Tensor:
     """Return how alike rows (n, dim) are to others (m, dim): (n, m), exp(-squared distance / (2 bandwidth)).
 
-    Of unit rows that is exp((cosine - 1) / bandwidth).
+    For unit rows this is exp((cosine - 1) / bandwidth).
     """
     squares = rows.square().sum(dim=1)[:, None] + others.square().sum(dim=1)
     return torch.addmm(squares, rows, others.T, alpha=-2).clamp_(min=0).div_(-2 * bandwidth).exp_()
@@ -188,7 +192,7 @@ def choose_covering(rows: Tensor, weights: Tensor, known: Tensor, n: int, bandwi
         bandwidth: > 0, of `measure_likeness`.
 
     Returns:
-        (n,) int64, in the order of the choice. What they add up to is at least 1 - 1/e of the most that n rows can.
+        (n,) int64, in the order of the choice. Their sum is at least 1 - 1/e of the maximum for n rows.
 
     Source: Nemhauser, Wolsey and Fisher, "An analysis of approximations for maximizing submodular set functions"
         (1978), sec. 4.
@@ -237,28 +241,32 @@ def _explain(
     space: Standardised | PrototypeNetwork,
     x: Tensor,
     chosen: Tensor,
-    beliefs: Beliefs | None,
+    predictions: Beliefs | None,
     names: Sequence[object],
     bandwidth: float,
 ) -> Iterator[str]:
     """Yield why each chosen row (n,) is, in words."""
     counts = _count_alike(space, x, chosen, bandwidth)
-    farther = None if beliefs is None else beliefs.nearness.sort().values
+    farther = None if predictions is None else predictions.nearness.sort().values
     for row, count in zip(chosen.tolist(), counts.tolist(), strict=True):
-        typical = f"typical of {count:,} rows that nobody labelled" if count > 1 else "like no other row"
-        if beliefs is None or farther is None:
-            yield typical
+        reason = f"typical of {count:,} rows that nobody labelled" if count > 1 else "like no other row"
+        if predictions is None or farther is None:
+            yield reason
             continue
-        (more, less), first, second = beliefs.shares[row].tolist(), int(beliefs.first[row]), int(beliefs.second[row])
-        nearer = 1 - float(torch.searchsorted(farther, beliefs.nearness[row], right=True)) / len(x)
-        if beliefs.by_name is not None and int(beliefs.by_name[row]) != first:
-            yield f"{names[first]} by its rows, {names[int(beliefs.by_name[row])]} by its name"
+        (more, less), first, second = (
+            predictions.shares[row].tolist(),
+            int(predictions.first[row]),
+            int(predictions.second[row]),
+        )
+        nearer = 1 - float(torch.searchsorted(farther, predictions.nearness[row], right=True)) / len(x)
+        if predictions.by_name is not None and int(predictions.by_name[row]) != first:
+            yield f"{names[first]} by its rows, {names[int(predictions.by_name[row])]} by its name"
         elif nearer > 1 - RULES.far:
             yield f"unlike every class: {100 * nearer:.0f} % of the rows are nearer to one"
         elif first != second and more - less < RULES.between:
             yield f"between {names[first]} and {names[second]}: {100 * more:.0f} % and {100 * less:.0f} %"
         else:
-            yield typical
+            yield reason
 
 
 def _count_alike(space: Standardised | PrototypeNetwork, x: Tensor, chosen: Tensor, bandwidth: float) -> Tensor:
@@ -274,9 +282,9 @@ def _count_alike(space: Standardised | PrototypeNetwork, x: Tensor, chosen: Tens
 def group_strangers(solution: Solution) -> list[list[int]]:
     """Group the rows without a label that look like classes of their own.
 
-    All rows are clustered, in what the labels make of them and in standardised features, side by side: the labels know
-    nothing of what tells other classes apart. A cluster without a labelled row, whose rows are less like a class than
-    most rows of known classes are, is a group.
+    All rows are clustered, in what the labels make of them and in standardised features, side by side: the labels do
+    not show which features separate other classes. A cluster without a labelled row, whose rows are less like a class
+    than most rows of known classes are, is a group.
 
     Returns:
         Of each group, the largest first, the numbers of its rows among those that came, in ascending order.
@@ -317,12 +325,12 @@ def group_rows(embedding: Tensor, labels: Tensor, ranks: Tensor) -> list[list[in
     if not bool(same.any()):
         return []
     reach = float(torch.cdist(embedding[:n], embedding[:n])[same].quantile(GROUPS.apart))
-    numbers = fcluster(linkage(embedding.double().numpy(), "average"), reach, "distance")
-    taken = set(numbers[:n].tolist())
+    clusters = fcluster(linkage(embedding.double().numpy(), "average"), reach, "distance")
+    labelled_clusters = set(clusters[:n].tolist())
     groups = []
-    for number in np.unique(numbers[n:]).tolist():
-        rows = np.flatnonzero(numbers[n:] == number)
-        strange = number not in taken and float(ranks[torch.from_numpy(rows)].median()) < GROUPS.least
-        if strange and len(rows) >= GROUPS.smallest:
+    for cluster in np.unique(clusters[n:]).tolist():
+        rows = np.flatnonzero(clusters[n:] == cluster)
+        is_novel = cluster not in labelled_clusters and float(ranks[torch.from_numpy(rows)].median()) < GROUPS.least
+        if is_novel and len(rows) >= GROUPS.smallest:
             groups.append(rows.tolist())
     return sorted(groups, key=lambda group: (-len(group), group))

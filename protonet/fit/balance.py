@@ -31,18 +31,18 @@ def count_rows(crossed: Crossfit, labels: Tensor, weights: Tensor, beside: Tenso
         beside: (num_classes,) int64, the samples that the classes' names count as, which no fold is without.
 
     Returns:
-        The crossfit, whose weights say again how many equal rows each one stands for.
+        The crossfit, whose weights count equal rows again.
     """
-    own = torch.ones(len(crossed.whole.counts), dtype=torch.float64).scatter_(0, labels, weights)
-    stands_for = (crossed.weights / own[crossed.labels]).round()
-    rows = torch.bincount(labels, minlength=len(own))
+    class_weights = torch.ones(len(crossed.whole.counts), dtype=torch.float64).scatter_(0, labels, weights)
+    counts = (crossed.weights / class_weights[crossed.labels]).round()
+    rows = torch.bincount(labels, minlength=len(class_weights))
     rows = rows if beside is None else rows + beside
     count_samples(crossed.whole, rows)
-    for number, network in enumerate(crossed.folds):
-        judged = crossed.fold == number
-        left = torch.bincount(crossed.labels[judged], stands_for[judged], minlength=len(rows)).long()
+    for fold, network in enumerate(crossed.folds):
+        judged = crossed.fold == fold
+        left = torch.bincount(crossed.labels[judged], counts[judged], minlength=len(rows)).long()
         count_samples(network, rows - left)
-    return crossed._replace(weights=stands_for)
+    return crossed._replace(weights=counts)
 
 
 def count_samples(network: PrototypeNetwork, counts: Tensor) -> None:

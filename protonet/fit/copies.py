@@ -79,8 +79,8 @@ def find_copies(x: Tensor) -> Tensor | None:
         ):
             group = torch.where(repeated, group, torch.arange(len(points)))[point]
             rows = torch.where(repeated[point], group, len(points) + torch.arange(n))
-            _, place = rows.unique(return_inverse=True)
-            return torch.full((n,), n).scatter_reduce_(0, place, torch.arange(n), "amin")[place]
+            _, index = rows.unique(return_inverse=True)
+            return torch.full((n,), n).scatter_reduce_(0, index, torch.arange(n), "amin")[index]
     return None
 
 
@@ -116,10 +116,10 @@ def _group_neighbours(count: int, pairs: Tensor) -> Tensor:
     while edges.shape[1]:
         best = rank.scatter_reduce(0, edges[0], rank[edges[1]], "amin")  # in each point's neighbourhood
         centre = free & (best == rank)
-        taken = edges[:, centre[edges[0]]]
-        group = group.scatter(0, taken[1], taken[0])
+        assigned = edges[:, centre[edges[0]]]
+        group = group.scatter(0, assigned[1], assigned[0])
         free &= ~centre
-        free[taken[1]] = False
+        free[assigned[1]] = False
         edges = edges[:, free[edges].all(dim=0)]
     return torch.where(group == points, points, group)
 
@@ -140,8 +140,8 @@ def _follows_density(points: Tensor, counts: Tensor, chosen: Tensor, near: float
     Source: Grassberger and Procaccia, "Measuring the strangeness of strange attractors" (1983), eq. 1.3, within the
         neighbourhood of each row.
     """
-    most = max(1, min(COPIES.queries, COPIES.pairs // len(points)))
-    chosen = chosen[:: -(-len(chosen) // most)]
+    max_queries = max(1, min(COPIES.queries, COPIES.pairs // len(points)))
+    chosen = chosen[:: -(-len(chosen) // max_queries)]
     distance = torch.cdist(points[chosen].double(), points.double())  # (m, k)
     distance.scatter_(1, chosen[:, None], 0.0)  # not rounded
     beyond = distance.masked_fill(distance <= near, torch.inf)
@@ -149,7 +149,7 @@ def _follows_density(points: Tensor, counts: Tensor, chosen: Tensor, near: float
     last = radii.isfinite().sum(dim=1, keepdim=True) - 1
     if bool((last < 0).any()):  # nothing to extrapolate from
         return True
-    gap, inner, outer = (radii.gather(1, place)[:, 0] for place in (0 * last, last // 2, last))
+    gap, inner, outer = (radii.gather(1, index)[:, 0] for index in (0 * last, last // 2, last))
 
     def count_within(radius: Tensor) -> Tensor:
         return ((distance <= radius[:, None] * (1 + 1e-6)) * counts).sum(dim=1).double() - 1
@@ -181,8 +181,8 @@ def _is_sampled(counts: Tensor) -> bool:
     occurring = torch.cat([occurring, occurring.new_zeros(1)])
     k = torch.arange(2, len(occurring))
     before, here, after = occurring[:-2], occurring[1:-1], occurring[2:]
-    most = COPIES.chance * (k + 1) / k * (before + COPIES.few) * (after + COPIES.few)
-    return bool((here.square() <= most).all())
+    upper = COPIES.chance * (k + 1) / k * (before + COPIES.few) * (after + COPIES.few)
+    return bool((here.square() <= upper).all())
 
 
 def find_equal(x: Tensor, known: Tensor, origin: Tensor) -> Tensor:
@@ -201,17 +201,17 @@ def find_equal(x: Tensor, known: Tensor, origin: Tensor) -> Tensor:
     deviation = known.std(dim=0, correction=0)
     direction = torch.randn(x.shape[1], generator=torch.Generator().manual_seed(0), dtype=x.dtype)
     direction = torch.where(deviation > 0, direction / deviation, 0.0)
-    places, order = (known @ direction).sort()
-    above = torch.searchsorted(places, x @ direction)
-    beside = (order[(above + step).clamp(0, len(known) - 1)] for step in (-1, 0))
-    first, second = (torch.isclose(x, known[rows], rtol=COPIES.rounding, atol=0).all(dim=1) for rows in beside)
+    projections, order = (known @ direction).sort()
+    above = torch.searchsorted(projections, x @ direction)
+    adjacent = (order[(above + step).clamp(0, len(known) - 1)] for step in (-1, 0))
+    first, second = (torch.isclose(x, known[rows], rtol=COPIES.rounding, atol=0).all(dim=1) for rows in adjacent)
     return first | second
 
 
 def hash_rows(x: Tensor) -> Tensor:
     """Return a number (n,) int64 for each row x (n, dim), equal for equal rows in float32, else hardly ever.
 
-    Of a million different rows some two are alike by chance in one case of 10^7.
+    The chance that any two of a million different rows get the same number is 10^-7.
 
     Source: multilinear hashing, Carter and Wegman, "Universal classes of hash functions" (1979), of bits mixed as by
         Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
@@ -234,28 +234,28 @@ def pool_copies(rows: TrainingRows) -> tuple[TrainingRows, int, Tensor | None, T
         The rows; the number of rows that have an earlier duplicate; for groups that were given, the new number of each
         (groups,); and the new index (n,) of each row.
     """
-    copies, groups, numbers = find_copies(rows.features), rows.groups, None
+    duplicates, groups, group_ids = find_copies(rows.features), rows.groups, None
     if groups is not None:
-        numbers = torch.arange(int(groups.max()) + 1)
-    if copies is None:
-        return rows, 0, numbers, torch.arange(len(rows.labels))
-    n = len(copies)
-    repeated = n - len(copies.unique())
-    if groups is not None and numbers is not None:
-        first = torch.full_like(numbers, n).scatter_reduce_(0, groups, torch.arange(n), "amin")
-        copies = _join_groups(first[groups], copies)
-        numbers = copies[first]
+        group_ids = torch.arange(int(groups.max()) + 1)
+    if duplicates is None:
+        return rows, 0, group_ids, torch.arange(len(rows.labels))
+    n = len(duplicates)
+    repeated = n - len(duplicates.unique())
+    if groups is not None and group_ids is not None:
+        first = torch.full_like(group_ids, n).scatter_reduce_(0, groups, torch.arange(n), "amin")
+        duplicates = _join_groups(first[groups], duplicates)
+        group_ids = duplicates[first]
     same = (rows.features[1:] == rows.features[:-1]).all(dim=1) & (rows.labels[1:] == rows.labels[:-1])
-    same &= copies[1:] == copies[:-1]
+    same &= duplicates[1:] == duplicates[:-1]
     if rows.is_class_name is not None:
         same &= rows.is_class_name[1:] == rows.is_class_name[:-1]
     new = torch.cat([torch.tensor([True]), ~same])
-    places = new.cumsum(dim=0) - 1
-    weights = torch.bincount(places, rows.weights).to(torch.float64)
-    rows = rows._replace(groups=copies).select(new)
-    if groups is None and len(copies.unique()) == len(rows.labels):  # every duplicate was merged
+    indices = new.cumsum(dim=0) - 1
+    weights = torch.bincount(indices, rows.weights).to(torch.float64)
+    rows = rows._replace(groups=duplicates).select(new)
+    if groups is None and len(duplicates.unique()) == len(rows.labels):  # every duplicate was merged
         rows = rows._replace(groups=None)
-    return rows._replace(weights=weights), repeated, numbers, places
+    return rows._replace(weights=weights), repeated, group_ids, indices
 
 
 def _join_groups(groups: Tensor, copies: Tensor) -> Tensor:
@@ -266,9 +266,9 @@ def _join_groups(groups: Tensor, copies: Tensor) -> Tensor:
     n, joined = len(groups), groups
     while True:
         before = joined
-        for own in (copies, groups):
-            joined = torch.full((n,), n).scatter_reduce_(0, own, joined, "amin")[own]
+        for ids in (copies, groups):
+            joined = torch.full((n,), n).scatter_reduce_(0, ids, joined, "amin")[ids]
         if torch.equal(joined, before):
             break
-    most = max(COPIES.least, COPIES.largest * n, min(2 * int(groups.bincount().max()), n / 2))
-    return torch.where(joined.bincount(minlength=n)[joined] <= most, joined, groups)
+    max_size = max(COPIES.least, COPIES.largest * n, min(2 * int(groups.bincount().max()), n / 2))
+    return torch.where(joined.bincount(minlength=n)[joined] <= max_size, joined, groups)

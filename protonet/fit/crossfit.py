@@ -43,7 +43,7 @@ class Crossfit(NamedTuple):
     """The fold models, each fitted without one fold; none where no class has two rows."""
     features: Tensor  #: (judged, dim) as they came, float32, or float64 where that would lose digits.
     labels: Tensor  #: (judged,) int64.
-    weights: Tensor  #: (judged,) float64: how many rows each stands for.
+    weights: Tensor  #: (judged,) float64: the number of equal rows that each represents.
     fold: Tensor  #: (judged,) int64: which fold model did not see the row.
     groups: Tensor
     """(judged,) int64: rows of one number were held out together, of one group, as `protonet.fit.solver.Solution`
@@ -71,7 +71,7 @@ def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progre
     Args:
         solution: Of `protonet.fit.solver.solve_problem`. Its network, put on the CPU, is part of the result.
         deadline: ``time.monotonic()`` after which training takes no further step.
-        progress: Told which fold begins, and the share of them that is over.
+        progress: Called with the fold that begins and the fraction of finished folds.
 
     Returns:
         The networks, and every row that some network did not see.
@@ -82,17 +82,21 @@ def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progre
     folds = split_rows(problem)
     models: list[PrototypeNetwork] = []
     with untouched_globals():
-        for number, fold_rows in enumerate(folds):
-            progress(f"fold {number + 1} of {len(folds)}", number / (len(folds) + 1))
+        for index, fold_rows in enumerate(folds):
+            progress(f"fold {index + 1} of {len(folds)}", index / (len(folds) + 1))
             models.append(_fit_without(solution, fold_rows, deadline))
         progress("pairs of folds", len(folds) / (len(folds) + 1))
         offset = _measure_offset(solution, folds, models, deadline)
-    judged = torch.cat([labels[:0], *(judge for _, judge in folds)])
-    fold = torch.cat([judged[:0], *(torch.full_like(judge, number) for number, (_, judge) in enumerate(folds))])
-    features = problem.features_as_they_came(judged)
-    groups = torch.full_like(judged, -1) if rows.groups is None else rows.groups[judged]
+    held_out_rows = torch.cat([labels[:0], *(held_out for _, held_out in folds)])
+    fold = torch.cat(
+        [held_out_rows[:0], *(torch.full_like(held_out, index) for index, (_, held_out) in enumerate(folds))]
+    )
+    features = problem.features_as_they_came(held_out_rows)
+    groups = torch.full_like(held_out_rows, -1) if rows.groups is None else rows.groups[held_out_rows]
     network = solution.network.cpu()
-    return Crossfit(network, tuple(models), features, labels[judged], rows.sample_counts[judged], fold, groups, offset)
+    return Crossfit(
+        network, tuple(models), features, labels[held_out_rows], rows.sample_counts[held_out_rows], fold, groups, offset
+    )
 
 
 def list_tensors(crossed: Crossfit) -> dict[str, Tensor]:
@@ -124,24 +128,24 @@ def restore_crossfit(
     Raises:
         ValueError: The tensors are missing or do not fit; the reason in a few words.
     """
-    found, encoder = dict(tensors), need_encoder(network)
-    if "rows" in found:
-        rows = found["rows"]
+    available, encoder = dict(tensors), need_encoder(network)
+    if "rows" in available:
+        rows = available["rows"]
         sound = rows.ndim == 2 and rows.shape[1] == encoder.input_dim and rows.dtype == torch.float32
         expect(sound, "rows held out of another shape or type")
-        found["features"] = _as_they_came(encoder, rows)
-    expect(set(Crossfit._fields[2:]) <= found.keys(), "no rows that were held out")
-    x, labels, weights, fold, groups, offset = held = [found[name] for name in Crossfit._fields[2:]]
+        available["features"] = _as_they_came(encoder, rows)
+    expect(set(Crossfit._fields[2:]) <= available.keys(), "no rows that were held out")
+    x, labels, weights, fold, groups, offset = fields = [available[name] for name in Crossfit._fields[2:]]
     shapes = x.shape == (len(labels), encoder.input_dim) and offset.shape == ()
     shapes = shapes and labels.shape == weights.shape == fold.shape == groups.shape and labels.ndim == 1
     types = x.dtype in {torch.float32, torch.float64} and {labels.dtype, fold.dtype, groups.dtype} == {torch.int64}
     types = types and {weights.dtype, offset.dtype} == {torch.float64}
     expect(shapes and types, "rows held out of another shape or type")
-    finite = all(bool(torch.isfinite(each).all()) for each in (x, weights, offset))
+    finite = all(bool(torch.isfinite(tensor).all()) for tensor in (x, weights, offset))
     expect(finite and bool((weights > 0).all()), "rows held out that are not finite, or have no weight")
     for values, high in ((labels, len(network.counts)), (fold, len(folds))):
         expect(bool(((values >= 0) & (values < high)).all()), "rows held out of no class or no fold")
-    return Crossfit(network, tuple(folds), *held)
+    return Crossfit(network, tuple(folds), *fields)
 
 
 def split_rows(problem: Problem, number: int = 0) -> list[Fold]:
@@ -177,7 +181,7 @@ def _measure_offset(solution: Solution, folds: list[Fold], models: list[Prototyp
         network = _fit_part(solution, fitted, solution.choose_without(folds[one].held_out), deadline)
         rows = folds[one].held_out[network.seen[labels[folds[one].held_out]]]
         x = problem.features_as_they_came(rows)
-        scores = [_score_rows(each, x, solution.network) for each in (models[one], network)]
+        scores = [_score_rows(model, x, solution.network) for model in (models[one], network)]
         differences.append(scores[0] - scores[1])
     measured = torch.cat(differences)
     return measured.mean() * (1 - 2 / len(folds)) if len(measured) else measured.sum()
@@ -187,8 +191,8 @@ def _measure_offset(solution: Solution, folds: list[Fold], models: list[Prototyp
 def predict_held(crossed: Crossfit) -> Tensor:
     """Return the logits (judged, num_classes) of each row by the fold model that did not see it."""
     logits = crossed.whole.sums.new_empty(len(crossed.labels), len(crossed.whole.counts))
-    for number, network in enumerate(crossed.folds):
-        rows = crossed.fold == number
+    for fold, network in enumerate(crossed.folds):
+        rows = crossed.fold == fold
         logits[rows] = network(crossed.features[rows])
     return logits
 
@@ -200,16 +204,16 @@ def score_held(crossed: Crossfit) -> Tensor:
     Scores of several networks are compared at the temperature and the class offsets of the network of all rows.
     """
     scores = torch.zeros(len(crossed.labels), dtype=torch.float64)
-    for number, network in enumerate(crossed.folds):
-        rows = crossed.fold == number
+    for fold, network in enumerate(crossed.folds):
+        rows = crossed.fold == fold
         scores[rows] = _score_rows(network, crossed.features[rows], crossed.whole)
     return scores
 
 
-def _score_rows(network: PrototypeNetwork, x: Tensor, whole: PrototypeNetwork) -> Tensor:
-    """Compute the scores (n,) of rows x (n, dim) by a network, at the temperature and offsets of that of all rows."""
+def _score_rows(network: PrototypeNetwork, x: Tensor, reference: PrototypeNetwork) -> Tensor:
+    """Compute the scores (n,) of rows x (n, dim) by a network, with the temperature and offsets of the full fit."""
     cosines = (network(x).detach() - network.offsets) * network.temperature
-    return score_known(network.mask_logits(cosines / whole.temperature + whole.offsets))
+    return score_known(network.mask_logits(cosines / reference.temperature + reference.offsets))
 
 
 def measure_held(crossed: Crossfit) -> Metrics:
@@ -230,10 +234,10 @@ def repeat_held(
     Args:
         solution: As `crossfit` had it.
         crossed: What that made of it: the first one.
-        times: How many there are in all, >= 1. Of many rows, of which one part alone is held out, there is one.
+        times: Number of crossfits, >= 1. If only a part of many rows is held out, there is one.
         deadline: ``time.monotonic()`` after which nothing more is fitted. A crossfit without all of its folds is left
             out.
-        progress: Told which crossfit begins, and the share of them that is over.
+        progress: Called with the repeat that begins and the fraction of finished repeats.
 
     Returns:
         (judged, num_classes) float64: the logarithm of the mean probability.
@@ -241,19 +245,19 @@ def repeat_held(
     Source: repeated cross-validation, Burman, "A comparative study of ordinary cross-validation, v-fold
         cross-validation and the repeated learning-testing methods" (1989).
     """
-    problem, places = solution.problem, [judge for _, judge in split_rows(solution.problem)]
+    problem, held_out = solution.problem, [rows for _, rows in split_rows(solution.problem)]
     total, count = predict_held(crossed).double().softmax(dim=1), 1
     with untouched_globals():
-        for number in range(1, times if len(places) > 1 else 1):
-            progress(f"cross-fit {number + 1} of {times}", (number - 1) / (times - 1))
+        for repeat in range(1, times if len(held_out) > 1 else 1):
+            progress(f"cross-fit {repeat + 1} of {times}", (repeat - 1) / (times - 1))
             again = torch.full((len(problem.rows.labels), total.shape[1]), math.nan, dtype=torch.float64)
-            for fold in split_rows(problem, number):
+            for fold in split_rows(problem, repeat):
                 if time.monotonic() >= deadline:
                     return (total / count).log()
                 network = _fit_without(solution, fold, deadline)
                 with torch.no_grad():
                     again[fold.held_out] = network(problem.features_as_they_came(fold.held_out)).double().softmax(dim=1)
-            again = again[torch.cat(places)]
+            again = again[torch.cat(held_out)]
             total += torch.where(again.isnan(), total / count, again)  # a row that these folds never hold out
             count += 1
     return (total / count).log()
@@ -268,11 +272,11 @@ def number_held(problem: Problem) -> Tensor:
     Returns:
         (n,) int64 in the order of the loaders; -1 for a row that no fold model is judged on. Equal rows share one.
     """
-    numbers = torch.full_like(problem.rows.labels, -1)
-    judged = [judge for _, judge in split_rows(problem)]
-    if judged:
-        numbers[torch.cat(judged)] = torch.arange(sum(map(len, judged)))
-    return numbers[problem.places]
+    indices = torch.full_like(problem.rows.labels, -1)
+    held_out = [rows for _, rows in split_rows(problem)]
+    if held_out:
+        indices[torch.cat(held_out)] = torch.arange(sum(map(len, held_out)))
+    return indices[problem.places]
 
 
 #: What `score_frequent` is called.
@@ -303,7 +307,7 @@ def predict_baselines(problem: Problem) -> dict[str, Tensor]:
     folds, baselines = split_rows(problem), {"raw cosine": score_cosine, "LDA": score_lda}
     if not folds:
         return {}
-    return {name: torch.cat([_score(each, problem.rows, fold) for fold in folds]) for name, each in baselines.items()}
+    return {name: torch.cat([_score(score, problem.rows, fold) for fold in folds]) for name, score in baselines.items()}
 
 
 def _score(score: Callable[..., Tensor], rows: TrainingRows, fold: Fold) -> Tensor:
@@ -338,9 +342,9 @@ def score_lda(x: Tensor, labels: Tensor, queries: Tensor, num_classes: int, weig
     means, counts = class_means(x.double(), labels, num_classes, weights)
     degrees = len(x) - int((counts > 0).sum())
     residuals = weigh(x.double() - means[labels], None if weights is None else weights.sqrt())
-    basis, variances, rest = shrink_covariance(residuals, degrees)
-    constant = float(rest) == 0 and len(variances) > 0  # what is off the basis never varies
-    off = 0.0 if constant else 1 / math.sqrt(float(rest) or 1.0)
+    basis, variances, residual_variance = shrink_covariance(residuals, degrees)
+    constant = float(residual_variance) == 0 and len(variances) > 0  # directions outside the basis have no variance
+    off = 0.0 if constant else 1 / math.sqrt(float(residual_variance) or 1.0)
 
     def whiten(rows: Tensor) -> Tensor:
         return off * rows + ((rows @ basis) * (variances.rsqrt() - off)) @ basis.T
@@ -349,7 +353,7 @@ def score_lda(x: Tensor, labels: Tensor, queries: Tensor, num_classes: int, weig
 
 
 def update(crossed: Crossfit, features: Tensor, labels: Tensor, num_classes: int, groups: Tensor | None = None) -> None:
-    """Add samples to the network and to the fold models: `predict_held` then tells what that costs the known classes.
+    """Add samples to the network and to the fold models: `predict_held` then shows the effect on the known classes.
 
     A fold model gets none that equals a row that it is judged on, or nearly, or is of its group.
 
@@ -366,10 +370,10 @@ def update(crossed: Crossfit, features: Tensor, labels: Tensor, num_classes: int
     """
     known = len(crossed.whole.counts)
     crossed.whole.add_samples(features, labels, num_classes=num_classes)
-    held, copies = len(crossed.labels), _find_copies(crossed, features)
-    for number, network in enumerate(crossed.folds):
-        judged = crossed.fold == number
-        fresh = ~torch.isin(copies[held:], copies[:held][judged])
+    n_held_out, copies = len(crossed.labels), _find_copies(crossed, features)
+    for fold, network in enumerate(crossed.folds):
+        judged = crossed.fold == fold
+        fresh = ~torch.isin(copies[n_held_out:], copies[:n_held_out][judged])
         if groups is not None:
             fresh &= (groups < 0) | ~torch.isin(groups, crossed.groups[judged])
         network.arrange_classes(torch.cat([torch.arange(known), torch.full((num_classes - known,), -1)]))
@@ -390,7 +394,7 @@ def find_held(crossed: Crossfit, features: Tensor) -> Tensor:
 
 def _find_copies(crossed: Crossfit, features: Tensor) -> Tensor:
     """Return the group of copies (judged + n,) int64 of each row that was held out, and of each of the features."""
-    every = torch.cat([crossed.features.double(), features.double()])
+    rows = torch.cat([crossed.features.double(), features.double()])
     encoder = need_encoder(crossed.whole)
-    found = find_copies(((every - encoder.origin) / encoder.scale).float())
-    return torch.arange(len(every)) if found is None else found
+    groups = find_copies(((rows - encoder.origin) / encoder.scale).float())
+    return torch.arange(len(rows)) if groups is None else groups

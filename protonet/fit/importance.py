@@ -1,4 +1,4 @@
-"""Which columns matter: what is lost where their cells are shuffled, and what each adds to the class of a row."""
+"""Column importance: the loss from shuffled cells, and the contribution of each column to the class of a row."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Importance(NamedTuple):
     """What shuffling one column costs, the mean over rows."""
 
     log_loss_rise: float  #: In nats.
-    log_loss_interval: tuple[float, float]  #: Of the rise, 95 %.
+    log_loss_interval: tuple[float, float]  #: 95 % interval of the rise.
     accuracy_fall: float  #: A share of 1.
-    accuracy_interval: tuple[float, float]  #: Of the fall, 95 %.
+    accuracy_interval: tuple[float, float]  #: 95 % interval of the fall.
 
 
 def rank_columns(
@@ -50,20 +50,20 @@ def rank_columns(
     Raises:
         FloatingPointError: The embedding of a row, as it is or shuffled, overflows.
     """
-    whole = count_rows(judged)
+    total_rows = count_rows(judged)
     judged, shuffles = plan_shuffles(judged, len(sizes), generator, predictions)
     orders = torch.stack([torch.randperm(len(judged.labels), generator=generator) for _ in range(shuffles)])
-    found = measure_columns(judged, sizes, orders, progress)
-    if not all(math.isfinite(each.log_loss_rise) for each in found):
+    importances = measure_columns(judged, sizes, orders, progress)
+    if not all(math.isfinite(importance.log_loss_rise) for importance in importances):
         raise FloatingPointError("a row, as it is or shuffled, whose embedding overflows")
     metrics = measure_held(judged)
     columns: list[dict[str, Any]] = [
-        {"name": name, "index": number, **each._asdict()}
-        for number, (name, each) in enumerate(zip(names, found, strict=True))
+        {"name": name, "index": index, **importance._asdict()}
+        for index, (name, importance) in enumerate(zip(names, importances, strict=True))
     ]
     return {
         "rows": count_rows(judged),
-        "total_rows": whole,
+        "total_rows": total_rows,
         "accuracy": metrics.accuracy,
         "log_loss": metrics.log_loss,
         "shuffles": shuffles,
@@ -80,9 +80,9 @@ def find_importances(judged: Crossfit, sizes: Sequence[int], places: Sequence[in
         places: Where each of these is among all columns.
         width: The number of all columns.
     """
-    found = rank_columns(judged, [""] * len(sizes), sizes, torch.Generator().manual_seed(0))
+    ranking = rank_columns(judged, [""] * len(sizes), sizes, torch.Generator().manual_seed(0))
     importances = np.zeros(width)
-    for column in found["columns"]:
+    for column in ranking["columns"]:
         importances[places[column["index"]]] = column["log_loss_rise"]
     return importances
 
@@ -99,8 +99,8 @@ def plan_shuffles(
     predictions = PREDICTIONS if predictions is None else predictions
     rows = min(len(judged.labels), max(LEAST_ROWS, predictions // columns))
     drawn = torch.randperm(len(judged.labels), generator=generator)[:rows].sort().values
-    taken = {name: getattr(judged, name)[drawn] for name in ("features", "labels", "weights", "fold", "groups")}
-    return judged._replace(**taken), min(SHUFFLES, max(1, predictions // (columns * rows)))
+    sampled = {name: getattr(judged, name)[drawn] for name in ("features", "labels", "weights", "fold", "groups")}
+    return judged._replace(**sampled), min(SHUFFLES, max(1, predictions // (columns * rows)))
 
 
 def score_rows(judged: Crossfit) -> Tensor:
@@ -119,33 +119,33 @@ def measure_columns(
         judged: The rows, each judged by the network of its fold. Weights count in the means, not in the shuffles.
         sizes: How many features each column is; they are moved together.
         orders: (shuffles, judged) int64: in each shuffle, the row whose cell each row gets.
-        progress: Told which column begins, and the share of them that is over.
+        progress: Called with the column that begins and the fraction of finished columns.
 
     Returns:
         For each column, the mean over the shuffles. Its interval is that over groups, each compared with itself: a row
-        counts by what another's cell costs it, and by what its own cell costs others, of which it is as much a sample.
-        (Of the first alone, 95 % intervals of 10 shuffles held the truth in 85 to 87 % of simulated tables.)
+        counts by what another's cell costs it, and by what its own cell costs others, since these are a sample too.
+        (With the first part alone, 95 % intervals of 10 shuffles held the truth in 85 to 87 % of simulated tables.)
 
     Source: Breiman, "Random forests" (2001), sec. 10; Fisher, Rudin and Dominici, "All models are wrong, but many are
         useful" (2019), sec. 3.
     """
     before, times, sample = score_rows(judged), len(orders), judged.sample
-    shares = judged.weights / judged.weights.mean()
+    relative_weights = judged.weights / judged.weights.mean()
     repeated = judged._replace(labels=judged.labels.repeat(times), fold=judged.fold.repeat(times))
-    found = []
-    for number, features in enumerate(torch.arange(sum(sizes)).split(list(sizes))):
-        progress(f"column {number + 1} of {len(sizes)}", number / len(sizes))
+    importances = []
+    for column, features in enumerate(torch.arange(sum(sizes)).split(list(sizes))):
+        progress(f"column {column + 1} of {len(sizes)}", column / len(sizes))
         x = judged.features.repeat(times, 1)
         x[:, features] = judged.features[:, features][orders.flatten()]
         after = score_rows(repeated._replace(features=x)).unflatten(1, orders.shape)
-        costs = shares * (after - before[:, None])  # (2, shuffles, judged)
+        costs = relative_weights * (after - before[:, None])  # (2, shuffles, judged)
         mean = costs.mean(dim=(1, 2))
         given = torch.zeros_like(before).index_add_(1, orders.flatten(), costs.flatten(1)) / times
-        influence = costs.mean(dim=1) - shares * mean[:, None] + given - mean[:, None]
-        half = torch.tensor([sample.half_width(each / shares) for each in influence], dtype=torch.float64)
+        influence = costs.mean(dim=1) - relative_weights * mean[:, None] + given - mean[:, None]
+        half = torch.tensor([sample.half_width(values / relative_weights) for values in influence], dtype=torch.float64)
         (rise, fall), ends = mean.tolist(), torch.stack([mean - half, mean + half], dim=1).tolist()
-        found.append(Importance(rise, (ends[0][0], ends[0][1]), fall, (ends[1][0], ends[1][1])))
-    return found
+        importances.append(Importance(rise, (ends[0][0], ends[0][1]), fall, (ends[1][0], ends[1][1])))
+    return importances
 
 
 @torch.no_grad()
@@ -171,10 +171,10 @@ def measure_support(
         logits: Tensor = network(x)
         return logits.double().log_softmax(dim=1)[:, label]
 
-    shares, known = weights / weights.sum(), score(row[None])[0]
+    relative_weights, known = weights / weights.sum(), score(row[None])[0]
     support = []
     for features in torch.arange(sum(sizes)).split(list(sizes)):
         x = row.repeat(len(others), 1)
         x[:, features] = others[:, features].to(x)
-        support.append(known - (shares * score(x)).sum())
+        support.append(known - (relative_weights * score(x)).sum())
     return torch.stack(support)

@@ -29,11 +29,11 @@ class Curve(NamedTuple):
 
 
 class Outlook(NamedTuple):
-    """What is expected of more rows of the same kind."""
+    """Expected accuracy with more rows of the same kind."""
 
     accuracy: float  #: A share of 1.
-    #: 95 %, of which held-out rows there are; not of how far a power law holds. It holds that of a share of so many
-    #: rows: where none is wrong, drawing them again would make it a point.
+    #: 95 %, from the sampling of held-out rows; the fit of the power law is not included. It contains the interval
+    #: of a fraction of as many rows: without an error, resampling alone would give a point.
     interval: tuple[float, float]
 
 
@@ -46,35 +46,37 @@ def draw_curve(
         solution: As `protonet.fit.crossfit.crossfit` had it.
         crossed: What that made of it; at least one row was held out.
         deadline: ``time.monotonic()`` after which nothing more is fitted. A size without all of its folds is left out.
-        progress: Told which size begins, and the share of the fits that is over.
+        progress: Called with the size that begins and the fraction of finished fits.
 
     Returns:
-        The curve, whose last size is the crossfit's own. What is switched on was chosen on all rows, at each size.
+        The curve, whose last size is that of the crossfit. At each size, the views are those selected on all rows.
     """
     problem, folds = solution.problem, split_rows(solution.problem)
     labels, classes = problem.rows.labels, problem.rows.num_classes
-    described = problem.rows.is_class_name
-    described = torch.zeros_like(labels, dtype=torch.bool) if described is None else described
-    whole = sum(len(fold.train) for fold in folds) / len(folds) / classes
-    found = {whole: predict_held(crossed).argmax(dim=1) == crossed.labels}
-    shares = [share for share in (0.5**halving for halving in range(1, HALVINGS + 1)) if share * whole >= FEWEST]
+    is_class_name = problem.rows.is_class_name
+    is_class_name = torch.zeros_like(labels, dtype=torch.bool) if is_class_name is None else is_class_name
+    full_size = sum(len(fold.train) for fold in folds) / len(folds) / classes
+    correct = {full_size: predict_held(crossed).argmax(dim=1) == crossed.labels}
+    fractions = [
+        fraction for fraction in (0.5**halving for halving in range(1, HALVINGS + 1)) if fraction * full_size >= FEWEST
+    ]
     with untouched_globals():
-        for number, share in enumerate(shares):
-            progress(f"with {share:.1%} of the rows", number / len(shares))
+        for step, fraction in enumerate(fractions):
+            progress(f"with {fraction:.1%} of the rows", step / len(fractions))
             generator, rows, right = torch.Generator().manual_seed(problem.rows.seed), 0, []
             for fold in folds:
                 if time.monotonic() >= deadline:
-                    return Curve(sorted(found), torch.stack([found[size] for size in sorted(found)]))
-                samples = thin_rows(labels, fold.train[~described[fold.train]], share, generator)
-                some = torch.cat([samples, described.nonzero().flatten()]).sort().values
+                    return Curve(sorted(correct), torch.stack([correct[size] for size in sorted(correct)]))
+                samples = thin_rows(labels, fold.train[~is_class_name[fold.train]], fraction, generator)
+                some = torch.cat([samples, is_class_name.nonzero().flatten()]).sort().values
                 choice = solution.choose_without(fold.held_out)
                 network = fit_choice(problem._replace(rows=problem.rows.select(some)), choice, deadline)
                 with torch.no_grad():
                     logits = network(problem.features_as_they_came(fold.held_out))
                 right.append(logits.argmax(dim=1) == labels[fold.held_out])
                 rows += len(samples)
-            found[rows / len(folds) / classes] = torch.cat(right)
-    return Curve(sorted(found), torch.stack([found[size] for size in sorted(found)]))
+            correct[rows / len(folds) / classes] = torch.cat(right)
+    return Curve(sorted(correct), torch.stack([correct[size] for size in sorted(correct)]))
 
 
 def thin_rows(labels: Tensor, rows: Tensor, share: float, generator: torch.Generator) -> Tensor:
@@ -97,7 +99,7 @@ def thin_rows(labels: Tensor, rows: Tensor, share: float, generator: torch.Gener
 
 
 def expect_more(curve: Curve, sample: Sample, per_class: float) -> Outlook | None:
-    """Return what is expected of more rows, if errors go on to fall as a power of their number.
+    """Compute the expected accuracy with more rows, if errors go on to fall as a power of their number.
 
     Args:
         curve: Of `draw_curve`.
@@ -117,7 +119,9 @@ def expect_more(curve: Curve, sample: Sample, per_class: float) -> Outlook | Non
     generator = torch.Generator().manual_seed(0)
     groups = int(sample.groups.max()) + 1
     drawn = torch.randint(groups, (DRAWS, groups), generator=generator)
-    times = torch.stack([torch.ones(groups), *(torch.bincount(each, minlength=groups) for each in drawn)]).double()
+    times = torch.stack(
+        [torch.ones(groups), *(torch.bincount(resample, minlength=groups) for resample in drawn)]
+    ).double()
     times = times[:, sample.groups] * sample.weights  # (1 + draws, judged)
     wrong = times @ (~curve.right).double().T  # (1 + draws, sizes)
     totals = times.sum(dim=1, keepdim=True)
@@ -127,5 +131,5 @@ def expect_more(curve: Curve, sample: Sample, per_class: float) -> Outlook | Non
     slope = ((errors.log() @ position) / position.square().sum()).clamp_max(0)
     expected = 1 - wrong[:, -1] / totals[:, 0] * (per_class / curve.per_class[-1]) ** slope
     low, high = expected[1:].quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    least, most = sample.interval(curve.right[-1].double(), float(expected[0]))
-    return Outlook(float(expected[0]), (min(low, least), max(high, most)))
+    lower, upper = sample.interval(curve.right[-1].double(), float(expected[0]))
+    return Outlook(float(expected[0]), (min(low, lower), max(high, upper)))

@@ -61,17 +61,17 @@ def read_loaders(
     for name, loader in (("train_loader", train_loader), ("val_loader", val_loader)):
         rows = bad = wide = 0
         first = len(labels)
-        for number, batch in enumerate(() if loader is None else _open(name, loader)):
-            inputs, targets = _check_batch(name, number, batch)
+        for batch_index, batch in enumerate(() if loader is None else _open(name, loader)):
+            inputs, targets = _check_batch(name, batch_index, batch)
             if not len(inputs):
                 continue
             dim = dim or inputs.shape[1]
             if not dim:
-                raise_input_error(name, "have at least one feature", f"none in batch {number}", "Pass features.")
+                raise_input_error(name, "have at least one feature", f"none in batch {batch_index}", "Pass features.")
             if inputs.shape[1] != dim:
                 remedy = "Check metadata['input_dim'] and that every batch has the same features."
                 raise_input_error(
-                    name, f"have {dim} features per sample", f"{inputs.shape[1]} in batch {number}", remedy
+                    name, f"have {dim} features per sample", f"{inputs.shape[1]} in batch {batch_index}", remedy
                 )
             rows += len(inputs)
             # More digits than float32 has are kept until columns are centred.
@@ -110,9 +110,9 @@ def _open(name: str, samples: Samples) -> Iterable[Any]:
                 name, "be a dataset that has a length", type(samples).__name__, REMEDY, kind=InputTypeError
             )
 
-        def collate(taken: list[Any]) -> Any:
+        def collate(samples_of_batch: list[Any]) -> Any:
             try:
-                return default_collate(taken)
+                return default_collate(samples_of_batch)
             except (RuntimeError, TypeError) as error:
                 got = str(error).partition("\n")[0][:100]
                 raise_input_error(
@@ -131,19 +131,19 @@ def _open(name: str, samples: Samples) -> Iterable[Any]:
     return samples
 
 
-def _check_batch(name: str, number: int, batch: object) -> tuple[Tensor, Tensor]:
+def _check_batch(name: str, batch_index: int, batch: object) -> tuple[Tensor, Tensor]:
     """Return the inputs (b, dim) and labels (b,) of one batch, on the CPU."""
     constraint, remedy = "give (inputs, labels) batches", "Wrap the data in a TensorDataset(inputs, labels)."
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        got = f"{type(batch).__name__} in batch {number}"
+        got = f"{type(batch).__name__} in batch {batch_index}"
         got += f" of {len(batch)} items" if isinstance(batch, (tuple, list)) else ""
         raise_input_error(name, constraint, got, remedy, kind=InputTypeError)
     inputs, labels = (_from_numpy(part) if isinstance(part, np.ndarray) else part for part in batch)
     if not isinstance(inputs, Tensor) or not isinstance(labels, Tensor) or inputs.is_complex():
-        got = f"({type(batch[0]).__name__}, {type(batch[1]).__name__}) in batch {number}"
+        got = f"({type(batch[0]).__name__}, {type(batch[1]).__name__}) in batch {batch_index}"
         raise_input_error(name, constraint + " of real tensors", got, remedy, kind=InputTypeError)
     if inputs.ndim < 2 or labels.numel() != len(inputs):
-        got = f"shapes {tuple(inputs.shape)} and {tuple(labels.shape)} in batch {number}"
+        got = f"shapes {tuple(inputs.shape)} and {tuple(labels.shape)} in batch {batch_index}"
         raise_input_error(name, constraint + " of shapes (b, ...) and (b,)", got, remedy)
     flat = inputs.detach().reshape(len(inputs), -1) if len(inputs) else inputs.detach()  # (b, dim)
     return flat.cpu(), labels.detach().cpu().reshape(-1)
@@ -166,21 +166,21 @@ def centre_columns(features: Tensor, weights: Tensor | None = None) -> tuple[Ten
         origin: (dim,) float32, exact: 0 for all columns but those that lie far from 0 for how much they vary.
     """
     parts = features.split(CHUNK)
-    shares = [None] * len(parts) if weights is None else (weights / weights.mean()).split(CHUNK)
+    weight_parts = [None] * len(parts) if weights is None else (weights / weights.mean()).split(CHUNK)
 
     def average(values: Iterable[Tensor]) -> Tensor:
         """Return the weighted mean (dim,) float64 of values (n, dim) that come part by part."""
         sums = (
-            part.sum(dim=0, dtype=torch.float64) if share is None else share @ part.double()
-            for part, share in zip(values, shares, strict=True)
+            part.sum(dim=0, dtype=torch.float64) if weight_part is None else weight_part @ part.double()
+            for part, weight_part in zip(values, weight_parts, strict=True)
         )
         return cast(Tensor, sum(sums)) / len(features)
 
     mean = average(parts)
     square = average((part - mean).square() for part in parts)
-    share = square.sqrt() / mean.abs().clamp_min(torch.finfo(torch.float64).tiny)
-    least = RANGES.single if features.dtype == torch.float32 else RANGES.double
-    far = (share > least) & (share < RANGES.far)
+    ratio = square.sqrt() / mean.abs().clamp_min(torch.finfo(torch.float64).tiny)
+    precision_limit = RANGES.single if features.dtype == torch.float32 else RANGES.double
+    far = (ratio > precision_limit) & (ratio < RANGES.far)
     origin = torch.where(far, mean, 0.0).to(torch.float32)
     if not bool(far.any()):
         return features.to(torch.float32), origin
@@ -190,8 +190,8 @@ def centre_columns(features: Tensor, weights: Tensor | None = None) -> tuple[Ten
 def order_rows(features: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
     """Compute an order of rows that depends neither on theirs, nor on units, columns' order and classes' numbers.
 
-    Classes come by their weight, and rows by sums of powers of their standardised values. Rows that these do not tell
-    apart come by their bytes, so that equal rows are neighbours.
+    Classes come by their weight, and rows by sums of powers of their standardised values. Rows that these do not
+    separate come by their bytes, so that equal rows are neighbours.
 
     Args:
         features: (n, dim) float32; -0.0 becomes 0.0 in place.
@@ -206,17 +206,17 @@ def order_rows(features: Tensor, labels: Tensor, weights: Tensor | None = None) 
     order = torch.from_numpy(np.argsort(keys, kind="stable"))
     weights = torch.ones_like(labels, dtype=torch.float64) if weights is None else weights.double()
     weights = weights / weights.sum()
-    parts, shares = features.split(CHUNK), weights.split(CHUNK)
-    mean = sum(share @ part.double() for part, share in zip(parts, shares, strict=True))
-    square = sum(share @ (part - mean).square() for part, share in zip(parts, shares, strict=True))
+    parts, weight_parts = features.split(CHUNK), weights.split(CHUNK)
+    mean = sum(weight_part @ part.double() for part, weight_part in zip(parts, weight_parts, strict=True))
+    square = sum(weight_part @ (part - mean).square() for part, weight_part in zip(parts, weight_parts, strict=True))
     gain = torch.where(square > 0, torch.as_tensor(square).rsqrt(), 0.0)
     values = [(part - mean) * gain for part in parts]
     powers = [torch.cat([value.pow(power).mean(dim=1) for value in values]) for power in (2, 3)]  # two of (n,)
-    number = labels.unique(return_inverse=True)[1]
-    totals = [torch.bincount(number, weights * each) for each in (torch.ones_like(weights), *powers)]
-    ranks = np.lexsort([_round(each) for each in reversed(totals)]).argsort()  # (classes there are,)
-    by_statistics = [_round(each[order]) for each in reversed(powers)]
-    return order[torch.from_numpy(np.lexsort([*by_statistics, ranks[number[order].numpy()]]))]
+    class_index = labels.unique(return_inverse=True)[1]
+    totals = [torch.bincount(class_index, weights * values) for values in (torch.ones_like(weights), *powers)]
+    ranks = np.lexsort([_round(values) for values in reversed(totals)]).argsort()  # (classes there are,)
+    by_statistics = [_round(values[order]) for values in reversed(powers)]
+    return order[torch.from_numpy(np.lexsort([*by_statistics, ranks[class_index[order].numpy()]]))]
 
 
 def _round(values: Tensor) -> np.ndarray[Any, Any]:

@@ -27,11 +27,10 @@ def find_unlabelled(y: Any) -> tuple[np.ndarray, np.ndarray]:
             whole numbers from 0 on, and two at least, or where there are no others.
 
     Returns:
-        The numbers (m,) int64 of the rows without a label, and all labels (n,); what is no such array comes back as it
-        is.
+        The indices (m,) int64 of the rows without a label, and all labels (n,). Other arrays are returned unchanged.
 
     Warns:
-        UserWarning: Rows of -1 are taken for ones without a label, of which there are half of all or fewer.
+        UserWarning: At most half of the rows are unlabelled, and some because their label is -1.
     """
     labels = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
     if labels.ndim == 2 and labels.shape[1] == 1:
@@ -39,12 +38,12 @@ def find_unlabelled(y: Any) -> tuple[np.ndarray, np.ndarray]:
     if labels.ndim != 1 or labels.dtype.kind not in "iufO":
         return np.empty(0, np.int64), labels
     cells = labels.tolist()
-    missing = [_is_gap(each) for each in cells]
-    there = [each for each, gone in zip(cells, missing, strict=True) if not gone]
+    missing = [_is_gap(cell) for cell in cells]
+    there = [cell for cell, is_missing in zip(cells, missing, strict=True) if not is_missing]
     if all(map(_is_whole, there)) and -1 in there:
         others = set(there) - {-1}
         if len(others) != 1 and min(others, default=0) >= 0:
-            missing = [gone or each == -1 for each, gone in zip(cells, missing, strict=True)]
+            missing = [is_missing or cell == -1 for cell, is_missing in zip(cells, missing, strict=True)]
             marked = there.count(-1)
             if others and sum(missing) <= DOUBTFUL * len(cells):
                 text = f"{marked} of {len(cells)} rows have the label -1, which is taken for none."
@@ -78,8 +77,14 @@ def split_unlabelled(X: Any, y: Any, sample_weight: Any, groups: Any) -> tuple[A
         remedy = "Label some; protonet suggest names the first ones."
         raise_input_error("y", "have rows with a label", "none", remedy)
     X = X.tocsr() if sparse.issparse(X) else X
-    kept = [None if each is None else _safe_indexing(each, labelled) for each in (X, sample_weight, groups)]
-    return kept[0], labels[labelled].tolist(), kept[1], kept[2], [_safe_indexing(X, missing)]
+    labelled_parts = [None if part is None else _safe_indexing(part, labelled) for part in (X, sample_weight, groups)]
+    return (
+        labelled_parts[0],
+        labels[labelled].tolist(),
+        labelled_parts[1],
+        labelled_parts[2],
+        [_safe_indexing(X, missing)],
+    )
 
 
 def _is_gap(label: Any) -> bool:
@@ -90,8 +95,8 @@ def _is_gap(label: Any) -> bool:
 
 def _is_whole(label: Any) -> bool:
     """Return whether a label is a whole number, of any type."""
-    number = isinstance(label, (int, float)) and not isinstance(label, bool)
-    return number and math.isfinite(label) and label % 1 == 0
+    is_number = isinstance(label, (int, float)) and not isinstance(label, bool)
+    return is_number and math.isfinite(label) and label % 1 == 0
 
 
 def check_one_kind(argument: str, labels: np.ndarray) -> None:
@@ -125,10 +130,10 @@ def number_labels(labels: np.ndarray, classes: np.ndarray) -> Tensor:
 def name_classes(classes: np.ndarray) -> tuple[str, ...] | tuple[int, ...]:
     """Return classes (n,) as model files have them; raise an InputError if they are of other types."""
     names = classes.tolist()
-    strange = [name for name in names if isinstance(name, bool) or not isinstance(name, (str, int))]
+    unsupported = [name for name in names if isinstance(name, bool) or not isinstance(name, (str, int))]
     texts = tuple(str(name) for name in names if isinstance(name, str))
-    if strange or 0 < len(texts) < len(names):
-        got = f"{to_printable(repr((strange or names)[0]))} among them ({classes.dtype})"
+    if unsupported or 0 < len(texts) < len(names):
+        got = f"{to_printable(repr((unsupported or names)[0]))} among them ({classes.dtype})"
         raise_input_error("classes_", "be all strings or all whole numbers to be saved", got, "Fit to y.astype(str).")
     return texts or tuple(map(int, names))
 

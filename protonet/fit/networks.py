@@ -26,7 +26,7 @@ class PoolingRules:
     """How rows without a label are learned from."""
 
     folds: int = 3  #: Folds on which it is decided whether they are: each takes two fits.
-    share: float = 0.9  #: Of the weight of the views that are not trained, what those have that learn from them, too.
+    share: float = 0.9  #: Fraction of the weight of untrained views that the views fitted to the pool must hold.
     most_seeds: int = 4096  #: Labelled rows that labels spread from, at the most.
 
 
@@ -47,7 +47,7 @@ def fit_choice(problem: Problem, choice: Choice, deadline: float = math.inf) -> 
     network = fit_rows(problem.rows.to(problem.device), choice, deadline)
     if choice.pooling is not None and time.monotonic() < deadline:
         pooled = fit_pooled(problem, choice, choice.pooling, believe(problem, network)[0], deadline)
-        # Prototypes are means of all, but count as the labelled rows: samples that come with a label move them as ever.
+        # Prototypes are means of all, but count as the labelled rows: samples added later move them as before.
         pooled.set_sums(pooled.sums * (network.counts / pooled.counts.clamp_min(1))[:, None], network.counts)
         network = pooled if time.monotonic() < deadline else network
     return _in_units(network, problem.origin, problem.scale)
@@ -87,15 +87,15 @@ def fit_rows(rows: TrainingRows, choice: Choice, deadline: float = math.inf) -> 
 
 
 def fit_pooled(
-    problem: Problem, choice: Choice, pooling: Pooling, beliefs: Tensor, deadline: float = math.inf
+    problem: Problem, choice: Choice, pooling: Pooling, probabilities: Tensor, deadline: float = math.inf
 ) -> PrototypeNetwork:
     """Fit to labelled rows and to those without a label.
 
     Args:
         problem: With its pool.
-        choice: As in `fit_choice`. Learned views stay out, unless there is nothing else; so do those of little weight.
+        choice: As in `fit_choice`. Learned views are left out unless all are learned, as are views of little weight.
         pooling: How the pool is used.
-        beliefs: Of the pool, from `believe`.
+        probabilities: (m, num_classes) of the pool, from `believe`.
         deadline: As in `fit_choice`.
 
     Returns:
@@ -103,13 +103,13 @@ def fit_pooled(
     """
     assert problem.pool is not None
     choice = choice._replace(views=leave_out(choice.views), temperature=pooling.temperature)
-    rows = pool_rows(problem.rows, problem.pool.features, beliefs, pooling.known)
+    rows = pool_rows(problem.rows, problem.pool.features, probabilities, pooling.known)
     return fit_rows(rows.to(problem.device), choice, deadline)
 
 
 @torch.no_grad()
 def believe(problem: Problem, network: PrototypeNetwork) -> tuple[Tensor, Tensor]:
-    """Return what the rows of a problem's pool are likely to be, (m, num_classes) that sum to 1, and their logits.
+    """Compute the class probabilities (m, num_classes) of the rows of a problem's pool, and their logits.
 
     Args:
         problem: With its pool.
@@ -127,17 +127,17 @@ def believe(problem: Problem, network: PrototypeNetwork) -> tuple[Tensor, Tensor
 
 
 def leave_out(
-    views: tuple[tuple[ViewSpec, float], ...], share: float = POOLING.share
+    views: tuple[tuple[ViewSpec, float], ...], fraction: float = POOLING.share
 ) -> tuple[tuple[ViewSpec, float], ...]:
     """Return the views that are fitted to many rows: none that is trained, and those that hold a share of the weight.
 
-    Where all are trained, these count.
+    If all views are trained, all are eligible.
     """
     closed = [view for view in views if not view[0].trained] or list(views)
     ordered = sorted(closed, key=lambda view: -view[1])
     total = sum(weight for _, weight in ordered)
     chosen: list[tuple[ViewSpec, float]] = []
-    while ordered and sum(weight for _, weight in chosen) < share * total:
+    while ordered and sum(weight for _, weight in chosen) < fraction * total:
         chosen.append(ordered.pop(0))
     return tuple(view for view in closed if view in chosen)
 
@@ -151,7 +151,7 @@ def fit_view(spec: ViewSpec, rows: TrainingRows, fitted: dict[ViewSpec, View]) -
 
 
 class Pooled(NamedTuple):
-    """What was made of rows without a label."""
+    """Outcome of learning from unlabelled rows."""
 
     learned: bool  #: Are they learned from?
     losses: tuple[float, float] | None  #: Mean log-loss of held-out rows without them and with them, if judged.
@@ -171,9 +171,9 @@ def decide_pooling(
 
     Args:
         problem: With a pool.
-        choice: What was chosen on the labelled rows.
+        choice: The selection on the labelled rows.
         deadline: ``time.monotonic()`` after which nothing more is fitted, and nothing is learned from the pool.
-        progress: Told which fold begins.
+        progress: Called with the fold that begins.
 
     Returns:
         The choice, with its pooling if there is to be one, and what was found.
@@ -189,41 +189,41 @@ def decide_pooling(
         groups=rows.groups,
         is_class_name=rows.is_class_name,
     )
-    beliefs, alone = [], [torch.zeros(0, rows.num_classes, dtype=torch.float32)]
+    probabilities, alone = [], [torch.zeros(0, rows.num_classes, dtype=torch.float32)]
     scores = torch.zeros(len(pool.features), dtype=torch.float64)
     given_up = choice, Pooled(False, None, False, torch.zeros_like(scores))
-    for number, fold in enumerate(folds):
-        progress(f"unlabelled rows, fold {number + 1} of {len(folds)}", number / (2 * len(folds)))
+    for step, fold in enumerate(folds):
+        progress(f"unlabelled rows, fold {step + 1} of {len(folds)}", step / (2 * len(folds)))
         part = problem._replace(rows=rows.select(fold.train))
         network = fit_rows(part.rows.to(problem.device), choice, deadline)
         if time.monotonic() >= deadline:
             return given_up
         alone.append(network(rows.features[fold.held_out].to(problem.device)).detach().cpu())
         likely, logits = believe(part, network)
-        beliefs.append(likely)
+        probabilities.append(likely)
         scores += score_known(logits) / len(folds)
     without = torch.cat(alone)
     ranks = rank_scores(score_known(without), scores)
     pooling = Pooling((~find_unlike(ranks, len(without))).double(), choice.temperature)
-    if not folds:  # with one row per class nobody can judge
+    if not folds:  # with one row per class, no row can be held out
         return choice._replace(pooling=pooling), Pooled(True, None, False, ranks)
     pooled = []
-    for number, (fold, likely) in enumerate(zip(folds, beliefs, strict=True)):
-        progress(f"unlabelled rows, fold {number + 1} of {len(folds)}", 0.5 + number / (2 * len(folds)))
+    for step, (fold, likely) in enumerate(zip(folds, probabilities, strict=True)):
+        progress(f"unlabelled rows, fold {step + 1} of {len(folds)}", 0.5 + step / (2 * len(folds)))
         part = problem._replace(rows=rows.select(fold.train))
         network = fit_pooled(part, choice, pooling, likely, deadline)
         if time.monotonic() >= deadline:
             return given_up
         pooled.append(network(rows.features[fold.held_out].to(problem.device)).detach().cpu())
-    judged = torch.cat([fold.held_out for fold in folds])
-    labels, seen = rows.labels[judged], torch.bincount(rows.labels, minlength=rows.num_classes) > 0
-    weights = None if rows.weights is None else rows.weights[judged] / rows.weights[judged].mean()
-    own, before = fit_temperature(without, labels, seen, weights)
+    held_out = torch.cat([fold.held_out for fold in folds])
+    labels, seen = rows.labels[held_out], torch.bincount(rows.labels, minlength=rows.num_classes) > 0
+    weights = None if rows.weights is None else rows.weights[held_out] / rows.weights[held_out].mean()
+    factor_without, before = fit_temperature(without, labels, seen, weights)
     factor, after = fit_temperature(torch.cat(pooled), labels, seen, weights)
     losses = float(before.mean()), float(after.mean())
-    learned = own > 0 and factor > 0 and bool(pooling.known.any()) and losses[1] < losses[0]
+    learned = factor_without > 0 and factor > 0 and bool(pooling.known.any()) and losses[1] < losses[0]
     decided = worse_by_one_error(after, before) or worse_by_one_error(before, after)
     outcome = Pooled(learned, losses, decided, ranks)
     if learned:
-        choice = choice._replace(pooling=pooling._replace(temperature=choice.temperature * own / factor))
+        choice = choice._replace(pooling=pooling._replace(temperature=choice.temperature * factor_without / factor))
     return choice, outcome

@@ -1,4 +1,4 @@
-"""What was learned from thousands of small problems: how much to believe of each view, and how sure to be.
+"""Prior learned from thousands of small problems: the weight of each view, and the temperature.
 
 A small network, equivariant over views, turns what is seen of a problem and of each view on its held-out rows into the
 weights of the mixture and its temperature. It starts from the weights that the held-out rows alone suggest, and was
@@ -23,7 +23,7 @@ from protonet.fit.prior_numbers import NUMBERS
 from protonet.scoring import WEIGHTS, fit_temperature, fit_weights, soft_weights
 from protonet.views.view import TrainingRows, ViewSpec
 
-#: What a view may be; see `protonet.views.view.Specification.traits`.
+#: Traits of views; see `protonet.views.view.Specification.traits`.
 TRAITS = (
     "raw",
     "centred",
@@ -42,19 +42,19 @@ TRAITS = (
     "transformer",
 )
 VIEW_FEATURES, PROBLEM_FEATURES = 10, 23  #: Numbers that are seen of each view, and of the problem.
-#: The numbers of the problem that the factor depends on, counts and what was seen of rows held out: with how rows look,
-#: what was learned on some sets misleads on others.
+#: The numbers of the problem that the factor depends on, counts and results on held-out rows. Other statistics of
+#: rows do not transfer between data sets.
 SIZED = [0, 2, 3, 4, 18, 19, 20, 21, 22]
 HIDDEN = 32  #: Units of each layer.
-LEAST_SPREAD = 1e-6  #: Of a view's cosines; with less, it tells no rows apart.
-LEAST = -9.0  #: Logarithm of the least influence that is told apart from none.
-LEAST_FACTOR = 0.05  #: Of what multiplies the cosines over their spread.
+LEAST_SPREAD = 1e-6  #: Spread of a view's cosines; below it, the view does not separate rows.
+LEAST = -9.0  #: Lower limit of the logarithm of an influence.
+LEAST_FACTOR = 0.05  #: Lower limit of the factor on the cosines over their spread.
 SPREAD = 1.5  #: Standard deviation of the logits where no row can judge, before what was learned.
 FEW = 8  #: Rows held out that say as much of the temperature as what was learned.
 
 
 class Evidence(NamedTuple):
-    """What is seen of a problem and its views."""
+    """Statistics of a problem and its views."""
 
     views: Tensor  #: (views, view features) float32
     traits: Tensor  #: (views, traits) float32, 0 or 1
@@ -66,12 +66,12 @@ class Evidence(NamedTuple):
 
 def mark_traits(specs: Sequence[ViewSpec]) -> Tensor:
     """Return which of ``TRAITS`` each view has: (views, traits) float32, 0 or 1."""
-    marks = [[float(trait in spec.traits) for trait in TRAITS] for spec in specs]
-    return torch.tensor(marks, dtype=torch.float32)
+    rows = [[float(trait in spec.traits) for trait in TRAITS] for spec in specs]
+    return torch.tensor(rows, dtype=torch.float32)
 
 
 def describe_rows(rows: TrainingRows) -> Tensor:
-    """Return what labelled rows look like, (problem features,) float32, whatever units their features have."""
+    """Compute statistics of labelled rows, (problem features,) float32, whatever units their features have."""
     x = rows.features
     n, dim = x.shape
     counts = torch.bincount(rows.labels, minlength=rows.num_classes)
@@ -86,9 +86,11 @@ def describe_rows(rows: TrainingRows) -> Tensor:
     values = x[:, varies] if bool(varies.any()) else x
     ordered = values.sort(dim=0).values
     distinct = (ordered[1:] > ordered[:-1]).double().mean() if n > 1 else torch.tensor(1.0)
-    beside = (unit[:, 1:] * unit[:, :-1]).mean(dim=0).abs().mean() if unit.shape[1] > 1 else torch.tensor(0.0)
+    neighbour_correlation = (
+        (unit[:, 1:] * unit[:, :-1]).mean(dim=0).abs().mean() if unit.shape[1] > 1 else torch.tensor(0.0)
+    )
     blocks = dim if rows.blocks is None else int(rows.blocks.max()) + 1
-    found = [
+    statistics = [
         math.log(n),
         math.log(dim),
         math.log(len(counts)),
@@ -106,9 +108,9 @@ def describe_rows(rows: TrainingRows) -> Tensor:
         float(distinct),
         float((x == 0).double().mean()),
         float((x.amin(dim=0) >= 0).double().mean()),
-        float(beside),
+        float(neighbour_correlation),
     ]
-    return torch.tensor(found, dtype=torch.float32).clamp(-12, 12)
+    return torch.tensor(statistics, dtype=torch.float32).clamp(-12, 12)
 
 
 def _spread_of_spectrum(x: Tensor) -> float:
@@ -147,23 +149,23 @@ def gather_evidence(
         columns += [torch.zeros(len(traits), dtype=torch.float64)] * 8
         problem, factor = torch.cat([problem, torch.zeros(5)]), SPREAD
     else:
-        n, most = len(labels), math.log(max(2, int(seen.sum())))
+        n, max_loss = len(labels), math.log(max(2, int(seen.sum())))
         if losses is None:
-            losses = [fit_temperature(each, labels, seen, weights)[1] for each in cosines]
+            losses = [fit_temperature(view, labels, seen, weights)[1] for view in cosines]
         stacked_losses = torch.stack(list(losses))  # (views, n)
         means = stacked_losses.mean(dim=1)
         best = int(means.argmin())
         error = (stacked_losses - stacked_losses[best]).std(dim=1, correction=0) / math.sqrt(n)
-        right = torch.stack([(each.argmax(dim=1) == labels).double().mean() for each in cosines])
+        right = torch.stack([(view.argmax(dim=1) == labels).double().mean() for view in cosines])
         soft = soft_weights(cosines, losses)
         joint = fit_weights(cosines, labels, seen, soft, weights)
-        influences = [(each * spread / (each * spread).sum().clamp_min(1e-30)) for each in (soft, joint)]
+        influences = [(view * spread / (view * spread).sum().clamp_min(1e-30)) for view in (soft, joint)]
         start = influences[1].clamp_min(math.exp(LEAST)).log()
         scaled = stacked / spread.clamp_min(LEAST_SPREAD)[:, None, None]
         mixed = torch.tensordot(influences[1], scaled, dims=1)  # (n, seen)
-        places = (seen.cumsum(dim=0) - 1)[labels]
-        factor, own = fit_temperature(mixed, places, torch.ones(mixed.shape[1], dtype=torch.bool), weights)
-        wrong = (factor * mixed).softmax(dim=1) - F.one_hot(places, mixed.shape[1])
+        targets = (seen.cumsum(dim=0) - 1)[labels]
+        factor, mixture_losses = fit_temperature(mixed, targets, torch.ones(mixed.shape[1], dtype=torch.bool), weights)
+        wrong = (factor * mixed).softmax(dim=1) - F.one_hot(targets, mixed.shape[1])
         pull = factor * torch.einsum("nc,vnc->v", wrong, scaled) / n  # of the mixture's loss along each influence
         flat = scaled - scaled.mean(dim=2, keepdim=True)
         common = mixed - mixed.mean(dim=1, keepdim=True)
@@ -172,16 +174,22 @@ def gather_evidence(
         columns += [
             (means - means[best]).clamp_max(3.0),
             ((means - means[best]) / error.clamp_min(1e-3)).clamp_max(6.0),
-            means / most,
+            means / max_loss,
             right - right.max(),
             influences[0].clamp_min(math.exp(LEAST)).log(),
             start,
             (pull - (influences[1] * pull).sum()).clamp(-3, 3),
             alike,
         ]
-        mixed_right = float((mixed.argmax(dim=1) == places).double().mean())
-        held = [1.0, math.log(n), float(own.mean()) / most, mixed_right, math.log(max(factor, LEAST_FACTOR))]
-        problem = torch.cat([problem, torch.tensor(held)])
+        mixed_right = float((mixed.argmax(dim=1) == targets).double().mean())
+        held_out = [
+            1.0,
+            math.log(n),
+            float(mixture_losses.mean()) / max_loss,
+            mixed_right,
+            math.log(max(factor, LEAST_FACTOR)),
+        ]
+        problem = torch.cat([problem, torch.tensor(held_out)])
     views = torch.stack(columns, dim=1).float()
     return Evidence(views, traits, problem.float(), start.float(), spread, max(factor, LEAST_FACTOR))
 
@@ -238,30 +246,30 @@ class Prior(nn.Module):
         problem = (problem - self.problem_mean) / self.problem_deviation
         wide = problem[:, None].expand(-1, views.shape[1], -1)
         hidden = F.gelu(self.first(torch.cat([views, traits, wide], dim=2)))
-        share = start.masked_fill(~there, -torch.inf).softmax(dim=1)
-        context = (share[..., None] * hidden).sum(dim=1)  # (tasks, hidden)
+        influence = start.masked_fill(~there, -torch.inf).softmax(dim=1)
+        context = (influence[..., None] * hidden).sum(dim=1)  # (tasks, hidden)
         both = torch.cat([hidden, context[:, None].expand_as(hidden)], dim=2)
         second = F.gelu(self.second(both))
         score = start * self.trust.exp() + self.score(second)[..., 0]
-        log_share = score.masked_fill(~there, -torch.inf).log_softmax(dim=1)
+        log_influence = score.masked_fill(~there, -torch.inf).log_softmax(dim=1)
         size = self.size(F.gelu(self.belief(problem[:, SIZED])))[:, 0]
-        return log_share, size
+        return log_influence, size
 
     @torch.no_grad()
     def weigh(self, evidence: Evidence) -> tuple[Tensor, float]:
         """Return the weights (views,) float64 of the views' cosines, summing to 1, and what multiplies the factor.
 
-        Views of less than ``WEIGHTS.least_share`` of the influence get 0, and so does any that tells no rows apart: all
-        of them, it may be.
+        Views of less than ``WEIGHTS.least_share`` of the influence get 0, as do views that do not separate rows;
+        these may be all.
         """
         there = evidence.spread > LEAST_SPREAD
         if not bool(there.any()):
             return torch.zeros_like(evidence.spread), 1.0
         given = (evidence.views, evidence.traits, evidence.problem, evidence.start, there)
-        log_share, size = self(*(each[None] for each in given))
-        share = log_share[0].double().exp()
-        share = torch.where(share >= min(WEIGHTS.least_share, float(share.max())), share, 0.0)
-        weights = torch.where(there, share / evidence.spread.clamp_min(LEAST_SPREAD), 0.0)
+        log_influence, size = self(*(tensor[None] for tensor in given))
+        influence = log_influence[0].double().exp()
+        influence = torch.where(influence >= min(WEIGHTS.least_share, float(influence.max())), influence, 0.0)
+        weights = torch.where(there, influence / evidence.spread.clamp_min(LEAST_SPREAD), 0.0)
         return weights / weights.sum(), float(size.exp())
 
 
@@ -274,9 +282,9 @@ def write_numbers(prior: Prior) -> str:
 def read_numbers(text: str) -> Prior:
     """Return the prior that `write_numbers` wrote."""
     prior = Prior()
-    numbers = torch.from_numpy(np.frombuffer(base64.b64decode(text), "<f2").astype(np.float32))
+    values = torch.from_numpy(np.frombuffer(base64.b64decode(text), "<f2").astype(np.float32))
     state = prior.state_dict()
-    parts = numbers.split([value.numel() for value in state.values()])
+    parts = values.split([value.numel() for value in state.values()])
     prior.load_state_dict({name: part.view(state[name].shape) for name, part in zip(state, parts, strict=True)})
     return prior.requires_grad_(False)
 

@@ -22,15 +22,15 @@ class Names(NamedTuple):
     x: Tensor  #: (m, dim) as features.
     labels: Tensor  #: (m,) int64, the number of each one's class.
     weight: float  #: How many samples each counts as.
-    descriptions: tuple[str, ...] = ()  #: Of all classes, "" for none; none at all where nobody has described one.
+    descriptions: tuple[str, ...] = ()  #: One per class, "" for none; empty if no class has a description.
 
     def count_samples(self, num_classes: int) -> Tensor:
         """Return how many samples the names of each class (num_classes,) count as, int64."""
         return torch.bincount(self.labels, minlength=num_classes) * round(self.weight)
 
     def describe(self, classes: Sequence[str | int]) -> dict[str, Any]:
-        """Return what a model file keeps: what each name counts as, the classes that have one, all descriptions."""
-        named = [classes[number] for number in self.labels.tolist()]
+        """Describe the names for a model file: their weight, the classes that have one, all descriptions."""
+        named = [classes[label] for label in self.labels.tolist()]
         return {"weight": self.weight, "classes": named, "descriptions": list(self.descriptions)}
 
 
@@ -38,21 +38,21 @@ class Problem(NamedTuple):
     """Labelled rows, as views are fitted to them."""
 
     rows: TrainingRows  #: In canonical order, of unit scale, equal ones once; with the seed of all that is drawn.
-    scale: float  #: Of the features as they came, less the origin.
+    scale: float  #: Scale of the input features, less the origin.
     origin: Tensor  #: (dim,) float32; see `protonet.fit.loading.centre_columns`.
     repeated: int  #: How many of the rows that came are equal to another one, or nearly.
     places: Tensor  #: (n,) int64: the number, in ``rows``, of each row that came, in the order of the loaders.
     pool: Pool | None = None  #: Rows without a label.
     device: torch.device = torch.device("cpu")  #: Where views are fitted; all that is here is on the CPU.
 
-    def add_pool(self, features: Tensor, places: Tensor, total: int) -> Problem:
+    def add_pool(self, features: Tensor, indices: Tensor, total: int) -> Problem:
         """Return the problem with rows (m, dim) that have no label, given their numbers and how many came."""
         scaled = ((features - self.origin) / self.scale).to(torch.float32)
-        return self._replace(pool=Pool(scaled, places, total))
+        return self._replace(pool=Pool(scaled, indices, total))
 
-    def features_as_they_came(self, places: Tensor) -> Tensor:
+    def features_as_they_came(self, indices: Tensor) -> Tensor:
         """Return the features (m, dim) of some rows (m,): float32, or float64 where that would lose digits."""
-        x = self.rows.features[places] * self.scale
+        x = self.rows.features[indices] * self.scale
         return x.double() + self.origin if bool(self.origin.any()) else x
 
 
@@ -72,11 +72,11 @@ def pose_problem(
         features: (n, dim) float32 or float64, finite.
         labels: (n,) int64 in [0, num_classes).
         num_classes: Number of classes.
-        seed: As in `solve_problem`, and so are the others.
-        weights: The same.
-        groups: The same.
-        blocks: The same.
-        names: The same.
+        seed: As in `solve_problem`.
+        weights: As in `solve_problem`.
+        groups: As in `solve_problem`.
+        blocks: As in `solve_problem`.
+        names: As in `solve_problem`.
     """
     n, is_class_name = len(labels), None
     if names is not None:
@@ -106,10 +106,10 @@ def pose_problem(
     )
     rows, repeated, joined, pooled = pool_copies(rows)
     rows = _compare_weights(rows, n if names is None or n else names.weight * len(names.labels))
-    places = torch.empty_like(order).index_copy_(0, order, pooled)
+    indices = torch.empty_like(order).index_copy_(0, order, pooled)
     if names is not None and joined is not None:
         joined = joined[:several]
-    return Problem(rows, scale, origin, repeated, places[:n]), joined
+    return Problem(rows, scale, origin, repeated, indices[:n]), joined
 
 
 def add_names(
@@ -146,10 +146,10 @@ def _find_scale(features: Tensor, weights: Tensor | None) -> float:
 
 
 def _compare_weights(rows: TrainingRows, n: float) -> TrainingRows:
-    """Return rows whose weights stand for n samples, those that came, the largest of them 1; None where all are.
+    """Return rows with weights of n input samples, divided by the largest; None if all are 1.
 
-    A row of weight 2 and a row that came twice are the same from here on, to the last digit: what is decided on
-    held-out rows, and what is trained, would make more of the least difference.
+    A row of weight 2 and a repeated row are equal from here on, to the last digit: selection on held-out rows and
+    training would amplify the least difference.
     """
     if rows.weights is None:
         return rows

@@ -34,21 +34,21 @@ from protonet.views.shifts import detect_order
 from protonet.views.view import TrainingRows, ViewSpec
 
 CPU = torch.device("cpu")
-#: What is always there, and never goes wrong.
+#: The fallback: linear views of the raw features.
 RAW = Linear("raw")
-#: Of a solve's time, what the search takes, for progress; the rest is the final fit.
+#: Fraction of the solve time that the search takes, for progress; the final fit takes the remainder.
 SEARCH_SHARE = 0.8
 #: Called with a stage and the share of the stages that are over, in [0, 1].
 Progress = Callable[[str, float], None]
 
 
-def ignore(stage: str, share: float) -> None:
-    """Tell nobody about progress."""
+def ignore(stage: str, fraction: float) -> None:
+    """Ignore a progress report."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """What is tried. Change one with ``dataclasses.replace``, and a kind in it with `with_kind`."""
+    """The search space. Change one with ``dataclasses.replace``, and a kind in it with `with_kind`."""
 
     kinds: tuple[ViewFamily, ...] = field(default_factory=lambda: _kinds("default"))
     """The kinds of views, in the order of `protonet.views.KINDS`, each with what it tries."""
@@ -62,7 +62,7 @@ class Search:
 
     def with_kind(self, kind: ViewFamily) -> Search:
         """Return the search with another one of a kind that it has."""
-        return replace(self, kinds=tuple(kind if type(each) is type(kind) else each for each in self.kinds))
+        return replace(self, kinds=tuple(kind if type(family) is type(kind) else family for family in self.kinds))
 
     def with_spans(self, spans: Sequence[tuple[int, int]]) -> Search:
         """Return the search with views of some spans of neighbouring features alone: (first, behind the last) each."""
@@ -70,7 +70,7 @@ class Search:
 
     def without(self, kind: type[ViewFamily]) -> Search:
         """Return the search without a kind."""
-        return replace(self, kinds=tuple(each for each in self.kinds if type(each) is not kind))
+        return replace(self, kinds=tuple(family for family in self.kinds if type(family) is not kind))
 
 
 def _kinds(effort: str) -> tuple[ViewFamily, ...]:
@@ -88,7 +88,7 @@ EFFORTS = {
 
 @dataclass(frozen=True)
 class ThinRules:
-    """What a view must bring that costs a row much time."""
+    """Limits below which views with a high prediction time are dropped."""
 
     most_share: float = 0.05  #: A view of more weight always stays.
     rise: float = 0.1  #: By so many standard errors the held-out log-loss may rise ...
@@ -120,15 +120,15 @@ class Pooling(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What the folds decided."""
+    """The views, weights and scales that cross-validation selected."""
 
-    views: tuple[tuple[ViewSpec, float], ...]  #: What is switched on, and its weight > 0.
+    views: tuple[tuple[ViewSpec, float], ...]  #: The selected views and their weights, > 0.
     temperature: float  #: Divides the cosines.
     shifts: tuple[int, ...] = (0,)  #: Offsets of the copies that shifted views are fitted to.
-    offsets: tuple[float, ...] = ()  #: Of the classes' logits, in nats; none for zero.
+    offsets: tuple[float, ...] = ()  #: Per class, added to the logits, in nats; empty for zeros.
     losses: dict[str, float] = {}  # noqa: RUF012 - never changed
     """Mean out-of-fold log-loss of each candidate by its name, at its best temperature; "mixture" for the mixture's."""
-    pooling: Pooling | None = None  #: None where rows without a label are not there, or not learned from.
+    pooling: Pooling | None = None  #: None if there are no unlabelled rows, or they are not learned from.
 
 
 class Explored(NamedTuple):
@@ -136,7 +136,7 @@ class Explored(NamedTuple):
 
     rows: TrainingRows  #: With their shifts, on the CPU.
     evaluator: CandidateEvaluator
-    """Of the rows that folds held out; without a held-out row, of all rows, which views were fitted to."""
+    """Evaluator on the held-out rows; if no row is held out, on all rows that views were fitted to."""
     candidates: list[Candidate]  #: Raw cosine first; of the learned ones the chosen one alone, the last.
     losses: dict[str, float]  #: Mean log-loss of all that was tried, by name, at its best temperature.
     judged: bool  #: Were rows held out?
@@ -146,14 +146,14 @@ class Explored(NamedTuple):
     def without(self, rows: Tensor) -> Explored:
         """Return it without the evidence of some rows (m,) int64; as it is, where there would be none left."""
         evaluator = self.evaluator
-        kept = [~torch.isin(fold.held_out, rows.to(fold.held_out.device)) for fold in evaluator.folds]
-        held = torch.cat(kept).cpu()
-        if not self.judged or not bool(held.any()):
+        masks = [~torch.isin(fold.held_out, rows.to(fold.held_out.device)) for fold in evaluator.folds]
+        keep = torch.cat(masks).cpu()
+        if not self.judged or not bool(keep.any()):
             return self
-        folds = [Fold(fold.train, fold.held_out[own]) for fold, own in zip(evaluator.folds, kept, strict=True)]
+        folds = [Fold(fold.train, fold.held_out[mask]) for fold, mask in zip(evaluator.folds, masks, strict=True)]
         evaluator = CandidateEvaluator(evaluator.rows, folds, evaluator.plan)
         candidates, *repeats = [
-            [evaluator.score(each.spec, each.cosines[held], each.flops) for each in candidates]
+            [evaluator.score(candidate.spec, candidate.cosines[keep], candidate.flops) for candidate in candidates]
             for candidates in (self.candidates, *self.repeats)
         ]
         return self._replace(evaluator=evaluator, candidates=candidates, repeats=tuple(repeats))
@@ -162,17 +162,17 @@ class Explored(NamedTuple):
 def explore(
     rows: TrainingRows, plan: EncoderPlan, search: Search, progress: Progress = ignore, device: torch.device = CPU
 ) -> Explored | None:
-    """Try what there is to try on held-out folds; where those judge too few classes, what needs no judge.
+    """Evaluate candidate views on held-out folds; if these cover too few classes, only views without validation.
 
     Args:
-        rows: As in `select`, and so are the others.
-        plan: The same.
-        search: The same.
-        progress: The same.
+        rows: As in `select`.
+        plan: As in `select`.
+        search: As in `select`.
+        progress: As in `select`.
         device: Where views are fitted. Folds are drawn, and what they hold out is judged, on the CPU.
 
     Returns:
-        The candidates; None where there is nothing but raw cosine: one class, no budget to judge by, or no time.
+        The candidates; None if only raw cosine remains: with one class, without a parameter budget, or without time.
     """
     generator = torch.Generator().manual_seed(rows.seed)
     folds = split_rows(rows, search.folds, generator)
@@ -188,14 +188,14 @@ def explore(
         everything = torch.arange(len(rows.labels))
         evaluator = CandidateEvaluator(rows.to(device), [Fold(everything, everything).to(device)], plan)
         kinds = [reduced for reduced in (kind.without_validation() for kind in search.kinds) if reduced is not None]
-        found = [candidate for kind in kinds for candidate in kind.candidates(evaluator)]
-        return Explored(rows, evaluator, found, {}, judged=False)
+        view_candidates = [candidate for kind in kinds for candidate in kind.candidates(evaluator)]
+        return Explored(rows, evaluator, view_candidates, {}, judged=False)
     evaluator = CandidateEvaluator(rows.to(device), [fold.to(device) for fold in folds], plan, generator)
     if not plan.sizes:
         return Explored(rows, evaluator, [next(LinearFamily((RAW.scaling,)).candidates(evaluator))], {}, judged=True)
     closed, learned = _try_kinds(evaluator, search.kinds, progress)
-    losses = {each.spec.name: each.loss for each in [*closed, *learned]}
-    chosen = [learned[simplest_within_one_error([each.losses for each in learned])]] if learned else []
+    losses = {tried.spec.name: tried.loss for tried in [*closed, *learned]}
+    chosen = [learned[simplest_within_one_error([tried.losses for tried in learned])]] if learned else []
     return Explored(rows, evaluator, [*closed, *chosen], losses, True, _repeat(evaluator, [*closed, *chosen], search))
 
 
@@ -214,8 +214,8 @@ def _repeat(
     n, held_out = len(rows.labels), torch.cat([fold.held_out for fold in evaluator.folds]).cpu()
     few = len(evaluator.folds) > 1 and n <= PARTITIONS.max_rows and n * rows.num_classes <= PARTITIONS.max_cosines
     repeats: list[list[Candidate]] = []
-    for number in range(1, search.partitions if few else 1):
-        generator = torch.Generator().manual_seed(rows.seed + PARTITIONS.seed_step * number)
+    for partition_index in range(1, search.partitions if few else 1):
+        generator = torch.Generator().manual_seed(rows.seed + PARTITIONS.seed_step * partition_index)
         folds = split_rows(rows, search.folds, generator)
         positions = torch.cat([fold.held_out for fold in folds])
         if not torch.equal(positions.sort().values, held_out.sort().values):
@@ -265,13 +265,13 @@ def select(
     Args:
         rows: In canonical order. Their ``seed`` is that of folds, first weights and episodes; after their ``deadline``
             nothing more is tried. Their ``shifts`` are found here.
-        plan: What the parameter budget affords.
-        search: What is tried.
-        progress: Told which stage begins.
+        plan: Sizes within the parameter limit.
+        search: The search space.
+        progress: Called with the stage that begins.
 
     Returns:
-        The choice. Where fewer than half of the classes have two rows, the mixture of what needs no judge; without
-        time, raw cosine.
+        The choice. If fewer than half of the classes have two rows, it is the mixture of the views that need no
+        validation. Without time, it is raw cosine.
     """
     search = search or Search()
     return decide(explore(rows, plan, search, progress), plan, search)
@@ -290,10 +290,12 @@ def decide(explored: Explored | None, plan: EncoderPlan, search: Search) -> Choi
     if mixture is None:
         return raw_alone
     if not explored.judged:
-        views = tuple((smallest or RAW if each == RAW else each, weight) for each, weight in mixture.views)
+        views = tuple((smallest or RAW if spec == RAW else spec, weight) for spec, weight in mixture.views)
         return mixture._replace(views=views)
     tried = explored.losses | {"mixture": float(losses.mean())}
-    raw_losses = torch.stack([each[0].losses for each in (explored.candidates, *explored.repeats)]).mean(dim=0)
+    raw_losses = torch.stack([partition[0].losses for partition in (explored.candidates, *explored.repeats)]).mean(
+        dim=0
+    )
     if not worse_by_one_error(raw_losses, losses, most=WEIGHTS.never_forgiven, margin=-WEIGHTS.mixture_prior):
         return raw_alone._replace(temperature=_fit_temperature(evaluator, raw), losses=tried)
     return mixture._replace(losses=tried)
@@ -302,45 +304,56 @@ def decide(explored: Explored | None, plan: EncoderPlan, search: Search) -> Choi
 def _try_kinds(
     evaluator: CandidateEvaluator, kinds: Sequence[ViewFamily], progress: Progress
 ) -> tuple[list[Candidate], list[Candidate]]:
-    """Let every kind try what it has to; return closed forms, raw cosine first, and learned candidates."""
+    """Evaluate the candidates of every family; return closed forms, raw cosine first, and learned candidates."""
     closed: list[Candidate] = []
     learned: list[Candidate] = []
-    shares = [kind.relative_time for kind in kinds]
-    for number, kind in enumerate(kinds):
-        if number:  # the first stage is told before shifts are looked for
-            progress(kind.stage, SEARCH_SHARE * sum(shares[:number]) / sum(shares))
+    times = [kind.relative_time for kind in kinds]
+    for stage, kind in enumerate(kinds):
+        if stage:  # the first stage is reported before shifts are detected
+            progress(kind.stage, SEARCH_SHARE * sum(times[:stage]) / sum(times))
         for candidate in kind.candidates(evaluator):
             evaluator.candidates.append(candidate)
             (learned if candidate.spec.trained else closed).append(candidate)
         if evaluator.reference_losses is None:
-            evaluator.reference_losses = min(evaluator.candidates, key=lambda each: each.loss).losses
+            evaluator.reference_losses = min(evaluator.candidates, key=lambda tried: tried.loss).losses
     return closed, learned
 
 
 def _mix(explored: Explored, search: Search) -> tuple[Choice | None, Tensor]:
-    """Return the mixture of what was tried, None if no view tells rows apart, and its log-losses, of judged rows.
+    """Compute the mixture of the candidates, None if no view separates rows, and its log-losses on held-out rows.
 
     The weights are the mean over the fold partitions. The temperature and the offsets are fitted to the held-out rows
     of all partitions at once.
     """
     evaluator, candidates = explored.evaluator, explored.candidates
-    partitions = [torch.stack([each.cosines for each in found]) for found in (candidates, *explored.repeats)]
-    traits = mark_traits([each.spec for each in candidates])
-    prior, labels = search.prior or published(), evaluator.labels if explored.judged else None
-    found = [
-        gather_evidence(explored.rows, traits, list(cosines), labels, evaluator.weights, [each.losses for each in own])
-        for cosines, own in zip(partitions, (candidates, *explored.repeats), strict=True)
+    partitions = [
+        torch.stack([candidate.cosines for candidate in partition]) for partition in (candidates, *explored.repeats)
     ]
-    weighed = [prior.weigh(evidence) for evidence in found]
-    if not any(bool(each.any()) for each, _ in weighed):
+    traits = mark_traits([candidate.spec for candidate in candidates])
+    prior, labels = search.prior or published(), evaluator.labels if explored.judged else None
+    evidence_list = [
+        gather_evidence(
+            explored.rows,
+            traits,
+            list(cosines),
+            labels,
+            evaluator.weights,
+            [candidate.losses for candidate in partition],
+        )
+        for cosines, partition in zip(partitions, (candidates, *explored.repeats), strict=True)
+    ]
+    weighed = [prior.weigh(evidence) for evidence in evidence_list]
+    if not any(bool(view_weights.any()) for view_weights, _ in weighed):
         return None, partitions[0].new_zeros(0)
-    influences = torch.stack([each * evidence.spread for (each, _), evidence in zip(weighed, found, strict=True)])
+    influences = torch.stack(
+        [view_weights * evidence.spread for (view_weights, _), evidence in zip(weighed, evidence_list, strict=True)]
+    )
     influence = (influences / influences.sum(dim=1, keepdim=True).clamp_min(LEAST_SPREAD**2)).mean(dim=0)
     influence = torch.where(influence >= min(WEIGHTS.least_share, float(influence.max())), influence, 0.0)
-    spread = torch.stack([evidence.spread for evidence in found]).mean(dim=0)
+    spread = torch.stack([evidence.spread for evidence in evidence_list]).mean(dim=0)
     weights = torch.where(influence > 0, influence / spread.clamp_min(LEAST_SPREAD), 0.0)
     weights /= weights.sum()
-    size = math.exp(sum(math.log(each) for _, each in weighed) / len(weighed))
+    size = math.exp(sum(math.log(multiplier) for _, multiplier in weighed) / len(weighed))
     if explored.judged:
         weights = _thin(explored, partitions[0], weights, spread, search.row_cost)
         blended = torch.cat([_blend(cosines, weights) for cosines in partitions])
@@ -348,21 +361,21 @@ def _mix(explored: Explored, search: Search) -> tuple[Choice | None, Tensor]:
         if row_weights is not None:
             row_weights = row_weights.repeat(len(partitions))
         sizes = torch.bincount(explored.rows.labels, explored.rows.sample_counts, minlength=explored.rows.num_classes)
-        factor, offsets, own = fit_scale_and_offsets(blended, labels, sizes, row_weights, len(partitions))
-        own = own.view(len(partitions), -1).mean(dim=0)
-        factor *= size ** (FEW / (FEW + len(own)))
+        factor, offsets, mixture_losses = fit_scale_and_offsets(blended, labels, sizes, row_weights, len(partitions))
+        mixture_losses = mixture_losses.view(len(partitions), -1).mean(dim=0)
+        factor *= size ** (FEW / (FEW + len(mixture_losses)))
     else:
-        factor, own = size * SPREAD / float((weights * spread).sum()), partitions[0].new_zeros(0)
+        factor, mixture_losses = size * SPREAD / float((weights * spread).sum()), partitions[0].new_zeros(0)
         offsets = None
-    shares = (weights * spread / (weights * spread).sum()).tolist()
+    influence_fractions = (weights * spread / (weights * spread).sum()).tolist()
     views = []
-    for each, weight, share in zip(candidates, weights.tolist(), shares, strict=True):
-        spec = each.spec
+    for candidate, weight, fraction in zip(candidates, weights.tolist(), influence_fractions, strict=True):
+        spec = candidate.spec
         for kind in search.kinds:
-            spec = kind.finalize(spec, share)
+            spec = kind.finalize(spec, fraction)
         views += [(spec, weight)] * (weight > 0)
     listed = () if offsets is None else tuple(offsets.tolist())
-    return Choice(tuple(views), _temperature(factor), explored.rows.shifts, listed), own
+    return Choice(tuple(views), _temperature(factor), explored.rows.shifts, listed), mixture_losses
 
 
 def _blend(cosines: Tensor, weights: Tensor) -> Tensor:
@@ -383,18 +396,18 @@ def _thin(explored: Explored, cosines: Tensor, weights: Tensor, spread: Tensor, 
         spread: (candidates,) of the cosines, which times the weight is what a view has a share of.
         row_cost: As in `Search`.
     """
-    costs = torch.tensor([each.flops for each in explored.candidates], dtype=torch.float64)
-    shares = weights * spread / (weights * spread).sum()
-    whole = functools.cache(
+    costs = torch.tensor([candidate.flops for candidate in explored.candidates], dtype=torch.float64)
+    fractions = weights * spread / (weights * spread).sum()
+    full_losses = functools.cache(
         functools.partial(explored.evaluator.compute_losses, _blend(cosines, weights))
     )  # seldom asked
-    for number in (shares / costs.clamp_min(1.0)).argsort().tolist():
-        needed = min(THIN.most_share, row_cost * float(costs[number] / costs[weights > 0].sum().clamp_min(1.0)))
-        if not 0 < float(shares[number]) < needed:
+    for index in (fractions / costs.clamp_min(1.0)).argsort().tolist():
+        needed = min(THIN.most_share, row_cost * float(costs[index] / costs[weights > 0].sum().clamp_min(1.0)))
+        if not 0 < float(fractions[index]) < needed:
             continue
         fewer = weights.clone()
-        fewer[number] = 0.0
-        rise = explored.evaluator.compute_losses(_blend(cosines, fewer)) - whole()
+        fewer[index] = 0.0
+        rise = explored.evaluator.compute_losses(_blend(cosines, fewer)) - full_losses()
         error = float(rise.std(correction=0)) / math.sqrt(len(rise))
         if float(rise.mean()) <= max(THIN.least, THIN.rise * error):
             weights = fewer
@@ -407,5 +420,5 @@ def _fit_temperature(evaluator: CandidateEvaluator, candidate: Candidate) -> flo
 
 
 def _temperature(factor: float) -> float:
-    """Return the temperature for a factor on the cosines; where nothing tells the classes apart, a flat one."""
+    """Return the temperature for a factor on the cosines; a flat one if no view separates the classes."""
     return 1 / max(factor, 1.0)

@@ -44,13 +44,13 @@ PARAM_LIMIT = 500_000
 TIME_LIMIT = 900.0
 #: Without a parameter budget, the default effort trains MLPs if classes have so many rows on average.
 LEARNED_ROWS_PER_CLASS = 100
-#: Of the time limit, what selection may use; the rest is for the final fit.
+#: Fraction of the time limit for the selection; the remainder is for the final fit.
 SELECTION_SHARE = 0.6
-#: What is over as the final fit begins, for progress, where rows without a label are learned from.
+#: Progress at the start of the final fit, with unlabelled rows.
 FINAL_SHARE = 0.9
 
 
-#: What the metadata may name.
+#: Keys of the metadata.
 METADATA = ("num_classes", "input_dim", "param_limit", "device")
 
 
@@ -63,7 +63,7 @@ class Solution(NamedTuple):
     groups: Tensor | None = None
     """(groups,) int64: the number, in the problem's rows, of each group that was given, in ascending order; groups that
     share a row, or nearly, are one."""
-    pooled: Pooled | None = None  #: What was made of rows without a label, if some came.
+    pooled: Pooled | None = None  #: Outcome of learning from unlabelled rows, if any.
     rechoose: Callable[[Tensor], Choice] | None = None
     """What would have been chosen without the evidence of some rows (m,) int64; None where none was looked at."""
 
@@ -109,11 +109,11 @@ def solve(
         unlabelled: Rows whose class is not known, to be learned from if the log-loss of held-out labelled rows is lower
             with them: a tensor or array (m, ...), or batches of inputs (b, ...), alone or with labels, which are not
             looked at; read once. Of many, some thousands are drawn.
-        time_limit: Seconds, >= 0, most of them for the search; what it found by then is fitted and returned.
+        time_limit: Seconds, >= 0, most of them for the search; the best result so far is fitted and returned.
         effort: "fast", "default" or "best". Without a ``param_limit``, "default" trains MLPs only if there are 100
             rows per class; "best" always does. Or a `protonet.fit.search.Search` that says what is tried.
         progress: Called with the name of the stage that begins and the share of the stages before it, from 0 to 1;
-            at last with "done" and 1. What it raises ends the search.
+            at last with "done" and 1. An exception that it raises ends the search.
         seed: Of folds, initial weights and episodes. Global random state is neither used nor changed.
 
     Returns:
@@ -151,21 +151,20 @@ def solve_problem(
     """Do what `solve` does, and also return what was chosen and the rows, for `fit_choice` to fit to some of them.
 
     Args:
-        train_loader: As in `solve`, and so are all but weights, groups, blocks, spans and names; None where there are
-            names alone.
-        val_loader: The same.
-        metadata: The same.
-        time_limit: The same.
-        effort: The same.
-        progress: The same.
-        seed: The same.
+        train_loader: As in `solve`; None if there are only names.
+        val_loader: As in `solve`.
+        metadata: As in `solve`.
+        time_limit: As in `solve`.
+        effort: As in `solve`.
+        progress: As in `solve`.
+        seed: As in `solve`.
         weights: (n,) > 0 of the rows in the order of the loaders; only how they differ matters. None for equal ones.
         groups: (n,) int64 in the same order: rows of one group are held out together. None for each alone.
-        blocks: (dim,) as in `protonet.views.view.Rows`.
+        blocks: (dim,) as in `protonet.views.view.TrainingRows`.
         spans: As in `protonet.fit.search.Search.with_spans`.
         unlabelled: As in `solve`.
-        names: What classes are called, as rows; None for none. They are no samples: what the solution numbers are the
-            rows of the loaders alone.
+        names: What classes are called, as rows; None for none. They are not samples: the indices of the
+            solution are of the rows of the loaders.
     """
     started = time.monotonic()
     metadata = _check_metadata(metadata)
@@ -186,8 +185,8 @@ def solve_problem(
             features, labels, num_classes = names.x[:0], names.labels[:0], metadata["num_classes"]
         else:
             features, labels, num_classes = read_loaders(cast(Samples, train_loader), val_loader, metadata)
-        most = min(SPREAD.limit, max(SPREAD.most_rows, SPREAD.per_class * num_classes))
-        pool = None if unlabelled is None else read_rows(unlabelled, features.shape[1], most)
+        max_pool_rows = min(SPREAD.limit, max(SPREAD.most_rows, SPREAD.per_class * num_classes))
+        pool = None if unlabelled is None else read_rows(unlabelled, features.shape[1], max_pool_rows)
         problem, joined = pose_problem(features, labels, num_classes, seed, weights, groups, blocks, names)
         rows_per_class = len(problem.rows.labels) / len(problem.rows.labels.unique())
         if effort == "default" and "param_limit" not in metadata and rows_per_class < LEARNED_ROWS_PER_CLASS:
@@ -200,7 +199,7 @@ def solve_problem(
         problem, pooled = problem._replace(device=device), None
         if pool is not None and pool[2] and plan.sizes:
             problem = problem.add_pool(*pool)
-            choice, pooled = decide_pooling(problem, choice, searched.deadline, partial(_tell_later, progress))
+            choice, pooled = decide_pooling(problem, choice, searched.deadline, partial(_report_pooling, progress))
         progress("final fit", SEARCH_SHARE if pooled is None else FINAL_SHARE)
         network = fit_choice(problem, choice, started + time_limit)
         problem = problem._replace(device=CPU)  # who fits again asks for it
@@ -209,17 +208,17 @@ def solve_problem(
 
 
 def _decide_without(explored: Explored, plan: EncoderPlan, search: Search, rows: Tensor) -> Choice:
-    """Return what is chosen without the evidence of some rows (m,)."""
+    """Select again without the evidence of some rows (m,)."""
     return decide(explored.without(rows), plan, search)
 
 
-def _tell_later(progress: Progress, stage: str, share: float) -> None:
-    """Tell the progress of what comes between the search and the final fit."""
-    progress(stage, SEARCH_SHARE + (FINAL_SHARE - SEARCH_SHARE) * share)
+def _report_pooling(progress: Progress, stage: str, fraction: float) -> None:
+    """Report progress between the search and the final fit."""
+    progress(stage, SEARCH_SHARE + (FINAL_SHARE - SEARCH_SHARE) * fraction)
 
 
 def _check_effort(effort: object) -> Search:
-    """Return the search that an effort stands for, one that can be made."""
+    """Look up the search of an effort, or check a given one."""
     remedy = "Pass 'default', or a changed protonet.fit.search.EFFORTS['default']."
     if isinstance(effort, str):
         if effort not in EFFORTS:
@@ -254,7 +253,7 @@ def _check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
         if key not in METADATA:
             near = difflib.get_close_matches(str(key), METADATA, n=1)
             remedy = f"Did you mean {near[0]!r}?" if near else "Leave it out."
-            raise_input_error("metadata", f"have no keys but {', '.join(METADATA)}", repr(key), remedy)
+            raise_input_error("metadata", f"only have keys of {', '.join(METADATA)}", repr(key), remedy)
     known = {key: value for key, value in metadata.items() if value is not None}
     for key, low in (("num_classes", 2), ("input_dim", 1)):
         if key in known:

@@ -1,8 +1,8 @@
 """Rows that come from one source without saying so: many have twins, of their class and far nearer than all others.
 
-Copies of a row with some noise, windows of one recording, pictures of one thing: held out apart from each other they
-pay for learning by heart, as equal rows would (see `protonet.fit.copies`), but are too far apart to be sure of it. So
-they are told of, and who knows the source names it.
+Examples are copies of a row with some noise, windows of one recording, or pictures of one thing. In different folds
+they reward overfitting, as equal rows would (see `protonet.fit.copies`), but they are too far apart to be certain.
+So they are reported, and users who know the source name it as groups.
 """
 
 from __future__ import annotations
@@ -17,25 +17,23 @@ from protonet.views.view import TrainingRows
 
 @dataclass(frozen=True)
 class TwinRules:
-    """When rows have twins; tests/fit/test_twins.py has tables that are told of, and others that are not."""
+    """When rows have twins; tests/fit/test_twins.py has tables with and without them."""
 
-    most: int = 5  #: Twins of a row, at most.
-    reach: int = 10  #: Neighbours, from the farther half of which the dimension of the data is found.
-    chance: float = 0.05  #: Of the rows of a smooth density, so many seem to have twins, ...
+    most: int = 5  #: Maximum number of twins of a row.
+    reach: int = 10  #: Neighbours, whose farther half gives the dimension of the data.
+    chance: float = 0.05  #: Fraction of the rows of a smooth density that seem to have twins, ...
     share: float = 1 / 3  #: ... and where this share of the rows does, of so many rows at least, they have some, ...
     least: int = 30
     mixed: float = 0.25
     """... unless more of them have twins of another class than this part of what chance would give: clusters of a
     feature of the world are of all classes, copies of a row are of its own."""
-    whole: float = (
-        0.5  #: Of the rows of its class, a row and its twins are at most this share: a class may be a cluster.
-    )
-    wide: float = 1.5  #: Where near-duplicates end, gaps are on average this many times as wide as by chance, ...
+    whole: float = 0.5  #: Largest fraction of its class that a row and its twins may be: a class may be a cluster.
+    wide: float = 1.5  #: Beyond near-duplicates, gaps are on average this many times as wide as by chance, ...
     deviations: float = 3.0  #: ... and by this many standard errors. So much more often neighbours agree in class.
-    ties: float = 0.1  #: Where more distances than this are equal to the next one, values are few: nothing is told.
+    ties: float = 0.1  #: If more distances than this are equal to the next one, values are few: there is no result.
     tied: float = 0.5
-    """Of the twins, those that are equal in a column, at most: one day of a date is no source, and nor is one value of
-    another column. What is left without such columns has twins, or nothing is told."""
+    """Largest fraction of twins that may be equal in a column: one day of a date is no source, nor is one value of
+    another column. Such columns are removed, and twins are searched again."""
     queries: int = 512  #: Rows that are looked at, at equal distances, ...
     pairs: int = 2**27  #: ... and fewer, where all their distances to the others would be more than this.
     at_once: int = 2**24  #: Distances that are in memory.
@@ -47,7 +45,7 @@ TWINS = TwinRules()
 def find_twins(rows: TrainingRows) -> float:
     """Return the share of rows that have twins: a few others of their class, nearer by far than all after them.
 
-    Where a density is smooth, the ratio of the distances to the k-th and to the next neighbour, to the power of k times
+    If a density is smooth, the ratio of the distances to the k-th and to the next neighbour, to the power of k times
     the dimension, is uniform in [0, 1]. Neighbours of a row's own group do not count: they are held out together.
 
     Args:
@@ -72,32 +70,32 @@ def find_twins(rows: TrainingRows) -> float:
         return 0.0
     k = torch.arange(1, TWINS.reach)
     dimension = 1 / (steps * k)[:, TWINS.most :].mean()
-    chance, place = (-steps * k * dimension).exp()[:, : TWINS.most].min(dim=1)
-    twins = place + 1  # of each row, if it has any
+    chance, index = (-steps * k * dimension).exp()[:, : TWINS.most].min(dim=1)
+    n_near = index + 1  # per row, if it has any
     labels = rows.labels[queries]
-    shares = torch.bincount(rows.labels).double()[labels] / n
-    has_twins = (chance * TWINS.most < TWINS.chance) & (twins + 1 <= TWINS.whole * shares * n)
+    class_fractions = torch.bincount(rows.labels).double()[labels] / n
+    has_duplicates = (chance * TWINS.most < TWINS.chance) & (n_near + 1 <= TWINS.whole * class_fractions * n)
     other = rows.labels[nearest] != labels[:, None]  # (queries, reach)
-    mixed = other.cumsum(dim=1).gather(1, place[:, None])[:, 0] > 0
-    expected = float((1 - shares[has_twins].pow(twins[has_twins])).sum())
-    if float(mixed[has_twins].sum()) > TWINS.mixed * expected:
-        has_twins &= False
-    has_twins &= ~mixed
-    found = float(has_twins.double().mean())
-    near = has_twins[:, None] & (torch.arange(TWINS.most) <= place[:, None])  # (queries, most)
-    if found < TWINS.share:
-        found, near = _compare_agreement(steps * k * dimension, ~other, shares * n)
-    if found < TWINS.share:
-        return found
+    mixed = other.cumsum(dim=1).gather(1, index[:, None])[:, 0] > 0
+    expected = float((1 - class_fractions[has_duplicates].pow(n_near[has_duplicates])).sum())
+    if float(mixed[has_duplicates].sum()) > TWINS.mixed * expected:
+        has_duplicates &= False
+    has_duplicates &= ~mixed
+    fraction = float(has_duplicates.double().mean())
+    near = has_duplicates[:, None] & (torch.arange(TWINS.most) <= index[:, None])  # (queries, most)
+    if fraction < TWINS.share:
+        fraction, near = _compare_agreement(steps * k * dimension, ~other, class_fractions * n)
+    if fraction < TWINS.share:
+        return fraction
     tied = _find_tied(rows, queries[near.nonzero()[:, 0]], nearest[:, : TWINS.most][near])
     if not bool(tied.any()):
-        return found
+        return fraction
     blocks = None if rows.blocks is None else rows.blocks[~tied]
     return find_twins(rows._replace(features=rows.features[:, ~tied], blocks=blocks))
 
 
 def _compare_agreement(gaps: Tensor, same: Tensor, sizes: Tensor) -> tuple[float, Tensor]:
-    """Return which fraction of rows have near-duplicates that single distances do not tell from other rows.
+    """Return which fraction of rows have near-duplicates that single distances do not separate from other rows.
 
     With noise, few rows are conspicuous by themselves. All of them are, if their gaps are wide on average after the
     same number of neighbours, and neighbours before that gap agree in class far more often than those after it.
@@ -110,14 +108,14 @@ def _compare_agreement(gaps: Tensor, same: Tensor, sizes: Tensor) -> tuple[float
     Returns:
         The fraction, 0 if the gaps are not wide; and which neighbours (queries, most) are likely duplicates.
     """
-    twins = 1 + int(gaps[:, : TWINS.most].mean(dim=0).argmax())
-    eligible = twins + 1 <= TWINS.whole * sizes
-    near = eligible[:, None] & same[:, : TWINS.most] & (torch.arange(TWINS.most) < twins)
+    n_near = 1 + int(gaps[:, : TWINS.most].mean(dim=0).argmax())
+    eligible = n_near + 1 <= TWINS.whole * sizes
+    near = eligible[:, None] & same[:, : TWINS.most] & (torch.arange(TWINS.most) < n_near)
     count = int(eligible.sum())
     if count < TWINS.least:
         return 0.0, near
-    gap = float(gaps[eligible, twins - 1].mean())
-    inside, outside = (float(part[eligible].double().mean()) for part in (same[:, :twins], same[:, twins:]))
+    gap = float(gaps[eligible, n_near - 1].mean())
+    inside, outside = (float(part[eligible].double().mean()) for part in (same[:, :n_near], same[:, n_near:]))
     wide = gap > max(TWINS.wide, 1 + TWINS.deviations / count**0.5)
     agree = inside - outside > TWINS.deviations * (outside * (1 - outside) / count) ** 0.5
     return (inside - outside) / (1 - outside) if wide and agree else 0.0, near
@@ -140,8 +138,8 @@ def _find_neighbours(rows: TrainingRows, queries: Tensor) -> tuple[Tensor, Tenso
     deviation = rows.features.std(dim=0, correction=0)
     z = rows.features[:, deviation > 0] / deviation[deviation > 0]
     groups = torch.arange(len(z)) if rows.groups is None else rows.groups
-    found = [
+    neighbours = [
         torch.cdist(z[some], z).masked_fill_(groups[some, None] == groups, torch.inf).topk(TWINS.reach, largest=False)
         for some in queries.split(max(1, TWINS.at_once // len(z)))
     ]
-    return torch.cat([each.values for each in found]).double(), torch.cat([each.indices for each in found])
+    return torch.cat([part.values for part in neighbours]).double(), torch.cat([part.indices for part in neighbours])

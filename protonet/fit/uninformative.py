@@ -62,7 +62,7 @@ def parse_counts(counts: object, num_classes: int) -> Tensor:
     """Return counts (num_classes,) int64 from untrusted metadata that name the first classes; 0 if it is unusable."""
     parsed = torch.zeros(num_classes, dtype=torch.int64)
     listed = counts if isinstance(counts, list) and len(counts) <= num_classes else []
-    if all(type(number) is int and 0 <= number < 2**53 for number in listed):
+    if all(type(count) is int and 0 <= count < 2**53 for count in listed):
         parsed[: len(listed)] = torch.tensor(listed, dtype=torch.int64)
     return parsed
 

@@ -1,4 +1,4 @@
-"""Rows without a label: what they are likely to be, and which of them are unlike every class.
+"""Unlabelled rows: their class probabilities, and outliers among them.
 
 Labels spread over the graph of nearest neighbours in an embedding. Each row, as its likeliest class, is then pooled
 with the labelled ones, and the views are fitted to all of them.
@@ -30,7 +30,7 @@ class SpreadRules:
     per_class: int = 64  #: ... or this many per class, if that is more ...
     limit: int = 4096  #: ... but no more than this.
     neighbours: int = 7  #: Edges of the graph from each row.
-    keep: float = 0.95  #: What a row takes from its neighbours; the rest is what it was believed to be.
+    keep: float = 0.95  #: Fraction that a row takes from its neighbours; the remainder is its initial probability.
     steps: int = 200  #: Steps of the spreading, at the most.
     settled: float = 1e-4  #: Change of a share at which it ends.
     even: float = 0.05
@@ -40,7 +40,7 @@ class SpreadRules:
 
 
 SPREAD = SpreadRules()
-#: Rows of known classes that are taken for unlike ones, as a share; and how few held-out rows cannot tell.
+#: Rows of known classes that are taken for unlike ones, as a share; and the fewest held-out rows for that.
 UNLIKE_RATE, FEWEST_HELD = 0.05, 20
 #: A tensor or array (m, ...); or batches of inputs, alone or with labels.
 Unlabelled = Tensor | np.ndarray | Iterable[Any] | Dataset[Any]
@@ -71,24 +71,24 @@ def read_rows(source: object, dim: int, most: int) -> tuple[Tensor, Tensor, int]
         InputTypeError: No rows of numbers.
         InputError: Another width, or a number that is not finite.
     """
-    kept, keys, places = [torch.empty(0, dim, dtype=torch.float32)], np.empty(0, np.int64), np.empty(0, np.int64)
+    sampled, keys, indices = [torch.empty(0, dim, dtype=torch.float32)], np.empty(0, np.int64), np.empty(0, np.int64)
     total = 0
-    for number, batch in enumerate(_open(source)):
-        rows = _read_batch(batch, number, dim)
+    for batch_index, batch in enumerate(_open(source)):
+        rows = _read_batch(batch, batch_index, dim)
         if not len(rows):
             continue
         bad = int((~torch.isfinite(rows.to(torch.float32))).any(dim=1).sum())
         if bad:
-            got = f"NaN, infinity or more than float32 holds in {bad} of {len(rows)} rows of batch {number}"
+            got = f"NaN, infinity or more than float32 holds in {bad} of {len(rows)} rows of batch {batch_index}"
             raise_input_error("unlabelled", "be finite", got, "Drop or impute those rows.")
-        own = _hash_rows(rows)
-        keys, places = np.concatenate([keys, own]), np.concatenate([places, total + np.arange(len(rows))])
-        every = [*kept, rows]
+        hashes = _hash_rows(rows)
+        keys, indices = np.concatenate([keys, hashes]), np.concatenate([indices, total + np.arange(len(rows))])
+        parts = [*sampled, rows]
         total += len(rows)
-        chosen = np.lexsort((places, keys))[:most]
-        kept = [_take(every, chosen)]
-        keys, places = keys[chosen], places[chosen]
-    return kept[0], torch.from_numpy(places), total
+        chosen = np.lexsort((indices, keys))[:most]
+        sampled = [_take(parts, chosen)]
+        keys, indices = keys[chosen], indices[chosen]
+    return sampled[0], torch.from_numpy(indices), total
 
 
 def _open(source: object) -> Iterable[object]:
@@ -104,16 +104,16 @@ def _open(source: object) -> Iterable[object]:
     return source
 
 
-def _read_batch(batch: object, number: int, dim: int) -> Tensor:
+def _read_batch(batch: object, batch_index: int, dim: int) -> Tensor:
     """Return the inputs (b, dim) of a batch, without its labels, if it has some."""
     inputs = batch[0] if isinstance(batch, (tuple, list)) and 1 <= len(batch) <= 2 else batch
     if isinstance(inputs, np.ndarray) and inputs.dtype.kind in "biuf":
         inputs = torch.from_numpy(np.array(inputs))
     if not isinstance(inputs, Tensor) or inputs.is_complex():
-        got = f"{type(inputs).__name__} in batch {number}"
+        got = f"{type(inputs).__name__} in batch {batch_index}"
         raise_input_error("unlabelled", "hold rows of real numbers", got, REMEDY, kind=InputTypeError)
     if inputs.ndim < 2 or (len(inputs) and math.prod(inputs.shape[1:]) != dim):
-        got = f"shape {tuple(inputs.shape)} in batch {number}"
+        got = f"shape {tuple(inputs.shape)} in batch {batch_index}"
         remedy = "Pass the features of the labelled rows."
         raise_input_error("unlabelled", f"have {dim} features per row, as the labelled rows have", got, remedy)
     return inputs.detach().cpu().reshape(len(inputs), dim)
@@ -133,11 +133,11 @@ def _take(parts: Sequence[Tensor], rows: np.ndarray) -> Tensor:
     kinds = {torch.float64 if part.dtype in {torch.float64, torch.int64} else torch.float32 for part in parts[1:]}
     dtype = torch.float64 if torch.float64 in kinds | {parts[0].dtype} else torch.float32
     first = len(parts[0])
-    taken = torch.empty(len(rows), parts[0].shape[1], dtype=dtype)
+    selected = torch.empty(len(rows), parts[0].shape[1], dtype=dtype)
     old, chosen = torch.from_numpy(rows < first), torch.from_numpy(rows)
-    taken[old] = parts[0][chosen[old]].to(dtype)
-    taken[~old] = parts[1][chosen[~old] - first].to(dtype)
-    return taken
+    selected[old] = parts[0][chosen[old]].to(dtype)
+    selected[~old] = parts[1][chosen[~old] - first].to(dtype)
+    return selected
 
 
 def spread_labels(embedding: Tensor, labels: Tensor, believed: Tensor) -> Tensor:
@@ -157,21 +157,21 @@ def spread_labels(embedding: Tensor, labels: Tensor, believed: Tensor) -> Tensor
     n, classes = len(labels), believed.shape[1]
     rows, others, weights = link_neighbours(embedding, SPREAD.neighbours)
     start = torch.cat([F.one_hot(labels, classes), believed]).double()
-    found = start
+    scores = start
     for _ in range(SPREAD.steps):
-        before = found
-        found = (1 - SPREAD.keep) * start
-        found.index_add_(0, rows, weights[:, None] * before[others], alpha=SPREAD.keep)
-        if float((found - before).abs().max()) < SPREAD.settled * (1 - SPREAD.keep):
+        before = scores
+        scores = (1 - SPREAD.keep) * start
+        scores.index_add_(0, rows, weights[:, None] * before[others], alpha=SPREAD.keep)
+        if float((scores - before).abs().max()) < SPREAD.settled * (1 - SPREAD.keep):
             break
-    shares = found[n:]
-    return even_shares(shares / shares.sum(dim=1, keepdim=True)).float()
+    probabilities = scores[n:]
+    return even_shares(probabilities / probabilities.sum(dim=1, keepdim=True)).float()
 
 
 def link_neighbours(embedding: Tensor, neighbours: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the graph of nearest neighbours of unit rows (n, dim): the ends of each edge, and its weight.
 
-    Of two rows that are d apart, 1 less their cosine, the weight is exp(-4 d / sqrt(s t)), s and t being how far the
+    For two rows at a distance d, 1 less their cosine, the weight is exp(-4 d / sqrt(s t)), s and t being how far the
     farthest neighbour of each is; it is normalised by the roots of both ends' degrees.
 
     Returns:
@@ -181,18 +181,18 @@ def link_neighbours(embedding: Tensor, neighbours: int) -> tuple[Tensor, Tensor,
     near, far = [torch.empty(0, 1)], [torch.empty(0, 1, dtype=torch.int64)]
     for first in range(0, n, CHUNK // 4):
         cosines = embedding[first : first + CHUNK // 4] @ embedding.T
-        own = torch.arange(len(cosines))
-        cosines[own, first + own] = -2.0
-        values, places = cosines.topk(min(neighbours, n - 1), dim=1)
+        diagonal = torch.arange(len(cosines))
+        cosines[diagonal, first + diagonal] = -2.0
+        values, indices = cosines.topk(min(neighbours, n - 1), dim=1)
         near.append((1 - values).clamp_min(0))
-        far.append(places)
+        far.append(indices)
     distances, others = torch.cat(near[1:]).double(), torch.cat(far[1:])
     reach = distances[:, -1].clamp_min(torch.finfo(torch.float32).eps)
     weights = torch.exp(-4 * distances / (reach[:, None] * reach[others]).sqrt()).flatten()
     rows, others = torch.arange(n)[:, None].expand_as(others).flatten(), others.flatten()
     pairs = torch.cat([rows * n + others, others * n + rows])
-    pairs, place = pairs.unique(return_inverse=True)
-    weights = torch.zeros(len(pairs), dtype=torch.float64).index_copy_(0, place, weights.repeat(2))
+    pairs, edge = pairs.unique(return_inverse=True)
+    weights = torch.zeros(len(pairs), dtype=torch.float64).index_copy_(0, edge, weights.repeat(2))
     rows, others = pairs // n, pairs % n
     degrees = torch.zeros(n, dtype=torch.float64).index_add_(0, rows, weights).clamp_min(1e-30).sqrt()
     return rows, others, weights / (degrees[rows] * degrees[others])
@@ -210,17 +210,17 @@ def even_shares(beliefs: Tensor) -> Tensor:
     Source: shrinkage by the ratio of variances, as James and Stein, "Estimation with quadratic loss" (1961).
     """
     believed = beliefs.sum(dim=0) > 0  # the others are classes without a sample
-    shares = beliefs.mean(dim=0)[believed] * int(believed.sum())
-    pull = min(1.0, SPREAD.even / max(float((shares - 1).square().mean()), 1e-12))
-    wanted = (1 - pull) * shares + pull
+    frequencies = beliefs.mean(dim=0)[believed] * int(believed.sum())
+    pull = min(1.0, SPREAD.even / max(float((frequencies - 1).square().mean()), 1e-12))
+    target = (1 - pull) * frequencies + pull
     factors = torch.ones_like(beliefs[0])
-    weighed = beliefs
+    balanced = beliefs
     for _ in range(SPREAD.balancing):
-        found = weighed.mean(dim=0)[believed] * len(shares)
-        factors[believed] *= (wanted / found.clamp_min(1e-9)).sqrt()
-        weighed = beliefs * factors
-        weighed = weighed / weighed.sum(dim=1, keepdim=True)
-    return weighed
+        observed = balanced.mean(dim=0)[believed] * len(frequencies)
+        factors[believed] *= (target / observed.clamp_min(1e-9)).sqrt()
+        balanced = beliefs * factors
+        balanced = balanced / balanced.sum(dim=1, keepdim=True)
+    return balanced
 
 
 def pool_rows(rows: TrainingRows, features: Tensor, beliefs: Tensor, known: Tensor) -> TrainingRows:
@@ -237,8 +237,8 @@ def pool_rows(rows: TrainingRows, features: Tensor, beliefs: Tensor, known: Tens
     Returns:
         The rows, in no groups.
     """
-    shares, classes = beliefs.max(dim=1)
-    weights = shares.double() * known
+    top_probabilities, classes = beliefs.max(dim=1)
+    weights = top_probabilities.double() * known
     used = weights > 0
     return rows._replace(
         features=torch.cat([rows.features, features[used]]),
@@ -249,12 +249,12 @@ def pool_rows(rows: TrainingRows, features: Tensor, beliefs: Tensor, known: Tens
     )
 
 
-def rank_scores(held: Tensor, scores: Tensor) -> Tensor:
+def rank_scores(known_scores: Tensor, scores: Tensor) -> Tensor:
     """Return which share of rows of known classes, held out, has lower scores (n,) than each of others (m,) has."""
-    places = torch.searchsorted(held.sort().values, scores.contiguous())
-    return places.double() / max(1, len(held))
+    counts_below = torch.searchsorted(known_scores.sort().values, scores.contiguous())
+    return counts_below.double() / max(1, len(known_scores))
 
 
-def find_unlike(ranks: Tensor, held: int) -> Tensor:
+def find_unlike(ranks: Tensor, n_held_out: int) -> Tensor:
     """Return which rows (m,) are unlike every class, given their ranks among so many rows: none where these are few."""
-    return (ranks < UNLIKE_RATE) & (held >= FEWEST_HELD)
+    return (ranks < UNLIKE_RATE) & (n_held_out >= FEWEST_HELD)

@@ -97,7 +97,7 @@ def test_rows_are_drawn_in_proportion_to_their_weights() -> None:
     assert len(draw_rows(torch.ones(50), 9, 1).unique()) == 9
 
 
-def test_the_bandwidth_reaches_as_many_neighbours_as_are_asked_for() -> None:
+def test_the_bandwidth_reaches_the_given_number_of_neighbours() -> None:
     near = torch.tensor([[0.0], [0.1], [0.2]])
     rows = torch.cat([near, near + 10])
     for neighbours, distance in ((1, 0.1), (3, 9.9)):
@@ -113,15 +113,15 @@ def network() -> PrototypeNetwork:
     return solve([blobs(0, classes=3, rows=6, dim=4)], effort="fast")
 
 
-def test_beliefs_are_the_networks(network: PrototypeNetwork) -> None:
+def test_class_probabilities_are_those_of_the_network(network: PrototypeNetwork) -> None:
     x = blobs(1, classes=3, rows=5, dim=4)[0]
-    beliefs = find_beliefs(network, x)
+    predictions = find_beliefs(network, x)
     best = network(x).softmax(dim=1).sort(dim=1, descending=True)
-    torch.testing.assert_close(beliefs.shares, best.values[:, :2])
-    assert torch.equal(beliefs.first, best.indices[:, 0])
-    assert torch.equal(beliefs.second, best.indices[:, 1])
-    torch.testing.assert_close(beliefs.doubt, 1 - best.values[:, 0] + best.values[:, 1])
-    assert torch.equal(beliefs.nearness, network(x).amax(dim=1))
+    torch.testing.assert_close(predictions.shares, best.values[:, :2])
+    assert torch.equal(predictions.first, best.indices[:, 0])
+    assert torch.equal(predictions.second, best.indices[:, 1])
+    torch.testing.assert_close(predictions.doubt, 1 - best.values[:, 0] + best.values[:, 1])
+    assert torch.equal(predictions.nearness, network(x).amax(dim=1))
 
 
 def test_with_one_class_all_rows_are_in_doubt() -> None:
@@ -137,11 +137,11 @@ def test_reasons_say_what_stands_out() -> None:
     network.set_prototypes(torch.eye(3)[:2], torch.arange(2))
     sure = torch.eye(3)[:2].repeat_interleave(20, dim=0) + 0.01 * draw_unit(0, 40)
     x = torch.cat([sure, torch.tensor([[1.0, 1.01, 0.0], [0.2, -0.1, 1.0], [0.1, 0.0, -1.0]])])
-    told = dict(suggest_rows(network, x, len(x), ["cat", "dog"]))
-    assert told[40].startswith("between dog and cat: 5")
-    assert told[41] == "unlike every class: 95 % of the rows are nearer to one"
-    assert told[42] == "unlike every class: 98 % of the rows are nearer to one"
-    assert {told[row].split()[0] for row in range(40)} <= {"typical", "like"}
+    reasons = dict(suggest_rows(network, x, len(x), ["cat", "dog"]))
+    assert reasons[40].startswith("between dog and cat: 5")
+    assert reasons[41] == "unlike every class: 95 % of the rows are nearer to one"
+    assert reasons[42] == "unlike every class: 98 % of the rows are nearer to one"
+    assert {reasons[row].split()[0] for row in range(40)} <= {"typical", "like"}
     assert {row for row, _ in suggest_rows(network, x, 3, ["cat", "dog"])} == {40, 41, 42}
 
 

@@ -22,7 +22,7 @@ NOISE, COINS = torch.randn(40, 6, generator=G), torch.randint(2, (40,), generato
 
 
 @pytest.mark.parametrize("apart", [0.0, 1e-7, 1e-3])
-def test_random_labels_of_rows_that_stand_twice_are_not_told(apart: float) -> None:
+def test_random_labels_of_repeated_rows_are_not_predicted(apart: float) -> None:
     x = torch.cat([NOISE, NOISE + apart * torch.randn(NOISE.shape, generator=torch.Generator().manual_seed(1))])
     solution = solve_problem([(x, COINS.repeat(2))], effort="fast")
     assert solution.problem.repeated == 40
@@ -32,7 +32,7 @@ def test_random_labels_of_rows_that_stand_twice_are_not_told(apart: float) -> No
     assert float(crossed.weights.sum()) == 80
 
 
-def test_whole_copies_leave_no_trace_but_their_weight() -> None:
+def test_exact_copies_change_only_the_weight() -> None:
     x, y = blobs(0)
     once, twice = (solve_problem([(x.repeat(k, 1), y.repeat(k))], effort="fast").network for k in (1, 2))
     torch.testing.assert_close(once(x), twice(x))
@@ -69,7 +69,7 @@ def dependent_columns(kind: str, n: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("n", [500, 6000])
 @pytest.mark.parametrize("kind", ["linear", "square", "log", "hour", "whole hour", "categories", "answers"])
-def test_columns_that_depend_on_each_other_make_no_duplicates(kind: str, n: int) -> None:
+def test_dependent_columns_do_not_make_duplicates(kind: str, n: int) -> None:
     groups = find_copies(dependent_columns(kind, n))
     if groups is not None:  # a few pairs may be close by chance
         _, size = groups.unique(return_counts=True)
@@ -78,7 +78,7 @@ def test_columns_that_depend_on_each_other_make_no_duplicates(kind: str, n: int)
 
 
 @pytest.mark.parametrize("kind", ["linear", "square", "answers"])
-def test_a_table_that_holds_each_row_twice_has_duplicates_whatever_its_columns(kind: str) -> None:
+def test_a_table_with_each_row_twice_has_duplicates_for_any_columns(kind: str) -> None:
     groups = find_copies(dependent_columns(kind, 500).repeat(2, 1))
     assert groups is not None
     assert torch.equal(groups[:500], groups[500:])
@@ -127,17 +127,17 @@ def test_groups_are_never_on_both_sides_nor_is_a_class_left_out(
         assert set(labels[fold.train].tolist()) == set(labels.tolist())
 
 
-def test_an_update_with_copies_or_the_same_groups_tells_held_out_rows_nothing() -> None:
+def test_an_update_with_copies_or_the_same_groups_does_not_leak_into_held_out_rows() -> None:
     groups = torch.arange(40) // 2
     solution = solve_problem([(NOISE, COINS)], effort="fast", groups=groups)
     crossed = crossfit(solution)
     assert solution.groups is not None
-    strangers = torch.full((40,), -1)
-    for apart, own, known in ((1e-4, None, True), (0.5, solution.groups[groups], True), (0.5, strangers, False)):
+    no_groups = torch.full((40,), -1)
+    for apart, new_groups, known in ((1e-4, None, True), (0.5, solution.groups[groups], True), (0.5, no_groups, False)):
         updated = copy.deepcopy(crossed)
-        update(updated, NOISE + apart, COINS, 2, own)
+        update(updated, NOISE + apart, COINS, 2, new_groups)
         assert updated.whole.counts.sum() == 80
-        for number, network in enumerate(updated.folds):
-            judged = int((crossed.fold == number).sum()) * known
-            assert network.counts.sum() == crossed.folds[number].counts.sum() + 40 - judged
+        for index, network in enumerate(updated.folds):
+            judged = int((crossed.fold == index).sum()) * known
+            assert network.counts.sum() == crossed.folds[index].counts.sum() + 40 - judged
         assert predict_held(updated).shape == predict_held(crossed).shape

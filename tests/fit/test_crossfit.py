@@ -56,15 +56,15 @@ def test_every_row_is_held_out_once_and_judged_by_a_network_of_the_other_rows() 
         assert fitted.counts.tolist() == torch.bincount(part.labels).tolist()
 
 
-def test_held_out_rows_tell_the_accuracy_on_fresh_rows() -> None:
-    held, new = [], []
+def test_held_out_accuracy_estimates_accuracy_on_fresh_rows() -> None:
+    held_out, fresh = [], []
     for seed in range(4):
         x, y = blobs(seed, rows=40, noise=1.2)
         solution = solve_problem([(x[:100], y[:100])], effort=PLAIN)
         crossed = crossfit(solution)
-        held.append(measure(predict_held(crossed), crossed.labels).accuracy)
-        new.append(measure(solution.network(x[100:]), y[100:]).accuracy)
-    assert abs(np.mean(held) - np.mean(new)) < 3 * np.sqrt(0.25 / 400 + 0.25 / 400)
+        held_out.append(measure(predict_held(crossed), crossed.labels).accuracy)
+        fresh.append(measure(solution.network(x[100:]), y[100:]).accuracy)
+    assert abs(np.mean(held_out) - np.mean(fresh)) < 3 * np.sqrt(0.25 / 400 + 0.25 / 400)
 
 
 def test_baselines_are_judged_on_the_same_rows_and_bear_odd_ones() -> None:
@@ -127,13 +127,13 @@ def test_the_offset_is_what_more_rows_add_and_nothing_where_rows_are_many() -> N
     assert float(crossfit(solve_problem([two_folds], effort=PLAIN)).offset) == 0
 
 
-def test_progress_is_told_and_no_global_state_is_touched() -> None:
+def test_progress_is_reported_and_global_state_is_unchanged() -> None:
     before = torch.get_rng_state(), random.getstate(), torch.get_num_threads()
-    told: list[float] = []
+    reported: list[float] = []
     solution: Solution = SOLUTION._replace(network=copy.deepcopy(SOLUTION.network))
-    crossfit(solution, progress=lambda stage, share: told.append(share), deadline=0.0)
-    assert told == sorted(told)
-    assert told[0] == 0
+    crossfit(solution, progress=lambda stage, fraction: reported.append(fraction), deadline=0.0)
+    assert reported == sorted(reported)
+    assert reported[0] == 0
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1:] == (random.getstate(), torch.get_num_threads())
 

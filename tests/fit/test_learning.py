@@ -26,17 +26,17 @@ def solved() -> Solved:
 
 
 @pytest.mark.parametrize("copies", [0, 7])
-def test_each_row_is_told_by_its_own_number(copies: int) -> None:
+def test_held_out_index_identifies_each_row(copies: int) -> None:
     x, y = blobs(0, classes=3, rows=8, dim=4)
     x, y = torch.cat([x, x[:copies], torch.randn(1, 4)]), torch.cat([y, y[:copies], torch.tensor([3])])
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
     solution = solve_problem([(x[order], y[order])], effort="fast")
-    crossed, held = crossfit(solution), number_held(solution.problem)
+    crossed, indices = crossfit(solution), number_held(solution.problem)
     alone = y[order] == 3  # a class of one row is never held out
-    assert (held[alone] == -1).all()
-    assert (crossed.labels[held[~alone]] == y[order][~alone]).all()
-    torch.testing.assert_close(crossed.features[held[~alone]].float(), x[order][~alone])
-    assert torch.bincount(held[~alone]).tolist() == crossed.weights.tolist()
+    assert (indices[alone] == -1).all()
+    assert (crossed.labels[indices[~alone]] == y[order][~alone]).all()
+    torch.testing.assert_close(crossed.features[indices[~alone]].float(), x[order][~alone])
+    assert torch.bincount(indices[~alone]).tolist() == crossed.weights.tolist()
 
 
 def test_without_held_out_rows_there_is_none() -> None:
@@ -59,15 +59,15 @@ def test_repeats_are_the_mean_of_crossfits(solved: Solved) -> None:
 
 
 @given(seeds, st.sampled_from([0.125, 0.3, 0.5, 1.0]))
-def test_thinned_rows_are_a_share_of_each_class(seed: int, share: float) -> None:
+def test_thinned_rows_are_a_fraction_of_each_class(seed: int, fraction: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(4, (40,), generator=generator)
     rows = torch.randperm(40, generator=generator)[:30]
-    some = thin_rows(labels, rows, share, generator)
+    some = thin_rows(labels, rows, fraction, generator)
     assert torch.isin(some, rows).all()
     assert some.tolist() == sorted(set(some.tolist()))
-    before, after = (torch.bincount(labels[each], minlength=4) for each in (rows, some))
-    assert after.tolist() == [math.ceil(share * n) for n in before.tolist()]
+    before, after = (torch.bincount(labels[indices], minlength=4) for indices in (rows, some))
+    assert after.tolist() == [math.ceil(fraction * n) for n in before.tolist()]
 
 
 def test_curve_ends_in_the_crossfit(solved: Solved) -> None:

@@ -54,21 +54,21 @@ class Stream(IterableDataset[Any]):
 
 
 @pytest.mark.parametrize(
-    "whole",
+    "source",
     [
         *[(X, Y), [X, Y], (X.numpy(), Y.numpy()), (X.numpy(), Y), TensorDataset(X, Y), Stream()],
         Samples(list(X.numpy()), Y.tolist()),
     ],
-    ids=lambda whole: type(whole).__name__,
+    ids=lambda source: type(source).__name__,
 )
-def test_datasets_and_pairs_are_read_as_batches_are(whole: Any) -> None:
-    for train, val in ((whole, None), ([(X[:0], Y[:0]), (X, Y)], whole)):
+def test_datasets_and_pairs_are_read_as_batches_are(source: Any) -> None:
+    for train, val in ((source, None), ([(X[:0], Y[:0]), (X, Y)], source)):
         features, labels, _ = read_loaders(train, val, {})
         assert torch.equal(features[-30:], X)
         assert torch.equal(labels[-30:], Y)
 
 
-def test_what_is_told_holds() -> None:
+def test_metadata_is_respected() -> None:
     assert read_loaders([(X, Y)], None, {"num_classes": 9})[2] == 9
     assert read_loaders([(X, Y * 0)], None, {})[2] == 2
 
@@ -92,7 +92,7 @@ def test_the_order_of_rows_does_not_depend_on_theirs(seed: int) -> None:
     assert torch.equal(y[again], labels)
 
 
-def test_the_order_of_rows_does_not_depend_on_units_columns_classes_and_how_copies_are_told() -> None:
+def test_the_order_of_rows_is_invariant_to_units_columns_classes_and_copies() -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(60, 4, generator=generator), torch.arange(60) % 3
     order = order_rows(x.clone(), y)

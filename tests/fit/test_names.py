@@ -1,4 +1,4 @@
-"""Names of classes as rows: what they say, how much they count, and that they are no samples."""
+"""Names of classes as rows: their content, their weight, and that they are not samples."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_names_are_rows_as_texts_are() -> None:
     place = list(encoding.feature_range(1))
     np.testing.assert_allclose(names.x[:, place], own - own.mean(axis=0), atol=1e-6)
     others = [number for number in range(x.shape[1]) if number not in place]
-    for row in (0, 1):  # what a name does not say is as in its class
+    for row in (0, 1):  # other features of a name are the means of its class
         torch.testing.assert_close(names.x[row, others], x[labels == row][:, others].mean(dim=0))
     alone = read_names(encoding, ["card", "money"], x[:0], labels[:0])
     assert alone is not None
@@ -118,14 +118,14 @@ def test_names_count_where_they_fit_their_rows_and_not_where_they_do_not() -> No
 
 
 def score_left_out(x: np.ndarray, labels: np.ndarray, names: np.ndarray, weight: float) -> float:
-    """Return the log-loss, row by row left out, of cosines to sums of rows and names at their best temperature."""
-    x, names = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (x, names))
+    """Compute the leave-one-out log-loss of cosines to sums of rows and names at their best temperature."""
+    x, names = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in (x, names))
     cosines = np.empty((len(x), len(names)))
     for row in range(len(x)):
-        for number in range(len(names)):
-            own = [x[other] for other in range(len(x)) if other != row and labels[other] == number]
-            total = np.sum([*own, weight * names[number]], axis=0)
-            cosines[row, number] = x[row] @ total / np.linalg.norm(total)
+        for label in range(len(names)):
+            vectors_of_class = [x[other] for other in range(len(x)) if other != row and labels[other] == label]
+            total = np.sum([*vectors_of_class, weight * names[label]], axis=0)
+            cosines[row, label] = x[row] @ total / np.linalg.norm(total)
     ridge = cosines.var(axis=1).mean() / (WEIGHTS.logit_scale**2 * len(x))
 
     def loss(factor: float, ridge: float = 0) -> float:
@@ -133,7 +133,7 @@ def score_left_out(x: np.ndarray, labels: np.ndarray, names: np.ndarray, weight:
         losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(x)), labels]
         return float(losses.mean() + ridge * factor**2 / 2)
 
-    return loss(minimize_scalar(lambda each: loss(each, ridge), bounds=(0, 200), method="bounded").x)
+    return loss(minimize_scalar(lambda vectors: loss(vectors, ridge), bounds=(0, 200), method="bounded").x)
 
 
 def test_how_much_a_name_counts_is_what_is_best_for_rows_left_out() -> None:
@@ -177,8 +177,8 @@ def solve(names: Names | None, x: Tensor = X, y: Tensor = Y, groups: Tensor | No
 def test_names_are_in_the_prototypes_and_what_is_numbered_is_the_samples() -> None:
     names = Names(torch.cat([NEAR, -NEAR[:1]]), torch.arange(6), 2.0)  # of the last class there is no sample
     groups = torch.arange(len(X)) // 2 * 3
-    for own in (None, groups):
-        solution = solve(names, groups=own)
+    for used_groups in (None, groups):
+        solution = solve(names, groups=used_groups)
         problem, network = solution.problem, solution.network
         assert network.counts.tolist() == [6, 6, 6, 6, 6, 2]
         assert names.count_samples(6).tolist() == [2] * 6
@@ -191,18 +191,18 @@ def test_names_are_in_the_prototypes_and_what_is_numbered_is_the_samples() -> No
         assert not problem.rows.is_class_name[problem.places].any()
         assert int(problem.rows.is_class_name.sum()) == 6
         crossed = crossfit(solution)
-        held = number_held(problem)
-        assert sorted(held.tolist()) == list(range(len(X)))
-        torch.testing.assert_close(crossed.features[held], X)
+        indices = number_held(problem)
+        assert sorted(indices.tolist()) == list(range(len(X)))
+        torch.testing.assert_close(crossed.features[indices], X)
         assert crossed.weights.tolist() == [1] * len(X)
-        for number, fold in enumerate(crossed.folds):
-            left = torch.bincount(crossed.labels[crossed.fold == number], minlength=6)
+        for index, fold in enumerate(crossed.folds):
+            left = torch.bincount(crossed.labels[crossed.fold == index], minlength=6)
             assert fold.counts.tolist() == (network.counts - left).tolist()
-        if own is not None:
+        if used_groups is not None:
             assert solution.groups is not None
-            assert len(solution.groups) == len(own.unique())
+            assert len(solution.groups) == len(used_groups.unique())
             assert problem.rows.groups is not None
-            numbered = solution.groups[own.unique(return_inverse=True)[1]]
+            numbered = solution.groups[used_groups.unique(return_inverse=True)[1]]
             torch.testing.assert_close(problem.rows.groups[problem.places], numbered)
 
 

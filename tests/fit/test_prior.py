@@ -112,7 +112,7 @@ def test_weights_sum_to_one_and_small_ones_are_left_out() -> None:
         assert size > 0
 
 
-def test_a_view_that_tells_no_rows_apart_gets_nothing() -> None:
+def test_a_view_that_does_not_separate_rows_gets_zero_weight() -> None:
     rows, cosines, labels = draw(4)
     cosines[1] = torch.full_like(cosines[1], 0.7)
     weights, _ = Prior().weigh(gather_evidence(rows, MARKS, cosines, labels))
@@ -140,11 +140,11 @@ def test_a_problem_looks_the_same_in_other_units_and_another_order(seed: int) ->
 
 
 @pytest.mark.parametrize("x", [torch.zeros(6, 3), torch.ones(6, 1), torch.eye(6)[:, :2] * 1e-30])
-def test_rows_that_say_nothing_are_described_by_finite_numbers(x: torch.Tensor) -> None:
+def test_degenerate_rows_have_finite_statistics(x: torch.Tensor) -> None:
     assert bool(torch.isfinite(describe_rows(TrainingRows(x, torch.arange(6) % 2, 2))).all())
 
 
-def test_numbers_are_written_and_read() -> None:
+def test_prior_parameters_round_trip() -> None:
     prior = jiggled(0)
     again = read_numbers(write_numbers(prior))
     for one, other in zip(prior.parameters(), again.parameters(), strict=True):

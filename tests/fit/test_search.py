@@ -39,13 +39,13 @@ def weights(choice: Choice) -> dict[str, float]:
     return {spec.name: weight for spec, weight in choice.views}
 
 
-def test_on_isotropic_data_the_smallest_mlp_on_raw_features_is_kept() -> None:
+def test_on_isotropic_data_the_smallest_mlp_on_raw_features_is_selected() -> None:
     search = replace(LITTLE, folds=5).without(ForestFamily).with_kind(MLPFamily(sizes=1))
     choice = choose("isotropic", classes=32, dim=48, search=search)
     assert choice.views == ((smallest(plan_encoder(48, 32, 50_000)), 1.0),)
 
 
-def test_on_correlated_noise_whitened_features_weigh_most() -> None:
+def test_on_correlated_noise_whitened_features_have_the_largest_weight() -> None:
     choice = choose("correlated")
     whitened = [
         weight for spec, weight in choice.views if spec == Linear("whitened") or spec.source == Linear("whitened")
@@ -78,7 +78,7 @@ def test_without_folds_it_is_a_mixture_of_what_needs_no_judge(limit: int, effort
         assert choice.views == ((RAW, 1.0),)
     else:
         trained = [spec for spec, _ in choice.views if isinstance(spec, MLP)]
-        assert trained in ([], [smallest(plan)])  # it stands for raw cosine
+        assert trained in ([], [smallest(plan)])  # it replaces raw cosine
         assert len(choice.views) > 3
     assert abs(sum(weights(choice).values()) - 1) < 1e-6
 
@@ -99,12 +99,12 @@ def test_shifted_views_are_used_on_pixels_unless_they_are_ruled_out() -> None:
     assert choice.losses["mixture"] < still.losses["mixture"]
 
 
-def test_the_stages_are_told_in_order() -> None:
-    told: list[tuple[str, float]] = []
+def test_the_stages_are_reported_in_order() -> None:
+    reported: list[tuple[str, float]] = []
     x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
     rows = TrainingRows(x, torch.arange(20) % 2, 2)
-    select(rows, plan_encoder(4, 2, 100), search=LITTLE, progress=lambda *stage: told.append(stage))
-    assert [stage for stage, _ in told] == [
+    select(rows, plan_encoder(4, 2, 100), search=LITTLE, progress=lambda *stage: reported.append(stage))
+    assert [stage for stage, _ in reported] == [
         "linear views",
         "kernel ridge views",
         "convolution views",
@@ -112,7 +112,7 @@ def test_the_stages_are_told_in_order() -> None:
         "tabular transformer",
         "MLP views",
     ]
-    assert [share for _, share in told] == sorted(share for _, share in told)
+    assert [fraction for _, fraction in reported] == sorted(fraction for _, fraction in reported)
 
 
 def test_radial_views_are_used_where_tails_are_heavy() -> None:
@@ -191,7 +191,7 @@ def test_a_view_of_little_weight_that_costs_a_row_much_time_goes_unless_it_is_ne
     assert thin([right, right, right], [1.0, 9.0, 0.0]) == [True, False, True]
     assert thin([right, right, right], [1.0, 9.0, 0.0], row_cost=0.0) == [True] * 3
     assert thin([right, right, right], [100.0, 9.0, 0.0]) == [True] * 3  # it takes little of the time
-    assert thin([0 * right, right, wrong], [1.0, 9.0, 9.0]) == [True, True, False]  # nothing else tells rows apart
+    assert thin([0 * right, right, wrong], [1.0, 9.0, 9.0]) == [True, True, False]  # no other view separates rows
 
 
 def test_patterns_are_used_where_rows_are_moved() -> None:
@@ -207,7 +207,7 @@ def test_patterns_are_used_where_rows_are_moved() -> None:
     assert choice.losses["convolution"] < choice.losses["raw"] - 0.2
 
 
-def test_a_choice_without_some_rows_does_not_know_what_they_said() -> None:
+def test_selection_without_some_rows_ignores_their_evidence() -> None:
     x, y = blobs(0, rows=10, classes=3, noise=1.5)
     explored = explore(
         TrainingRows(x / x.square().mean().sqrt(), y, 3), plan_encoder(x.shape[1], 3, 10_000), EFFORTS["fast"]

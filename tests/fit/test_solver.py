@@ -40,7 +40,7 @@ def loader(x: Tensor, y: Tensor, *, batch_size: int = 7, shuffle: bool = False, 
     return DataLoader(TensorDataset(x, y), batch_size=batch_size, shuffle=shuffle, num_workers=workers)
 
 
-#: A limit that affords one hidden unit for eight features and five classes: what is tested here is not accuracy.
+#: A limit that affords one hidden unit for eight features and five classes. These tests do not measure accuracy.
 SMALL = {"param_limit": 30}
 
 
@@ -50,7 +50,7 @@ def solve_little(train: Loader, val: Loader | None = None, metadata: dict[str, A
 
 @cache
 def solved(seed: int) -> PrototypeNetwork:
-    """Return what is solved of `blobs`, whose rows are not changed by it."""
+    """Solve `blobs`, and check that its rows are unchanged."""
     return solve_little([blobs(seed)])
 
 
@@ -177,7 +177,7 @@ EFFORTS_OF_NO_USE = [
         ("metadata", {"param_limit": math.nan}, InputError, r"`metadata\['param_limit'\]` must be a finite"),
         ("metadata", {"device": "nonsense"}, InputError, r"`metadata\['device'\]` must be a device of this machine"),
         ("metadata", [1], InputTypeError, "`metadata` must be a mapping or None; got list"),
-        ("metadata", {"num_class": 3}, InputError, "have no keys but .*; got 'num_class'. Did you mean 'num_classes'"),
+        ("metadata", {"num_class": 3}, InputError, "only have keys .*; got 'num_class'. Did you mean 'num_classes'"),
         ("time_limit", -1, InputError, "`time_limit` must be a finite number >= 0; got -1"),
         ("progress", 5, InputTypeError, "`progress` must be a function of a stage and a share; got int"),
         ("effort", "slow", InputError, "`effort` must be one of fast, default, best; got 'slow'"),
@@ -211,13 +211,13 @@ def test_how_much_is_trained_depends_on_effort_time_and_rows() -> None:
     assert solve([(x, many)]).count_parameters() == solve([(x, many)], time_limit=0).count_parameters()
 
 
-def test_progress_is_told_and_can_end_the_search() -> None:
-    told: list[tuple[str, float]] = []
-    solve([(X, Y)], None, SMALL, effort=LITTLE, progress=lambda *stage: told.append(stage))
-    assert told[-2:] == [("final fit", 0.8), ("done", 1.0)]
-    assert [share for _, share in told] == sorted(share for _, share in told)
+def test_progress_is_reported_and_can_end_the_search() -> None:
+    reported: list[tuple[str, float]] = []
+    solve([(X, Y)], None, SMALL, effort=LITTLE, progress=lambda *stage: reported.append(stage))
+    assert reported[-2:] == [("final fit", 0.8), ("done", 1.0)]
+    assert [fraction for _, fraction in reported] == sorted(fraction for _, fraction in reported)
 
-    def interrupt(stage: str, share: float) -> None:
+    def interrupt(stage: str, fraction: float) -> None:
         if stage == "forests":
             raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""Rows with close twins are told of; clusters, classes, lattices and heavy tails are none."""
+"""Near-duplicates are detected; clusters, classes, lattices and heavy tails are not reported as such."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from protonet.fit.problem import pose_problem
 from protonet.fit.twins import TWINS, find_twins
 
 
-def share_twins(
+def detect_twins(
     x: np.ndarray, y: np.ndarray, groups: np.ndarray | None = None, blocks: torch.Tensor | None = None
 ) -> float:
-    numbers, features = None if groups is None else torch.from_numpy(groups), torch.from_numpy(x).float()
-    problem, _ = pose_problem(features, torch.from_numpy(y), int(y.max()) + 1, groups=numbers, blocks=blocks)
+    group_ids, features = None if groups is None else torch.from_numpy(groups), torch.from_numpy(x).float()
+    problem, _ = pose_problem(features, torch.from_numpy(y), int(y.max()) + 1, groups=group_ids, blocks=blocks)
     return find_twins(problem.rows)
 
 
 @pytest.mark.parametrize("copies", [1, 3])
 @pytest.mark.parametrize(("dim", "noise"), [(4, 0.03), (10, 0.03), (10, 0.1), (10, 0.3), (30, 0.3)])
-def test_twins_are_found_and_groups_of_them_are_no_news(dim: int, noise: float, copies: int) -> None:
+def test_near_duplicates_are_detected_unless_they_are_grouped(dim: int, noise: float, copies: int) -> None:
     rng = np.random.default_rng(0)
     of = np.repeat(np.arange(40), copies + 1)
     x = rng.normal(size=(40, dim))[of] + noise * rng.normal(size=(len(of), dim))
     y = rng.integers(3, size=40)[of]
-    assert share_twins(x, y) > TWINS.share
-    assert share_twins(x, y, of) < TWINS.share
+    assert detect_twins(x, y) > TWINS.share
+    assert detect_twins(x, y, of) < TWINS.share
 
 
 @pytest.mark.parametrize("dim", [5, 10, 30])
 @pytest.mark.parametrize("copies", [2, 3, 5])
-def test_noisy_copies_of_few_rows_with_random_labels_are_found(dim: int, copies: int) -> None:
-    found = 0
+def test_noisy_copies_of_few_rows_with_random_labels_are_detected(dim: int, copies: int) -> None:
+    detected = 0
     for seed in range(4):
         rng = np.random.default_rng(seed)
         of = np.repeat(np.arange(30), copies)
         x = rng.normal(size=(30, dim))[of] + 0.3 * rng.normal(size=(len(of), dim))
-        found += share_twins(x, rng.integers(2, size=30)[of]) >= TWINS.share
-    assert found >= (3 if dim == 5 else 4)
+        detected += detect_twins(x, rng.integers(2, size=30)[of]) >= TWINS.share
+    assert detected >= (3 if dim == 5 else 4)
 
 
 @pytest.mark.parametrize("load", [load_iris, load_wine, load_breast_cancer, load_digits])
 def test_real_tables_have_none(load: object) -> None:
     assert callable(load)
-    assert share_twins(*load(return_X_y=True)) < 0.1
+    assert detect_twins(*load(return_X_y=True)) < 0.1
 
 
-def test_features_of_the_world_are_no_twins() -> None:
+def test_real_data_sets_have_no_near_duplicates() -> None:
     for seed in range(20):
         rng = np.random.default_rng(seed)
         n, dim = int(rng.integers(30, 300)), int(rng.integers(2, 20))
@@ -66,10 +66,10 @@ def test_features_of_the_world_are_no_twins() -> None:
             np.cumsum(noise, axis=0),
             noise * (rng.random((n, dim)) < 0.3),
         ):
-            assert share_twins(x, y) < TWINS.share
+            assert detect_twins(x, y) < TWINS.share
 
 
-def test_ties_in_a_column_are_no_twins() -> None:
+def test_ties_in_a_column_are_not_near_duplicates() -> None:
     """Rows of one day, or of one category, are on one axis: if each has a class, that makes no twins."""
     for seed in range(20):
         rng = np.random.default_rng(seed)
@@ -83,14 +83,14 @@ def test_ties_in_a_column_are_no_twins() -> None:
             (np.hstack([np.eye(many)[day], measure]), [0] * many + [1]),
             (np.hstack([np.eye(many)[day], np.eye(12)[other], measure]), [0] * many + [1] * 12 + [2]),
         ):
-            assert share_twins(x, y, blocks=torch.tensor(blocks)) < TWINS.share
+            assert detect_twins(x, y, blocks=torch.tensor(blocks)) < TWINS.share
     of = np.repeat(np.arange(40), 4)  # beside a column that they share, rows with noise are twins still
     x = np.hstack([np.eye(2)[of % 2], rng.normal(size=(40, 6))[of] + 0.03 * rng.normal(size=(160, 6))])
-    assert share_twins(x, rng.integers(3, size=40)[of]) > TWINS.share
+    assert detect_twins(x, rng.integers(3, size=40)[of]) > TWINS.share
 
 
-def test_tight_classes_of_few_rows_are_no_twins() -> None:
+def test_tight_classes_of_few_rows_are_not_near_duplicates() -> None:
     rng = np.random.default_rng(0)
     y = np.repeat(np.arange(20), 5)
-    assert share_twins(rng.normal(size=(20, 8))[y] + 0.03 * rng.normal(size=(100, 8)), y) == 0
-    assert share_twins(rng.normal(size=(6, 8)), y[:6]) == 0
+    assert detect_twins(rng.normal(size=(20, 8))[y] + 0.03 * rng.normal(size=(100, 8)), y) == 0
+    assert detect_twins(rng.normal(size=(6, 8)), y[:6]) == 0

@@ -32,7 +32,7 @@ def test_classes_that_came_later_have_no_uninformative_rows() -> None:
     assert parse_counts([3, 1], 3).tolist() == [3, 1, 0]
 
 
-def test_the_network_judges_what_most_training_rows_are() -> None:
+def test_the_network_classifies_rows_that_are_like_most_training_rows() -> None:
     assert compute_uninformative_logits(torch.tensor([10, 10]), torch.tensor([6, 5])) is None
 
 

@@ -1,4 +1,4 @@
-"""Rows without a label: how labels spread, what is drawn, when they are learned from, and which are strangers."""
+"""Rows without a label: how labels spread, sampling, when they are learned from, and novel clusters."""
 
 from __future__ import annotations
 
@@ -55,24 +55,24 @@ def dense(n: int, rows: Tensor, others: Tensor, weights: Tensor) -> Tensor:
 def test_graph_is_that_of_a_slow_transcription() -> None:
     x, k = unit(40), 5
     distance = 1 - (x @ x.T).double()
-    wanted = torch.zeros(40, 40, dtype=torch.float64)
+    expected = torch.zeros(40, 40, dtype=torch.float64)
     nearest = [sorted((float(distance[i, j]), j) for j in range(40) if j != i)[:k] for i in range(40)]
     for i in range(40):
         for d, j in nearest[i]:
-            wanted[i, j] = wanted[j, i] = np.exp(-4 * d / np.sqrt(nearest[i][-1][0] * nearest[j][-1][0]))
-    degrees = wanted.sum(dim=1).sqrt()
-    wanted /= degrees[:, None] * degrees
-    torch.testing.assert_close(dense(40, *link_neighbours(x, k)), wanted, rtol=1e-4, atol=1e-6)
+            expected[i, j] = expected[j, i] = np.exp(-4 * d / np.sqrt(nearest[i][-1][0] * nearest[j][-1][0]))
+    degrees = expected.sum(dim=1).sqrt()
+    expected /= degrees[:, None] * degrees
+    torch.testing.assert_close(dense(40, *link_neighbours(x, k)), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_labels_spread_as_the_linear_system_says() -> None:
     x, labels = unit(60), torch.tensor([0, 1, 2, 0, 1, 2])
-    believed = torch.rand(54, 3, generator=torch.Generator().manual_seed(1)).softmax(dim=1)
+    initial = torch.rand(54, 3, generator=torch.Generator().manual_seed(1)).softmax(dim=1)
     graph = dense(60, *link_neighbours(x, SPREAD.neighbours))
-    start = torch.cat([torch.nn.functional.one_hot(labels, 3), believed]).double()
+    start = torch.cat([torch.nn.functional.one_hot(labels, 3), initial]).double()
     solved = torch.linalg.solve(torch.eye(60, dtype=torch.float64) - SPREAD.keep * graph, start)[6:]
-    wanted = even_shares(solved / solved.sum(dim=1, keepdim=True))
-    torch.testing.assert_close(spread_labels(x, labels, believed).double(), wanted, rtol=0, atol=2e-3)
+    expected = even_shares(solved / solved.sum(dim=1, keepdim=True))
+    torch.testing.assert_close(spread_labels(x, labels, initial).double(), expected, rtol=0, atol=2e-3)
 
 
 def test_a_chain_of_neighbours_carries_a_label_further_than_distance_would() -> None:
@@ -80,12 +80,12 @@ def test_a_chain_of_neighbours_carries_a_label_further_than_distance_would() -> 
     arcs = torch.stack([angles.cos(), angles.sin(), torch.zeros(40)], dim=1)
     others = torch.stack([angles.cos(), angles.sin(), torch.full((40,), 0.4)], dim=1)
     x = torch.nn.functional.normalize(torch.cat([arcs[:1], others[-1:], arcs[1:], others[:-1]]), dim=1)
-    found = spread_labels(x, torch.tensor([0, 1]), torch.full((78, 2), 0.5)).argmax(dim=1)
-    assert (found[:39] == 0).all()
-    assert (found[39:] == 1).all()
+    predicted = spread_labels(x, torch.tensor([0, 1]), torch.full((78, 2), 0.5)).argmax(dim=1)
+    assert (predicted[:39] == 0).all()
+    assert (predicted[39:] == 1).all()
 
 
-def test_shares_that_differ_little_become_equal_and_others_less_so() -> None:
+def test_similar_class_frequencies_become_equal_and_others_less_so() -> None:
     little = torch.tensor([[0.8, 0.2], [0.7, 0.3], [0.3, 0.7], [0.6, 0.4]], dtype=torch.float64)
     evened = even_shares(little)
     torch.testing.assert_close(evened.mean(dim=0), torch.full((2,), 0.5, dtype=torch.float64), rtol=0, atol=1e-3)
@@ -103,18 +103,18 @@ def test_shares_that_differ_little_become_equal_and_others_less_so() -> None:
 
 def test_what_is_drawn_depends_on_the_rows_alone_and_keeps_their_digits() -> None:
     x = torch.randn(5000, 3, generator=torch.Generator().manual_seed(0))
-    kept, places, total = read_rows(x, 3, 100)
-    assert (len(kept), total) == (100, 5000)
-    torch.testing.assert_close(x[places], kept, rtol=0, atol=0)
+    sampled, indices, total = read_rows(x, 3, 100)
+    assert (len(sampled), total) == (100, 5000)
+    torch.testing.assert_close(x[indices], sampled, rtol=0, atol=0)
     order = torch.randperm(5000, generator=torch.Generator().manual_seed(1))
     loader = DataLoader(TensorDataset(x[order], torch.zeros(5000)), batch_size=37)
     for source in (x[order].numpy(), loader, TensorDataset(x[order]), (part for part in x[order].split(1700))):
-        again, numbers, _ = read_rows(source, 3, 100)
-        torch.testing.assert_close(again, kept, rtol=0, atol=0)
-        torch.testing.assert_close(order[numbers], places)
+        again, indices_again, _ = read_rows(source, 3, 100)
+        torch.testing.assert_close(again, sampled, rtol=0, atol=0)
+        torch.testing.assert_close(order[indices_again], indices)
     x = torch.tensor([[1e9 + 1, 2.0], [1e9 + 2, 3.0]], dtype=torch.float64)  # of few rows all are kept
-    kept, places, _ = read_rows(x, 2, 10)
-    torch.testing.assert_close(kept, x[places], rtol=0, atol=0)
+    sampled, indices, _ = read_rows(x, 2, 10)
+    torch.testing.assert_close(sampled, x[indices], rtol=0, atol=0)
     assert read_rows([], 2, 10)[2] == 0
 
 
@@ -134,18 +134,21 @@ def test_rows_that_are_none(source: object, error: type[Exception], message: str
         read_rows(source, 2, 10)
 
 
-def test_a_row_counts_as_its_likeliest_class_and_not_where_it_is_a_stranger() -> None:
+def test_a_row_counts_as_its_likeliest_class_unless_it_is_an_outlier() -> None:
     rows = TrainingRows(torch.zeros(2, 1), torch.tensor([0, 1]), 3)
-    beliefs = torch.tensor([[0.05, 0.6, 0.35], [0.95, 0.04, 0.01], [0.4, 0.3, 0.3]])
-    pooled = pool_rows(rows, torch.tensor([[1.0], [2.0], [3.0]]), beliefs, torch.tensor([1.0, 1.0, 0.0]).double())
+    probabilities = torch.tensor([[0.05, 0.6, 0.35], [0.95, 0.04, 0.01], [0.4, 0.3, 0.3]])
+    pooled = pool_rows(rows, torch.tensor([[1.0], [2.0], [3.0]]), probabilities, torch.tensor([1.0, 1.0, 0.0]).double())
     assert pooled.features.flatten().tolist() == [0, 0, 1, 2]
     assert pooled.labels.tolist() == [0, 1, 1, 0]
     torch.testing.assert_close(pooled.weights, torch.tensor([1, 1, 0.6, 0.95], dtype=torch.float64), rtol=0, atol=1e-6)
 
 
-def test_few_held_out_rows_do_not_tell_what_is_unlike() -> None:
-    held, scores = torch.arange(FEWEST_HELD, dtype=torch.float64).flip(0), torch.tensor([-1.0, 0.5, 9.5]).double()
-    ranks = rank_scores(held, scores)
+def test_few_held_out_rows_detect_no_outliers() -> None:
+    known_scores, scores = (
+        torch.arange(FEWEST_HELD, dtype=torch.float64).flip(0),
+        torch.tensor([-1.0, 0.5, 9.5]).double(),
+    )
+    ranks = rank_scores(known_scores, scores)
     assert ranks.tolist() == [0, 1 / FEWEST_HELD, 10 / FEWEST_HELD]
     assert find_unlike(ranks, FEWEST_HELD).tolist() == [True, False, False]
     assert not find_unlike(ranks, FEWEST_HELD - 1).any()
@@ -187,7 +190,7 @@ def test_rows_without_a_label_help() -> None:
     assert right[1] > right[0] + 0.02
 
 
-def test_each_row_is_classified_alone_and_order_leaves_no_trace(solved: Solution) -> None:
+def test_each_row_is_classified_alone_and_order_has_no_effect(solved: Solution) -> None:
     x, y, few = wine()
     network = solved.network
     with torch.no_grad():
@@ -240,7 +243,7 @@ def test_none_and_no_rows_change_nothing() -> None:
         torch.testing.assert_close(network(x), networks[0](x), rtol=0, atol=0)
 
 
-def test_a_class_without_a_label_is_found_as_a_group() -> None:
+def test_a_class_without_a_label_is_detected_as_a_novel_cluster() -> None:
     generator = torch.Generator().manual_seed(0)
     centres = 4 * torch.eye(6)[:4]
     x = [centre + 0.5 * torch.randn(60, 6, generator=generator) for centre in centres]
@@ -273,15 +276,15 @@ def test_without_time_nothing_is_learned_and_with_one_row_per_class_nobody_judge
 
 def test_of_many_labelled_rows_some_spread_their_labels(solved: Solution, monkeypatch: pytest.MonkeyPatch) -> None:
     network = fit_rows(solved.problem.rows, solved.choice)
-    wanted, logits = believe(solved.problem, network)
+    expected, logits = believe(solved.problem, network)
     monkeypatch.setattr("protonet.fit.networks.POOLING", replace(POOLING, most_seeds=5))
-    found, same = believe(solved.problem, network)
+    probabilities, same = believe(solved.problem, network)
     torch.testing.assert_close(same, logits, rtol=1e-4, atol=1e-4)
-    assert float((found.argmax(dim=1) == wanted.argmax(dim=1)).double().mean()) > 0.8
+    assert float((probabilities.argmax(dim=1) == expected.argmax(dim=1)).double().mean()) > 0.8
 
 
 @pytest.mark.parametrize(
-    ("y", "places"),
+    ("y", "indices"),
     [
         (np.array([0, 1, -1, -1, -1]), [2, 3, 4]),
         (np.array([0.0, 1.0, -1.0, math.nan, -1.0]), [2, 3, 4]),
@@ -303,8 +306,8 @@ def test_of_many_labelled_rows_some_spread_their_labels(solved: Solution, monkey
     ],
     ids=str,
 )
-def test_marks(y: Any, places: list[int]) -> None:
-    assert find_unlabelled(y)[0].tolist() == places
+def test_unlabelled_rows_are_detected(y: Any, indices: list[int]) -> None:
+    assert find_unlabelled(y)[0].tolist() == indices
 
 
 def test_a_class_of_minus_one_may_be_meant() -> None:
@@ -313,7 +316,7 @@ def test_a_class_of_minus_one_may_be_meant() -> None:
 
 
 def test_rows_are_learned_from_only_if_held_out_rows_get_better() -> None:
-    found = []
+    differences = []
     for seed in range(6):
         generator = torch.Generator().manual_seed(seed)
         y = torch.arange(24) % 2
@@ -323,5 +326,5 @@ def test_rows_are_learned_from_only_if_held_out_rows_get_better() -> None:
         assert pooled is not None
         assert pooled.losses is not None
         assert pooled.learned == (pooled.losses[1] < pooled.losses[0])
-        found.append((abs(pooled.losses[1] - pooled.losses[0]), pooled.decided))
-    assert not min(found)[1]  # the least difference is not beyond its error
+        differences.append((abs(pooled.losses[1] - pooled.losses[0]), pooled.decided))
+    assert not min(differences)[1]  # the least difference is not beyond its error

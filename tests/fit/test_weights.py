@@ -26,7 +26,7 @@ def test_equal_weights_of_any_size_change_nothing(effort: str | Search) -> None:
 
 
 @pytest.mark.parametrize("effort", ["fast", LITTLE], ids=["closed forms", "trained"])
-def test_whole_weights_are_repeated_rows(effort: str | Search) -> None:
+def test_integer_weights_are_repeated_rows(effort: str | Search) -> None:
     weights = np.random.default_rng(0).integers(0, 5, len(X))
     chosen = np.arange(len(X)).repeat(weights)
     for far in (0.0, 1e6):  # columns that vary by little beside what they have in common
