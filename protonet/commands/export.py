@@ -6,6 +6,7 @@ import argparse
 
 from protonet.commands.models import read_model
 from protonet.files import export_onnx, export_pt2
+from protonet.ui.text import format_size
 
 
 def run(options: argparse.Namespace) -> None:
@@ -25,4 +26,4 @@ def run(options: argparse.Namespace) -> None:
         else:
             export_pt2(path, model)
         outputs = "logits and probabilities" if kind == "onnx" else "logits"
-        print(f"{path}: {inputs} to {outputs} (n, {classes}), {path.stat().st_size / 1e6:.1f} MB")
+        print(f"{path}: {inputs} to {outputs} (n, {classes}), {format_size(path.stat().st_size)}")

@@ -58,7 +58,7 @@ from protonet.fit.twins import TWINS, find_twins
 from protonet.tables.table import format_names
 from protonet.ui.page.report import write_outputs
 from protonet.ui.plots import draw_plot
-from protonet.ui.text import count
+from protonet.ui.text import count, format_size
 
 #: The fraction of the time limit after which the report begins.
 REPORT_START = 0.8
@@ -215,10 +215,10 @@ def format_next_step(path: Path | None, representation: Sequence[str] | None) ->
     """Format the size of the written model, if any, and a command that uses it."""
     if path is None:
         return "no model was written: pass -o FILE.safetensors"
-    size = path.stat().st_size / 1e6
+    size = format_size(path.stat().st_size)
     moved = [quote(name) for name in representation or () if Path(split_backbone(name)[0]).exists()]
     more = f" --representation {' '.join(moved)}" if moved else ""
-    return f"{path}: {size:.1f} MB; next: protonet predict {quote(str(path))} NEW.csv -o predicted.csv{more}"
+    return f"{path}: {size}; next: protonet predict {quote(str(path))} NEW.csv -o predicted.csv{more}"
 
 
 def warn_near_duplicates(data: TrainingTable, solution: Solution) -> list[str]:

@@ -21,7 +21,7 @@ from protonet.commands.figures import (
 from protonet.commands.options import check_model_path
 from protonet.errors import raise_input_error
 from protonet.files.archive import FORMAT_VERSION, check_entry_types, read_config
-from protonet.ui.text import count, format_table
+from protonet.ui.text import count, format_size, format_table
 
 #: The entries of the metadata about fit, with their headings.
 FIT = {
@@ -130,7 +130,7 @@ def format_contents(contents: Mapping[str, Any]) -> str:
     facts["parameters"] = f"{contents['parameters']:,} trained, {contents['buffer_elements']:,} buffer elements"
     networks = contents["cross_validation_networks"]
     folds = f", with {count(networks, 'cross-validation network')}" if networks else ""
-    facts["size"] = f"{contents['bytes'] / 1e6:.1f} MB{folds}"
+    facts["size"] = format_size(contents["bytes"]) + folds
     facts["version"] = f"file format {contents['version']}, written by protonet {contents['library']}"
     lines = [f"{to_printable(contents['file'])}: {', '.join(sizes)}"]
     lines += [f"  {heading:<15}{to_printable(value)}" for heading, value in facts.items() if value is not None]

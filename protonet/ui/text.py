@@ -37,6 +37,11 @@ def count(n: int, noun: str) -> str:
     return f"{n:,} {noun if n == 1 else plural}"
 
 
+def format_size(size: int) -> str:
+    """Format a number of bytes in kB or MB."""
+    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
+
+
 def format_csv(lines: Iterable[Sequence[str]]) -> str:
     """Format rows of cells as CSV, with formulas and control characters escaped."""
     text = io.StringIO()
