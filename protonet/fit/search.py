@@ -196,23 +196,35 @@ def explore(
     closed, learned = _try_kinds(evaluator, search.kinds, progress)
     losses = {tried.spec.name: tried.loss for tried in [*closed, *learned]}
     chosen = [learned[simplest_within_one_error([tried.losses for tried in learned])]] if learned else []
-    return Explored(rows, evaluator, [*closed, *chosen], losses, True, _repeat(evaluator, [*closed, *chosen], search))
+    candidates = [*closed, *chosen]
+    return Explored(rows, evaluator, candidates, losses, True, _repeat(rows, folds, evaluator, candidates, search))
 
 
 def _repeat(
-    evaluator: CandidateEvaluator, candidates: Sequence[Candidate], search: Search
+    rows: TrainingRows,
+    first: Sequence[Fold],
+    evaluator: CandidateEvaluator,
+    candidates: Sequence[Candidate],
+    search: Search,
 ) -> tuple[list[Candidate], ...]:
     """Evaluate candidates on other fold partitions; return them for each, with rows in the order of the evaluator's.
 
     Settings stay as the first partition chose them. Out-of-fold cosines of expensive views are shared: they are out of
     fold whichever partition they come from. Returns nothing if the rows are many, or time is over.
 
+    Args:
+        rows: On the CPU, where folds are drawn.
+        first: The first partition, on the CPU.
+        evaluator: Of the first partition, on any device.
+        candidates: What was evaluated on the first partition.
+        search: The number of folds and partitions.
+
     Source: repeated cross-validation, Burman, "A comparative study of ordinary cross-validation, v-fold
         cross-validation and the repeated learning-testing methods" (1989).
     """
-    rows = evaluator.rows
-    n, held_out = len(rows.labels), torch.cat([fold.held_out for fold in evaluator.folds]).cpu()
-    few = len(evaluator.folds) > 1 and n <= PARTITIONS.max_rows and n * rows.num_classes <= PARTITIONS.max_cosines
+    n, held_out = len(rows.labels), torch.cat([fold.held_out for fold in first])
+    device = evaluator.rows.features.device
+    few = len(first) > 1 and n <= PARTITIONS.max_rows and n * rows.num_classes <= PARTITIONS.max_cosines
     repeats: list[list[Candidate]] = []
     for partition_index in range(1, search.partitions if few else 1):
         generator = torch.Generator().manual_seed(rows.seed + PARTITIONS.seed_step * partition_index)
@@ -220,7 +232,7 @@ def _repeat(
         positions = torch.cat([fold.held_out for fold in folds])
         if not torch.equal(positions.sort().values, held_out.sort().values):
             continue  # of few groups, some partitions hold out other rows
-        partition = CandidateEvaluator(rows, [fold.to(rows.features.device) for fold in folds], evaluator.plan)
+        partition = CandidateEvaluator(evaluator.rows, [fold.to(device) for fold in folds], evaluator.plan)
         order = positions.argsort()[held_out.argsort().argsort()]
         evaluated = []
         for candidate in candidates:
@@ -246,12 +258,7 @@ def _repeat(
 def split_rows(rows: TrainingRows, folds: int, generator: torch.Generator) -> list[Fold]:
     """Return up to so many folds of rows, on the CPU."""
     return split_folds(
-        rows.labels.cpu(),
-        rows.num_classes,
-        generator,
-        most=folds,
-        groups=None if rows.groups is None else rows.groups.cpu(),
-        is_class_name=None if rows.is_class_name is None else rows.is_class_name.cpu(),
+        rows.labels, rows.num_classes, generator, most=folds, groups=rows.groups, is_class_name=rows.is_class_name
     )
 
 

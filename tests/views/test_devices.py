@@ -162,7 +162,7 @@ SENT |= {
     "fixed_convolution.fit",
     "fixed_convolution._subsample",
 }
-SENT |= {"cells._make_codes", "encoder.apply"}
+SENT |= {"cells._make_codes", "encoder.apply", "network.set_offsets"}
 #: What it copies back: rows that came there, those that trees grow from, labels to draw episodes of, what is judged.
 FETCHED = {"_validation.check_device", "loading._check_batch", "view.to", "training.train", "evaluation.__post_init__"}
 FETCHED |= {
