@@ -22,14 +22,21 @@ from protonet._validation import check_groups
 from protonet.embeddings.opening import Selection
 from protonet.errors import raise_input_error
 from protonet.files import Model, load_model, save_model
-from protonet.fit.active import Suggestion, group_strangers, suggest_rows
-from protonet.fit.crossfit import crossfit, measure_held
-from protonet.fit.importance import find_importances
-from protonet.fit.marks import check_labels, check_one_kind, even_weights, name_classes, number_labels, split_unlabelled
-from protonet.fit.names import read_names
-from protonet.fit.problem import add_names
+from protonet.fit.active import Suggestion, cluster_unknown, suggest_rows
+from protonet.fit.crossfit import crossfit, measure_held_out
+from protonet.fit.importance import compute_importances
+from protonet.fit.label_validation import (
+    check_labels,
+    check_one_kind,
+    encode_labels,
+    name_classes,
+    normalize_weights,
+    split_unlabelled,
+)
+from protonet.fit.names import embed_class_names
 from protonet.fit.search import EFFORTS, Search
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
+from protonet.fit.training_set import add_names
 from protonet.fit.uninformative import parse_counts, predict_frequencies
 from protonet.losses import CHUNK
 from protonet.metrics import Metrics
@@ -80,8 +87,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         network_: The `protonet.PrototypeNetwork`, in float64, its classes in the order of ``classes_``.
         learned_unlabelled_: Whether ``fit`` learned from rows without a label: only if held-out rows that have one get
             a lower log-loss, or if no row can be held out.
-        strangers_: Groups of rows that look like classes of their own: their numbers among the rows without a label,
-            those in X first.
+        novel_clusters_: Clusters of rows that look like novel classes: their indices among the unlabelled rows, those
+            in X first.
         held_out_accuracy_: Which share of the rows of ``fit`` is right where models fitted without them judge, one for
             each fold; None where no class has two rows. Found when it is first asked for, in about the time that
             ``fit`` took, from the rows: it is not known of a pickle, a copy or a file, unless it was asked for before.
@@ -179,13 +186,13 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         check_one_kind("y", every)
         merged = np.unique(every)
         order = torch.full((len(merged),), -1)
-        numbers, known_numbers = number_labels(labels, merged), number_labels(self.classes_, merged)
+        numbers, known_numbers = encode_labels(labels, merged), encode_labels(self.classes_, merged)
         order[known_numbers] = torch.arange(len(self.classes_))
         self.network_.arrange_classes(order)
         counts = torch.bincount(numbers[uninformative], minlength=len(merged))
         self._uninformative = counts.index_add_(0, known_numbers, self._uninformative)
         if len(rows):
-            self.network_.add_samples(rows, numbers, weights=even_weights(weights))
+            self.network_.add_samples(rows, numbers, weights=normalize_weights(weights))
         self.classes_ = merged
         return self
 
@@ -331,24 +338,24 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """Fit to rows (n, n_features), labels, weights, groups and uninformative (n,), and to rows without a label."""
         classes = np.unique(labels)
         seed = check_random_state(self.random_state).randint(2**31 - 1)
-        numbers = number_labels(labels, classes)
+        numbers = encode_labels(labels, classes)
         self._uninformative = torch.bincount(numbers[uninformative], minlength=len(classes))
         blocks = None if self.encoding_ is None else self.encoding_.blocks
         spans = () if self.encoding_ is None else self.encoding_.spans
         pool = map(torch.from_numpy, iter_dense(unlabelled, CHUNK)) if unlabelled else None
         given = [(rows, numbers)], None, {"num_classes": max(2, len(classes))}, self.time_limit, self.effort, None
-        names = read_names(self.encoding_, classes.tolist(), rows, numbers)
+        names = embed_class_names(self.encoding_, classes.tolist(), rows, numbers)
         solution = solve_problem(*given, seed, weights, groups, blocks, spans, pool, names)
         network = deepcopy(solution.network)
         self._solution, self._held_out = solution, None
         self._named = None if names is None else names.describe(classes.tolist())
         self.learned_unlabelled_ = solution.pooled is not None and solution.pooled.learned
-        self.strangers_ = group_strangers(solution)
+        self.novel_clusters_ = cluster_unknown(solution)
         network.arrange_classes(torch.arange(len(classes)))  # solve has two at the least
         # In float64, a row's probabilities are its own to the last digits, whatever else is in the batch.
         self.network_ = network.double()
         if not self.learned_unlabelled_:
-            weights = even_weights(weights)
+            weights = normalize_weights(weights)
             if names is not None:
                 rows, numbers, weights, *_ = add_names(names, rows, numbers, weights)
             self.network_.set_prototypes(rows, numbers, weights)
@@ -393,7 +400,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             raise AttributeError("no class has two rows, of which one could be held out")
         sizes = [1] * self.n_features_in_ if self.encoding_ is None else self.encoding_.sizes
         places = range(len(sizes)) if self._taken is None else self._taken.indices
-        return find_importances(crossed, sizes, places, self.n_features_in_)
+        return compute_importances(crossed, sizes, places, self.n_features_in_)
 
     def _judge(self) -> Metrics | None:
         """Return what rows that are held out of those of the last fit say, if there are any."""
@@ -403,7 +410,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
                 raise AttributeError("a pickle, a copy or a file has no rows to hold out: ask before it is made")
             crossed = crossfit(self._solution, deadline=time.monotonic() + self.time_limit)
             if len(crossed.labels):
-                self._held_out = measure_held(crossed)
+                self._held_out = measure_held_out(crossed)
         return self._held_out
 
     def __getstate__(self) -> dict[str, Any]:

@@ -366,7 +366,7 @@ def calibrate(scores: Tensor, offset: float = 0.0) -> Tensor:
     """Estimate the scores of new rows of known classes, in ascending order, for `rejection_threshold`.
 
     Args:
-        scores: (n,) float64 of held-out rows, from `protonet.fit.crossfit.score_held`.
+        scores: (n,) float64 of held-out rows, from `protonet.fit.crossfit.score_held_out`.
         offset: Added to the scores: the mean difference to a network that is fitted to all rows, from
             `protonet.fit.crossfit.Crossfit.offset`.
 

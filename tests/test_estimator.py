@@ -17,7 +17,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from protonet.errors import InputError
 from protonet.estimator import ProtoNetClassifier
-from protonet.fit.crossfit import crossfit, measure_held, need_encoder
+from protonet.fit.crossfit import crossfit, measure_held_out, need_encoder
 from protonet.fit.solver import solve_problem
 from protonet.views.mlp import MLPFamily
 from protonet.views.tabular_transformer import TabularTransformerView
@@ -128,7 +128,7 @@ def test_one_sample_a_class_works_and_so_does_one_class_where_others_may_come() 
 
 
 def test_a_fitted_estimator_tells_what_held_out_rows_say() -> None:
-    wanted = measure_held(crossfit(SOLUTION))
+    wanted = measure_held_out(crossfit(SOLUTION))
     model = make().fit(X, NAMES)
     copied = pickle.loads(pickle.dumps(model))
     assert not hasattr(copied, "held_out_accuracy_")  # the rows of fit are in no pickle
@@ -179,7 +179,7 @@ def test_rows_without_a_label_may_be_marked_in_any_way() -> None:
     assert half.learned_unlabelled_
     alone = ProtoNetClassifier(CHEAP).fit(x[few], y[few])
     assert not alone.learned_unlabelled_
-    assert alone.strangers_ == []
+    assert alone.novel_clusters_ == []
 
 
 def test_minus_one_is_a_class_where_it_can_be_no_mark() -> None:

@@ -14,7 +14,7 @@ from scipy.stats import t as student
 from sklearn.metrics import balanced_accuracy_score, classification_report, confusion_matrix, log_loss, roc_auc_score
 
 from protonet.errors import InputError, InputTypeError
-from protonet.fit.crossfit import crossfit, score_held
+from protonet.fit.crossfit import crossfit, score_held_out
 from protonet.fit.solver import solve_problem
 from protonet.metrics import (
     MAX_SCORES,
@@ -288,6 +288,6 @@ def test_the_rate_asked_for_is_the_rate_on_fresh_rows() -> None:
         x, y = blobs(seed, rows=60, noise=0.8)
         solution = solve_problem([(x[:50], y[:50])], effort=PLAIN)
         crossed = crossfit(solution)
-        threshold = rejection_threshold(calibrate(score_held(crossed), float(crossed.offset)), 0.1)
+        threshold = rejection_threshold(calibrate(score_held_out(crossed), float(crossed.offset)), 0.1)
         rates.append(float((score_known(solution.network(x[50:])) <= threshold).double().mean()))
     assert abs(np.mean(rates) - 0.1) < 3 * np.std(rates, ddof=1) / np.sqrt(len(rates)) + 0.02

@@ -14,10 +14,10 @@ from torch import Tensor
 from analysis.prior.tasks import Task, draw_task
 from protonet._writing import write_whole
 from protonet.fit.networks import fit_view
-from protonet.fit.prior import Evidence, gather_evidence, mark_traits
-from protonet.fit.problem import pose_problem
-from protonet.fit.search import Search, explore
+from protonet.fit.prior import Evidence, encode_traits, gather_evidence
+from protonet.fit.search import Search, evaluate_candidates
 from protonet.fit.solver import PARAM_LIMIT, untouched_globals
+from protonet.fit.training_set import prepare_training_set
 from protonet.losses import class_means
 from protonet.views.budget import plan_encoder
 from protonet.views.view import TrainingRows, View, ViewSpec
@@ -45,8 +45,8 @@ def measure(task: Task) -> dict[str, np.ndarray]:
     with untouched_globals():
         y = torch.from_numpy(task.y).long()
         num_classes = max(2, int(y.max()) + 1)
-        problem, _ = pose_problem(torch.from_numpy(task.x.copy()), y, num_classes, blocks=task.blocks)
-        explored = explore(problem.rows, plan_encoder(task.x.shape[1], num_classes, PARAM_LIMIT), Search())
+        problem, _ = prepare_training_set(torch.from_numpy(task.x.copy()), y, num_classes, blocks=task.blocks)
+        explored = evaluate_candidates(problem.rows, plan_encoder(task.x.shape[1], num_classes, PARAM_LIMIT), Search())
         if explored is None:
             return {}
         fitted: dict[ViewSpec, View] = {}
@@ -56,7 +56,7 @@ def measure(task: Task) -> dict[str, np.ndarray]:
     return {
         "name": np.array(task.name),
         "kin": np.array(task.family),
-        "traits": mark_traits([candidate.spec for candidate in explored.candidates]).numpy(),
+        "traits": encode_traits([candidate.spec for candidate in explored.candidates]).numpy(),
         "held": held_out.numpy().astype(np.float16),
         "labels": explored.evaluator.labels.numpy().astype(np.int16),
         "judged": judged.numpy().astype(np.float16),

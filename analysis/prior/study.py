@@ -25,7 +25,7 @@ from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import mean_and_error
 from protonet._writing import write_whole
 from protonet.errors import raise_input_error
-from protonet.fit.prior import TRAITS, Prior, read_numbers, write_numbers
+from protonet.fit.prior import TRAITS, Prior, deserialize_prior, serialize_prior
 from protonet.ui.text import format_table
 from solution.pack import ROOT
 
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> Report:
         for name, family in [*FAMILIES.items(), (MIXED_NAME, MIXED_RELATIVES)]:
             used = torch.tensor([task.family not in family for task in tasks]).nonzero()[:, 0]
             prior = train(batch.take(used), epochs=options.epochs)
-            (LEFT_OUT / name).write_text(write_numbers(prior), encoding="ascii")
+            (LEFT_OUT / name).write_text(serialize_prior(prior), encoding="ascii")
     rows = compare(tasks, batch, options.epochs)
     return Report(rows, tabulate(rows) + NOTE.format(tasks=f"{len(tasks):,}"))
 
@@ -94,12 +94,12 @@ def load_left_out(name: str) -> Prior:
     if not path.exists():
         remedy = "Run python -m analysis prior --write first: it trains the priors that leave a set out."
         raise_input_error("name", "have a prior", str(path), remedy)
-    return read_numbers(path.read_text(encoding="ascii"))
+    return deserialize_prior(path.read_text(encoding="ascii"))
 
 
 def write_prior(prior: Prior, header: str, path: Path = NUMBERS) -> None:
     """Write a prior's numbers as the library's module of them, below a docstring."""
-    text = write_numbers(prior)
+    text = serialize_prior(prior)
     lines = "".join(f'    "{text[at : at + 108]}",\n' for at in range(0, len(text), 108))
     content = f"{header}\nNUMBERS = (\n{lines})\n".encode()
     write_whole(path, lambda file: file.write(content))

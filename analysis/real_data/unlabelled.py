@@ -24,7 +24,7 @@ from analysis.shared.runner import Report, StudyParser, load_sets, parse_wholes
 from analysis.shared.tables import format_mean
 from protonet.datasets import Dataset
 from protonet.errors import raise_input_error
-from protonet.fit.active import group_strangers
+from protonet.fit.active import cluster_unknown
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import solve_problem
 from protonet.network import PrototypeNetwork
@@ -49,7 +49,7 @@ lead: with these rows, less without them, in points. "Fresh": the same on rows o
 Learned: in how many runs they were learned from. scikit-learn's methods have standardised columns, a kernel of 7
 neighbours, and logistic regression where one is to be trained on its own answers; the better of these columns and raw
 ones is shown. What ours learns was chosen on {chosen}; the other sets
-are held out. With novel classes, "found" counts the rows that `group_strangers` lists, how many of them are
+are held out. With novel classes, "found" counts the rows that `cluster_unknown` lists, how many of them are
 of novel classes, and how many rows of novel classes there were, over all runs.
 
 Regimes: {regimes}. Effort {effort}.
@@ -159,7 +159,7 @@ def measure_run(run: Run) -> dict[str, Any]:
             outcome[f"{name}_fresh"] = 100 * float(right.double().mean())
     assert solution.pooled is not None
     novel = (~known).nonzero().flatten().tolist()
-    groups = group_strangers(solution)
+    groups = cluster_unknown(solution)
     listed = [row for group in groups for row in group]
     outcome |= {"learned": solution.pooled.learned, "groups": len(groups), "unlike": len(listed)}
     outcome |= {"strangers": len(set(listed) & set(novel)), "all_strangers": len(novel)}

@@ -20,7 +20,7 @@ from analysis.prior.synthetic import draw
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import format_mean
-from protonet.fit.crossfit import crossfit, measure_held
+from protonet.fit.crossfit import crossfit, measure_held_out
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import solve_problem
 from protonet.metrics import Metrics, measure, wilson_interval
@@ -93,7 +93,7 @@ def measure_run(run: Run) -> dict[str, Any]:
     result: dict[str, Any] = {"rows": len(made.labels), "classes": int(made.labels.max()) + 1}
     result |= {"fresh": list_quantities(fresh), "held": None}
     if len(crossed.labels):
-        held_out = measure_held(crossed)
+        held_out = measure_held_out(crossed)
         result["groups"] = crossed.sample.effective_groups
         result["held"] = list_quantities(held_out)
         result["intervals"] = [held_out.interval, held_out.log_loss_interval, held_out.calibration_interval]

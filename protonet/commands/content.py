@@ -99,7 +99,7 @@ def rank_suspicious_labels(rows: EvaluatedRows, logits: Tensor) -> list[dict[str
 
     Args:
         rows: The rows.
-        logits: (n, num_classes), held-out logits of repeated partitions; see `repeat_held`.
+        logits: (n, num_classes), held-out logits of repeated partitions; see `repeat_held_out`.
 
     Returns:
         For each row the given and the most probable other class, with their probabilities. Labels with a ``score``

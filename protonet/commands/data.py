@@ -20,9 +20,9 @@ from protonet.commands.rows import TableRows, get_column_types
 from protonet.embeddings.opening import Selection
 from protonet.errors import install_command, raise_input_error, renamed_arguments
 from protonet.files import Model
-from protonet.fit.names import read_names
-from protonet.fit.problem import Names
+from protonet.fit.names import embed_class_names
 from protonet.fit.solver import Solution
+from protonet.fit.training_set import ClassNameRows
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import count_missing_cells
 from protonet.tables.delimited import MISSING_TEXTS
@@ -56,7 +56,7 @@ class TrainingTable(NamedTuple):
     statistics: Any  #: Statistics of the columns for the model file: see `protonet.tables.drift`.
     group_columns: tuple[int, ...] = ()  #: The indices of columns that seem to identify groups of rows.
     missing_texts: frozenset[str] = MISSING_TEXTS  #: As in `ReadSpec`.
-    names: Names | None = None  #: The embedded class names, if they are informative.
+    names: ClassNameRows | None = None  #: The embedded class names, if they are informative.
     uninformative: Sequence[int] = ()  #: The number of rows without information of each class.
 
     def index_groups(self, solution: Solution) -> dict[str, int]:
@@ -125,7 +125,7 @@ def encode_table(options: argparse.Namespace, rows: TableRows, *, keep_cells: bo
         unlabelled_positions = list(rows.unlabelled.positions)
     elif rows.all_unlabelled:
         unlabelled, unlabelled_positions, features = features, list(block.positions), features[:0]
-    names = read_names(encoding, rows.classes, features, labels, rows.descriptions)
+    names = embed_class_names(encoding, rows.classes, features, labels, rows.descriptions)
     if rows.all_unlabelled and names is None:
         raise_no_labels(encoding, rows.classes)
     known = {*rows.labels.tolist(), *(() if names is None else names.labels.tolist())}

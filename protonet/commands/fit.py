@@ -37,24 +37,24 @@ from protonet.embeddings.pictures.files import split_backbone
 from protonet.embeddings.pictures.images import path_to_text
 from protonet.errors import raise_input_error
 from protonet.files import Model
-from protonet.fit.active import group_strangers
-from protonet.fit.balance import balance_classes, count_rows, count_samples
-from protonet.fit.copies import hash_rows
+from protonet.fit.active import cluster_unknown
+from protonet.fit.class_weights import balance_classes, count_rows, count_samples
 from protonet.fit.crossfit import (
     FREQUENT,
     Crossfit,
     crossfit,
-    measure_held,
-    number_held,
+    held_out_indices,
+    measure_held_out,
     predict_baselines,
-    predict_held,
-    repeat_held,
+    predict_held_out,
+    repeat_held_out,
     score_frequent,
 )
+from protonet.fit.duplicates import hash_rows
 from protonet.fit.names import ALONE, NAMES
+from protonet.fit.near_duplicates import NEAR_DUPLICATES, near_duplicate_fraction
 from protonet.fit.search import Progress
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
-from protonet.fit.twins import TWINS, find_twins
 from protonet.tables.table import format_names
 from protonet.ui.page.report import write_outputs
 from protonet.ui.plots import draw_plot
@@ -150,7 +150,7 @@ def run(options: argparse.Namespace) -> None:
         print(summarize(name, data, model, solution, unlabelled, []) + format_notes(data.notes), end="")
         raise KeyboardInterrupt(f"stopped; {outputs['output']} was written without cross-validation") from None
     try:
-        outliers = group_strangers(solution)
+        outliers = cluster_unknown(solution)
         print(summarize(name, data, model, solution, unlabelled, outliers))
         if options.verbose:
             print(format_views(model.metadata["views"]))
@@ -223,8 +223,8 @@ def format_next_step(path: Path | None, representation: Sequence[str] | None) ->
 
 def warn_near_duplicates(data: TrainingTable, solution: Solution) -> list[str]:
     """Warn of many near-duplicates within classes, unless a note already names a column to group by."""
-    fraction = 0.0 if data.group_columns else find_twins(solution.problem.rows)
-    if fraction < TWINS.share:
+    fraction = 0.0 if data.group_columns else near_duplicate_fraction(solution.problem.rows)
+    if fraction < NEAR_DUPLICATES.share:
         return []
     text = f"warning: {100 * fraction:.0f} % of rows have near-duplicates in their class"
     return [f"{text}; if these have a common source, pass its column with --group NAME"]
@@ -232,7 +232,7 @@ def warn_near_duplicates(data: TrainingTable, solution: Solution) -> list[str]:
 
 def warn_unevaluated_classes(data: TrainingTable, solution: Solution) -> list[str]:
     """Name the classes that have no held-out row, if other classes have some."""
-    fold = number_held(solution.problem) >= 0
+    fold = held_out_indices(solution.problem) >= 0
     totals, evaluated = (torch.bincount(y, minlength=len(data.classes)).tolist() for y in (data.y, data.y[fold]))
     names = [str(name) for name, total, rows in zip(data.classes, totals, evaluated, strict=True) if total and not rows]
     if not names or not any(evaluated):
@@ -267,7 +267,7 @@ def summarize_unlabelled(
 def draw(path: Path, crossed: Crossfit, data: TrainingTable, *, quiet: bool) -> None:
     """Plot the held-out rows or, without any, the training rows."""
     if len(crossed.labels):
-        draw_plot(path, predict_held(crossed), crossed.labels, data.classes, "held-out rows", quiet=quiet)
+        draw_plot(path, predict_held_out(crossed), crossed.labels, data.classes, "held-out rows", quiet=quiet)
     else:
         with torch.no_grad():
             logits = crossed.whole(data.x)
@@ -281,7 +281,7 @@ def compare(crossed: Crossfit, solution: Solution, model: Model) -> list[dict[st
     balanced = bool(model.metadata["balanced"])
     frequent = score_frequent(torch.tensor(model.metadata["samples"]), len(crossed.labels))
     baselines = {FREQUENT: frequent, **predict_baselines(solution.problem)}
-    return compare_baselines(predict_held(crossed), crossed.labels, baselines, crossed.sample, balanced=balanced)
+    return compare_baselines(predict_held_out(crossed), crossed.labels, baselines, crossed.sample, balanced=balanced)
 
 
 def select_baselines(compared: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
@@ -294,7 +294,7 @@ def format_evaluation(crossed: Crossfit, compared: Sequence[Mapping[str, Any]], 
     """Format the results of cross-validation and the comparison with baselines."""
     if not len(crossed.labels):
         return "no cross-validation: no class has two distinct rows\n"
-    metrics = measure_held(crossed)
+    metrics = measure_held_out(crossed)
     rows = count(round(float(crossed.weights.sum())), "row")
     return "".join(
         [
@@ -321,7 +321,7 @@ def results_to_dict(
     results: dict[str, Any] = {"command": "fit", "table": name, "views": model.metadata["views"], "data": table}
     if not len(crossed.labels):
         return results
-    return results | metrics_to_dict(name, data.classes, measure_held(crossed)) | {"baselines": compared}
+    return results | metrics_to_dict(name, data.classes, measure_held_out(crossed)) | {"baselines": compared}
 
 
 def unlabelled_to_dict(
@@ -349,7 +349,7 @@ def compute_details(
     progress: Progress,
 ) -> dict[str, Any]:
     """Compute the sections that only the report has: predictions, column importance and learning curve."""
-    names, held_out = get_column_names(model), number_held(solution.problem)
+    names, held_out = get_column_names(model), held_out_indices(solution.problem)
     evaluated = (held_out >= 0).nonzero().flatten()
     parts = iter(range(3))
 
@@ -358,10 +358,10 @@ def compute_details(
         return lambda name, fraction: progress(name, (part + fraction) / 3)
 
     importance = compute_importance(crossed, names, get_column_sizes(model), seed, deadline, next_part())
-    repeated = repeat_held(solution, crossed, deadline=deadline, progress=next_part())
+    repeated = repeat_held_out(solution, crossed, deadline=deadline, progress=next_part())
     learning = compute_learning_curve(solution, crossed, deadline, next_part())
     locations = [data.position_format.format(row) for row in data.positions]
-    logits = predict_held(crossed)[held_out.clamp_min(0)]
+    logits = predict_held_out(crossed)[held_out.clamp_min(0)]
     rows = EvaluatedRows(logits, data.y, data.indices, locations, data.ids, names, data.cells)
     rows = rows.take(evaluated.tolist())
     return compute_report_sections(rows, repeated[held_out[evaluated]], importance) | {"learning": learning}

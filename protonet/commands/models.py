@@ -27,7 +27,7 @@ from protonet.embeddings.representation import Record, Representation
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.files import Model, save_model
 from protonet.fit.active import Suggestion, suggest_rows
-from protonet.fit.crossfit import Crossfit, list_tensors, measure_held, score_frequent, score_held
+from protonet.fit.crossfit import Crossfit, list_tensors, measure_held_out, score_frequent, score_held_out
 from protonet.fit.search import Progress
 from protonet.fit.uninformative import (
     compute_uninformative_logits,
@@ -399,12 +399,12 @@ def attach_cv_results(model: Model, crossed: Crossfit, groups: dict[str, int], h
         model: The model.
         crossed: The held-out rows and cross-validation networks.
         groups: The index of each group, by name.
-        hashes: (n,) of all training rows, by `protonet.fit.copies.hash_rows`.
+        hashes: (n,) of all training rows, by `protonet.fit.duplicates.hash_rows`.
     """
     samples = count_samples(model._replace(network=crossed.whole))
     metadata = model.metadata | {"samples": samples, "groups": groups}
     if len(crossed.labels):
-        metrics = measure_held(crossed)
+        metrics = measure_held_out(crossed)
         rows = round(float(crossed.weights.sum()))
         scores = score_frequent(torch.tensor(samples), len(crossed.labels))
         metadata["held_out"] = {
@@ -414,6 +414,6 @@ def attach_cv_results(model: Model, crossed: Crossfit, groups: dict[str, int], h
             "balanced_accuracy": measure_classes(metrics.confusion).balanced_accuracy,
             "most_frequent_class": measure(scores, crossed.labels, crossed.sample).accuracy,
         }
-        metadata["scores"] = calibrate(score_held(crossed), float(crossed.offset)).tolist()
+        metadata["scores"] = calibrate(score_held_out(crossed), float(crossed.offset)).tolist()
     update_state = {**list_tensors(crossed), TRAINING_HASHES: hashes}
     return model._replace(network=crossed.whole, metadata=metadata, update_state=update_state, folds=crossed.folds)

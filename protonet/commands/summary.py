@@ -11,7 +11,7 @@ from torch import Tensor
 from protonet._text import to_printable
 from protonet.commands.figures import format_percent
 from protonet.fit.networks import leave_out
-from protonet.fit.search import Choice
+from protonet.fit.search import SelectedModel
 from protonet.metrics import Sample, measure, measure_classes
 from protonet.ui.text import format_table
 
@@ -19,7 +19,7 @@ from protonet.ui.text import format_table
 MAX_CONFUSIONS = 5
 
 
-def describe_views(choice: Choice) -> dict[str, float]:
+def describe_views(choice: SelectedModel) -> dict[str, float]:
     """Compute the weight of each view of the network, the largest first."""
     views = choice.views if choice.pooling is None else leave_out(choice.views)
     total = sum(weight for _, weight in views)

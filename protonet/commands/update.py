@@ -25,8 +25,8 @@ from protonet.commands.models import (
 )
 from protonet.errors import raise_input_error
 from protonet.files import Model
-from protonet.fit.copies import hash_rows
-from protonet.fit.crossfit import Crossfit, find_held, predict_held, restore_crossfit, update
+from protonet.fit.crossfit import Crossfit, match_held_out, predict_held_out, restore_crossfit, update
+from protonet.fit.duplicates import hash_rows
 from protonet.fit.uninformative import parse_counts
 from protonet.tables.features import encode_block
 from protonet.tables.table import RowBlock
@@ -58,14 +58,14 @@ def run(options: argparse.Namespace) -> None:
     classes = extend_classes(model.classes, labels)
     for network in (crossed.whole, *crossed.folds):
         predict_logits(model._replace(network=network), x)  # raises if the embedding of a row overflows
-    before = predict_held(crossed)
+    before = predict_held_out(crossed)
     update(crossed, torch.from_numpy(x), get_class_indices(labels, classes), len(classes), groups)
     added, model = count_uninformative(model, block, classes)
     if added:
         table.notes.append(f"warning: {count(added, 'row')} without information: all cells are missing")
     show_notes(table, quiet=options.quiet)
     old_hashes, hashes = get_training_hashes(model), hash_rows(torch.from_numpy(x))
-    new_rows = ~(torch.isin(hashes, old_hashes) | find_held(crossed, torch.from_numpy(x)))
+    new_rows = ~(torch.isin(hashes, old_hashes) | match_held_out(crossed, torch.from_numpy(x)))
     updated = attach_cv_results(model._replace(classes=classes), crossed, known, torch.cat([old_hashes, hashes]))
     write_model(output, updated, "model" if options.in_place else "--output")
     new = classes[len(model.classes) :]
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> None:
     locations = [table.position_format.format(block.positions[row]) for row in informative]
     warnings += warn_contradictions(x[informative], labels[informative].tolist(), locations)
     print("".join(f"{line}\n" for line in warnings), end="")
-    print(compare(before, predict_held(crossed), crossed.labels, list(map(to_printable, classes))), end="")
+    print(compare(before, predict_held_out(crossed), crossed.labels, list(map(to_printable, classes))), end="")
 
 
 def count_uninformative(model: Model, block: RowBlock, classes: Sequence[str | int]) -> tuple[int, Model]:

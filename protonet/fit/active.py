@@ -34,7 +34,7 @@ class AskRules:
     """Rows that are compared with each other, all pairs of them: of more, so many are drawn, in proportion to their
     doubt."""
     between: float = 0.5  #: A row is between two classes where the likelier is so little ahead, in probability.
-    far: float = 0.05  #: A row is unlike every class where so few rows, as a share, are farther from all of them.
+    far: float = 0.05  #: A row is an outlier if at most this fraction of rows is farther from all classes.
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,9 @@ class GroupRules:
     most: int = 2048  #: Labelled rows that are looked at: all pairs of rows are compared.
     smallest: int = 8  #: Rows of a group.
     apart: float = 0.8  #: The quantile of the distances between labelled rows of one class that cuts groups apart.
-    least: float = 0.1  #: The median rank of a group's rows, of `protonet.fit.networks.Pooled`, below which it is one.
+    least: float = (
+        0.1  #: The median rank of a group's rows, of `protonet.fit.networks.PseudoLabelResult`, below which it is one.
+    )
 
 
 RULES, GROUPS = AskRules(), GroupRules()
@@ -57,19 +59,19 @@ class Suggestion(NamedTuple):
     reason: str  #: Why, in words.
 
 
-class Beliefs(NamedTuple):
+class ClassPredictions(NamedTuple):
     """Class probabilities of rows by a network."""
 
     first: Tensor  #: (n,) int64, the likeliest class.
     second: Tensor  #: (n,) int64, the next one; the first again where there is one class alone.
-    shares: Tensor  #: (n, 2) the probabilities of both.
+    probabilities: Tensor  #: (n, 2) the probabilities of both.
     nearness: Tensor  #: (n,) the highest logit.
     by_name: Tensor | None = None  #: (n,) int64, the class whose name is nearest, if names say something.
 
     @property
     def doubt(self) -> Tensor:
         """How near the two likeliest classes are, (n,) in [0, 1]: 1 less the margin between their probabilities."""
-        return 1 - (self.shares[:, 0] - self.shares[:, 1])
+        return 1 - (self.probabilities[:, 0] - self.probabilities[:, 1])
 
 
 def suggest_rows(
@@ -86,7 +88,7 @@ def suggest_rows(
 
     A row's doubt is how near its two likeliest classes are. Rows are alike as exp((cosine - 1) / bandwidth) of their
     embeddings; those that are chosen are so that every row, as far as it is in doubt, is like one of them or like a
-    prototype. Without a network all rows are in doubt: then the typical ones are chosen, spread over the data.
+    prototype. Without a network all rows are in doubt: then representative ones are chosen, spread over the data.
 
     Args:
         network: Fitted to the labels so far; None without labels.
@@ -119,7 +121,7 @@ def suggest_rows(
     n = check_int("n", n, low=1, high=max_rows, remedy=f"Ask for at most {max_rows} of {len(x)} rows at once.")
     with torch.no_grad():
         space = Standardised(torch.cat([x, labelled]) if len(labelled) else x) if network is None else network
-        predictions = None if network is None else find_beliefs(network, x)
+        predictions = None if network is None else predict_classes(network, x)
         doubt = (
             torch.ones(len(x)) if predictions is None else predictions.doubt.clamp_min(torch.finfo(torch.float32).tiny)
         )
@@ -132,9 +134,9 @@ def suggest_rows(
         parts = [] if network is None else [network.prototypes[network.seen].float()]
         parts += [space.embed(block).float() for block in labelled.split(CHUNK) if len(block)]
         if network is None:  # each represents its fraction of the rows
-            bandwidth = find_bandwidth(rows, math.ceil(len(rows) / n))
+            bandwidth = median_bandwidth(rows, math.ceil(len(rows) / n))
         else:
-            bandwidth = max(RULES.bandwidth, find_bandwidth(rows, RULES.neighbours))
+            bandwidth = max(RULES.bandwidth, median_bandwidth(rows, RULES.neighbours))
         chosen = sample[choose_covering(rows, weights, torch.cat([rows[:0], *parts]), n, bandwidth)]
         return [
             Suggestion(row, reason)
@@ -144,7 +146,7 @@ def suggest_rows(
         ]
 
 
-def find_beliefs(network: PrototypeNetwork, x: Tensor) -> Beliefs:
+def predict_classes(network: PrototypeNetwork, x: Tensor) -> ClassPredictions:
     """Compute the class probabilities of rows (n, dim) by a network, a block at a time.
 
     Raises:
@@ -161,7 +163,7 @@ def find_beliefs(network: PrototypeNetwork, x: Tensor) -> Beliefs:
             probabilities, classes = probabilities.expand(-1, 2), classes.expand(-1, 2)
         parts.append((classes[:, 0], classes[:, 1], probabilities.float(), logits.amax(dim=1)))
     first, second, probabilities, nearness = (torch.cat(columns) for columns in zip(*parts, strict=True))
-    return Beliefs(first, second, probabilities, nearness)
+    return ClassPredictions(first, second, probabilities, nearness)
 
 
 def draw_rows(weights: Tensor, most: int, seed: int) -> Tensor:
@@ -212,7 +214,7 @@ def choose_covering(rows: Tensor, weights: Tensor, known: Tensor, n: int, bandwi
     return torch.tensor(chosen)
 
 
-def find_bandwidth(rows: Tensor, neighbours: int) -> float:
+def median_bandwidth(rows: Tensor, neighbours: int) -> float:
     """Return the bandwidth at which rows (m, dim) are alike to exp(-1) to so many others, or all, in the median.
 
     The median is over up to 1,024 rows.
@@ -241,7 +243,7 @@ def _explain(
     space: Standardised | PrototypeNetwork,
     x: Tensor,
     chosen: Tensor,
-    predictions: Beliefs | None,
+    predictions: ClassPredictions | None,
     names: Sequence[object],
     bandwidth: float,
 ) -> Iterator[str]:
@@ -249,12 +251,12 @@ def _explain(
     counts = _count_alike(space, x, chosen, bandwidth)
     farther = None if predictions is None else predictions.nearness.sort().values
     for row, count in zip(chosen.tolist(), counts.tolist(), strict=True):
-        reason = f"typical of {count:,} rows that nobody labelled" if count > 1 else "like no other row"
+        reason = f"representative of {count:,} unlabelled rows" if count > 1 else "no similar rows"
         if predictions is None or farther is None:
             yield reason
             continue
         (more, less), first, second = (
-            predictions.shares[row].tolist(),
+            predictions.probabilities[row].tolist(),
             int(predictions.first[row]),
             int(predictions.second[row]),
         )
@@ -262,7 +264,7 @@ def _explain(
         if predictions.by_name is not None and int(predictions.by_name[row]) != first:
             yield f"{names[first]} by its rows, {names[int(predictions.by_name[row])]} by its name"
         elif nearer > 1 - RULES.far:
-            yield f"unlike every class: {100 * nearer:.0f} % of the rows are nearer to one"
+            yield f"outlier: {100 * nearer:.0f} % of the rows are closer to a class"
         elif first != second and more - less < RULES.between:
             yield f"between {names[first]} and {names[second]}: {100 * more:.0f} % and {100 * less:.0f} %"
         else:
@@ -279,7 +281,7 @@ def _count_alike(space: Standardised | PrototypeNetwork, x: Tensor, chosen: Tens
     return counts
 
 
-def group_strangers(solution: Solution) -> list[list[int]]:
+def cluster_unknown(solution: Solution) -> list[list[int]]:
     """Group the rows without a label that look like classes of their own.
 
     All rows are clustered, in what the labels make of them and in standardised features, side by side: the labels do
@@ -313,7 +315,7 @@ def group_rows(embedding: Tensor, labels: Tensor, ranks: Tensor) -> list[list[in
     Args:
         embedding: (n + m, dim): n labelled ones, then m others.
         labels: (n,) int64.
-        ranks: (m,) as `protonet.fit.networks.Pooled` has them.
+        ranks: (m,) as `protonet.fit.networks.PseudoLabelResult` has them.
 
     Returns:
         Numbers among the others of the rows of each group, the largest first.

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.encoder import Encoder
-from protonet.fit.copies import find_copies, find_equal
+from protonet.fit.duplicates import group_duplicates, match_rows
 from protonet.fit.networks import fit_choice
-from protonet.fit.problem import Problem
-from protonet.fit.search import Choice, Progress, ignore
+from protonet.fit.search import Progress, SelectedModel, ignore
 from protonet.fit.solver import Solution, untouched_globals
+from protonet.fit.training_set import TrainingSet
 from protonet.losses import class_means, weigh
 from protonet.metrics import Metrics, Sample, measure, refit_variance_factor, score_known
 from protonet.network import PrototypeNetwork
@@ -148,7 +148,7 @@ def restore_crossfit(
     return Crossfit(network, tuple(folds), *fields)
 
 
-def split_rows(problem: Problem, number: int = 0) -> list[Fold]:
+def split_rows(problem: TrainingSet, number: int = 0) -> list[Fold]:
     """Return the folds that `crossfit` holds out of a problem's rows, or others of another ``number``."""
     rows = problem.rows
     generator = torch.Generator().manual_seed(rows.seed + 1 + number)
@@ -160,7 +160,7 @@ def _fit_without(solution: Solution, fold: Fold, deadline: float) -> PrototypeNe
     return _fit_part(solution, fold.train, solution.choose_without(fold.held_out), deadline)
 
 
-def _fit_part(solution: Solution, rows: Tensor, choice: Choice, deadline: float) -> PrototypeNetwork:
+def _fit_part(solution: Solution, rows: Tensor, choice: SelectedModel, deadline: float) -> PrototypeNetwork:
     """Return a network of a choice that is fitted to some rows (m,) int64."""
     problem = solution.problem
     return fit_choice(problem._replace(rows=problem.rows.select(rows)), choice, deadline)
@@ -188,7 +188,7 @@ def _measure_offset(solution: Solution, folds: list[Fold], models: list[Prototyp
 
 
 @torch.no_grad()
-def predict_held(crossed: Crossfit) -> Tensor:
+def predict_held_out(crossed: Crossfit) -> Tensor:
     """Return the logits (judged, num_classes) of each row by the fold model that did not see it."""
     logits = crossed.whole.sums.new_empty(len(crossed.labels), len(crossed.whole.counts))
     for fold, network in enumerate(crossed.folds):
@@ -198,7 +198,7 @@ def predict_held(crossed: Crossfit) -> Tensor:
 
 
 @torch.no_grad()
-def score_held(crossed: Crossfit) -> Tensor:
+def score_held_out(crossed: Crossfit) -> Tensor:
     """Compute `protonet.metrics.score_known` (judged,) of each row by the fold model that did not see it.
 
     Scores of several networks are compared at the temperature and the class offsets of the network of all rows.
@@ -216,12 +216,12 @@ def _score_rows(network: PrototypeNetwork, x: Tensor, reference: PrototypeNetwor
     return score_known(network.mask_logits(cosines / reference.temperature + reference.offsets))
 
 
-def measure_held(crossed: Crossfit) -> Metrics:
+def measure_held_out(crossed: Crossfit) -> Metrics:
     """Judge the network of all rows by those that were held out, at least one."""
-    return measure(predict_held(crossed), crossed.labels, crossed.sample)
+    return measure(predict_held_out(crossed), crossed.labels, crossed.sample)
 
 
-def repeat_held(
+def repeat_held_out(
     solution: Solution,
     crossed: Crossfit,
     times: int = REPEATS,
@@ -246,7 +246,7 @@ def repeat_held(
         cross-validation and the repeated learning-testing methods" (1989).
     """
     problem, held_out = solution.problem, [rows for _, rows in split_rows(solution.problem)]
-    total, count = predict_held(crossed).double().softmax(dim=1), 1
+    total, count = predict_held_out(crossed).double().softmax(dim=1), 1
     with untouched_globals():
         for repeat in range(1, times if len(held_out) > 1 else 1):
             progress(f"cross-fit {repeat + 1} of {times}", (repeat - 1) / (times - 1))
@@ -263,7 +263,7 @@ def repeat_held(
     return (total / count).log()
 
 
-def number_held(problem: Problem) -> Tensor:
+def held_out_indices(problem: TrainingSet) -> Tensor:
     """Return the number, among the rows that `crossfit` holds out, of each row that came to the solver.
 
     Args:
@@ -293,7 +293,7 @@ def score_frequent(counts: Tensor, rows: int) -> Tensor:
     return counts.double().expand(rows, -1)
 
 
-def predict_baselines(problem: Problem) -> dict[str, Tensor]:
+def predict_baselines(problem: TrainingSet) -> dict[str, Tensor]:
     """Classify each held-out row by baselines that are fitted to the other folds.
 
     Args:
@@ -353,7 +353,7 @@ def score_lda(x: Tensor, labels: Tensor, queries: Tensor, num_classes: int, weig
 
 
 def update(crossed: Crossfit, features: Tensor, labels: Tensor, num_classes: int, groups: Tensor | None = None) -> None:
-    """Add samples to the network and to the fold models: `predict_held` then shows the effect on the known classes.
+    """Add samples to the network and to the fold models: `predict_held_out` then shows the effect on the known classes.
 
     A fold model gets none that equals a row that it is judged on, or nearly, or is of its group.
 
@@ -370,7 +370,7 @@ def update(crossed: Crossfit, features: Tensor, labels: Tensor, num_classes: int
     """
     known = len(crossed.whole.counts)
     crossed.whole.add_samples(features, labels, num_classes=num_classes)
-    n_held_out, copies = len(crossed.labels), _find_copies(crossed, features)
+    n_held_out, copies = len(crossed.labels), _group_duplicates(crossed, features)
     for fold, network in enumerate(crossed.folds):
         judged = crossed.fold == fold
         fresh = ~torch.isin(copies[n_held_out:], copies[:n_held_out][judged])
@@ -387,14 +387,14 @@ def need_encoder(network: PrototypeNetwork) -> Encoder:
     return network.encoder
 
 
-def find_held(crossed: Crossfit, features: Tensor) -> Tensor:
+def match_held_out(crossed: Crossfit, features: Tensor) -> Tensor:
     """Return which (n,) bool rows of features (n, dim), real and finite, are equal to one that was held out."""
-    return find_equal(features, crossed.features, need_encoder(crossed.whole).origin)
+    return match_rows(features, crossed.features, need_encoder(crossed.whole).origin)
 
 
-def _find_copies(crossed: Crossfit, features: Tensor) -> Tensor:
+def _group_duplicates(crossed: Crossfit, features: Tensor) -> Tensor:
     """Return the group of copies (judged + n,) int64 of each row that was held out, and of each of the features."""
     rows = torch.cat([crossed.features.double(), features.double()])
     encoder = need_encoder(crossed.whole)
-    groups = find_copies(((rows - encoder.origin) / encoder.scale).float())
+    groups = group_duplicates(((rows - encoder.origin) / encoder.scale).float())
     return torch.arange(len(rows)) if groups is None else groups

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet.fit.crossfit import Crossfit, measure_held, predict_held
+from protonet.fit.crossfit import Crossfit, measure_held_out, predict_held_out
 from protonet.fit.search import Progress, ignore
 from protonet.network import PrototypeNetwork
 
@@ -56,7 +56,7 @@ def rank_columns(
     importances = measure_columns(judged, sizes, orders, progress)
     if not all(math.isfinite(importance.log_loss_rise) for importance in importances):
         raise FloatingPointError("a row, as it is or shuffled, whose embedding overflows")
-    metrics = measure_held(judged)
+    metrics = measure_held_out(judged)
     columns: list[dict[str, Any]] = [
         {"name": name, "index": index, **importance._asdict()}
         for index, (name, importance) in enumerate(zip(names, importances, strict=True))
@@ -71,7 +71,7 @@ def rank_columns(
     }
 
 
-def find_importances(judged: Crossfit, sizes: Sequence[int], places: Sequence[int], width: int) -> np.ndarray:
+def compute_importances(judged: Crossfit, sizes: Sequence[int], places: Sequence[int], width: int) -> np.ndarray:
     """Return by how much the log-loss rises where a column is shuffled: (width,) float64, 0 for those left out.
 
     Args:
@@ -105,7 +105,7 @@ def plan_shuffles(
 
 def score_rows(judged: Crossfit) -> Tensor:
     """Return the log-loss of each row, in nats, and whether it is wrong: (2, judged) float64."""
-    logits = predict_held(judged).double()
+    logits = predict_held_out(judged).double()
     losses = -logits.log_softmax(dim=1).gather(1, judged.labels[:, None])[:, 0]
     return torch.stack([losses, (logits.argmax(dim=1) != judged.labels).double()])
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from protonet.fit.crossfit import Crossfit, predict_held, split_rows
+from protonet.fit.crossfit import Crossfit, predict_held_out, split_rows
 from protonet.fit.networks import fit_choice
 from protonet.fit.search import Progress, ignore
 from protonet.fit.solver import Solution, untouched_globals
@@ -56,7 +56,7 @@ def draw_curve(
     is_class_name = problem.rows.is_class_name
     is_class_name = torch.zeros_like(labels, dtype=torch.bool) if is_class_name is None else is_class_name
     full_size = sum(len(fold.train) for fold in folds) / len(folds) / classes
-    correct = {full_size: predict_held(crossed).argmax(dim=1) == crossed.labels}
+    correct = {full_size: predict_held_out(crossed).argmax(dim=1) == crossed.labels}
     fractions = [
         fraction for fraction in (0.5**halving for halving in range(1, HALVINGS + 1)) if fraction * full_size >= FEWEST
     ]

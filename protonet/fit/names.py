@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.fit.problem import Names
 from protonet.fit.search import RAW, Search
+from protonet.fit.training_set import ClassNameRows
 from protonet.losses import class_means
 from protonet.scoring import fit_temperature
 from protonet.tables.columns.encoding import Encoding
@@ -62,7 +62,7 @@ SIGNS = "\u2e80"
 ALONE = Search((LinearFamily((RAW.scaling,)),), folds=0)
 
 
-def find_words(name: str | int) -> str:
+def extract_words(name: str | int) -> str:
     """Return a class's name as words, "" where it says nothing: a code, a number.
 
     Words are split at changes of case and at signs between them: "cardArrival", "card_arrival".
@@ -77,13 +77,13 @@ def find_words(name: str | int) -> str:
     return " ".join(words) if any(not any(map(str.isdigit, word)) for word in informative) else ""
 
 
-def find_different(names: Sequence[str | int]) -> list[str]:
+def distinctive_words(names: Sequence[str | int]) -> list[str]:
     """Return the words of each name, "" where it says nothing but what most names say: "intent 1", "Klasse 3"."""
-    texts = list(map(find_words, names))
+    texts = list(map(extract_words, names))
     rows_with = Counter(word for text in texts for word in set(text.lower().split()))
     shared = {word for word, count in rows_with.items() if count > max(NAMES.shared * len(texts), 2)}
     remaining = [" ".join(word for word in text.split() if word.lower() not in shared) for text in texts]
-    return [text if find_words(distinctive) else "" for text, distinctive in zip(texts, remaining, strict=True)]
+    return [text if extract_words(distinctive) else "" for text, distinctive in zip(texts, remaining, strict=True)]
 
 
 def _is_part(sign: str) -> bool:
@@ -91,13 +91,13 @@ def _is_part(sign: str) -> bool:
     return sign.isalnum() or unicodedata.category(sign).startswith("M")
 
 
-def read_names(
+def embed_class_names(
     encoding: Encoding | None,
     classes: Sequence[str | int],
     x: Tensor,
     labels: Tensor,
     descriptions: Sequence[str] | None = None,
-) -> Names | None:
+) -> ClassNameRows | None:
     """Read what classes are called, and decide how much it counts.
 
     Args:
@@ -119,7 +119,7 @@ def read_names(
     means, _ = class_means(x.double(), labels, len(classes))
     rows = torch.where(of_names, rows, means[known].float())
     weight = weigh_names(x[:, of_names].float(), labels, rows[:, of_names], known, len(classes))
-    return Names(rows, known, weight, tuple(descriptions or ())) if weight else None
+    return ClassNameRows(rows, known, weight, tuple(descriptions or ())) if weight else None
 
 
 def classify_by_names(
@@ -138,7 +138,7 @@ def _embed_names(
     encoding: Encoding | None, classes: Sequence[str | int], descriptions: Sequence[str] | None
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Embed names as rows (m, dim), with zeros in other features; their classes (m,); a mask of set features (dim,)."""
-    pairs = list(zip(find_different(classes), descriptions or [""] * len(classes), strict=True))
+    pairs = list(zip(distinctive_words(classes), descriptions or [""] * len(classes), strict=True))
     phrases = {index: ": ".join(filter(None, pair)) for index, pair in enumerate(pairs) if any(pair)}
     columns = () if encoding is None else encoding.columns
     if encoding is None or len(set(phrases.values())) < 2:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from protonet.encoder import Encoder, split_weights
-from protonet.fit.problem import Problem
-from protonet.fit.search import Choice, Pooling, Progress, ignore
-from protonet.fit.unlabelled import find_unlike, pool_rows, rank_scores, spread_labels
+from protonet.fit.search import Progress, PseudoLabels, SelectedModel, ignore
+from protonet.fit.training_set import TrainingSet
+from protonet.fit.unlabelled import find_outliers, pool_rows, propagate_labels, rank_scores
 from protonet.losses import CHUNK
 from protonet.metrics import score_known
 from protonet.network import PrototypeNetwork
@@ -22,7 +22,7 @@ from protonet.views.view import TrainingRows, View, ViewSpec
 
 
 @dataclass(frozen=True)
-class PoolingRules:
+class PseudoLabelRules:
     """How rows without a label are learned from."""
 
     folds: int = 3  #: Folds on which it is decided whether they are: each takes two fits.
@@ -30,15 +30,15 @@ class PoolingRules:
     most_seeds: int = 4096  #: Labelled rows that labels spread from, at the most.
 
 
-POOLING = PoolingRules()
+POOLING = PseudoLabelRules()
 
 
-def fit_choice(problem: Problem, choice: Choice, deadline: float = math.inf) -> PrototypeNetwork:
+def fit_choice(problem: TrainingSet, choice: SelectedModel, deadline: float = math.inf) -> PrototypeNetwork:
     """Fit the chosen views and train the chosen MLPs on all rows of a problem; call it within `untouched_globals`.
 
     Args:
         problem: The rows. Those that were chosen on, or some of them with every class among them.
-        choice: What `protonet.fit.search.select` decided.
+        choice: What `protonet.fit.search.select_views` decided.
         deadline: ``time.monotonic()`` after which training ends, and no view is fitted but the one of most weight.
 
     Returns:
@@ -46,7 +46,7 @@ def fit_choice(problem: Problem, choice: Choice, deadline: float = math.inf) -> 
     """
     network = fit_rows(problem.rows.to(problem.device), choice, deadline)
     if choice.pooling is not None and time.monotonic() < deadline:
-        pooled = fit_pooled(problem, choice, choice.pooling, believe(problem, network)[0], deadline)
+        pooled = fit_pooled(problem, choice, choice.pooling, pseudo_label_weights(problem, network)[0], deadline)
         # Prototypes are means of all, but count as the labelled rows: samples added later move them as before.
         pooled.set_sums(pooled.sums * (network.counts / pooled.counts.clamp_min(1))[:, None], network.counts)
         network = pooled if time.monotonic() < deadline else network
@@ -66,7 +66,7 @@ def _in_units(network: PrototypeNetwork, origin: Tensor, scale: float) -> Protot
     return result.eval()
 
 
-def fit_rows(rows: TrainingRows, choice: Choice, deadline: float = math.inf) -> PrototypeNetwork:
+def fit_rows(rows: TrainingRows, choice: SelectedModel, deadline: float = math.inf) -> PrototypeNetwork:
     """Do what `fit_choice` does, to labelled rows alone; the network is for features in their units, where they are."""
     rows = rows._replace(shifts=choice.shifts, deadline=deadline)
     fitted: dict[ViewSpec, View] = {}
@@ -87,7 +87,11 @@ def fit_rows(rows: TrainingRows, choice: Choice, deadline: float = math.inf) -> 
 
 
 def fit_pooled(
-    problem: Problem, choice: Choice, pooling: Pooling, probabilities: Tensor, deadline: float = math.inf
+    problem: TrainingSet,
+    choice: SelectedModel,
+    pooling: PseudoLabels,
+    probabilities: Tensor,
+    deadline: float = math.inf,
 ) -> PrototypeNetwork:
     """Fit to labelled rows and to those without a label.
 
@@ -95,7 +99,7 @@ def fit_pooled(
         problem: With its pool.
         choice: As in `fit_choice`. Learned views are left out unless all are learned, as are views of little weight.
         pooling: How the pool is used.
-        probabilities: (m, num_classes) of the pool, from `believe`.
+        probabilities: (m, num_classes) of the pool, from `pseudo_label_weights`.
         deadline: As in `fit_choice`.
 
     Returns:
@@ -108,7 +112,7 @@ def fit_pooled(
 
 
 @torch.no_grad()
-def believe(problem: Problem, network: PrototypeNetwork) -> tuple[Tensor, Tensor]:
+def pseudo_label_weights(problem: TrainingSet, network: PrototypeNetwork) -> tuple[Tensor, Tensor]:
     """Compute the class probabilities (m, num_classes) of the rows of a problem's pool, and their logits.
 
     Args:
@@ -123,7 +127,7 @@ def believe(problem: Problem, network: PrototypeNetwork) -> tuple[Tensor, Tensor
     embedding = torch.cat([network.embed(part.to(problem.device)) for part in rows.split(CHUNK)])
     logits = (embedding[len(some.labels) :] @ network.prototypes.T) / network.temperature
     logits = network.mask_logits(logits + network.offsets).cpu()
-    return spread_labels(embedding.cpu(), some.labels, logits.softmax(dim=1)), logits
+    return propagate_labels(embedding.cpu(), some.labels, logits.softmax(dim=1)), logits
 
 
 def leave_out(
@@ -150,7 +154,7 @@ def fit_view(spec: ViewSpec, rows: TrainingRows, fitted: dict[ViewSpec, View]) -
     return fitted[spec]
 
 
-class Pooled(NamedTuple):
+class PseudoLabelResult(NamedTuple):
     """Outcome of learning from unlabelled rows."""
 
     learned: bool  #: Are they learned from?
@@ -162,8 +166,8 @@ class Pooled(NamedTuple):
 
 
 def decide_pooling(
-    problem: Problem, choice: Choice, deadline: float = math.inf, progress: Progress = ignore
-) -> tuple[Choice, Pooled]:
+    problem: TrainingSet, choice: SelectedModel, deadline: float = math.inf, progress: Progress = ignore
+) -> tuple[SelectedModel, PseudoLabelResult]:
     """Decide on held-out labelled rows whether the rows without a label are learned from.
 
     Rows that are unlike every class do not count. The others do if the held-out log-loss is lower with them, or if no
@@ -191,7 +195,7 @@ def decide_pooling(
     )
     probabilities, alone = [], [torch.zeros(0, rows.num_classes, dtype=torch.float32)]
     scores = torch.zeros(len(pool.features), dtype=torch.float64)
-    given_up = choice, Pooled(False, None, False, torch.zeros_like(scores))
+    given_up = choice, PseudoLabelResult(False, None, False, torch.zeros_like(scores))
     for step, fold in enumerate(folds):
         progress(f"unlabelled rows, fold {step + 1} of {len(folds)}", step / (2 * len(folds)))
         part = problem._replace(rows=rows.select(fold.train))
@@ -199,14 +203,14 @@ def decide_pooling(
         if time.monotonic() >= deadline:
             return given_up
         alone.append(network(rows.features[fold.held_out].to(problem.device)).detach().cpu())
-        likely, logits = believe(part, network)
+        likely, logits = pseudo_label_weights(part, network)
         probabilities.append(likely)
         scores += score_known(logits) / len(folds)
     without = torch.cat(alone)
     ranks = rank_scores(score_known(without), scores)
-    pooling = Pooling((~find_unlike(ranks, len(without))).double(), choice.temperature)
+    pooling = PseudoLabels((~find_outliers(ranks, len(without))).double(), choice.temperature)
     if not folds:  # with one row per class, no row can be held out
-        return choice._replace(pooling=pooling), Pooled(True, None, False, ranks)
+        return choice._replace(pooling=pooling), PseudoLabelResult(True, None, False, ranks)
     pooled = []
     for step, (fold, likely) in enumerate(zip(folds, probabilities, strict=True)):
         progress(f"unlabelled rows, fold {step + 1} of {len(folds)}", 0.5 + step / (2 * len(folds)))
@@ -223,7 +227,7 @@ def decide_pooling(
     losses = float(before.mean()), float(after.mean())
     learned = factor_without > 0 and factor > 0 and bool(pooling.known.any()) and losses[1] < losses[0]
     decided = worse_by_one_error(after, before) or worse_by_one_error(before, after)
-    outcome = Pooled(learned, losses, decided, ranks)
+    outcome = PseudoLabelResult(learned, losses, decided, ranks)
     if learned:
         choice = choice._replace(pooling=pooling._replace(temperature=choice.temperature * factor_without / factor))
     return choice, outcome

@@ -64,7 +64,7 @@ class Evidence(NamedTuple):
     factor: float  #: On the sum of the influences times the cosines over their spread: what held-out rows suggest.
 
 
-def mark_traits(specs: Sequence[ViewSpec]) -> Tensor:
+def encode_traits(specs: Sequence[ViewSpec]) -> Tensor:
     """Return which of ``TRAITS`` each view has: (views, traits) float32, 0 or 1."""
     rows = [[float(trait in spec.traits) for trait in TRAITS] for spec in specs]
     return torch.tensor(rows, dtype=torch.float32)
@@ -132,7 +132,7 @@ def gather_evidence(
 
     Args:
         rows: The labelled rows, with their shifts.
-        traits: (views, traits) of at least one view, from `mark_traits`.
+        traits: (views, traits) of at least one view, from `encode_traits`.
         cosines: Of each view, (n, num_classes), of rows held out; or of the labelled rows where none can be.
         labels: (n,) of the rows held out; None where there are none: then only the cosines' spread is looked at.
         weights: (n,) float64 of the rows held out, about 1; None for 1.
@@ -273,14 +273,14 @@ class Prior(nn.Module):
         return weights / weights.sum(), float(size.exp())
 
 
-def write_numbers(prior: Prior) -> str:
+def serialize_prior(prior: Prior) -> str:
     """Return the numbers of a prior as text: float16, little-endian, base64."""
     every = torch.cat([value.flatten() for value in prior.state_dict().values()])
     return base64.b64encode(every.to(torch.float16).numpy().astype("<f2").tobytes()).decode()
 
 
-def read_numbers(text: str) -> Prior:
-    """Return the prior that `write_numbers` wrote."""
+def deserialize_prior(text: str) -> Prior:
+    """Return the prior that `serialize_prior` wrote."""
     prior = Prior()
     values = torch.from_numpy(np.frombuffer(base64.b64decode(text), "<f2").astype(np.float32))
     state = prior.state_dict()
@@ -292,4 +292,4 @@ def read_numbers(text: str) -> Prior:
 @functools.cache
 def published() -> Prior:
     """Return the prior that comes with the library, trained on all tasks."""
-    return read_numbers("".join(NUMBERS))
+    return deserialize_prior("".join(NUMBERS))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from protonet.fit.prior import FEW, LEAST_SPREAD, SPREAD, Prior, gather_evidence, mark_traits, published
+from protonet.fit.prior import FEW, LEAST_SPREAD, SPREAD, Prior, encode_traits, gather_evidence, published
 from protonet.scoring import (
     FOLDS,
     WEIGHTS,
@@ -112,14 +112,14 @@ class PartitionRules:
 PARTITIONS = PartitionRules()
 
 
-class Pooling(NamedTuple):
+class PseudoLabels(NamedTuple):
     """How rows without a label are learned from."""
 
     known: Tensor  #: (m,) in [0, 1]: how much each row of the pool counts, next to a labelled one.
     temperature: float  #: Divides the cosines of what is fitted to them, too.
 
 
-class Choice(NamedTuple):
+class SelectedModel(NamedTuple):
     """The views, weights and scales that cross-validation selected."""
 
     views: tuple[tuple[ViewSpec, float], ...]  #: The selected views and their weights, > 0.
@@ -128,10 +128,10 @@ class Choice(NamedTuple):
     offsets: tuple[float, ...] = ()  #: Per class, added to the logits, in nats; empty for zeros.
     losses: dict[str, float] = {}  # noqa: RUF012 - never changed
     """Mean out-of-fold log-loss of each candidate by its name, at its best temperature; "mixture" for the mixture's."""
-    pooling: Pooling | None = None  #: None if there are no unlabelled rows, or they are not learned from.
+    pooling: PseudoLabels | None = None  #: None if there are no unlabelled rows, or they are not learned from.
 
 
-class Explored(NamedTuple):
+class SearchResult(NamedTuple):
     """Candidate views with their out-of-fold cosines, from which a mixture is chosen."""
 
     rows: TrainingRows  #: With their shifts, on the CPU.
@@ -143,7 +143,7 @@ class Explored(NamedTuple):
     repeats: tuple[list[Candidate], ...] = ()
     """The same candidates on other fold partitions, each with the rows in the order of the first partition."""
 
-    def without(self, rows: Tensor) -> Explored:
+    def without(self, rows: Tensor) -> SearchResult:
         """Return it without the evidence of some rows (m,) int64; as it is, where there would be none left."""
         evaluator = self.evaluator
         masks = [~torch.isin(fold.held_out, rows.to(fold.held_out.device)) for fold in evaluator.folds]
@@ -159,16 +159,16 @@ class Explored(NamedTuple):
         return self._replace(evaluator=evaluator, candidates=candidates, repeats=tuple(repeats))
 
 
-def explore(
+def evaluate_candidates(
     rows: TrainingRows, plan: EncoderPlan, search: Search, progress: Progress = ignore, device: torch.device = CPU
-) -> Explored | None:
+) -> SearchResult | None:
     """Evaluate candidate views on held-out folds; if these cover too few classes, only views without validation.
 
     Args:
-        rows: As in `select`.
-        plan: As in `select`.
-        search: As in `select`.
-        progress: As in `select`.
+        rows: As in `select_views`.
+        plan: As in `select_views`.
+        search: As in `select_views`.
+        progress: As in `select_views`.
         device: Where views are fitted. Folds are drawn, and what they hold out is judged, on the CPU.
 
     Returns:
@@ -189,15 +189,17 @@ def explore(
         evaluator = CandidateEvaluator(rows.to(device), [Fold(everything, everything).to(device)], plan)
         kinds = [reduced for reduced in (kind.without_validation() for kind in search.kinds) if reduced is not None]
         view_candidates = [candidate for kind in kinds for candidate in kind.candidates(evaluator)]
-        return Explored(rows, evaluator, view_candidates, {}, judged=False)
+        return SearchResult(rows, evaluator, view_candidates, {}, judged=False)
     evaluator = CandidateEvaluator(rows.to(device), [fold.to(device) for fold in folds], plan, generator)
     if not plan.sizes:
-        return Explored(rows, evaluator, [next(LinearFamily((RAW.scaling,)).candidates(evaluator))], {}, judged=True)
+        return SearchResult(
+            rows, evaluator, [next(LinearFamily((RAW.scaling,)).candidates(evaluator))], {}, judged=True
+        )
     closed, learned = _try_kinds(evaluator, search.kinds, progress)
     losses = {tried.spec.name: tried.loss for tried in [*closed, *learned]}
     chosen = [learned[simplest_within_one_error([tried.losses for tried in learned])]] if learned else []
     candidates = [*closed, *chosen]
-    return Explored(rows, evaluator, candidates, losses, True, _repeat(rows, folds, evaluator, candidates, search))
+    return SearchResult(rows, evaluator, candidates, losses, True, _repeat(rows, folds, evaluator, candidates, search))
 
 
 def _repeat(
@@ -262,9 +264,9 @@ def split_rows(rows: TrainingRows, folds: int, generator: torch.Generator) -> li
     )
 
 
-def select(
+def select_views(
     rows: TrainingRows, plan: EncoderPlan, *, search: Search | None = None, progress: Progress = ignore
-) -> Choice:
+) -> SelectedModel:
     """Decide views, the learned views' size and training, weights and temperature on held-out folds.
 
     The outcome is raw cosine, with the smallest MLP around it, or a mixture.
@@ -281,13 +283,13 @@ def select(
         validation. Without time, it is raw cosine.
     """
     search = search or Search()
-    return decide(explore(rows, plan, search, progress), plan, search)
+    return choose_mixture(evaluate_candidates(rows, plan, search, progress), plan, search)
 
 
-def decide(explored: Explored | None, plan: EncoderPlan, search: Search) -> Choice:
-    """Decide what `select` does on what `explore` found."""
+def choose_mixture(explored: SearchResult | None, plan: EncoderPlan, search: Search) -> SelectedModel:
+    """Decide what `select_views` does on what `evaluate_candidates` found."""
     smallest = next(filter(None, (kind.smallest_trained(plan, RAW) for kind in search.kinds)), None)
-    raw_alone = Choice(((smallest or RAW, 1.0),), 0.1)
+    raw_alone = SelectedModel(((smallest or RAW, 1.0),), 0.1)
     if explored is None:
         return raw_alone
     evaluator, (raw, *_) = explored.evaluator, explored.candidates
@@ -326,7 +328,7 @@ def _try_kinds(
     return closed, learned
 
 
-def _mix(explored: Explored, search: Search) -> tuple[Choice | None, Tensor]:
+def _mix(explored: SearchResult, search: Search) -> tuple[SelectedModel | None, Tensor]:
     """Compute the mixture of the candidates, None if no view separates rows, and its log-losses on held-out rows.
 
     The weights are the mean over the fold partitions. The temperature and the offsets are fitted to the held-out rows
@@ -336,7 +338,7 @@ def _mix(explored: Explored, search: Search) -> tuple[Choice | None, Tensor]:
     partitions = [
         torch.stack([candidate.cosines for candidate in partition]) for partition in (candidates, *explored.repeats)
     ]
-    traits = mark_traits([candidate.spec for candidate in candidates])
+    traits = encode_traits([candidate.spec for candidate in candidates])
     prior, labels = search.prior or published(), evaluator.labels if explored.judged else None
     evidence_list = [
         gather_evidence(
@@ -382,7 +384,7 @@ def _mix(explored: Explored, search: Search) -> tuple[Choice | None, Tensor]:
             spec = kind.finalize(spec, fraction)
         views += [(spec, weight)] * (weight > 0)
     listed = () if offsets is None else tuple(offsets.tolist())
-    return Choice(tuple(views), _temperature(factor), explored.rows.shifts, listed), mixture_losses
+    return SelectedModel(tuple(views), _temperature(factor), explored.rows.shifts, listed), mixture_losses
 
 
 def _blend(cosines: Tensor, weights: Tensor) -> Tensor:
@@ -391,7 +393,7 @@ def _blend(cosines: Tensor, weights: Tensor) -> Tensor:
     return blended
 
 
-def _thin(explored: Explored, cosines: Tensor, weights: Tensor, spread: Tensor, row_cost: float) -> Tensor:
+def _thin(explored: SearchResult, cosines: Tensor, weights: Tensor, spread: Tensor, row_cost: float) -> Tensor:
     """Return weights (candidates,), summing to 1, without views that bring little for the time that they cost a row.
 
     Linear and learned views, whose maps others read, too, or which take little, cost nothing here.

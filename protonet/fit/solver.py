@@ -17,21 +17,21 @@ from torch import Tensor
 from protonet._validation import check_device, check_int, check_number
 from protonet.errors import InputTypeError, raise_input_error
 from protonet.fit.loading import Samples, read_loaders
-from protonet.fit.networks import Pooled, decide_pooling, fit_choice
-from protonet.fit.problem import Names, Problem, pose_problem
+from protonet.fit.networks import PseudoLabelResult, decide_pooling, fit_choice
 from protonet.fit.search import (
     CPU,
     EFFORTS,
     RAW,
     SEARCH_SHARE,
-    Choice,
-    Explored,
     Progress,
     Search,
-    decide,
-    explore,
+    SearchResult,
+    SelectedModel,
+    choose_mixture,
+    evaluate_candidates,
     ignore,
 )
+from protonet.fit.training_set import ClassNameRows, TrainingSet, prepare_training_set
 from protonet.fit.unlabelled import SPREAD, Unlabelled, read_rows
 from protonet.network import PrototypeNetwork
 from protonet.views.budget import EncoderPlan, plan_encoder
@@ -58,16 +58,16 @@ class Solution(NamedTuple):
     """A solved problem."""
 
     network: PrototypeNetwork
-    choice: Choice
-    problem: Problem
+    choice: SelectedModel
+    problem: TrainingSet
     groups: Tensor | None = None
     """(groups,) int64: the number, in the problem's rows, of each group that was given, in ascending order; groups that
     share a row, or nearly, are one."""
-    pooled: Pooled | None = None  #: Outcome of learning from unlabelled rows, if any.
-    rechoose: Callable[[Tensor], Choice] | None = None
+    pooled: PseudoLabelResult | None = None  #: Outcome of learning from unlabelled rows, if any.
+    rechoose: Callable[[Tensor], SelectedModel] | None = None
     """What would have been chosen without the evidence of some rows (m,) int64; None where none was looked at."""
 
-    def choose_without(self, rows: Tensor) -> Choice:
+    def choose_without(self, rows: Tensor) -> SelectedModel:
         """Return what would have been chosen without the evidence of some rows (m,) int64.
 
         A choice is judged on rows that had no say in it: of few rows, even the temperature remembers each.
@@ -146,7 +146,7 @@ def solve_problem(
     blocks: Tensor | None = None,
     spans: Sequence[tuple[int, int]] = (),
     unlabelled: Unlabelled | None = None,
-    names: Names | None = None,
+    names: ClassNameRows | None = None,
 ) -> Solution:
     """Do what `solve` does, and also return what was chosen and the rows, for `fit_choice` to fit to some of them.
 
@@ -187,15 +187,15 @@ def solve_problem(
             features, labels, num_classes = read_loaders(cast(Samples, train_loader), val_loader, metadata)
         max_pool_rows = min(SPREAD.limit, max(SPREAD.most_rows, SPREAD.per_class * num_classes))
         pool = None if unlabelled is None else read_rows(unlabelled, features.shape[1], max_pool_rows)
-        problem, joined = pose_problem(features, labels, num_classes, seed, weights, groups, blocks, names)
+        problem, joined = prepare_training_set(features, labels, num_classes, seed, weights, groups, blocks, names)
         rows_per_class = len(problem.rows.labels) / len(problem.rows.labels.unique())
         if effort == "default" and "param_limit" not in metadata and rows_per_class < LEARNED_ROWS_PER_CLASS:
             search = search.without(MLPFamily)
         plan = plan_encoder(features.shape[1], num_classes, metadata.get("param_limit", PARAM_LIMIT))
         searched = problem.rows._replace(deadline=started + SELECTION_SHARE * time_limit)
         device = metadata["device"]
-        explored = explore(searched, plan, search, progress, device)
-        choice = decide(explored, plan, search)
+        explored = evaluate_candidates(searched, plan, search, progress, device)
+        choice = choose_mixture(explored, plan, search)
         problem, pooled = problem._replace(device=device), None
         if pool is not None and pool[2] and plan.sizes:
             problem = problem.add_pool(*pool)
@@ -207,9 +207,9 @@ def solve_problem(
         return Solution(network, choice, problem, joined, pooled, rechoose)
 
 
-def _decide_without(explored: Explored, plan: EncoderPlan, search: Search, rows: Tensor) -> Choice:
+def _decide_without(explored: SearchResult, plan: EncoderPlan, search: Search, rows: Tensor) -> SelectedModel:
     """Select again without the evidence of some rows (m,)."""
-    return decide(explored.without(rows), plan, search)
+    return choose_mixture(explored.without(rows), plan, search)
 
 
 def _report_pooling(progress: Progress, stage: str, fraction: float) -> None:

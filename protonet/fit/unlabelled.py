@@ -41,7 +41,7 @@ class SpreadRules:
 
 SPREAD = SpreadRules()
 #: Rows of known classes that are taken for unlike ones, as a share; and the fewest held-out rows for that.
-UNLIKE_RATE, FEWEST_HELD = 0.05, 20
+OUTLIER_RATE, MIN_HELD_OUT = 0.05, 20
 #: A tensor or array (m, ...); or batches of inputs, alone or with labels.
 Unlabelled = Tensor | np.ndarray | Iterable[Any] | Dataset[Any]
 REMEDY = "Pass a tensor (m, ...), or batches of inputs."
@@ -140,7 +140,7 @@ def _take(parts: Sequence[Tensor], rows: np.ndarray) -> Tensor:
     return selected
 
 
-def spread_labels(embedding: Tensor, labels: Tensor, believed: Tensor) -> Tensor:
+def propagate_labels(embedding: Tensor, labels: Tensor, believed: Tensor) -> Tensor:
     """Let labels spread over the graph of nearest neighbours.
 
     Args:
@@ -165,7 +165,7 @@ def spread_labels(embedding: Tensor, labels: Tensor, believed: Tensor) -> Tensor
         if float((scores - before).abs().max()) < SPREAD.settled * (1 - SPREAD.keep):
             break
     probabilities = scores[n:]
-    return even_shares(probabilities / probabilities.sum(dim=1, keepdim=True)).float()
+    return balance_frequencies(probabilities / probabilities.sum(dim=1, keepdim=True)).float()
 
 
 def link_neighbours(embedding: Tensor, neighbours: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -198,7 +198,7 @@ def link_neighbours(embedding: Tensor, neighbours: int) -> tuple[Tensor, Tensor,
     return rows, others, weights / (degrees[rows] * degrees[others])
 
 
-def even_shares(beliefs: Tensor) -> Tensor:
+def balance_frequencies(beliefs: Tensor) -> Tensor:
     """Bring how often each class is believed to occur towards equal shares, as far as its variation may be error.
 
     Args:
@@ -255,6 +255,6 @@ def rank_scores(known_scores: Tensor, scores: Tensor) -> Tensor:
     return counts_below.double() / max(1, len(known_scores))
 
 
-def find_unlike(ranks: Tensor, n_held_out: int) -> Tensor:
+def find_outliers(ranks: Tensor, n_held_out: int) -> Tensor:
     """Return which rows (m,) are unlike every class, given their ranks among so many rows: none where these are few."""
-    return (ranks < UNLIKE_RATE) & (n_held_out >= FEWEST_HELD)
+    return (ranks < OUTLIER_RATE) & (n_held_out >= MIN_HELD_OUT)

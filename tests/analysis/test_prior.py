@@ -12,7 +12,7 @@ from analysis.prior.synthetic import FAMILIES, draw
 from analysis.prior.tasks import MOST_FEATURES, MOST_JUDGED, MOST_LABELLED, Task, draw_task
 from analysis.prior.train import collate, evaluate, train
 from protonet import InputError, solve
-from protonet.fit.prior import Prior, read_numbers, write_numbers
+from protonet.fit.prior import Prior, deserialize_prior, serialize_prior
 from protonet.fit.search import Search
 from protonet.network import PrototypeNetwork
 
@@ -100,14 +100,14 @@ def test_training_lowers_the_loss_and_is_deterministic(tmp_path: Path) -> None:
     assert float(after.mean()) < float(before.mean())
     assert bool(((right >= 0) & (right <= 1)).all())
     again = train(batch, epochs=20)
-    assert write_numbers(again) == write_numbers(prior)
+    assert serialize_prior(again) == serialize_prior(prior)
 
 
 def test_a_prior_that_leaves_a_data_set_out_must_exist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(study, "LEFT_OUT", tmp_path)
     with pytest.raises(InputError, match="must have a prior"):
         study.load_left_out("iris")
-    (tmp_path / "iris").write_text(write_numbers(Prior()))
+    (tmp_path / "iris").write_text(serialize_prior(Prior()))
     assert isinstance(study.load_left_out("iris"), Prior)
 
 
@@ -116,5 +116,5 @@ def test_weights_are_written_as_a_module(tmp_path: Path) -> None:
     study.write_prior(Prior(), study.HEADER.format(tasks=3, epochs=2), path)
     scope: dict[str, tuple[str, ...]] = {}
     exec(path.read_text(encoding="utf-8"), scope)
-    assert isinstance(read_numbers("".join(scope["NUMBERS"])), Prior)
+    assert isinstance(deserialize_prior("".join(scope["NUMBERS"])), Prior)
     assert max(map(len, path.read_text().splitlines())) <= 120

@@ -12,7 +12,7 @@ import torch
 
 from protonet.commands.fit import format_no_lead
 from protonet.files import load_model
-from protonet.fit.crossfit import FREQUENT, predict_held, restore_crossfit
+from protonet.fit.crossfit import FREQUENT, predict_held_out, restore_crossfit
 from protonet.metrics import measure, measure_classes
 from tests.commands.cases import FAST, Run
 from tests.strategies import write_columns
@@ -62,7 +62,7 @@ def test_balanced_lets_a_rare_class_count_and_leads_are_of_balanced_accuracy(tmp
         assert model.network.counts.tolist() == model.metadata["samples"] == [10, 190]
         assert [network.counts.sum() for network in crossed.folds] == [160] * 5
         assert torch.equal(crossed.weights, torch.ones(200, dtype=torch.float64))
-        metrics = measure(predict_held(crossed), crossed.labels)
+        metrics = measure(predict_held_out(crossed), crossed.labels)
         assert metrics.accuracy == model.metadata["held_out"]["accuracy"]
         assert model.metadata["held_out"]["balanced_accuracy"] == measure_classes(metrics.confusion).balanced_accuracy
         for figures in (fitted, run.read_json("evaluate", path, table)[0]):

@@ -21,7 +21,7 @@ from protonet.commands.figures import format_probability_metrics
 from protonet.commands.summary import format_confusions
 from protonet.commands.update import compare
 from protonet.files import load_model
-from protonet.fit.crossfit import crossfit, measure_held
+from protonet.fit.crossfit import crossfit, measure_held_out
 from protonet.fit.solver import solve_problem
 from protonet.metrics import rejection_threshold, score_known
 from protonet.tables import formats
@@ -56,7 +56,7 @@ class TestFit:
     def test_summary_and_model(self, tmp_path: Path, fitted: Path, network: PrototypeNetwork, run: Run) -> None:
         output = tmp_path / "new" / "model.safetensors"
         said = run("fit", fitted / "train.csv", *FAST, "-o", output, "--verbose")
-        metrics = measure_held(crossfit(solve_problem([(X, Y)], effort="fast")))
+        metrics = measure_held_out(crossfit(solve_problem([(X, Y)], effort="fast")))
         assert said.startswith("train.csv: 3 classes, 30 samples, 4 features, 10 per class\n")
         assert f"| this model          | {100 * metrics.accuracy:.2f} " in said
         assert "| raw cosine " in said

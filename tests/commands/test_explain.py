@@ -21,7 +21,7 @@ from protonet import solve
 from protonet.commands.explain import MAX_COLUMNS
 from protonet.files import Model, load_model, save_model
 from protonet.fit import importance
-from protonet.fit.crossfit import Crossfit, predict_held, restore_crossfit
+from protonet.fit.crossfit import Crossfit, predict_held_out, restore_crossfit
 from protonet.fit.importance import measure_columns
 from tests.commands.cases import Run, fit_model
 from tests.strategies import blobs
@@ -116,7 +116,7 @@ def test_a_shuffle_costs_what_scikit_learn_says(heavy: bool, numbers: str) -> No
 
     def judge(x: Tensor) -> tuple[list[float], np.ndarray]:
         """Return log-loss and error rate, and both of each row (n, 2)."""
-        p = predict_held(crossed._replace(features=x)).double().softmax(dim=1).numpy()
+        p = predict_held_out(crossed._replace(features=x)).double().softmax(dim=1).numpy()
         wrong = p.argmax(axis=1) != y
         rates = [log_loss(y, p, sample_weight=w), 1 - accuracy_score(y, p.argmax(axis=1), sample_weight=w)]
         return rates, np.stack([-np.log(p[np.arange(n), y]), wrong], axis=1)

@@ -68,7 +68,7 @@ def test_without_a_model_the_first_rows_are_typical_and_spread(tmp_path: Path, r
     header, *lines = read_asked(tmp_path / "ask.csv")
     assert header == ["colour", "size", "kind"]
     assert {line[0] for line in lines} == set(colours)
-    assert "that nobody labelled" in said
+    assert "unlabelled rows" in said
 
 
 def test_what_is_filled_in_has_no_column_of_ours(tmp_path: Path, run: Run) -> None:

@@ -9,8 +9,8 @@ import torch
 
 from protonet.errors import InputError
 from protonet.files import load_model, save_model
-from protonet.fit.copies import find_equal, hash_rows
-from protonet.fit.problem import pose_problem
+from protonet.fit.duplicates import hash_rows, match_rows
+from protonet.fit.training_set import prepare_training_set
 from tests.commands.cases import FAST, Run, fit_model
 from tests.strategies import blobs, write_columns
 
@@ -51,12 +51,12 @@ def test_update_notices_rows_that_it_was_given(model: Path, tmp_path: Path, run:
 @pytest.mark.parametrize(("dtype", "origin"), [(torch.float32, 0.0), (torch.float64, 1e6)])
 def test_equal_rows_are_found_in_a_problem_again(dtype: torch.dtype, origin: float) -> None:
     x = torch.randn(40, 5, generator=torch.Generator().manual_seed(0), dtype=dtype) + origin
-    problem, _ = pose_problem(x, torch.arange(40) % 2, 2)
+    problem, _ = prepare_training_set(x, torch.arange(40) % 2, 2)
     known = problem.features_as_they_came(torch.arange(30))
     came = torch.tensor([int(place) in range(30) for place in problem.places])
-    assert torch.equal(find_equal(x, known, problem.origin), came)
-    assert not find_equal(x * (1 + 1e-4 / (1 + origin)), known, problem.origin).any()
-    assert not find_equal(x, known[:0], problem.origin).any()
+    assert torch.equal(match_rows(x, known, problem.origin), came)
+    assert not match_rows(x * (1 + 1e-4 / (1 + origin)), known, problem.origin).any()
+    assert not match_rows(x, known[:0], problem.origin).any()
 
 
 def test_rows_are_told_apart_by_every_bit() -> None:

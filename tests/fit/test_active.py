@@ -19,9 +19,9 @@ from protonet.fit.active import (
     RULES,
     choose_covering,
     draw_rows,
-    find_bandwidth,
-    find_beliefs,
     measure_likeness,
+    median_bandwidth,
+    predict_classes,
     suggest_rows,
 )
 from tests.strategies import blobs, seeds
@@ -103,9 +103,9 @@ def test_the_bandwidth_reaches_the_given_number_of_neighbours() -> None:
     for neighbours, distance in ((1, 0.1), (3, 9.9)):
         rates = [math.dist(a, b) for a in rows.tolist() for b in rows.tolist()]
         assert min(abs(rate - distance) for rate in rates) < 1e-5
-        assert find_bandwidth(rows, neighbours) == pytest.approx(distance**2 / 2, rel=0.05)
-    assert find_bandwidth(rows, 99) == pytest.approx(10.1**2 / 2, rel=0.05)  # all of them
-    assert find_bandwidth(torch.zeros(3, 2), 1) > 0
+        assert median_bandwidth(rows, neighbours) == pytest.approx(distance**2 / 2, rel=0.05)
+    assert median_bandwidth(rows, 99) == pytest.approx(10.1**2 / 2, rel=0.05)  # all of them
+    assert median_bandwidth(torch.zeros(3, 2), 1) > 0
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +115,9 @@ def network() -> PrototypeNetwork:
 
 def test_class_probabilities_are_those_of_the_network(network: PrototypeNetwork) -> None:
     x = blobs(1, classes=3, rows=5, dim=4)[0]
-    predictions = find_beliefs(network, x)
+    predictions = predict_classes(network, x)
     best = network(x).softmax(dim=1).sort(dim=1, descending=True)
-    torch.testing.assert_close(predictions.shares, best.values[:, :2])
+    torch.testing.assert_close(predictions.probabilities, best.values[:, :2])
     assert torch.equal(predictions.first, best.indices[:, 0])
     assert torch.equal(predictions.second, best.indices[:, 1])
     torch.testing.assert_close(predictions.doubt, 1 - best.values[:, 0] + best.values[:, 1])
@@ -128,7 +128,7 @@ def test_with_one_class_all_rows_are_in_doubt() -> None:
     network = PrototypeNetwork(torch.nn.Identity(), embedding_dim=2, num_classes=1)
     network.set_prototypes(torch.eye(2)[:1], torch.zeros(1, dtype=torch.int64))
     x = torch.tensor([[1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
-    assert find_beliefs(network, x).doubt.tolist() == [1.0, 1.0, 1.0]
+    assert predict_classes(network, x).doubt.tolist() == [1.0, 1.0, 1.0]
     assert suggest_rows(network, x, 1, ["one"])[0].row in {1, 2}
 
 
@@ -139,9 +139,9 @@ def test_reasons_say_what_stands_out() -> None:
     x = torch.cat([sure, torch.tensor([[1.0, 1.01, 0.0], [0.2, -0.1, 1.0], [0.1, 0.0, -1.0]])])
     reasons = dict(suggest_rows(network, x, len(x), ["cat", "dog"]))
     assert reasons[40].startswith("between dog and cat: 5")
-    assert reasons[41] == "unlike every class: 95 % of the rows are nearer to one"
-    assert reasons[42] == "unlike every class: 98 % of the rows are nearer to one"
-    assert {reasons[row].split()[0] for row in range(40)} <= {"typical", "like"}
+    assert reasons[41] == "outlier: 95 % of the rows are closer to a class"
+    assert reasons[42] == "outlier: 98 % of the rows are closer to a class"
+    assert {reasons[row].split()[0] for row in range(40)} <= {"representative", "no"}
     assert {row for row, _ in suggest_rows(network, x, 3, ["cat", "dog"])} == {40, 41, 42}
 
 
@@ -149,7 +149,7 @@ def test_the_first_rows_are_typical_and_spread_whatever_the_units() -> None:
     x, y = blobs(3, classes=4, rows=10, dim=5, noise=0.1)
     chosen = suggest_rows(None, x, 4)
     assert len({int(y[row]) for row, _ in chosen}) == 4
-    assert {reason for _, reason in chosen} == {"typical of 10 rows that nobody labelled"}
+    assert {reason for _, reason in chosen} == {"representative of 10 unlabelled rows"}
     units = torch.tensor([1.0, 1e3, 1e-3, 5.0, 1.0])
     constant = torch.full((len(x), 1), 7.0)
     again = suggest_rows(None, torch.cat([x * units + 5 * units, constant], dim=1), 4)
@@ -159,7 +159,7 @@ def test_the_first_rows_are_typical_and_spread_whatever_the_units() -> None:
 def test_of_many_rows_those_in_doubt_are_compared(network: PrototypeNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(active, "RULES", replace(RULES, most_rows=60))
     x, _ = blobs(4, classes=3, rows=200, dim=4, noise=1.0)
-    doubt = find_beliefs(network, x).doubt
+    doubt = predict_classes(network, x).doubt
     chosen = suggest_rows(network, x, 20, range(3))
     rows = [row for row, _ in chosen]
     assert len(set(rows)) == 20

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from protonet.fit.crossfit import crossfit, predict_baselines, predict_held, repeat_held
+from protonet.fit.crossfit import crossfit, predict_baselines, predict_held_out, repeat_held_out
 from protonet.fit.learning import draw_curve
 from protonet.fit.networks import fit_choice, fit_rows
-from protonet.fit.problem import pose_problem
-from protonet.fit.search import Choice
+from protonet.fit.search import SelectedModel
 from protonet.fit.solver import Solution, solve_problem
+from protonet.fit.training_set import prepare_training_set
 from protonet.views.fixed_convolution import FixedConvolution
 from protonet.views.forest import Forest
 from protonet.views.kernel_ridge import KERNEL_RIDGE_VIEWS
@@ -58,19 +58,19 @@ def test_every_view_fits_to_single_rows_and_to_fewer_classes(sizes: tuple[int, .
     weights = torch.linspace(0.2, 1, len(y), dtype=torch.float64) if weighted else None
     rows = TrainingRows(x, y, len(sizes), shifts=(0, 1, -1), width=DIM, weights=weights)
     for view in EVERY:
-        network = fit_rows(rows, Choice(((view, 1.0),), 0.1, rows.shifts))
+        network = fit_rows(rows, SelectedModel(((view, 1.0),), 0.1, rows.shifts))
         embedding = network.embed(torch.cat([x, 3 * torch.eye(DIM)]))
         assert bool(torch.isfinite(embedding).all()), view.name
 
 
 def test_held_out_rows_of_any_class_sizes_are_judged() -> None:
-    choice = Choice(((Linear("whitened"), 1.0), (KERNEL_RIDGE_VIEWS[3], 1.0)), 0.1)
+    choice = SelectedModel(((Linear("whitened"), 1.0), (KERNEL_RIDGE_VIEWS[3], 1.0)), 0.1)
     for sizes in SIZES:
         x, y = make_rows(sizes, 3)
-        problem, _ = pose_problem(x, y, len(sizes))
+        problem, _ = prepare_training_set(x, y, len(sizes))
         crossed = crossfit(Solution(fit_choice(problem, choice), choice, problem))
         assert len(crossed.labels) == sum(size for size in sizes if size > 1), sizes
-        scores = [predict_held(crossed), crossed.offset, *predict_baselines(problem).values()]
+        scores = [predict_held_out(crossed), crossed.offset, *predict_baselines(problem).values()]
         assert all(bool(torch.isfinite(score).all()) for score in scores), sizes
 
 
@@ -80,7 +80,7 @@ def test_held_out_rows_of_any_class_sizes_are_judged() -> None:
 def test_what_judges_a_solution_takes_any_class_sizes(sizes: tuple[int, ...], effort: str) -> None:
     solution = solve_problem(make_rows(sizes), effort=effort)
     crossed = crossfit(solution)
-    assert bool(torch.isfinite(repeat_held(solution, crossed, 2)).all())
+    assert bool(torch.isfinite(repeat_held_out(solution, crossed, 2)).all())
     assert draw_curve(solution, crossed).right.shape[1] == len(crossed.labels)
 
 

@@ -15,7 +15,7 @@ from protonet.fit.crossfit import (
     crossfit,
     list_tensors,
     predict_baselines,
-    predict_held,
+    predict_held_out,
     restore_crossfit,
     score_cosine,
     score_lda,
@@ -44,7 +44,7 @@ def test_every_row_is_held_out_once_and_judged_by_a_network_of_the_other_rows() 
     assert sorted(map(tuple, CROSSED.features.tolist())) == sorted(
         map(tuple, (SOLUTION.problem.rows.features * SOLUTION.problem.scale).tolist())
     )
-    logits, problem = predict_held(CROSSED), SOLUTION.problem
+    logits, problem = predict_held_out(CROSSED), SOLUTION.problem
     for number, fitted in enumerate(CROSSED.folds):
         rows = CROSSED.fold == number
         features, labels, *_ = problem.rows
@@ -62,7 +62,7 @@ def test_held_out_accuracy_estimates_accuracy_on_fresh_rows() -> None:
         x, y = blobs(seed, rows=40, noise=1.2)
         solution = solve_problem([(x[:100], y[:100])], effort=PLAIN)
         crossed = crossfit(solution)
-        held_out.append(measure(predict_held(crossed), crossed.labels).accuracy)
+        held_out.append(measure(predict_held_out(crossed), crossed.labels).accuracy)
         fresh.append(measure(solution.network(x[100:]), y[100:]).accuracy)
     assert abs(np.mean(held_out) - np.mean(fresh)) < 3 * np.sqrt(0.25 / 400 + 0.25 / 400)
 
@@ -101,17 +101,17 @@ def test_an_update_shows_what_a_new_class_costs_the_others() -> None:
     near = X[Y == 2] + 0.01
     labels = torch.full((len(near),), 5)
     crossed = updated(CROSSED, near, labels, 6)
-    before, after = (measure(predict_held(each), CROSSED.labels) for each in (CROSSED, crossed))
+    before, after = (measure(predict_held_out(each), CROSSED.labels) for each in (CROSSED, crossed))
     assert after.confusion[2, 5] > 0
     assert after.confusion[2, 2] < before.confusion[2, 2]
-    far = measure(predict_held(updated(CROSSED, -near, labels, 6)), CROSSED.labels)
+    far = measure(predict_held_out(updated(CROSSED, -near, labels, 6)), CROSSED.labels)
     assert far.accuracy > after.accuracy
 
 
 def test_with_one_sample_a_class_nothing_is_held_out_and_samples_can_be_added_all_the_same() -> None:
     crossed = crossfit(solve_problem([(X[:5], torch.arange(5))], effort="fast"))
     assert not crossed.folds
-    assert predict_held(crossed).shape == (0, len(crossed.whole.counts))
+    assert predict_held_out(crossed).shape == (0, len(crossed.whole.counts))
     single = SOLUTION.problem.rows._replace(labels=torch.arange(len(Y)), num_classes=len(Y))
     assert predict_baselines(SOLUTION.problem._replace(rows=single)) == {}
     crossed = restore_crossfit(crossed.whole, crossed.folds, list_tensors(crossed))

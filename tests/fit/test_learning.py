@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protonet.fit.crossfit import Crossfit, crossfit, number_held, predict_held, repeat_held, split_rows
+from protonet.fit.crossfit import Crossfit, crossfit, held_out_indices, predict_held_out, repeat_held_out, split_rows
 from protonet.fit.learning import Curve, draw_curve, expect_more, thin_rows
 from protonet.fit.solver import Solution, solve_problem
 from protonet.metrics import Sample, effective_sample_size, wilson_interval
@@ -31,7 +31,7 @@ def test_held_out_index_identifies_each_row(copies: int) -> None:
     x, y = torch.cat([x, x[:copies], torch.randn(1, 4)]), torch.cat([y, y[:copies], torch.tensor([3])])
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
     solution = solve_problem([(x[order], y[order])], effort="fast")
-    crossed, indices = crossfit(solution), number_held(solution.problem)
+    crossed, indices = crossfit(solution), held_out_indices(solution.problem)
     alone = y[order] == 3  # a class of one row is never held out
     assert (indices[alone] == -1).all()
     assert (crossed.labels[indices[~alone]] == y[order][~alone]).all()
@@ -41,21 +41,21 @@ def test_held_out_index_identifies_each_row(copies: int) -> None:
 
 def test_without_held_out_rows_there_is_none() -> None:
     solution = solve_problem([(torch.eye(3), torch.arange(3))], effort="fast")
-    assert number_held(solution.problem).tolist() == [-1, -1, -1]
+    assert held_out_indices(solution.problem).tolist() == [-1, -1, -1]
 
 
 def test_repeats_are_the_mean_of_crossfits(solved: Solved) -> None:
     solution, crossed = solved
-    once = repeat_held(solution, crossed, 1).exp()
-    torch.testing.assert_close(once, predict_held(crossed).double().softmax(dim=1))
-    twice = repeat_held(solution, crossed, 2).exp()
+    once = repeat_held_out(solution, crossed, 1).exp()
+    torch.testing.assert_close(once, predict_held_out(crossed).double().softmax(dim=1))
+    twice = repeat_held_out(solution, crossed, 2).exp()
     torch.testing.assert_close(twice.sum(dim=1), torch.ones(len(twice), dtype=torch.float64))
     again = 2 * twice - once  # that of the other folds alone
     assert again.min() > -1e-9
     assert not torch.allclose(again, once, atol=1e-3)
     first, other = split_rows(solution.problem), split_rows(solution.problem, 1)
     assert [fold.held_out.tolist() for fold in first] != [fold.held_out.tolist() for fold in other]
-    torch.testing.assert_close(repeat_held(solution, crossed, 3, deadline=-math.inf).exp(), once)
+    torch.testing.assert_close(repeat_held_out(solution, crossed, 3, deadline=-math.inf).exp(), once)
 
 
 @given(seeds, st.sampled_from([0.125, 0.3, 0.5, 1.0]))
@@ -77,7 +77,7 @@ def test_curve_ends_in_the_crossfit(solved: Solved) -> None:
     assert curve.per_class[-1] == pytest.approx(sum(len(fold.train) for fold in split_rows(solution.problem)) / 15)
     assert curve.per_class[-2] == pytest.approx(curve.per_class[-1] / 2, abs=0.5)
     assert curve.right.shape == (len(curve.per_class), len(crossed.labels))
-    assert (curve.right[-1] == (predict_held(crossed).argmax(dim=1) == crossed.labels)).all()
+    assert (curve.right[-1] == (predict_held_out(crossed).argmax(dim=1) == crossed.labels)).all()
     assert len(draw_curve(solution, crossed, deadline=-math.inf).per_class) == 1
 
 

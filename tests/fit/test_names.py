@@ -18,11 +18,11 @@ from torch import Tensor
 
 from protonet.embeddings.opening import open_representation
 from protonet.embeddings.representation import Record, Representation
-from protonet.fit.balance import balance_classes, count_rows
-from protonet.fit.crossfit import crossfit, number_held
-from protonet.fit.names import ALONE, NAMES, classify_by_names, find_words, read_names, weigh_names
-from protonet.fit.problem import Names
+from protonet.fit.class_weights import balance_classes, count_rows
+from protonet.fit.crossfit import crossfit, held_out_indices
+from protonet.fit.names import ALONE, NAMES, classify_by_names, embed_class_names, extract_words, weigh_names
 from protonet.fit.solver import Solution, solve_problem
+from protonet.fit.training_set import ClassNameRows
 from protonet.scoring import WEIGHTS, split_folds
 from protonet.tables.columns.embedded import EmbeddedText
 from protonet.tables.columns.encoding import Encoding
@@ -58,15 +58,15 @@ NEAR = MEANS + 0.3 * torch.randn(MEANS.shape, generator=torch.Generator().manual
     ],
 )
 def test_what_a_name_says(name: str | int, words: str) -> None:
-    assert find_words(name) == words
+    assert extract_words(name) == words
     if isinstance(name, str):
-        assert find_words(unicodedata.normalize("NFD", name)) == words  # as some file systems write it
+        assert extract_words(unicodedata.normalize("NFD", name)) == words  # as some file systems write it
 
 
 @given(st.text(max_size=12))
 def test_words_of_words_are_the_same(name: str) -> None:
-    words = find_words(name)
-    assert find_words(words) == words
+    words = extract_words(name)
+    assert extract_words(words) == words
     assert words == " ".join(words.split())
 
 
@@ -78,7 +78,7 @@ def test_names_are_rows_as_texts_are() -> None:
     column = EmbeddedText.fit(texts, open_representation("words"), words=Text.fit(texts[:0]))
     encoding = Encoding((Numeric.fit(numbers), column))
     x, labels = torch.from_numpy(encoding.encode([numbers, texts])), torch.tensor([0, 0, 1, 1, 2, 2])
-    names = read_names(encoding, ["card", "money_back", "c3"], x, labels, ["", "refunds", ""])
+    names = embed_class_names(encoding, ["card", "money_back", "c3"], x, labels, ["", "refunds", ""])
     assert names is not None
     assert names.labels.tolist() == [0, 1]
     assert names.weight in NAMES.weights
@@ -88,15 +88,15 @@ def test_names_are_rows_as_texts_are() -> None:
     others = [number for number in range(x.shape[1]) if number not in place]
     for row in (0, 1):  # other features of a name are the means of its class
         torch.testing.assert_close(names.x[row, others], x[labels == row][:, others].mean(dim=0))
-    alone = read_names(encoding, ["card", "money"], x[:0], labels[:0])
+    alone = embed_class_names(encoding, ["card", "money"], x[:0], labels[:0])
     assert alone is not None
     assert alone.weight == NAMES.weight
     assert not alone.x[:, others].any()
     for classes in (["c1", "c2", "c3"], ["card", "c2", "c3"], ["card", "Card?", "card"]):
-        found = read_names(encoding, [name.lower() for name in classes], x, labels)
+        found = embed_class_names(encoding, [name.lower() for name in classes], x, labels)
         assert found is None
-    assert read_names(Encoding((Numeric.fit(numbers),)), ["card", "money"], x[:, :1], labels) is None
-    assert read_names(None, ["card", "money"], x, labels) is None
+    assert embed_class_names(Encoding((Numeric.fit(numbers),)), ["card", "money"], x[:, :1], labels) is None
+    assert embed_class_names(None, ["card", "money"], x, labels) is None
 
 
 def test_names_count_where_they_fit_their_rows_and_not_where_they_do_not() -> None:
@@ -170,12 +170,12 @@ def test_names_are_fitted_to_in_every_fold_and_never_judged(seed: int, classes: 
         assert fold.train.tolist() == sorted([*(samples[row] for row in other.train.tolist()), *names])
 
 
-def solve(names: Names | None, x: Tensor = X, y: Tensor = Y, groups: Tensor | None = None) -> Solution:
+def solve(names: ClassNameRows | None, x: Tensor = X, y: Tensor = Y, groups: Tensor | None = None) -> Solution:
     return solve_problem([(x, y)], metadata={"num_classes": 6}, effort="fast", groups=groups, names=names)
 
 
 def test_names_are_in_the_prototypes_and_what_is_numbered_is_the_samples() -> None:
-    names = Names(torch.cat([NEAR, -NEAR[:1]]), torch.arange(6), 2.0)  # of the last class there is no sample
+    names = ClassNameRows(torch.cat([NEAR, -NEAR[:1]]), torch.arange(6), 2.0)  # of the last class there is no sample
     groups = torch.arange(len(X)) // 2 * 3
     for used_groups in (None, groups):
         solution = solve(names, groups=used_groups)
@@ -191,7 +191,7 @@ def test_names_are_in_the_prototypes_and_what_is_numbered_is_the_samples() -> No
         assert not problem.rows.is_class_name[problem.places].any()
         assert int(problem.rows.is_class_name.sum()) == 6
         crossed = crossfit(solution)
-        indices = number_held(problem)
+        indices = held_out_indices(problem)
         assert sorted(indices.tolist()) == list(range(len(X)))
         torch.testing.assert_close(crossed.features[indices], X)
         assert crossed.weights.tolist() == [1] * len(X)
@@ -207,7 +207,7 @@ def test_names_are_in_the_prototypes_and_what_is_numbered_is_the_samples() -> No
 
 
 def test_a_name_that_is_like_a_sample_is_none() -> None:
-    names = Names(X[[0, 0]], torch.tensor([int(Y[0]), int(Y[0] + 1) % 5]), 3.0)
+    names = ClassNameRows(X[[0, 0]], torch.tensor([int(Y[0]), int(Y[0] + 1) % 5]), 3.0)
     solution = solve(names, torch.cat([X, X[:1]]), torch.cat([Y, Y[:1]]))
     rows = solution.problem.rows
     assert rows.is_class_name is not None
@@ -220,14 +220,14 @@ def test_a_name_that_is_like_a_sample_is_none() -> None:
 
 
 def test_the_order_of_rows_and_names_leaves_no_trace() -> None:
-    names = Names(NEAR, torch.arange(5), 2.0)
+    names = ClassNameRows(NEAR, torch.arange(5), 2.0)
     mixed, order = (torch.randperm(n, generator=torch.Generator().manual_seed(n)) for n in (len(X), 5))
-    one, other = solve(names), solve(Names(NEAR[order], order, 2.0), X[mixed], Y[mixed])
+    one, other = solve(names), solve(ClassNameRows(NEAR[order], order, 2.0), X[mixed], Y[mixed])
     assert torch.equal(one.network(X), other.network(X))
 
 
 def test_names_alone_are_the_prototypes() -> None:
-    names = Names(NEAR, torch.arange(5), NAMES.weight)
+    names = ClassNameRows(NEAR, torch.arange(5), NAMES.weight)
     solution = solve_problem(None, metadata={"num_classes": 5}, effort=ALONE, names=names)
     assert solution.network(NEAR).argmax(dim=1).tolist() == list(range(5))
     assert (solution.network(X).argmax(dim=1) == Y).double().mean() > 0.8
@@ -238,7 +238,7 @@ def test_names_alone_are_the_prototypes() -> None:
 
 def test_classes_that_count_alike_keep_their_names() -> None:
     few = (Y > 0) | (torch.arange(len(Y)) < 10)
-    x, y, names = X[few], Y[few], Names(torch.cat([NEAR, -NEAR[:1]]), torch.arange(6), 2.0)
+    x, y, names = X[few], Y[few], ClassNameRows(torch.cat([NEAR, -NEAR[:1]]), torch.arange(6), 2.0)
     weights = balance_classes(y)
     given_weights = {"metadata": {"num_classes": 6}, "effort": "fast", "weights": weights, "names": names}
     solution = solve_problem([(x, y)], **given_weights)  # type: ignore[arg-type]
@@ -282,10 +282,10 @@ def test_a_joint_network_reads_the_names_of_pictures(tmp_path: Path) -> None:
     assert by_name is not None
     assert by_name.tolist() == labels
     y = torch.tensor(labels)
-    names = read_names(encoding, list(colours), x, y)
+    names = embed_class_names(encoding, list(colours), x, y)
     assert names is not None
     assert names.weight > 0
     own = names.x[:, column.embedding_width :]  # our own features of a class are those of its rows
     torch.testing.assert_close(own, torch.stack([x[y == k][:, column.embedding_width :].mean(dim=0) for k in range(3)]))
     plain = Encoding((Picture.fit(cells, replace(network, embed_texts=None)),))
-    assert read_names(plain, list(colours), x, y) is None
+    assert embed_class_names(plain, list(colours), x, y) is None

@@ -13,11 +13,11 @@ from protonet.fit.prior import (
     Evidence,
     Prior,
     describe_rows,
+    deserialize_prior,
+    encode_traits,
     gather_evidence,
-    mark_traits,
     published,
-    read_numbers,
-    write_numbers,
+    serialize_prior,
 )
 from protonet.scoring import WEIGHTS, fit_weights, soft_weights
 from protonet.scoring import fit_temperature as fit
@@ -35,7 +35,7 @@ VIEWS: list[ViewSpec] = [
     Forest(9, shifted=True),
     MLP(Linear("raw"), 1, 32, 10, 64),
 ]
-MARKS = mark_traits(VIEWS)
+MARKS = encode_traits(VIEWS)
 
 
 def draw(seed: int, n: int = 30) -> tuple[TrainingRows, list[torch.Tensor], torch.Tensor]:
@@ -70,7 +70,7 @@ def jiggled(seed: int) -> Prior:
     ],
 )
 def test_the_traits_of_a_view(spec: ViewSpec, traits: set[str]) -> None:
-    (marks,) = mark_traits([spec]).tolist()
+    (marks,) = encode_traits([spec]).tolist()
     assert marks == [float(trait in traits) for trait in TRAITS]
     assert spec.traits <= set(TRAITS)
 
@@ -146,12 +146,12 @@ def test_degenerate_rows_have_finite_statistics(x: torch.Tensor) -> None:
 
 def test_prior_parameters_round_trip() -> None:
     prior = jiggled(0)
-    again = read_numbers(write_numbers(prior))
+    again = deserialize_prior(serialize_prior(prior))
     for one, other in zip(prior.parameters(), again.parameters(), strict=True):
         torch.testing.assert_close(one.data, other.data, rtol=1e-3, atol=1e-4)
     assert not any(weight.requires_grad for weight in again.parameters())
     with pytest.raises((RuntimeError, ValueError), match=r"split|buffer"):
-        read_numbers(write_numbers(prior)[:-40])
+        deserialize_prior(serialize_prior(prior)[:-40])
 
 
 def test_the_published_prior_is_small_and_finite() -> None:

@@ -8,7 +8,17 @@ import torch
 from protonet.datasets import load_digits
 from protonet.datasets.synthetic import sample_family
 from protonet.fit.prior import TRAITS, VIEW_FEATURES, Prior
-from protonet.fit.search import EFFORTS, RAW, Choice, Explored, Search, _thin, decide, explore, select
+from protonet.fit.search import (
+    EFFORTS,
+    RAW,
+    Search,
+    SearchResult,
+    SelectedModel,
+    _thin,
+    choose_mixture,
+    evaluate_candidates,
+    select_views,
+)
 from protonet.views import VIEW_FAMILIES
 from protonet.views.budget import EncoderPlan, plan_encoder
 from protonet.views.fixed_convolution import FixedConvolution
@@ -22,10 +32,10 @@ from tests.strategies import LITTLE, blobs, judge_noise
 
 def choose(
     family: str, *, classes: int = 16, dim: int = 32, limit: float = 50_000, search: Search = EFFORTS["default"]
-) -> Choice:
+) -> SelectedModel:
     split = sample_family(family, seed=21, num_classes=classes, dim=dim)
     x, y = torch.cat([split.train_x, split.val_x]), torch.cat([split.train_y, split.val_y])
-    return select(
+    return select_views(
         TrainingRows(x / x.square().mean().sqrt(), y, classes), plan_encoder(dim, classes, limit), search=search
     )
 
@@ -35,7 +45,7 @@ def smallest(plan: EncoderPlan) -> MLP:
     return MLP(RAW, 1, 1, MLPFamily().steps[0], plan.embedding_dim)
 
 
-def weights(choice: Choice) -> dict[str, float]:
+def weights(choice: SelectedModel) -> dict[str, float]:
     return {spec.name: weight for spec, weight in choice.views}
 
 
@@ -56,13 +66,13 @@ def test_on_correlated_noise_whitened_features_have_the_largest_weight() -> None
 
 def test_where_all_rows_are_equal_the_choice_is_raw_cosine() -> None:
     for x in (torch.zeros(30, 8), torch.ones(30, 8)):
-        choice = select(TrainingRows(x, torch.arange(30) % 5, 5), plan_encoder(8, 5, 30), search=EFFORTS["fast"])
+        choice = select_views(TrainingRows(x, torch.arange(30) % 5, 5), plan_encoder(8, 5, 30), search=EFFORTS["fast"])
         assert choice.views == ((RAW, 1.0),)
 
 
 def test_without_time_the_choice_is_the_smallest_mlp_on_raw_features() -> None:
     plan = plan_encoder(4, 4, 1000)
-    choice = select(TrainingRows(torch.eye(4), torch.arange(4) % 2, 4, deadline=0.0), plan)
+    choice = select_views(TrainingRows(torch.eye(4), torch.arange(4) % 2, 4, deadline=0.0), plan)
     assert choice.views == ((smallest(plan), 1.0),)
 
 
@@ -71,7 +81,7 @@ def test_without_time_the_choice_is_the_smallest_mlp_on_raw_features() -> None:
 def test_without_folds_it_is_a_mixture_of_what_needs_no_judge(limit: int, effort: str) -> None:
     x = torch.randn(6, 12, generator=torch.Generator().manual_seed(0))
     plan = plan_encoder(12, 6, limit)
-    choice = select(TrainingRows(x, torch.arange(6), 6), plan, search=EFFORTS[effort])
+    choice = select_views(TrainingRows(x, torch.arange(6), 6), plan, search=EFFORTS[effort])
     assert choice.losses == {}
     assert not any(spec.shifted for spec, _ in choice.views)
     if not limit:
@@ -88,12 +98,12 @@ def test_shifted_views_are_used_on_pixels_unless_they_are_ruled_out() -> None:
     x, y = data.x[:100] / data.x[:100].square().mean().sqrt(), data.y[:100]
     search = replace(LITTLE, folds=5)
     rows, plan = TrainingRows(x, y, 10), plan_encoder(64, 10, 1000)
-    choice = select(rows, plan, search=search)
+    choice = select_views(rows, plan, search=search)
     assert len(choice.shifts) == 9
     closed = [(each, weight) for each, weight in choice.views if not isinstance(each, MLP)]
     assert sum(weight for each, weight in closed if each.shifted or isinstance(each, FixedConvolution)) > 0.3
     assert any(each.shifted for each, _ in closed)
-    still = select(rows, plan, search=replace(search, shifts=False))
+    still = select_views(rows, plan, search=replace(search, shifts=False))
     assert not any(each.shifted for each, _ in still.views)
     assert still.shifts == (0,)
     assert choice.losses["mixture"] < still.losses["mixture"]
@@ -103,7 +113,7 @@ def test_the_stages_are_reported_in_order() -> None:
     reported: list[tuple[str, float]] = []
     x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
     rows = TrainingRows(x, torch.arange(20) % 2, 2)
-    select(rows, plan_encoder(4, 2, 100), search=LITTLE, progress=lambda *stage: reported.append(stage))
+    select_views(rows, plan_encoder(4, 2, 100), search=LITTLE, progress=lambda *stage: reported.append(stage))
     assert [stage for stage, _ in reported] == [
         "linear views",
         "kernel ridge views",
@@ -141,7 +151,7 @@ def test_a_search_is_changed_kind_by_kind() -> None:
 def test_without_a_kind_none_of_its_views_are_tried() -> None:
     x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
     search = Search().without(KernelRidgeFamily).without(MLPFamily).with_kind(ForestFamily(trees=5))
-    choice = select(TrainingRows(x, torch.arange(40) % 2, 2), plan_encoder(4, 2, 100), search=search)
+    choice = select_views(TrainingRows(x, torch.arange(40) % 2, 2), plan_encoder(4, 2, 100), search=search)
     assert set(choice.losses) == {
         "raw",
         "centred",
@@ -166,7 +176,7 @@ def test_the_prior_weighs_the_views() -> None:
     prior.second.weight.data[0, 0] = 1.0
     prior.score.weight.data[0, 0] = 10.0
     untrained, trained = (
-        weights(select(rows, plan_encoder(64, 10, 1000), search=replace(search, prior=each)))
+        weights(select_views(rows, plan_encoder(64, 10, 1000), search=replace(search, prior=each)))
         for each in (Prior(), prior)
     )
     forests = [sum(share for name, share in each.items() if "forest" in name) for each in (untrained, trained)]
@@ -183,7 +193,7 @@ def test_a_view_of_little_weight_that_costs_a_row_much_time_goes_unless_it_is_ne
     def thin(cosines: list[torch.Tensor], costs: list[float], row_cost: float = 0.25) -> list[bool]:
         names = [Linear(scaling) for scaling in ("raw", "centred", "relevant")]
         found = [evaluator.score(*each) for each in zip(names, cosines, costs, strict=True)]
-        explored = Explored(evaluator.rows, evaluator, found, {}, judged=True)
+        explored = SearchResult(evaluator.rows, evaluator, found, {}, judged=True)
         left = _thin(explored, torch.stack(cosines), weights, spread, row_cost)
         assert float(left.sum()) == pytest.approx(1)
         return [bool(weight > 0) for weight in left]
@@ -202,14 +212,14 @@ def test_patterns_are_used_where_rows_are_moved() -> None:
     search = Search().without(KernelRidgeFamily).without(ForestFamily).without(MLPFamily)
     start = torch.randint(200, (60,), generator=generator)
     x = templates[y[:, None], start[:, None] + torch.arange(120)]
-    choice = select(TrainingRows(x, y, 3), plan_encoder(120, 3, 10_000), search=search)
+    choice = select_views(TrainingRows(x, y, 3), plan_encoder(120, 3, 10_000), search=search)
     assert sum(weight for each, weight in choice.views if isinstance(each, FixedConvolution)) > 0.3
     assert choice.losses["convolution"] < choice.losses["raw"] - 0.2
 
 
 def test_selection_without_some_rows_ignores_their_evidence() -> None:
     x, y = blobs(0, rows=10, classes=3, noise=1.5)
-    explored = explore(
+    explored = evaluate_candidates(
         TrainingRows(x / x.square().mean().sqrt(), y, 3), plan_encoder(x.shape[1], 3, 10_000), EFFORTS["fast"]
     )
     assert explored is not None
@@ -220,8 +230,8 @@ def test_selection_without_some_rows_ignores_their_evidence() -> None:
         each._replace(cosines=torch.where(there[:, None], -each.cosines, each.cosines)) for each in explored.candidates
     ]
 
-    def choose(explored: Explored, rows: torch.Tensor) -> Choice:
-        return decide(explored.without(rows), explored.evaluator.plan, EFFORTS["fast"])._replace(losses={})
+    def choose(explored: SearchResult, rows: torch.Tensor) -> SelectedModel:
+        return choose_mixture(explored.without(rows), explored.evaluator.plan, EFFORTS["fast"])._replace(losses={})
 
     assert choose(explored, left_out) == choose(explored._replace(candidates=lied), left_out)
     assert choose(explored, left_out) != choose(explored, left_out[:0])
@@ -233,7 +243,7 @@ def test_repeated_partitions_hold_out_the_same_rows_in_the_same_order() -> None:
     y = torch.arange(30) % 3
     x = torch.eye(3)[y] + 0.01 * torch.randn(30, 3, generator=generator)
     rows = TrainingRows(x / x.square().mean().sqrt(), y, 3)
-    explored = explore(rows, plan_encoder(3, 3, 10_000), replace(EFFORTS["fast"], partitions=3))
+    explored = evaluate_candidates(rows, plan_encoder(3, 3, 10_000), replace(EFFORTS["fast"], partitions=3))
     assert explored is not None
     assert len(explored.repeats) == 2
     first = explored.candidates[0]
@@ -241,7 +251,7 @@ def test_repeated_partitions_hold_out_the_same_rows_in_the_same_order() -> None:
         assert [each.spec for each in repeat] == [each.spec for each in explored.candidates]
         assert torch.equal(repeat[0].cosines.argmax(dim=1), explored.evaluator.labels)
         assert not torch.equal(repeat[0].cosines, first.cosines)  # other rows were fitted to
-    alone = explore(rows, plan_encoder(3, 3, 10_000), EFFORTS["fast"])
+    alone = evaluate_candidates(rows, plan_encoder(3, 3, 10_000), EFFORTS["fast"])
     assert alone is not None
     assert not alone.repeats
     assert torch.equal(alone.candidates[0].cosines, first.cosines)

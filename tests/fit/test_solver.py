@@ -22,7 +22,7 @@ from protonet.datasets import load_digits
 from protonet.encoder import Encoder
 from protonet.errors import InputError, InputTypeError
 from protonet.fit.networks import fit_choice
-from protonet.fit.search import EFFORTS, Search, select
+from protonet.fit.search import EFFORTS, Search, select_views
 from protonet.fit.solver import solve_problem
 from protonet.losses import class_means
 from protonet.views.budget import plan_encoder
@@ -262,7 +262,7 @@ def test_in_few_dimensions_the_mlp_is_trained_for_as_long_as_it_helps() -> None:
     y = torch.arange(120) % 2  # inside and outside of a circle
     x = F.normalize(torch.randn(120, 2, generator=torch.Generator().manual_seed(0)), dim=1) * (1 + 2 * y)[:, None]
     search = Search().without(KernelRidgeFamily).without(ForestFamily)
-    losses = select(TrainingRows(x, y, 2), plan_encoder(2, 2, 10_000), search=search).losses
+    losses = select_views(TrainingRows(x, y, 2), plan_encoder(2, 2, 10_000), search=search).losses
     few, many = (
         min(loss for name, loss in losses.items() if re.fullmatch(rf"learned: 1x32 MLP on \w+, {steps} steps", name))
         for steps in (10, 60)

@@ -17,23 +17,23 @@ from torch.utils.data import DataLoader, TensorDataset
 from protonet import solve
 from protonet.datasets import load_digits
 from protonet.errors import InputError, InputTypeError
-from protonet.fit.active import group_strangers
-from protonet.fit.crossfit import crossfit, predict_held
-from protonet.fit.marks import find_unlabelled
-from protonet.fit.networks import POOLING, believe, fit_rows
+from protonet.fit.active import cluster_unknown
+from protonet.fit.crossfit import crossfit, predict_held_out
+from protonet.fit.label_validation import detect_unlabelled
+from protonet.fit.networks import POOLING, fit_rows, pseudo_label_weights
 from protonet.fit.search import RAW
 from protonet.fit.solver import Solution, solve_problem
 from protonet.fit.unlabelled import (
-    FEWEST_HELD,
+    MIN_HELD_OUT,
     SPREAD,
     Unlabelled,
-    even_shares,
-    find_unlike,
+    balance_frequencies,
+    find_outliers,
     link_neighbours,
     pool_rows,
+    propagate_labels,
     rank_scores,
     read_rows,
-    spread_labels,
 )
 from protonet.metrics import measure
 from protonet.views.budget import plan_encoder
@@ -71,8 +71,8 @@ def test_labels_spread_as_the_linear_system_says() -> None:
     graph = dense(60, *link_neighbours(x, SPREAD.neighbours))
     start = torch.cat([torch.nn.functional.one_hot(labels, 3), initial]).double()
     solved = torch.linalg.solve(torch.eye(60, dtype=torch.float64) - SPREAD.keep * graph, start)[6:]
-    expected = even_shares(solved / solved.sum(dim=1, keepdim=True))
-    torch.testing.assert_close(spread_labels(x, labels, initial).double(), expected, rtol=0, atol=2e-3)
+    expected = balance_frequencies(solved / solved.sum(dim=1, keepdim=True))
+    torch.testing.assert_close(propagate_labels(x, labels, initial).double(), expected, rtol=0, atol=2e-3)
 
 
 def test_a_chain_of_neighbours_carries_a_label_further_than_distance_would() -> None:
@@ -80,19 +80,19 @@ def test_a_chain_of_neighbours_carries_a_label_further_than_distance_would() -> 
     arcs = torch.stack([angles.cos(), angles.sin(), torch.zeros(40)], dim=1)
     others = torch.stack([angles.cos(), angles.sin(), torch.full((40,), 0.4)], dim=1)
     x = torch.nn.functional.normalize(torch.cat([arcs[:1], others[-1:], arcs[1:], others[:-1]]), dim=1)
-    predicted = spread_labels(x, torch.tensor([0, 1]), torch.full((78, 2), 0.5)).argmax(dim=1)
+    predicted = propagate_labels(x, torch.tensor([0, 1]), torch.full((78, 2), 0.5)).argmax(dim=1)
     assert (predicted[:39] == 0).all()
     assert (predicted[39:] == 1).all()
 
 
 def test_similar_class_frequencies_become_equal_and_others_less_so() -> None:
     little = torch.tensor([[0.8, 0.2], [0.7, 0.3], [0.3, 0.7], [0.6, 0.4]], dtype=torch.float64)
-    evened = even_shares(little)
+    evened = balance_frequencies(little)
     torch.testing.assert_close(evened.mean(dim=0), torch.full((2,), 0.5, dtype=torch.float64), rtol=0, atol=1e-3)
     torch.testing.assert_close(evened.sum(dim=1), torch.ones(4, dtype=torch.float64))
     far = torch.tensor([[0.95, 0.05]] * 9 + [[0.1, 0.9]], dtype=torch.float64)
-    assert far.mean(dim=0)[0] - 0.1 < even_shares(far).mean(dim=0)[0] < far.mean(dim=0)[0]
-    evened = even_shares(torch.tensor([[0.8, 0.2, 0.0], [0.4, 0.6, 0.0], [0.3, 0.7, 0.0]], dtype=torch.float64))
+    assert far.mean(dim=0)[0] - 0.1 < balance_frequencies(far).mean(dim=0)[0] < far.mean(dim=0)[0]
+    evened = balance_frequencies(torch.tensor([[0.8, 0.2, 0.0], [0.4, 0.6, 0.0], [0.3, 0.7, 0.0]], dtype=torch.float64))
     torch.testing.assert_close(evened.sum(dim=1), torch.ones(3, dtype=torch.float64))
     assert evened[:, 2].tolist() == [0, 0, 0]
     x, y, few = wine()
@@ -145,13 +145,13 @@ def test_a_row_counts_as_its_likeliest_class_unless_it_is_an_outlier() -> None:
 
 def test_few_held_out_rows_detect_no_outliers() -> None:
     known_scores, scores = (
-        torch.arange(FEWEST_HELD, dtype=torch.float64).flip(0),
+        torch.arange(MIN_HELD_OUT, dtype=torch.float64).flip(0),
         torch.tensor([-1.0, 0.5, 9.5]).double(),
     )
     ranks = rank_scores(known_scores, scores)
-    assert ranks.tolist() == [0, 1 / FEWEST_HELD, 10 / FEWEST_HELD]
-    assert find_unlike(ranks, FEWEST_HELD).tolist() == [True, False, False]
-    assert not find_unlike(ranks, FEWEST_HELD - 1).any()
+    assert ranks.tolist() == [0, 1 / MIN_HELD_OUT, 10 / MIN_HELD_OUT]
+    assert find_outliers(ranks, MIN_HELD_OUT).tolist() == [True, False, False]
+    assert not find_outliers(ranks, MIN_HELD_OUT - 1).any()
 
 
 def moons(n: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -205,7 +205,7 @@ def test_folds_of_a_crossfit_learn_from_them_too(solved: Solution) -> None:
     for one, other in zip(crossed.folds, alone.folds, strict=True):
         assert one.counts.tolist() == other.counts.tolist()
         assert not torch.equal(one.prototypes, other.prototypes)
-    assert measure(predict_held(crossed), crossed.labels).accuracy > 0.9
+    assert measure(predict_held_out(crossed), crossed.labels).accuracy > 0.9
 
 
 def test_rows_that_mislead_are_not_learned_from() -> None:
@@ -250,17 +250,17 @@ def test_a_class_without_a_label_is_detected_as_a_novel_cluster() -> None:
     train = [(torch.cat([part[:10] for part in x[:3]]), torch.arange(3).repeat_interleave(10))]
     hidden = torch.cat([part[10:] for part in x])  # the last 50 of them are of the fourth class
     solution = solve_problem(train, effort="fast", unlabelled=hidden)
-    (group,) = group_strangers(solution)
+    (group,) = cluster_unknown(solution)
     assert len(set(group) & set(range(150, 200))) >= 45
     assert len(group) <= 52
     known = solve_problem(train, effort="fast", unlabelled=hidden[:150])
-    assert group_strangers(known) == []
+    assert cluster_unknown(known) == []
     learned = MLPFamily().smallest_trained(plan_encoder(6, 3, 1000), RAW)
     assert learned is not None
     trained = solution._replace(choice=solution.choice._replace(views=((learned, 1.0),)))
     with torch.no_grad():
-        assert [set(each) & set(range(150, 200)) for each in group_strangers(trained)] != []
-    assert group_strangers(solve_problem(train, effort="fast")) == []
+        assert [set(each) & set(range(150, 200)) for each in cluster_unknown(trained)] != []
+    assert cluster_unknown(solve_problem(train, effort="fast")) == []
 
 
 def test_without_time_nothing_is_learned_and_with_one_row_per_class_nobody_judges() -> None:
@@ -271,14 +271,14 @@ def test_without_time_nothing_is_learned_and_with_one_row_per_class_nobody_judge
         assert solution.pooled.learned == (limit > 0)
         assert solution.pooled.losses is None
         assert (solution.choice.pooling is None) == (limit == 0)
-        assert group_strangers(solution) == []
+        assert cluster_unknown(solution) == []
 
 
 def test_of_many_labelled_rows_some_spread_their_labels(solved: Solution, monkeypatch: pytest.MonkeyPatch) -> None:
     network = fit_rows(solved.problem.rows, solved.choice)
-    expected, logits = believe(solved.problem, network)
+    expected, logits = pseudo_label_weights(solved.problem, network)
     monkeypatch.setattr("protonet.fit.networks.POOLING", replace(POOLING, most_seeds=5))
-    probabilities, same = believe(solved.problem, network)
+    probabilities, same = pseudo_label_weights(solved.problem, network)
     torch.testing.assert_close(same, logits, rtol=1e-4, atol=1e-4)
     assert float((probabilities.argmax(dim=1) == expected.argmax(dim=1)).double().mean()) > 0.8
 
@@ -307,12 +307,12 @@ def test_of_many_labelled_rows_some_spread_their_labels(solved: Solution, monkey
     ids=str,
 )
 def test_unlabelled_rows_are_detected(y: Any, indices: list[int]) -> None:
-    assert find_unlabelled(y)[0].tolist() == indices
+    assert detect_unlabelled(y)[0].tolist() == indices
 
 
 def test_a_class_of_minus_one_may_be_meant() -> None:
     with pytest.warns(UserWarning, match=r"2 of 6 rows have the label -1, which is taken for none. If it is a class"):
-        assert find_unlabelled([-1, 0, 1, -1, 0, 1])[0].tolist() == [0, 3]
+        assert detect_unlabelled([-1, 0, 1, -1, 0, 1])[0].tolist() == [0, 3]
 
 
 def test_rows_are_learned_from_only_if_held_out_rows_get_better() -> None:

@@ -117,7 +117,7 @@ import torch
 import protonet
 from protonet.commands.summary import describe_views
 from protonet.files import Model, export_onnx, load_model, save_model
-from protonet.fit.crossfit import crossfit, list_tensors, predict_held, restore_crossfit
+from protonet.fit.crossfit import crossfit, list_tensors, predict_held_out, restore_crossfit
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import solve_problem
 
@@ -149,7 +149,7 @@ model = load_model("toy.safetensors", for_update=True)
 with torch.no_grad():
     assert torch.equal(model.network(x), logits)
 crossed = restore_crossfit(model.network, model.folds, model.update_state)
-assert predict_held(crossed).shape == (200, 2)
+assert predict_held_out(crossed).shape == (200, 2)
 
 export_onnx("toy.onnx", model)
 options = onnxruntime.SessionOptions()

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from protonet._validation import check_weights
-from protonet.fit.copies import pool_copies
+from protonet.fit.duplicates import merge_duplicates
 from protonet.fit.loading import centre_columns, order_rows
 from protonet.fit.unlabelled import Pool
 from protonet.views.view import TrainingRows
 
 
-class Names(NamedTuple):
+class ClassNameRows(NamedTuple):
     """What classes are called, as rows, which are fitted to and never judged; see `protonet.fit.names`."""
 
     x: Tensor  #: (m, dim) as features.
@@ -34,7 +34,7 @@ class Names(NamedTuple):
         return {"weight": self.weight, "classes": named, "descriptions": list(self.descriptions)}
 
 
-class Problem(NamedTuple):
+class TrainingSet(NamedTuple):
     """Labelled rows, as views are fitted to them."""
 
     rows: TrainingRows  #: In canonical order, of unit scale, equal ones once; with the seed of all that is drawn.
@@ -45,7 +45,7 @@ class Problem(NamedTuple):
     pool: Pool | None = None  #: Rows without a label.
     device: torch.device = torch.device("cpu")  #: Where views are fitted; all that is here is on the CPU.
 
-    def add_pool(self, features: Tensor, indices: Tensor, total: int) -> Problem:
+    def add_pool(self, features: Tensor, indices: Tensor, total: int) -> TrainingSet:
         """Return the problem with rows (m, dim) that have no label, given their numbers and how many came."""
         scaled = ((features - self.origin) / self.scale).to(torch.float32)
         return self._replace(pool=Pool(scaled, indices, total))
@@ -56,7 +56,7 @@ class Problem(NamedTuple):
         return x.double() + self.origin if bool(self.origin.any()) else x
 
 
-def pose_problem(
+def prepare_training_set(
     features: Tensor,
     labels: Tensor,
     num_classes: int,
@@ -64,8 +64,8 @@ def pose_problem(
     weights: Tensor | None = None,
     groups: Tensor | None = None,
     blocks: Tensor | None = None,
-    names: Names | None = None,
-) -> tuple[Problem, Tensor | None]:
+    names: ClassNameRows | None = None,
+) -> tuple[TrainingSet, Tensor | None]:
     """Return a problem of samples as they came, and the number (groups,) of each group that was given.
 
     Args:
@@ -91,7 +91,7 @@ def pose_problem(
     weights = None if weights is None else weights[order]
     if groups is not None:
         groups = groups[order].unique(return_inverse=True)[1]
-    scale = _find_scale(features, weights) or 1.0
+    scale = _compute_scale(features, weights) or 1.0
     features.div_(scale)  # in place: these rows are a copy
     is_class_name = None if is_class_name is None else is_class_name[order]
     rows = TrainingRows(
@@ -104,16 +104,16 @@ def pose_problem(
         blocks=blocks,
         is_class_name=is_class_name,
     )
-    rows, repeated, joined, pooled = pool_copies(rows)
+    rows, repeated, joined, pooled = merge_duplicates(rows)
     rows = _compare_weights(rows, n if names is None or n else names.weight * len(names.labels))
     indices = torch.empty_like(order).index_copy_(0, order, pooled)
     if names is not None and joined is not None:
         joined = joined[:several]
-    return Problem(rows, scale, origin, repeated, indices[:n]), joined
+    return TrainingSet(rows, scale, origin, repeated, indices[:n]), joined
 
 
 def add_names(
-    names: Names, features: Tensor, labels: Tensor, weights: Tensor | None, groups: Tensor | None = None
+    names: ClassNameRows, features: Tensor, labels: Tensor, weights: Tensor | None, groups: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
     """Return rows with names behind them, what each weighs, its group, and which ones are names."""
     n, m = len(labels), len(names.labels)
@@ -132,7 +132,7 @@ def add_names(
     )
 
 
-def _find_scale(features: Tensor, weights: Tensor | None) -> float:
+def _compute_scale(features: Tensor, weights: Tensor | None) -> float:
     """Return the root mean square of features (n, dim) of rows of some weights (n,), to the nearest power of two.
 
     Divided by that, features keep all of their digits: a model file holds each row once, for views and as it came.

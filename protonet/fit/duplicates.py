@@ -15,8 +15,8 @@ from protonet.views.view import TrainingRows
 
 
 @dataclass(frozen=True)
-class CopyRules:
-    """When two rows are duplicates; tests/fit/test_copies.py has tables with and without them."""
+class DuplicateRules:
+    """When two rows are duplicates; tests/fit/test_duplicates.py has tables with and without them."""
 
     near: tuple[float, ...] = (1e-2, 1e-3, 1e-4, 1e-6, 0.0)
     """Largest distance of duplicates: root mean square over the features, in their standard deviations. If chance
@@ -42,10 +42,10 @@ class CopyRules:
     constant: float = 1e-6  #: A feature that varies by less than this share of its root mean square is constant.
 
 
-COPIES = CopyRules()
+DUPLICATES = DuplicateRules()
 
 
-def find_copies(x: Tensor) -> Tensor | None:
+def group_duplicates(x: Tensor) -> Tensor | None:
     """Group rows that are equal or nearly equal, unless chance explains that.
 
     A group holds the near neighbours of one of its rows. Groups are not chained: rows of one group are at most twice
@@ -59,7 +59,7 @@ def find_copies(x: Tensor) -> Tensor | None:
     """
     n = len(x)
     deviation = x.std(dim=0, correction=0)
-    varies = deviation > COPIES.constant * x.square().mean(dim=0).sqrt()
+    varies = deviation > DUPLICATES.constant * x.square().mean(dim=0).sqrt()
     if n < 2 or not bool(varies.any()):
         return None
     z = x[:, varies] / (deviation[varies] * int(varies.sum()) ** 0.5)
@@ -67,10 +67,10 @@ def find_copies(x: Tensor) -> Tensor | None:
     first = torch.full_like(counts, n).scatter_reduce_(0, point, torch.arange(n), "amin")
     points = z[first]
     pairs, distance = _list_close_pairs(points)
-    for near in COPIES.near:
+    for near in DUPLICATES.near:
         group = _group_neighbours(len(points), pairs[:, distance <= near])
         size = torch.zeros_like(counts).index_add_(0, group, counts)[group]
-        repeated = (size > 1) & (size <= max(COPIES.least, COPIES.largest * n))
+        repeated = (size > 1) & (size <= max(DUPLICATES.least, DUPLICATES.largest * n))
         if not bool(repeated.any()):
             continue
         chosen = repeated.nonzero().flatten()
@@ -87,14 +87,14 @@ def find_copies(x: Tensor) -> Tensor | None:
 def _list_close_pairs(points: Tensor) -> tuple[Tensor, Tensor]:
     """Return pairs (2, m) of points (k, dim) that may be duplicates, and their distances (m,)."""
     generator = torch.Generator().manual_seed(0)
-    directions = torch.randn(points.shape[1], COPIES.directions, generator=generator, dtype=points.dtype)
+    directions = torch.randn(points.shape[1], DUPLICATES.directions, generator=generator, dtype=points.dtype)
     projected = points @ directions
     order = projected[:, 0].argsort(stable=True)
     ordered = projected[order]
     first, second = [order[:0]], [order[:0]]
-    for ahead in range(1, min(COPIES.ahead, len(points) - 1) + 1):
+    for ahead in range(1, min(DUPLICATES.ahead, len(points) - 1) + 1):
         apart = (ordered[ahead:] - ordered[:-ahead]).abs().amax(dim=1)
-        near = (apart <= COPIES.reach * COPIES.near[0]).nonzero().flatten()
+        near = (apart <= DUPLICATES.reach * DUPLICATES.near[0]).nonzero().flatten()
         first.append(order[near])
         second.append(order[near + ahead])
     pairs = torch.stack([torch.cat(first), torch.cat(second)])
@@ -140,12 +140,12 @@ def _follows_density(points: Tensor, counts: Tensor, chosen: Tensor, near: float
     Source: Grassberger and Procaccia, "Measuring the strangeness of strange attractors" (1983), eq. 1.3, within the
         neighbourhood of each row.
     """
-    max_queries = max(1, min(COPIES.queries, COPIES.pairs // len(points)))
+    max_queries = max(1, min(DUPLICATES.queries, DUPLICATES.pairs // len(points)))
     chosen = chosen[:: -(-len(chosen) // max_queries)]
     distance = torch.cdist(points[chosen].double(), points.double())  # (m, k)
     distance.scatter_(1, chosen[:, None], 0.0)  # not rounded
     beyond = distance.masked_fill(distance <= near, torch.inf)
-    radii = beyond.topk(min(COPIES.neighbours, len(points)), largest=False).values  # (m, neighbours), ascending
+    radii = beyond.topk(min(DUPLICATES.neighbours, len(points)), largest=False).values  # (m, neighbours), ascending
     last = radii.isfinite().sum(dim=1, keepdim=True) - 1
     if bool((last < 0).any()):  # nothing to extrapolate from
         return True
@@ -159,14 +159,14 @@ def _follows_density(points: Tensor, counts: Tensor, chosen: Tensor, near: float
     dimension = float(ratio.log().sum()) / spread if spread else 0.0
     expected = count_within(outer) * ((gap / 2).clamp_min(near) / outer).pow(dimension)
     observed = count_within(torch.full_like(gap, near))
-    return float((observed <= COPIES.chance * expected).double().mean()) >= COPIES.explained
+    return float((observed <= DUPLICATES.chance * expected).double().mean()) >= DUPLICATES.explained
 
 
 def _is_discrete(points: Tensor) -> bool:
     """Return whether most of the different points (k, dim) share their value with another one, in every column."""
     for column in points.T:
         _, counts = column.unique(return_counts=True)
-        if int(counts[counts > 1].sum()) < COPIES.shared * len(points):
+        if int(counts[counts > 1].sum()) < DUPLICATES.shared * len(points):
             return False
     return True
 
@@ -181,11 +181,11 @@ def _is_sampled(counts: Tensor) -> bool:
     occurring = torch.cat([occurring, occurring.new_zeros(1)])
     k = torch.arange(2, len(occurring))
     before, here, after = occurring[:-2], occurring[1:-1], occurring[2:]
-    upper = COPIES.chance * (k + 1) / k * (before + COPIES.few) * (after + COPIES.few)
+    upper = DUPLICATES.chance * (k + 1) / k * (before + DUPLICATES.few) * (after + DUPLICATES.few)
     return bool((here.square() <= upper).all())
 
 
-def find_equal(x: Tensor, known: Tensor, origin: Tensor) -> Tensor:
+def match_rows(x: Tensor, known: Tensor, origin: Tensor) -> Tensor:
     """Return which (n,) bool rows x (n, dim) are equal to one of the known ones (m, dim), rounding aside.
 
     Each is compared with the two that are next to it in a random direction.
@@ -204,7 +204,7 @@ def find_equal(x: Tensor, known: Tensor, origin: Tensor) -> Tensor:
     projections, order = (known @ direction).sort()
     above = torch.searchsorted(projections, x @ direction)
     adjacent = (order[(above + step).clamp(0, len(known) - 1)] for step in (-1, 0))
-    first, second = (torch.isclose(x, known[rows], rtol=COPIES.rounding, atol=0).all(dim=1) for rows in adjacent)
+    first, second = (torch.isclose(x, known[rows], rtol=DUPLICATES.rounding, atol=0).all(dim=1) for rows in adjacent)
     return first | second
 
 
@@ -224,7 +224,7 @@ def hash_rows(x: Tensor) -> Tensor:
     return (bits * (factors | 1)).sum(dim=1)
 
 
-def pool_copies(rows: TrainingRows) -> tuple[TrainingRows, int, Tensor | None, Tensor]:
+def merge_duplicates(rows: TrainingRows) -> tuple[TrainingRows, int, Tensor | None, Tensor]:
     """Merge equal rows of one class and one group into one row of their weight; group duplicates.
 
     Args:
@@ -234,7 +234,7 @@ def pool_copies(rows: TrainingRows) -> tuple[TrainingRows, int, Tensor | None, T
         The rows; the number of rows that have an earlier duplicate; for groups that were given, the new number of each
         (groups,); and the new index (n,) of each row.
     """
-    duplicates, groups, group_ids = find_copies(rows.features), rows.groups, None
+    duplicates, groups, group_ids = group_duplicates(rows.features), rows.groups, None
     if groups is not None:
         group_ids = torch.arange(int(groups.max()) + 1)
     if duplicates is None:
@@ -270,5 +270,5 @@ def _join_groups(groups: Tensor, copies: Tensor) -> Tensor:
             joined = torch.full((n,), n).scatter_reduce_(0, ids, joined, "amin")[ids]
         if torch.equal(joined, before):
             break
-    max_size = max(COPIES.least, COPIES.largest * n, min(2 * int(groups.bincount().max()), n / 2))
+    max_size = max(DUPLICATES.least, DUPLICATES.largest * n, min(2 * int(groups.bincount().max()), n / 2))
     return torch.where(joined.bincount(minlength=n)[joined] <= max_size, joined, groups)

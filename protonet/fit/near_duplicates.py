@@ -1,7 +1,7 @@
 """Rows that come from one source without saying so: many have twins, of their class and far nearer than all others.
 
 Examples are copies of a row with some noise, windows of one recording, or pictures of one thing. In different folds
-they reward overfitting, as equal rows would (see `protonet.fit.copies`), but they are too far apart to be certain.
+they reward overfitting, as equal rows would (see `protonet.fit.duplicates`), but they are too far apart to be certain.
 So they are reported, and users who know the source name it as groups.
 """
 
@@ -16,8 +16,8 @@ from protonet.views.view import TrainingRows
 
 
 @dataclass(frozen=True)
-class TwinRules:
-    """When rows have twins; tests/fit/test_twins.py has tables with and without them."""
+class NearDuplicateRules:
+    """When rows have twins; tests/fit/test_near_duplicates.py has tables with and without them."""
 
     most: int = 5  #: Maximum number of twins of a row.
     reach: int = 10  #: Neighbours, whose farther half gives the dimension of the data.
@@ -39,10 +39,10 @@ class TwinRules:
     at_once: int = 2**24  #: Distances that are in memory.
 
 
-TWINS = TwinRules()
+NEAR_DUPLICATES = NearDuplicateRules()
 
 
-def find_twins(rows: TrainingRows) -> float:
+def near_duplicate_fraction(rows: TrainingRows) -> float:
     """Return the share of rows that have twins: a few others of their class, nearer by far than all after them.
 
     If a density is smooth, the ratio of the distances to the k-th and to the next neighbour, to the power of k times
@@ -59,39 +59,43 @@ def find_twins(rows: TrainingRows) -> float:
         estimation of intrinsic dimension" (2004), eq. 8.
     """
     n = len(rows.labels)
-    if n <= TWINS.reach or not bool((rows.features[1:] != rows.features[:-1]).any()):
+    if n <= NEAR_DUPLICATES.reach or not bool((rows.features[1:] != rows.features[:-1]).any()):
         return 0.0
-    queries = torch.arange(0, n, -(-n // max(TWINS.least, min(TWINS.queries, TWINS.pairs // n))))
-    distance, nearest = _find_neighbours(rows, queries)
+    queries = torch.arange(
+        0, n, -(-n // max(NEAR_DUPLICATES.least, min(NEAR_DUPLICATES.queries, NEAR_DUPLICATES.pairs // n)))
+    )
+    distance, nearest = _nearest_neighbours(rows, queries)
     sound = distance[:, -1].isfinite() & (distance[:, 0] > 0)
     distance, nearest, queries = distance[sound], nearest[sound], queries[sound]
     steps = (distance[:, 1:] / distance[:, :-1]).log()  # (queries, reach - 1)
-    if len(queries) < TWINS.least or float((steps == 0).double().mean()) > TWINS.ties:
+    if len(queries) < NEAR_DUPLICATES.least or float((steps == 0).double().mean()) > NEAR_DUPLICATES.ties:
         return 0.0
-    k = torch.arange(1, TWINS.reach)
-    dimension = 1 / (steps * k)[:, TWINS.most :].mean()
-    chance, index = (-steps * k * dimension).exp()[:, : TWINS.most].min(dim=1)
+    k = torch.arange(1, NEAR_DUPLICATES.reach)
+    dimension = 1 / (steps * k)[:, NEAR_DUPLICATES.most :].mean()
+    chance, index = (-steps * k * dimension).exp()[:, : NEAR_DUPLICATES.most].min(dim=1)
     n_near = index + 1  # per row, if it has any
     labels = rows.labels[queries]
     class_fractions = torch.bincount(rows.labels).double()[labels] / n
-    has_duplicates = (chance * TWINS.most < TWINS.chance) & (n_near + 1 <= TWINS.whole * class_fractions * n)
+    has_duplicates = (chance * NEAR_DUPLICATES.most < NEAR_DUPLICATES.chance) & (
+        n_near + 1 <= NEAR_DUPLICATES.whole * class_fractions * n
+    )
     other = rows.labels[nearest] != labels[:, None]  # (queries, reach)
     mixed = other.cumsum(dim=1).gather(1, index[:, None])[:, 0] > 0
     expected = float((1 - class_fractions[has_duplicates].pow(n_near[has_duplicates])).sum())
-    if float(mixed[has_duplicates].sum()) > TWINS.mixed * expected:
+    if float(mixed[has_duplicates].sum()) > NEAR_DUPLICATES.mixed * expected:
         has_duplicates &= False
     has_duplicates &= ~mixed
     fraction = float(has_duplicates.double().mean())
-    near = has_duplicates[:, None] & (torch.arange(TWINS.most) <= index[:, None])  # (queries, most)
-    if fraction < TWINS.share:
+    near = has_duplicates[:, None] & (torch.arange(NEAR_DUPLICATES.most) <= index[:, None])  # (queries, most)
+    if fraction < NEAR_DUPLICATES.share:
         fraction, near = _compare_agreement(steps * k * dimension, ~other, class_fractions * n)
-    if fraction < TWINS.share:
+    if fraction < NEAR_DUPLICATES.share:
         return fraction
-    tied = _find_tied(rows, queries[near.nonzero()[:, 0]], nearest[:, : TWINS.most][near])
+    tied = _detect_tied(rows, queries[near.nonzero()[:, 0]], nearest[:, : NEAR_DUPLICATES.most][near])
     if not bool(tied.any()):
         return fraction
     blocks = None if rows.blocks is None else rows.blocks[~tied]
-    return find_twins(rows._replace(features=rows.features[:, ~tied], blocks=blocks))
+    return near_duplicate_fraction(rows._replace(features=rows.features[:, ~tied], blocks=blocks))
 
 
 def _compare_agreement(gaps: Tensor, same: Tensor, sizes: Tensor) -> tuple[float, Tensor]:
@@ -108,29 +112,29 @@ def _compare_agreement(gaps: Tensor, same: Tensor, sizes: Tensor) -> tuple[float
     Returns:
         The fraction, 0 if the gaps are not wide; and which neighbours (queries, most) are likely duplicates.
     """
-    n_near = 1 + int(gaps[:, : TWINS.most].mean(dim=0).argmax())
-    eligible = n_near + 1 <= TWINS.whole * sizes
-    near = eligible[:, None] & same[:, : TWINS.most] & (torch.arange(TWINS.most) < n_near)
+    n_near = 1 + int(gaps[:, : NEAR_DUPLICATES.most].mean(dim=0).argmax())
+    eligible = n_near + 1 <= NEAR_DUPLICATES.whole * sizes
+    near = eligible[:, None] & same[:, : NEAR_DUPLICATES.most] & (torch.arange(NEAR_DUPLICATES.most) < n_near)
     count = int(eligible.sum())
-    if count < TWINS.least:
+    if count < NEAR_DUPLICATES.least:
         return 0.0, near
     gap = float(gaps[eligible, n_near - 1].mean())
     inside, outside = (float(part[eligible].double().mean()) for part in (same[:, :n_near], same[:, n_near:]))
-    wide = gap > max(TWINS.wide, 1 + TWINS.deviations / count**0.5)
-    agree = inside - outside > TWINS.deviations * (outside * (1 - outside) / count) ** 0.5
+    wide = gap > max(NEAR_DUPLICATES.wide, 1 + NEAR_DUPLICATES.deviations / count**0.5)
+    agree = inside - outside > NEAR_DUPLICATES.deviations * (outside * (1 - outside) / count) ** 0.5
     return (inside - outside) / (1 - outside) if wide and agree else 0.0, near
 
 
-def _find_tied(rows: TrainingRows, first: Tensor, second: Tensor) -> Tensor:
+def _detect_tied(rows: TrainingRows, first: Tensor, second: Tensor) -> Tensor:
     """Return which features (dim,) are of a column in which too many pairs of rows (pairs,), by number, are equal."""
     dim = rows.features.shape[1]
     blocks = torch.arange(dim) if rows.blocks is None else rows.blocks.unique(return_inverse=True)[1]
     differs = (rows.features[first] != rows.features[second]).float()
     differing = torch.zeros(len(first), int(blocks.max()) + 1).index_add_(1, blocks, differs) > 0
-    return ((~differing).sum(dim=0) > TWINS.tied * len(first))[blocks]
+    return ((~differing).sum(dim=0) > NEAR_DUPLICATES.tied * len(first))[blocks]
 
 
-def _find_neighbours(rows: TrainingRows, queries: Tensor) -> tuple[Tensor, Tensor]:
+def _nearest_neighbours(rows: TrainingRows, queries: Tensor) -> tuple[Tensor, Tensor]:
     """Return the distances (m, reach) float64, ascending, of some rows (m,) to their neighbours, and their numbers.
 
     Features are compared in their standard deviations.
@@ -139,7 +143,9 @@ def _find_neighbours(rows: TrainingRows, queries: Tensor) -> tuple[Tensor, Tenso
     z = rows.features[:, deviation > 0] / deviation[deviation > 0]
     groups = torch.arange(len(z)) if rows.groups is None else rows.groups
     neighbours = [
-        torch.cdist(z[some], z).masked_fill_(groups[some, None] == groups, torch.inf).topk(TWINS.reach, largest=False)
-        for some in queries.split(max(1, TWINS.at_once // len(z)))
+        torch.cdist(z[some], z)
+        .masked_fill_(groups[some, None] == groups, torch.inf)
+        .topk(NEAR_DUPLICATES.reach, largest=False)
+        for some in queries.split(max(1, NEAR_DUPLICATES.at_once // len(z)))
     ]
     return torch.cat([part.values for part in neighbours]).double(), torch.cat([part.indices for part in neighbours])

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protonet.fit.copies import find_copies
-from protonet.fit.crossfit import crossfit, predict_held, update
+from protonet.fit.crossfit import crossfit, predict_held_out, update
+from protonet.fit.duplicates import group_duplicates
 from protonet.fit.solver import solve_problem
 from protonet.metrics import measure
 from protonet.scoring import FoldRules, split_folds
@@ -27,7 +27,7 @@ def test_random_labels_of_repeated_rows_are_not_predicted(apart: float) -> None:
     solution = solve_problem([(x, COINS.repeat(2))], effort="fast")
     assert solution.problem.repeated == 40
     crossed = crossfit(solution)
-    accuracy = measure(predict_held(crossed), crossed.labels, crossed.weights).accuracy
+    accuracy = measure(predict_held_out(crossed), crossed.labels, crossed.weights).accuracy
     assert accuracy < 0.5 + 3 * np.sqrt(0.25 / 40)
     assert float(crossed.weights.sum()) == 80
 
@@ -41,12 +41,12 @@ def test_exact_copies_change_only_the_weight() -> None:
 
 def test_what_chance_repeats_is_no_copy() -> None:
     coins = torch.randint(2, (200, 4), generator=torch.Generator().manual_seed(0)).float()
-    assert find_copies(coins) is None
+    assert group_duplicates(coins) is None
     line = torch.rand(3000, 1, generator=torch.Generator().manual_seed(0))
-    assert find_copies(line) is None
-    assert find_copies(torch.cat([NOISE, NOISE[:1]])).unique().tolist() == list(range(40))  # type: ignore[union-attr]
-    assert find_copies(NOISE) is None
-    assert find_copies(torch.ones(1, 3)) is None
+    assert group_duplicates(line) is None
+    assert group_duplicates(torch.cat([NOISE, NOISE[:1]])).unique().tolist() == list(range(40))  # type: ignore[union-attr]
+    assert group_duplicates(NOISE) is None
+    assert group_duplicates(torch.ones(1, 3)) is None
 
 
 def dependent_columns(kind: str, n: int) -> torch.Tensor:
@@ -70,7 +70,7 @@ def dependent_columns(kind: str, n: int) -> torch.Tensor:
 @pytest.mark.parametrize("n", [500, 6000])
 @pytest.mark.parametrize("kind", ["linear", "square", "log", "hour", "whole hour", "categories", "answers"])
 def test_dependent_columns_do_not_make_duplicates(kind: str, n: int) -> None:
-    groups = find_copies(dependent_columns(kind, n))
+    groups = group_duplicates(dependent_columns(kind, n))
     if groups is not None:  # a few pairs may be close by chance
         _, size = groups.unique(return_counts=True)
         assert size.max() <= 3
@@ -79,7 +79,7 @@ def test_dependent_columns_do_not_make_duplicates(kind: str, n: int) -> None:
 
 @pytest.mark.parametrize("kind", ["linear", "square", "answers"])
 def test_a_table_with_each_row_twice_has_duplicates_for_any_columns(kind: str) -> None:
-    groups = find_copies(dependent_columns(kind, 500).repeat(2, 1))
+    groups = group_duplicates(dependent_columns(kind, 500).repeat(2, 1))
     assert groups is not None
     assert torch.equal(groups[:500], groups[500:])
 
@@ -87,10 +87,10 @@ def test_a_table_with_each_row_twice_has_duplicates_for_any_columns(kind: str) -
 def test_groups_are_no_chains_and_a_frequent_value_is_no_group() -> None:
     chain = 0.004 * torch.arange(200)[:, None] + torch.zeros(200, 3)
     far = torch.randn(2000, 3, generator=torch.Generator().manual_seed(0))
-    groups = find_copies(torch.cat([far, chain]))
+    groups = group_duplicates(torch.cat([far, chain]))
     assert groups is None or int(groups.unique(return_counts=True)[1].max()) <= 10
     sparse = far * (torch.rand(2000, 1, generator=torch.Generator().manual_seed(1)) < 0.7)
-    assert find_copies(sparse) is None
+    assert group_duplicates(sparse) is None
 
 
 def test_a_redundant_column_costs_no_accuracy() -> None:
@@ -140,4 +140,4 @@ def test_an_update_with_copies_or_the_same_groups_does_not_leak_into_held_out_ro
         for index, network in enumerate(updated.folds):
             judged = int((crossed.fold == index).sum()) * known
             assert network.counts.sum() == crossed.folds[index].counts.sum() + 40 - judged
-        assert predict_held(updated).shape == predict_held(crossed).shape
+        assert predict_held_out(updated).shape == predict_held_out(crossed).shape

@@ -7,16 +7,16 @@ import pytest
 import torch
 from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wine
 
-from protonet.fit.problem import pose_problem
-from protonet.fit.twins import TWINS, find_twins
+from protonet.fit.near_duplicates import NEAR_DUPLICATES, near_duplicate_fraction
+from protonet.fit.training_set import prepare_training_set
 
 
-def detect_twins(
+def detect_near_duplicates(
     x: np.ndarray, y: np.ndarray, groups: np.ndarray | None = None, blocks: torch.Tensor | None = None
 ) -> float:
     group_ids, features = None if groups is None else torch.from_numpy(groups), torch.from_numpy(x).float()
-    problem, _ = pose_problem(features, torch.from_numpy(y), int(y.max()) + 1, groups=group_ids, blocks=blocks)
-    return find_twins(problem.rows)
+    problem, _ = prepare_training_set(features, torch.from_numpy(y), int(y.max()) + 1, groups=group_ids, blocks=blocks)
+    return near_duplicate_fraction(problem.rows)
 
 
 @pytest.mark.parametrize("copies", [1, 3])
@@ -26,8 +26,8 @@ def test_near_duplicates_are_detected_unless_they_are_grouped(dim: int, noise: f
     of = np.repeat(np.arange(40), copies + 1)
     x = rng.normal(size=(40, dim))[of] + noise * rng.normal(size=(len(of), dim))
     y = rng.integers(3, size=40)[of]
-    assert detect_twins(x, y) > TWINS.share
-    assert detect_twins(x, y, of) < TWINS.share
+    assert detect_near_duplicates(x, y) > NEAR_DUPLICATES.share
+    assert detect_near_duplicates(x, y, of) < NEAR_DUPLICATES.share
 
 
 @pytest.mark.parametrize("dim", [5, 10, 30])
@@ -38,14 +38,14 @@ def test_noisy_copies_of_few_rows_with_random_labels_are_detected(dim: int, copi
         rng = np.random.default_rng(seed)
         of = np.repeat(np.arange(30), copies)
         x = rng.normal(size=(30, dim))[of] + 0.3 * rng.normal(size=(len(of), dim))
-        detected += detect_twins(x, rng.integers(2, size=30)[of]) >= TWINS.share
+        detected += detect_near_duplicates(x, rng.integers(2, size=30)[of]) >= NEAR_DUPLICATES.share
     assert detected >= (3 if dim == 5 else 4)
 
 
 @pytest.mark.parametrize("load", [load_iris, load_wine, load_breast_cancer, load_digits])
 def test_real_tables_have_none(load: object) -> None:
     assert callable(load)
-    assert detect_twins(*load(return_X_y=True)) < 0.1
+    assert detect_near_duplicates(*load(return_X_y=True)) < 0.1
 
 
 def test_real_data_sets_have_no_near_duplicates() -> None:
@@ -66,7 +66,7 @@ def test_real_data_sets_have_no_near_duplicates() -> None:
             np.cumsum(noise, axis=0),
             noise * (rng.random((n, dim)) < 0.3),
         ):
-            assert detect_twins(x, y) < TWINS.share
+            assert detect_near_duplicates(x, y) < NEAR_DUPLICATES.share
 
 
 def test_ties_in_a_column_are_not_near_duplicates() -> None:
@@ -83,14 +83,14 @@ def test_ties_in_a_column_are_not_near_duplicates() -> None:
             (np.hstack([np.eye(many)[day], measure]), [0] * many + [1]),
             (np.hstack([np.eye(many)[day], np.eye(12)[other], measure]), [0] * many + [1] * 12 + [2]),
         ):
-            assert detect_twins(x, y, blocks=torch.tensor(blocks)) < TWINS.share
+            assert detect_near_duplicates(x, y, blocks=torch.tensor(blocks)) < NEAR_DUPLICATES.share
     of = np.repeat(np.arange(40), 4)  # beside a column that they share, rows with noise are twins still
     x = np.hstack([np.eye(2)[of % 2], rng.normal(size=(40, 6))[of] + 0.03 * rng.normal(size=(160, 6))])
-    assert detect_twins(x, rng.integers(3, size=40)[of]) > TWINS.share
+    assert detect_near_duplicates(x, rng.integers(3, size=40)[of]) > NEAR_DUPLICATES.share
 
 
 def test_tight_classes_of_few_rows_are_not_near_duplicates() -> None:
     rng = np.random.default_rng(0)
     y = np.repeat(np.arange(20), 5)
-    assert detect_twins(rng.normal(size=(20, 8))[y] + 0.03 * rng.normal(size=(100, 8)), y) == 0
-    assert detect_twins(rng.normal(size=(6, 8)), y[:6]) == 0
+    assert detect_near_duplicates(rng.normal(size=(20, 8))[y] + 0.03 * rng.normal(size=(100, 8)), y) == 0
+    assert detect_near_duplicates(rng.normal(size=(6, 8)), y[:6]) == 0

@@ -19,7 +19,7 @@ from protonet.errors import InputTypeError, raise_input_error
 DOUBTFUL = 0.5
 
 
-def find_unlabelled(y: Any) -> tuple[np.ndarray, np.ndarray]:
+def detect_unlabelled(y: Any) -> tuple[np.ndarray, np.ndarray]:
     """Find rows without a label.
 
     Args:
@@ -40,7 +40,7 @@ def find_unlabelled(y: Any) -> tuple[np.ndarray, np.ndarray]:
     cells = labels.tolist()
     missing = [_is_gap(cell) for cell in cells]
     there = [cell for cell, is_missing in zip(cells, missing, strict=True) if not is_missing]
-    if all(map(_is_whole, there)) and -1 in there:
+    if all(map(_is_integer, there)) and -1 in there:
         others = set(there) - {-1}
         if len(others) != 1 and min(others, default=0) >= 0:
             missing = [is_missing or cell == -1 for cell, is_missing in zip(cells, missing, strict=True)]
@@ -52,7 +52,7 @@ def find_unlabelled(y: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def split_unlabelled(X: Any, y: Any, sample_weight: Any, groups: Any) -> tuple[Any, Any, Any, Any, list[Any]]:
-    """Separate rows without a label, of `find_unlabelled`, from the others.
+    """Separate rows without a label, of `detect_unlabelled`, from the others.
 
     Args:
         X: (n, n_features) rows of any kind that scikit-learn indexes.
@@ -66,7 +66,7 @@ def split_unlabelled(X: Any, y: Any, sample_weight: Any, groups: Any) -> tuple[A
     Raises:
         InputError: No row has a label.
     """
-    missing, labels = find_unlabelled(y)
+    missing, labels = detect_unlabelled(y)
     if not len(missing):
         return X, y, sample_weight, groups, []
     if np.isscalar(sample_weight):
@@ -93,7 +93,7 @@ def _is_gap(label: Any) -> bool:
     return named or (isinstance(label, float) and math.isnan(label))
 
 
-def _is_whole(label: Any) -> bool:
+def _is_integer(label: Any) -> bool:
     """Return whether a label is a whole number, of any type."""
     is_number = isinstance(label, (int, float)) and not isinstance(label, bool)
     return is_number and math.isfinite(label) and label % 1 == 0
@@ -122,7 +122,7 @@ def check_labels(labels: np.ndarray) -> None:
     check_classification_targets(labels)
 
 
-def number_labels(labels: np.ndarray, classes: np.ndarray) -> Tensor:
+def encode_labels(labels: np.ndarray, classes: np.ndarray) -> Tensor:
     """Return the places (n,) of labels (n,) among the classes, which are in ascending order."""
     return torch.from_numpy(np.searchsorted(classes, labels))
 
@@ -138,6 +138,6 @@ def name_classes(classes: np.ndarray) -> tuple[str, ...] | tuple[int, ...]:
     return texts or tuple(map(int, names))
 
 
-def even_weights(weights: Tensor | None) -> Tensor | None:
+def normalize_weights(weights: Tensor | None) -> Tensor | None:
     """Return weights (n,) of mean 1, if there are any: what so many rows count for."""
     return None if weights is None else weights / weights.mean()
