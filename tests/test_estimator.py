@@ -97,7 +97,7 @@ def test_partial_fit_begins_with_a_fit_and_classes_may_be_told_before_they_come(
     assert begun.classes_[-1] == "zelkova"
     assert begun.predict_proba(X)[:, -1].max() == 0
     np.testing.assert_allclose(begun.predict_proba(X)[:, :-1], FITTED.predict_proba(X))
-    far = -5 * X[:3]
+    far = -5 * X[:1] + 0.1 * X[:3]  # three similar rows
     assert begun.partial_fit(far, ["zelkova"] * 3).predict(far).tolist() == ["zelkova"] * 3
 
 

@@ -108,7 +108,7 @@ def test_the_commands_make_the_same_of_the_same_table_and_read_what_is_saved(tmp
         np.testing.assert_allclose(shares, own.predict_proba(rows), atol=1e-5)
         np.testing.assert_allclose(shares, FITTED.predict_proba(NEW), atol=atol)
     said = run("evaluate", saved, new, quiet=False)
-    assert f"new.csv: {100 * FITTED.score(NEW, Y):.2f} % of 36 rows right" in said
+    assert f"new.csv: accuracy {100 * FITTED.score(NEW, Y):.2f} % on 36 rows" in said
     assert run.notes == ""  # it knows the columns that are left out
     assert "`model` must have the cross-validation of fit" in run("update", saved, new, "--in-place", code=2)
 

@@ -210,5 +210,5 @@ def test_a_prediction_for_every_row_in_order(
     predicted = call("predict", "m.safetensors", f"new{dress.suffix}")
     assert len(read_table(predicted)) == len(cells)
     assert predicted == call("predict", "m.safetensors", "plain.csv")
-    assert f" of {n_rest} rows" in call("evaluate", "m.safetensors", f"test{dress.suffix}")
+    assert f" on {n_rest} rows" in call("evaluate", "m.safetensors", f"test{dress.suffix}")
     assert f" {n_rest} samples added" in call("update", "m.safetensors", f"test{dress.suffix}", "--in-place")

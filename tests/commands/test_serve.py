@@ -91,7 +91,7 @@ def test_answers_are_those_of_predict(
 ) -> None:
     run = Run(capsys, tmp_path)
     model, table = folder / "mixed.safetensors", folder / "mixed.csv"
-    told = run.read_rows("predict", model, table, "--proba", "--unknown", "0.2")
+    told = run.read_rows("predict", model, table, "--proba", "--unknown", "0.4")
     wanted: list[dict[str, object]] = [
         {
             "class": row["class"],
@@ -105,7 +105,7 @@ def test_answers_are_those_of_predict(
     text = table.read_text(encoding="utf-8")
     rows = list(csv.DictReader(io.StringIO(text)))
     cells = [{"size": float(row["size"]) if row["size"] else None, "city": row["city"]} for row in rows]
-    query = "?proba=1&unknown=0.2"
+    query = "?proba=1&unknown=0.4"
     assert post(server, "mixed", text, CSV, query) == wanted
     assert post(server, "mixed", json.dumps(cells), JSON, query) == wanted
     lists = json.dumps({"rows": [[*each.values()] for each in cells]})
