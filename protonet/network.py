@@ -90,9 +90,10 @@ class PrototypeNetwork(nn.Module):
         """Return logits (n, num_classes), higher is likelier, each row's own whatever else is in the batch."""
         scaled, rows = (self.prototypes / self.temperature).T, self._flatten(x)
         if torch.compiler.is_compiling():  # a loop over parts would fix the number of rows
-            return self.mask_logits(row_matmul(self._embed(rows), scaled) + self.offsets)
-        count = min(ROWS_AT_ONCE, max(1, NUMBERS_AT_ONCE // len(scaled)))
-        logits = torch.cat([row_matmul(self._embed(part), scaled) for part in rows.split(count)])
+            logits = row_matmul(self._embed(rows), scaled)
+        else:
+            count = min(ROWS_AT_ONCE, max(1, NUMBERS_AT_ONCE // len(scaled)))
+            logits = torch.cat([row_matmul(self._embed(part), scaled) for part in rows.split(count)])
         return self.mask_logits(logits + self.offsets)
 
     def mask_logits(self, logits: Tensor) -> Tensor:
@@ -265,11 +266,9 @@ class PrototypeNetwork(nn.Module):
         else:
             prototypes = normalize(means)
         prototypes = prototypes.to(self.prototypes.dtype)
-        added = len(counts) - len(self.offsets)
-        offsets = F.pad(self.offsets, (0, added)) if added > 0 else self.offsets[: len(counts)]
         with torch.inference_mode(False):  # a buffer made in inference mode could never be used in training again
             self.sums, self.counts, self.prototypes = sums.clone(), counts.clone(), prototypes.clone()
-            self.offsets = offsets.clone()
+        self.set_offsets(F.pad(self.offsets, (0, len(counts) - len(self.offsets))))  # classes are cut or appended
 
     @torch.no_grad()
     def set_offsets(self, offsets: Tensor) -> None:

@@ -18,13 +18,13 @@ from torch import Tensor
 from protonet.encoder import Encoder
 from protonet.fit.duplicates import group_duplicates, match_rows
 from protonet.fit.networks import fit_choice
-from protonet.fit.search import Progress, SelectedModel, ignore
+from protonet.fit.search import Progress, SelectedModel, ignore, split_rows
 from protonet.fit.solver import Solution, untouched_globals
 from protonet.fit.training_set import TrainingSet
 from protonet.losses import class_means, weigh
 from protonet.metrics import Metrics, Sample, measure, refit_variance_factor, score_known
 from protonet.network import PrototypeNetwork
-from protonet.scoring import Fold, split_folds
+from protonet.scoring import Fold
 from protonet.views.config import expect
 from protonet.views.covariance import shrink_covariance
 from protonet.views.view import TrainingRows
@@ -79,7 +79,7 @@ def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progre
     Source: cross-fitting, Stone, "Cross-validatory choice and assessment of statistical predictions" (1974).
     """
     problem, rows, labels = solution.problem, solution.problem.rows, solution.problem.rows.labels
-    folds = split_rows(problem)
+    folds = make_folds(problem)
     models: list[PrototypeNetwork] = []
     with untouched_globals():
         for index, fold_rows in enumerate(folds):
@@ -148,11 +148,10 @@ def restore_crossfit(
     return Crossfit(network, tuple(folds), *fields)
 
 
-def split_rows(problem: TrainingSet, number: int = 0) -> list[Fold]:
-    """Return the folds that `crossfit` holds out of a problem's rows, or others of another ``number``."""
-    rows = problem.rows
-    generator = torch.Generator().manual_seed(rows.seed + 1 + number)
-    return split_folds(rows.labels, rows.num_classes, generator, groups=rows.groups, is_class_name=rows.is_class_name)
+def make_folds(problem: TrainingSet, repeat: int = 0) -> list[Fold]:
+    """Make the folds that `crossfit` holds out of a problem's rows, or those of another ``repeat``."""
+    generator = torch.Generator().manual_seed(problem.rows.seed + 1 + repeat)
+    return split_rows(problem.rows, generator)
 
 
 def _fit_without(solution: Solution, fold: Fold, deadline: float) -> PrototypeNetwork:
@@ -245,13 +244,13 @@ def repeat_held_out(
     Source: repeated cross-validation, Burman, "A comparative study of ordinary cross-validation, v-fold
         cross-validation and the repeated learning-testing methods" (1989).
     """
-    problem, held_out = solution.problem, [rows for _, rows in split_rows(solution.problem)]
+    problem, held_out = solution.problem, [rows for _, rows in make_folds(solution.problem)]
     total, count = predict_held_out(crossed).double().softmax(dim=1), 1
     with untouched_globals():
         for repeat in range(1, times if len(held_out) > 1 else 1):
             progress(f"cross-fit {repeat + 1} of {times}", (repeat - 1) / (times - 1))
             again = torch.full((len(problem.rows.labels), total.shape[1]), math.nan, dtype=torch.float64)
-            for fold in split_rows(problem, repeat):
+            for fold in make_folds(problem, repeat):
                 if time.monotonic() >= deadline:
                     return (total / count).log()
                 network = _fit_without(solution, fold, deadline)
@@ -273,7 +272,7 @@ def held_out_indices(problem: TrainingSet) -> Tensor:
         (n,) int64 in the order of the loaders; -1 for a row that no fold model is judged on. Equal rows share one.
     """
     indices = torch.full_like(problem.rows.labels, -1)
-    held_out = [rows for _, rows in split_rows(problem)]
+    held_out = [rows for _, rows in make_folds(problem)]
     if held_out:
         indices[torch.cat(held_out)] = torch.arange(sum(map(len, held_out)))
     return indices[problem.places]
@@ -304,7 +303,7 @@ def predict_baselines(problem: TrainingSet) -> dict[str, Tensor]:
         order of `Crossfit.labels`. They have no temperature: only their order means anything. None where no row is
         held out.
     """
-    folds, baselines = split_rows(problem), {"raw cosine": score_cosine, "LDA": score_lda}
+    folds, baselines = make_folds(problem), {"raw cosine": score_cosine, "LDA": score_lda}
     if not folds:
         return {}
     return {name: torch.cat([_score(score, problem.rows, fold) for fold in folds]) for name, score in baselines.items()}

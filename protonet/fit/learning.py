@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from protonet.fit.crossfit import Crossfit, predict_held_out, split_rows
+from protonet.fit.crossfit import Crossfit, make_folds, predict_held_out
 from protonet.fit.networks import fit_choice
 from protonet.fit.search import Progress, ignore
 from protonet.fit.solver import Solution, untouched_globals
@@ -51,7 +51,7 @@ def draw_curve(
     Returns:
         The curve, whose last size is that of the crossfit. At each size, the views are those selected on all rows.
     """
-    problem, folds = solution.problem, split_rows(solution.problem)
+    problem, folds = solution.problem, make_folds(solution.problem)
     labels, classes = problem.rows.labels, problem.rows.num_classes
     is_class_name = problem.rows.is_class_name
     is_class_name = torch.zeros_like(labels, dtype=torch.bool) if is_class_name is None else is_class_name

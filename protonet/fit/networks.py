@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from protonet.encoder import Encoder, split_weights
-from protonet.fit.search import Progress, PseudoLabels, SelectedModel, ignore
+from protonet.fit.search import Progress, PseudoLabels, SelectedModel, ignore, split_rows
 from protonet.fit.training_set import TrainingSet
 from protonet.fit.unlabelled import find_outliers, pool_rows, propagate_labels, rank_scores
 from protonet.losses import CHUNK
 from protonet.metrics import score_known
 from protonet.network import PrototypeNetwork
-from protonet.scoring import fit_temperature, split_folds, worse_by_one_error
+from protonet.scoring import fit_temperature, worse_by_one_error
 from protonet.views.view import TrainingRows, View, ViewSpec
 
 
@@ -185,14 +185,7 @@ def decide_pooling(
     rows, pool = problem.rows, problem.pool
     assert pool is not None
     generator = torch.Generator().manual_seed(rows.seed + 1)
-    folds = split_folds(
-        rows.labels,
-        rows.num_classes,
-        generator,
-        most=POOLING.folds,
-        groups=rows.groups,
-        is_class_name=rows.is_class_name,
-    )
+    folds = split_rows(rows, generator, POOLING.folds)
     probabilities, alone = [], [torch.zeros(0, rows.num_classes, dtype=torch.float32)]
     scores = torch.zeros(len(pool.features), dtype=torch.float64)
     given_up = choice, PseudoLabelResult(False, None, False, torch.zeros_like(scores))

@@ -267,10 +267,14 @@ class Prior(nn.Module):
             return torch.zeros_like(evidence.spread), 1.0
         given = (evidence.views, evidence.traits, evidence.problem, evidence.start, there)
         log_influence, size = self(*(tensor[None] for tensor in given))
-        influence = log_influence[0].double().exp()
-        influence = torch.where(influence >= min(WEIGHTS.least_share, float(influence.max())), influence, 0.0)
+        influence = drop_small_influence(log_influence[0].double().exp())
         weights = torch.where(there, influence / evidence.spread.clamp_min(LEAST_SPREAD), 0.0)
         return weights / weights.sum(), float(size.exp())
+
+
+def drop_small_influence(influence: Tensor) -> Tensor:
+    """Set influences (views,) below ``WEIGHTS.least_share`` to 0, but never the largest one."""
+    return torch.where(influence >= min(WEIGHTS.least_share, float(influence.max())), influence, 0.0)
 
 
 def serialize_prior(prior: Prior) -> str:

@@ -16,7 +16,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from protonet.fit.prior import FEW, LEAST_SPREAD, SPREAD, Prior, encode_traits, gather_evidence, published
+from protonet.fit.prior import (
+    FEW,
+    LEAST_SPREAD,
+    SPREAD,
+    Prior,
+    drop_small_influence,
+    encode_traits,
+    gather_evidence,
+    published,
+)
 from protonet.scoring import (
     FOLDS,
     WEIGHTS,
@@ -28,7 +37,7 @@ from protonet.scoring import (
 )
 from protonet.views import VIEW_FAMILIES
 from protonet.views.budget import EncoderPlan
-from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily, embed_fold
+from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
 from protonet.views.linear import Linear, LinearFamily
 from protonet.views.shifts import detect_order
 from protonet.views.view import TrainingRows, ViewSpec
@@ -175,7 +184,7 @@ def evaluate_candidates(
         The candidates; None if only raw cosine remains: with one class, without a parameter budget, or without time.
     """
     generator = torch.Generator().manual_seed(rows.seed)
-    folds = split_rows(rows, search.folds, generator)
+    folds = split_rows(rows, generator, search.folds)
     seen = int((torch.bincount(rows.labels) > 0).sum())
     judged = len(rows.labels[torch.cat([fold.held_out for fold in folds])].unique()) if folds else 0
     unjudged = 2 * judged < seen  # most classes could not be judged
@@ -230,7 +239,7 @@ def _repeat(
     repeats: list[list[Candidate]] = []
     for partition_index in range(1, search.partitions if few else 1):
         generator = torch.Generator().manual_seed(rows.seed + PARTITIONS.seed_step * partition_index)
-        folds = split_rows(rows, search.folds, generator)
+        folds = split_rows(rows, generator, search.folds)
         positions = torch.cat([fold.held_out for fold in folds])
         if not torch.equal(positions.sort().values, held_out.sort().values):
             continue  # of few groups, some partitions hold out other rows
@@ -242,23 +251,18 @@ def _repeat(
             if spec.trained or spec.traits & PARTITIONS.shared:
                 evaluated.append(candidate)
                 continue
-            if spec.source is None:  # others may read it: it is fitted once
-                views = partition.fit(spec)
-                cosines = partition.compute_cosines(functools.partial(embed_fold, views))
-            else:
-                again = partition.evaluate(spec)
-                if again is None:
-                    break
-                cosines = again.cosines
-            evaluated.append(evaluator.score(spec, cosines[order], candidate.flops))
+            again = partition.evaluate_source(spec) if spec.source is None else partition.evaluate(spec)
+            if again is None:
+                break
+            evaluated.append(candidate._replace(cosines=again.cosines[order], losses=again.losses[order]))
         if len(evaluated) < len(candidates):
             break  # the time is over
         repeats.append(evaluated)
     return tuple(repeats)
 
 
-def split_rows(rows: TrainingRows, folds: int, generator: torch.Generator) -> list[Fold]:
-    """Return up to so many folds of rows, on the CPU."""
+def split_rows(rows: TrainingRows, generator: torch.Generator, folds: int = FOLDS.count) -> list[Fold]:
+    """Split training rows, which are on the CPU, into up to so many folds, as `protonet.scoring.split_folds` does."""
     return split_folds(
         rows.labels, rows.num_classes, generator, most=folds, groups=rows.groups, is_class_name=rows.is_class_name
     )
@@ -358,7 +362,7 @@ def _mix(explored: SearchResult, search: Search) -> tuple[SelectedModel | None, 
         [view_weights * evidence.spread for (view_weights, _), evidence in zip(weighed, evidence_list, strict=True)]
     )
     influence = (influences / influences.sum(dim=1, keepdim=True).clamp_min(LEAST_SPREAD**2)).mean(dim=0)
-    influence = torch.where(influence >= min(WEIGHTS.least_share, float(influence.max())), influence, 0.0)
+    influence = drop_small_influence(influence)
     spread = torch.stack([evidence.spread for evidence in evidence_list]).mean(dim=0)
     weights = torch.where(influence > 0, influence / spread.clamp_min(LEAST_SPREAD), 0.0)
     weights /= weights.sum()

@@ -109,6 +109,10 @@ class CandidateEvaluator:
                 return None
         return self.score(spec, torch.cat(cosines), flops)
 
+    def evaluate_source(self, spec: ViewSpec) -> Candidate:
+        """Fit a view to each fold, keep it for the views that read its source, and score it."""
+        return self.score(spec, self.compute_cosines(partial(embed_fold, self.fit(spec))))
+
     def compute_cosines(self, embed: Callable[[int, Tensor], Tensor]) -> Tensor:
         """Compute out-of-fold cosines (n_held_out, num_classes).
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from protonet.losses import CHUNK, class_means, weigh
 from protonet.views.config import Config, bounded
 from protonet.views.covariance import COVARIANCE, discriminant_gains, shrink_covariance
-from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily, embed_fold
+from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
 from protonet.views.view import Graph, LinearMap, LinearMapConfig, Source, TrainingRows, View, ViewSpec
 
 #: In the order of increasing complexity; ties in selection go to the earlier one.
@@ -127,8 +126,7 @@ class LinearFamily(ViewFamily):
         for spec in map(Linear, self.scalings):
             if evaluator.degrees_of_freedom < spec.min_degrees_of_freedom:
                 continue
-            cosines = evaluator.compute_cosines(partial(embed_fold, evaluator.fit(spec)))
-            yield evaluator.score(spec, cosines)
+            yield evaluator.evaluate_source(spec)
             if evaluator.out_of_time():
                 return
 

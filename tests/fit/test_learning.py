@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protonet.fit.crossfit import Crossfit, crossfit, held_out_indices, predict_held_out, repeat_held_out, split_rows
+from protonet.fit.crossfit import Crossfit, crossfit, held_out_indices, make_folds, predict_held_out, repeat_held_out
 from protonet.fit.learning import Curve, draw_curve, expect_more, thin_rows
 from protonet.fit.solver import Solution, solve_problem
 from protonet.metrics import Sample, effective_sample_size, wilson_interval
@@ -53,7 +53,7 @@ def test_repeats_are_the_mean_of_crossfits(solved: Solved) -> None:
     again = 2 * twice - once  # that of the other folds alone
     assert again.min() > -1e-9
     assert not torch.allclose(again, once, atol=1e-3)
-    first, other = split_rows(solution.problem), split_rows(solution.problem, 1)
+    first, other = make_folds(solution.problem), make_folds(solution.problem, 1)
     assert [fold.held_out.tolist() for fold in first] != [fold.held_out.tolist() for fold in other]
     torch.testing.assert_close(repeat_held_out(solution, crossed, 3, deadline=-math.inf).exp(), once)
 
@@ -74,7 +74,7 @@ def test_curve_ends_in_the_crossfit(solved: Solved) -> None:
     solution, crossed = solved
     curve = draw_curve(solution, crossed)
     assert curve.per_class == sorted(curve.per_class)
-    assert curve.per_class[-1] == pytest.approx(sum(len(fold.train) for fold in split_rows(solution.problem)) / 15)
+    assert curve.per_class[-1] == pytest.approx(sum(len(fold.train) for fold in make_folds(solution.problem)) / 15)
     assert curve.per_class[-2] == pytest.approx(curve.per_class[-1] / 2, abs=0.5)
     assert curve.right.shape == (len(curve.per_class), len(crossed.labels))
     assert (curve.right[-1] == (predict_held_out(crossed).argmax(dim=1) == crossed.labels)).all()
