@@ -68,11 +68,11 @@ def shorten(printed: str, quoted: str) -> str:
 
 
 def is_same(quoted: str, printed: str) -> bool:
-    """Compare two outputs: equal words, and numbers that are equal but for rounding."""
-    number = r"[-+±]?\d+(?:\.\d+)?"
+    """Compare two outputs: equal words, and numbers that are equal but for rounding, their signs among them."""
+    number = r"[-+]?\d+(?:\.\d+)?"
     if re.sub(rf"{number}|[ -]+", "", quoted) != re.sub(rf"{number}|[ -]+", "", printed):
         return False
-    pairs = zip(re.findall(r"\d+\.?\d*", quoted), re.findall(r"\d+\.?\d*", printed), strict=True)
+    pairs = zip(re.findall(number, quoted), re.findall(number, printed), strict=True)
     return all(abs(float(a) - float(b)) <= TOLERANCE * max(abs(float(a)), 1.0) for a, b in pairs)
 
 

@@ -32,7 +32,7 @@ from protonet.episodes.arguments import make_compare_parser, make_extract_parser
 from protonet.episodes.training import tasks
 from tests.datasets import trees
 from tests.docs.blocks import NAMES, ROOT, read_blocks, read_commands, read_extras
-from tests.docs.outputs import PAGES
+from tests.docs.outputs import PAGES, is_same
 from tests.embeddings.pictures.cases import write_folders
 from tests.embeddings.pictures.test_files import write_onnx
 from tests.episodes.meta_cases import save_data
@@ -106,25 +106,17 @@ def test_the_python_blocks_of_a_page_run(
         assert names["optimizer"].skipped == 0
 
 
-def assert_similar(printed: str, quoted: str, tolerance: float) -> None:
-    """Assert that a text is as quoted, but for numbers that differ by at most the tolerance."""
-    number = r"[-+]?\d+(?:\.\d+)?"
-    assert re.sub(number, "#", printed) == re.sub(number, "#", quoted)
-    values = [[float(value) for value in re.findall(number, text)] for text in (printed, quoted)]
-    assert values[0] == pytest.approx(values[1], abs=tolerance)
-
-
 def test_the_examples_of_the_readme_print_what_it_shows(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     blocks = read_blocks("README.md")
     estimator, wines, optimizer = (block for block in blocks if block.language == "python")
     score, fitted, episodic = (block.text for block in blocks if block.language == "text")
     exec(estimator.text, {})
-    assert_similar(capsys.readouterr().out, score, tolerance=0.02)
+    assert is_same(score, capsys.readouterr().out)
     exec(wines.text, {})
     fit, episode = (shlex.split(command)[3:] for command in read_commands("README.md") if "-m protonet" in command)
     assert library.main(fit) == 0
     printed = "".join(capsys.readouterr().out.splitlines(keepends=True)[: len(fitted.splitlines())])
-    assert_similar(printed, fitted, tolerance=4)
+    assert is_same(fitted, printed)
     assert episodes.main(episode) == 0
     assert episodic in capsys.readouterr().out
     names: dict[str, Any] = {}

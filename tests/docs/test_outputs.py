@@ -24,3 +24,4 @@ def test_outputs_differ_if_a_word_or_a_number_differs() -> None:
     assert is_same("accuracy 93.33 %", "accuracy 93.34 %")
     assert not is_same("accuracy 93.33 %", "accuracy 90.10 %")
     assert not is_same("accuracy 93.33 %", "accuracies 93.33 %")
+    assert not is_same("difference +3.33", "difference -3.33")
