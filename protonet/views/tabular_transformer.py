@@ -213,8 +213,7 @@ class TabularTransformerView(View):
             chunk_rows = max(1, TABULAR_TRANSFORMER.chunk // (cells.columns + 1) // passes)
             parts = []
             for x in (z,) if torch.compiler.is_compiling() else z.split(chunk_rows):
-                encoded = cells.encode(x).expand(passes, -1, -1, -1)
-                parts.append(embed_rows(weights, encoded, memory).transpose(0, 1).flatten(1))
+                parts.append(embed_rows(weights, cells.encode(x)[None], memory).transpose(0, 1).flatten(1))
             return torch.cat(parts)
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:

@@ -103,7 +103,7 @@ def embed_rows(weights: TransformerWeights, cells: Tensor, memory: Memory) -> Te
 
     Args:
         weights: From `unpack_weights`.
-        cells: (tables, m, columns, CELL_CHANNELS) float32.
+        cells: (tables, m, columns, CELL_CHANNELS) float32; (1, m, columns, CELL_CHANNELS) for the same rows in all.
         memory: The encoding of the labelled rows of the same tables.
     """
     h = _embed_cells(weights, cells, torch.full(cells.shape[:2], CLASS_CODES, device=cells.device))
@@ -143,14 +143,18 @@ def _compute_keys_and_values(weights: TransformerWeights, layer: int, h: Tensor)
 
 
 def _attend_to_labelled_rows(weights: TransformerWeights, layer: int, h: Tensor, attended: KeysAndValues) -> Tensor:
-    """Apply attention of each token to the labelled rows in its column, and then the feed-forward block."""
-    tables, rows, columns, _ = h.shape
+    """Apply attention of each token to the labelled rows in its column, and then the feed-forward block.
+
+    Tokens h (1, rows, columns, DIM) are shared by all tables: their layers before the first attention run once.
+    """
+    tables, (_, rows, columns, _) = len(attended[0]), h.shape
     k, v = (value.flatten(0, 1) for value in attended)
     q = F.linear(_norm(weights, f"{layer}.norm1", h), weights[f"{layer}.query"])
-    q = q.view(tables, rows, columns, ATTENTION_HEADS, DIM // ATTENTION_HEADS).permute(0, 2, 3, 1, 4).flatten(0, 1)
+    q = q.view(len(h), rows, columns, ATTENTION_HEADS, DIM // ATTENTION_HEADS).expand(tables, -1, -1, -1, -1)
+    q = q.permute(0, 2, 3, 1, 4).flatten(0, 1)
     z = F.scaled_dot_product_attention(q, k, v)  # (tables * columns, heads, rows, DIM / heads)
-    z = z.view(tables, columns, ATTENTION_HEADS, rows, DIM // ATTENTION_HEADS).permute(0, 3, 1, 2, 4).reshape(h.shape)
-    h = h + F.linear(z, weights[f"{layer}.rows_out"])
+    z = z.view(tables, columns, ATTENTION_HEADS, rows, DIM // ATTENTION_HEADS).permute(0, 3, 1, 2, 4)
+    h = h + F.linear(z.reshape(tables, rows, columns, DIM), weights[f"{layer}.rows_out"])
     z = F.linear(_norm(weights, f"{layer}.norm2", h), weights[f"{layer}.up"], weights[f"{layer}.up_bias"])
     return h + F.linear(F.gelu(z, approximate="tanh"), weights[f"{layer}.down"], weights[f"{layer}.down_bias"])
 

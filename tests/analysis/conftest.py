@@ -25,9 +25,9 @@ def make_tables() -> list[tuple[str, list[Column]]]:
     for seed in range(40):
         rng = np.random.default_rng(seed)
         level = rng.integers(4, size=90)
-        numeric = rng.normal(size=(90, 2)) + level[:, None]
+        numeric = rng.normal(size=(90, 3)) + level[:, None]
         numeric[rng.random(90) < 0.2, 0] = np.nan
-        columns = [Column(numeric[:, 0], category=False), Column(numeric[:, 1], category=False)]
+        columns = [Column(values, category=False) for values in numeric.T]
         columns += [Column(values, category=True) for values in (level, (level + rng.integers(2, size=90)) % 4)]
         tables.append((f"table {seed}", columns))
     return tables
@@ -51,6 +51,9 @@ LESS: dict[str, dict[str, object]] = {
         "analysis.incontext.train.CELLS": 300,
         "analysis.incontext.study.SIZES": ((6, 3, 3),),
         "analysis.incontext.study.COUNT": 4,
+        "analysis.incontext.validation.REAL_SIZES": ((6, 3),),
+        "analysis.incontext.validation.SYNTHETIC_SIZES": ((6, 3, 3),),
+        "analysis.incontext.validation.SYNTHETIC_COUNT": 8,
     },
 }
 

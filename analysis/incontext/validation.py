@@ -1,0 +1,109 @@
+"""Paired comparison of weights on held-out tables: accuracy and log loss, with errors clustered by table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from analysis.incontext.episodes import Episodes, make_episodes
+from analysis.incontext.real import Real
+from analysis.incontext.train import NEW, classify
+from protonet.views.transformer import CLASS_CODES, unpack_weights
+
+#: Labelled rows, and maximal columns, of the tasks from each real table; and the number of episodes of each.
+REAL_SIZES, REPEATS = ((6, 4), (12, 8), (25, 20), (50, 10), (100, 6), (180, 12)), 6
+#: Labelled rows, columns and minimal rows per class of synthetic tasks; and the number of tables of each.
+SYNTHETIC_SIZES = ((6, 4, 2), (12, 8, 3), (25, 20, 5), (50, 10, 10), (100, 6, 20), (180, 12, 30))
+SYNTHETIC_COUNT = 32
+SCALES = torch.logspace(0.3, 1.7, 15)  #: Factors of the cosines; the log loss is that of the best one.
+
+
+class Task(NamedTuple):
+    """Episodes of one size, of one real table or of synthetic ones."""
+
+    group: Literal["mixed", "numeric", "synthetic"]
+    table: int  #: Index of the real table; -1 for synthetic ones, each of which is another table.
+    labelled: int
+    episodes: Episodes
+
+
+class Scores(NamedTuple):
+    """Results per episode, in the order of the tasks."""
+
+    accuracy: np.ndarray  #: In percent.
+    loss: np.ndarray  #: Log loss at the best common scale, in nats.
+
+
+class Difference(NamedTuple):
+    """Mean paired difference over tables, and its standard error."""
+
+    mean: float
+    error: float
+    tables: int
+    episodes: int
+
+
+def draw_tasks(part: Literal["validation", "comparison"], seed: int = 0) -> list[Task]:
+    """Draw tasks of all sizes from the real tables of a part, with all columns and with numeric ones, and synthetic."""
+    generator = torch.Generator().manual_seed(seed + (0 if part == "validation" else 1_000_000))
+    real, tasks = Real(part), list[Task]()
+    for index in range(len(real.tables)):
+        table = real.select(index)
+        for labelled, max_columns in REAL_SIZES:
+            for numeric, width in ((False, table.width), (True, table.numeric_width)):
+                columns = min(max_columns, int(width[0]))
+                if columns >= 2:
+                    drawn = table.draw(generator, REPEATS, labelled, NEW, columns, numeric=numeric)
+                    if drawn is not None:
+                        tasks.append(Task("numeric" if numeric else "mixed", index, labelled, drawn))
+    for labelled, columns, per_class in SYNTHETIC_SIZES:
+        for _ in range(SYNTHETIC_COUNT // 8):
+            drawn = make_episodes(generator, 8, labelled, NEW, columns, per_class)
+            tasks.append(Task("synthetic", -1, labelled, drawn))
+    return tasks
+
+
+@torch.no_grad()
+def score(flat: Tensor, tasks: Sequence[Task]) -> Scores:
+    """Classify the new rows of each episode by the nearest prototype.
+
+    Args:
+        flat: (WEIGHT_COUNT,) stored weights.
+        tasks: From `draw_tasks`.
+    """
+    weights, accuracy, losses = unpack_weights(flat), list[Tensor](), list[Tensor]()
+    for task in tasks:
+        n, (_, classes, known) = task.labelled, task.episodes
+        absent = (F.one_hot(classes[:, :n], CLASS_CODES).sum(dim=1) == 0)[:, None]
+        cosines = classify(weights, task.episodes, n)[1].masked_fill(absent, -math.inf)
+        scored, truth = known[:, n:], classes[:, n:]
+        count = scored.sum(dim=1).clamp_min(1)
+        accuracy.append(((cosines.argmax(dim=2) == truth) & scored).sum(dim=1) / count)
+        log_probabilities = (SCALES[:, None, None, None] * cosines).log_softmax(dim=3)
+        loss = -log_probabilities.gather(3, truth.expand(len(SCALES), *truth.shape)[..., None]).squeeze(3)
+        losses.append(loss.masked_fill(~scored, 0).sum(dim=2) / count)
+    loss = torch.cat(losses, dim=1)  # (scales, episodes)
+    return Scores(100 * torch.cat(accuracy).numpy(), loss[loss.mean(dim=1).argmin()].numpy())
+
+
+def compare(new: np.ndarray, old: np.ndarray, tasks: Sequence[Task], group: str | None = None) -> Difference:
+    """Compute the mean of new - old over tables, each the mean of its episodes; of a group of tasks, or of all."""
+    clusters: dict[tuple[int, int, int], list[float]] = {}
+    start = 0
+    for index, task in enumerate(tasks):
+        size = len(task.episodes.classes)
+        differences = (new - old)[start : start + size]
+        start += size
+        if group in {None, task.group}:
+            for episode, value in enumerate(differences.tolist()):
+                key = (task.table, 0, 0) if task.table >= 0 else (-1, index, episode)
+                clusters.setdefault(key, []).append(value)
+    means = np.array([np.mean(values) for values in clusters.values()])
+    episodes = sum(map(len, clusters.values()))
+    return Difference(float(means.mean()), float(means.std(ddof=1) / math.sqrt(len(means))), len(means), episodes)
