@@ -1,15 +1,16 @@
-# Two commands, each with all its own set-up:
+# Each command makes its own environment in .venv.
 #   make run      pack the submission, load it as the contest does, train and score it on the official data
 #   make test     ruff, mypy --strict and pytest
-# And for those who work on it:
-#   make docs     the site, in docs/_build/html: warnings are errors, links are checked
-#   make wheel    a wheel, installed without extras into a bare environment, and an example that runs there
-#   make pythons  the core of the tests with each Python of the claimed range that is at hand
+# For contributors:
+#   make hooks    install the hooks of pre-commit, which use .venv and need no network
+#   make docs     build the site in docs/_build/html: warnings are errors, links are checked
+#   make wheel    build a wheel, install it without extras into a bare environment and run an example there
+#   make pythons  run the core tests with each installed Python of the supported range
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test docs wheel pythons clean
+.PHONY: run test hooks docs wheel pythons clean
 
 run: $(VENV)/.installed
 	$(BIN)/python -m analysis contest
@@ -20,7 +21,10 @@ test: $(VENV)/.installed
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
 
-# Pages of names that are gone must not be left over, and all warnings be seen: built anew each time.
+hooks: $(VENV)/.installed
+	$(BIN)/pre-commit install
+
+# A full build each time removes pages of deleted sources and shows all warnings.
 docs: $(VENV)/.installed
 	rm -rf docs/_build docs/reference/methods.md docs/reference/commands.md docs/results
 	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet --jobs auto docs docs/_build/html
@@ -32,12 +36,13 @@ wheel: $(VENV)/.installed
 pythons:
 	.ci/pythons
 
-# Debian ships Python without ensurepip unless python3-venv is there; virtualenv serves as well.
+# Debian ships Python without ensurepip unless python3-venv is installed; virtualenv works as well. The tests also run
+# with the packages of single studies (dask, peers, easyfsl).
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "make: Python 3.10 or newer is needed; set PYTHON=python3.x" >&2; exit 2; }
 	@$(PYTHON) -m venv $(VENV) || $(PYTHON) -m virtualenv $(VENV) || { echo "make: cannot make an environment; try: apt-get install python3-venv" >&2; exit 2; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps easyfsl==1.5.0  # a peer to compare with
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,dask,peers]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps easyfsl==1.5.0
 	@touch $@
 
 clean:

@@ -330,6 +330,8 @@ def test_optimizers_with_total_steps_get_the_horizon(folder: Path, house: Path, 
 def test_peers_take_their_best_rate_at_every_horizon(
     folder: Path, house: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    pytest.importorskip("pytorch_optimizer")
+    pytest.importorskip("schedulefree")
     path = tmp_path / "peers.json"
     given = ["--compare", "adamw,schedule-free,ademamix", "--steps", "10,20", "--roles", "visible,tuning"]
     assert look(folder, house, *given, "--seeds", "0,1", "--json", str(path)) == 0
