@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from protonet.fit.search import EFFORTS, Search
-from protonet.scoring import Fold
+from protonet.selection.folds import Fold
 from protonet.views.budget import plan_encoder
 from protonet.views.evaluation import CandidateEvaluator
 from protonet.views.fixed_convolution import FixedConvolutionFamily

@@ -19,7 +19,7 @@ LEVELS = {
         {"_text"},
         {"errors"},
         {"_validation"},
-        {"_progress", "_writing", "optimizer", "sampling", "losses", "scoring"},
+        {"_progress", "_writing", "optimizer", "sampling", "losses", "selection"},
         {"views"},
         {"encoder", "embeddings"},
         {"tables"},

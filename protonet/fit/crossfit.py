@@ -24,7 +24,7 @@ from protonet.fit.training_set import TrainingSet
 from protonet.losses import class_means, weigh
 from protonet.metrics import Metrics, Sample, measure, refit_variance_factor, score_known
 from protonet.network import PrototypeNetwork
-from protonet.scoring import Fold
+from protonet.selection.folds import Fold
 from protonet.views.config import expect
 from protonet.views.covariance import shrink_covariance
 from protonet.views.view import TrainingRows

@@ -21,7 +21,7 @@ from torch import Tensor
 from protonet.fit.search import RAW, Search
 from protonet.fit.training_set import ClassNameRows
 from protonet.losses import class_means
-from protonet.scoring import fit_temperature
+from protonet.selection.scoring import fit_temperature
 from protonet.tables.columns.encoding import Encoding
 from protonet.views.linear import LinearFamily
 

@@ -17,7 +17,7 @@ from protonet.fit.unlabelled import find_outliers, pool_rows, propagate_labels, 
 from protonet.losses import CHUNK
 from protonet.metrics import score_known
 from protonet.network import PrototypeNetwork
-from protonet.scoring import fit_temperature, worse_by_one_error
+from protonet.selection.scoring import fit_temperature, worse_by_one_error
 from protonet.views.view import TrainingRows, View, ViewSpec
 
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protonet.fit.prior_numbers import NUMBERS
-from protonet.scoring import WEIGHTS, fit_temperature, fit_weights, soft_weights
+from protonet.selection.scoring import WEIGHTS, fit_temperature, fit_weights, soft_weights
 from protonet.views.view import TrainingRows, ViewSpec
 
 #: Traits of views; see `protonet.views.view.Specification.traits`.
@@ -259,7 +259,7 @@ class Prior(nn.Module):
     def weigh(self, evidence: Evidence) -> tuple[Tensor, float]:
         """Return the weights (views,) float64 of the views' cosines, summing to 1, and what multiplies the factor.
 
-        Views of less than ``WEIGHTS.least_share`` of the influence get 0, as do views that do not separate rows;
+        Views of less than ``WEIGHTS.min_influence`` of the influence get 0, as do views that do not separate rows;
         these may be all.
         """
         there = evidence.spread > LEAST_SPREAD
@@ -273,8 +273,8 @@ class Prior(nn.Module):
 
 
 def drop_small_influence(influence: Tensor) -> Tensor:
-    """Set influences (views,) below ``WEIGHTS.least_share`` to 0, but never the largest one."""
-    return torch.where(influence >= min(WEIGHTS.least_share, float(influence.max())), influence, 0.0)
+    """Set influences (views,) below ``WEIGHTS.min_influence`` to 0, but never the largest one."""
+    return torch.where(influence >= min(WEIGHTS.min_influence, float(influence.max())), influence, 0.0)
 
 
 def serialize_prior(prior: Prior) -> str:

@@ -26,15 +26,8 @@ from protonet.fit.prior import (
     gather_evidence,
     published,
 )
-from protonet.scoring import (
-    FOLDS,
-    WEIGHTS,
-    Fold,
-    fit_scale_and_offsets,
-    simplest_within_one_error,
-    split_folds,
-    worse_by_one_error,
-)
+from protonet.selection.folds import FOLDS, Fold, split_folds
+from protonet.selection.scoring import WEIGHTS, fit_scale_and_offsets, simplest_within_one_error, worse_by_one_error
 from protonet.views import VIEW_FAMILIES
 from protonet.views.budget import EncoderPlan
 from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
@@ -262,9 +255,9 @@ def _repeat(
 
 
 def split_rows(rows: TrainingRows, generator: torch.Generator, folds: int = FOLDS.count) -> list[Fold]:
-    """Split training rows, which are on the CPU, into up to so many folds, as `protonet.scoring.split_folds` does."""
+    """Split training rows, which are on the CPU, into folds, as `protonet.selection.folds.split_folds` does."""
     return split_folds(
-        rows.labels, rows.num_classes, generator, most=folds, groups=rows.groups, is_class_name=rows.is_class_name
+        rows.labels, rows.num_classes, generator, max_folds=folds, groups=rows.groups, is_class_name=rows.is_class_name
     )
 
 
@@ -309,7 +302,7 @@ def choose_mixture(explored: SearchResult | None, plan: EncoderPlan, search: Sea
     raw_losses = torch.stack([partition[0].losses for partition in (explored.candidates, *explored.repeats)]).mean(
         dim=0
     )
-    if not worse_by_one_error(raw_losses, losses, most=WEIGHTS.never_forgiven, margin=-WEIGHTS.mixture_prior):
+    if not worse_by_one_error(raw_losses, losses, max_tolerated=WEIGHTS.max_tolerated, margin=-WEIGHTS.mixture_prior):
         return raw_alone._replace(temperature=_fit_temperature(evaluator, raw), losses=tried)
     return mixture._replace(losses=tried)
 

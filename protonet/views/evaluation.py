@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.losses import CHUNK, weigh
-from protonet.scoring import Fold, fit_temperature, worse_by_one_error
+from protonet.selection.folds import Fold
+from protonet.selection.scoring import fit_temperature, worse_by_one_error
 from protonet.views.budget import EncoderPlan
 from protonet.views.view import Source, TrainingRows, View, ViewSpec
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet.scoring import simplest_within_one_error, worse_by_one_error
+from protonet.selection.scoring import simplest_within_one_error, worse_by_one_error
 from protonet.views.budget import MLP_SIZES, EncoderPlan, count_mlp_parameters
 from protonet.views.config import Config, expect, size
 from protonet.views.evaluation import PRUNING, Candidate, CandidateEvaluator, ViewFamily

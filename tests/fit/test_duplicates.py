@@ -14,7 +14,7 @@ from protonet.fit.crossfit import crossfit, predict_held_out, update
 from protonet.fit.duplicates import group_duplicates
 from protonet.fit.solver import solve_problem
 from protonet.metrics import measure
-from protonet.scoring import FoldRules, split_folds
+from protonet.selection.folds import FoldRules, split_folds
 from tests.strategies import blobs, seeds
 
 G = torch.Generator().manual_seed(0)
@@ -116,7 +116,7 @@ def test_groups_are_never_on_both_sides_nor_is_a_class_left_out(
     groups = torch.randint(n_groups, (60,), generator=generator)
     with pytest.MonkeyPatch.context() as patch:
         if many:
-            patch.setattr("protonet.scoring.FOLDS", FoldRules(many_rows=50, held_out=20))
+            patch.setattr("protonet.selection.folds.FOLDS", FoldRules(max_rows=50, held_out=20))
         folds = split_folds(labels, classes, generator, groups=groups)
     judged = torch.cat([labels[:0], *(fold.held_out for fold in folds)])
     assert len(judged.unique()) == len(judged)

@@ -23,7 +23,8 @@ from protonet.fit.crossfit import crossfit, held_out_indices
 from protonet.fit.names import ALONE, NAMES, classify_by_names, embed_class_names, extract_words, weigh_names
 from protonet.fit.solver import Solution, solve_problem
 from protonet.fit.training_set import ClassNameRows
-from protonet.scoring import WEIGHTS, split_folds
+from protonet.selection.folds import split_folds
+from protonet.selection.scoring import WEIGHTS
 from protonet.tables.columns.embedded import EmbeddedText
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.numeric import Numeric

@@ -19,8 +19,8 @@ from protonet.fit.prior import (
     published,
     serialize_prior,
 )
-from protonet.scoring import WEIGHTS, fit_weights, soft_weights
-from protonet.scoring import fit_temperature as fit
+from protonet.selection.scoring import WEIGHTS, fit_weights, soft_weights
+from protonet.selection.scoring import fit_temperature as fit
 from protonet.views.fixed_convolution import FixedConvolution
 from protonet.views.forest import Forest
 from protonet.views.kernel_ridge import KernelRidge
@@ -108,7 +108,7 @@ def test_weights_sum_to_one_and_small_ones_are_left_out() -> None:
         assert float(weights.sum()) == pytest.approx(1)
         shares = weights * evidence.spread
         shares = shares / shares.sum()
-        assert bool(((shares == 0) | (shares >= 0.99 * WEIGHTS.least_share)).all())
+        assert bool(((shares == 0) | (shares >= 0.99 * WEIGHTS.min_influence)).all())
         assert size > 0
 
 

@@ -152,7 +152,7 @@ def test_a_network_works_where_it_is(use: Callable[[PrototypeNetwork, Tensor, Te
 
 
 #: What solve() copies there, as the guide names it: rows and folds, once; trees; random numbers; what constants become.
-SENT = {"view.to", "scoring.to", "forest.fit", "networks.fit_rows", "networks._in_units", "networks.decide_pooling"}
+SENT = {"view.to", "folds.to", "forest.fit", "networks.fit_rows", "networks._in_units", "networks.decide_pooling"}
 SENT |= {"networks.pseudo_label_weights", "mlp.fit", "mlp.candidates", "training.train", "training._initial_proxies"}
 SENT |= {
     "optimizer.move",

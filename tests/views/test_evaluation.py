@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from protonet.losses import class_means
-from protonet.scoring import fit_temperature, split_folds
+from protonet.selection.folds import split_folds
+from protonet.selection.scoring import fit_temperature
 from protonet.views import evaluation as judging
 from protonet.views import kernel_ridge
 from protonet.views.budget import plan_encoder

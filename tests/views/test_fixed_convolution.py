@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 
-from protonet.scoring import split_folds
+from protonet.selection.folds import split_folds
 from protonet.views.budget import plan_encoder
 from protonet.views.evaluation import CandidateEvaluator
 from protonet.views.fixed_convolution import (

@@ -10,7 +10,7 @@ from sklearn.preprocessing import RobustScaler, StandardScaler
 from protonet import solve
 from protonet.datasets.synthetic import sample_family
 from protonet.losses import class_means
-from protonet.scoring import Fold
+from protonet.selection.folds import Fold
 from protonet.views.budget import plan_encoder
 from protonet.views.covariance import shrink_covariance
 from protonet.views.evaluation import CandidateEvaluator

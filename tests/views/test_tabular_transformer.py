@@ -15,7 +15,7 @@ from hypothesis import given
 from scipy.stats import rankdata
 from torch import Tensor
 
-from protonet.scoring import Fold
+from protonet.selection.folds import Fold
 from protonet.views import tabular_transformer
 from protonet.views.budget import plan_encoder
 from protonet.views.cells import MAX_Z, NUMERIC_CHANNELS, RANK_SCALE, Cells, order_groups, rank_rows

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from protonet.episodes.methods.common import city_block_distances, one_hot, squared_distances
 from protonet.episodes.samplers.batch import Episodes
-from protonet.scoring import WEIGHTS
+from protonet.selection.scoring import WEIGHTS
 from protonet.views.kernel_ridge import DEFAULT_BANDWIDTH, DEFAULT_KERNEL_RIDGE
 from protonet.views.linear import LINEAR
 
@@ -90,7 +90,7 @@ def adaptive(episodes: Episodes) -> Tensor:
     spread = _spread(left_out, 1 - true * (1 - judged)[:, None, None])
     factor, losses = _fit_temperature(left_out / spread, true, judged[:, None])
     count = judged.sum(dim=1, keepdim=True)
-    softness = (WEIGHTS.softness_in_all / count.clamp_min(1)).clamp_min(WEIGHTS.softness)
+    softness = (WEIGHTS.total_softness / count.clamp_min(1)).clamp_min(WEIGHTS.softness)
     prior = hot.new_tensor([view.prior for view in views])
     fitted = ((losses.amin(dim=1, keepdim=True) - losses) / softness).exp() * prior  # (episodes, views)
     unjudged = hot.new_tensor([view.unjudged for view in views])
@@ -160,7 +160,7 @@ def _spread(scores: Tensor, weights: Tensor) -> Tensor:
 
 
 def _fit_temperature(scores: Tensor, hot: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Fit the inverse temperature (...) with the least log-loss, as `protonet.scoring.fit_temperature` does.
+    """Fit the inverse temperature (...) with the least log-loss, as `protonet.selection.scoring.fit_temperature` does.
 
     It is fitted to the scores (..., n_way, n) of those ``rows`` (..., n) that are 1, not 0; their mean log-loss (...)
     is returned, too, in nats.

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.episodes.methods.common import FLOATS_IN_CACHE, city_block_distances, one_hot
-from protonet.scoring import fit_temperature
+from protonet.selection.scoring import fit_temperature
 from tests.episodes.cases import make_episodes
 
 module = importlib.import_module("protonet.episodes.methods.adaptive")  # the package has a function of the same name

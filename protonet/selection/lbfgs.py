@@ -1,0 +1,137 @@
+"""L-BFGS with a line search by the strong Wolfe conditions, for smooth problems of few variables.
+
+The steps are those of `torch.optim.LBFGS`. Its first use takes a second of CPU, because it imports torch's compiler;
+the import of `scipy.optimize` takes 0.4 seconds, and contest submissions have torch and numpy alone.
+
+Source: Nocedal and Wright, "Numerical optimization" (2006), algorithms 3.5, 3.6, 7.4 and 7.5.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+#: Computes a function's value and its gradient (n,) at x (n,).
+Objective = Callable[[Tensor], tuple[float, Tensor]]
+
+
+@dataclass(frozen=True)
+class LBFGSRules:
+    """Settings of the line search and the stopping criteria; the values are those of `torch.optim.LBFGS`."""
+
+    max_steps: int = 60  #: Maximal number of steps.
+    max_trials: int = 25  #: Maximal number of step sizes that a line search tries.
+    armijo: float = 1e-4  #: Sufficient decrease, as a fraction of the decrease that the slope predicts.
+    wolfe: float = 0.9  #: Curvature condition: maximal slope after a step, as a fraction of the slope before it.
+    extrapolation: tuple[float, float] = (0.01, 10.0)
+    """Bounds on the next step size: a fraction of the last increase beyond the last size, and a multiple of it."""
+    margin: float = 0.1  #: Minimal distance of an interpolated size from both ends, as a fraction of the interval.
+    gradient_tolerance: float = 1e-7  #: Largest derivative at which the search stops.
+    tolerance: float = 1e-9  #: Change of the value, or of every variable, at which the search stops.
+    min_curvature: float = 1e-10  #: Steps along which the curvature is lower do not update the inverse Hessian.
+
+
+LBFGS = LBFGSRules()
+
+
+class Trial(NamedTuple):
+    """The function at one step size."""
+
+    size: float
+    value: float
+    slope: float  #: Along the step.
+    gradient: Tensor  #: (n,)
+
+
+def minimize(objective: Objective, x: Tensor) -> Tensor:
+    """Minimize a smooth function.
+
+    Args:
+        objective: The function and its gradient.
+        x: (n,) float64, the start.
+
+    Returns:
+        (n,) float64, the minimum, or the last point if ``LBFGS.max_steps`` do not reach it.
+    """
+    value, gradient = objective(x)
+    pairs: list[tuple[Tensor, Tensor]] = []  # steps s, and the changes y of the gradient along them
+    direction = -gradient
+    size = min(1.0, 1 / max(float(gradient.abs().sum()), LBFGS.gradient_tolerance))
+    for _ in range(LBFGS.max_steps):
+        start = Trial(0.0, value, float(gradient @ direction), gradient)
+        if float(gradient.abs().max()) <= LBFGS.gradient_tolerance or start.slope > -LBFGS.tolerance:
+            break
+        end = _search_line(objective, x, direction, start, size)
+        s, y, decrease = end.size * direction, end.gradient - gradient, value - end.value
+        x, value, gradient, size = x + s, end.value, end.gradient, 1.0
+        if float(s.abs().max()) <= LBFGS.tolerance or abs(decrease) < LBFGS.tolerance:
+            break
+        if float(y @ s) > LBFGS.min_curvature:
+            pairs.append((s, y))
+        direction = _multiply_by_inverse_hessian(pairs, -gradient)
+    return x
+
+
+def _multiply_by_inverse_hessian(pairs: list[tuple[Tensor, Tensor]], vector: Tensor) -> Tensor:
+    """Multiply a vector (n,) by the estimate of the inverse Hessian from steps and changes of the gradient."""
+    coefficients = []
+    for s, y in reversed(pairs):
+        coefficients.append(s @ vector / (y @ s))
+        vector = vector - coefficients[-1] * y
+    if pairs:
+        s, y = pairs[-1]
+        vector = vector * ((y @ s) / (y @ y))
+    for (s, y), coefficient in zip(pairs, reversed(coefficients), strict=True):
+        vector = vector + (coefficient - y @ vector / (y @ s)) * s
+    return vector
+
+
+def _search_line(objective: Objective, x: Tensor, direction: Tensor, start: Trial, size: float) -> Trial:
+    """Find a step size that satisfies the strong Wolfe conditions.
+
+    Args:
+        objective: The function and its gradient.
+        x: (n,), the point where the step starts.
+        direction: (n,), a descent direction.
+        start: The function at size 0.
+        size: The first size.
+    """
+    low, high = start, None  # the lowest trial so far; once there is a high one, a minimum lies between the two
+    for _ in range(LBFGS.max_trials):
+        value, gradient = objective(x + size * direction)
+        trial, last = Trial(size, value, float(gradient @ direction), gradient), low
+        if value > start.value + LBFGS.armijo * size * start.slope or value >= low.value:
+            high = trial
+        elif abs(trial.slope) <= -LBFGS.wolfe * start.slope:
+            return trial
+        else:
+            if trial.slope * (math.inf if high is None else high.size - low.size) >= 0:
+                high = low
+            low = trial
+        if high is None:
+            smallest, largest = LBFGS.extrapolation
+            size = _interpolate(last, low, low.size + smallest * (low.size - last.size), largest * low.size)
+            continue
+        left, right = sorted((low.size, high.size))
+        margin = LBFGS.margin * (right - left)
+        if right - left < LBFGS.tolerance / max(float(direction.abs().max()), LBFGS.gradient_tolerance):
+            break
+        size = _interpolate(low, high, left + margin, right - margin)
+    return low
+
+
+def _interpolate(one: Trial, other: Trial, lowest: float, highest: float) -> float:
+    """Minimize the cubic through the values and slopes of two trials, within bounds of the size (eq. 3.59)."""
+    left, right = sorted((one, other), key=lambda trial: trial.size)
+    width = right.size - left.size
+    d1 = left.slope + right.slope + 3 * (left.value - right.value) / width
+    discriminant = d1 * d1 - left.slope * right.slope
+    denominator = right.slope - left.slope + 2 * math.sqrt(max(discriminant, 0.0))
+    if discriminant < 0 or denominator <= 0:  # no minimum
+        return (lowest + highest) / 2
+    size = right.size - width * (right.slope + math.sqrt(discriminant) - d1) / denominator
+    return min(max(size, lowest), highest)

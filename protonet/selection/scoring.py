@@ -1,0 +1,267 @@
+"""Scores on held-out rows: temperatures, the weights of views, and the one-standard-error rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from protonet.selection.lbfgs import minimize
+
+
+@dataclass(frozen=True)
+class WeightRules:
+    """How out-of-fold scores become weights.
+
+    The values were set on three of the five splits of analysis/results/robustness.md; analysis/results/ablations.md
+    shows the effect of selection as a whole.
+    """
+
+    logit_scale: float = 3.0  # of 5, 3 and 2 on 240 development tasks, confirmed on 200 others
+    """Standard deviation of the prior on the logits' size when a temperature is fitted, in nats."""
+    offset_scale: float = 1.0
+    """Prior standard deviation of a class's offset, as a multiple of its distance from the mean log frequency."""
+    equal_classes: float = 0.1  #: Classes nearer to the mean log frequency have no offset, in nats.
+    tie: float = 2e-3  #: Log-loss differences up to this one are ties, in nats per row.
+    softness: float = 0.15  #: Excess log-loss that divides a view's weight by e, in nats per row ...
+    total_softness: float = 4.0  #: ... or in nats over all rows, if that is more.
+    shrinkage: float = 10.0  #: Nats, over all rows, for each nat of divergence of joint weights from their start.
+    max_cosines: int = 2**22  #: Maximal number of cosines that joint weights are fitted to.
+    min_influence: float = 0.01  #: A view with a smaller fraction of the influence is left out.
+    max_tolerated: float = 0.02
+    """Excess of raw cosine's log-loss over the mixture's that chance never explains, in nats per row."""
+    mixture_prior: float = 1.0
+    """Nats, over all rows, of evidence that raw cosine needs to replace the mixture."""
+
+
+@dataclass(frozen=True)
+class NewtonRules:
+    """Settings of the convex problem of the temperature, which takes about five steps."""
+
+    max_steps: int = 50  #: Maximal number of Newton steps.
+    backtracking: tuple[float, ...] = (1.0, 0.5, 0.25, 0.1, 0.01, 0.001)
+    """Fractions of a step that are tried until the loss decreases."""
+    tolerance: float = 1e-7  #: Decrease of the loss below which a step is the last, in nats per row.
+    min_variance: float = 1e-12
+    """Mean variance of a row's cosines below which they do not separate classes; also the minimal curvature."""
+
+
+WEIGHTS, NEWTON = WeightRules(), NewtonRules()
+
+
+def fit_temperature(
+    cosines: Tensor, labels: Tensor, seen: Tensor, weights: Tensor | None = None, repeats: int = 1
+) -> tuple[float, Tensor]:
+    """Fit the factor on the cosines, the inverse temperature, for which their softmax has the least log-loss.
+
+    A Gaussian prior on the size of the logits keeps few or separable rows from driving the factor to infinity. The
+    problem is convex in one variable; Newton steps with backtracking solve it.
+
+    Args:
+        cosines: (n, num_classes) float32.
+        labels: (n,) int64.
+        seen: (num_classes,) bool, the classes that can win.
+        weights: (n,) float64 of the rows, > 0 and about 1; None for 1.
+        repeats: How often each row occurs among the n, as in repeated cross-validation.
+
+    Returns:
+        factor: >= 0.
+        losses: (n,) float64, the log-loss of each row times its weight; their mean is the weighted log-loss.
+
+    Source: temperature scaling, Guo et al., "On calibration of modern neural networks" (2017), sec. 4.2.
+    """
+    cosines = cosines[:, seen]
+    targets = (seen.cumsum(dim=0) - 1)[labels][:, None]
+    true = cosines.gather(1, targets)[:, 0]
+    weights = torch.ones(len(cosines), dtype=torch.float64) if weights is None else weights
+    spread = float(cosines.var(dim=1, correction=0).mean())
+    if spread < NEWTON.min_variance:  # the cosines do not separate classes
+        return 0.0, weights * math.log(max(1, cosines.shape[1]))
+    ridge = spread * repeats / (WEIGHTS.logit_scale**2 * len(cosines))
+
+    def evaluate(factor: float) -> tuple[float, Tensor, Tensor]:
+        log_p = (factor * cosines).log_softmax(dim=1)
+        losses = weights * -log_p.gather(1, targets)[:, 0].to(torch.float64)
+        return float(losses.mean()) + ridge * factor**2 / 2, losses, log_p
+
+    factor = 1 / math.sqrt(spread)
+    value, losses, log_p = evaluate(factor)
+    for _ in range(NEWTON.max_steps):
+        p = log_p.exp()
+        mean = (p * cosines).sum(dim=1)
+        slope = float((weights * (mean - true)).mean()) + ridge * factor
+        curvature = float((weights * ((p * cosines.square()).sum(dim=1) - mean.square())).mean()) + ridge
+        step = slope / max(curvature, NEWTON.min_variance)
+        for shrink in NEWTON.backtracking:
+            trial = max(0.0, factor - shrink * step)
+            trial_value, trial_losses, trial_log_p = evaluate(trial)
+            if trial_value < value:
+                break
+        drop = value - trial_value
+        if drop > 0:
+            factor, value, losses, log_p = trial, trial_value, trial_losses, trial_log_p
+        if drop < NEWTON.tolerance:
+            break
+    return factor, losses
+
+
+def fit_scale_and_offsets(
+    cosines: Tensor, labels: Tensor, sizes: Tensor, weights: Tensor | None = None, repeats: int = 1
+) -> tuple[float, Tensor | None, Tensor]:
+    """Fit the factor on the cosines jointly with an offset of each class's logits, by the log-loss.
+
+    Offsets correct how frequent classes are predicted to be. They have a Gaussian prior of mean zero; its standard
+    deviation is a class's distance, in nats, from the mean frequency. Classes of equal size thus have no offset, and
+    few rows of a class leave its offset near zero.
+
+    Args:
+        cosines: (repeats * n, num_classes) float32.
+        labels: (repeats * n,) int64.
+        sizes: (num_classes,) float64: the weight of each class's labelled rows. Balanced weights mean no offsets.
+        weights: (repeats * n,) float64 of the rows, > 0 and about 1; None for 1.
+        repeats: How often each row occurs.
+
+    Returns:
+        factor: >= 0.
+        offsets: (num_classes,) float64 that sum to zero, zero for a class without rows; None if all are.
+        losses: (repeats * n,) float64, the log-loss of each row times its weight.
+
+    Source: vector scaling, Guo et al., "On calibration of modern neural networks" (2017), sec. 4.2.
+    """
+    seen = sizes > 0
+    factor, losses = fit_temperature(cosines, labels, seen, weights, repeats)
+    logs = sizes[seen].log()
+    deviation = WEIGHTS.offset_scale * (logs - logs.mean())
+    free = deviation.abs() > WEIGHTS.offset_scale * WEIGHTS.equal_classes
+    spread = float(cosines[:, seen].var(dim=1, correction=0).mean())
+    if not factor or not bool(free.any()) or cosines[:, seen].numel() > WEIGHTS.max_cosines:
+        return factor, None, losses
+    inputs = cosines[:, seen].double()
+    targets = (seen.cumsum(dim=0) - 1)[labels]
+    importance = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights
+    n = len(labels) / repeats
+
+    def compute_losses(x: Tensor) -> Tensor:
+        offsets = torch.zeros_like(logs).masked_scatter(free, x[1:] * deviation[free])
+        log_p = (factor * x[0].exp() * inputs + offsets).log_softmax(dim=1)
+        return -importance * log_p.gather(1, targets[:, None])[:, 0]
+
+    def evaluate(x: Tensor) -> tuple[float, Tensor]:
+        x = x.detach().requires_grad_(True)
+        size = spread * (factor * x[0].exp()).square() / WEIGHTS.logit_scale**2
+        loss = compute_losses(x).mean() + (size + x[1:].square().sum()) / (2 * n)
+        return float(loss.detach()), torch.autograd.grad(loss, x)[0]
+
+    fitted = minimize(evaluate, logs.new_zeros(1 + int(free.sum())))
+    offsets = torch.zeros(len(sizes), dtype=torch.float64)
+    offsets[seen.nonzero().flatten()[free]] = fitted[1:] * deviation[free]
+    offsets[seen] -= offsets[seen].mean()
+    return factor * math.exp(float(fitted[0])), offsets, compute_losses(fitted)
+
+
+def soft_weights(cosines: Sequence[Tensor], losses: Sequence[Tensor]) -> Tensor:
+    """Weigh views by their separate losses: ``exp(-excess loss / softness)`` over the spread of the view's cosines.
+
+    Weights fitted jointly to few out-of-fold rows overfit them; these depend on the mean losses only.
+
+    Args:
+        cosines: (n, num_classes) of each view, out of fold.
+        losses: (n,) of each view, at its best temperature, from `fit_temperature`.
+
+    Returns:
+        (views,) float64, summing to 1. Views below ``WEIGHTS.min_influence`` get 0.
+
+    Source: exponential weights, as in Dalalyan and Tsybakov, "Aggregation by exponential weighting" (2008).
+    """
+    means = torch.stack([loss.mean() for loss in losses])
+    softness = max(WEIGHTS.softness, WEIGHTS.total_softness / len(losses[0]))
+    influence = torch.exp((means.min() - means) / softness)
+    influence = torch.where(influence >= WEIGHTS.min_influence * influence.sum(), influence, 0.0)
+    spread = torch.stack([view.var(dim=1, correction=0).mean(dtype=torch.float64).sqrt() for view in cosines])
+    weights = torch.where(spread > 1e-9, influence / spread.clamp_min(1e-9), 0.0)
+    if not bool(weights.sum() > 0):  # no view separates rows
+        weights[-1] = 1.0
+    return weights / weights.sum()
+
+
+def fit_weights(
+    cosines: Sequence[Tensor], labels: Tensor, seen: Tensor, start: Tensor, row_weights: Tensor | None = None
+) -> Tensor:
+    """Fit the weights of views jointly to out-of-fold rows, shrunk towards their start.
+
+    The objective is the log-loss of the mixture plus ``WEIGHTS.shrinkage`` nats, over all rows, for each nat of the
+    Kullback-Leibler divergence of the influences from those of the start. Few rows thus hardly change them.
+
+    Args:
+        cosines: (n, num_classes) of each view, out of fold.
+        labels: (n,) int64.
+        seen: (num_classes,) bool, the classes that can win.
+        start: (views,) float64 weights, summing to 1, from `soft_weights`.
+        row_weights: (n,) float64, > 0 and about 1; None for 1.
+
+    Returns:
+        (views,) float64, summing to 1; 0 where the start is 0, and otherwise an influence of at least
+        ``WEIGHTS.min_influence``.
+
+    Source: stacking, Wolpert, "Stacked generalization" (1992), with non-negative weights as in Breiman (1996).
+    """
+    used = start.nonzero().flatten()
+    max_rows = max(1, int(WEIGHTS.max_cosines / (len(used) * int(seen.sum()))))
+    rows = slice(None, None, math.ceil(len(labels) / max_rows))
+    targets = (seen.cumsum(dim=0) - 1)[labels[rows]]
+    importance = torch.ones(len(labels), dtype=torch.float64) if row_weights is None else row_weights
+    importance = importance[rows, None]
+    stacked = torch.stack([cosines[int(view)][rows][:, seen] for view in used]).to(torch.float64)
+    spread = stacked.var(dim=2, correction=0).mean(dim=1).sqrt().clamp_min(1e-9)  # (views,)
+    stacked = stacked / spread[:, None, None]
+    prior = start[used] * spread
+    prior = prior / prior.sum()
+
+    def evaluate(x: Tensor) -> tuple[float, Tensor]:
+        x = x.detach().requires_grad_(True)
+        log_influence = x[:-1].log_softmax(dim=0)
+        logits = x[-1].exp() * torch.tensordot(log_influence.exp(), stacked, dims=1)  # (rows, seen classes)
+        size = logits.var(dim=1, correction=0).mean() / WEIGHTS.logit_scale**2
+        divergence = WEIGHTS.shrinkage * (log_influence.exp() * (log_influence - prior.log())).sum()
+        log_p = importance * logits.log_softmax(dim=1)
+        loss: Tensor = torch.nn.functional.nll_loss(log_p, targets) + (divergence + size / 2) / len(targets)
+        return float(loss.detach()), torch.autograd.grad(loss, x)[0]
+
+    fitted = minimize(evaluate, torch.cat([prior.log(), prior.new_zeros(1)]))  # logarithms
+    influence = fitted[:-1].softmax(dim=0).clamp_min(WEIGHTS.min_influence)
+    weights = torch.zeros_like(start)
+    weights[used] = influence / spread
+    return weights / weights.sum()
+
+
+def worse_by_one_error(
+    losses: Tensor, reference: Tensor, *, max_tolerated: float = math.inf, margin: float = 0.0
+) -> bool:
+    """Check whether ``losses`` exceed ``reference`` by more than one standard error of the difference.
+
+    Args:
+        losses: (n,) of one candidate.
+        reference: (n,) of another one, on the same rows.
+        max_tolerated: A mean excess above this one always counts: for few rows, one standard error is large.
+        margin: A prior in favour of the candidate: nats, over all rows, that are added to the tolerance.
+
+    A mean excess up to ``WEIGHTS.tie`` is a tie: two fits of the same kind differ slightly, but systematically.
+
+    Source: the one-standard-error rule of Breiman et al., "Classification and regression trees" (1984), sec. 3.4.3.
+    """
+    excess = losses - reference
+    error = float(excess.std(correction=0)) / math.sqrt(len(excess))
+    return float(excess.mean()) > min(max_tolerated, max(WEIGHTS.tie, error)) + margin / len(excess)
+
+
+def simplest_within_one_error(losses: list[Tensor]) -> int:
+    """Find the index of the first candidate that is not worse than the best by one standard error.
+
+    Args:
+        losses: (n,) of each candidate, the simplest first, all on the same rows.
+    """
+    best = min(losses, key=lambda loss: float(loss.mean()))
+    return next(index for index, loss in enumerate(losses) if not worse_by_one_error(loss, best))
