@@ -18,7 +18,6 @@ COMMANDS = {
     "evaluate": "evaluate a model on labelled rows",
     "update": "add samples and classes to a model, without training",
     "suggest": "list the rows to label next, with reasons",
-    "label": "label rows in the terminal, the most informative ones first",
     "explain": "show which columns matter, and explain single predictions",
     "info": "show the contents of a model file",
     "export": "export a model to ONNX or torch.export",
@@ -37,7 +36,6 @@ EXAMPLES = """\
   protonet evaluate model.safetensors test.csv
   protonet update model.safetensors more.csv --in-place
   protonet suggest model.safetensors unlabelled.csv -n 10 -o to_label.csv
-  protonet label unlabelled.csv --model model.safetensors -o labelled.csv
   protonet explain model.safetensors
   protonet explain model.safetensors new.csv --rows 2,7
   protonet info model.safetensors

@@ -98,7 +98,6 @@ def test_the_help_of_a_command_does_not_wait_for_torch(name: str, tmp_path: Path
         ("protonet predict m.safetensors t.csv -o plain/p.csv", "`--output` must be a file that can be written"),
         ("protonet evaluate m.safetensors t.csv --report r.pdf", "`--report` must end in .html, .htm; got r.pdf."),
         ("protonet suggest no.csv", "no such file: no.csv"),
-        ("protonet label t.csv", "`arguments` must come from a terminal"),
         ("protonet fit no.csv", "no such file: no.csv"),
         ("protonet fit t.csv", "`table` must have a column label; got t.csv with a, b, kind. Pass --label NAME"),
         ("protonet fit gaps.csv --label kind", "`table` must have at least 2 classes; got no label alone in kind."),

@@ -6,7 +6,6 @@ A new option is added here. Checks that need torch are made by the command itsel
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -57,11 +56,6 @@ EXAMPLES = {
         "model.safetensors unlabelled.csv",
         "model.safetensors unlabelled.csv -n 20 -o to_label.csv",
         "unlabelled.csv -n 10  # without a model",
-    ),
-    "label": (
-        "unlabelled.csv --classes cat,dog",
-        "unlabelled.csv --model model.safetensors -o labelled.csv",
-        "pictures/ --classes cat,dog -o labelled.csv",
     ),
     "explain": (
         "model.safetensors",
@@ -219,23 +213,6 @@ def parse_suggest(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def parse_label(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the arguments of ``label``."""
-    text = "Label rows in the terminal, the most informative ones first. Each label is saved at once; the same command"
-    text += " continues where it stopped. fit and update read the file of labelled rows."
-    parser = make_parser("protonet label", text, EXAMPLES["label"])
-    add_labelling_options(parser, "--model", classes="the classes, separated by commas (default: the model's)")
-    options = parser.parse_args(arguments)
-    select_split(options)
-    check_rereadable(options)
-    if not (sys.stdin.isatty() and sys.stdout.isatty()) or sys.platform == "win32":
-        remedy = "Run it in one, without pipes; protonet suggest writes the rows to a file."
-        raise_input_error("arguments", "come from a terminal", "a pipe, a file or Windows", remedy)
-    options.output = default_output(options.table) if options.output is None else options.output
-    check_labelling_paths(options, "output")
-    return options
-
-
 def parse_explain(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the arguments of ``explain``."""
     text = "Show which columns matter: how much worse the model gets if the values of one column are shuffled"
@@ -332,7 +309,12 @@ def parse_page(arguments: Sequence[str] | None) -> argparse.Namespace:
     text = "Label rows in the browser, the most informative ones first; inspect, try and download the model. Each"
     text += " label is saved at once; the same command continues where it stopped."
     parser = make_parser("protonet page", text, EXAMPLES["page"])
-    add_labelling_options(parser, "-m", "--model", classes="the initial classes (default: the model's, or none)")
+    classes = "the initial classes (default: the model's, or none)"
+    parser.add_argument("--classes", metavar="NAME,NAME", help=classes)
+    parser.add_argument("-o", "--output", metavar="FILE", help="labelled rows, .csv (default: TABLE-labelled.csv)")
+    parser.add_argument("-m", "--model", metavar="FILE", help="a model file to begin with")
+    label = f"the column of the labels (default: the model's, or {DEFAULT_LABEL})"
+    parser.add_argument("--label", metavar="NAME", help=label)
     add_address(parser, "0")
     add = parser.add_expert_group("columns, initially").add_argument
     add("--group", metavar="NAME", help="a column: keep rows that share its value in the same fold")
@@ -347,32 +329,19 @@ def parse_page(arguments: Sequence[str] | None) -> argparse.Namespace:
         raise_input_error("--model", must, "both", remedy)
     options.output = default_output(options.table) if options.output is None else options.output
     options.flags = str(Path(options.output).with_suffix(".flagged.csv"))
-    check_labelling_paths(options, "output", "flags")
+    suffixes = dict.fromkeys(("output", "flags"), (".csv",))
+    options.outputs = check_output_paths(options, suffixes, [options.model, options.table])
+    if options.model is not None:
+        check_model_path(options.model, "--model")
+    check_table_path(options, options.table)
     check_packages(SERVER_PACKAGES, "page")
     return options
-
-
-def add_labelling_options(parser: Parser, *model: str, classes: str) -> None:
-    """Add the options of the labelling commands: classes, output file, model and label column."""
-    parser.add_argument("--classes", metavar="NAME,NAME", help=classes)
-    parser.add_argument("-o", "--output", metavar="FILE", help="labelled rows, .csv (default: TABLE-labelled.csv)")
-    parser.add_argument(*model, metavar="FILE", help="a model file to begin with")
-    label = f"the column of the labels (default: the model's, or {DEFAULT_LABEL})"
-    parser.add_argument("--label", metavar="NAME", help=label)
 
 
 def default_output(table: str) -> str:
     """Return the path of the labelled rows of a table, in the same folder."""
     path = Path(table)
     return str(path.with_name(f"{path.name.split('.')[0]}-labelled.csv"))
-
-
-def check_labelling_paths(options: argparse.Namespace, *outputs: str) -> None:
-    """Check that the inputs of a labelling command exist and that its outputs can be written."""
-    options.outputs = check_output_paths(options, dict.fromkeys(outputs, (".csv",)), [options.model, options.table])
-    if options.model is not None:
-        check_model_path(options.model, "--model")
-    check_table_path(options, options.table)
 
 
 def add_address(parser: Parser, port: str) -> None:
@@ -396,7 +365,6 @@ PARSERS: dict[str, Callable[[Sequence[str] | None], argparse.Namespace]] = {
     "evaluate": parse_evaluate,
     "update": parse_update,
     "suggest": parse_suggest,
-    "label": parse_label,
     "explain": parse_explain,
     "info": parse_info,
     "export": parse_export,

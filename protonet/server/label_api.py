@@ -20,10 +20,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from protonet._text import escape_control_chars
-from protonet.commands.answers import Answers
 from protonet.commands.content import columns_to_dicts
 from protonet.commands.data import ColumnOverrides, UnlabelledTable, read_cells, read_unlabelled
-from protonet.commands.label import Session, parse_classes
 from protonet.commands.models import attach_encoders, collect_notes, get_label_column, open_model
 from protonet.commands.rows import parse_column_types
 from protonet.embeddings.pictures.images import UNREADABLE_IMAGE, describe_error, draw_plain, path_to_text, text_to_path
@@ -32,6 +30,7 @@ from protonet.server.app import AccessPolicy, create_app, html_response, json_re
 from protonet.server.connections import open_socket, run_server
 from protonet.server.jobs import PICTURES, PYTHON, JobRunner
 from protonet.server.label_queue import LabelQueue
+from protonet.server.labels import Answers, Session, parse_classes
 from protonet.server.parsing import decode_json, parse_rows, read_upload
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.parsing import blank_missing, count_missing_cells
@@ -344,7 +343,7 @@ def run(options: argparse.Namespace) -> None:
     policy = make_policy(options.host, options.allowed_hosts, MAX_BODY, timeout=120.0)
     listening = open_socket(options.host, options.port)
     model = None if options.model is None else open_model(options, argument="--model")
-    classes = [] if model is None and options.classes is None else parse_classes(options.classes, model)
+    classes = parse_classes(options.classes, model)
     label = get_label_column(options.label, model)
     columns = ColumnOverrides(parse_column_types(options.column_type), tuple(options.drop), options.group)
     rows = read_unlabelled(options, model, label, columns, allow_labelled=True)

@@ -19,15 +19,14 @@ from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from protonet._text import to_printable
-from protonet.commands.answers import Answers
 from protonet.commands.data import UnlabelledTable
 from protonet.commands.explain import COLUMNS, SAMPLE
-from protonet.commands.label import Session, check_class, embed
 from protonet.commands.models import get_column_names, get_column_sizes
 from protonet.embeddings.pictures.images import text_to_path
 from protonet.files import Model
 from protonet.fit.importance import measure_support
 from protonet.network import PrototypeNetwork
+from protonet.server.labels import Answers, Session, check_class, embed
 from protonet.ui.command_line import report_bug
 from protonet.ui.plots import project
 

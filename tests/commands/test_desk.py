@@ -7,6 +7,7 @@ import json
 import random
 import re
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,9 +19,9 @@ import numpy as np
 import pytest
 
 from protonet import InputError
-from protonet.commands.answers import Answers
 from protonet.commands.data import NO_OVERRIDES, ColumnOverrides
 from protonet.server.jobs import JobRunner
+from protonet.server.labels import Answers
 from tests.browser import CHROMIUM, CONTRAST, Browser, every
 from tests.commands.cases import Run
 from tests.commands.noise import make_requests
@@ -320,7 +321,7 @@ def test_a_disk_that_is_full_is_one_line_and_loses_nothing(tmp_path: Path) -> No
     script = """
 import resource, sys
 from pathlib import Path
-from protonet.commands.answers import Answers
+from protonet.server.labels import Answers
 with Answers(Path(sys.argv[1]), ["text", "label"], None) as answers:
     answers.add(["short"], "ant")
     resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
@@ -330,7 +331,7 @@ with Answers(Path(sys.argv[1]), ["text", "label"], None) as answers:
         except OSError as error:
             print(error.strerror)
 """
-    told = subprocess.run(["python", "-c", script, str(path)], capture_output=True, text=True, check=True, env=None)
+    told = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
     assert told.stdout == "File too large\n"
     assert read_answers(path) == [["short", "ant"], ["x", "bee"]]
 

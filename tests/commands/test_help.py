@@ -80,7 +80,7 @@ def test_a_renamed_option_suggests_its_new_name(arguments: str, new: str, capsys
     [
         ("fit t.csv --size 224", "--representation FILE:size=..."),
         ("fit t.csv --mean 0.5,0.4,0.4", "--representation FILE:mean=..."),
-        ("label t.csv --cache folder", "PROTONET_CACHE"),
+        ("suggest t.csv --cache folder", "PROTONET_CACHE"),
         ("predict m.safetensors tables --jobs 2", "Pass --workers N."),
         ("predict m.safetensors tables --dask tcp://localhost:1", "Pass --workers ADDRESS."),
         ("extract pictures --std 0.2 0.3 0.2", "--backbone FILE:std=..."),

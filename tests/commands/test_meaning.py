@@ -21,7 +21,6 @@ from protonet.files import load_model, save_model
 from protonet.tables.columns.embedded import EmbeddedText
 from protonet.tables.columns.encoding import Encoding
 from tests.commands.cases import Run, do, read_table
-from tests.commands.test_label import Terminal
 from tests.embeddings.cases import write_vectors
 
 pytest.importorskip("wordllama", reason="it brings vectors of words")
@@ -129,24 +128,6 @@ def test_texts_are_learned_by_their_meaning(fitted: Path, tmp_path: Path, run: R
     assert run.count_samples(model) == [4] * 5
     assert run.count_samples(new) == [6] * 5
     assert count_right(run("predict", new, test), 2) >= right
-
-
-def test_texts_are_labelled_in_a_terminal(fitted: Path, tmp_path: Path, run: Run) -> None:
-    model, answers = fitted / "m.safetensors", tmp_path / "answers.csv"
-    owners = {text: number for number, texts in enumerate(TEXTS.values()) for text in texts}
-    words = ["label", fitted / "bare.csv", "--model", model, "--representation", "words", "-o", answers]
-    terminal = Terminal(tmp_path, *map(str, words))
-    for _ in range(2):
-        shown = terminal.wait_for("q quit\r\n")
-        terminal.press(str(1 + owners[re.findall(r"text = (.*?)\r\n", shown)[-1]]).encode())
-        terminal.wait_for("line ")
-    terminal.wait_for("q quit\r\n")
-    terminal.press(b"q")
-    terminal.wait_for("2 labels in ")
-    assert terminal.end() == 0
-    rows = read_table(answers.read_text(encoding="utf-8"))
-    assert [row["intent"] for row in rows] == [NAMES[owners[row["text"]]] for row in rows]
-    assert "2 samples added" in run("update", model, answers, "-o", tmp_path / "new.safetensors")
 
 
 def spoil(model: Path, path: Path, **changes: Any) -> Path:

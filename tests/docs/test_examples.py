@@ -54,7 +54,7 @@ def run_commands(name: str) -> None:
     """Run a page's commands of the library, but those that take a terminal or a cluster; fits with little effort."""
     for command in read_commands(name):
         words = shlex.split(command)
-        left_out = len(words) < 4 or words[3] in {"label", "serve", "page"} or "tcp://scheduler:8786" in words
+        left_out = len(words) < 4 or words[3] in {"serve", "page"} or "tcp://scheduler:8786" in words
         if words[:3] == ["python", "-m", "protonet"] and not left_out:
             assert library.main([*words[3:], *["--effort", "fast"] * (words[3] == "fit")]) == 0, command
 

@@ -1,0 +1,293 @@
+"""Labels of rows: their CSV file, written to disk label by label, and the network that is fitted to them."""
+
+from __future__ import annotations
+
+import csv
+import os
+import sys
+from collections.abc import Sequence
+from copy import deepcopy
+from itertools import accumulate
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from protonet._text import to_printable, unescape_formula
+from protonet._writing import write_whole
+from protonet.commands.data import UnlabelledTable
+from protonet.commands.models import suggest
+from protonet.errors import raise_input_error
+from protonet.files import Model
+from protonet.fit.active import Standardised, Suggestion
+from protonet.fit.solver import solve_problem
+from protonet.network import PrototypeNetwork
+from protonet.tables.delimited import MISSING_TEXTS
+from protonet.ui.text import format_csv
+
+if sys.platform != "win32":
+    import fcntl
+
+#: The number of typical rows per class to label before uncertainty is used.
+FIRST = 2
+#: The maximal number of characters of a class name.
+MAX_NAME_LENGTH = 100
+#: The time limit of a refit, s.
+TIME_LIMIT = 5.0
+
+
+class Answers:
+    """Labelled rows in a CSV file that ``fit`` and ``update`` read.
+
+    Each row is one write, which is synced to disk before `add` returns. An incomplete last line, after a power failure,
+    is removed.
+
+    Args:
+        path: The file; existing rows are kept.
+        header: The names of the columns; the label is the last.
+        classes: The allowed labels; None for any non-empty text.
+
+    Attributes:
+        rows: The rows so far, in order: the cells, then the label.
+
+    Raises:
+        OSError: The file cannot be written.
+        InputError: The file has other content, or another command has it open.
+    """
+
+    def __init__(self, path: Path, header: Sequence[str], classes: Sequence[str] | None) -> None:
+        self.path, self.header = path, list(header)
+        self.rows: list[list[str]] = []
+        self._ends: list[int] = []  # byte offsets of the ends of the header and of each row
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+        try:
+            _lock(path, self._file)
+            self._read(path, list(header), classes)
+            os.ftruncate(self._file, self._ends[-1] if self._ends else 0)
+            if not self._ends:
+                self._write(list(header))
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def __enter__(self) -> Answers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        os.close(self._file)
+
+    def add(self, cells: Sequence[str], name: str) -> None:
+        """Append a row and its label to the file."""
+        self._write([*cells, name])
+        self.rows.append([*cells, name])
+
+    def _write(self, cells: list[str]) -> None:
+        """Append a line and sync it to disk."""
+        line = format_csv([cells]).encode()
+        end = self._ends[-1] if self._ends else 0
+        try:
+            os.lseek(self._file, end, os.SEEK_SET)
+            written = os.write(self._file, line)
+            while written < len(line):  # short writes of a nearly full disk
+                written += os.write(self._file, line[written:])
+            os.fsync(self._file)
+        except OSError:  # remove an incomplete line
+            os.ftruncate(self._file, end)
+            raise
+        self._ends.append(end + len(line))
+
+    def change(self, rows: Sequence[list[str]]) -> None:
+        """Replace all rows atomically."""
+        lines = [format_csv([row]).encode() for row in [self.header, *rows]]
+        write_whole(self.path, lambda file: file.write(b"".join(lines)))
+        os.close(self._file)  # of the old file and its lock
+        self._file = os.open(self.path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+        _lock(self.path, self._file)
+        self.rows, self._ends = [list(row) for row in rows], list(accumulate(map(len, lines)))
+
+    def _read(self, path: Path, header: list[str], classes: Sequence[str] | None) -> None:
+        """Read the rows of an existing file, without an incomplete last line."""
+        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:  # a character may be incomplete
+            lines = file.readlines()
+        ends = list(accumulate(len(line.encode(errors="surrogateescape")) for line in lines))
+        reader = csv.reader(lines)
+        for cells in reader:
+            row = list(map(unescape_formula, cells))
+            at_end = reader.line_num == len(lines)
+            cut = at_end and (not lines[-1].endswith("\n") or (bool(self._ends) and len(row) != len(header)))
+            if not self._ends and not (cut and format_csv([header]).startswith("".join(lines))) and row != header:
+                _raise_other_file(path, f"columns {', '.join(row)[:200]}")
+            if cut:
+                return
+            known = bool(row) and (bool(row[-1]) if classes is None else row[-1] in classes)
+            if self._ends and (len(row) != len(header) or not known):
+                _raise_other_file(path, f"{row[-1] if row else ''!r} as the class in line {reader.line_num}")
+            if self._ends:
+                self.rows.append(row)
+            self._ends.append(ends[reader.line_num - 1])
+
+
+def _lock(path: Path, file: int) -> None:
+    """Lock a file, or raise an InputError if another command has locked it."""
+    if sys.platform == "win32":
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise_input_error(
+            "--output", "be written by one command at a time", f"{path}, in use by another", "Stop that command."
+        )
+    except OSError:  # the file system does not support locks
+        return
+
+
+def _raise_other_file(path: Path, got: str) -> NoReturn:
+    """Raise an InputError for a file of another table."""
+    must = "be a new file, or labelled rows of this table and these classes"
+    raise_input_error("--output", must, f"{path} with {got}", "Pass another path, or that file's table and classes.")
+
+
+def parse_classes(text: str | None, model: Model | None) -> list[str]:
+    """Parse the names of the classes; the default are the model's, or none.
+
+    Raises:
+        InputError: A name is repeated, means a missing value, or is unknown to the model.
+    """
+    known = [] if model is None else list(map(str, model.classes))
+    names = known if text is None else [name.strip() for name in text.split(",")]
+    for name in names:
+        if name.lower() in MISSING_TEXTS or names.count(name) > 1:
+            must = "be different names, not a missing value"
+            raise_input_error("--classes", must, repr(name), "Separate other names by commas.")
+        if known and name not in known:
+            got = f"{name!r}, and it knows {', '.join(known[:10])}{' ...' if len(known) > 10 else ''}"
+            remedy = "Name those, or leave out --model; protonet update adds classes afterwards."
+            raise_input_error("--classes", "be classes that the model knows", got, remedy)
+    return names
+
+
+def check_class(name: object, known: Sequence[str]) -> str:
+    """Validate the name of a class, and strip spaces.
+
+    Raises:
+        InputError: The name means a missing value, is too long, or is not printable.
+    """
+    text = name.strip() if isinstance(name, str) else ""
+    if text in known:
+        return text
+    if text.lower() in MISSING_TEXTS or len(text) > MAX_NAME_LENGTH or not text.isprintable():
+        must = f"be a printable name of up to {MAX_NAME_LENGTH} characters that is no missing value"
+        raise_input_error("name", must, repr(text[:40]), "Type another one.")
+    return text
+
+
+class Session:
+    """A labelling session: the rows, their labels so far, and the network fitted to them.
+
+    Args:
+        rows: The encoded rows.
+        cells: The cells of each row, as text.
+        classes: The classes that are known from the start.
+        model: The initial model, or None.
+        answers: The labelled rows so far. Each is assigned to a row with equal cells: of several, to the first one
+            without a label in the table.
+
+    Raises:
+        InputError: A labelled row is not in the table.
+    """
+
+    def __init__(
+        self,
+        rows: UnlabelledTable,
+        cells: Sequence[list[str]],
+        classes: list[str],
+        model: Model | None,
+        answers: Answers,
+    ) -> None:
+        self.rows, self.cells, self.classes, self.answers = rows, cells, classes, answers
+        self.names = classes if model is None else list(map(str, model.classes))
+        self.skipped: set[int] = set()
+        self._fitted, self._learned = None if model is None else model.network, list[tuple[int, int]]()
+        self._refits = model is None
+        rows_of: dict[tuple[str, ...], list[int]] = {}
+        for row in sorted(range(len(cells)), key=lambda row: (bool(rows.known[row]), row), reverse=True):
+            rows_of.setdefault(tuple(cells[row]), []).append(row)
+        self.done: list[int] = []  #: The index of each labelled row.
+        for *values, name in answers.rows:
+            if not rows_of.get(tuple(values)):
+                got = f"a label {name!r} of a row that is not in it"
+                raise_input_error("table", "be the table of the labels", got, "Pass another --output.")
+            self.done.append(rows_of[tuple(values)].pop())
+        self.network: PrototypeNetwork | None = None  #: The result of `learn`.
+
+    def learn(self, *, anew: bool = False) -> None:
+        """Update the network: new labels move the prototypes or, without a model and if ``anew``, all are refitted."""
+        self.network = self.make_network(self.list_answers(), anew=anew)
+
+    def replace_rows(self, rows: UnlabelledTable) -> None:
+        """Replace the features of the same rows, and discard the network."""
+        self.rows, self.network, self._fitted, self._learned = rows, None, None, []
+
+    def list_answers(self) -> list[tuple[int, int]]:
+        """List the row and the class index of each label."""
+        return [(row, self.names.index(cells[-1])) for row, cells in zip(self.done, self.answers.rows, strict=True)]
+
+    def make_network(self, answers: list[tuple[int, int]], *, anew: bool) -> PrototypeNetwork | None:
+        """Fit or update a network; None until two classes have labels."""
+        x = self.rows.x[[row for row, _ in answers]]
+        y = torch.tensor([label for _, label in answers], dtype=torch.int64)
+        if self._refits and (anew or self._fitted is None or self._learned != answers[: len(self._learned)]):
+            self._fitted, self._learned = None, answers
+            if len(y.unique()) > 1:
+                self._fitted = fit_answers(x, y, len(self.names), self.rows.blocks)
+        network, first = deepcopy(self._fitted), len(self._learned)
+        if network is not None and len(y) > first:
+            network.add_samples(x[first:], y[first:], num_classes=len(self.names))
+        return network
+
+    def list_left(self) -> Tensor:
+        """List the rows (n,) int64 without a label that were not skipped."""
+        left = ~self.rows.known
+        left[[*self.done, *self.skipped]] = False
+        return left.nonzero().flatten()
+
+    def choose(self, n: int, left: Tensor | None = None) -> list[Suggestion]:
+        """Choose at least ``n`` rows to label next: first typical ones, then the most informative ones."""
+        left, first = self.list_left() if left is None else left, FIRST * len(self.classes) - len(self.done)
+        if not len(left):
+            return []
+        network = None if self._refits and first > 0 else self.network
+        n = min(len(left), n if network is not None else max(n, first))
+        return suggest(network, self.rows.x, n, list(map(to_printable, self.names)), rows=left)
+
+    def keep(self, row: int, name: str) -> None:
+        """Save a label."""
+        self.answers.add(self.cells[row], name)
+        self.done.append(row)
+
+    def change(self, row: int, name: str | None) -> None:
+        """Change the label of a row, or remove it."""
+        at, rows = self.done.index(row), list(self.answers.rows)
+        rows[at : at + 1] = [] if name is None else [[*self.cells[row], name]]
+        self.answers.change(rows)
+        if name is None:
+            del self.done[at]
+
+    def skip(self, row: int) -> None:
+        """Skip a row in this session."""
+        self.skipped.add(row)
+
+
+@torch.no_grad()
+def embed(rows: UnlabelledTable, network: PrototypeNetwork | None) -> Tensor:
+    """Compute the embeddings (n, dim) of all rows; without a network, the standardized features."""
+    space = Standardised(rows.x) if network is None else network
+    return torch.cat([space.embed(batch) for batch in rows.x.split(4096)])
+
+
+def fit_answers(x: Tensor, y: Tensor, num_classes: int, blocks: Tensor | None) -> PrototypeNetwork:
+    """Fit a network in closed form to labelled rows (n, dim) of two or more classes (n,)."""
+    metadata = {"num_classes": num_classes}
+    return solve_problem([(x, y)], None, metadata, TIME_LIMIT, "fast", blocks=blocks).network
