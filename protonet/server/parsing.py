@@ -18,7 +18,14 @@ from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 
 from protonet._text import escape_control_chars, to_printable
-from protonet.commands.models import collect_notes, get_missing, make_read_spec, mark_uninformative, open_rows
+from protonet.commands.models import (
+    MAX_SCALE,
+    collect_notes,
+    get_missing,
+    make_read_spec,
+    mark_uninformative,
+    open_rows,
+)
 from protonet.errors import USER_ERRORS, raise_input_error, rename_argument
 from protonet.files import Model
 from protonet.server.app import JSON
@@ -126,6 +133,15 @@ def describe_columns(model: Model) -> list[tuple[str, str]]:
     return [(name, columns[at].summary() if columns else "number") for at, name in enumerate(model.columns or ())]
 
 
+def number_limits(model: Model) -> list[float]:
+    """Compute how far from 0 the numbers of each column may be to be of the scale of the training data."""
+    far, encoding = float(model.network.encoder.scale) * MAX_SCALE, model.encoding  # type: ignore[arg-type]
+    if encoding is None or encoding.plain:
+        return [min(far, MAX_FLOAT32)] * int(model.network.encoder.input_dim)  # type: ignore[arg-type]
+    # A little less than what the rounded, standardized number may be.
+    return [min(far * getattr(column, "scale", 1.0) * (1 - 2**-20), MAX_FLOAT32) for column in encoding.columns]
+
+
 def parse_rows(model: Model, media: str, body: bytes) -> Rows:
     """Parse the rows of a request.
 
@@ -190,7 +206,7 @@ def parse_json_rows(model: Model, body: bytes) -> Rows:
     check_count(len(rows))
     pictures = picture_columns(model)
     width = int(model.network.encoder.input_dim) if model.encoding is None else len(pictures)  # type: ignore[arg-type]
-    if isinstance(rows[0], dict):
+    if any(isinstance(row, dict) for row in rows):
         rows = [order_cells(row, model.columns, number) for number, row in enumerate(rows)]
     cells = None if any(pictures) else to_matrix(rows, width)
     if cells is not None and b"true" not in body and b"false" not in body:  # which NumPy takes for numbers
@@ -212,6 +228,11 @@ def parse_json_rows(model: Model, body: bytes) -> Rows:
 
 def encode(model: Model, columns: list[np.ndarray], n: int) -> Rows:
     """Encode cells (n,) of each column, checked as those of a file are."""
+    for index, (cells, limit) in enumerate(zip(columns, number_limits(model), strict=True)):
+        size = np.abs(cells) if cells.dtype.kind in "iuf" else np.zeros(1)
+        if ((size > limit) & (size <= MAX_FLOAT32)).any():  # larger ones are refused with their position
+            must = f"have numbers of at most {limit:.6g} in column {index} (counted from 0)"
+            raise_input_error("body", must, "others", "Correct or drop the row.")
     columns = [blank_missing(cells, get_missing(model)) for cells in columns]
     table = Table(model.columns, iter(()), PLACE, [])
     block = RowBlock(columns, np.empty(0, np.str_), (), range(n), range(n))
@@ -244,11 +265,14 @@ def check_count(n: int) -> None:
         raise HTTPException(413, f"`body` must have at most {MAX_ROWS:,} rows; got more. Send them in parts.")
 
 
-def order_cells(row: object, columns: Sequence[str] | None, number: int) -> list[object]:
+def order_cells(row: Any, columns: Sequence[str] | None, number: int) -> Any:
     """Put the cells of an object into the order of the columns; others are left out, as in a table."""
-    if columns is None or not isinstance(row, dict):
-        got = f"{'an object' if isinstance(row, dict) else 'a list'} as row {number}"
-        raise_input_error("body", "have rows of one form", got, "Send lists if the model has no names of columns.")
+    if not isinstance(row, dict):
+        return row
+    if columns is None:
+        raise_input_error(
+            "body", "have lists as rows", f"an object as row {number}", "Send lists: columns have no names."
+        )
     missing = [name for name in columns if name not in row]
     if missing:
         got = f"row {number} without {format_names(missing)}"

@@ -6,9 +6,10 @@ import argparse
 import asyncio
 import json
 import sys
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 from urllib.parse import quote
 
 import msgspec
@@ -30,16 +31,27 @@ from protonet.server.app import CSV, JSON, AccessPolicy, create_app, html_respon
 from protonet.server.batching import Batcher, Result
 from protonet.server.connections import open_socket, run_server
 from protonet.server.hot_model import HotModel, open_models, reload_loop
-from protonet.server.kserve import InferApi
-from protonet.server.parsing import Rows, content_types, describe_columns, parse_rows, read_upload
+from protonet.server.kserve import parse_tensors, select_outputs
+from protonet.server.parsing import Rows, content_types, decode_json, describe_columns, parse_rows, read_upload
 from protonet.server.schemas import (
+    OUTPUTS,
+    VERSION,
     Column,
+    InferRequest,
+    InferResponse,
+    Live,
     ModelInfo,
     ModelList,
+    ModelMetadata,
     Prediction,
     PredictQuery,
     PredictResponse,
+    Ready,
+    ServerMetadata,
     Status,
+    Tensor,
+    TensorMetadata,
+    describe_inputs,
     openapi,
     unknown_limits,
 )
@@ -48,6 +60,9 @@ from protonet.ui.text import count, format_csv
 
 #: Bytes of a JSON body that is parsed on the event loop: in a thread it would wait for others.
 SMALL_BODY = 2**16
+INFER_REQUEST = msgspec.json.Decoder(InferRequest)
+#: Responds to a GET request, given the parameters in its path.
+Read = Callable[..., msgspec.Struct | str]
 
 
 class PredictionApi:
@@ -73,17 +88,29 @@ class PredictionApi:
         """Create the application."""
         routes = [
             Route("/models/{name}/predict", self.predict, methods=["POST"]),
-            Route("/healthz", self.health),
-            Route("/readyz", self.ready),
-            Route("/metrics", self.metrics),
-            Route("/models", self.list_models),
-            Route("/models/{name}", self.get_model),
-            Route("/openapi.json", self.openapi),
-            Route("/docs", self.docs),
-            Route("/", self.overview),
-            *InferApi(self.get, self.check_ready, self.classify).routes(),
+            Route("/v2/models/{name}/infer", self.infer, methods=["POST"]),
+            *(Route(path, make_handler(read)) for path, read in self.reads.items()),
+            Route("/openapi.json", make_handler(self.openapi)),
+            Route("/docs", make_handler(lambda: html_response(*format_api(self.openapi())))),
+            Route("/", make_handler(self.overview)),
         ]
         return create_app(self.policy, routes, self.observe)
+
+    @property
+    def reads(self) -> dict[str, Read]:
+        """The documented GET requests, by path."""
+        return {
+            "/healthz": self.health,
+            "/readyz": self.readiness,
+            "/metrics": self.metrics,
+            "/models": self.list_models,
+            "/models/{name}": self.get_model,
+            "/v2": self.server_metadata,
+            "/v2/health/live": self.server_live,
+            "/v2/health/ready": self.server_ready,
+            "/v2/models/{name}": self.model_metadata,
+            "/v2/models/{name}/ready": self.model_ready,
+        }
 
     def observe(self, path: str, status: int, seconds: float) -> None:
         """Count an answer to a request for predictions."""
@@ -140,49 +167,101 @@ class PredictionApi:
             prediction.probabilities = dict(zip(classes, map(float, row), strict=True))
         return json_response(PredictResponse(name, predictions, rows.notes or msgspec.UNSET))
 
-    async def health(self, _: Request) -> Response:
-        """Say that the process is alive."""
-        return json_response(Status())
+    async def infer(self, request: Request) -> Response:
+        """Predict the classes of rows that come as tensors of KServe's protocol."""
+        name = request.path_params["name"]
+        model = self.get(name).model
+        if "inference-header-content-length" in request.headers:
+            raise HTTPException(400, "`body` must be JSON: the binary tensor extension is not supported.")
+        body = decode_json(await request.body(), INFER_REQUEST)
+        named, logits = await self.classify(name, model, parse_tensors(model, body.inputs), None)
+        probabilities = [float(value) for row in format_probabilities(logits) for value in row]
+        data: list[list[Any]] = [[label for label, _ in named], [float(value) for _, value in named], probabilities]
+        shapes = [len(named)], [len(named)], [len(named), len(model.classes)]
+        outputs = list(map(Tensor, OUTPUTS, shapes, OUTPUTS.values(), data))
+        return json_response(InferResponse(name, select_outputs(body, outputs), body.id))
 
-    async def ready(self, _: Request) -> Response:
-        """Say that requests are taken, until the server stops."""
-        self.check_ready()
-        return json_response(Status())
+    def health(self) -> Status:
+        """Check that the process is alive."""
+        return Status()
 
-    def check_ready(self) -> None:
-        """Raise an HTTPException if the server stops."""
+    def readiness(self) -> Status:
+        """Check that requests are taken, until the server stops."""
         if self.policy.closing:
             raise HTTPException(503, "The server stops.", {"retry-after": "1"})
+        return Status()
 
-    async def metrics(self, _: Request) -> Response:
-        """Return the metrics in the text format of Prometheus."""
-        return Response(generate_latest(self.registry), headers={"content-type": CONTENT_TYPE_LATEST})
+    def metrics(self) -> str:
+        """Get the metrics in the text format of Prometheus."""
+        return generate_latest(self.registry).decode()
 
-    async def list_models(self, _: Request) -> Response:
-        """Return all models."""
-        return json_response(ModelList([describe_model(name, hot) for name, hot in self.models.items()]))
+    def list_models(self) -> ModelList:
+        """List all models."""
+        return ModelList(list(map(self.get_model, self.models)))
 
-    async def get_model(self, request: Request) -> Response:
-        """Return one model."""
-        name = request.path_params["name"]
-        return json_response(describe_model(name, self.get(name)))
+    def get_model(self, name: str) -> ModelInfo:
+        """Describe one model."""
+        hot = self.get(name)
+        model, held_out = hot.model, hot.model.metadata.get("held_out")
+        return ModelInfo(
+            name,
+            list(map(str, model.classes)),
+            [Column(*pair) for pair in describe_columns(model)],
+            int(model.network.encoder.input_dim),  # type: ignore[arg-type]
+            content_types(model),
+            held_out if isinstance(held_out, dict) else None,
+            hot.reloads,
+        )
 
-    async def openapi(self, _: Request) -> Response:
-        """Return the OpenAPI document."""
-        return json_response(openapi({name: hot.model for name, hot in self.models.items()}))
+    def server_metadata(self) -> ServerMetadata:
+        """Describe the server (KServe)."""
+        return ServerMetadata("protonet", VERSION, [])
 
-    async def docs(self, _: Request) -> Response:
-        """Return the OpenAPI document as a page."""
-        return html_response(*format_api(openapi({name: hot.model for name, hot in self.models.items()})))
+    def server_live(self) -> Live:
+        """Check that the process is alive (KServe)."""
+        return Live()
 
-    async def overview(self, _: Request) -> Response:
-        """Return a page of the models, their columns and a request to copy."""
+    def server_ready(self) -> Ready:
+        """Check that requests are taken (KServe)."""
+        self.readiness()
+        return Ready()
+
+    def model_metadata(self, name: str) -> ModelMetadata:
+        """Describe the inputs and outputs of a model (KServe)."""
+        model = self.get(name).model
+        shapes = [-1], [-1], [-1, len(model.classes)]
+        outputs = list(map(TensorMetadata, OUTPUTS, shapes, OUTPUTS.values()))
+        return ModelMetadata(name, "protonet", describe_inputs(model), outputs)
+
+    def model_ready(self, name: str) -> Ready:
+        """Check that a model takes requests (KServe)."""
+        self.get(name)
+        return self.server_ready()
+
+    def openapi(self) -> dict[str, Any]:
+        """Build the OpenAPI document."""
+        return openapi({name: hot.model for name, hot in self.models.items()}, self.reads)
+
+    def overview(self) -> Response:
+        """Build a page of the models, their columns and a request to copy."""
         models = [(name, hot.model) for name, hot in self.models.items()]
         return html_response(
             *format_served(
                 [(name, model.classes, describe_columns(model), example(name, model)) for name, model in models]
             )
         )
+
+
+def make_handler(read: Callable[..., Any]) -> Callable[[Request], Awaitable[Response]]:
+    """Make the handler of a GET request from a function of the parameters in the path."""
+
+    async def handle(request: Request) -> Response:
+        value = read(**request.path_params)
+        if isinstance(value, str):
+            return Response(value, headers={"content-type": CONTENT_TYPE_LATEST})
+        return value if isinstance(value, Response) else json_response(value)
+
+    return handle
 
 
 def parse_query(request: Request) -> PredictQuery:
@@ -218,21 +297,6 @@ def reads_slowly(model: Model) -> bool:
 def format_probabilities(logits: torch.Tensor) -> list[list[str]]:
     """Format the probabilities (n, num_classes) as ``predict`` does."""
     return [[f"{value:.6g}" for value in row] for row in logits.softmax(dim=1).tolist()]
-
-
-def describe_model(name: str, hot: HotModel) -> ModelInfo:
-    """Describe a model."""
-    model, columns = hot.model, [Column(*pair) for pair in describe_columns(hot.model)]
-    held_out = model.metadata.get("held_out")
-    return ModelInfo(
-        name,
-        list(map(str, model.classes)),
-        columns,
-        int(model.network.encoder.input_dim),  # type: ignore[arg-type]
-        content_types(model),
-        held_out if isinstance(held_out, dict) else None,
-        hot.reloads,
-    )
 
 
 def example(name: str, model: Model) -> str:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, get_type_hints
 from urllib.parse import quote
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from protonet.commands.models import MAX_SCALE
 from protonet.errors import DISTRIBUTION, installed_version
 from protonet.files import Model
-from protonet.server.app import CSV, JSON, Error
-from protonet.server.parsing import MULTIPART, describe_columns, picture_columns
-from protonet.tables.columns.numeric import MAX_FLOAT32
+from protonet.server.app import CSV, JSON, OPEN_PATHS, Error
+from protonet.server.parsing import MULTIPART, describe_columns, number_limits, picture_columns
+
+#: The version of the package.
+VERSION = installed_version(DISTRIBUTION) or "0"
 
 
 class PredictQuery(Struct, forbid_unknown_fields=True):
@@ -144,82 +145,71 @@ class Ready(Struct):
     ready: bool = True
 
 
-#: Outputs of KServe's protocol.
-OUTPUTS = ("class", "probability", "probabilities")
-#: Operations without a body: path, operation, summary, response, whether a token is needed.
-READS: tuple[tuple[str, str, str, type[Struct] | str, bool], ...] = (
-    ("/healthz", "health", "Whether the server is alive", Status, False),
-    ("/readyz", "readiness", "Whether the server takes requests", Status, False),
-    ("/metrics", "metrics", "Metrics in the text format of Prometheus", "text/plain", True),
-    ("/models", "list_models", "All models", ModelList, True),
-    ("/models/{name}", "get_model", "One model", ModelInfo, True),
-    ("/v2", "server_metadata", "The server (KServe)", ServerMetadata, True),
-    ("/v2/health/live", "server_live", "Whether the server is alive (KServe)", Live, False),
-    ("/v2/health/ready", "server_ready", "Whether the server takes requests (KServe)", Ready, False),
-    ("/v2/models/{name}", "model_metadata", "One model (KServe)", ModelMetadata, True),
-    ("/v2/models/{name}/ready", "model_ready", "Whether a model is ready (KServe)", Ready, True),
-)
-#: Error statuses beside those that every operation with a token may have.
+#: Outputs of KServe's protocol, and their types.
+OUTPUTS = {"class": "BYTES", "probability": "FP64", "probabilities": "FP64"}
+#: Error statuses, and whether operations without a token may have them.
 ERRORS = {
-    "400": "The request does not fit",
-    "401": "No token, or a wrong one",
-    "403": "A page of another origin",
-    "404": "No such path or model",
-    "405": "Another method is needed",
-    "413": "The body is too large",
-    "415": "The body is of another type",
-    "429": "Too many requests at a time",
-    "431": "The head of the request is too large",
-    "503": "No answer in time, or the server stops",
+    "400": ("The request does not fit", True),
+    "401": ("No token, or a wrong one", False),
+    "403": ("A page of another origin", True),
+    "404": ("No such path or model", True),
+    "405": ("Another method is needed", True),
+    "413": ("The body is too large", True),
+    "415": ("The body is of another type", True),
+    "429": ("Too many requests at a time", False),
+    "431": ("The head of the request is too large", False),
+    "503": ("No answer in time, or the server stops", True),
 }
+#: The types of a cell that is read as a text.
+SCALAR = ["string", "number", "boolean", "null"]
+Json = dict[str, Any]
 
 
-def openapi(models: Mapping[str, Model]) -> dict[str, Any]:
-    """Build the OpenAPI 3.1 document of a server of models."""
-    types = [
-        Error,
-        PredictResponse,
-        InferRequest,
-        InferResponse,
-        *{operation[3] for operation in READS if operation[3] != "text/plain"},
-    ]
+def openapi(models: Mapping[str, Model], reads: Mapping[str, Callable[..., Struct | str]]) -> Json:
+    """Build the OpenAPI 3.1 document of a server.
+
+    Args:
+        models: By name.
+        reads: The functions of the GET requests, by path. Their names, docstrings and types of results describe them.
+    """
+    results = {path: get_type_hints(read)["return"] for path, read in reads.items()}
+    types = list(dict.fromkeys([Error, PredictResponse, InferResponse, *results.values()]))
     references, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    refs = dict(zip(types, references, strict=True))
-    error = {"content": {JSON: {"schema": refs[Error]}}}
-    errors = {status: {"description": text, **error} for status, text in ERRORS.items()}
+    content = {kind: {JSON: {"schema": schema}} for kind, schema in zip(types, references, strict=True)}
+    content[str] = {"text/plain": {"schema": {"type": "string"}}}
 
-    def operation(name: str, summary: str, content: dict[str, Any], *, secured: bool = True) -> dict[str, Any]:
-        responses = {"200": {"description": "Success", "content": content}, **errors}
-        if not secured:
-            responses = {
-                status: responses[status] for status in ("200", "400", "403", "404", "405", "413", "415", "503")
-            }
+    def operation(name: str, summary: str, result: Json, *, secured: bool = True) -> Json:
+        errors = {
+            status: {"description": text, "content": content[Error]}
+            for status, (text, always) in ERRORS.items()
+            if secured or always
+        }
+        responses = {"200": {"description": "Success", "content": result}, **errors}
         return {"operationId": name, "summary": summary, "security": [{"bearer": []}] * secured, "responses": responses}
 
-    paths: dict[str, Any] = {}
+    paths: Json = {}
     names = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "enum": list(models)}}
-    for path, name, summary, result, secured in READS:
-        content = (
-            {result: {"schema": {"type": "string"}}} if isinstance(result, str) else {JSON: {"schema": refs[result]}}
-        )
-        get = operation(name, summary, content, secured=secured)
+    for path, read in reads.items():
+        summary, secured = str(read.__doc__).partition(".")[0], path not in OPEN_PATHS
+        get = operation(read.__name__, summary, content[results[path]], secured=secured)
         paths[path] = {"get": get, **({"parameters": [names]} if "{name}" in path else {})}
-    results = {JSON: {"schema": refs[PredictResponse]}, CSV.partition(";")[0]: {"schema": {"type": "string"}}}
+    predictions = content[PredictResponse] | {CSV.partition(";")[0]: {"schema": {"type": "string"}}}
     for name, model in models.items():
         safe, text = re.sub(r"\W", "_", name), f"of {name}: {', '.join(map(str, model.classes))}"[:300]
-        parameters: list[dict[str, Any]] = [{"name": "proba", "in": "query", "schema": {"enum": [0, 1]}}]
+        parameters: list[Json] = [{"name": "proba", "in": "query", "schema": {"enum": [0, 1]}}]
         if limits := unknown_limits(model):
             schema = {"type": "number", "minimum": limits[0], "maximum": limits[1]}
             parameters.append({"name": "unknown", "in": "query", "schema": schema})
-        post = operation(f"predict_{safe}", f"Predict classes {text}", results)
-        post |= {"parameters": parameters, "requestBody": body(request_content(model))}
-        paths[f"/models/{quote(name)}/predict"] = {"post": post}
-        infer = operation(f"infer_{safe}", f"Predict classes {text} (KServe)", {JSON: {"schema": refs[InferResponse]}})
-        infer["requestBody"] = body({JSON: {"schema": infer_schema(model)}})
-        paths[f"/v2/models/{quote(name)}/infer"] = {"post": infer}
+        body = {"required": True, "content": request_content(model)}
+        post = operation(f"predict_{safe}", f"Predict classes {text}", predictions)
+        paths[f"/models/{quote(name)}/predict"] = {"post": post | {"parameters": parameters, "requestBody": body}}
+        if not any(picture_columns(model)):
+            body = {"required": True, "content": {JSON: {"schema": infer_schema(model)}}}
+            infer = operation(f"infer_{safe}", f"Predict classes {text} (KServe)", content[InferResponse])
+            paths[f"/v2/models/{quote(name)}/infer"] = {"post": infer | {"requestBody": body}}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "protonet serve", "version": installed_version(DISTRIBUTION) or "0"},
+        "info": {"title": "protonet serve", "version": VERSION},
         "security": [{"bearer": []}],
         "components": {"schemas": components, "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}}},
         "paths": paths,
@@ -227,93 +217,89 @@ def openapi(models: Mapping[str, Model]) -> dict[str, Any]:
 
 
 def unknown_limits(model: Model) -> tuple[float, float] | None:
-    """Return the least and the largest ``unknown`` that held-out rows resolve; None without such rows."""
+    """Compute the least and the largest ``unknown`` that held-out rows resolve; None without such rows."""
     scores = model.metadata.get("scores")
     n = len(scores) if isinstance(scores, list) else 0
     return (1 / (n + 1), n / (n + 1)) if n else None
 
 
-def body(content: dict[str, Any]) -> dict[str, Any]:
-    """Describe a required body."""
-    return {"required": True, "content": content}
+def record(**properties: object) -> Json:
+    """Describe an object whose properties are all required."""
+    return {"type": "object", "required": list(properties), "properties": properties}
 
 
-def request_content(model: Model) -> dict[str, Any]:
+def array(*items: Json) -> Json:
+    """Describe an array of given items."""
+    return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+
+
+def request_content(model: Model) -> Json:
     """Describe the bodies that a model takes, by media type."""
-    columns, pictures = dict(describe_columns(model)), picture_columns(model)
-    cells = cell_schemas(model)
-    listed: dict[str, Any] = {"type": "array", "prefixItems": cells, "minItems": len(cells), "maxItems": len(cells)}
-    if not columns:
-        listed = {"type": "array", "items": cells[0], "minItems": len(cells), "maxItems": len(cells)}
-    named = {name: {**cell, "description": kind} for (name, kind), cell in zip(columns.items(), cells, strict=False)}
-    row = {"anyOf": [listed, *[{"type": "object", "required": list(named), "properties": named}] * bool(named)]}
-    rows = {
-        "type": "object",
-        "required": ["rows"],
-        "properties": {"rows": {"type": "array", "items": row, "minItems": 1}},
-    }
-    file = {"type": "object", "required": ["file"], "properties": {"file": rows}}
-    form = {"schema": file, "encoding": {"file": {"contentType": JSON}}}
-    content: dict[str, Any] = {JSON: {"schema": rows}, MULTIPART: form}
-    if columns and not any(pictures):
-        header = ",".join(map(re.escape, columns))
-        line = ",".join("-?[0-9]{1,6}" if cell["type"] != ["string", "null"] else "[0-9A-Za-z]{0,9}" for cell in cells)
-        content[CSV.partition(";")[0]] = {"schema": {"type": "string", "pattern": f"^{header}\n({line}\n)+$"}}
+    columns, cells = dict(describe_columns(model)), cell_schemas(model)
+    row = array(*cells)
+    if columns:
+        named = {name: cell | {"description": columns[name]} for name, cell in zip(columns, cells, strict=True)}
+        row = {"anyOf": [row, record(**named) | {"additionalProperties": {"type": SCALAR}}]}
+    rows = record(rows={"type": "array", "items": row, "minItems": 1})
+    form = {"schema": record(file=rows) | {"additionalProperties": False}, "encoding": {"file": {"contentType": JSON}}}
+    content: Json = {JSON: {"schema": rows}, MULTIPART: form}
+    binary = {"schema": {"type": "string", "format": "binary"}}
+    if picture_columns(model) == [True]:
+        content["image/*"] = binary
     elif not columns:
-        content["application/x-npy"] = {"schema": {"type": "string", "format": "binary"}}
-    if pictures == [True]:
-        content["image/*"] = {"schema": {"type": "string", "format": "binary"}}
+        content["application/x-npy"] = binary
+    elif not any(picture_columns(model)):
+        line = ",".join("-?[0-9]{1,6}" if "minimum" in cell else "[0-9A-Za-z]{0,9}" for cell in cells)
+        text = {"type": "string", "pattern": f"^{','.join(map(re.escape, columns))}\n({line}\n)+$"}
+        content[CSV.partition(";")[0]] = {"schema": text}
     return content
 
 
-def infer_schema(model: Model) -> dict[str, Any]:
+def infer_schema(model: Model) -> Json:
     """Describe a request of KServe's protocol for one row; a schema cannot tie the data's size to the shape."""
-    cells = cell_schemas(model)
-    numbers = all(cell["type"] != ["string", "null"] for cell in cells)
-    types = sorted({str(cell["type"]) for cell in cells})
-    item = cells[0] if len(types) == 1 else {"type": ["number", "null"]}
-    tensor = {
-        "type": "object",
-        "required": ["name", "shape", "datatype", "data"],
-        "properties": {
-            "name": {"type": "string"},
-            "shape": {
-                "type": "array",
-                "prefixItems": [{"const": 1}, {"const": len(cells)}],
-                "minItems": 2,
-                "maxItems": 2,
-            },
-            "datatype": {"enum": ["FP32", "FP64"] if numbers else ["BYTES"]},
-            "data": {"type": "array", "items": item, "minItems": len(cells), "maxItems": len(cells)},
-            "parameters": {"type": "object"},
-        },
-    }
-    output = {"type": "object", "required": ["name"], "properties": {"name": {"enum": list(OUTPUTS)}}}
-    return {
-        "type": "object",
-        "description": "One row, as an example: [rows, columns] is the shape of several, or a tensor for each column.",
-        "required": ["inputs"],
-        "properties": {
-            "id": {"type": "string"},
-            "parameters": {"type": "object"},
-            "inputs": {"type": "array", "items": tensor, "minItems": 1, "maxItems": 1},
-            "outputs": {"type": "array", "items": output},
-        },
-    }
+    text, inputs = {"type": ["string", "null"]}, describe_inputs(model)
+    cells = [text if cell == {"type": SCALAR} else cell for cell in cell_schemas(model)]
+    tensors = []
+    for index, tensor in enumerate(inputs):
+        named = len(tensor.shape) == 1
+        items = cells[index : index + 1] if named else cells
+        types = ["BYTES"] if tensor.datatype == "BYTES" else ["FP32", "FP64"]
+        shapes = [[1], [1, 1]] if named else [[1, len(cells)]]
+        name: Json = {"const": tensor.name} if named else {"type": "string"}
+        schema = record(name=name, shape={"enum": shapes}, datatype={"enum": types}, data=array(*items))
+        schema["properties"] |= {"parameters": {"type": "object"}}
+        tensors.append(schema)
+    request = record(inputs=array(*tensors))
+    output = record(name={"enum": list(OUTPUTS)})
+    request["properties"] |= {"id": {"type": "string"}, "parameters": {"type": "object"}}
+    request["properties"] |= {"outputs": {"type": "array", "items": output}}
+    return request | {"description": "One row, as an example: the first number of each shape is that of the rows."}
 
 
-def cell_schemas(model: Model) -> list[dict[str, Any]]:
-    """Describe the cells of each column: texts, and how far numbers may be from those of fit."""
-    encoder = model.network.encoder
-    far = float(encoder.scale) * MAX_SCALE  # type: ignore[arg-type]
-    if model.encoding is None:
-        limit = min(far, MAX_FLOAT32)
-        return [{"type": "number", "minimum": -limit, "maximum": limit}] * int(encoder.input_dim)  # type: ignore[arg-type]
-    cells: list[dict[str, Any]] = []
-    for column in model.encoding.columns:
-        limit = min(far * getattr(column, "scale", 1.0), MAX_FLOAT32)
-        number = {"type": "number" if column.plain else ["number", "null"], "minimum": -limit, "maximum": limit}
-        text: dict[str, Any] = {"type": ["string", "null"]}
-        picture = {"type": "string", "contentEncoding": "base64"}
-        cells.append(picture if column.modality == "picture" else number if column.kind == "number" else text)
+def describe_inputs(model: Model) -> list[TensorMetadata]:
+    """Describe the inputs of KServe's protocol: one per column, or one for all if the columns have no names."""
+    kinds = ["number"] * len(model.columns or ())
+    if model.encoding is not None:
+        kinds = [column.kind for column in model.encoding.columns]
+    inputs = [
+        TensorMetadata(name, [-1], "FP64" if kind == "number" else "BYTES")
+        for name, kind in zip(model.columns or (), kinds, strict=False)
+    ]
+    return inputs or [TensorMetadata("x", [-1, len(number_limits(model))], "FP64")]
+
+
+def cell_schemas(model: Model) -> list[Json]:
+    """Describe the cells of each column: texts, and how far numbers may be from 0."""
+    cells: list[Json] = []
+    for index, limit in enumerate(number_limits(model)):
+        column = None if model.encoding is None else model.encoding.columns[index]
+        kind = "number" if column is None else column.modality or column.kind
+        number: Json = {
+            "type": ["number"] if column is None else ["number", "null"],
+            "minimum": -limit,
+            "maximum": limit,
+        }
+        date: Json = {"anyOf": [{"type": ["string", "null"], "format": "date"}, {"const": ""}]}
+        picture: Json = {"type": "string", "contentEncoding": "base64", "format": "picture"}
+        cells.append({"number": number, "date": date, "picture": picture}.get(kind, {"type": SCALAR}))
     return cells
