@@ -77,6 +77,7 @@ class UnlabelledTable(NamedTuple):
     notes: tuple[str, ...] = ()  #: Notes about the columns, one line each.
     positions: Sequence[int] = ()  #: The position of each row in its file.
     labels: Sequence[str] = ()  #: The label of each row, "" for none; empty without a column of labels.
+    uninformative: Tensor = torch.zeros(0, dtype=torch.bool)  #: (n,) bool: rows without information; none if empty.
 
     @property
     def remaining(self) -> Tensor:
@@ -135,11 +136,7 @@ def encode_table(options: argparse.Namespace, rows: TableRows, *, keep_cells: bo
         notes.append(f"warning: never predicted, without rows or informative names: {format_names(lost)}")
     uninformative, empty = np.zeros(len(rows.classes), np.int64), np.zeros(len(labels), bool)
     ids = None if options.id is None else block.extra_columns[extra.index(options.id)].astype(str).tolist()
-    if columns is None or table.columns is None:
-        cells = list(block.columns)
-    else:
-        used = set(columns)
-        cells = [column for name, column in zip(table.columns, block.columns, strict=True) if name in used]
+    cells = _select_columns(table, block, columns)
     labelled = [column[: len(labels)] for column in cells]
     if encoding is not None and len(labels):
         empty = encoding.is_uninformative(labelled)
@@ -289,6 +286,11 @@ def read_unlabelled(
         features = fit_features(table, block, types, keep_hint="", **settings)
         x, blocks = features.x, None if features.encoding is None else features.encoding.blocks
         encoding, columns, column_notes = features.encoding, features.columns, features.notes
+        uninformative = np.zeros(len(x), bool)
+        if encoding is not None:
+            uninformative = encoding.is_uninformative(_select_columns(table, block, columns))
+        if uninformative.any():
+            notes.append(f"{count(int(uninformative.sum()), 'row')} without information: all cells are missing")
         likely = [name for name in table.columns or () if name.lower() in COMMON_LABEL_NAMES and not len(labels)]
         if likely:
             notes.append(f"no column {label}; if {format_names(likely)} holds the labels, pass it with --label")
@@ -298,8 +300,9 @@ def read_unlabelled(
         positions, parts = list[int](), []
         for block in table.blocks:
             positions += block.positions
-            parts.append((encode_block(table, block, model.encoding), block.labels))
-        x, labels = map(np.concatenate, zip(*parts, strict=True))
+            assert block.uninformative is not None  # open_rows marks them
+            parts.append((encode_block(table, block, model.encoding), block.labels, block.uninformative))
+        x, labels, uninformative = map(np.concatenate, zip(*parts, strict=True))
     known = labels != "" if len(labels) else np.zeros(len(x), bool)
     if known.all() and not allow_labelled:
         got = f"a label in {to_printable(label)} in each of {count(len(x), 'row')}"
@@ -309,8 +312,16 @@ def read_unlabelled(
         notes.append(f"{rows} already labelled in {to_printable(label)}: not suggested")
     table.notes.extend(notes)
     tensor = torch.from_numpy(np.ascontiguousarray(x))
-    known_rows, texts = torch.from_numpy(known), list(map(str, labels))
-    return UnlabelledTable(tensor, blocks, table, known_rows, encoding, columns, column_notes, positions, texts)
+    known_rows, texts, empty = torch.from_numpy(known), list(map(str, labels)), torch.from_numpy(uninformative)
+    return UnlabelledTable(tensor, blocks, table, known_rows, encoding, columns, column_notes, positions, texts, empty)
+
+
+def _select_columns(table: Table, block: RowBlock, columns: Sequence[str] | None) -> list[np.ndarray]:
+    """Select the cells (n,) of each column that is encoded, of all that were read."""
+    if columns is None or table.columns is None:
+        return list(block.columns)
+    used, pairs = set(columns), zip(table.columns, block.columns, strict=True)
+    return [cells for name, cells in pairs if name in used]
 
 
 def read_cells(

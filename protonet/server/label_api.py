@@ -187,7 +187,7 @@ class LabelApi:
                 "commands": self.jobs.command_lines(),
                 "python": PYTHON if self.queue.picture is None else PICTURES,
                 "output": str(self.jobs.answers),
-                "fixed": list(self.queue.fixed),
+                "fixed": self.queue.fixed,
             }
         )
 
@@ -291,7 +291,7 @@ class LabelApi:
         rows = await self.run(lambda: parse_rows(model, media, body))
         if len(rows.x) != 1:
             raise_input_error("body", "hold one row", len(rows.x), "Send one.")
-        result = await self.run(lambda: self.queue.try_row(model, torch.from_numpy(rows.x)))
+        result = await self.run(lambda: self.queue.try_row(model, rows))
         return json_response(result | {"notes": rows.notes})
 
     async def show_picture(self, request: Request) -> Response:
@@ -368,8 +368,7 @@ def run(options: argparse.Namespace) -> None:
             if model is not None
             else lambda settings: read_unlabelled(options, None, label, settings, allow_labelled=True)
         )
-        fixed = () if model is None else tuple(map(str, model.classes))
-        queue, title = LabelQueue(session, flagged, header, picture, fixed), path_to_text(Path(options.table).name)
+        queue, title = LabelQueue(session, flagged, header, picture, model), path_to_text(Path(options.table).name)
         api = LabelApi(queue, jobs, policy, title, options.representation, read_again)
         status = f"{count(len(cells), 'row')}, {count(len(answers.rows), 'answer')} in {output}; label at"
         with queue.learning(), jobs.folder:

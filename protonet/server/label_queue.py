@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -21,12 +21,14 @@ from torch import Tensor
 from protonet._text import to_printable
 from protonet.commands.data import UnlabelledTable
 from protonet.commands.explain import COLUMNS, SAMPLE
-from protonet.commands.models import get_column_names, get_column_sizes
+from protonet.commands.models import get_column_names, get_column_sizes, predict_logits, predict_uninformative
 from protonet.embeddings.pictures.images import text_to_path
 from protonet.files import Model
 from protonet.fit.importance import measure_support
+from protonet.fit.uninformative import parse_counts, replace_uninformative
 from protonet.network import PrototypeNetwork
 from protonet.server.labels import Answers, Session, check_class, embed
+from protonet.server.parsing import Rows
 from protonet.ui.command_line import report_bug
 from protonet.ui.plots import project
 
@@ -60,14 +62,14 @@ class LabelQueue:
         flags: Rows that clients flagged; they are not suggested again.
         header: The names of the cells.
         picture: The index of the cell that holds a picture's path; None if there is none.
-        fixed: Class names that cannot change, because a model has them.
+        model: The initial model, whose class names cannot change; None if there is none.
     """
 
     session: Session
     flags: Answers
     header: Sequence[str]
     picture: int | None = None
-    fixed: Collection[str] = ()
+    model: Model | None = None
     version: int = 0  #: The number of changes of labels.
     missing: dict[int, str] = field(default_factory=dict)  #: The paths of pictures that no longer exist, by row.
     _leases: dict[str, Lease] = field(default_factory=dict)
@@ -256,8 +258,9 @@ class LabelQueue:
         """Return the cells of a row, its likeliest classes, and the labelled rows that are most similar."""
         names = self.session.names
         with self._lock:
-            network, x, embedding = self.session.network, self.session.rows.x[[row]], self._embedding
-        probabilities = {} if network is None else dict(zip(names, network(x)[0].softmax(dim=0).tolist(), strict=False))
+            network, rows, embedding = self.session.network, self.session.rows, self._embedding
+        values = [] if network is None else self._predict(network, rows, torch.tensor([row]))[0].softmax(dim=0).tolist()
+        probabilities = dict(zip(names, values, strict=False))
         likely = [{"name": name, "probability": probabilities.get(name)} for name in names]
         likely.sort(key=lambda item: -probabilities.get(str(item["name"]), 0.0))
         near = [] if embedding is None else self.nearest_labelled(embedding[row], leave_out=row)
@@ -284,7 +287,7 @@ class LabelQueue:
         """Return the coordinates of all rows in [-1, 1], their predicted classes and their labels, -1 for none."""
         network, rows = self._require_network("map")
         shown = torch.arange(0, len(rows.x), -(-len(rows.x) // MAX_POINTS))
-        logits = torch.cat([network(part) for part in rows.x[shown].split(4096)])
+        logits = self._predict(network, rows, shown)
         x, y = project(logits).T.tolist()
         with self._lock:
             labels = dict(self.session.list_answers())
@@ -298,8 +301,8 @@ class LabelQueue:
         }
 
     @torch.no_grad()
-    def try_row(self, model: Model, x: Tensor) -> dict[str, Any]:
-        """Classify one row (1, dim) by a model of `build_model`, and explain the result.
+    def try_row(self, model: Model, row: Rows) -> dict[str, Any]:
+        """Classify one row by a model of `build_model`, and explain the result.
 
         Returns:
             The likeliest classes, the fraction of the rows that are farther from every class, the most similar labelled
@@ -308,7 +311,7 @@ class LabelQueue:
         with self._lock:
             x_all, done = self.session.rows.x, self.session.done[-SAMPLE:]
         names, sizes = get_column_names(model), get_column_sizes(model)
-        logits = model.network(x)[0]
+        x, logits = torch.from_numpy(row.x), predict_logits(model, row.x, row.uninformative)[0]
         values, order = (part.tolist() for part in logits.softmax(dim=0).sort(descending=True, stable=True))
         pairs = zip(order[:MAX_LIKELY], values, strict=False)
         likely = [{"name": model.classes[at], "probability": value} for at, value in pairs]
@@ -324,9 +327,30 @@ class LabelQueue:
 
     def build_model(self) -> Model:
         """Build a model of the network that was fitted last."""
-        network, rows = self._require_network("model")
+        return self._to_model(*self._require_network("model"))
+
+    def _to_model(self, network: PrototypeNetwork, rows: UnlabelledTable) -> Model:
+        """Build a model; its metadata count the labelled rows without information, as ``fit`` does."""
         names = tuple(self.session.names[: len(network.counts)])
-        return Model(network, names, rows.columns, {}, {}, rows.encoding)
+        metadata = {} if self.model is None else dict(self.model.metadata)
+        counts = parse_counts(metadata.get("uninformative"), len(names))
+        for row, label in self.session.list_answers():
+            if rows.uninformative[row] and label < len(names):
+                counts[label] += 1
+        return Model(network, names, rows.columns, metadata | {"uninformative": counts.tolist()}, {}, rows.encoding)
+
+    def _predict(self, network: PrototypeNetwork, rows: UnlabelledTable, indices: Tensor) -> Tensor:
+        """Compute the logits (n, num_classes) of rows; of those without information as ``predict`` does."""
+        logits = torch.cat([network(part) for part in rows.x[indices].split(4096)])
+        uninformative = rows.uninformative[indices]
+        if bool(uninformative.any()):
+            replace_uninformative(logits, uninformative, predict_uninformative(self._to_model(network, rows)))
+        return logits
+
+    @property
+    def fixed(self) -> Sequence[str]:
+        """The names of classes that cannot change."""
+        return () if self.model is None else tuple(map(str, self.model.classes))
 
     @property
     def rows(self) -> UnlabelledTable:
@@ -366,7 +390,7 @@ class LabelQueue:
 
     def _reset_network(self) -> None:
         """Discard the network, whose classes have changed; a model stays."""
-        if self.fixed:
+        if self.model is not None:
             self.session.network = None
         else:
             self.session.replace_rows(self.session.rows)

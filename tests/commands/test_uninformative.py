@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from protonet.commands.models import read_model
 from protonet.estimator import ProtoNetClassifier
 from protonet.server.parsing import parse_rows
 from tests.commands.cases import FAST, Run, read_table
+from tests.commands.servers import start
 
 pd = pytest.importorskip("pandas", reason="it makes frames")
 N, SHARE = 120, 0.25
@@ -113,3 +115,31 @@ def test_arrays_with_gaps_and_classes_that_come_later() -> None:
         probabilities = estimator.predict_proba([[np.nan, np.nan], [5.0, 5.0]])
     np.testing.assert_allclose(probabilities[0], 1 / 3, atol=1e-6)
     assert probabilities[1].argmax() == 1
+
+
+@pytest.mark.parametrize("updates", [False, True])
+def test_the_page_gives_class_frequencies(model: Path, tmp_path: Path, *, updates: bool) -> None:
+    pytest.importorskip("uvicorn", reason="it listens")
+    frame = make_frame()
+    frame.loc[len(frame)] = [None, None, "ant"]
+    frame.drop(columns="kind").to_csv(tmp_path / "rows.csv", index=False)
+    more = ["-m", model] if updates else []
+    with start("page", tmp_path / "rows.csv", *more, "-o", tmp_path / "answers.csv") as server:
+        labelled = range(0, N, 2)
+        for name in ("ant", "bee"):
+            rows = [row for row in labelled if frame["kind"][row] == name]
+            server.ask_json("POST", "/api/label_many", {"tab": "one", "rows": rows, "name": name})
+        body, media = '{"rows": [[null, null]]}', {"Content-Type": "application/json"}
+        while (answer := server.ask("POST", "/api/try", body, media))[0] == 409:  # until a network is fitted
+            time.sleep(0.05)
+        tried = json.loads(answer[1])
+        values = {each["name"]: each["probability"] for each in tried["likely"]}
+        assert abs(values["bee"] - SHARE) < 0.1
+        assert any("1 row has no information" in note for note in tried["notes"])
+        for row in [row for row in range(N) if row not in labelled]:
+            server.ask_json("POST", "/api/skip", {"tab": "one", "row": row})
+        question = server.ask_json("POST", "/api/next", {"tab": "one"})
+        assert question["row"] == N
+        assert abs(next(each["probability"] for each in question["likely"] if each["name"] == "bee") - SHARE) < 0.1
+        notes = server.ask_json("GET", "/api/state")["notes"]
+        assert any("1 row" in note and "information" in note for note in notes), notes
