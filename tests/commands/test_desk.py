@@ -195,8 +195,9 @@ def test_labels_are_reviewed_and_classes_are_renamed_and_merged(server: Server, 
     assert (state["check"]["accuracy"], state["checked"]) == (state["metrics"]["accuracy"], len(lines))
     assert 1 <= state["next_check"] <= 20
     listed = ask(server, "labels")
-    assert (listed["total"], listed["differing"]) == (len(lines), 1)
-    assert (listed["rows"][0]["row"], listed["rows"][0]["predicted"]) == (wrong, KINDS[wrong % 3])
+    differing = {item["row"]: item["predicted"] for item in listed["rows"][: listed["differing"]]}
+    assert (listed["total"], differing[wrong]) == (len(lines), KINDS[wrong % 3])
+    assert len(differing) <= 3  # the labelled rows depend on which of the two was faster
     ask(server, "relabel", row=wrong, name=KINDS[wrong % 3])
     bees = ask(server, "labels", name="bee")
     assert {item["name"] for item in bees["rows"]} == {"bee"}
