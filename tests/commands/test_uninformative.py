@@ -129,7 +129,8 @@ def test_the_page_gives_class_frequencies(model: Path, tmp_path: Path, *, update
         for name in ("ant", "bee"):
             rows = [row for row in labelled if frame["kind"][row] == name]
             server.ask_json("POST", "/api/label_many", {"tab": "one", "rows": rows, "name": name})
-        body, media, values, tried = '{"rows": [[null, null]]}', {"Content-Type": "application/json"}, {}, {}
+        body, media = '{"rows": [[null, null]]}', {"Content-Type": "application/json"}
+        values, tried = dict[str, float](), dict[str, Any]()
         until = time.monotonic() + 60
         while abs(values.get("bee", 1.0) - SHARE) > 0.1:  # until a network is fitted to all labels
             assert time.monotonic() < until, values
