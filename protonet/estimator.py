@@ -227,7 +227,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
         Args:
             X: (rows, n_features): rows without a label.
-            n: How many to choose, at least 1, and at most as there are and as ``protonet.fit.active.RULES.most_rows``.
+            n: How many to choose, at least 1, and at most as there are and as ``protonet.fit.active.RULES.max_rows``.
 
         Returns:
             The number of each row, from 0, and the reason, in words: the row to label first first. ``partial_fit``

@@ -15,7 +15,7 @@ from protonet.commands.models import get_column_names
 from protonet.files import Model
 from protonet.fit.crossfit import Crossfit
 from protonet.fit.importance import rank_columns
-from protonet.fit.learning import draw_curve, expect_more
+from protonet.fit.learning import extrapolate_accuracy, measure_learning_curve
 from protonet.fit.search import Progress
 from protonet.fit.solver import Solution
 from protonet.metrics import fill_bins, score_label_errors, wilson_interval
@@ -179,8 +179,8 @@ def compute_learning_curve(
 ) -> dict[str, Any]:
     """Compute the accuracy for fewer rows per class, and predict it for twice as many; equal rows count once."""
     limit = min(deadline, time.monotonic() + LEARNING_SECONDS)
-    curve, sample = draw_curve(solution, crossed, deadline=limit, progress=progress), crossed.sample
-    correct = curve.right.double()
+    curve, sample = measure_learning_curve(solution, crossed, deadline=limit, progress=progress), crossed.sample
+    correct = curve.correct.double()
     accuracies = correct @ sample.weights / sample.weights.sum()
     points = [
         {"per_class": size, "accuracy": accuracy, "interval": sample.interval(rows)}
@@ -188,7 +188,7 @@ def compute_learning_curve(
     ]
     training = solution.problem.rows
     twice = 2 * len(training.labels) / training.num_classes
-    outlook = expect_more(curve, sample, twice)
+    outlook = extrapolate_accuracy(curve, sample, twice)
     return {"points": points, "twice": None if outlook is None else {"per_class": twice, **outlook._asdict()}}
 
 

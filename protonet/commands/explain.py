@@ -32,7 +32,7 @@ from protonet.embeddings.pictures.images import path_to_text
 from protonet.errors import raise_input_error
 from protonet.files import Model
 from protonet.fit.crossfit import Crossfit, restore_crossfit
-from protonet.fit.importance import measure_support, rank_columns
+from protonet.fit.importance import compute_contributions, rank_columns
 from protonet.tables.features import encode_block
 from protonet.tables.table import Table
 from protonet.ui.text import count, format_table
@@ -183,7 +183,7 @@ def explain_rows(
                 for index, cosine in pairs
             ]
             label = int(ranked.indices[position, 0])
-            contributions = measure_support(
+            contributions = compute_contributions(
                 model.network, features[position], label, sample, weights, get_column_sizes(model)
             )
             result["columns"] = [

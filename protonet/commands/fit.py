@@ -51,7 +51,7 @@ from protonet.fit.crossfit import (
     score_frequent,
 )
 from protonet.fit.duplicates import hash_rows
-from protonet.fit.names import ALONE, NAMES
+from protonet.fit.names import NAMES, NAMES_ONLY
 from protonet.fit.near_duplicates import NEAR_DUPLICATES, near_duplicate_fraction
 from protonet.fit.search import Progress
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
@@ -116,7 +116,7 @@ def run(options: argparse.Namespace) -> None:
                 None if names_only else [(data.x, data.y)],
                 metadata={"num_classes": len(data.classes)},
                 time_limit=solving,
-                effort=ALONE if names_only else options.effort,
+                effort=NAMES_ONLY if names_only else options.effort,
                 seed=seed,
                 weights=weights,
                 groups=data.groups,
@@ -224,7 +224,7 @@ def format_next_step(path: Path | None, representation: Sequence[str] | None) ->
 def warn_near_duplicates(data: TrainingTable, solution: Solution) -> list[str]:
     """Warn of many near-duplicates within classes, unless a note already names a column to group by."""
     fraction = 0.0 if data.group_columns else near_duplicate_fraction(solution.problem.rows)
-    if fraction < NEAR_DUPLICATES.share:
+    if fraction < NEAR_DUPLICATES.min_fraction:
         return []
     text = f"warning: {100 * fraction:.0f} % of rows have near-duplicates in their class"
     return [f"{text}; if these have a common source, pass its column with --group NAME"]

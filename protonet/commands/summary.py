@@ -10,7 +10,7 @@ from torch import Tensor
 
 from protonet._text import to_printable
 from protonet.commands.figures import format_percent
-from protonet.fit.networks import leave_out
+from protonet.fit.networks import select_pooled_views
 from protonet.fit.search import SelectedModel
 from protonet.metrics import Sample, measure, measure_classes
 from protonet.ui.text import format_table
@@ -21,7 +21,7 @@ MAX_CONFUSIONS = 5
 
 def describe_views(choice: SelectedModel) -> dict[str, float]:
     """Compute the weight of each view of the network, the largest first."""
-    views = choice.views if choice.pooling is None else leave_out(choice.views)
+    views = choice.views if choice.pooling is None else select_pooled_views(choice.views)
     total = sum(weight for _, weight in views)
     ordered = sorted(views, key=lambda view: -view[1])
     return {specification.name: weight / total for specification, weight in ordered}

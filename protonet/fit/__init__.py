@@ -1,6 +1,8 @@
-"""From loaders to a network, and what is known of it: one step per file.
+"""From data loaders to a fitted network: one step per file.
 
-Rows: `loading`, `duplicates`, `training_set`, and those without a label, `label_validation` and `unlabelled`.
-Choice: `search`, weighed by the learned `prior`. Network: `networks`. All of it: `solver`.
-Evaluation on unseen rows: `crossfit`, `learning`. Active learning: `active`.
+Rows: `loading`, `duplicates`, `training_set`, `label_validation` and, for unlabelled rows, `unlabelled`.
+
+Selection: `search`, weighted by the learned `prior`. Fit: `networks`. All steps: `solver`.
+
+Evaluation on held-out rows: `crossfit`, `learning`. Active learning: `active`.
 """

@@ -1,4 +1,4 @@
-"""Classes that count alike, however many rows each has."""
+"""Balanced class weights: all classes count equally, however many rows each has."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from protonet.network import PrototypeNetwork
 
 
 def balance_classes(labels: Tensor) -> Tensor:
-    """Return weights (n,) float64 of mean 1 by which all classes of labels (n,) int64 weigh alike.
+    """Compute weights (n,) float64 of mean 1 that give all classes of labels (n,) int64 the same total.
 
     Source: King and Zeng, "Logistic regression in rare events data" (2001), eq. 8.
     """
@@ -18,33 +18,33 @@ def balance_classes(labels: Tensor) -> Tensor:
     return (len(labels) / (int((rows > 0).sum()) * rows.double()))[labels]
 
 
-def count_rows(crossed: Crossfit, labels: Tensor, weights: Tensor, beside: Tensor | None = None) -> Crossfit:
-    """Make a crossfit that was fitted by weights of classes count rows again.
+def count_rows(crossed: Crossfit, labels: Tensor, weights: Tensor, name_counts: Tensor | None = None) -> Crossfit:
+    """Restore the row counts of a crossfit that was fitted with class weights.
 
-    The weights are for learning alone: figures are of the rows as they are, and samples that are added later move a
-    prototype by as much as they are more.
+    The weights apply to training alone. Metrics are of the unweighted rows, and samples that are added later move a
+    prototype by the number of rows.
 
     Args:
         crossed: Its networks are changed.
-        labels: (n,) int64 of all rows that came.
-        weights: (n,) of mean 1, the same for all rows of a class.
-        beside: (num_classes,) int64, the samples that the classes' names count as, which no fold is without.
+        labels: (n,) int64 of all input rows.
+        weights: (n,) of mean 1, equal within a class.
+        name_counts: (num_classes,) int64, the samples that the class names count as, which are part of every fold.
 
     Returns:
-        The crossfit, whose weights count equal rows again.
+        The crossfit, whose weights count merged duplicates.
     """
     class_weights = torch.ones(len(crossed.whole.counts), dtype=torch.float64).scatter_(0, labels, weights)
     counts = (crossed.weights / class_weights[crossed.labels]).round()
     rows = torch.bincount(labels, minlength=len(class_weights))
-    rows = rows if beside is None else rows + beside
+    rows = rows if name_counts is None else rows + name_counts
     count_samples(crossed.whole, rows)
     for fold, network in enumerate(crossed.folds):
-        judged = crossed.fold == fold
-        left = torch.bincount(crossed.labels[judged], counts[judged], minlength=len(rows)).long()
-        count_samples(network, rows - left)
+        held_out = crossed.fold == fold
+        n_held_out = torch.bincount(crossed.labels[held_out], counts[held_out], minlength=len(rows)).long()
+        count_samples(network, rows - n_held_out)
     return crossed._replace(weights=counts)
 
 
 def count_samples(network: PrototypeNetwork, counts: Tensor) -> None:
-    """Make the classes of a network count as so many samples (num_classes,) int64; its prototypes stay."""
+    """Set the sample counts (num_classes,) int64 of a network's classes, with unchanged prototypes."""
     network.set_sums(network.sums * (counts / network.counts.clamp_min(1))[:, None], counts)

@@ -91,7 +91,7 @@ def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progre
     fold = torch.cat(
         [held_out_rows[:0], *(torch.full_like(held_out, index) for index, (_, held_out) in enumerate(folds))]
     )
-    features = problem.features_as_they_came(held_out_rows)
+    features = problem.original_features(held_out_rows)
     groups = torch.full_like(held_out_rows, -1) if rows.groups is None else rows.groups[held_out_rows]
     network = solution.network.cpu()
     return Crossfit(
@@ -179,7 +179,7 @@ def _measure_offset(solution: Solution, folds: list[Fold], models: list[Prototyp
         fitted = folds[one].train[~torch.isin(folds[one].train, folds[one ^ 1].held_out)]
         network = _fit_part(solution, fitted, solution.choose_without(folds[one].held_out), deadline)
         rows = folds[one].held_out[network.seen[labels[folds[one].held_out]]]
-        x = problem.features_as_they_came(rows)
+        x = problem.original_features(rows)
         scores = [_score_rows(model, x, solution.network) for model in (models[one], network)]
         differences.append(scores[0] - scores[1])
     measured = torch.cat(differences)
@@ -255,7 +255,7 @@ def repeat_held_out(
                     return (total / count).log()
                 network = _fit_without(solution, fold, deadline)
                 with torch.no_grad():
-                    again[fold.held_out] = network(problem.features_as_they_came(fold.held_out)).double().softmax(dim=1)
+                    again[fold.held_out] = network(problem.original_features(fold.held_out)).double().softmax(dim=1)
             again = again[torch.cat(held_out)]
             total += torch.where(again.isnan(), total / count, again)  # a row that these folds never hold out
             count += 1
@@ -275,7 +275,7 @@ def held_out_indices(problem: TrainingSet) -> Tensor:
     held_out = [rows for _, rows in make_folds(problem)]
     if held_out:
         indices[torch.cat(held_out)] = torch.arange(sum(map(len, held_out)))
-    return indices[problem.places]
+    return indices[problem.indices]
 
 
 #: What `score_frequent` is called.

@@ -16,37 +16,39 @@ from protonet.views.view import TrainingRows
 
 @dataclass(frozen=True)
 class DuplicateRules:
-    """When two rows are duplicates; tests/fit/test_duplicates.py has tables with and without them."""
+    """Thresholds of duplicates; tests/fit/test_duplicates.py has tables with and without them."""
 
-    near: tuple[float, ...] = (1e-2, 1e-3, 1e-4, 1e-6, 0.0)
+    max_distances: tuple[float, ...] = (1e-2, 1e-3, 1e-4, 1e-6, 0.0)
     """Largest distance of duplicates: root mean square over the features, in their standard deviations. If chance
     explains the pairs at one distance, the next one is tried."""
     chance: float = 5.0
-    """Chance explains the neighbours of a row that are at most this many times the expected ones."""
+    """Chance explains the neighbours of a row if there are at most this many times the expected number."""
     explained: float = 0.9  #: Pairs are due to chance if it explains this fraction of the rows that have neighbours.
     shared: float = 0.5
-    """A table is discrete if in each column this fraction of the different rows share their value: equal rows are due
-    to chance then."""
-    few: float = 3.0  #: Values that occur equally often, more or less by chance.
-    neighbours: int = 16  #: Rows beyond the near ones that the expected number is extrapolated from.
-    largest: float = 0.1
+    """A table is discrete if in each column this fraction of the distinct rows share their value. Then equal rows are
+    due to chance."""
+    smoothing: float = 3.0
+    """Added to the numbers of values that occur equally often, which vary by chance; see `_is_sampled`."""
+    neighbours: int = 16  #: Rows beyond the maximum distance from which the expected number is extrapolated.
+    max_fraction: float = 0.1
     """Largest fraction of the rows in one group. A value that more rows share belongs to the distribution, as the zeros
     of counts do."""
-    least: int = 10  #: A group of so many rows is never too large.
-    queries: int = 512  #: Rows whose neighbours are counted, ...
-    pairs: int = 2**24  #: ... fewer if their distances to all others would be more than this.
-    directions: int = 4  #: Random projections that are compared first ...
-    reach: float = 4.0  #: ... in which duplicates are at most this many of those distances apart, ...
-    ahead: int = 16  #: ... with this many rows that follow in the order of the first projection.
-    rounding: float = 1e-6  #: Equal rows are kept in a model file, and come back, within this share of each value.
-    constant: float = 1e-6  #: A feature that varies by less than this share of its root mean square is constant.
+    min_limit: int = 10  #: A group of this many rows is never too large.
+    max_queries: int = 512  #: Maximum number of rows whose neighbours are counted.
+    max_pairs: int = 2**24  #: Maximum number of distances, which lowers the number of these rows.
+    directions: int = 4  #: Number of random projections that are compared first.
+    reach: float = 4.0  #: In the projections, duplicates are at most this many maximum distances apart.
+    window: int = 16  #: Each row is compared with this many rows that follow in the order of the first projection.
+    rounding: float = 1e-6  #: Relative rounding error of rows that were saved in a model file and read again.
+    constant: float = 1e-6
+    """A feature is constant if its standard deviation is below this fraction of its root mean square."""
 
 
 DUPLICATES = DuplicateRules()
 
 
 def group_duplicates(x: Tensor) -> Tensor | None:
-    """Group rows that are equal or nearly equal, unless chance explains that.
+    """Group rows that are equal or nearly equal, unless chance explains their number.
 
     A group holds the near neighbours of one of its rows. Groups are not chained: rows of one group are at most twice
     the largest distance apart.
@@ -63,14 +65,14 @@ def group_duplicates(x: Tensor) -> Tensor | None:
     if n < 2 or not bool(varies.any()):
         return None
     z = x[:, varies] / (deviation[varies] * int(varies.sum()) ** 0.5)
-    _, point, counts = hash_rows(z).unique(return_inverse=True, return_counts=True)  # a point: rows that are equal
+    _, point, counts = hash_rows(z).unique(return_inverse=True, return_counts=True)  # equal rows are one point
     first = torch.full_like(counts, n).scatter_reduce_(0, point, torch.arange(n), "amin")
     points = z[first]
     pairs, distance = _list_close_pairs(points)
-    for near in DUPLICATES.near:
+    for near in DUPLICATES.max_distances:
         group = _group_neighbours(len(points), pairs[:, distance <= near])
         size = torch.zeros_like(counts).index_add_(0, group, counts)[group]
-        repeated = (size > 1) & (size <= max(DUPLICATES.least, DUPLICATES.largest * n))
+        repeated = (size > 1) & (size <= max(DUPLICATES.min_limit, DUPLICATES.max_fraction * n))
         if not bool(repeated.any()):
             continue
         chosen = repeated.nonzero().flatten()
@@ -85,16 +87,16 @@ def group_duplicates(x: Tensor) -> Tensor | None:
 
 
 def _list_close_pairs(points: Tensor) -> tuple[Tensor, Tensor]:
-    """Return pairs (2, m) of points (k, dim) that may be duplicates, and their distances (m,)."""
+    """List pairs (2, m) of points (k, dim) that may be duplicates, and their distances (m,)."""
     generator = torch.Generator().manual_seed(0)
     directions = torch.randn(points.shape[1], DUPLICATES.directions, generator=generator, dtype=points.dtype)
     projected = points @ directions
     order = projected[:, 0].argsort(stable=True)
     ordered = projected[order]
     first, second = [order[:0]], [order[:0]]
-    for ahead in range(1, min(DUPLICATES.ahead, len(points) - 1) + 1):
+    for ahead in range(1, min(DUPLICATES.window, len(points) - 1) + 1):
         apart = (ordered[ahead:] - ordered[:-ahead]).abs().amax(dim=1)
-        near = (apart <= DUPLICATES.reach * DUPLICATES.near[0]).nonzero().flatten()
+        near = (apart <= DUPLICATES.reach * DUPLICATES.max_distances[0]).nonzero().flatten()
         first.append(order[near])
         second.append(order[near + ahead])
     pairs = torch.stack([torch.cat(first), torch.cat(second)])
@@ -103,9 +105,9 @@ def _list_close_pairs(points: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _group_neighbours(count: int, pairs: Tensor) -> Tensor:
-    """Return the group (count,) of each point, as the index of the point whose neighbours it holds.
+    """Group points with their neighbours: (count,) int64, the index of the point at the centre of the group.
 
-    Points in random order take their neighbours that no group has yet: a maximal independent set of the graph.
+    The centres are a maximal independent set of the graph: in random order, a point without a group becomes a centre.
 
     Source: Luby, "A simple parallel algorithm for the maximal independent set problem" (1986), algorithm B.
     """
@@ -125,25 +127,25 @@ def _group_neighbours(count: int, pairs: Tensor) -> Tensor:
 
 
 def _follows_density(points: Tensor, counts: Tensor, chosen: Tensor, near: float) -> bool:
-    """Return whether the density of the data explains how many rows are within a distance of some points.
+    """Test whether the density of the data explains the number of rows within a distance of the chosen points.
 
     Within a distance d of a row, a density of intrinsic dimension D has rows in proportion to d^D. Both the number and
-    D come from the nearest points beyond ``near``, so that columns which depend on each other count once. Values on a
-    grid count as if they filled half of the gap to the next one.
+    D come from the nearest points beyond ``near``, so that dependent columns count once. Values on a grid count as if
+    they filled half of the gap to the next one.
 
     Args:
         points: (k, dim), all different.
         counts: (k,) rows at each point.
-        chosen: (m,) points that have other rows within ``near``.
-        near: The distance.
+        chosen: (m,) indices of points that have other rows within ``near``.
+        near: Distance.
 
     Source: Grassberger and Procaccia, "Measuring the strangeness of strange attractors" (1983), eq. 1.3, within the
         neighbourhood of each row.
     """
-    max_queries = max(1, min(DUPLICATES.queries, DUPLICATES.pairs // len(points)))
+    max_queries = max(1, min(DUPLICATES.max_queries, DUPLICATES.max_pairs // len(points)))
     chosen = chosen[:: -(-len(chosen) // max_queries)]
     distance = torch.cdist(points[chosen].double(), points.double())  # (m, k)
-    distance.scatter_(1, chosen[:, None], 0.0)  # not rounded
+    distance.scatter_(1, chosen[:, None], 0.0)  # without rounding errors
     beyond = distance.masked_fill(distance <= near, torch.inf)
     radii = beyond.topk(min(DUPLICATES.neighbours, len(points)), largest=False).values  # (m, neighbours), ascending
     last = radii.isfinite().sum(dim=1, keepdim=True) - 1
@@ -163,7 +165,7 @@ def _follows_density(points: Tensor, counts: Tensor, chosen: Tensor, near: float
 
 
 def _is_discrete(points: Tensor) -> bool:
-    """Return whether most of the different points (k, dim) share their value with another one, in every column."""
+    """Test whether most of the distinct points (k, dim) share their value with another one in every column."""
     for column in points.T:
         _, counts = column.unique(return_counts=True)
         if int(counts[counts > 1].sum()) < DUPLICATES.shared * len(points):
@@ -172,28 +174,28 @@ def _is_discrete(points: Tensor) -> bool:
 
 
 def _is_sampled(counts: Tensor) -> bool:
-    """Return whether independent rows can be repeated so many times (k,), however they are distributed.
+    """Test whether independent samples of some distribution can repeat with these counts (k,).
 
-    The number of times is a mixture of Poisson distributions: if m_k values occur k times, k! m_k is log-convex in k.
-    If a table holds each row twice, there are many pairs, but hardly any single rows or triples.
+    A count is a mixture of Poisson distributions: if m_k values occur k times, k! m_k is log-convex in k. If a table
+    holds each row twice, there are many pairs, but hardly any single rows or triples.
     """
-    occurring = counts.bincount(minlength=2)[1:].double()  # at 0: once
+    occurring = counts.bincount(minlength=2)[1:].double()  # index 0: values that occur once
     occurring = torch.cat([occurring, occurring.new_zeros(1)])
     k = torch.arange(2, len(occurring))
     before, here, after = occurring[:-2], occurring[1:-1], occurring[2:]
-    upper = DUPLICATES.chance * (k + 1) / k * (before + DUPLICATES.few) * (after + DUPLICATES.few)
+    upper = DUPLICATES.chance * (k + 1) / k * (before + DUPLICATES.smoothing) * (after + DUPLICATES.smoothing)
     return bool((here.square() <= upper).all())
 
 
 def match_rows(x: Tensor, known: Tensor, origin: Tensor) -> Tensor:
-    """Return which (n,) bool rows x (n, dim) are equal to one of the known ones (m, dim), rounding aside.
+    """Test which rows x (n, dim) equal one of the known rows (m, dim) up to rounding: (n,) bool.
 
-    Each is compared with the two that are next to it in a random direction.
+    Each row is compared with its two neighbours along a random direction.
 
     Args:
-        x: The rows, of any real dtype.
-        known: The others, which were kept in float32, less the origin.
-        origin: (dim,) of them.
+        x: Rows of any real dtype.
+        known: Rows that were stored in float32, less the origin.
+        origin: (dim,) of the known rows.
     """
     if not len(known):
         return torch.zeros(len(x), dtype=torch.bool)
@@ -209,14 +211,14 @@ def match_rows(x: Tensor, known: Tensor, origin: Tensor) -> Tensor:
 
 
 def hash_rows(x: Tensor) -> Tensor:
-    """Return a number (n,) int64 for each row x (n, dim), equal for equal rows in float32, else hardly ever.
+    """Hash rows x (n, dim), as float32, to (n,) int64.
 
-    The chance that any two of a million different rows get the same number is 10^-7.
+    The probability of a collision among a million different rows is 10^-7.
 
     Source: multilinear hashing, Carter and Wegman, "Universal classes of hash functions" (1979), of bits mixed as by
         Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
     """
-    bits = (x.float() + 0.0).view(torch.int32).long()  # -0 is 0
+    bits = (x.float() + 0.0).view(torch.int32).long()  # turns -0.0 into 0.0
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
         bits = (bits ^ (bits >> shift)) * factor
     bits ^= bits >> 31
@@ -225,14 +227,14 @@ def hash_rows(x: Tensor) -> Tensor:
 
 
 def merge_duplicates(rows: TrainingRows) -> tuple[TrainingRows, int, Tensor | None, Tensor]:
-    """Merge equal rows of one class and one group into one row of their weight; group duplicates.
+    """Merge equal rows of one class and one group into one weighted row; group duplicates.
 
     Args:
-        rows: Class after class, equal rows side by side. Their groups, if any, are numbers below n.
+        rows: Sorted by class, equal rows adjacent. Group ids, if any, are below n.
 
     Returns:
-        The rows; the number of rows that have an earlier duplicate; for groups that were given, the new number of each
-        (groups,); and the new index (n,) of each row.
+        The rows; the number of rows that have an earlier duplicate; the new id of each input group (groups,), None
+        without groups; and the new index (n,) of each row.
     """
     duplicates, groups, group_ids = group_duplicates(rows.features), rows.groups, None
     if groups is not None:
@@ -258,17 +260,17 @@ def merge_duplicates(rows: TrainingRows) -> tuple[TrainingRows, int, Tensor | No
     return rows._replace(weights=weights), repeated, group_ids, indices
 
 
-def _join_groups(groups: Tensor, copies: Tensor) -> Tensor:
-    """Join groups (n,) that share duplicates (n,), except where that would join a large fraction of the rows.
+def _join_groups(groups: Tensor, duplicates: Tensor) -> Tensor:
+    """Join groups (n,) that share duplicates (n,), unless the joined group would hold a large fraction of the rows.
 
-    Both are given as the index of the first row.
+    Groups and duplicates are identified by the index of their first row.
     """
     n, joined = len(groups), groups
     while True:
         before = joined
-        for ids in (copies, groups):
+        for ids in (duplicates, groups):
             joined = torch.full((n,), n).scatter_reduce_(0, ids, joined, "amin")[ids]
         if torch.equal(joined, before):
             break
-    max_size = max(DUPLICATES.least, DUPLICATES.largest * n, min(2 * int(groups.bincount().max()), n / 2))
+    max_size = max(DUPLICATES.min_limit, DUPLICATES.max_fraction * n, min(2 * int(groups.bincount().max()), n / 2))
     return torch.where(joined.bincount(minlength=n)[joined] <= max_size, joined, groups)

@@ -14,55 +14,56 @@ from protonet.fit.crossfit import Crossfit, measure_held_out, predict_held_out
 from protonet.fit.search import Progress, ignore
 from protonet.network import PrototypeNetwork
 
-#: Most shuffles of a column, and most predictions of all: with many columns and rows, shuffles are fewer, then rows.
+#: Maximum number of shuffles per column, and of predictions in all. With many columns and rows, first the shuffles are
+#: reduced, then the rows.
 SHUFFLES, PREDICTIONS = 10, 500_000
-#: Rows that are never left out, however many columns there are.
-LEAST_ROWS = 100
+#: Minimum number of rows in the computation.
+MIN_ROWS = 100
 
 
 class Importance(NamedTuple):
-    """What shuffling one column costs, the mean over rows."""
+    """Permutation importance of one column, the mean over rows."""
 
     log_loss_rise: float  #: In nats.
     log_loss_interval: tuple[float, float]  #: 95 % interval of the rise.
-    accuracy_fall: float  #: A share of 1.
+    accuracy_fall: float  #: As a fraction of 1.
     accuracy_interval: tuple[float, float]  #: 95 % interval of the fall.
 
 
 def rank_columns(
-    judged: Crossfit,
+    crossfit: Crossfit,
     names: Sequence[str],
     sizes: Sequence[int],
     generator: torch.Generator,
     progress: Progress = ignore,
     predictions: int | None = None,
 ) -> dict[str, Any]:
-    """Return what shuffling each column costs, the costliest first, as JSON can hold it.
+    """Compute the permutation importance of each column, the most important column first, as a JSON-compatible dict.
 
     Args:
-        judged: The rows, each judged by the network of its fold.
-        names: Of the columns.
-        sizes: How many features each column is.
-        generator: Draws rows and shuffles.
+        crossfit: Held-out rows, each evaluated by the network of its fold.
+        names: Column names.
+        sizes: Number of features of each column.
+        generator: Samples rows and shuffles.
         progress: As in `measure_columns`.
-        predictions: About how many there may be at the most; None for `PREDICTIONS`.
+        predictions: Approximate maximum number of predictions; None for `PREDICTIONS`.
 
     Raises:
-        FloatingPointError: The embedding of a row, as it is or shuffled, overflows.
+        FloatingPointError: The embedding of a row, original or shuffled, overflows.
     """
-    total_rows = count_rows(judged)
-    judged, shuffles = plan_shuffles(judged, len(sizes), generator, predictions)
-    orders = torch.stack([torch.randperm(len(judged.labels), generator=generator) for _ in range(shuffles)])
-    importances = measure_columns(judged, sizes, orders, progress)
+    total_rows = count_rows(crossfit)
+    crossfit, shuffles = plan_shuffles(crossfit, len(sizes), generator, predictions)
+    orders = torch.stack([torch.randperm(len(crossfit.labels), generator=generator) for _ in range(shuffles)])
+    importances = measure_columns(crossfit, sizes, orders, progress)
     if not all(math.isfinite(importance.log_loss_rise) for importance in importances):
-        raise FloatingPointError("a row, as it is or shuffled, whose embedding overflows")
-    metrics = measure_held_out(judged)
+        raise FloatingPointError("the embedding of a row, original or shuffled, overflows")
+    metrics = measure_held_out(crossfit)
     columns: list[dict[str, Any]] = [
         {"name": name, "index": index, **importance._asdict()}
         for index, (name, importance) in enumerate(zip(names, importances, strict=True))
     ]
     return {
-        "rows": count_rows(judged),
+        "rows": count_rows(crossfit),
         "total_rows": total_rows,
         "accuracy": metrics.accuracy,
         "log_loss": metrics.log_loss,
@@ -71,72 +72,74 @@ def rank_columns(
     }
 
 
-def compute_importances(judged: Crossfit, sizes: Sequence[int], places: Sequence[int], width: int) -> np.ndarray:
-    """Return by how much the log-loss rises where a column is shuffled: (width,) float64, 0 for those left out.
+def compute_importances(crossfit: Crossfit, sizes: Sequence[int], indices: Sequence[int], width: int) -> np.ndarray:
+    """Compute the rise of the log-loss if a column is shuffled: (width,) float64, 0 for columns without features.
 
     Args:
-        judged: The rows, each judged by the network of its fold.
-        sizes: How many features each column is that is used.
-        places: Where each of these is among all columns.
-        width: The number of all columns.
+        crossfit: Held-out rows, each evaluated by the network of its fold.
+        sizes: Number of features of each column in use.
+        indices: Index of each of these among all columns.
+        width: Number of all columns.
     """
-    ranking = rank_columns(judged, [""] * len(sizes), sizes, torch.Generator().manual_seed(0))
+    ranking = rank_columns(crossfit, [""] * len(sizes), sizes, torch.Generator().manual_seed(0))
     importances = np.zeros(width)
     for column in ranking["columns"]:
-        importances[places[column["index"]]] = column["log_loss_rise"]
+        importances[indices[column["index"]]] = column["log_loss_rise"]
     return importances
 
 
-def count_rows(judged: Crossfit) -> int:
-    """Return how many rows there are, copies among them."""
-    return round(float(judged.weights.sum()))
+def count_rows(crossfit: Crossfit) -> int:
+    """Count the rows, merged duplicates included."""
+    return round(float(crossfit.weights.sum()))
 
 
 def plan_shuffles(
-    judged: Crossfit, columns: int, generator: torch.Generator, predictions: int | None = None
+    crossfit: Crossfit, columns: int, generator: torch.Generator, predictions: int | None = None
 ) -> tuple[Crossfit, int]:
-    """Return the rows, or as many drawn at random as are affordable, and how often to shuffle each column."""
+    """Sample as many rows as the number of predictions permits, and compute the number of shuffles per column."""
     predictions = PREDICTIONS if predictions is None else predictions
-    rows = min(len(judged.labels), max(LEAST_ROWS, predictions // columns))
-    drawn = torch.randperm(len(judged.labels), generator=generator)[:rows].sort().values
-    sampled = {name: getattr(judged, name)[drawn] for name in ("features", "labels", "weights", "fold", "groups")}
-    return judged._replace(**sampled), min(SHUFFLES, max(1, predictions // (columns * rows)))
+    rows = min(len(crossfit.labels), max(MIN_ROWS, predictions // columns))
+    drawn = torch.randperm(len(crossfit.labels), generator=generator)[:rows].sort().values
+    sampled = {name: getattr(crossfit, name)[drawn] for name in ("features", "labels", "weights", "fold", "groups")}
+    return crossfit._replace(**sampled), min(SHUFFLES, max(1, predictions // (columns * rows)))
 
 
-def score_rows(judged: Crossfit) -> Tensor:
-    """Return the log-loss of each row, in nats, and whether it is wrong: (2, judged) float64."""
-    logits = predict_held_out(judged).double()
-    losses = -logits.log_softmax(dim=1).gather(1, judged.labels[:, None])[:, 0]
-    return torch.stack([losses, (logits.argmax(dim=1) != judged.labels).double()])
+def score_rows(crossfit: Crossfit) -> Tensor:
+    """Compute the log-loss of each row, in nats, and its error, 0 or 1: (2, rows) float64."""
+    logits = predict_held_out(crossfit).double()
+    losses = -logits.log_softmax(dim=1).gather(1, crossfit.labels[:, None])[:, 0]
+    return torch.stack([losses, (logits.argmax(dim=1) != crossfit.labels).double()])
 
 
 def measure_columns(
-    judged: Crossfit, sizes: Sequence[int], orders: Tensor, progress: Progress = ignore
+    crossfit: Crossfit, sizes: Sequence[int], orders: Tensor, progress: Progress = ignore
 ) -> list[Importance]:
-    """Measure what is lost where the cells of one column are shuffled among the rows.
+    """Measure the change of log-loss and accuracy if the cells of one column are shuffled among the rows.
 
     Args:
-        judged: The rows, each judged by the network of its fold. Weights count in the means, not in the shuffles.
-        sizes: How many features each column is; they are moved together.
-        orders: (shuffles, judged) int64: in each shuffle, the row whose cell each row gets.
+        crossfit: Held-out rows, each evaluated by the network of its fold. Weights count in the means, not in the
+            shuffles.
+        sizes: Number of features of each column; they are shuffled together.
+        orders: (shuffles, rows) int64: in each shuffle, the row whose cell each row gets.
         progress: Called with the column that begins and the fraction of finished columns.
 
     Returns:
-        For each column, the mean over the shuffles. Its interval is that over groups, each compared with itself: a row
-        counts by what another's cell costs it, and by what its own cell costs others, since these are a sample too.
-        (With the first part alone, 95 % intervals of 10 shuffles held the truth in 85 to 87 % of simulated tables.)
+        For each column, the mean over the shuffles, with an interval over groups. The influence of a row has two parts:
+        the loss from its shuffled cell, and the loss that its own cell causes in other rows, since these are a sample
+        too. (With the first part alone, 95 % intervals of 10 shuffles held the truth in 85 to 87 % of simulated
+        tables.)
 
     Source: Breiman, "Random forests" (2001), sec. 10; Fisher, Rudin and Dominici, "All models are wrong, but many are
         useful" (2019), sec. 3.
     """
-    before, times, sample = score_rows(judged), len(orders), judged.sample
-    relative_weights = judged.weights / judged.weights.mean()
-    repeated = judged._replace(labels=judged.labels.repeat(times), fold=judged.fold.repeat(times))
+    before, times, sample = score_rows(crossfit), len(orders), crossfit.sample
+    relative_weights = crossfit.weights / crossfit.weights.mean()
+    repeated = crossfit._replace(labels=crossfit.labels.repeat(times), fold=crossfit.fold.repeat(times))
     importances = []
     for column, features in enumerate(torch.arange(sum(sizes)).split(list(sizes))):
         progress(f"column {column + 1} of {len(sizes)}", column / len(sizes))
-        x = judged.features.repeat(times, 1)
-        x[:, features] = judged.features[:, features][orders.flatten()]
+        x = crossfit.features.repeat(times, 1)
+        x[:, features] = crossfit.features[:, features][orders.flatten()]
         after = score_rows(repeated._replace(features=x)).unflatten(1, orders.shape)
         costs = relative_weights * (after - before[:, None])  # (2, shuffles, judged)
         mean = costs.mean(dim=(1, 2))
@@ -149,20 +152,20 @@ def measure_columns(
 
 
 @torch.no_grad()
-def measure_support(
+def compute_contributions(
     network: PrototypeNetwork, row: Tensor, label: int, others: Tensor, weights: Tensor, sizes: Sequence[int]
 ) -> Tensor:
-    """Return by how much each column raises the log-probability of a row's class: (columns,) float64, nats.
+    """Compute the contribution of each column to the log-probability of a row's class: (columns,) float64, nats.
 
-    That is the log-probability less its mean where the cell is that of one of some other rows.
+    The contribution is the log-probability minus its mean if the cell is replaced by those of other rows.
 
     Args:
-        network: What classifies.
+        network: Fitted network.
         row: (dim,).
-        label: The number of the class.
+        label: Index of the class.
         others: (m, dim), m >= 1.
         weights: (m,) > 0, of these rows.
-        sizes: How many features each column is.
+        sizes: Number of features of each column.
 
     Source: Robnik-Sikonja and Kononenko, "Explaining classifications for individual instances" (2008), sec. 3.
     """
@@ -171,10 +174,10 @@ def measure_support(
         logits: Tensor = network(x)
         return logits.double().log_softmax(dim=1)[:, label]
 
-    relative_weights, known = weights / weights.sum(), score(row[None])[0]
-    support = []
+    relative_weights, original = weights / weights.sum(), score(row[None])[0]
+    contributions = []
     for features in torch.arange(sum(sizes)).split(list(sizes)):
         x = row.repeat(len(others), 1)
         x[:, features] = others[:, features].to(x)
-        support.append(known - (relative_weights * score(x)).sum())
-    return torch.stack(support)
+        contributions.append(original - (relative_weights * score(x)).sum())
+    return torch.stack(contributions)

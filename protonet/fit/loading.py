@@ -1,4 +1,4 @@
-"""From loaders to one set of rows in an order of their own."""
+"""Read data loaders into one training set in canonical order."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from protonet.network import EXACT
 
 @dataclass(frozen=True)
 class RangeRules:
-    """When a column lies far from 0: its standard deviation as a share of its mean."""
+    """Columns far from 0: limits of the standard deviation as a fraction of the mean."""
 
-    far: float = 1e-3  #: Below it, float32 keeps less than four digits of the differences between rows ...
-    single: float = 1e-6  #: ... and at this share there are none in what comes as float32: the column is constant.
-    double: float = 1e-10  #: The same of float64, where the origin is one of float32.
-    resolution: float = 1e-5  #: Differences of a row's mean square or cube, standardised, that do not decide its order.
+    far: float = 1e-3
+    """Below this, float32 keeps less than four digits of the differences between rows: the column is centred."""
+    single: float = 1e-6
+    """Below this, differences of float32 inputs are rounding errors: the column counts as constant."""
+    double: float = 1e-10  #: The same limit for float64 inputs, since the origin is float32.
+    resolution: float = 1e-5  #: Rounding of the statistics that sort rows: smaller differences may come from the units.
 
 
 RANGES = RangeRules()
@@ -42,11 +44,11 @@ def read_loaders(
 
     Args:
         train_loader: As in `protonet.solve`, at least one sample.
-        val_loader: The same, or None.
-        metadata: ``input_dim`` and ``num_classes`` hold where present.
+        val_loader: Like ``train_loader``, or None.
+        metadata: ``input_dim`` and ``num_classes`` apply if present.
 
     Returns:
-        Features (n, dim), float64 where a batch holds more digits than float32 does, else float32; labels (n,) int64;
+        Features (n, dim), float64 if a batch has more digits than float32 can hold, else float32; labels (n,) int64;
         and the number of classes.
 
     Raises:
@@ -59,7 +61,7 @@ def read_loaders(
     labels: list[Tensor] = []
     dim = metadata.get("input_dim")
     for name, loader in (("train_loader", train_loader), ("val_loader", val_loader)):
-        rows = bad = wide = 0
+        rows = non_finite = out_of_range = 0
         first = len(labels)
         for batch_index, batch in enumerate(() if loader is None else _open(name, loader)):
             inputs, targets = _check_batch(name, batch_index, batch)
@@ -77,19 +79,21 @@ def read_loaders(
             # More digits than float32 has are kept until columns are centred.
             inputs = inputs.to(torch.float64 if inputs.dtype in EXACT else torch.float32)
             single = inputs.to(torch.float32)
-            bad += int((~torch.isfinite(inputs)).any(dim=1).sum())
-            wide += int((~torch.isfinite(single)).any(dim=1).sum()) + int(bool(inputs.any()) and not bool(single.any()))
+            non_finite += int((~torch.isfinite(inputs)).any(dim=1).sum())
+            out_of_range += int((~torch.isfinite(single)).any(dim=1).sum()) + int(
+                bool(inputs.any()) and not bool(single.any())
+            )
             features.append(inputs)
             labels.append(targets)
         if name == "train_loader" and not rows:
             raise_input_error(name, "have at least one sample", "none", "Pass labelled samples.")
-        if bad:
+        if non_finite:
             raise_input_error(
-                name, "be finite", f"NaN or infinity in {bad} of {rows} rows", "Drop or impute those rows."
+                name, "be finite", f"NaN or infinity in {non_finite} of {rows} rows", "Drop or impute those rows."
             )
-        if wide:
+        if out_of_range:
             raise_input_error(
-                name, "lie within the range of float32", f"values beyond it in {wide} places", "Rescale them."
+                name, "lie within the range of float32", f"{out_of_range} values beyond it", "Rescale them."
             )
         if rows:
             targets = torch.cat(labels[first:])
@@ -97,13 +101,15 @@ def read_loaders(
     y = torch.cat(labels).to(torch.int64)
     num_classes = metadata.get("num_classes") or max(2, int(y.max()) + 1)
     if "num_classes" not in metadata and num_classes > 1000 + 10 * len(y.unique()):
-        remedy = "Number the classes 0, 1, ..., or pass metadata['num_classes'] if the gaps are meant."
-        raise_input_error("train_loader labels", "be class numbers", f"{num_classes - 1} as the largest", remedy)
+        remedy = (
+            "Encode the classes as 0, 1, ..., or pass metadata['num_classes'] if classes without samples are intended."
+        )
+        raise_input_error("train_loader labels", "be class indices", f"{num_classes - 1} as the largest", remedy)
     return torch.cat(features), y, num_classes
 
 
 def _open(name: str, samples: Samples) -> Iterable[Any]:
-    """Return batches, whatever way the samples come."""
+    """Convert samples of any accepted type to an iterable of batches."""
     if isinstance(samples, Dataset) and not isinstance(samples, IterableDataset):
         if not hasattr(samples, "__len__"):
             raise_input_error(
@@ -132,7 +138,7 @@ def _open(name: str, samples: Samples) -> Iterable[Any]:
 
 
 def _check_batch(name: str, batch_index: int, batch: object) -> tuple[Tensor, Tensor]:
-    """Return the inputs (b, dim) and labels (b,) of one batch, on the CPU."""
+    """Validate one batch; return its inputs (b, dim) and labels (b,) on the CPU."""
     constraint, remedy = "give (inputs, labels) batches", "Wrap the data in a TensorDataset(inputs, labels)."
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         got = f"{type(batch).__name__} in batch {batch_index}"
@@ -150,12 +156,12 @@ def _check_batch(name: str, batch_index: int, batch: object) -> tuple[Tensor, Te
 
 
 def _from_numpy(part: np.ndarray[Any, Any]) -> Tensor | None:
-    """Return a copy as a tensor, also of read-only and reversed arrays; None if it does not hold numbers."""
+    """Copy an array to a tensor, also of read-only and reversed arrays; None if it does not hold numbers."""
     return torch.from_numpy(np.array(part)) if part.dtype.kind in "biuf" else None
 
 
 def centre_columns(features: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Take off what float32 could not hold beside the differences of rows.
+    """Centre the columns whose offset is so large that float32 would lose the differences of rows.
 
     Args:
         features: (n, dim) float32 or float64.
@@ -163,13 +169,13 @@ def centre_columns(features: Tensor, weights: Tensor | None = None) -> tuple[Ten
 
     Returns:
         features: (n, dim) float32, less the origin.
-        origin: (dim,) float32, exact: 0 for all columns but those that lie far from 0 for how much they vary.
+        origin: (dim,) float32, exact: 0 for all columns but those that are centred.
     """
     parts = features.split(CHUNK)
     weight_parts = [None] * len(parts) if weights is None else (weights / weights.mean()).split(CHUNK)
 
     def average(values: Iterable[Tensor]) -> Tensor:
-        """Return the weighted mean (dim,) float64 of values (n, dim) that come part by part."""
+        """Compute the weighted mean (dim,) float64 of values (n, dim) that come in chunks."""
         sums = (
             part.sum(dim=0, dtype=torch.float64) if weight_part is None else weight_part @ part.double()
             for part, weight_part in zip(values, weight_parts, strict=True)
@@ -188,10 +194,10 @@ def centre_columns(features: Tensor, weights: Tensor | None = None) -> tuple[Ten
 
 
 def order_rows(features: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Compute an order of rows that depends neither on theirs, nor on units, columns' order and classes' numbers.
+    """Compute a canonical order of rows, independent of the input order, units, the order of columns and class indices.
 
-    Classes come by their weight, and rows by sums of powers of their standardised values. Rows that these do not
-    separate come by their bytes, so that equal rows are neighbours.
+    Classes are sorted by their weight, and rows by sums of powers of their standardised values. Ties are broken by the
+    bytes of the rows, so that equal rows are adjacent.
 
     Args:
         features: (n, dim) float32; -0.0 becomes 0.0 in place.
@@ -199,7 +205,7 @@ def order_rows(features: Tensor, labels: Tensor, weights: Tensor | None = None) 
         weights: (n,) float64 of the rows, > 0; None for 1.
 
     Returns:
-        (n,) int64: class after class.
+        (n,) int64: row indices, sorted by class.
     """
     rows = features.add_(0.0).numpy()
     keys = rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize)))[:, 0]
@@ -211,15 +217,15 @@ def order_rows(features: Tensor, labels: Tensor, weights: Tensor | None = None) 
     square = sum(weight_part @ (part - mean).square() for part, weight_part in zip(parts, weight_parts, strict=True))
     gain = torch.where(square > 0, torch.as_tensor(square).rsqrt(), 0.0)
     values = [(part - mean) * gain for part in parts]
-    powers = [torch.cat([value.pow(power).mean(dim=1) for value in values]) for power in (2, 3)]  # two of (n,)
+    powers = [torch.cat([value.pow(power).mean(dim=1) for value in values]) for power in (2, 3)]  # two tensors (n,)
     class_index = labels.unique(return_inverse=True)[1]
     totals = [torch.bincount(class_index, weights * values) for values in (torch.ones_like(weights), *powers)]
-    ranks = np.lexsort([_round(values) for values in reversed(totals)]).argsort()  # (classes there are,)
+    ranks = np.lexsort([_round(values) for values in reversed(totals)]).argsort()  # (classes with samples,)
     by_statistics = [_round(values[order]) for values in reversed(powers)]
     return order[torch.from_numpy(np.lexsort([*by_statistics, ranks[class_index[order].numpy()]]))]
 
 
 def _round(values: Tensor) -> np.ndarray[Any, Any]:
-    """Round statistics (n,) to more than what units of float32 features change."""
+    """Round statistics (n,) coarsely enough that a change of units does not alter them."""
     rounded: np.ndarray[Any, Any] = np.round(values.numpy() / RANGES.resolution)
     return rounded

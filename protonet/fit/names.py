@@ -1,7 +1,7 @@
-"""Class names as data: a name is embedded like the rows, and counts as some samples of its class.
+"""Class names as data: a name is embedded like the rows, and counts as several samples of its class.
 
-The network stays one of prototypes: names are part of the sums and counts that these are means of, so that samples that
-come later fade them out. See docs/decisions/names.md.
+The network stays one of prototypes. Names contribute to the sums and counts of the prototypes, so that the influence of
+a name falls with the number of samples. See docs/decisions/names.md.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ from protonet.views.linear import LinearFamily
 
 @dataclass(frozen=True)
 class NameRules:
-    """How much a name counts; set on the developing half of the sets of docs/decisions/names.md."""
+    """Weights and thresholds of class names; chosen on the development half of the sets of docs/decisions/names.md."""
 
     scale: float = 10.0  #: Factor from cosines of rows and names to logits, to check whether names fit their rows.
-    prior: float = 1.0  #: Nats that speak for names before any row does: words are rarely without meaning.
-    weight: float = 2.0  #: Samples that a name counts as, where no class has two rows.
-    weights: tuple[float, ...] = (0.0, 1.0, 2.0, 4.0, 8.0)  #: The same, to choose from on rows left out.
-    sharper: float = 12.0  #: If there are only names, logits are multiplied with 1 and this over the classes.
-    least: int = 3  #: Letters of a word that says something.
-    shared: float = 0.5  #: A word of more than this share of the names does not distinguish them.
+    prior: float = 1.0  #: Prior evidence for names, in nats: names are rarely uninformative.
+    weight: float = 2.0  #: Samples that a name counts as, if no class has two rows.
+    weights: tuple[float, ...] = (0.0, 1.0, 2.0, 4.0, 8.0)
+    """Candidates of this weight, for the selection on held-out rows."""
+    sharper: float = 12.0
+    """Without rows, the temperature is chosen so that logits are multiplied by 1 and this over the classes."""
+    min_letters: int = 3  #: Minimum number of letters of an informative word.
+    shared: float = 0.5  #: A word in more than this fraction of the names does not distinguish them.
 
 
 NAMES = NameRules()
-#: Words that say what a class is, and nothing of this one.
-EMPTY = {
+#: Words that do not distinguish one class from another.
+GENERIC_WORDS = {
     "class",
     "label",
     "category",
@@ -56,39 +58,41 @@ EMPTY = {
     "the",
     "and",
 }
-#: From here on, Chinese, Japanese and Korean signs are a syllable or a word each, and count as two letters.
-SIGNS = "\u2e80"
-#: The search if there are only names: without rows, other views cannot be validated.
-ALONE = Search((LinearFamily((RAW.scaling,)),), folds=0)
+#: First code point of Chinese, Japanese and Korean characters, which count as two letters each.
+FIRST_CJK = "\u2e80"
+#: Search space if there are only names: without rows, other views cannot be validated.
+NAMES_ONLY = Search((LinearFamily((RAW.scaling,)),), folds=0)
 
 
 def extract_words(name: str | int) -> str:
-    """Return a class's name as words, "" where it says nothing: a code, a number.
+    """Split a class name into words; "" if it is uninformative, such as a code or a number.
 
-    Words are split at changes of case and at signs between them: "cardArrival", "card_arrival".
+    Words end at changes of case and at separators: "cardArrival", "card_arrival".
     """
     pairs = pairwise(f" {unicodedata.normalize('NFC', str(name))}")
     parts = [f" {char}" if before.islower() and char.isupper() else char for before, char in pairs]
-    words = "".join(part if _is_part(part[-1]) else " " for part in parts).split()
-    signs = [len(word) + sum(char >= SIGNS for char in word) for word in words]
+    words = "".join(part if _is_word_character(part[-1]) else " " for part in parts).split()
+    sizes = [len(word) + sum(char >= FIRST_CJK for char in word) for word in words]
     informative = [
-        word for word, size in zip(words, signs, strict=True) if size >= NAMES.least and word.lower() not in EMPTY
+        word
+        for word, size in zip(words, sizes, strict=True)
+        if size >= NAMES.min_letters and word.lower() not in GENERIC_WORDS
     ]
     return " ".join(words) if any(not any(map(str.isdigit, word)) for word in informative) else ""
 
 
 def distinctive_words(names: Sequence[str | int]) -> list[str]:
-    """Return the words of each name, "" where it says nothing but what most names say: "intent 1", "Klasse 3"."""
+    """Split class names into words; "" for a name without a word that distinguishes it: "intent 1", "Klasse 3"."""
     texts = list(map(extract_words, names))
-    rows_with = Counter(word for text in texts for word in set(text.lower().split()))
-    shared = {word for word, count in rows_with.items() if count > max(NAMES.shared * len(texts), 2)}
+    counts = Counter(word for text in texts for word in set(text.lower().split()))
+    shared = {word for word, count in counts.items() if count > max(NAMES.shared * len(texts), 2)}
     remaining = [" ".join(word for word in text.split() if word.lower() not in shared) for text in texts]
     return [text if extract_words(distinctive) else "" for text, distinctive in zip(texts, remaining, strict=True)]
 
 
-def _is_part(sign: str) -> bool:
-    """Return whether a sign is part of a word: a letter, a digit, or a mark on one."""
-    return sign.isalnum() or unicodedata.category(sign).startswith("M")
+def _is_word_character(character: str) -> bool:
+    """Test whether a character is part of a word: a letter, a digit, or a combining mark."""
+    return character.isalnum() or unicodedata.category(character).startswith("M")
 
 
 def embed_class_names(
@@ -98,19 +102,19 @@ def embed_class_names(
     labels: Tensor,
     descriptions: Sequence[str] | None = None,
 ) -> ClassNameRows | None:
-    """Read what classes are called, and decide how much it counts.
+    """Embed class names as rows, and choose how many samples a name counts as.
 
     Args:
-        encoding: Of the rows. Names are cells of its columns of embedded text, and pictures to a joint network; other
-            columns are as in the class's rows, on average.
-        classes: Their names.
-        x: (n, dim) rows with a class, as features; there may be none.
+        encoding: Encoding of the rows. Names become cells of its text columns, and of pictures with a joint network.
+            Other columns get the mean of the rows of the class.
+        classes: Class names.
+        x: (n, dim) features of labelled rows, n >= 0.
         labels: (n,) int64 of these.
-        descriptions: Of each class, "" for none; None for none at all.
+        descriptions: One per class, "" for none; None if no class has one.
 
     Returns:
-        The names that say something; None where there is no such column, fewer than two names say something, or rows
-        speak against them.
+        The informative names. None if no column takes names, if fewer than two names are informative, or if rows
+        contradict the names.
     """
     embedded = _embed_names(encoding, classes, descriptions)
     if embedded is None:
@@ -125,7 +129,7 @@ def embed_class_names(
 def classify_by_names(
     encoding: Encoding | None, classes: Sequence[str | int], x: Tensor, descriptions: Sequence[str] | None = None
 ) -> Tensor | None:
-    """Return the class (n,) int64 whose name rows x (n, dim) are nearest to; None where names say nothing."""
+    """Classify rows x (n, dim) by the nearest class name: (n,) int64; None if the names are uninformative."""
     embedded = _embed_names(encoding, classes, descriptions)
     if embedded is None:
         return None
@@ -151,25 +155,25 @@ def _embed_names(
         if encoded is not None:
             features = torch.from_numpy(encoded)
             feature_indices = list(encoding.feature_range(index))[: features.shape[1]]
-            rows[:, feature_indices] = features - features.mean(dim=0)  # names are all unlike texts in the same way
+            # Without their mean: names differ from texts in the same way.
+            rows[:, feature_indices] = features - features.mean(dim=0)
             of_names[feature_indices] = True
     return (rows, torch.tensor(list(phrases)), of_names) if bool(of_names.any()) else None
 
 
 def weigh_names(x: Tensor, labels: Tensor, names: Tensor, known: Tensor, num_classes: int) -> float:
-    """Return how many samples a name counts as, 0 where rows speak against names.
+    """Choose the number of samples that a name counts as; 0 if rows contradict the names.
 
     Args:
         x: (n, dim) rows, in the features that names have.
         labels: (n,) int64.
         names: (m, dim).
-        known: (m,) int64, the class of each.
+        known: (m,) int64, the class of each name.
         num_classes: Number of classes.
 
     Returns:
         0 if names predict the rows worse than chance. Otherwise, if some classes have two rows, the weight with the
-        least leave-one-out log-loss, > 0 if a class has a name and no row. Otherwise the weight that was best on other
-        data sets.
+        smallest leave-one-out log-loss, > 0 if a class has a name and no row. Otherwise `NameRules.weight`.
     """
     name_index = torch.full((num_classes,), -1).scatter_(0, known, torch.arange(len(known)))
     x, names = F.normalize(x, dim=1), F.normalize(names, dim=1)
@@ -190,7 +194,7 @@ def weigh_names(x: Tensor, labels: Tensor, names: Tensor, known: Tensor, num_cla
     for weight in weights:
         totals = sums.index_add(0, known, weight * names)
         cosines = x @ F.normalize(totals, dim=1).T
-        left = F.normalize(totals[labels] - x, dim=1)  # its class without the row
-        cosines[torch.arange(len(x)), labels] = (x * left).sum(dim=1)
+        without_row = F.normalize(totals[labels] - x, dim=1)  # class sum without the row
+        cosines[torch.arange(len(x)), labels] = (x * without_row).sum(dim=1)
         losses.append(float(fit_temperature(cosines[several], labels[several], totals.any(dim=1))[1].sum()))
     return weights[losses.index(min(losses))]

@@ -1,4 +1,4 @@
-"""From a choice to a network: the chosen views fitted to rows, and to those without a label where these help."""
+"""Fit the selected views to labelled rows, and to unlabelled rows if these improve the held-out log-loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from protonet.encoder import Encoder, split_weights
 from protonet.fit.search import Progress, PseudoLabels, SelectedModel, ignore, split_rows
 from protonet.fit.training_set import TrainingSet
-from protonet.fit.unlabelled import find_outliers, pool_rows, propagate_labels, rank_scores
+from protonet.fit.unlabelled import detect_outliers, pool_rows, propagate_labels, rank_scores
 from protonet.losses import CHUNK
 from protonet.metrics import score_known
 from protonet.network import PrototypeNetwork
@@ -23,38 +23,39 @@ from protonet.views.view import TrainingRows, View, ViewSpec
 
 @dataclass(frozen=True)
 class PseudoLabelRules:
-    """How rows without a label are learned from."""
+    """Parameters of the fit to unlabelled rows."""
 
-    folds: int = 3  #: Folds on which it is decided whether they are: each takes two fits.
-    share: float = 0.9  #: Fraction of the weight of untrained views that the views fitted to the pool must hold.
-    most_seeds: int = 4096  #: Labelled rows that labels spread from, at the most.
+    folds: int = 3  #: Folds for the decision whether they are used: each takes two fits.
+    weight_fraction: float = 0.9
+    """Views are fitted to unlabelled rows in the order of their weights, until they hold this fraction."""
+    max_seeds: int = 4096  #: Maximum number of labelled rows that labels propagate from.
 
 
 POOLING = PseudoLabelRules()
 
 
 def fit_choice(problem: TrainingSet, choice: SelectedModel, deadline: float = math.inf) -> PrototypeNetwork:
-    """Fit the chosen views and train the chosen MLPs on all rows of a problem; call it within `untouched_globals`.
+    """Fit the selected views and train the selected MLPs on all rows; call it within `untouched_globals`.
 
     Args:
-        problem: The rows. Those that were chosen on, or some of them with every class among them.
-        choice: What `protonet.fit.search.select_views` decided.
-        deadline: ``time.monotonic()`` after which training ends, and no view is fitted but the one of most weight.
+        problem: Training set: that of the selection, or a subset with every class.
+        choice: Result of `protonet.fit.search.select_views`.
+        deadline: ``time.monotonic()`` after which training ends, and only the view with the largest weight is fitted.
 
     Returns:
-        The network in eval mode, on the problem's device, for features as they came.
+        The network in eval mode, on the problem's device, for the original features.
     """
     network = fit_rows(problem.rows.to(problem.device), choice, deadline)
     if choice.pooling is not None and time.monotonic() < deadline:
         pooled = fit_pooled(problem, choice, choice.pooling, pseudo_label_weights(problem, network)[0], deadline)
-        # Prototypes are means of all, but count as the labelled rows: samples added later move them as before.
+        # Prototypes are means of all, but count as the labelled rows alone: samples added later move them as before.
         pooled.set_sums(pooled.sums * (network.counts / pooled.counts.clamp_min(1))[:, None], network.counts)
         network = pooled if time.monotonic() < deadline else network
     return _in_units(network, problem.origin, problem.scale)
 
 
 def _in_units(network: PrototypeNetwork, origin: Tensor, scale: float) -> PrototypeNetwork:
-    """Return a network like one of an `Encoder`, for features that have another origin and scale."""
+    """Copy a network of an `Encoder`, for input features of another origin and scale."""
     fitted, temperature = network.encoder, float(network.temperature)
     assert isinstance(fitted, Encoder)
     encoder = Encoder(list(fitted.list_views()), fitted.weights, origin=origin, scale=scale)
@@ -67,7 +68,7 @@ def _in_units(network: PrototypeNetwork, origin: Tensor, scale: float) -> Protot
 
 
 def fit_rows(rows: TrainingRows, choice: SelectedModel, deadline: float = math.inf) -> PrototypeNetwork:
-    """Do what `fit_choice` does, to labelled rows alone; the network is for features in their units, where they are."""
+    """Fit the selected views to labelled rows, for features in the units and on the device of these rows."""
     rows = rows._replace(shifts=choice.shifts, deadline=deadline)
     fitted: dict[ViewSpec, View] = {}
     for spec, _ in sorted(choice.views, key=lambda view: -view[1]):
@@ -93,12 +94,12 @@ def fit_pooled(
     probabilities: Tensor,
     deadline: float = math.inf,
 ) -> PrototypeNetwork:
-    """Fit to labelled rows and to those without a label.
+    """Fit the selected views to labelled and unlabelled rows.
 
     Args:
-        problem: With its pool.
-        choice: As in `fit_choice`. Learned views are left out unless all are learned, as are views of little weight.
-        pooling: How the pool is used.
+        problem: Training set with a pool.
+        choice: As in `fit_choice`. Only views of `select_pooled_views` are fitted.
+        pooling: Weights of the pool.
         probabilities: (m, num_classes) of the pool, from `pseudo_label_weights`.
         deadline: As in `fit_choice`.
 
@@ -106,23 +107,23 @@ def fit_pooled(
         The network, for features in the units of the problem's rows.
     """
     assert problem.pool is not None
-    choice = choice._replace(views=leave_out(choice.views), temperature=pooling.temperature)
+    choice = choice._replace(views=select_pooled_views(choice.views), temperature=pooling.temperature)
     rows = pool_rows(problem.rows, problem.pool.features, probabilities, pooling.known)
     return fit_rows(rows.to(problem.device), choice, deadline)
 
 
 @torch.no_grad()
 def pseudo_label_weights(problem: TrainingSet, network: PrototypeNetwork) -> tuple[Tensor, Tensor]:
-    """Compute the class probabilities (m, num_classes) of the rows of a problem's pool, and their logits.
+    """Compute the class probabilities (m, num_classes) of the unlabelled rows, and their logits.
 
     Args:
-        problem: With its pool.
-        network: Of `fit_rows`, fitted to the problem's rows. It embeds on the problem's device; labels spread over the
-            graph of neighbours on the CPU.
+        problem: Training set with a pool.
+        network: Output of `fit_rows` for the problem's rows. It embeds on the problem's device; labels propagate on the
+            CPU.
     """
     assert problem.pool is not None
     n = len(problem.rows.labels)
-    some = problem.rows.select(torch.arange(0, n, -(-n // POOLING.most_seeds)))  # rows are in the order of their labels
+    some = problem.rows.select(torch.arange(0, n, -(-n // POOLING.max_seeds)))  # rows are sorted by label
     rows = torch.cat([some.features, problem.pool.features])
     embedding = torch.cat([network.embed(part.to(problem.device)) for part in rows.split(CHUNK)])
     logits = (embedding[len(some.labels) :] @ network.prototypes.T) / network.temperature
@@ -130,10 +131,10 @@ def pseudo_label_weights(problem: TrainingSet, network: PrototypeNetwork) -> tup
     return propagate_labels(embedding.cpu(), some.labels, logits.softmax(dim=1)), logits
 
 
-def leave_out(
-    views: tuple[tuple[ViewSpec, float], ...], fraction: float = POOLING.share
+def select_pooled_views(
+    views: tuple[tuple[ViewSpec, float], ...], fraction: float = POOLING.weight_fraction
 ) -> tuple[tuple[ViewSpec, float], ...]:
-    """Return the views that are fitted to many rows: none that is trained, and those that hold a share of the weight.
+    """Select the views that are fitted to unlabelled rows: the untrained views that hold most of the weight.
 
     If all views are trained, all are eligible.
     """
@@ -147,7 +148,7 @@ def leave_out(
 
 
 def fit_view(spec: ViewSpec, rows: TrainingRows, fitted: dict[ViewSpec, View]) -> View:
-    """Return a view fitted to rows, and what it reads before it, each once."""
+    """Fit a view to rows, and first the view that it reads, each once."""
     if spec not in fitted:
         source = None if spec.source is None else fit_view(spec.source, rows, fitted).source
         fitted[spec] = spec.fit(rows, source)
@@ -155,62 +156,62 @@ def fit_view(spec: ViewSpec, rows: TrainingRows, fitted: dict[ViewSpec, View]) -
 
 
 class PseudoLabelResult(NamedTuple):
-    """Outcome of learning from unlabelled rows."""
+    """Outcome of fitting to unlabelled rows."""
 
-    learned: bool  #: Are they learned from?
-    losses: tuple[float, float] | None  #: Mean log-loss of held-out rows without them and with them, if judged.
-    decided: bool  #: Do these losses differ by more than one standard error?
+    learned: bool  #: Whether the network is fitted to them.
+    losses: tuple[float, float] | None  #: Mean held-out log-loss without and with them; None if no row was held out.
+    decided: bool  #: Whether these losses differ by more than one standard error.
     ranks: Tensor
-    """(m,) float64: of each row of the problem's pool, which share of rows of known classes, held out, is less like a
-    class; 0 where none could be held out."""
+    """(m,) float64: for each row of the pool, the fraction of held-out rows of known classes with a lower score; 0 if
+    no row was held out."""
 
 
 def decide_pooling(
     problem: TrainingSet, choice: SelectedModel, deadline: float = math.inf, progress: Progress = ignore
 ) -> tuple[SelectedModel, PseudoLabelResult]:
-    """Decide on held-out labelled rows whether the rows without a label are learned from.
+    """Decide on held-out labelled rows whether the network is fitted to the unlabelled rows.
 
-    Rows that are unlike every class do not count. The others do if the held-out log-loss is lower with them, or if no
-    row can be held out. A difference within one standard error leaves it undecided.
+    Outliers among them have no weight. The others are used if the held-out log-loss is lower with them, or if no row
+    can be held out. A difference within one standard error is reported as undecided.
 
     Args:
-        problem: With a pool.
-        choice: The selection on the labelled rows.
-        deadline: ``time.monotonic()`` after which nothing more is fitted, and nothing is learned from the pool.
+        problem: Training set with a pool.
+        choice: Selection on the labelled rows.
+        deadline: ``time.monotonic()`` after which nothing more is fitted, and the pool is not used.
         progress: Called with the fold that begins.
 
     Returns:
-        The choice, with its pooling if there is to be one, and what was found.
+        The selection, with its pooling if the pool is used, and the outcome.
     """
     rows, pool = problem.rows, problem.pool
     assert pool is not None
     generator = torch.Generator().manual_seed(rows.seed + 1)
     folds = split_rows(rows, generator, POOLING.folds)
-    probabilities, alone = [], [torch.zeros(0, rows.num_classes, dtype=torch.float32)]
+    probabilities, labelled_only = [], [torch.zeros(0, rows.num_classes, dtype=torch.float32)]
     scores = torch.zeros(len(pool.features), dtype=torch.float64)
-    given_up = choice, PseudoLabelResult(False, None, False, torch.zeros_like(scores))
+    timed_out = choice, PseudoLabelResult(False, None, False, torch.zeros_like(scores))
     for step, fold in enumerate(folds):
         progress(f"unlabelled rows, fold {step + 1} of {len(folds)}", step / (2 * len(folds)))
         part = problem._replace(rows=rows.select(fold.train))
         network = fit_rows(part.rows.to(problem.device), choice, deadline)
         if time.monotonic() >= deadline:
-            return given_up
-        alone.append(network(rows.features[fold.held_out].to(problem.device)).detach().cpu())
-        likely, logits = pseudo_label_weights(part, network)
-        probabilities.append(likely)
+            return timed_out
+        labelled_only.append(network(rows.features[fold.held_out].to(problem.device)).detach().cpu())
+        fold_probabilities, logits = pseudo_label_weights(part, network)
+        probabilities.append(fold_probabilities)
         scores += score_known(logits) / len(folds)
-    without = torch.cat(alone)
+    without = torch.cat(labelled_only)
     ranks = rank_scores(score_known(without), scores)
-    pooling = PseudoLabels((~find_outliers(ranks, len(without))).double(), choice.temperature)
+    pooling = PseudoLabels((~detect_outliers(ranks, len(without))).double(), choice.temperature)
     if not folds:  # with one row per class, no row can be held out
         return choice._replace(pooling=pooling), PseudoLabelResult(True, None, False, ranks)
     pooled = []
-    for step, (fold, likely) in enumerate(zip(folds, probabilities, strict=True)):
+    for step, (fold, fold_probabilities) in enumerate(zip(folds, probabilities, strict=True)):
         progress(f"unlabelled rows, fold {step + 1} of {len(folds)}", 0.5 + step / (2 * len(folds)))
         part = problem._replace(rows=rows.select(fold.train))
-        network = fit_pooled(part, choice, pooling, likely, deadline)
+        network = fit_pooled(part, choice, pooling, fold_probabilities, deadline)
         if time.monotonic() >= deadline:
-            return given_up
+            return timed_out
         pooled.append(network(rows.features[fold.held_out].to(problem.device)).detach().cpu())
     held_out = torch.cat([fold.held_out for fold in folds])
     labels, seen = rows.labels[held_out], torch.bincount(rows.labels, minlength=rows.num_classes) > 0

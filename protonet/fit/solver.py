@@ -32,7 +32,7 @@ from protonet.fit.search import (
     ignore,
 )
 from protonet.fit.training_set import ClassNameRows, TrainingSet, prepare_training_set
-from protonet.fit.unlabelled import SPREAD, Unlabelled, read_rows
+from protonet.fit.unlabelled import PROPAGATION, Unlabelled, read_rows
 from protonet.network import PrototypeNetwork
 from protonet.views.budget import EncoderPlan, plan_encoder
 from protonet.views.linear import LinearFamily
@@ -185,7 +185,7 @@ def solve_problem(
             features, labels, num_classes = names.x[:0], names.labels[:0], metadata["num_classes"]
         else:
             features, labels, num_classes = read_loaders(cast(Samples, train_loader), val_loader, metadata)
-        max_pool_rows = min(SPREAD.limit, max(SPREAD.most_rows, SPREAD.per_class * num_classes))
+        max_pool_rows = min(PROPAGATION.limit, max(PROPAGATION.max_rows, PROPAGATION.per_class * num_classes))
         pool = None if unlabelled is None else read_rows(unlabelled, features.shape[1], max_pool_rows)
         problem, joined = prepare_training_set(features, labels, num_classes, seed, weights, groups, blocks, names)
         rows_per_class = len(problem.rows.labels) / len(problem.rows.labels.unique())

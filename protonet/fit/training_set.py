@@ -1,4 +1,4 @@
-"""A problem: labelled rows as views are fitted to them, and rows without a label."""
+"""Training set: labelled rows in the form that views are fitted to, and unlabelled rows."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from protonet.views.view import TrainingRows
 
 
 class ClassNameRows(NamedTuple):
-    """What classes are called, as rows, which are fitted to and never judged; see `protonet.fit.names`."""
+    """Class names as rows, which views are fitted to but never evaluated on; see `protonet.fit.names`."""
 
-    x: Tensor  #: (m, dim) as features.
-    labels: Tensor  #: (m,) int64, the number of each one's class.
-    weight: float  #: How many samples each counts as.
+    x: Tensor  #: (m, dim) features.
+    labels: Tensor  #: (m,) int64, the class index of each name.
+    weight: float  #: Samples that each name counts as.
     descriptions: tuple[str, ...] = ()  #: One per class, "" for none; empty if no class has a description.
 
     def count_samples(self, num_classes: int) -> Tensor:
-        """Return how many samples the names of each class (num_classes,) count as, int64."""
+        """Compute the number of samples that the names of each class count as: (num_classes,) int64."""
         return torch.bincount(self.labels, minlength=num_classes) * round(self.weight)
 
     def describe(self, classes: Sequence[str | int]) -> dict[str, Any]:
@@ -35,23 +35,23 @@ class ClassNameRows(NamedTuple):
 
 
 class TrainingSet(NamedTuple):
-    """Labelled rows, as views are fitted to them."""
+    """Labelled rows in canonical order, scaled and without duplicates."""
 
-    rows: TrainingRows  #: In canonical order, of unit scale, equal ones once; with the seed of all that is drawn.
+    rows: TrainingRows  #: In canonical order, of unit scale, equal rows merged; with the seed of all random numbers.
     scale: float  #: Scale of the input features, less the origin.
     origin: Tensor  #: (dim,) float32; see `protonet.fit.loading.centre_columns`.
-    repeated: int  #: How many of the rows that came are equal to another one, or nearly.
-    places: Tensor  #: (n,) int64: the number, in ``rows``, of each row that came, in the order of the loaders.
-    pool: Pool | None = None  #: Rows without a label.
-    device: torch.device = torch.device("cpu")  #: Where views are fitted; all that is here is on the CPU.
+    repeated: int  #: Number of input rows that are duplicates or near-duplicates of another one.
+    indices: Tensor  #: (n,) int64: index in ``rows`` of each input row, in the order of the loaders.
+    pool: Pool | None = None  #: Unlabelled rows.
+    device: torch.device = torch.device("cpu")  #: Device on which views are fitted; the tensors here are on the CPU.
 
     def add_pool(self, features: Tensor, indices: Tensor, total: int) -> TrainingSet:
-        """Return the problem with rows (m, dim) that have no label, given their numbers and how many came."""
+        """Add unlabelled rows (m, dim), given their indices and the number of all unlabelled rows."""
         scaled = ((features - self.origin) / self.scale).to(torch.float32)
         return self._replace(pool=Pool(scaled, indices, total))
 
-    def features_as_they_came(self, indices: Tensor) -> Tensor:
-        """Return the features (m, dim) of some rows (m,): float32, or float64 where that would lose digits."""
+    def original_features(self, indices: Tensor) -> Tensor:
+        """Compute the input features (m, dim) of rows (m,): float32, or float64 where float32 would lose digits."""
         x = self.rows.features[indices] * self.scale
         return x.double() + self.origin if bool(self.origin.any()) else x
 
@@ -66,7 +66,7 @@ def prepare_training_set(
     blocks: Tensor | None = None,
     names: ClassNameRows | None = None,
 ) -> tuple[TrainingSet, Tensor | None]:
-    """Return a problem of samples as they came, and the number (groups,) of each group that was given.
+    """Prepare the training set from samples, and map the input groups to its group ids (groups,).
 
     Args:
         features: (n, dim) float32 or float64, finite.
@@ -80,7 +80,7 @@ def prepare_training_set(
     """
     n, is_class_name = len(labels), None
     if names is not None:
-        several = None if groups is None else len(groups.unique())
+        n_groups = None if groups is None else len(groups.unique())
         features, labels, weights, groups, is_class_name = add_names(names, features, labels, weights, groups)
     if weights is not None:
         weights = check_weights("weights", weights, n=len(labels))
@@ -105,17 +105,17 @@ def prepare_training_set(
         is_class_name=is_class_name,
     )
     rows, repeated, joined, pooled = merge_duplicates(rows)
-    rows = _compare_weights(rows, n if names is None or n else names.weight * len(names.labels))
+    rows = _canonical_weights(rows, n if names is None or n else names.weight * len(names.labels))
     indices = torch.empty_like(order).index_copy_(0, order, pooled)
     if names is not None and joined is not None:
-        joined = joined[:several]
+        joined = joined[:n_groups]
     return TrainingSet(rows, scale, origin, repeated, indices[:n]), joined
 
 
 def add_names(
     names: ClassNameRows, features: Tensor, labels: Tensor, weights: Tensor | None, groups: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
-    """Return rows with names behind them, what each weighs, its group, and which ones are names."""
+    """Append class names to rows; return features, labels, weights, groups, and a mask of the names."""
     n, m = len(labels), len(names.labels)
     weights = torch.ones(n, dtype=torch.float64) if weights is None else weights.double()
     is_class_name = torch.arange(n + m) >= n
@@ -133,9 +133,9 @@ def add_names(
 
 
 def _compute_scale(features: Tensor, weights: Tensor | None) -> float:
-    """Return the root mean square of features (n, dim) of rows of some weights (n,), to the nearest power of two.
+    """Compute the root mean square of features (n, dim) of weighted rows, to the nearest power of two.
 
-    Divided by that, features keep all of their digits: a model file holds each row once, for views and as it came.
+    Division by a power of two keeps all digits: a model file holds each row once, for views and in its input units.
     """
     if weights is None:
         size = float(torch.linalg.vector_norm(features, dtype=torch.float64)) / math.sqrt(features.numel())
@@ -145,11 +145,11 @@ def _compute_scale(features: Tensor, weights: Tensor | None) -> float:
     return math.ldexp(1.0, round(math.log2(size))) if size else 0.0
 
 
-def _compare_weights(rows: TrainingRows, n: float) -> TrainingRows:
-    """Return rows with weights of n input samples, divided by the largest; None if all are 1.
+def _canonical_weights(rows: TrainingRows, n: float) -> TrainingRows:
+    """Scale the weights so that the largest is 1; None if all are equal. ``n`` is the number of input samples.
 
-    A row of weight 2 and a repeated row are equal from here on, to the last digit: selection on held-out rows and
-    training would amplify the least difference.
+    From here on, a row of weight 2 and a repeated row are equal to the last digit: selection on held-out rows and
+    training would amplify the smallest difference.
     """
     if rows.weights is None:
         return rows

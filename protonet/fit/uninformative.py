@@ -1,7 +1,7 @@
-"""Probabilities of rows without information: those in which every cell is missing, or a text that is not read.
+"""Probabilities of rows without information: all cells are missing, or a text is not readable.
 
-The embedding of such a row is an accident of how missing cells are encoded. Its probabilities are the class
-frequencies, and what became of such rows in the training table.
+The embedding of such a row is an artifact of the encoding of missing cells. Its probabilities are the class
+frequencies, updated by the labels of such rows in the training table.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import warnings
 import torch
 from torch import Tensor
 
-#: Rows that the class frequencies count as, next to the uninformative rows of the training table.
+#: Rows that the class frequencies count as, relative to the uninformative rows of the training table.
 PRIOR_ROWS = 10.0
-#: Share of uninformative training rows above which the network is trusted with them: they are what it learned from.
-MAX_SHARE = 0.5
+#: Above this fraction of uninformative training rows, the network predicts them: it was trained on them.
+MAX_FRACTION = 0.5
 
 
 def compute_uninformative_logits(counts: Tensor, uninformative: Tensor) -> Tensor | None:
     """Compute the logits of a row without information.
 
     Args:
-        counts: (num_classes,) training rows per class, at least one in all; 1 for each class of a balanced model.
-        uninformative: (num_classes,) how many of these had no information.
+        counts: (num_classes,) training rows per class, at least one in total; 1 for each class of a balanced model.
+        uninformative: (num_classes,) number of these without information.
 
     Returns:
         (num_classes,) float64, the logarithm of the posterior mean of a Dirichlet prior around the class frequencies;
@@ -31,14 +31,14 @@ def compute_uninformative_logits(counts: Tensor, uninformative: Tensor) -> Tenso
     Source: Gelman et al., "Bayesian data analysis" (2013), sec. 3.4.
     """
     counts, seen = counts.double(), uninformative.double()
-    if float(seen.sum()) > MAX_SHARE * float(counts.sum()):
+    if float(seen.sum()) > MAX_FRACTION * float(counts.sum()):
         return None
     posterior = (seen + PRIOR_ROWS * counts / counts.sum()) / (seen.sum() + PRIOR_ROWS)
     return posterior.log().clamp_min(torch.finfo(torch.float32).min)
 
 
 def replace_uninformative(logits: Tensor, rows: Tensor, constant: Tensor | None) -> int:
-    """Replace the logits (n, num_classes) of rows (n,) bool without information, in place; return how many these are.
+    """Replace the logits (n, num_classes) of rows (n,) bool without information, in place; return their number.
 
     Nothing is replaced if ``constant``, of `compute_uninformative_logits`, is None.
     """
@@ -49,7 +49,7 @@ def replace_uninformative(logits: Tensor, rows: Tensor, constant: Tensor | None)
 
 
 def predict_frequencies(logits: Tensor, rows: Tensor, counts: Tensor, uninformative: Tensor) -> None:
-    """Give rows without information the logits of `compute_uninformative_logits`, in place, and count them.
+    """Replace the logits of rows without information by those of `compute_uninformative_logits`, in place, and warn.
 
     Warns:
         UserWarning: How many rows these are; attributed to the caller of the estimator's method.
@@ -59,7 +59,7 @@ def predict_frequencies(logits: Tensor, rows: Tensor, counts: Tensor, uninformat
 
 
 def parse_counts(counts: object, num_classes: int) -> Tensor:
-    """Return counts (num_classes,) int64 from untrusted metadata that name the first classes; 0 if it is unusable."""
+    """Parse counts (num_classes,) int64 of the first classes from untrusted metadata; zeros if it is unusable."""
     parsed = torch.zeros(num_classes, dtype=torch.int64)
     listed = counts if isinstance(counts, list) and len(counts) <= num_classes else []
     if all(type(count) is int and 0 <= count < 2**53 for count in listed):
@@ -68,6 +68,6 @@ def parse_counts(counts: object, num_classes: int) -> Tensor:
 
 
 def describe_uninformative(rows: int) -> str:
-    """Return a note that counts rows without information."""
+    """Format the number of rows without information as a note."""
     what = "1 row has" if rows == 1 else f"{rows:,} rows have"
     return f"{what} no information (all cells missing or unreadable): predicted by class frequency"

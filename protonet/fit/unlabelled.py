@@ -1,7 +1,7 @@
-"""Unlabelled rows: their class probabilities, and outliers among them.
+"""Semi-supervised learning: pseudo-labels of unlabelled rows, and outliers among them.
 
-Labels spread over the graph of nearest neighbours in an embedding. Each row, as its likeliest class, is then pooled
-with the labelled ones, and the views are fitted to all of them.
+Labels propagate over the graph of nearest neighbours in the embedding. Each unlabelled row then joins the labelled rows
+with its most probable class, and the views are fitted to all of them.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from protonet.views.view import TrainingRows
 
 
 @dataclass(frozen=True)
-class SpreadRules:
-    """How labels spread; set on the developing half of analysis/results/unlabelled.md."""
+class PropagationRules:
+    """Parameters of label propagation; chosen on the development half of analysis/results/unlabelled.md."""
 
-    most_rows: int = 1024  #: Rows without a label that are learned from, at the most; of more, so many are drawn ...
-    per_class: int = 64  #: ... or this many per class, if that is more ...
-    limit: int = 4096  #: ... but no more than this.
+    max_rows: int = 1024  #: Maximum number of unlabelled rows; more are subsampled ...
+    per_class: int = 64  #: ... to this or to this many rows per class, whichever is more, ...
+    limit: int = 4096  #: ... but never to more than this.
     neighbours: int = 7  #: Edges of the graph from each row.
-    keep: float = 0.95  #: Fraction that a row takes from its neighbours; the remainder is its initial probability.
-    steps: int = 200  #: Steps of the spreading, at the most.
-    settled: float = 1e-4  #: Change of a share at which it ends.
-    even: float = 0.05
-    """Variance of the classes' shares, in units of the mean share, that is put down to errors: up to it the classes are
-    taken for equally frequent, beyond it less and less."""
-    balancing: int = 30  #: Steps that bring shares to what they are taken for.
+    alpha: float = 0.95  #: Weight of a row's neighbours; the remainder is the weight of its initial probabilities.
+    max_steps: int = 200  #: Maximum number of iterations.
+    tolerance: float = 1e-4  #: The iteration stops if no probability changes by more.
+    noise_variance: float = 0.05
+    """Variance of the class frequencies, in units of their mean, that estimation errors explain. Up to it, classes are
+    assumed to be equally frequent; beyond it, frequencies are shrunk less and less."""
+    balancing_steps: int = 30  #: Iterations that scale the probabilities to the shrunken class frequencies.
 
 
-SPREAD = SpreadRules()
-#: Rows of known classes that are taken for unlike ones, as a share; and the fewest held-out rows for that.
+PROPAGATION = PropagationRules()
+#: Fraction of rows of known classes that are rejected as outliers; and minimum number of held-out rows for that.
 OUTLIER_RATE, MIN_HELD_OUT = 0.05, 20
 #: A tensor or array (m, ...); or batches of inputs, alone or with labels.
 Unlabelled = Tensor | np.ndarray | Iterable[Any] | Dataset[Any]
@@ -48,27 +48,27 @@ REMEDY = "Pass a tensor (m, ...), or batches of inputs."
 
 
 class Pool(NamedTuple):
-    """Rows without a label, as they are learned from."""
+    """Unlabelled rows that were sampled for training."""
 
-    features: Tensor  #: (m, dim) float32, in the units of the problem.
-    places: Tensor  #: (m,) int64: which of the rows that came each one is.
-    total: int  #: How many came.
+    features: Tensor  #: (m, dim) float32, in the units of the training set.
+    indices: Tensor  #: (m,) int64: index of each one among all unlabelled rows.
+    total: int  #: Number of all unlabelled rows.
 
 
-def read_rows(source: object, dim: int, most: int) -> tuple[Tensor, Tensor, int]:
-    """Read rows without a label once, and draw some of them: which ones depends on the rows, not on their order.
+def read_rows(source: object, dim: int, max_rows: int) -> tuple[Tensor, Tensor, int]:
+    """Read unlabelled rows once, and sample up to ``max_rows`` of them, independently of their order.
 
     Args:
         source: A tensor or array (m, ...), or an iterable of batches: inputs (b, ...), alone or with labels, which are
-            not looked at.
-        dim: Features of a row.
-        most: Rows that are kept, at the most; memory goes with it, however many come.
+            ignored.
+        dim: Number of features of a row.
+        max_rows: Maximum number of sampled rows, which bounds the memory.
 
     Returns:
-        Features (kept, dim), the number of each among those that came (kept,) int64, and how many came.
+        Features (sampled, dim), the indices (sampled,) int64 among all rows, and the number of all rows.
 
     Raises:
-        InputTypeError: No rows of numbers.
+        InputTypeError: The source does not hold rows of real numbers.
         InputError: Another width, or a number that is not finite.
     """
     sampled, keys, indices = [torch.empty(0, dim, dtype=torch.float32)], np.empty(0, np.int64), np.empty(0, np.int64)
@@ -85,14 +85,14 @@ def read_rows(source: object, dim: int, most: int) -> tuple[Tensor, Tensor, int]
         keys, indices = np.concatenate([keys, hashes]), np.concatenate([indices, total + np.arange(len(rows))])
         parts = [*sampled, rows]
         total += len(rows)
-        chosen = np.lexsort((indices, keys))[:most]
-        sampled = [_take(parts, chosen)]
+        chosen = np.lexsort((indices, keys))[:max_rows]
+        sampled = [_gather_rows(parts, chosen)]
         keys, indices = keys[chosen], indices[chosen]
     return sampled[0], torch.from_numpy(indices), total
 
 
 def _open(source: object) -> Iterable[object]:
-    """Return batches, whatever way the rows come."""
+    """Convert a source of rows to an iterable of batches."""
     if isinstance(source, (torch.Tensor, np.ndarray)):
         return (source[first : first + CHUNK] for first in range(0, len(source), CHUNK))
     if isinstance(source, Dataset) and not isinstance(source, IterableDataset):
@@ -105,7 +105,7 @@ def _open(source: object) -> Iterable[object]:
 
 
 def _read_batch(batch: object, batch_index: int, dim: int) -> Tensor:
-    """Return the inputs (b, dim) of a batch, without its labels, if it has some."""
+    """Get the inputs (b, dim) of a batch, without labels."""
     inputs = batch[0] if isinstance(batch, (tuple, list)) and 1 <= len(batch) <= 2 else batch
     if isinstance(inputs, np.ndarray) and inputs.dtype.kind in "biuf":
         inputs = torch.from_numpy(np.array(inputs))
@@ -120,7 +120,7 @@ def _read_batch(batch: object, batch_index: int, dim: int) -> Tensor:
 
 
 def _hash_rows(rows: Tensor) -> np.ndarray:
-    """Return a number (n,) int64 for each row (n, dim), the same for equal ones."""
+    """Hash rows (n, dim) to (n,) int64."""
     bits = rows.to(torch.float32).add(0.0).numpy().view(np.int32).astype(np.int64)  # -0.0 becomes 0.0
     odd = np.random.default_rng(0).integers(0, 2**62, rows.shape[1]) * 2 + 1
     mixed = (bits * odd).sum(axis=1)
@@ -128,8 +128,8 @@ def _hash_rows(rows: Tensor) -> np.ndarray:
     return spread
 
 
-def _take(parts: Sequence[Tensor], rows: np.ndarray) -> Tensor:
-    """Return some rows (m,) of parts (n, dim) that follow each other, in the finest of their types."""
+def _gather_rows(parts: Sequence[Tensor], rows: np.ndarray) -> Tensor:
+    """Gather rows (m,) from the concatenation of two parts (n, dim), in the wider of their types."""
     kinds = {torch.float64 if part.dtype in {torch.float64, torch.int64} else torch.float32 for part in parts[1:]}
     dtype = torch.float64 if torch.float64 in kinds | {parts[0].dtype} else torch.float32
     first = len(parts[0])
@@ -140,13 +140,13 @@ def _take(parts: Sequence[Tensor], rows: np.ndarray) -> Tensor:
     return selected
 
 
-def propagate_labels(embedding: Tensor, labels: Tensor, believed: Tensor) -> Tensor:
-    """Let labels spread over the graph of nearest neighbours.
+def propagate_labels(embedding: Tensor, labels: Tensor, initial: Tensor) -> Tensor:
+    """Propagate labels over the graph of nearest neighbours.
 
     Args:
-        embedding: (n + m, dim) unit rows: n labelled ones, then m others.
+        embedding: (n + m, dim) unit rows: n labelled rows, then m unlabelled rows.
         labels: (n,) int64.
-        believed: (m, num_classes) probabilities of the others, where the spreading starts.
+        initial: (m, num_classes) initial probabilities of the unlabelled rows.
 
     Returns:
         (m, num_classes) float32, rows summing to 1.
@@ -154,28 +154,28 @@ def propagate_labels(embedding: Tensor, labels: Tensor, believed: Tensor) -> Ten
     Source: Zhou, Bousquet, Lal, Weston and Schölkopf, "Learning with local and global consistency" (2004), with edges
         scaled by both ends' neighbourhoods as in Zelnik-Manor and Perona, "Self-tuning spectral clustering" (2004).
     """
-    n, classes = len(labels), believed.shape[1]
-    rows, others, weights = link_neighbours(embedding, SPREAD.neighbours)
-    start = torch.cat([F.one_hot(labels, classes), believed]).double()
+    n, classes = len(labels), initial.shape[1]
+    rows, others, weights = neighbour_graph(embedding, PROPAGATION.neighbours)
+    start = torch.cat([F.one_hot(labels, classes), initial]).double()
     scores = start
-    for _ in range(SPREAD.steps):
+    for _ in range(PROPAGATION.max_steps):
         before = scores
-        scores = (1 - SPREAD.keep) * start
-        scores.index_add_(0, rows, weights[:, None] * before[others], alpha=SPREAD.keep)
-        if float((scores - before).abs().max()) < SPREAD.settled * (1 - SPREAD.keep):
+        scores = (1 - PROPAGATION.alpha) * start
+        scores.index_add_(0, rows, weights[:, None] * before[others], alpha=PROPAGATION.alpha)
+        if float((scores - before).abs().max()) < PROPAGATION.tolerance * (1 - PROPAGATION.alpha):
             break
     probabilities = scores[n:]
     return balance_frequencies(probabilities / probabilities.sum(dim=1, keepdim=True)).float()
 
 
-def link_neighbours(embedding: Tensor, neighbours: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the graph of nearest neighbours of unit rows (n, dim): the ends of each edge, and its weight.
+def neighbour_graph(embedding: Tensor, neighbours: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Build the symmetric graph of nearest neighbours of unit rows (n, dim).
 
-    For two rows at a distance d, 1 less their cosine, the weight is exp(-4 d / sqrt(s t)), s and t being how far the
-    farthest neighbour of each is; it is normalised by the roots of both ends' degrees.
+    Let d be the cosine distance of two rows, and s and t the distances to their farthest neighbours. The weight of
+    their edge is exp(-4 d / sqrt(s t)), divided by the square roots of both ends' degrees.
 
     Returns:
-        (edges,) int64, (edges,) int64 and (edges,) float64; each edge both ways.
+        The two ends (edges,) int64 of each edge, and its weight (edges,) float64; each edge in both directions.
     """
     n = len(embedding)
     near, far = [torch.empty(0, 1)], [torch.empty(0, 1, dtype=torch.int64)]
@@ -198,46 +198,49 @@ def link_neighbours(embedding: Tensor, neighbours: int) -> tuple[Tensor, Tensor,
     return rows, others, weights / (degrees[rows] * degrees[others])
 
 
-def balance_frequencies(beliefs: Tensor) -> Tensor:
-    """Bring how often each class is believed to occur towards equal shares, as far as its variation may be error.
+def balance_frequencies(probabilities: Tensor) -> Tensor:
+    """Scale probabilities so that class frequencies shrink towards equal ones.
+
+    The shrinkage is as strong as estimation errors may explain the variation.
 
     Args:
-        beliefs: (m, num_classes) float64, rows summing to 1.
+        probabilities: (m, num_classes) float64, rows summing to 1.
 
     Returns:
-        The same; where ``SPREAD.even`` explains all of the variation the classes have equal shares.
+        (m, num_classes) float64, rows summing to 1. If ``PropagationRules.noise_variance`` explains all of the
+        variation, the classes become equally frequent.
 
     Source: shrinkage by the ratio of variances, as James and Stein, "Estimation with quadratic loss" (1961).
     """
-    believed = beliefs.sum(dim=0) > 0  # the others are classes without a sample
-    frequencies = beliefs.mean(dim=0)[believed] * int(believed.sum())
-    pull = min(1.0, SPREAD.even / max(float((frequencies - 1).square().mean()), 1e-12))
+    present = probabilities.sum(dim=0) > 0  # classes with samples
+    frequencies = probabilities.mean(dim=0)[present] * int(present.sum())
+    pull = min(1.0, PROPAGATION.noise_variance / max(float((frequencies - 1).square().mean()), 1e-12))
     target = (1 - pull) * frequencies + pull
-    factors = torch.ones_like(beliefs[0])
-    balanced = beliefs
-    for _ in range(SPREAD.balancing):
-        observed = balanced.mean(dim=0)[believed] * len(frequencies)
-        factors[believed] *= (target / observed.clamp_min(1e-9)).sqrt()
-        balanced = beliefs * factors
+    factors = torch.ones_like(probabilities[0])
+    balanced = probabilities
+    for _ in range(PROPAGATION.balancing_steps):
+        observed = balanced.mean(dim=0)[present] * len(frequencies)
+        factors[present] *= (target / observed.clamp_min(1e-9)).sqrt()
+        balanced = probabilities * factors
         balanced = balanced / balanced.sum(dim=1, keepdim=True)
     return balanced
 
 
-def pool_rows(rows: TrainingRows, features: Tensor, beliefs: Tensor, known: Tensor) -> TrainingRows:
-    """Return labelled rows and others together, each of the others as its likeliest class, at that one's probability.
+def pool_rows(rows: TrainingRows, features: Tensor, probabilities: Tensor, known: Tensor) -> TrainingRows:
+    """Concatenate labelled and unlabelled rows, each unlabelled row with its most probable class and that probability.
 
-    A second class of each row would add more wrong rows to a rare class than it has right ones.
+    Adding a row to its second class, too, would add more wrong rows to a rare class than it has correct ones.
 
     Args:
-        rows: The labelled ones.
-        features: (m, dim) of the others.
-        beliefs: (m, num_classes) their probabilities.
-        known: (m,) >= 0: how much each of them counts, next to a labelled row.
+        rows: Labelled rows.
+        features: (m, dim) of the unlabelled rows.
+        probabilities: (m, num_classes) their class probabilities.
+        known: (m,) >= 0: sample weights of the unlabelled rows, where a labelled row has 1.
 
     Returns:
-        The rows, in no groups.
+        All rows, without groups.
     """
-    top_probabilities, classes = beliefs.max(dim=1)
+    top_probabilities, classes = probabilities.max(dim=1)
     weights = top_probabilities.double() * known
     used = weights > 0
     return rows._replace(
@@ -250,11 +253,11 @@ def pool_rows(rows: TrainingRows, features: Tensor, beliefs: Tensor, known: Tens
 
 
 def rank_scores(known_scores: Tensor, scores: Tensor) -> Tensor:
-    """Return which share of rows of known classes, held out, has lower scores (n,) than each of others (m,) has."""
+    """Compute the fraction of held-out scores of known classes (n,) that are below each score (m,)."""
     counts_below = torch.searchsorted(known_scores.sort().values, scores.contiguous())
     return counts_below.double() / max(1, len(known_scores))
 
 
-def find_outliers(ranks: Tensor, n_held_out: int) -> Tensor:
-    """Return which rows (m,) are unlike every class, given their ranks among so many rows: none where these are few."""
+def detect_outliers(ranks: Tensor, n_held_out: int) -> Tensor:
+    """Flag rows (m,) whose ranks are below ``OUTLIER_RATE``; none if fewer than ``MIN_HELD_OUT`` rows were held out."""
     return (ranks < OUTLIER_RATE) & (n_held_out >= MIN_HELD_OUT)

@@ -24,7 +24,7 @@ from protonet.commands.explain import COLUMNS, SAMPLE
 from protonet.commands.models import get_column_names, get_column_sizes, predict_logits, predict_uninformative
 from protonet.embeddings.pictures.images import text_to_path
 from protonet.files import Model
-from protonet.fit.importance import measure_support
+from protonet.fit.importance import compute_contributions
 from protonet.fit.uninformative import parse_counts, replace_uninformative
 from protonet.network import PrototypeNetwork
 from protonet.server.labels import Answers, Session, check_class, embed
@@ -319,7 +319,7 @@ class LabelQueue:
         farther = float((model.network(some).amax(dim=1) > logits.amax()).double().mean())
         support: list[dict[str, Any]] = []
         if len(sizes) > 1:
-            scores = measure_support(model.network, x[0], order[0], x_all[done], torch.ones(len(done)), sizes)
+            scores = compute_contributions(model.network, x[0], order[0], x_all[done], torch.ones(len(done)), sizes)
             top = scores.abs().argsort(descending=True, stable=True)[:COLUMNS].tolist()
             support = [{"name": names[at], "support": float(scores[at])} for at in top]
         near = self.nearest_labelled(model.network.embed(x)[0])

@@ -199,7 +199,7 @@ def test_many_columns_without_names_and_rows_drawn(
     bare: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     monkeypatch.setattr(importance, "PREDICTIONS", 40 * 12)
-    monkeypatch.setattr(importance, "LEAST_ROWS", 10)
+    monkeypatch.setattr(importance, "MIN_ROWS", 10)
     x, y = blobs(0, classes=3, rows=5, dim=40)
     np.savez(tmp_path / "t.npz", x=x.numpy(), y=y.numpy() + 5)
     found, said = run.read_json("explain", bare, str(tmp_path / "t.npz"))

@@ -52,8 +52,8 @@ def test_update_notices_rows_that_it_was_given(model: Path, tmp_path: Path, run:
 def test_equal_rows_are_found_in_a_problem_again(dtype: torch.dtype, origin: float) -> None:
     x = torch.randn(40, 5, generator=torch.Generator().manual_seed(0), dtype=dtype) + origin
     problem, _ = prepare_training_set(x, torch.arange(40) % 2, 2)
-    known = problem.features_as_they_came(torch.arange(30))
-    came = torch.tensor([int(place) in range(30) for place in problem.places])
+    known = problem.original_features(torch.arange(30))
+    came = torch.tensor([int(place) in range(30) for place in problem.indices])
     assert torch.equal(match_rows(x, known, problem.origin), came)
     assert not match_rows(x * (1 + 1e-4 / (1 + origin)), known, problem.origin).any()
     assert not match_rows(x, known[:0], problem.origin).any()

@@ -17,11 +17,11 @@ from protonet import InputError, PrototypeNetwork, solve
 from protonet.fit import active
 from protonet.fit.active import (
     RULES,
-    choose_covering,
-    draw_rows,
-    measure_likeness,
+    kernel_similarity,
+    maximize_coverage,
     median_bandwidth,
     predict_classes,
+    sample_rows,
     suggest_rows,
 )
 from tests.strategies import blobs, seeds
@@ -45,14 +45,14 @@ def add_up(rows: Tensor, weights: Tensor, chosen: list[int], bandwidth: float) -
 def test_likeness_is_that_of_cosines(seed: int) -> None:
     rows, others = draw_unit(seed, 7), draw_unit(seed + 1, 4)
     expected = np.exp(-cdist(rows.double(), others.double(), "cosine") / 0.3)
-    np.testing.assert_allclose(measure_likeness(rows, others, 0.3).numpy(), expected, atol=2e-6)
+    np.testing.assert_allclose(kernel_similarity(rows, others, 0.3).numpy(), expected, atol=2e-6)
 
 
 @given(seeds)
 def test_the_choice_is_the_slow_greedy_one_and_near_the_best_of_all(seed: int) -> None:
     rows, n, bandwidth = draw_unit(seed, 7), 2, 0.2
     weights = torch.rand(7, generator=torch.Generator().manual_seed(seed))
-    chosen = choose_covering(rows, weights, rows[:0], n, bandwidth).tolist()
+    chosen = maximize_coverage(rows, weights, rows[:0], n, bandwidth).tolist()
     slow: list[int] = []
     for _ in range(n):
         left = [row for row in range(7) if row not in slow]
@@ -68,9 +68,9 @@ def test_the_order_of_rows_and_the_scale_of_weights_do_not_matter_and_more_rows_
     generator = torch.Generator().manual_seed(seed)
     rows, weights = draw_unit(seed, 12), torch.rand(12, generator=generator)
     order = torch.randperm(12, generator=generator)
-    chosen = choose_covering(rows, weights, rows[:0], 5, 0.2)
-    assert torch.equal(order[choose_covering(rows[order], 4 * weights[order], rows[:0], 5, 0.2)], chosen)
-    assert torch.equal(choose_covering(rows, weights, rows[:0], 3, 0.2), chosen[:3])
+    chosen = maximize_coverage(rows, weights, rows[:0], 5, 0.2)
+    assert torch.equal(order[maximize_coverage(rows[order], 4 * weights[order], rows[:0], 5, 0.2)], chosen)
+    assert torch.equal(maximize_coverage(rows, weights, rows[:0], 3, 0.2), chosen[:3])
     assert len(chosen.unique()) == 5
 
 
@@ -82,19 +82,19 @@ def test_rows_that_are_labelled_already_are_as_good_as_chosen() -> None:
     with pytest.raises(InputError, match="`known` must have"):
         suggest_rows(None, x, 1, known=x[:, :2])
     for known, expected in ((x[:0], [0, 1, 2]), (x[:1], [1, 2])):
-        chosen = choose_covering(x, torch.ones(10), known, len(expected), 0.1)
+        chosen = maximize_coverage(x, torch.ones(10), known, len(expected), 0.1)
         assert x[chosen].argmax(dim=1).tolist() == expected  # equal rows are chosen once
 
 
 def test_rows_are_drawn_in_proportion_to_their_weights() -> None:
     weights, n = torch.tensor([1.0, 2.0, 7.0]), 2000
-    drawn = torch.cat([draw_rows(weights, 1, seed) for seed in range(n)])
+    drawn = torch.cat([sample_rows(weights, 1, seed) for seed in range(n)])
     shares = torch.bincount(drawn, minlength=3) / n
     for share, expected in zip(shares.tolist(), [0.1, 0.2, 0.7], strict=True):
         assert abs(share - expected) < 4 * math.sqrt(expected * (1 - expected) / n)
-    assert draw_rows(weights, 3, 0).tolist() == [0, 1, 2]
-    assert torch.equal(draw_rows(torch.ones(50), 9, 1), draw_rows(torch.ones(50), 9, 1))
-    assert len(draw_rows(torch.ones(50), 9, 1).unique()) == 9
+    assert sample_rows(weights, 3, 0).tolist() == [0, 1, 2]
+    assert torch.equal(sample_rows(torch.ones(50), 9, 1), sample_rows(torch.ones(50), 9, 1))
+    assert len(sample_rows(torch.ones(50), 9, 1).unique()) == 9
 
 
 def test_the_bandwidth_reaches_the_given_number_of_neighbours() -> None:
@@ -120,7 +120,7 @@ def test_class_probabilities_are_those_of_the_network(network: PrototypeNetwork)
     torch.testing.assert_close(predictions.probabilities, best.values[:, :2])
     assert torch.equal(predictions.first, best.indices[:, 0])
     assert torch.equal(predictions.second, best.indices[:, 1])
-    torch.testing.assert_close(predictions.doubt, 1 - best.values[:, 0] + best.values[:, 1])
+    torch.testing.assert_close(predictions.uncertainty, 1 - best.values[:, 0] + best.values[:, 1])
     assert torch.equal(predictions.nearness, network(x).amax(dim=1))
 
 
@@ -128,7 +128,7 @@ def test_with_one_class_all_rows_are_in_doubt() -> None:
     network = PrototypeNetwork(torch.nn.Identity(), embedding_dim=2, num_classes=1)
     network.set_prototypes(torch.eye(2)[:1], torch.zeros(1, dtype=torch.int64))
     x = torch.tensor([[1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
-    assert predict_classes(network, x).doubt.tolist() == [1.0, 1.0, 1.0]
+    assert predict_classes(network, x).uncertainty.tolist() == [1.0, 1.0, 1.0]
     assert suggest_rows(network, x, 1, ["one"])[0].row in {1, 2}
 
 
@@ -157,9 +157,9 @@ def test_the_first_rows_are_typical_and_spread_whatever_the_units() -> None:
 
 
 def test_of_many_rows_those_in_doubt_are_compared(network: PrototypeNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(active, "RULES", replace(RULES, most_rows=60))
+    monkeypatch.setattr(active, "RULES", replace(RULES, max_rows=60))
     x, _ = blobs(4, classes=3, rows=200, dim=4, noise=1.0)
-    doubt = predict_classes(network, x).doubt
+    doubt = predict_classes(network, x).uncertainty
     chosen = suggest_rows(network, x, 20, range(3))
     rows = [row for row, _ in chosen]
     assert len(set(rows)) == 20

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from protonet.fit.crossfit import crossfit, predict_baselines, predict_held_out, repeat_held_out
-from protonet.fit.learning import draw_curve
+from protonet.fit.learning import measure_learning_curve
 from protonet.fit.networks import fit_choice, fit_rows
 from protonet.fit.search import SelectedModel
 from protonet.fit.solver import Solution, solve_problem
@@ -81,7 +81,7 @@ def test_what_judges_a_solution_takes_any_class_sizes(sizes: tuple[int, ...], ef
     solution = solve_problem(make_rows(sizes), effort=effort)
     crossed = crossfit(solution)
     assert bool(torch.isfinite(repeat_held_out(solution, crossed, 2)).all())
-    assert draw_curve(solution, crossed).right.shape[1] == len(crossed.labels)
+    assert measure_learning_curve(solution, crossed).correct.shape[1] == len(crossed.labels)
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (3, 3, 3), (1, 2, 4)])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protonet.fit.crossfit import Crossfit, crossfit, held_out_indices, make_folds, predict_held_out, repeat_held_out
-from protonet.fit.learning import Curve, draw_curve, expect_more, thin_rows
+from protonet.fit.learning import LearningCurve, extrapolate_accuracy, measure_learning_curve, subsample_rows
 from protonet.fit.solver import Solution, solve_problem
 from protonet.metrics import Sample, effective_sample_size, wilson_interval
 from tests.strategies import blobs, seeds
@@ -63,7 +63,7 @@ def test_thinned_rows_are_a_fraction_of_each_class(seed: int, fraction: float) -
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(4, (40,), generator=generator)
     rows = torch.randperm(40, generator=generator)[:30]
-    some = thin_rows(labels, rows, fraction, generator)
+    some = subsample_rows(labels, rows, fraction, generator)
     assert torch.isin(some, rows).all()
     assert some.tolist() == sorted(set(some.tolist()))
     before, after = (torch.bincount(labels[indices], minlength=4) for indices in (rows, some))
@@ -72,13 +72,13 @@ def test_thinned_rows_are_a_fraction_of_each_class(seed: int, fraction: float) -
 
 def test_curve_ends_in_the_crossfit(solved: Solved) -> None:
     solution, crossed = solved
-    curve = draw_curve(solution, crossed)
+    curve = measure_learning_curve(solution, crossed)
     assert curve.per_class == sorted(curve.per_class)
     assert curve.per_class[-1] == pytest.approx(sum(len(fold.train) for fold in make_folds(solution.problem)) / 15)
     assert curve.per_class[-2] == pytest.approx(curve.per_class[-1] / 2, abs=0.5)
-    assert curve.right.shape == (len(curve.per_class), len(crossed.labels))
-    assert (curve.right[-1] == (predict_held_out(crossed).argmax(dim=1) == crossed.labels)).all()
-    assert len(draw_curve(solution, crossed, deadline=-math.inf).per_class) == 1
+    assert curve.correct.shape == (len(curve.per_class), len(crossed.labels))
+    assert (curve.correct[-1] == (predict_held_out(crossed).argmax(dim=1) == crossed.labels)).all()
+    assert len(measure_learning_curve(solution, crossed, deadline=-math.inf).per_class) == 1
 
 
 def test_what_is_expected_goes_on_as_the_power_law_did() -> None:
@@ -86,16 +86,16 @@ def test_what_is_expected_goes_on_as_the_power_law_did() -> None:
     sizes, rows = [4.0, 8.0, 16.0], 200_000
     errors = [0.4 * (size / 4) ** -0.5 for size in sizes]
     right = torch.stack([torch.rand(rows, generator=generator) > error for error in errors])
-    outlook = expect_more(Curve(sizes, right[:, :20_000]), Sample.of(20_000), 64.0)
+    outlook = extrapolate_accuracy(LearningCurve(sizes, right[:, :20_000]), Sample.of(20_000), 64.0)
     assert outlook is not None
     low, high = outlook.interval
     assert outlook.accuracy == pytest.approx(1 - 0.1, abs=0.01)
     assert low < outlook.accuracy < high < low + 0.03
-    assert expect_more(Curve(sizes[1:], right[1:, :9]), Sample.of(9), 64.0) is None
-    worse = expect_more(Curve(sizes, right.flip(0)[:, :9000]), Sample.of(9000), 64.0)
+    assert extrapolate_accuracy(LearningCurve(sizes[1:], right[1:, :9]), Sample.of(9), 64.0) is None
+    worse = extrapolate_accuracy(LearningCurve(sizes, right.flip(0)[:, :9000]), Sample.of(9000), 64.0)
     assert worse is not None  # errors that rise are not expected to go on rising
     assert worse.accuracy == pytest.approx(float(right[0, :9000].double().mean()))
-    none_wrong = expect_more(Curve(sizes, torch.ones(3, 9, dtype=torch.bool)), Sample.of(9), 64.0)
+    none_wrong = extrapolate_accuracy(LearningCurve(sizes, torch.ones(3, 9, dtype=torch.bool)), Sample.of(9), 64.0)
     assert none_wrong is not None
     assert none_wrong.accuracy == 1
 
@@ -105,7 +105,7 @@ def test_what_is_expected_goes_on_as_the_power_law_did() -> None:
 def test_what_is_expected_is_no_surer_than_so_many_rows_allow(wrong: tuple[int, ...], weighted: bool) -> None:
     right = torch.stack([torch.arange(30) >= number for number in wrong])
     weights = torch.ones(30, dtype=torch.float64) + weighted * (torch.arange(30) % 3)
-    outlook = expect_more(Curve([4.0, 8.0, 16.0], right), Sample.of(30, weights), 36.0)
+    outlook = extrapolate_accuracy(LearningCurve([4.0, 8.0, 16.0], right), Sample.of(30, weights), 36.0)
     assert outlook is not None
     low, high = wilson_interval(outlook.accuracy, effective_sample_size(weights))
     assert outlook.interval[0] <= low < high <= outlook.interval[1] <= 1

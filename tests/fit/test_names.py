@@ -20,7 +20,7 @@ from protonet.embeddings.opening import open_representation
 from protonet.embeddings.representation import Record, Representation
 from protonet.fit.class_weights import balance_classes, count_rows
 from protonet.fit.crossfit import crossfit, held_out_indices
-from protonet.fit.names import ALONE, NAMES, classify_by_names, embed_class_names, extract_words, weigh_names
+from protonet.fit.names import NAMES, NAMES_ONLY, classify_by_names, embed_class_names, extract_words, weigh_names
 from protonet.fit.solver import Solution, solve_problem
 from protonet.fit.training_set import ClassNameRows
 from protonet.selection.folds import split_folds
@@ -185,11 +185,11 @@ def test_names_are_in_the_prototypes_and_what_is_numbered_is_the_samples() -> No
         assert names.count_samples(6).tolist() == [2] * 6
         assert network(-NEAR[:1]).argmax() == 5
         assert len(problem.rows.labels) == len(X) + 6
-        assert len(problem.places) == len(X)
-        torch.testing.assert_close(problem.features_as_they_came(problem.places), X)
-        torch.testing.assert_close(problem.rows.labels[problem.places], Y)
+        assert len(problem.indices) == len(X)
+        torch.testing.assert_close(problem.original_features(problem.indices), X)
+        torch.testing.assert_close(problem.rows.labels[problem.indices], Y)
         assert problem.rows.is_class_name is not None
-        assert not problem.rows.is_class_name[problem.places].any()
+        assert not problem.rows.is_class_name[problem.indices].any()
         assert int(problem.rows.is_class_name.sum()) == 6
         crossed = crossfit(solution)
         indices = held_out_indices(problem)
@@ -204,7 +204,7 @@ def test_names_are_in_the_prototypes_and_what_is_numbered_is_the_samples() -> No
             assert len(solution.groups) == len(used_groups.unique())
             assert problem.rows.groups is not None
             numbered = solution.groups[used_groups.unique(return_inverse=True)[1]]
-            torch.testing.assert_close(problem.rows.groups[problem.places], numbered)
+            torch.testing.assert_close(problem.rows.groups[problem.indices], numbered)
 
 
 def test_a_name_that_is_like_a_sample_is_none() -> None:
@@ -229,12 +229,12 @@ def test_the_order_of_rows_and_names_leaves_no_trace() -> None:
 
 def test_names_alone_are_the_prototypes() -> None:
     names = ClassNameRows(NEAR, torch.arange(5), NAMES.weight)
-    solution = solve_problem(None, metadata={"num_classes": 5}, effort=ALONE, names=names)
+    solution = solve_problem(None, metadata={"num_classes": 5}, effort=NAMES_ONLY, names=names)
     assert solution.network(NEAR).argmax(dim=1).tolist() == list(range(5))
     assert (solution.network(X).argmax(dim=1) == Y).double().mean() > 0.8
     assert solution.network.counts.tolist() == [2] * 5
     assert not len(crossfit(solution).labels)
-    assert not len(solution.problem.places)
+    assert not len(solution.problem.indices)
 
 
 def test_classes_that_count_alike_keep_their_names() -> None:

@@ -26,8 +26,8 @@ def test_near_duplicates_are_detected_unless_they_are_grouped(dim: int, noise: f
     of = np.repeat(np.arange(40), copies + 1)
     x = rng.normal(size=(40, dim))[of] + noise * rng.normal(size=(len(of), dim))
     y = rng.integers(3, size=40)[of]
-    assert detect_near_duplicates(x, y) > NEAR_DUPLICATES.share
-    assert detect_near_duplicates(x, y, of) < NEAR_DUPLICATES.share
+    assert detect_near_duplicates(x, y) > NEAR_DUPLICATES.min_fraction
+    assert detect_near_duplicates(x, y, of) < NEAR_DUPLICATES.min_fraction
 
 
 @pytest.mark.parametrize("dim", [5, 10, 30])
@@ -38,7 +38,7 @@ def test_noisy_copies_of_few_rows_with_random_labels_are_detected(dim: int, copi
         rng = np.random.default_rng(seed)
         of = np.repeat(np.arange(30), copies)
         x = rng.normal(size=(30, dim))[of] + 0.3 * rng.normal(size=(len(of), dim))
-        detected += detect_near_duplicates(x, rng.integers(2, size=30)[of]) >= NEAR_DUPLICATES.share
+        detected += detect_near_duplicates(x, rng.integers(2, size=30)[of]) >= NEAR_DUPLICATES.min_fraction
     assert detected >= (3 if dim == 5 else 4)
 
 
@@ -66,7 +66,7 @@ def test_real_data_sets_have_no_near_duplicates() -> None:
             np.cumsum(noise, axis=0),
             noise * (rng.random((n, dim)) < 0.3),
         ):
-            assert detect_near_duplicates(x, y) < NEAR_DUPLICATES.share
+            assert detect_near_duplicates(x, y) < NEAR_DUPLICATES.min_fraction
 
 
 def test_ties_in_a_column_are_not_near_duplicates() -> None:
@@ -83,10 +83,10 @@ def test_ties_in_a_column_are_not_near_duplicates() -> None:
             (np.hstack([np.eye(many)[day], measure]), [0] * many + [1]),
             (np.hstack([np.eye(many)[day], np.eye(12)[other], measure]), [0] * many + [1] * 12 + [2]),
         ):
-            assert detect_near_duplicates(x, y, blocks=torch.tensor(blocks)) < NEAR_DUPLICATES.share
+            assert detect_near_duplicates(x, y, blocks=torch.tensor(blocks)) < NEAR_DUPLICATES.min_fraction
     of = np.repeat(np.arange(40), 4)  # beside a column that they share, rows with noise are twins still
     x = np.hstack([np.eye(2)[of % 2], rng.normal(size=(40, 6))[of] + 0.03 * rng.normal(size=(160, 6))])
-    assert detect_near_duplicates(x, rng.integers(3, size=40)[of]) > NEAR_DUPLICATES.share
+    assert detect_near_duplicates(x, rng.integers(3, size=40)[of]) > NEAR_DUPLICATES.min_fraction
 
 
 def test_tight_classes_of_few_rows_are_not_near_duplicates() -> None:

@@ -25,11 +25,11 @@ from protonet.fit.search import RAW
 from protonet.fit.solver import Solution, solve_problem
 from protonet.fit.unlabelled import (
     MIN_HELD_OUT,
-    SPREAD,
+    PROPAGATION,
     Unlabelled,
     balance_frequencies,
-    find_outliers,
-    link_neighbours,
+    detect_outliers,
+    neighbour_graph,
     pool_rows,
     propagate_labels,
     rank_scores,
@@ -62,15 +62,15 @@ def test_graph_is_that_of_a_slow_transcription() -> None:
             expected[i, j] = expected[j, i] = np.exp(-4 * d / np.sqrt(nearest[i][-1][0] * nearest[j][-1][0]))
     degrees = expected.sum(dim=1).sqrt()
     expected /= degrees[:, None] * degrees
-    torch.testing.assert_close(dense(40, *link_neighbours(x, k)), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(dense(40, *neighbour_graph(x, k)), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_labels_spread_as_the_linear_system_says() -> None:
     x, labels = unit(60), torch.tensor([0, 1, 2, 0, 1, 2])
     initial = torch.rand(54, 3, generator=torch.Generator().manual_seed(1)).softmax(dim=1)
-    graph = dense(60, *link_neighbours(x, SPREAD.neighbours))
+    graph = dense(60, *neighbour_graph(x, PROPAGATION.neighbours))
     start = torch.cat([torch.nn.functional.one_hot(labels, 3), initial]).double()
-    solved = torch.linalg.solve(torch.eye(60, dtype=torch.float64) - SPREAD.keep * graph, start)[6:]
+    solved = torch.linalg.solve(torch.eye(60, dtype=torch.float64) - PROPAGATION.alpha * graph, start)[6:]
     expected = balance_frequencies(solved / solved.sum(dim=1, keepdim=True))
     torch.testing.assert_close(propagate_labels(x, labels, initial).double(), expected, rtol=0, atol=2e-3)
 
@@ -150,8 +150,8 @@ def test_few_held_out_rows_detect_no_outliers() -> None:
     )
     ranks = rank_scores(known_scores, scores)
     assert ranks.tolist() == [0, 1 / MIN_HELD_OUT, 10 / MIN_HELD_OUT]
-    assert find_outliers(ranks, MIN_HELD_OUT).tolist() == [True, False, False]
-    assert not find_outliers(ranks, MIN_HELD_OUT - 1).any()
+    assert detect_outliers(ranks, MIN_HELD_OUT).tolist() == [True, False, False]
+    assert not detect_outliers(ranks, MIN_HELD_OUT - 1).any()
 
 
 def moons(n: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -277,7 +277,7 @@ def test_without_time_nothing_is_learned_and_with_one_row_per_class_nobody_judge
 def test_of_many_labelled_rows_some_spread_their_labels(solved: Solution, monkeypatch: pytest.MonkeyPatch) -> None:
     network = fit_rows(solved.problem.rows, solved.choice)
     expected, logits = pseudo_label_weights(solved.problem, network)
-    monkeypatch.setattr("protonet.fit.networks.POOLING", replace(POOLING, most_seeds=5))
+    monkeypatch.setattr("protonet.fit.networks.POOLING", replace(POOLING, max_seeds=5))
     probabilities, same = pseudo_label_weights(solved.problem, network)
     torch.testing.assert_close(same, logits, rtol=1e-4, atol=1e-4)
     assert float((probabilities.argmax(dim=1) == expected.argmax(dim=1)).double().mean()) > 0.8
