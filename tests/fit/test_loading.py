@@ -154,7 +154,7 @@ def test_columns_far_from_zero_are_centred_and_no_others() -> None:
         ([(X, Y)], [(X[:, :5], Y)], None, InputError, "`val_loader` must have 8 features per sample; got 5 in batch 0"),
         ([(X.double() * 1e60, Y)], None, None, InputError, "`train_loader` must lie within the range of float32"),
         ([(X.double() * 1e-60, Y)], None, None, InputError, "`train_loader` must lie within the range of float32"),
-        ([(X, Y * 10**7)], None, None, InputError, "labels` must be class numbers; got 40000000 as the largest"),
+        ([(X, Y * 10**7)], None, None, InputError, "labels` must be class indices; got 40000000 as the largest"),
     ],
 )
 def test_bad_input_gets_its_message(train: Any, val: Any, metadata: Any, error: type[Exception], message: str) -> None:

@@ -311,7 +311,7 @@ def test_unlabelled_rows_are_detected(y: Any, indices: list[int]) -> None:
 
 
 def test_a_class_of_minus_one_may_be_meant() -> None:
-    with pytest.warns(UserWarning, match=r"2 of 6 rows have the label -1, which is taken for none. If it is a class"):
+    with pytest.warns(UserWarning, match=r"2 of 6 rows have the label -1, which means unlabelled. If it is a class"):
         assert detect_unlabelled([-1, 0, 1, -1, 0, 1])[0].tolist() == [0, 3]
 
 
