@@ -149,7 +149,7 @@ def test_a_fitted_estimator_tells_what_held_out_rows_say() -> None:
         ({}, NAMES, np.zeros(len(X)), "[Ss]ample.weight"),
         ({}, NAMES, -np.ones(len(X)), "Negative values in data passed to `sample_weight`"),
         ({}, ["ash"] * len(X), None, "^`y` must name two classes at least; got one class: ash. Add"),
-        ({}, X[:, 0], None, "^`y` must name classes; got numbers with fractions .*. Cut them into"),
+        ({}, X[:, 0], None, "^`y` must name classes; got numbers with fractions .*. Bin them into"),
     ],
 )
 def test_bad_arguments_get_one_line(change: dict[str, Any], labels: Any, weights: Any, message: str) -> None:
