@@ -12,19 +12,19 @@ _NUMBER = re.compile(r"[-+][\d.,' ]*\d[\d.,]*(?:[eE][-+]?\d+)?\s?%?")
 
 
 def to_printable(name: object) -> str:
-    """Return a name as one line without control characters."""
+    """Convert a name to one line without control characters."""
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode() for character in str(name)
     )
 
 
 def escape_control_chars(text: str) -> str:
-    """Return a text with escapes for control characters other than tabs and line breaks."""
+    """Escape control characters of a text other than tabs and line breaks."""
     return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def escape_formula(cell: str) -> str:
-    """Return a cell so that no spreadsheet takes it for a formula and no terminal obeys it; numbers stay numbers.
+    """Escape a cell so that spreadsheets read no formula and terminals no control character; numbers stay.
 
     A possible formula gets an apostrophe in front, which `unescape_formula` removes.
 
@@ -35,5 +35,5 @@ def escape_formula(cell: str) -> str:
 
 
 def unescape_formula(cell: str) -> str:
-    """Return a cell as it was before `escape_formula`, apart from control characters."""
+    """Undo `escape_formula`, apart from control characters."""
     return cell[1:] if cell[:1] == "'" and _FORMULA.match(cell) else cell

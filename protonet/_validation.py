@@ -1,4 +1,4 @@
-"""Checks of arguments at public functions: each returns the value in its canonical form, or raises an error."""
+"""Validation of arguments of public functions: each check returns the value in canonical form, or raises an error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # commands check their options before torch is imported
 
 
 def check_int(argument: str, value: object, *, low: int, high: int | None = None, remedy: str = "") -> int:
-    """Return ``value`` as an int in [low, high]; whole floats pass (the contest's limit is 500000.0)."""
+    """Convert ``value`` to an int in [low, high]; integral floats are accepted (the contest's limit is 500000.0)."""
     bounds = f"be a whole number >= {low}" if high is None else f"be a whole number in [{low}, {high}]"
     remedy = remedy or f"Pass an int such as {low}."
     if isinstance(value, bool) or not isinstance(value, (SupportsIndex, SupportsFloat)):
@@ -34,7 +34,7 @@ def check_int(argument: str, value: object, *, low: int, high: int | None = None
 
 
 def check_number(argument: str, value: object, *, low: float, strict: bool = False, remedy: str = "") -> float:
-    """Return ``value`` as a finite float, at least ``low`` (above it if ``strict``)."""
+    """Convert ``value`` to a finite float >= ``low``, or > ``low`` if ``strict``."""
     bounds = f"be a finite number {'>' if strict else '>='} {low:g}"
     remedy = remedy or "Pass a finite float."
     if isinstance(value, bool) or not isinstance(value, SupportsFloat):
@@ -52,7 +52,7 @@ def check_type(argument: str, value: object, kind: type | tuple[type, ...], name
 
 
 def check_device(argument: str, value: str | int | torch.device) -> torch.device:
-    """Return a device by its name, after a test that this machine has it and that it stores data, unlike "meta".
+    """Convert ``value`` to a device; check that this machine has it and that it stores data, unlike "meta".
 
     Raises:
         InputError: The device is not available.
@@ -69,7 +69,7 @@ def check_device(argument: str, value: str | int | torch.device) -> torch.device
 
 
 def check_features(argument: str, value: object, *, dim: int | None = None) -> Tensor:
-    """Return ``value`` as a finite 2-d floating tensor, flattening trailing axes.
+    """Convert ``value`` to a finite 2-d floating tensor; trailing axes are flattened.
 
     Args:
         argument: The argument's name, for the message.
@@ -110,7 +110,7 @@ def check_features(argument: str, value: object, *, dim: int | None = None) -> T
 
 
 def check_weights(argument: str, value: object, *, n: int) -> Tensor:
-    """Return ``value`` as float64 weights of shape (n,), each finite and > 0.
+    """Convert ``value`` to float64 weights (n,), each finite and > 0.
 
     Raises:
         InputTypeError: Not a tensor of numbers.
@@ -154,7 +154,7 @@ def check_groups(argument: str, groups: Sequence[object], labels: Sequence[objec
 
 
 def check_labels(argument: str, value: object, *, n: int, num_classes: int | None = None) -> Tensor:
-    """Return ``value`` as int64 labels of shape (n,), each in [0, num_classes).
+    """Convert ``value`` to int64 labels (n,), each in [0, num_classes).
 
     Args:
         argument: The argument's name, for the message.

@@ -1,4 +1,4 @@
-"""Atomic writes of files, which all modules use."""
+"""Atomic file writes, and the cache folder."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if sys.platform != "win32":
 
 
 def cache_folder() -> Path:
-    """Return ``$PROTONET_CACHE``; without it, ``protonet`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    """Locate the cache folder: ``$PROTONET_CACHE``, else ``protonet`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     if folder := os.environ.get("PROTONET_CACHE"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "protonet")
 
 
-def write_whole(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
+def write_atomically(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
     """Write a file atomically: to a temporary file in its folder, which is then renamed.
 
     Args:
@@ -52,12 +52,12 @@ def write_whole(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text as UTF-8, atomically as in `write_whole`."""
-    write_whole(path, lambda file: file.write(text.encode()))
+    """Write a text as UTF-8, atomically as in `write_atomically`."""
+    write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def write_json(path: str | Path, value: Mapping[str, Any]) -> None:
-    """Write a value as JSON, atomically as in `write_whole`. Lists of integers are written on a single line.
+    """Write a value as JSON, atomically as in `write_atomically`. Lists of integers are written on a single line.
 
     Raises:
         OSError: The file cannot be written.

@@ -72,7 +72,7 @@ def raise_missing_file(path: object, *, argument: str = "path") -> NoReturn:
 
 
 def rename_argument(error: UserError, argument: str) -> UserError:
-    """Return an error whose message has another name for the argument at fault; the class stays."""
+    """Copy an error with another argument name in its message; the class stays."""
     message = str(error).replace(f"`{error.argument}` must", f"`{argument}` must", 1) if error.argument else str(error)
     return type(error)(message, argument=argument)
 
@@ -95,7 +95,7 @@ def renamed_arguments(**names: str) -> Iterator[None]:
 
 
 def install_command(extra: str) -> str:
-    """Return the pip command that installs an extra of this library: from its checkout, or from an index."""
+    """Format the pip command that installs an extra of this library: from its checkout, or from an index."""
     checkout = (Path(__file__).resolve().parents[1] / "pyproject.toml").is_file()
     return f'pip install -e ".[{extra}]"' if checkout else f'pip install "{DISTRIBUTION}[{extra}]"'
 
@@ -117,7 +117,7 @@ def optional_packages(extra: str = "analysis", *, install: str = "") -> Iterator
 
 
 def installed_version(package: str) -> str | None:
-    """Return an installed package's version, or None if it is not installed."""
+    """Look up the version of an installed package; None if it is not installed."""
     from importlib import metadata  # noqa: PLC0415 - slow to import
 
     try:

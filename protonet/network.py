@@ -16,30 +16,29 @@ from protonet.errors import raise_input_error
 from protonet.losses import CHUNK, weigh
 from protonet.views.distances import row_matmul
 
-#: Numbers of embeddings that are made at a time, and rows, at the most: they stay in the processor's cache.
-NUMBERS_AT_ONCE, ROWS_AT_ONCE = 2**20, 1024
-#: What may hold more digits than float32 does.
+#: Maximum number of values and of rows in one chunk of embeddings, which fits in the processor's cache.
+CHUNK_VALUES, CHUNK_ROWS = 2**20, 1024
+#: Types that may hold more digits than float32.
 EXACT = {torch.float64, torch.int32, torch.int64}
 
 
 class PrototypeNetwork(nn.Module):
-    """Classify by the cosine between a row's embedding and the class prototypes.
+    """Classify rows by the cosine between their embedding and the class prototypes.
 
-    All trainable parameters are the encoder's. The prototypes, what they are the means of, and the temperature are
-    buffers, as are offsets of the logits: they travel with ``state_dict`` and ``.to`` and are never trained.
+    All trainable parameters are the encoder's. Prototypes, class sums and counts, the temperature and the logit offsets
+    are buffers: they are part of ``state_dict``, move with ``.to``, and are never trained.
 
     Args:
-        encoder: Maps (n, input_dim) to (n, embedding_dim). If it has a method ``normalize``, its output lies on
-            its own sphere already and ``normalize`` brings averages back to it; otherwise rows are scaled to
-            unit norm.
+        encoder: Maps (n, input_dim) to (n, embedding_dim). If it has a method ``normalize``, its output is normalized
+            already, and ``normalize`` is applied to class means. Otherwise rows are scaled to unit norm.
         embedding_dim: Width of the encoder's output, >= 1.
-        num_classes: Number of classes, >= 1. None has a prototype yet: call ``set_prototypes``.
+        num_classes: Number of classes, >= 1. None has a prototype before ``set_prototypes`` is called.
         temperature: > 0, divides the cosines.
 
     Attributes:
         prototypes: (num_classes, embedding_dim), zero for a class without samples, and for one whose embeddings cancel.
         sums: (num_classes, embedding_dim), the sum of the embeddings of each class's samples; float32 at least.
-        counts: (num_classes,) int64, how many these are.
+        counts: (num_classes,) int64, the number of samples of each class.
         temperature: 0-d.
         offsets: (num_classes,) in nats, added to the logits; zero unless set.
 
@@ -47,8 +46,8 @@ class PrototypeNetwork(nn.Module):
         InputTypeError: A size or the temperature is not a number.
         InputError: A size below 1, or a temperature that is not positive.
 
-    Source: Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), with cosines as in
-        Gidaris and Komodakis, "Dynamic few-shot visual learning without forgetting" (2018), eq. 3.
+    Source: Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), with cosines as in Gidaris
+        and Komodakis, "Dynamic few-shot visual learning without forgetting" (2018), eq. 3.
     """
 
     prototypes: Tensor
@@ -71,41 +70,41 @@ class PrototypeNetwork(nn.Module):
 
     @property
     def seen(self) -> Tensor:
-        """Which classes have a sample, (num_classes,) bool; the others are never predicted."""
+        """Mask (num_classes,) bool of the classes with samples; the others are never predicted."""
         return self.counts > 0
 
     @property
     def cancelled(self) -> Tensor:
-        """Which classes (num_classes,) bool have samples but no prototype, since their embeddings cancel.
+        """Mask (num_classes,) bool of the classes with samples but no prototype, since their embeddings cancel.
 
-        Such a class has no direction. It is rated below all others, and so never predicted.
+        Such a class has no direction. It gets the lowest logit, so that it is never predicted.
         """
         return self.seen & ~self.prototypes.any(dim=1)
 
     def embed(self, x: Tensor) -> Tensor:
-        """Return unit-norm embeddings (n, embedding_dim) of features (n, ...), of any real dtype."""
+        """Compute unit-norm embeddings (n, embedding_dim) of features (n, ...), of any real dtype."""
         return self._embed(self._flatten(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits (n, num_classes), higher is likelier, each row's own whatever else is in the batch."""
+        """Compute logits (n, num_classes). The logits of a row do not depend on the other rows of the batch."""
         scaled, rows = (self.prototypes / self.temperature).T, self._flatten(x)
-        if torch.compiler.is_compiling():  # a loop over parts would fix the number of rows
+        if torch.compiler.is_compiling():  # a loop over chunks would fix the number of rows
             logits = row_matmul(self._embed(rows), scaled)
         else:
-            count = min(ROWS_AT_ONCE, max(1, NUMBERS_AT_ONCE // len(scaled)))
+            count = min(CHUNK_ROWS, max(1, CHUNK_VALUES // len(scaled)))
             logits = torch.cat([row_matmul(self._embed(part), scaled) for part in rows.split(count)])
         return self.mask_logits(logits + self.offsets)
 
     def mask_logits(self, logits: Tensor) -> Tensor:
-        """Return logits (n, num_classes) in which classes without a prototype do not win.
+        """Lower the logits (n, num_classes) of classes without a prototype, so that they are never predicted.
 
-        A cosine of 0 to a missing prototype would win wherever all others are negative. A class without samples gets
-        the least number of the dtype; one whose samples cancel, 1 less than the least of the other logits and of 0,
-        so that its log-loss is finite.
+        The cosine to a missing prototype is 0, which would win if all others are negative. A class without samples gets
+        the smallest number of the dtype. A class whose samples cancel gets 1 less than the minimum of the other logits
+        and 0, so that its log-loss is finite.
         """
         cancelled = self.cancelled
-        least = logits.masked_fill(~self.seen | cancelled, 0).amin(dim=1, keepdim=True)
-        logits = torch.where(cancelled, least - 1, logits)
+        minimum = logits.masked_fill(~self.seen | cancelled, 0).amin(dim=1, keepdim=True)
+        logits = torch.where(cancelled, minimum - 1, logits)
         return logits.masked_fill(~self.seen, torch.finfo(logits.dtype).min)
 
     @torch.no_grad()
@@ -114,9 +113,8 @@ class PrototypeNetwork(nn.Module):
 
         Args:
             features: (n, ...) real, finite, n >= 1.
-            labels: (n,) integers in [0, num_classes). A class that does not occur loses its prototype and is
-                never predicted.
-            weights: (n,) finite and > 0: how many samples each row stands for; None for one.
+            labels: (n,) integers in [0, num_classes). A class without rows loses its prototype and is never predicted.
+            weights: (n,) finite and > 0: number of samples that each row counts as; None for one.
 
         Raises:
             InputTypeError: Not tensors, or labels that are not integers.
@@ -129,12 +127,12 @@ class PrototypeNetwork(nn.Module):
     def add_samples(
         self, features: Tensor, labels: Tensor, *, num_classes: int | None = None, weights: Tensor | None = None
     ) -> None:
-        """Add samples of known and of new classes, without training: prototypes move, the embedding stays.
+        """Add samples of known and of new classes, without training: prototypes change, the encoder does not.
 
         Args:
             features: (n, ...) real, finite, n >= 1.
             labels: (n,) integers in [0, num_classes).
-            num_classes: Classes from now on, at least as many as before; None for no new one.
+            num_classes: New number of classes, at least as many as before; None for no new class.
             weights: As in `set_prototypes`.
 
         Raises:
@@ -143,15 +141,15 @@ class PrototypeNetwork(nn.Module):
                 classes than before.
         """
         before = len(self.counts)
-        wanted = before if num_classes is None else check_int("num_classes", num_classes, low=before)
-        x, y, w = self._check(features, labels, wanted, weights)
-        more = wanted - before
-        sums = torch.cat([self.sums, self.sums.new_zeros(more, self.sums.shape[1])])
-        counts = torch.cat([self.counts, self.counts.new_zeros(more)])
+        n_classes = before if num_classes is None else check_int("num_classes", num_classes, low=before)
+        x, y, w = self._check(features, labels, n_classes, weights)
+        n_new = n_classes - before
+        sums = torch.cat([self.sums, self.sums.new_zeros(n_new, self.sums.shape[1])])
+        counts = torch.cat([self.counts, self.counts.new_zeros(n_new)])
         self.set_sums(*self._add(sums, counts, x, y, w))
 
     def add_class(self, features: Tensor) -> int:
-        """Extend the prototypes by one new class, without training.
+        """Add one new class, without training.
 
         Args:
             features: (n, ...) real, finite, n >= 1 samples of the new class.
@@ -170,18 +168,18 @@ class PrototypeNetwork(nn.Module):
 
     @torch.no_grad()
     def arrange_classes(self, order: Tensor) -> None:
-        """Number the classes anew.
+        """Reorder, append or drop classes.
 
         Args:
-            order: (classes,) int64: which class so far each one is, -1 for one that has no samples yet. A class that
-                does not occur is forgotten.
+            order: (new classes,) int64: the present index of each new class, -1 for a class without samples. Classes
+                that do not occur are dropped.
 
         Raises:
-            InputError: A class that there is not.
+            InputError: An index is out of range.
         """
         if len(order) and not -1 <= int(order.min()) <= int(order.max()) < len(self.counts):
             got = f"{int(order.min())} to {int(order.max())}"
-            raise_input_error("order", f"be in [-1, {len(self.counts)})", got, "Name classes that there are.")
+            raise_input_error("order", f"be in [-1, {len(self.counts)})", got, "Pass indices of present classes.")
         known = order >= 0
         sums = self.sums.new_zeros(len(order), self.sums.shape[1])
         counts = self.counts.new_zeros(len(order))
@@ -192,23 +190,23 @@ class PrototypeNetwork(nn.Module):
         self.set_offsets(offsets)
 
     def count_parameters(self) -> int:
-        """Return the number of trainable scalars: the encoder's."""
+        """Count the trainable scalars, which are the encoder's."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
     def count_buffer_elements(self) -> int:
-        """Return the number of scalars in buffers: prototypes, statistics, temperature."""
-        stored = {id(value) for value in self.state_dict(keep_vars=True).values()}  # without a view's constants
+        """Count the scalars in buffers: prototypes, statistics, temperature."""
+        stored = {id(value) for value in self.state_dict(keep_vars=True).values()}  # excludes constants of views
         return sum(b.numel() for b in self.buffers() if id(b) in stored)
 
     @property
     def _input_dim(self) -> int | None:
-        """Features per row, if the encoder tells."""
+        """Number of features per row, if the encoder declares it."""
         return getattr(self.encoder, "input_dim", None)
 
     def _check(
         self, features: Tensor, labels: Tensor | None, num_classes: int, weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return samples (n, input_dim), labels and weights (n,), or raise an error in the name of ``function``."""
+        """Validate samples (n, input_dim), labels and weights (n,), and convert them to canonical types."""
         x = check_features("features", features, dim=self._input_dim)
         y = x.new_zeros(len(x), dtype=torch.int64) if labels is None else labels
         y = check_labels("labels", y, n=len(x), num_classes=num_classes)
@@ -217,7 +215,7 @@ class PrototypeNetwork(nn.Module):
         return x, y, None if weights is None else check_weights("weights", weights, n=len(x))
 
     def _flatten(self, x: Tensor) -> Tensor:
-        """Return features (n, ...) as (n, input_dim), of the network's dtype unless the encoder has use for more."""
+        """Flatten features (n, ...) to (n, input_dim), in the network's dtype or a wider one that the encoder uses."""
         width = self._input_dim
         if x.ndim < 2 or width not in {None, math.prod(x.shape[1:])}:
             remedy = "Pass rows of the features that the network was fitted to, x[None] for a single one."
@@ -228,14 +226,14 @@ class PrototypeNetwork(nn.Module):
         return x.flatten(1).to(dtype)
 
     def _embed(self, x: Tensor) -> Tensor:
-        """Return unit-norm embeddings (n, embedding_dim) of rows (n, input_dim)."""
+        """Compute unit-norm embeddings (n, embedding_dim) of rows (n, input_dim)."""
         embedding: Tensor = self.encoder(x).to(self.prototypes.dtype)
         return embedding if hasattr(self.encoder, "normalize") else F.normalize(embedding, dim=1)
 
     def _add(self, sums: Tensor, counts: Tensor, x: Tensor, y: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
         """Add the embeddings of rows x (n, input_dim) of classes y (n,) to sums and counts, in place; return both.
 
-        Counts are whole: a class whose weights add up to no whole number counts as the nearest one, at least 1.
+        Counts are integers: a sum of weights is rounded, to 1 at least.
         """
         y = y.to(sums.device)
         total = torch.bincount(y, minlength=len(counts))
@@ -252,7 +250,7 @@ class PrototypeNetwork(nn.Module):
 
     @torch.no_grad()
     def set_sums(self, sums: Tensor, counts: Tensor) -> None:
-        """Make the prototypes anew from what they are means of, unchecked.
+        """Set the class sums and counts, and recompute the prototypes; without validation.
 
         Args:
             sums: (num_classes, embedding_dim), of the dtype of `sums`.
@@ -268,11 +266,11 @@ class PrototypeNetwork(nn.Module):
         prototypes = prototypes.to(self.prototypes.dtype)
         with torch.inference_mode(False):  # a buffer made in inference mode could never be used in training again
             self.sums, self.counts, self.prototypes = sums.clone(), counts.clone(), prototypes.clone()
-        self.set_offsets(F.pad(self.offsets, (0, len(counts) - len(self.offsets))))  # classes are cut or appended
+        self.set_offsets(F.pad(self.offsets, (0, len(counts) - len(self.offsets))))  # truncated or zero-padded
 
     @torch.no_grad()
     def set_offsets(self, offsets: Tensor) -> None:
-        """Set what is added to the logits, (num_classes,) in nats, unchecked."""
+        """Set the logit offsets (num_classes,), in nats; without validation."""
         with torch.inference_mode(False):
             self.offsets = offsets.to(self.offsets).clone()
 
@@ -281,12 +279,12 @@ class PrototypeNetwork(nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Take over the number of classes of the stored prototypes before they are copied in."""
+        """Resize the buffers to the stored number of classes before they are loaded."""
         stored = state_dict.get(prefix + "prototypes")
         if stored is not None and stored.shape[1:] == self.prototypes.shape[1:]:
             with torch.inference_mode(False):
                 self.prototypes, self.sums = (self.prototypes.new_zeros(stored.shape) for _ in range(2))
                 self.counts = self.counts.new_zeros(len(stored))
                 self.offsets = self.offsets.new_zeros(len(stored))
-        state_dict.setdefault(prefix + "offsets", self.offsets)  # of a state that has none
+        state_dict.setdefault(prefix + "offsets", self.offsets)  # older states have none
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -16,14 +16,14 @@ from protonet.errors import raise_input_error
 
 
 class ClassIndex(NamedTuple):
-    """Row numbers grouped by class: those of class c are ``rows[start[c] : start[c] + size[c]]``."""
+    """Row indices grouped by class: those of class c are ``rows[start[c] : start[c] + size[c]]``."""
 
     rows: Tensor  #: (n,) int64 row numbers, class by class.
     start: Tensor  #: (num_classes,) int64, where each class begins in ``rows``.
     size: Tensor  #: (num_classes,) int64, the number of rows of each class.
 
     def take(self, classes: Tensor) -> ClassIndex:
-        """Select some classes and number them 0, 1, ... in the order given.
+        """Select classes and relabel them 0, 1, ... in the order given.
 
         Args:
             classes: (k,) int64 in [0, num_classes), each at most once.
@@ -35,7 +35,7 @@ class ClassIndex(NamedTuple):
 
 
 def index_classes(labels: Tensor) -> ClassIndex:
-    """Group row numbers by label.
+    """Group row indices by label.
 
     Args:
         labels: (n,) int64; the distinct values in ascending order become classes 0, 1, ...
@@ -52,14 +52,14 @@ def index_classes(labels: Tensor) -> ClassIndex:
 
 
 def list_pieces(index: ClassIndex) -> list[Tensor]:
-    """List the row numbers (rows,) int64 of each class of an index."""
+    """List the row indices (rows,) int64 of each class."""
     return [
         index.rows[start : start + size] for start, size in zip(index.start.tolist(), index.size.tolist(), strict=True)
     ]
 
 
 def index_pieces(pieces: list[Tensor]) -> ClassIndex:
-    """Make an index from the row numbers (rows,) int64 of each class."""
+    """Build an index from the row indices (rows,) int64 of each class."""
     size = torch.tensor(list(map(len, pieces)))
     return ClassIndex(torch.cat(pieces), size.cumsum(0) - size, size)
 

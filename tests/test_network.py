@@ -295,7 +295,7 @@ def test_many_rows_are_classified_block_by_block(monkeypatch: pytest.MonkeyPatch
     whole = network(x)
     blocks: list[int] = []
     network.encoder.register_forward_hook(lambda _, rows, __: blocks.append(len(rows[0])))
-    for name, number, expected in (("ROWS_AT_ONCE", 7, 7), ("NUMBERS_AT_ONCE", 3 * network.prototypes.shape[1], 3)):
+    for name, number, expected in (("CHUNK_ROWS", 7, 7), ("CHUNK_VALUES", 3 * network.prototypes.shape[1], 3)):
         monkeypatch.setattr(f"protonet.network.{name}", number)
         blocks.clear()
         torch.testing.assert_close(network(x), whole)

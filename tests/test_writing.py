@@ -14,15 +14,15 @@ from typing import BinaryIO
 import pytest
 
 from protonet import _writing
-from protonet._writing import write_whole
+from protonet._writing import write_atomically
 
 SIZE = 2**20
 #: Rewrites the file in a loop; importing the module alone saves the second of importing the library.
 ENDLESS = f"""
 import itertools, runpy, sys
-write_whole = runpy.run_path(sys.argv[1])["write_whole"]
+write_atomically = runpy.run_path(sys.argv[1])["write_atomically"]
 for letter in itertools.cycle((b"a", b"b")):
-    write_whole(sys.argv[2], lambda file: [file.write(letter * 1024) for _ in range({SIZE // 1024})])
+    write_atomically(sys.argv[2], lambda file: [file.write(letter * 1024) for _ in range({SIZE // 1024})])
     print(flush=True)
 """
 
@@ -43,11 +43,11 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 def test_a_write_leaves_the_content_and_no_other_file(tmp_path: Path) -> None:
     path = tmp_path / "x [1].bin"
     for content in (b"old", b"newer"):
-        write_whole(str(path), lambda file, content=content: file.write(content))  # type: ignore[misc]
+        write_atomically(str(path), lambda file, content=content: file.write(content))  # type: ignore[misc]
         assert path.read_bytes() == content
         assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(FileNotFoundError):
-        write_whole(tmp_path / "none" / "x", lambda file: file.write(b""))
+        write_atomically(tmp_path / "none" / "x", lambda file: file.write(b""))
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), ValueError("no")])
@@ -60,7 +60,7 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path, error: BaseExc
         raise error
 
     with pytest.raises(type(error)):
-        write_whole(path, write)
+        write_atomically(path, write)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -72,7 +72,7 @@ def test_a_killed_writer_leaves_a_complete_file(tmp_path: Path) -> None:
         time.sleep(delays.uniform(0, 0.02))
         kill(process)
         assert path.read_bytes() in {b"a" * SIZE, b"b" * SIZE}
-    write_whole(path, lambda file: file.write(b"next"))
+    write_atomically(path, lambda file: file.write(b"next"))
     assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
 
 
@@ -85,12 +85,12 @@ def test_leftover_temporary_files_are_removed_unless_a_writer_is_active(tmp_path
 
     def write(file: BinaryIO) -> None:
         left.touch()  # simulates the temporary file of an active writer
-        write_whole(path, lambda inner: inner.write(b"inner"))
+        write_atomically(path, lambda inner: inner.write(b"inner"))
         assert left.exists() or sys.platform == "win32"
 
-    write_whole(path, write)
+    write_atomically(path, write)
     assert left.exists() or sys.platform == "win32"
-    write_whole(path, lambda file: file.write(b"last"))
+    write_atomically(path, lambda file: file.write(b"last"))
     assert sorted(tmp_path.iterdir()) == sorted([path, *others])
 
 
@@ -100,7 +100,7 @@ def test_writers_at_the_same_time_do_not_mix(tmp_path: Path) -> None:
 
     def work(content: bytes) -> None:
         for _ in range(5):
-            write_whole(path, lambda file: [file.write(content[:4096]) for _ in range(SIZE // 4096)])
+            write_atomically(path, lambda file: [file.write(content[:4096]) for _ in range(SIZE // 4096)])
 
     threads = [threading.Thread(target=work, args=(content,)) for content in contents]
     for thread in threads:
@@ -116,14 +116,14 @@ def test_links_and_pipes_are_preserved(tmp_path: Path) -> None:
     target, link, pipe = tmp_path / "target", tmp_path / "link", tmp_path / "pipe"
     target.write_bytes(b"old")
     link.symlink_to(target)
-    write_whole(link, lambda file: file.write(b"new"))
+    write_atomically(link, lambda file: file.write(b"new"))
     assert link.is_symlink()
     assert target.read_bytes() == b"new"
     os.mkfifo(pipe)
     read: list[bytes] = []
     reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
     reader.start()
-    write_whole(pipe, lambda file: file.write(b"through"))
+    write_atomically(pipe, lambda file: file.write(b"through"))
     reader.join()
     assert read == [b"through"]
     assert pipe.is_fifo()

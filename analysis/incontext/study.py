@@ -26,7 +26,7 @@ from analysis.incontext.real import Real
 from analysis.incontext.train import NEW, Trainer, classify
 from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import mean_and_error
-from protonet._writing import write_whole
+from protonet._writing import write_atomically
 from protonet.ui.text import format_table
 from protonet.views.tabular_transformer import WEIGHTS_FILE, load_pretrained_weights
 from protonet.views.transformer import CLASS_CODES, WEIGHT_COUNT, unpack_weights
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> Report:
         rows["validation"] = validate(flat, present, tasks)
         table += "\n" + tabulate_validation(rows["validation"]) + VALIDATION_NOTE
     if options.write and (present is None or is_better(rows["validation"])):
-        write_whole(WEIGHTS_FILE, lambda file: np.save(file, flat.numpy()))
+        write_atomically(WEIGHTS_FILE, lambda file: np.save(file, flat.numpy()))
     lines = [[f"{row['tables']:,}", f"{row['accuracy']:.2f}", f"{row['loss']:.4f}"] for row in log]
     table += "\n" + format_table(["tables", "accuracy, %", "log loss"], lines) + LOG_NOTE.format(stride=LOG_STRIDE)
     return Report(rows, table)
@@ -94,7 +94,7 @@ def _train(trainer: Trainer, path: Path, tasks: Sequence[validation.Task]) -> li
         log.append(
             {"tables": trainer.tables, "accuracy": float(scores.accuracy.mean()), "loss": float(scores.loss.mean())}
         )
-        write_whole(log_path, lambda file: file.write("".join(json.dumps(row) + "\n" for row in log).encode()))
+        write_atomically(log_path, lambda file: file.write("".join(json.dumps(row) + "\n" for row in log).encode()))
 
     with tqdm(total=trainer.goal, initial=trainer.tables, unit="table", dynamic_ncols=True) as bar:
         smooth = [0.0, 0.0]

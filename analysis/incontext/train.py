@@ -15,7 +15,7 @@ from torch import Tensor
 
 from analysis.incontext.episodes import Episodes, make_episodes
 from analysis.incontext.real import Real
-from protonet._writing import write_whole
+from protonet._writing import write_atomically
 from protonet.views.transformer import (
     CLASS_CODES,
     WEIGHT_COUNT,
@@ -138,7 +138,7 @@ class Trainer:
             before, loss = self.tables, self.advance()
             progress(self.tables - before, loss)
             if time.monotonic() - saved > SAVE or self.tables >= self.goal:
-                write_whole(path, lambda file: torch.save(self.state(), file))
+                write_atomically(path, lambda file: torch.save(self.state(), file))
                 saved = time.monotonic()
 
     def state(self) -> dict[str, Any]:

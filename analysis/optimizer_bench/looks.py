@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from analysis.optimizer_bench.runs import Candidate
-from protonet._writing import write_whole
+from protonet._writing import write_atomically
 from protonet.errors import raise_input_error
 from solution.pack import ROOT
 
@@ -66,4 +66,4 @@ def log_look(look: Look, steps: Sequence[int], seeds: Sequence[int], ratios: Map
     cells = [date, *lists, look.optimizer, config, means]
     text = LOOKS.read_text(encoding="utf-8") if LOOKS.exists() else HEADER
     text += f"| {' | '.join(cells)} |\n"
-    write_whole(LOOKS, lambda file: file.write(text.encode()))
+    write_atomically(LOOKS, lambda file: file.write(text.encode()))

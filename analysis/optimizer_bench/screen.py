@@ -26,7 +26,7 @@ from analysis.optimizer_bench.score import Row, average_by
 from analysis.optimizer_bench.tune import check_steps
 from analysis.optimizer_bench.workloads import FAMILY, ROLE
 from analysis.shared.runner import Report, StudyParser
-from protonet._writing import write_whole
+from protonet._writing import write_atomically
 from protonet.errors import raise_input_error
 from protonet.ui.command_line import check_name
 from protonet.ui.text import format_table
@@ -102,7 +102,7 @@ def make_variant(text: str, config_file: str | None, folder: Path) -> Candidate:
     made = folder / f"{path.stem}_{hashlib.sha256(source.encode()).hexdigest()[:12]}.py"
     folder.mkdir(parents=True, exist_ok=True)
     if not made.exists():
-        write_whole(made, lambda file: file.write(source.encode()))
+        write_atomically(made, lambda file: file.write(source.encode()))
     return load_candidate(made, config_file)
 
 

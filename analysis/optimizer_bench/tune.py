@@ -28,7 +28,7 @@ from analysis.optimizer_bench.workload import EVERY, Curve
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, parse_wholes
 from analysis.shared.tables import format_columns
-from protonet._writing import write_whole
+from protonet._writing import write_atomically
 from protonet.errors import raise_input_error
 
 SEEDS = (0, 1, 2)  #: The first one decides on settings, all of them make the baseline.
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> Report:
                 )
         baselines[task.workload] = dict(sorted((baselines.get(task.workload, {}) | result).items(), key=_get_horizon))
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(baseline)}" for name, baseline in baselines.items())
-    write_whole(path, lambda file: file.write(f"{{\n{lines}\n}}\n".encode()))
+    write_atomically(path, lambda file: file.write(f"{{\n{lines}\n}}\n".encode()))
     rows = [baseline | baseline["setting"] | {"name": name} for name in files for baseline in baselines[name].values()]
     for row in rows:
         row["schedule"] = f"cosine, {row['horizon']:g}" if row["horizon"] else "constant"

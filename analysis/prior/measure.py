@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from analysis.prior.tasks import Task, draw_task
-from protonet._writing import write_whole
+from protonet._writing import write_atomically
 from protonet.fit.networks import fit_view
 from protonet.fit.prior import Evidence, encode_traits, gather_evidence
 from protonet.fit.search import Search, evaluate_candidates
@@ -90,7 +90,7 @@ def measure_task(folder: str, task_id: int) -> float:
     started = time.process_time()
     if not path.exists():
         arrays = measure(draw_task(task_id))
-        write_whole(path, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
+        write_atomically(path, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
     return time.process_time() - started
 
 

@@ -23,7 +23,7 @@ from analysis.shared.journal import run_all
 from analysis.shared.packaged import MIXED_RELATIVES
 from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import mean_and_error
-from protonet._writing import write_whole
+from protonet._writing import write_atomically
 from protonet.errors import raise_input_error
 from protonet.fit.prior import TRAITS, Prior, deserialize_prior, serialize_prior
 from protonet.ui.text import format_table
@@ -102,7 +102,7 @@ def write_prior(prior: Prior, header: str, path: Path = NUMBERS) -> None:
     text = serialize_prior(prior)
     lines = "".join(f'    "{text[at : at + 108]}",\n' for at in range(0, len(text), 108))
     content = f"{header}\nNUMBERS = (\n{lines})\n".encode()
-    write_whole(path, lambda file: file.write(content))
+    write_atomically(path, lambda file: file.write(content))
 
 
 def compare(tasks: Sequence[Measured], batch: Batch, epochs: int) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from protonet._text import to_printable
-from protonet._writing import write_whole
+from protonet._writing import write_atomically
 from protonet.commands.labels import check_spellings
 from protonet.commands.models import (
     detect_uninformative,
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> None:
         print(format_rows(results), end="")
     if "json" in outputs:
         content = json.dumps({"seed": seed, **results}, indent=1, allow_nan=False) + "\n"
-        write_whole(outputs["json"], lambda file: file.write(content.encode()))
+        write_atomically(outputs["json"], lambda file: file.write(content.encode()))
 
 
 def restore_held_out(model: Model) -> Crossfit | None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from protonet._progress import progress_bar
-from protonet._writing import write_whole
+from protonet._writing import write_atomically
 from protonet.errors import DISTRIBUTION, UserError, installed_version, optional_packages, raise_input_error
 from protonet.tables.table import format_names
 from protonet.ui.text import count
@@ -114,7 +114,7 @@ def claim_folder(output: Path, made: Mapping[str, Any]) -> None:
     if path.exists() or next(output.rglob("*.csv"), None) is not None:
         must, got = "be a new folder, or one of this model and these options", f"{output} of others"
         raise_input_error("--output", must, got, "Pass another folder, or remove that one.")
-    write_whole(path, lambda file: file.write(text.encode()))
+    write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def run_parts(work: Work, parts: Sequence[Part], *, workers: int | str, quiet: bool) -> list[str]:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from protonet._text import escape_formula
-from protonet._writing import clear_folder, write_whole
+from protonet._writing import clear_folder, write_atomically
 from protonet.commands.arguments import check_single_table
 from protonet.commands.folder import Part, Tick, claim_folder, list_parts, name_file, run_parts
 from protonet.commands.models import (
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> None:
             file.write(text.encode())
 
     if "output" in options.outputs:
-        write_whole(options.outputs["output"], write)
+        write_atomically(options.outputs["output"], write)
     else:
         with tempfile.TemporaryFile() as file:  # an error in the last row must precede all output
             write(file)
@@ -161,7 +161,7 @@ def predict_part(
             notes.extend(collect_notes(table))
 
     try:
-        write_whole(part.output, write)
+        write_atomically(part.output, write)
     except InputError as error:
         raise name_file(error, part) from None
     return notes

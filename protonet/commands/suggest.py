@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from protonet._text import to_printable
-from protonet._writing import write_whole
+from protonet._writing import write_atomically
 from protonet.commands.data import read_cells, read_unlabelled
 from protonet.commands.models import get_label_column, open_model, show_notes, suggest
 from protonet.fit.names import classify_by_names
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> None:
     if "output" in outputs:
         header, table = read_cells(options, model, label, [suggestion.row for suggestion in chosen])
         lines = [[*header, label], *([*cells, ""] for cells in table)]
-        write_whole(outputs["output"], lambda file: file.write(format_csv(lines).encode()))
+        write_atomically(outputs["output"], lambda file: file.write(format_csv(lines).encode()))
     show_notes(rows.table, quiet=options.quiet)
     location = rows.table.position_format.format(f"of {to_printable(Path(options.table).name)}")
     print(format_table([location, "reason"], [[str(rows.positions[row]), reason] for row, reason in chosen]), end="")

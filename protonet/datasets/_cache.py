@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from protonet._writing import cache_folder, write_whole
+from protonet._writing import cache_folder, write_atomically
 
 Arrays = dict[str, np.ndarray]
 
@@ -40,7 +40,7 @@ def cached_arrays(name: str, version: int, key: Any, make: Callable[[], Arrays])
     arrays = make()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, lambda file: np.savez_compressed(file, stamp=np.array(stamp), **arrays))  # type: ignore[arg-type]
+        write_atomically(path, lambda file: np.savez_compressed(file, stamp=np.array(stamp), **arrays))  # type: ignore[arg-type]
     except OSError as error:
         print(f"protonet: {path} is not kept: {error.strerror}", file=sys.stderr)
     return arrays

@@ -16,7 +16,7 @@ import torch
 
 from protonet._progress import progress_bar
 from protonet._validation import check_int
-from protonet._writing import cache_folder, write_whole
+from protonet._writing import cache_folder, write_atomically
 from protonet.datasets.dataset import SPLIT_SIDES, Dataset, assign_sides, make_dataset
 from protonet.datasets.mapped import map_rows, write_npz
 from protonet.embeddings.pictures.images import SUFFIXES, UNREADABLE_IMAGE, describe_error, open_plain
@@ -190,7 +190,7 @@ def _make(image_set: ImageSet, shape: tuple[int, int, int], path: Path, stamp: s
     more["sides"] = np.array(data.sides or (), str)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, lambda file: write_npz(file, (len(pictures), *shape), "uint8", decode_all(), more))
+        write_atomically(path, lambda file: write_npz(file, (len(pictures), *shape), "uint8", decode_all(), more))
     except OSError as error:
         print(f"protonet: {path} is not kept: {error.strerror}", file=sys.stderr)
     else:

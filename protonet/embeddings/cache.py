@@ -73,7 +73,7 @@ class Store:
 
 
 def embeddings_folder() -> Path:
-    """Return the default folder of embeddings."""
+    """Locate the default folder of embeddings."""
     return cache_folder() / "embeddings"
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from protonet._writing import write_text, write_whole
+from protonet._writing import write_atomically, write_text
 from protonet.datasets.dataset import SPLIT_SIDES
 from protonet.episodes.evaluation.plan import EvaluationPlan, MethodsPlan
 from protonet.episodes.evaluation.report import explain_intervals, format_latex, plot_accuracies, tabulate, write_latex
@@ -214,4 +214,4 @@ def write_figure(path: Path, summaries: Mapping[str, Summary]) -> None:
     ):
         plot_accuracies(axes, summary.methods)
         axes.set_title(f"{shot}-shot, {axes.get_title()}", fontsize=8)
-    write_whole(path, lambda file: figure.savefig(file, format="pdf", metadata={"CreationDate": None}))
+    write_atomically(path, lambda file: figure.savefig(file, format="pdf", metadata={"CreationDate": None}))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from protonet._writing import write_whole
+from protonet._writing import write_atomically
 from protonet.encoder import Encoder
 from protonet.errors import (
     DISTRIBUTION,
@@ -63,7 +63,7 @@ def save_model(path: str | Path, model: Model) -> None:
 
     config, tensors = check_model(model)
     content = write_archive(config, save(tensors))
-    write_whole(path, lambda file: file.write(content))
+    write_atomically(path, lambda file: file.write(content))
 
 
 def load_model(path: str | Path, *, for_update: bool = False) -> Model:

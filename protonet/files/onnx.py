@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from protonet._text import to_printable
-from protonet._writing import write_whole
+from protonet._writing import write_atomically
 from protonet.encoder import Encoder
 from protonet.errors import optional_packages, raise_input_error
 from protonet.files.model import Model, check_model
@@ -140,7 +140,7 @@ def export_onnx(path: str | Path, model: Model) -> None:
     opsets += [helper.make_opsetid(ML_DOMAIN, ML_OPSET)] * any(node.domain == ML_DOMAIN for node in graph.nodes)
     onnx = helper.make_model(onnx_graph, opset_imports=opsets, ir_version=IR_VERSION)
     helper.set_model_props(onnx, {name: json.dumps(header[name]) for name in ("classes", "columns")})
-    write_whole(path, lambda file: file.write(bytes(onnx.SerializeToString())))
+    write_atomically(path, lambda file: file.write(bytes(onnx.SerializeToString())))
 
 
 def add_columns(graph: GraphBuilder, names: Sequence[str], encoding: Encoding) -> str:

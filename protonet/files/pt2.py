@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from protonet._writing import write_whole
+from protonet._writing import write_atomically
 from protonet.errors import raise_input_error
 from protonet.files.model import Model, check_model
 from protonet.network import PrototypeNetwork
@@ -56,4 +56,4 @@ def export_pt2(path: str | Path, model: Model) -> None:
     buffer = io.BytesIO()
     names = {name: json.dumps(config[name]) for name in ("classes", "columns")}
     torch.export.save(export_network(model.network), buffer, extra_files=names)
-    write_whole(path, lambda file: file.write(buffer.getvalue()))
+    write_atomically(path, lambda file: file.write(buffer.getvalue()))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from protonet._text import to_printable, unescape_formula
-from protonet._writing import write_whole
+from protonet._writing import write_atomically
 from protonet.commands.data import UnlabelledTable
 from protonet.commands.models import suggest
 from protonet.errors import raise_input_error
@@ -101,7 +101,7 @@ class Answers:
     def change(self, rows: Sequence[list[str]]) -> None:
         """Replace all rows atomically."""
         lines = [format_csv([row]).encode() for row in [self.header, *rows]]
-        write_whole(self.path, lambda file: file.write(b"".join(lines)))
+        write_atomically(self.path, lambda file: file.write(b"".join(lines)))
         os.close(self._file)  # of the old file and its lock
         self._file = os.open(self.path, os.O_RDWR | getattr(os, "O_BINARY", 0))
         _lock(self.path, self._file)

@@ -283,7 +283,7 @@ def locate_header(rows: Sequence[Sequence[str]], names: Collection[str] = (), *,
 
 
 def _is_commented_header(comment: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
-    """Return whether a comment names the columns, rather than the first row below it.
+    """Test whether a comment names the columns, rather than the first row below it.
 
     It does if that row has numbers. If not, it does if it looks like names ("#id", unlike "# by hand") and the first
     row is not a name above numbers in any column.
@@ -301,7 +301,7 @@ def _is_commented_header(comment: Sequence[str], below: Sequence[Sequence[str]])
 
 
 def _count_titles(rows: Sequence[Sequence[str]], *, certain: bool) -> int:
-    """Return how many of the first rows are titles above the header.
+    """Count the first rows that are titles above the header.
 
     The header is the first row with the most frequent number of cells. The rows above it are titles if it consists of
     names, and either each title is one cell followed by separators, or there are numbers below the names and at most
@@ -327,7 +327,7 @@ def _count_titles(rows: Sequence[Sequence[str]], *, certain: bool) -> int:
 
 
 def _is_comment(cells: Sequence[str]) -> bool:
-    """Return whether a row above the header is a comment."""
+    """Test whether a row above the header is a comment."""
     return cells[0][:1] == "#"
 
 
@@ -389,7 +389,7 @@ def add_title_notes(notes: list[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def is_numeric(cell: str) -> bool:
-    """Return whether a cell is a number with a decimal point or comma."""
+    """Test whether a cell is a number with a decimal point or comma."""
     try:
         float(cell.replace(",", "."))
     except ValueError:
@@ -398,12 +398,12 @@ def is_numeric(cell: str) -> bool:
 
 
 def _may_be_names(cells: Sequence[str]) -> bool:
-    """Return whether cells may be column names: different ones, none of them a number."""
+    """Test whether cells may be column names: different ones, none of them a number."""
     filled = [cell for cell in cells if cell]
     return len(set(filled)) == len(filled) and not any(map(is_numeric, filled))
 
 
 def _is_second_header(cells: list[str], numeric: list[int]) -> bool:
-    """Return whether a row consists of names although some of the columns held numbers so far."""
+    """Test whether a row consists of names although some of the columns held numbers so far."""
     names = [cell.strip() for cell in cells]
     return all(names) and _may_be_names(names) and all(names[column].lower() not in MISSING_TEXTS for column in numeric)

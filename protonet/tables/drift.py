@@ -165,7 +165,7 @@ class DriftMonitor:
         return warnings
 
     def _reason(self, column: FittedColumn, counts: ColumnCounts, statistics: Mapping[str, Any]) -> str:
-        """Return how a column has drifted, or "" if it has not."""
+        """Describe the drift of a column; "" if there is none."""
         n_present = counts.rows - counts.missing
         if self._is_increased(counts.missing, counts.rows, statistics["missing"]):
             return f"most cells are missing; in training {_percentage(statistics['missing'])} were"
@@ -196,7 +196,7 @@ class DriftMonitor:
         return ""
 
     def _is_increased(self, count: int, rows: int, fraction: float, subtract: float | None = None) -> bool:
-        """Return whether a count is larger than in training, both by much and significantly.
+        """Test whether a count is larger than in training, both by much and significantly.
 
         Args:
             count: The number of unusual rows.
@@ -258,7 +258,7 @@ def _percentage(fraction: float) -> str:
 
 
 def _is_valid(statistics: Any, count: int) -> bool:
-    """Return whether a value from a file is a result of `column_statistics` for this number of columns."""
+    """Test whether a value from a file is a result of `column_statistics` for this number of columns."""
     if not isinstance(statistics, dict):
         return False
     columns, per_class, smallest = (statistics.get(key) for key in ("columns", "per_class", "smallest"))
@@ -268,7 +268,7 @@ def _is_valid(statistics: Any, count: int) -> bool:
 
 
 def _is_valid_column(column: Any) -> bool:
-    """Return whether a value from a file holds the statistics of a column."""
+    """Test whether a value from a file holds the statistics of a column."""
     if not isinstance(column, dict) or type(column.get("missing")) is not float or not 0 <= column["missing"] <= 1:
         return False
     quantiles = column.get("quantiles", [0.0, 0.0])

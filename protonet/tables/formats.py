@@ -385,12 +385,12 @@ def closest_match(name: str, candidates: Sequence[str]) -> str | None:
 
 
 def _has_content(cell: object) -> bool:
-    """Return whether an Excel cell holds anything, including an error value."""
+    """Test whether an Excel cell holds anything, including an error value."""
     return cell is not None and not (isinstance(cell, str) and not cell.strip())
 
 
 def _is_value(cell: object) -> bool:
-    """Return whether an Excel cell holds anything but an error value."""
+    """Test whether an Excel cell holds anything but an error value."""
     return _has_content(cell) and not (isinstance(cell, str) and cell.strip().lower() in SPREADSHEET_ERRORS)
 
 

@@ -249,7 +249,7 @@ def _check_kinds(frame: Frame, kinds: Mapping[str, str] | None) -> dict[str, str
 
 
 def _has_repeated_level(cells: np.ndarray) -> bool:
-    """Return whether there are two levels or more, one of them in several rows, as categories have."""
+    """Test whether there are two levels or more, one of them in several rows, as categories have."""
     counts = Counter(cells.tolist())
     return len(counts) > 1 and max(counts.values()) > 1
 

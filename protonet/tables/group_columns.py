@@ -177,7 +177,7 @@ def _log_chance_bound(level_of: np.ndarray, labels: np.ndarray) -> float:
 
 
 def _is_smooth(classes: np.ndarray) -> bool:
-    """Return whether the class (m,) changes less often from one value to the next than by chance."""
+    """Test whether the class (m,) changes less often from one value to the next than by chance."""
     change_rate = 1 - float(np.square(np.bincount(classes) / len(classes)).sum())
     expected = (len(classes) - 1) * change_rate
     lower = expected - 2 * float(np.sqrt(expected * (1 - change_rate)))

@@ -21,7 +21,7 @@ LEAKAGE = LeakageRules()
 
 
 def detect_row_index(column: np.ndarray) -> str:
-    """Return why a column (n,), in file order, can only be an index or identifier of the rows; "" if it is not one."""
+    """Detect a column (n,), in file order, that can only be an index or identifier; return the reason, or ""."""
     n = len(column)
     if n < LEAKAGE.min_rows or not np.array_equal(column, np.rint(column)):
         return ""
@@ -34,7 +34,7 @@ def detect_row_index(column: np.ndarray) -> str:
 
 
 def detect_leakage(column: np.ndarray, labels: np.ndarray) -> str:
-    """Return why a column (n,) may determine the labels (n,) in a way that new rows will not share; "" if not."""
+    """Detect a column (n,) that may leak the labels (n,), unlike in new rows; return the reason, or ""."""
     n, ordered = len(column), np.sort(column)
     if n < LEAKAGE.min_rows or ordered[0] == ordered[-1]:
         return ""
@@ -56,14 +56,14 @@ def detect_leakage(column: np.ndarray, labels: np.ndarray) -> str:
 
 
 def _is_monotonic(column: np.ndarray, *, strictly: bool = False) -> bool:
-    """Return whether a column increases, or decreases, from row to row."""
+    """Test whether a column increases, or decreases, from row to row."""
     before, after = column[:-1], column[1:]
     increases, decreases = (after > before, after < before) if strictly else (after >= before, after <= before)
     return bool(increases.all() or decreases.all())
 
 
 def _separates(column: np.ndarray, labels: np.ndarray, n_classes: int) -> bool:
-    """Return whether the values of each class are an interval without values of other classes."""
+    """Test whether the values of each class are an interval without values of other classes."""
     order = np.lexsort((labels, column))
     ends = np.flatnonzero(labels[order][1:] != labels[order][:-1])
     return len(ends) == n_classes - 1 and bool((column[order][ends] < column[order][ends + 1]).all())

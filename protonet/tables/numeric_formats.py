@@ -140,7 +140,7 @@ def _distinct(cells: np.ndarray) -> list[str]:
 
 
 def _differs(cell: str, numeric_format: str, fitted_format: str) -> bool:
-    """Return whether a cell is a number in a format, and another number or none in the fitted format."""
+    """Test whether a cell is a number in a format, and another number or none in the fitted format."""
     value = parse_numeric(cell, numeric_format)
     return math.isfinite(value) and value != parse_numeric(cell, fitted_format)
 

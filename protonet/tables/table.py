@@ -84,7 +84,7 @@ class Table(NamedTuple):
     semicolons: bool = False  #: Whether semicolons separate cells.
 
     def column_name(self, index: int) -> str:
-        """Return how messages name a feature."""
+        """Format the name of a feature for messages."""
         return f"column {index}" if self.columns is None else to_printable(self.columns[index])
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from protonet._text import to_printable
-from protonet._writing import write_whole
+from protonet._writing import write_atomically
 from protonet.errors import optional_packages
 from protonet.metrics import measure
 from protonet.ui.text import order_naturally
@@ -61,7 +61,7 @@ def draw_plot(
     with optional_packages():
         fonts = select_fonts(set("".join(map(to_printable, classes)) + to_printable(rows)))
         figure = make_figure(logits, labels, classes, rows, fonts, held_out=held_out)
-    write_whole(path, lambda file: figure.savefig(file, format=path.suffix[1:].lower(), dpi=120))
+    write_atomically(path, lambda file: figure.savefig(file, format=path.suffix[1:].lower(), dpi=120))
     if not quiet and (note := note_numbered_classes(classes, fonts)):
         print(f"note: {note}", file=sys.stderr)
 

@@ -11,8 +11,8 @@ from protonet.views.mlp import MLPFamily, MLPView
 from protonet.views.tabular_transformer import TabularTransformerFamily, TabularTransformerView
 from protonet.views.view import LinearMap, Source, View
 
-#: Every kind of view, in the order in which the search tries them: what is read comes first, what is trained last.
-#: A new kind is a file beside these, and a line here.
+#: Families of views, in the order of evaluation: sources before the views that read them, trained views last. A new
+#: family is a file in this package, and a line here.
 VIEW_FAMILIES: tuple[tuple[type[ViewFamily], type[View]], ...] = (
     (LinearFamily, LinearView),
     (KernelRidgeFamily, KernelRidgeView),
@@ -21,5 +21,5 @@ VIEW_FAMILIES: tuple[tuple[type[ViewFamily], type[View]], ...] = (
     (TabularTransformerFamily, TabularTransformerView),
     (MLPFamily, MLPView),
 )
-#: What views read, other than the features.
+#: Sources that views read, other than the features.
 SOURCES: tuple[type[Source], ...] = (LinearMap, KernelBank)

@@ -411,11 +411,11 @@ class _KernelRegression:
         """Copy the regression with at most ``max_units`` units, spread evenly over the present ones."""
         reduced = copy.copy(self)
         n = len(self.unit_index)
-        kept = torch.linspace(0, n - 1, min(max_units, n), dtype=torch.float64).round().long()
-        kept = kept.to(self.unit_index.device)
-        reduced.unit_index, reduced.landmarks = self.unit_index[kept], self.landmarks[kept]
-        reduced.units = self.units[kept]
-        reduced.distances, reduced.query_distances = self.distances[:, kept], self.query_distances[:, kept]
+        selected = torch.linspace(0, n - 1, min(max_units, n), dtype=torch.float64).round().long()
+        selected = selected.to(self.unit_index.device)
+        reduced.unit_index, reduced.landmarks = self.unit_index[selected], self.landmarks[selected]
+        reduced.units = self.units[selected]
+        reduced.distances, reduced.query_distances = self.distances[:, selected], self.query_distances[:, selected]
         return reduced
 
     def solve(self, bandwidth: float, ridges: Sequence[float]) -> tuple[Tensor, list[Tensor]]:

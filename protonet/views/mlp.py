@@ -86,7 +86,7 @@ class MLPFamily(ViewFamily):
     work: float = 5e7  #: Maximal number of parameters times steps for one size, over all folds.
     recipe: MLPRecipe = MLP_RECIPE  #: Training hyperparameters.
     stage: ClassVar[str] = "MLP views"
-    share: ClassVar[float] = 3.0
+    relative_time: ClassVar[float] = 3.0
 
     @classmethod
     def for_effort(cls, effort: str) -> MLPFamily:

@@ -48,7 +48,7 @@ class TrainingRows(NamedTuple):
     its one-hot categories, are scaled together. None if each feature is a column."""
     is_class_name: Tensor | None = None
     """(n,) bool: rows that embed the name of a class. They are training rows, but are never held out."""
-    sample_scale: float = 1.0  #: The number of original samples that a weight of 1 stands for; see `sample_counts`.
+    sample_scale: float = 1.0  #: The number of original samples that a weight of 1 represents; see `sample_counts`.
 
     @property
     def sample_counts(self) -> Tensor:
@@ -87,7 +87,7 @@ class TrainingRows(NamedTuple):
 
 
 def require_linear_map(source: Source | None) -> LinearMap:
-    """Return the source as a `LinearMap`; raise a ValueError if it is of another class."""
+    """Check that a source is a `LinearMap`; raise a ValueError if it is of another class."""
     if not isinstance(source, LinearMap):
         raise ValueError("a view without a linear map")
     return source
@@ -175,7 +175,7 @@ class Component(nn.Module):
 
 
 def _copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a contiguous copy."""
+    """Copy a tensor contiguously."""
     return tensor.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 

@@ -344,6 +344,6 @@ def _choose_per_channel(
 def _parse_floats(text: str) -> list[float]:
     """Parse numbers separated by ",", "/", "x" or spaces, or as a JSON list; none if the text is invalid."""
     try:
-        return [float(number) for number in re.split(r"[,/x\s]+", text.strip("[]() "))]
+        return [float(item) for item in re.split(r"[,/x\s]+", text.strip("[]() "))]
     except ValueError:
         return []

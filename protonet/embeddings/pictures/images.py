@@ -41,7 +41,7 @@ _ESCAPE = re.compile(rb"\\x(?!00)([0-9a-f]{2})")
 
 
 def path_to_text(path: str | Path) -> str:
-    r"""Return a path as text that any UTF-8 file can hold: other bytes and control characters become ``\xNN``.
+    r"""Convert a path to text that any UTF-8 file can hold: other bytes and control characters become ``\xNN``.
 
     `text_to_path` is its inverse.
     """
@@ -50,7 +50,7 @@ def path_to_text(path: str | Path) -> str:
 
 
 def text_to_path(text: str) -> Path:
-    r"""Return the path that `path_to_text` gave as text; a file whose name holds a literal ``\xNN`` comes first."""
+    r"""Convert a text of `path_to_text` back to a path; a file whose name holds a literal ``\xNN`` comes first."""
     if "\\x" not in text or os.path.lexists(text):
         return Path(text)
     name = _ESCAPE.sub(lambda match: bytes.fromhex(match[1].decode()), text.encode("utf-8", "surrogateescape"))
@@ -58,7 +58,7 @@ def text_to_path(text: str) -> Path:
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a file or folder is hidden, or one that operating systems and archivers add."""
+    """Test whether a file or folder is hidden, or added by an operating system or archiver."""
     return name.startswith(".") or name.lower() in SYSTEM_NAMES
 
 
@@ -119,7 +119,7 @@ def open_plain(path: Path | BinaryIO, min_side: int | None = None) -> Image:
 
 @lru_cache(maxsize=1)
 def _list_formats() -> tuple[str, ...]:
-    """Return the formats that this Pillow decodes."""
+    """List the formats that this Pillow decodes."""
     from PIL import Image, features  # noqa: PLC0415 - optional
 
     Image.init()
@@ -148,7 +148,7 @@ def draw_plain(path: Path, side: int) -> bytes:
 
 
 def _make_plain(image: Image) -> Image:
-    """Return a decoded image of 8 bits per channel, without transparency unless it had 16 bits of grey."""
+    """Decode an image to 8 bits per channel, without transparency unless it has 16 bits of grey."""
     from PIL import Image  # noqa: PLC0415 - optional
 
     if image.mode.startswith("I"):  # 16 bits of grey, which convert would clip
@@ -160,7 +160,7 @@ def _make_plain(image: Image) -> Image:
 
 
 def _scale_range(image: Image) -> Image:
-    """Return an image of float or 32-bit pixels with 8 bits.
+    """Convert an image of float or 32-bit pixels to 8 bits.
 
     The smallest of ``PIXEL_LIMITS`` that holds all pixels becomes white, and zero black. If none does, or most of that
     range is unused, the image's own minimum and maximum become black and white.

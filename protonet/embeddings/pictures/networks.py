@@ -270,7 +270,7 @@ def _import(package: str) -> Iterator[None]:
 
 
 def _torch_folder() -> Path:
-    """Return the folder of weights that torch has downloaded."""
+    """Locate the folder of weights that torch has downloaded."""
     return Path(torch.hub.get_dir()) / "checkpoints"
 
 

@@ -153,7 +153,7 @@ def _check_class_folders(path: Path, files: Mapping[Path, _Files]) -> None:
 
 
 def _find_part(name: str) -> str | None:
-    """Return the part of a data set that a folder's name denotes, or None."""
+    """Look up the part of a data set that a folder's name denotes; None for other names."""
     return next((part for part, names in SPLITS.items() if name.lower() in names), None)
 
 

@@ -263,7 +263,7 @@ def _next_end(begin: int, batch_size: int) -> int:
 
 
 def ends_batch(n_episodes: int, batch_size: int) -> bool:
-    """Return whether a batch ends after so many episodes, however many follow."""
+    """Test whether a batch ends after so many episodes, however many follow."""
     if n_episodes >= batch_size:
         return n_episodes % batch_size == 0
     end = 0

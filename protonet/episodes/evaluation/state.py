@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from protonet._text import to_printable
-from protonet._writing import write_whole
+from protonet._writing import write_atomically
 from protonet.episodes.evaluation.evaluate import Scores, join_batches
 from protonet.episodes.evaluation.prepare import Prepared
 from protonet.errors import DISTRIBUTION, installed_version, raise_input_error
@@ -65,7 +65,7 @@ def write_state(path: Path, run: Mapping[str, Any], batches: Sequence[Mapping[st
         for method_index, score in enumerate(scores.values())
         for field, tensor in score._asdict().items()
     }
-    write_whole(path, lambda file: np.savez(file, header=np.array(header), **arrays))
+    write_atomically(path, lambda file: np.savez(file, header=np.array(header), **arrays))
 
 
 def read_state(path: Path, run: Mapping[str, Any]) -> list[dict[str, Scores]]:

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn
 import numpy as np
 
 from protonet._progress import progress_bar
-from protonet._writing import write_whole
+from protonet._writing import write_atomically
 from protonet.datasets.mapped import write_npz
 from protonet.errors import raise_input_error
 
@@ -96,7 +96,7 @@ def write_embeddings(output: Path, job: Job, *, resume: bool) -> int:
         more |= {} if job.files is None else {"files": np.array(job.files, str)}
         more |= {} if job.shape is None else {"maps": np.array(job.shape)}
         rows = _read_rows(file, len(header) + 4, dim, n)
-        write_whole(output, lambda opened: write_npz(opened, (n, dim), "float32", rows, more))
+        write_atomically(output, lambda opened: write_npz(opened, (n, dim), "float32", rows, more))
     part.unlink()
     return dim
 

@@ -172,7 +172,7 @@ def load_source(
 
 
 def same_source(text: str, other: str) -> bool:
-    """Return whether two texts name one data set, whatever the spelling of its path."""
+    """Test whether two texts name one data set, whatever the spelling of its path."""
 
     def spell(name: str) -> str:
         kind, colon, root = name.partition(":")

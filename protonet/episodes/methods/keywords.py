@@ -37,7 +37,7 @@ class Bound(NamedTuple):
         return f"in {'[('[self.low_open]}{self.low:g}, {self.high:g}{'])'[self.high_open]}"
 
     def holds(self, value: float) -> bool:
-        """Return whether a number is in the range."""
+        """Test whether a number is in the range."""
         above = value > self.low if self.low_open else value >= self.low
         return above and (value < self.high if self.high_open else value <= self.high)
 
@@ -131,7 +131,7 @@ def _find(kind: Any, note: type[Annotation]) -> Annotation | None:
 
 
 def _is_known(kind: Any) -> bool:
-    """Return whether values of a type can be parsed from text."""
+    """Test whether values of a type can be parsed from text."""
     types = [part for part in get_args(kind) if part is not type(None)]
     if get_origin(kind) is tuple:
         return bool(types) and all(part in (int, float) for part in types)

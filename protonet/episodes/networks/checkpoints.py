@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from protonet._writing import write_whole
+from protonet._writing import write_atomically
 from protonet.episodes.networks.backbones import make_backbone
 from protonet.episodes.networks.heads import make_head
 from protonet.episodes.samplers.batch import Trained
@@ -82,7 +82,7 @@ def write_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: dict[str,
     content = save(
         {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, {CHECKPOINT_FORMAT: json.dumps(header)}
     )
-    write_whole(path, lambda file: file.write(content))
+    write_atomically(path, lambda file: file.write(content))
 
 
 def read_checkpoint(argument: str, path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -118,7 +118,7 @@ class Date(FittedColumn):
 
 
 def _covers_cycle(cycle: str, days: np.ndarray) -> bool:
-    """Return whether dates (n,), in days since 1970, are spread over a cycle and span enough time."""
+    """Test whether dates (n,), in days since 1970, are spread over a cycle and span enough time."""
     if np.ptp(days) <= MIN_SPANS[cycle]:
         return False
     if cycle == "week":

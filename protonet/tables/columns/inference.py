@@ -103,7 +103,7 @@ def infer_column_type(cells: np.ndarray, *, order: Sequence[str] = POINT_FIRST) 
 
 
 def are_sentences(distinct: Sequence[Any], rows: int) -> bool:
-    """Return whether all cells differ and have several words: these are texts, however few rows there are."""
+    """Test whether all cells differ and have several words: these are texts, however few rows there are."""
     word_counts = sorted(len(str(cell).split()) for cell in distinct)
     return len(distinct) == rows and word_counts[len(word_counts) // 2] >= INFERENCE_RULES.min_words
 

@@ -110,7 +110,7 @@ def count_missing_cells(values: np.ndarray) -> int:
 
 
 def is_missing_word(cell: str) -> bool:
-    """Return whether a cell among numbers or dates means "missing": "n.a.", "(unknown)", "***".
+    """Test whether a cell among numbers or dates means "missing": "n.a.", "(unknown)", "***".
 
     Cells with invisible characters do not: they only look empty.
     """
@@ -195,7 +195,7 @@ def parse_duration(cell: str) -> float:
 
 
 def are_durations(cells: Iterable[str], *, allow_times_of_day: bool = False) -> bool:
-    """Return whether most distinct, non-missing cells are durations, and not all of them could be times of day."""
+    """Test whether most distinct, non-missing cells are durations, and not all of them could be times of day."""
     cells = [cell for cell in cells if not is_missing_word(cell)]
     if not cells or all(math.isnan(parse_duration(cell)) for cell in cells[:PROBE_CELLS]):
         return False
@@ -233,7 +233,7 @@ def parse_numeric_column(values: np.ndarray, numeric_format: str) -> np.ndarray:
 
 
 def detect_decimal_separators(cells: Iterable[str]) -> set[str]:
-    """Return which of "point" and "comma" at least one cell requires, as "1.5" and "0,205" do."""
+    """Detect the decimal marks, "point" or "comma", that at least one cell requires, as "1.5" and "0,205" do."""
     marked = [cell for cell in cells if "," in cell or "." in cell]
     return {
         mark
@@ -282,7 +282,7 @@ def infer_numeric_format(cells: Iterable[str], *, allow_codes: bool = False, ord
 
 
 def _are_plain(cells: list[str]) -> bool:
-    """Return whether all cells are finite numbers as Python writes them."""
+    """Test whether all cells are finite numbers as Python writes them."""
     return all(math.isfinite(parse_plain(cell)) for cell in cells)
 
 
@@ -298,7 +298,7 @@ def parse_interval(cell: str) -> float:
 
 
 def are_intervals(cells: Iterable[str]) -> bool:
-    """Return whether all distinct cells are intervals or numbers, and at least one is not a number."""
+    """Test whether all distinct cells are intervals or numbers, and at least one is not a number."""
     cells = [cell for cell in cells if not is_missing_word(cell)]
     return (
         len(cells) > 2
@@ -362,7 +362,7 @@ def infer_date_format(cells: Iterable[str]) -> str:
 
 
 def are_mixed_dates(cells: Iterable[str]) -> bool:
-    """Return whether most distinct cells are dates, whatever their format."""
+    """Test whether most distinct cells are dates, whatever their format."""
     cells = list(cells)
     formats = [
         date_format
@@ -387,6 +387,6 @@ def _best_date_format(cells: list[str]) -> tuple[str, int]:
 
 
 def _is_ambiguous(cells: list[str], first: str, second: str) -> bool:
-    """Return whether some cell is a different day in two date formats."""
+    """Test whether some cell is a different day in two date formats."""
     days = [(parse_date(cell, first), parse_date(cell, second)) for cell in cells]
     return any(abs(one - two) > 0 for one, two in days)  # False for NaN

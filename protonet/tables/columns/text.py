@@ -199,7 +199,7 @@ def _centred_gram_matrix(x: sparse.csr_matrix, mean: np.ndarray) -> np.ndarray:
 
 
 def is_word(gram: str) -> bool:
-    """Return whether an n-gram is a word or a pair of words: it has a space at both ends."""
+    """Test whether an n-gram is a word or a pair of words: it has a space at both ends."""
     return len(gram) > 2 and gram[0] == gram[-1] == " "
 
 

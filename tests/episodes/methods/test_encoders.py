@@ -189,7 +189,7 @@ def test_every_query_and_every_episode_is_alone_and_no_weight_is_changed(
     alone = alone._replace(trained=trained._replace(support=trained.support[one], query=trained.query[one]))
     torch.testing.assert_close(method(alone)[0], logits[1], **tolerance)
     module = sys.modules[METHODS[name].function.__module__]
-    for constant in {"ROWS_AT_ONCE", "WEIGHTS_AT_ONCE"} & set(vars(module)):  # an episode at a time
+    for constant in {"CHUNK_ROWS", "ROWS_AT_ONCE", "WEIGHTS_AT_ONCE"} & set(vars(module)):  # an episode at a time
         monkeypatch.setattr(module, constant, 1)
     torch.testing.assert_close(method(episodes), logits, **tolerance)
     assert all(torch.equal(weights[key], weight) for key, weight in trained.encoder.state_dict().items())
