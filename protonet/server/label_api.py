@@ -6,13 +6,14 @@ import argparse
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import torch
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -32,6 +33,7 @@ from protonet.server.jobs import PICTURES, PYTHON, JobRunner
 from protonet.server.label_queue import LabelQueue
 from protonet.server.labels import Answers, Session, parse_classes
 from protonet.server.parsing import decode_json, parse_rows, read_upload
+from protonet.server.uploads import Uploads, extend_rows
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.parsing import blank_missing, count_missing_cells
 from protonet.tables.formats import text_array
@@ -60,11 +62,14 @@ class Action(Struct):
     """The body of a request: the tab of the browser, and the arguments of the action."""
 
     tab: Annotated[str, Meta(max_length=64)]
+    by: Annotated[str, Meta(max_length=100)] = ""  #: Who gives the label; "" for an unknown person.
     row: int | None = None
     rows: Annotated[list[int], Meta(max_length=MAX_ROWS)] | None = None
     name: str | None = None
     old: str | None = None
     create: bool = False  #: Whether a name may be similar to that of another class.
+    seen: str | UnsetType | None = UNSET  #: The label of the row that the client has seen.
+    person: str | None = None
     text: str = ""
     column: str | None = None
     choice: str | None = None
@@ -85,6 +90,7 @@ class LabelApi:
         title: Of the page.
         representation: The encoders of texts and pictures, as typed by the user.
         read_again: Reads the features of the table, given settings of columns; None if a model has them.
+        uploads: Rows that are added.
     """
 
     queue: LabelQueue
@@ -93,24 +99,33 @@ class LabelApi:
     title: str
     representation: list[str] | None
     read_again: Callable[[ColumnOverrides], UnlabelledTable] | None
+    uploads: Uploads
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)  #: Of the features of the table.
 
     def create_app(self) -> ASGIApp:
         """Create the application."""
         queue = self.queue
         changes: dict[str, Callable[[Action], object]] = {
             "next": lambda action: None,
-            "label": lambda action: queue.answer(action.tab, require_row(action), action.name or ""),
+            "label": lambda action: queue.answer(
+                action.tab, require_row(action), action.name or "", parse_person(action)
+            ),
             "skip": lambda action: queue.skip(action.tab, require_row(action)),
             "flag": lambda action: queue.flag(action.tab, require_row(action)),
-            "undo": lambda action: queue.undo(action.tab, require_row(action)),
-            "relabel": lambda action: queue.relabel(require_row(action), action.name or ""),
-            "label_many": lambda action: queue.label_many(action.tab, self.require_rows(action), action.name),
+            "undo": lambda action: queue.undo(action.tab, require_row(action), action.seen),
+            "relabel": lambda action: queue.relabel(
+                require_row(action), action.name or "", parse_person(action), action.seen
+            ),
+            "label_many": lambda action: queue.label_many(
+                action.tab, self.require_rows(action), action.name, parse_person(action)
+            ),
             "rename": lambda action: queue.rename_class(action.old or "", action.name or ""),
         }
         posts: dict[str, Handler] = {f"/api/{name}": self.change(change) for name, change in changes.items()}
         posts |= {"/api/leave": self.leave, "/api/rows": self.list_rows, "/api/columns": self.choose_columns}
         posts |= {"/api/try": self.try_row, "/api/jobs": self.start_job, "/api/labels": self.list_labels}
+        posts |= {"/api/add": self.add_texts, "/api/add_picture": self.add_picture}
         gets: dict[str, Handler] = {"/": self.page, "/api/state": self.state, "/api/map": self.map_rows}
         gets |= {"/api/jobs": self.list_jobs, "/picture": self.show_picture, "/download": self.download}
         routes = [Route(path, handler, methods=["POST"]) for path, handler in posts.items()]
@@ -130,7 +145,8 @@ class LabelApi:
             change(action)
             if len(self.queue.session.done) >= self.jobs.checked + CHECK_INTERVAL and not self.jobs.running:
                 self.start("results")
-            return json_response(self.queue.next_item(action.tab) | self.check())
+            label = {} if action.row is None else {"label": self.queue.get_label(action.row)}
+            return json_response(self.queue.next_item(action.tab) | self.check() | label)
 
         return handle
 
@@ -140,10 +156,10 @@ class LabelApi:
         pairs = zip(queue.session.done, queue.session.answers.rows, strict=True)
         rows = {row: cells for row, cells in pairs if queue.has_picture(row)}
         lines, table = [queue.session.answers.header, *rows.values()], None
-        if queue.picture is not None and Path(self.jobs.table).is_file():
-            existing = [row for row in range(len(queue.session.cells)) if queue.has_picture(row)]
-            if len(existing) < len(queue.session.cells):
-                table = [queue.header, *(queue.session.cells[row] for row in existing)]
+        existing = [row for row in range(len(queue.session.cells)) if queue.has_picture(row)]
+        deleted = len(existing) < len(queue.session.cells) and Path(self.jobs.table).is_file()
+        if deleted or self.uploads.cells:
+            table = [queue.header, *(queue.session.cells[row] for row in existing)]
         self.jobs.start(job, queue.version, list(rows), lines, table)
 
     def check(self) -> dict[str, Any]:
@@ -163,7 +179,9 @@ class LabelApi:
             names = [str(entry["name"]) for entry in metrics["classes"]]
             for index, label, probability in zip(rows["index"], rows["predicted"], rows["probability"], strict=True):
                 predictions[metrics["rows_of_table"][index]] = names[label], probability
-        return json_response(self.queue.list_labels(predictions, action.name, action.text, limit=MAX_ROWS))
+        return json_response(
+            self.queue.list_labels(predictions, action.name, action.text, action.person, limit=MAX_ROWS)
+        )
 
     async def page(self, _: Request) -> Response:
         """Return the page."""
@@ -178,6 +196,7 @@ class LabelApi:
             {
                 "header": header,
                 "picture": self.queue.picture,
+                "adds": "" if self.uploads.column is None else "pictures" if self.uploads.pictures else "texts",
                 "columns": await self.run(self.describe_columns) if len(header) <= MAX_COLUMNS else [],
                 "choices": COLUMN_CHOICES if self.read_again is not None and rows.columns is not None else [],
                 "used": names,
@@ -234,9 +253,10 @@ class LabelApi:
             kinds[name] = choice
         columns, read_again = ColumnOverrides(kinds, dropped, group), self.read_again
         with renamed_arguments(**{"--column-type": "column", "--drop": "column", "path": "columns"}):
-            rows = await self.run(lambda: read_again(columns))
-        self.jobs.columns = columns
-        self.queue.replace_rows(rows)
+            async with self.changing:
+                rows = await self.run(lambda: read_again(columns))
+                self.jobs.columns = columns
+                self.queue.replace_rows(rows)
         return await self.state(request)
 
     async def leave(self, request: Request) -> Response:
@@ -294,6 +314,26 @@ class LabelApi:
         result = await self.run(lambda: self.queue.try_row(model, rows))
         return json_response(result | {"notes": rows.notes})
 
+    async def add_texts(self, request: Request) -> Response:
+        """Add the lines of a text as rows."""
+        action = await read_action(request)
+        return await self.add(lambda known: self.uploads.add_texts(action.text, known))
+
+    async def add_picture(self, request: Request) -> Response:
+        """Add a picture as a row."""
+        name, content = request.query_params.get("name", ""), await request.body()
+        return await self.add(lambda known: self.uploads.add_picture(name, content, known))
+
+    async def add(self, save: Callable[[set[str]], list[list[str]]]) -> Response:
+        """Save rows, and add them to the table; ``save`` gets the cells that there are."""
+        async with self.changing:
+            queue, column = self.queue, self.uploads.column or 0
+            if queue.rows is not queue.session.rows:
+                raise HTTPException(409, "The columns are being changed. Try again.")
+            added = await self.run(lambda: save({line[column] for line in queue.session.cells}))
+            queue.add_rows(added, await self.run(lambda: extend_rows(queue.rows, queue.header, added)))
+        return json_response({"added": len(added)} | queue.progress() | self.check())
+
     async def show_picture(self, request: Request) -> Response:
         """Return a picture of the table, decoded and encoded again."""
         row, cells = request.query_params.get("row", ""), self.queue.session.cells
@@ -325,6 +365,14 @@ async def read_action(request: Request) -> Action:
     return decode_json(await request.body(), ACTION)
 
 
+def parse_person(action: Action) -> str:
+    """Parse the name of who gives a label."""
+    name = action.by.strip()
+    if not name.isprintable():
+        raise_input_error("by", "be a printable name", repr(name[:40]), "Type another one.")
+    return name
+
+
 def require_row(action: Action) -> int:
     """Return the row number of an action."""
     if action.row is None:
@@ -349,28 +397,37 @@ def run(options: argparse.Namespace) -> None:
     rows = read_unlabelled(options, model, label, columns, allow_labelled=True)
     header, cells = read_cells(options, model, label)
     output, flags = options.outputs["output"], options.outputs["flags"]
-    with Answers(output, [*header, label], None) as answers, Answers(flags, [*header, "flag"], ["flagged"]) as flagged:
+    with ExitStack() as stack:
+        answers = stack.enter_context(Answers(output, [*header, label], None))
+        flagged = stack.enter_context(Answers(flags, [*header, "flag"], ["flagged"]))
+        people = stack.enter_context(Answers(output.with_suffix(".by.csv"), ["by", *header, label], None, lazy=True))
+        added = Answers(output.with_suffix(".added.csv"), [*header, "added"], ["added"], lazy=True)
+        stack.enter_context(added)
         if rows.known.any() and not answers.rows:  # labels of the table are reviewed like those of the page
             labelled = rows.known.nonzero().flatten().tolist()
             answers.change([[*cells[row], rows.labels[row]] for row in labelled])
-        session = Session(rows._replace(known=torch.zeros_like(rows.known)), cells, classes, model, answers)
-        names = dict.fromkeys(row[-1] for row in answers.rows)
-        session.names.extend(name for name in names if name not in session.names)
         takes = [column.modality for column in rows.encoding.columns] if rows.encoding else []
         picture = header.index((rows.columns or ())[takes.index("picture")]) if "picture" in takes else None
+        column = header.index((rows.columns or header)[0]) if len(takes) == 1 and takes[0] else None
+        uploads = Uploads(added, Path(options.table), column, picture is not None)
+        rows = extend_rows(rows._replace(known=torch.zeros_like(rows.known)), header, uploads.cells)
+        session = Session(rows, [*cells, *uploads.cells], classes, model, answers)
+        names = dict.fromkeys(row[-1] for row in answers.rows)
+        session.names.extend(name for name in names if name not in session.names)
         shared = [] if options.representation is None else ["--representation", *options.representation]
         shared += [] if options.sheet is None else ["--sheet", options.sheet]
         if picture is not None:  # `fit` sees only the paths in the answers
             columns = columns._replace(types={header[picture]: "picture", **columns.types})
         jobs = JobRunner(output, options.table, label, options.model, columns, shared)
-        read_again = (
-            None
-            if model is not None
-            else lambda settings: read_unlabelled(options, None, label, settings, allow_labelled=True)
-        )
-        queue, title = LabelQueue(session, flagged, header, picture, model), path_to_text(Path(options.table).name)
-        api = LabelApi(queue, jobs, policy, title, options.representation, read_again)
-        status = f"{count(len(cells), 'row')}, {count(len(answers.rows), 'answer')} in {output}; label at"
+
+        def read_again(settings: ColumnOverrides) -> UnlabelledTable:
+            new = read_unlabelled(options, None, label, settings, allow_labelled=True)
+            return extend_rows(new._replace(known=torch.zeros_like(new.known)), header, uploads.cells)
+
+        queue = LabelQueue(session, flagged, people, header, picture, model)
+        title, again = path_to_text(Path(options.table).name), None if model is not None else read_again
+        api = LabelApi(queue, jobs, policy, title, options.representation, again, uploads)
+        status = f"{count(len(session.cells), 'row')}, {count(len(answers.rows), 'answer')} in {output}; label at"
         with queue.learning(), jobs.folder:
             run_server(api.create_app(), policy, listening, status)
     print(f"{count(len(answers.rows), 'answer')} in {output}: the same command goes on, and fit and update take them")

@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from msgspec import UNSET, UnsetType
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
@@ -60,6 +61,7 @@ class LabelQueue:
     Args:
         session: The labels; its network is the one that was fitted last.
         flags: Rows that clients flagged; they are not suggested again.
+        people: Who gave the label of a row, before its cells and its label; the last line of equal cells counts.
         header: The names of the cells.
         picture: The index of the cell that holds a picture's path; None if there is none.
         model: The initial model, whose class names cannot change; None if there is none.
@@ -67,6 +69,7 @@ class LabelQueue:
 
     session: Session
     flags: Answers
+    people: Answers
     header: Sequence[str]
     picture: int | None = None
     model: Model | None = None
@@ -81,6 +84,7 @@ class LabelQueue:
     _rows: UnlabelledTable | None = None  #: New features of the same rows, until the thread has taken them.
 
     def __post_init__(self) -> None:
+        self._people = {tuple(cells): person for person, *cells, _ in self.people.rows}
         flagged = {tuple(cells) for *cells, _ in self.flags.rows}
         self.session.skipped |= {row for row, cells in enumerate(self.session.cells) if tuple(cells) in flagged}
         self.session.learn(anew=True)
@@ -119,18 +123,25 @@ class LabelQueue:
         lease.since = now
         return self.progress() | {"reason": lease.reason} | self.describe(lease.row)
 
-    def answer(self, client: str, row: int, name: str) -> None:
+    def answer(self, client: str, row: int, name: str, person: str = "") -> None:
         """Save the label of a row; raise an HTTPException if it has another one, an OSError on a full disk."""
         name = check_class(name, self.session.names)
-        done = self.session.done
-        if row in done and self.session.answers.rows[done.index(row)][-1] == name:
-            return  # a repeated request whose answer was lost
-        self._check_unlabelled(row)
+        if self.get_label(row) != name:  # else it is a repeated request whose response was lost
+            self._check_unlabelled(row)
+            with self._lock:
+                self.session.keep(row, name)
+                self._add_class(name)
+                self.session.skipped.discard(row)
+            self._update(client)
+        self._sign(row, name, person)
+
+    def add_rows(self, cells: Sequence[list[str]], rows: UnlabelledTable) -> None:
+        """Append rows to the table; ``rows`` are the features of all rows."""
         with self._lock:
-            self.session.keep(row, name)
-            self._add_class(name)
-            self.session.skipped.discard(row)
-        self._update(client)
+            self.session.cells.extend(cells)
+            self.session.rows = rows
+            self._embedding = embed(rows, self.session.network)
+        self._update(None)
 
     def skip(self, client: str, row: int) -> None:
         """Suggest another row to a client."""
@@ -144,9 +155,15 @@ class LabelQueue:
             self.flags.add(self.session.cells[row], "flagged")
         self.skip(client, row)
 
-    def undo(self, client: str, row: int) -> None:
-        """Suggest a row again that was labelled, skipped or flagged."""
+    def undo(self, client: str, row: int, seen: str | UnsetType | None = UNSET) -> None:
+        """Suggest a row again that was labelled, skipped or flagged.
+
+        Raises:
+            HTTPException: The row has another label than the client has ``seen``.
+            OSError: As `answer`.
+        """
         cells = self.session.cells[self._check(row)]
+        self._check_seen(row, seen)
         others = [line for line in self.flags.rows if line[:-1] != cells]
         if len(others) < len(self.flags.rows):
             self.flags.change(others)
@@ -157,17 +174,19 @@ class LabelQueue:
         self._leases[client] = Lease(row, "its label was undone", time.monotonic())
         self._update(None)
 
-    def relabel(self, row: int, name: str) -> None:
-        """Change the label of a row."""
+    def relabel(self, row: int, name: str, person: str = "", seen: str | UnsetType | None = UNSET) -> None:
+        """Change the label of a row; errors as in `undo`."""
         name = check_class(name, self.session.names)
         if self._check(row) not in self.session.done:
             raise HTTPException(409, f"`row` must be a labelled one; got {row}.")
+        self._check_seen(row, seen)
         with self._lock:
             self.session.change(row, name)
             self._add_class(name)
         self._update(None)
+        self._sign(row, name, person)
 
-    def label_many(self, client: str, rows: Sequence[int], name: str | None) -> None:
+    def label_many(self, client: str, rows: Sequence[int], name: str | None, person: str = "") -> None:
         """Label or, if the name is None, flag those of several rows that are neither labelled nor flagged.
 
         Raises:
@@ -179,7 +198,7 @@ class LabelQueue:
             if name is None:
                 self.flag(client, row)
             else:
-                self.answer(client, row, name)
+                self.answer(client, row, name, person)
 
     def rename_class(self, old: str, new: str) -> None:
         """Rename a class in all labels; if the new name is another class, the two are merged.
@@ -230,7 +249,13 @@ class LabelQueue:
         }
 
     def list_labels(
-        self, predictions: Mapping[int, tuple[str, float]], name: str | None, text: str, *, limit: int
+        self,
+        predictions: Mapping[int, tuple[str, float]],
+        name: str | None,
+        text: str,
+        person: str | None = None,
+        *,
+        limit: int,
     ) -> dict[str, Any]:
         """List labelled rows: those that cross-validation predicts as another class first, then the latest.
 
@@ -238,6 +263,7 @@ class LabelQueue:
             predictions: The class and its probability that cross-validation predicts, by row.
             name: The class of the rows; None for all.
             text: The text that a cell must contain, in any case.
+            person: Who gave the label, "" for an unknown person; None for all.
             limit: The maximal number of rows that are returned.
         """
         differing, others = list[dict[str, Any]](), list[dict[str, Any]]()
@@ -245,13 +271,17 @@ class LabelQueue:
         for row, (*cells, label) in pairs:
             if name not in (None, label) or text.casefold() not in "\n".join(cells).casefold():
                 continue
+            by = self._people.get(tuple(cells), "")
+            if person not in (None, by):
+                continue
             predicted, probability = predictions.get(row, (None, None))
-            line = {"row": row, "name": label, "predicted": predicted, "probability": probability}
+            line = {"row": row, "name": label, "by": by, "predicted": predicted, "probability": probability}
             (others if predicted in (None, label) else differing).append(line)
         differing.sort(key=lambda line: -line["probability"])
         rows = (differing + others[::-1])[:limit]
         shown = [line | self.show_row(line["row"]) for line in rows]
-        return {"rows": shown, "total": len(differing) + len(others), "differing": len(differing)}
+        people = sorted({*self._people.values()} - {""})
+        return {"rows": shown, "total": len(differing) + len(others), "differing": len(differing), "people": people}
 
     @torch.no_grad()
     def describe(self, row: int) -> dict[str, Any]:
@@ -370,6 +400,25 @@ class LabelQueue:
             raise HTTPException(409, f"`{what}` needs labels of two classes. Label more rows.")
         return network, rows
 
+    def get_label(self, row: int) -> str | None:
+        """Get the label of a row; None if it has none."""
+        done = self.session.done
+        return self.session.answers.rows[done.index(row)][-1] if row in done else None
+
+    def _check_seen(self, row: int, seen: str | UnsetType | None) -> None:
+        """Raise an HTTPException if a row has another label than a client has seen; UNSET is not checked."""
+        label = self.get_label(row)
+        if seen is not UNSET and seen != label:
+            got = "no label any more" if label is None else f"the label {to_printable(label)[:40]!r} now"
+            raise HTTPException(409, f"`row` must not have been changed elsewhere; {row} has {got}.")
+
+    def _sign(self, row: int, label: str, person: str) -> None:
+        """Record on disk who gave the label of a row."""
+        cells = self.session.cells[row]
+        if person != self._people.get(tuple(cells), ""):
+            self.people.add([person, *cells], label)
+            self._people[tuple(cells)] = person
+
     def _is_flagged(self, row: int) -> bool:
         """Whether a row is flagged."""
         return [*self.session.cells[row], "flagged"] in self.flags.rows
@@ -443,6 +492,8 @@ class LabelQueue:
                 with self._lock:
                     if self.session.names[: len(names)] != names:  # classes were renamed in the meantime
                         self._reset_network()
+                        continue
+                    if len(embedding) != len(self.session.cells):  # rows were added in the meantime
                         continue
                     self.session.network, self._embedding = network, embedding
                 chosen = [(suggestion.row, suggestion.reason) for suggestion in self.session.choose(AHEAD, left)]

@@ -48,6 +48,7 @@ class Answers:
         path: The file; existing rows are kept.
         header: The names of the columns; the label is the last.
         classes: The allowed labels; None for any non-empty text.
+        lazy: Whether a file that does not exist is created by the first row that is added.
 
     Attributes:
         rows: The rows so far, in order: the cells, then the label.
@@ -57,17 +58,24 @@ class Answers:
         InputError: The file has other content, or another command has it open.
     """
 
-    def __init__(self, path: Path, header: Sequence[str], classes: Sequence[str] | None) -> None:
-        self.path, self.header = path, list(header)
+    def __init__(self, path: Path, header: Sequence[str], classes: Sequence[str] | None, *, lazy: bool = False) -> None:
+        self.path, self.header, self.classes = path, list(header), classes
         self.rows: list[list[str]] = []
         self._ends: list[int] = []  # byte offsets of the ends of the header and of each row
+        self._file = -1
+        if not lazy or path.exists():
+            self._open()
+
+    def _open(self) -> None:
+        """Open the file, and read its rows."""
+        path, header = self.path, self.header
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
         try:
             _lock(path, self._file)
-            self._read(path, list(header), classes)
+            self._read(path, header, self.classes)
             os.ftruncate(self._file, self._ends[-1] if self._ends else 0)
             if not self._ends:
-                self._write(list(header))
+                self._write(header)
         except BaseException:
             os.close(self._file)
             raise
@@ -76,10 +84,13 @@ class Answers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        os.close(self._file)
+        if self._file >= 0:
+            os.close(self._file)
 
     def add(self, cells: Sequence[str], name: str) -> None:
         """Append a row and its label to the file."""
+        if self._file < 0:
+            self._open()
         self._write([*cells, name])
         self.rows.append([*cells, name])
 
@@ -199,12 +210,7 @@ class Session:
     """
 
     def __init__(
-        self,
-        rows: UnlabelledTable,
-        cells: Sequence[list[str]],
-        classes: list[str],
-        model: Model | None,
-        answers: Answers,
+        self, rows: UnlabelledTable, cells: list[list[str]], classes: list[str], model: Model | None, answers: Answers
     ) -> None:
         self.rows, self.cells, self.classes, self.answers = rows, cells, classes, answers
         self.names = classes if model is None else list(map(str, model.classes))

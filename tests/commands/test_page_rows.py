@@ -1,0 +1,149 @@
+"""Rows that are added on the labelling page, who gave a label, and clients that change the same row."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.commands.servers import Server, start
+
+pytest.importorskip("uvicorn", reason="it listens")
+Image = pytest.importorskip("PIL.Image", reason="it draws pictures")
+TEXTS = ["good day", "bad day", "good night", "bad night", "so so", "well done", "not done", "fine"]
+
+
+def post(server: Server, path: str, tab: str = "one", **more: Any) -> dict[str, Any]:
+    found: dict[str, Any] = server.ask_json("POST", f"/api/{path}", {"tab": tab, **more})
+    return found
+
+
+def refuse(server: Server, path: str, tab: str = "one", **more: Any) -> tuple[int, str]:
+    return server.refuse("POST", f"/api/{path}", json.dumps({"tab": tab, **more}))
+
+
+def read(path: Path) -> list[list[str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.reader(file))
+
+
+def draw(colour: tuple[int, int, int], kind: str = "PNG") -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16), colour).save(file, kind)
+    return file.getvalue()
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    (tmp_path / "texts.csv").write_text("\n".join(["note", *TEXTS]) + "\n", encoding="utf-8")
+    return tmp_path / "texts.csv"
+
+
+def test_a_duplicated_tab_does_not_overwrite_labels(texts: Path) -> None:
+    """A duplicated tab has the identifier and the steps of the first one: both clients here are "one"."""
+    with start("page", texts, "--representation", "none", "-o", texts.with_name("out.csv")) as server:
+        row = post(server, "next")["row"]
+        assert post(server, "next")["row"] == row  # the duplicate has the same question
+        assert post(server, "label", row=row, name="plus")["label"] == "plus"
+        assert refuse(server, "label", row=row, name="minus")[0] == 409
+        assert post(server, "relabel", row=row, name="minus", seen="plus")["label"] == "minus"
+        for path, more in (("undo", {}), ("relabel", {"name": "plus"})):
+            status, line = refuse(server, path, row=row, seen="plus", **more)
+            assert (status, "has the label 'minus' now" in line) == (409, True)
+        other = post(server, "next")["row"]
+        post(server, "skip", row=other)
+        post(server, "label", "two", row=other, name="plus")
+        assert (
+            refuse(server, "undo", row=other, seen=None)[0] == 409
+        )  # the duplicate skipped it, and another labelled it
+        assert [line[-1] for line in read(texts.with_name("out.csv"))[1:]] == ["minus", "plus"]
+        undone = post(server, "undo", row=other, seen="plus")
+        assert (undone["row"], undone["label"]) == (other, None)
+        assert "no label any more" in refuse(server, "undo", row=other, seen="plus")[1]
+
+
+def test_who_gave_a_label_is_kept(texts: Path) -> None:
+    output = texts.with_name("out.csv")
+    for restarted in (False, True):
+        with start("page", texts, "--representation", "none", "-o", output) as server:
+            if not restarted:
+                for row, person in enumerate(["", "Ann", "Bo", "Ann"]):
+                    post(server, "label", row=row, name="plus", by=person)
+                post(server, "relabel", row=3, name="minus", by="Bo")
+                post(server, "relabel", row=2, name="minus")
+                post(server, "label_many", rows=[4, 5], name="minus", by=" Ann ")
+                assert "printable" in refuse(server, "label", row=6, name="plus", by="a\x07")[1]
+            listed = post(server, "labels")
+            given = {line["row"]: line["by"] for line in listed["rows"]}
+            assert given == {0: "", 1: "Ann", 2: "", 3: "Bo", 4: "Ann", 5: "Ann"}
+            assert listed["people"] == ["Ann", "Bo"]
+            assert {line["row"] for line in post(server, "labels", person="Ann")["rows"]} == {1, 4, 5}
+            assert {line["row"] for line in post(server, "labels", person="")["rows"]} == {0, 2}
+    assert read(output)[0] == ["note", "label"]  # the names are no feature of a fit
+    assert read(texts.with_name("out.by.csv"))[:2] == [["by", "note", "label"], ["Ann", "bad day", "plus"]]
+
+
+def test_pasted_texts_become_rows(texts: Path) -> None:
+    output = texts.with_name("out.csv")
+    with start("page", texts, "--representation", "none", "-o", output) as server:
+        assert server.ask_json("GET", "/api/state")["adds"] == "texts"
+        for row in range(4):
+            post(server, "label", row=row, name=["plus", "minus"][row % 2])
+        added = post(server, "add", text=" quite good \r\n\ngood day\n=1+1\nquite good\n")
+        assert (added["added"], added["left"]) == (2, 6)  # neither the empty line nor what there is already
+        assert post(server, "add", text="quite good")["added"] == 0
+        assert "20,000 characters" in refuse(server, "add", text="x" * 20_001)[1]
+        assert server.refuse("POST", "/api/add_picture?name=a.png", draw((1, 2, 3)))[0] == 409
+        assert post(server, "label", row=8, name="plus")["answered"] == 5
+        assert post(server, "rows", rows=[8, 9])
+        post(server, "jobs", job="export")
+        while (state := server.ask_json("GET", "/api/jobs"))["running"]:
+            pass
+        assert state["error"] == ""
+        predictions = server.ask("GET", "/download?file=predictions")[1].decode().splitlines()
+        assert len(predictions) == 1 + len(TEXTS) + 2
+    assert read(texts.with_name("out.added.csv"))[1:] == [["quite good", "added"], ["'=1+1", "added"]]
+    with start("page", texts, "--representation", "none", "-o", output) as server:
+        state = post(server, "next")
+        assert (state["answered"], state["left"]) == (5, 5)
+        assert server.ask_json("POST", "/api/rows", {"tab": "one", "rows": [9]})[0]["cells"] == ["=1+1"]
+
+
+def test_dropped_pictures_become_rows(tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    random = np.random.default_rng(0)
+    for number in range(6):
+        pixels = random.integers(0, 255, (16, 16, 3)).astype(np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "pictures" / f"{number}.png")
+    output, before = tmp_path / "out.csv", sorted(tmp_path.rglob("*"))
+    with start("page", tmp_path / "pictures", "--representation", "none", "-o", output) as server:
+        before = sorted(tmp_path.rglob("*"))
+        assert server.ask_json("GET", "/api/state")["adds"] == "pictures"
+        names = ["../../evil.sh", "%00%0A<img>.png", "a.jpg", "C:\\x\\con.png", ""]
+        for number, name in enumerate(names):
+            content = draw((40 * number, 0, 200), "JPEG" if number == 2 else "PNG")
+            for times in (1, 0):  # the same picture again is no second row
+                path = f"/api/add_picture?name={name.replace('<', '%3C').replace('>', '%3E')}"
+                status, answer, _ = server.ask("POST", path, content)
+                assert (status, json.loads(answer)["added"]) == (200, times)
+        new = [path for path in sorted(tmp_path.rglob("*")) if path not in before]
+        assert {path.parent for path in new if path.suffix in {".png", ".jpg"}} == {tmp_path / "out.added"}
+        assert {path.relative_to(tmp_path).parts[0] for path in new} == {"out.added", "out.added.csv"}
+        assert sorted(path.suffix for path in (tmp_path / "out.added").iterdir()) == [".jpg", *[".png"] * 4]
+        for bad in (b"", b"<svg onload='alert(1)'/>", b"%!PS-Adobe-3.0 EPSF-3.0", draw((1, 1, 1))[:60]):
+            status, line = server.refuse("POST", "/api/add_picture?name=a.png", bad)
+            assert (status, "must be a picture that can be read" in line) == (400, True)
+        assert refuse(server, "add", text="a text")[0] == 409
+        assert post(server, "next")["left"] == 11
+        assert server.ask("GET", "/picture?row=10")[1].startswith(b"\x89PNG")
+        post(server, "label", row=10, name="blue")
+    with start("page", tmp_path / "pictures", "--representation", "none", "-o", output) as server:
+        assert (post(server, "next")["answered"], post(server, "next")["left"]) == (1, 10)
+    inside = tmp_path / "pictures" / "inside.csv"
+    with start("page", tmp_path / "pictures", "--representation", "none", "-o", inside) as server:
+        assert "pass another -o" in server.refuse("POST", "/api/add_picture?name=a.png", draw((9, 9, 9)))[1]
