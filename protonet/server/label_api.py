@@ -31,7 +31,7 @@ from protonet.server.app import AccessPolicy, create_app, html_response, json_re
 from protonet.server.connections import open_socket, run_server
 from protonet.server.jobs import PICTURES, PYTHON, JobRunner
 from protonet.server.label_queue import LabelQueue
-from protonet.server.labels import Answers, Session, parse_classes
+from protonet.server.labels import Answers, Session, find_similar, parse_classes
 from protonet.server.parsing import decode_json, parse_rows, read_upload
 from protonet.server.uploads import Uploads, extend_rows
 from protonet.tables.columns import COLUMN_TYPES
@@ -139,7 +139,8 @@ class LabelApi:
 
         async def handle(request: Request) -> Response:
             action = await read_action(request)
-            similar = None if action.create or not action.name else self.queue.find_similar(action.name)
+            names = self.queue.session.names
+            similar = None if action.create or not action.name else find_similar(action.name, names)
             if similar is not None and (action.old is None or similar != action.old):
                 return json_response({"similar": similar})
             change(action)

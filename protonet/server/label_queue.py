@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import re
 import sys
 import threading
 import time
@@ -41,8 +39,6 @@ REFIT_INTERVAL = 5
 LEASE_SECONDS = 600.0
 #: Maximal numbers of likely classes, similar rows, rows of the map, and characters of a cell in an answer.
 MAX_LIKELY, MAX_NEAR, MAX_POINTS, MAX_CELL = 9, 3, 100_000, 2000
-#: The similarity (`difflib.SequenceMatcher.ratio`) from which a new class name is taken for a misspelling.
-SIMILAR = 0.85
 
 
 @dataclass
@@ -222,15 +218,6 @@ class LabelQueue:
             if merged:  # the indices of the classes have changed
                 self._reset_network()
         self._update(None)
-
-    def find_similar(self, name: str) -> str | None:
-        """Return the class that a new name may be a misspelling of; None if it is a class, or unlike all of them."""
-        name, names = name.strip(), self.session.names
-        if name in names:
-            return None
-        folded = {other.casefold(): other for other in names if re.findall(r"\d+", other) == re.findall(r"\d+", name)}
-        matches = difflib.get_close_matches(name.casefold(), folded, 1, SIMILAR)
-        return folded[matches[0]] if matches else None
 
     def release(self, client: str) -> None:
         """Suggest the row of a client to others."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from copy import deepcopy
@@ -34,6 +36,8 @@ if sys.platform != "win32":
 FIRST = 2
 #: The maximal number of characters of a class name.
 MAX_NAME_LENGTH = 100
+#: The similarity (`difflib.SequenceMatcher.ratio`) from which a new class name is taken for a misspelling.
+SIMILAR = 0.85
 #: The time limit of a refit, s.
 TIME_LIMIT = 5.0
 
@@ -192,6 +196,16 @@ def check_class(name: object, known: Sequence[str]) -> str:
         must = f"be a printable name of up to {MAX_NAME_LENGTH} characters that is no missing value"
         raise_input_error("name", must, repr(text[:40]), "Type another one.")
     return text
+
+
+def find_similar(name: str, known: Sequence[str]) -> str | None:
+    """Find the class that a new name may be a misspelling of; None if it is a class, or unlike all of them."""
+    name = name.strip()
+    if name in known:
+        return None
+    folded = {other.casefold(): other for other in known if re.findall(r"\d+", other) == re.findall(r"\d+", name)}
+    matches = difflib.get_close_matches(name.casefold(), folded, 1, SIMILAR)
+    return folded[matches[0]] if matches else None
 
 
 class Session:

@@ -1,15 +1,21 @@
-"""The body of a request as rows of a model: JSON, CSV, NPY, a picture or a form, by the readers and checks of files."""
+"""The body of a request as rows of a model, by the readers and checks of files.
+
+It is JSON, CSV, NPY, a picture or a form, or tensors of version 2 of KServe's inference protocol over REST.
+
+Source: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol
+"""
 
 from __future__ import annotations
 
 import argparse
 import base64
 import binascii
+import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -49,6 +55,13 @@ SUFFIXES = {
 MULTIPART = "multipart/form-data"
 #: The position of a row in messages.
 PLACE = "row {} (counted from 0)"
+#: Types of tensors that are read, and those of their elements.
+DATATYPES: dict[str, tuple[type, ...]] = {
+    "BOOL": (bool,),
+    "BYTES": (str,),
+    **{f"{kind}{bits}": (int, float) for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)},
+    **dict.fromkeys(("FP32", "FP64"), (int, float)),
+}
 
 Cell = int | float | str | bool | None
 T = TypeVar("T")
@@ -58,6 +71,32 @@ class PredictRequest(msgspec.Struct):
     """Rows, each a list of cells in the order of the model's columns, or an object by column; null is missing."""
 
     rows: list[list[Cell] | dict[str, Cell]]
+
+
+class Tensor(msgspec.Struct, omit_defaults=True):
+    """A tensor of KServe's protocol: its data flat, or nested as its shape."""
+
+    name: str
+    shape: list[Annotated[int, msgspec.Meta(ge=0, le=2**31)]]
+    datatype: str
+    data: list[Any]
+    parameters: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+
+
+class OutputName(msgspec.Struct):
+    """An output that is asked for."""
+
+    name: str
+    parameters: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+
+
+class InferRequest(msgspec.Struct):
+    """One input for all columns, [rows, columns], or one for each column, [rows] or [rows, 1], by its name."""
+
+    inputs: list[Tensor]
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    parameters: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    outputs: list[OutputName] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Rows(NamedTuple):
@@ -224,6 +263,61 @@ def parse_json_rows(model: Model, body: bytes) -> Rows:
                 paths = [write_picture(Path(folder, f"{row}, column {number}"), cell) for row, cell in enumerate(texts)]
                 columns[number] = text_array(paths, len(paths))
         return encode(model, columns, len(rows))
+
+
+def parse_tensors(model: Model, inputs: list[Tensor]) -> Rows:
+    """Parse rows from one tensor of all columns, or one per column.
+
+    Raises:
+        InputError: Tensors that do not fit the model.
+    """
+    if any(picture_columns(model)):
+        remedy = "Send them to /models/NAME/predict."
+        raise_input_error("inputs", "be for a model without pictures", "one with pictures", remedy)
+    names, width = list(model.columns or ()), len(number_limits(model))
+    given = {tensor.name: tensor for tensor in inputs}
+    if len(inputs) == 1 and len(inputs[0].shape) == 2 and (width > 1 or inputs[0].name not in names):
+        if inputs[0].shape[1] != width:
+            remedy = "Send all columns of the model, in its order."
+            raise_input_error("inputs", f"have shape [rows, {width}]", inputs[0].shape, remedy)
+        cells = read_data(inputs[0])
+        columns = [cells[index::width] for index in range(width)]
+    else:
+        if not names or sorted(names) != sorted(tensor.name for tensor in inputs):
+            got = ", ".join(map(to_printable, given))[:80] or "none"
+            expected = ", ".join(names)[:200] or f"one tensor of shape [rows, {width}]"
+            raise_input_error("inputs", f"hold each of {expected} once", got, "Ask /v2/models/NAME for its inputs.")
+        columns = [read_data(given[name]) for name in names]
+        if len(set(map(len, columns))) > 1:
+            must = "have shape [rows] or [rows, 1], each the same rows"
+            raise_input_error("inputs", must, "others", "Send one cell per row.")
+    if not columns[0]:
+        raise_input_error("inputs", "hold rows", "none", "Send one at least.")
+    check_count(len(columns[0]))
+    return encode(model, [to_column(column) for column in columns], len(columns[0]))
+
+
+def read_data(tensor: Tensor) -> list[Any]:
+    """Read the elements of a tensor of one or two dimensions, flat; null is a missing value.
+
+    Raises:
+        InputError: An unknown type, or data of another type or shape.
+    """
+    kinds = DATATYPES.get(tensor.datatype)
+    if kinds is None:
+        got = to_printable(tensor.datatype)[:20]
+        raise_input_error("datatype", f"be one of {', '.join(DATATYPES)}", got, "Convert the tensor.")
+    data = tensor.data
+    for _ in tensor.shape:
+        if data and all(isinstance(item, list) for item in data):
+            data = [cell for item in data for cell in item]
+    wrong = [cell for cell in data if cell is not None and type(cell) not in kinds]
+    size = math.prod(tensor.shape) if len(tensor.shape) in {1, 2} else -1
+    if size != len(data) or wrong or tensor.shape[0] > MAX_ROWS:
+        got = f"{len(data)} elements" + (f", such as {to_printable(wrong[0])[:20]!r}" if wrong else "")
+        got += f" in {to_printable(tensor.name)[:40]}"
+        raise_input_error("data", f"be {tensor.datatype} of shape {tensor.shape[:8]}", got, "Correct it.")
+    return data
 
 
 def encode(model: Model, columns: list[np.ndarray], n: int) -> Rows:

@@ -31,13 +31,21 @@ from protonet.server.app import CSV, JSON, AccessPolicy, create_app, html_respon
 from protonet.server.batching import Batcher, Result
 from protonet.server.connections import open_socket, run_server
 from protonet.server.hot_model import HotModel, open_models, reload_loop
-from protonet.server.kserve import parse_tensors, select_outputs
-from protonet.server.parsing import Rows, content_types, decode_json, describe_columns, parse_rows, read_upload
+from protonet.server.parsing import (
+    InferRequest,
+    Rows,
+    Tensor,
+    content_types,
+    decode_json,
+    describe_columns,
+    parse_rows,
+    parse_tensors,
+    read_upload,
+)
 from protonet.server.schemas import (
     OUTPUTS,
     VERSION,
     Column,
-    InferRequest,
     InferResponse,
     Live,
     ModelInfo,
@@ -49,7 +57,6 @@ from protonet.server.schemas import (
     Ready,
     ServerMetadata,
     Status,
-    Tensor,
     TensorMetadata,
     describe_inputs,
     openapi,
@@ -262,6 +269,20 @@ def make_handler(read: Callable[..., Any]) -> Callable[[Request], Awaitable[Resp
         return value if isinstance(value, Response) else json_response(value)
 
     return handle
+
+
+def select_outputs(request: InferRequest, outputs: list[Tensor]) -> list[Tensor]:
+    """Select the outputs that a request names; all if it names none.
+
+    Raises:
+        InputError: There is no such output.
+    """
+    names = [output.name for output in request.outputs or ()]
+    if not set(names) <= set(OUTPUTS):
+        got = ", ".join(map(to_printable, names))[:80]
+        raise_input_error("outputs", f"be of {', '.join(OUTPUTS)}", got, "Name those.")
+    by_name = {output.name: output for output in outputs}
+    return [by_name[name] for name in names] or outputs
 
 
 def parse_query(request: Request) -> PredictQuery:

@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from protonet.errors import DISTRIBUTION, installed_version
 from protonet.files import Model
 from protonet.server.app import CSV, JSON, OPEN_PATHS, Error
-from protonet.server.parsing import MULTIPART, describe_columns, number_limits, picture_columns
+from protonet.server.parsing import MULTIPART, Tensor, describe_columns, number_limits, picture_columns
 
 #: The version of the package.
 VERSION = installed_version(DISTRIBUTION) or "0"
@@ -74,38 +74,12 @@ class ModelList(Struct):
     models: list[ModelInfo]
 
 
-class Tensor(Struct, omit_defaults=True):
-    """A tensor of KServe's protocol: its data flat, or nested as its shape."""
-
-    name: str
-    shape: list[Annotated[int, Meta(ge=0, le=2**31)]]
-    datatype: str
-    data: list[Any]
-    parameters: dict[str, Any] | UnsetType = UNSET
-
-
 class TensorMetadata(Struct):
     """A tensor of a model; -1 in its shape is the number of rows."""
 
     name: str
     shape: list[int]
     datatype: str
-
-
-class OutputName(Struct):
-    """An output that is asked for."""
-
-    name: str
-    parameters: dict[str, Any] | UnsetType = UNSET
-
-
-class InferRequest(Struct):
-    """One input for all columns, [rows, columns], or one for each column, [rows] or [rows, 1], by its name."""
-
-    inputs: list[Tensor]
-    id: str | UnsetType = UNSET
-    parameters: dict[str, Any] | UnsetType = UNSET
-    outputs: list[OutputName] | UnsetType = UNSET
 
 
 class InferResponse(Struct):

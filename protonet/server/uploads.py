@@ -15,7 +15,7 @@ import torch
 from starlette.exceptions import HTTPException
 
 from protonet._text import escape_control_chars, to_printable
-from protonet._writing import write_whole
+from protonet._writing import write_atomically
 from protonet.commands.data import UnlabelledTable
 from protonet.embeddings.pictures.images import UNREADABLE_IMAGE, describe_error, open_plain, path_to_text
 from protonet.errors import raise_input_error
@@ -110,7 +110,7 @@ class Uploads:
             if path_to_text(path) in known or path_to_text(path) in (cells[self.column or 0] for cells in self.cells):
                 return []
             self.folder.mkdir(exist_ok=True)
-            write_whole(path, lambda file: file.write(content))
+            write_atomically(path, lambda file: file.write(content))
             return [self._save(path_to_text(path))]
 
     def _save(self, cell: str) -> list[str]:
