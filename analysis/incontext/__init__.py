@@ -1,1 +1,1 @@
-"""The transformer behind context views: made and real tables, and its training on them."""
+"""Training of the tabular transformer on synthetic and real tables."""

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from analysis.incontext.made import make_batch
+from analysis.incontext.synthetic import make_batch
 from protonet.views.cells import MAX_Z, RANK_SCALE
 from protonet.views.transformer import CELL_CHANNELS, CLASS_CODES
 
@@ -17,7 +17,7 @@ COPIES = 4  #: New rows that repeat labelled ones, so that the known label of an
 
 
 class Columns(NamedTuple):
-    """Columns of all sorts."""
+    """Columns of mixed types."""
 
     values: Tensor  #: (tables, rows, columns) float32: of numbers, gaps filled in
     gap: Tensor  #: (tables, rows, columns) bool
@@ -36,7 +36,7 @@ class Episodes(NamedTuple):
 def make_episodes(
     generator: torch.Generator, tables: int, labelled: int, new: int, columns: int, per_class: int
 ) -> Episodes:
-    """Return episodes of synthetic tables, with about ``per_class`` labelled rows per class or more."""
+    """Generate episodes of synthetic tables, with about ``per_class`` labelled rows per class or more."""
     rows = 2 * labelled + new
     x, y = make_batch(generator, tables, rows, columns, min(CLASS_CODES, max(2, labelled // per_class)))
     counts = F.one_hot(y, CLASS_CODES).sum(dim=1).float()
@@ -52,7 +52,7 @@ def make_episodes(
 
 
 def _sort_columns(generator: torch.Generator, x: Tensor, labelled: int) -> Columns:
-    """Return numbers (tables, rows, columns) as columns of all sorts: also rounded, binary, categories, with gaps."""
+    """Convert numbers (tables, rows, columns) to mixed types: rounded, binary, categorical, with missing values."""
     tables, rows, columns = x.shape
 
     def uniform(*shape: int) -> Tensor:
@@ -78,7 +78,7 @@ def _sort_columns(generator: torch.Generator, x: Tensor, labelled: int) -> Colum
 
 
 def read_columns(generator: torch.Generator, columns: Columns, classes: Tensor, labelled: int) -> Episodes:
-    """Return the cells as `protonet.views.cells.Cells` has them, in batches; levels of categories get random codes."""
+    """Encode the cells in batches, as `protonet.views.cells.Cells` does; levels of categories get random codes."""
     values, gap, category, level = columns
     shape = (len(values), values.shape[2], LEVELS, CELL_CHANNELS - NUMERIC_CHANNELS)
     codes = torch.randn(shape, generator=generator)
@@ -103,7 +103,7 @@ def _scale(values: Tensor, labelled: int) -> Tensor:
 
 
 def _rank(values: Tensor, labelled: int) -> Tensor:
-    """Return, of each cell, the share of the labelled rows below it less that above it."""
+    """Compute the fraction of labelled rows below each cell minus the fraction above it."""
     ordered = values[:, :labelled].transpose(1, 2).contiguous().sort(dim=2).values
     columnwise = values.transpose(1, 2).contiguous()
     below, up_to = (torch.searchsorted(ordered, columnwise, right=right) for right in (False, True))

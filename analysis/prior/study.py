@@ -48,7 +48,7 @@ task of the set's family was trained on.
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add how many tasks there are, and where."""
+    """Add the number of tasks and their folder."""
     parser.add_int("--tasks", 1500, "tasks, by their numbers from 0 on")
     parser.add_int("--epochs", EPOCHS, "passes over the tasks in training")
     parser.add_int("--jobs", 2, "processes that measure tasks")
@@ -59,7 +59,7 @@ def add_options(parser: StudyParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Measure what is not there, train, and compare."""
+    """Measure missing tasks, train the prior, and evaluate it."""
     folder = Path(options.folder)
     folder.mkdir(parents=True, exist_ok=True)
     runs = [(str(folder), task_id) for task_id in range(options.tasks)]
@@ -82,14 +82,14 @@ def _measure(run: tuple[str, int]) -> float:
 
 
 def load_tasks(folder: Path, count: int) -> list[Measured]:
-    """Load the tasks below a number, without those whose only view is raw cosine."""
+    """Load the tasks with an index below a number, without those whose only view is raw cosine."""
     paths = [folder / f"{task_id:05d}.npz" for task_id in range(count)]
     measured = (load_measured(path) for path in tqdm(paths, unit="task", desc="evidence", dynamic_ncols=True))
     return [task for task in measured if task is not None]
 
 
 def load_left_out(name: str) -> Prior:
-    """Load the prior that saw no task of a set's family: a key of `DATASETS`, or ``MIXED_NAME`` for mixed tables."""
+    """Load the prior that was trained without a data set's family: a key of `DATASETS`, or ``MIXED_NAME``."""
     path = LEFT_OUT / name
     if not path.exists():
         remedy = "Run python -m analysis prior --write first: it trains the priors that leave a set out."
@@ -98,7 +98,7 @@ def load_left_out(name: str) -> Prior:
 
 
 def write_prior(prior: Prior, header: str, path: Path = NUMBERS) -> None:
-    """Write a prior's numbers as the library's module of them, below a docstring."""
+    """Write the weights of a prior as the library's module ``prior_numbers``."""
     text = serialize_prior(prior)
     lines = "".join(f'    "{text[at : at + 108]}",\n' for at in range(0, len(text), 108))
     content = f"{header}\nNUMBERS = (\n{lines})\n".encode()
@@ -106,7 +106,7 @@ def write_prior(prior: Prior, header: str, path: Path = NUMBERS) -> None:
 
 
 def compare(tasks: Sequence[Measured], batch: Batch, epochs: int) -> list[dict[str, Any]]:
-    """Return log-loss and accuracy on held-out families of data sets, for the prior and its ablations."""
+    """Compute log-loss and accuracy on held-out families of data sets, for the prior and its ablations."""
     families = sorted({task.family for task in tasks})
     fold = dict(
         zip(np.random.default_rng(0).permutation(families).tolist(), np.arange(len(families)) % FOLDS, strict=True)
@@ -137,7 +137,7 @@ def compare(tasks: Sequence[Measured], batch: Batch, epochs: int) -> list[dict[s
 def _cross(
     batch: Batch, owner: torch.Tensor, used: torch.Tensor, fit: Callable[[Batch], Prior]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return log-loss and accuracy (tasks,), each by a prior that saw no task of its fold."""
+    """Compute log-loss and accuracy (tasks,) by cross-validation over folds of tasks."""
     losses, right = torch.zeros(len(owner)), torch.zeros(len(owner))
     for fold in range(FOLDS):
         out = (owner == fold).nonzero()[:, 0]
@@ -161,7 +161,7 @@ def _summarise(
 
 
 def tabulate(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the Markdown of the results of `compare`."""
+    """Format the results of `compare` as Markdown."""
     header = ["prior"]
     for title in ("judged", "unjudged"):
         header += [f"{rows[0][title]['tasks']} {title}: log-loss", "accuracy", "gain"]

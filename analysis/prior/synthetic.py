@@ -14,29 +14,29 @@ import numpy as np
 
 Drawn = tuple[np.ndarray, np.ndarray]
 Curve = Callable[[np.ndarray], np.ndarray]
-MOST_CLASSES = 10
+MAX_CLASSES = 10
 ACTIVATIONS: tuple[Curve, ...] = (np.tanh, np.sin, np.abs, lambda z: np.maximum(z, 0), lambda z: z)
 WARPS: tuple[Curve, ...] = (np.exp, lambda z: np.sign(z) * z**2, np.tanh)
 
 
 def _sizes(rng: np.random.Generator, high: int) -> int:
-    """Return a number of features from 2 to ``most``, small ones as likely as large ones."""
+    """Sample a number of features from 2 to ``high``, log-uniformly."""
     return round(float(np.exp(rng.uniform(np.log(2), np.log(high)))))
 
 
 def _count_classes(rng: np.random.Generator) -> int:
-    """Return a number of classes: two most often."""
-    return min(MOST_CLASSES, 2 + int(rng.geometric(0.35)) - 1)
+    """Sample a number of classes, most often two."""
+    return min(MAX_CLASSES, 2 + int(rng.geometric(0.35)) - 1)
 
 
 def _bin(scores: np.ndarray, n_classes: int, rng: np.random.Generator) -> np.ndarray:
-    """Return classes (n,) of scores (n,), cut at random places that leave every class some share."""
+    """Bin scores (n,) into classes (n,) at random thresholds that leave rows in every class."""
     probabilities = rng.dirichlet(np.full(n_classes, 3.0))
     return np.searchsorted(np.quantile(scores, probabilities.cumsum()[:-1]), scores)
 
 
 def draw_clusters(n: int, rng: np.random.Generator) -> Drawn:
-    """Gaussian clusters, one or a few per class, in a space of few directions that matter and more that do not."""
+    """Sample Gaussian clusters, one or a few per class, with few informative and many noise directions."""
     dim, n_classes = _sizes(rng, 60), _count_classes(rng)
     per_class = int(rng.choice([1, 1, 1, 2, 3]))
     rank = rng.integers(1, dim + 1)
@@ -54,7 +54,7 @@ def draw_clusters(n: int, rng: np.random.Generator) -> Drawn:
 
 
 def draw_causes(n: int, rng: np.random.Generator) -> Drawn:
-    """A structural causal model: nodes of a random network; one of them is cut into classes."""
+    """Sample a structural causal model: nodes of a random network, one of them binned into classes."""
     width, depth = int(rng.integers(4, 30)), int(rng.integers(1, 5))
     nodes, layer = [], rng.normal(size=(n, int(rng.integers(2, 8))))
     for _ in range(depth):
@@ -71,7 +71,7 @@ def draw_causes(n: int, rng: np.random.Generator) -> Drawn:
 
 
 def draw_tree(n: int, rng: np.random.Generator) -> Drawn:
-    """Classes in the boxes of a random tree on a few of the columns."""
+    """Sample classes in the boxes of a random tree on a few columns."""
     dim, n_classes = _sizes(rng, 30), _count_classes(rng)
     x = rng.normal(size=(n, dim)) if rng.random() < 0.5 else rng.random((n, dim))
     used = rng.permutation(dim)[: int(rng.integers(1, min(dim, 5) + 1))]
@@ -84,7 +84,7 @@ def draw_tree(n: int, rng: np.random.Generator) -> Drawn:
 
 
 def draw_smooth(n: int, rng: np.random.Generator) -> Drawn:
-    """Classes whose scores are smooth random functions, Gaussian processes by random features, of a few directions."""
+    """Sample classes from smooth random functions of a few directions: Gaussian processes by random features."""
     dim, n_classes = _sizes(rng, 30), _count_classes(rng)
     x = rng.normal(size=(n, dim))
     inner = x @ rng.normal(size=(dim, int(rng.integers(1, min(dim, 6) + 1)))) / np.sqrt(dim)
@@ -94,8 +94,8 @@ def draw_smooth(n: int, rng: np.random.Generator) -> Drawn:
 
 
 def draw_embedding(n: int, rng: np.random.Generator) -> Drawn:
-    """Draw embeddings: a common offset, a falling spectrum, class means along any direction, sometimes ReLU."""
-    dim, n_classes = int(rng.choice([32, 64, 128, 256])), int(rng.integers(2, MOST_CLASSES + 1))
+    """Sample embeddings: a common offset, a falling spectrum, class means along any direction, sometimes ReLU."""
+    dim, n_classes = int(rng.choice([32, 64, 128, 256])), int(rng.integers(2, MAX_CLASSES + 1))
     spectrum = np.arange(1, dim + 1) ** -rng.uniform(0, 1.2)
     spectrum *= np.sqrt(dim / (spectrum**2).sum())
     turn = np.linalg.qr(rng.normal(size=(dim, dim)))[0]
@@ -106,7 +106,7 @@ def draw_embedding(n: int, rng: np.random.Generator) -> Drawn:
 
 
 def draw_signals(n: int, rng: np.random.Generator) -> Drawn:
-    """Series of one template per class, shifted, stretched in height and noisy; or noise of one colour per class."""
+    """Sample series of one template per class, shifted, stretched in height and noisy; or coloured noise."""
     length, n_classes = int(rng.integers(16, 120)), _count_classes(rng)
     y = rng.integers(n_classes, size=n)
     smooth = np.exp(-0.5 * (np.arange(-12, 13) / rng.uniform(1, 6)) ** 2)
@@ -125,8 +125,8 @@ def draw_signals(n: int, rng: np.random.Generator) -> Drawn:
 
 
 def draw_pictures(n: int, rng: np.random.Generator) -> Drawn:
-    """Pictures of one smooth template per class, moved by a few pixels, with noise."""
-    size, n_classes, reach = int(rng.integers(6, 15)), int(rng.integers(2, MOST_CLASSES + 1)), int(rng.integers(0, 4))
+    """Sample images of one smooth template per class, shifted by a few pixels, with noise."""
+    size, n_classes, reach = int(rng.integers(6, 15)), int(rng.integers(2, MAX_CLASSES + 1)), int(rng.integers(0, 4))
     y = rng.integers(n_classes, size=n)
     kernel = np.exp(-0.5 * (np.arange(-4, 5) / rng.uniform(0.7, 2)) ** 2)
     templates = rng.normal(size=(n_classes, size + 2 * reach, size + 2 * reach))
@@ -151,7 +151,7 @@ FAMILIES: tuple[Callable[[int, np.random.Generator], Drawn], ...] = (
 
 
 def spoil(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> Drawn:
-    """Return features and classes as people have them: some columns useless, copied, warped or rounded."""
+    """Corrupt features and classes as in practice: uninformative, duplicated, transformed or rounded columns."""
     n, dim = x.shape
     if rng.random() < 0.3:
         x = np.concatenate([x, rng.normal(size=(n, int(rng.integers(1, dim + 1))))], axis=1)
@@ -173,7 +173,7 @@ def spoil(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> Drawn:
 
 
 def draw(n: int, rng: np.random.Generator) -> tuple[str, np.ndarray, np.ndarray]:
-    """Draw a family's name, features (n, dim) and classes (n,)."""
+    """Sample a family's name, features (n, dim) and classes (n,)."""
     family = int(rng.integers(len(FAMILIES)))
     x, y = FAMILIES[family](n, rng)
     ordered = FAMILIES[family] in (draw_signals, draw_pictures, draw_embedding)

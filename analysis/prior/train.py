@@ -1,4 +1,4 @@
-"""Training the mixture's prior: an episode is a whole problem, its loss that of rows to judge on."""
+"""Training of the weighting prior: an episode is a whole problem, its loss that of the test rows."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from protonet.fit.prior import LEAST, LEAST_SPREAD, TRAITS, Prior
 #: Passes over the tasks, tasks a step, the step size, and the decay of the weights.
 EPOCHS, BATCH, RATE, DECAY = 40, 64, 2e-3, 0.05
 DROPPED = 0.15  #: Share of the views that an episode goes without.
-MOST_JUDGED = 120
+MAX_TEST_ROWS = 120
 
 
 class Batch(NamedTuple):
-    """Tasks side by side, padded to the largest."""
+    """Tasks stacked and padded to the largest."""
 
     views: Tensor  #: (tasks, views, view features)
     traits: Tensor  #: (tasks, views, traits)
@@ -33,15 +33,15 @@ class Batch(NamedTuple):
     classes: Tensor  #: (tasks, classes) bool
 
     def take(self, tasks: Tensor) -> Batch:
-        """Return some of the tasks."""
+        """Select tasks."""
         return Batch(*(task[tasks] for task in self))
 
 
 def collate(tasks: Sequence[Measured]) -> Batch:
-    """Return tasks side by side."""
+    """Stack tasks."""
     sizes = [task.cosines.shape for task in tasks]
     n_views, m, classes = (max(size[axis] for size in sizes) for axis in range(3))
-    m = min(m, MOST_JUDGED)
+    m = min(m, MAX_TEST_ROWS)
 
     def pad(values: Tensor, *shape: int, fill: float = 0) -> Tensor:
         padded = values.new_full(shape, fill)
@@ -69,7 +69,7 @@ def collate(tasks: Sequence[Measured]) -> Batch:
 
 
 def score(batch: Batch, log_weight: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log-loss and accuracy (tasks,) of the rows to judge on, given influences and what multiplies factors."""
+    """Compute log-loss and accuracy (tasks,) of the test rows, given influences and factors on the scale."""
     mixed = torch.einsum("tv,tvmc->tmc", log_weight.exp(), batch.cosines.float())
     logits = (mixed * (batch.factor * size.exp())[:, None, None]).masked_fill(~batch.classes[:, None], -1e9)
     losses = F.cross_entropy(logits.transpose(1, 2), batch.truth, reduction="none", ignore_index=-1)
@@ -80,7 +80,7 @@ def score(batch: Batch, log_weight: Tensor, size: Tensor) -> tuple[Tensor, Tenso
 
 @torch.no_grad()
 def evaluate(prior: Prior, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return log-loss and accuracy (tasks,) with a prior."""
+    """Compute log-loss and accuracy (tasks,) of a prior."""
     return score(batch, *_weigh(prior, batch, batch.there))
 
 
@@ -92,7 +92,7 @@ def _weigh(prior: Prior, batch: Batch, there: Tensor) -> tuple[Tensor, Tensor]:
 def train(
     batch: Batch, *, epochs: int = EPOCHS, seed: int = 0, progress: Callable[[int, float], None] | None = None
 ) -> Prior:
-    """Train a prior on tasks: the mean log-loss in units of the log-loss of guessing; views are dropped at random.
+    """Train a prior on tasks: log-loss relative to chance, with random dropout of views.
 
     Args:
         batch: The tasks.

@@ -16,7 +16,7 @@ from protonet.fit.search import EFFORTS, Search
 from protonet.network import PrototypeNetwork
 
 #: Most classes of a set, most test rows (a third of all), and most rows per class to choose from.
-MOST_CLASSES, MOST_TESTS, MOST_ASKED = 10, 1000, 60
+MAX_CLASSES, MAX_TEST_ROWS, MAX_POOL_PER_CLASS = 10, 1000, 60
 #: The random rows per class whose accuracy is to be reached, in so many draws; and batches until that is given up.
 SHOTS, DRAWS, BATCHES = 10, 3, 10
 #: Fitted a thousand times: linear views alone, at a third of the time of the cheapest effort, or that effort.
@@ -176,11 +176,11 @@ STRATEGIES: dict[str, Strategy] = {
 def split_pool(name: str, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     """Return rows to ask for and their classes, rows to test and theirs, and the number of classes."""
     data = load_real(name)
-    if data.num_classes > MOST_CLASSES:
-        data = data.select_classes(range(MOST_CLASSES))
+    if data.num_classes > MAX_CLASSES:
+        data = data.select_classes(range(MAX_CLASSES))
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(data.y)))
-    tests = min(MOST_TESTS, len(order) // 3)
-    test, candidates = order[:tests], order[tests:][: MOST_ASKED * data.num_classes]
+    tests = min(MAX_TEST_ROWS, len(order) // 3)
+    test, candidates = order[:tests], order[tests:][: MAX_POOL_PER_CLASS * data.num_classes]
     return data.x[candidates], data.y[candidates], data.x[test], data.y[test], data.num_classes
 
 

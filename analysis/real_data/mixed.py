@@ -60,7 +60,7 @@ with suppress(ImportError):
 
 PROG = "analysis mixed"
 FOLDS = 5
-SMALLEST = 1e-6  #: A probability below this counts as this in the log-loss.
+MIN_PROBABILITY = 1e-6  #: A probability below this counts as this in the log-loss.
 GAPS = ["", "NA", "?", "null", "NaN", "nan", "None"]
 NOTE = """
 Mean over {splits} ± one standard error, in percent, of rows as they come: of classes of other sizes than the labelled
@@ -139,7 +139,7 @@ def fit_by_folds(split: MixedSplit, pipeline: Any, grid: Mapping[str, Any], trai
             return Outcome(np.asarray(fitted.predict(test)).ravel())
         probabilities = fitted.predict_proba(test)  # (m, classes)
     assert probabilities.shape[1] == len(classes)
-    return as_outcome(np.log(probabilities.clip(SMALLEST)))
+    return as_outcome(np.log(probabilities.clip(MIN_PROBABILITY)))
 
 
 def read_frames(split: MixedSplit) -> tuple[Any, Any, list[str], list[str]]:
@@ -289,7 +289,7 @@ def tabulate(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
         lead = statistics.fmean(row["accuracy"][main]) - statistics.fmean(row["accuracy"][best]) if best else 0.0
         lines.append([row["dataset"], str(row["shots"]), *cells, best, f"{lead:+.2f}" if best else ""])
     text = format_table(["table", "shots", *methods, "best pipeline", f"lead of {main}"], lines)
-    text += NOTE.format(smallest=SMALLEST, splits=count(len(rows[0]["accuracy"][main]), "split"))
+    text += NOTE.format(smallest=MIN_PROBABILITY, splits=count(len(rows[0]["accuracy"][main]), "split"))
     for shots in sorted({row["shots"] for row in rows}):
         group = [row for row in rows if row["shots"] == shots]
         text += f"\n**{shots} rows per class**, {count(len(group), 'table')}:\n\n" + tabulate_group(group, methods)

@@ -18,9 +18,9 @@ import numpy as np
 from protonet.tables.delimited import MISSING_TEXTS
 
 #: A table's classes: the largest of those with rows enough for 5 labelled ones and some to test on.
-MOST_CLASSES, LEAST_ROWS = 8, 12
+MAX_CLASSES, MIN_ROWS = 8, 12
 #: Rows that are tested on, at most.
-MOST_TESTED = 300
+MAX_TEST_ROWS = 300
 
 
 class MixedSet(NamedTuple):
@@ -98,8 +98,8 @@ def load_mixed(name: str) -> tuple[list[str], list[list[str]], np.ndarray]:
     used = [at for at, title in enumerate(header) if title not in {table.label, *table.dropped}]
     labels = np.array([row[header.index(table.label)].strip() for row in rows])
     names, counts = np.unique(labels, return_counts=True)
-    usable = [at for at in np.argsort(-counts, kind="stable") if counts[at] >= LEAST_ROWS]
-    chosen = [names[at] for at in usable if names[at].lower() not in MISSING_TEXTS][:MOST_CLASSES]
+    usable = [at for at in np.argsort(-counts, kind="stable") if counts[at] >= MIN_ROWS]
+    chosen = [names[at] for at in usable if names[at].lower() not in MISSING_TEXTS][:MAX_CLASSES]
     where = np.flatnonzero(np.isin(labels, chosen))
     return [header[at] for at in used], [[rows[row][at] for at in used] for row in where], labels[where]
 
@@ -110,5 +110,5 @@ def split_mixed(name: str, shots: int, seed: int) -> MixedSplit:
     rng = np.random.default_rng([seed, shots])
     rows_of_class = [rng.permutation(np.flatnonzero(labels == title)) for title in np.unique(labels)]
     train = rng.permutation(np.concatenate([title[: min(shots, len(title) // 2)] for title in rows_of_class]))
-    test = rng.permutation(np.setdiff1d(np.arange(len(labels)), train))[:MOST_TESTED]
+    test = rng.permutation(np.setdiff1d(np.arange(len(labels)), train))[:MAX_TEST_ROWS]
     return MixedSplit(columns, [rows[at] for at in train], labels[train], [rows[at] for at in test], labels[test])

@@ -30,7 +30,7 @@ SERIES = ("ACSF1", "OSULeaf", "ArrowHead", "GunPoint", "ItalyPowerDemand", "Basi
 MODULE_DOCSTRINGS = (40, 60)  # a module with fewer has too few samples; of one with more, the first are taken
 SHORTEST_DOCSTRING = 40  # characters
 #: A class keeps at least this many test rows, a split this many in all, and it has at most so many.
-SPARE_ROWS, FEWEST_TESTS, MOST_TESTS = 3, 20, 2000
+SPARE_ROWS, MIN_TEST_ROWS, MAX_TEST_ROWS = 3, 20, 2000
 
 
 def load_table(name: str) -> Dataset:
@@ -170,8 +170,8 @@ def split_shots(data: Dataset, shots: int, seed: int) -> Split | None:
     labelled = torch.zeros(len(y), dtype=torch.bool)
     for c in range(len(classes)):
         labelled[(y == c).nonzero().flatten()[:shots]] = True
-    train, test = labelled.nonzero().flatten(), ((y >= 0) & ~labelled).nonzero().flatten()[:MOST_TESTS]
-    if len(classes) < 2 or len(test) < FEWEST_TESTS:
+    train, test = labelled.nonzero().flatten(), ((y >= 0) & ~labelled).nonzero().flatten()[:MAX_TEST_ROWS]
+    if len(classes) < 2 or len(test) < MIN_TEST_ROWS:
         return None
     x = data.x[order]
 

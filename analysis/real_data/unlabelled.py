@@ -33,7 +33,7 @@ from protonet.ui.text import format_table
 from solution.pack import library_files
 
 #: Most classes of a set, most unlabelled rows per class, and most test rows per class.
-MOST_CLASSES, MOST_ROWS, MOST_TESTS = 20, 60, 200
+MAX_CLASSES, MAX_ROWS, MAX_TEST_ROWS = 20, 60, 200
 #: Development sets of learning from unlabelled rows; the others are held out.
 CHOSEN_ON = ("digits", "wine", "glyphs", "spectra", "OSULeaf", "GunPoint", "BasicMotions", "JapaneseVowels")
 #: How the rows without a label are drawn.
@@ -116,8 +116,8 @@ def split_rows(data: Dataset, shots: int, seed: int, regime: str) -> Split | Non
     random = np.random.default_rng([seed, 16])
     y = data.y.numpy()
     classes = [c for c in range(data.num_classes) if (y == c).sum() >= shots + SPARE_ROWS]
-    if len(classes) > MOST_CLASSES:
-        classes = sorted(random.permutation(classes)[:MOST_CLASSES].tolist())
+    if len(classes) > MAX_CLASSES:
+        classes = sorted(random.permutation(classes)[:MAX_CLASSES].tolist())
     if len(classes) < (3 if regime == "strangers" else 2):
         return None
     proportions = random.dirichlet(np.ones(len(classes)))
@@ -126,8 +126,8 @@ def split_rows(data: Dataset, shots: int, seed: int, regime: str) -> Split | Non
     for position, c in enumerate(classes):
         order = random.permutation(np.flatnonzero(y == c)).tolist()
         remaining = order[shots:]
-        hidden = min(MOST_ROWS, len(remaining))
-        test_rows = remaining[hidden:][:MOST_TESTS]
+        hidden = min(MAX_ROWS, len(remaining))
+        test_rows = remaining[hidden:][:MAX_TEST_ROWS]
         if regime == "shares":
             hidden = round(hidden * proportions[position] / proportions.max())
         for part, rows in zip(parts, (order[:shots], remaining[:hidden], test_rows), strict=True):

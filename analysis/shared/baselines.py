@@ -1,8 +1,7 @@
-"""The one registry of baselines: classifiers that people reach for when labels are few.
+"""The registry of baselines: common classifiers for few labels.
 
-Each is one function, from labelled rows to a predictor. Tuned ones choose their settings over folds; where a class has
-a single row cross-validation is impossible, and each takes the setting that stands first in its grid (discriminant
-analysis below three rows).
+Each is a function from labelled rows to a predictor. Tuned baselines are cross-validated. If a class has a single row,
+they take the first setting of their grid (discriminant analysis: below three rows).
 """
 
 from __future__ import annotations
@@ -54,14 +53,14 @@ Fit = Callable[[np.ndarray, np.ndarray], Predictor]
 
 
 class Baseline(NamedTuple):
-    """A classifier to compare with: what tables call it, and how it is fitted."""
+    """A baseline classifier: its name in tables, and its fit."""
 
     title: str
     fit: Fit
 
 
 def pool_labelled(split: Split) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return train and validation samples together: features (n, dim) and labels (n,)."""
+    """Concatenate train and validation samples: features (n, dim) and labels (n,)."""
     return torch.cat([split.train_x, split.val_x]), torch.cat([split.train_y, split.val_y])
 
 
@@ -72,7 +71,7 @@ def fit_cosine(x: np.ndarray, y: np.ndarray) -> Predictor:
 
 
 def fit_nearest_mean(x: np.ndarray, y: np.ndarray) -> Predictor:
-    """Fit the nearest class mean, Euclidean, of the features as they are."""
+    """Fit the nearest class mean, Euclidean, of the unscaled features."""
     means = _average(x, y)
     return lambda rows: Outcome(torch.cdist(torch.from_numpy(rows), means).argmin(dim=1).numpy())
 
@@ -83,7 +82,7 @@ def fit_centroid(x: np.ndarray, y: np.ndarray) -> Predictor:
 
 
 def fit_lda(x: np.ndarray, y: np.ndarray) -> Predictor:
-    """Fit linear discriminant analysis: shrinkage and scaling by folds."""
+    """Fit linear discriminant analysis, with cross-validated shrinkage and scaling."""
     if np.bincount(y).min() == 1:  # no covariance is known
         return fit_centroid(x, y)
     # PCA: in the span of the rows, which loses nothing and costs little where rows are fewer than features.
@@ -93,7 +92,7 @@ def fit_lda(x: np.ndarray, y: np.ndarray) -> Predictor:
 
 
 def fit_lda_in_closed_form(x: np.ndarray, y: np.ndarray) -> Predictor:
-    """Fit linear discriminant analysis, its covariance shrunken in closed form.
+    """Fit linear discriminant analysis with closed-form covariance shrinkage.
 
     Source: Ledoit and Wolf, "A well-conditioned estimator for large-dimensional covariance matrices" (2004), of the
         pooled within-class covariance: more accurate here than scikit-learn's own choice, class by class.
@@ -105,7 +104,7 @@ def fit_lda_in_closed_form(x: np.ndarray, y: np.ndarray) -> Predictor:
 
 
 def fit_logistic(x: np.ndarray, y: np.ndarray) -> Predictor:
-    """Fit logistic regression on standardised features, its penalty chosen by log-loss over folds."""
+    """Fit logistic regression on standardised features, with the penalty cross-validated by log-loss."""
     grid = {"model__C": [1.0, 0.001, 0.01, 0.1, 10.0]}
     model = _search(LogisticRegression(max_iter=200), x, y, grid, scoring="neg_log_loss")
 
@@ -119,7 +118,7 @@ def fit_logistic(x: np.ndarray, y: np.ndarray) -> Predictor:
 
 
 def fit_logistic_by_accuracy(x: np.ndarray, y: np.ndarray) -> Predictor:
-    """Fit logistic regression on standardised features, its penalty chosen by accuracy over folds."""
+    """Fit logistic regression on standardised features, with the penalty cross-validated by accuracy."""
     scaler = StandardScaler().fit(x)
     x, largest, right = scaler.transform(x), int(np.bincount(y).max()), np.zeros(len(STRENGTHS))
     kind = StratifiedKFold if largest > 1 else KFold
@@ -135,7 +134,7 @@ def fit_logistic_by_accuracy(x: np.ndarray, y: np.ndarray) -> Predictor:
 
 
 def fit_svm(x: np.ndarray, y: np.ndarray, *, probabilities: bool = False) -> Predictor:
-    """Fit a support vector machine with a radial kernel: penalty, bandwidth and scaling by folds.
+    """Fit a support vector machine with an RBF kernel: penalty, bandwidth and scaling cross-validated.
 
     Its probabilities, if asked for, are sigmoids of its scores over folds; where a class has one row, there are none.
 
@@ -158,7 +157,7 @@ def fit_svm(x: np.ndarray, y: np.ndarray, *, probabilities: bool = False) -> Pre
 
 
 def fit_knn(x: np.ndarray, y: np.ndarray) -> Predictor:
-    """Fit k nearest neighbours: k and scaling by folds."""
+    """Fit k nearest neighbours: k and scaling cross-validated."""
     smallest = len(y) - -(-len(y) // FOLDS)  # rows of a fold's training part, about
     neighbours = [k for k in (1, 3, 5, 9) if k <= min(smallest, 2 * int(np.bincount(y).max()))]
     grid = {"model__n_neighbors": neighbours}
@@ -166,7 +165,7 @@ def fit_knn(x: np.ndarray, y: np.ndarray) -> Predictor:
 
 
 def fit_statement_mlp(x: np.ndarray, y: np.ndarray) -> Predictor:
-    """Fit the example MLP of the contest's statement, on features as they are; global random state is put back."""
+    """Fit the example MLP of the contest's statement, on unscaled features; global random state is restored."""
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(SEED)  # as the contest does
         loader = DataLoader(TensorDataset(torch.from_numpy(x), torch.from_numpy(y)), batch_size=128, shuffle=True)
@@ -199,12 +198,12 @@ BASELINES = {
 
 
 def _average(x: np.ndarray, y: np.ndarray) -> torch.Tensor:
-    """Return the class means (num_classes, dim)."""
+    """Compute the class means (num_classes, dim)."""
     return class_means(torch.from_numpy(x), torch.from_numpy(y), int(y.max()) + 1)[0]
 
 
 def _fit(estimator: Any, x: np.ndarray, y: np.ndarray, grid: Any = None, fewest: int = 2) -> Predictor:
-    """Fit scaling and an estimator, settings by accuracy over folds."""
+    """Fit scaling and an estimator, with settings cross-validated by accuracy."""
     model = _search(estimator, x, y, grid, fewest=fewest)
     return lambda rows: Outcome(model.predict(rows))
 
@@ -212,7 +211,7 @@ def _fit(estimator: Any, x: np.ndarray, y: np.ndarray, grid: Any = None, fewest:
 def _search(
     estimator: Any, x: np.ndarray, y: np.ndarray, grid: Any, *, scoring: str = "accuracy", fewest: int = 2
 ) -> Any:
-    """Fit a pipeline by the setting of a grid that is best over folds, its first if a class has too few rows."""
+    """Fit a pipeline with a cross-validated grid search, or the grid's first setting if a class has too few rows."""
     pipeline = Pipeline([("scale", StandardScaler()), ("model", estimator)])
     with warnings.catch_warnings():  # fits that their steps leave unfinished, covariances of single rows
         warnings.simplefilter("ignore")

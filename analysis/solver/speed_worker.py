@@ -1,4 +1,4 @@
-"""One measurement of `analysis.solver.speed`, in a process of its own; PYTHONPATH selects the version."""
+"""One measurement of `analysis.solver.speed` in its own process; PYTHONPATH selects the version."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Data = dict[str, Any]
 
 
 def predict(data: Data, effort: str) -> dict[str, float]:
-    """Return the microseconds to predict a row, and the share of rows that is right."""
+    """Measure the microseconds to predict a row, and the accuracy."""
     torch.set_num_threads(1)
     x, y, new, truth = (torch.from_numpy(data[name]) for name in ("x", "y", "new", "truth"))
     network = solve((x, y), effort=effort, seed=SEED)
@@ -40,7 +40,7 @@ def predict(data: Data, effort: str) -> dict[str, float]:
 
 
 def fit(data: Data, effort: str) -> dict[str, float]:
-    """Return the CPU seconds of a solve, and how good its network is on other rows."""
+    """Measure the CPU seconds of a solve, and the accuracy of its network on other rows."""
     torch.set_num_threads(1)
     x, y, new, truth = (torch.from_numpy(data[name]) for name in ("x", "y", "new", "truth"))
     start = time.process_time()
@@ -53,7 +53,7 @@ def fit(data: Data, effort: str) -> dict[str, float]:
 
 
 def command(data: Data, folder: str) -> dict[str, float]:
-    """Return the CPU seconds of a command, the peak of its memory in MiB, and the MB of the model that it writes."""
+    """Measure the CPU seconds of a command, its peak memory in MiB, and the size of its model file in MB."""
     arguments = [sys.executable, "-m", "protonet", *(str(argument) for argument in data["arguments"])]
     model = Path(folder, "model.safetensors")
     subprocess.run(arguments, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
@@ -64,7 +64,7 @@ def command(data: Data, folder: str) -> dict[str, float]:
 
 
 def grow(data: Data, effort: str) -> dict[str, float]:
-    """Return the CPU seconds and the peak memory in MiB of a solve of isotropic rows: (rows, classes, features)."""
+    """Measure the CPU seconds and the peak memory in MiB of a solve of isotropic rows: (rows, classes, features)."""
     torch.set_num_threads(1)
     rows, classes, dim = (int(size) for size in data["sizes"])
     generator = torch.Generator().manual_seed(SEED)

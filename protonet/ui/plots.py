@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: Maximal numbers of named classes and of drawn rows.
-MOST_NAMES, MOST_ROWS = 20, 5000
+MAX_NAMES, MAX_ROWS = 20, 5000
 #: Maximal lengths of a class name and of the title.
-MOST_NAME, MOST_TITLE = 20, 70
+MAX_NAME_LENGTH, MAX_TITLE_LENGTH = 20, 70
 #: Bins of the histogram of two classes.
 BINS = 48
 #: A font that draws a box for every character.
@@ -89,7 +89,7 @@ def make_figure(
         _draw_embedding(axes[0], project(logits), ranks, names)
         if held_out:
             _draw_confusion(axes[1], confusion, names)
-        title = rows if len(rows) <= MOST_TITLE else rows[: MOST_TITLE - 1] + "…"
+        title = rows if len(rows) <= MAX_TITLE_LENGTH else rows[: MAX_TITLE_LENGTH - 1] + "…"
         figure.suptitle(_write(title, fonts), fontsize=11)
     return figure
 
@@ -126,12 +126,12 @@ def name_class(name: str | int, rank: int, fonts: Mapping[str, frozenset[int]]) 
     text = to_printable(name)
     if not _is_drawn(text, fonts):
         return f"(no. {rank})"
-    return _write(text if len(text) <= MOST_NAME else text[: MOST_NAME - 1] + "…", fonts)
+    return _write(text if len(text) <= MAX_NAME_LENGTH else text[: MAX_NAME_LENGTH - 1] + "…", fonts)
 
 
 def note_numbered_classes(classes: Sequence[str | int], fonts: Mapping[str, frozenset[int]]) -> str | None:
     """Format a note of the classes that are numbered; None if all names are drawn."""
-    texts = [to_printable(classes[label]) for label in order_naturally(classes)] if len(classes) <= MOST_NAMES else []
+    texts = [to_printable(classes[label]) for label in order_naturally(classes)] if len(classes) <= MAX_NAMES else []
     lost = [f"no. {rank} is {text}" for rank, text in enumerate(texts, 1) if not _is_drawn(text, fonts)]
     return f"no font here has the names of these classes: {', '.join(lost)}" if lost else None
 
@@ -177,13 +177,13 @@ def _draw_embedding(axes: Axes, points: Tensor, labels: Tensor, names: Sequence[
     from matplotlib import colormaps  # noqa: PLC0415 - optional
 
     colours = colormaps["tab10"].colors  # type: ignore[attr-defined]
-    some = slice(None, None, -(-len(points) // MOST_ROWS))
+    some = slice(None, None, -(-len(points) // MAX_ROWS))
     points, labels = points[some], labels[some]
     for label, name in enumerate(names):
         x, y = points[labels == label].T.numpy()
-        text, mark = name if len(names) <= MOST_NAMES else None, MARKS[label // len(colours) % len(MARKS)]
+        text, mark = name if len(names) <= MAX_NAMES else None, MARKS[label // len(colours) % len(MARKS)]
         axes.scatter(x, y, s=14, alpha=0.7, color=colours[label % len(colours)], marker=mark, label=text)
-    if len(names) <= MOST_NAMES:
+    if len(names) <= MAX_NAMES:
         columns = max(1, min(len(names), 72 // (6 + max(map(len, names)))))
         axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.01), ncols=columns, frameon=False)
     axes.set(xticks=[], yticks=[])
@@ -196,7 +196,7 @@ def _draw_confusion(axes: Axes, confusion: Tensor, names: Sequence[str]) -> None
     axes.imshow(fractions.numpy(), cmap="Blues", vmin=0, vmax=1)
     axes.set(xticks=[], yticks=[])
     axes.set_title("confusion matrix\nlabels down, predictions across", fontsize=10)
-    if len(names) > MOST_NAMES:
+    if len(names) > MAX_NAMES:
         return
     axes.set_xticks(range(len(names)), names, rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
     axes.set_yticks(range(len(names)), names, fontsize=8)

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from analysis.incontext import real, train, validation
 from analysis.incontext.episodes import LEVELS, NUMERIC_CHANNELS, Columns, make_episodes, read_columns
-from analysis.incontext.made import FAMILIES, make_batch
 from analysis.incontext.study import is_better
+from analysis.incontext.synthetic import FAMILIES, make_batch
 from analysis.incontext.train import CELLS, NEW, Trainer, draw_size
 from analysis.incontext.validation import compare, draw_tasks, score
 from analysis.shared.packaged import is_held_out, is_reported

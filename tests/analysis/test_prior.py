@@ -9,7 +9,7 @@ import torch
 from analysis.prior import study
 from analysis.prior.measure import load_measured, measure, measure_task
 from analysis.prior.synthetic import FAMILIES, draw
-from analysis.prior.tasks import MOST_FEATURES, MOST_JUDGED, MOST_LABELLED, Task, draw_task
+from analysis.prior.tasks import MAX_FEATURES, MAX_TEST_ROWS, MAX_LABELLED, Task, draw_task
 from analysis.prior.train import collate, evaluate, train
 from protonet import InputError, solve
 from protonet.fit.prior import Prior, deserialize_prior, serialize_prior
@@ -51,9 +51,9 @@ def test_a_task_is_the_same_whenever_it_is_drawn_and_within_bounds() -> None:
         np.testing.assert_array_equal(task.x, again.x)
         np.testing.assert_array_equal(task.test_y, again.test_y)
         assert set(task.test_y) <= set(task.y) == set(range(task.y.max() + 1))
-        assert len(task.y) <= MOST_LABELLED
-        assert len(task.test_y) <= MOST_JUDGED
-        assert task.x.shape[1] == task.test_x.shape[1] <= MOST_FEATURES
+        assert len(task.y) <= MAX_LABELLED
+        assert len(task.test_y) <= MAX_TEST_ROWS
+        assert task.x.shape[1] == task.test_x.shape[1] <= MAX_FEATURES
 
 
 def test_measured_cosines_are_those_of_the_network_that_solve_fits() -> None:

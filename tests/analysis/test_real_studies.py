@@ -13,7 +13,7 @@ from analysis.real_data.mixed import PIPELINES, fit_ours, read_frames, tabulate
 from analysis.real_data.mixed_sets import MIXED, MixedSplit, load_mixed, split_mixed
 from analysis.real_data.robustness import Run
 from analysis.real_data.sets import load_real
-from analysis.real_data.unlabelled import MOST_ROWS, split_rows
+from analysis.real_data.unlabelled import MAX_ROWS, split_rows
 from analysis.shared.baselines import Outcome
 from analysis.shared.tables import gather
 from tests.analysis.conftest import Made
@@ -25,10 +25,10 @@ def test_regimes_hide_their_rows() -> None:
     assert alike is not None
     assert imbalanced is not None
     assert novel is not None
-    assert torch.bincount(alike.hidden[1]).tolist() == [MOST_ROWS] * 10
+    assert torch.bincount(alike.hidden[1]).tolist() == [MAX_ROWS] * 10
     counts = torch.bincount(imbalanced.hidden[1], minlength=10)
-    assert int(counts.max()) == MOST_ROWS
-    assert int(counts.min()) < MOST_ROWS / 3
+    assert int(counts.max()) == MAX_ROWS
+    assert int(counts.min()) < MAX_ROWS / 3
     assert (novel.num_classes, int(novel.hidden[1].max())) == (7, 9)
     assert int(novel.train[1].max()) == int(novel.fresh[1].max()) == 6
     assert torch.bincount(alike.train[1]).tolist() == [5] * 10

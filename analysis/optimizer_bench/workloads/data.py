@@ -18,7 +18,7 @@ SIDE, PIXELS = 28, 28 * 28  #: Size of a picture of a character.
 VALIDATION_SHARE = 10  #: One module of the standard library in ten is validated on.
 DEFINITION = re.compile(r"^ *(?:async )?def (\w+)", re.MULTILINE)
 WORD = re.compile(r"[^\W\d]\w+")
-SMALLEST = 20  #: Fewest functions of a module in tasks that classify modules.
+MIN_FUNCTIONS = 20  #: Fewest functions of a module in tasks that classify modules.
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from analysis.optimizer_bench.workload import Task, seed_0, shuffle, workload
-from analysis.optimizer_bench.workloads.data import DEFINITION, SMALLEST, WORD
+from analysis.optimizer_bench.workloads.data import DEFINITION, MIN_FUNCTIONS, WORD
 
 FOREIGN = {"site-packages", "dist-packages", "test"}  #: Folders whose content differs between machines.
 COMMON = 6  #: Functions of one name: a name that more share says nothing.
@@ -55,7 +55,7 @@ def load_graph() -> Graph:
         if path.parent.name in FOREIGN:
             continue
         _, *pieces = DEFINITION.split(path.read_text(encoding="utf-8", errors="replace"))
-        if len(pieces) // 2 >= SMALLEST:
+        if len(pieces) // 2 >= MIN_FUNCTIONS:
             names += pieces[::2]
             bodies += [set(WORD.findall(body)) for body in pieces[1::2]]
             labels += [module] * (len(pieces) // 2)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from analysis.optimizer_bench.workload import Task, classify, on_rows, seed_0, workload
-from analysis.optimizer_bench.workloads.data import DEFINITION, SMALLEST, WORD, join_sources, read_sources
+from analysis.optimizer_bench.workloads.data import DEFINITION, MIN_FUNCTIONS, WORD, join_sources, read_sources
 
 FACTORS = 16  #: Length of a user's or an item's vector.
 UNUSED = 4  #: Words drawn for each that a function uses, as not used.
@@ -173,7 +173,7 @@ def count_words() -> tuple[Tensor, Tensor]:
     """Count the words of each function of the standard library, (n, words); its module is the label (n,)."""
     modules = sorted(itertools.chain.from_iterable(side.items() for side in read_sources()))
     functions = (DEFINITION.split(source)[2::2] for _, source in modules)
-    bodies = [definitions for definitions in functions if len(definitions) >= SMALLEST]
+    bodies = [definitions for definitions in functions if len(definitions) >= MIN_FUNCTIONS]
     labels = torch.arange(len(bodies)).repeat_interleave(torch.tensor(list(map(len, bodies))))
     bags = [WORD.findall(body) for body in itertools.chain.from_iterable(bodies)]
     counts = Counter(itertools.chain.from_iterable(bags))

@@ -23,7 +23,7 @@ Family = Callable[[torch.Generator, int, int, int, Tensor], tuple[Tensor, Tensor
 def make_batch(
     generator: torch.Generator, tables: int, rows: int, columns: int, max_classes: int
 ) -> tuple[Tensor, Tensor]:
-    """Return values (tables, rows, columns) and classes (tables, rows) of tables with 2 to ``max_classes`` classes."""
+    """Generate values (tables, rows, columns) and classes (tables, rows), 2 to ``max_classes`` per table."""
     drawn = torch.randint(len(FAMILIES), (tables,), generator=generator)
     values, classes = [], []
     for family, count in zip(FAMILIES, torch.bincount(drawn, minlength=len(FAMILIES)).tolist(), strict=True):
@@ -51,7 +51,7 @@ def _integers(generator: torch.Generator, high: int, *shape: int) -> Tensor:
 
 
 def _classes(generator: torch.Generator, counts: Tensor, *shape: int) -> Tensor:
-    """Return classes (tables, *shape), each as likely as any other of its table."""
+    """Sample classes (tables, *shape) uniformly over the classes of each table."""
     drawn = _integers(generator, 2**20, len(counts), *shape)
     return drawn % counts.view(-1, *[1] * len(shape))
 
@@ -78,7 +78,7 @@ def _activate(z: Tensor, kind: Tensor) -> Tensor:
 
 
 def _draw_causes(generator: torch.Generator, tables: int, rows: int, columns: int) -> Tensor:
-    """Return causes (tables, rows, columns): normal, uniform, heavy-tailed or in clusters."""
+    """Sample root causes (tables, rows, columns): normal, uniform, heavy-tailed or clustered."""
     shape = (tables, rows, columns)
     z = _normal(generator, *shape)
     kind = _integers(generator, 5, tables, 1, columns)
@@ -91,7 +91,7 @@ def _draw_causes(generator: torch.Generator, tables: int, rows: int, columns: in
 
 
 def _cut(generator: torch.Generator, score: Tensor, counts: Tensor, even: Tensor) -> Tensor:
-    """Return scores (tables, rows) cut into classes at random thresholds, even ones or not."""
+    """Bin scores (tables, rows) into classes at random thresholds, with equal or unequal frequencies."""
     weight = -_uniform(generator, len(score), CLASS_CODES).clamp_min(1e-9).log()
     weight = torch.where(even[:, None], 1 + 0.2 * weight, 0.5 + weight) * (torch.arange(CLASS_CODES) < counts[:, None])
     thresholds = (weight.cumsum(1) / weight.sum(dim=1, keepdim=True))[:, :-1]
@@ -102,7 +102,7 @@ def _cut(generator: torch.Generator, score: Tensor, counts: Tensor, even: Tensor
 def _make_causal(
     generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Columns and the class are nodes of a random network of causes; the class is one cut, or the largest of some."""
+    """Generate a structural causal model: columns and the class are nodes; the class is binned, or an argmax."""
     width, wild = max(columns + 4, 12), 0.8 * _uniform(generator, tables, 1, 1)
     z = _draw_causes(generator, tables, rows, 2 + int(_integers(generator, max(2, width // 3) - 1, 1)) + 1)
     layers = []
@@ -131,7 +131,7 @@ def _make_causal(
 def _make_groups(
     generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The class first: columns differ between classes by place and spread, as much as it happens; some are in parts."""
+    """Generate the columns given the class: location and scale differ between classes; some classes are mixtures."""
     y = _classes(generator, counts, rows)
     cumulative = _uniform(generator, tables, CLASS_CODES) * (torch.arange(CLASS_CODES) < counts[:, None])
     cumulative = (cumulative / cumulative.sum(dim=1, keepdim=True)).cumsum(1)
@@ -154,7 +154,7 @@ def _make_groups(
 def _make_boxes(
     generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Thresholds on a few columns: their box decides, or their sum."""
+    """Generate classes from thresholds on a few columns: by the box, or by the sum."""
     x = _draw_causes(generator, tables, rows, columns)
     turn = 0.4 * _normal(generator, tables, columns, columns) * (_uniform(generator, tables, 1, 1) < 0.4)
     x = x @ (torch.eye(columns) + turn)
@@ -175,7 +175,7 @@ def _make_boxes(
 def _make_smooth(
     generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The class is the largest of smooth or linear functions of a few directions, or of a few columns."""
+    """Generate classes as the argmax of smooth or linear functions of a few directions or columns."""
     x, inner = _draw_causes(generator, tables, rows, columns), min(columns, 6)
     dense = _normal(generator, tables, columns, inner)
     dense = dense * (_uniform(generator, tables, columns, 1) < 0.1 + 0.9 * _uniform(generator, tables, 1, 1))
@@ -194,7 +194,7 @@ def _make_smooth(
 def _make_pairs(
     generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Two or three columns decide together: by order, ratio, product or equality, or as categories."""
+    """Generate classes from interactions of two or three columns: order, ratio, product, equality, or categories."""
     x = _draw_causes(generator, tables, rows, columns)
     order = _uniform(generator, tables, columns).argsort(dim=1)
     triples = order[:, [position % columns for position in range(3)]][:, None].expand(tables, rows, 3)
@@ -216,7 +216,7 @@ FAMILIES: tuple[Family, ...] = (*(_make_causal, _make_groups) * 2, _make_groups,
 
 
 def _spoil(generator: torch.Generator, x: Tensor, y: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Add what real tables have: columns of noise, copies, skewed scales, measurement's noise, wrong labels."""
+    """Corrupt tables as real ones are: noise columns, copies, skewed scales, measurement noise, wrong labels."""
     tables, rows, columns = x.shape
     x = _standardise(x)
     some = _uniform(generator, tables, 1) < 0.35
