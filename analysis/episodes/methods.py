@@ -1,7 +1,6 @@
-"""Few-shot methods on episodes of glyphs and of synthetic classes, and with queries that are not balanced.
+"""Few-shot methods on episodes of glyphs and of synthetic classes, also with imbalanced queries.
 
-Each experiment is one `protonet.episodes` command. Encoders are meta-trained first, by protonet.episodes train,
-where their file is not there yet.
+Each experiment is one `protonet.episodes` command. Missing encoders are meta-trained first, by protonet.episodes train.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ DIRICHLET = ["--imbalance", "2.0"]
 
 
 class Experiment(NamedTuple):
-    """One command, ``python -m protonet.episodes``: a column of a table."""
+    """One command ``python -m protonet.episodes``: a column of a table."""
 
     title: str
     arguments: tuple[str, ...]
@@ -40,7 +39,7 @@ class Experiment(NamedTuple):
 
 
 def glyphs(title: str, backbone: str | None, *arguments: str, methods: Sequence[str] = EVALUATED) -> Experiment:
-    """Return an experiment on novel alphabets, of pixels or of an encoder's embedding."""
+    """Specify an experiment on novel alphabets, with pixels or with an encoder's embedding."""
     encoder = () if backbone is None else ("--encoder", str(ENCODERS[backbone]))
     return Experiment(title, ("--dataset", "glyphs", *encoder, *arguments), tuple(methods))
 
@@ -85,14 +84,14 @@ the better of the two plain prototypes, `{plain}`, and in bold what loses to it 
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add how many episodes there are."""
+    """Add the number of episodes."""
     parser.add_int("--episodes", 2000, "episodes of each experiment", low=2)
     parser.add_names("--methods", EVALUATED)
     parser.add_state()
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Meta-train the encoders, and run every experiment."""
+    """Meta-train the encoders, and execute all experiments."""
     check_writable_folder("build", ROOT / BUILD)
     for backbone, path in ENCODERS.items():
         train_encoder(backbone, ROOT / path)
@@ -111,7 +110,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def train_encoder(backbone: str, path: Path) -> None:
-    """Meta-train an encoder, or continue to, unless its file is finished."""
+    """Meta-train an encoder, or resume its training, unless its file is finished."""
     command = [sys.executable, "-m", "protonet.episodes", "train", "--backbone", backbone, "-o", str(path)]
     command += ["--resume"] if path.exists() else []
     if subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.DEVNULL).returncode:
@@ -119,7 +118,7 @@ def train_encoder(backbone: str, path: Path) -> None:
 
 
 def run_experiment(run: tuple[str, tuple[str, ...]]) -> dict[str, Any]:
-    """Return the summary of one command, given its title and arguments."""
+    """Run a command, given its title and arguments; return its summary."""
     title, arguments = run
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "summary.json")
@@ -131,7 +130,7 @@ def run_experiment(run: tuple[str, tuple[str, ...]]) -> dict[str, Any]:
 
 
 def tabulate(summaries: Mapping[str, Mapping[str, Any]], n_episodes: int, rows: Sequence[str] = EVALUATED) -> str:
-    """Return both tables in Markdown, of some methods; summaries by the experiments' titles."""
+    """Format both tables of the selected methods as Markdown, given summaries by the experiments' titles."""
 
     def show(experiments: Sequence[Experiment], methods: Iterable[str]) -> str:
         header = ["method", *(experiment.title for experiment in experiments)]
@@ -150,7 +149,7 @@ def tabulate(summaries: Mapping[str, Mapping[str, Any]], n_episodes: int, rows: 
 
 
 def _show(experiment: Experiment, summaries: Mapping[str, Mapping[str, Any]], name: str) -> str:
-    """Return a method's accuracy with its interval, in percent, and what imbalance costs it."""
+    """Format a method's accuracy with its interval, in percent, and its loss from imbalance."""
     summary = summaries[experiment.title]
     loss = _show_loss(summary, name) if "--imbalance" in experiment.arguments else ""
     metrics = summary["methods"][name]
@@ -158,7 +157,7 @@ def _show(experiment: Experiment, summaries: Mapping[str, Mapping[str, Any]], na
 
 
 def _show_loss(summary: Mapping[str, Any], name: str) -> str:
-    """Return a method's paired difference from the better plain prototypes, in bold if it loses to them for certain."""
+    """Format a method's paired difference from the better plain prototypes, in bold if it is significantly negative."""
     best = max(PLAIN, key=lambda plain: float(summary["methods"][plain]["accuracy"]))
     if name == best:
         return ""

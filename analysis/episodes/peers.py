@@ -1,8 +1,8 @@
-"""easyfsl 1.5.0, the peer that few-shot experiments are compared with, as far as it still runs.
+"""Compatibility with easyfsl 1.5.0, the library that few-shot experiments are compared with.
 
-Its packages import torchvision and pandas, which classifiers of saved features have no use for, and its sampler passes
-an argument that current torch rejects: modules are loaded without their packages' ``__init__``, and the sampler without
-its own.
+Its packages import torchvision and pandas, which classifiers of saved features do not need. Its sampler passes an
+argument that current torch rejects. So modules are loaded without the ``__init__`` of their packages, and the sampler
+without its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ INSTALL = "pip install --no-deps easyfsl==1.5.0"
 
 
 def load_easyfsl(module: str) -> Any:
-    """Import one of easyfsl's modules, such as ``methods.tim``, without the package that it lies in."""
+    """Import a module of easyfsl, such as ``methods.tim``, without its package."""
     with optional_packages(install=INSTALL):
         easyfsl = importlib.import_module("easyfsl")
     name = f"easyfsl.{module.partition('.')[0]}"
@@ -34,7 +34,7 @@ def load_easyfsl(module: str) -> Any:
 
 
 def make_loader(x: Tensor, labels: Tensor, *, n_way: int, n_shot: int, n_query: int, n_tasks: int) -> Any:
-    """Return easyfsl's loader of episodes of rows x (n, dim), as its documentation makes it."""
+    """Build easyfsl's loader of episodes of rows x (n, dim), as in its documentation."""
     parent: Any = load_easyfsl("datasets.few_shot_dataset").FewShotDataset
     sys.modules["easyfsl.datasets"].FewShotDataset = parent  # type: ignore[attr-defined]  # what its __init__ would do
     task_sampler = load_easyfsl("samplers.task_sampler").TaskSampler

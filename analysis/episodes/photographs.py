@@ -1,4 +1,4 @@
-"""Every few-shot method on photographs, by the features of a network that a package brings.
+"""Every few-shot method on photographs, with features of a network that a package ships.
 
 FOLDER holds pictures in folders of their classes, at any depth: the folder that a picture lies in is its class. The
 table says by a hash which pictures these are.
@@ -72,7 +72,7 @@ Ranks at 1 and 5 shots, with accuracies, here and as published on mini-ImageNet,
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the pictures, and what is evaluated."""
+    """Add the pictures, methods and settings."""
     parser.add_argument(FOLDER, metavar="FOLDER", help="pictures in folders of their classes")
     text = "as of protonet.episodes extract (default: efficientnet:160)"
     parser.add_argument("--backbone", default="efficientnet:160", metavar="NET", help=text)
@@ -82,7 +82,7 @@ def add_options(parser: StudyParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Embed the pictures, and evaluate every column; finished steps are not repeated."""
+    """Embed the pictures, and evaluate every column; finished steps are skipped."""
     pictures = locate_pictures(Path(options.folder))
     digest = hash_pictures(pictures)
     build = check_writable_folder("build", BUILD / f"photographs-{digest[:8]}")
@@ -116,7 +116,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def call(*arguments: str) -> None:
-    """Run ``python -m protonet.episodes``, which shows how far it is on stderr."""
+    """Run ``python -m protonet.episodes``, which shows its progress on stderr."""
     with contextlib.redirect_stdout(io.StringIO()):
         code = main(arguments)
     if code == INTERRUPTED:
@@ -126,7 +126,7 @@ def call(*arguments: str) -> None:
 
 
 def locate_pictures(root: Path) -> list[tuple[Path, str]]:
-    """Return the pictures below a folder with the names of their classes, in the order of their paths."""
+    """List the pictures below a folder with their class names, in the order of their paths."""
     paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES)
     if len({path.parent.name for path in paths}) < 2:
         raise_input_error(
@@ -136,25 +136,25 @@ def locate_pictures(root: Path) -> list[tuple[Path, str]]:
 
 
 def hash_pictures(pictures: Sequence[tuple[Path, str]]) -> str:
-    """Return a hash of classes and pictures, whatever their files are called."""
+    """Hash classes and pictures, independent of file names."""
     lines = sorted(f"{label}\t{hash_file(path)}\n" for path, label in pictures)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def hash_name(path: Path) -> str:
-    """Return a short name that is unique over folders."""
+    """Make a short name that is unique over folders."""
     return hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
 
 
 def tabulate(results: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Return the accuracies of methods in percent, with both intervals, a column each."""
+    """Format the accuracies of methods in percent, with both intervals, one column per setting."""
     rates = {title: {name: Rate.read(rate) for name, rate in one["methods"].items()} for title, one in results.items()}
     header = [accuracy_heading(rate for by_method in rates.values() for rate in by_method.values()), *rates]
     return format_table(header, [[name, *(percent(by_method[name]) for by_method in rates.values())] for name in names])
 
 
 def tabulate_ranks(results: Mapping[str, Any]) -> str:
-    """Return the ranks of the methods whose accuracies are published, here and there."""
+    """Format the ranks of methods with published accuracies, published and measured."""
     there = [name for name in PUBLISHED if name in results["1-shot"]["methods"]]
     columns: list[dict[str, float]] = []
     for at, shot in enumerate(("1-shot", "5-shot")):
@@ -169,5 +169,5 @@ def tabulate_ranks(results: Mapping[str, Any]) -> str:
 
 
 def rank(values: Mapping[str, float]) -> dict[str, float]:
-    """Return ranks from 1 on, the highest value first; equal ones share the mean of theirs."""
+    """Compute ranks from 1, the highest value first; ties share the mean rank."""
     return dict(zip(values, rankdata([-value for value in values.values()]).tolist(), strict=True))

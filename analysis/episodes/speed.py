@@ -34,7 +34,7 @@ SETTING = EpisodeConfig(way=(5, 5), shot=(5, 5), n_query=15)
 
 
 class Pair(NamedTuple):
-    """One of our methods, easyfsl's classifier, and how many episodes each runs at a time."""
+    """One of our methods, easyfsl's classifier, and the number of episodes per run of each."""
 
     name: str
     ours: Method
@@ -93,7 +93,7 @@ Before is the peak when the data are there; the rest is what evaluating adds.
 
 
 def make_data(spread: float = 0.15) -> tuple[Tensor, Tensor]:
-    """Return rows (CLASSES * ROWS, DIM) float32, as behind a ReLU, and their labels.
+    """Generate rows (CLASSES * ROWS, DIM) float32, as after a ReLU, and their labels.
 
     ``spread`` is the standard deviation of the classes' centres, where that of their rows is 1: 0.15 makes overlapping
     classes.
@@ -105,14 +105,14 @@ def make_data(spread: float = 0.15) -> tuple[Tensor, Tensor]:
 
 
 def time_ours(x: Tensor, index: ClassIndex, base: Base, pair: Pair, seed: int) -> float:
-    """Return the CPU seconds per episode of our evaluation."""
+    """Measure the CPU seconds per episode of our evaluation."""
     started = time.process_time()
     evaluate(x, index, {pair.name: pair.ours}, SETTING, seed=seed, n_episodes=pair.n_ours, base=base)
     return (time.process_time() - started) / pair.n_ours
 
 
 def time_theirs(classifier: Any, loader: Any) -> float:
-    """Return the CPU seconds per episode of easyfsl's loader and classifier."""
+    """Measure the CPU seconds per episode of easyfsl's loader and classifier."""
     started, right, total, n = time.process_time(), 0, 0, 0
     with torch.no_grad():
         for support, support_labels, query, query_labels, _ in loader:
@@ -124,7 +124,7 @@ def time_theirs(classifier: Any, loader: Any) -> float:
 
 
 def time_lean(classifier: Any, x: Tensor, part: EpisodeBatch) -> float:
-    """Return the CPU seconds per episode of a loop that gathers rows already drawn, and classifies them."""
+    """Measure the CPU seconds per episode of a loop that gathers pre-sampled rows, and classifies them."""
     rows = zip(part.support, part.support_labels, part.query, part.query_labels, strict=True)
     started, right = time.process_time(), 0
     with torch.no_grad():
@@ -136,7 +136,7 @@ def time_lean(classifier: Any, x: Tensor, part: EpisodeBatch) -> float:
 
 
 def compare(pair: Pair, repeats: int) -> dict[str, Any]:
-    """Return the median microseconds per episode of all sides of a pair, in alternating runs, and their ratios."""
+    """Measure the median microseconds per episode of all sides of a pair, in alternating runs, and their ratios."""
     x, labels = make_data(pair.spread)
     index = index_classes(labels)
     base = summarize_base(make_row_reader(x), index)._replace(mean=MEAN)
@@ -154,7 +154,7 @@ def compare(pair: Pair, repeats: int) -> dict[str, Any]:
 
 
 def measure_growth(n_episodes: int) -> dict[str, float]:
-    """Return CPU seconds and memory of ``n_episodes`` episodes of ProtoNet, of this process."""
+    """Measure CPU seconds and memory of ``n_episodes`` episodes of ProtoNet, in this process."""
     x, labels = make_data()
     index = SETTING.validate(index_classes(labels), tuple(map(str, range(CLASSES))))
     before, started = measure_peak_memory(), time.process_time()
@@ -164,7 +164,7 @@ def measure_growth(n_episodes: int) -> dict[str, float]:
 
 
 def tabulate(pairs: Sequence[Mapping[str, Any]], growth: Sequence[Mapping[str, float]], repeats: int) -> str:
-    """Return the tables in Markdown, with what explains them."""
+    """Format the tables as Markdown, with a note."""
     text = format_columns(COLUMNS, [{**pair, "per_second": 1e6 / pair["ours_us"]} for pair in pairs])
     text += NOTE.format(repeats=repeats, version=installed_version("easyfsl"))
     rows = [{**size, "each_us": 1e6 * size["seconds"] / size["episodes"]} for size in growth]
@@ -172,14 +172,14 @@ def tabulate(pairs: Sequence[Mapping[str, Any]], growth: Sequence[Mapping[str, f
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add how often and how long is measured."""
+    """Add the number and the length of measurements."""
     parser.add_int("--repeats", 5, "alternating runs of each method")
     parser.add("--growth", "1000,10000,100000", "numbers of episodes", partial(parse_wholes, low=1))
     parser.add_state()
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Compare, and measure growth."""
+    """Compare the methods, and measure the growth of time and memory."""
     by_name = {pair.name: pair for pair in PAIRS}
 
     def do(run: tuple[str, int]) -> dict[str, Any]:

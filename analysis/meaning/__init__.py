@@ -1,1 +1,1 @@
-"""Studies of what texts, pictures and names of classes mean, on a person's own sets."""
+"""Studies of text and picture embeddings and of class names, on a user's own data sets."""

@@ -1,4 +1,4 @@
-"""One method on one split: the commands fit and predict on files, in this process, and what people do without them."""
+"""One method on one split: the commands fit and predict on files, in this process, and common alternatives."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Recipe(NamedTuple):
 
 
 def list_methods(takes: str, shots: int, representations: Sequence[str], *, setfit: bool) -> list[str]:
-    """Return the methods on a set of texts, or of pictures, those of ours first."""
+    """List the methods for a set of texts or pictures, ours first."""
     ours = [name for name in representations if name != NONE and PACKAGED[name].modality == takes]
     plain = [NONE] * (NONE in representations)
     if not shots:
@@ -70,7 +70,7 @@ def list_methods(takes: str, shots: int, representations: Sequence[str], *, setf
 
 
 def measure(path: Path, run: Run) -> dict[str, float]:
-    """Return accuracy in percent and CPU seconds of learning, where the embeddings are kept and where they are not."""
+    """Measure the accuracy in percent, and the CPU seconds of learning with and without cached embeddings."""
     items = read_items(path)
     drawn = split(items, run.shots, run.seed, run.tests)
     if run.method not in BASELINES:
@@ -80,7 +80,7 @@ def measure(path: Path, run: Run) -> dict[str, float]:
 
 
 def fit_ours(items: Items, drawn: Split, run: Run) -> dict[str, float]:
-    """Run ``fit`` and ``predict`` on files, and return what is measured."""
+    """Run ``fit`` and ``predict`` on files, and measure them."""
     name = run.reads if run.method == CODES else run.method
     classes = tuple(f"c{index + 1}" for index in range(len(items.classes))) if run.method == CODES else items.classes
     start(name, run.effort)
@@ -116,13 +116,13 @@ def fit_ours(items: Items, drawn: Split, run: Run) -> dict[str, float]:
 
 
 def score(items: Items, drawn: Split, predicted: np.ndarray) -> float:
-    """Return the accuracy in percent of a prediction for each row to be judged."""
+    """Compute the accuracy of predictions, in percent."""
     assert predicted.shape == drawn.judged.shape
     return 100 * float((predicted == items.labels[drawn.judged]).mean())
 
 
 def write_files(items: Items, drawn: Split, shots: int, folder: Path) -> list[str]:
-    """Write what is learned from and what is judged; return the arguments of ``fit`` for them."""
+    """Write training and test rows; return the arguments of ``fit`` for them."""
     few = ["--allow-many-classes"] * (shots == 1)
     if items.takes == "picture":
         for row in drawn.labelled:
@@ -149,18 +149,18 @@ def write_table(path: Path, columns: dict[str, list[Any]]) -> None:
 
 
 def copy_picture(path: str, folder: Path, index: int) -> None:
-    """Copy a picture into a folder, where its name says its number and no class."""
+    """Copy a picture into a folder, under a name that holds its index and no class."""
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(path, folder / f"{index:06}{Path(path).suffix}")
 
 
 def pick(items: Items, indices: Sequence[int] | np.ndarray) -> list[Any]:
-    """Return texts, or paths of pictures."""
+    """Select texts, or paths of pictures."""
     return [items.cells[index] if items.takes == "text" else Path(items.cells[index]) for index in indices]
 
 
 def call(arguments: Sequence[str]) -> float:
-    """Run a command, and return its seconds of the CPU."""
+    """Run a command, and return its CPU seconds."""
     started, captured = time.process_time(), io.StringIO()
     with redirect_stdout(io.StringIO()), redirect_stderr(captured):
         code = main(list(arguments))
@@ -182,7 +182,7 @@ def start(name: str, effort: str) -> None:
 
 @contextmanager
 def use_cache(folder: Path) -> Iterator[None]:
-    """Keep embeddings in another folder."""
+    """Redirect the embedding cache to another folder."""
     before = os.environ.get(CACHE)
     os.environ[CACHE] = str(folder)
     try:
@@ -193,7 +193,7 @@ def use_cache(folder: Path) -> Iterator[None]:
 
 
 def keep(name: str, cells: Sequence[Any], folder: Path) -> None:
-    """Copy embeddings from the cache in use to another one."""
+    """Copy embeddings from the current cache to another one."""
     representation = open_representation(name)
     digests = list(map(hash_text if representation.record.modality == "text" else hash_file, cells))
     with open_store(folder, representation.record.digest[:16]) as store:
@@ -201,7 +201,7 @@ def keep(name: str, cells: Sequence[Any], folder: Path) -> None:
 
 
 def fit_nearest(items: Items, drawn: Split, run: Run) -> tuple[np.ndarray, float]:
-    """Predict the class whose name is nearest by the cosine of the embeddings; return the seconds of learning, too."""
+    """Predict the class with the nearest name by cosine of the embeddings; also return the seconds of learning."""
     representation = open_representation(run.reads)
     started = time.process_time()
     representation.embed(items.classes)
@@ -227,7 +227,7 @@ def fit_logistic(items: Items, drawn: Split, run: Run) -> tuple[np.ndarray, floa
 
 
 def fit_tfidf(items: Items, drawn: Split, _: Run) -> tuple[np.ndarray, float]:
-    """Fit logistic regression to shares of words, pairs of words and parts of words."""
+    """Fit logistic regression to TF-IDF of words, pairs of words and character n-grams."""
     from sklearn.feature_extraction.text import TfidfVectorizer  # noqa: PLC0415 - optional
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - optional
     from sklearn.pipeline import make_pipeline, make_union  # noqa: PLC0415 - optional
@@ -267,7 +267,7 @@ def fit_setfit(items: Items, drawn: Split, run: Run) -> tuple[np.ndarray, float]
 
 
 def draw_pairs(labels: np.ndarray, iterations: int, generator: np.random.Generator) -> np.ndarray:
-    """Return pairs (n, 3) int64 in any order: the numbers of two rows, and 1 where they have one class, 0 elsewhere.
+    """Sample pairs (n, 3) int64: the indices of two rows, and 1 if they have the same class, else 0.
 
     Each row has as many partners of its class, itself only where it is alone, and as many of others, as there are
     iterations.

@@ -1,4 +1,4 @@
-"""A person's own sets in a folder: tables of texts with classes, and folders of pictures by class; and their splits."""
+"""A user's own data sets in a folder: tables of texts with classes, and pictures in class folders; their splits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from protonet.errors import raise_input_error
 
 #: Columns of a table of texts.
 TEXT, CLASS = "text", "class"
-#: Rows without a label that names alone are learned beside, at the most.
+#: Maximum number of unlabelled rows for training from class names alone.
 MAX_UNLABELLED = 1000
 
 
@@ -29,12 +29,12 @@ class Items(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """The name of the class of each cell."""
+        """The class name of each cell."""
         return [self.classes[label] for label in self.labels]
 
 
 class Split(NamedTuple):
-    """Numbers of cells, in the order in which they are written."""
+    """Indices of cells, in the order in which they are written."""
 
     labelled: np.ndarray
     unlabelled: np.ndarray
@@ -42,7 +42,7 @@ class Split(NamedTuple):
 
 
 def list_data_sets(folder: Path) -> dict[str, Path]:
-    """Return the paths of the sets of a folder by their names, tables first.
+    """List the paths of the data sets of a folder by name, tables first.
 
     Raises:
         InputError: There are none.
@@ -86,7 +86,7 @@ def read_items(path: Path) -> Items:
 
 
 def split(items: Items, shots: int, seed: int, tests: int) -> Split:
-    """Split a set: of each class one half is learned from, and the other one judged.
+    """Split a set into training and test rows, half of each class.
 
     Rows that are judged are the same for any number of shots; few labelled rows are among many.
 

@@ -31,9 +31,9 @@ TITLES = {
     TFIDF: "TF-IDF, logistic regression",
     SETFIT: "SetFit's recipe",
 }
-#: Methods that ours are compared with, where they were run.
+#: Methods for comparison.
 PEERS = (NONE, CODES, NEAREST, LOGISTIC, TFIDF, SETFIT)
-#: Classes of a set that SetFit's recipe is run on, at the most: its pairs grow with their number.
+#: Maximum number of classes for SetFit's recipe, since its pairs grow with their number.
 MAX_CLASSES = 8
 DEFAULT = "sentences,words,efficientnet,none"
 NOTE = """
@@ -62,7 +62,7 @@ for each labelled text (batches of 16, AdamW at 2e-5), then fits logistic regres
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add what to measure."""
+    """Add the folder, representations and splits."""
     parser.add_argument(FOLDER, metavar="FOLDER", help="tables .csv with columns text and class, folders of pictures")
     parser.add_argument("--sets", metavar="NAMES", help="their names, with commas (default: all of the folder)")
     parser.add("--shots", "0,1,5,20", "labelled rows per class; 0: names alone", partial(parse_wholes, low=0))
@@ -75,7 +75,7 @@ def add_options(parser: StudyParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Do every run, and compare the methods by number of labels."""
+    """Execute all runs, and compare the methods by number of labels."""
     paths = list_data_sets(Path(options.folder))
     chosen = list(paths) if options.sets is None else parse_names("--sets", options.sets, paths)
     runs = []
@@ -104,12 +104,12 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def takes(name: str) -> str:
-    """Return the input kind of a representation; "" for none."""
+    """Get the input modality of a representation; "" for none."""
     return "" if name == NONE else PACKAGED[name].modality
 
 
 def tabulate(rows: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> str:
-    """Return the Markdown of each kind of set and number of labels: means over sets, and each set.
+    """Format the means over sets, and each set, for each kind of set and number of labels.
 
     Args:
         rows: Runs with their results.
@@ -130,7 +130,7 @@ def tabulate(rows: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> str
 
 
 def tabulate_means(rows: Sequence[Mapping[str, Any]], sets: Sequence[str], methods: Sequence[str]) -> str:
-    """Return a line for each method: its mean where all sets have it, its leads on those that do, its time."""
+    """Format a line for each method: its mean if all sets have it, its mean differences, its time."""
     means = {method: average(rows, method) for method in methods}
     lines = []
     for method, selected in means.items():
@@ -153,7 +153,7 @@ def tabulate_means(rows: Sequence[Mapping[str, Any]], sets: Sequence[str], metho
 def tabulate_sets(
     rows: Sequence[Mapping[str, Any]], sets: Sequence[str], methods: Sequence[str], sizes: Mapping[str, int]
 ) -> str:
-    """Return a line for each set: the accuracy of each method."""
+    """Format a line for each set: the accuracy of each method."""
     means = [average(rows, method) for method in methods]
     cells = [[f"{selected[name]:.1f}" if name in selected else "" for selected in means] for name in sets]
     lines = [[name, str(sizes[name]), *line] for name, line in zip(sets, cells, strict=True)]
@@ -161,7 +161,7 @@ def tabulate_sets(
 
 
 def average(rows: Sequence[Mapping[str, Any]], method: str) -> dict[str, float]:
-    """Return the mean accuracy over splits of a method on each set that has it."""
+    """Compute the mean accuracy over splits of a method on each set that has it."""
     scores: dict[str, list[float]] = {}
     for row in rows:
         if row["method"] == method:
@@ -170,10 +170,10 @@ def average(rows: Sequence[Mapping[str, Any]], method: str) -> dict[str, float]:
 
 
 def name_method(method: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the name of a method in tables."""
+    """Format the name of a method for tables."""
     return TITLES.get(method, f"fit, {method}").format(rows[0]["reads"])
 
 
 def unique(values: Iterable[Any]) -> list[Any]:
-    """Return values, each once, in their order."""
+    """Remove duplicates, keeping the order."""
     return list(dict.fromkeys(values))

@@ -1,1 +1,1 @@
-"""Studies on real data that can be had offline."""
+"""Studies on real data sets that are available offline."""

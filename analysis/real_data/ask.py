@@ -38,7 +38,7 @@ Row = dict[str, Any]
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add what to measure."""
+    """Add the data sets, strategies and splits."""
     parser.add_names("--datasets", (*DEVELOPED, *REPORTED))
     parser.add_names("--strategies", STRATEGIES)
     parser.add("--effort", "linear", f"of {', '.join(FITTED)}", partial(check_name, known=FITTED))
@@ -47,7 +47,7 @@ def add_options(parser: StudyParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Do every run, and report how many labels each strategy took."""
+    """Execute all runs, and report the number of labels that each strategy needs."""
     with optional_packages():
         import sklearn.cluster  # noqa: F401, PLC0415 - TypiClust and the isotonic curves
     strategies = options.strategies or list(STRATEGIES)
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def count_labels(curve: Sequence[float], target: float) -> float:
-    """Count the labels per class at which a curve, which begins at one of each, reaches a target.
+    """Count the labels per class at which a learning curve, which starts at one label per class, reaches a target.
 
     The curve is made monotone, and is straight between its points; one that does not reach it takes a batch more.
 
@@ -80,7 +80,7 @@ def count_labels(curve: Sequence[float], target: float) -> float:
 
 
 def summarise(results: Mapping[Run, Sequence[float]]) -> list[Row]:
-    """Gather the results by data set: the target, and of each strategy the mean curve and the labels that it took."""
+    """Group the results by data set: the target accuracy, and the mean curve and number of labels of each strategy."""
     rows: dict[str, Row] = {}
     gathered: dict[tuple[str, str], list[Sequence[float]]] = {}
     for run, result in results.items():
@@ -97,7 +97,7 @@ def summarise(results: Mapping[Run, Sequence[float]]) -> list[Row]:
 
 
 def tabulate(rows: Sequence[Row]) -> str:
-    """Return the Markdown of what `summarise` gathered, in two halves with their means."""
+    """Format the results of `summarise` as Markdown, in two halves with their means."""
     strategies = list(rows[0]["labels"])
     lines = []
     for title, names in (("mean of the developing half", DEVELOPED), ("mean of the other half", REPORTED)):
@@ -119,6 +119,6 @@ def tabulate(rows: Sequence[Row]) -> str:
 
 
 def _format_ratio(rows: Sequence[Row], strategy: str) -> str:
-    """Return the mean labels of a strategy over sets, in percent of ten per class."""
+    """Format the mean number of labels of a strategy over sets, in percent of ten per class."""
     mean, error = mean_and_error([100 * row["labels"][strategy] / SHOTS for row in rows])
     return f"{mean:.0f}" if len(rows) == 1 else f"{mean:.0f} ±{error:.0f}"

@@ -1,4 +1,4 @@
-"""Labels that come in batches, chosen by the library or by what the literature of active learning compares with."""
+"""Simulated active learning: labels come in batches that the library or a strategy of the literature chooses."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from protonet.fit.active import suggest_rows
 from protonet.fit.search import EFFORTS, Search
 from protonet.network import PrototypeNetwork
 
-#: Most classes of a set, most test rows (a third of all), and most rows per class to choose from.
+#: Maximum number of classes, of test rows (a third of all), and of candidates per class.
 MAX_CLASSES, MAX_TEST_ROWS, MAX_POOL_PER_CLASS = 10, 1000, 60
-#: The random rows per class whose accuracy is to be reached, in so many draws; and batches until that is given up.
+#: Target: accuracy of this many random rows per class, in this many draws; and maximum number of batches.
 SHOTS, DRAWS, BATCHES = 10, 3, 10
-#: Fitted a thousand times: linear views alone, at a third of the time of the cheapest effort, or that effort.
+#: Search spaces for a thousand fits: linear views alone, in a third of the time of "fast", or "fast".
 FITTED = {"linear": Search((EFFORTS["fast"].kinds[0],), folds=3, shifts=False), "fast": EFFORTS["fast"]}
-#: The run that finds what is to be reached.
+#: Name of the run that measures the target accuracy.
 TARGET = "target"
-#: Rows whose mean distance makes a row typical, as in the paper.
+#: Number of nearest rows whose mean distance defines typicality, as in the paper.
 NEIGHBOURS = 20
 
 
@@ -33,39 +33,39 @@ class Run(NamedTuple):
     dataset: str
     seed: int
     strategy: str
-    effort: str = "linear"  #: Of `FITTED`.
+    effort: str = "linear"  #: Key of `FITTED`.
 
 
 class Pool(NamedTuple):
-    """The rows that a strategy chooses from."""
+    """Unlabelled rows from which a strategy chooses."""
 
     network: PrototypeNetwork  #: Fitted to the labelled rows.
-    x: Tensor  #: (n, dim) the rows without a label.
-    labelled: Tensor  #: (m, dim) those with one.
+    x: Tensor  #: (n, dim) unlabelled rows.
+    labelled: Tensor  #: (m, dim) labelled rows.
 
     @property
     def rows(self) -> Tensor:
-        """The embeddings (n, embedding_dim) of the rows without a label."""
+        """Embeddings (n, embedding_dim) of the unlabelled rows."""
         return self.network.embed(self.x)
 
     @property
     def known(self) -> Tensor:
-        """The embeddings (m, embedding_dim) of the labelled rows."""
+        """Embeddings (m, embedding_dim) of the labelled rows."""
         return self.network.embed(self.labelled)
 
     @property
     def probabilities(self) -> Tensor:
-        """Logits of the rows without a label, (n, num_classes)."""
+        """Class probabilities (n, num_classes) of the unlabelled rows."""
         logits: Tensor = self.network(self.x)
         return logits.softmax(dim=1)
 
 
-#: Chooses n rows of a pool, (n,) int64.
+#: A function that chooses n rows of a pool, (n,) int64.
 Strategy = Callable[[Pool, int, torch.Generator], Tensor]
 
 
 def choose_ours(pool: Pool, n: int, generator: torch.Generator) -> Tensor:
-    """Choose as ``suggest`` does."""
+    """Choose as ``protonet suggest`` does."""
     return torch.tensor(
         [suggestion.row for suggestion in suggest_rows(pool.network, pool.x, n, range(len(pool.network.counts)))]
     )
@@ -77,7 +77,7 @@ def choose_random(pool: Pool, n: int, generator: torch.Generator) -> Tensor:
 
 
 def choose_margin(pool: Pool, n: int, generator: torch.Generator) -> Tensor:
-    """Choose where the two likeliest classes are nearest to each other.
+    """Choose the rows with the smallest margin between the two most probable classes.
 
     Source: Scheffer, Decomain and Wrobel, "Active hidden Markov models for information extraction" (2001).
     """
@@ -86,7 +86,7 @@ def choose_margin(pool: Pool, n: int, generator: torch.Generator) -> Tensor:
 
 
 def choose_entropy(pool: Pool, n: int, generator: torch.Generator) -> Tensor:
-    """Choose where the classes' probabilities have most entropy.
+    """Choose the rows with the largest entropy of the class probabilities.
 
     Source: Settles, "Active learning literature survey" (2009), sec. 3.1.
     """
@@ -95,7 +95,7 @@ def choose_entropy(pool: Pool, n: int, generator: torch.Generator) -> Tensor:
 
 
 def choose_far(pool: Pool, n: int, generator: torch.Generator) -> Tensor:
-    """Choose the row that is farthest from all that are labelled or chosen, one after the other: the core-set.
+    """Choose one row after the other, the farthest from all labelled or chosen rows: the core-set.
 
     Source: Sener and Savarese, "Active learning for convolutional neural networks: a core-set approach" (2018), alg. 1.
     """
@@ -110,7 +110,7 @@ def choose_far(pool: Pool, n: int, generator: torch.Generator) -> Tensor:
 
 
 def choose_typical(pool: Pool, n: int, generator: torch.Generator) -> Tensor:
-    """Choose the most typical row of the largest clusters without a label, of as many clusters as there will be labels.
+    """Choose the most typical row of each of the largest clusters without a label.
 
     Source: Hacohen, Dekel and Weinshall, "Active learning on a budget: opposite strategies suit high and low budgets"
         (2022), alg. 1: TypiClust.
@@ -139,10 +139,10 @@ def choose_typical(pool: Pool, n: int, generator: torch.Generator) -> Tensor:
 
 
 def choose_badge(pool: Pool, n: int, generator: torch.Generator) -> Tensor:
-    """Choose by k-means++ among the gradients of the prototypes, at the class that is thought likeliest.
+    """Choose by k-means++ among the gradients with respect to the prototypes, for the predicted class.
 
-    A row's gradient is the product of what its probabilities lack and its embedding, so that gradients' inner products
-    are products of theirs.
+    A row's gradient is the outer product of its error of the probabilities and its embedding, so that inner products of
+    gradients factorize.
 
     Source: Ash, Zhang, Krishnamurthy, Langford and Agarwal, "Deep batch active learning by diverse, uncertain gradient
         lower bounds" (2020), alg. 1: BADGE.
@@ -161,7 +161,7 @@ def choose_badge(pool: Pool, n: int, generator: torch.Generator) -> Tensor:
     return torch.tensor(chosen)
 
 
-#: Every strategy by its name: ours, and the baselines.
+#: Strategies by name: ours, and the baselines.
 STRATEGIES: dict[str, Strategy] = {
     "ours": choose_ours,
     "random": choose_random,
@@ -174,7 +174,7 @@ STRATEGIES: dict[str, Strategy] = {
 
 
 def split_pool(name: str, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-    """Return rows to ask for and their classes, rows to test and theirs, and the number of classes."""
+    """Split into candidate rows and their classes, test rows and theirs, and the number of classes."""
     data = load_real(name)
     if data.num_classes > MAX_CLASSES:
         data = data.select_classes(range(MAX_CLASSES))
@@ -185,14 +185,14 @@ def split_pool(name: str, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, in
 
 
 def draw_shots(y: Tensor, shots: int, generator: torch.Generator) -> list[int]:
-    """Return random rows of classes (n,), so many of each, or all where there are fewer."""
+    """Sample this many rows of each class (n,), or all if there are fewer."""
     order = torch.randperm(len(y), generator=generator)
     return torch.cat([order[y[order] == c][:shots] for c in y.unique()]).tolist()
 
 
 @torch.no_grad()
 def run_strategy(run: Run) -> list[float]:
-    """Return the test accuracy after each batch, the one row per class first; of the target, that of each draw."""
+    """Compute the test accuracy after each batch, or, for the target, of each draw."""
     x, y, test_x, test_y, num_classes = split_pool(run.dataset, run.seed)
     generator = torch.Generator().manual_seed(run.seed)
     labelled = draw_shots(y, 1, generator)

@@ -60,7 +60,8 @@ with suppress(ImportError):
 
 PROG = "analysis mixed"
 FOLDS = 5
-MIN_PROBABILITY = 1e-6  #: A probability below this counts as this in the log-loss.
+#: Probabilities are clipped at this value in the log-loss.
+MIN_PROBABILITY = 1e-6
 GAPS = ["", "NA", "?", "null", "NaN", "nan", "None"]
 NOTE = """
 Mean over {splits} ± one standard error, in percent, of rows as they come: of classes of other sizes than the labelled
@@ -73,7 +74,7 @@ other boosting does; CatBoost is as it is set by default.
 
 
 def fit_ours(split: MixedSplit, effort: str | Search = "default") -> Outcome:
-    """Return the predictions of the solver, from files as the command reads them."""
+    """Predict with the solver, from files as the command reads them."""
     with tempfile.TemporaryDirectory() as folder:
         train, test = Path(folder, "train.csv"), Path(folder, "test.csv")
         write_table(train, ["class of the row", *split.columns], zip(split.train_labels, split.train, strict=True))
@@ -93,7 +94,7 @@ def fit_ours(split: MixedSplit, effort: str | Search = "default") -> Outcome:
 
 
 def as_outcome(log_probabilities: np.ndarray) -> Outcome:
-    """Return the predictions of log-probabilities (m, classes)."""
+    """Convert log-probabilities (m, classes) to an `Outcome`."""
     return Outcome(log_probabilities.argmax(axis=1), log_probabilities)
 
 
@@ -106,7 +107,7 @@ def write_table(path: Path, header: Sequence[str], rows: Any) -> None:
 
 
 def fit_pipeline(split: MixedSplit, make: Callable[[], Any], grid: Mapping[str, Any], *, hot: bool = True) -> Outcome:
-    """Return the predictions of a pipeline, its settings chosen by accuracy over folds."""
+    """Predict with a pipeline whose settings are cross-validated by accuracy."""
     train, test, numeric, categorical = read_frames(split)
     if hot:
         scaled = make_pipeline(SimpleImputer(strategy="median", add_indicator=True), StandardScaler())
@@ -118,7 +119,7 @@ def fit_pipeline(split: MixedSplit, make: Callable[[], Any], grid: Mapping[str, 
 
 
 def fit_booster(split: MixedSplit, make: Callable[[list[str]], Any], grid: Mapping[str, Any]) -> Outcome:
-    """Return the predictions of a booster that reads categories itself; settings as in a pipeline."""
+    """Predict with a booster that reads categories natively; settings as in a pipeline."""
     train, test, _, categorical = read_frames(split)
     for name in categorical:
         levels = pd.CategoricalDtype(sorted(set(train[name]) | set(test[name])))
@@ -127,7 +128,7 @@ def fit_booster(split: MixedSplit, make: Callable[[list[str]], Any], grid: Mappi
 
 
 def fit_by_folds(split: MixedSplit, pipeline: Any, grid: Mapping[str, Any], train: Any, test: Any) -> Outcome:
-    """Return the predictions of a pipeline on frames, with settings chosen by accuracy over folds, if any."""
+    """Predict with a pipeline on frames, whose settings, if any, are cross-validated by accuracy."""
     classes, y = np.unique(split.train_labels, return_inverse=True)
     folds = StratifiedKFold(min(FOLDS, int(np.bincount(y).min())), shuffle=True, random_state=0)
     if grid:
@@ -143,7 +144,7 @@ def fit_by_folds(split: MixedSplit, pipeline: Any, grid: Mapping[str, Any], trai
 
 
 def read_frames(split: MixedSplit) -> tuple[Any, Any, list[str], list[str]]:
-    """Return frames of the rows, numbers as such, and the names of the columns of numbers and of the others."""
+    """Parse rows as data frames with numeric columns; also return the names of numeric and of other columns."""
     train, test = (
         pd.DataFrame(rows, columns=split.columns).replace(GAPS, np.nan) for rows in (split.train, split.test)
     )
@@ -214,7 +215,7 @@ RANKED = {
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add what to measure."""
+    """Add the data sets, methods, shots and splits."""
     parser.add_names("--datasets", MIXED)
     parser.add_names("--methods", METHODS)
     parser.add("--shots", "5,20", "labelled rows per class", functools.partial(parse_wholes, low=2))
@@ -223,7 +224,7 @@ def add_options(parser: StudyParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Do every run, and compare the methods by row."""
+    """Execute all runs, and compare the methods by row."""
     methods = options.methods or list(METHODS)
     if not any(method in OURS for method in methods):
         raise_input_error("--methods", "name one of ours", ",".join(methods), "Add ours.")
@@ -243,14 +244,14 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def hash_code(method: str) -> str:
-    """Return a hash of the code that decides a method's results."""
+    """Hash the code that a method's results depend on."""
     sources = ("analysis/real_data/mixed_sets.py", "analysis/real_data/mixed.py")
     tables = ("protonet/tables", "protonet/commands/data.py")
     return hash_sources(*sources, *((*tables, *library_files()) if method in OURS else ()))
 
 
 def run_method(run: Run) -> dict[str, float]:
-    """Return a method's accuracy on a split and its mean recall over the classes, in percent, and its seconds.
+    """Measure a method's accuracy and balanced accuracy on a split, in percent, and its seconds.
 
     If it has probabilities: their log-loss, calibration error and the mean over the classes of the area under the
     curve of each against the rest, too.
@@ -277,7 +278,7 @@ def run_method(run: Run) -> dict[str, float]:
 
 
 def tabulate(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
-    """Return a table of all rows, and one of means, regrets and seconds for each number of shots."""
+    """Format a table of all rows, and one of means, regrets and seconds for each number of shots."""
     main, pipelines = (
         next(method for method in methods if method in OURS),
         [method for method in methods if method in PIPELINES],
@@ -297,7 +298,7 @@ def tabulate(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
 
 
 def tabulate_group(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
-    """Return tables with a line for each method: how often it is right, and the best pipeline in hindsight; ranks."""
+    """Format a line for each method: its accuracies and ranks, and the best pipeline in hindsight."""
     pipelines = [method for method in methods if method in PIPELINES]
     best = {
         quantity: [max(average_rows([row], quantity, method) for method in pipelines) for row in rows if pipelines]
@@ -326,7 +327,7 @@ def tabulate_group(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) ->
 
 
 def tabulate_ranks(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
-    """Return a table of each method's mean and mean rank, 1 the best, by each of ``RANKED`` that two of them have."""
+    """Format each method's mean and mean rank, 1 the best, by each quantity of ``RANKED`` that two methods have."""
     columns: dict[str, list[str]] = {"method": list(methods)}
     for title, (quantity, sign) in RANKED.items():
         there = [method for method in methods if all(method in row.get(quantity, {}) for row in rows)]

@@ -17,9 +17,9 @@ import numpy as np
 
 from protonet.tables.delimited import MISSING_TEXTS
 
-#: A table's classes: the largest of those with rows enough for 5 labelled ones and some to test on.
+#: Maximum number of classes, the largest first, and minimum rows of a class: 5 labelled ones and some test rows.
 MAX_CLASSES, MIN_ROWS = 8, 12
-#: Rows that are tested on, at most.
+#: Maximum number of test rows.
 MAX_TEST_ROWS = 300
 
 
@@ -33,7 +33,7 @@ class MixedSet(NamedTuple):
 
 
 class MixedSplit(NamedTuple):
-    """Labelled rows and rows to test on, cells as text."""
+    """Labelled rows and test rows, cells as text."""
 
     columns: list[str]
     train: list[list[str]]
@@ -79,7 +79,7 @@ MIXED = {
 
 @cache
 def load_mixed(name: str) -> tuple[list[str], list[list[str]], np.ndarray]:
-    """Return a table's columns, its rows, and their classes (n,), rows of small classes left out.
+    """Load a table's columns, its rows, and their classes (n,), without rows of small classes.
 
     Raises:
         ImportError: The package is not installed.
@@ -105,7 +105,7 @@ def load_mixed(name: str) -> tuple[list[str], list[list[str]], np.ndarray]:
 
 
 def split_mixed(name: str, shots: int, seed: int) -> MixedSplit:
-    """Draw labelled rows per class, at most half of a class, in random order, and rows to test on as they come."""
+    """Sample labelled rows per class, at most half of a class, in random order; the test rows keep their order."""
     columns, rows, labels = load_mixed(name)
     rng = np.random.default_rng([seed, shots])
     rows_of_class = [rng.permutation(np.flatnonzero(labels == title)) for title in np.unique(labels)]

@@ -100,7 +100,7 @@ METHODS: dict[str, Fit] = {
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add what to measure."""
+    """Add the data sets, methods, shots and splits."""
     parser.add_names("--datasets", DATASETS)
     parser.add_names("--methods", METHODS)
     parser.add("--shots", "1,2,5,10,20", "labelled samples per class", functools.partial(parse_wholes, low=1))
@@ -110,7 +110,7 @@ def add_options(parser: StudyParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Do every run, and compare the methods by row."""
+    """Execute all runs, and compare the methods by row."""
     methods = options.methods or list(METHODS)
     ours = [method for method in methods if method in SETTINGS]
     baselines = [method for method in methods if method not in SETTINGS]
@@ -130,7 +130,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def list_runs(datasets: Sequence[str], shots: Sequence[int], n_splits: int, methods: Sequence[str]) -> Iterator[Run]:
-    """Yield every run that there are rows for, split by split; on stderr, name the sets whose package is missing."""
+    """Yield all runs with enough rows, split by split; print sets whose package is missing on stderr."""
     for name, data in load_sets(datasets, load_real):
         for n in shots:
             if split_shots(data, n, 0) is not None:  # the same for every seed
@@ -138,19 +138,19 @@ def list_runs(datasets: Sequence[str], shots: Sequence[int], n_splits: int, meth
 
 
 def hash_code(method: str) -> str:
-    """Return a hash of the code that decides a method's results."""
+    """Hash the code that a method's results depend on."""
     baselines = ("analysis/shared/baselines.py", "protonet/losses.py")
     return hash_sources(*DATA, *(library_files() if method in SETTINGS else baselines))
 
 
 @functools.lru_cache(maxsize=1)  # the runs of one split come one after another
 def load_split(dataset: str, shots: int, seed: int) -> Split | None:
-    """Return a split, None without rows enough."""
+    """Load a split; None if there are too few rows."""
     return split_shots(load_real(dataset), shots, seed)
 
 
 def run_method(run: Run) -> dict[str, float]:
-    """Return a method's accuracy on a split, its seconds to fit and, if it has probabilities, how good they are."""
+    """Measure a method's accuracy, log-loss and calibration error on a split, and its seconds to fit."""
     split = load_split(*run[:3])
     assert split is not None, "list_runs leaves these out"
     fit = METHODS[run.method]
@@ -163,7 +163,7 @@ def run_method(run: Run) -> dict[str, float]:
 
 
 def compute_scores(outcome: Outcome, truth: Tensor) -> dict[str, float]:
-    """Return the accuracy of an outcome for classes (n,) and, if it has probabilities, how good they are."""
+    """Compute the accuracy of an outcome for classes (n,) and, if it has probabilities, their scores."""
     predicted, log_probabilities = outcome
     result = {"accuracy": float((predicted == truth.numpy()).mean())}
     if log_probabilities is not None:
@@ -174,7 +174,7 @@ def compute_scores(outcome: Outcome, truth: Tensor) -> dict[str, float]:
 
 
 def summarise(results: Mapping[Run, Mapping[str, float]]) -> list[Row]:
-    """Gather the results by data set and shots.
+    """Group the results by data set and shots.
 
     ``percent`` has the accuracies of each method by split, ``seconds``, ``log_loss`` and ``calibration_error``
     likewise; ``best`` is the baseline with the highest mean accuracy.
@@ -188,12 +188,12 @@ def summarise(results: Mapping[Run, Mapping[str, float]]) -> list[Row]:
 
 
 def regrets(row: Row, method: str) -> list[float]:
-    """Return the best baseline's accuracy minus a method's, by split, in points; none without baselines."""
+    """Compute the best baseline's accuracy minus a method's, by split, in points; none without baselines."""
     return subtract(row["percent"].get(row["best"], []), row["percent"][method])
 
 
 def ranks(row: Row) -> dict[str, float]:
-    """Return each method's rank in a row, the mean over splits; ties share theirs."""
+    """Compute each method's rank in a row, the mean over splits; ties share a rank."""
     from scipy.stats import rankdata  # noqa: PLC0415 - slow to import
 
     accuracies = np.array(list(row["percent"].values()))  # (methods, splits)
@@ -202,7 +202,7 @@ def ranks(row: Row) -> dict[str, float]:
 
 
 def tabulate(rows: Sequence[Row]) -> str:
-    """Return the Markdown of the rows that `summarise` gathered: all rows, then a summary for few and more shots."""
+    """Format the results of `summarise` as Markdown: all rows, then a summary for few and for more shots."""
     methods = list(rows[0]["percent"])
     main = next((method for method in methods if method not in BASELINES), methods[0])
     header = ["data set", "shots", *(NAMES[method] for method in methods), "best baseline", f"regret of {main}"]
@@ -219,7 +219,7 @@ def tabulate(rows: Sequence[Row]) -> str:
 
 
 def _tabulate_group(rows: Sequence[Row], methods: Sequence[str]) -> str:
-    """Return a table with a line for each method: means over the rows."""
+    """Format a line for each method: means over the rows."""
     header = "method", "accuracy", "mean regret", "worst regret", "mean rank", "log-loss", "calibration error"
     all_ranks = [ranks(row) for row in rows]
     lines = []

@@ -1,4 +1,4 @@
-"""Real data that can be had offline: tables, pixels, series, spectra and text, and few-shot splits of them.
+"""Real data sets that are available offline: tables, pixels, series, spectra and text; few-shot splits of them.
 
 Nothing is downloaded: the sets come with scikit-learn, with matplotlib's fonts, with Python itself, or with
 the PyPI package aeon, whose ``.ts`` files are read where they were installed, without importing it.
@@ -29,7 +29,7 @@ TEXT_FEATURES, HASHES = 384, 2**14
 SERIES = ("ACSF1", "OSULeaf", "ArrowHead", "GunPoint", "ItalyPowerDemand", "BasicMotions")
 MODULE_DOCSTRINGS = (40, 60)  # a module with fewer has too few samples; of one with more, the first are taken
 SHORTEST_DOCSTRING = 40  # characters
-#: A class keeps at least this many test rows, a split this many in all, and it has at most so many.
+#: Minimum test rows per class, minimum test rows per split, and maximum test rows per split.
 SPARE_ROWS, MIN_TEST_ROWS, MAX_TEST_ROWS = 3, 20, 2000
 
 
@@ -42,7 +42,7 @@ def load_table(name: str) -> Dataset:
 
 
 def load_glyph_subset() -> Dataset:
-    """Load 60 small letters, Greek, Cyrillic and Armenian, three images a face."""
+    """Load images of 60 lower-case letters, Greek, Cyrillic and Armenian, in three typefaces."""
     letters = map(chr, chain(range(0x3B1, 0x3CA), range(0x430, 0x450), range(0x561, 0x587)))
     data = load_glyphs(characters=list(letters), copies=GLYPH_COPIES)
     return data.select_classes(range(min(GLYPH_CLASSES, data.num_classes)))
@@ -124,7 +124,7 @@ def load_text(library: Path | None = None) -> Dataset:
 
 
 def _read_docstrings(path: Path) -> list[str]:
-    """Return a module's docstrings of at least 40 characters, of functions and classes."""
+    """Read a module's docstrings of at least 40 characters, of functions and classes."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8", errors="replace"))
     except (SyntaxError, ValueError):
@@ -149,7 +149,7 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
 
 @cache
 def load_real(name: str) -> Dataset:
-    """Load a key of ``DATASETS``, once a process; a MissingPackageError says how to install what it comes with."""
+    """Load a key of ``DATASETS``, once per process; a MissingPackageError names the extra to install."""
     if name not in DATASETS:
         raise_input_error("name", f"be one of {', '.join(DATASETS)}", repr(name), "Pick a listed one.")
     return DATASETS[name]()

@@ -32,7 +32,7 @@ from protonet.ui.command_line import check_name
 from protonet.ui.text import format_table
 from solution.pack import library_files
 
-#: Most classes of a set, most unlabelled rows per class, and most test rows per class.
+#: Maximum number of classes of a set, of unlabelled rows per class, and of test rows per class.
 MAX_CLASSES, MAX_ROWS, MAX_TEST_ROWS = 20, 60, 200
 #: Development sets of learning from unlabelled rows; the others are held out.
 CHOSEN_ON = ("digits", "wine", "glyphs", "spectra", "OSULeaf", "GunPoint", "BasicMotions", "JapaneseVowels")
@@ -68,7 +68,7 @@ class Run(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Labelled rows, others whose labels are hidden, and fresh ones; classes from ``num_classes`` on are novel."""
+    """Labelled, unlabelled and test rows; classes from ``num_classes`` on are novel."""
 
     train: tuple[Tensor, Tensor]
     hidden: tuple[Tensor, Tensor]
@@ -77,7 +77,7 @@ class Split(NamedTuple):
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add what to measure."""
+    """Add the data sets, regimes and splits."""
     parser.add_names("--datasets", DATASETS)
     parser.add_names("--regimes", REGIMES)
     parser.add("--shots", "1,2,5,20", "labelled samples per class", partial(parse_wholes, low=1))
@@ -88,7 +88,7 @@ def add_options(parser: StudyParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Do every run, and average by data set."""
+    """Execute all runs, and average by data set."""
     runs = list(list_runs(options))
     if not runs:
         raise_input_error(
@@ -101,7 +101,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def list_runs(options: argparse.Namespace) -> Iterator[Run]:
-    """Yield every run that there are rows for, split by split; on stderr, name the sets whose package is missing."""
+    """Yield all runs with enough rows, split by split; print sets whose package is missing on stderr."""
     for name, data in load_sets(options.datasets or DATASETS, load_real):
         for shots in options.shots:
             for regime in options.regimes or list(REGIMES):
@@ -112,7 +112,7 @@ def list_runs(options: argparse.Namespace) -> Iterator[Run]:
 
 
 def split_rows(data: Dataset, shots: int, seed: int, regime: str) -> Split | None:
-    """Split a data set; None where fewer than two classes, or three with novel classes, have enough rows."""
+    """Split a data set; None if fewer than two classes, or three with novel classes, have enough rows."""
     random = np.random.default_rng([seed, 16])
     y = data.y.numpy()
     classes = [c for c in range(data.num_classes) if (y == c).sum() >= shots + SPARE_ROWS]
@@ -142,7 +142,7 @@ def split_rows(data: Dataset, shots: int, seed: int, regime: str) -> Split | Non
 
 
 def measure_run(run: Run) -> dict[str, Any]:
-    """Return accuracies in percent, without the rows and with them, and what was found among them."""
+    """Measure accuracies in percent, without and with the unlabelled rows, and the detection of novel classes."""
     split = split_rows(load_real(run.dataset), run.shots, run.seed, run.regime)
     assert split is not None, "list_runs leaves these out"
     labels, known = split.hidden[1], split.hidden[1] < split.num_classes
@@ -163,18 +163,18 @@ def measure_run(run: Run) -> dict[str, Any]:
     listed = [row for group in groups for row in group]
     outcome |= {"learned": solution.pooled.learned, "groups": len(groups), "unlike": len(listed)}
     outcome |= {"strangers": len(set(listed) & set(novel)), "all_strangers": len(novel)}
-    return outcome | (ask_peers(split) if run.peers else {})
+    return outcome | (score_sklearn(split) if run.peers else {})
 
 
 def predict(network: PrototypeNetwork, x: Tensor) -> Tensor:
-    """Return the class (n,) of each row."""
+    """Predict the class (n,) of each row."""
     with torch.no_grad():
         classes: Tensor = network(x).argmax(dim=1)
     return classes
 
 
-def ask_peers(split: Split) -> dict[str, float]:
-    """Return the accuracy in percent of each of scikit-learn's semi-supervised methods, the better of two scalings."""
+def score_sklearn(split: Split) -> dict[str, float]:
+    """Measure the accuracy, in percent, of scikit-learn's semi-supervised methods with the better of two scalings."""
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - optional
     from sklearn.semi_supervised import LabelPropagation, LabelSpreading, SelfTrainingClassifier  # noqa: PLC0415
 
@@ -197,7 +197,7 @@ def ask_peers(split: Split) -> dict[str, float]:
 
 
 def tabulate(rows: Sequence[Mapping[str, Any]], effort: str) -> str:
-    """Return a table of the sets, and one of the means, for each number of labels and each regime."""
+    """Format a table of the sets, and one of the means, for each number of labels and each regime."""
     notes = []
     cases = dict.fromkeys((row["shots"], row["regime"]) for row in rows)
     summary = []

@@ -9,7 +9,7 @@ import torch
 from analysis.prior import study
 from analysis.prior.measure import load_measured, measure, measure_task
 from analysis.prior.synthetic import FAMILIES, draw
-from analysis.prior.tasks import MAX_FEATURES, MAX_TEST_ROWS, MAX_LABELLED, Task, draw_task
+from analysis.prior.tasks import MAX_FEATURES, MAX_LABELLED, MAX_TEST_ROWS, Task, draw_task
 from analysis.prior.train import collate, evaluate, train
 from protonet import InputError, solve
 from protonet.fit.prior import Prior, deserialize_prior, serialize_prior
