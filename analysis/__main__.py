@@ -1,4 +1,4 @@
-"""The studies' one command: ``python -m analysis`` lists them, ``python -m analysis NAME`` runs one."""
+"""Command line of the studies: ``python -m analysis`` lists them, ``python -m analysis NAME`` runs one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ STUDIES = {
 
 
 def explain(arguments: Sequence[str] | None) -> None:
-    """Print what the studies are, or raise an InputError if another one is asked for."""
+    """Print the list of studies, or raise an InputError for an unknown name."""
     parser = Parser(PROG, "Studies of the library: each prints a table.")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     lines = [f"  {name:<18}{text}" for name, (_, text) in STUDIES.items()]

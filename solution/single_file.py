@@ -20,7 +20,7 @@ FILES: dict[str, str] = {}
 
 
 class _Library(MetaPathFinder, ExecutionLoader):
-    """Finds and loads the modules in ``FILES``."""
+    """Finder and loader of the modules in ``FILES``."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -38,14 +38,14 @@ class _Library(MetaPathFinder, ExecutionLoader):
 
     @staticmethod
     def _find(fullname: str) -> str:
-        """Return the module's key in ``FILES``, whether there or not."""
+        """Look up the key in ``FILES`` of a module."""
         path = fullname.replace(".", "/")
         package = f"{path}/__init__.py"
         return package if package in FILES else f"{path}.py"
 
 
 def _load_library() -> ModuleType:
-    """Return protonet out of ``FILES``; ``sys.path`` and ``sys.meta_path`` end as they were."""
+    """Import protonet from ``FILES``; ``sys.path`` and ``sys.meta_path`` are restored."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "protonet"]:
         del sys.modules[name]
     library = _Library()
@@ -68,7 +68,7 @@ class Solution:
     """The entry point that the contest calls."""
 
     def solve(self, train_loader: Any, val_loader: Any, metadata: dict[str, Any] | None = None) -> nn.Module:
-        """Return a trained `protonet.PrototypeNetwork`; see `protonet.solve`."""
+        """Train a `protonet.PrototypeNetwork`; see `protonet.solve`."""
         known = None if metadata is None else {name: metadata[name] for name in USED if name in metadata}
         network: nn.Module = _library.solve(train_loader, val_loader, known)
         return network

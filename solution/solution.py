@@ -17,7 +17,7 @@ from torch import nn
 
 
 def _load_library() -> ModuleType:
-    """Return this file's own protonet; ``sys.path`` is neither used nor changed."""
+    """Import the protonet beside this file; ``sys.path`` is neither used nor changed."""
     here = Path(__file__).resolve().parent
     candidates = [folder / "protonet" / "__init__.py" for folder in (here, here.parent)]
     path = next((path for path in candidates if path.is_file()), None)
@@ -46,7 +46,7 @@ class Solution:
     """The entry point that the contest calls."""
 
     def solve(self, train_loader: Any, val_loader: Any, metadata: dict[str, Any] | None = None) -> nn.Module:
-        """Return a trained `protonet.PrototypeNetwork`; see `protonet.solve`."""
+        """Train a `protonet.PrototypeNetwork`; see `protonet.solve`."""
         known = None if metadata is None else {name: metadata[name] for name in USED if name in metadata}
         network: nn.Module = _library.solve(train_loader, val_loader, known)
         return network

@@ -1,4 +1,4 @@
-"""How a command starts: Ctrl-C while torch is imported, most of the first second, shows no traceback either."""
+"""Start of a command: Ctrl-C during the import of torch, most of the first second, shows no traceback either."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The contest: its trial, new draws of its data, and what can be reached on them."""
+"""Studies of the contest: a simulated evaluation, new samples of its data, and the Bayes-optimal accuracy on them."""

@@ -1,4 +1,4 @@
-"""The limit: Bayes-optimal inductive decisions where the population is known but for its prototypes.
+"""Bayes-optimal accuracy of inductive classifiers when the population is known except for its prototypes.
 
 All arithmetic is in float64. Classes are equally likely beforehand; one without a sample has its prior.
 """
@@ -23,7 +23,7 @@ CHUNK = 1024  # query rows scored at once
 
 
 def log_vmf_integral(kappa: Tensor, dim: int) -> Tensor:
-    """Return the log of Z(k) = k^(1 - d/2) I_{d/2 - 1}(k), the von Mises-Fisher integral.
+    """Compute the log of Z(k) = k^(1 - d/2) I_{d/2 - 1}(k), the von Mises-Fisher integral.
 
     Up to a factor of d alone, Z(|v|) is the integral of exp(v . u) over the unit sphere in d dimensions.
     Orders d/2 - 1 below 30 go by SciPy's functions, the others by Debye's expansion with the power of k taken
@@ -130,7 +130,7 @@ def predict_bayes(split: Split) -> Tensor:
 
 
 def _log_integral_scipy(k: Tensor, order: float) -> Tensor:
-    """Return log Z by the hypergeometric limit function below k = 1, by the scaled Bessel function above."""
+    """Compute log Z by the hypergeometric limit function below k = 1, by the scaled Bessel function above."""
     low, high = k.clamp(max=1), k.clamp(min=1)
     small = torch.as_tensor(hyp0f1(order + 1, (low**2 / 4).numpy())).log()
     large = torch.as_tensor(ive(order, high.numpy())).log() + high - order * high.log()
@@ -138,7 +138,7 @@ def _log_integral_scipy(k: Tensor, order: float) -> Tensor:
 
 
 def _log_integral_debye(k: Tensor, order: float) -> Tensor:
-    """Return log Z by the expansion of I_order(order * z), with the power of z taken out."""
+    """Compute log Z by the expansion of I_order(order * z), without the power of z."""
     root = torch.sqrt(1 + (k / order) ** 2)
     exponent = order * (root - torch.log1p(root) - math.log(order))
     p = Polynomial([0.0, 1.0])
@@ -151,5 +151,5 @@ def _log_integral_debye(k: Tensor, order: float) -> Tensor:
 
 
 def _predict(score: Callable[[Tensor], Tensor], query: Tensor) -> Tensor:
-    """Return the argmax of the scores (rows, num_classes), a chunk of rows at a time."""
+    """Compute the argmax of the scores (rows, num_classes) in chunks of rows."""
     return torch.cat([score(rows).argmax(dim=1) for rows in torch.split(query.double(), CHUNK)])

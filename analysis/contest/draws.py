@@ -1,6 +1,6 @@
-"""The solver, baselines and the Bayes rule on new draws of the contest's data, and how far each is from the limit.
+"""The solver, baselines and the Bayes rule on new samples of the contest's data, and their distance from the limit.
 
-Seeds are the synthetic families' own, never the contest's.
+The seeds are those of the synthetic families, never the contest's.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ours.
 
 
 class Cell(NamedTuple):
-    """One run: a method on a draw. Only the solver has a limit of parameters, and rows without a label."""
+    """One run: a method on a draw. Only the solver has a parameter limit, and unlabelled rows."""
 
     family: str
     n_train: int
@@ -59,7 +59,7 @@ class Cell(NamedTuple):
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add what to draw and which methods to run."""
+    """Add the families, shots, methods and numbers of draws."""
     parser.add_int("--draws", 5, "number of draws")
     parser.add_names("--family", FAMILIES, "isotropic")
     parser.add("--shots", "16+4", "train+val samples per class, with commas", _parse_shots)
@@ -74,7 +74,7 @@ def add_options(parser: StudyParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Measure every method on every draw; logistic regression is left out on isotropic data unless it is named."""
+    """Evaluate every method on every draw; logistic regression on isotropic data only if it is named."""
     needed = options.methods or METHODS
     if {"lda", "logistic"} & set(needed) and find_spec("sklearn") is None:
         remedy = f"Run {install_command('analysis')}, or leave out lda and logistic."
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def hash_code(method: str) -> str:
-    """Return a hash of the code that decides a method's results."""
+    """Hash the code that a method's results depend on."""
     others = ("analysis/shared/baselines.py", "analysis/contest/bayes.py", "protonet/losses.py")
     return hash_sources("protonet/datasets/synthetic.py", *(library_files() if method == OURS else others))
 
@@ -105,7 +105,7 @@ def sample_draw(family: str, n_train: int, n_val: int, seed: int, num_classes: i
 
 
 def run_cell(cell: Cell) -> dict[str, Any]:
-    """Return accuracy in [0, 1], or None where the method does not apply, parameters and seconds."""
+    """Measure accuracy in [0, 1], or None if the method does not apply, parameters and seconds."""
     split = sample_draw(*cell[:6])
     started, parameters = time.perf_counter(), None
     if cell.method == OURS:
@@ -124,7 +124,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
 
 
 def predict(split: Split, method: str) -> Tensor | None:
-    """Return a method's classes (n_test_rows,) int64, or None where it does not apply.
+    """Predict the classes (n_test_rows,) int64 by a method; None if it does not apply.
 
     All learn from train and validation samples together but the statement's MLP, which learns from the former alone.
     """
@@ -136,7 +136,7 @@ def predict(split: Split, method: str) -> Tensor | None:
 
 
 def summarise(results: Mapping[Cell, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Gather the results by family, shots and limit: percentages of every method that applies, the solver's costs."""
+    """Group the results by family, shots and limit: accuracies in percent, and the solver's costs."""
     rows = []
     for key, limit in dict.fromkeys((cell[:3], cell.limit) for cell in results if cell.method == OURS):
         selected = {cell: result for cell, result in results.items() if cell[:3] == key and cell.limit in {None, limit}}
@@ -151,7 +151,7 @@ def summarise(results: Mapping[Cell, Mapping[str, Any]]) -> list[dict[str, Any]]
 
 
 def tabulate(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the Markdown table of the rows that `summarise` gathered, and a note that explains it."""
+    """Format the results of `summarise` as a Markdown table with a note."""
     used = {method for row in rows for method in row["percent"]}
     shown = {method: BASELINES[name].title for method, name in METHODS.items() if name and method in used}
     header = ["family", "train+val", "limit", "ours", "Bayes", "gap to Bayes"]
@@ -175,7 +175,7 @@ def tabulate(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _parse_shots(option: str, text: str) -> list[tuple[int, int]]:
-    """Return the train and validation samples per class of a text such as 16+4,1+1, each pair once."""
+    """Parse train and validation samples per class from a text such as 16+4,1+1, without repetition."""
     pairs = []
     for shots in text.split(","):
         parts = shots.split("+")

@@ -14,7 +14,7 @@ PROTOTYPE_SEED, TRAIN_SEED, VAL_SEED, TEST_SEED = 2025, 1337, 2026, 4242
 
 
 def sample_official(n_train: int = 16, n_val: int = 4, n_test: int = 8) -> Split:
-    """Sample the official data, bit for bit what the contest's evaluator makes, given samples per class, each >= 1.
+    """Sample the official data, equal to the contest's to the bit, given samples per class, each >= 1.
 
     Returns:
         Features of 384 columns, float32, and labels in [0, 128), int64, in the evaluator's order.
@@ -37,7 +37,7 @@ def sample_official(n_train: int = 16, n_val: int = 4, n_test: int = 8) -> Split
 
 
 def _sample_rows(prototypes: Tensor, n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Sample n rows per class, class after class, and shuffle them, all from one generator."""
+    """Sample n rows per class, sorted by class, and shuffle them, all with one generator."""
     generator = torch.Generator().manual_seed(seed)
     rows = [prototype + NOISE * torch.randn(n, DIM, generator=generator) for prototype in prototypes]
     order = torch.randperm(NUM_CLASSES * n, generator=generator)

@@ -1,4 +1,4 @@
-"""The contest, simulated: pack the submission, unpack it into an empty folder, and judge it in a clean process.
+"""Simulated contest: pack the submission, unpack it into an empty folder, and evaluate it in a clean process.
 
 The process sees torch, numpy and the standard library alone. Without --json, the results are in build/contest*.json.
 New draws of the data: python -m analysis contest-draws.
@@ -36,14 +36,14 @@ PARTS = ("train", "val", "test")
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add what is judged, and on which data."""
+    """Add the submission and the data."""
     parser.add("--config", "official", "or agentics: 1 sample per class", partial(check_name, known=CONFIGS))
     parser.add_argument("--single-file", action="store_true", help="judge the single file")
     parser.add("--python", sys.executable, "interpreter of the clean process", check_python)
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Judge the packed submission on the official data."""
+    """Evaluate the packed submission on the official data."""
     name = "contest" + "_agentics" * (options.config == "agentics") + "_single_file" * options.single_file
     options.json = options.json or check_writable_file("--json", BUILD / f"{name}.json")
     submission = pack_single() if options.single_file else pack_zip()

@@ -1,4 +1,4 @@
-"""The contest's evaluator, in a process of its own: ``python -I worker.py REQUEST``.
+"""The contest's evaluator, in a separate process: ``python -I worker.py REQUEST``.
 
 This file imports nothing of the repository, and lets the submission import nothing but the standard library,
 torch, numpy and what lies in its own workspace, whatever else is installed. The request is a JSON file:
@@ -35,7 +35,7 @@ SEED, BATCH = 2025, 128
 
 
 class _OnlyAllowed:
-    """Finds allowed modules and those of the workspace; every other one is as if it were not installed."""
+    """Finder of allowed modules and those of the workspace; all others appear as not installed."""
 
     def __init__(self, workspace: Path) -> None:
         self.workspace = workspace.resolve()
@@ -50,7 +50,7 @@ class _OnlyAllowed:
 
 
 def narrow_imports(workspace: Path) -> None:
-    """Leave standard library, torch, numpy and the workspace to be imported, and no other finder."""
+    """Restrict imports to the standard library, torch, numpy and the workspace."""
     finders: Any = [BuiltinImporter, FrozenImporter, _OnlyAllowed(workspace)]
     sys.meta_path[:] = finders
 
@@ -66,7 +66,7 @@ def load_solution(path: Path) -> ModuleType:
 
 
 def make_loaders(data: Path) -> list[DataLoader[tuple[Tensor, ...]]]:
-    """Return loaders of train, shuffled, validation and test."""
+    """Make the train, validation and test loaders; the train loader shuffles."""
     import numpy as np  # noqa: PLC0415 - see narrow_imports
     import torch  # noqa: PLC0415
     from torch.utils.data import DataLoader, TensorDataset  # noqa: PLC0415
@@ -77,7 +77,7 @@ def make_loaders(data: Path) -> list[DataLoader[tuple[Tensor, ...]]]:
 
 
 def evaluate_accuracy(model: nn.Module, loader: DataLoader[tuple[Tensor, ...]]) -> float:
-    """Return the share of samples whose largest output is the target's, in [0, 1]."""
+    """Compute the accuracy in [0, 1]."""
     import torch  # noqa: PLC0415
 
     model.eval()
@@ -90,7 +90,7 @@ def evaluate_accuracy(model: nn.Module, loader: DataLoader[tuple[Tensor, ...]]) 
 
 
 def measure_peak_memory() -> float:
-    """Return this process's peak resident memory in MiB."""
+    """Measure this process's peak resident memory in MiB."""
     status = Path("/proc/self/status")  # Linux's getrusage would include what the parent held when it forked
     lines = status.read_text().splitlines() if status.exists() else []
     peaks = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
@@ -101,7 +101,7 @@ def measure_peak_memory() -> float:
 
 
 def evaluate(request: dict[str, Any]) -> dict[str, Any]:
-    """Judge one submission; the result's entries are what `analysis.contest.trial` prints."""
+    """Evaluate one submission; `analysis.contest.trial` prints the entries of the result."""
     solution = Path(request["solution"])
     narrow_imports(solution.parent)
     import numpy as np  # noqa: PLC0415

@@ -1,1 +1,1 @@
-"""The optimizer bench: how many steps an optimizer needs to reach what tuned AdamW reaches."""
+"""The optimizer benchmark: the number of steps that an optimizer needs to reach the loss of tuned AdamW."""

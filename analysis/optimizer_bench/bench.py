@@ -1,4 +1,4 @@
-"""The steps that an optimizer needs to the loss of tuned AdamW, on each workload, at each of several horizons.
+"""The number of steps to the loss of tuned AdamW, on each workload, at each of several horizons.
 
 A configuration with total_steps gets each horizon and runs once for each; without it, one run of a workload and
 seed is evaluated at all of them. With --rates, at other learning rates too; with --horizon-factors, with another
@@ -39,7 +39,7 @@ Optimizers = Mapping[int, Candidate]  #: By the horizon.
 
 
 class Variant(NamedTuple):
-    """The difference of a variant from a candidate's configuration."""
+    """A variant of a candidate, as its difference from the configuration."""
 
     changed: str  #: ``rate``, the learning rate, or ``horizon``, its total_steps.
     factor: float  #: Times the configuration's, or the true horizon.
@@ -57,11 +57,11 @@ class Grid(NamedTuple):
     steps: Sequence[int]  #: The horizons, upwards.
 
     def get_baseline(self, name: str, steps: int) -> loading.Baseline:
-        """Return a workload's baseline at a horizon."""
+        """Get a workload's baseline at a horizon."""
         return self.baselines[name][str(steps)]
 
     def list_runs(self, optimizers: Optimizers, seeds: Sequence[int] | None = None) -> list[Run]:
-        """Return optimizers' runs: each to its last horizon, or until it is below every target of its horizons."""
+        """List the runs of optimizers, each to its last horizon or until it reaches every target."""
         runs = []
         for optimizer in dict.fromkeys(optimizers.values()):
             steps = [horizon for horizon, other in optimizers.items() if other == optimizer]
@@ -73,7 +73,7 @@ class Grid(NamedTuple):
         return runs
 
     def set_horizons(self, candidate: Candidate, factor: float = 1.0) -> Optimizers:
-        """Return a candidate at each horizon: if its configuration has total_steps, a factor times that horizon."""
+        """Adapt a candidate to each horizon: total_steps in its configuration is multiplied by a factor."""
         config = json.loads(candidate.config)
         if config.get("total_steps") is None:
             return dict.fromkeys(self.steps, candidate)
@@ -83,7 +83,7 @@ class Grid(NamedTuple):
         }
 
     def score(self, optimizers: Optimizers, curves: Curves) -> list[Row]:
-        """Return the rows of an optimizer, one for each horizon: by role, then horizon, then workload."""
+        """Compute the rows of an optimizer, one for each horizon: by role, then horizon, then workload."""
         rows = []
         for role in dict.fromkeys(map(loading.get_role, self.workloads)):
             names = [name for name in self.workloads if loading.get_role(name) == role]
@@ -95,7 +95,7 @@ class Grid(NamedTuple):
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the optimizers, and what they run on."""
+    """Add the optimizers and workloads."""
     parser.add_argument("--optimizer", metavar="FILE", help="Python file of a class CustomOptimizer(params, **config)")
     parser.add_argument("--config", metavar="FILE", help="its config, a JSON object (default: none)")
     parser.add("--rates", None, "factors on its learning rate to run as well, with commas", _parse_factors)
@@ -111,7 +111,7 @@ def add_options(parser: StudyParser) -> None:
 
 
 def add_grid(parser: StudyParser, seeds: str) -> None:
-    """Add the baselines, the seeds and the processes."""
+    """Add the baselines, seeds and processes."""
     file = str(loading.BASELINES)
     parser.add_argument("--baselines", default=file, metavar="PATH", help=f"default: {file}")
     parser.add("--seeds", seeds, "seeds, with commas", partial(parse_wholes, low=0))
@@ -119,7 +119,7 @@ def add_grid(parser: StudyParser, seeds: str) -> None:
 
 
 def _parse_factors(option: str, text: str) -> list[float]:
-    """Return the factors of a list with commas, without 1, or raise an InputError if one is no number > 0."""
+    """Parse a comma-separated list of factors > 0, without 1; raise an InputError for others."""
     factors = list[float]()
     for part in text.split(","):
         try:
@@ -132,7 +132,7 @@ def _parse_factors(option: str, text: str) -> list[float]:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Run the optimizer, and peers if asked for, and report how many times fewer steps they need."""
+    """Run the optimizer, and optionally peers, and report the ratios of AdamW's steps to theirs."""
     peers = [] if options.compare is None else parse_names("--compare", options.compare, PEERS)
     missing = [library for library in LIBRARIES if find_spec(library) is None]
     if peers and missing:
@@ -162,12 +162,12 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def _list_means(entry: Entry) -> dict[tuple[str, int], float]:
-    """Return an optimizer's geometric means by role and horizon."""
+    """List an optimizer's geometric means by role and horizon."""
     return {(summary["role"], summary["steps"]): summary["ratio"] for summary in entry["summaries"]}
 
 
 def _pick_candidate(options: argparse.Namespace) -> Candidate | None:
-    """Return the optimizer that was given, None if there are peers alone."""
+    """Load the selected optimizer; None if only peers are selected."""
     if options.optimizer is None:
         for option in ("config", "rates", "horizon_factors", "plot"):
             if getattr(options, option) is not None:
@@ -181,7 +181,7 @@ def _pick_candidate(options: argparse.Namespace) -> Candidate | None:
 
 
 def load_candidate(path: Path, config_file: str | None) -> Candidate:
-    """Return an optimizer of a file that takes the configuration."""
+    """Load an optimizer from a file, and check that it accepts the configuration."""
     path = path.resolve()
     config = {} if config_file is None else loading.read_json("--config", Path(config_file))
     if not isinstance(config, dict):
@@ -192,7 +192,7 @@ def load_candidate(path: Path, config_file: str | None) -> Candidate:
 
 
 def scale(candidate: Candidate, factor: float) -> Candidate:
-    """Return a candidate at a factor on its learning rate, the configuration's or its own default."""
+    """Multiply a candidate's learning rate, from the configuration or its default, by a factor."""
     if factor == 1.0 or candidate.file is None:
         return candidate
     config = json.loads(candidate.config)
@@ -205,7 +205,7 @@ def scale(candidate: Candidate, factor: float) -> Candidate:
 
 
 def _pick_grid(options: argparse.Namespace) -> Grid:
-    """Return the selected workloads; see `loading.pick_workloads`."""
+    """Build the grid of selected workloads; see `loading.pick_workloads`."""
     if options.roles is not None and options.workloads is not None:
         raise_input_error("--roles", "come without --workloads", ",".join(options.roles), "Names are of any role.")
     workloads = loading.pick_workloads(options, options.roles or ["visible"])
@@ -213,7 +213,7 @@ def _pick_grid(options: argparse.Namespace) -> Grid:
 
 
 def check_baselines(grid: Grid) -> None:
-    """Warn on stderr of workloads that differ from those of their baselines; raise an InputError without baselines."""
+    """Warn on stderr if workloads differ from those of their baselines; raise an InputError without baselines."""
     lacking = {name: [n for n in grid.steps if str(n) not in grid.baselines.get(name, {})] for name in grid.workloads}
     lacking = {name: steps for name, steps in lacking.items() if steps}
     if lacking:
@@ -239,7 +239,7 @@ def check_baselines(grid: Grid) -> None:
 def compete(
     grid: Grid, variants: Mapping[Variant, Optimizers], peers: Sequence[str], state: Path, jobs: int
 ) -> list[Entry]:
-    """Run a candidate and its variants, if any, and peers at the rate that is best for each, and score them.
+    """Run a candidate with its variants and peers, each at its best learning rate, and score them.
 
     A peer's learning rate is chosen anew for each horizon, on the first seed of all workloads.
     """
@@ -278,7 +278,7 @@ def compete(
 
 
 def _average_first(grid: Grid, setting: Candidate, curves: Curves) -> dict[int, float]:
-    """Return a setting's geometric mean on the first seed, by the horizon."""
+    """Compute a setting's geometric mean on the first seed, by horizon."""
     return {
         steps: statistics.geometric_mean(
             rate(curves[setting, name, grid.seeds[0]], grid.get_baseline(name, steps)) for name in grid.workloads

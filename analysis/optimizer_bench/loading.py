@@ -1,4 +1,4 @@
-"""Load workloads, candidates and baselines from files that are not trusted."""
+"""Loading of workloads, candidates and baselines from untrusted files."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ NEEDED = {"target", "steps", "initial", "max_steps", "fingerprint", "curve"}
 
 
 def get_role(name: str) -> str:
-    """Return a workload's role."""
+    """Get the role of a workload."""
     return ROLE.get(name, FILE)
 
 
 def add_workloads(parser: StudyParser, default: str = "all") -> None:
-    """Add which workloads, and the journal that the commands share."""
+    """Add the workloads and the journal, which the commands share."""
     add = parser.add_argument
     add("--workloads", metavar="NAMES", help=f"of {', '.join(WORKLOADS)} and the file's (default: {default})")
     add("--workload-file", metavar="FILE", help="Python file with a dictionary WORKLOADS")
@@ -49,7 +49,7 @@ def add_workloads(parser: StudyParser, default: str = "all") -> None:
 
 
 def pick_workloads(options: argparse.Namespace, roles: Collection[str] = tuple(ROLES)) -> dict[str, Path | None]:
-    """Return the file of each workload, None for one of the bench's own.
+    """Select workloads: the file of each, None for a built-in one.
 
     These are the workloads that were asked for by name, else those of the roles and of the file.
     """
@@ -64,7 +64,7 @@ def pick_workloads(options: argparse.Namespace, roles: Collection[str] = tuple(R
 
 @functools.cache
 def load_python(argument: str, path: Path) -> ModuleType:
-    """Import a file by its path, once a process; an InputError says what it raises."""
+    """Import a file by its path, once per process; errors become an InputError."""
     name = f"bench_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
     try:
@@ -81,7 +81,7 @@ def load_python(argument: str, path: Path) -> ModuleType:
 
 
 def load_workloads(path: Path) -> dict[str, Build]:
-    """Return the dictionary ``WORKLOADS`` of a file, whose names must not be those of the bench's own."""
+    """Load the dictionary ``WORKLOADS`` of a file, whose names must differ from built-in ones."""
     builds = getattr(load_python("--workload-file", path), "WORKLOADS", None)
     if not isinstance(builds, dict) or not builds:
         raise_input_error(
@@ -94,12 +94,12 @@ def load_workloads(path: Path) -> dict[str, Build]:
 
 
 def get_build(name: str, file: Path | None) -> Build:
-    """Return the function that builds a workload of a file or of the bench."""
+    """Get the function that builds a workload."""
     return (WORKLOADS if file is None else load_workloads(file))[name]
 
 
 def load_optimizer(path: Path, config: dict[str, Any]) -> type[torch.optim.Optimizer]:
-    """Return the class ``CustomOptimizer`` of a file, if it takes the configuration."""
+    """Load the class ``CustomOptimizer`` of a file, and check that it accepts the configuration."""
     if path.name == "custom_optimizer.py" and not path.exists():
         remedy = "Pass protonet/optimizer.py: python -m solution.pack makes custom_optimizer.py of it."
         raise_missing_file(path, argument="--optimizer")
@@ -116,7 +116,7 @@ def load_optimizer(path: Path, config: dict[str, Any]) -> type[torch.optim.Optim
 
 
 def read_baselines(path: Path) -> Baselines:
-    """Read the file of optimizer-tune, or raise an InputError."""
+    """Read the baselines that optimizer-tune wrote; raise an InputError if they are invalid."""
     baselines: Baselines = read_json("--baselines", path)
     groups = baselines.values() if isinstance(baselines, dict) else [None]
     entries = [entry for group in groups for entry in (group.values() if isinstance(group, dict) else [None])]
@@ -128,7 +128,7 @@ def read_baselines(path: Path) -> Baselines:
 
 
 def read_json(argument: str, path: Path) -> Any:
-    """Return the content of a JSON file, or raise an InputError."""
+    """Parse a JSON file; raise an InputError if it is invalid."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -137,6 +137,6 @@ def read_json(argument: str, path: Path) -> Any:
 
 @functools.cache
 def compute_fingerprint(name: str, file: Path | None) -> float:
-    """Return the validation loss of seed 0 before training, to 4 digits: other data or weights have another."""
+    """Compute the validation loss of seed 0 before training, to 4 digits, which identifies data and weights."""
     workload = get_build(name, file)(0)
     return float(f"{validate(workload.model, workload.val_loss):.4g}")

@@ -1,4 +1,4 @@
-"""Optimizers of other people's libraries, as they are set by default, at one learning rate for all workloads."""
+"""Optimizers of other libraries, with default settings, at one learning rate for all workloads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Peer(NamedTuple):
 
 
 def _find(library: str, name: str) -> Maker:
-    """Return a library's class."""
+    """Import a class of a library."""
     with optional_packages("peers"):
         module = importlib.import_module(library)
     if library == "heavyball":
@@ -35,19 +35,19 @@ def _find(library: str, name: str) -> Maker:
 
 
 def make_default(parameters: Parameters, lr: float, *, library: str, name: str) -> torch.optim.Optimizer:
-    """Make an optimizer as its library sets it."""
+    """Make an optimizer with the defaults of its library."""
     return _find(library, name)(parameters, lr=lr)
 
 
 def make_schedule_free(parameters: Parameters, lr: float) -> torch.optim.Optimizer:
-    """Make schedule-free AdamW; it is judged where gradients are taken, since ``step`` alone is called."""
+    """Make schedule-free AdamW; it is evaluated at the training weights, since only ``step`` is called."""
     optimizer = _find("schedulefree", "AdamWScheduleFree")(parameters, lr=lr)
     optimizer.train()  # type: ignore[attr-defined]
     return optimizer
 
 
 def make_muon(parameters: Parameters, lr: float) -> torch.optim.Optimizer:
-    """Make Muon for matrices, its steps scaled to the size of AdamW's, and AdamW for vectors."""
+    """Make Muon for matrices, with steps scaled to the size of AdamW's, and AdamW for vectors."""
     groups = [{"params": [p for p in parameters if (p.ndim > 1) == flag], "use_muon": flag} for flag in (True, False)]
     groups = [group for group in groups if group["params"]]
     return _find("pytorch_optimizer", "Muon")(groups, lr=lr, adamw_lr=lr, use_adjusted_lr=True)

@@ -1,4 +1,4 @@
-"""The bench's tables and its plot."""
+"""Tables and plot of the benchmark."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Change: of the geometric mean, against the configuration's learning rate with to
 
 
 def tabulate(entries: Sequence[Entry], baselines: Baselines) -> str:
-    """Return the tables: for each role and horizon the candidate's rows, if there is one, and all optimizers' means."""
+    """Format the tables: for each role and horizon the candidate's rows, if any, and all optimizers' means."""
     text = ""
     variants = [entry for entry in entries if "factor" in entry]
     peers = [entry for entry in entries if "rates" in entry]
@@ -59,12 +59,12 @@ def tabulate(entries: Sequence[Entry], baselines: Baselines) -> str:
 
 
 def _select(rows: Sequence[Mapping[str, Any]], key: Mapping[str, object]) -> list[Any]:
-    """Return the rows, or summaries, that agree with a key."""
+    """Select the rows, or summaries, that match a key."""
     return [row for row in rows if key.items() <= row.items()]
 
 
 def _tabulate_rows(rows: Sequence[Row], baselines: Mapping[str, Baseline]) -> str:
-    """Return a table with a line for each workload."""
+    """Format a table with a line for each workload."""
     lines = []
     for row in rows:
         baseline = baselines[row["workload"]]
@@ -78,7 +78,7 @@ def _tabulate_rows(rows: Sequence[Row], baselines: Mapping[str, Baseline]) -> st
 
 
 def _describe(summary: Summary, rows: Sequence[Row]) -> str:
-    """Return a summary as a line."""
+    """Format a summary as a line."""
     interval = f" ({_format_interval(summary)})" if summary["interval"] else ""
     text = f"geometric mean {summary['ratio']:.2f}{interval}, worst {summary['worst']} {summary['worst_ratio']:.2f}, "
     text += f"worst family {summary['worst_family']} {summary['worst_family_ratio']:.2f}, "
@@ -96,7 +96,7 @@ def _format_errors(rows: Sequence[Row]) -> str:
 
 
 def _tabulate_entries(entries: Sequence[Entry], key: Mapping[str, Any]) -> str:
-    """Return a table with a line for each optimizer at a role and horizon, the best first."""
+    """Format a line for each optimizer at a role and horizon, the best first."""
     names = [row["workload"] for row in _select(entries[0]["rows"], key)]
     lines, notes = [], ""
     selected: list[tuple[Entry, Summary]] = [(entry, _select(entry["summaries"], key)[0]) for entry in entries]
@@ -112,12 +112,12 @@ def _tabulate_entries(entries: Sequence[Entry], key: Mapping[str, Any]) -> str:
 
 
 def _format_interval(summary: Summary) -> str:
-    """Return an interval as ``low to high``, empty if there is none."""
+    """Format an interval as ``low to high``; "" for none."""
     return "" if summary["interval"] is None else "{:.2f} to {:.2f}".format(*summary["interval"])
 
 
 def tabulate_variants(entries: Sequence[Entry]) -> str:
-    """Return a table with a line for each variant of a candidate, which is the first entry, over all workloads."""
+    """Format a line for each variant of a candidate, which is the first entry, over all workloads."""
     means = average_by(entries[0]["rows"], "steps")
     lines = []
     for entry in entries:

@@ -1,4 +1,4 @@
-"""The bench's runs: a workload, a seed and an optimizer each; of AdamW, of candidates and of peers."""
+"""Training runs of the benchmark: a workload, a seed and an optimizer each."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Candidate(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """One AdamW: its schedule rises for ``WARMUP`` of the steps and falls as a cosine until ``horizon`` of them."""
+    """An AdamW setting: linear warmup for the fraction ``WARMUP`` of ``horizon`` steps, then cosine decay."""
 
     lr: float = 3e-3  #: Where the search starts.
     weight_decay: float = 0.01
@@ -47,7 +47,7 @@ class Setting(NamedTuple):
 
     @classmethod
     def read(cls, written: dict[str, Any]) -> Setting:
-        """Return a setting from what its `_asdict` became as JSON."""
+        """Build a setting from the JSON form of its `_asdict`."""
         return cls(**written | {"betas": tuple(written["betas"])})
 
 
@@ -66,7 +66,7 @@ Curves = dict[tuple[Candidate | Setting, str, int], Curve]  #: By optimizer, wor
 
 
 def run_adamw(run: Run) -> Curve:
-    """Train a workload by one AdamW, until its schedule ends."""
+    """Train a workload with AdamW to the end of its schedule."""
     build, setting, max_steps = get_build(run.workload, run.file), run.optimizer, run.max_steps
     assert isinstance(setting, Setting), "candidates have no schedule"
     schedule = functools.partial(schedule_rate, max_steps=max_steps, horizon=setting.horizon)
@@ -79,13 +79,13 @@ def run_adamw(run: Run) -> Curve:
 
 
 def schedule_rate(step: int, *, max_steps: int, horizon: float) -> float:
-    """Return the factor on the learning rate at a step: a linear rise, then a cosine to the horizon or nothing."""
+    """Compute the factor on the learning rate at a step: linear warmup, then cosine decay or nothing."""
     rise = min(1.0, (step + 1) / max(1.0, WARMUP * max_steps))
     return rise * 0.5 * (1 + math.cos(math.pi * min(1.0, step / (horizon * max_steps)))) if horizon else rise
 
 
 def identify(run: Run) -> list[Any]:
-    """Return the inputs of a run's outcome, without the run itself."""
+    """Collect the inputs that determine a run's outcome, for the journal."""
     optimizer = run.optimizer
     if isinstance(optimizer, Setting):
         source, versions = f"{FOLDER}/runs.py", []
@@ -97,13 +97,13 @@ def identify(run: Run) -> list[Any]:
 
 
 def train_all(runs: Sequence[Run], state: Path, jobs: int) -> Curves:
-    """Return the curves of candidates' and peers' runs, those of the journal included; see `run_all`."""
+    """Train candidates and peers, or read their curves from the journal; see `run_all`."""
     results = run_all(runs, do, state, lambda run: [*identify(run), "candidate"], jobs=jobs)
     return {(run.optimizer, run.workload, run.seed): Curve(*result) for run, result in results.items()}
 
 
 def do(run: Run) -> Curve:
-    """Do one run of a candidate or a peer.
+    """Execute one run of a candidate or a peer.
 
     What its optimizer draws is the seed's, and the global random state is put back.
 
@@ -128,7 +128,7 @@ def do(run: Run) -> Curve:
         step: Callable[[], object] = optimizer.step
 
         def step_or_spoil() -> None:
-            """Take a step; if it raises, spoil the weights: the run ends, and what it was before is kept."""
+            """Take a step; if it raises an exception, set the weights to NaN, so that the run ends."""
             try:
                 step()
             except caught as error:
@@ -155,5 +155,5 @@ def do(run: Run) -> Curve:
 
 
 def _describe(error: Exception) -> str:
-    """Return an exception on one short line."""
+    """Format an exception as one short line."""
     return f"{type(error).__name__.lstrip('_')}: {' '.join(str(error).split())}"[:160]

@@ -1,4 +1,4 @@
-"""Scores: how many times fewer steps than tuned AdamW an optimizer needs, within a horizon, and how sure that is."""
+"""Scores: ratio of tuned AdamW's steps to an optimizer's within a horizon, with intervals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Summary = dict[str, Any]
 
 
 def view(curve: Curve, target: float, max_steps: int) -> Curve:
-    """Return a run as it was until it reached a target, or until a horizon; later steps are cut off."""
+    """Truncate a run at the step that reaches a target, or at a horizon."""
     hit = curve.first_hit(target)
     end = max_steps if hit is None else min(hit, max_steps)
     losses = curve.losses[: end // EVERY + 1]
@@ -36,7 +36,7 @@ def view(curve: Curve, target: float, max_steps: int) -> Curve:
 
 
 def rate(curve: Curve, baseline: Mapping[str, Any]) -> float:
-    """Return AdamW's steps over a run's, or the partial credit of a run that misses the target within the horizon."""
+    """Compute AdamW's steps over a run's, or the partial credit of a run that misses the target."""
     target = baseline["target"]
     curve = view(curve, target, baseline["max_steps"])
     if curve.diverged:
@@ -49,7 +49,7 @@ def rate(curve: Curve, baseline: Mapping[str, Any]) -> float:
 
 
 def measure_gap(curve: Curve, baseline: Mapping[str, Any]) -> float | None:
-    """Compute how far the best loss of a miss is above the target, in per cent of it; None for a hit."""
+    """Compute the gap between the best loss of a miss and the target, in percent of it; None for a hit."""
     target = baseline["target"]
     losses = view(curve, target, baseline["max_steps"]).losses[1:]
     best = min(losses, default=-math.inf)
@@ -57,7 +57,7 @@ def measure_gap(curve: Curve, baseline: Mapping[str, Any]) -> float | None:
 
 
 def score_workload(name: str, curves: Sequence[Curve], baseline: Mapping[str, Any]) -> Row:
-    """Return a workload's row at its baseline's horizon, from the runs of its seeds."""
+    """Compute a workload's row at its baseline's horizon, from the runs of its seeds."""
     target, max_steps = baseline["target"], baseline["max_steps"]
     seen = [view(curve, target, max_steps) for curve in curves]
     ratios = [rate(curve, baseline) for curve in seen]
@@ -82,7 +82,7 @@ def score_workload(name: str, curves: Sequence[Curve], baseline: Mapping[str, An
 
 
 def summarise(rows: Sequence[Row]) -> list[Summary]:
-    """Summarise rows for each role and horizon, in their order."""
+    """Summarize rows for each role and horizon, in their order."""
     kinds = dict.fromkeys((row["role"], row["steps"]) for row in rows)
     return [
         {"role": role, "steps": steps}
@@ -92,7 +92,7 @@ def summarise(rows: Sequence[Row]) -> list[Summary]:
 
 
 def _summarise(rows: Sequence[Row]) -> Summary:
-    """Summarise rows of one role and horizon; all workloads have equal weight."""
+    """Summarize rows of one role and horizon; all workloads have equal weight."""
     worst = min(rows, key=get_ratio)
     families = average_by(rows, "family")
     worst_family = min(families, key=families.__getitem__)
@@ -114,18 +114,18 @@ def _summarise(rows: Sequence[Row]) -> Summary:
 
 
 def get_ratio(row: Row) -> float:
-    """Return a row's ratio."""
+    """Get the ratio of a row."""
     return float(row["ratio"])
 
 
 def average_by(rows: Sequence[Row], key: str) -> dict[Any, float]:
-    """Return the geometric mean of the ratios of rows that share a value."""
+    """Compute the geometric mean of the ratios of rows that share a value."""
     values = dict.fromkeys(row[key] for row in rows)
     return {value: statistics.geometric_mean(get_ratio(row) for row in rows if row[key] == value) for value in values}
 
 
 def bootstrap(ratios: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Return the 95 % interval of the geometric mean of ratios (workloads, seeds), seeds drawn again within each."""
+    """Compute the 95 % interval of the geometric mean of ratios (workloads, seeds), resampling seeds per workload."""
     logs = np.log(ratios)  # (workloads, seeds)
     drawn = np.random.default_rng(0).integers(logs.shape[1], size=(RESAMPLES, *logs.shape))
     means = np.take_along_axis(logs[None], drawn, axis=2).mean((1, 2))  # (resamples,)

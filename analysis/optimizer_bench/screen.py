@@ -45,7 +45,7 @@ honest estimate of what the choice is worth.
 
 
 class Choice(NamedTuple):
-    """Which variant would have been chosen without a family."""
+    """The variant that would be chosen without a family."""
 
     family: str
     variant: str  #: The best one on all other families.
@@ -54,7 +54,7 @@ class Choice(NamedTuple):
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the variants, and what they run on."""
+    """Add the variants and workloads."""
     parser.add_argument("variants", nargs="+", metavar="FILE[:NAME.field=value,...]", help="optimizers to rank")
     parser.add_argument("--config", metavar="FILE", help="config of all of them, a JSON object (default: none)")
     parser.add_argument("--all", action="store_true", help="run every workload, and rate the cheap ones' ranking")
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def make_variant(text: str, config_file: str | None, folder: Path) -> Candidate:
-    """Return a variant of an optimizer; one with other constants becomes a file in a folder, named after what it is."""
+    """Make a variant of an optimizer; changed constants are written to a file, named after the change."""
     name, _, fields = text.partition(":")
     path = Path(name)
     candidate = load_candidate(path, config_file)  # it says what is wrong with the file itself
@@ -107,7 +107,7 @@ def make_variant(text: str, config_file: str | None, folder: Path) -> Candidate:
 
 
 def name_variants(texts: Sequence[str]) -> dict[str, str]:
-    """Return variants by name, each once: their files' names without folders if these are unique."""
+    """Name variants by their files' names, without folders if these are unique."""
     texts = list(dict.fromkeys(texts))
     parts = [text.partition(":") for text in texts]
     short = [" ".join(filter(None, (Path(file).stem, fields))) for file, _, fields in parts]
@@ -115,7 +115,7 @@ def name_variants(texts: Sequence[str]) -> dict[str, str]:
 
 
 def change_constants(path: Path, fields: str) -> str:
-    """Return a module's source that ends by changing fields of its dataclass constants, which its functions read.
+    """Append assignments to a module's source that change fields of its dataclass constants.
 
     Args:
         path: Of the module, which can be imported.
@@ -148,12 +148,12 @@ def change_constants(path: Path, fields: str) -> str:
 
 
 def average(ratios: Mapping[str, float], names: Collection[str]) -> float:
-    """Return the geometric mean of some workloads' ratios."""
+    """Compute the geometric mean of the ratios of workloads."""
     return statistics.geometric_mean(ratios[name] for name in ratios if name in names)
 
 
 def leave_out(ratios: Mapping[str, Mapping[str, float]], families: Mapping[str, str]) -> list[Choice]:
-    """Return the choice that would be made without each family.
+    """Choose the best variant without each family.
 
     Args:
         ratios: Of variants, by the workload.
@@ -171,13 +171,13 @@ def leave_out(ratios: Mapping[str, Mapping[str, float]], families: Mapping[str, 
 
 
 def estimate(choices: Sequence[Choice], families: Mapping[str, str], names: Collection[str]) -> float:
-    """Return the geometric mean over workloads of what was chosen without their families."""
+    """Compute the geometric mean over workloads of the variants that were chosen without their families."""
     ratios = {choice.family: choice.ratio for choice in choices}
     return statistics.geometric_mean(ratios[families[name]] for name in names)
 
 
 def correlate(ratios: Mapping[str, Mapping[str, float]], names: Collection[str]) -> float | None:
-    """Return the rank correlation of variants by some workloads with that by all; None if too few differ."""
+    """Compute the rank correlation of variants between some and all workloads; None if too few differ."""
     some = [average(ratio, names) for ratio in ratios.values()]
     every = [average(ratio, ratio) for ratio in ratios.values()]
     if len(set(some)) < 3 or len(set(every)) < 3:
@@ -186,7 +186,7 @@ def correlate(ratios: Mapping[str, Mapping[str, float]], names: Collection[str])
 
 
 def tabulate(rows: Mapping[str, Sequence[Row]]) -> str:
-    """Return a table with a line for each variant, the best first."""
+    """Format a line for each variant, the best first."""
     means = {name: average(ratio := average_by(result, "workload"), ratio) for name, result in rows.items()}
     lines = []
     for name in sorted(rows, key=lambda variant: -means[variant]):
@@ -202,7 +202,7 @@ def tabulate(rows: Mapping[str, Sequence[Row]]) -> str:
 
 
 def tabulate_choices(choices: Sequence[Choice], ratios: Mapping[str, Mapping[str, float]]) -> str:
-    """Return a table of what would be chosen without each family, and what the choice is worth."""
+    """Format the choices without each family, and the estimated value of the choice."""
     lines = [[choice.family, choice.variant, f"{choice.ratio:.2f}", f"{choice.best:.2f}"] for choice in choices]
     best = max(ratios, key=lambda variant: average(ratios[variant], ratios[variant]))
     text = f"Best on all: {best}, {average(ratios[best], ratios[best]):.3f}. "

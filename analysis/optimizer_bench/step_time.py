@@ -1,4 +1,4 @@
-"""The time of a step beside AdamW's, on networks of some shapes: CPU time, in turn, in one process on one thread.
+"""CPU time of a step relative to AdamW's, on networks of several shapes, alternately in one process on one thread.
 
 AdamW is torch's as it is set by default, which goes from parameter to parameter, and its fused kernel.
 """
@@ -51,7 +51,7 @@ FIRST = 100  #: Steps before the time is taken: bases turn more often in the fir
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the optimizer, the networks and how long to look."""
+    """Add the optimizer, the networks and the number of steps."""
     parser.add_argument("--optimizer", required=True, metavar="FILE", help="as that of optimizer-bench")
     parser.add_argument("--config", metavar="FILE", help="its config, a JSON object (default: none)")
     parser.add_argument("--case", metavar="NAME", help=f"one of {', '.join(CASES)} (default: all)")
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def measure(name: str, make: Callable[..., torch.optim.Optimizer], steps: int, turns: int) -> dict[str, Any]:
-    """Return a network's name, milliseconds a step of AdamW, of its fused kernel and of an optimizer, and ratios."""
+    """Measure a network's milliseconds per step of AdamW, of its fused kernel and of an optimizer; compute ratios."""
     makers: list[Callable[..., torch.optim.Optimizer]] = [
         torch.optim.AdamW,
         lambda parameters: torch.optim.AdamW(parameters, fused=True),
@@ -124,7 +124,7 @@ def _take_steps(
 
 
 def tabulate(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the table."""
+    """Format the table."""
     lines = [
         [row["name"], *(f"{row[key]:.2f}" for key in ("adamw_ms", "fused_ms", "ms"))]
         + [f"{row[key]:.1f}" for key in ("ratio", "fused_ratio")]

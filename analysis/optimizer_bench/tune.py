@@ -1,4 +1,4 @@
-"""Tune AdamW strictly on each workload at each horizon: the baselines of the optimizer bench, kept in a JSON file.
+"""Tune AdamW on each workload at each horizon: the baselines of the benchmark, stored in a JSON file.
 
 Learning rates are tried up and down until the best one is interior, and weight decay, betas and the end of the
 schedule beside it, all on one seed. The best setting with a cosine, with a constant rate and of the ladder below then
@@ -63,7 +63,7 @@ class Task(NamedTuple):
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the workloads, the horizons, and where baselines are kept."""
+    """Add the workloads, the horizons, and the file of baselines."""
     parser.add("--steps", "1000,300,5000", "horizons, with commas, in the order of the search", check_steps)
     parser.add_int("--jobs", os.cpu_count() or 1, "processes; each tunes another workload")
     parser.add_argument("--coarse", action="store_true", help="try the coarse ladder alone, and make it the baseline")
@@ -72,7 +72,7 @@ def add_options(parser: StudyParser) -> None:
 
 
 def check_steps(option: str, text: str) -> list[int]:
-    """Return horizons, each a multiple of the steps between two validations, or raise an InputError."""
+    """Check horizons, each a multiple of the validation interval; raise an InputError for others."""
     steps = parse_wholes(option, text, low=EVERY)
     for horizon in steps:
         if horizon % EVERY:
@@ -115,12 +115,12 @@ def _get_horizon(item: tuple[str, loading.Baseline]) -> int:
 
 
 def _identify(task: Task) -> list[object]:
-    """Return the inputs of a workload's baselines, without the task itself."""
+    """Collect the inputs that determine a workload's baselines."""
     return [*identify(Run(task.workload, task.file, SEEDS[0], task.steps[0], Setting())), hash_sources(SOURCE)]
 
 
 def tune_workload(task: Task) -> dict[str, loading.Baseline]:
-    """Return a workload's baselines, by the horizon."""
+    """Tune AdamW on a workload: the baseline of each horizon."""
     code = _identify(task)[:-1]  # a run is the same, whatever search asks for it
 
     @functools.cache
@@ -145,7 +145,7 @@ Measure = Callable[[Setting, int], Curve]  #: Trains by a setting and a seed; as
 
 
 def tune(measure: Measure, start: Setting | None = None) -> tuple[loading.Baseline, Setting]:
-    """Return the baseline without the fields of the workload, and the setting that a search nearby may start from.
+    """Tune AdamW; return the baseline without the fields of the workload, and a setting for warm starts.
 
     Args:
         measure: Trains by a setting and a seed.
@@ -169,12 +169,12 @@ def tune(measure: Measure, start: Setting | None = None) -> tuple[loading.Baseli
 
 
 def pick_best(measure: Measure, settings: Iterable[Setting]) -> Setting:
-    """Return the setting that is best on the first seed."""
+    """Select the setting that is best on the first seed."""
     return min(settings, key=lambda setting: _min_loss(measure(setting, SEEDS[0])))
 
 
 def climb(measure: Measure, setting: Setting, factor: float) -> Setting:
-    """Go to the rate whose neighbours, by a factor, are both worse."""
+    """Search the learning rate by factors until both neighbours are worse."""
     while True:
         rates = [setting.lr / factor, setting.lr, setting.lr * factor]
         tried = pick_best(measure, [setting._replace(lr=rate) for rate in rates if RATES[0] <= rate <= RATES[1]])
@@ -184,13 +184,13 @@ def climb(measure: Measure, setting: Setting, factor: float) -> Setting:
 
 
 def climb_ladder(measure: Measure) -> Setting:
-    """Return the best setting of the coarse ladder."""
+    """Search the learning rate in coarse steps, then the weight decay."""
     rung = climb(measure, Setting(), COARSE)
     return pick_best(measure, [rung._replace(weight_decay=decay) for decay in LADDER_DECAYS])
 
 
 def make_baseline(measure: Measure, finalists: Sequence[Setting]) -> loading.Baseline:
-    """Return the baseline of the best of some settings, with where it starts and its mean curve."""
+    """Build the baseline of the best setting, with its initial loss and its mean curve."""
     strict, curves = select_setting(measure, finalists)
     return strict | {
         "initial": statistics.fmean(curve.losses[0] for curve in curves),
@@ -201,7 +201,7 @@ def make_baseline(measure: Measure, finalists: Sequence[Setting]) -> loading.Bas
 
 
 def select_setting(measure: Measure, finalists: Sequence[Setting]) -> tuple[loading.Baseline, list[Curve]]:
-    """Return the target that the best setting reaches on all seeds, the steps to it, and that setting's curves."""
+    """Select the setting that reaches the lowest target on all seeds; return target, steps and curves."""
     curves = {setting: [measure(setting, seed) for seed in SEEDS] for setting in finalists}
     setting = min(finalists, key=lambda finalist: max(map(_min_loss, curves[finalist])))
     target = max(map(_min_loss, curves[setting]))
@@ -218,5 +218,5 @@ def select_setting(measure: Measure, finalists: Sequence[Setting]) -> tuple[load
 
 
 def _min_loss(curve: Curve) -> float:
-    """Return the best smoothed loss of a run, infinite if it diverged."""
+    """Compute the minimum smoothed loss of a run, infinite if it diverged."""
     return math.inf if curve.diverged else min(curve.losses[1:], default=math.inf)

@@ -1,4 +1,4 @@
-"""A workload is a model, a training loss that draws its own batches, and a validation loss on a fixed set.
+"""A workload: a model, a training loss that samples its batches, and a validation loss on a fixed set.
 
 Most are a task, which says how to make the model, a batch's loss, the stream of batches and what is held out. One
 training run on a workload gives a curve: the smoothed validation loss every few steps.
@@ -35,7 +35,7 @@ Build = Callable[[int], Workload]
 
 @contextmanager
 def initial_weights(seed: int) -> Iterator[None]:
-    """Draw torch's default initialisations from a seed; the global random state is put back."""
+    """Sample torch's default initialization from a seed; the global random state is restored."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
@@ -51,7 +51,7 @@ class Task(NamedTuple):
 
 
 def build(task: Task, seed: int) -> Workload:
-    """Build a workload, whose seed decides the initial weights and what is drawn for batches."""
+    """Build a workload; the seed determines the initial weights and the batches."""
     with initial_weights(seed):
         model = task.make()
     batches = task.stream(torch.Generator().manual_seed(seed))
@@ -59,7 +59,7 @@ def build(task: Task, seed: int) -> Workload:
 
 
 def workload(describe: Callable[[], Task]) -> Build:
-    """Make of a function that describes a task, and is called once, what builds its workload."""
+    """Wrap a function that describes a task, called once, into a builder of workloads."""
     describe_once = functools.cache(describe)
 
     @functools.wraps(describe)
@@ -74,7 +74,7 @@ Draw = Callable[[Tensor, torch.Generator], Any]  #: Adds to rows what is drawn a
 
 
 def shuffle(rows: Tensor, size: int, draw: Draw = lambda rows, _: rows) -> Stream:
-    """Return a stream of batches of rows (n, ...): each row once before any again, no incomplete batch."""
+    """Yield batches of rows (n, ...): each row once per epoch, no incomplete batch."""
 
     def stream(generator: torch.Generator) -> Iterator[Any]:
         while True:
@@ -85,12 +85,12 @@ def shuffle(rows: Tensor, size: int, draw: Draw = lambda rows, _: rows) -> Strea
 
 
 def seed_0() -> torch.Generator:
-    """Return the generator of all that no seed of a workload changes."""
+    """Make the generator for everything that is independent of the workload's seed."""
     return torch.Generator().manual_seed(0)
 
 
 def hold_out(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Shuffle rows (n, ...), and return those to train and ``count`` to validate on."""
+    """Shuffle rows (n, ...), and split off ``count`` rows for validation."""
     validation, train = rows[torch.randperm(len(rows), generator=seed_0())].tensor_split([count])
     return train, validation
 
@@ -102,18 +102,18 @@ def on_rows(
     size: int,
     draw: Draw = lambda rows, _: rows,
 ) -> Task:
-    """Return the task of batches of ``size`` rows: those to train, (n, ...), and those to validate on."""
+    """Make the task of batches of ``size`` training rows (n, ...), with validation rows."""
     train, validation = rows
     return Task(make, loss, shuffle(train, size, draw), draw(validation, seed_0()))
 
 
 def classification_loss(x: Tensor, y: Tensor) -> Callable[[nn.Module, Tensor], Tensor]:
-    """Return the loss, given a model and row numbers, of classifying rows (n, ...) whose classes are (n,)."""
+    """Make the loss of classifying rows (n, ...) with classes (n,), given a model and row indices."""
     return lambda model, rows: F.cross_entropy(model(x[rows]), y[rows])
 
 
 def classify(make: Callable[[int], nn.Module], x: Tensor, y: Tensor, *, held_out: int, size: int) -> Task:
-    """Return the task of classifying rows (n, ...) whose classes are (n,); some rows are held out."""
+    """Make the task of classifying rows (n, ...) with classes (n,); some rows are held out."""
     make_it = functools.partial(make, int(y.max()) + 1)
     return on_rows(make_it, classification_loss(x, y), hold_out(torch.arange(len(y)), held_out), size)
 
@@ -128,7 +128,7 @@ class Curve(NamedTuple):
     raised: str | None = None  #: The error that the optimizer raised, if any; its curve then counts as diverged.
 
     def first_hit(self, target: float) -> int | None:
-        """Return the first step whose smoothed loss is at most the target, or None."""
+        """Find the first step whose smoothed loss is at most the target; None if there is none."""
         return next((EVERY * index for index, loss in enumerate(self.losses) if index and loss <= target), None)
 
 
@@ -178,7 +178,7 @@ def train(
 
 
 def validate(model: nn.Module, val_loss: Callable[[], Tensor]) -> float:
-    """Return the validation loss in evaluation mode, and go back to training mode."""
+    """Compute the validation loss in evaluation mode, then restore training mode."""
     model.eval()
     with torch.no_grad():
         loss = float(val_loss())

@@ -68,13 +68,13 @@ FAMILY = {name: family for family, workloads in FAMILIES.items() for name in wor
 
 
 def draw() -> list[list[str]]:
-    """Return the drawn families for tuning, validation and test."""
+    """List the families that were drawn for tuning, validation and test."""
     order: list[str] = np.random.default_rng(13).permutation(sorted(DRAWN)).tolist()
     return [order[:2], order[2:5], order[5:]]
 
 
 def draw_streams() -> list[list[str]]:
-    """Return the families of streams for tuning and validation."""
+    """List the families of streams for tuning and validation."""
     order: list[str] = np.random.default_rng(13).permutation(sorted(STREAMED)).tolist()
     return [order[:3], order[3:]]
 

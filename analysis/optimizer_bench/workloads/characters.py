@@ -1,4 +1,4 @@
-"""Characters in matplotlib's faces: classified under difficulties, compared, and classified by transfer from others."""
+"""Characters of matplotlib's fonts: classification under difficulties, contrastive learning, and transfer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SLANT, INK, GRAIN = 0.35, 0.7, 0.15  #: How images change: a shear, a factor on 
 
 @workload
 def cnn() -> Task:
-    """Classify Latin characters by three convolutions that halve the picture, and a linear head."""
+    """Classify Latin characters by three strided convolutions and a linear head."""
 
     def make(num_classes: int) -> nn.Module:
         convolutions = make_convolutions(1, 16, 32, 32, stride=2)
@@ -85,7 +85,7 @@ def vit() -> Task:
 
 @workload
 def loud() -> Task:
-    """Classify characters by an MLP of three layers whose logits begin some ``LOUDNESS**3`` times too large."""
+    """Classify characters by an MLP of three layers whose logits start about ``LOUDNESS**3`` times too large."""
 
     def make(num_classes: int) -> nn.Module:
         model = make_mlp(PIXELS, 96, 96, num_classes)
@@ -99,7 +99,7 @@ def loud() -> Task:
 
 
 def spoil_labels(labels: Tensor, num_classes: int, generator: torch.Generator) -> Tensor:
-    """Replace a share of labels (n,) by another class's, each as likely."""
+    """Replace a fraction of labels (n,) by another class, chosen uniformly."""
     other = torch.randint(1, num_classes, labels.shape, generator=generator)
     wrong = torch.rand(labels.shape, generator=generator) < WRONG
     return torch.where(wrong, (labels + other) % num_classes, labels)
@@ -107,7 +107,7 @@ def spoil_labels(labels: Tensor, num_classes: int, generator: torch.Generator) -
 
 @workload
 def labels() -> Task:
-    """Classify characters with many wrong training labels; validation labels are right.
+    """Classify characters with many wrong training labels; validation labels are correct.
 
     Source: C. Zhang et al. (2017), Understanding deep learning requires rethinking generalization, arXiv 1611.03530.
     """
@@ -120,7 +120,7 @@ def labels() -> Task:
 
 
 def measure_shapes(images: Tensor) -> Tensor:
-    """Compute the moments of the ink of images (n, pixels), up to the second: (n, shapes), in pixels.
+    """Compute the image moments of images (n, pixels) up to the second: (n, shapes), in pixels.
 
     They are: the ink, its mean row and column, the variances of both and their covariance.
     """
@@ -135,7 +135,7 @@ def measure_shapes(images: Tensor) -> Tensor:
 
 @workload
 def heads() -> Task:
-    """Predict a glyph's character and shape, less the mean shape, and reconstruct it, by heads on one trunk.
+    """Predict a glyph's character and centred shape, and reconstruct it, by several heads on one trunk.
 
     The training loss is the sum of unweighted losses: they begin at 4.5 nats, at some 150
     of shapes and at some 0.04 of grey values. The validation loss weighs tasks alike: it is the mean of their losses,
@@ -162,7 +162,7 @@ def heads() -> Task:
 
 
 class Experts(nn.Module):
-    """A layer, one of several experts beside a skip, and a linear head; a gate chooses each image's expert.
+    """A mixture of experts with a residual connection and a linear head; a gate chooses each image's expert.
 
     Source: W. Fedus, B. Zoph and N. Shazeer (2022), Switch transformers, arXiv 2101.03961, (1) to (6).
     """
@@ -189,7 +189,7 @@ class Experts(nn.Module):
 
 @workload
 def experts() -> Task:
-    """Classify characters. The imbalance is part of the training loss alone."""
+    """Classify characters by a mixture of experts. The load imbalance is part of the training loss alone."""
     data = load_latin()
 
     def loss(model: nn.Module, rows: Tensor) -> Tensor:
@@ -220,7 +220,7 @@ class StateSpace(nn.Module):
         self.through = nn.Parameter(torch.randn(CHANNELS))
 
     def make_kernel(self, length: int) -> Tensor:
-        """Return the impulse response, (channels, length): the effect of an input 0, 1, ... steps later."""
+        """Compute the impulse response, (channels, length): the effect of an input 0, 1, ... steps later."""
         time = self.log_step.exp() * torch.arange(length)  # (channels, length)
         decay = torch.exp(-self.log_decay.exp()[..., None] * time[:, None])  # (channels, states, length)
         angle = self.frequency[..., None] * time[:, None]
@@ -237,7 +237,7 @@ class StateSpace(nn.Module):
 
 @workload
 def states() -> Task:
-    """Classify characters read one pixel at a time, line after line, from the mean over time.
+    """Classify characters by a state-space model that reads one pixel at a time, from the mean over time.
 
     Each layer is a norm, a state-space model and a gated mix of channels, beside a skip.
     """
@@ -257,7 +257,7 @@ def states() -> Task:
 
 @workload
 def prototype() -> Task:
-    """Classify a few Latin characters by the nearest mean of embeddings; the seed decides the episodes.
+    """Classify a few Latin characters by the nearest class mean of embeddings; the seed determines the episodes.
 
     It is the prototype network's own training, judged on characters that it never saw.
     """
@@ -279,14 +279,14 @@ def prototype() -> Task:
 
 
 def split_pictures(data: Dataset) -> tuple[Tensor, Tensor]:
-    """Return pictures by character, (characters, copies, 1, side, side): to train, and of others to validate on."""
+    """Split images by character, (characters, copies, 1, side, side): for training, and for validation."""
     pictures = data.x.view(data.num_classes, -1, 1, SIDE, SIDE)  # characters are in order, and have as many rows each
     novel = torch.arange(data.num_classes) % HELD_OUT == 0
     return pictures[~novel], pictures[novel]
 
 
 def draw_views(pictures: Tensor, generator: torch.Generator) -> Tensor:
-    """Turn, zoom, shift and blot pictures (n, 1, side, side) twice: (2 n, 1, side, side), a picture's n rows apart."""
+    """Augment pictures (n, 1, side, side) twice: (2 n, 1, side, side), both views of a picture n rows apart."""
     angle, zoom, right, down = 2 * torch.rand(4, 2 * len(pictures), generator=generator) - 1  # each (2 n,) in [-1, 1]
     cos, sin = ((1 + ZOOM * zoom) * side for side in ((TURN * angle).cos(), (TURN * angle).sin()))
     maps = torch.stack((cos, -sin, SHIFT * right, sin, cos, SHIFT * down), 1).view(-1, 2, 3)
@@ -301,7 +301,7 @@ def warp(pictures: Tensor, maps: Tensor) -> Tensor:
 
 
 def compare_views(embeddings: Tensor) -> Tensor:
-    """Return the cross-entropy, 0-d, of telling each view's twin, n rows apart, among all of (2 n, embedding).
+    """Compute the cross-entropy, 0-d, of identifying each row's other view, n rows apart, in (2 n, embedding).
 
     Source: T. Chen et al. (2020), A simple framework for contrastive learning of visual representations,
         arXiv 2002.05709, algorithm 1.
@@ -313,7 +313,7 @@ def compare_views(embeddings: Tensor) -> Tensor:
 
 @workload
 def contrast() -> Task:
-    """Match the views of one picture, as SimCLR does; the seed decides the views too."""
+    """Learn matching views of one picture, as SimCLR does; the seed determines the views, too."""
     train, validation = (pictures.flatten(0, 1) for pictures in split_pictures(load_latin()))
     generator = seed_0()
     few = torch.randperm(len(validation), generator=generator)[:64]
@@ -328,7 +328,7 @@ def contrast() -> Task:
 
 
 def pretrain(task: Task, steps: int) -> nn.Module:
-    """Return a model that AdamW has trained on a task, in the same way whatever the seed."""
+    """Train a model on a task with AdamW, independently of the seed."""
     workload = build(task, 0)
     optimizer = torch.optim.AdamW(workload.model.parameters())
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, steps, cycle_momentum=False)
@@ -349,7 +349,7 @@ def make_body() -> nn.Sequential:
 
 @workload
 def transfer() -> Task:
-    """Classify Latin characters of odd numbers by a new head on a network pretrained on even ones."""
+    """Classify Latin characters with odd code points by a new head on a network pretrained on even ones."""
     data = load_latin()
     shuffled = torch.randperm(len(data.y), generator=seed_0())
     even, odd = (shuffled[data.y[shuffled] % 2 == remainder] for remainder in (0, 1))
@@ -370,7 +370,7 @@ def transfer() -> Task:
 
 
 def make_adapter() -> nn.Module:
-    """Make a narrow network beside a skip, that changes next to nothing at first.
+    """Make a bottleneck adapter with a residual connection, close to the identity at first.
 
     Source: N. Houlsby et al. (2019), Parameter-efficient transfer learning for NLP, arXiv 1902.00751; there the rest
         of the network is frozen.
@@ -382,7 +382,7 @@ def make_adapter() -> nn.Module:
 
 
 def make_adapted(num_classes: int, make_adapter: Callable[[], nn.Module]) -> nn.Sequential:
-    """Make two hidden layers, each with what ``make_adapter`` makes, and a head."""
+    """Make two hidden layers, each with an adapter of ``make_adapter``, and a head."""
     layers: list[nn.Module] = []
     for inputs in (PIXELS, ADAPTED):
         layers += [nn.Linear(inputs, ADAPTED), nn.GELU(), make_adapter()]
@@ -390,7 +390,7 @@ def make_adapted(num_classes: int, make_adapter: Callable[[], nn.Module]) -> nn.
 
 
 def shift(images: Tensor) -> Tensor:
-    """Slant images (n, pixels), take ink from them and add noise, the same one whenever it is asked for."""
+    """Change images (n, pixels): shear, less ink, and fixed noise."""
     shear = torch.tensor([[1, SLANT, 0], [0, 1, 0]]).expand(len(images), 2, 3)
     slanted = warp(images.view(-1, 1, SIDE, SIDE), shear).flatten(1)
     return INK * slanted + GRAIN * torch.randn(images.shape, generator=seed_0())

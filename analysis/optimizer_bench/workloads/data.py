@@ -1,4 +1,4 @@
-"""Data that are offline: characters in matplotlib's faces, scikit-learn's photographs, Python's own sources."""
+"""Offline data: characters of matplotlib's fonts, scikit-learn's photographs, Python's source code."""
 
 from __future__ import annotations
 
@@ -18,36 +18,37 @@ SIDE, PIXELS = 28, 28 * 28  #: Size of a picture of a character.
 VALIDATION_SHARE = 10  #: One module of the standard library in ten is validated on.
 DEFINITION = re.compile(r"^ *(?:async )?def (\w+)", re.MULTILINE)
 WORD = re.compile(r"[^\W\d]\w+")
-MIN_FUNCTIONS = 20  #: Fewest functions of a module in tasks that classify modules.
+#: Minimum number of functions of a module in tasks that classify modules.
+MIN_FUNCTIONS = 20
 
 
 @functools.cache
 def load_latin() -> Dataset:
-    """Return ASCII to Latin Extended-A: some 310 classes, 7,400 rows of 28 * 28 grey values in [0, 1]."""
+    """Load ASCII to Latin Extended-A: about 310 classes, 7,400 rows of 28 * 28 grey values in [0, 1]."""
     return load_glyphs(characters=map(chr, range(0x21, 0x180)), copies=2)
 
 
 @functools.cache
 def load_ascii() -> Dataset:
-    """Return ASCII alone, jittered more often: 94 classes, 6,800 rows of 28 * 28 grey values in [0, 1]."""
+    """Load ASCII with more augmented copies: 94 classes, 6,800 rows of 28 * 28 grey values in [0, 1]."""
     return load_glyphs(characters=map(chr, range(0x21, 0x7F)), copies=6)
 
 
 def load_photograph(name: str = "china.jpg") -> Tensor:
-    """Return the levels 0 to 255, float32, of one of scikit-learn's photographs: (height, width, 3)."""
+    """Load a photograph of scikit-learn: levels 0 to 255, (height, width, 3) float32."""
     with optional_packages():
         from sklearn.datasets import load_sample_image  # noqa: PLC0415 - optional
     return torch.tensor(load_sample_image(name)).float()
 
 
 def standardise(x: Tensor) -> Tensor:
-    """Return rows (n, ...) less their mean, over their standard deviation, column by column."""
+    """Standardize rows (n, ...) column by column."""
     return (x - x.mean(0)) / x.std(0)
 
 
 @functools.cache
 def read_sources() -> tuple[dict[str, str], dict[str, str]]:
-    """Return sources by name of the standard library's modules: to train, and to validate on."""
+    """Read the sources of the standard library's modules by name: for training, and for validation."""
     train, validation = dict[str, str](), dict[str, str]()
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         # A module stays on its side whatever others its Python has.
@@ -57,16 +58,16 @@ def read_sources() -> tuple[dict[str, str], dict[str, str]]:
 
 
 def join_sources() -> list[str]:
-    """Return the text to train, and the one to validate on."""
+    """Concatenate the sources to a training text and a validation text."""
     return ["".join(modules.values()) for modules in read_sources()]
 
 
 def encode_ascii(text: str) -> Tensor:
-    """Return the bytes (size,) int64 of a text, question marks for what is not ASCII."""
+    """Encode a text as bytes (size,) int64, question marks for non-ASCII characters."""
     return torch.frombuffer(bytearray(text.encode("ascii", "replace")), dtype=torch.uint8).long()
 
 
 def cut_windows(symbols: Tensor, length: int, n: int | None = None) -> Tensor:
-    """Cut a text (size,) into windows (n, length) that do not overlap: all, or n at even distances."""
+    """Cut a text (size,) into windows (n, length) that do not overlap: all, or n at equal distances."""
     windows = symbols[: len(symbols) // length * length].view(-1, length)
     return windows if n is None else windows[torch.linspace(0, len(windows) - 1, n).long()]

@@ -1,4 +1,4 @@
-"""How things move and spread: a robot's arm, chaotic series, heat in a rod, and coupled pendulums."""
+"""Physical systems: a robot arm, chaotic series, the heat equation, and coupled pendulums."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ INTERVAL, OBSERVATIONS, SUBSTEPS = 0.6, 2, 20
 
 
 def reach(angles: Tensor) -> Tensor:
-    """Return where the hand (n, 2) is of a planar arm of links of length 1, each turned (n, joints) from the last."""
+    """Compute the position (n, 2) of the hand of a planar arm with links of length 1 and joint angles (n, joints)."""
     headings = angles.cumsum(1)  # (n, joints)
     return torch.stack((headings.cos(), headings.sin()), 2).sum(1)
 
 
 def draw_readings() -> tuple[Tensor, Tensor, Tensor]:
-    """Return angles (n, joints) over ``TURN``, standardised hands (n, 2), and these as the tracker reads them."""
+    """Sample angles (n, joints) over ``TURN``, standardised hands (n, 2), and their noisy readings."""
     generator = seed_0()
     x = 2 * torch.rand(READINGS, JOINTS, generator=generator) - 1
     hands = standardise(reach(TURN * x))
@@ -64,7 +64,7 @@ def spiky() -> Task:
 
 
 def simulate(series: int, samples: int) -> Tensor:
-    """Return chaotic series, each from its own past, in float64: (series, samples), ``SAMPLE`` apart.
+    """Simulate chaotic series from random initial states, in float64: (series, samples), ``SAMPLE`` apart.
 
     Source: M. Mackey and L. Glass (1977), Oscillation and chaos in physiological control systems: x'(t) =
         0.2 x(t - DELAY) / (1 + x(t - DELAY)^10) - 0.1 x(t), by Euler steps.
@@ -79,7 +79,7 @@ def simulate(series: int, samples: int) -> Tensor:
 
 
 def draw_series() -> tuple[Tensor, Tensor]:
-    """Return windows (n, 2, length), of what is seen and what it is ``AHEAD`` later: to train, and to validate on."""
+    """Sample windows (n, 2, length) of inputs and values ``AHEAD`` later: for training, and for validation."""
     x = simulate(SERIES, SETTLE + SAMPLES)[:, SETTLE:].float()
     x = (x - x.mean()) / x.std()
     seen = x + GRAIN * torch.randn(x.shape, generator=seed_0())
@@ -91,7 +91,7 @@ def draw_series() -> tuple[Tensor, Tensor]:
 
 @workload
 def chain() -> Task:
-    """Forecast noisy chaotic series by a tanh network, each sample from what came before.
+    """Forecast noisy chaotic series by a causal tanh network.
 
     The loss is the share of the variance that is missed, from ``HEARD`` on.
     """
@@ -108,7 +108,7 @@ def chain() -> Task:
 
 
 def differentiate(model: nn.Module, points: Tensor) -> Tensor:
-    """Return a tanh network's u, u_t, u_x and u_xx at times and places (n, 2), (4, n), carried through its layers."""
+    """Compute a tanh network's u, u_t, u_x and u_xx at (n, 2) times and positions: (4, n)."""
     axes = torch.eye(3, 2, dtype=points.dtype)  # the last row is 0
     rates = axes.unsqueeze(1).expand(-1, len(points), -1)  # (3, n, 2)
     jet = torch.cat([points.unsqueeze(0), rates])  # (4, n, width)
@@ -119,12 +119,12 @@ def differentiate(model: nn.Module, points: Tensor) -> Tensor:
 
 
 def carry(layer: nn.Linear, jet: Tensor) -> Tensor:
-    """Map values and derivatives (4, n, inputs) by a linear layer, whose bias moves no derivative."""
+    """Propagate values and derivatives (4, n, inputs) through a linear layer; its bias affects no derivative."""
     return torch.cat([layer(jet[:1]), F.linear(jet[1:], layer.weight)])
 
 
 def bend(jet: Tensor) -> Tensor:
-    """Map values and derivatives (4, n, width) by tanh, whose slope is 1 - tanh^2 and curvature -2 tanh times that."""
+    """Propagate values and derivatives (4, n, width) through tanh: slope 1 - tanh^2, curvature -2 tanh * slope."""
     value = jet[0].tanh()
     slope = 1 - value**2
     u_t, u_x, u_xx = slope * jet[1:]
@@ -132,7 +132,7 @@ def bend(jet: Tensor) -> Tensor:
 
 
 def solve_heat(points: Tensor) -> Tensor:
-    """Return the temperatures (n,) of a rod of length 1 whose ends are kept at 0, at times and places (n, 2)."""
+    """Compute temperatures (n,) of a rod of length 1 with ends at 0, at times and positions (n, 2)."""
     t, x = points.unbind(1)
     waves = [a * (-DIFFUSIVITY * (k * math.pi) ** 2 * t).exp() * (k * math.pi * x).sin() for k, a in MODES.items()]
     return torch.stack(waves).sum(0)
@@ -140,7 +140,7 @@ def solve_heat(points: Tensor) -> Tensor:
 
 @workload
 def heat() -> Task:
-    """Solve u_t = diffusivity * u_xx; the seed decides the points.
+    """Solve u_t = diffusivity * u_xx; the seed determines the collocation points.
 
     The training loss is the squared residual and the squared errors at time 0 and at both ends; the validation loss
     is the squared error, as a share of the solution's square.
@@ -170,13 +170,13 @@ def heat() -> Task:
 
 
 def swing(states: Tensor) -> Tensor:
-    """Return the rates (n, 4) of states (n, 4): the angles of two pendulums with a spring between, and their rates."""
+    """Compute the time derivatives (n, 4) of states (n, 4) of two pendulums with a spring: angles and velocities."""
     angles, rates = states.chunk(2, dim=1)
     return torch.cat([rates, SPRING * (angles.flip(1) - angles) - angles.sin()], 1)
 
 
 def integrate(field: Callable[[Tensor], Tensor], states: Tensor, interval: float, count: int) -> Tensor:
-    """Return the states (n, count, d) that follow states (n, d) at even intervals, by the classical Runge-Kutta."""
+    """Integrate states (n, d) at equal time steps by the classical Runge-Kutta method: (n, count, d)."""
     path = []
     for _ in range(count):
         first = field(states)
@@ -189,7 +189,7 @@ def integrate(field: Callable[[Tensor], Tensor], states: Tensor, interval: float
 
 
 def draw_trajectories() -> Tensor:
-    """Return states of the pendulums, the first one and those observed: (n, 1 + observations, 4)."""
+    """Sample trajectories of the pendulums: initial and observed states (n, 1 + observations, 4)."""
     first = SPREAD * torch.randn(4000, 4, generator=seed_0(), dtype=torch.float64)
     path = integrate(swing, first, INTERVAL / SUBSTEPS, OBSERVATIONS * SUBSTEPS)[:, SUBSTEPS - 1 :: SUBSTEPS]
     return torch.cat([first.unsqueeze(1), path], 1).float()
@@ -197,7 +197,7 @@ def draw_trajectories() -> Tensor:
 
 @workload
 def oscillator() -> Task:
-    """Learn the rates of the pendulums from what they lead to.
+    """Learn the dynamics of the pendulums from their trajectories.
 
     Source: R. T. Q. Chen et al. (2018), Neural ordinary differential equations, arXiv 1806.07366.
     """

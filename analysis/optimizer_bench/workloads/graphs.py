@@ -1,4 +1,4 @@
-"""Graph networks over the functions of Python's standard library: which module is each one from?
+"""Graph networks that classify functions of Python's standard library by module.
 
 Two functions are neighbours if one's body holds the other's name. Two networks see a few neighbours, drawn anew for
 every batch, and one convolves a whole small graph with few labels.
@@ -40,7 +40,7 @@ class Graph(NamedTuple):
     degree: Tensor
 
     def draw(self, nodes: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw neighbours (..., fanout) of nodes (...), with replacement."""
+        """Sample neighbours (..., fanout) of nodes (...), with replacement."""
         uniform = torch.rand(*nodes.shape, FANOUT, generator=generator, dtype=torch.float64)  # float32 could round up
         return self.neighbours[self.start[nodes][..., None] + (uniform * self.degree[nodes][..., None]).long()]
 
@@ -96,7 +96,7 @@ class Mean(nn.Module):
 
 
 class Attention(nn.Module):
-    """Each head's mean of a node and its neighbours, weighted by what a network of one layer makes of the pairs.
+    """Mean over a node and its neighbours for each head, with weights of a network of one layer of the pairs.
 
     Source: P. Veličković et al. (2018), Graph attention networks, arXiv 1710.10903; here neighbours are sampled.
     """
@@ -128,7 +128,7 @@ def classify_modules(
     size: int,
     held_out: int,
 ) -> Task:
-    """Return the task of telling a function's module from it and from neighbours that are drawn.
+    """Make the task of classifying a function's module from its words and from sampled neighbours.
 
     Args:
         make: Makes, of the number of classes, two layers that map nodes and their neighbours.
@@ -155,7 +155,7 @@ def classify_modules(
 
 @workload
 def gnn() -> Task:
-    """Classify a function's module by GraphSAGE; the seed decides the neighbours drawn, too."""
+    """Classify a function's module by GraphSAGE; the seed determines the sampled neighbours, too."""
 
     def make(num_classes: int) -> nn.Module:
         return nn.ModuleList([Mean(WORDS, 64), Mean(64, num_classes)])
@@ -165,7 +165,7 @@ def gnn() -> Task:
 
 @workload
 def gat() -> Task:
-    """Classify it by graph attention: heads are concatenated in the first layer and averaged in the second."""
+    """Classify a function's module by graph attention: heads are concatenated in layer 1, averaged in layer 2."""
 
     def make(num_classes: int) -> nn.Module:
         return nn.ModuleList([Attention(WORDS, 16), Attention(HEADS * 16, num_classes)])
@@ -177,7 +177,7 @@ def gat() -> Task:
 
 
 def load_modules() -> tuple[Tensor, Tensor, Tensor]:
-    """Return the features (n, words) and modules (n,) of the largest modules' functions, and their edges (2, e)."""
+    """Load the features (n, words) and modules (n,) of the largest modules' functions, and the edges (2, e)."""
     graph = load_graph()
     largest = graph.y.bincount().argsort(descending=True, stable=True)[:MODULES]
     among = torch.isin(graph.y, largest)
@@ -188,14 +188,14 @@ def load_modules() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def normalise(edges: Tensor, n: int) -> Tensor:
-    """Return edges (2, e) as a sparse matrix (n, n), each divided by the root of its two ends' degrees."""
+    """Build the adjacency matrix (n, n), sparse, of edges (2, e), each divided by the root of both degrees."""
     degree = edges[0].bincount(minlength=n).float()
     return torch.sparse_coo_tensor(edges, degree[edges].prod(0).rsqrt(), (n, n), check_invariants=True).coalesce()
 
 
 @workload
 def gcn() -> Task:
-    """Classify modules from a few labelled functions, the whole graph in one batch; the seed decides dropout, too.
+    """Classify modules from a few labelled functions, with the whole graph as a batch; the seed determines dropout.
 
     Two layers mix what a linear map makes of the neighbours, with dropout before both. The weights learn the labels by
     heart: the validation loss rises again, unless they decay fast.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Skip(nn.Module):
-    """Layers beside a skip."""
+    """Layers with a residual connection."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Skip(nn.Module):
 
 
 class States(nn.Module):
-    """The states (batch, length, width) of a recurrent layer, without the last one beside them."""
+    """The hidden states (batch, length, width) of a recurrent layer."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class States(nn.Module):
 
 
 class Embedded(nn.Module):
-    """Vectors of symbols, and of their positions in a sequence."""
+    """Token and position embeddings."""
 
     def __init__(self, symbols: int, length: int, width: int) -> None:
         super().__init__()
@@ -73,6 +73,6 @@ def make_convolutions(*channels: int, stride: int = 1, bias: bool = False) -> li
 
 
 def make_transformer(width: int, activation: str, *, norm_first: bool) -> nn.Module:
-    """Make two transformer layers of four heads of (batch, length, width), twice as wide within, without dropout."""
+    """Make two transformer layers of four heads, (batch, length, width), feed-forward width doubled, no dropout."""
     layer = nn.TransformerEncoderLayer(width, 4, 2 * width, 0.0, activation, batch_first=True, norm_first=norm_first)
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)

@@ -1,4 +1,4 @@
-"""Pictures to make: characters drawn and completed, photographs denoised, learnt and completed, digits made."""
+"""Generation of pictures: characters, photographs denoised and completed, digits by diffusion."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DIGIT, WAVES = 64, 8  #: A digit's pixels, and the frequencies by which the time
 
 @workload
 def vae() -> Task:
-    """Describe Latin characters; the seed decides the latent's noise too, which validation goes without.
+    """Learn a variational autoencoder of Latin characters; the seed determines the latent noise of training, too.
 
     An encoder gives the mean and log variance of a latent, and a decoder the logits of pixels. The loss is the negative
     evidence bound, in nats an image.
@@ -50,7 +50,7 @@ def vae() -> Task:
 
 
 class FaintLinear(nn.Module):
-    """A linear layer whose weights begin with a standard deviation of 1 and whose outputs are multiplied instead.
+    """A linear layer with weights of standard deviation 1, whose outputs are scaled down instead.
 
     Source: T. Karras et al. (2018), Progressive growing of GANs, arXiv 1710.10196, section 4.1; there by He's constant
         alone.
@@ -68,7 +68,7 @@ class FaintLinear(nn.Module):
 
 @workload
 def faint() -> Task:
-    """Draw the lower half of a character from its upper half; outputs begin near 0, and weights must go far."""
+    """Predict the lower half of a character from its upper half; outputs start near 0."""
 
     def loss(model: nn.Module, rows: Tensor) -> Tensor:
         upper, lower = rows.chunk(2, dim=1)
@@ -86,7 +86,7 @@ def cut_tiles() -> Tensor:
 
 
 def add_noise(tiles: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return tiles (n, 3, tile, tile) under normal noise, each at its own level, and the tiles."""
+    """Add normal noise to tiles (n, 3, tile, tile), each at a random level; also return the tiles."""
     low, high = NOISE
     levels = low + (high - low) * torch.rand(len(tiles), 1, 1, 1, generator=generator)
     return tiles + levels * torch.randn(tiles.shape, generator=generator), tiles
@@ -94,7 +94,7 @@ def add_noise(tiles: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor
 
 @workload
 def denoiser() -> Task:
-    """Take noise of an unknown level from tiles of photographs; the loss is 1000 times the mean squared error.
+    """Remove noise of unknown level from tiles of photographs; the loss is 1000 times the mean squared error.
 
     Convolutions guess the noise, to be taken away.
 
@@ -151,7 +151,7 @@ def pixels() -> Task:
 
 @workload
 def factor() -> Task:
-    """Complete a photograph, in standardised grey values with half of its pixels known, as a product of two."""
+    """Complete a photograph, in standardised grey values with half of its pixels, by a low-rank factorization."""
     grey = load_photograph().mean(2)
     image = (grey - grey.mean()) / grey.std()
     known = torch.randperm(image.numel(), generator=seed_0())[: 4096 + image.numel() // 2]
@@ -170,7 +170,7 @@ def factor() -> Task:
 
 @workload
 def diffusion() -> Task:
-    """Predict the noise in scikit-learn's digits; the seed decides the noise and the times, too.
+    """Predict the noise in scikit-learn's digits; the seed determines the noise and the time steps, too.
 
     Digits and noise are mixed, from digits alone at time 0 to noise alone at 1; the time enters as waves.
 

@@ -1,4 +1,4 @@
-"""Sequences of symbols: bytes, tokens and characters of Python's own sources, and numbers to sort."""
+"""Sequences: bytes, tokens and characters of Python's source code, and numbers to sort."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ NUMBERS, SIZE = 96, 10  #: Sequences to sort: the bound of their numbers, and th
 
 
 def predict_next(model: nn.Module, symbols: Tensor) -> Tensor:
-    """Return the cross-entropy of the next symbol of windows (n, 1 + length), 0-d."""
+    """Compute the cross-entropy of the next symbol in windows (n, 1 + length), 0-d."""
     logits = model(symbols[:, :-1])  # (n, length, vocabulary)
     return F.cross_entropy(logits.flatten(0, 1), symbols[:, 1:].flatten())
 
 
 def split_heads(x: Tensor, parts: int) -> Tensor:
-    """Return (batch, length, parts * width) as (parts, batch, heads, length, width of a head)."""
+    """Reshape (batch, length, parts * width) to (parts, batch, heads, length, width of a head)."""
     heads: Tensor = x.unflatten(2, (parts, HEADS, -1)).permute(2, 0, 3, 1, 4)
     return heads
 
 
 class CausalAttention(nn.Module):
-    """Attention to what came before."""
+    """Causal self-attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class CausalAttention(nn.Module):
 
 
 def make_gpt() -> nn.Module:
-    """Make blocks of attention and an MLP, each after a norm and beside a skip, and a head that is not tied."""
+    """Make pre-norm residual blocks of attention and an MLP, and an untied head."""
 
     def make_block() -> nn.Sequential:
         attention = Skip(nn.LayerNorm(GPT_WIDTH), CausalAttention())
@@ -79,7 +79,7 @@ def make_gpt() -> nn.Module:
 
 @functools.cache
 def load_bytes() -> tuple[Tensor, Tensor]:
-    """Return windows (n, 1 + context) of bytes to train and to validate on."""
+    """Load windows (n, 1 + context) of bytes for training and for validation."""
     train, validation = map(encode_ascii, join_sources())
     return cut_windows(train, 1 + CONTEXT), cut_windows(validation, 1 + CONTEXT, 64)
 
@@ -92,7 +92,7 @@ def gpt() -> Task:
 
 @functools.cache
 def load_tokens() -> tuple[Tensor, Tensor]:
-    """Return windows (n, 1 + length) of tokens to train and to validate on."""
+    """Load windows (n, 1 + length) of tokens for training and for validation."""
     sides = [re.findall(r"\w+|[^\w\s]|\n", text) for text in join_sources()]
     common = Counter(sides[0]).most_common(TOKENS - 1)
     token_ids = {token: token_id for token_id, (token, _) in enumerate(common, start=1)}
@@ -112,7 +112,7 @@ def gru() -> Task:
 
 
 class BERT(nn.Module):
-    """An encoder whose tokens' embeddings are its output's weights, too.
+    """A transformer encoder with tied embeddings.
 
     Source: J. Devlin et al. (2018), BERT: pre-training of deep bidirectional transformers, arXiv 1810.04805.
     """
@@ -135,14 +135,14 @@ class BERT(nn.Module):
 
 
 def hide_tokens(windows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Return windows (n, length) with some tokens hidden, and the places and the tokens hidden, (n, masked) each."""
+    """Mask some tokens of windows (n, length); return also the positions and masked tokens, (n, masked) each."""
     positions = torch.rand(windows.shape, generator=generator).argsort(1)[:, :MASKED]
     return windows.scatter(1, positions, MASK), positions, windows.gather(1, positions)
 
 
 @workload
 def bert() -> Task:
-    """Guess hidden tokens of sources; the seed decides what is hidden, too."""
+    """Predict masked tokens of source code; the seed determines the masks, too."""
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         tokens, positions, hidden = batch
@@ -153,7 +153,7 @@ def bert() -> Task:
 
 @workload
 def sorter() -> Task:
-    """Sort numbers by a transformer whose norms come after the skips."""
+    """Sort numbers by a post-norm transformer."""
     sequences = torch.randint(NUMBERS, (60_000, SIZE), generator=seed_0())
     validation, train = sequences.tensor_split([64])
 
@@ -168,7 +168,7 @@ def sorter() -> Task:
 
 
 def label_characters(source: str) -> Tensor:
-    """Return the kind of every character of a Python source: (size,) int64."""
+    """Label every character of a Python source by its token type: (size,) int64."""
     starts = [0, *itertools.accumulate(map(len, io.StringIO(source)))]  # of lines
     kinds = torch.zeros(len(source), dtype=torch.int64)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -179,14 +179,14 @@ def label_characters(source: str) -> Tensor:
 
 
 def cut_kinds(sources: Iterable[str], n: int | None = None) -> Tensor:
-    """Return characters of some sources with their kinds, (n, 2, window) int64."""
+    """Cut sources into windows of characters and their token types, (n, 2, window) int64."""
     texts = list(itertools.islice(sources, MODULES))
     characters, kinds = encode_ascii("".join(texts)), torch.cat(list(map(label_characters, texts)))
     return torch.stack([cut_windows(symbols, 64, n) for symbols in (characters, kinds)], dim=1)
 
 
 def make_dilated(dilation: int) -> nn.Sequential:
-    """Make two weight-normed dilated convolutions beside a skip."""
+    """Make a residual block of two weight-normed dilated convolutions."""
     convolve = functools.partial(nn.Conv1d, CHANNELS, CHANNELS, 3, padding=dilation, dilation=dilation)
     first, second = (parametrizations.weight_norm(convolve()) for _ in range(2))
     return nn.Sequential(Skip(first, nn.ReLU(), second, nn.ReLU()), nn.ReLU())

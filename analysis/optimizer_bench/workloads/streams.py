@@ -1,4 +1,4 @@
-"""Streams: rows that are drawn from what makes them, anew for every batch, so that none comes twice.
+"""Streams: batches are sampled from a generative process, so that no row repeats.
 
 Overfitting is impossible here: training and validation losses are limited by the number of steps alone.
 """
@@ -39,7 +39,7 @@ Draw = Callable[[int, torch.Generator], Any]  #: Draws a batch of so many rows.
 def on_stream(
     make: Callable[[], nn.Module], loss: Callable[[nn.Module, Any], Tensor], draw: Draw, size: int, held_out: int
 ) -> Task:
-    """Return the task of batches of ``size`` rows that are drawn anew; ``held_out`` others are validated on."""
+    """Make the task of newly sampled batches of ``size`` rows, with ``held_out`` validation rows."""
 
     def stream(generator: torch.Generator) -> Iterator[Any]:
         while True:
@@ -50,7 +50,7 @@ def on_stream(
 
 @functools.cache
 def make_grammar() -> Tensor:
-    """Return cumulative probabilities of the symbol after two symbols: (topics, symbols, symbols, symbols)."""
+    """Compute cumulative probabilities of the next symbol given two: (topics, symbols, symbols, symbols)."""
     generator = seed_0()
     before, last, after = (torch.randn(SYMBOLS, 8, generator=generator) for _ in range(3))
     topics = torch.randn(TOPICS, 1, 1, 8, generator=generator)
@@ -59,7 +59,7 @@ def make_grammar() -> Tensor:
 
 
 def write(n: int, generator: torch.Generator) -> Tensor:
-    """Write texts (n, 1 + length): each symbol depends on the two before it, and on the text's topic."""
+    """Sample texts (n, 1 + length): each symbol depends on the two before it, and on the text's topic."""
     grammar, topics = make_grammar(), torch.randint(TOPICS, (n,), generator=generator)
     text = [*torch.randint(SYMBOLS, (2, n), generator=generator)]
     for chance in torch.rand(LENGTH - 1, n, 1, generator=generator):
@@ -74,7 +74,7 @@ def grammar() -> Task:
 
 
 def draw_petals(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw flowers in noise, (n, 1, side, side), and how many petals they have, (n,)."""
+    """Draw flowers with noise, (n, 1, side, side), and the number of their petals, (n,)."""
     kinds = torch.randint(len(PETALS), (n,), generator=generator)
     turn, size, depth, right, down = torch.rand(5, n, 1, 1, generator=generator)
     axis = torch.linspace(-1, 1, SIDE)
@@ -100,7 +100,7 @@ def petals() -> Task:
 
 
 def draw_graphs(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw graphs' edges, (n, nodes, nodes), each node's own included, and how far nodes are from the first one."""
+    """Sample adjacency matrices with self-loops, (n, nodes, nodes), and distances of nodes from the first one."""
     upper = (torch.rand(n, NODES, NODES, generator=generator) < EDGES).float().triu(1)
     edges = upper + upper.mT + torch.eye(NODES)
     reached = torch.eye(NODES)[0].expand(n, NODES)
@@ -132,7 +132,7 @@ def hops() -> Task:
 
 
 def draw_functions(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw linear functions' points with noisy values, (n, points, inputs + 2), and the values that are hidden.
+    """Sample linear functions' points with noisy values, (n, points, inputs + 2), and the values to predict.
 
     The last column says which values are hidden: there is 0 in their place.
     """
@@ -144,7 +144,7 @@ def draw_functions(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 @workload
 def regress() -> Task:
-    """Predict values of a linear function in context by a transformer; each row is another function.
+    """Predict values of a linear function in context by a transformer; each row is a new function.
 
     Source: S. Garg et al. (2022), What can transformers learn in-context?, arXiv 2208.01066.
     """
@@ -185,7 +185,7 @@ def tastes() -> Task:
 
 @workload
 def teacher() -> Task:
-    """Classify rows of numbers that a network of random weights labels."""
+    """Classify rows labelled by a network of random weights."""
     generator = seed_0()
     first = torch.randn(COLUMNS, 24, generator=generator) / math.sqrt(COLUMNS)
     second = torch.randn(24, CLASSES, generator=generator)
@@ -200,7 +200,7 @@ def teacher() -> Task:
 
 
 def draw_chords(n: int, generator: torch.Generator) -> Tensor:
-    """Draw samples (n, 1 + samples) of two tones of any pitch, phase and loudness, under a little noise."""
+    """Sample chords (n, 1 + samples): two tones of random pitch, phase and loudness, with a little noise."""
     pitch, phase, loudness = torch.rand(3, n, 2, 1, generator=generator)
     angles = (0.2 + 1.5 * pitch) * torch.arange(1 + SAMPLES) + 2 * math.pi * phase  # (n, 2, 1 + samples)
     return torch.add((loudness * angles.sin()).sum(1), torch.randn(n, 1 + SAMPLES, generator=generator), alpha=0.05)
@@ -220,7 +220,7 @@ def chords() -> Task:
 
 
 def draw_signals(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw signals (n, 1, signal) that jump from level to level, under noise, and without it."""
+    """Sample piecewise constant signals (n, 1, signal), with and without noise."""
     levels = torch.randn(n, SIGNAL, generator=generator)
     jumps = torch.rand(n, SIGNAL, generator=generator) < JUMPS
     since = torch.where(jumps, torch.arange(SIGNAL), 0).cummax(1).values  # the last jump, or the start
@@ -230,7 +230,7 @@ def draw_signals(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 @workload
 def jumps() -> Task:
-    """Take the noise from signals that jump, by convolutions; the loss is 100 times the mean squared error."""
+    """Remove noise from piecewise constant signals by convolutions; the loss is 100 times the mean squared error."""
 
     def make() -> nn.Module:
         convolve = functools.partial(nn.Conv1d, kernel_size=5, padding=2)
@@ -245,7 +245,7 @@ def jumps() -> Task:
 
 @workload
 def surface() -> Task:
-    """Learn a smooth function of a few coordinates, without noise: the loss can fall to nothing."""
+    """Learn a smooth function of a few coordinates, without noise: the minimum loss is 0."""
     generator = seed_0()
     waves = 2.5 * torch.randn(PLACES, BENDS, generator=generator)
     phases = 2 * math.pi * torch.rand(BENDS, generator=generator)
@@ -263,7 +263,7 @@ def surface() -> Task:
 
 
 def draw_pushes(n: int, generator: torch.Generator) -> Tensor:
-    """Draw pushes on a weight that hangs on a spring, and its position after each, (n, samples, 2)."""
+    """Sample forces on a mass on a spring, and its positions after each, (n, samples, 2)."""
     pushes = torch.randn(n, PUSHED, generator=generator)
     position, speed = torch.zeros(2, n)
     positions = []
@@ -276,7 +276,7 @@ def draw_pushes(n: int, generator: torch.Generator) -> Tensor:
 
 @workload
 def spring() -> Task:
-    """Predict the position of a weight on a spring by an LSTM from the forces on it, without noise."""
+    """Predict the position of a mass on a spring by an LSTM from the forces on it, without noise."""
 
     def make() -> nn.Module:
         return nn.Sequential(States(nn.LSTM(1, 40, batch_first=True)), nn.Linear(40, 1), nn.Flatten())
@@ -289,7 +289,7 @@ def spring() -> Task:
 
 
 class Hand(nn.Module):
-    """A network of cards that are looked at in any order: a sum of vectors between two small networks."""
+    """A permutation-invariant network of cards (deep sets): the sum of embeddings between two small networks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -302,12 +302,12 @@ class Hand(nn.Module):
 
 
 def draw_hands(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw hands (n, cards, worth), each kind of card with its own random numbers, and how many kinds are in each."""
+    """Sample hands (n, cards, worth), each kind of card with its own random numbers, and the numbers of kinds."""
     cards = torch.randint(KINDS, (n, CARDS), generator=generator)
     return torch.randn(KINDS, WORTH, generator=seed_0())[cards], (F.one_hot(cards, KINDS).sum(1) > 0).sum(1)
 
 
 @workload
 def kinds() -> Task:
-    """Count the kinds of cards in a hand; the loss can fall to nothing."""
+    """Count the kinds of cards in a hand; the minimum loss is 0."""
     return on_stream(Hand, batch_cross_entropy, draw_hands, 32, 512)

@@ -1,4 +1,4 @@
-"""Words of the functions of Python's standard library: recommended, ranked, embedded, and counted.
+"""Words of the functions of Python's standard library: recommendation, ranking, embeddings, and counts.
 
 All but the counts are for tables of vectors: most rows see no gradient in a step, and no weight is a matrix that
 multiplies.
@@ -30,7 +30,7 @@ COUNTED = 1000  #: How often a body has each of the commonest words.
 
 
 def make_factors(num_users: int, num_items: int, biases: tuple[int, ...]) -> nn.Module:
-    """Make small vectors of users and of items, and tables of biases that begin at 0."""
+    """Make low-dimensional vectors of users and of items, and tables of biases that start at 0."""
     vectors = [nn.Embedding(count, FACTORS) for count in (num_users, num_items)]
     tables = [nn.Embedding(count, 1) for count in biases]
     for table in vectors:
@@ -56,7 +56,7 @@ def load_pairs() -> Tensor:
 
 @workload
 def recommender() -> Task:
-    """Discriminate the words of a function from random words; the seed decides those, too.
+    """Discriminate the words of a function from random words; the seed determines these, too.
 
     The logit is the dot product of a user's and an item's vector, plus their biases.
     """
@@ -80,7 +80,7 @@ def recommender() -> Task:
 
 
 def prefer(model: nn.Module, users: Tensor, items: Tensor, others: Tensor) -> Tensor:
-    """Compute the score of items (n,) for users (n,), less that of other items (n,)."""
+    """Compute the difference of the scores of items (n,) and other items (n,) for users (n,)."""
     of_user, of_item, item_bias = model.children()
     difference = of_item(items) - of_item(others)  # (n, factors)
     bias = (item_bias(items) - item_bias(others)).squeeze(1)  # (n,)
@@ -89,7 +89,7 @@ def prefer(model: nn.Module, users: Tensor, items: Tensor, others: Tensor) -> Te
 
 @workload
 def ranking() -> Task:
-    """Rank the words that a function uses before the others; the seed decides which others, too.
+    """Rank the words that a function uses above other words; the seed determines those, too.
 
     Some three words of each function are known.
 
@@ -119,14 +119,14 @@ def make_skip_gram() -> nn.Module:
 
 
 def match_words(model: nn.Module, centres: Tensor, others: Tensor) -> Tensor:
-    """Return the logits (n, k) of words (n, k) being in the context of words (n,)."""
+    """Compute the logits (n, k) that words (n, k) are in the context of words (n,)."""
     of_centre, of_context = model.children()
     logits: Tensor = (of_context(others) @ of_centre(centres)[:, :, None]).squeeze(2)
     return logits
 
 
 def load_words() -> tuple[Tensor, Tensor, Tensor]:
-    """Return windows (n, 1 + 2 * reach) of words to train and to validate on, and the weights (vocabulary,) of words.
+    """Load windows (n, 1 + 2 * reach) of words for training and for validation, and word weights (vocabulary,).
 
     Frequent words are left out at random, the oftener the more frequent they are, and rare ones always.
     """
@@ -149,7 +149,7 @@ def load_words() -> tuple[Tensor, Tensor, Tensor]:
 
 @workload
 def words() -> Task:
-    """Discriminate a word's context from random words; the seed decides the words drawn, too.
+    """Discriminate a word's context from random words; the seed determines these, too.
 
     Source: T. Mikolov et al. (2013), Distributed representations of words and phrases and their compositionality,
         arXiv 1310.4546.
