@@ -1,7 +1,6 @@
 """Every few-shot method on photographs, with features of a network that a package ships.
 
-FOLDER holds pictures in folders of their classes, at any depth: the folder that a picture lies in is its class. The
-table says by a hash which pictures these are.
+FOLDER holds pictures at any depth: the class of a picture is its folder. The table identifies the pictures by a hash.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Episodes per second against easyfsl, in the same run.
 
-Both sample the episodes, classify the queries and rate the accuracy, in turn, on one thread. The lean loop is around
-easyfsl's classifiers alone: it gathers rows that are drawn beforehand.
+Both sample the episodes, classify the queries and compute the accuracy, alternately, on one thread. The lean loop runs
+easyfsl's classifiers alone, on pre-sampled rows.
 """
 
 from __future__ import annotations

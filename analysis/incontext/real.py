@@ -15,6 +15,7 @@ from analysis.shared.packaged import HELD_OUT_EVERY, INSTALL, is_held_out, is_re
 from protonet.errors import raise_input_error
 from protonet.views.transformer import CLASS_CODES
 
+#: Limits of tables: minimum and maximum rows, maximum levels of a category, and minimum rows of a class.
 MIN_ROWS, MAX_ROWS, MAX_LEVELS, MIN_CLASS_ROWS = 40, 1500, 60, 4
 
 

@@ -34,7 +34,7 @@ from protonet.views.transformer import CLASS_CODES, WEIGHT_COUNT, unpack_weights
 
 #: Labelled rows, columns and minimal rows per class of the comparison, and the number of tables of each.
 SIZES, COUNT = ((4, 3, 2), (10, 8, 5), (20, 3, 5), (20, 20, 5), (60, 10, 10), (100, 5, 10)), 64
-#: Tables between two lines of the log; each line is of every so many validation tasks.
+#: Tables between two lines of the log, and the step between the validation tasks that a line evaluates.
 LOG_INTERVAL, LOG_STRIDE = 4000, 6
 NOTE = """
 Accuracy in percent, ± one standard error over {count} tables of a size: of the transformer alone, {size:,} weights

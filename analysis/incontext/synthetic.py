@@ -1,7 +1,7 @@
 """Synthetic tables in batches: columns, and classes that either depend on them or determine them.
 
-Every family gives (tables, rows, columns) numbers and (tables, rows) classes below each table's count. `cells` then
-makes columns of all sorts of them.
+Every family samples (tables, rows, columns) numbers and (tables, rows) classes below each table's count.
+`analysis.incontext.episodes` then converts them to columns of mixed types.
 """
 
 from __future__ import annotations

@@ -27,7 +27,12 @@ from protonet.views.transformer import (
 )
 
 CELLS, NEW = 8000, 28  #: Cells of a step, about, and new rows of a table.
-RATE, WARM, FALL, DECAY = 4e-3, 50, 0.5, 0.01  #: The step size rises for so many steps, and falls in the last half.
+RATE, WARM, FALL, DECAY = (
+    4e-3,
+    50,
+    0.5,
+    0.01,
+)  #: Step size, warmup steps, fraction of steps with decay, and weight decay.
 AGAIN = 1.2e-3  #: The step size of a run that begins with trained weights; it falls from the start.
 WINDOW, CLIP = 0.1, 1.0  #: The weights are averaged over about this fraction of the steps so far.
 REAL, NUMERIC = 0.4, 0.3  #: Fraction of the steps on real tables, and of these on their numeric columns alone.

@@ -269,8 +269,7 @@ def fit_setfit(items: Items, drawn: Split, run: Run) -> tuple[np.ndarray, float]
 def draw_pairs(labels: np.ndarray, iterations: int, generator: np.random.Generator) -> np.ndarray:
     """Sample pairs (n, 3) int64: the indices of two rows, and 1 if they have the same class, else 0.
 
-    Each row has as many partners of its class, itself only where it is alone, and as many of others, as there are
-    iterations.
+    In each iteration, each row gets a partner of its class, itself if it has no other, and one of another class.
     """
     rows = np.arange(len(labels))
     pairs = []

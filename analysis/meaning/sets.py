@@ -88,13 +88,13 @@ def read_items(path: Path) -> Items:
 def split(items: Items, shots: int, seed: int, tests: int) -> Split:
     """Split a set into training and test rows, half of each class.
 
-    Rows that are judged are the same for any number of shots; few labelled rows are among many.
+    Test rows are the same for any number of shots; the rows of fewer shots are a subset of those of more.
 
     Args:
         items: The set.
-        shots: >= 0, labelled rows per class, at the most.
-        seed: Of the split.
-        tests: >= 1, rows to be judged, at the most.
+        shots: >= 0, maximum number of labelled rows per class.
+        seed: Seed of the split.
+        tests: >= 1, maximum number of test rows.
     """
     generator = np.random.default_rng(seed)
     orders = [generator.permutation(np.flatnonzero(items.labels == c)) for c in range(len(items.classes))]

@@ -42,7 +42,7 @@ class Variant(NamedTuple):
     """A variant of a candidate, as its difference from the configuration."""
 
     changed: str  #: ``rate``, the learning rate, or ``horizon``, its total_steps.
-    factor: float  #: Times the configuration's, or the true horizon.
+    factor: float  #: Factor on the configured learning rate, or on the true horizon.
 
 
 PLAIN = Variant("nothing", 1.0)
@@ -51,10 +51,10 @@ PLAIN = Variant("nothing", 1.0)
 class Grid(NamedTuple):
     """Workloads, baselines, seeds and horizons."""
 
-    workloads: Mapping[str, Path | None]  #: The file of each, None for one of the bench's own.
+    workloads: Mapping[str, Path | None]  #: File of each workload; None for a built-in one.
     baselines: loading.Baselines
     seeds: Sequence[int]  #: Seeds of the runs; a peer's learning rate is chosen on the first one.
-    steps: Sequence[int]  #: The horizons, upwards.
+    steps: Sequence[int]  #: Horizons, ascending.
 
     def get_baseline(self, name: str, steps: int) -> loading.Baseline:
         """Get a workload's baseline at a horizon."""

@@ -21,16 +21,17 @@ from analysis.optimizer_bench.workloads import ROLE, ROLES, WORKLOADS
 from analysis.shared.runner import StudyParser, parse_names
 from protonet.errors import raise_input_error, raise_missing_file
 
-FILE = "file"  #: The role and the family of a file's workloads.
+#: Role and family of the workloads of a file.
+FILE = "file"
 BASELINES = Path("analysis/results/optimizer_baselines.json")
-#: What tuned AdamW reaches on a workload: ``target``, the worst seed's best smoothed loss of the setting for which that
-#: is least (``setting``); ``steps``, the median over seeds of the first step that reaches the target, least over the
-#: best settings (by ``fastest``, whose first steps are ``hits``: None for a seed that misses the target); ``initial``,
-#: the mean validation loss before training; ``curve``, the mean over seeds of the smoothed losses that made the target;
-#: ``max_steps`` of every run, and the workload's ``fingerprint``. Newer ones have ``easier`` baselines by name,
-#: each with a target, steps and settings of its own; ``coarse`` ones are of the ladder alone.
+#: Result of tuned AdamW on a workload. ``setting`` has the lowest ``target``: the worst seed's best smoothed loss.
+#: ``steps`` is the median over seeds of the first step at the target, for the ``fastest`` of the best settings, whose
+#: first steps are ``hits`` (None for a miss). ``initial`` is the mean validation loss before training, ``curve`` the
+#: mean over seeds of the smoothed losses of ``setting``, ``max_steps`` the length of every run, and ``fingerprint``
+#: that of the workload. Newer baselines have ``easier`` ones by name, each with a target, steps and settings;
+#: ``coarse`` ones are of the ladder alone.
 Baseline = dict[str, Any]
-#: By the workload's name and the horizon, a text.
+#: By workload name and horizon, as text.
 Baselines = dict[str, dict[str, Baseline]]
 NEEDED = {"target", "steps", "initial", "max_steps", "fingerprint", "curve"}
 

@@ -13,10 +13,10 @@ from analysis.optimizer_bench.workloads import ROLES
 from protonet.errors import optional_packages
 from protonet.ui.text import format_table
 
-#: An optimizer's ``name`` and ``config``, its ``rows`` and what they come to (``summaries``). A peer has ``rates``
-#: instead of the config: by the horizon, its ``best`` learning rate and each rate's geometric mean on the first seed
-#: (``means``). A candidate has what was ``changed`` and by which ``factor``, and if it is nothing the ``curves`` of
-#: smoothed losses of each seed, by the workload's name.
+#: An optimizer's ``name``, ``config``, ``rows`` and ``summaries``. A peer has ``rates`` instead of the config: for each
+#: horizon its ``best`` learning rate, and each rate's geometric mean on the first seed (``means``). A candidate has the
+#: ``changed`` quantity and its ``factor``; if nothing is changed, also the ``curves`` of smoothed losses of each seed,
+#: by workload.
 Entry = dict[str, Any]
 TITLES = {role: f"{role.capitalize()} workloads" for role in ROLES} | {FILE: "Workloads of the file"}
 EASIER = {"coarse": "a coarse ladder of AdamWs", "shared": "one AdamW for all"}

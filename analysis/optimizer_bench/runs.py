@@ -25,22 +25,22 @@ from protonet.errors import installed_version
 
 WARMUP = 0.03  #: Fraction of the steps in which the rate rises.
 FOLDER = "analysis/optimizer_bench"
-#: The sources that decide every run.
+#: Sources that affect every run.
 SHARED = [f"{FOLDER}/workload.py", *(f"{FOLDER}/workloads/{name}.py" for name in ("data", "models"))]
 
 
 class Candidate(NamedTuple):
     """An optimizer with its settings."""
 
-    name: str  #: A key of ``peers.PEERS``, or what tables call it.
-    config: str  #: Its settings, a JSON object.
-    file: Path | None = None  #: The file of its class ``CustomOptimizer``, or None for a peer.
+    name: str  #: A key of ``peers.PEERS``, or the name in tables.
+    config: str  #: Settings as a JSON object.
+    file: Path | None = None  #: File of its class ``CustomOptimizer``; None for a peer.
 
 
 class Setting(NamedTuple):
     """An AdamW setting: linear warmup for the fraction ``WARMUP`` of ``horizon`` steps, then cosine decay."""
 
-    lr: float = 3e-3  #: Where the search starts.
+    lr: float = 3e-3  #: Start of the search.
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.999)
     horizon: float = 1.0
@@ -55,9 +55,9 @@ class Run(NamedTuple):
     """One training run."""
 
     workload: str
-    file: Path | None  #: The file whose ``WORKLOADS`` has it, or None for a visible one.
-    seed: int  #: Of its initial weights and batches.
-    max_steps: int  #: Where it ends at the latest.
+    file: Path | None  #: File whose ``WORKLOADS`` has it; None for a built-in one.
+    seed: int  #: Seed of initial weights and batches.
+    max_steps: int  #: Maximum number of steps.
     optimizer: Candidate | Setting
     target: float | None = None  #: The smoothed loss at which a candidate's run ends.
 
@@ -142,7 +142,7 @@ def do(run: Run) -> Curve:
 
     with initial_weights(run.seed), warnings.catch_warnings():
         if candidate.file is None:
-            warnings.simplefilter("ignore")  # libraries' own
+            warnings.simplefilter("ignore")  # warnings of libraries
         try:
             curve = train(build, run.seed, make, max_steps=run.max_steps, target=target)
         except caught as error:  # where it is made, or in a loss

@@ -13,17 +13,17 @@ from analysis.optimizer_bench.loading import FILE, get_role
 from analysis.optimizer_bench.workload import EVERY, Curve
 from analysis.optimizer_bench.workloads import FAMILY, KIND
 
-#: A miss earns this much at the most, what is left falls by e with every tenth of the way that is left, to the floor.
+#: Maximum score of a miss; the score falls by a factor of e per tenth of the remaining distance, down to the floor.
 MISS, STEEPNESS, FLOOR = 0.7, 10.0, 0.05
 RESAMPLES = 2000
-#: A workload's name, role, family and kind, the horizon (``steps``), the geometric mean over seeds (``ratio``) and each
-#: seed's ratio, first step at the target (None: a miss), whether it diverged, what the optimizer raised (None: nothing)
-#: and, of a miss, how far its best smoothed loss stays above the target, in percent (``gaps``, None for a hit
-#: or no loss); the ratios against ``easier`` baselines, by name, if there are some; and milliseconds a step.
+#: Workload name, role, family and kind; horizon (``steps``); geometric mean over seeds (``ratio``); for each seed the
+#: ratio, the first step at the target (None: a miss), whether it diverged, and the exception (None: none); for misses,
+#: the gap of the best smoothed loss to the target in percent (``gaps``, None for a hit or no loss); ratios against
+#: ``easier`` baselines by name, if any; and milliseconds per step.
 Row = dict[str, Any]
-#: What rows of one role and horizon come to: ``role``, ``steps``, ``ratio``, their geometric mean, its 95 %
-#: ``interval`` (None for one seed), the mean of each of the ``kinds`` and against each ``easier`` baseline that all
-#: rows have, the ``worst`` row and family, and which workloads ``diverged`` on any seed.
+#: Summary of the rows of one role and horizon: ``role``, ``steps``, ``ratio``, their geometric mean, its 95 %
+#: ``interval`` (None for one seed), the mean for each of the ``kinds`` and against each ``easier`` baseline that all
+#: rows have, the ``worst`` row and family, and the workloads that ``diverged`` on any seed.
 Summary = dict[str, Any]
 
 

@@ -31,8 +31,8 @@ from protonet.errors import raise_input_error
 from protonet.ui.command_line import check_name
 from protonet.ui.text import format_table
 
-#: One or two of each visible or tuning family, those whose runs take the least time with the shared optimizer, which
-#: ends early where it is fast: 50 s on two cores.
+#: One or two workloads of each visible or tuning family: those with the shortest runs, 50 s in total on two cores with
+#: the shared optimizer, which ends early where it is fast.
 CHEAP = (
     *("gpt", "recommender", "vae", "gnn", "prototype", "syntax", "spiky", "chain", "denoiser", "ranking", "words"),
     *("loud", "contrast", "tastes", "teacher", "petals", "surface", "spring", "kinds"),
@@ -95,7 +95,7 @@ def make_variant(text: str, config_file: str | None, folder: Path) -> Candidate:
     """Make a variant of an optimizer; changed constants are written to a file, named after the change."""
     name, _, fields = text.partition(":")
     path = Path(name)
-    candidate = load_candidate(path, config_file)  # it says what is wrong with the file itself
+    candidate = load_candidate(path, config_file)  # raises an error that names the file
     if not fields:
         return candidate
     source = change_constants(path, fields)

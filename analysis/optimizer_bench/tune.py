@@ -36,7 +36,7 @@ SEEDS = (0, 1, 2)  #: The first one decides on settings, all of them make the ba
 COARSE, FINE, RATES = 3.0, 1.7, (1e-6, 10.0)
 WEIGHT_DECAYS = (0.0, 0.1, 1.0)
 BETAS = ((0.9, 0.99), (0.9, 0.95), (0.95, 0.999), (0.8, 0.999))
-HORIZONS = (1.0, 0.6, 0.35, 0.0)  #: Shares of the steps at whose end a cosine reaches 0; 0 is a constant rate.
+HORIZONS = (1.0, 0.6, 0.35, 0.0)  #: Fractions of the steps at whose end a cosine reaches 0; 0 is a constant rate.
 LADDER_DECAYS = (0.01, 0.1)
 SOURCE = "analysis/optimizer_bench/tune.py"
 COLUMNS = {
@@ -141,7 +141,7 @@ def tune_workload(task: Task) -> dict[str, loading.Baseline]:
     return result
 
 
-Measure = Callable[[Setting, int], Curve]  #: Trains by a setting and a seed; asked for the same pair again and again.
+Measure = Callable[[Setting, int], Curve]  #: Trains with a setting and a seed; results are cached.
 
 
 def tune(measure: Measure, start: Setting | None = None) -> tuple[loading.Baseline, Setting]:
@@ -158,13 +158,13 @@ def tune(measure: Measure, start: Setting | None = None) -> tuple[loading.Baseli
         tuned = climb(measure, start._replace(horizon=1.0), FINE)
     tuned = pick_best(measure, [tuned, *(tuned._replace(weight_decay=decay) for decay in WEIGHT_DECAYS)])
     ends = [tuned._replace(horizon=horizon) for horizon in HORIZONS]
-    ends = [pick_best(measure, ends[:-1]), climb(measure, ends[-1], FINE)]  # a constant rate is a lower one
+    ends = [pick_best(measure, ends[:-1]), climb(measure, ends[-1], FINE)]  # a constant rate must be lower
     finalists = sorted(ends, key=lambda setting: _min_loss(measure(setting, SEEDS[0])))
     ladder = climb_ladder(measure)
     easier = {
         name: select_setting(measure, [setting])[0] for name, setting in (("coarse", ladder), ("shared", Setting()))
     }
-    # a search may end beside what the ladder finds
+    # the search may miss the optimum of the ladder
     return make_baseline(measure, [*finalists, ladder]) | {"easier": easier}, finalists[0]
 
 

@@ -24,12 +24,12 @@ class Workload(NamedTuple):
     """A task that optimizers are evaluated on."""
 
     model: nn.Module  #: In training mode; all of its parameters are trained.
-    train_loss: Callable[[], Tensor]  #: Draws the next batch from the workload's own generator, returns its loss, 0-d.
-    #: Returns the loss, 0-d, of a validation set that no seed changes. Called without gradients, in evaluation mode.
+    train_loss: Callable[[], Tensor]  #: Samples the next batch, and computes its loss, 0-d.
     val_loss: Callable[[], Tensor]
+    """Computes the loss, 0-d, of a fixed validation set. Called without gradients, in evaluation mode."""
 
 
-#: From a seed, which decides initial weights and the order of batches and nothing else.
+#: Builds a workload from a seed, which determines initial weights and the order of batches alone.
 Build = Callable[[int], Workload]
 
 
@@ -46,8 +46,8 @@ class Task(NamedTuple):
 
     make: Callable[[], nn.Module]  #: Makes the model.
     loss: Callable[[nn.Module, Any], Tensor]  #: Maps the model and a batch to the loss, 0-d.
-    stream: Callable[[torch.Generator], Iterator[Any]]  #: Draws batches for ever.
-    validation: Any  #: The batch to validate on.
+    stream: Callable[[torch.Generator], Iterator[Any]]  #: Yields batches without end.
+    validation: Any  #: Validation batch.
 
 
 def build(task: Task, seed: int) -> Workload:
@@ -69,8 +69,10 @@ def workload(describe: Callable[[], Task]) -> Build:
     return build_it
 
 
-Stream = Callable[[torch.Generator], Iterator[Any]]  #: Draws batches for ever.
-Draw = Callable[[Tensor, torch.Generator], Any]  #: Adds to rows what is drawn anew for each batch.
+#: Yields batches without end.
+Stream = Callable[[torch.Generator], Iterator[Any]]
+#: Augments the rows of a batch.
+Draw = Callable[[Tensor, torch.Generator], Any]
 
 
 def shuffle(rows: Tensor, size: int, draw: Draw = lambda rows, _: rows) -> Stream:

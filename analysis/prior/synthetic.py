@@ -1,7 +1,7 @@
 """Synthetic tasks: a prior over relations between features and classes.
 
-Each family draws (n, dim) features and (n,) classes from a generator; `draw` picks a family and then spoils what it
-drew as real tables are spoilt: useless, copied, warped, rounded, heavy-tailed columns, and wrong labels.
+Each family samples (n, dim) features and (n,) classes; `draw` samples a family and corrupts its table as real ones are:
+uninformative, duplicated, transformed, rounded or heavy-tailed columns, and wrong labels.
 
 Source: the idea of such a prior is that of Hollmann et al., "TabPFN" (2023), sec. 4.
 """

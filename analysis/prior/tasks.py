@@ -21,9 +21,9 @@ from protonet.tables.features import NO_REPRESENTATION
 from protonet.tables.frames import encode_frame, fit_frame, read_frame
 
 SHOTS = (1, 1, 2, 2, 3, 4, 5, 5, 7, 10, 15, 20)
-#: Rows that are labelled, and rows to judge on, at the most.
+#: Maximum number of labelled rows and of test rows.
 MAX_LABELLED, MAX_TEST_ROWS = 200, 120
-#: A table has at least so many rows and columns; of more rows, so many are drawn from.
+#: Minimum number of rows and columns of a table; more rows than the maximum are subsampled.
 MIN_ROWS, MIN_COLUMNS, MAX_ROWS = 40, 3, 3000
 MAX_FEATURES = 400
 #: Tables that are, or are part of, a set of `analysis.real_data.sets`, by that.

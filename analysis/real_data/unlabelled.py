@@ -1,6 +1,6 @@
 """Value of unlabelled rows to the solver, also where they mislead, compared with scikit-learn's methods.
 
-Of real data, some labelled rows per class, and up to 60 per class without a label, on which all methods are judged.
+Splits of real data have labelled rows and up to 60 unlabelled rows per class; all methods are evaluated on these.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from protonet.datasets import Split
 from protonet.losses import class_means
 
-with suppress(ImportError):  # optional: cosine, the nearest mean and the statement's MLP do without
+with suppress(ImportError):  # optional: cosine, the nearest mean and the statement's MLP do not need it
     from sklearn.calibration import CalibratedClassifierCV
     from sklearn.covariance import ledoit_wolf_shrinkage
     from sklearn.decomposition import PCA
@@ -83,9 +83,9 @@ def fit_centroid(x: np.ndarray, y: np.ndarray) -> Predictor:
 
 def fit_lda(x: np.ndarray, y: np.ndarray) -> Predictor:
     """Fit linear discriminant analysis, with cross-validated shrinkage and scaling."""
-    if np.bincount(y).min() == 1:  # no covariance is known
+    if np.bincount(y).min() == 1:  # the covariance cannot be estimated
         return fit_centroid(x, y)
-    # PCA: in the span of the rows, which loses nothing and costs little where rows are fewer than features.
+    # PCA to the span of the rows loses nothing, and is faster if there are fewer rows than features.
     lda = make_pipeline(PCA(), LinearDiscriminantAnalysis(solver="lsqr"))
     shrinkage = {"model__lineardiscriminantanalysis__shrinkage": [0.5, 0.1, 0.02]}
     return _fit(lda, x, y, [shrinkage, shrinkage | UNSCALED], fewest=3)
@@ -122,7 +122,7 @@ def fit_logistic_by_accuracy(x: np.ndarray, y: np.ndarray) -> Predictor:
     scaler = StandardScaler().fit(x)
     x, largest, right = scaler.transform(x), int(np.bincount(y).max()), np.zeros(len(STRENGTHS))
     kind = StratifiedKFold if largest > 1 else KFold
-    with warnings.catch_warnings():  # small classes, and fits that their steps leave unfinished
+    with warnings.catch_warnings():  # small classes, and fits that do not converge
         warnings.simplefilter("ignore")
         for fitted, held_out in kind(max(2, min(FOLDS, largest)), shuffle=True, random_state=0).split(x, y):
             model = LogisticRegression(warm_start=True)  # each penalty starts where the last one ended
@@ -158,7 +158,7 @@ def fit_svm(x: np.ndarray, y: np.ndarray, *, probabilities: bool = False) -> Pre
 
 def fit_knn(x: np.ndarray, y: np.ndarray) -> Predictor:
     """Fit k nearest neighbours: k and scaling cross-validated."""
-    smallest = len(y) - -(-len(y) // FOLDS)  # rows of a fold's training part, about
+    smallest = len(y) - -(-len(y) // FOLDS)  # approximate training rows of a fold
     neighbours = [k for k in (1, 3, 5, 9) if k <= min(smallest, 2 * int(np.bincount(y).max()))]
     grid = {"model__n_neighbors": neighbours}
     return _fit(KNeighborsClassifier(), x, y, [grid, grid | UNSCALED])
@@ -213,7 +213,7 @@ def _search(
 ) -> Any:
     """Fit a pipeline with a cross-validated grid search, or the grid's first setting if a class has too few rows."""
     pipeline = Pipeline([("scale", StandardScaler()), ("model", estimator)])
-    with warnings.catch_warnings():  # fits that their steps leave unfinished, covariances of single rows
+    with warnings.catch_warnings():  # fits that do not converge, covariances of single rows
         warnings.simplefilter("ignore")
         smallest = int(np.bincount(y).min())
         if grid is None or smallest < fewest:

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from protonet.errors import installed_version
 from solution.pack import ROOT
 
-PACKAGES = ("numpy", "scipy", "scikit-learn", "torch")  #: Their versions decide results.
+PACKAGES = ("numpy", "scipy", "scikit-learn", "torch")  #: Packages whose versions affect results.
 Run = TypeVar("Run")
 
 
@@ -76,7 +76,7 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
             entry = json.loads(line)
-        except json.JSONDecodeError:  # it was cut off
+        except json.JSONDecodeError:  # an interrupted write
             continue
         if isinstance(entry, dict):
             yield entry

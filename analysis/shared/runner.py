@@ -35,7 +35,7 @@ FOLDER = "folder"
 class Report(NamedTuple):
     """The result of a study."""
 
-    rows: object  #: What ``--json`` writes.
+    rows: object  #: Content of ``--json``.
     table: str  #: Markdown, printed and written by ``--markdown`` with the command that made it.
 
 
@@ -149,7 +149,7 @@ def check_python(option: str, path: str) -> str:
     path_of = shutil.which(path)
     if path_of is None:
         raise_input_error(option, "be an interpreter", repr(path), "Pass its path.")
-    return str(Path(path_of).absolute())  # links are kept: an environment is known by its own
+    return str(Path(path_of).absolute())  # links are not resolved: they identify an environment
 
 
 def _check_plot(option: str, path: str) -> str:
@@ -163,7 +163,7 @@ def _check_plot(option: str, path: str) -> str:
 
 def run_python(*arguments: str) -> tuple[int, str, str]:
     """Run ``python`` in the repository; return the exit code, stdout and the last line of stderr."""
-    command = [sys.executable, *arguments]  # out of reach of Ctrl-C: it ends from here, without a traceback
+    command = [sys.executable, *arguments]  # a separate session: Ctrl-C ends it from here, without a traceback
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, start_new_session=True)
     return ended.returncode, ended.stdout, (ended.stderr.splitlines() or ["nothing on stderr"])[-1]
 

@@ -107,7 +107,7 @@ def run(options: argparse.Namespace) -> Report:
     before = {}
     if options.before is not None:
         before = {Run(*key): value for *key, value in json.loads(Path(options.before).read_text(encoding="utf-8"))}
-    rows = [[*each, result] for each, result in results.items()]
+    rows = [[*key, result] for key, result in results.items()]
     return Report(rows, tabulate(results, before, options.splits))
 
 
@@ -146,7 +146,7 @@ def split_set(name: str, shots: int, seed: int) -> tuple[Tensor, Tensor, Tensor 
     assert read is not None
     part = read.take(train)
     fitted = fit_frame(part, None, NO_REPRESENTATION)
-    rows, tested = (torch.from_numpy(encode_frame(each, fitted)) for each in (part, read.take(test)))
+    rows, tested = (torch.from_numpy(encode_frame(table, fitted)) for table in (part, read.take(test)))
     return rows, torch.from_numpy(y[train]), fitted.encoding.blocks, tested, torch.from_numpy(y[test])
 
 
@@ -163,8 +163,8 @@ def load_packaged(name: str) -> tuple[Any, np.ndarray]:
     counts = frame[label].value_counts()
     frame = frame[frame[label].isin(counts.index[counts >= max(SHOTS) + 3])].reset_index(drop=True)
     y = np.unique(frame[label].astype(str), return_inverse=True)[1]
-    frame = frame.drop(columns=[each for each in frame if str(each) in {"rownames", label}])
-    return frame.astype({each: object for each in frame if frame[each].dtype == "category"}), y
+    frame = frame.drop(columns=[column for column in frame if str(column) in {"rownames", label}])
+    return frame.astype({column: object for column in frame if frame[column].dtype == "category"}), y
 
 
 def measure_rare(run: Run) -> dict[str, float]:
@@ -183,10 +183,10 @@ def measure_rare(run: Run) -> dict[str, float]:
     seconds = time.process_time() - start
     with torch.no_grad():
         log_p = network(test_x).double().log_softmax(dim=1)
-    found = {**score(log_p, test_y), "seconds": seconds, "share": float(log_p.exp()[:, 1].mean()) / (rare / n)}
+    metrics = {**score(log_p, test_y), "seconds": seconds, "share": float(log_p.exp()[:, 1].mean()) / (rare / n)}
     frequencies = torch.tensor([1 - rare / n, rare / n], dtype=torch.float64).log().expand(len(test_y), 2)
     losses = _fit_baselines(x, y, test_x, test_y, frequencies)
-    return found | {f"baseline {name}": loss for name, loss in losses.items()}
+    return metrics | {f"baseline {name}": loss for name, loss in losses.items()}
 
 
 def _fit_baselines(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, frequencies: Tensor) -> dict[str, float]:
@@ -195,14 +195,14 @@ def _fit_baselines(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, frequen
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415
     from sklearn.naive_bayes import GaussianNB  # noqa: PLC0415
 
-    found = {"class frequencies": score(frequencies, test_y)["log_loss"]}
+    losses = {"class frequencies": score(frequencies, test_y)["log_loss"]}
     models = (LogisticRegression(), GaussianNB(), RandomForestClassifier(random_state=0))
     for model in models:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             p = torch.from_numpy(model.fit(x.numpy(), y.numpy()).predict_proba(test_x.numpy())).clamp_min(1e-6)
-        found[type(model).__name__] = score(p.log(), test_y)["log_loss"]
-    return found
+        losses[type(model).__name__] = score(p.log(), test_y)["log_loss"]
+    return losses
 
 
 def measure_change(run: Run) -> dict[str, float]:
@@ -234,7 +234,7 @@ def tabulate(results: Mapping[Run, Mapping[str, float]], before: Mapping[Run, Ma
         ("rare", _tabulate_rare, RARE_NOTE),
         ("stable", _tabulate_stable, STABLE_NOTE),
     ):
-        selected = {each: result for each, result in results.items() if each.part == part}
+        selected = {run: result for run, result in results.items() if run.part == part}
         if selected:
             tables.append(make(selected, before) + note.format(splits=splits))
     return "\n".join(tables)
@@ -243,24 +243,24 @@ def tabulate(results: Mapping[Run, Mapping[str, float]], before: Mapping[Run, Ma
 def _tabulate_few(results: Mapping[Run, Mapping[str, float]], before: Mapping[Run, Mapping[str, float]]) -> str:
     """Format a line per set, rows per class and effort, and the means over all sets."""
     lines = []
-    efforts = list(dict.fromkeys(each.effort for each in results))
-    names = list(dict.fromkeys(each.name for each in results))
+    efforts = list(dict.fromkeys(run.effort for run in results))
+    names = list(dict.fromkeys(run.name for run in results))
     metrics = (("accuracy", 100.0, 1), ("log_loss", 1.0, 3), ("seconds", 1.0, 2))
     means: dict[tuple[str, int, str], list[list[float]]] = {}
     for name in names:
         for shots in SHOTS:
             for effort in efforts:
-                runs = [each for each in results if each[1:3] == (name, shots) and each.effort == effort]
+                runs = [run for run in results if run[1:3] == (name, shots) and run.effort == effort]
                 cells = [name, str(shots), effort]
                 for metric, factor, digits in metrics:
-                    value = factor * statistics.fmean(results[each][metric] for each in runs)
+                    value = factor * statistics.fmean(results[run][metric] for run in runs)
                     means.setdefault((effort, shots, metric), []).append([value])
                     cells.append(f"{value:.{digits}f}")
                     if before:
-                        paired = [factor * (results[each][metric] - before[each][metric]) for each in runs]
+                        paired = [factor * (results[run][metric] - before[run][metric]) for run in runs]
                         means[effort, shots, metric][-1].append(statistics.fmean(paired))
                         cells.append(format_mean(paired, digits=digits, sign=True))
-                fast = [each._replace(effort="fast") for each in runs]
+                fast = [run._replace(effort="fast") for run in runs]
                 regret = [
                     100 * (results[a]["accuracy"] - results[b]["accuracy"])
                     for a, b in zip(runs, fast, strict=True)
@@ -272,9 +272,9 @@ def _tabulate_few(results: Mapping[Run, Mapping[str, float]], before: Mapping[Ru
             cells = ["mean over sets", str(shots), effort]
             for metric, _, digits in metrics:
                 values = means[effort, shots, metric]
-                cells.append(f"{statistics.fmean(each[0] for each in values):.{digits}f}")
+                cells.append(f"{statistics.fmean(value[0] for value in values):.{digits}f}")
                 if before:
-                    cells.append(format_mean([each[1] for each in values], digits=digits, sign=True))
+                    cells.append(format_mean([value[1] for value in values], digits=digits, sign=True))
             lines.append([*cells, ""])
     header = ["set", "rows per class", "effort"]
     for title in ("accuracy", "log-loss", "CPU, s"):
@@ -285,18 +285,18 @@ def _tabulate_few(results: Mapping[Run, Mapping[str, float]], before: Mapping[Ru
 def _tabulate_rare(results: Mapping[Run, Mapping[str, float]], before: Mapping[Run, Mapping[str, float]]) -> str:
     """Format a line per problem and effort."""
     lines = []
-    for name, effort in dict.fromkeys((each.name, each.effort) for each in results):
-        runs = [each for each in results if (each.name, each.effort) == (name, effort)]
+    for name, effort in dict.fromkeys((run.name, run.effort) for run in results):
+        runs = [run for run in results if (run.name, run.effort) == (name, effort)]
         titles = [title for title in results[runs[0]] if title.startswith("baseline")]
-        losses = {title: statistics.fmean(results[each][title] for each in runs) for title in titles}
+        losses = {title: statistics.fmean(results[run][title] for run in runs) for title in titles}
         best = min(losses, key=lambda title: losses[title])
-        loss = statistics.fmean(results[each]["log_loss"] for each in runs)
+        loss = statistics.fmean(results[run]["log_loss"] for run in runs)
         cells = [name, effort, f"{loss:.4f}"]
         if before:
-            cells.append(f"{statistics.fmean(before[each]['log_loss'] for each in runs):.4f}")
+            cells.append(f"{statistics.fmean(before[run]['log_loss'] for run in runs):.4f}")
         cells += [f"{losses[best]:.4f} ({best.removeprefix('baseline ')})", f"{100 * (loss / losses[best] - 1):+.1f}"]
-        shares = [results[each]["share"] for each in runs]
-        mean, error = mean_and_error(shares)
+        ratios = [results[run]["share"] for run in runs]
+        mean, error = mean_and_error(ratios)
         lines.append([*cells, f"{mean:.2f} ± {error:.2f}"])
     header = ["rare of all x columns", "effort", "log-loss", *(["before"] if before else [])]
     return format_table([*header, "best baseline", "above it, %", "probability"], lines)
@@ -306,10 +306,10 @@ def _tabulate_stable(results: Mapping[Run, Mapping[str, float]], before: Mapping
     """Format a line per change and effort."""
     lines = []
     for change in CHANGES:
-        for effort in dict.fromkeys(each.effort for each in results):
-            runs = [each for each in results if each.name.startswith(f"{change} ") and each.effort == effort]
-            cells = [change, effort, f"{statistics.fmean(results[each]['change'] for each in runs):.2g}"]
+        for effort in dict.fromkeys(run.effort for run in results):
+            runs = [run for run in results if run.name.startswith(f"{change} ") and run.effort == effort]
+            cells = [change, effort, f"{statistics.fmean(results[run]['change'] for run in runs):.2g}"]
             if before:
-                cells.append(f"{statistics.fmean(before[each]['change'] for each in runs):.2g}")
+                cells.append(f"{statistics.fmean(before[run]['change'] for run in runs):.2g}")
             lines.append(cells)
     return format_table(["change of", "effort", "largest change", *(["before"] if before else [])], lines)

@@ -120,7 +120,7 @@ def test_hops_are_the_shortest_paths() -> None:
     edges, hops = streams.draw_graphs(30, generate())
     for matrix, hop in zip(edges, hops, strict=True):
         expected = shortest_path(matrix.numpy(), unweighted=True, indices=0)
-        assert hop.tolist() == [min(streams.FURTHEST, distance) for distance in expected]
+        assert hop.tolist() == [min(streams.MAX_DISTANCE, distance) for distance in expected]
 
 
 def test_hidden_columns_of_a_linear_function_follow_from_the_known_ones() -> None:

@@ -51,7 +51,7 @@ STREAMED: dict[str, Family] = {
     "recurrent stream": {"chords": streams.chords},
     "restoration stream": {"jumps": streams.jumps},
 }
-#: Made for choosing at 5,000 steps: most of them can fall to nothing, as the streams for tuning cannot.
+#: Added for the selection at 5,000 steps: for most of them the minimum loss is 0, unlike for the tuning streams.
 ADDED: dict[str, Family] = {
     "function stream": {"surface": streams.surface},
     "motion stream": {"spring": streams.spring},
@@ -59,8 +59,8 @@ ADDED: dict[str, Family] = {
 }
 FAMILIES = {**VISIBLE, **STUDIED, **DRAWN, **STREAMED, **ADDED}
 WORKLOADS = {name: build for family in FAMILIES.values() for name, build in family.items()}
-#: The scarce resource of a workload: streams have no row twice, in the others rows repeat, and some
-#: of those have tables of vectors alone.
+#: The scarce resource of a workload. In streams no row repeats; in the others rows repeat, and some of these train
+#: embedding tables alone.
 KIND = dict.fromkeys((*chain(*STREAMED.values(), *ADDED.values()), "heat", "sorter"), "streams")
 KIND |= dict.fromkeys(("recommender", "ranking", "words"), "tables")
 KIND |= dict.fromkeys(WORKLOADS.keys() - KIND.keys(), "few rows")
@@ -79,8 +79,8 @@ def draw_streams() -> list[list[str]]:
     return [order[:3], order[3:]]
 
 
-#: The role of each family: ``visible`` and ``tuning`` ones decide on the optimizer, one left out at a time; a look at
-#: ``validation`` is logged; ``test`` is run twice at the most.
+#: Roles of families. The optimizer is chosen on ``visible`` and ``tuning`` families, with leave-one-family-out
+#: estimates. Evaluations on ``validation`` are logged. At most two optimizers are evaluated on ``test``.
 ROLES = {"visible": [*VISIBLE], "tuning": [*STUDIED, "scales", "contrast"]}
 ROLES["tuning"] += ["class stream", "vision stream", "recommendation stream", *ADDED]
 ROLES |= {"validation": ["physics", "attention", "multitask"]}

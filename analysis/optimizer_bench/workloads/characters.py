@@ -27,20 +27,30 @@ from protonet.datasets import Dataset
 from protonet.losses import episodic_loss
 from protonet.sampling import index_classes, sample_episodes
 
-PATCH, WIDTH = 7, 64  #: The vision transformer's.
-LOUDNESS = 10.0  #: Times torch's own initial weights.
-WRONG = 0.3  #: The share of training labels that are drawn anew among the other classes.
-SHAPES = 6  #: Numbers that say how a character's ink lies.
+#: Patch size and width of the vision transformer.
+PATCH, WIDTH = 7, 64
+#: Factor on torch's default initial weights.
+LOUDNESS = 10.0
+#: Fraction of training labels that are replaced by another class.
+WRONG = 0.3
+#: Number of image moments of a character.
+SHAPES = 6
 EXPERTS = 8
-BALANCE = 0.01  #: Weight of the term that keeps experts equally busy.
-GRID = 8  #: Pixels a side of the shrunk pictures that are read pixel by pixel.
+#: Weight of the load-balancing loss.
+BALANCE = 0.01
+#: Pixels per side of the downsampled pictures that are read pixel by pixel.
+GRID = 8
 CHANNELS, STATES = 16, 8
-STEPS = (0.01, 0.2)  #: The bounds of channels' first time steps: the state fades by exp(-DECAY * step) a pixel.
+#: Range of the initial time steps of the channels: the state decays by exp(-DECAY * step) per pixel.
+STEPS = (0.01, 0.2)
 DECAY = 0.5
-HELD_OUT = 5  #: Every fifth character, where validation is on characters that were never seen.
+#: Every fifth character is held out, if validation is on unseen characters.
+HELD_OUT = 5
 EPISODE = {"n_way": 20, "n_shot": 1, "n_query": 4}
-TURN, ZOOM, SHIFT = math.radians(20), 0.25, 0.15  #: How far a view goes: half the picture's side is 1.
-GREY = 0.1  #: The standard deviation of a view's noise.
+#: Largest rotation, zoom and shift of a view, where half of the picture's side is 1.
+TURN, ZOOM, SHIFT = math.radians(20), 0.25, 0.15
+#: Standard deviation of the noise of a view.
+GREY = 0.1
 TEMPERATURE = 0.2
 FEATURES = 64  #: Width of the pretrained network below its new head.
 ADAPTED = 192  #: The width of the network that has adapters.

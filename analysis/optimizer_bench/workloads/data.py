@@ -15,7 +15,8 @@ from protonet.datasets import Dataset, load_glyphs
 from protonet.errors import optional_packages
 
 SIDE, PIXELS = 28, 28 * 28  #: Size of a picture of a character.
-VALIDATION_SHARE = 10  #: One module of the standard library in ten is validated on.
+#: One module of the standard library in ten is for validation.
+VALIDATION_EVERY = 10
 DEFINITION = re.compile(r"^ *(?:async )?def (\w+)", re.MULTILINE)
 WORD = re.compile(r"[^\W\d]\w+")
 #: Minimum number of functions of a module in tasks that classify modules.
@@ -52,7 +53,7 @@ def read_sources() -> tuple[dict[str, str], dict[str, str]]:
     train, validation = dict[str, str](), dict[str, str]()
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         # A module stays on its side whatever others its Python has.
-        side = train if zlib.crc32(path.name.encode()) % VALIDATION_SHARE else validation
+        side = train if zlib.crc32(path.name.encode()) % VALIDATION_EVERY else validation
         side[path.name] = path.read_text(encoding="utf-8")
     return train, validation
 

@@ -15,18 +15,27 @@ from analysis.optimizer_bench.workload import Task, on_rows, seed_0, workload
 from analysis.optimizer_bench.workloads.data import standardise
 from analysis.optimizer_bench.workloads.models import States, make_mlp
 
-JOINTS, TURN = 4, math.pi / 2  #: Each joint turns by at most so much either way.
-SPIKES, SPIKE = 0.01, 100.0  #: The share of spoilt readings, and their standard deviation, that of the others being 1.
+#: Joints, and largest angle of each in both directions.
+JOINTS, TURN = 4, math.pi / 2
+#: Fraction of outliers, and their standard deviation relative to that of other readings.
+SPIKES, SPIKE = 0.01, 100.0
 READINGS = 20_000
-DELAY, EULER, SAMPLE = 17.0, 0.1, 6.0  #: Units of time: of the equation, of its solution, and between two samples.
-SERIES, SAMPLES, SETTLE = 64, 400, 50  #: Samples of each series that are used, and before them, in which it settles.
-AHEAD, GRAIN = 14, 0.05  #: Samples from what is seen to what is forecast, and the standard deviation of its noise.
-LENGTH, HEARD = 24, 8  #: Samples of a window, and those before the first forecast that counts.
+#: Units of time: delay of the equation, step of its solution, and interval between two samples.
+DELAY, EULER, SAMPLE = 17.0, 0.1, 6.0
+#: Series, samples of each, and discarded samples before them.
+SERIES, SAMPLES, SETTLE = 64, 400, 50
+#: Forecast horizon in samples, and standard deviation of the noise.
+AHEAD, GRAIN = 14, 0.05
+#: Samples of a window, and samples before the first forecast in the loss.
+LENGTH, WARMUP_SAMPLES = 24, 8
 DIFFUSIVITY = 0.02
-MODES = {1: 1.0, 3: 0.6, 6: 0.4}  #: Amplitudes at time 0 of the waves sin(k pi x) that the solution is made of.
-INTERIOR, EDGE = 64, 16  #: Points of a batch: within, and on each of the three sides where the solution is given.
+#: Amplitudes at time 0 of the components sin(k pi x) of the solution.
+MODES = {1: 1.0, 3: 0.6, 6: 0.4}
+#: Points of a batch: inside, and on each of the three sides with known values.
+INTERIOR, EDGE = 64, 16
 EDGE_WEIGHT = 10.0
-SPRING = 0.5  #: Between the two pendulums, whose own frequency is 1.
+#: Stiffness of the spring between the two pendulums, whose natural frequency is 1.
+SPRING = 0.5
 SPREAD = 1.5  #: Standard deviation of the first angles and velocities.
 #: Time step, observations per trajectory after its first state, and integration substeps.
 INTERVAL, OBSERVATIONS, SUBSTEPS = 0.6, 2, 20
@@ -93,7 +102,7 @@ def draw_series() -> tuple[Tensor, Tensor]:
 def chain() -> Task:
     """Forecast noisy chaotic series by a causal tanh network.
 
-    The loss is the share of the variance that is missed, from ``HEARD`` on.
+    The loss is the share of the variance that is missed, from ``WARMUP_SAMPLES`` on.
     """
 
     def make() -> nn.Module:
@@ -102,7 +111,7 @@ def chain() -> Task:
 
     def loss(model: nn.Module, windows: Tensor) -> Tensor:
         seen, later = windows.unbind(1)
-        return F.mse_loss(model(seen)[:, HEARD:], later[:, HEARD:])
+        return F.mse_loss(model(seen)[:, WARMUP_SAMPLES:], later[:, WARMUP_SAMPLES:])
 
     return on_rows(make, loss, draw_series(), 16)
 

@@ -22,7 +22,8 @@ from analysis.optimizer_bench.workload import Task, seed_0, shuffle, workload
 from analysis.optimizer_bench.workloads.data import DEFINITION, MIN_FUNCTIONS, WORD
 
 FOREIGN = {"site-packages", "dist-packages", "test"}  #: Folders whose content differs between machines.
-COMMON = 6  #: Functions of one name: a name that more share says nothing.
+#: Maximum number of functions with one name; more frequent names are uninformative.
+COMMON = 6
 WORDS = 256  #: Features: whether a body has each of the commonest words.
 FANOUT = 5  #: Neighbours drawn of each node.
 HEADS, SLOPE = 2, 0.2  #: The attention's, and the slope of its scores below zero.

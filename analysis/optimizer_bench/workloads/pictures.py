@@ -15,7 +15,8 @@ from analysis.optimizer_bench.workloads.models import Skip, make_convolutions, m
 from protonet.errors import optional_packages
 
 LATENT = 16  #: The autoencoder's.
-FAINTNESS = 0.1  #: Times what a layer gives whose outputs begin as large as its inputs.
+#: Factor on the outputs of a layer that preserves the scale of its inputs.
+FAINTNESS = 0.1
 TILE, NOISE = 12, (0.02, 0.3)  #: Size of a tile, and the range of its standard deviation; colours are in [0, 1].
 SPREAD = 16.0  #: The standard deviation of the first frequencies, in periods a picture.
 FREQUENCIES, WIDTH = 48, 96

@@ -22,10 +22,11 @@ from analysis.optimizer_bench.workloads.models import Embedded, Skip, States, ma
 
 ASCII, CONTEXT, GPT_WIDTH, HEADS = 128, 32, 64, 4
 TOKENS, LENGTH = 512, 16  #: Vocabulary size and sequence length; token 0 represents all rare tokens.
-MASK, MASKED = TOKENS, 3  #: The token that hides another, and how many are hidden in a window.
+MASK, MASKED = TOKENS, 3  #: The mask token, and the number of masked tokens per window.
 #: Kinds of tokens; white space and line ends are of kind 0.
 KINDS = (tokenize.ENDMARKER, tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP, tokenize.COMMENT)
-KEYWORD = len(KINDS)  #: A kind of its own, that tokenize counts among names.
+#: An additional kind, which tokenize counts among names.
+KEYWORD = len(KINDS)
 MODULES, CHANNELS = 30, 32  #: Modules whose characters are classified: tokenizing all would take seconds.
 NUMBERS, SIZE = 96, 10  #: Sequences to sort: the bound of their numbers, and their length.
 

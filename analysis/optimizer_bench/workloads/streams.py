@@ -20,20 +20,27 @@ from analysis.optimizer_bench.workloads.models import Skip, States, make_convolu
 from analysis.optimizer_bench.workloads.sources import make_gpt, predict_next
 from analysis.optimizer_bench.workloads.words import FACTORS, make_factors
 
-HELD_OUT = 2**31  #: The seed of what is validated on, which is no run's.
-TOPICS, SYMBOLS, LENGTH = 4, 64, 16  #: A text has one topic, by which its symbols follow each other.
-PETALS, SIDE, BLUR = range(2, 10), 20, 0.35  #: Of flowers, a side in pixels, and the noise's standard deviation.
-NODES, EDGES, FURTHEST = 20, 0.09, 6  #: Of graphs: nodes, the chance of an edge, and the class of all that is as far.
+#: Seed of the validation batch, which no run uses.
+HELD_OUT = 2**31
+#: Topics, symbols and length of texts; the topic determines the transition probabilities.
+TOPICS, SYMBOLS, LENGTH = 4, 64, 16
+#: Petals of flowers, pixels per side, and standard deviation of the noise.
+PETALS, SIDE, BLUR = range(2, 10), 20, 0.35
+#: Nodes of graphs, edge probability, and the class of all larger distances.
+NODES, EDGES, MAX_DISTANCE = 20, 0.09, 6
 POINTS, INPUTS, UNKNOWN = 12, 4, 6  #: Points and inputs of a linear function; points to predict.
 PEOPLE, THINGS = 800, 500
 COLUMNS, CLASSES = 32, 10
-SAMPLES, HEARD = 16, 5  #: Samples of a chord, and samples before the first forecast in the loss.
-PLACES, BENDS = 3, 12  #: Coordinates of a surface, and the number of waves in it.
-PUSHED, WATCHED, STIFF = 20, 4, 0.25  #: Samples of a spring, samples before the first forecast, cubic stiffness.
+SAMPLES, WARMUP_SAMPLES = 16, 5  #: Samples of a chord, and samples before the first forecast in the loss.
+#: Coordinates of a surface, and number of waves in it.
+PLACES, BENDS = 3, 12
+#: Samples of a spring, samples before the first forecast, and cubic stiffness.
+PUSHED, WARMUP_STEPS, STIFF = 20, 4, 0.25
 CARDS, KINDS, WORTH = 6, 6, 4  #: Cards in a hand, kinds of cards, and cards of each kind.
-SIGNAL, JUMPS, HISS = 64, 0.06, 0.4  #: Samples of a signal, the chance of a jump, the noise's standard deviation.
+#: Samples of a signal, jump probability, and standard deviation of the noise.
+SIGNAL, JUMPS, HISS = 64, 0.06, 0.4
 
-Draw = Callable[[int, torch.Generator], Any]  #: Draws a batch of so many rows.
+Draw = Callable[[int, torch.Generator], Any]  #: Samples a batch, given the number of rows.
 
 
 def on_stream(
@@ -105,7 +112,7 @@ def draw_graphs(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     edges = upper + upper.mT + torch.eye(NODES)
     reached = torch.eye(NODES)[0].expand(n, NODES)
     hops = torch.zeros(n, NODES, dtype=torch.int64)
-    for _ in range(FURTHEST):
+    for _ in range(MAX_DISTANCE):
         hops += reached == 0
         reached = ((edges @ reached[..., None]).squeeze(2) > 0).float()
     return edges, hops
@@ -118,7 +125,7 @@ def hops() -> Task:
     def make() -> nn.Module:
         sizes = [1, 32, 32, 32, 32, 32]
         layers = [nn.Linear(2 * inputs, outputs) for inputs, outputs in itertools.pairwise(sizes)]
-        return nn.ModuleList([*layers, nn.Linear(32, 1 + FURTHEST)])
+        return nn.ModuleList([*layers, nn.Linear(32, 1 + MAX_DISTANCE)])
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         (*layers, head), (edges, hops) = model.children(), batch
@@ -208,13 +215,13 @@ def draw_chords(n: int, generator: torch.Generator) -> Tensor:
 
 @workload
 def chords() -> Task:
-    """Forecast the next sample of a chord by a GRU; the loss is the squared error from ``HEARD`` on."""
+    """Forecast the next sample of a chord by a GRU; the loss is the squared error from ``WARMUP_SAMPLES`` on."""
 
     def make() -> nn.Module:
         return nn.Sequential(States(nn.GRU(1, 48, batch_first=True)), nn.Linear(48, 1), nn.Flatten())
 
     def loss(model: nn.Module, samples: Tensor) -> Tensor:
-        return F.mse_loss(model(samples[:, :-1, None])[:, HEARD:], samples[:, 1 + HEARD :])
+        return F.mse_loss(model(samples[:, :-1, None])[:, WARMUP_SAMPLES:], samples[:, 1 + WARMUP_SAMPLES :])
 
     return on_stream(make, loss, draw_chords, 16, 128)
 
@@ -283,7 +290,7 @@ def spring() -> Task:
 
     def loss(model: nn.Module, samples: Tensor) -> Tensor:
         pushes, positions = samples.unbind(2)
-        return F.mse_loss(model(pushes[..., None])[:, WATCHED:], positions[:, WATCHED:])
+        return F.mse_loss(model(pushes[..., None])[:, WARMUP_STEPS:], positions[:, WARMUP_STEPS:])
 
     return on_stream(make, loss, draw_pushes, 16, 128)
 

@@ -25,7 +25,8 @@ REACH = 4  #: Words to either side that are a word's context.
 #: The columns of a window that are not its centre.
 CONTEXT = torch.tensor([column for column in range(1 + 2 * REACH) if column != REACH])
 NEGATIVES, FLATTEN = 5, 0.75  #: Words drawn for each pair, by their counts to this power.
-FREQUENT = 1e-3  #: A word of a larger share of the text is thinned out.
+#: Words with a larger relative frequency are subsampled.
+FREQUENT = 1e-3
 COUNTED = 1000  #: How often a body has each of the commonest words.
 
 
