@@ -1,7 +1,7 @@
-"""Cross-fitting: the choice, made and fitted again without each fold, and what that says of unseen rows.
+"""Cross-validation of the whole procedure: the selection and the fit are repeated without each fold.
 
-A network cannot be judged on rows that it was fitted to. The fold models, each fitted without one fold, can be judged
-on that fold: how often they are right, what rows of a known class look like to them, and what new samples cost.
+A network cannot be evaluated on its training rows. Each fold model is fitted without one fold, and evaluated on that
+fold: its accuracy, the scores of rows of known classes, and the effect of new samples.
 """
 
 from __future__ import annotations
@@ -29,33 +29,34 @@ from protonet.views.config import expect
 from protonet.views.covariance import shrink_covariance
 from protonet.views.view import TrainingRows
 
-#: With fewer rows per class, a fold more or less is felt.
+#: Below this number of rows per class, scores depend noticeably on the size of the training set.
 FEW_ROWS = 20
-#: Crossfits of other folds that single rows are judged by; see analysis/results/mislabelled.md.
+#: Number of cross-validations for the scores of single rows; see analysis/results/mislabelled.md.
 REPEATS = 3
 
 
 class Crossfit(NamedTuple):
-    """The network of all rows, the fold models, and the rows that these did not see."""
+    """The network of all rows, the fold models, and their held-out rows."""
 
     whole: PrototypeNetwork  #: Fitted to all rows.
     folds: tuple[PrototypeNetwork, ...]
-    """The fold models, each fitted without one fold; none where no class has two rows."""
-    features: Tensor  #: (judged, dim) as they came, float32, or float64 where that would lose digits.
-    labels: Tensor  #: (judged,) int64.
-    weights: Tensor  #: (judged,) float64: the number of equal rows that each represents.
-    fold: Tensor  #: (judged,) int64: which fold model did not see the row.
+    """The fold models, each fitted without one fold; empty if no class has two rows."""
+    features: Tensor  #: (held_out, dim) input features, float32, or float64 where float32 would lose digits.
+    labels: Tensor  #: (held_out,) int64.
+    weights: Tensor  #: (held_out,) float64: number of merged duplicates per row.
+    fold: Tensor  #: (held_out,) int64: index of the fold model that the row was held out from.
     groups: Tensor
-    """(judged,) int64: rows of one number were held out together, of one group, as `protonet.fit.solver.Solution`
-    numbers them, or nearly equal; -1 where each row is alone."""
+    """(held_out,) int64: rows with the same id were held out together, as near-duplicates or as rows of a group of
+    `protonet.fit.solver.Solution`; -1 for single rows."""
     offset: Tensor
-    """0-d float64: by how much the network of all rows scores such rows higher; see `protonet.metrics.calibrate`."""
+    """0-d float64: difference of the scores of held-out rows between the network of all rows and the fold models; see
+    `protonet.metrics.calibrate`."""
 
     @property
     def sample(self) -> Sample:
-        """The rows as a sample, for intervals that hold what the network of all rows does on fresh ones."""
+        """The held-out rows as a sample, for intervals of the performance of the network of all rows on new rows."""
         sample = Sample.of(len(self.labels), self.weights, self.groups)
-        if len(self.folds) < 2:  # one network judges all
+        if len(self.folds) < 2:  # a single model is evaluated
             return sample
         return sample._replace(
             variance_factor=refit_variance_factor(sample.effective_groups, len(self.labels.unique()))
@@ -63,18 +64,19 @@ class Crossfit(NamedTuple):
 
 
 def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progress = ignore) -> Crossfit:
-    """Choose and fit again without each fold.
+    """Cross-validate the selection and the fit.
 
-    The folds are others than those that the choice was made on. What each view did on held-out rows is not measured
-    again: the choice is made anew of what it did on the rows of the other folds.
+    The folds differ from those of the selection. The out-of-fold evaluations of single views are not repeated: the
+    model is selected again from their results on the rows of the other folds.
 
     Args:
-        solution: Of `protonet.fit.solver.solve_problem`. Its network, put on the CPU, is part of the result.
+        solution: Output of `protonet.fit.solver.solve_problem`. Its network is moved to the CPU and becomes part of the
+            result.
         deadline: ``time.monotonic()`` after which training takes no further step.
         progress: Called with the fold that begins and the fraction of finished folds.
 
     Returns:
-        The networks, and every row that some network did not see.
+        The networks, and all held-out rows.
 
     Source: cross-fitting, Stone, "Cross-validatory choice and assessment of statistical predictions" (1974).
     """
@@ -100,10 +102,10 @@ def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progre
 
 
 def list_tensors(crossed: Crossfit) -> dict[str, Tensor]:
-    """Return everything but the networks by name, for a model file.
+    """Collect all tensors except the networks' by name, for a model file.
 
-    Features are in the units of the networks, whose buffers hold the same rows, unless that would lose digits: files
-    are compressed.
+    Features are stored in the units of the networks, whose buffers hold the same rows, so that the file compresses
+    well; in their input units if digits would be lost.
     """
     tensors = {name: getattr(crossed, name) for name in Crossfit._fields[2:]}
     encoder = need_encoder(crossed.whole)
@@ -115,7 +117,7 @@ def list_tensors(crossed: Crossfit) -> dict[str, Tensor]:
 
 
 def _as_they_came(encoder: Encoder, rows: Tensor) -> Tensor:
-    """Return rows (n, dim) in the units of an encoder's views as they came: float64 where float32 would lose digits."""
+    """Convert rows (n, dim) from an encoder's units to input units: float64 where float32 would lose digits."""
     x = rows * encoder.scale
     return x.double() + encoder.origin if bool(encoder.origin.any()) else x
 
@@ -123,54 +125,54 @@ def _as_they_came(encoder: Encoder, rows: Tensor) -> Tensor:
 def restore_crossfit(
     network: PrototypeNetwork, folds: Sequence[PrototypeNetwork], tensors: Mapping[str, Tensor]
 ) -> Crossfit:
-    """Return the crossfit of networks and of the tensors of `list_tensors`, which are not trusted.
+    """Restore a crossfit from networks and the untrusted tensors of `list_tensors`.
 
     Raises:
-        ValueError: The tensors are missing or do not fit; the reason in a few words.
+        ValueError: Tensors are missing or invalid.
     """
     available, encoder = dict(tensors), need_encoder(network)
     if "rows" in available:
         rows = available["rows"]
         sound = rows.ndim == 2 and rows.shape[1] == encoder.input_dim and rows.dtype == torch.float32
-        expect(sound, "rows held out of another shape or type")
+        expect(sound, "held-out rows of another shape or type")
         available["features"] = _as_they_came(encoder, rows)
-    expect(set(Crossfit._fields[2:]) <= available.keys(), "no rows that were held out")
+    expect(set(Crossfit._fields[2:]) <= available.keys(), "no held-out rows")
     x, labels, weights, fold, groups, offset = fields = [available[name] for name in Crossfit._fields[2:]]
     shapes = x.shape == (len(labels), encoder.input_dim) and offset.shape == ()
     shapes = shapes and labels.shape == weights.shape == fold.shape == groups.shape and labels.ndim == 1
     types = x.dtype in {torch.float32, torch.float64} and {labels.dtype, fold.dtype, groups.dtype} == {torch.int64}
     types = types and {weights.dtype, offset.dtype} == {torch.float64}
-    expect(shapes and types, "rows held out of another shape or type")
+    expect(shapes and types, "held-out rows of another shape or type")
     finite = all(bool(torch.isfinite(tensor).all()) for tensor in (x, weights, offset))
-    expect(finite and bool((weights > 0).all()), "rows held out that are not finite, or have no weight")
+    expect(finite and bool((weights > 0).all()), "held-out rows that are not finite, or have no weight")
     for values, high in ((labels, len(network.counts)), (fold, len(folds))):
-        expect(bool(((values >= 0) & (values < high)).all()), "rows held out of no class or no fold")
+        expect(bool(((values >= 0) & (values < high)).all()), "held-out rows of no class or no fold")
     return Crossfit(network, tuple(folds), *fields)
 
 
 def make_folds(problem: TrainingSet, repeat: int = 0) -> list[Fold]:
-    """Make the folds that `crossfit` holds out of a problem's rows, or those of another ``repeat``."""
+    """Split a training set into the folds of `crossfit`, or into those of another ``repeat``."""
     generator = torch.Generator().manual_seed(problem.rows.seed + 1 + repeat)
     return split_rows(problem.rows, generator)
 
 
 def _fit_without(solution: Solution, fold: Fold, deadline: float) -> PrototypeNetwork:
-    """Return a network that has nothing of the rows of a fold, neither of its parts nor the choice of them."""
+    """Fit a network without a fold; the selection does not use that fold either."""
     return _fit_part(solution, fold.train, solution.choose_without(fold.held_out), deadline)
 
 
 def _fit_part(solution: Solution, rows: Tensor, choice: SelectedModel, deadline: float) -> PrototypeNetwork:
-    """Return a network of a choice that is fitted to some rows (m,) int64."""
+    """Fit the selected model to some rows (m,) int64."""
     problem = solution.problem
     return fit_choice(problem._replace(rows=problem.rows.select(rows)), choice, deadline)
 
 
 def _measure_offset(solution: Solution, folds: list[Fold], models: list[PrototypeNetwork], deadline: float) -> Tensor:
-    """Compute by how much a network of all rows scores unseen rows higher than a fold model does, 0-d float64.
+    """Estimate by how much the network of all rows scores new rows higher than a fold model does, 0-d float64.
 
-    Without two folds they score lower than without one. Both networks have the choice of the fold model, so that the
-    rows alone make the difference. The step to all rows is extrapolated: scores are about linear in one over the number
-    of rows.
+    Networks without two folds score lower than those without one. Both have the selection of the fold model, so that
+    the difference is due to the rows alone. It is extrapolated to all rows: scores are approximately linear in the
+    reciprocal of the number of rows.
     """
     problem, labels = solution.problem, solution.problem.rows.labels
     few = len(labels) < FEW_ROWS * len(labels.unique())
@@ -188,7 +190,7 @@ def _measure_offset(solution: Solution, folds: list[Fold], models: list[Prototyp
 
 @torch.no_grad()
 def predict_held_out(crossed: Crossfit) -> Tensor:
-    """Return the logits (judged, num_classes) of each row by the fold model that did not see it."""
+    """Compute the logits (held_out, num_classes) of each row by the fold model that it was held out from."""
     logits = crossed.whole.sums.new_empty(len(crossed.labels), len(crossed.whole.counts))
     for fold, network in enumerate(crossed.folds):
         rows = crossed.fold == fold
@@ -198,7 +200,7 @@ def predict_held_out(crossed: Crossfit) -> Tensor:
 
 @torch.no_grad()
 def score_held_out(crossed: Crossfit) -> Tensor:
-    """Compute `protonet.metrics.score_known` (judged,) of each row by the fold model that did not see it.
+    """Compute `protonet.metrics.score_known` (held_out,) of each row by the fold model that it was held out from.
 
     Scores of several networks are compared at the temperature and the class offsets of the network of all rows.
     """
@@ -216,7 +218,7 @@ def _score_rows(network: PrototypeNetwork, x: Tensor, reference: PrototypeNetwor
 
 
 def measure_held_out(crossed: Crossfit) -> Metrics:
-    """Judge the network of all rows by those that were held out, at least one."""
+    """Compute metrics on the held-out rows, at least one."""
     return measure(predict_held_out(crossed), crossed.labels, crossed.sample)
 
 
@@ -228,18 +230,17 @@ def repeat_held_out(
     deadline: float = math.inf,
     progress: Progress = ignore,
 ) -> Tensor:
-    """Return what several crossfits, each of other folds, say of the held-out rows: for one row, less is up to chance.
+    """Average the held-out probabilities over repeated cross-validations, which reduces the variance for single rows.
 
     Args:
-        solution: As `crossfit` had it.
-        crossed: What that made of it: the first one.
-        times: Number of crossfits, >= 1. If only a part of many rows is held out, there is one.
-        deadline: ``time.monotonic()`` after which nothing more is fitted. A crossfit without all of its folds is left
-            out.
+        solution: Input of `crossfit`.
+        crossed: Output of `crossfit`: the first cross-validation.
+        times: Number of cross-validations, >= 1. If only a part of many rows is held out, there is one.
+        deadline: ``time.monotonic()`` after which nothing more is fitted. An incomplete repeat is discarded.
         progress: Called with the repeat that begins and the fraction of finished repeats.
 
     Returns:
-        (judged, num_classes) float64: the logarithm of the mean probability.
+        (held_out, num_classes) float64: the logarithm of the mean probability.
 
     Source: repeated cross-validation, Burman, "A comparative study of ordinary cross-validation, v-fold
         cross-validation and the repeated learning-testing methods" (1989).
@@ -263,13 +264,13 @@ def repeat_held_out(
 
 
 def held_out_indices(problem: TrainingSet) -> Tensor:
-    """Return the number, among the rows that `crossfit` holds out, of each row that came to the solver.
+    """Map the input rows to indices of the held-out rows.
 
     Args:
-        problem: As it was solved.
+        problem: Training set of the solution.
 
     Returns:
-        (n,) int64 in the order of the loaders; -1 for a row that no fold model is judged on. Equal rows share one.
+        (n,) int64 in the order of the loaders; -1 for a row that is never held out. Merged duplicates share an index.
     """
     indices = torch.full_like(problem.rows.labels, -1)
     held_out = [rows for _, rows in make_folds(problem)]
@@ -278,16 +279,16 @@ def held_out_indices(problem: TrainingSet) -> Tensor:
     return indices[problem.indices]
 
 
-#: What `score_frequent` is called.
+#: Name of the baseline `score_frequent`.
 FREQUENT = "most frequent class"
 
 
 def score_frequent(counts: Tensor, rows: int) -> Tensor:
-    """Return class scores (rows, num_classes) float64 that know no features: the numbers of rows of the classes.
+    """Compute class scores (rows, num_classes) float64 from class frequencies alone.
 
     Args:
-        counts: (num_classes,) of the rows that a model was fitted to.
-        rows: How many are to be classified.
+        counts: (num_classes,) training rows per class.
+        rows: Number of rows to classify.
     """
     return counts.double().expand(rows, -1)
 
@@ -296,11 +297,11 @@ def predict_baselines(problem: TrainingSet) -> dict[str, Tensor]:
     """Classify each held-out row by baselines that are fitted to the other folds.
 
     Args:
-        problem: As it was solved.
+        problem: Training set of the solution.
 
     Returns:
-        By name, "raw cosine" and "LDA" (of a shrunken covariance), class scores (judged, num_classes) float64 in the
-        order of `Crossfit.labels`. They have no temperature: only their order means anything. None where no row is
+        Class scores (held_out, num_classes) float64 of "raw cosine" and "LDA" (with a shrunken covariance), in the
+        order of `Crossfit.labels`. The scores are not calibrated: only their order is meaningful. Empty if no row is
         held out.
     """
     folds, baselines = make_folds(problem), {"raw cosine": score_cosine, "LDA": score_lda}
@@ -310,7 +311,7 @@ def predict_baselines(problem: TrainingSet) -> dict[str, Tensor]:
 
 
 def _score(score: Callable[..., Tensor], rows: TrainingRows, fold: Fold) -> Tensor:
-    """Return the scores of a baseline, fitted without a fold, of its rows."""
+    """Compute the scores of a fold's rows by a baseline that is fitted to the other folds."""
     fitted = rows.select(fold.train)
     return score(
         fitted.features, fitted.labels, rows.features[fold.held_out], rows.num_classes, fitted.class_balanced_weights
@@ -318,7 +319,7 @@ def _score(score: Callable[..., Tensor], rows: TrainingRows, fold: Fold) -> Tens
 
 
 def score_cosine(x: Tensor, labels: Tensor, queries: Tensor, num_classes: int, weights: Tensor | None = None) -> Tensor:
-    """Return the cosines (m, num_classes) float64 of queries (m, dim) to the class means of unit rows x (n, dim)."""
+    """Compute the cosines (m, num_classes) float64 of queries (m, dim) to the class means of unit rows x (n, dim)."""
     means, _ = class_means(F.normalize(x.double(), dim=1), labels, num_classes, weights)
     return F.normalize(queries.double(), dim=1) @ F.normalize(means, dim=1).T
 
@@ -352,16 +353,16 @@ def score_lda(x: Tensor, labels: Tensor, queries: Tensor, num_classes: int, weig
 
 
 def update(crossed: Crossfit, features: Tensor, labels: Tensor, num_classes: int, groups: Tensor | None = None) -> None:
-    """Add samples to the network and to the fold models: `predict_held_out` then shows the effect on the known classes.
+    """Add samples to the network and to the fold models; `predict_held_out` then shows the effect on the known classes.
 
-    A fold model gets none that equals a row that it is judged on, or nearly, or is of its group.
+    A fold model gets no sample that is a duplicate or near-duplicate of its held-out rows, or belongs to their groups.
 
     Args:
-        crossed: The networks, which are changed; the rows that are held out stay as they were.
+        crossed: The networks are changed; the held-out rows stay.
         features: (n, dim) real, finite.
         labels: (n,) int64 in [0, num_classes).
-        num_classes: Classes from now on, at least as many as before.
-        groups: (n,) int64, numbered as those of the crossfit are, -1 for others; None for none.
+        num_classes: New number of classes, at least as many as before.
+        groups: (n,) int64, ids as in ``crossed.groups``, -1 for others; None for none.
 
     Raises:
         InputTypeError: As `PrototypeNetwork.add_samples`.
@@ -381,18 +382,18 @@ def update(crossed: Crossfit, features: Tensor, labels: Tensor, num_classes: int
 
 
 def need_encoder(network: PrototypeNetwork) -> Encoder:
-    """Return the encoder of a network, which is this library's, as solver and files say."""
+    """Get the encoder of a network of the solver or of a model file."""
     assert isinstance(network.encoder, Encoder)
     return network.encoder
 
 
 def match_held_out(crossed: Crossfit, features: Tensor) -> Tensor:
-    """Return which (n,) bool rows of features (n, dim), real and finite, are equal to one that was held out."""
+    """Test which rows of features (n, dim), real and finite, equal a held-out row: (n,) bool."""
     return match_rows(features, crossed.features, need_encoder(crossed.whole).origin)
 
 
 def _group_duplicates(crossed: Crossfit, features: Tensor) -> Tensor:
-    """Return the group of copies (judged + n,) int64 of each row that was held out, and of each of the features."""
+    """Group duplicates among held-out rows and features: (held_out + n,) int64."""
     rows = torch.cat([crossed.features.double(), features.double()])
     encoder = need_encoder(crossed.whole)
     groups = group_duplicates(((rows - encoder.origin) / encoder.scale).float())

@@ -1,9 +1,9 @@
 """Prior learned from thousands of small problems: the weight of each view, and the temperature.
 
-A small network, equivariant over views, turns what is seen of a problem and of each view on its held-out rows into the
-weights of the mixture and its temperature. It starts from the weights that the held-out rows alone suggest, and was
-trained episodically, a whole problem an episode, on the log-loss of rows to judge on: `python -m analysis prior`. Its
-numbers are data, buffers: nothing of a user's problem touches them.
+A small network, permutation-equivariant over views, maps statistics of a problem and of the held-out predictions of
+each view to mixture weights and a temperature. It starts from the weights that the held-out rows alone suggest. Each
+training episode was a whole problem, its loss the log-loss of test rows: `python -m analysis prior`. Its weights are
+fixed: nothing in them is fitted to a user's data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from protonet.fit.prior_numbers import NUMBERS
 from protonet.selection.scoring import WEIGHTS, fit_temperature, fit_weights, soft_weights
 from protonet.views.view import TrainingRows, ViewSpec
 
-#: Traits of views; see `protonet.views.view.Specification.traits`.
+#: Traits of views; see `protonet.views.view.ViewSpec.traits`.
 TRAITS = (
     "raw",
     "centred",
@@ -41,16 +41,16 @@ TRAITS = (
     "learned",
     "transformer",
 )
-VIEW_FEATURES, PROBLEM_FEATURES = 10, 23  #: Numbers that are seen of each view, and of the problem.
-#: The numbers of the problem that the factor depends on, counts and results on held-out rows. Other statistics of
+VIEW_FEATURES, PROBLEM_FEATURES = 10, 23  #: Numbers of input features per view, and per problem.
+#: Indices of the problem features that the factor depends on: counts, and held-out results. Other statistics of
 #: rows do not transfer between data sets.
 SIZED = [0, 2, 3, 4, 18, 19, 20, 21, 22]
 HIDDEN = 32  #: Units of each layer.
 LEAST_SPREAD = 1e-6  #: Spread of a view's cosines; below it, the view does not separate rows.
 LEAST = -9.0  #: Lower limit of the logarithm of an influence.
 LEAST_FACTOR = 0.05  #: Lower limit of the factor on the cosines over their spread.
-SPREAD = 1.5  #: Standard deviation of the logits where no row can judge, before what was learned.
-FEW = 8  #: Rows held out that say as much of the temperature as what was learned.
+SPREAD = 1.5  #: Standard deviation of the logits without held-out rows, before the learned correction.
+FEW = 8  #: Held-out rows that weigh as much as the learned temperature.
 
 
 class Evidence(NamedTuple):
@@ -65,7 +65,7 @@ class Evidence(NamedTuple):
 
 
 def encode_traits(specs: Sequence[ViewSpec]) -> Tensor:
-    """Return which of ``TRAITS`` each view has: (views, traits) float32, 0 or 1."""
+    """Encode the ``TRAITS`` of each view: (views, traits) float32, 0 or 1."""
     rows = [[float(trait in spec.traits) for trait in TRAITS] for spec in specs]
     return torch.tensor(rows, dtype=torch.float32)
 
@@ -114,7 +114,7 @@ def describe_rows(rows: TrainingRows) -> Tensor:
 
 
 def _spread_of_spectrum(x: Tensor) -> float:
-    """Return over how many directions rows (n, dim) spread: the participation ratio of their eigenvalues, >= 1."""
+    """Compute the participation ratio of the eigenvalues of rows (n, dim), >= 1: their effective dimension."""
     gram = x @ x.T if len(x) < x.shape[1] else x.T @ x
     square = float(gram.square().sum())
     return max(1.0, float(gram.trace()) ** 2 / square) if square > 0 else 1.0
@@ -128,7 +128,7 @@ def gather_evidence(
     weights: Tensor | None = None,
     losses: Sequence[Tensor] | None = None,
 ) -> Evidence:
-    """Return the evidence on some views.
+    """Compute the evidence on each view, the input of the prior.
 
     Args:
         rows: The labelled rows, with their shifts.
@@ -211,7 +211,7 @@ class Layer(nn.Module):
 
 
 class Prior(nn.Module):
-    """From evidence to influences and the temperature; untrained, what the held-out rows suggest."""
+    """Network from evidence to influences and the temperature; untrained, it returns those of the held-out rows."""
 
     view_mean: Tensor
     view_deviation: Tensor
@@ -233,14 +233,14 @@ class Prior(nn.Module):
     def forward(
         self, views: Tensor, traits: Tensor, problem: Tensor, start: Tensor, there: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the logarithms of the influences (tasks, views), and of what multiplies the factor (tasks,).
+        """Compute the logarithms of the influences (tasks, views) and of the correction of the factor (tasks,).
 
         Args:
             views: (tasks, views, view features).
             traits: (tasks, views, traits).
             problem: (tasks, problem features).
             start: (tasks, views).
-            there: (tasks, views) bool: which views there are, at least one.
+            there: (tasks, views) bool: mask of the present views, at least one.
         """
         views = (views - self.view_mean) / self.view_deviation
         problem = (problem - self.problem_mean) / self.problem_deviation
@@ -257,10 +257,10 @@ class Prior(nn.Module):
 
     @torch.no_grad()
     def weigh(self, evidence: Evidence) -> tuple[Tensor, float]:
-        """Return the weights (views,) float64 of the views' cosines, summing to 1, and what multiplies the factor.
+        """Compute the weights (views,) float64 of the views' cosines, summing to 1, and the correction of the factor.
 
-        Views of less than ``WEIGHTS.min_influence`` of the influence get 0, as do views that do not separate rows;
-        these may be all.
+        Views of less than ``WEIGHTS.min_influence`` of the influence get 0, as do views that do not separate rows,
+        possibly all.
         """
         there = evidence.spread > LEAST_SPREAD
         if not bool(there.any()):
@@ -278,13 +278,13 @@ def drop_small_influence(influence: Tensor) -> Tensor:
 
 
 def serialize_prior(prior: Prior) -> str:
-    """Return the numbers of a prior as text: float16, little-endian, base64."""
+    """Encode the weights of a prior as text: float16, little-endian, base64."""
     every = torch.cat([value.flatten() for value in prior.state_dict().values()])
     return base64.b64encode(every.to(torch.float16).numpy().astype("<f2").tobytes()).decode()
 
 
 def deserialize_prior(text: str) -> Prior:
-    """Return the prior that `serialize_prior` wrote."""
+    """Decode the prior that `serialize_prior` wrote."""
     prior = Prior()
     values = torch.from_numpy(np.frombuffer(base64.b64decode(text), "<f2").astype(np.float32))
     state = prior.state_dict()
@@ -295,5 +295,5 @@ def deserialize_prior(text: str) -> Prior:
 
 @functools.cache
 def published() -> Prior:
-    """Return the prior that comes with the library, trained on all tasks."""
+    """Load the pretrained prior of the library, trained on all tasks."""
     return deserialize_prior("".join(NUMBERS))

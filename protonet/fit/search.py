@@ -1,7 +1,7 @@
-"""The search: which views are switched on, with which weights, decided on held-out folds.
+"""The search: cross-validation decides which views are used, and with which weights.
 
-Each candidate is judged by the log-loss of its out-of-fold cosines. Whatever is within one standard error of the
-best goes to the simplest, so a view or a larger MLP has to earn its place; untrained raw cosine is always there.
+Each candidate view is evaluated by the log-loss of its out-of-fold cosines. Among candidates within one standard error
+of the best, the simplest is chosen. Untrained raw cosine is always a candidate.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CPU = torch.device("cpu")
 RAW = Linear("raw")
 #: Fraction of the solve time that the search takes, for progress; the final fit takes the remainder.
 SEARCH_SHARE = 0.8
-#: Called with a stage and the share of the stages that are over, in [0, 1].
+#: Called with a stage and the finished fraction of all stages, in [0, 1].
 Progress = Callable[[str, float], None]
 
 
@@ -50,37 +50,38 @@ def ignore(stage: str, fraction: float) -> None:
 
 @dataclass(frozen=True)
 class Search:
-    """The search space. Change one with ``dataclasses.replace``, and a kind in it with `with_kind`."""
+    """The search space. Change it with ``dataclasses.replace``, and a family in it with `with_kind`."""
 
     kinds: tuple[ViewFamily, ...] = field(default_factory=lambda: _kinds("default"))
-    """The kinds of views, in the order of `protonet.views.KINDS`, each with what it tries."""
-    folds: int = FOLDS.count  #: Folds to judge on; 0 for none.
-    shifts: bool = True  #: Are rows shifted, where their features allow it?
+    """Families of views, in the order of `protonet.views.VIEW_FAMILIES`, each with its candidates."""
+    folds: int = FOLDS.count  #: Number of cross-validation folds; 0 for none.
+    shifts: bool = True  #: Whether rows are shifted if features are ordered.
     partitions: int = 3
     """Fold partitions that the weights, the temperature and the offsets are fitted on, if rows are few, >= 1."""
-    prior: Prior | None = None  #: What weighs the views; None for the published one.
+    prior: Prior | None = None  #: Prior that weights the views; None for the pretrained one.
     row_cost: float = 0.25
-    """A view of little weight stays for at least so large a share of the weight, next to its share of a row's time."""
+    """A view with a small weight is kept if its fraction of the weight is at least this times its fraction of the
+    prediction time."""
 
     def with_kind(self, kind: ViewFamily) -> Search:
-        """Return the search with another one of a kind that it has."""
+        """Copy the search with a family replaced by another instance of its class."""
         return replace(self, kinds=tuple(kind if type(family) is type(kind) else family for family in self.kinds))
 
     def with_spans(self, spans: Sequence[tuple[int, int]]) -> Search:
-        """Return the search with views of some spans of neighbouring features alone: (first, behind the last) each."""
+        """Copy the search with views of spans of adjacent features: pairs (start, stop)."""
         return replace(self, kinds=tuple(kind.with_spans(spans) for kind in self.kinds)) if spans else self
 
     def without(self, kind: type[ViewFamily]) -> Search:
-        """Return the search without a kind."""
+        """Copy the search without a family."""
         return replace(self, kinds=tuple(family for family in self.kinds if type(family) is not kind))
 
 
 def _kinds(effort: str) -> tuple[ViewFamily, ...]:
-    """Return what every kind of view tries at an effort."""
+    """Get all families of views at an effort."""
     return tuple(kind.for_effort(effort) for kind, _ in VIEW_FAMILIES)
 
 
-#: What ``solve(effort=...)`` may ask for: closed forms alone, or the whole, or more of it.
+#: Search spaces of ``solve(effort=...)``: closed-form views alone, the default, and an extended one.
 EFFORTS = {
     "fast": Search(_kinds("fast"), folds=3, partitions=1),
     "default": Search(),
@@ -92,9 +93,9 @@ EFFORTS = {
 class ThinRules:
     """Limits below which views with a high prediction time are dropped."""
 
-    most_share: float = 0.05  #: A view of more weight always stays.
-    rise: float = 0.1  #: By so many standard errors the held-out log-loss may rise ...
-    least: float = 1e-5  #: ... or by so many nats per row.
+    most_share: float = 0.05  #: A view with a larger fraction of the weight is always kept.
+    rise: float = 0.1  #: The held-out log-loss may rise by this many standard errors ...
+    least: float = 1e-5  #: ... or by this many nats per row.
 
 
 THIN = ThinRules()
@@ -115,10 +116,10 @@ PARTITIONS = PartitionRules()
 
 
 class PseudoLabels(NamedTuple):
-    """How rows without a label are learned from."""
+    """Weights and temperature of unlabelled rows."""
 
-    known: Tensor  #: (m,) in [0, 1]: how much each row of the pool counts, next to a labelled one.
-    temperature: float  #: Divides the cosines of what is fitted to them, too.
+    known: Tensor  #: (m,) in [0, 1]: weight of each row of the pool, where a labelled row has 1.
+    temperature: float  #: Temperature of the network that is fitted to them.
 
 
 class SelectedModel(NamedTuple):
@@ -139,14 +140,14 @@ class SearchResult(NamedTuple):
     rows: TrainingRows  #: With their shifts, on the CPU.
     evaluator: CandidateEvaluator
     """Evaluator on the held-out rows; if no row is held out, on all rows that views were fitted to."""
-    candidates: list[Candidate]  #: Raw cosine first; of the learned ones the chosen one alone, the last.
-    losses: dict[str, float]  #: Mean log-loss of all that was tried, by name, at its best temperature.
-    judged: bool  #: Were rows held out?
+    candidates: list[Candidate]  #: Raw cosine first; of the trained candidates, only the selected one, last.
+    losses: dict[str, float]  #: Mean log-loss of all evaluated candidates by name, at their best temperature.
+    judged: bool  #: Whether rows were held out.
     repeats: tuple[list[Candidate], ...] = ()
     """The same candidates on other fold partitions, each with the rows in the order of the first partition."""
 
     def without(self, rows: Tensor) -> SearchResult:
-        """Return it without the evidence of some rows (m,) int64; as it is, where there would be none left."""
+        """Copy the result without the evidence of rows (m,) int64; unchanged if no evidence would be left."""
         evaluator = self.evaluator
         masks = [~torch.isin(fold.held_out, rows.to(fold.held_out.device)) for fold in evaluator.folds]
         keep = torch.cat(masks).cpu()
@@ -171,7 +172,7 @@ def evaluate_candidates(
         plan: As in `select_views`.
         search: As in `select_views`.
         progress: As in `select_views`.
-        device: Where views are fitted. Folds are drawn, and what they hold out is judged, on the CPU.
+        device: Device on which views are fitted. Folds are sampled, and held-out rows evaluated, on the CPU.
 
     Returns:
         The candidates; None if only raw cosine remains: with one class, without a parameter budget, or without time.
@@ -255,7 +256,7 @@ def _repeat(
 
 
 def split_rows(rows: TrainingRows, generator: torch.Generator, folds: int = FOLDS.count) -> list[Fold]:
-    """Split training rows, which are on the CPU, into folds, as `protonet.selection.folds.split_folds` does."""
+    """Split training rows, on the CPU, into folds by `protonet.selection.folds.split_folds`."""
     return split_folds(
         rows.labels, rows.num_classes, generator, max_folds=folds, groups=rows.groups, is_class_name=rows.is_class_name
     )
@@ -264,9 +265,9 @@ def split_rows(rows: TrainingRows, generator: torch.Generator, folds: int = FOLD
 def select_views(
     rows: TrainingRows, plan: EncoderPlan, *, search: Search | None = None, progress: Progress = ignore
 ) -> SelectedModel:
-    """Decide views, the learned views' size and training, weights and temperature on held-out folds.
+    """Select views, the size and training of trained views, weights and temperature by cross-validation.
 
-    The outcome is raw cosine, with the smallest MLP around it, or a mixture.
+    The result is raw cosine, with the smallest MLP on it, or a mixture.
 
     Args:
         rows: In canonical order. Their ``seed`` is that of folds, first weights and episodes; after their ``deadline``
@@ -284,7 +285,7 @@ def select_views(
 
 
 def choose_mixture(explored: SearchResult | None, plan: EncoderPlan, search: Search) -> SelectedModel:
-    """Decide what `select_views` does on what `evaluate_candidates` found."""
+    """Select a model, as `select_views` does, from the result of `evaluate_candidates`."""
     smallest = next(filter(None, (kind.smallest_trained(plan, RAW) for kind in search.kinds)), None)
     raw_alone = SelectedModel(((smallest or RAW, 1.0),), 0.1)
     if explored is None:
@@ -385,22 +386,25 @@ def _mix(explored: SearchResult, search: Search) -> tuple[SelectedModel | None, 
 
 
 def _blend(cosines: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted sum (n, num_classes) of cosines (candidates, n, num_classes)."""
+    """Compute the weighted sum (n, num_classes) of cosines (candidates, n, num_classes)."""
     blended: Tensor = torch.tensordot(weights.to(cosines.dtype), cosines, dims=1)
     return blended
 
 
 def _thin(explored: SearchResult, cosines: Tensor, weights: Tensor, spread: Tensor, row_cost: float) -> Tensor:
-    """Return weights (candidates,), summing to 1, without views that bring little for the time that they cost a row.
+    """Set the weights (candidates,) of views to 0 whose contribution is small for their prediction time.
 
-    Linear and learned views, whose maps others read, too, or which take little, cost nothing here.
+    Linear and trained views have no cost here: other views share their maps, or they are fast.
 
     Args:
-        explored: With rows that were held out.
-        cosines: (candidates, judged, num_classes).
-        weights: (candidates,) of them, summing to 1.
-        spread: (candidates,) of the cosines, which times the weight is what a view has a share of.
+        explored: With held-out rows.
+        cosines: (candidates, held_out, num_classes).
+        weights: (candidates,), summing to 1.
+        spread: (candidates,) standard deviation of the cosines; a view's contribution is its weight times its spread.
         row_cost: As in `Search`.
+
+    Returns:
+        (candidates,), summing to 1.
     """
     costs = torch.tensor([candidate.flops for candidate in explored.candidates], dtype=torch.float64)
     fractions = weights * spread / (weights * spread).sum()
@@ -426,5 +430,5 @@ def _fit_temperature(evaluator: CandidateEvaluator, candidate: Candidate) -> flo
 
 
 def _temperature(factor: float) -> float:
-    """Return the temperature for a factor on the cosines; a flat one if no view separates the classes."""
+    """Convert a factor on the cosines to a temperature; 1 if no view separates the classes."""
     return 1 / max(factor, 1.0)

@@ -1,4 +1,4 @@
-"""solve(): loaders in, PrototypeNetwork out."""
+"""The solver: data loaders in, a fitted `PrototypeNetwork` out."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from protonet.views.budget import EncoderPlan, plan_encoder
 from protonet.views.linear import LinearFamily
 from protonet.views.mlp import MLPFamily
 
-#: The contest's limit, used where the metadata names none.
+#: The contest's parameter limit, the default.
 PARAM_LIMIT = 500_000
-#: Seconds that solve() may take by default: well inside the contest's hour.
+#: Default time limit of solve() in seconds: well below the contest's hour.
 TIME_LIMIT = 900.0
-#: Without a parameter budget, the default effort trains MLPs if classes have so many rows on average.
+#: Without ``param_limit``, the default effort trains MLPs from this mean number of rows per class on.
 LEARNED_ROWS_PER_CLASS = 100
 #: Fraction of the time limit for the selection; the remainder is for the final fit.
 SELECTION_SHARE = 0.6
@@ -55,22 +55,22 @@ METADATA = ("num_classes", "input_dim", "param_limit", "device")
 
 
 class Solution(NamedTuple):
-    """A solved problem."""
+    """Result of `solve_problem`."""
 
     network: PrototypeNetwork
     choice: SelectedModel
     problem: TrainingSet
     groups: Tensor | None = None
-    """(groups,) int64: the number, in the problem's rows, of each group that was given, in ascending order; groups that
-    share a row, or nearly, are one."""
-    pooled: PseudoLabelResult | None = None  #: Outcome of learning from unlabelled rows, if any.
+    """(groups,) int64: the group id, in the training set, of each input group, in ascending order. Groups that share
+    duplicates or near-duplicates are joined."""
+    pooled: PseudoLabelResult | None = None  #: Outcome of learning from unlabelled rows; None without.
     rechoose: Callable[[Tensor], SelectedModel] | None = None
-    """What would have been chosen without the evidence of some rows (m,) int64; None where none was looked at."""
+    """Repeats the selection without the evidence of rows (m,) int64; None if no view was evaluated."""
 
     def choose_without(self, rows: Tensor) -> SelectedModel:
-        """Return what would have been chosen without the evidence of some rows (m,) int64.
+        """Repeat the selection without the evidence of rows (m,) int64.
 
-        A choice is judged on rows that had no say in it: of few rows, even the temperature remembers each.
+        A selection must be evaluated on rows that it did not use: with few rows, even the temperature overfits to them.
         """
         if self.rechoose is None:
             return self.choice
@@ -94,36 +94,37 @@ def solve(
 ) -> PrototypeNetwork:
     """Train a prototype network on labelled samples, within a parameter limit.
 
-    The labelled samples of both loaders are pooled and put in a canonical order, so that the same data in any
-    order or batch size give the same model. Each loader is read once.
+    The samples of both loaders are pooled and sorted into a canonical order, so that order and batch size do not change
+    the model. Each loader is read once.
 
     Args:
         train_loader: Batches ``(inputs, labels)``: inputs (b, ...) real, flattened to (b, input_dim); labels (b,)
-            integers. Or a `torch.utils.data.Dataset` of samples ``(inputs, label)``, which has a length; one without is
-            an iterable of batches. Or one pair ``(inputs, labels)`` of tensors or arrays.
-        val_loader: The same, or None. Its samples count as labelled samples like any other.
-        metadata: ``input_dim``, ``num_classes`` and ``param_limit`` are used where present; otherwise the width of
-            the inputs, the largest label + 1 (at least 2) and 500,000. On ``device``, the CPU by default, views are
-            fitted and the result lies: rows are copied there once, and trees, which grow on the CPU. Folds, judgements
-            of what is held out and random numbers are made on the CPU. Other names are errors; None is legal.
-        unlabelled: Rows whose class is not known, to be learned from if the log-loss of held-out labelled rows is lower
-            with them: a tensor or array (m, ...), or batches of inputs (b, ...), alone or with labels, which are not
-            looked at; read once. Of many, some thousands are drawn.
+            integers. Or a `torch.utils.data.Dataset` of samples ``(inputs, label)`` with a length; without a length, it
+            is an iterable of batches. Or one pair ``(inputs, labels)`` of tensors or arrays.
+        val_loader: Like ``train_loader``, or None. Its samples are training samples, too.
+        metadata: Optional keys: ``input_dim``, by default the width of the inputs; ``num_classes``, by default the
+            largest label + 1 (at least 2); ``param_limit``, by default 500,000; and ``device``, by default the CPU, on
+            which views are fitted and the result is returned. Rows are copied there once. Folds, the evaluation of
+            held-out rows, random numbers and the growth of trees stay on the CPU. Unknown keys are errors; values may
+            be None.
+        unlabelled: Unlabelled rows, which are used if they lower the log-loss of held-out labelled rows: a tensor or
+            array (m, ...), or batches of inputs (b, ...), alone or with labels, which are ignored. They are read once;
+            more than a few thousand are subsampled.
         time_limit: Seconds, >= 0, most of them for the search; the best result so far is fitted and returned.
-        effort: "fast", "default" or "best". Without a ``param_limit``, "default" trains MLPs only if there are 100
-            rows per class; "best" always does. Or a `protonet.fit.search.Search` that says what is tried.
-        progress: Called with the name of the stage that begins and the share of the stages before it, from 0 to 1;
-            at last with "done" and 1. An exception that it raises ends the search.
-        seed: Of folds, initial weights and episodes. Global random state is neither used nor changed.
+        effort: "fast", "default" or "best". Without a ``param_limit``, "default" trains MLPs only if there are 100 rows
+            per class; "best" always does. Or a `protonet.fit.search.Search`, the search space.
+        progress: Called with the name of the stage that begins and the finished fraction, from 0 to 1; at the end with
+            "done" and 1. An exception that it raises ends the search.
+        seed: Seed of folds, initial weights and episodes. Global random state is neither used nor changed.
 
     Returns:
         The network in eval mode, float32. Its trainable parameters are the encoder's, at most ``param_limit``.
 
     Raises:
-        InputTypeError: A loader's batch is not ``(inputs, labels)``, a dataset's samples make no batch, labels are not
-            integers, an argument has another type.
+        InputTypeError: A batch is not ``(inputs, labels)``, the samples of a dataset cannot be batched, labels are not
+            integers, or an argument has another type.
         InputError: No sample, non-finite features, labels outside [0, num_classes), another width than input_dim,
-            num_classes < 2, metadata of another name, a negative or non-finite limit, an unknown effort.
+            num_classes < 2, unknown metadata, a negative or non-finite limit, or an unknown effort.
     """
     network = solve_problem(
         train_loader, val_loader, metadata, time_limit, effort, progress, seed, unlabelled=unlabelled
@@ -148,7 +149,7 @@ def solve_problem(
     unlabelled: Unlabelled | None = None,
     names: ClassNameRows | None = None,
 ) -> Solution:
-    """Do what `solve` does, and also return what was chosen and the rows, for `fit_choice` to fit to some of them.
+    """Solve as `solve` does, and also return the selection and the training set, for further fits.
 
     Args:
         train_loader: As in `solve`; None if there are only names.
@@ -158,13 +159,13 @@ def solve_problem(
         effort: As in `solve`.
         progress: As in `solve`.
         seed: As in `solve`.
-        weights: (n,) > 0 of the rows in the order of the loaders; only how they differ matters. None for equal ones.
-        groups: (n,) int64 in the same order: rows of one group are held out together. None for each alone.
+        weights: (n,) > 0 sample weights in the order of the loaders; only their ratios matter. None for equal ones.
+        groups: (n,) int64 in the same order: rows of one group are held out together. None for no groups.
         blocks: (dim,) as in `protonet.views.view.TrainingRows`.
         spans: As in `protonet.fit.search.Search.with_spans`.
         unlabelled: As in `solve`.
-        names: What classes are called, as rows; None for none. They are not samples: the indices of the
-            solution are of the rows of the loaders.
+        names: Embedded class names; None for none. They are not samples: the indices of the solution are of the rows of
+            the loaders.
     """
     started = time.monotonic()
     metadata = _check_metadata(metadata)
@@ -202,7 +203,7 @@ def solve_problem(
             choice, pooled = decide_pooling(problem, choice, searched.deadline, partial(_report_pooling, progress))
         progress("final fit", SEARCH_SHARE if pooled is None else FINAL_SHARE)
         network = fit_choice(problem, choice, started + time_limit)
-        problem = problem._replace(device=CPU)  # who fits again asks for it
+        problem = problem._replace(device=CPU)  # later fits run on the CPU by default
         rechoose = None if explored is None else partial(_decide_without, explored, plan, search)
         return Solution(network, choice, problem, joined, pooled, rechoose)
 
@@ -242,7 +243,7 @@ def _check_effort(effort: object) -> Search:
 
 
 def _check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the entries that solve() uses, checked; absent and None entries are left out."""
+    """Validate the metadata; return the entries that are present and not None."""
     if metadata is None:
         return {"device": CPU}
     if not isinstance(metadata, Mapping):
@@ -266,11 +267,10 @@ def _check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
 
 @contextmanager
 def untouched_globals() -> Iterator[None]:
-    """Work on one thread, with gradients, and put thread count and global random states back afterwards.
+    """Use one thread with gradients enabled, and restore thread count and global random states afterwards.
 
-    The matrices are small: a second thread gains little, costs a factor of ten where another process wants the
-    core, and would make the result depend on the machine's count. A shuffling loader draws its seed from the
-    global states.
+    The matrices are small: a second thread gains little, is ten times slower if another process uses the core, and
+    would make the result depend on the number of cores. A shuffling loader takes its seed from the global states.
     """
     threads = torch.get_num_threads()
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002 - the global state itself
