@@ -175,7 +175,7 @@ def test_what_is_listed_for_a_file_is_restored_and_trusts_nothing() -> None:
     }
     for name, values in changes.items():
         for value in values:
-            with pytest.raises(ValueError, match="rows held out"):
+            with pytest.raises(ValueError, match="held-out rows"):
                 restore_crossfit(CROSSED.whole, CROSSED.folds, tensors | {name: value})
-        with pytest.raises(ValueError, match="no rows"):
+        with pytest.raises(ValueError, match="no held-out rows"):
             restore_crossfit(CROSSED.whole, CROSSED.folds, {key: each for key, each in tensors.items() if key != name})
