@@ -201,6 +201,7 @@ class LabelApi:
                 "columns": await self.run(self.describe_columns) if len(header) <= MAX_COLUMNS else [],
                 "choices": COLUMN_CHOICES if self.read_again is not None and rows.columns is not None else [],
                 "used": names,
+                "added": str(self.uploads.rows.path),
                 "texts": self.queue.picture is None and len(names) == 1 and bool(takes),
                 "notes": [*collect_notes(rows.table), *rows.notes],
                 "table": self.jobs.table,

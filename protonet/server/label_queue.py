@@ -473,7 +473,7 @@ class LabelQueue:
                     answers, left = self.session.list_answers(), self.session.list_left()
                     names = list(self.session.names)
                 anew = abs(len(answers) - fitted) >= REFIT_INTERVAL
-                network = self.session.make_network(answers, anew=anew)
+                network = self.session.make_network(answers, len(names), anew=anew)
                 fitted = len(answers) if anew else fitted
                 embedding = embed(self.session.rows, network)
                 with self._lock:

@@ -244,7 +244,7 @@ class Session:
 
     def learn(self, *, anew: bool = False) -> None:
         """Update the network: new labels move the prototypes or, without a model and if ``anew``, all are refitted."""
-        self.network = self.make_network(self.list_answers(), anew=anew)
+        self.network = self.make_network(self.list_answers(), len(self.names), anew=anew)
 
     def replace_rows(self, rows: UnlabelledTable) -> None:
         """Replace the features of the same rows, and discard the network."""
@@ -254,17 +254,19 @@ class Session:
         """List the row and the class index of each label."""
         return [(row, self.names.index(cells[-1])) for row, cells in zip(self.done, self.answers.rows, strict=True)]
 
-    def make_network(self, answers: list[tuple[int, int]], *, anew: bool) -> PrototypeNetwork | None:
+    def make_network(self, answers: list[tuple[int, int]], num_classes: int, *, anew: bool) -> PrototypeNetwork | None:
         """Fit or update a network; None until two classes have labels."""
         x = self.rows.x[[row for row, _ in answers]]
         y = torch.tensor([label for _, label in answers], dtype=torch.int64)
-        if self._refits and (anew or self._fitted is None or self._learned != answers[: len(self._learned)]):
+        fitted = self._fitted
+        merged = fitted is None or len(fitted.counts) > num_classes
+        if self._refits and (anew or merged or self._learned != answers[: len(self._learned)]):
             self._fitted, self._learned = None, answers
             if len(y.unique()) > 1:
-                self._fitted = fit_answers(x, y, len(self.names), self.rows.blocks)
+                self._fitted = fit_answers(x, y, num_classes, self.rows.blocks)
         network, first = deepcopy(self._fitted), len(self._learned)
         if network is not None and len(y) > first:
-            network.add_samples(x[first:], y[first:], num_classes=len(self.names))
+            network.add_samples(x[first:], y[first:], num_classes=num_classes)
         return network
 
     def list_left(self) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +148,18 @@ def test_dropped_pictures_become_rows(tmp_path: Path) -> None:
     inside = tmp_path / "pictures" / "inside.csv"
     with start("page", tmp_path / "pictures", "--representation", "none", "-o", inside) as server:
         assert "pass another -o" in server.refuse("POST", "/api/add_picture?name=a.png", draw((9, 9, 9)))[1]
+
+
+def test_classes_are_merged_during_fits(texts: Path) -> None:
+    """The network is fitted in a thread: a merge during a fit changes the indices of the classes."""
+    with start("page", texts, "--representation", "none", "-o", texts.with_name("out.csv")) as server:
+        for number in range(8):
+            for row in range(len(TEXTS)):
+                path = "relabel" if number else "label"
+                post(server, path, row=row, name=["first", "plus", "minus"][row % 3], create=True)
+            post(server, "rename", old="first", name="plus")
+        until = time.monotonic() + 60
+        while server.ask("GET", "/api/map")[0] == 409:  # until a network is fitted
+            assert time.monotonic() < until
+        assert set(server.ask_json("GET", "/api/map")["names"]) == {"plus", "minus"}
+        assert server.end() == (0, "server stopped; pending requests were answered\n")

@@ -6,8 +6,8 @@
   const get = (id) => document.getElementById(id);
   const store = (key, value) => { try { sessionStorage.setItem(key, JSON.stringify(value)); } catch { /* no storage: undo ends at a reload */ } };
   const load = (key, value) => { try { return JSON.parse(sessionStorage.getItem(key)) ?? value; } catch { return value; } };
-  const tab = load("tab", [...crypto.getRandomValues(new Uint8Array(12))].map((byte) => byte.toString(16).padStart(2, "0")).join(""));
-  let steps = load("steps", []), state, question, busy = false, names = [];
+  const makeTab = () => [...crypto.getRandomValues(new Uint8Array(12))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+  let tab = load("tab", makeTab()), steps = load("steps", []), state, question, busy = false, names = [];
   store("tab", tab);
 
   // Control characters are shown escaped; text from outside is never parsed as markup.
@@ -36,10 +36,10 @@
       throw new Error("The server does not answer. All labels that it confirmed are saved: start the same command again.");
     }
     const value = await response.json();
-    if (!response.ok) throw new Error(value.error);
+    if (!response.ok) throw Object.assign(new Error(value.error), { status: response.status });
     return value;
   };
-  const post = (path, values) => request(path, JSON.stringify({ tab, ...values }), "application/json");
+  const post = (path, values) => request(path, JSON.stringify({ tab, by: get("by").value.trim(), ...values }), "application/json");
   const guarded = (work) => async (...values) => {
     try {
       await work(...values);
@@ -133,15 +133,22 @@
     try {
       const value = await send(path, values);
       if (value === null) return;
-      if (after) after();
+      if (after) after(value);
       store("steps", steps);
       get("new").value = "";
       showQuestion(value);
+    } catch (error) {
+      if (path === "api/undo" && error.status === 409) { // the row was changed elsewhere: the step before can still be undone
+        steps.pop();
+        store("steps", steps);
+        get("undo").disabled = !steps.length;
+      }
+      throw error;
     } finally { busy = false; }
   });
-  const leave = (path, values) => question && question.row !== null && step(path, { row: question.row, ...values }, ((row) => () => steps.push(row))(question.row));
+  const leave = (path, values) => question && question.row !== null && step(path, { row: question.row, ...values }, ((row) => (value) => steps.push({ row, seen: value.label }))(question.row));
   const label = (name) => leave("api/label", { name });
-  const undo = () => steps.length && step("api/undo", { row: steps[steps.length - 1] }, () => steps.pop());
+  const undo = () => steps.length && step("api/undo", steps[steps.length - 1], () => steps.pop());
   get("skip").onclick = () => leave("api/skip");
   get("flag").onclick = () => leave("api/flag");
   get("undo").onclick = undo;
@@ -171,11 +178,13 @@
   const getRows = async (rows) => (rows.length ? post("api/rows", { rows: rows.slice(0, MAX_LISTED) }) : []);
   const changeable = (item, text, first) => {
     const element = card(item, make("p", {}, ...text));
+    let seen = item.name;
     const change = (name) => guarded(async () => {
-      const value = await send("api/relabel", { row: item.row, name });
+      const value = await send("api/relabel", { row: item.row, name, seen });
       if (value === null) return;
+      seen = value.label;
       showProgress(value);
-      element.replaceChildren(make("p", {}, "Row " + item.row + " is now ", bdi(name), "."), make("button", { type: "button", onclick: change(item.name) }, "Change back to ", bdi(item.name)));
+      element.replaceChildren(make("p", {}, "Row " + item.row + " is now ", bdi(seen), "."), make("button", { type: "button", onclick: change(item.name) }, "Change back to ", bdi(item.name)));
       element.tabIndex = -1;
       element.focus();
     });
@@ -191,14 +200,19 @@
     });
     return element;
   };
-  const describe = (item) => ["labelled ", make("strong", {}, bdi(item.name)), ...(item.predicted === null ? [] : [", predicted ", item.predicted === item.name ? "the same" : make("strong", { className: "wrongly" }, bdi(item.predicted)), " (" + percent(item.probability) + ")"])];
+  const describe = (item) => ["labelled ", make("strong", {}, bdi(item.name)), ...(item.by ? [" by ", bdi(item.by)] : []), ...(item.predicted === null ? [] : [", predicted ", item.predicted === item.name ? "the same" : make("strong", { className: "wrongly" }, bdi(item.predicted)), " (" + percent(item.probability) + ")"])];
   const review = guarded(async () => {
-    const value = await post("api/labels", { name: get("filter-class").value || null, text: get("filter-text").value });
+    const value = await post("api/labels", { name: get("filter-class").value || null, text: get("filter-text").value, person: get("filter-by").value === "all" || !get("filter-by").value ? null : get("filter-by").value.slice(1) });
+    const chosen = get("filter-by").value;
+    get("filter-people").hidden = !value.people.length;
+    // The values of names have a prefix, as a person may be called "all"; "=" alone is an unknown person.
+    get("filter-by").replaceChildren(make("option", { value: "all" }, "everyone"), make("option", { value: "=" }, "unknown"), ...value.people.map((name) => make("option", { value: "=" + name }, printable(name))));
+    if ([...get("filter-by").options].some((option) => option.value === chosen)) get("filter-by").value = chosen;
     get("found").textContent = value.total + (value.total === 1 ? " label" : " labels") + (value.differing ? ", " + value.differing + " of them differ from the prediction and come first" : "") + (value.rows.length < value.total ? "; the first " + value.rows.length + " are listed" : "") + ".";
     get("labels").replaceChildren(...value.rows.map((item) => changeable(item, describe(item), item.predicted === item.name ? null : item.predicted)));
   });
   get("filter").onsubmit = (event) => { event.preventDefault(); review(); };
-  get("filter-class").onchange = get("filter-text").oninput = review;
+  get("filter-class").onchange = get("filter-by").onchange = get("filter-text").oninput = review;
   get("rename").onsubmit = guarded(async (event) => {
     event.preventDefault();
     const old = get("rename-old").value, name = get("rename-new").value.trim(), merged = names.includes(name);
@@ -208,6 +222,66 @@
     get("renamed").replaceChildren(bdi(old), merged ? " was merged with " : " was renamed to ", bdi(name), ".");
     get("rename-new").value = "";
     await review();
+  });
+
+  // New rows: texts, pictures, the camera.
+  const MAX_PICTURE = 32 * 2 ** 20;
+  const finishAdding = async (text) => {
+    get("added").textContent = text;
+    const value = await post("api/next", {});
+    if (question && question.row === null) showQuestion(value); else showProgress(value);
+  };
+  const said = (n, what) => n + " " + what + (n === 1 ? " was" : "s were") + " added. ";
+  get("add-texts").onsubmit = guarded(async (event) => {
+    event.preventDefault();
+    const lines = get("texts").value.split("\n").filter((line) => line.trim()).length, { added } = await post("api/add", { text: get("texts").value });
+    get("texts").value = "";
+    await finishAdding(said(added, "row") + (added < lines ? lines - added + " of the lines were there already." : ""));
+  });
+  const addPictures = guarded(async (files) => {
+    let n = 0;
+    const refused = [];
+    for (const file of files) {
+      get("added").textContent = "Adding " + printable(file.name) + " ...";
+      try {
+        if (file.size > MAX_PICTURE) throw new Error("it has more than 32 MB");
+        n += (await request("api/add_picture?name=" + encodeURIComponent(file.name.slice(-100)), file, file.type || "application/octet-stream")).added;
+      } catch (error) { refused.push(file.name + " (" + error.message + ")"); }
+    }
+    get("pictures").value = "";
+    await finishAdding(said(n, "picture") + (n + refused.length < files.length ? "Others were there already. " : "") + (refused.length ? "Not added: " + refused.map(printable).join(", ") : ""));
+  });
+  const prepareAdding = () => {
+    const pictures = state.adds === "pictures";
+    get("adding").hidden = !state.adds;
+    get("add-pictures").hidden = !pictures;
+    get("add-texts").hidden = pictures;
+    get("added-file").textContent = printable(state.added);
+    get("camera").hidden = !navigator.mediaDevices; // which is there on localhost and over https only
+    get("pictures").onchange = () => addPictures([...get("pictures").files]);
+  };
+  document.addEventListener("dragover", (event) => { if (state && state.adds === "pictures") event.preventDefault(); });
+  document.addEventListener("drop", (event) => {
+    if (!state || state.adds !== "pictures" || event.target.closest("#try")) return;
+    event.preventDefault();
+    get("adding").open = true;
+    addPictures([...event.dataTransfer.files]);
+  });
+  get("camera").onclick = guarded(async () => {
+    const video = get("video"), on = video.srcObject;
+    if (on) on.getTracks().forEach((track) => track.stop());
+    try {
+      video.srcObject = on ? null : await navigator.mediaDevices.getUserMedia({ video: true });
+    } catch (error) { throw new Error("The camera cannot be used: " + error.message); }
+    get("camera").textContent = on ? "Use the camera" : "Turn the camera off";
+    video.hidden = get("take").hidden = Boolean(on);
+    if (!on) await video.play();
+  });
+  get("take").onclick = guarded(async () => {
+    const video = get("video"), canvas = make("canvas", { width: video.videoWidth, height: video.videoHeight });
+    canvas.getContext("2d").drawImage(video, 0, 0);
+    const blob = await new Promise((resolve) => { canvas.toBlob(resolve, "image/jpeg", 0.95); });
+    await addPictures([new File([blob], "camera.jpg", { type: "image/jpeg" })]);
   });
 
   // Results.
@@ -453,6 +527,7 @@
     get("columns").replaceChildren(tableOf(["column", "type", "missing values", ...(state.choices.length ? ["your choice"] : [])], rows));
     get("commands").replaceChildren(...state.commands.map(copyable));
     get("python").replaceChildren(copyable(state.python));
+    prepareAdding();
     prepareTry();
   };
 
@@ -486,6 +561,28 @@
       next.click();
     };
   });
+  document.querySelectorAll("[data-help]").forEach((place, number) => {
+    const topic = place.parentElement.textContent.trim().split(/[.:(]/)[0] || "these buttons", id = "help-" + number;
+    const note = make("span", { id, className: "note", role: "note", hidden: true }, place.dataset.help);
+    const button = make("button", { type: "button", className: "help", "aria-label": "Help: " + topic, "aria-expanded": "false", "aria-controls": id }, "?");
+    button.onclick = () => { note.hidden = !note.hidden; button.setAttribute("aria-expanded", String(!note.hidden)); };
+    place.append(button);
+    if (place.parentElement.matches("h2")) place.parentElement.after(note); else place.append(note);
+  });
+  get("by").value = load("by", "");
+  get("by").onchange = () => store("by", get("by").value);
+  // A duplicated tab has the identifier and the steps of the first one: it takes a new identifier, and no steps.
+  const channel = new BroadcastChannel("protonet");
+  channel.onmessage = ({ data }) => {
+    if (data.hello === tab) channel.postMessage({ taken: tab });
+    if (data.taken !== tab) return;
+    tab = makeTab();
+    steps = [];
+    store("tab", tab);
+    store("steps", steps);
+    if (question) step("api/next", {});
+  };
+  channel.postMessage({ hello: tab });
   document.querySelectorAll("[data-open]").forEach((button) => { button.onclick = () => get("to-" + button.dataset.open).click(); });
   guarded(async () => {
     const [value, first] = await Promise.all([request("api/state"), post("api/next", {})]);
