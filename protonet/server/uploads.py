@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from starlette.exceptions import HTTPException
 
-from protonet._text import escape_control_chars, to_printable
+from protonet._text import escape_control_chars
 from protonet._writing import write_atomically
 from protonet.commands.data import UnlabelledTable
 from protonet.embeddings.pictures.images import UNREADABLE_IMAGE, describe_error, open_plain, path_to_text
@@ -102,8 +102,7 @@ class Uploads:
             if not suffix:
                 raise ValueError(f"none of {', '.join(SUFFIXES)}")
         except UNREADABLE_IMAGE as error:
-            got = f"{to_printable(name)[:80]} ({describe_error(error)})"
-            raise_input_error("body", "be a picture that can be read", got, "Leave it out.")
+            raise_input_error("body", "be a picture that can be read", describe_error(error), "Leave it out.")
         stem = re.sub(r"[^\w-]+", "-", Path(name.replace("\\", "/")).stem)[:40].strip("-") or "picture"
         path = self.folder / f"{stem}-{hashlib.sha256(content).hexdigest()[:16]}{suffix}"
         with self._lock:
