@@ -333,7 +333,8 @@ class LabelApi:
             if queue.rows is not queue.session.rows:
                 raise HTTPException(409, "The columns are being changed. Try again.")
             added = await self.run(lambda: save({line[column] for line in queue.session.cells}))
-            queue.add_rows(added, await self.run(lambda: extend_rows(queue.rows, queue.header, added)))
+            if added:
+                queue.add_rows(added, await self.run(lambda: extend_rows(queue.rows, queue.header, added)))
         return json_response({"added": len(added)} | queue.progress() | self.check())
 
     async def show_picture(self, request: Request) -> Response:

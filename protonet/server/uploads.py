@@ -25,7 +25,7 @@ from protonet.tables.formats import text_array
 from protonet.tables.table import RowBlock
 
 #: Maximal numbers of added rows, and of characters of a text.
-MAX_ADDED, MAX_TEXT = 100_000, 20_000
+MAX_ADDED, MAX_TEXT = 10_000, 20_000
 #: The suffixes of files of pictures, by the format that they really have.
 SUFFIXES = {
     "PNG": ".png",
@@ -80,7 +80,7 @@ class Uploads:
         if longest > MAX_TEXT or len(lines) + len(self.rows.rows) > MAX_ADDED:
             must = f"have at most {MAX_ADDED:,} lines of at most {MAX_TEXT:,} characters"
             raise_input_error("text", must, f"{len(lines):,} lines, one of {longest:,}", "Shorten it.")
-        return [self._save(line) for line in lines]
+        return self._save(lines)
 
     def add_picture(self, name: str, content: bytes, known: set[str]) -> list[list[str]]:
         """Save a picture under a safe name as a row, unless it is there already; return its cells, if any.
@@ -106,18 +106,21 @@ class Uploads:
         stem = re.sub(r"[^\w-]+", "-", Path(name.replace("\\", "/")).stem)[:40].strip("-") or "picture"
         path = self.folder / f"{stem}-{hashlib.sha256(content).hexdigest()[:16]}{suffix}"
         with self._lock:
-            if path_to_text(path) in known or path_to_text(path) in (cells[self.column or 0] for cells in self.cells):
+            if path_to_text(path) in known:
                 return []
             self.folder.mkdir(exist_ok=True)
             write_atomically(path, lambda file: file.write(content))
-            return [self._save(path_to_text(path))]
+            return self._save([path_to_text(path)])
 
-    def _save(self, cell: str) -> list[str]:
-        """Append a row to the file, and return its cells."""
-        cells = [""] * (len(self.rows.header) - 1)
-        cells[self.column or 0] = cell
-        self.rows.add(cells, "added")
-        return cells
+    def _save(self, texts: Sequence[str]) -> list[list[str]]:
+        """Append rows to the file, but for those that an interrupted request has saved; return their cells."""
+        column = self.column or 0
+        rows = [[text if index == column else "" for index in range(len(self.rows.header) - 1)] for text in texts]
+        there = {cells[column] for cells in self.cells}
+        for cells in rows:
+            if cells[column] not in there:
+                self.rows.add(cells, "added")
+        return rows
 
     def _require(self, *, pictures: bool) -> None:
         """Raise an HTTPException unless rows of a kind can be added."""

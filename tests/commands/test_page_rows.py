@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protonet import InputError
+from protonet.server.labels import Answers
+from protonet.server.uploads import Uploads
 from tests.commands.servers import Server, start
 
 pytest.importorskip("uvicorn", reason="it listens")
@@ -113,6 +116,18 @@ def test_pasted_texts_become_rows(texts: Path) -> None:
         state = post(server, "next")
         assert (state["answered"], state["left"]) == (5, 5)
         assert server.ask_json("POST", "/api/rows", {"tab": "one", "rows": [9]})[0]["cells"] == ["=1+1"]
+
+
+def test_an_interrupted_upload_is_repeated(tmp_path: Path) -> None:
+    """Rows that are on the disk, but not on the page, because the request failed later, are not saved twice."""
+    with Answers(tmp_path / "out.added.csv", ["id", "note", "added"], ["added"], lazy=True) as file:
+        uploads = Uploads(file, tmp_path / "texts.csv", 1, pictures=False)
+        for text in ("one\ntwo", "one\ntwo\nthree"):
+            assert uploads.add_texts(text, known={"zero"}) == [["", line] for line in text.splitlines()]
+        assert uploads.add_texts("zero", known={"zero"}) == []
+        with pytest.raises(InputError, match=r"10,000 lines"):
+            uploads.add_texts("\n".join(map(str, range(10_000))), known=set())
+    assert [cells[1] for cells in read(tmp_path / "out.added.csv")[1:]] == ["one", "two", "three"]
 
 
 def test_dropped_pictures_become_rows(tmp_path: Path) -> None:
