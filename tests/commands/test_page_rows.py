@@ -15,7 +15,8 @@ import pytest
 from protonet import InputError
 from protonet.server.labels import Answers
 from protonet.server.uploads import Uploads
-from tests.commands.servers import Server, start
+from tests.browser import CHROMIUM, CONTRAST, Browser
+from tests.commands.servers import TOKEN, Server, start
 
 pytest.importorskip("uvicorn", reason="it listens")
 Image = pytest.importorskip("PIL.Image", reason="it draws pictures")
@@ -178,3 +179,54 @@ def test_classes_are_merged_during_fits(texts: Path) -> None:
             assert time.monotonic() < until
         assert set(server.ask_json("GET", "/api/map")["names"]) == {"plus", "minus"}
         assert server.end() == (0, "server stopped; pending requests were answered\n")
+
+
+def test_the_page_adds_rows_explains_words_and_undoes_after_a_reload(texts: Path) -> None:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium")
+    output = texts.with_name("out.csv")
+    with (
+        start("page", texts, "--representation", "none", "-o", output) as server,
+        Browser(texts.parent, "http://127.0.0.1:") as browser,
+    ):
+        address = f"http://127.0.0.1:{server.port}/?token={TOKEN}"
+        browser.open(address)
+        browser.wait("document.getElementById('reason').textContent")
+        browser.ask("document.getElementById('by').value = 'Ann'")
+        browser.ask("document.getElementById('by').dispatchEvent(new Event('change'))")
+        for number, name in enumerate(("plus", "minus"), 1):
+            for key in ("n", *name, "Enter"):
+                browser.press(key)
+            browser.wait(f"document.getElementById('progress').textContent.startsWith('{number} labelled')")
+        assert read(texts.with_name("out.by.csv"))[1][0] == "Ann"
+        # A duplicated tab takes an identifier of its own, and cannot undo the steps of the first one.
+        first = browser.ask("sessionStorage.getItem('tab')")
+        browser.call("Runtime.evaluate", expression="window.other = open(location.href)", userGesture=True)
+        browser.wait(
+            f"other.sessionStorage.getItem('steps') === '[]' && other.sessionStorage.getItem('tab') !== '{first}'"
+        )
+        assert browser.ask("sessionStorage.getItem('tab')") == first
+        browser.ask("other.close()")
+        browser.open(address)
+        browser.wait("document.getElementById('reason').textContent && !document.getElementById('undo').disabled")
+        assert browser.ask("document.getElementById('by').value") == "Ann"
+        browser.press("u")
+        browser.wait("document.getElementById('progress').textContent.startsWith('1 labelled')")
+        # A label that was changed elsewhere is not undone.
+        (row,) = (line["row"] for line in post(server, "labels")["rows"])
+        post(server, "relabel", row=row, name="minus")
+        browser.press("u")
+        browser.wait("document.getElementById('error').textContent.includes(\"has the label 'minus' now\")")
+        assert [line[-1] for line in read(output)[1:]] == ["minus"]
+        browser.ask("document.querySelector('#label .help').click()")
+        note = "document.getElementById(document.querySelector('#label .help').getAttribute('aria-controls'))"
+        assert browser.ask(f"{note}.hidden") is False
+        browser.ask("document.getElementById('adding').open = true")
+        browser.ask("document.getElementById('texts').value = 'a new text\\n\\ngood day\\n'")
+        browser.ask("document.getElementById('add-texts').requestSubmit()")
+        browser.wait("document.getElementById('added').textContent.includes('1 row was added. 1 of the lines')")
+        for look in ({}, {"dark": True}, {"width": 375, "height": 700}):
+            browser.look(**look)
+            assert browser.ask(CONTRAST) == []
+            assert browser.ask("document.documentElement.scrollWidth <= innerWidth")
+        assert [error for error in browser.errors if "409 (Conflict)" not in error] == []
