@@ -134,6 +134,8 @@ ERRORS = {
     "431": ("The head of the request is too large", False),
     "503": ("No answer in time, or the server stops", True),
 }
+#: Cells of CSV files by the first type in their schema, and dates.
+PATTERNS = {"number": "-?[0-9]{1,6}", "string": "[0-9A-Za-z]{0,9}", "anyOf": "20[0-9]{2}-(0[1-9]|1[0-2])-[01][1-9]"}
 #: The types of a cell that is read as a text.
 SCALAR = ["string", "number", "boolean", "null"]
 Json = dict[str, Any]
@@ -223,7 +225,7 @@ def request_content(model: Model) -> Json:
     elif not columns:
         content["application/x-npy"] = binary
     elif not any(picture_columns(model)):
-        line = ",".join("-?[0-9]{1,6}" if "minimum" in cell else "[0-9A-Za-z]{0,9}" for cell in cells)
+        line = ",".join(PATTERNS["anyOf" if "anyOf" in cell else cell["type"][0]] for cell in cells)
         text = {"type": "string", "pattern": f"^{','.join(map(re.escape, columns))}\n({line}\n)+$"}
         content[CSV.partition(";")[0]] = {"schema": text}
     return content
