@@ -172,7 +172,7 @@ def describe_columns(model: Model) -> list[tuple[str, str]]:
     return [(name, columns[at].summary() if columns else "number") for at, name in enumerate(model.columns or ())]
 
 
-def number_limits(model: Model) -> list[float]:
+def max_magnitudes(model: Model) -> list[float]:
     """Compute how far from 0 the numbers of each column may be to be of the scale of the training data."""
     far, encoding = float(model.network.encoder.scale) * MAX_SCALE, model.encoding  # type: ignore[arg-type]
     if encoding is None or encoding.plain:
@@ -276,7 +276,7 @@ def parse_tensors(model: Model, inputs: list[Tensor]) -> Rows:
     if any(picture_columns(model)):
         remedy = "Send them to /models/NAME/predict."
         raise_input_error("inputs", "be for a model without pictures", "one with pictures", remedy)
-    names, width = list(model.columns or ()), len(number_limits(model))
+    names, width = list(model.columns or ()), len(max_magnitudes(model))
     given = {tensor.name: tensor for tensor in inputs}
     if len(inputs) == 1 and len(inputs[0].shape) == 2 and (width > 1 or inputs[0].name not in names):
         if inputs[0].shape[1] != width:
@@ -324,7 +324,7 @@ def read_data(tensor: Tensor) -> list[Any]:
 
 def encode(model: Model, columns: list[np.ndarray], n: int) -> Rows:
     """Encode cells (n,) of each column, checked as those of a file are."""
-    for index, (cells, limit) in enumerate(zip(columns, number_limits(model), strict=True)):
+    for index, (cells, limit) in enumerate(zip(columns, max_magnitudes(model), strict=True)):
         size = np.abs(cells) if cells.dtype.kind in "iuf" else np.zeros(1)
         if ((size > limit) & (size <= MAX_FLOAT32)).any():  # larger ones are refused with their position
             must = f"have numbers of at most {limit:.6g} in column {index} (counted from 0)"

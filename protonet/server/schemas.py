@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from protonet.errors import DISTRIBUTION, installed_version
 from protonet.files import Model
 from protonet.server.app import CSV, JSON, OPEN_PATHS, Error
-from protonet.server.parsing import MULTIPART, Tensor, describe_columns, number_limits, picture_columns
+from protonet.server.parsing import MULTIPART, Tensor, describe_columns, max_magnitudes, picture_columns
 
 #: The version of the package.
 VERSION = installed_version(DISTRIBUTION) or "0"
@@ -261,13 +261,13 @@ def describe_inputs(model: Model) -> list[TensorMetadata]:
         TensorMetadata(name, [-1], "FP64" if kind == "number" else "BYTES")
         for name, kind in zip(model.columns or (), kinds, strict=False)
     ]
-    return inputs or [TensorMetadata("x", [-1, len(number_limits(model))], "FP64")]
+    return inputs or [TensorMetadata("x", [-1, len(max_magnitudes(model))], "FP64")]
 
 
 def cell_schemas(model: Model) -> list[Json]:
     """Describe the cells of each column: texts, and how far numbers may be from 0."""
     cells: list[Json] = []
-    for index, limit in enumerate(number_limits(model)):
+    for index, limit in enumerate(max_magnitudes(model)):
         column = None if model.encoding is None else model.encoding.columns[index]
         kind = "number" if column is None else column.modality or column.kind
         number: Json = {
