@@ -74,7 +74,7 @@ class Browser:
         self._reading, self._left, self._numbers = reading, b"", itertools.count(1)
         self.errors: list[str] = []
         self._session: str | None = None
-        target = next(each for each in self.call("Target.getTargets")["targetInfos"] if each["type"] == "page")
+        target = next(item for item in self.call("Target.getTargets")["targetInfos"] if item["type"] == "page")
         attached = self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -97,19 +97,19 @@ class Browser:
 
     def call(self, method: str, **parameters: object) -> Any:
         """Call a method of the protocol, and return its result."""
-        number = next(self._numbers)
-        message: dict[str, object] = {"id": number, "method": method, "params": parameters}
+        index = next(self._numbers)
+        message: dict[str, object] = {"id": index, "method": method, "params": parameters}
         if self._session is not None:
             message["sessionId"] = self._session
         os.write(self._writing, json.dumps(message).encode() + b"\0")
         while True:
             answer = self._read()
-            if answer.get("id") == number:
+            if answer.get("id") == index:
                 assert "error" not in answer, answer["error"]
                 return answer["result"]
 
     def _read(self) -> dict[str, Any]:
-        """Return the next message; keep what tells of an error on the page."""
+        """Return the next message; store errors of the page."""
         until = time.monotonic() + PATIENCE
         while b"\0" not in self._left:
             ready, *_ = select.select([self._reading], [], [], max(0.0, until - time.monotonic()))
@@ -119,17 +119,17 @@ class Browser:
             self._left += got
         text, self._left = self._left.split(b"\0", 1)
         message: dict[str, Any] = json.loads(text)
-        method, told = message.get("method"), message.get("params", {})
+        method, result = message.get("method"), message.get("params", {})
         if method == "Runtime.exceptionThrown":
-            self.errors.append(json.dumps(told["exceptionDetails"]))
+            self.errors.append(json.dumps(result["exceptionDetails"]))
         elif method == "Log.entryAdded" or (
-            method == "Runtime.consoleAPICalled" and told["type"] in {"error", "warning"}
+            method == "Runtime.consoleAPICalled" and result["type"] in {"error", "warning"}
         ):
-            self.errors.append(json.dumps(told))
-        elif method == "Network.requestWillBeSent" and not told["request"]["url"].startswith(self._allowed):
-            self.errors.append(f"a request to {told['request']['url'][:200]}")
+            self.errors.append(json.dumps(result))
+        elif method == "Network.requestWillBeSent" and not result["request"]["url"].startswith(self._allowed):
+            self.errors.append(f"a request to {result['request']['url'][:200]}")
         elif method == "Page.javascriptDialogOpening":
-            self.errors.append(f"a dialog: {told['message']}")
+            self.errors.append(f"a dialog: {result['message']}")
         return message
 
     def open(self, path: Path | str) -> float:
@@ -143,7 +143,7 @@ class Browser:
         return float(took)
 
     def ask(self, expression: str) -> Any:
-        """Return what an expression of JavaScript is, as JSON can hold it; promises are waited for."""
+        """Evaluate a JavaScript expression, await its promise, and return its JSON value."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
@@ -151,19 +151,19 @@ class Browser:
     def press(self, key: str, *, shift: bool = False) -> None:
         """Press and release a key, such as Tab, Enter or ArrowDown."""
         codes = {"Tab": 9, "Enter": 13, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
-        number = codes.get(key, ord(key[0].upper()))
-        own: dict[str, object] = {"key": key, "code": key, "windowsVirtualKeyCode": number, "modifiers": 8 * shift}
+        code = codes.get(key, ord(key[0].upper()))
+        event: dict[str, object] = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 * shift}
         text = {"text": "\r"} if key == "Enter" else {"text": key} if len(key) == 1 else {}
-        self.call("Input.dispatchKeyEvent", type="keyDown", **own, **text)
-        self.call("Input.dispatchKeyEvent", type="keyUp", **own)
+        self.call("Input.dispatchKeyEvent", type="keyDown", **event, **text)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **event)
 
     def wait(self, expression: str) -> Any:
-        """Return what an expression is, once that is true."""
+        """Evaluate a JavaScript expression until its value is true; return the value."""
         until = time.monotonic() + PATIENCE
-        while not (found := self.ask(expression)):
+        while not (result := self.ask(expression)):
             assert time.monotonic() < until, (expression, self.errors, self.ask("document.body.innerText"))
             time.sleep(0.02)
-        return found
+        return result
 
     def look(self, *, width: int = 1200, height: int = 900, dark: bool = False) -> None:
         """Set the size of the window, and whether it is dark."""
@@ -176,12 +176,12 @@ class Browser:
         """Write a picture of the whole page, .png."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        taken = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
-        path.write_bytes(base64.b64decode(taken["data"]))
+        used = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
+        path.write_bytes(base64.b64decode(used["data"]))
 
 
 def every(selector: str, expression: str) -> str:
-    """JavaScript: what an expression is of each element."""
+    """Write JavaScript that evaluates an expression of ``each`` for every element of a selector."""
     return f"[...document.querySelectorAll('{selector}')].map((each) => {expression})"
 
 

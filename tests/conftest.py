@@ -20,7 +20,7 @@ settings.load_profile("protonet")
 
 
 @pytest.fixture
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def embedding_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Set the cache of embeddings to a temporary folder of the test; return the folder."""
     monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "embeddings"

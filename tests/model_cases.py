@@ -26,7 +26,7 @@ from tests.strategies import blobs
 
 
 def make_network(*, learned: bool = True, raw: bool = False) -> PrototypeNetwork:
-    """Return a network of all kinds of views, three of which read one source.
+    """Build a network of all kinds of views; three read one source.
 
     Args:
         learned: With learned views, which read the raw features.
@@ -42,7 +42,7 @@ def make_network(*, learned: bool = True, raw: bool = False) -> PrototypeNetwork
     ]
     views: list[View] = [
         linear["standardised"],
-        *(each.fit(rows, linear[each.source.scaling].map) for each in radial),
+        *(item.fit(rows, linear[item.source.scaling].map) for item in radial),
         Forest(7).fit(rows),
         linear["whitened"],
     ]
@@ -54,7 +54,7 @@ def make_network(*, learned: bool = True, raw: bool = False) -> PrototypeNetwork
         torch.nn.init.normal_(mlps.last, generator=generator)
         views.append(MLPView.from_mlps(mlps, linear["raw"].map))
     patterns = [FixedConvolution(8, True, 0.1), FixedConvolution(8, False, 0.1), FixedConvolution(4, True, 0.1)]
-    views += [each.fit(rows, KernelBank.fit(rows.features, each.width)) for each in patterns]
+    views += [item.fit(rows, KernelBank.fit(rows.features, item.width)) for item in patterns]
     views.append(TabularTransformer(2).fit(rows))
     encoder = Encoder(views, split_weights(views, [1.0] * len(views)), origin=torch.zeros(8), scale=1.5)
     network = PrototypeNetwork(encoder, embedding_dim=encoder.embedding_dim, num_classes=6, temperature=0.07)
@@ -66,10 +66,10 @@ def make_network(*, learned: bool = True, raw: bool = False) -> PrototypeNetwork
 def make_model(*, learned: bool = True, raw: bool = False) -> Model:
     """Return a model with seven classes, eight columns, metadata and held tensors."""
     classes = ("ant", "bee", "Käfer", "ждун", 'a "b",\nc', "", "new")
-    columns = tuple(f"column {number}" for number in range(8))
-    held = {"rows": torch.arange(6.0).reshape(2, 3).T, "labels": torch.tensor([1, 0]), "none": torch.zeros(0, 8)}
+    columns = tuple(f"column {index}" for index in range(8))
+    held_out = {"rows": torch.arange(6.0).reshape(2, 3).T, "labels": torch.tensor([1, 0]), "none": torch.zeros(0, 8)}
     metadata = {"accuracy": [0.5, 0.75], "views": {"raw": 1.0}, "text": "ä\n"}
-    return Model(make_network(learned=learned, raw=raw), classes, columns, metadata, held)
+    return Model(make_network(learned=learned, raw=raw), classes, columns, metadata, held_out)
 
 
 def split_archive(content: bytes) -> tuple[dict[str, Any], bytes]:

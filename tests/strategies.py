@@ -48,7 +48,7 @@ def blobs(seed: int, *, classes: int = 5, rows: int = 6, dim: int = 8, noise: fl
     return centres[labels] + noise * torch.randn(len(labels), dim, generator=generator), labels
 
 
-def judge_noise(held_out: int, reference: float) -> CandidateEvaluator:
+def make_noise_evaluator(held_out: int, reference: float) -> CandidateEvaluator:
     """Return a judge of 60 rows of two classes of noise, and of those held out, beside a best loss of each of these."""
     generator = torch.Generator().manual_seed(0)
     n = 60 + held_out
@@ -69,7 +69,7 @@ def write_columns(path: Path, columns: dict[str, Any]) -> str:
     return str(path)
 
 
-def draw_wine() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def load_wine_split() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return all rows of wine, mixed, their classes, and the numbers of five rows of each class."""
     from sklearn.datasets import load_wine
 
@@ -88,8 +88,8 @@ def same_state(first: nn.Module, second: nn.Module) -> bool:
 def spoil(data: st.DataObject, described: Any, odd: st.SearchStrategy[Any]) -> None:
     """Replace one to three values of what JSON holds, by odd ones or by others of its own, or take them away."""
     for _ in range(data.draw(st.integers(1, 3))):
-        places = list(_list_places(described))
-        (container, key), (other, name) = (data.draw(st.sampled_from(places)) for _ in range(2))
+        indices = list(_list_locations(described))
+        (container, key), (other, name) = (data.draw(st.sampled_from(indices)) for _ in range(2))
         action = data.draw(st.sampled_from(["replace", "replace", "remove", "copy"]))
         if action == "remove":
             del container[key]
@@ -97,9 +97,9 @@ def spoil(data: st.DataObject, described: Any, odd: st.SearchStrategy[Any]) -> N
             container[key] = copy.deepcopy(other[name] if action == "copy" else data.draw(odd))
 
 
-def _list_places(node: Any) -> Iterator[tuple[Any, Any]]:
+def _list_locations(node: Any) -> Iterator[tuple[Any, Any]]:
     """Yield every place of a JSON value, as container and key."""
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, value in items:
         yield node, key
-        yield from _list_places(value)
+        yield from _list_locations(value)

@@ -64,19 +64,19 @@ def test_torch_says_so_too(name: str) -> None:
         MIXED[name](X.to(AWAY))
 
 
-def test_numbers_cannot_be_read_as_an_array() -> None:
+def test_values_cannot_be_converted_to_an_array() -> None:
     with Elsewhere(), pytest.raises((RuntimeError, TypeError)):
         X.to(AWAY).numpy()
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_what_is_elsewhere_has_the_same_numbers(name: str) -> None:
+def test_computations_on_the_emulated_device_equal_the_cpu(name: str) -> None:
     expected = ALONE[name](X.clone())
     with Elsewhere() as mode:
-        found = ALONE[name](X.to(AWAY))
-        assert isinstance(found, Away)
-        assert torch.equal(found.host_values, expected)
-        assert bool((found < 1e9).all())
+        result = ALONE[name](X.to(AWAY))
+        assert isinstance(result, Away)
+        assert torch.equal(result.host_values, expected)
+        assert bool((result < 1e9).all())
         assert not mode.fetched
         assert mode.read == {"a test": 1}
 
@@ -102,11 +102,11 @@ USES: dict[str, Callable[..., Any]] = {
 def test_metrics_and_losses_work_where_their_rows_are(name: str) -> None:
     expected = USES[name](LOGITS, LABELS, ROWS)
     with Elsewhere() as mode:
-        found = USES[name](LOGITS.to(AWAY), LABELS.to(AWAY), ROWS.to(AWAY))
+        result = USES[name](LOGITS.to(AWAY), LABELS.to(AWAY), ROWS.to(AWAY))
         assert mode.sent.keys() <= {"a test", "metrics.calibrate"}
         assert not mode.fetched
-        found = torch.utils._pytree.tree_map_only(Tensor, lambda each: each.cpu(), found)
-    torch.testing.assert_close(found, expected)
+        result = torch.utils._pytree.tree_map_only(Tensor, lambda item: item.cpu(), result)
+    torch.testing.assert_close(result, expected)
 
 
 def test_the_optimizer_steps_where_its_weights_are() -> None:

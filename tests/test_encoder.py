@@ -26,7 +26,7 @@ def make_encoder(weights: list[float], *, members: int = 2, seed: int = 0) -> En
 
 
 @pytest.mark.parametrize(
-    ("weights", "shares"),
+    ("weights", "fractions"),
     [
         ([0.2, 0.3, 0.1, 0.4], [0.2, 0.3, 0.1, 0.2, 0.2]),
         ([0.0, 0.5, 0.0, 0.5], [0.5, 0.25, 0.25]),
@@ -34,9 +34,9 @@ def make_encoder(weights: list[float], *, members: int = 2, seed: int = 0) -> En
         ([2.0, 0.0, 2.0, 0.0], [0.5, 0.5]),
     ],
 )
-def test_the_cosine_is_the_weighted_sum_of_the_parts_cosines(weights: list[float], shares: list[float]) -> None:
+def test_the_cosine_is_the_weighted_sum_of_the_parts_cosines(weights: list[float], fractions: list[float]) -> None:
     encoder = make_encoder(weights)
-    encoder.weights.copy_(torch.tensor(shares))
+    encoder.weights.copy_(torch.tensor(fractions))
     x, _ = blobs(4)
     parts: list[torch.Tensor] = []
     for view in encoder.list_views():
@@ -46,11 +46,11 @@ def test_the_cosine_is_the_weighted_sum_of_the_parts_cosines(weights: list[float
     cosines = torch.stack([F.cosine_similarity(v[:, None], v[None, :], dim=2) for v in parts])
     embedding = encoder(x)
     assert embedding.shape[1] == encoder.embedding_dim
-    torch.testing.assert_close(embedding @ embedding.T, torch.tensordot(torch.tensor(shares), cosines, dims=1))
+    torch.testing.assert_close(embedding @ embedding.T, torch.tensordot(torch.tensor(fractions), cosines, dims=1))
 
 
 @pytest.mark.parametrize("members", [1, 2, 3])
-def test_the_parts_of_a_view_share_its_weight_evenly(members: int) -> None:
+def test_the_weight_of_a_view_is_divided_evenly_over_its_parts(members: int) -> None:
     weights = make_encoder([1.0, 0.0, 2.0, 3.0], members=members).weights
     torch.testing.assert_close(weights, torch.tensor([1.0, 2.0, *[3 / members] * members]) / 6)
     assert weights.dtype == torch.float32

@@ -12,13 +12,13 @@ from protonet.errors import InputError, InputTypeError, MissingPackageError
 
 
 @given(value=st.integers(0, 10**9))
-def test_whole_numbers_pass_as_int_float_and_tensor(value: int) -> None:
+def test_integers_are_accepted_as_int_float_and_tensor(value: int) -> None:
     for form in (value, float(value), torch.tensor(value)):
         assert _validation.check_int("a", form, low=0) == value
 
 
 @pytest.mark.parametrize("value", [True, "3", None, [1]])
-def test_what_is_no_number_is_a_type_error(value: object) -> None:
+def test_other_types_are_a_type_error(value: object) -> None:
     with pytest.raises(InputTypeError, match=r"^`a` must be a whole number >= 0; got .*\. Pass an int such as 0\.$"):
         _validation.check_int("a", value, low=0)
     with pytest.raises(InputTypeError, match=r"^`a` must be a finite number >= 0; got .*\. Pass a finite float\.$"):
@@ -26,7 +26,7 @@ def test_what_is_no_number_is_a_type_error(value: object) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 1.5])
-def test_what_is_not_whole_or_below_is_a_value_error(value: float) -> None:
+def test_fractions_and_small_values_are_a_value_error(value: float) -> None:
     with pytest.raises(InputError, match="`a` must be a whole number"):
         _validation.check_int("a", value, low=0)
 
@@ -77,10 +77,10 @@ def test_labels_errors(value: object, error: type[Exception], message: str) -> N
 
 
 def test_errors_are_of_the_standard_classes_and_name_the_argument() -> None:
-    for own, standard in ((InputError, ValueError), (InputTypeError, TypeError), (MissingPackageError, ImportError)):
-        with pytest.raises(own, match=r"^`a` must be\ b; got c\. D\.$") as raised:
-            errors.raise_input_error("a", "be\nb", "c", "D.", kind=own)
-        assert issubclass(own, standard)
+    for kind, standard in ((InputError, ValueError), (InputTypeError, TypeError), (MissingPackageError, ImportError)):
+        with pytest.raises(kind, match=r"^`a` must be\ b; got c\. D\.$") as raised:
+            errors.raise_input_error("a", "be\nb", "c", "D.", kind=kind)
+        assert issubclass(kind, standard)
         assert vars(raised.value) == {"argument": "a"}
         again = pickle.loads(pickle.dumps(raised.value))
         assert (str(again), vars(again)) == (str(raised.value), {"argument": "a"})

@@ -21,7 +21,7 @@ from protonet.fit.crossfit import crossfit, measure_held_out, need_encoder
 from protonet.fit.solver import solve_problem
 from protonet.views.mlp import MLPFamily
 from protonet.views.tabular_transformer import TabularTransformerView
-from tests.strategies import LITTLE, blobs, draw_wine
+from tests.strategies import LITTLE, blobs, load_wine_split
 
 TENSOR_X, TENSOR_Y = blobs(0)
 X, Y = TENSOR_X.numpy(), TENSOR_Y.numpy()
@@ -41,7 +41,7 @@ CHEAP = LITTLE.with_kind(MLPFamily(sizes=0))
 
 
 @parametrize_with_checks([ProtoNetClassifier(effort=CHEAP)])  # type: ignore[untyped-decorator]
-def test_scikit_learns_own_checks_pass(estimator: Any, check: Any) -> None:
+def test_scikit_learn_estimator_checks_pass(estimator: Any, check: Any) -> None:
     check(estimator)
 
 
@@ -53,7 +53,7 @@ def test_the_default_effort_is_the_solvers() -> None:
     assert fitted.score(x, y) > 0.8
 
 
-def test_it_is_the_solvers_network_with_its_probabilities() -> None:
+def test_the_network_and_its_probabilities_equal_solve() -> None:
     expected = SOLUTION.network(TENSOR_X).softmax(dim=1).detach().numpy()
     np.testing.assert_allclose(FITTED.predict_proba(X), expected, atol=1e-4)
     assert FITTED.predict(X).tolist() == np.unique(NAMES)[expected.argmax(axis=1)].tolist()
@@ -81,14 +81,14 @@ def test_samples_are_added_as_if_they_had_been_there_when_prototypes_were_made()
     assert added.classes_.tolist() == sorted({*NAMES, *names})
     network = pickle.loads(pickle.dumps(FITTED)).network_
     both = np.concatenate([NAMES, names])
-    numbers = torch.from_numpy(np.searchsorted(added.classes_, both))
+    indices = torch.from_numpy(np.searchsorted(added.classes_, both))
     network.arrange_classes(torch.full((len(added.classes_),), -1))
-    network.set_prototypes(torch.from_numpy(np.concatenate([X, more])), numbers)
+    network.set_prototypes(torch.from_numpy(np.concatenate([X, more])), indices)
     np.testing.assert_allclose(added.network_.prototypes, network.prototypes, atol=1e-5)
     np.testing.assert_allclose(FITTED.network_.prototypes.shape[0], 5)  # the copy alone has changed
 
 
-def test_partial_fit_begins_with_a_fit_and_classes_may_be_told_before_they_come() -> None:
+def test_partial_fit_begins_with_a_fit_and_accepts_later_classes() -> None:
     begun = make().partial_fit(X, NAMES, classes=["zelkova", *NAMES])
     assert begun.classes_[-1] == "zelkova"
     assert begun.predict_proba(X)[:, -1].max() == 0
@@ -123,18 +123,18 @@ def test_one_sample_a_class_works_and_so_does_one_class_where_others_may_come() 
     assert alone.predict_proba(X).shape == (len(X), 1)
 
 
-def test_a_fitted_estimator_tells_what_held_out_rows_say() -> None:
-    wanted = measure_held_out(crossfit(SOLUTION))
+def test_a_fitted_estimator_has_the_held_out_accuracy() -> None:
+    expected = measure_held_out(crossfit(SOLUTION))
     model = make().fit(X, NAMES)
     copied = pickle.loads(pickle.dumps(model))
     assert not hasattr(copied, "held_out_accuracy_")  # the rows of fit are in no pickle
     before = model.predict_proba(X)
-    assert (model.held_out_accuracy_, model.held_out_interval_) == (wanted.accuracy, wanted.interval)
+    assert (model.held_out_accuracy_, model.held_out_interval_) == (expected.accuracy, expected.interval)
     np.testing.assert_array_equal(model.predict_proba(X), before)
-    assert pickle.loads(pickle.dumps(model)).held_out_interval_ == wanted.interval
+    assert pickle.loads(pickle.dumps(model)).held_out_interval_ == expected.interval
     shuffled = make().fit(X, np.random.default_rng(0).permutation(NAMES))
     assert shuffled.held_out_interval_ is not None
-    assert shuffled.held_out_interval_[0] < 0.2 < wanted.interval[0]
+    assert shuffled.held_out_interval_[0] < 0.2 < expected.interval[0]
     first = np.unique(NAMES, return_index=True)[1]
     assert make().fit(X[first], NAMES[first]).held_out_accuracy_ is None
     with pytest.raises(NotFittedError):
@@ -152,25 +152,25 @@ def test_a_fitted_estimator_tells_what_held_out_rows_say() -> None:
         ({}, X[:, 0], None, "^`y` must name classes; got numbers with fractions .*. Bin them into"),
     ],
 )
-def test_bad_arguments_get_one_line(change: dict[str, Any], labels: Any, weights: Any, message: str) -> None:
+def test_invalid_arguments_are_errors(change: dict[str, Any], labels: Any, weights: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make().set_params(**change).fit(X, labels, sample_weight=weights)
 
 
-def test_rows_without_a_label_may_be_marked_in_any_way() -> None:
-    x, y, few = draw_wine()
-    rest = np.setdiff1d(np.arange(len(y)), few)
-    model = ProtoNetClassifier(CHEAP).fit(x[few], y[few], unlabelled=x[rest])
-    wanted = model.predict_proba(x)
+def test_unlabelled_rows_have_any_missing_label() -> None:
+    x, y, few = load_wine_split()
+    remaining = np.setdiff1d(np.arange(len(y)), few)
+    model = ProtoNetClassifier(CHEAP).fit(x[few], y[few], unlabelled=x[remaining])
+    expected = model.predict_proba(x)
     assert model.learned_unlabelled_
     minus, none, gaps = np.full(len(y), -1), np.full(len(y), None), np.full(len(y), np.nan)
     for marked in (minus, none, gaps):
         marked[few] = y[few]
         again = ProtoNetClassifier(CHEAP).fit(x, marked)
         np.testing.assert_array_equal(again.classes_, [0, 1, 2])
-        np.testing.assert_allclose(again.predict_proba(x), wanted, atol=1e-6)
+        np.testing.assert_allclose(again.predict_proba(x), expected, atol=1e-6)
     sparse = ProtoNetClassifier(CHEAP).fit(scipy.sparse.coo_matrix(x), minus, unlabelled=x[:0])
-    np.testing.assert_allclose(sparse.predict_proba(x), wanted, atol=1e-6)
+    np.testing.assert_allclose(sparse.predict_proba(x), expected, atol=1e-6)
     half = ProtoNetClassifier(CHEAP).fit(x[: len(x) // 2], minus[: len(x) // 2], unlabelled=x[len(x) // 2 :])
     assert half.learned_unlabelled_
     alone = ProtoNetClassifier(CHEAP).fit(x[few], y[few])
@@ -178,15 +178,15 @@ def test_rows_without_a_label_may_be_marked_in_any_way() -> None:
     assert alone.novel_clusters_ == []
 
 
-def test_minus_one_is_a_class_where_it_can_be_no_mark() -> None:
-    x, y, _ = draw_wine()
+def test_minus_one_is_a_class_among_other_integers() -> None:
+    x, y, _ = load_wine_split()
     for labels in (np.where(y == 0, -1, 1), np.where(y == 0, -1, 0), y - 2, np.array(["-1", "0", "1"])[y]):
         model = ProtoNetClassifier(CHEAP).fit(x, labels)
         np.testing.assert_array_equal(model.classes_, np.unique(labels))
 
 
-def test_unlabelled_rows_that_do_not_fit() -> None:
-    x, y, few = draw_wine()
+def test_invalid_unlabelled_rows_are_refused() -> None:
+    x, y, few = load_wine_split()
     with pytest.raises(InputError, match="`y` must have rows with a label; got none"):
         ProtoNetClassifier(CHEAP).fit(x, np.full(len(y), None))
     with pytest.raises(ValueError, match="X has 5 features, but ProtoNetClassifier is expecting 13"):
@@ -202,7 +202,7 @@ def test_unlabelled_rows_that_do_not_fit() -> None:
         ProtoNetClassifier(CHEAP).fit(x[few], y[few], unlabelled=gap)
 
 
-def test_labels_of_text_and_numbers_are_told() -> None:
+def test_labels_of_mixed_types_get_a_warning() -> None:
     x, mixed = np.arange(20.0)[:, None], np.array(["a", 1] * 10, object)
     match = r"^`y` must be all text or all numbers; got the text 'a' and 1\. Fit to y\.astype\(str\)\.$"
     for y in (mixed, mixed[::-1]):

@@ -1,4 +1,4 @@
-"""The estimator on data frames: what their columns are taken for, gaps, and what the commands make of the same."""
+"""The estimator on data frames: column types, missing cells, and agreement with the commands."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make(**options: Any) -> ProtoNetClassifier:
 
 
 def make_frame(seed: int = 0) -> pd.DataFrame:
-    """Return trees of three kinds: every type of column, each of which tells a little of the kind."""
+    """Make rows of three kinds of trees with informative columns of every type."""
     rng = np.random.default_rng(seed)
     y = np.arange(N) % 3
     height = (y + rng.normal(0, 0.6, N)).round(3)
@@ -44,7 +44,7 @@ def make_frame(seed: int = 0) -> pd.DataFrame:
     bark[::9] = None
     days = np.datetime64("2020-01-01", "us") + ((y * 60 + rng.integers(0, 90, N)) * 86_400_000_000)
     words = np.array(["grows by the river", "stands on dry hills", "found in old gardens"], dtype=object)[y]
-    notes = [f"{words[row]} near {place}" for row, place in enumerate(rng.integers(0, 10**6, N))]
+    notes = [f"{words[word]} near {index}" for word, index in enumerate(rng.integers(0, 10**6, N))]
     return pd.DataFrame(
         {
             "height": height,
@@ -65,7 +65,7 @@ NEW = make_frame(1)
 FITTED = make().fit(FRAME, pd.Series(Y, name="kind"))
 
 
-def test_each_column_is_taken_for_what_it_holds_and_said() -> None:
+def test_column_types_are_inferred_and_reported() -> None:
     assert FITTED.columns_ == {
         "height": "number, 17 % missing",
         "bark": "category: missing, rough, scaly, smooth",
@@ -90,7 +90,7 @@ def test_each_column_is_taken_for_what_it_holds_and_said() -> None:
         make().fit(FRAME, "kind")
 
 
-def test_the_commands_make_the_same_of_the_same_table_and_read_what_is_saved(tmp_path: Path, run: Run) -> None:
+def test_the_commands_agree_with_the_estimator_and_read_its_files(tmp_path: Path, run: Run) -> None:
     FRAME.assign(kind=Y).to_csv(tmp_path / "trees.csv", index=False)
     NEW.assign(kind=Y).to_csv(tmp_path / "new.csv", index=False)
     table, new, model, saved = (tmp_path / name for name in ("trees.csv", "new.csv", "trees.safetensors", "saved"))
@@ -101,23 +101,26 @@ def test_the_commands_make_the_same_of_the_same_table_and_read_what_is_saved(tmp
     assert loaded.columns_ == {name: FITTED.columns_[name] for name in loaded.feature_names_in_}
     assert (loaded.effort, loaded.random_state) == ("fast", seed)
     FITTED.save(saved)
-    for path, own, rows, atol in ((model, loaded, NEW[loaded.feature_names_in_], 1e-3), (saved, FITTED, NEW, 1e-5)):
-        told = pd.read_csv(io.StringIO(run("predict", path, new, "--proba")))
-        assert told["class"].tolist() == own.predict(rows).tolist() == FITTED.predict(NEW).tolist()
-        shares = told[[f"P({kind})" for kind in KINDS]]
-        np.testing.assert_allclose(shares, own.predict_proba(rows), atol=1e-5)
-        np.testing.assert_allclose(shares, FITTED.predict_proba(NEW), atol=atol)
-    said = run("evaluate", saved, new, quiet=False)
-    assert f"new.csv: accuracy {100 * FITTED.score(NEW, Y):.2f} % on 36 rows" in said
+    for path, estimator, rows, atol in (
+        (model, loaded, NEW[loaded.feature_names_in_], 1e-3),
+        (saved, FITTED, NEW, 1e-5),
+    ):
+        result = pd.read_csv(io.StringIO(run("predict", path, new, "--proba")))
+        assert result["class"].tolist() == estimator.predict(rows).tolist() == FITTED.predict(NEW).tolist()
+        fractions = result[[f"P({kind})" for kind in KINDS]]
+        np.testing.assert_allclose(fractions, estimator.predict_proba(rows), atol=1e-5)
+        np.testing.assert_allclose(fractions, FITTED.predict_proba(NEW), atol=atol)
+    output = run("evaluate", saved, new, quiet=False)
+    assert f"new.csv: accuracy {100 * FITTED.score(NEW, Y):.2f} % on 36 rows" in output
     assert run.notes == ""  # it knows the columns that are left out
     assert "`model` must have the cross-validation of fit" in run("update", saved, new, "--in-place", code=2)
 
 
 @pytest.mark.parametrize("module", ["pyarrow", "polars"])
-def test_frames_of_other_libraries_are_taken_alike(module: str) -> None:
+def test_frames_of_other_libraries_give_the_same_model(module: str) -> None:
     library = pytest.importorskip(module)
     convert = library.table if module == "pyarrow" else library.from_pandas
-    frame, new = (convert(each.assign(zone=each["zone"].astype(str).astype("category"))) for each in (FRAME, NEW))
+    frame, new = (convert(item.assign(zone=item["zone"].astype(str).astype("category"))) for item in (FRAME, NEW))
     fitted = make().fit(frame, Y)
     assert fitted.columns_ == FITTED.columns_
     assert fitted.feature_names_in_.tolist() == list(FRAME)
@@ -126,7 +129,7 @@ def test_frames_of_other_libraries_are_taken_alike(module: str) -> None:
 
 
 class Capsule:
-    """A frame of which only the Arrow interface is known."""
+    """A frame that has only the Arrow interface."""
 
     def __init__(self, table: Any) -> None:
         self.table = table
@@ -147,7 +150,7 @@ def test_the_arrow_interface_is_enough() -> None:
 
 
 class Arrays:
-    """A frame that numpy can read, and whose Arrow interface nobody may ask for."""
+    """A frame that numpy can read and whose Arrow interface raises."""
 
     def __init__(self, values: Any) -> None:
         self.values = np.array(values)
@@ -159,7 +162,7 @@ class Arrays:
         raise AssertionError
 
 
-def test_without_pyarrow_frames_of_numbers_are_arrays_and_others_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_numeric_frames_are_arrays_and_mixed_ones_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)  # what Python does for a package that is not there
     assert read_frame(Arrays([[1.0, 2.0]])) is None
     frame = read_frame(pd.DataFrame({"a": ["b"], "c": [True], "d": [1]}))
@@ -193,18 +196,18 @@ def test_without_pyarrow_frames_of_numbers_are_arrays_and_others_say_so(monkeypa
         (pd.Series(pd.array([1, None], dtype="int64[pyarrow]")), [1.0, np.nan]),
         (pd.Series(pd.array(["a", None], dtype="string[pyarrow]")), ["a", ""]),
     ],
-    ids=lambda each: str(each.dtype) if isinstance(each, pd.Series) else "",
+    ids=lambda column: str(column.dtype) if isinstance(column, pd.Series) else "",
 )
-def test_every_type_of_column_is_read_as_files_have_it(values: Any, expected: list[Any]) -> None:
+def test_every_column_type_is_read_as_from_a_file(values: Any, expected: list[Any]) -> None:
     frame = read_frame(pd.DataFrame({"a": values}))
     assert frame is not None
     cells = frame.columns[0]
     assert cells.dtype.kind in "Oiuf" or cells.dtype == "datetime64[us]"
-    for found, meant in zip(cells.tolist(), expected, strict=True):
-        assert found == meant or (found != found and meant != meant)  # noqa: PLR0124 - NaN
+    for result, meant in zip(cells.tolist(), expected, strict=True):
+        assert result == meant or (result != result and meant != meant)  # noqa: PLR0124 - NaN
 
 
-def test_frames_of_numbers_are_their_array_to_the_bit() -> None:
+def test_numeric_frames_equal_their_array() -> None:
     x = np.random.default_rng(0).normal(size=(N, 4)) + np.arange(N)[:, None] % 3
     x[:, 3] = 7.0
     bare = make().fit(x, Y)
@@ -220,10 +223,10 @@ def test_frames_of_numbers_are_their_array_to_the_bit() -> None:
 def test_arrays_with_gaps_are_encoded_and_new_gaps_are_refused() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(N, 3)) + np.arange(N)[:, None] % 3
-    whole = make().fit(x, Y)
+    full = make().fit(x, Y)
     for kind in (np.asarray, scipy.sparse.csr_array):
         with pytest.raises(InputError, match=r"`X` must have no gaps, as the rows of fit had none; got \d+ of NaN"):
-            whole.predict(kind(np.where(x > 1, np.nan, x)))
+            full.predict(kind(np.where(x > 1, np.nan, x)))
     x[rng.random((N, 3)) < 0.2] = np.nan
     model = make().fit(x, Y)
     assert model.encoding_ is not None
@@ -240,10 +243,10 @@ def test_arrays_with_gaps_are_encoded_and_new_gaps_are_refused() -> None:
         make().fit(np.where(np.isnan(x), np.inf, x), Y)
 
 
-def test_new_categories_and_columns_of_gaps_are_no_errors_and_other_kinds_are() -> None:
-    strange = NEW.assign(bark="striped", seen=pd.NaT, height=None, zone=7, country="there", empty="full")
-    assert np.isfinite(FITTED.predict_proba(strange)).all()
-    assert FITTED.predict(strange[:1]).shape == (1,)
+def test_new_categories_and_empty_columns_are_accepted_and_other_types_refused() -> None:
+    unknown = NEW.assign(bark="striped", seen=pd.NaT, height=None, zone=7, country="there", empty="full")
+    assert np.isfinite(FITTED.predict_proba(unknown)).all()
+    assert FITTED.predict(unknown[:1]).shape == (1,)
     for frame, message in (
         (NEW.assign(height="tall"), r"got 'tall' in height, row 0 \(counted from 0\), which held number, 17 % missing"),
         (NEW.assign(seen=5), "got '5' in seen, row 0 .* which held date, in week, year"),
@@ -258,15 +261,15 @@ def test_new_categories_and_columns_of_gaps_are_no_errors_and_other_kinds_are() 
             FITTED.predict(frame)
 
 
-def test_columns_are_what_the_caller_says() -> None:
+def test_column_types_may_be_given() -> None:
     model = make(column_kinds={"rings": "category", "zone": "number", "notes": "category"}).fit(FRAME, Y)
     assert model.columns_["rings"].startswith("category: ")
     assert model.columns_["zone"] == "number"
     assert clone(model).get_params()["column_kinds"] == model.column_kinds
-    numbers = make(column_kinds={"a": "category"}).fit(
+    indices = make(column_kinds={"a": "category"}).fit(
         pd.DataFrame({"a": np.arange(N) % 3, "b": [row % 7 for row in range(N)]}), Y
     )
-    assert numbers.columns_ == {"a": "category: 0, 1, 2", "b": "number"}
+    assert indices.columns_ == {"a": "category: 0, 1, 2", "b": "number"}
 
 
 @pytest.mark.parametrize(
@@ -281,7 +284,7 @@ def test_columns_are_what_the_caller_says() -> None:
         (None, FRAME[["bark", "height", "bark"]], "`X` must name each column once; got bark twice"),
     ],
 )
-def test_what_does_not_fit_gets_one_line(kinds: Any, frame: Any, message: str) -> None:
+def test_invalid_frames_are_errors(kinds: Any, frame: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=f"^.*{message}"):
         make(column_kinds=kinds).fit(frame, Y)
 
@@ -292,15 +295,15 @@ def test_samples_weights_and_groups_come_with_frames() -> None:
     model.partial_fit(NEW[:4], ["yew"] * 4)
     assert model.classes_.tolist() == [*KINDS, "yew"]
     assert model.decision_function(NEW).shape == (N, 4)
-    kept = np.arange(N) % 4 > 0
-    weighed = make().fit(FRAME, Y, sample_weight=np.where(kept, 2.5, 0.0))
-    np.testing.assert_array_equal(weighed.predict_proba(NEW), make().fit(FRAME[kept], Y[kept]).predict_proba(NEW))
+    saved = np.arange(N) % 4 > 0
+    weighed = make().fit(FRAME, Y, sample_weight=np.where(saved, 2.5, 0.0))
+    np.testing.assert_array_equal(weighed.predict_proba(NEW), make().fit(FRAME[saved], Y[saved]).predict_proba(NEW))
     groups = np.arange(N) // 2
     with sklearn.config_context(enable_metadata_routing=True):
         routed = make().set_fit_request(groups=True, sample_weight=True).set_score_request(sample_weight=True)
         params = {"groups": groups, "sample_weight": np.ones(N)}
-        found = cross_validate(routed, FRAME, Y, params=params, cv=GroupKFold(2))
-    assert found["test_score"].mean() > 0.7
+        result = cross_validate(routed, FRAME, Y, params=params, cv=GroupKFold(2))
+    assert result["test_score"].mean() > 0.7
 
 
 def test_frames_go_through_scikit_learns_tools() -> None:
@@ -308,15 +311,15 @@ def test_frames_go_through_scikit_learns_tools() -> None:
     searched = GridSearchCV(make(), {"column_kinds": [None, {"rings": "category"}]}, cv=2).fit(FRAME, Y)
     assert searched.best_score_ > 0.7
     assert searched.predict(NEW).shape == (N,)
-    numbers = FRAME[["height", "rings"]].astype(float)
-    piped = make_pipeline(SimpleImputer().set_output(transform="pandas"), make()).fit(numbers, Y)
+    indices = FRAME[["height", "rings"]].astype(float)
+    piped = make_pipeline(SimpleImputer().set_output(transform="pandas"), make()).fit(indices, Y)
     assert piped[-1].columns_ == {"height": "number", "rings": "number"}
     wide = make().set_output(transform="pandas").fit(FRAME, Y).transform(NEW)
     assert list(wide.columns) == list(FITTED.get_feature_names_out())
 
 
 @pytest.mark.parametrize("columns", ["names", "numbers", "none", "gaps", "sparse"])
-def test_what_is_saved_comes_back(columns: str, tmp_path: Path) -> None:
+def test_estimators_round_trip_through_a_file(columns: str, tmp_path: Path) -> None:
     path = tmp_path / "trees.safetensors"
     x: Any = FRAME if columns == "names" else np.random.default_rng(0).normal(size=(N, 4)) + np.arange(N)[:, None] % 3
     y = Y if columns == "names" else np.arange(N) % 3 + 7
@@ -372,7 +375,7 @@ def test_classes_that_files_cannot_hold_are_refused(labels: Any, tmp_path: Path)
         ProtoNetClassifier.load(tmp_path / "none.safetensors")
 
 
-def test_row_numbers_are_left_out_of_mixed_frames() -> None:
+def test_row_indices_are_dropped_from_mixed_frames() -> None:
     frame = FRAME.assign(id=np.arange(1001, 1001 + N))
     assert make().fit(frame, Y).columns_["id"].startswith("dropped: distinct integers")
     assert make(column_kinds={"id": "number"}).fit(frame, Y).columns_["id"] == "number"

@@ -73,28 +73,28 @@ def room(module: str, house: str) -> str:
 
 @pytest.mark.parametrize("house", LEVELS)
 def test_imports_point_one_way(house: str) -> None:
-    level = {name: number for number, names in enumerate(LEVELS[house]) for name in names}
+    level = {name: index for index, names in enumerate(LEVELS[house]) for name in names}
     for module, path in modules(house.replace(".", "/")).items():
-        own = room(module, house)
-        targets = {room(name, house) for name in imports(path) if name.startswith(f"{house}.")} - {own}
-        if own:
-            assert all(level[target] < level[own] for target in targets), f"{module} imports {targets}"
+        row = room(module, house)
+        targets = {room(name, house) for name in imports(path) if name.startswith(f"{house}.")} - {row}
+        if row:
+            assert all(level[target] < level[row] for target in targets), f"{module} imports {targets}"
 
 
-def test_no_two_modules_wait_for_each_other() -> None:
+def test_imports_have_no_cycles() -> None:
     """Nor do they in functions, or for types alone."""
     known = modules("protonet")
     graph = {module: {name for name in imports(path) if name in known} for module, path in known.items()}
     assert list(TopologicalSorter(graph).static_order())
 
 
-def test_rooms_are_few_and_small() -> None:
+def test_packages_and_files_are_small() -> None:
     rooms = {path.name for path in (ROOT / "protonet").iterdir() if path.is_dir() or path.suffix == ".py"}
     assert len(rooms - {"__pycache__"}) <= MOST_ROOMS
     for folder in ("protonet", "solution", "analysis"):
         for path in modules(folder).values():
-            most = 715 if path.name == "optimizer.py" else MOST_LINES  # one file, handed in alone
-            assert len(path.read_text(encoding="utf-8").splitlines()) <= most, path
+            maximum = 715 if path.name == "optimizer.py" else MOST_LINES  # one file, handed in alone
+            assert len(path.read_text(encoding="utf-8").splitlines()) <= maximum, path
 
 
 def test_a_folder_holds_few_files_or_says_why() -> None:
@@ -105,14 +105,14 @@ def test_a_folder_holds_few_files_or_says_why() -> None:
         )
 
 
-def test_nothing_imports_what_stands_above_it() -> None:
+def test_no_package_imports_a_higher_one() -> None:
     above = {"protonet": {"solution", "analysis", "tests"}, "solution": {"analysis", "tests"}, "analysis": {"tests"}}
     for folder, forbidden in above.items():
         for path in modules(folder).values():
             assert not {name.split(".")[0] for name in imports(path)} & forbidden, path
 
 
-def test_nothing_takes_the_name_that_its_messages_begin_with() -> None:
+def test_no_function_takes_the_name_of_its_caller() -> None:
     """What lies deep raises faults without one; entries name themselves, and parsers know what they are of."""
     for folder in ("commands", "datasets", "files", "tables"):
         for path in modules(f"protonet/{folder}").values():

@@ -73,16 +73,16 @@ def test_calibration_error() -> None:
 
 
 @given(seeds, st.integers(2, 6), st.integers(1, 40))
-def test_figures_of_classes_are_those_of_scikit_learn(seed: int, num_classes: int, n: int) -> None:
+def test_metrics_of_classes_equal_scikit_learn(seed: int, num_classes: int, n: int) -> None:
     rng = np.random.default_rng(seed)
     labels, predicted = rng.integers(num_classes, size=(2, n))
     confusion = torch.from_numpy(confusion_matrix(labels, predicted, labels=range(num_classes)))
     ours = measure_classes(confusion)
     theirs = classification_report(labels, predicted, output_dict=True, zero_division=0)
-    for number in range(num_classes):
-        figures = theirs.get(str(number), {"recall": 0, "precision": 0, "f1-score": 0, "support": 0})
-        own = [float(each[number]) for each in (ours.recall, ours.precision, ours.f1, ours.rows)]
-        assert own == pytest.approx([figures[name] for name in ("recall", "precision", "f1-score", "support")])
+    for index in range(num_classes):
+        results = theirs.get(str(index), {"recall": 0, "precision": 0, "f1-score": 0, "support": 0})
+        actual = [float(item[index]) for item in (ours.recall, ours.precision, ours.f1, ours.rows)]
+        assert actual == pytest.approx([results[name] for name in ("recall", "precision", "f1-score", "support")])
     means = [theirs["macro avg"][name] for name in ("recall", "precision", "f1-score")]
     assert list(ours.macro.values()) == pytest.approx(means)
     present = labels[:, None] == np.unique(labels)
@@ -102,29 +102,29 @@ def test_auroc_is_that_of_scikit_learn(seed: int, n: int, m: int, ties: bool) ->
 
 
 @given(seed=seeds)
-def test_suspicion_is_the_slow_loops(seed: int) -> None:
+def test_label_error_scores_equal_a_slow_loop(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits, labels = 3 * torch.randn(8, 4, generator=generator), torch.randint(4, (8,), generator=generator)
-    found = score_label_errors(logits, labels)
-    for row, label, score in zip(logits.double(), labels.tolist(), found.tolist(), strict=True):
+    result = score_label_errors(logits, labels)
+    for row, label, score in zip(logits.double(), labels.tolist(), result.tolist(), strict=True):
         p = row.softmax(dim=0).tolist()
-        others = [share for number, share in enumerate(p) if number != label]
+        others = [fraction for index, fraction in enumerate(p) if index != label]
         assert score == pytest.approx(math.log(max(others) / p[label]))
         assert (score > 0) == (int(row.argmax()) != label)
     order = torch.randperm(4, generator=generator)
     renamed = torch.empty_like(order).index_copy_(0, order, torch.arange(4))
-    torch.testing.assert_close(score_label_errors(logits[:, order].double() + 7, renamed[labels]), found)
+    torch.testing.assert_close(score_label_errors(logits[:, order].double() + 7, renamed[labels]), result)
 
 
-@pytest.mark.parametrize(("share", "rows"), [(0.0, 7), (0.3, 40), (1.0, 12)])
-def test_interval_is_scipys(share: float, rows: int) -> None:
-    theirs = binomtest(round(share * rows), rows).proportion_ci(method="wilson")
-    assert wilson_interval(share, rows) == pytest.approx((theirs.low, theirs.high), abs=1e-4)
-    right = (torch.arange(rows) < round(share * rows)).double()
-    assert Sample.of(rows).interval(right) == wilson_interval(share, rows)  # each row alone
+@pytest.mark.parametrize(("fraction", "rows"), [(0.0, 7), (0.3, 40), (1.0, 12)])
+def test_interval_is_scipys(fraction: float, rows: int) -> None:
+    theirs = binomtest(round(fraction * rows), rows).proportion_ci(method="wilson")
+    assert wilson_interval(fraction, rows) == pytest.approx((theirs.low, theirs.high), abs=1e-4)
+    right = (torch.arange(rows) < round(fraction * rows)).double()
+    assert Sample.of(rows).interval(right) == wilson_interval(fraction, rows)  # each row alone
 
 
-def test_an_interval_holds_its_share() -> None:
+def test_an_interval_contains_its_fraction() -> None:
     for rows in range(1, 200):  # of 1, rounding took the end off
         assert wilson_interval(1.0, rows)[1] == 1
         assert wilson_interval(0.0, rows)[0] == 0
@@ -137,34 +137,36 @@ def test_quantile_is_scipys(degrees: float) -> None:
     assert student_quantile(degrees) == pytest.approx(student.ppf(0.975, degrees), rel=0.01)
 
 
-@pytest.mark.parametrize("share", [0.5, 0.85, 0.97])
+@pytest.mark.parametrize("fraction", [0.5, 0.85, 0.97])
 @pytest.mark.parametrize("correlation", [0.0, 0.3, 0.9])
 @pytest.mark.parametrize("groups", [6, 12, 40])
 @pytest.mark.parametrize("uneven", [False, True])
-def test_intervals_hold_the_truth_where_rows_of_a_group_are_alike(
-    share: float, correlation: float, groups: int, uneven: bool
+def test_intervals_cover_the_accuracy_with_correlated_groups(
+    fraction: float, correlation: float, groups: int, uneven: bool
 ) -> None:
     rng = np.random.default_rng(0)
     covered, width, trials = 0, 0.0, 300
     for _ in range(trials):
         sizes = 1 + rng.poisson(4 * rng.exponential(size=groups)) if uneven else np.full(groups, 5)
-        own = np.repeat(rng.random(groups) < share, sizes)  # of rows that are alike, all are what their group is
-        number = np.repeat(np.arange(groups), sizes)
-        alone = rng.random(len(own)) < share
-        right = torch.from_numpy(np.where(rng.random(len(own)) < math.sqrt(correlation), own, alone)).double()
-        low, high = Sample.of(len(right), None, torch.from_numpy(number)).interval(right)
-        covered += low <= share <= high
+        of_group = np.repeat(
+            rng.random(groups) < fraction, sizes
+        )  # of rows that are alike, all are what their group is
+        group = np.repeat(np.arange(groups), sizes)
+        alone = rng.random(len(of_group)) < fraction
+        right = torch.from_numpy(np.where(rng.random(len(of_group)) < math.sqrt(correlation), of_group, alone)).double()
+        low, high = Sample.of(len(right), None, torch.from_numpy(group)).interval(right)
+        covered += low <= fraction <= high
         width += (high - low) / trials
     error = math.sqrt(0.95 * 0.05 / trials)
     assert covered / trials >= 0.93 - 3 * error
     if groups == 40 and correlation in {0, 0.9}:  # and no wider than they have to be
         rows = groups * (5 if correlation == 0 else 1)
-        low, high = wilson_interval(share, rows)
+        low, high = wilson_interval(fraction, rows)
         assert width < 2 * (high - low)
 
 
 @given(seeds)
-def test_groups_that_say_nothing_change_nothing_and_repeated_rows_count_once(seed: int) -> None:
+def test_uninformative_groups_have_no_effect_and_repeated_rows_count_once(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     right = (torch.rand(12, generator=generator) < 0.7).double()
     weights = torch.rand(12, generator=generator, dtype=torch.float64) + 0.5
@@ -177,7 +179,7 @@ def test_groups_that_say_nothing_change_nothing_and_repeated_rows_count_once(see
     assert thrice.half_width(values.repeat(3)) == pytest.approx(alone.half_width(values))
 
 
-def test_losses_have_intervals_that_hold_the_truth_where_probabilities_are_honest() -> None:
+def test_loss_intervals_cover_the_loss_of_calibrated_probabilities() -> None:
     generator = torch.Generator().manual_seed(0)
     holds, errors, trials = torch.zeros(2), [], 300
     for _ in range(trials):
@@ -204,11 +206,13 @@ def loop_calibration_error(log_p: np.ndarray, labels: list[int]) -> float:
     rows: list[list[tuple[float, bool]]] = [[] for _ in range(BINS)]
     for scores, label in zip(log_p, labels, strict=True):
         confidence = float(np.exp(scores.max()))
-        number = next(place for place in range(BINS) if confidence <= (place + 1) / BINS or place == BINS - 1)
-        rows[number].append((confidence, int(scores.argmax()) == label))
-    filled = [np.array(each, dtype=float) for each in rows if each]
+        index = next(
+            position for position in range(BINS) if confidence <= (position + 1) / BINS or position == BINS - 1
+        )
+        rows[index].append((confidence, int(scores.argmax()) == label))
+    filled = [np.array(item, dtype=float) for item in rows if item]
     total = 0.0
-    for confidences, right in (each.T for each in filled):
+    for confidences, right in (item.T for item in filled):
         honest = (confidences * (1 - confidences)).sum() / len(right) ** 2
         gap = (confidences.mean() - right.mean()) ** 2 - honest
         total += len(right) / len(labels) * math.sqrt(max(0.0, gap))
@@ -234,7 +238,7 @@ def test_the_metrics_are_scikit_learns_and_scipys(seed: int, n: int, num_classes
     assert metrics.confusion.tolist() == expected.tolist()
 
 
-def test_logits_that_give_no_probabilities_get_one_line() -> None:
+def test_invalid_logits_are_errors() -> None:
     logits = torch.tensor([[1.0, -torch.inf], [torch.nan, 0.0], [torch.inf, 0.0]])
     assert measure(logits[:1], torch.tensor([0])).accuracy == 1
     with pytest.raises(InputError, match="`logits` must give probabilities; got NaN in 2 of 3 rows"):
@@ -275,14 +279,14 @@ def test_the_offset_moves_the_threshold() -> None:
         (torch.zeros(0), 0.1, InputError, "`scores` must come from rows that were held out; got none"),
     ],
 )
-def test_a_rate_that_rows_cannot_tell_is_an_error(
+def test_a_rate_below_the_resolution_of_the_rows_is_an_error(
     scores: torch.Tensor, rate: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=f"{message}"):
         rejection_threshold(scores, rate)
 
 
-def test_the_rate_asked_for_is_the_rate_on_fresh_rows() -> None:
+def test_the_requested_rate_holds_on_fresh_rows() -> None:
     rates = []
     for seed in range(6):
         x, y = blobs(seed, rows=60, noise=0.8)

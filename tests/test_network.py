@@ -65,13 +65,13 @@ def test_a_row_depends_on_itself_alone(seed: int, keep: int) -> None:
     network = make_network()
     x = blobs(seed)[0]
     with torch.no_grad():
-        whole = network(x)
-        assert torch.equal(whole, network(x))
-        torch.testing.assert_close(network(x[:keep]), whole[:keep])
-        torch.testing.assert_close(network(x.flip(0)).flip(0), whole)
+        full = network(x)
+        assert torch.equal(full, network(x))
+        torch.testing.assert_close(network(x[:keep]), full[:keep])
+        torch.testing.assert_close(network(x.flip(0)).flip(0), full)
 
 
-def test_state_dict_round_trip_through_a_file_takes_the_number_of_classes_along() -> None:
+def test_state_dict_round_trip_restores_the_number_of_classes() -> None:
     network = make_network()
     network.add_class(torch.randn(2, 8, generator=torch.Generator().manual_seed(0)))
     file = io.BytesIO()
@@ -82,8 +82,8 @@ def test_state_dict_round_trip_through_a_file_takes_the_number_of_classes_along(
     x = blobs(6)[0]
     assert torch.equal(other(x), network(x))
     assert other(x).shape == (30, 6)
-    for each in (network, other):  # what the prototypes are means of comes along
-        each.add_samples(x, blobs(6)[1])
+    for item in (network, other):  # sums and counts are part of the state
+        item.add_samples(x, blobs(6)[1])
     assert torch.equal(other(x), network(x))
     assert other.counts.tolist() == [12] * 5 + [2]
 
@@ -125,13 +125,15 @@ def test_sums_and_counts_are_the_slow_loop_over_classes(seed: int, rows: int, nu
     network.add_samples(more, labels, num_classes=num_classes)
     assert network.counts.dtype == torch.int64
     for label in range(num_classes):
-        own = torch.cat([x[y == label], more[labels == label]])
-        assert int(network.counts[label]) == len(own)
-        assert bool(network.seen[label]) == (len(own) > 0)
-        total = torch.stack([network.embed(row[None])[0] for row in own]).sum(dim=0) if len(own) else torch.zeros(1)
+        samples = torch.cat([x[y == label], more[labels == label]])
+        assert int(network.counts[label]) == len(samples)
+        assert bool(network.seen[label]) == (len(samples) > 0)
+        total = (
+            torch.stack([network.embed(row[None])[0] for row in samples]).sum(dim=0) if len(samples) else torch.zeros(1)
+        )
         torch.testing.assert_close(network.sums[label], total.expand(network.sums.shape[1]), atol=1e-4, rtol=1e-4)
-        if len(own):
-            mean = make_network().encoder.normalize(total[None] / len(own))[0]  # type: ignore[operator]
+        if len(samples):
+            mean = make_network().encoder.normalize(total[None] / len(samples))[0]  # type: ignore[operator]
             torch.testing.assert_close(network.prototypes[label], mean, atol=1e-5, rtol=1e-4)
         else:
             assert not bool(network.prototypes[label].any())
@@ -169,10 +171,10 @@ def test_arranging_back_and_forth_is_the_identity(seed: int, permutation: list[i
     before = {name: value.clone() for name, value in network.state_dict().items()}
     order = torch.tensor([*permutation, *[-1] * more])
     network.arrange_classes(order)
-    for place, old in enumerate(order.tolist()):
+    for index, old in enumerate(order.tolist()):
         for name in ("sums", "counts", "prototypes"):
             known = before[name][old] if old >= 0 else torch.zeros_like(before[name][0])
-            assert torch.equal(getattr(network, name)[place], known)
+            assert torch.equal(getattr(network, name)[index], known)
     logits = network(blobs(seed)[0]).detach()
     assert logits.shape == (30, 5 + more)
     assert not more or int(logits.argmax(dim=1).max()) < 5
@@ -196,9 +198,9 @@ def test_prototypes_are_the_normalised_means_of_the_sums(seed: int, size: float)
         expected = total / total.norm() if counts[label] else torch.zeros(4, dtype=torch.float64)
         torch.testing.assert_close(network.prototypes[label].double(), expected, atol=1e-6, rtol=1e-5)
     assert torch.equal(network.seen, counts > 0)
-    kept = network.sums.clone()
-    sums.zero_()  # what was given stays the caller's
-    assert torch.equal(network.sums, kept)
+    saved = network.sums.clone()
+    sums.zero_()  # the tensors of the caller are copied
+    assert torch.equal(network.sums, saved)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64])
@@ -292,13 +294,13 @@ def test_errors_leave_the_network_as_it_was(method: str, arguments: tuple[Any, .
 
 def test_many_rows_are_classified_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     network, (x, _) = make_network(), blobs(6)
-    whole = network(x)
+    full = network(x)
     blocks: list[int] = []
     network.encoder.register_forward_hook(lambda _, rows, __: blocks.append(len(rows[0])))
-    for name, number, expected in (("CHUNK_ROWS", 7, 7), ("CHUNK_VALUES", 3 * network.prototypes.shape[1], 3)):
-        monkeypatch.setattr(f"protonet.network.{name}", number)
+    for name, index, expected in (("CHUNK_ROWS", 7, 7), ("CHUNK_VALUES", 3 * network.prototypes.shape[1], 3)):
+        monkeypatch.setattr(f"protonet.network.{name}", index)
         blocks.clear()
-        torch.testing.assert_close(network(x), whole)
+        torch.testing.assert_close(network(x), full)
         assert max(blocks) == expected
     assert network(x[:0]).shape == (0, 5)
 
@@ -320,16 +322,16 @@ def test_reduced_precision_changes_probabilities_by_rounding_alone(scale: str) -
     network = solve((x, y), effort="fast")
     with torch.no_grad():
         expected = network(x).softmax(dim=1)
-        found = {}
+        result = {}
         for name in ("half", "bfloat16", "double"):
             converted = getattr(copy.deepcopy(network), name)()
-            found[name] = converted(x).softmax(dim=1).float()
+            result[name] = converted(x).softmax(dim=1).float()
             converted.set_prototypes(x, y)
-            found[f"{name}, prototypes anew"] = converted(x).softmax(dim=1).float()
+            result[f"{name}, prototypes anew"] = converted(x).softmax(dim=1).float()
         for dtype in (torch.float16, torch.bfloat16):
             with torch.autocast("cpu", dtype=dtype):
-                found[f"autocast {dtype}"] = network(x).softmax(dim=1).float()
-    for name, probabilities in found.items():
+                result[f"autocast {dtype}"] = network(x).softmax(dim=1).float()
+    for name, probabilities in result.items():
         torch.testing.assert_close(probabilities, expected, atol=0.03, rtol=0, msg=name)
 
 
@@ -363,7 +365,7 @@ def test_a_class_whose_rows_cancel_is_never_predicted(add: bool) -> None:
     queries = torch.cat([x, -x, torch.randn(50, 6, generator=torch.Generator().manual_seed(1))])
     logits = network(queries)
     assert set(logits.argmax(dim=1).tolist()) == {1, 2}
-    assert bool((logits[:, :3] > -100).all())  # a finite log-loss for rows of that class
+    assert bool((logits[:, :3] > -100).all())  # a finite log-loss for rows of the class
     network.add_samples(direction[None], torch.tensor([0]))
     assert not network.cancelled.any()
     torch.testing.assert_close(network.prototypes[0], direction)
@@ -374,8 +376,8 @@ def test_the_parts_of_a_class_mean_that_cancel_are_zero() -> None:
     embedding = encoder(blobs(0)[0][:1])
     first = torch.zeros_like(embedding)
     first[:, : encoder.sizes[0]] = embedding[:, : encoder.sizes[0]]
-    rest = embedding - first
-    prototype = encoder.normalize((first + 1e-8 * rest) / 2)
+    remaining = embedding - first
+    prototype = encoder.normalize((first + 1e-8 * remaining) / 2)
     torch.testing.assert_close(prototype, first)
 
 

@@ -50,7 +50,7 @@ def import_system() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("import_system")
-def test_repository_takes_the_repositorys_library() -> None:
+def test_the_repository_imports_the_repository_library() -> None:
     module = load_solution(SOURCE)
     assert module._library is protonet
     for metadata in ({"param_limit": 300.0}, None):
@@ -58,7 +58,7 @@ def test_repository_takes_the_repositorys_library() -> None:
 
 
 @pytest.mark.usefixtures("import_system")
-def test_packed_takes_its_own_library(tmp_path: Path) -> None:
+def test_the_packed_solution_imports_the_packed_library(tmp_path: Path) -> None:
     zipfile.ZipFile(io.BytesIO(pack_zip())).extractall(tmp_path)
     module = load_solution(tmp_path / "solution.py")
     assert module._library is not protonet
@@ -70,7 +70,7 @@ def test_packed_takes_its_own_library(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("import_system")
-def test_single_file_takes_its_own_library(tmp_path: Path) -> None:
+def test_the_single_file_imports_its_embedded_library(tmp_path: Path) -> None:
     path = tmp_path / "anything.py"
     path.write_bytes(pack_single())
     module = load_solution(path)
@@ -88,7 +88,7 @@ def test_without_a_library(tmp_path: Path) -> None:
 
 def test_clean_process_zip_and_unwritable_bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    # Permissions do not stop root, so that a file in the place of each bytecode folder stands for them.
+    # Permissions do not stop root, so a file in the place of each bytecode folder simulates them.
     archive = io.BytesIO(pack_zip())
     with zipfile.ZipFile(archive, "a") as packed:
         for folder in ("", "protonet/", "protonet/episodes/"):

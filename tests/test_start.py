@@ -1,4 +1,4 @@
-"""Commands: Ctrl-C while their packages are imported, and what is told before torch is."""
+"""Start of the commands: Ctrl-C during imports, and errors before torch is imported."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_help_of_a_command_does_not_wait_for_torch(name: str, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "output"),
     [
         *[(f"protonet {name} --no-such-option", "unknown option: --no-such-option") for name in COMMANDS],
         *[(f"{name} --no-such-option", "unknown option: --no-such-option") for name in EPISODES],
@@ -115,18 +115,18 @@ def test_the_help_of_a_command_does_not_wait_for_torch(name: str, tmp_path: Path
         ("protonet.episodes extract pictures --backbone n.onnx -o t.csv", "`--output` must end in .npz; got t.csv."),
     ],
 )
-def test_what_is_wrong_is_told_before_torch_is_imported(command: str, said: str, tmp_path: Path) -> None:
+def test_errors_are_raised_before_torch_is_imported(command: str, output: str, tmp_path: Path) -> None:
     write_files(tmp_path)
     before = sorted(tmp_path.iterdir())
     ended = run(tmp_path, "torch", "raise RuntimeError", *command.split())
     (line,) = ended.stderr.splitlines()
     prog = " ".join(command.split()[:2]) if command.split()[1][:1] != "-" else command.split(maxsplit=1)[0]
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert line.startswith(f"{prog}: {said}")
-    assert sorted(each for each in tmp_path.iterdir() if each.name not in {"torch.py", "__pycache__"}) == before
+    assert line.startswith(f"{prog}: {output}")
+    assert sorted(item for item in tmp_path.iterdir() if item.name not in {"torch.py", "__pycache__"}) == before
 
 
-def test_what_is_known_before_torch_is_what_the_rooms_say(tmp_path: Path) -> None:
+def test_constants_for_parsers_equal_those_of_the_library(tmp_path: Path) -> None:
     assert tuple(EFFORTS) == arguments.EFFORTS
     assert arguments.TIME_LIMIT == TIME_LIMIT
     with pytest.raises(InputError) as light:
@@ -137,7 +137,7 @@ def test_what_is_known_before_torch_is_what_the_rooms_say(tmp_path: Path) -> Non
     assert [*arguments.PARSERS] == [*arguments.EXAMPLES] == [*COMMANDS]
 
 
-def test_public_names_are_there_when_they_are_asked_for() -> None:
+def test_public_names_are_imported_lazily() -> None:
     assert set(protonet.__all__) <= set(dir(protonet))
     for name in protonet.__all__:
         assert getattr(protonet, name).__module__.startswith("protonet.")

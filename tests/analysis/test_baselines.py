@@ -104,7 +104,7 @@ def test_relabelling(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_one_sample_a_class(name: str) -> None:
+def test_one_sample_per_class(name: str) -> None:
     split = sample_family("isotropic", seed=0, n_train=1, n_val=1, num_classes=3, dim=4)
     predicted = run(split, name)
     assert predicted.shape == split.test_y.shape

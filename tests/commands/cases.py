@@ -18,17 +18,17 @@ FAST = ("--label", "kind", "--effort", "fast")
 
 
 class Run:
-    """Runs commands in this process; what the last one said beside its output is in ``notes``."""
+    """Runs commands in this process; ``notes`` is the standard error of the last one."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
         self.capsys, self.folder, self.notes = capsys, folder, ""
 
     def __call__(self, *arguments: object, code: int = 0, quiet: bool = True) -> str:
-        """Return what a command printed, or its error: one line, without control characters, and nothing else."""
+        """Run a command; return its output or, for exit code 2, its one-line error."""
         self.capsys.readouterr()
-        found = main([*map(str, arguments), *["-q"] * quiet])
+        result = main([*map(str, arguments), *["-q"] * quiet])
         out, self.notes = self.capsys.readouterr()
-        assert found == code, self.notes
+        assert result == code, self.notes
         if code == 2:
             assert re.fullmatch(r"protonet( \w+)?: .*\n", self.notes), self.notes
             assert self.notes[:-1].isprintable()
@@ -40,16 +40,16 @@ class Run:
     def read_json(self, *arguments: object) -> tuple[dict[str, Any], str]:
         """Return the figures that a command writes, and what it printed."""
         path = self.folder / "new" / "figures.json"
-        said = self(*arguments, "--json", path)
-        return json.loads(path.read_text(encoding="utf-8")), said
+        output = self(*arguments, "--json", path)
+        return json.loads(path.read_text(encoding="utf-8")), output
 
     def read_rows(self, *arguments: object) -> list[dict[str, str]]:
         """Return the rows of CSV that a command printed, by the names of their columns."""
         return read_table(self(*arguments))
 
     def count_samples(self, model: Path) -> list[int]:
-        """Return how many samples of each class a model has, as info tells it."""
-        return [each["samples"] for each in json.loads(self("info", model, "--json"))["classes"]]
+        """Count the samples of each class of a model, as info does."""
+        return [item["samples"] for item in json.loads(self("info", model, "--json"))["classes"]]
 
 
 def read_table(text: str) -> list[dict[str, str]]:
@@ -62,11 +62,11 @@ def read_lines(text: str) -> list[list[str]]:
     return list(csv.reader(text.splitlines()))
 
 
-def find_right(said: str) -> float:
-    """Return the percentage of rows held out that fit says its model is right about."""
-    found = re.search(r"this model +\| ([\d.]+)", said)
-    assert found
-    return float(found[1])
+def parse_accuracy(output: str) -> float:
+    """Parse the cross-validation accuracy, in percent, from the output of fit."""
+    result = re.search(r"this model +\| ([\d.]+)", output)
+    assert result
+    return float(result[1])
 
 
 def do(*arguments: object) -> None:

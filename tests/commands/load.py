@@ -13,8 +13,8 @@ from typing import Any
 class Connection(asyncio.Protocol):
     """Asks, and asks again once it is answered; where the server closes it, `ask_on` opens another one."""
 
-    def __init__(self, request: bytes, told: dict[str, Any], until: float, most: int) -> None:
-        self.request, self.told, self.until, self.most = request, told, until, most
+    def __init__(self, request: bytes, result: dict[str, Any], until: float, max_requests: int) -> None:
+        self.request, self.result, self.until, self.max_requests = request, result, until, max_requests
         self.ended = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: Any) -> None:
@@ -25,7 +25,7 @@ class Connection(asyncio.Protocol):
     def ask(self) -> None:
         """Send the next request, while there is to be one."""
         self.started = time.perf_counter()
-        self.waiting = self.started < self.until and len(self.told["seconds"]) < self.most
+        self.waiting = self.started < self.until and len(self.result["seconds"]) < self.max_requests
         if self.waiting:
             self.transport.write(self.request)
         else:
@@ -39,10 +39,10 @@ class Connection(asyncio.Protocol):
         if not end or len(body) < int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0]):
             return
         if head.startswith(b"http/1.1 200"):
-            self.told["seconds"].append(time.perf_counter() - self.started)
+            self.result["seconds"].append(time.perf_counter() - self.started)
         else:
-            self.told["failed"] += 1
-            self.told["line"] = body.decode()
+            self.result["failed"] += 1
+            self.result["line"] = body.decode()
         self.held, self.waiting = b"", False
         if b"connection: close" in head:
             self.transport.close()
@@ -51,19 +51,19 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Note whether an answer was awaited."""
-        self.told["lost"] += self.waiting
+        self.result["lost"] += self.waiting
         self.ended.set_result(None)
 
 
-async def ask_on(port: int, request: bytes, told: dict[str, Any], until: float, most: int) -> None:
+async def ask_on(port: int, request: bytes, result: dict[str, Any], until: float, max_requests: int) -> None:
     """Ask until the end, on one connection after the other."""
-    while time.perf_counter() < until and len(told["seconds"]) < most:
+    while time.perf_counter() < until and len(result["seconds"]) < max_requests:
         try:
             _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: Connection(request, told, until, most), "127.0.0.1", port
+                lambda: Connection(request, result, until, max_requests), "127.0.0.1", port
             )
         except OSError:  # no request was sent
-            told["refused"] += 1
+            result["refused"] += 1
             await asyncio.sleep(0.01)
         else:
             await connection.ended
@@ -74,16 +74,16 @@ async def load(settings: dict[str, Any]) -> dict[str, Any]:
     body, port = settings["body"].encode(), settings["port"]
     head = f"POST {settings['path']} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{settings['headers']}"
     request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-    told: dict[str, Any] = {"seconds": [], "lost": 0, "refused": 0, "failed": 0, "line": None}
+    result: dict[str, Any] = {"seconds": [], "lost": 0, "refused": 0, "failed": 0, "line": None}
     started = time.perf_counter()
     until = started + settings["limit"]
-    asks = [ask_on(port, request, told, until, settings["requests"]) for _ in range(settings["connections"])]
+    asks = [ask_on(port, request, result, until, settings["requests"]) for _ in range(settings["connections"])]
     await asyncio.gather(*asks)
-    told |= {"elapsed": time.perf_counter() - started, "cpu": time.process_time()}
-    ordered = sorted(told.pop("seconds"))
-    shares = (0.5, 0.95, 0.99, 1.0)
-    places = {str(share): min(len(ordered) - 1, int(share * len(ordered))) for share in shares if ordered}
-    return told | {"answered": len(ordered), "quantiles": {share: ordered[at] for share, at in places.items()}}
+    result |= {"elapsed": time.perf_counter() - started, "cpu": time.process_time()}
+    ordered = sorted(result.pop("seconds"))
+    fractions = (0.5, 0.95, 0.99, 1.0)
+    indices = {str(fraction): min(len(ordered) - 1, int(fraction * len(ordered))) for fraction in fractions if ordered}
+    return result | {"answered": len(ordered), "quantiles": {fraction: ordered[at] for fraction, at in indices.items()}}
 
 
 if __name__ == "__main__":

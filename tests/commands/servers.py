@@ -1,4 +1,4 @@
-"""Real servers in processes of their own, and what asks them: for the studies, and for the tests."""
+"""Real servers in separate processes, and their clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 TOKEN = "token-of-the-tests"
-#: Says where a server listens.
+#: The line that a server prints when it listens.
 ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)/$")
 
 
@@ -34,26 +34,26 @@ class Server:
         headers: Mapping[str, str] = {},
         token: str = TOKEN,
     ) -> tuple[int, bytes, Mapping[str, str]]:
-        """Return the status, the body and the headers of an answer."""
+        """Send a request; return the status, the body and the headers of the response."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        own = {"Authorization": f"Bearer {token}"} if token else {}
+        authorization = {"Authorization": f"Bearer {token}"} if token else {}
         content = body.encode() if isinstance(body, str) else body
         try:
-            connection.request(method, path, content, {**own, **headers})
+            connection.request(method, path, content, {**authorization, **headers})
             answer = connection.getresponse()
             return answer.status, answer.read(), dict(answer.getheaders())
         finally:
             connection.close()
 
     def ask_json(self, method: str, path: str, value: object = None) -> Any:
-        """Return what an answer of JSON holds, once it is known that all went well."""
+        """Send a request, and parse the JSON of a successful response."""
         body = None if value is None else json.dumps(value)
         status, content, _ = self.ask(method, path, body, {"Content-Type": "application/json"})
         assert status == 200, content
         return json.loads(content)
 
     def refuse(self, method: str, path: str, body: bytes | str | None = None, **more: Any) -> tuple[int, str]:
-        """Return the status and the line of an answer that refuses."""
+        """Send a request that is refused; return the status and the message."""
         status, content, _ = self.ask(method, path, body, **more)
         line = json.loads(content)["error"]
         assert isinstance(line, str)
@@ -61,26 +61,26 @@ class Server:
         return status, line
 
     def measure(self) -> tuple[float, float]:
-        """Return the seconds of the CPU that it has used, and the MiB that it holds."""
+        """Measure the CPU time in seconds and the resident memory in MiB."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text(encoding="utf-8").split()[1])
         seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         return seconds, pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
     def end(self) -> tuple[int, str]:
-        """Send SIGTERM; return the exit code and what it said on stderr."""
+        """Send SIGTERM; return the exit code and stderr."""
         self.process.terminate()
-        _, said = self.process.communicate(timeout=60)
-        return self.process.returncode, said
+        _, output = self.process.communicate(timeout=60)
+        return self.process.returncode, output
 
 
 @contextmanager
 def start(*arguments: object, script: Path | None = None) -> Iterator[Server]:
-    """Start a command that listens, or a script that does; kill it where it still runs."""
+    """Start a server command or script; kill it at the end if it still runs."""
     more = {"PROTONET_TOKEN": TOKEN, "OMP_NUM_THREADS": "1"}
-    own = [str(script)] if script else ["-m", "protonet"]
+    program = [str(script)] if script else ["-m", "protonet"]
     process = subprocess.Popen(
-        [sys.executable, *own, *map(str, arguments), *["--port", "0"] * (script is None)],
+        [sys.executable, *program, *map(str, arguments), *["--port", "0"] * (script is None)],
         env={**os.environ, **more},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -89,9 +89,9 @@ def start(*arguments: object, script: Path | None = None) -> Iterator[Server]:
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        found = ADDRESS.search(line)
-        assert found, (line, process.stderr and process.stderr.read())
-        yield Server(process, int(found[1]))
+        match = ADDRESS.search(line)
+        assert match, (line, process.stderr and process.stderr.read())
+        yield Server(process, int(match[1]))
     finally:
         if process.poll() is None:
             process.kill()
@@ -113,5 +113,5 @@ def start_load(port: int, path: str, body: str, **limits: float) -> subprocess.P
 
 
 def finish(load: subprocess.Popen[str]) -> dict[str, Any]:
-    """Wait for a load generator; return what it says."""
+    """Wait for a load generator; return its measurements."""
     return dict(json.loads(load.communicate(timeout=600)[0]))

@@ -23,39 +23,39 @@ def make_table(path: Path, shift: float, *, rows: int = 200, rare: int = 10, see
     rng = np.random.default_rng(seed)
     kinds = np.arange(rows) < rare
     x = rng.normal(size=(rows, 4)) + shift * kinds[:, None] * np.array([1, 1, 0, 0])
-    columns = {f"x{number}": column.tolist() for number, column in enumerate(x.T)}
+    columns = {f"x{index}": column.tolist() for index, column in enumerate(x.T)}
     return write_columns(path, {**columns, "kind": np.where(kinds, "a rare one", "usual").tolist()})
 
 
-def test_a_model_that_names_one_class_is_seen_to(tmp_path: Path, run: Run) -> None:
+def test_a_model_of_one_predicted_class_is_reported(tmp_path: Path, run: Run) -> None:
     table, model, page = make_table(tmp_path / "t.csv", 0.0), tmp_path / "m.safetensors", tmp_path / "f.html"
-    figures, said = run.read_json("fit", table, *FAST, "-o", model, "--report", page)
-    own, frequent = figures["baselines"][:2]
-    assert [own["name"], frequent["name"]] == ["this model", "most frequent class"]
+    results, output = run.read_json("fit", table, *FAST, "-o", model, "--report", page)
+    ours, frequent = results["baselines"][:2]
+    assert [ours["name"], frequent["name"]] == ["this model", "most frequent class"]
     assert (frequent["accuracy"], frequent["balanced_accuracy"]) == (0.95, 0.5)
-    assert own["balanced_accuracy"] == figures["balanced_accuracy"] < 0.6
-    assert own["accuracy"] - frequent["difference"] == pytest.approx(0.95)
-    assert re.search(r"\| most frequent class \| 95.00 +\| \[\d\d.\d\d, 9\d.\d\d\] \| 50.00 +\| [+-]\d.\d\d ±", said)
+    assert ours["balanced_accuracy"] == results["balanced_accuracy"] < 0.6
+    assert ours["accuracy"] - frequent["difference"] == pytest.approx(0.95)
+    assert re.search(r"\| most frequent class \| 95.00 +\| \[\d\d.\d\d, 9\d.\d\d\] \| 50.00 +\| [+-]\d.\d\d ±", output)
     assert "Balanced accuracy is the mean" in page.read_text(encoding="utf-8")
     assert "most frequent class" in page.read_text(encoding="utf-8")
-    figures, said = run.read_json("evaluate", model, table)
-    balanced = f"balanced accuracy {100 * figures['balanced_accuracy']:.2f} %"
-    assert said.splitlines()[1] == f"{balanced}; baseline, always usual (the most frequent class of fit): 95.00 %"
-    assert figures["baselines"][1]["accuracy"] == 0.95
+    results, output = run.read_json("evaluate", model, table)
+    balanced = f"balanced accuracy {100 * results['balanced_accuracy']:.2f} %"
+    assert output.splitlines()[1] == f"{balanced}; baseline, always usual (the most frequent class of fit): 95.00 %"
+    assert results["baselines"][1]["accuracy"] == 0.95
     assert ", baseline (most frequent class) 95.00 %, log-loss" in run("info", model)
 
 
-def test_balanced_lets_a_rare_class_count_and_leads_are_of_balanced_accuracy(tmp_path: Path, run: Run) -> None:
+def test_balanced_fit_compares_balanced_accuracy(tmp_path: Path, run: Run) -> None:
     table, page = make_table(tmp_path / "t.csv", 1.5), tmp_path / "f.html"
     fresh, right = make_table(tmp_path / "u.csv", 1.5, rows=1000, rare=500, seed=1), []
     for options, measured in ([], "accuracy"), (["--balanced"], "balanced_accuracy"):
         path = tmp_path / f"{measured}.safetensors"
-        fitted, said = run.read_json("fit", table, *FAST, "-o", path, "--report", page, *options)
-        assert ("all classes have equal weight" in said) == bool(options)
-        assert "| most frequent class | 95.00 " in said  # of the rows as they are, whatever they weigh
-        assert "5-fold cross-validation on 200 rows" in said
+        fitted, output = run.read_json("fit", table, *FAST, "-o", path, "--report", page, *options)
+        assert ("all classes have equal weight" in output) == bool(options)
+        assert "| most frequent class | 95.00 " in output  # of the rows as they are, whatever they weigh
+        assert "5-fold cross-validation on 200 rows" in output
         heading = f"{'balanced ' * bool(options)}difference to baseline, points"
-        assert heading in said
+        assert heading in output
         assert heading.replace("'", "&#x27;") in page.read_text(encoding="utf-8")
         model = load_model(path, for_update=True)
         crossed = restore_crossfit(model.network, model.folds, model.update_state)
@@ -65,16 +65,16 @@ def test_balanced_lets_a_rare_class_count_and_leads_are_of_balanced_accuracy(tmp
         metrics = measure(predict_held_out(crossed), crossed.labels)
         assert metrics.accuracy == model.metadata["held_out"]["accuracy"]
         assert model.metadata["held_out"]["balanced_accuracy"] == measure_classes(metrics.confusion).balanced_accuracy
-        for figures in (fitted, run.read_json("evaluate", path, table)[0]):
-            own, *others = figures["baselines"]
+        for results in (fitted, run.read_json("evaluate", path, table)[0]):
+            ours, *others = results["baselines"]
             for other in others:
-                assert other["difference"] == pytest.approx(own[measured] - other[measured])
+                assert other["difference"] == pytest.approx(ours[measured] - other[measured])
                 assert other["compared_by"] == measured
         right.append(run.read_json("evaluate", path, fresh)[0]["balanced_accuracy"])
     assert right[1] > right[0] + 0.05  # 4 standard errors of 1,000 rows
 
 
-def test_balanced_changes_nothing_where_classes_are_alike(tmp_path: Path, run: Run) -> None:
+def test_balanced_has_no_effect_on_equal_class_sizes(tmp_path: Path, run: Run) -> None:
     table, path = make_table(tmp_path / "t.csv", 1.5, rows=40, rare=20), tmp_path / "m.safetensors"
     x, logits = torch.randn(50, 4, generator=torch.Generator().manual_seed(0)), []
     for options in ([], ["--balanced"]):

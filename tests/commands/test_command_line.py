@@ -1,4 +1,4 @@
-"""The commands for people with a file: what they print and write, and the one line for everything that goes wrong."""
+"""Commands: output, files, and one-line errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def write_table(path: Path, x: Tensor, labels: Sequence[str] | None, columns: Se
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a table and the model that fit makes of it."""
     folder = tmp_path_factory.mktemp("fitted")
-    fit_model(write_table(folder / "train.csv", X, [NAMES[number] for number in Y.tolist()]))
+    fit_model(write_table(folder / "train.csv", X, [NAMES[index] for index in Y.tolist()]))
     return folder
 
 
@@ -55,14 +55,14 @@ def network() -> PrototypeNetwork:
 class TestFit:
     def test_summary_and_model(self, tmp_path: Path, fitted: Path, network: PrototypeNetwork, run: Run) -> None:
         output = tmp_path / "new" / "model.safetensors"
-        said = run("fit", fitted / "train.csv", *FAST, "-o", output, "--verbose")
+        printed = run("fit", fitted / "train.csv", *FAST, "-o", output, "--verbose")
         metrics = measure_held_out(crossfit(solve_problem([(X, Y)], effort="fast")))
-        assert said.startswith("train.csv: 3 classes, 30 samples, 4 features, 10 per class\n")
-        assert f"| this model          | {100 * metrics.accuracy:.2f} " in said
-        assert "| raw cosine " in said
-        assert "| LDA " in said
-        assert format_probability_metrics(metrics._asdict()) in said
-        weights = [float(line.split("|")[2]) for line in said.split("\n\n")[1].splitlines()[2:]]
+        assert printed.startswith("train.csv: 3 classes, 30 samples, 4 features, 10 per class\n")
+        assert f"| this model          | {100 * metrics.accuracy:.2f} " in printed
+        assert "| raw cosine " in printed
+        assert "| LDA " in printed
+        assert format_probability_metrics(metrics._asdict()) in printed
+        weights = [float(line.split("|")[2]) for line in printed.split("\n\n")[1].splitlines()[2:]]
         assert sum(weights) == pytest.approx(100, abs=0.05 * len(weights))
         assert weights == sorted(weights, reverse=True)
         model = load_model(output)
@@ -71,7 +71,7 @@ class TestFit:
         assert model.metadata["held_out"]["accuracy"] == metrics.accuracy
         assert output.read_bytes() == (fitted / "model.safetensors").read_bytes()
 
-    def test_arrays_and_a_figure(self, tmp_path: Path, network: PrototypeNetwork, run: Run) -> None:
+    def test_arrays_and_a_plot(self, tmp_path: Path, network: PrototypeNetwork, run: Run) -> None:
         pytest.importorskip("matplotlib")
         np.savez(tmp_path / "train.npz", x=X, y=3 * Y + 1)
         plot, output = tmp_path / "figure.png", tmp_path / "model.safetensors"
@@ -81,29 +81,29 @@ class TestFit:
         np.save(tmp_path / "x.npy", X)
         np.save(tmp_path / "y.npy", 3 * Y + 1)
         accuracy = (network(X).argmax(dim=1) == Y).double().mean()
-        said = run("evaluate", output, tmp_path / "x.npy", "--labels-file", tmp_path / "y.npy")
-        assert said.startswith(f"x.npy: accuracy {100 * accuracy:.2f} % on 30 rows, 95 % interval [")
+        printed = run("evaluate", output, tmp_path / "x.npy", "--labels-file", tmp_path / "y.npy")
+        assert printed.startswith(f"x.npy: accuracy {100 * accuracy:.2f} % on 30 rows, 95 % interval [")
 
-    def test_one_sample_a_class(self, tmp_path: Path, run: Run) -> None:
+    def test_one_sample_per_class(self, tmp_path: Path, run: Run) -> None:
         table, output = write_table(tmp_path / "a.csv", torch.eye(4)[:3], NAMES), tmp_path / "m.safetensors"
-        said = run("fit", table, *FAST, "-o", output, "--plot", tmp_path / "a.svg")
-        assert "no cross-validation: no class has two distinct rows" in said
+        printed = run("fit", table, *FAST, "-o", output, "--plot", tmp_path / "a.svg")
+        assert "no cross-validation: no class has two distinct rows" in printed
         assert [row["class"] for row in run.read_rows("predict", output, table)] == [*NAMES]
         error = run("predict", output, table, "--unknown", "0.1", code=2)
         assert error.startswith("protonet predict: `--unknown` must come with a model that was cross")
-        said = run("update", output, table, "--in-place")
-        assert "no held-out rows: the effect on the old classes is unknown" in said
+        printed = run("update", output, table, "--in-place")
+        assert "no held-out rows: the effect on the old classes is unknown" in printed
 
     def test_time_limit(self, tmp_path: Path, run: Run) -> None:
         x, y = blobs(0, classes=6, rows=60, dim=20, noise=2.0)
         np.savez(tmp_path / "t.npz", x=x, y=y)
         path = tmp_path / "m.safetensors"
-        said = run("fit", tmp_path / "t.npz", "--effort", "best", "--time-limit", "1e-9", "-o", path)
+        output = run("fit", tmp_path / "t.npz", "--effort", "best", "--time-limit", "1e-9", "-o", path)
         metadata = load_model(path).metadata
         assert (metadata["time_limit"], metadata["held_out"]["rows"], len(metadata["views"])) == (1e-9, 360, 1)
-        assert "time limit reached during cross-validation: " in said
+        assert "time limit reached during cross-validation: " in output
 
-    def test_ctrl_c_before_anything_is_chosen_changes_nothing(
+    def test_ctrl_c_before_model_selection_writes_nothing(
         self, tmp_path: Path, fitted: Path, monkeypatch: pytest.MonkeyPatch, run: Run
     ) -> None:
         def interrupt(*_: Any, **__: Any) -> None:
@@ -132,12 +132,12 @@ class TestPredict:
     ) -> None:
         monkeypatch.setattr(formats, "CELLS_PER_CHUNK", cells)
         predict = ["predict", fitted / "model.safetensors", write_table(tmp_path / "new.csv", X, None, "zxwy")]
-        said = run(*predict, "--proba")
-        assert run(*predict, "--probabilities") == said  # as it was called at first
-        header, *rows = read_lines(said)
+        printed = run(*predict, "--proba")
+        assert run(*predict, "--probabilities") == printed  # as it was called at first
+        header, *rows = read_lines(printed)
         assert header == ["class", "probability", *(f"P({name})" for name in NAMES)]
         expected = network(X).softmax(dim=1)
-        assert [row[0] for row in rows] == [NAMES[place] for place in expected.argmax(dim=1).tolist()]
+        assert [row[0] for row in rows] == [NAMES[position] for position in expected.argmax(dim=1).tolist()]
         given = torch.tensor([[float(cell) for cell in row[1:]] for row in rows])
         torch.testing.assert_close(given[:, 1:], expected, rtol=1e-5, atol=1e-6)
         assert torch.equal(given[:, 0], given[:, 1:].amax(dim=1))
@@ -145,7 +145,7 @@ class TestPredict:
         run(*predict, "-o", output)
         short = [row[:2] for row in [header, *rows]]
         assert read_lines(output.read_text()) == short
-        numbered = [[str(number), *row] for number, row in zip(["row", *range(2, len(rows) + 2)], short, strict=True)]
+        numbered = [[str(index), *row] for index, row in zip(["row", *range(2, len(rows) + 2)], short, strict=True)]
         assert read_lines(run(*predict, "--row-numbers")) == numbered
 
     def test_unknown(self, fitted: Path, run: Run) -> None:
@@ -160,7 +160,9 @@ class TestPredict:
         for rate in ("0", "1", "-0.1", "nan", "x", "0.001"):
             assert "`--unknown` must be " in run("predict", path, table, f"--unknown={rate}", code=2)
 
-    def test_all_rows_or_none(self, tmp_path: Path, fitted: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    def test_invalid_rows_leave_no_output(
+        self, tmp_path: Path, fitted: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+    ) -> None:
         monkeypatch.setattr(formats, "CELLS_PER_CHUNK", 8)
         table, output = tmp_path / "new.csv", tmp_path / "out.csv"
         table.write_text("w,x,y,z\n" + 100 * "1,2,3,4\n" + "1,2,3,inf\n")
@@ -178,8 +180,8 @@ class TestUpdate:
         table = write_table(tmp_path / "more.csv", more, ["dog"] * 5)
         path, again = tmp_path / "model.safetensors", tmp_path / "again.safetensors"
         shutil.copy(fitted / "model.safetensors", path)
-        said = run("update", path, table, "--in-place")
-        assert said.startswith(f"{path}: 5 samples added, 1 new class: dog\naccuracy on 30 held-out rows: ")
+        output = run("update", path, table, "--in-place")
+        assert output.startswith(f"{path}: 5 samples added, 1 new class: dog\naccuracy on 30 held-out rows: ")
         model, expected = load_model(path), copy.deepcopy(network)
         assert (model.classes, model.metadata["samples"]) == ((*NAMES, "dog"), [10, 10, 10, 5])
         expected.add_class(more)
@@ -188,7 +190,7 @@ class TestUpdate:
         assert run.count_samples(again) == [20, 20, 20, 5]
         assert run.count_samples(path) == [10, 10, 10, 5]
 
-    def test_another_spelling_is_another_class_where_it_is_meant(self, tmp_path: Path, fitted: Path, run: Run) -> None:
+    def test_another_spelling_is_another_class_on_request(self, tmp_path: Path, fitted: Path, run: Run) -> None:
         table = write_table(tmp_path / "more.csv", torch.eye(4), ["ANT", "ant", "CAT", "dog"])
         update = ["update", fitted / "model.safetensors", table, "-o", tmp_path / "new.safetensors"]
         run(*update, code=2)
@@ -196,7 +198,7 @@ class TestUpdate:
         run(*update, "--new-classes")
         assert load_model(tmp_path / "new.safetensors").classes == (*NAMES, "ANT", "CAT", "dog")
 
-    def test_which_class_lost(self) -> None:
+    def test_update_names_the_class_with_the_lowest_recall(self) -> None:
         labels = torch.tensor([0, 0, 0, 1, 1])
         before = torch.nn.functional.one_hot(labels, 2).float()
         after = torch.tensor([[1, 0, 2], [1, 0, 0], [1, 0, 2], [0, 1, 0], [0, 1, 0]]).float()
@@ -209,9 +211,9 @@ class TestUpdate:
 def test_export(tmp_path: Path, fitted: Path, run: Run) -> None:
     onnx = pytest.importorskip("onnx")
     path = tmp_path / "model.onnx"
-    said = run("export", fitted / "model.safetensors", "--onnx", path)
-    assert said.startswith(f"{path}: features (n, 4) to logits and probabilities (n, 3), ")
-    properties = {each.key: json.loads(each.value) for each in onnx.load(path).metadata_props}
+    output = run("export", fitted / "model.safetensors", "--onnx", path)
+    assert output.startswith(f"{path}: features (n, 4) to logits and probabilities (n, 3), ")
+    properties = {item.key: json.loads(item.value) for item in onnx.load(path).metadata_props}
     assert properties["classes"] == list(NAMES)
 
 
@@ -257,12 +259,12 @@ def test_errors_change_nothing(
     np.save("two.npy", np.ones((3, 2)))
     before = {path: path.read_bytes() for folder in (tmp_path, fitted) for path in folder.iterdir()}
     short = {"T": fitted / "train.csv", "M": fitted / "model.safetensors"}
-    error = run(*(short.get(each, each) for each in arguments.split()), code=2)
+    error = run(*(short.get(item, item) for item in arguments.split()), code=2)
     assert re.match(rf"protonet( {arguments.split(maxsplit=1)[0]})?: {line}", error), error
     assert before == {path: path.read_bytes() for folder in (tmp_path, fitted) for path in folder.iterdir()}
 
 
-def test_words() -> None:
+def test_usage_errors() -> None:
     assert [count(n, "class") for n in (1, 2000)] == ["1 class", "2,000 classes"]
     confusion = torch.tensor([[8, 2, 0], [0, 5, 0], [1, 0, 3]])
     assert (
@@ -273,9 +275,9 @@ def test_words() -> None:
     assert format_csv([["a", 'b"', "c,d", "-3.5", "-a"]]) == 'a,"b""","c,d",-3.5,\'-a\n'
 
 
-def test_export_of_a_program(tmp_path: Path, fitted: Path, run: Run) -> None:
-    said = run("export", fitted / "model.safetensors", "--pt2", tmp_path / "m.pt2")
-    assert "to logits (n, " in said
+def test_export_of_a_torch_program(tmp_path: Path, fitted: Path, run: Run) -> None:
+    output = run("export", fitted / "model.safetensors", "--pt2", tmp_path / "m.pt2")
+    assert "to logits (n, " in output
     network = load_model(fitted / "model.safetensors").network
     x = torch.zeros(3, int(network.encoder.input_dim))  # type: ignore[arg-type]
     program = torch.export.load(tmp_path / "m.pt2").module()

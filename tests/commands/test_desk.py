@@ -1,4 +1,4 @@
-"""The command ``page``: a real server, killed and asked by two at once, and a real Chromium that labels by keys."""
+"""The command ``page``: a real server, killed and used by two clients, and a real Chromium that labels by keys."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ KINDS = ["ant", "bee", "cow"]
 
 
 def write_table(path: Path, rows: int) -> None:
-    """Write a table whose rows are of the class that the first of them says, in the order of `KINDS`."""
+    """Write a table whose row i has class ``KINDS[i % 3]``."""
     draw = np.random.default_rng(0)
     x = draw.normal(size=(rows, 3)) + 4 * np.eye(3)[np.arange(rows) % 3]
     lines: list[list[object]] = [["number", "a", "b", "مرحبا"]]
-    lines += [[row, *map("{:.4f}".format, own)] for row, own in enumerate(x.tolist())]
+    lines += [[row, *map("{:.4f}".format, cells)] for row, cells in enumerate(x.tolist())]
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(lines)
 
@@ -58,16 +58,16 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(table: Path) -> Iterator[Server]:
     with start("page", table, "-o", table.with_name("answers.csv")) as server:
         yield server
-        code, said = server.end()
-        assert (code, said) == (0, "server stopped; pending requests were answered\n")
+        code, output = server.end()
+        assert (code, output) == (0, "server stopped; pending requests were answered\n")
 
 
 def ask(server: Server, what: str, tab: str = "one", **more: Any) -> dict[str, Any]:
-    found: dict[str, Any] = server.ask_json("POST", f"/api/{what}", {"tab": tab, **more})
-    return found
+    result: dict[str, Any] = server.ask_json("POST", f"/api/{what}", {"tab": tab, **more})
+    return result
 
 
-def test_a_row_is_answered_taken_back_skipped_flagged_and_mended(server: Server, table: Path) -> None:
+def test_a_row_is_labelled_undone_skipped_flagged_and_corrected(server: Server, table: Path) -> None:
     path = table.with_name("answers.csv")
     first = ask(server, "next")
     assert first == ask(server, "next")
@@ -77,7 +77,7 @@ def test_a_row_is_answered_taken_back_skipped_flagged_and_mended(server: Server,
     assert second["row"] != row
     assert second["near"] == [{"row": row, "name": "ant", "cells": first["cells"], "picture": True}]
     assert read_answers(path) == [[*first["cells"], "ant"]]
-    assert ask(server, "label", row=row, name="ant")["answered"] == 1  # the same once more is no second answer
+    assert ask(server, "label", row=row, name="ant")["answered"] == 1  # a repeated label counts once
     assert server.refuse("POST", "/api/label", json.dumps({"tab": "two", "row": row, "name": "bee"}))[0] == 409
     assert ask(server, "relabel", row=row, name="ant")["answered"] == 1
     for name, line in (
@@ -86,8 +86,8 @@ def test_a_row_is_answered_taken_back_skipped_flagged_and_mended(server: Server,
         ("a\x07", "name of up to"),
         (7, "name"),
     ):
-        told = json.dumps({"tab": "one", "row": second["row"], "name": name})
-        assert line in server.refuse("POST", "/api/label", told)[1]
+        result = json.dumps({"tab": "one", "row": second["row"], "name": name})
+        assert line in server.refuse("POST", "/api/label", result)[1]
     third = ask(server, "label", row=second["row"], name="bee")
     assert (
         server.refuse("POST", "/api/relabel", json.dumps({"tab": "one", "row": third["row"], "name": "bee"}))[0] == 409
@@ -109,15 +109,15 @@ def test_a_row_is_answered_taken_back_skipped_flagged_and_mended(server: Server,
         assert (status, "row" in line) == (400 if type(bad) is not int else 404, True)
 
 
-def test_two_at_once_never_get_the_same_row_and_all_answers_are_kept(server: Server, table: Path) -> None:
+def test_two_users_never_get_the_same_row_and_all_labels_are_saved(server: Server, table: Path) -> None:
     before = len(read_answers(table.with_name("answers.csv")))
     seen: list[int] = []
 
     def label(tab: str) -> None:
-        told = ask(server, "next", tab)
+        result = ask(server, "next", tab)
         for _ in range(20):
-            seen.append(told["row"])
-            told = ask(server, "label", tab, row=told["row"], name=KINDS[told["row"] % 3])
+            seen.append(result["row"])
+            result = ask(server, "label", tab, row=result["row"], name=KINDS[result["row"] % 3])
         ask(server, "leave", tab)
 
     threads = [threading.Thread(target=label, args=(tab,)) for tab in ("left", "right")]
@@ -129,14 +129,14 @@ def test_two_at_once_never_get_the_same_row_and_all_answers_are_kept(server: Ser
     answers = read_answers(table.with_name("answers.csv"))
     assert len(answers) == before + 40
     assert sorted(int(line[0]) for line in answers[before:]) == sorted(seen)
-    for what in ("skip", "flag"):  # somebody else has answered it: what is taken back next is not theirs
+    for what in ("skip", "flag"):  # another user has labelled it: the next undo is not theirs
         body = json.dumps({"tab": "late", "row": seen[0]})
         assert server.refuse("POST", f"/api/{what}", body, headers={"Content-Type": "application/json"})[0] == 409
 
 
-def test_rows_are_marked_together_and_columns_are_what_a_person_says(server: Server, table: Path) -> None:
+def test_rows_are_labelled_together_and_column_types_are_set(server: Server, table: Path) -> None:
     path, flags = table.with_name("answers.csv"), table.with_name("answers.flagged.csv")
-    before, told = len(read_answers(path)), ask(server, "next", "many")
+    before, result = len(read_answers(path)), ask(server, "next", "many")
     done = {int(line[0]) for line in read_answers(path)}
     free = [row for row in range(90) if row not in done][:4]
     assert ask(server, "label_many", "many", rows=[*free[:3], *done], name="dog")["answered"] == before + 3
@@ -151,7 +151,7 @@ def test_rows_are_marked_together_and_columns_are_what_a_person_says(server: Ser
         line = server.refuse("POST", "/api/label_many", json.dumps({"tab": "many", "rows": rows, "name": "dog"}))[1]
         assert "rows" in line
     state = server.ask_json("GET", "/api/state")
-    assert [(each["name"], each["type"]) for each in state["columns"]] == [
+    assert [(item["name"], item["type"]) for item in state["columns"]] == [
         *((name, "number") for name in ("a", "b", "مرحبا")),
         ("number", "not used"),
     ]
@@ -174,7 +174,7 @@ def test_rows_are_marked_together_and_columns_are_what_a_person_says(server: Ser
     for column in ("a", "b", "number"):
         state = ask(server, "columns", column=column, choice="")
     assert "--drop" not in state["commands"][0]
-    assert told["row"] is not None
+    assert result["row"] is not None
 
 
 def wait_for_job(server: Server) -> dict[str, Any]:
@@ -247,12 +247,12 @@ def test_a_labelled_table_is_reviewed(tmp_path: Path) -> None:
             ask(server, "relabel", row=4, name="bee")
 
 
-def test_commands_of_what_is_taken() -> None:
-    taken = ColumnOverrides({"a": "category"}, ("b", "c"), "d")
-    for model, said, more, commands in (
+def test_commands_of_downloads() -> None:
+    overrides = ColumnOverrides({"a": "category"}, ("b", "c"), "d")
+    for model, chosen, more, commands in (
         (
             None,
-            taken,
+            overrides,
             ["--sheet", "x"],
             [
                 "fit own.csv --label label --column-type a=category --drop b c --group d --report report.html"
@@ -271,12 +271,12 @@ def test_commands_of_what_is_taken() -> None:
             ],
         ),
     ):
-        jobs = JobRunner(Path("own.csv"), "rest.csv", "label", model, said, more)
+        jobs = JobRunner(Path("own.csv"), "rest.csv", "label", model, chosen, more)
         with jobs.folder:
-            assert jobs.command_lines() == [f"protonet {each}" for each in commands]
+            assert jobs.command_lines() == [f"protonet {item}" for item in commands]
 
 
-def test_others_get_nothing_and_noise_does_no_harm(server: Server, table: Path) -> None:
+def test_unauthorized_and_random_requests_are_refused(server: Server, table: Path) -> None:
     before = table.with_name("answers.csv").read_bytes()
     assert server.refuse("GET", "/api/state", token="")[0] == 401
     assert server.refuse("GET", "/", headers={"Host": "evil.example"})[0] == 400
@@ -296,30 +296,30 @@ def test_others_get_nothing_and_noise_does_no_harm(server: Server, table: Path) 
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, str]]:
-    """A folder with a table and the answers that a server left that was killed as they came; what it had confirmed."""
-    folder, told, draw = tmp_path_factory.mktemp("killed"), dict[int, str](), random.Random(0)
+    """A folder with a table and the labels of a killed server, and the labels that it confirmed."""
+    folder, confirmed, draw = tmp_path_factory.mktemp("killed"), dict[int, str](), random.Random(0)
     write_table(folder / "rest.csv", 24)
     with suppress(OSError), start("page", folder / "rest.csv", "-o", folder / "answers.csv") as server:
         question = ask(server, "next")
         while question["row"] is not None:
             row = question["row"]
             question = ask(server, "label", row=row, name=KINDS[row % 3])
-            told[row] = KINDS[row % 3]
-            if len(told) == 3:
+            confirmed[row] = KINDS[row % 3]
+            if len(confirmed) == 3:
                 threading.Timer(draw.uniform(0.0, 0.01), server.process.kill).start()
-    return folder, told
+    return folder, confirmed
 
 
-def test_nothing_is_lost_where_it_is_killed(killed: tuple[Path, dict[int, str]]) -> None:
-    folder, told = killed
-    kept = {int(line[0]): line[-1] for line in read_answers(folder / "answers.csv")}
-    assert len(kept) == len(read_answers(folder / "answers.csv"))
-    assert told.items() <= kept.items()
-    assert 3 <= len(kept) <= len(told) + 1  # one may be on the disk, and its answer on the way
-    assert all(name == KINDS[row % 3] for row, name in kept.items())
+def test_confirmed_labels_survive_a_kill(killed: tuple[Path, dict[int, str]]) -> None:
+    folder, confirmed = killed
+    saved = {int(line[0]): line[-1] for line in read_answers(folder / "answers.csv")}
+    assert len(saved) == len(read_answers(folder / "answers.csv"))
+    assert confirmed.items() <= saved.items()
+    assert 3 <= len(saved) <= len(confirmed) + 1  # one may be on the disk, and its answer on the way
+    assert all(name == KINDS[row % 3] for row, name in saved.items())
 
 
-def test_a_disk_that_is_full_is_one_line_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_and_loses_no_label(tmp_path: Path) -> None:
     path = tmp_path / "answers.csv"
     script = """
 import resource, sys
@@ -334,12 +334,12 @@ with Answers(Path(sys.argv[1]), ["text", "label"], None) as answers:
         except OSError as error:
             print(error.strerror)
 """
-    told = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
-    assert told.stdout == "File too large\n"
+    result = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
+    assert result.stdout == "File too large\n"
     assert read_answers(path) == [["short", "ant"], ["x", "bee"]]
 
 
-def test_answers_are_changed_whole_and_stay_locked(tmp_path: Path) -> None:
+def test_labels_are_changed_atomically_and_stay_locked(tmp_path: Path) -> None:
     path = tmp_path / "answers.csv"
     with Answers(path, ["a", "label"], None) as answers:
         answers.add(["1"], "ant")
@@ -364,18 +364,18 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 def label_by_keys(browser: Browser, classes: list[str], rows: range) -> None:
-    """Answer questions by keys, counted from what is answered already: a class that has no key is typed."""
-    for number in rows:
+    """Label rows by keys; type the class if it has no key."""
+    for i in rows:
         (row,) = re.findall(r"^Row (\d+)", browser.ask("document.getElementById('reason').textContent"))
         keys = browser.ask("[...document.querySelectorAll('#keys bdi')].map((each) => each.textContent)")
         name = classes[int(row)]
         for key in [str(keys.index(name) + 1)] if name in keys else ["n", *name, "Enter"]:
             browser.press(key)
-        browser.wait(f"document.getElementById('progress').textContent.startsWith('{number + 1} labelled')")
+        browser.wait(f"document.getElementById('progress').textContent.startsWith('{i + 1} labelled')")
 
 
-def check_view(browser: Browser, name: str) -> None:
-    """Open a room wide, dark and on a phone: text has contrast, nothing is too wide."""
+def check_layout(browser: Browser, name: str) -> None:
+    """Open a tab wide, dark and on a phone: text has contrast, nothing is too wide."""
     browser.ask(f"document.getElementById('to-{name}').click()")
     for look in ({}, {"dark": True}, {"width": 375, "height": 700}):
         browser.look(**look)
@@ -384,18 +384,18 @@ def check_view(browser: Browser, name: str) -> None:
 
 
 def outline_all(browser: Browser) -> None:
-    """Draw an outline around the whole map."""
+    """Draw an outline around the complete map."""
     browser.look()
     browser.ask("document.getElementById('map').scrollIntoView()")
     box = browser.ask("JSON.parse(JSON.stringify(document.getElementById('map').getBoundingClientRect()))")
     corners = [(0.01, 0.01), (0.99, 0.01), (0.99, 0.99), (0.01, 0.99), (0.01, 0.02)]
     kinds = ["mousePressed", "mouseMoved", "mouseMoved", "mouseMoved", "mouseReleased"]
     for kind, (x, y) in zip(kinds, corners, strict=True):
-        place = {"x": box["x"] + x * box["width"], "y": box["y"] + y * box["height"]}
-        browser.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
+        point = {"x": box["x"] + x * box["width"], "y": box["y"] + y * box["height"]}
+        browser.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **point)
 
 
-def test_a_table_is_labelled_looked_at_tried_and_taken(
+def test_a_table_is_labelled_inspected_tried_and_downloaded(
     killed: tuple[Path, dict[int, str]], chromium: Browser, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers, classes = killed[0] / "answers.csv", [KINDS[row % 3] for row in range(24)]
@@ -407,13 +407,13 @@ def test_a_table_is_labelled_looked_at_tried_and_taken(
         label_by_keys(chromium, classes, range(before, before + 4))
         chromium.press("u")
         chromium.wait(f"document.getElementById('progress').textContent.startsWith('{before + 3} labelled')")
-        check_view(chromium, "label")
+        check_layout(chromium, "label")
         chromium.ask("document.getElementById('to-try').click()")
         chromium.ask("document.querySelectorAll('#fields input').forEach((each) => { each.value = '4.0'; })")
         chromium.ask("document.getElementById('attempt').requestSubmit()")
         chromium.wait("document.querySelectorAll('#prediction table').length == 2")  # and what speaks for it
-        check_view(chromium, "try")
-        check_view(chromium, "export")
+        check_layout(chromium, "try")
+        check_layout(chromium, "export")
         chromium.ask("document.getElementById('make').click()")
         chromium.wait("document.querySelectorAll('#files a').length == 4")
         model, labelled = tmp_path / "taken.safetensors", tmp_path / "labelled.csv"
@@ -432,7 +432,7 @@ def test_a_table_is_labelled_looked_at_tried_and_taken(
         chromium.wait("document.getElementById('selected').textContent.startsWith('1 row is selected')")
         outline_all(chromium)
         chromium.wait("document.querySelectorAll('#inside li').length == 24")
-        check_view(chromium, "results")
+        check_layout(chromium, "results")
         chromium.ask("document.querySelector('#actions > button:last-child').click()")  # to flag them
         chromium.wait("document.getElementById('progress').textContent.includes(', 0 left, ')")
         chromium.ask("document.querySelector('#columns select').value = 'drop'")
@@ -442,17 +442,17 @@ def test_a_table_is_labelled_looked_at_tried_and_taken(
         assert chromium.errors == []
         assert server.end()[0] == 0
     run = Run(capsys, tmp_path)
-    told = json.loads(run("info", model, "--json"))
-    assert shown == f"{100 * told['cross_validation']['accuracy']:.1f} %"
-    assert sum(each["samples"] for each in told["classes"]) == before + 3
+    info = json.loads(run("info", model, "--json"))
+    assert shown == f"{100 * info['cross_validation']['accuracy']:.1f} %"
+    assert sum(item["samples"] for item in info["classes"]) == before + 3
 
 
 def test_pictures_are_labelled_and_shown(chromium: Browser, tmp_path: Path) -> None:
-    draw, classes = np.random.default_rng(0), [("red", "blue")[number % 2] for number in range(16)]
+    draw, classes = np.random.default_rng(0), [("red", "blue")[index % 2] for index in range(16)]
     (tmp_path / "pictures").mkdir()
-    for number, name in enumerate(classes):
+    for index, name in enumerate(classes):
         noise = draw.integers(0, 90, (16, 16, 3)) + np.array([150, 0, 0] if name == "red" else [0, 0, 150])
-        Image.fromarray(noise.astype(np.uint8)).save(tmp_path / "pictures" / f"{number:02d}.png")
+        Image.fromarray(noise.astype(np.uint8)).save(tmp_path / "pictures" / f"{index:02d}.png")
     with start("page", tmp_path / "pictures", "--representation", "none", "-o", tmp_path / "own.csv") as server:
         base = f"http://127.0.0.1:{server.port}/"
         chromium.open(f"{base}?token={TOKEN}")
@@ -461,9 +461,9 @@ def test_pictures_are_labelled_and_shown(chromium: Browser, tmp_path: Path) -> N
         chromium.open(f"{base}?token={TOKEN}&dir=rtl")  # the page is mirrored
         chromium.wait("document.querySelector('#question img')?.naturalWidth == 16")
         chromium.look()
-        places = chromium.ask(every("[role=tab], #question img", "each.getBoundingClientRect().right"))
-        assert places[:4] == sorted(places[:4], reverse=True)
-        assert places[4] > 1200 / 2
+        edges = chromium.ask(every("[role=tab], #question img", "each.getBoundingClientRect().right"))
+        assert edges[:4] == sorted(edges[:4], reverse=True)
+        assert edges[4] > 1200 / 2
         assert server.ask("GET", "/picture?row=3")[1].startswith(b"\x89PNG")
         body = json.dumps({"tab": "one", "column": "picture", "choice": "drop"})
         assert server.refuse("POST", "/api/columns", body)[0] == 409
@@ -486,15 +486,15 @@ def test_pictures_are_labelled_and_shown(chromium: Browser, tmp_path: Path) -> N
         chromium.wait("!document.getElementById('similar').hidden")
         chromium.press("Enter")  # use the class that there is
         chromium.wait("document.getElementById('progress').textContent.startsWith('5 labelled')")
-        for number in range(8):  # more classes than keys
+        for index in range(8):  # more classes than keys
             row = ask(server, "next", "other")["row"]
-            ask(server, "label", "other", row=row, name=f"kind {number}", create=True)
+            ask(server, "label", "other", row=row, name=f"kind {index}", create=True)
         chromium.ask("document.getElementById('to-label').click()")
         chromium.wait("document.querySelectorAll('#all button').length == 10")
         chromium.ask("document.getElementById('new').focus()")
         chromium.press("7")
         chromium.wait("document.querySelectorAll('#all button').length == 1")
-        check_view(chromium, "review")
+        check_layout(chromium, "review")
         assert chromium.errors == []
         return
     assert all(classes[int(Path(path).stem)] == name for path, name in read_answers(tmp_path / "own.csv"))

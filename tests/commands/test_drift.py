@@ -19,7 +19,7 @@ def make(seed: int, unit: float = 1.0) -> dict[str, list[object]]:
     y = np.arange(60) % 3
     x = rng.normal(size=(60, 3)) + 4 * np.eye(3)[y]
     x[:, 1] *= unit
-    return {f"x{number}": column.tolist() for number, column in enumerate(x.T)} | {"kind": [f"k{k}" for k in y]}
+    return {f"x{index}": column.tolist() for index, column in enumerate(x.T)} | {"kind": [f"k{k}" for k in y]}
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("command", ["predict", "evaluate", "update", "explain"])
-def test_another_unit_is_named(command: str, model: Path, tmp_path: Path, run: Run) -> None:
+def test_a_changed_unit_is_reported(command: str, model: Path, tmp_path: Path, run: Run) -> None:
     more = ["-o", tmp_path / "copy.safetensors"] if command == "update" else []
     for unit, lines in ((1000.0, 1), (1.0, 0)):
         table = write_columns(tmp_path / "new.csv", make(1, unit))
@@ -37,11 +37,11 @@ def test_another_unit_is_named(command: str, model: Path, tmp_path: Path, run: R
         run(command, model, table, *more)  # which says nothing
 
 
-def test_a_file_without_what_was_seen_predicts_the_same_silently(model: Path, tmp_path: Path, run: Run) -> None:
+def test_a_model_without_drift_statistics_predicts_without_a_warning(model: Path, tmp_path: Path, run: Run) -> None:
     far, old = write_columns(tmp_path / "far.csv", make(1, 1000.0)), tmp_path / "old.safetensors"
-    found = load_model(model, for_update=True)
-    assert len(found.metadata.pop("seen")["columns"]) == 3
-    save_model(old, found)
+    result = load_model(model, for_update=True)
+    assert len(result.metadata.pop("seen")["columns"]) == 3
+    save_model(old, result)
     assert run("predict", old, far, quiet=False) == run("predict", model, far)
     run("predict", old, far, quiet=False)
     assert run.notes == ""

@@ -1,4 +1,4 @@
-"""evaluate: its figures are scikit-learn's, strange classes are unknown rows, and misspelled ones an error."""
+"""evaluate: metrics equal scikit-learn's, unknown classes are unknown rows, and misspelled classes an error."""
 
 from __future__ import annotations
 
@@ -44,63 +44,63 @@ _NEAR, _KINDS = blobs(0, classes=3, rows=12, dim=3, noise=1.5)
 _STRANGE = 4 * torch.randn(7, 3, generator=torch.Generator().manual_seed(2))
 #: Rows of the known classes, with noise and without balance, and then some of strange ones.
 X = torch.cat([_NEAR[:30] + 0.5 * torch.randn(30, 3, generator=torch.Generator().manual_seed(1)), _STRANGE])
-LABELS = [NAMES[number] for number in _KINDS[:30].tolist()] + ["elk"] * 5 + ["fox"] * 2
+LABELS = [NAMES[kind] for kind in _KINDS[:30].tolist()] + ["elk"] * 5 + ["fox"] * 2
 
 
 @pytest.mark.parametrize("cells", [8, 2**20])
 @pytest.mark.parametrize("known", [30, 37])
-def test_figures_are_those_of_scikit_learn(
+def test_metrics_equal_those_of_scikit_learn(
     cells: int, known: int, tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     monkeypatch.setattr(formats, "CELLS_PER_CHUNK", cells)
-    figures, said = run.read_json("evaluate", model, write_table(tmp_path / "t.csv", X[:known], LABELS[:known]))
+    results, output = run.read_json("evaluate", model, write_table(tmp_path / "t.csv", X[:known], LABELS[:known]))
     logits = load_model(model).network(X[:known])
-    predicted, true = [NAMES[place] for place in logits[:30].argmax(dim=1).tolist()], LABELS[:30]
+    predicted, true = [NAMES[index] for index in logits[:30].argmax(dim=1).tolist()], LABELS[:30]
     theirs = classification_report(true, predicted, output_dict=True, zero_division=0)
     names = {"recall": "recall", "precision": "precision", "f1": "f1-score"}
-    for own in figures["classes"]:
-        of_class = theirs[own["name"]]
-        assert [own[name] for name in names] == pytest.approx([of_class[name] for name in names.values()])
-        assert (own["rows"], own["predicted"]) == (of_class["support"], predicted.count(own["name"]))
-        assert f"| {own['name']:<9} | {own['rows']:<4} | {100 * own['recall']:.2f} " in said
+    for row in results["classes"]:
+        of_class = theirs[row["name"]]
+        assert [row[name] for name in names] == pytest.approx([of_class[name] for name in names.values()])
+        assert (row["rows"], row["predicted"]) == (of_class["support"], predicted.count(row["name"]))
+        assert f"| {row['name']:<9} | {row['rows']:<4} | {100 * row['recall']:.2f} " in output
     means = [100 * theirs["macro avg"][name] for name in names.values()]
-    assert f"| mean of 3 | 30   | {means[0]:<9.2f} | {means[1]:<12.2f} | {means[2]:.2f} |\n" in said
-    assert list(figures["mean"].values()) == pytest.approx([mean / 100 for mean in means])
-    assert figures["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(true, predicted))
-    assert f"\nbalanced accuracy {100 * figures['balanced_accuracy']:.2f} %; baseline, always " in said
-    assert figures["confusion"] == confusion_matrix(true, predicted, labels=NAMES).tolist()
-    assert figures["accuracy"] == pytest.approx(theirs["accuracy"])
-    low, high = figures["interval"]
-    assert low < figures["accuracy"] < high
-    assert said.startswith(
-        f"t.csv: accuracy {100 * figures['accuracy']:.2f} % on 30 rows, 95 % interval [{100 * low:.2f}, "
+    assert f"| mean of 3 | 30   | {means[0]:<9.2f} | {means[1]:<12.2f} | {means[2]:.2f} |\n" in output
+    assert list(results["mean"].values()) == pytest.approx([mean / 100 for mean in means])
+    assert results["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(true, predicted))
+    assert f"\nbalanced accuracy {100 * results['balanced_accuracy']:.2f} %; baseline, always " in output
+    assert results["confusion"] == confusion_matrix(true, predicted, labels=NAMES).tolist()
+    assert results["accuracy"] == pytest.approx(theirs["accuracy"])
+    low, high = results["interval"]
+    assert low < results["accuracy"] < high
+    assert output.startswith(
+        f"t.csv: accuracy {100 * results['accuracy']:.2f} % on 30 rows, 95 % interval [{100 * low:.2f}, "
     )
-    assert (figures["table"], figures["rows"]) == ("t.csv", 30)
+    assert (results["table"], results["rows"]) == ("t.csv", 30)
     if known == 30:
-        assert figures["unknown"] == {"rows": 0, "classes": {}, "auroc": None}
-        assert "AUROC" not in said
+        assert results["unknown"] == {"rows": 0, "classes": {}, "auroc": None}
+        assert "AUROC" not in output
         return
     auroc = roc_auc_score([True] * 30 + [False] * 7, score_known(logits).detach())
-    assert figures["unknown"] == {"rows": 7, "classes": {"elk": 5, "fox": 2}, "auroc": pytest.approx(auroc)}
+    assert results["unknown"] == {"rows": 7, "classes": {"elk": 5, "fox": 2}, "auroc": pytest.approx(auroc)}
     line = f"7 rows of 2 unknown classes (elk, fox): AUROC {100 * auroc:.1f} % of the rejection score"
-    assert line in said.splitlines()
+    assert line in output.splitlines()
 
 
 def test_many_classes_show_the_worst_first(tmp_path: Path, run: Run) -> None:
     model = write_model(tmp_path / "m.safetensors", range(30))
     x, y = blobs(0, classes=30, rows=6, dim=3, noise=1.5)
-    figures, said = run.read_json("evaluate", model, write_table(tmp_path / "t.csv", x, y.tolist()))
-    shown = [line.split("|")[1:-1] for line in said.splitlines() if line.startswith("|")][2:]
+    results, output = run.read_json("evaluate", model, write_table(tmp_path / "t.csv", x, y.tolist()))
+    shown = [line.split("|")[1:-1] for line in output.splitlines() if line.startswith("|")][2:]
     assert len(shown) == MAX_CLASSES + 1
     scores = [float(row[-1]) for row in shown[:-1]]
-    every = [100 * each["f1"] for each in figures["classes"]]
+    every = [100 * item["f1"] for item in results["classes"]]
     assert scores == pytest.approx(sorted(every)[:MAX_CLASSES], abs=0.006)
     assert shown[-1][0].strip() == "mean of 30"
-    assert "20 of 30 classes shown, the lowest F1 first; --json writes all\n" in said
+    assert "20 of 30 classes shown, the lowest F1 first; --json writes all\n" in output
 
 
 @pytest.mark.parametrize("cell", ["red", "1_000", "", "2020-01-02"])
-def test_a_model_without_an_encoding_has_no_use_for_text(cell: str, model: str, tmp_path: Path, run: Run) -> None:
+def test_a_model_without_column_encoding_refuses_text(cell: str, model: str, tmp_path: Path, run: Run) -> None:
     table = tmp_path / "text.csv"
     table.write_text(f"a,b,c\n1,2,3\n1,{cell},3\n")
     message = f"`table` must have finite numbers; got {cell!r} in b, line 3. Fill it in, or leave it out."
@@ -128,7 +128,7 @@ def test_spellings(names: list[str], known: list[Any], expected: dict[str, str])
 
 def test_errors(tmp_path: Path, model: str, run: Run) -> None:
     spelled = write_table(tmp_path / "s.csv", X[:4], ["ant", "ANT", "bee,  wild", "\x1bant"])
-    strange = write_table(tmp_path / "u.csv", X[:7], ["elk", *"ABCDE", "\x1b[31m"])
+    unknown = write_table(tmp_path / "u.csv", X[:7], ["elk", *"ABCDE", "\x1b[31m"])
     output = tmp_path / "t.json"
     for table, path, message in (
         (
@@ -136,7 +136,7 @@ def test_errors(tmp_path: Path, model: str, run: Run) -> None:
             output,
             "spell known classes as the model does; got 'ANT' for 'ant', 'bee, wild' for 'bee, wild' (spa",
         ),
-        (strange, output, "have a class that the model knows; got only 'elk', 'A', 'B', 'C', 'D' and 2 more. "),
+        (unknown, output, "have a class that the model knows; got only 'elk', 'A', 'B', 'C', 'D' and 2 more. "),
         (spelled, "t.txt", "end in .json; got t.txt. Rename it."),
     ):
         argument = "table" if path == output else "--json"

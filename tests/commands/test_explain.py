@@ -30,8 +30,8 @@ from tests.strategies import write_columns as write
 WORDS = {"ant": "small black worker", "bee": "yellow wild flyer", "cat": "soft furry sleeper"}
 
 
-def telling(seed: int, n: int = 48) -> dict[str, Any]:
-    """Two classes that the second column alone tells."""
+def make_informative(seed: int, n: int = 48) -> dict[str, Any]:
+    """Two classes that only the second column determines."""
     rng = np.random.default_rng(seed)
     y = rng.permutation(n) % 2
     x = rng.normal(size=(n, 4))
@@ -40,7 +40,7 @@ def telling(seed: int, n: int = 48) -> dict[str, Any]:
 
 
 def mixed(seed: int, n: int = 60) -> dict[str, Any]:
-    """Three classes told by words and, now and then, by a colour; a number is noise with gaps."""
+    """Three classes determined by words and sometimes by a colour; a numeric column is noise with missing cells."""
     rng = np.random.default_rng(seed)
     kinds = [("ant", "bee", "cat")[at] for at in rng.permutation(n) % 3]
     colours = [("red", "blue", "grey")[("ant", "bee", "cat").index(kind)] for kind in kinds]
@@ -51,8 +51,8 @@ def mixed(seed: int, n: int = 60) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def numbers(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(fit_model(write(tmp_path_factory.mktemp("numbers") / "train.csv", telling(0))))
+def numeric(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(fit_model(write(tmp_path_factory.mktemp("numbers") / "train.csv", make_informative(0))))
 
 
 @pytest.fixture(scope="module")
@@ -92,26 +92,26 @@ class Wrapped(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(self.predict_proba(x).argmax(axis=1))
 
 
-def compare(found: Mapping[str, Any], names: Sequence[str], theirs: Any) -> None:
-    """Check that figures are within the errors of the shuffles of both."""
-    ours = {column["name"]: column for column in found["columns"]}
+def compare(result: Mapping[str, Any], names: Sequence[str], theirs: Any) -> None:
+    """Check that importances agree within the errors of both sets of shuffles."""
+    ours = {column["name"]: column for column in result["columns"]}
     assert set(ours) == set(names)
     for key, name in (("log_loss_rise", "neg_log_loss"), ("accuracy_fall", "accuracy")):
-        each = theirs[name]
-        error = each.importances_std * np.sqrt(1 / found["shuffles"] + 1 / each.importances.shape[1])
-        difference = np.array([ours[column][key] for column in names]) - each.importances_mean
+        item = theirs[name]
+        error = item.importances_std * np.sqrt(1 / result["shuffles"] + 1 / item.importances.shape[1])
+        difference = np.array([ours[column][key] for column in names]) - item.importances_mean
         assert (np.abs(difference) <= 4 * error + 1e-6).all(), (key, difference, error)
 
 
 @pytest.mark.parametrize("heavy", [False, True])
-def test_a_shuffle_costs_what_scikit_learn_says(heavy: bool, numbers: str) -> None:
-    crossed = unpacked(numbers)
+def test_permutation_importance_equals_scikit_learn(heavy: bool, numeric: str) -> None:
+    crossed = unpacked(numeric)
     generator = torch.Generator().manual_seed(1)
     weights = torch.randint(1, 5, (len(crossed.labels),), generator=generator).double()
     crossed = crossed._replace(weights=weights if heavy else crossed.weights)
     n = len(crossed.labels)
     orders = torch.stack([torch.randperm(n, generator=generator) for _ in range(3)])
-    found = measure_columns(crossed, [1, 2, 1], orders)
+    result = measure_columns(crossed, [1, 2, 1], orders)
     y, w = crossed.labels.numpy(), crossed.weights.numpy()
 
     def judge(x: Tensor) -> tuple[list[float], np.ndarray]:
@@ -122,7 +122,7 @@ def test_a_shuffle_costs_what_scikit_learn_says(heavy: bool, numbers: str) -> No
         return rates, np.stack([-np.log(p[np.arange(n), y]), wrong], axis=1)
 
     rates, rows = judge(crossed.features)
-    for features, each in zip(([0], [1, 2], [3]), found, strict=True):
+    for features, item in zip(([0], [1, 2], [3]), result, strict=True):
         means, influence = np.zeros(2), np.zeros((n, 2))
         for order in orders:
             x = crossed.features.clone()
@@ -136,31 +136,31 @@ def test_a_shuffle_costs_what_scikit_learn_says(heavy: bool, numbers: str) -> No
         influence -= means * (1 + w / w.mean())[:, None]
         quantile = student.ppf(0.975, w.sum() ** 2 / (w**2).sum() - 1)
         half = quantile * np.sqrt(crossed.sample.variance_factor * (influence**2).sum(axis=0) / n / (n - 1))
-        assert [each.log_loss_rise, each.accuracy_fall] == pytest.approx(means.tolist(), abs=1e-6)
-        assert each.log_loss_interval == pytest.approx((means[0] - half[0], means[0] + half[0]), abs=1e-4)
-        assert each.accuracy_interval == pytest.approx((means[1] - half[1], means[1] + half[1]), abs=1e-4)
+        assert [item.log_loss_rise, item.accuracy_fall] == pytest.approx(means.tolist(), abs=1e-6)
+        assert item.log_loss_interval == pytest.approx((means[0] - half[0], means[0] + half[0]), abs=1e-4)
+        assert item.accuracy_interval == pytest.approx((means[1] - half[1], means[1] + half[1]), abs=1e-4)
 
 
-def test_rows_held_out_tell_the_column_that_matters(numbers: str, tmp_path: Path, run: Run) -> None:
-    found, said = run.read_json("explain", numbers)
-    first, *rest = found["columns"]
+def test_held_out_rows_rank_the_important_column_first(numeric: str, tmp_path: Path, run: Run) -> None:
+    result, output = run.read_json("explain", numeric)
+    first, *remaining = result["columns"]
     assert (first["name"], first["index"]) == ("x1", 1)
     assert first["log_loss_interval"][0] > 0 < first["accuracy_interval"][0]
-    for column in rest:
+    for column in remaining:
         for name in ("log_loss_interval", "accuracy_interval"):
             assert column[name][0] - 0.01 <= 0 <= column[name][1] + 0.01  # an interval misses 0 once in twenty times
             assert column[name][1] < first[name][0]
-    assert [found[name] for name in ("table", "rows", "total_rows", "seed", "shuffles")] == [None, 48, 48, 0, 10]
-    right = f"accuracy {100 * found['accuracy']:.2f} %, log-loss {found['log_loss']:.3f}"
-    assert said.startswith(f"48 rows held out in fit: {right}\n")
+    assert [result[name] for name in ("table", "rows", "total_rows", "seed", "shuffles")] == [None, 48, 48, 0, 10]
+    right = f"accuracy {100 * result['accuracy']:.2f} %, log-loss {result['log_loss']:.3f}"
+    assert output.startswith(f"48 rows held out in fit: {right}\n")
     low, high = first["log_loss_interval"]
     line = f"| x1     | {first['log_loss_rise']:+.3f}            | [{low:+.3f}, {high:+.3f}] |"
-    assert said.splitlines()[5].startswith(line)
+    assert output.splitlines()[5].startswith(line)
 
 
 def test_all_features_of_a_column_move_together(kinds: str, tmp_path: Path, run: Run) -> None:
     fresh = mixed(1)
-    found, said = run.read_json("explain", kinds, write(tmp_path / "fresh.csv", fresh))
+    result, output = run.read_json("explain", kinds, write(tmp_path / "fresh.csv", fresh))
     model = load_model(kinds)
     encoding, names = model.encoding, ["colour", "note", "size"]
     assert encoding is not None
@@ -176,19 +176,19 @@ def test_all_features_of_a_column_move_together(kinds: str, tmp_path: Path, run:
     theirs = permutation_importance(
         Wrapped(work, 3), x, y, scoring=["neg_log_loss", "accuracy"], n_repeats=12, random_state=0
     )
-    compare(found, names, theirs)
-    assert found["columns"][0]["name"] == "note"
-    assert said.startswith(f"60 rows of fresh.csv: accuracy {100 * found['accuracy']:.2f} %, log-loss ")
+    compare(result, names, theirs)
+    assert result["columns"][0]["name"] == "note"
+    assert output.startswith(f"60 rows of fresh.csv: accuracy {100 * result['accuracy']:.2f} %, log-loss ")
 
 
-def test_a_seed_gives_the_same_again_and_the_order_of_rows_is_noise(numbers: str, tmp_path: Path, run: Run) -> None:
-    fresh = telling(1)
+def test_a_seed_determines_importance(numeric: str, tmp_path: Path, run: Run) -> None:
+    fresh = make_informative(1)
     table = write(tmp_path / "a.csv", fresh)
     turned = write(tmp_path / "b.csv", {name: cells[::-1] for name, cells in fresh.items()})
-    said = run("explain", numbers, table)
-    assert run("explain", numbers, table, "--seed", "0") == said
-    assert run("explain", numbers, table, "--seed", "1") != said
-    one, other = (run.read_json("explain", numbers, path)[0]["columns"] for path in (table, turned))
+    output = run("explain", numeric, table)
+    assert run("explain", numeric, table, "--seed", "0") == output
+    assert run("explain", numeric, table, "--seed", "1") != output
+    one, other = (run.read_json("explain", numeric, path)[0]["columns"] for path in (table, turned))
     by_name = {column["name"]: column for column in other}
     for column in one:
         low, high = column["log_loss_interval"]
@@ -202,96 +202,97 @@ def test_many_columns_without_names_and_rows_drawn(
     monkeypatch.setattr(importance, "MIN_ROWS", 10)
     x, y = blobs(0, classes=3, rows=5, dim=40)
     np.savez(tmp_path / "t.npz", x=x.numpy(), y=y.numpy() + 5)
-    found, said = run.read_json("explain", bare, str(tmp_path / "t.npz"))
-    assert [found[name] for name in ("rows", "total_rows", "shuffles")] == [12, 15, 1]
-    assert said.startswith("12 rows of t.npz, a random sample of 15: ")
-    assert said.endswith("30 of 40 columns shown, the largest first; --json writes all\n")
-    rises = [column["log_loss_rise"] for column in found["columns"]]
+    result, output = run.read_json("explain", bare, str(tmp_path / "t.npz"))
+    assert [result[name] for name in ("rows", "total_rows", "shuffles")] == [12, 15, 1]
+    assert output.startswith("12 rows of t.npz, a random sample of 15: ")
+    assert output.endswith("30 of 40 columns shown, the largest first; --json writes all\n")
+    rises = [column["log_loss_rise"] for column in result["columns"]]
     assert rises == sorted(rises, reverse=True)
-    assert {column["name"] for column in found["columns"]} == {f"column {number}" for number in range(40)}
-    shown = [line for line in said.splitlines() if line.startswith("| column ")][1:]
+    assert {column["name"] for column in result["columns"]} == {f"column {index}" for index in range(40)}
+    shown = [line for line in output.splitlines() if line.startswith("| column ")][1:]
     assert len(shown) == MAX_COLUMNS
-    assert shown[0].startswith(f"| {found['columns'][0]['name']} ")
+    assert shown[0].startswith(f"| {result['columns'][0]['name']} ")
 
 
-def test_rows_are_explained_as_by_hand(kinds: str, tmp_path: Path, run: Run) -> None:
+def test_row_explanations_equal_a_slow_computation(kinds: str, tmp_path: Path, run: Run) -> None:
     fresh = mixed(1)
     table = write(tmp_path / "t.csv", {name: cells for name, cells in fresh.items() if name != "kind"})
-    found, said = run.read_json("explain", kinds, table, "--rows", "9,2,9", "--seed", "3")
-    model, held = load_model(kinds), unpacked(kinds)
+    actual, output = run.read_json("explain", kinds, table, "--rows", "9,2,9", "--seed", "3")
+    model, held_out = load_model(kinds), unpacked(kinds)
     encoding = model.encoding
     assert encoding is not None
-    assert [each["location"] for each in found["rows"]] == ["line 9", "line 2"]
-    drawn = torch.randperm(len(held.labels), generator=torch.Generator().manual_seed(3))[:50]
-    assert found["sample"] == len(drawn)
+    assert [item["location"] for item in actual["rows"]] == ["line 9", "line 2"]
+    drawn = torch.randperm(len(held_out.labels), generator=torch.Generator().manual_seed(3))[:50]
+    assert actual["sample"] == len(drawn)
     ends = np.cumsum([0, *encoding.sizes])
-    for told in found["rows"]:
-        cells = [np.array([fresh[name][told["row"] - 2]], dtype=object) for name in ("colour", "note", "size")]
+    for result in actual["rows"]:
+        cells = [np.array([fresh[name][result["row"] - 2]], dtype=object) for name in ("colour", "note", "size")]
         x = torch.from_numpy(encoding.encode(cells))
         log_p = model.network(x).double().log_softmax(dim=1)[0]
         label = int(log_p.argmax())
-        first, second = told["classes"]
+        first, second = result["classes"]
         assert first == {"name": model.classes[label], "probability": pytest.approx(float(log_p.max().exp()), rel=1e-4)}
         assert second["probability"] == pytest.approx(float(log_p.sort().values[-2].exp()), rel=1e-4)
-        cosines = cosine_similarity(model.network.embed(x), model.network.embed(held.features))
-        assert [each["cosine"] for each in told["neighbors"]] == pytest.approx(
+        cosines = cosine_similarity(model.network.embed(x), model.network.embed(held_out.features))
+        assert [item["cosine"] for item in result["neighbors"]] == pytest.approx(
             cosines.sort(descending=True).values[:3].tolist(), abs=1e-5
         )
-        for each in told["neighbors"]:
-            assert each["cosine"] == pytest.approx(float(cosines[each["index"]]), abs=1e-5)
-            assert each["class"] == model.classes[int(held.labels[each["index"]])]
-        for column in told["columns"]:
+        for item in result["neighbors"]:
+            assert item["cosine"] == pytest.approx(float(cosines[item["index"]]), abs=1e-5)
+            assert item["class"] == model.classes[int(held_out.labels[item["index"]])]
+        for column in result["columns"]:
             at = column["index"]
             other = x.repeat(len(drawn), 1)
-            other[:, ends[at] : ends[at + 1]] = held.features[drawn, ends[at] : ends[at + 1]]
+            other[:, ends[at] : ends[at + 1]] = held_out.features[drawn, ends[at] : ends[at + 1]]
             mean = torch.stack([model.network(row[None]).double().log_softmax(dim=1)[0, label] for row in other])
-            weights = held.weights[drawn]
+            weights = held_out.weights[drawn]
             expected = float(log_p[label] - (weights * mean).sum() / weights.sum())
             assert column["contribution"] == pytest.approx(expected, abs=1e-5)
-            assert column["cell"] == fresh[column["name"]][told["row"] - 2]
-        supports = [abs(column["contribution"]) for column in told["columns"]]
+            assert column["cell"] == fresh[column["name"]][result["row"] - 2]
+        supports = [abs(column["contribution"]) for column in result["columns"]]
         assert supports == sorted(supports, reverse=True)
-        share = f"{100 * first['probability']:.2f} %"
-        assert f"line {told['row']}: {first['name']} {share}, then {second['name']} " in said
+        fraction = f"{100 * first['probability']:.2f} %"
+        assert f"line {result['row']}: {first['name']} {fraction}, then {second['name']} " in output
         assert (
-            f"nearest held-out rows of fit (class, cosine): {told['neighbors'][0]['index']} ({first['name']}, " in said
+            f"nearest held-out rows of fit (class, cosine): {result['neighbors'][0]['index']} ({first['name']}, "
+            in output
         )
-    assert re.search(r"^  [+-][\d.e-]+ +note = ", said, re.MULTILINE)
+    assert re.search(r"^  [+-][\d.e-]+ +note = ", output, re.MULTILINE)
 
 
-def test_a_model_without_rows_says_so(bare: str, tmp_path: Path, run: Run) -> None:
+def test_a_model_without_held_out_rows_is_an_error(bare: str, tmp_path: Path, run: Run) -> None:
     np.save(tmp_path / "t.npy", blobs(0, classes=3, rows=2, dim=40)[0].numpy())
-    found, said = run.read_json("explain", bare, str(tmp_path / "t.npy"), "--rows", "1")
-    assert [found["rows"][0][name] for name in ("row", "neighbors", "columns")] == [1, None, None]
-    first, last = said.splitlines()
+    result, output = run.read_json("explain", bare, str(tmp_path / "t.npy"), "--rows", "1")
+    assert [result["rows"][0][name] for name in ("row", "neighbors", "columns")] == [1, None, None]
+    first, last = output.splitlines()
     assert first.startswith("row 1 (counted from 0): ")
     assert last.startswith("the model has no held-out rows of fit")
 
 
-def test_errors(numbers: str, bare: str, tmp_path: Path, run: Run) -> None:
-    fresh = telling(1)
+def test_errors(numeric: str, bare: str, tmp_path: Path, run: Run) -> None:
+    fresh = make_informative(1)
     table = write(tmp_path / "t.csv", fresh)
     unlabelled = write(tmp_path / "u.csv", {name: cells for name, cells in fresh.items() if name != "kind"})
     lacking = write(tmp_path / "l.csv", {name: cells for name, cells in fresh.items() if name != "x2"})
-    strange = write(tmp_path / "s.csv", {**fresh, "kind": ["elk", *fresh["kind"][1:]]})
+    unknown = write(tmp_path / "s.csv", {**fresh, "kind": ["elk", *fresh["kind"][1:]]})
     spelled = write(tmp_path / "w.csv", {**fresh, "kind": ["ANT", *fresh["kind"][1:]]})
     far = write(tmp_path / "f.csv", {**fresh, "x0": [3e38, *fresh["x0"][1:]], "x1": [-3e38, *fresh["x1"][1:]]})
     output = tmp_path / "t.json"
     size = "`table` must have numbers of the scale of the training data; got 3e+38 as the largest value of a row. "
     for arguments, message in (
-        ([numbers, far], size),
-        ([numbers, far, "--rows", "2"], size),
-        ([numbers, table, "--rows", "3,50"], "`--rows` must be rows of the table; got 50, and the last is line 49. "),
-        ([numbers, table, "--rows", "1,x"], "`--rows` must be a whole number >= 0; got 'x'. "),
-        ([numbers, "--rows", "1"], "`arguments` must name a table for --rows, --label and --labels-file; got none. "),
-        ([numbers, unlabelled], f"`table` must have a column kind; got {unlabelled} with x0, x1, x2, x3. "),
-        ([numbers, lacking], f"`table` must have the model's columns; got {lacking} without x2. "),
-        ([numbers, lacking, "--rows", "0"], f"`table` must have the model's columns; got {lacking} without x2. "),
-        ([numbers, strange], "`table` must have classes that the model knows; got 'elk'. "),
-        ([numbers, spelled], "`table` must spell known classes as the model does; got 'ANT' for 'ant'. "),
+        ([numeric, far], size),
+        ([numeric, far, "--rows", "2"], size),
+        ([numeric, table, "--rows", "3,50"], "`--rows` must be rows of the table; got 50, and the last is line 49. "),
+        ([numeric, table, "--rows", "1,x"], "`--rows` must be a whole number >= 0; got 'x'. "),
+        ([numeric, "--rows", "1"], "`arguments` must name a table for --rows, --label and --labels-file; got none. "),
+        ([numeric, unlabelled], f"`table` must have a column kind; got {unlabelled} with x0, x1, x2, x3. "),
+        ([numeric, lacking], f"`table` must have the model's columns; got {lacking} without x2. "),
+        ([numeric, lacking, "--rows", "0"], f"`table` must have the model's columns; got {lacking} without x2. "),
+        ([numeric, unknown], "`table` must have classes that the model knows; got 'elk'. "),
+        ([numeric, spelled], "`table` must spell known classes as the model does; got 'ANT' for 'ant'. "),
         ([bare], "`model` must have held-out rows, if no table is given; got none. Pass a labelled table"),
-        ([numbers, table, "--json", table], "`--json` must end in .json; got "),
-        ([numbers, "--seed", "9" * 30], "`--seed` must be a whole number in [0, 9223372036854775807]; got "),
+        ([numeric, table, "--json", table], "`--json` must end in .json; got "),
+        ([numeric, "--seed", "9" * 30], "`--seed` must be a whole number in [0, 9223372036854775807]; got "),
     ):
         more = [] if "--json" in arguments else ["--json", output]
         error = run("explain", *arguments, *more, code=2)

@@ -1,4 +1,4 @@
-"""A folder of Parquet files: what each file gives alone, by processes here and by a Dask cluster, whoever is killed."""
+"""A folder of Parquet files gives the predictions of each file, by processes and on Dask, also if some are killed."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Files in two folders, one of them without a row, and what holds none."""
     folder = tmp_path_factory.mktemp("rows")
-    for number in range(FILES):
-        write_rows(folder / f"day={number % 2}" / f"part-{number}.parquet", ROWS, number)
+    for index in range(FILES):
+        write_rows(folder / f"day={index % 2}" / f"part-{index}.parquet", ROWS, index)
     write_rows(folder / "none.parquet", 0, 0, COLUMNS[::-1])
     (folder / "_temporary").mkdir()
     (folder / "_temporary" / "half.parquet").write_bytes(b"PAR1")
@@ -69,11 +69,11 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alone(model: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """What each file gives alone, by the name of its output."""
-    output, found = tmp_path_factory.mktemp("alone") / "out.csv", {}
+    output, result = tmp_path_factory.mktemp("alone") / "out.csv", {}
     for path in rows.glob("day=*/*.parquet"):
         do("predict", model, path, "-o", output, "--unknown", "0.1")
-        found[str(path.relative_to(rows).with_suffix(".csv"))] = output.read_bytes()
-    return found | {"none.csv": b"class,probability\n"}
+        result[str(path.relative_to(rows).with_suffix(".csv"))] = output.read_bytes()
+    return result | {"none.csv": b"class,probability\n"}
 
 
 def begin(model: Path, rows: Path, output: Path, *more: str) -> subprocess.Popen[str]:
@@ -82,14 +82,14 @@ def begin(model: Path, rows: Path, output: Path, *more: str) -> subprocess.Popen
     return subprocess.Popen([*command, "--unknown", "0.1", *more], **end)  # type: ignore[call-overload,no-any-return]
 
 
-def found_in(output: Path) -> dict[str, bytes]:
+def read_outputs(output: Path) -> dict[str, bytes]:
     return {str(path.relative_to(output)): path.read_bytes() for path in output.rglob("*.csv")}
 
 
 def wait_for(holds: Callable[[], Any], what: str) -> Any:
     for _ in range(2400):
-        if found := holds():
-            return found
+        if result := holds():
+            return result
         time.sleep(0.05)
     raise AssertionError(what)
 
@@ -111,7 +111,7 @@ def lives(process: int) -> bool:
 
 
 def wait_for_file(output: Path) -> None:
-    wait_for(lambda: found_in(output).keys() - {"none.csv"}, "no file was finished")
+    wait_for(lambda: read_outputs(output).keys() - {"none.csv"}, "no file was finished")
 
 
 def wait_for_end(processes: Sequence[int]) -> None:
@@ -122,7 +122,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="ne
 
 
 @needs_proc
-def test_whoever_is_killed_the_next_run_goes_on_and_every_file_gives_what_it_gives_alone(
+def test_a_killed_run_continues_and_each_file_gives_its_predictions(
     model: Path, rows: Path, alone: dict[str, bytes], tmp_path: Path, run: Run
 ) -> None:
     for blow in ("worker", signal.SIGINT, signal.SIGKILL):
@@ -134,37 +134,37 @@ def test_whoever_is_killed_the_next_run_goes_on_and_every_file_gives_what_it_giv
             os.kill(next(child for child in children if is_working(child)), signal.SIGKILL)
         else:
             os.killpg(process.pid, blow) if blow == signal.SIGINT else process.kill()
-        _, said = process.communicate()
+        _, printed = process.communicate()
         wait_for_end(children)
-        assert all(alone[name] == content for name, content in found_in(output).items())
+        assert all(alone[name] == content for name, content in read_outputs(output).items())
         assert blow == signal.SIGKILL or not list(output.rglob("*.tmp"))
         if blow == "worker":
             assert process.returncode == 2
-            assert said.splitlines()[-1].endswith(
+            assert printed.splitlines()[-1].endswith(
                 "`--workers` must fit into memory; got 1, and one was killed. "
                 "Run it again with fewer; finished files are kept."
             )
-        elif found_in(output) != alone:  # else the machine was quicker than the blow
-            assert process.returncode == (130 if blow == signal.SIGINT else -signal.SIGKILL), said
+        elif read_outputs(output) != alone:  # else the machine was quicker than the blow
+            assert process.returncode == (130 if blow == signal.SIGINT else -signal.SIGKILL), printed
     predict = ["predict", model, rows, "-o", output, "--unknown", "0.1", "--workers"]
     run(*predict, "2")
-    assert found_in(output) == alone
+    assert read_outputs(output) == alone
     assert not list(output.rglob("*.tmp"))
-    gone, old = (output / f"day=0/part-{number}.csv" for number in (0, 2))
-    kept = output / "day=1" / "part-1.csv"
+    gone, old = (output / f"day=0/part-{index}.csv" for index in (0, 2))
+    saved = output / "day=1" / "part-1.csv"
     gone.unlink()
     os.utime(old, ns=(0, 0))  # the file was written anew since then
-    written = kept.stat().st_mtime_ns
+    written = saved.stat().st_mtime_ns
     run(*predict, "1", quiet=False)
     assert run.notes.splitlines()[-1] == "note: 5 files of 7 were finished earlier"
-    assert found_in(output) == alone
-    assert kept.stat().st_mtime_ns == written
+    assert read_outputs(output) == alone
+    assert saved.stat().st_mtime_ns == written
     assert old.stat().st_mtime_ns > 0
     error = run(*predict, "1", "--proba", code=2)
     assert "must be a new folder, or one of this model and these options" in error
 
 
-def test_parts_are_in_the_order_of_names_and_hidden_ones_are_none(rows: Path, tmp_path: Path) -> None:
+def test_parts_are_sorted_by_name_without_hidden_files(rows: Path, tmp_path: Path) -> None:
     parts = list_parts(rows, tmp_path)
     assert [part.table for part in parts] == sorted([*rows.glob("day=*/*.parquet"), rows / "none.parquet"])
     assert [part.output.relative_to(tmp_path) for part in parts[:1]] == [Path("day=0/part-0.csv")]
@@ -173,21 +173,21 @@ def test_parts_are_in_the_order_of_names_and_hidden_ones_are_none(rows: Path, tm
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "output"),
     [
         (COLUMNS[:-2], "b.parquet without x4, x5, unlike a.parquet"),
         ([*COLUMNS[:-1], "y"], "b.parquet without x5 and with y, unlike a.parquet"),
     ],
 )
-def test_files_of_other_columns_are_named(names: list[str], said: str, model: Path, tmp_path: Path, run: Run) -> None:
+def test_files_of_other_columns_are_named(names: list[str], output: str, model: Path, tmp_path: Path, run: Run) -> None:
     for name, columns in (("a", COLUMNS), ("b", names), ("c", COLUMNS[:1])):
         write_rows(tmp_path / "in" / f"{name}.parquet", 3, 0, columns)
     error = run("predict", model, tmp_path / "in", "-o", tmp_path / "out", code=2)
-    assert f"files with the same columns; got {said}. Move it" in error
+    assert f"files with the same columns; got {output}. Move it" in error
     assert not any((tmp_path / "out").iterdir())
 
 
-def test_arguments_that_do_not_fit(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+def test_argument_errors(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("none", "broken", "other"):
         Path(name).mkdir()
@@ -220,7 +220,7 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.mark.filterwarnings("default")
-def test_a_worker_of_a_cluster_that_is_killed_loses_and_doubles_nothing(
+def test_a_killed_dask_worker_loses_and_repeats_no_file(
     cluster: Any, model: Path, rows: Path, alone: dict[str, bytes], tmp_path: Path, run: Run
 ) -> None:
     output = tmp_path / "out"
@@ -233,23 +233,21 @@ def test_a_worker_of_a_cluster_that_is_killed_loses_and_doubles_nothing(
     killer.start()
     run("predict", model, rows, "-o", output, "--unknown", "0.1", "--workers", cluster.scheduler_address)
     killer.join()
-    assert found_in(output) == alone
+    assert read_outputs(output) == alone
     assert not list(output.rglob("*.tmp"))
 
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("here", [True, False])
-def test_a_fault_in_a_file_is_one_line_that_names_it(
-    here: bool, cluster: Any, model: Path, tmp_path: Path, run: Run
-) -> None:
+def test_an_error_in_a_file_names_the_file(here: bool, cluster: Any, model: Path, tmp_path: Path, run: Run) -> None:
     write_fault(tmp_path / "in")
     workers = "1" if here else cluster.scheduler_address
     error = run("predict", model, tmp_path / "in", "-o", tmp_path / "out", "--workers", workers, code=2)
     assert error.endswith("In b.parquet.\n")
-    assert not here or list(found_in(tmp_path / "out")) == ["a.csv"]
+    assert not here or list(read_outputs(tmp_path / "out")) == ["a.csv"]
 
 
-def test_a_cluster_that_is_not_there_is_one_line(
+def test_an_unreachable_cluster_is_an_error(
     model: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     pytest.importorskip("distributed")

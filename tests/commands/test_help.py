@@ -21,7 +21,7 @@ TABLES = "CSV, TSV or text with a header (also .gz, or - for stdin), Excel, Parq
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_help_fits_a_screen_and_its_examples_are_taken(
+def test_help_fits_a_screen_and_its_examples_parse(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
@@ -56,8 +56,8 @@ def test_help_fits_a_screen_and_its_examples_are_taken(
 def test_every_command_is_named(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match=r"^0$") if arguments else contextlib.nullcontext():
         assert main(arguments) == 0
-    said = capsys.readouterr().out
-    assert all(f"\n  protonet {name} " in said for name in COMMANDS)
+    output = capsys.readouterr().out
+    assert all(f"\n  protonet {name} " in output for name in COMMANDS)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the commands do so that no figure is fooled: copies, groups, sources, row numbers, and what Ctrl-C leaves."""
+"""Warnings of fit and update: duplicates, groups, leakage, row indices; and the files after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from protonet.commands.rows import check_classes
 from protonet.commands.update import extend_classes
 from protonet.errors import InputError
 from protonet.files import load_model
-from tests.commands.cases import FAST, Run, find_right, read_lines
+from tests.commands.cases import FAST, Run, parse_accuracy, read_lines
 from tests.strategies import write_columns as write
 
 RNG = np.random.default_rng(0)
@@ -24,7 +24,7 @@ SORTED = ["ant"] * 20 + ["bee"] * 20
 
 
 def get_column_names(x: np.ndarray) -> dict[str, Any]:
-    return {f"x{number}": column.tolist() for number, column in enumerate(x.T)}
+    return {f"x{index}": column.tolist() for index, column in enumerate(x.T)}
 
 
 def noise(rows: Any = slice(None)) -> dict[str, Any]:
@@ -36,50 +36,50 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "m.safetensors"
 
 
-def right_now(said: str) -> float:
-    """Return the percentage of rows held out that a model is right about after an update."""
-    return float(re.findall(r"([\d.]+) % after", said)[0])
+def parse_updated_accuracy(output: str) -> float:
+    """Parse the accuracy on held-out rows after an update, in percent."""
+    return float(re.findall(r"([\d.]+) % after", output)[0])
 
 
-def test_copies_are_counted_and_held_out_together(model: Path, tmp_path: Path, run: Run) -> None:
+def test_duplicates_are_counted_and_held_out_together(model: Path, tmp_path: Path, run: Run) -> None:
     coins = np.where(RNG.integers(2, size=40), "ant", "bee").tolist()
     table = write(tmp_path / "t.csv", {**noise(np.arange(80) % 40), "kind": coins + coins})
-    said = run("fit", table, *FAST, "-o", model)
-    assert "40 rows equal to others, or nearly: duplicates share a fold" in said
-    assert "5-fold cross-validation on 80 rows" in said
-    assert find_right(said) < 75
-    assert right_now(run("update", model, table, "--in-place")) < 75
+    output = run("fit", table, *FAST, "-o", model)
+    assert "40 rows equal to others, or nearly: duplicates share a fold" in output
+    assert "5-fold cross-validation on 80 rows" in output
+    assert parse_accuracy(output) < 75
+    assert parse_updated_accuracy(run("update", model, table, "--in-place")) < 75
 
 
 @pytest.mark.parametrize("name", ["row", "id"])
-def test_a_row_number_is_left_out_by_name(name: str, model: Path, tmp_path: Path, run: Run) -> None:
-    numbers = np.arange(40) if name == "row" else np.cumsum(RNG.integers(1, 50, 40))
-    table = write(tmp_path / "t.csv", {name: numbers.tolist(), **noise(), "kind": SORTED})
-    said = run("fit", table, *FAST, "-o", model)
-    assert f"dropped: {name}: distinct integers in the order of the rows (--columns keeps it)\n" in said
-    assert "5 features" in said
-    assert find_right(said) < 75
+def test_a_row_index_is_dropped_by_name(name: str, model: Path, tmp_path: Path, run: Run) -> None:
+    indices = np.arange(40) if name == "row" else np.cumsum(RNG.integers(1, 50, 40))
+    table = write(tmp_path / "t.csv", {name: indices.tolist(), **noise(), "kind": SORTED})
+    output = run("fit", table, *FAST, "-o", model)
+    assert f"dropped: {name}: distinct integers in the order of the rows (--columns keeps it)\n" in output
+    assert "5 features" in output
+    assert parse_accuracy(output) < 75
     for new in (table, write(tmp_path / "u.csv", noise())):  # the column may be there, or not
         run("predict", model, new)
-    said = run("fit", table, *FAST, "--columns", name, "x0")
-    assert "2 features" in said
-    assert f"warning: {name} " in said
+    output = run("fit", table, *FAST, "--columns", name, "x0")
+    assert "2 features" in output
+    assert f"warning: {name} " in output
 
 
-def test_a_date_that_tells_the_class_by_the_order_of_the_rows_is_named(tmp_path: Path, run: Run) -> None:
+def test_a_date_that_determines_the_class_by_row_order_gets_a_warning(tmp_path: Path, run: Run) -> None:
     days = [str(np.datetime64("2024-01-01T08:00") + np.timedelta64(7 * row, "h")) for row in range(40)]
-    said = run("fit", write(tmp_path / "t.csv", {"when": days, **noise(), "kind": SORTED}), *FAST)
-    assert "warning: when determines the class, as the order of the rows does" in said
+    output = run("fit", write(tmp_path / "t.csv", {"when": days, **noise(), "kind": SORTED}), *FAST)
+    assert "warning: when determines the class, as the order of the rows does" in output
 
 
-def test_classes_that_are_whole_numbers_are_numbers(model: Path, tmp_path: Path, run: Run) -> None:
+def test_integer_classes_are_integers(model: Path, tmp_path: Path, run: Run) -> None:
     kinds = [(2, 10, 1, 9)[row % 4] for row in range(40)]
     run("fit", write(tmp_path / "t.csv", {**noise(), "kind": kinds}), *FAST, "-o", model)
     assert load_model(model).classes == (1, 2, 9, 10)
 
 
 def test_drop_columns_and_id(model: Path, tmp_path: Path, run: Run) -> None:
-    names = [f"row {number}" for number in range(40)]
+    names = [f"row {index}" for index in range(40)]
     table = write(tmp_path / "t.csv", {"name": names, "note": ["text"] * 40, **noise(), "kind": SORTED})
     run("fit", table, *FAST, "--drop", "note", "--id", "name", "-o", model)
     assert load_model(model).columns == tuple(noise())
@@ -87,7 +87,7 @@ def test_drop_columns_and_id(model: Path, tmp_path: Path, run: Run) -> None:
     assert rows[0] == ["name", "class", "probability"]
     assert [row[0] for row in rows[1:]] == names
     numbered = read_lines(run("predict", model, table, "--row-numbers"))
-    assert numbered == [[str(number), *row] for number, row in zip(["row", *range(2, 42)], rows, strict=True)]
+    assert numbered == [[str(index), *row] for index, row in zip(["row", *range(2, 42)], rows, strict=True)]
     for arguments, message in (
         ("--drop kind", "`arguments` must use the column of the labels for nothing else; got 'kind'"),
         ("--columns x0 X9", "`--columns` must name columns of the table; got X9, and "),
@@ -96,7 +96,7 @@ def test_drop_columns_and_id(model: Path, tmp_path: Path, run: Run) -> None:
         ("--drop Note Nope", "`--drop` must name columns of the table; got Note, Nope, and "),
         ("--drop Note", " and 3 more. Did you mean note?\n"),
         ("--drop qqq", " and 3 more. Name those that it has.\n"),
-        ("--id nobody", "`table` must have a column nobody"),
+        ("--id missing_id", "`table` must have a column missing_id"),
         ("--drop a --columns b", "not allowed with argument"),
     ):
         assert message in run("fit", table, *FAST, *arguments.split(), code=2)
@@ -111,25 +111,25 @@ def test_groups(model: Path, tmp_path: Path, run: Run) -> None:
     x = 5 * NOISE[patients] + 0.3 * RNG.normal(size=(80, 5))
     columns = get_column_names(x)
     columns["kind"] = np.where(np.arange(20) % 2, "ant", "bee")[patients].tolist()
-    table = write(tmp_path / "t.csv", {**columns, "patient": [f"P{number}" for number in patients]})
-    said = run("fit", table, *FAST, "--group", "patient", "-o", model)
-    assert "20 groups" in said
-    assert find_right(said) < 85
-    assert find_right(run("fit", table, *FAST, "--drop", "patient")) > 90
-    assert right_now(run("update", model, table, "--in-place")) < 85
+    table = write(tmp_path / "t.csv", {**columns, "patient": [f"P{index}" for index in patients]})
+    output = run("fit", table, *FAST, "--group", "patient", "-o", model)
+    assert "20 groups" in output
+    assert parse_accuracy(output) < 85
+    assert parse_accuracy(run("fit", table, *FAST, "--drop", "patient")) > 90
+    assert parse_updated_accuracy(run("update", model, table, "--in-place")) < 85
     bare = write(tmp_path / "u.csv", columns)
     run("predict", model, bare)
     assert "must have a column patient" in run("update", model, bare, "--in-place", code=2)
-    whole = write(tmp_path / "w.csv", {**noise(), "patient": ["P1"] * 20 + ["P2", "P3"] * 10, "kind": SORTED})
-    error = run("fit", whole, *FAST, "--group", "patient", code=2)
+    full = write(tmp_path / "w.csv", {**noise(), "patient": ["P1"] * 20 + ["P2", "P3"] * 10, "kind": SORTED})
+    error = run("fit", full, *FAST, "--group", "patient", code=2)
     assert "`--group` must hold no class whole; got all 20 rows of class ant in group P1." in error
 
 
-def test_what_lies_far_from_zero_keeps_its_digits(model: Path, tmp_path: Path, run: Run) -> None:
-    numbers, order = 1.7e12 + 1e4 * np.repeat([0, 1], 20), RNG.permutation(40)
-    columns = {"time": numbers[order].tolist(), "x0": (1e-3 * NOISE[:, 0]).tolist()}
+def test_values_far_from_zero_keep_their_precision(model: Path, tmp_path: Path, run: Run) -> None:
+    indices, order = 1.7e12 + 1e4 * np.repeat([0, 1], 20), RNG.permutation(40)
+    columns = {"time": indices[order].tolist(), "x0": (1e-3 * NOISE[:, 0]).tolist()}
     table = write(tmp_path / "t.csv", {**columns, "kind": np.array(SORTED)[order].tolist()})
-    assert find_right(run("fit", table, *FAST, "-o", model)) == 100
+    assert parse_accuracy(run("fit", table, *FAST, "-o", model)) == 100
     assert "accuracy 100.00 % on 40 rows" in run("evaluate", model, table)
     run("update", model, table, "--in-place")
 
@@ -144,33 +144,33 @@ def test_ctrl_c_before_the_first_fold_and_after_the_last(
     table = write(tmp_path / "t.csv", {**noise(), "kind": SORTED})
     with monkeypatch.context() as patch:
         patch.setattr(fit_command, stage, interrupt)
-        said = run("fit", table, *FAST, "-o", model, code=130)
+        output = run("fit", table, *FAST, "-o", model, code=130)
     assert run.notes == f"protonet fit: stopped; {model} was written{words}\n"
-    assert said.startswith("t.csv: 2 classes, 40 samples, 5 features, 20 per class\n")
+    assert output.startswith("t.csv: 2 classes, 40 samples, 5 features, 20 per class\n")
     assert load_model(model).classes == ("ant", "bee")
-    said = run("update", model, table, "--in-place", code=2 if words else 0)
-    assert not words or said.startswith("protonet update: `model` must have the cross-validation of fit; got ")
+    output = run("update", model, table, "--in-place", code=2 if words else 0)
+    assert not words or output.startswith("protonet update: `model` must have the cross-validation of fit; got ")
 
 
 def test_a_class_called_unknown_and_one_with_control_characters(model: Path, tmp_path: Path, run: Run) -> None:
     kinds = ["unknown"] * 20 + ["\x1b[31mred\x07"] * 20
     table = write(tmp_path / "t.csv", {**noise(), "kind": kinds})
-    said = run("fit", table, *FAST, "-o", model) + run("evaluate", model, table)
-    said += run("update", model, table, "--in-place")
-    assert said.replace("\n", "").isprintable()
+    output = run("fit", table, *FAST, "-o", model) + run("evaluate", model, table)
+    output += run("update", model, table, "--in-place")
+    assert output.replace("\n", "").isprintable()
     error = run("predict", model, table, "--unknown", "0.1", code=2)
     assert error.startswith("protonet predict: `--unknown` must come with a model without a class 'unknown'")
     run("evaluate", model, write(tmp_path / "o.csv", {**noise(), "kind": ["\x1b[31mno"] * 40}), code=2)
 
 
-def test_new_classes_that_look_alike_are_told(model: Path, tmp_path: Path, run: Run) -> None:
+def test_new_classes_that_look_alike_get_a_warning(model: Path, tmp_path: Path, run: Run) -> None:
     kinds = ["cat", "CAT", "dog", "2", "2.0"]
     table = write(tmp_path / "t.csv", {**noise(), "kind": [kinds[row % 5] for row in range(40)]})
-    said = run("fit", table, *FAST, "-o", model)
-    assert "warning: classes '2.0' for '2', 'cat' for 'CAT'; two spellings of one class?\n" in said
+    output = run("fit", table, *FAST, "-o", model)
+    assert "warning: classes '2.0' for '2', 'cat' for 'CAT'; two spellings of one class?\n" in output
     more = write(tmp_path / "more.csv", {**noise(np.arange(2)), "kind": ["elk", "Elk"]})
-    said = run("update", model, more, "--in-place")
-    assert "warning: classes 'elk' for 'Elk'; two spellings of one class?\n" in said
+    output = run("update", model, more, "--in-place")
+    assert "warning: classes 'elk' for 'Elk'; two spellings of one class?\n" in output
     more = write(tmp_path / "more.csv", {**noise(np.arange(2)), "kind": ["fox", "ox"]})
     assert "warning: classes" not in run("update", model, more, "--in-place")
 
@@ -203,12 +203,12 @@ AGES = np.concatenate([np.arange(18, 90, 2), np.arange(30, 78, 2)])  # 36 of the
         np.concatenate([np.repeat(np.arange(0, 90, 3), 2), np.zeros(50, int)]),  # one of them has many rows
     ],
 )
-def test_whole_numbers_that_are_measured_are_no_classes_unless_they_are_meant(labels: np.ndarray) -> None:
-    said = r"^`--label` must name a column of classes; got \d\d whole numbers, such as \d\d, in age, most with 3 rows"
-    with pytest.raises(InputError, match=f"{said} or fewer.*--allow-many-classes"):
+def test_measured_integers_are_not_classes_unless_allowed(labels: np.ndarray) -> None:
+    output = r"^`--label` must name a column of classes; got \d\d whole numbers, such as \d\d, in age, most with 3 rows"
+    with pytest.raises(InputError, match=f"{output} or fewer.*--allow-many-classes"):
         check_classes(labels, "age", allow_many=False)
-    names, numbers = check_classes(labels, "age", allow_many=True)
-    assert [str(names[number]) for number in numbers.tolist()] == labels.astype(str).tolist()
+    names, indices = check_classes(labels, "age", allow_many=True)
+    assert [str(names[index]) for index in indices.tolist()] == labels.astype(str).tolist()
 
 
 @pytest.mark.parametrize(
@@ -217,62 +217,62 @@ def test_whole_numbers_that_are_measured_are_no_classes_unless_they_are_meant(la
         np.repeat(np.arange(60), 5),
         np.repeat(np.arange(0, 6000, 100), 5),  # codes far apart, of many rows
         np.repeat(np.arange(60), 2),  # few rows, but one number after the other
-        np.repeat([f"c{number}" for number in range(0, 300, 10)], 2),
+        np.repeat([f"c{code}" for code in range(0, 300, 10)], 2),
         np.concatenate([np.arange(0, 90, 5), np.arange(2)]),  # 20 classes at most
     ],
 )
-def test_classes_may_be_whole_numbers(labels: np.ndarray) -> None:
-    names, numbers = check_classes(labels, "kind", allow_many=False)
+def test_classes_may_be_integers(labels: np.ndarray) -> None:
+    names, indices = check_classes(labels, "kind", allow_many=False)
     assert len(names) == len(set(labels.tolist()))
-    assert [str(names[number]) for number in numbers.tolist()] == labels.astype(str).tolist()
+    assert [str(names[index]) for index in indices.tolist()] == labels.astype(str).tolist()
 
 
-def test_new_classes_of_whole_numbers_stay_numbers() -> None:
+def test_new_integer_classes_stay_integers() -> None:
     assert extend_classes((1, 2), np.array(["10", "2", "9"])) == (1, 2, 9, 10)
     assert extend_classes((1, 2), np.array(["ten"])) == ("1", "2", "ten")
     assert extend_classes(("a",), np.array(["10", "9"])) == ("a", "9", "10")
     assert parse_integers(np.array(["01", "1"])).tolist() == ["01", "1"]  # two names of one number stay two
 
 
-def collect_notes(said: str) -> list[str]:
-    return [line for line in said.splitlines() if "warning: " in line]
+def collect_notes(output: str) -> list[str]:
+    return [line for line in output.splitlines() if "warning: " in line]
 
 
 @pytest.mark.parametrize("noise", [0.05, 1.0])
 @pytest.mark.parametrize("form", ["S{}", "{}"])
-def test_a_column_of_subjects(form: str, noise: float, tmp_path: Path, run: Run) -> None:
+def test_a_group_column_gets_a_warning(form: str, noise: float, tmp_path: Path, run: Run) -> None:
     rng = np.random.default_rng(0)
     subject = np.repeat(np.arange(30), 4)
     x = rng.normal(size=(30, 4))[subject] * (noise < 1) + noise * rng.normal(size=(120, 4))
     kind = np.array(["a", "b"])[rng.integers(2, size=30)][subject]
-    columns = get_column_names(x) | {"subject": [form.format(number) for number in subject], "kind": kind.tolist()}
+    columns = get_column_names(x) | {"subject": [form.format(index) for index in subject], "kind": kind.tolist()}
     table = write(tmp_path / "t.csv", columns)
-    told, said = run.read_json("fit", table, *FAST)
+    result, output = run.read_json("fit", table, *FAST)
     line = "warning: 30 values of subject repeat, nearly always with the same class; if rows with the same "
     line += "value have the same source, --group subject holds them out together"
-    assert collect_notes(said) == [line]  # one cause, one line
-    assert line in told["data"]["notes"]
-    held = run("fit", table, *FAST, "--group", "subject")
-    assert not [note for note in collect_notes(held) if "subject" in note]
-    assert find_right(held) < 75
+    assert collect_notes(output) == [line]  # one cause, one line
+    assert line in result["data"]["notes"]
+    held_out = run("fit", table, *FAST, "--group", "subject")
+    assert not [note for note in collect_notes(held_out) if "subject" in note]
+    assert parse_accuracy(held_out) < 75
 
 
-def test_rows_with_twins(tmp_path: Path, run: Run) -> None:
+def test_near_duplicates_get_a_warning(tmp_path: Path, run: Run) -> None:
     rng = np.random.default_rng(0)
     of = np.repeat(np.arange(30), 4)
     x, kind = rng.normal(size=(30, 10))[of] + 0.2 * rng.normal(size=(120, 10)), np.arange(30)[of] % 3
-    columns = get_column_names(x) | {"source": [f"file {number} here" for number in of]}
-    table = write(tmp_path / "t.csv", columns | {"kind": [f"k{number}" for number in kind]})
-    said = run("fit", table, *FAST, "--drop", "source")
-    assert find_right(said) > 90
-    (line,) = collect_notes(said)
+    columns = get_column_names(x) | {"source": [f"file {index} here" for index in of]}
+    table = write(tmp_path / "t.csv", columns | {"kind": [f"k{index}" for index in kind]})
+    output = run("fit", table, *FAST, "--drop", "source")
+    assert parse_accuracy(output) > 90
+    (line,) = collect_notes(output)
     assert line.endswith("; if these have a common source, pass its column with --group NAME")
-    said = run("fit", table, *FAST, "--group", "source")
-    assert find_right(said) < 60
-    assert not collect_notes(said)
+    output = run("fit", table, *FAST, "--group", "source")
+    assert parse_accuracy(output) < 60
+    assert not collect_notes(output)
 
 
-def test_a_date_and_cities_that_tell_the_class(tmp_path: Path, run: Run) -> None:
+def test_a_date_and_cities_that_determine_the_class_get_a_warning(tmp_path: Path, run: Run) -> None:
     rng = np.random.default_rng(0)
     day = rng.integers(40, size=200)
     cities = np.array(["Rome", "Oslo", "Bern"] + [f"{chr(65 + k)}wick" for k in range(9)])
@@ -282,10 +282,10 @@ def test_a_date_and_cities_that_tell_the_class(tmp_path: Path, run: Run) -> None
         assert not collect_notes(run("fit", write(tmp_path / "t.csv", columns), *FAST))
 
 
-def test_running_numbers_of_equally_many_rows_are_asked_about(tmp_path: Path, run: Run) -> None:
+def test_consecutive_integers_with_equal_counts_get_a_warning(tmp_path: Path, run: Run) -> None:
     rng = np.random.default_rng(0)
-    number = rng.permutation(np.arange(120) % 24)
-    columns = {"v": number.tolist(), "x": rng.normal(size=120).tolist(), "kind": [f"k{each % 3}" for each in number]}
+    index = rng.permutation(np.arange(120) % 24)
+    columns = {"v": index.tolist(), "x": rng.normal(size=120).tolist(), "kind": [f"k{item % 3}" for item in index]}
     line = (
         "warning: values of v repeat, nearly always with the same class; do rows with the same v have the same source? "
     )

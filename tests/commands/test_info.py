@@ -1,4 +1,4 @@
-"""info and --version: what a model file holds, said to people and to programs; and the script's name for it all."""
+"""info and --version: the contents of a model file as text and JSON."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def write_model(path: Path, network: PrototypeNetwork, facts: dict[str, Any], na
     return str(path)
 
 
-def test_what_fit_says_is_told(tmp_path: Path, data: tuple[Tensor, Tensor], run: Run) -> None:
+def test_info_repeats_the_results_of_fit(tmp_path: Path, data: tuple[Tensor, Tensor], run: Run) -> None:
     x, y = data
     groups = [f"owner {row % 5}" for row in range(len(y))]
     rows = zip(x.tolist(), y.tolist(), groups, strict=True)
-    lines = [f"{a},{b},{c},class {label},{group},r{number},0" for number, ((a, b, c), label, group) in enumerate(rows)]
+    lines = [f"{a},{b},{c},class {label},{group},r{index},0" for index, ((a, b, c), label, group) in enumerate(rows)]
     table, path = tmp_path / "t.csv", tmp_path / "m.safetensors"
     table.write_text("\n".join(["a,b,c,kind,owner,name,note", *lines]))
     options = ["--group", "owner", "--id", "name", "--drop", "note", "--seed", "7", "--time-limit", "900"]
     summary = run("fit", table, *FAST, *options, "--verbose", "-o", path)
     assert "time limit" not in summary
     model, facts = load_model(path), json.loads(run("info", path, "--json"))
-    assert facts["classes"] == [{"name": f"class {number}", "samples": 4} for number in range(3)]
+    assert facts["classes"] == [{"name": f"class {index}", "samples": 4} for index in range(3)]
     assert (facts["samples"], facts["features"], facts["columns"]) == (12, 3, ["a", "b", "c"])
     assert facts["dropped"] == ["owner", "name", "note"]
     fitted = [facts[name] for name in ("label", "effort", "seed", "time_limit", "group", "groups", "id")]
@@ -64,30 +64,30 @@ def test_what_fit_says_is_told(tmp_path: Path, data: tuple[Tensor, Tensor], run:
     assert facts["library"] == metadata.version("protonet-solver")
     assert sum(facts["views"].values()) == pytest.approx(1)
     assert facts["cross_validation"]["confusion"] == model.metadata["held_out"]["confusion"]
-    said = run("info", path)
-    assert said.startswith("m.safetensors: 3 classes, 12 samples, 3 features, 5 groups\n")
+    output = run("info", path)
+    assert output.startswith("m.safetensors: 3 classes, 12 samples, 3 features, 5 groups\n")
     for heading, value in (("label", "kind"), ("seed", "7"), ("groups by", "owner"), ("time limit, s", "900.0")):
-        assert re.search(rf"^  {heading} +{value}$", said, re.MULTILINE)
-    assert re.search(r"^  dropped +owner, name, note$", said, re.MULTILINE)
-    assert "| class 0 | 4       |" in said
-    assert summary.split("\n\n")[1] in said  # the views
+        assert re.search(rf"^  {heading} +{value}$", output, re.MULTILINE)
+    assert re.search(r"^  dropped +owner, name, note$", output, re.MULTILINE)
+    assert "| class 0 | 4       |" in output
+    assert summary.split("\n\n")[1] in output  # the views
     assert (
         f"cross-validation on 12 rows: accuracy {100 * facts['cross_validation']['accuracy']:.2f} %, 95 % interval ["
-        in said
+        in output
     )
 
 
 def test_names_are_printed_without_control_characters(tmp_path: Path, network: PrototypeNetwork, run: Run) -> None:
     facts = {"label": "\x1b]0;x\x07", "views": {"\x1b[1m": 1.0}, "left_out": ["\r"], "id": "\x08", "held_out": HELD_OUT}
     path = write_model(tmp_path / "m.safetensors", network, facts, ("a\x1b", "b\nc", "d"))
-    said = run("info", path)
-    assert all(each.isprintable() for each in said.replace("\n", ""))
-    assert "| b\\nc " in said
+    output = run("info", path)
+    assert all(item.isprintable() for item in output.replace("\n", ""))
+    assert "| b\\nc " in output
     assert (
         "cross-validation on 12 rows: accuracy 75.00 %, 95 % interval [50.00, 87.50], log-loss 0.500, calibration "
-        in said
+        in output
     )
-    assert [each["name"] for each in json.loads(run("info", path, "--json"))["classes"]] == ["a\x1b", "b\nc", "d"]
+    assert [item["name"] for item in json.loads(run("info", path, "--json"))["classes"]] == ["a\x1b", "b\nc", "d"]
 
 
 @pytest.mark.parametrize(
@@ -99,11 +99,13 @@ def test_names_are_printed_without_control_characters(tmp_path: Path, network: P
         {"held_out": {**HELD_OUT, "interval": [0.5]}},
     ],
 )
-def test_odd_metadata_are_no_error(facts: dict[str, Any], tmp_path: Path, network: PrototypeNetwork, run: Run) -> None:
+def test_unexpected_metadata_are_no_error(
+    facts: dict[str, Any], tmp_path: Path, network: PrototypeNetwork, run: Run
+) -> None:
     path = write_model(tmp_path / "m.safetensors", network, facts)
-    said = run("info", path)
-    assert said.startswith("m.safetensors: 3 classes, 12 samples, 3 features\n")
-    assert said.endswith("cross-validation: none\n")
+    output = run("info", path)
+    assert output.startswith("m.safetensors: 3 classes, 12 samples, 3 features\n")
+    assert output.endswith("cross-validation: none\n")
     read = json.loads(run("info", path, "--json"))
     assert [read[name] for name in ("views", "cross_validation", "dropped", "groups", "cross_validation_networks")] == [
         None
@@ -112,24 +114,24 @@ def test_odd_metadata_are_no_error(facts: dict[str, Any], tmp_path: Path, networ
 
 def test_many_classes(tmp_path: Path, run: Run) -> None:
     x, y = torch.eye(30)[:, :3] + torch.arange(30.0)[:, None], torch.arange(30)
-    said = run("info", write_model(tmp_path / "m.safetensors", solve([(x, y)], effort="fast"), {}, range(30)))
-    assert len(re.findall(r"^\| \d", said, re.MULTILINE)) == MAX_CLASSES
-    assert "the first 20 of 30 classes; --json has all\n" in said
+    output = run("info", write_model(tmp_path / "m.safetensors", solve([(x, y)], effort="fast"), {}, range(30)))
+    assert len(re.findall(r"^\| \d", output, re.MULTILINE)) == MAX_CLASSES
+    assert "the first 20 of 30 classes; --json has all\n" in output
 
 
 def start(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_the_version_and_the_script() -> None:
+def test_version_of_the_script_and_of_the_module() -> None:
     entry = re.search(r'^\[project\.scripts\]\nprotonet = "(.+):(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M)
     assert entry is not None
     module, name = entry.groups()
     assert callable(getattr(import_module(module), name))
     as_script = f"import sys, {module}; sys.argv[0] = 'protonet'; sys.exit({module}.{name}())"
     for way in (["-m", "protonet"], ["-c", as_script]):
-        said = start(*way, "--version")
-        assert (said.returncode, said.stdout, said.stderr) == (
+        output = start(*way, "--version")
+        assert (output.returncode, output.stdout, output.stderr) == (
             0,
             f"protonet {metadata.version('protonet-solver')}\n",
             "",
@@ -152,7 +154,7 @@ def test_the_version_and_the_script() -> None:
         {"network": None},
     ],
 )
-def test_a_header_that_says_something_odd_is_not_believed(
+def test_an_inconsistent_header_is_refused(
     change: dict[str, Any], tmp_path: Path, network: PrototypeNetwork, run: Run
 ) -> None:
     path = tmp_path / "m.safetensors"
@@ -166,7 +168,7 @@ def test_a_header_that_says_something_odd_is_not_believed(
     assert "`model` must be a model file" in run("info", path, code=2)
 
 
-def test_damaged_configs_and_pipes_are_one_line(tmp_path: Path, network: PrototypeNetwork, run: Run) -> None:
+def test_damaged_configs_and_pipes_are_errors(tmp_path: Path, network: PrototypeNetwork, run: Run) -> None:
     path = tmp_path / "m.safetensors"
     save_model(path, Model(network, ("a", "b", "c"), None, {}, {"labels": torch.arange(1000)}))
     content = path.read_bytes()

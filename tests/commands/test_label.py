@@ -28,7 +28,7 @@ def opened(path: Path) -> Answers:
 
 
 class TestAnswers:
-    def test_each_is_in_the_file_at_once_and_can_be_taken_back(self, tmp_path: Path) -> None:
+    def test_labels_are_in_the_file_at_once_and_can_be_undone(self, tmp_path: Path) -> None:
         path = tmp_path / "answers.csv"
         with opened(path) as answers:
             answers.add(["1", 'two, "2"\nlines'], "ant")
@@ -42,19 +42,19 @@ class TestAnswers:
             answers.change([])
         assert path.read_text(encoding="utf-8") == "a,b,label\n"
 
-    def test_whatever_was_cut_off_is_removed_and_nothing_else(self, tmp_path: Path) -> None:
+    def test_only_incomplete_lines_are_removed(self, tmp_path: Path) -> None:
         path = tmp_path / "answers.csv"
         with opened(path) as answers:
             answers.add(["é", "x\ny"], "ant")
             answers.add(["2", "p, q"], "bee")
             rows, ends = list(answers.rows), [len("a,b,label\n"), len('a,b,label\né,"x\ny",ant\n'.encode())]
-        whole = path.read_bytes()
-        for size in range(len(whole) + 1):
-            path.write_bytes(whole[:size])
+        full = path.read_bytes()
+        for size in range(len(full) + 1):
+            path.write_bytes(full[:size])
             with opened(path) as answers:
-                kept = 2 if size == len(whole) else int(size >= ends[1])
-                assert answers.rows == rows[:kept], size
-            assert path.read_bytes() == whole[: [*ends, len(whole)][kept]]
+                saved = 2 if size == len(full) else int(size >= ends[1])
+                assert answers.rows == rows[:saved], size
+            assert path.read_bytes() == full[: [*ends, len(full)][saved]]
 
     @pytest.mark.parametrize(
         ("content", "got"),
@@ -67,7 +67,7 @@ class TestAnswers:
             (b"\xff\xfe", r"columns \udcff\udcfe"),
         ],
     )
-    def test_another_file_is_refused_and_left_alone(self, tmp_path: Path, content: str | bytes, got: str) -> None:
+    def test_another_format_is_refused_and_unchanged(self, tmp_path: Path, content: str | bytes, got: str) -> None:
         path = tmp_path / "other.csv"
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         before = path.read_bytes()
@@ -103,7 +103,7 @@ def make_model(classes: tuple[str, ...]) -> Model:
         ("ant,cow", ("ant", "bee"), "must be classes that the model knows; got 'cow', and it knows ant, bee"),
     ],
 )
-def test_classes_that_do_not_fit(text: str | None, known: tuple[str, ...], message: str) -> None:
+def test_invalid_classes_are_errors(text: str | None, known: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
         parse_classes(text, make_model(known) if known else None)
 
@@ -178,7 +178,7 @@ class TestSession:
         with pytest.raises(InputError, match=message), open_session(tmp_path / "answers.csv"):
             pass
 
-    def test_equal_rows_are_asked_for_once_each(self, tmp_path: Path) -> None:
+    def test_equal_rows_are_suggested_once(self, tmp_path: Path) -> None:
         x = torch.tensor([[0.0], [1.0]]).repeat(3, 1)
         cells = [[f"{value:g}"] for value in x[:, 0].tolist()]
         rows = make_rows(x, ("p",))

@@ -25,22 +25,22 @@ def test_equal_rows_of_different_classes_are_named(tmp_path: Path, run: Run) -> 
     model = tmp_path / "m.safetensors"
     assert "contradicting" not in run("fit", write(tmp_path / "t.csv", lines), *FAST)
     lines += [lines[5].replace(",a", ",b"), lines[6], ",,a", ",,b"]
-    said = run("fit", write(tmp_path / "t.csv", lines), *FAST, "-o", model)
-    (line,) = (line for line in said.splitlines() if "contradicting labels" in line)
+    output = run("fit", write(tmp_path / "t.csv", lines), *FAST, "-o", model)
+    (line,) = (line for line in output.splitlines() if "contradicting labels" in line)
     assert "2 rows equal rows of another class: line 6 (a), line 42 (b)" in line
-    said = run(
+    output = run(
         "update", model, write(tmp_path / "more.csv", ["x,y,kind", "1,2,a", "1,2,b", *make_lines(8)]), "--in-place"
     )
-    assert "line 2 (a), line 3 (b)" in said
+    assert "line 2 (a), line 3 (b)" in output
 
 
 def test_equal_texts_of_different_classes_are_named(tmp_path: Path, run: Run) -> None:
     texts = [("my card got lost", "card"), ("shut my account", "close"), ("open an account", "open")]
     lines = ["text,kind", *(f"{text} number {row},{kind}" for row in range(8) for text, kind in texts)]
     lines.append(lines[1].replace(",card", ",close"))
-    said = run("fit", write(tmp_path / "t.csv", lines), *FAST, "--representation", "none")
-    assert "contradicting labels" in said
-    assert "line 2 (card), line 26 (close)" in said
+    output = run("fit", write(tmp_path / "t.csv", lines), *FAST, "--representation", "none")
+    assert "contradicting labels" in output
+    assert "line 2 (card), line 26 (close)" in output
 
 
 def test_sets_of_equal_rows_are_those_of_a_slow_search() -> None:
@@ -53,8 +53,8 @@ def test_sets_of_equal_rows_are_those_of_a_slow_search() -> None:
     assert f" {expected} rows equal" in line
 
 
-def test_classes_that_no_fold_can_hold_out_are_named(tmp_path: Path, run: Run) -> None:
-    said = run("fit", write(tmp_path / "t.csv", ["x,y,kind", *make_lines(40), "9,9,c", "9,8,d"]), *FAST)
-    assert "not evaluated: c, d:" in said
-    said = run("fit", write(tmp_path / "t.csv", ["x,y,kind", *make_lines(40)]), *FAST)
-    assert "not evaluated" not in said
+def test_classes_without_held_out_rows_are_named(tmp_path: Path, run: Run) -> None:
+    output = run("fit", write(tmp_path / "t.csv", ["x,y,kind", *make_lines(40), "9,9,c", "9,8,d"]), *FAST)
+    assert "not evaluated: c, d:" in output
+    output = run("fit", write(tmp_path / "t.csv", ["x,y,kind", *make_lines(40)]), *FAST)
+    assert "not evaluated" not in output

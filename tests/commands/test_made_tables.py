@@ -1,8 +1,8 @@
 """Tables as people's programs write them keep every row through the commands, in order, and none is refused.
 
 Rows are made with any separator, encoding or format, with titles, comments and blank rows, gaps in many spellings, and
-cells that look like comments, formulas or separators. They are predicted again from a plain file: what they are called
-must not depend on how they were written.
+cells that look like comments, formulas or separators. They are predicted again from a plain file: the class
+must not depend on the format.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WORDS = (
 class Dress(NamedTuple):
     """How rows are written."""
 
-    suffix: str  #: Of the file's name, which says the format.
+    suffix: str  #: The suffix of the file name, which sets the format.
     delimiter: str = ","
     encoding: str = "utf-8"
     end: str = "\n"
@@ -86,8 +86,8 @@ def make_rows(rng: np.random.Generator) -> Rows:
         return [(date(2020, 2, 1) + timedelta(int(30 * value))).strftime(form) for value in shift(2)]
 
     def texts() -> Cells:
-        own = [rng.permutation(WORDS)[:8] for _ in range(n_classes)]
-        return [" ".join(rng.choice(own[label], rng.integers(3, 9))) for label in labels]
+        vocabularies = [rng.permutation(WORDS)[:8] for _ in range(n_classes)]
+        return [" ".join(rng.choice(vocabularies[label], rng.integers(3, 9))) for label in labels]
 
     makers: dict[str, Callable[[], Cells]] = {
         "x": lambda: [f"{value:.3f}" for value in shift(3)],
@@ -108,7 +108,7 @@ def make_rows(rng: np.random.Generator) -> Rows:
         chosen = ["x", *rng.permutation(list(makers)[1:])[: rng.integers(1, 6)].tolist()]
         columns = {name: makers[name]() for name in rng.permutation(chosen).tolist()}
         if rng.random() < 0.5:
-            columns = {"#": [f"#{number}" for number in rng.permutation(n)], **columns}
+            columns = {"#": [f"#{index}" for index in rng.permutation(n)], **columns}
     cells = [list(row) for row in zip(*columns.values(), [names[label] for label in labels], strict=True)]
     return Rows([*columns, "label"], cells)
 
@@ -141,14 +141,14 @@ def write_rows(path: Path, rows: Rows, dress: Dress) -> None:
         import pyarrow as pa
         from pyarrow import parquet
 
-        parquet.write_table(pa.table([list(each) for each in zip(*rows.cells, strict=True)], rows.header), path)
+        parquet.write_table(pa.table([list(item) for item in zip(*rows.cells, strict=True)], rows.header), path)
         return
     if dress.suffix == ".xlsx":
         from openpyxl import Workbook
 
         book = Workbook()
         for line in [*([line] for line in dress.above), rows.header, *rows.cells, *blank]:
-            book.active.append([None if cell == "" else _as_number(cell) for cell in line])
+            book.active.append([None if cell == "" else _as_float(cell) for cell in line])
         for row in book.active.iter_rows():
             for cell in row:
                 cell.data_type = "s" if isinstance(cell.value, str) else cell.data_type  # no formula
@@ -169,7 +169,7 @@ def write_rows(path: Path, rows: Rows, dress: Dress) -> None:
     path.write_bytes(gzip.compress(data, mtime=0) if dress.suffix.endswith(".gz") else data)
 
 
-def _as_number(cell: str) -> str | float:
+def _as_float(cell: str) -> str | float:
     """Return a cell as Excel keeps it: a plain number as one."""
     return float(cell) if re.fullmatch(r"-?\d+(\.\d+)?", cell) else cell
 
@@ -182,22 +182,22 @@ def test_a_prediction_for_every_row_in_order(
     rng = np.random.default_rng(seed)
     rows = make_rows(rng)
     dress = choose_dress(rng)
-    shuffled = [rows.cells[number] for number in rng.permutation(len(rows.cells))]
+    shuffled = [rows.cells[index] for index in rng.permutation(len(rows.cells))]
     few: list[int] = []
     for name in sorted({row[-1] for row in shuffled}):
-        few += [number for number, row in enumerate(shuffled) if row[-1] == name][: rng.integers(2, 7)]
-    train = Rows(rows.header, [shuffled[number] for number in sorted(few)])
-    rest = Rows(rows.header, [row for number, row in enumerate(shuffled) if number not in few])
-    new = Rows(rest.header[:-1], [row[:-1] for row in rest.cells])
-    n_train, n_rest = len(train.cells), len(rest.cells)
-    for some in (train, rest, new):  # blank rows between others are rows, but for where classes are learned
-        for place in (len(some.cells) // 2, len(some.cells) // 3, 0)[: 2 + dress.bare]:
-            some.cells.insert(place, [""] * len(some.header))
+        few += [index for index, row in enumerate(shuffled) if row[-1] == name][: rng.integers(2, 7)]
+    train = Rows(rows.header, [shuffled[index] for index in sorted(few)])
+    remaining = Rows(rows.header, [row for index, row in enumerate(shuffled) if index not in few])
+    new = Rows(remaining.header[:-1], [row[:-1] for row in remaining.cells])
+    n_train, n_remaining = len(train.cells), len(remaining.cells)
+    for some in (train, remaining, new):  # blank rows between others are rows, but for where classes are learned
+        for position in (len(some.cells) // 2, len(some.cells) // 3, 0)[: 2 + dress.bare]:
+            some.cells.insert(position, [""] * len(some.header))
     cells = [row for row in new.cells if dress.counts_blank or any(row)]
     if dress.counts_blank and dress.suffix not in {".parquet", ".xlsx"}:
         cells += [[""] * len(new.header)] * dress.below
     monkeypatch.chdir(tmp_path)
-    for file, some in (("train", train), ("new", new), ("test", rest)):
+    for file, some in (("train", train), ("new", new), ("test", remaining)):
         write_rows(Path(f"{file}{dress.suffix}"), some, dress)
     write_rows(Path("plain.csv"), new._replace(cells=cells), Dress(".csv", quoted=True))
 
@@ -210,5 +210,5 @@ def test_a_prediction_for_every_row_in_order(
     predicted = call("predict", "m.safetensors", f"new{dress.suffix}")
     assert len(read_table(predicted)) == len(cells)
     assert predicted == call("predict", "m.safetensors", "plain.csv")
-    assert f" on {n_rest} rows" in call("evaluate", "m.safetensors", f"test{dress.suffix}")
-    assert f" {n_rest} samples added" in call("update", "m.safetensors", f"test{dress.suffix}", "--in-place")
+    assert f" on {n_remaining} rows" in call("evaluate", "m.safetensors", f"test{dress.suffix}")
+    assert f" {n_remaining} samples added" in call("update", "m.safetensors", f"test{dress.suffix}", "--in-place")

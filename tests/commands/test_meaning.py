@@ -25,7 +25,7 @@ from tests.embeddings.cases import write_vectors
 
 pytest.importorskip("wordllama", reason="it brings vectors of words")
 pytest.importorskip("tokenizers", reason="it turns texts into tokens")
-pytestmark = pytest.mark.usefixtures("own_cache")
+pytestmark = pytest.mark.usefixtures("embedding_cache")
 #: By class, four texts to learn from and two to be judged by.
 TEXTS = {
     "card_arrival": [
@@ -86,9 +86,9 @@ def write_table(
 
 
 def count_right(predicted: str, rows: int) -> int:
-    found = [row["class"] for row in read_table(predicted)]
-    assert len(found) == rows * len(NAMES)
-    return sum(name == NAMES[number // rows] for number, name in enumerate(found))
+    result = [row["class"] for row in read_table(predicted)]
+    assert len(result) == rows * len(NAMES)
+    return sum(name == NAMES[index // rows] for index, name in enumerate(result))
 
 
 @pytest.fixture(scope="module")
@@ -106,21 +106,21 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_texts_are_learned_by_their_meaning(fitted: Path, tmp_path: Path, run: Run) -> None:
+def test_texts_are_classified_by_their_embeddings(fitted: Path, tmp_path: Path, run: Run) -> None:
     model, test = fitted / "m.safetensors", fitted / "test.csv"
     predicted = run("predict", model, test)
     right = count_right(predicted, 2)
     assert right >= 9
-    figures = tmp_path / "figures.json"
-    run("evaluate", model, test, "--json", figures)
-    assert json.loads(figures.read_text(encoding="utf-8"))["accuracy"] == pytest.approx(right / 10)
+    metrics = tmp_path / "figures.json"
+    run("evaluate", model, test, "--json", metrics)
+    assert json.loads(metrics.read_text(encoding="utf-8"))["accuracy"] == pytest.approx(right / 10)
     assert run("predict", model, test, "--representation", "words") == predicted
-    told = run("info", model)
-    assert "text: text by words (24143450), 256 numbers, and " in told
+    result = run("info", model)
+    assert "text: text by words (24143450), 256 numbers, and " in result
     assert "| text   | +" in run("explain", model, test)
-    asked = tmp_path / "ask.csv"
-    run("suggest", model, fitted / "bare.csv", "-n", 3, "-o", asked)
-    texts = [row["text"] for row in read_table(asked.read_text(encoding="utf-8"))]
+    suggested = tmp_path / "ask.csv"
+    run("suggest", model, fitted / "bare.csv", "-n", 3, "-o", suggested)
+    texts = [row["text"] for row in read_table(suggested.read_text(encoding="utf-8"))]
     assert len(set(texts)) == 3
     assert run("suggest", fitted / "bare.csv", "--representation", "words", "-n", 3).count("\n") == 5
     new = tmp_path / "new.safetensors"
@@ -141,7 +141,7 @@ def spoil(model: Path, path: Path, **changes: Any) -> Path:
     return path
 
 
-def test_nothing_is_predicted_by_another_network(fitted: Path, tmp_path: Path, run: Run) -> None:
+def test_another_encoder_than_that_of_fit_is_refused(fitted: Path, tmp_path: Path, run: Run) -> None:
     model, test, output = fitted / "m.safetensors", fitted / "test.csv", tmp_path / "out.csv"
     other = spoil(model, tmp_path / "other.safetensors", digest="f" * 64)
     unknown = spoil(model, tmp_path / "unknown.safetensors", name="../../etc")
@@ -176,7 +176,7 @@ def test_nothing_is_predicted_by_another_network(fitted: Path, tmp_path: Path, r
     assert "`model` must be a model file" in run("predict", damaged, test, code=2)
 
 
-def test_a_folder_is_named_wherever_the_model_is_used(fitted: Path, tmp_path: Path, run: Run) -> None:
+def test_an_encoder_folder_is_an_option_of_each_command(fitted: Path, tmp_path: Path, run: Run) -> None:
     vectors, model, test = write_vectors(tmp_path / "vectors"), tmp_path / "m.safetensors", fitted / "test.csv"
     run("fit", fitted / "train.csv", "--label", "intent", "--representation", vectors, *FAST[2:], "-o", model)
     predicted = run("predict", model, test, "--representation", vectors)
@@ -190,67 +190,67 @@ def test_a_folder_is_named_wherever_the_model_is_used(fitted: Path, tmp_path: Pa
         estimator.predict(make_frame(test)[0])
 
 
-def test_names_alone_tell_most_texts(fitted: Path, tmp_path: Path, run: Run) -> None:
+def test_names_alone_classify_the_majority_of_texts(fitted: Path, tmp_path: Path, run: Run) -> None:
     model, new = tmp_path / "m.safetensors", tmp_path / "new.safetensors"
     for more in ([], ["--balanced", "--report", tmp_path / "r.html", "--json", tmp_path / "r.json"]):
-        told = run("fit", fitted / "bare.csv", "--classes", fitted / "classes.csv", *FAST, *more, "-o", model)
-        assert "bare.csv: 5 classes, 0 samples, 256 features" in told
-        assert "the names of 5 classes are training samples, each as 2 samples" in told
-        assert "no cross-validation" in told
+        result = run("fit", fitted / "bare.csv", "--classes", fitted / "classes.csv", *FAST, *more, "-o", model)
+        assert "bare.csv: 5 classes, 0 samples, 256 features" in result
+        assert "the names of 5 classes are training samples, each as 2 samples" in result
+        assert "no cross-validation" in result
         assert count_right(run("predict", model, fitted / "bare.csv"), 6) >= 27
     report = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     assert report["data"]["rows"] == 0
-    told = run("suggest", model, fitted / "bare.csv", "-n", 2)
-    assert told.count("\n") == 4
+    result = run("suggest", model, fitted / "bare.csv", "-n", 2)
+    assert result.count("\n") == 4
     assert run.count_samples(model) == [0] * 5
     run("update", model, fitted / "test.csv", "--label", "intent", "-o", new)
     assert run.count_samples(new) == [2] * 5
     assert count_right(run("predict", new, fitted / "test.csv"), 2) == 10
 
 
-def test_a_class_without_a_row_is_known_by_its_name(fitted: Path, tmp_path: Path, run: Run) -> None:
+def test_a_class_without_rows_is_predicted_by_its_name(fitted: Path, tmp_path: Path, run: Run) -> None:
     table, model = write_table(tmp_path / "some.csv", slice(0, 4), classes=NAMES[:3]), tmp_path / "m.safetensors"
     fit = ["fit", table, "--label", "intent", *FAST[2:], "-o", model, "--classes", fitted / "classes.csv"]
     for more in ([], ["--balanced"]):
-        told = run(*fit, *FAST[:2], *more)
-        assert "the names of 5 classes are training samples" in told
-        assert "never predicted" not in told
+        result = run(*fit, *FAST[:2], *more)
+        assert "the names of 5 classes are training samples" in result
+        assert "never predicted" not in result
         assert run.count_samples(model) == [4, 4, 4, 0, 0]
         assert count_right(run("predict", model, fitted / "test.csv"), 2) >= 8
-    told = run(*fit, "--representation", "none")
-    assert "never predicted, without rows or informative names: lost_phone, refund_request" in told
+    result = run(*fit, "--representation", "none")
+    assert "never predicted, without rows or informative names: lost_phone, refund_request" in result
     assert run.count_samples(model) == [4, 4, 4, 0, 0]
 
 
-def test_names_that_say_nothing_cost_nothing(fitted: Path, tmp_path: Path, run: Run) -> None:
-    found = []
+def test_uninformative_names_have_no_effect(fitted: Path, tmp_path: Path, run: Run) -> None:
+    actual = []
     for letter in ("c", "k", "class "):
-        names = {name: f"{letter}{number}" for number, name in enumerate(NAMES)}
+        names = {name: f"{letter}{index}" for index, name in enumerate(NAMES)}
         table, model = write_table(tmp_path / "t.csv", slice(0, 4), names), tmp_path / "m.safetensors"
-        told = run("fit", table, "--label", "intent", *FAST, "-o", model)
-        assert "are training samples" not in told
+        result = run("fit", table, "--label", "intent", *FAST, "-o", model)
+        assert "are training samples" not in result
         predicted = run("predict", model, fitted / "test.csv", "--proba")
-        found.append(re.sub(rf"\b{letter}(\d)\b", r"\1", predicted))
+        actual.append(re.sub(rf"\b{letter}(\d)\b", r"\1", predicted))
         assert run.count_samples(model) == [4] * 5
-    assert found[0] == found[1] == found[2]
-    assert found[0].count("\n") == 11
+    assert actual[0] == actual[1] == actual[2]
+    assert actual[0].count("\n") == 11
 
 
-def test_names_are_in_the_prototypes_and_not_among_the_samples(fitted: Path, tmp_path: Path, run: Run) -> None:
+def test_names_are_in_the_prototypes_and_not_in_the_sample_counts(fitted: Path, tmp_path: Path, run: Run) -> None:
     table, model = write_table(tmp_path / "one.csv", slice(0, 1)), tmp_path / "m.safetensors"
-    told = run("fit", table, "--label", "intent", *FAST, "-o", model)
-    assert "one.csv: 5 classes, 5 samples" in told
-    assert "the names of 5 classes are training samples, each as 2 samples" in told
+    result = run("fit", table, "--label", "intent", *FAST, "-o", model)
+    assert "one.csv: 5 classes, 5 samples" in result
+    assert "the names of 5 classes are training samples, each as 2 samples" in result
     loaded = load_model(model)
     assert loaded.network.counts.tolist() == [3] * 5
     assert run.count_samples(model) == [1] * 5
     assert "5 samples" in run("info", model)
     codes = dict(zip(NAMES, NAMES[1:] + NAMES[:1], strict=True))  # every class by the name of another one
-    told = run("fit", write_table(tmp_path / "wrong.csv", slice(0, 4), codes), "--label", "intent", *FAST)
-    assert "are training samples" not in told
+    result = run("fit", write_table(tmp_path / "wrong.csv", slice(0, 4), codes), "--label", "intent", *FAST)
+    assert "are training samples" not in result
 
 
-def test_what_names_no_classes_is_one_line(fitted: Path, tmp_path: Path, run: Run) -> None:
+def test_invalid_class_files_are_errors(fitted: Path, tmp_path: Path, run: Run) -> None:
     fit = ["fit", fitted / "bare.csv", *FAST]
     contents = {
         "name\na\n": "must have a column class; got",
@@ -277,9 +277,9 @@ def test_what_names_no_classes_is_one_line(fitted: Path, tmp_path: Path, run: Ru
         (["--label", "nope"], "must have a column nope"),
     ):
         assert message in run("fit", fitted / "train.csv", "--classes", good, *label, *FAST, code=2)
-    numbers = tmp_path / "n.csv"
-    numbers.write_text("a,intent\n" + "".join(f"{n},{n % 2}\n" for n in range(12)), encoding="utf-8")
-    error = run("fit", numbers, "--label", "intent", *FAST, code=2)
+    indices = tmp_path / "n.csv"
+    indices.write_text("a,intent\n" + "".join(f"{n},{n % 2}\n" for n in range(12)), encoding="utf-8")
+    error = run("fit", indices, "--label", "intent", *FAST, code=2)
     assert "`--representation` must come with a column of texts; got words, and none. Leave it out" in error
 
 
@@ -296,8 +296,8 @@ def test_an_estimator_reads_frames_of_texts(fitted: Path, tmp_path: Path, run: R
     probabilities = estimator.predict_proba(test)
     assert (estimator.predict(test) == expected).mean() >= 0.9
     assert estimator.columns_["text"].startswith("text by words (24143450)")
-    own = ProtoNetClassifier("fast", representation=str(write_vectors(tmp_path / "vectors"))).fit(x, y)
-    for fitted_one in (estimator, own):
+    from_folder = ProtoNetClassifier("fast", representation=str(write_vectors(tmp_path / "vectors"))).fit(x, y)
+    for fitted_one in (estimator, from_folder):
         for copied in (pickle.loads(pickle.dumps(fitted_one)), copy.deepcopy(fitted_one)):
             np.testing.assert_array_equal(copied.predict_proba(test), fitted_one.predict_proba(test))
     path = tmp_path / "m.safetensors"
@@ -320,24 +320,22 @@ def test_an_estimator_reads_frames_of_texts(fitted: Path, tmp_path: Path, run: R
     assert plain.columns_["text"].startswith("text: ")
 
 
-def test_a_text_that_nothing_reads_is_as_likely_as_the_classes_are_frequent(
-    fitted: Path, tmp_path: Path, run: Run
-) -> None:
+def test_an_unreadable_text_gets_the_class_frequencies(fitted: Path, tmp_path: Path, run: Run) -> None:
     texts = ["", "😀😀😀", "我想开一个储蓄账户", "مرحبا بك في البنك", "I lost my phone"]
     with (tmp_path / "new.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([["text"], *([text] for text in texts)])
     predicted = read_table(run("predict", fitted / "m.safetensors", tmp_path / "new.csv", quiet=False))
     assert "4 rows have no information" in run.notes
-    shares = [float(row["probability"]) for row in predicted]
-    assert shares[:4] == pytest.approx([1 / len(NAMES)] * 4, abs=1e-5)
-    assert shares[4] > 2 / len(NAMES)
+    fractions = [float(row["probability"]) for row in predicted]
+    assert fractions[:4] == pytest.approx([1 / len(NAMES)] * 4, abs=1e-5)
+    assert fractions[4] > 2 / len(NAMES)
     frame = pytest.importorskip("pandas", reason="it makes frames").DataFrame({"text": texts})
     with pytest.warns(UserWarning, match="4 rows have no information"):
-        found = ProtoNetClassifier.load(fitted / "m.safetensors").predict_proba(frame)
-    np.testing.assert_allclose(found[:4], 1 / len(NAMES), atol=0.02)
+        result = ProtoNetClassifier.load(fitted / "m.safetensors").predict_proba(frame)
+    np.testing.assert_allclose(result[:4], 1 / len(NAMES), atol=0.02)
 
 
-def test_texts_without_a_network_that_share_no_word(fitted: Path, tmp_path: Path, run: Run) -> None:
+def test_texts_without_an_encoder_and_without_common_words(fitted: Path, tmp_path: Path, run: Run) -> None:
     model = tmp_path / "m.safetensors"
     table = fitted / "train.csv"
     run("fit", table, "--label", "intent", "--representation", "none", "--effort", "fast", "-o", model)

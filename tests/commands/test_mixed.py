@@ -16,7 +16,7 @@ from protonet.__main__ import main
 from protonet.files import load_model
 from protonet.tables import formats
 from protonet.tables.table import ReadSpec, open_table
-from tests.commands.cases import FAST, Run, find_right, fit_model, read_lines
+from tests.commands.cases import FAST, Run, fit_model, parse_accuracy, read_lines
 from tests.strategies import EXAMPLES
 from tests.strategies import write_columns as write
 
@@ -24,14 +24,14 @@ CLASSES = ("cheap", "dear", "odd")
 NOTES = {
     "cheap": ("sold at the market", "a bargain from the market", "market stall, last day"),
     "dear": ("gallery piece, signed", "from a gallery in town", "signed by the painter"),
-    "odd": ("nobody knows where from", "found in the attic", "attic, dusty and old"),
+    "odd": ("of unknown origin", "found in the attic", "attic, dusty and old"),
 }
 
 
 def make_columns(n: int = 45, seed: int = 0) -> dict[str, list[str]]:
-    """Return a table by column, whose classes are told by several columns at once."""
+    """Make the columns of a table whose classes depend on several columns."""
     rng = np.random.default_rng(seed)
-    kinds = [CLASSES[number % 3] for number in range(n)]
+    kinds = [CLASSES[index % 3] for index in range(n)]
     price = {"cheap": 800, "dear": 4000, "odd": 2000}
     columns: dict[str, list[str]] = {
         "width": [f"{rng.normal(30, 5):.3f}" for _ in kinds],
@@ -55,9 +55,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fit_model(write(tmp_path_factory.mktemp("mixed") / "train.csv", make_columns()))
 
 
-def test_fit_tells_what_each_column_was_taken_for(model: Path, run: Run) -> None:
-    said = run("fit", model.with_name("train.csv"), *FAST)
-    assert re.match(r"train\.csv: 3 classes, 45 samples, \d+ features from 6 columns, 15 per class\n", said)
+def test_fit_prints_the_types_of_columns(model: Path, run: Run) -> None:
+    output = run("fit", model.with_name("train.csv"), *FAST)
+    assert re.match(r"train\.csv: 3 classes, 45 samples, \d+ features from 6 columns, 15 per class\n", output)
     for line in (
         r"  width: number, \d\.\d % missing",
         r"  price: number, as 1,234\.5, \d\.\d % missing",
@@ -66,11 +66,11 @@ def test_fit_tells_what_each_column_was_taken_for(model: Path, run: Run) -> None
         r"  sold: date, in week, year, \d\.\d % missing",
         r"  note: text: \d+ components of \d+ words and character n-grams",
     ):
-        assert re.search(f"^{line}$", said, re.MULTILINE), line
-    assert find_right(said) > 80
+        assert re.search(f"^{line}$", output, re.MULTILINE), line
+    assert parse_accuracy(output) > 80
 
 
-def test_new_rows_may_lack_anything(model: Path, tmp_path: Path, run: Run) -> None:
+def test_new_rows_may_have_missing_cells(model: Path, tmp_path: Path, run: Run) -> None:
     columns = make_columns(9, seed=1)
     for name, cell in {"style": "never seen", "sold": "", "price": "n/a", "more": "beside"}.items():
         columns[name] = [cell] * 9
@@ -85,15 +85,15 @@ def test_new_rows_may_lack_anything(model: Path, tmp_path: Path, run: Run) -> No
 
 
 @pytest.mark.parametrize("command", ["predict", "evaluate"])
-def test_odd_cells_of_a_short_last_block_are_gaps_as_in_any_other(
+def test_invalid_cells_of_the_last_block_are_missing_values(
     command: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     columns = make_columns(9, seed=1)
     columns["width"][8] = "broken"
     table = write(tmp_path / "new.csv", columns)
-    whole = run(command, model, table)
+    full = run(command, model, table)
     monkeypatch.setattr(formats, "CELLS_PER_CHUNK", 4 * len(columns))  # the last block has one row
-    assert run(command, model, table) == whole
+    assert run(command, model, table) == full
     columns["width"][:3] = ["a", "b", "c"]  # most of the first block: said at once
     error = run(command, model, write(tmp_path / "odd.csv", columns), code=2)
     assert "got 'a' in width, line 2, which held number" in error
@@ -115,9 +115,9 @@ def test_parquet_and_csv_of_the_same_table_give_the_same(model: Path, tmp_path: 
 
 def test_evaluate_and_update(model: Path, tmp_path: Path, run: Run) -> None:
     table, output = write(tmp_path / "test.csv", make_columns(30, seed=3)), tmp_path / "n.safetensors"
-    found = re.match(r"test\.csv: accuracy ([\d.]+) % on 30 rows", run("evaluate", model, table))
-    assert found
-    assert float(found[1]) > 70
+    result = re.match(r"test\.csv: accuracy ([\d.]+) % on 30 rows", run("evaluate", model, table))
+    assert result
+    assert float(result[1]) > 70
     more = make_columns(6, seed=4)
     more["kind"], more["style"] = ["new"] * 6, ["clay"] * 6
     assert "6 samples added, 1 new class: new" in run("update", model, write(tmp_path / "more.csv", more), "-o", output)
@@ -128,15 +128,15 @@ def test_evaluate_and_update(model: Path, tmp_path: Path, run: Run) -> None:
     assert after.encoding.describe()[0] == before.encoding.describe()[0]
 
 
-def test_onnx_of_numbers_and_categories(model: Path, tmp_path: Path, run: Run) -> None:
+def test_onnx_of_numeric_and_categorical_columns(model: Path, tmp_path: Path, run: Run) -> None:
     pytest.importorskip("onnx")
     runtime = pytest.importorskip("onnxruntime")
-    own, graph, columns = tmp_path / "m.safetensors", tmp_path / "m.onnx", ["width", "price", "framed", "style"]
-    run("fit", model.with_name("train.csv"), *FAST, "--columns", *columns, "-o", own)
-    assert "m.onnx: 4 columns (n, 1) to logits and probabilities (n, 3)" in run("export", own, "--onnx", graph)
+    trained, graph, columns = tmp_path / "m.safetensors", tmp_path / "m.onnx", ["width", "price", "framed", "style"]
+    run("fit", model.with_name("train.csv"), *FAST, "--columns", *columns, "-o", trained)
+    assert "m.onnx: 4 columns (n, 1) to logits and probabilities (n, 3)" in run("export", trained, "--onnx", graph)
     new = make_columns(12, seed=5)
     new["style"][:3] = ["never seen", "", "NA"]
-    _, *rows = read_lines(run("predict", own, write(tmp_path / "new.csv", new), "--proba"))
+    _, *rows = read_lines(run("predict", trained, write(tmp_path / "new.csv", new), "--proba"))
     money = [cell.replace("$", "").replace(",", "") for cell in new["price"]]
     feeds: dict[str, np.ndarray] = {
         "width": np.array([[float(cell or "nan")] for cell in new["width"]]),
@@ -161,7 +161,7 @@ def test_onnx_has_no_dates(model: Path, tmp_path: Path, run: Run) -> None:
 def rows_of(text: str, n: int, **values: Sequence[str]) -> str:
     """Return lines of CSV, with the number of the row for {n} and values by turns for others."""
     return "".join(
-        text.format(n=row, **{name: each[row % len(each)] for name, each in values.items()}) + "\n" for row in range(n)
+        text.format(n=row, **{name: item[row % len(item)] for name, item in values.items()}) + "\n" for row in range(n)
     )
 
 
@@ -185,7 +185,7 @@ PLAIN = "x,kind\n" + rows_of("{n}.5,{k}", 30, k="ab")
         (PLAIN + "inf,a\n", "", "`table` must have finite numbers; got 'inf' in x, line 32"),
     ],
 )
-def test_of_bad_tables_nothing_is_written(text: str, options: str, message: str, tmp_path: Path, run: Run) -> None:
+def test_invalid_tables_leave_no_output(text: str, options: str, message: str, tmp_path: Path, run: Run) -> None:
     (tmp_path / "t.csv").write_text(text)
     output = tmp_path / "m.safetensors"
     error = run("fit", tmp_path / "t.csv", *FAST, "-o", output, *options.split(), code=2)
@@ -193,7 +193,7 @@ def test_of_bad_tables_nothing_is_written(text: str, options: str, message: str,
     assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
 
 
-def test_one_row_per_class_may_be_meant(tmp_path: Path, run: Run) -> None:
+def test_one_row_per_class_is_allowed_on_request(tmp_path: Path, run: Run) -> None:
     path = tmp_path / "t.csv"
     path.write_text("x,y,kind\n" + rows_of("{n}.5,{y}.5,{n}.25", 22, y=["3", "8", "2", "9", "7"]))
     assert "22 classes, 22 samples" in run("fit", path, *FAST, "--allow-many-classes")
@@ -206,7 +206,7 @@ PUT = st.sampled_from(
 
 @settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(damages=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 5), PUT), min_size=1, max_size=6))
-def test_damaged_cells_give_one_line_or_the_whole_output(
+def test_damaged_cells_give_an_error_or_the_complete_output(
     model: Path, damages: list[tuple[int, int, str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     columns = make_columns(9, seed=6)
@@ -221,8 +221,8 @@ def test_damaged_cells_give_one_line_or_the_whole_output(
     code = main(["predict", str(model), str(path), "-o", str(output), "-q"])
     error = capsys.readouterr().err
     if code == 0:
-        whole = open_table(path, ReadSpec("kind", labelled=False))
-        assert len(output.read_text().splitlines()) == 1 + sum(len(block.positions) for block in whole.blocks)
+        full = open_table(path, ReadSpec("kind", labelled=False))
+        assert len(output.read_text().splitlines()) == 1 + sum(len(block.positions) for block in full.blocks)
     else:
         assert code == 2, error
         assert not output.exists()

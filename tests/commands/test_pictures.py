@@ -23,20 +23,20 @@ from tests.commands.servers import start
 from tests.embeddings.pictures.cases import draw, write_folders
 from tests.embeddings.pictures.test_files import Small, export
 
-pytestmark = pytest.mark.usefixtures("own_cache")
+pytestmark = pytest.mark.usefixtures("embedding_cache")
 
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with pictures to learn from, others, and a model."""
     root = tmp_path_factory.mktemp("pictures")
-    write_folders(root / "train", each=6)
-    write_folders(root / "test", each=4, first=20)
+    write_folders(root / "train", per_class=6)
+    write_folders(root / "test", per_class=4, first=20)
     do("fit", root / "train", "-o", root / "m.safetensors", "--effort", "fast")
     return root
 
 
-def test_a_folder_is_fitted_and_others_are_predicted_and_judged(fitted: Path, tmp_path: Path, run: Run) -> None:
+def test_a_folder_is_fitted_and_others_are_predicted_and_evaluated(fitted: Path, tmp_path: Path, run: Run) -> None:
     model = fitted / "m.safetensors"
     rows = run.read_rows("predict", model, fitted / "test")
     assert [Path(row["picture"]).parent.name for row in rows] == ["cross"] * 4 + ["disc"] * 4
@@ -45,28 +45,28 @@ def test_a_folder_is_fitted_and_others_are_predicted_and_judged(fitted: Path, tm
     single = run.read_rows("predict", model, fitted / "test/disc/20.jpg")
     assert single[0]["class"] == rows[4]["class"]
     assert len(single) == 1
-    figures = tmp_path / "figures.json"
-    run("evaluate", model, fitted / "test", "--json", figures)
-    assert json.loads(figures.read_text())["accuracy"] == pytest.approx(sum(right) / 8)
-    told = run("info", model)
-    assert "picture: pictures, 1,458 features of 64 x 64 pixels" in told
+    metrics = tmp_path / "figures.json"
+    run("evaluate", model, fitted / "test", "--json", metrics)
+    assert json.loads(metrics.read_text())["accuracy"] == pytest.approx(sum(right) / 8)
+    result = run("info", model)
+    assert "picture: pictures, 1,458 features of 64 x 64 pixels" in result
 
 
 def test_a_table_of_paths_is_the_same_as_the_folder(fitted: Path, tmp_path: Path, run: Run) -> None:
-    asked = tmp_path / "ask.csv"
+    suggested = tmp_path / "ask.csv"
     flat = tmp_path / "flat"
     flat.mkdir()
-    for number in range(5):
-        draw("disc", 30 + number).save(flat / f"{number}.png")
-    chosen = run("suggest", fitted / "m.safetensors", flat, "-n", 2, "-o", asked)
+    for index in range(5):
+        draw("disc", 30 + index).save(flat / f"{index}.png")
+    chosen = run("suggest", fitted / "m.safetensors", flat, "-n", 2, "-o", suggested)
     assert chosen.count("\n") == 4
-    lines = asked.read_text().splitlines()
+    lines = suggested.read_text().splitlines()
     assert lines[0] == "picture,label"
     assert all(line.endswith(",") for line in lines[1:])
-    asked.write_text("\n".join([lines[0], *(f"{line}disc" for line in lines[1:])]) + "\n")
-    updated = run("update", fitted / "m.safetensors", asked, "-o", tmp_path / "new.safetensors")
+    suggested.write_text("\n".join([lines[0], *(f"{line}disc" for line in lines[1:])]) + "\n")
+    updated = run("update", fitted / "m.safetensors", suggested, "-o", tmp_path / "new.safetensors")
     assert "2 samples added, 0 new class" in updated
-    by_path = run.read_rows("predict", fitted / "m.safetensors", asked)
+    by_path = run.read_rows("predict", fitted / "m.safetensors", suggested)
     by_folder = {row["picture"]: row for row in run.read_rows("predict", fitted / "m.safetensors", flat)}
     for line, row in zip(lines[1:], by_path, strict=True):
         assert row["class"] == by_folder[line.rstrip(",")]["class"]
@@ -78,7 +78,7 @@ def test_a_table_of_paths_is_the_same_as_the_folder(fitted: Path, tmp_path: Path
 def test_a_column_of_a_table_may_hold_pictures(fitted: Path, tmp_path: Path, run: Run) -> None:
     paths = sorted((fitted / "train").rglob("*.*"))
     table = tmp_path / "table.csv"
-    lines = [f"{path},{number % 3}.5,{path.parent.name}" for number, path in enumerate(paths)]
+    lines = [f"{path},{index % 3}.5,{path.parent.name}" for index, path in enumerate(paths)]
     table.write_text("\n".join(["photo,size,kind", *lines]) + "\n")
     model = tmp_path / "m.safetensors"
     run("fit", table, "--label", "kind", "--column-type", "photo=picture", "-o", model, "--effort", "fast")
@@ -88,8 +88,8 @@ def test_a_column_of_a_table_may_hold_pictures(fitted: Path, tmp_path: Path, run
 
 
 @pytest.mark.parametrize("fault", ["cut", "text"])
-def test_a_broken_picture_is_named_or_left_out(fitted: Path, tmp_path: Path, run: Run, fault: str) -> None:
-    write_folders(tmp_path / "some", each=4)
+def test_a_broken_picture_is_named_or_skipped(fitted: Path, tmp_path: Path, run: Run, fault: str) -> None:
+    write_folders(tmp_path / "some", per_class=4)
     broken = tmp_path / "some/cross/1.png"
     broken.write_bytes(broken.read_bytes()[:100] if fault == "cut" else b"no picture")
     model = tmp_path / "m.safetensors"
@@ -97,9 +97,9 @@ def test_a_broken_picture_is_named_or_left_out(fitted: Path, tmp_path: Path, run
     assert str(broken) in error
     assert "--skip-broken" in error
     assert not model.exists()
-    told = run("fit", tmp_path / "some", "-o", model, "--skip-broken", "--effort", "fast")
-    assert f"1 of 8 pictures cannot be read: {broken}" in told
-    assert "7 samples" in told
+    result = run("fit", tmp_path / "some", "-o", model, "--skip-broken", "--effort", "fast")
+    assert f"1 of 8 pictures cannot be read: {broken}" in result
+    assert "7 samples" in result
     output = tmp_path / "out.csv"
     run("predict", model, tmp_path / "some", "-o", output, code=2)
     assert not output.exists()
@@ -109,27 +109,27 @@ def test_a_broken_picture_is_named_or_left_out(fitted: Path, tmp_path: Path, run
 
 
 @pytest.mark.skipif(sys.platform in {"darwin", "win32"}, reason="file names are Unicode there")
-def test_names_that_are_not_utf8_go_through_every_command(tmp_path: Path, run: Run) -> None:
-    root = write_folders(tmp_path / os.fsdecode(b"bilder \xfc"), each=6)
+def test_every_command_accepts_names_that_are_not_utf8(tmp_path: Path, run: Run) -> None:
+    root = write_folders(tmp_path / os.fsdecode(b"bilder \xfc"), per_class=6)
     (root / "cross").rename(root / os.fsdecode(b"kr\xe4he"))
     (root / "disc" / "3.jpg").rename(root / "disc" / os.fsdecode(b"caf\xe9\x1b.jpg"))
-    model, predicted, asked = (tmp_path / name for name in ("m.safetensors", "p.csv", "ask.csv"))
+    model, predicted, suggested = (tmp_path / name for name in ("m.safetensors", "p.csv", "ask.csv"))
     report = ("--json", tmp_path / "f.json", "--report", tmp_path / "f.html")
-    said = run("fit", root, "-o", model, "--effort", "fast", *report)
-    assert "7 paths not in UTF-8" in said
-    assert [each["name"] for each in json.loads(run("info", model, "--json"))["classes"]] == ["disc", "kr\\xe4he"]
+    output = run("fit", root, "-o", model, "--effort", "fast", *report)
+    assert "7 paths not in UTF-8" in output
+    assert [item["name"] for item in json.loads(run("info", model, "--json"))["classes"]] == ["disc", "kr\\xe4he"]
     run("predict", model, root, "-o", predicted)
     rows = read_table(predicted.read_text(encoding="utf-8"))
     assert len(rows) == 12
     assert sum(row["picture"].endswith(f"bilder \\xfc{os.sep}disc{os.sep}caf\\xe9\\x1b.jpg") for row in rows) == 1
     again = run.read_rows("predict", model, predicted)  # the column picture of a table finds the same files
     assert [row["class"] for row in again] == [row["class"] for row in rows]
-    figures, _ = run.read_json("evaluate", model, root)
-    assert figures["accuracy"] == 1
-    run("suggest", model, root / "disc", "-n", 6, "-o", asked)
-    lines = asked.read_text(encoding="utf-8").splitlines()
-    asked.write_text("\n".join([lines[0], *(f"{line}disc" for line in lines[1:])]) + "\n", encoding="utf-8")
-    assert "6 samples added" in run("update", model, asked, "-o", tmp_path / "new.safetensors")
+    metrics, _ = run.read_json("evaluate", model, root)
+    assert metrics["accuracy"] == 1
+    run("suggest", model, root / "disc", "-n", 6, "-o", suggested)
+    lines = suggested.read_text(encoding="utf-8").splitlines()
+    suggested.write_text("\n".join([lines[0], *(f"{line}disc" for line in lines[1:])]) + "\n", encoding="utf-8")
+    assert "6 samples added" in run("update", model, suggested, "-o", tmp_path / "new.safetensors")
     run("explain", model, root, "--rows", "0,1")
 
 
@@ -138,8 +138,8 @@ def test_the_page_shows_pictures_whose_names_are_not_utf8(tmp_path: Path) -> Non
     pytest.importorskip("uvicorn", reason="it listens")
     root = tmp_path / os.fsdecode(b"bilder \xfc")
     root.mkdir()
-    for number in range(6):
-        draw("disc", number).save(root / os.fsdecode(b"caf\xe9 %d.png" % number))
+    for index in range(6):
+        draw("disc", index).save(root / os.fsdecode(b"caf\xe9 %d.png" % index))
     with start("page", root, "--representation", "none", "-o", tmp_path / "own.csv") as server:
         (cell,) = server.ask_json("POST", "/api/next", {"tab": "one"})["cells"]
         assert cell.isprintable()
@@ -148,7 +148,7 @@ def test_the_page_shows_pictures_whose_names_are_not_utf8(tmp_path: Path) -> Non
         assert server.end()[0] == 0
 
 
-def test_a_split_is_read_as_one_where_it_is_asked_for(fitted: Path, tmp_path: Path, run: Run) -> None:
+def test_a_split_is_read_on_request(fitted: Path, tmp_path: Path, run: Run) -> None:
     model = tmp_path / "m.safetensors"
     assert "Pass --split train" in run("fit", fitted, "-o", model, code=2)
     assert not model.exists()
@@ -160,17 +160,17 @@ def test_a_split_is_read_as_one_where_it_is_asked_for(fitted: Path, tmp_path: Pa
     assert "`--split` must come with a folder" in run("predict", model, fitted / "m.csv", "--split", "test", code=2)
 
 
-def test_pictures_are_checked_before_the_work(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = write_folders(tmp_path / "some", each=5)
+def test_pictures_are_checked_before_the_fit(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = write_folders(tmp_path / "some", per_class=5)
     (root / "disc" / "copy.png").write_bytes((root / "cross" / "2.png").read_bytes())
     (root / "disc" / "a.heic").write_bytes(b"another format")
     (root / "none").mkdir()
     model = tmp_path / "m.safetensors"
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # Pillow warns
-    said = run("fit", root, "-o", model, "--effort", "fast")
-    assert "warning: 1 picture in more than one class" in said
-    assert "1 class folder without a file: none" in said
-    assert "1 .heic (disc/a.heic)" in said
+    output = run("fit", root, "-o", model, "--effort", "fast")
+    assert "warning: 1 picture in more than one class" in output
+    assert "1 class folder without a file: none" in output
+    assert "1 .heic (disc/a.heic)" in output
     run("predict", model, root, quiet=False)
     assert "1 .heic (disc/a.heic)" in run.notes
     assert "Warning" not in run.notes
@@ -187,8 +187,8 @@ def test_what_does_not_fit_is_one_line(fitted: Path, tmp_path: Path, run: Run) -
     model, table = fitted / "m.safetensors", tmp_path / "t.csv"
     table.write_text("a,b,label\n" + "".join(f"{n},{n % 3},{'xy'[n % 2]}\n" for n in range(12)))
     np.save(tmp_path / "x.npy", np.zeros((3, 4)))
-    own = tmp_path / "table.safetensors"
-    run("fit", table, "-o", own, "--effort", "fast")
+    of_table = tmp_path / "table.safetensors"
+    run("fit", table, "-o", of_table, "--effort", "fast")
     tables = tmp_path / "tables"
     tables.mkdir()
     (tables / "a.parquet").touch()
@@ -201,9 +201,9 @@ def test_what_does_not_fit_is_one_line(fitted: Path, tmp_path: Path, run: Run) -
         ("fit", tmp_path / "nowhere"): "must be a table or a folder that exists",
         ("predict", model, table): "The model was fitted to pictures: pass a folder of them",
         ("predict", model, tmp_path / "x.npy"): "must have pictures, as in fit",
-        ("predict", own, fitted / "test"): "must be a table, as in fit",
+        ("predict", of_table, fitted / "test"): "must be a table, as in fit",
         ("predict", model, tables, "-o", tmp_path / "out"): "must have pictures, as in fit",
-        ("predict", own, table, "--representation", "x.onnx"): "whose pictures a pretrained encoder read in fit",
+        ("predict", of_table, table, "--representation", "x.onnx"): "whose pictures a pretrained encoder read in fit",
         ("predict", model, fitted / "test", "--representation", "x.onnx"): "`--representation` must come with a model",
         ("fit", fitted / "train", "--representation", "x.onnx"): "must be a file that ends in .onnx or .pt2",
         ("fit", fitted / "train", "--representation", "x.onnx:hue=1"): "`--representation` must say no more than size",
@@ -215,13 +215,13 @@ def test_what_does_not_fit_is_one_line(fitted: Path, tmp_path: Path, run: Run) -
         assert message in run(*arguments, code=2), arguments
 
 
-def test_a_network_of_a_file_reads_pictures_beside_our_features(fitted: Path, tmp_path: Path, run: Run) -> None:
+def test_a_network_of_a_file_adds_to_our_picture_features(fitted: Path, tmp_path: Path, run: Run) -> None:
     network = make_backbone("conv", 784, torch.Generator().manual_seed(0)).eval()
     exported = export(network, tmp_path / "conv.pt2", 2, 784)
     model, test = tmp_path / "p.safetensors", fitted / "test"
     run("fit", fitted / "train", "--representation", exported, "-o", model, "--effort", "fast")
     predicted = run("predict", model, test, "--representation", exported)
-    right = [row["class"] == Path(row["picture"]).parent.name for row in read_table(predicted)]
+    right = [of_table["class"] == Path(of_table["picture"]).parent.name for of_table in read_table(predicted)]
     assert sum(right) >= 7
     encoding = load_model(model).encoding
     assert encoding is not None
@@ -246,7 +246,7 @@ def test_a_network_of_a_file_reads_pictures_beside_our_features(fitted: Path, tm
     assert "where it is now" in run("predict", model, test, code=2)
 
 
-def test_a_column_of_pictures_is_read_from_a_file_that_is_not_trusted(fitted: Path) -> None:
+def test_a_picture_column_of_an_untrusted_file_is_checked(fitted: Path) -> None:
     encoding = load_model(fitted / "m.safetensors").encoding
     assert encoding is not None
     described, tensors = encoding.describe()

@@ -18,44 +18,44 @@ from protonet.tables.table import ReadSpec, RowBlock, open_table
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_the_bar_says_how_long_it_will_take_yet(
+def test_the_bar_shows_the_remaining_time(
     quiet: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [100.0]
     monkeypatch.setattr("tqdm.std.time", lambda: now[0])
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with show_progress(quiet=quiet) as tell:
-        for stage, share in (("start", 0.0), ("first", 0.2), ("second", 0.25), ("third", 0.5)):
-            tell(stage, share)
+    with show_progress(quiet=quiet) as report:
+        for stage, fraction in (("start", 0.0), ("first", 0.2), ("second", 0.25), ("third", 0.5)):
+            report(stage, fraction)
             now[0] += 30
-    said = capsys.readouterr().err
-    shown = re.findall(r"(\w+): (\d+) %\|.*?\| ([\d:]+), ([\d:]+) left", said)
+    output = capsys.readouterr().err
+    shown = re.findall(r"(\w+): (\d+) %\|.*?\| ([\d:]+), ([\d:]+) left", output)
     expected = [
         ("first", "20", "00:30", "02:00"),
         ("second", "25", "01:00", "03:00"),
         ("third", "50", "01:30", "01:30"),
     ]
     assert shown == ([] if quiet else expected)
-    assert bool(said) != quiet
+    assert bool(output) != quiet
 
 
-def test_blocks_are_worked_on_in_order_and_a_few_at_a_time() -> None:
-    taken: list[int] = []
+def test_blocks_are_processed_in_order_and_a_few_at_a_time() -> None:
+    used: list[int] = []
 
     def blocks() -> Iterator[RowBlock]:
-        for number in range(40):
-            taken.append(number)
-            yield RowBlock([np.array([number])], np.empty(0, np.str_), (), [number], [number])
+        for index in range(40):
+            used.append(index)
+            yield RowBlock([np.array([index])], np.empty(0, np.str_), (), [index], [index])
 
     def work(block: RowBlock) -> int:
-        if len(taken) == 40 and block.positions == [39]:
+        if len(used) == 40 and block.positions == [39]:
             raise ValueError("the last")
         return int(block.columns[0][0])
 
     threads = torch.get_num_threads()
     results = map_blocks(work, blocks())
     assert next(results) == 0
-    assert len(taken) <= 2 * threads + 1
+    assert len(used) <= 2 * threads + 1
     assert [next(results) for _ in range(38)] == list(range(1, 39))
     with pytest.raises(ValueError, match="the last"):
         next(results)
@@ -63,7 +63,7 @@ def test_blocks_are_worked_on_in_order_and_a_few_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".npy", ".parquet", ".xlsx", ".csv"])
-def test_the_bar_of_rows_tells_what_is_left_where_it_is_known(
+def test_the_bar_of_rows_shows_the_remaining_time_if_known(
     suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, x = tmp_path / f"t{suffix}", np.arange(8.0).reshape(4, 2)
@@ -89,6 +89,6 @@ def test_the_bar_of_rows_tells_what_is_left_where_it_is_known(
             yield block
 
     assert sum(map_blocks(lambda block: len(block.positions), blocks(), rows=table.n_rows)) == 4
-    said = capsys.readouterr().err
-    assert bool(re.search(r" 50%\|.*\| 2\.00/4\.00 \[00:30<00:30, ", said)) == (suffix != ".csv")
-    assert "2.00" in said
+    output = capsys.readouterr().err
+    assert bool(re.search(r" 50%\|.*\| 2\.00/4\.00 \[00:30<00:30, ", output)) == (suffix != ".csv")
+    assert "2.00" in output

@@ -27,12 +27,12 @@ def write(path: Path, lines: list[list[str]]) -> Path:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model of a table whose classes look like formulas."""
-    rows = [[f"{number % 6 + RNG.normal() / 9:.3f}", escape_formula(CLASSES[number % 6])] for number in range(36)]
+    rows = [[f"{index % 6 + RNG.normal() / 9:.3f}", escape_formula(CLASSES[index % 6])] for index in range(36)]
     return fit_model(write(tmp_path_factory.mktemp("rows") / "train.csv", [["x", "kind"], *rows]))
 
 
 @given(st.text(st.sampled_from("'=+-@1.5%a \t\x1b") | st.characters(exclude_categories=["Cs"]), max_size=6))
-def test_a_guarded_cell_comes_back_and_runs_nowhere(cell: str) -> None:
+def test_an_escaped_cell_is_restored_and_is_no_formula(cell: str) -> None:
     written = escape_formula(cell)
     assert unescape_formula(written) == escape_control_chars(cell)
     assert escape_formula(unescape_formula(written)) == written
@@ -42,11 +42,11 @@ def test_a_guarded_cell_comes_back_and_runs_nowhere(cell: str) -> None:
 
 
 @pytest.mark.parametrize("cell", ["-3.5", "+1", "-1,234.5", "-5 %", "-1e-05", "a=b", "", "isn't", "2-3"])
-def test_numbers_and_words_stay(cell: str) -> None:
+def test_plain_cells_are_not_escaped(cell: str) -> None:
     assert escape_formula(cell) == cell
 
 
-def test_classes_that_look_like_formulas_are_read_from_what_we_wrote(model: Path, tmp_path: Path, run: Run) -> None:
+def test_escaped_classes_are_restored(model: Path, tmp_path: Path, run: Run) -> None:
     assert set(load_model(model).classes) == set(CLASSES)
     cells = [["=1+1", "0", ""], ["\x1b[2J", "1.5", "NA"], ["-2", "3", "x, y"], ["", "", ""]]
     table = write(tmp_path / "new.csv", [["@note", "x", "kind"], *cells])
@@ -57,8 +57,8 @@ def test_classes_that_look_like_formulas_are_read_from_what_we_wrote(model: Path
     assert {unescape_formula(row[4]) for row in rows} <= set(CLASSES)
     again = write(tmp_path / "again.csv", [["x", "kind"], *([row[2], row[4]] for row in rows)])
     run("evaluate", model, again)  # as new rows with classes
-    for number in range(4):  # our output is a table like any other
-        output = tmp_path / f"p{number}.csv"
+    for index in range(4):  # our output is a table like any other
+        output = tmp_path / f"p{index}.csv"
         run("predict", model, table, "--keep-columns", "--row-numbers", "-o", output)
         table = output
     header, *_ = read_lines(table.read_text(encoding="utf-8"))
@@ -73,13 +73,13 @@ def test_every_column_of_an_array_is_repeated(tmp_path: Path, model: Path, run: 
     assert [row[0] for row in rows] == ["0.5", "2.0", "-1.25"]
 
 
-def test_a_line_of_numbers_as_the_header_is_said(tmp_path: Path, run: Run) -> None:
-    rows = [[f"{value:.2f}", f"{10 * value:.1f}", "ab"[number % 2]] for number, value in enumerate(RNG.normal(size=20))]
+def test_a_numeric_header_gets_a_warning(tmp_path: Path, run: Run) -> None:
+    rows = [[f"{value:.2f}", f"{10 * value:.1f}", "ab"[index % 2]] for index, value in enumerate(RNG.normal(size=20))]
     table = write(tmp_path / "rows.csv", [["23.99", "1340.9", "a"], *rows])
     line = "The first line looks like a row: if it is one, put a line of names above it."
     assert line in run("fit", table, *FAST, code=2)
-    said = run("fit", table, "--label", "a", *FAST[2:])
-    assert "warning: columns are named '23.99', '1340.9'. The first line looks like a row" in said
+    output = run("fit", table, "--label", "a", *FAST[2:])
+    assert "warning: columns are named '23.99', '1340.9'. The first line looks like a row" in output
     counted = write(tmp_path / "counted.csv", [["0", "1", "a"], *rows])
     assert "looks like a row" not in run("fit", counted, "--label", "a", *FAST[2:])
 
@@ -98,15 +98,15 @@ def test_sheets_and_blank_rows(tmp_path: Path, run: Run) -> None:
     book.save(table)
     fit = ["fit", table, *FAST, "-o", model]
     assert "x.xlsx, sheet 'Notes' of 'Notes', 'Rows' with 'by hand'" in run(*fit, code=2)
-    said = run(*fit, "--sheet", "Rows")
-    assert "2 classes, 19 samples" in said
-    assert "1 blank row dropped" in said
+    output = run(*fit, "--sheet", "Rows")
+    assert "2 classes, 19 samples" in output
+    assert "1 blank row dropped" in output
     assert len(run.read_rows("predict", model, table, "--sheet", "Rows")) == 20
     assert "on 19 rows" in run("evaluate", model, table, "--sheet", "Rows")
 
 
 def test_texts_with_commas_are_one_column(tmp_path: Path, run: Run) -> None:
-    texts = ["good wine, but dear", *(f"word{number} cheap, {number}" for number in range(20))]
+    texts = ["good wine, but dear", *(f"word{index} cheap, {index}" for index in range(20))]
     path, output = tmp_path / "t.csv", tmp_path / "out.csv"
     path.write_text("\n".join(["note", *texts]), encoding="utf-8")
     run("suggest", path, "-n", "3", "-o", output)
@@ -128,35 +128,35 @@ def test_a_prediction_for_every_row_of_separators(delimiter: str, model: Path, t
 
 
 @pytest.mark.parametrize(
-    ("cells", "said"),
+    ("cells", "output"),
     [
         (["bad"], "not a number, treated as missing: 'bad' in x, line 2, the only one of 7"),
         (["bad", "odd"], "not a number, treated as missing: 'bad' in x, line 2, and 1 more of 8"),
         (["#GETTING_DATA", "#BLOCKED!"], ""),
     ],
 )
-def test_a_cell_that_is_no_number_is_told(cells: list[str], said: str, model: Path, tmp_path: Path, run: Run) -> None:
+def test_a_non_numeric_cell_is_reported(cells: list[str], output: str, model: Path, tmp_path: Path, run: Run) -> None:
     table = tmp_path / "new.csv"
     table.write_text("\n".join(["x", *cells, *"123456"]), encoding="utf-8")
     run("predict", model, table, quiet=False)
-    assert said in run.notes
-    assert ("treated as missing" in run.notes) == bool(said)
+    assert output in run.notes
+    assert ("treated as missing" in run.notes) == bool(output)
 
 
 def test_missing_values_are_one_list_for_labels_and_cells(tmp_path: Path, run: Run) -> None:
     lines = [["x", "c", "kind"]]
-    for number in range(36):
-        kind = ("NA", "red", "blue")[number % 3]
-        lines.append([f"{number % 3 + RNG.normal() / 9:.3f}", ["p", "?", "none"][number % 3], kind])
+    for index in range(36):
+        kind = ("NA", "red", "blue")[index % 3]
+        lines.append([f"{index % 3 + RNG.normal() / 9:.3f}", ["p", "?", "none"][index % 3], kind])
     lines[1][2], lines[2][2], lines[3][0] = "n.a.", "?", "missing"
     table, model = write(tmp_path / "train.csv", lines), tmp_path / "m.safetensors"
-    said = run("fit", table, *FAST, "-o", model, "--drop-unlabelled")
-    assert "2 classes, 23 samples" in said
-    told = "read as missing: 13 labels ('NA' 11, 'n.a.' 1, '?' 1) and 25 cells ('?' 12, 'none' 12, 'missing' 1)"
-    assert told in said
-    assert "--missing-values" in said
-    said = run("fit", table, *FAST, "-o", model, "--missing-values", "n.a.,?,missing", "--drop-unlabelled")
-    assert "3 classes, 34 samples" in said
+    output = run("fit", table, *FAST, "-o", model, "--drop-unlabelled")
+    assert "2 classes, 23 samples" in output
+    result = "read as missing: 13 labels ('NA' 11, 'n.a.' 1, '?' 1) and 25 cells ('?' 12, 'none' 12, 'missing' 1)"
+    assert result in output
+    assert "--missing-values" in output
+    output = run("fit", table, *FAST, "-o", model, "--missing-values", "n.a.,?,missing", "--drop-unlabelled")
+    assert "3 classes, 34 samples" in output
     assert set(load_model(model).classes) == {"NA", "red", "blue"}
     assert load_model(model).encoding.columns[1].levels == ("", "none", "p")  # type: ignore[union-attr]
     rows = write(tmp_path / "new.csv", [["x", "c"], ["0", "none"], ["0", "missing"]])
@@ -165,18 +165,18 @@ def test_missing_values_are_one_list_for_labels_and_cells(tmp_path: Path, run: R
     assert "on 34 rows" in run("evaluate", model, write(tmp_path / "test.csv", [lines[0], *lines[3:]]))
 
 
-def test_evaluate_leaves_out_rows_without_a_class(model: Path, tmp_path: Path, run: Run) -> None:
+def test_evaluate_drops_unlabelled_rows_on_request(model: Path, tmp_path: Path, run: Run) -> None:
     table = write(tmp_path / "test.csv", [["x", "kind"], ["1", "plain"], ["2", ""], ["3", "NA"], ["4", "-x"]])
-    said = run("evaluate", model, table, code=2)
-    assert "none in line 3, line 4. Fill it in, or leave the row out: evaluate --drop-unlabelled" in said
+    output = run("evaluate", model, table, code=2)
+    assert "none in line 3, line 4. Fill it in, or leave the row out: evaluate --drop-unlabelled" in output
     assert "on 2 rows" in run("evaluate", model, table, "--drop-unlabelled", quiet=False)
     assert "2 rows without a class dropped" in run.notes
 
 
-def test_a_model_column_in_another_spelling_is_guessed(tmp_path: Path, run: Run) -> None:
+def test_a_similar_column_name_is_suggested(tmp_path: Path, run: Run) -> None:
     lines = [["w", "h", "kind"], *([f"{n % 2 + n / 99:.3f}", f"{n / 7:.3f}", "ab"[n % 2]] for n in range(20))]
     model = fit_model(write(tmp_path / "train.csv", lines))
-    said = run("predict", model, write(tmp_path / "new.csv", [["W ", "H", "Z"], ["1", "2", "3"]]), code=2)
-    assert "without w, h. Did you mean W for w, H for h?" in said
-    said = run("predict", model, write(tmp_path / "new.csv", [["w", "zzz"], ["1", "2"]]), code=2)
-    assert "Did you mean" not in said
+    output = run("predict", model, write(tmp_path / "new.csv", [["W ", "H", "Z"], ["1", "2", "3"]]), code=2)
+    assert "without w, h. Did you mean W for w, H for h?" in output
+    output = run("predict", model, write(tmp_path / "new.csv", [["w", "zzz"], ["1", "2"]]), code=2)
+    assert "Did you mean" not in output

@@ -60,10 +60,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.save(folder / "rows.npy", x.numpy())
     for name, colour in (("red", (200, 30, 30)), ("blue", (30, 30, 200))):
         (folder / "pictures" / name).mkdir(parents=True)
-        for number in range(4):
+        for index in range(4):
             noise = draw.integers(0, 40, (24, 24, 3))
             pixels = (np.array(colour) + noise).clip(0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / "pictures" / name / f"{number}.png")
+            Image.fromarray(pixels).save(folder / "pictures" / name / f"{index}.png")
     fit = ("--effort", "fast", "-q")
     assert (
         main(["fit", str(folder / "mixed.csv"), "--label", "kind", "-o", str(folder / "mixed.safetensors"), *fit]) == 0
@@ -85,48 +85,48 @@ def server(folder: Path) -> Iterator[Server]:
 def post(server: Server, model: str, body: bytes | str, media: str, query: str = "") -> list[dict[str, object]]:
     status, content, _ = server.ask("POST", f"/models/{model}/predict{query}", body, {"Content-Type": media})
     assert status == 200, content
-    found: list[dict[str, object]] = json.loads(content)["predictions"]
-    return found
+    result: list[dict[str, object]] = json.loads(content)["predictions"]
+    return result
 
 
-def test_answers_are_those_of_predict(
+def test_responses_equal_predict(
     server: Server, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Run(capsys, tmp_path)
     model, table = folder / "mixed.safetensors", folder / "mixed.csv"
-    told = run.read_rows("predict", model, table, "--proba", "--unknown", "0.4")
-    wanted: list[dict[str, object]] = [
+    result = run.read_rows("predict", model, table, "--proba", "--unknown", "0.4")
+    expected: list[dict[str, object]] = [
         {
             "class": row["class"],
             "probability": float(row["probability"]) if row["probability"] else None,
             "probabilities": {name: pytest.approx(float(row[f"P({name})"]), abs=2e-6) for name in ("ant", "bee")},
         }
-        for row in told
+        for row in result
     ]
-    for each in wanted:
-        each["probability"] = each["probability"] and pytest.approx(each["probability"], abs=2e-6)
+    for item in expected:
+        item["probability"] = item["probability"] and pytest.approx(item["probability"], abs=2e-6)
     text = table.read_text(encoding="utf-8")
     rows = list(csv.DictReader(io.StringIO(text)))
     cells = [{"size": float(row["size"]) if row["size"] else None, "city": row["city"]} for row in rows]
     query = "?proba=1&unknown=0.4"
-    assert post(server, "mixed", text, CSV, query) == wanted
-    assert post(server, "mixed", json.dumps(cells), JSON, query) == wanted
-    lists = json.dumps({"rows": [[*each.values()] for each in cells]})
-    assert post(server, "mixed", lists, JSON, query) == wanted
-    assert [post(server, "mixed", json.dumps([cell]), JSON, query)[0] for cell in cells[:9]] == wanted[:9]
-    assert {"unknown"} < {str(each["class"]) for each in wanted}
+    assert post(server, "mixed", text, CSV, query) == expected
+    assert post(server, "mixed", json.dumps(cells), JSON, query) == expected
+    lists = json.dumps({"rows": [[*item.values()] for item in cells]})
+    assert post(server, "mixed", lists, JSON, query) == expected
+    assert [post(server, "mixed", json.dumps([cell]), JSON, query)[0] for cell in cells[:9]] == expected[:9]
+    assert {"unknown"} < {str(item["class"]) for item in expected}
     rows_npy = (folder / "rows.npy").read_bytes()
-    wanted = [
+    expected = [
         {"class": row["class"], "probability": pytest.approx(float(row["probability"]), abs=2e-6)}
         for row in run.read_rows("predict", folder / "arrays.safetensors", folder / "rows.npy")
     ]
-    assert post(server, "arrays", rows_npy, NPY) == wanted
-    assert post(server, "arrays", json.dumps(np.load(folder / "rows.npy").tolist()), JSON) == wanted
+    assert post(server, "arrays", rows_npy, NPY) == expected
+    assert post(server, "arrays", json.dumps(np.load(folder / "rows.npy").tolist()), JSON) == expected
     picture = folder / "pictures" / "red" / "0.png"
     assert post(server, "pictures", picture.read_bytes(), "image/png")[0]["class"] == "red"
-    coded = [{"picture": base64.b64encode(each.read_bytes()).decode()} for each in (folder / "pictures").rglob("*.png")]
-    assert [each["class"] for each in post(server, "pictures", json.dumps(coded), JSON)] == [
-        each.parent.name for each in (folder / "pictures").rglob("*.png")
+    coded = [{"picture": base64.b64encode(item.read_bytes()).decode()} for item in (folder / "pictures").rglob("*.png")]
+    assert [item["class"] for item in post(server, "pictures", json.dumps(coded), JSON)] == [
+        item.parent.name for item in (folder / "pictures").rglob("*.png")
     ]
 
 
@@ -216,10 +216,10 @@ def make_pickle() -> bytes:
     ],
 )
 def test_what_does_not_fit(server: Server, model: str, media: str, body: bytes | str, status: int, line: str) -> None:
-    found = server.refuse("POST", f"/models/{model}/predict", body, headers={"Content-Type": media})
-    assert found[0] == status, found
-    assert line in found[1]
-    assert "/tmp" not in found[1]
+    result = server.refuse("POST", f"/models/{model}/predict", body, headers={"Content-Type": media})
+    assert result[0] == status, result
+    assert line in result[1]
+    assert "/tmp" not in result[1]
 
 
 @pytest.mark.parametrize(
@@ -233,17 +233,17 @@ def test_what_does_not_fit(server: Server, model: str, media: str, body: bytes |
         ({"token": "x"}, 401, "`token` must be that of the server"),
     ],
 )
-def test_who_may_not_ask(server: Server, more: dict[str, Any], status: int, line: str) -> None:
-    found = server.refuse("GET", "/metrics", **more)
-    assert (found[0], line in found[1]) == (status, True), found
+def test_unauthorized_requests_are_refused(server: Server, more: dict[str, Any], status: int, line: str) -> None:
+    result = server.refuse("GET", "/metrics", **more)
+    assert (result[0], line in result[1]) == (status, True), result
 
 
-def test_pages_behind_a_proxy_with_tls_may_ask(server: Server) -> None:
+def test_pages_behind_a_tls_proxy_are_allowed(server: Server) -> None:
     address = {"Host": "LOCALHOST:8000", "Origin": "https://localhost:8000"}
     assert server.ask("GET", "/metrics", headers=address)[0] == 200
 
 
-def test_addresses_that_do_not_fit(server: Server) -> None:
+def test_invalid_addresses_are_errors(server: Server) -> None:
     for query, must in (
         ("unknown=x", "`query` must hold"),
         ("unknown=2", "`query` must hold"),
@@ -252,8 +252,8 @@ def test_addresses_that_do_not_fit(server: Server) -> None:
         ("probas=1", "`query` must hold"),
         ("proba=1&proba=0", "`query` must have each parameter once"),
     ):
-        found = server.refuse("POST", f"/models/mixed/predict?{query}", "[[1, null]]", headers={"Content-Type": JSON})
-        assert (found[0], found[1].startswith(must)) == (400, True), found
+        result = server.refuse("POST", f"/models/mixed/predict?{query}", "[[1, null]]", headers={"Content-Type": JSON})
+        assert (result[0], result[1].startswith(must)) == (400, True), result
     more = {"Content-Type": JSON, "Content-Encoding": "gzip"}
     assert server.refuse("POST", "/models/mixed/predict", "[[1, null]]", headers=more)[0] == 415
     assert server.refuse("GET", "/models/mixed/predict")[0] == 405
@@ -262,7 +262,7 @@ def test_addresses_that_do_not_fit(server: Server) -> None:
     assert int(headers["content-length"]) > 100
 
 
-def test_json_keeps_numbers_and_refuses_what_is_not_json() -> None:
+def test_json_values_are_exact_and_invalid_json_is_refused() -> None:
     rows = [[1, 2.5, -0.0, 1e5, None, True, "x", 0.1000000000000000055511151231257827, 4.9e-324]]
     assert repr(decode_json(json.dumps({"rows": rows}).encode(), ROWS).rows) == repr(rows)
     for text in ("[NaN]", '{"rows": [[-Infinity]]}', "[1,]", "[01]", "", "[" * 100_000, "\x00", "[1] 2", '["\\ud800"]'):
@@ -270,7 +270,7 @@ def test_json_keeps_numbers_and_refuses_what_is_not_json() -> None:
             decode_json(text.encode(), ROWS)
 
 
-def test_a_batch_is_split_and_one_request_does_not_spoil_the_others(folder: Path) -> None:
+def test_an_invalid_request_does_not_fail_the_rest_of_its_batch(folder: Path) -> None:
     model = read_model(folder / "arrays.safetensors")
     x = np.load(folder / "rows.npy")
     sizes = [3, 1, 4]
@@ -279,8 +279,8 @@ def test_a_batch_is_split_and_one_request_does_not_spoil_the_others(folder: Path
         batches = Batcher()
         parts = np.split(x[:8], np.cumsum(sizes)[:-1])
         parts.insert(1, np.full((1, 5), 1e38, np.float32))
-        asked = [batches.classify(model, Rows(part, []), None) for part in [*parts, x[8:9].astype(np.float64)]]
-        return await asyncio.gather(*asked, return_exceptions=True), batches.batches
+        suggested = [batches.classify(model, Rows(part, []), None) for part in [*parts, x[8:9].astype(np.float64)]]
+        return await asyncio.gather(*suggested, return_exceptions=True), batches.batches
 
     (first, spoiled, second, third, other), done = asyncio.run(ask())
     assert isinstance(spoiled, InputError)
@@ -309,7 +309,7 @@ async def ask_app(app: ASGIApp, *parts: bytes, path: str = "/") -> tuple[int, di
     return head["status"], dict(head["headers"]), content["body"]
 
 
-def test_limits_and_faults_are_a_status_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_limits_and_errors_have_a_status_and_a_message(capsys: pytest.CaptureFixture[str]) -> None:
     policy, counted = AccessPolicy([TOKEN], {"localhost"}, max_body=10, max_requests=1, timeout=0.05), list[int]()
 
     async def echo(request: Request) -> Response:
@@ -331,7 +331,7 @@ def test_limits_and_faults_are_a_status_and_one_line(capsys: pytest.CaptureFixtu
     async def ask() -> None:
         status, headers, body = await ask_app(app, b"sh", b"ort")
         assert (status, headers[b"x"], body, headers[b"content-length"]) == (200, b"y", b"short", b"5")
-        for parts, path, wanted, line in (
+        for parts, path, expected, line in (
             ((b"long",), "/", 503, "must be ready within 0.05 s"),
             ((b"12345", b"678901"), "/", 413, "`body` must have at most 10 bytes"),
             ((), "/fill", 507, "No space left on device"),
@@ -339,12 +339,12 @@ def test_limits_and_faults_are_a_status_and_one_line(capsys: pytest.CaptureFixtu
             ((), "/none", 404, "no such path"),
         ):
             status, headers, body = await ask_app(app, *parts, path=path)
-            assert (status, line in json.loads(body)["error"]) == (wanted, True), body
+            assert (status, line in json.loads(body)["error"]) == (expected, True), body
             assert json.loads(body)["error"].isprintable()
             assert (headers.get(b"retry-after") == b"1") == (status == 503)
             assert headers[b"x-content-type-options"] == b"nosniff"
-        found = await asyncio.gather(ask_app(app, b"short"), ask_app(app, b"short"))
-        assert sorted(status for status, *_ in found) == [200, 429]
+        result = await asyncio.gather(ask_app(app, b"short"), ask_app(app, b"short"))
+        assert sorted(status for status, *_ in result) == [200, 429]
         policy.closing = True
         assert (await ask_app(app, b"short"))[1][b"connection"] == b"close"
         assert policy.active == 0
@@ -355,7 +355,7 @@ def test_limits_and_faults_are_a_status_and_one_line(capsys: pytest.CaptureFixtu
     assert "RuntimeError" in capsys.readouterr().err
 
 
-def test_hundreds_of_random_requests(server: Server) -> None:
+def test_random_requests_never_fail_the_server(server: Server) -> None:
     paths = [
         "/",
         "/healthz",
@@ -372,7 +372,7 @@ def test_hundreds_of_random_requests(server: Server) -> None:
     assert server.ask("GET", "/healthz", token="")[0] == 200
 
 
-def test_what_it_tells_of_itself(server: Server) -> None:
+def test_metadata_endpoints(server: Server) -> None:
     status, page, headers = server.ask("GET", f"/?token={TOKEN}", token="")
     assert status == 200
     assert b"/models/mixed/predict?proba=1" in page
@@ -387,16 +387,16 @@ def test_what_it_tells_of_itself(server: Server) -> None:
     }
     assert not any(media.startswith("image/") for media in contents["mixed"])
     assert contents["pictures"] == {JSON, "image/*", "multipart/form-data"}
-    operations = [each for path in described["paths"].values() for key, each in path.items() if key != "parameters"]
-    assert len({each["operationId"] for each in operations}) == len(operations)
+    operations = [item for path in described["paths"].values() for key, item in path.items() if key != "parameters"]
+    assert len({item["operationId"] for item in operations}) == len(operations)
     assert described["paths"]["/healthz"]["get"]["security"] == []
     assert described["paths"]["/metrics"]["get"]["security"] == [{"bearer": []}]
-    assert all("Error" in str(each["responses"]["404"]) for each in operations)
+    assert all("Error" in str(item["responses"]["404"]) for item in operations)
     docs = server.ask("GET", "/docs")[1].decode()
-    assert all(each["operationId"] in docs for each in operations)
+    assert all(item["operationId"] in docs for item in operations)
     assert "<script" not in docs
-    figures = server.ask("GET", "/metrics")[1].decode()
-    values = dict(line.rsplit(" ", 1) for line in figures.splitlines() if not line.startswith("#"))
+    metrics = server.ask("GET", "/metrics")[1].decode()
+    values = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if not line.startswith("#"))
     assert float(values['protonet_request_seconds_bucket{le="+Inf"}']) == float(
         values["protonet_request_seconds_count"]
     )
@@ -405,43 +405,43 @@ def test_what_it_tells_of_itself(server: Server) -> None:
     assert values['protonet_reloads_total{model="mixed"}'] == "0.0"
 
 
-def test_models_are_replaced_and_the_end_comes_under_load(folder: Path, tmp_path: Path) -> None:
+def test_models_are_reloaded_and_the_server_stops_under_load(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "arrays.safetensors"
-    whole = (folder / "arrays.safetensors").read_bytes()
-    path.write_bytes(whole)
+    full = (folder / "arrays.safetensors").read_bytes()
+    path.write_bytes(full)
     with start("serve", path) as server:
         load = start_load(server.port, "/models/arrays/predict", "[[1, 2, 3, 4, 5]]", connections=8, limit=2)
-        figures = ""
-        for number in range(200):  # whole ones, and one that is none
+        metrics = ""
+        for index in range(200):  # whole ones, and one that is none
             new = tmp_path / "new"
-            new.write_bytes(whole if number else b"no model")
+            new.write_bytes(full if index else b"no model")
             new.replace(path)
-            figures = server.ask("GET", "/metrics")[1].decode()
+            metrics = server.ask("GET", "/metrics")[1].decode()
             if (
-                'reload_failures_total{model="arrays"} 1.0' in figures
-                and 'reloads_total{model="arrays"} 2.0' in figures
+                'reload_failures_total{model="arrays"} 1.0' in metrics
+                and 'reloads_total{model="arrays"} 2.0' in metrics
             ):
                 break
-            assert load.poll() is None, figures
-            time.sleep(0.1 if number else 0.3)
-        code, said = server.end()
-        told = finish(load)
+            assert load.poll() is None, metrics
+            time.sleep(0.1 if index else 0.3)
+        code, output = server.end()
+        result = finish(load)
         assert code == 0
-        assert "must be a model file" in said
-        assert said.endswith("The previous model stays in use.\nserver stopped; pending requests were answered\n")
-        assert told["answered"] > 0
-        assert (told["lost"], told["failed"]) == (0, 0), told
+        assert "must be a model file" in output
+        assert output.endswith("The previous model stays in use.\nserver stopped; pending requests were answered\n")
+        assert result["answered"] > 0
+        assert (result["lost"], result["failed"]) == (0, 0), result
 
 
-def test_commands_that_do_not_fit(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_command_errors(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     run = Run(capsys, tmp_path)
     model = folder / "mixed.safetensors"
     assert "`model` must have a name of its own; got mixed.safetensors twice" in run("serve", model, model, code=2)
     assert "`--port` must be a whole number in [0, 65535]" in run("serve", model, "--port", "70000", code=2)
     assert "`--host` must be an address of this machine" in run("serve", model, "--host", "192.0.2.1", code=2)
     assert "`--allowed-hosts` must be host names" in run("serve", model, "--allowed-hosts", "host:80", code=2)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = used.getsockname()[1]
         assert "`--port` must be free for this command" in run("serve", model, "--port", port, code=2)
     assert "no such file" in run("serve", tmp_path / "none.safetensors", code=2)
 
@@ -456,7 +456,7 @@ def receive_all(connection: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("megabytes", [1, 64])
-def test_the_head_of_a_request_is_bounded(server: Server, megabytes: int) -> None:
+def test_the_request_head_has_a_size_limit(server: Server, megabytes: int) -> None:
     before, _ = server.measure()
     with connect(server) as connection:
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: ")
@@ -469,7 +469,7 @@ def test_the_head_of_a_request_is_bounded(server: Server, megabytes: int) -> Non
 
 
 @pytest.mark.parametrize("request_", [b"no HTTP\r\n\r\n", b"GET http://[::1 HTTP/1.1\r\nHost: localhost\r\n\r\n"])
-def test_what_is_not_http_is_a_json_error(server: Server, request_: bytes) -> None:
+def test_invalid_http_is_a_json_error(server: Server, request_: bytes) -> None:
     with connect(server) as connection:
         connection.sendall(request_)
         head, _, body = receive_all(connection).partition(b"\r\n\r\n")
@@ -478,7 +478,7 @@ def test_what_is_not_http_is_a_json_error(server: Server, request_: bytes) -> No
     assert json.loads(body)["error"]
 
 
-def test_idle_connections_make_room(server: Server) -> None:
+def test_idle_connections_are_closed(server: Server) -> None:
     idle = [connect(server) for _ in range(MAX_CONNECTIONS + 100)]
     try:
         started = time.monotonic()
@@ -502,13 +502,13 @@ def test_rows_have_the_same_digits_in_every_batch(folder: Path) -> None:
     for name in ("mixed", "arrays", "pictures"):
         model = read_model(folder / f"{name}.safetensors")
         x = draw.normal(size=(300, int(model.network.encoder.input_dim))).astype(np.float32)  # type: ignore[arg-type]
-        whole = predict_logits(model, x)
+        full = predict_logits(model, x)
         for _ in range(20):
             rows = draw.integers(0, len(x), int(draw.integers(1, 40)))
-            assert torch.equal(predict_logits(model, x[rows]), whole[rows])
+            assert torch.equal(predict_logits(model, x[rows]), full[rows])
 
 
-def test_missing_and_invisible_cells_are_noted(server: Server) -> None:
+def test_missing_and_invisible_cells_get_a_note(server: Server) -> None:
     def notes(cells: list[list[object]]) -> str:
         status, content, _ = server.ask("POST", "/models/mixed/predict", json.dumps(cells), {"Content-Type": JSON})
         assert status == 200, content
@@ -524,7 +524,7 @@ def test_missing_and_invisible_cells_are_noted(server: Server) -> None:
     assert "missing values: 1 of 2 in size, 1 of 2 in city" in json.loads(content)["notes"]
 
 
-def test_a_form_is_read_and_csv_is_answered(server: Server, folder: Path, tmp_path: Path) -> None:
+def test_forms_are_accepted_and_csv_is_returned(server: Server, folder: Path, tmp_path: Path) -> None:
     table = (folder / "mixed.csv").read_bytes()
     media = b'Content-Disposition: form-data; name="file"; filename="mixed.csv"\r\nContent-Type: text/csv\r\n\r\n'
     form = b"--x\r\n" + media + table + b"\r\n--x--\r\n"
@@ -544,7 +544,7 @@ def test_a_form_is_read_and_csv_is_answered(server: Server, folder: Path, tmp_pa
 
 def test_kserve_inference(server: Server, folder: Path) -> None:
     x = np.load(folder / "rows.npy")[:3]
-    wanted = post(server, "arrays", json.dumps(x.tolist()), JSON, "?proba=1")
+    expected = post(server, "arrays", json.dumps(x.tolist()), JSON, "?proba=1")
 
     def infer(model: str, *inputs: Mapping[str, object], **more: object) -> Any:
         return server.ask_json("POST", f"/v2/models/{model}/infer", {"inputs": list(inputs), **more})
@@ -553,14 +553,14 @@ def test_kserve_inference(server: Server, folder: Path) -> None:
     answers = [infer("arrays", tensor | {"data": data}, id="7") for data in (x.tolist(), x.flatten().tolist())]
     assert answers[0] == answers[1]
     assert answers[0]["id"] == "7"
-    outputs = {each["name"]: each for each in answers[0]["outputs"]}
-    assert outputs["class"]["data"] == [each["class"] for each in wanted]
-    assert outputs["probability"]["data"] == [each["probability"] for each in wanted]
+    outputs = {item["name"]: item for item in answers[0]["outputs"]}
+    assert outputs["class"]["data"] == [item["class"] for item in expected]
+    assert outputs["probability"]["data"] == [item["probability"] for item in expected]
     assert outputs["probabilities"]["shape"] == [3, 3]
     size = {"name": "size", "shape": [1], "datatype": "FP64", "data": [1.5]}
     city = {"name": "city", "shape": [1, 1], "datatype": "BYTES", "data": [["Rome"]]}
     alone = infer("mixed", city, size, outputs=[{"name": "class"}])["outputs"]
-    assert [each["name"] for each in alone] == ["class"]
+    assert [item["name"] for item in alone] == ["class"]
     assert alone[0]["data"] == [post(server, "mixed", '[[1.5, "Rome"]]', JSON)[0]["class"]]
     for model, inputs, line in (
         ("arrays", [tensor | {"data": [1.0]}], "`data` must be FP32 of shape"),
@@ -571,10 +571,10 @@ def test_kserve_inference(server: Server, folder: Path) -> None:
         ("mixed", [size, city, size | {"name": "other"}], "`inputs` must hold each of size, city once"),
         ("pictures", [tensor | {"data": []}], "without pictures"),
     ):
-        status, said = server.refuse("POST", f"/v2/models/{model}/infer", json.dumps({"inputs": inputs}))
-        assert (status, line in said) == (400, True), said
+        status, output = server.refuse("POST", f"/v2/models/{model}/infer", json.dumps({"inputs": inputs}))
+        assert (status, line in output) == (400, True), output
     metadata = server.ask_json("GET", "/v2/models/mixed")
-    assert [(each["name"], each["datatype"]) for each in metadata["inputs"]] == [("size", "FP64"), ("city", "BYTES")]
+    assert [(item["name"], item["datatype"]) for item in metadata["inputs"]] == [("size", "FP64"), ("city", "BYTES")]
     assert server.ask("GET", "/v2/health/ready", token="")[0] == 200
     assert server.ask_json("GET", "/v2/models/mixed/ready") == {"ready": True}
     assert server.refuse("GET", "/v2/models/none")[0] == 404
@@ -582,7 +582,7 @@ def test_kserve_inference(server: Server, folder: Path) -> None:
 
 def test_models_are_described(server: Server) -> None:
     listed = server.ask_json("GET", "/models")["models"]
-    assert [each["name"] for each in listed] == ["mixed", "arrays", "pictures"]
+    assert [item["name"] for item in listed] == ["mixed", "arrays", "pictures"]
     assert listed[0] == server.ask_json("GET", "/models/mixed")
     assert listed[0]["classes"] == ["ant", "bee"]
     assert server.refuse("GET", "/models/none")[0] == 404
@@ -595,12 +595,12 @@ def test_tokens_origins_and_the_access_log(folder: Path, tmp_path: Path, monkeyp
     with start("serve", folder / "arrays.safetensors", "--access-log", log, "--cors-origins", page) as server:
         for token, status in ((TOKEN, 200), ("second", 200), ("third", 401)):
             assert server.ask("GET", "/models", token=token)[0] == status
-        asked = {
+        suggested = {
             "Origin": page,
             "Access-Control-Request-Method": "POST",
             "Access-Control-Request-Headers": "authorization",
         }
-        status, _, headers = server.ask("OPTIONS", "/models/arrays/predict", headers=asked, token="")
+        status, _, headers = server.ask("OPTIONS", "/models/arrays/predict", headers=suggested, token="")
         assert (status, headers["access-control-allow-origin"]) == (200, page)
         _, _, headers = server.ask("GET", "/models", headers={"Origin": page, "X-Request-Id": "a-1"})
         assert (headers["access-control-allow-origin"], headers["x-request-id"]) == (page, "a-1")

@@ -23,15 +23,15 @@ NAMES = ("ant", "bee", "cat")
 def read_printed(text: str) -> list[Suggestion]:
     """Return the rows, from 0, and reasons that are printed by the lines of a file whose header is line 1."""
     assert re.match(r"\| line of .*\.csv +\| reason", text)
-    found = re.findall(r"^\| (\d+) +\| (.*?) +\|$", text, re.MULTILINE)
-    return [Suggestion(int(line) - 2, reason) for line, reason in found]
+    result = re.findall(r"^\| (\d+) +\| (.*?) +\|$", text, re.MULTILINE)
+    return [Suggestion(int(line) - 2, reason) for line, reason in result]
 
 
 X, Y = blobs(0, classes=3, rows=14, dim=4, noise=1.0)
 CELLS = [[f"{value:.3f}" for value in row] for row in X.tolist()]
 COLUMNS = ("c0", "c1", "c2", "c3")
 #: Those that a model is not fitted to.
-REST = [[f"no. {number}", *row] for number, row in enumerate(CELLS[12:])]
+REST = [[f"no. {index}", *row] for index, row in enumerate(CELLS[12:])]
 REST_X = torch.tensor([[float(cell) for cell in row[1:]] for row in REST])
 
 
@@ -45,71 +45,73 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def read_asked(path: Path) -> list[list[str]]:
+def read_suggested(path: Path) -> list[list[str]]:
     return read_lines(path.read_text(encoding="utf-8"))
 
 
-def test_the_rows_are_the_librarys_and_update_takes_them_once_labelled(folder: Path, tmp_path: Path, run: Run) -> None:
-    model, asked = folder / "model.safetensors", tmp_path / "ask.csv"
-    said = run("suggest", model, folder / "rest.csv", "-n", "4", "-o", asked, quiet=False)
+def test_suggestions_equal_the_library_and_update_accepts_them(folder: Path, tmp_path: Path, run: Run) -> None:
+    model, suggested = folder / "model.safetensors", tmp_path / "ask.csv"
+    output = run("suggest", model, folder / "rest.csv", "-n", "4", "-o", suggested, quiet=False)
     assert "note: 1 column of the table not used: note" in run.notes
     expected = suggest_rows(load_model(model).network, REST_X, 4, NAMES)
-    assert read_asked(asked) == [["note", *COLUMNS, "kind"], *([*REST[each.row], ""] for each in expected)]
-    assert read_printed(said) == expected
-    asked.write_text(asked.read_text(encoding="utf-8").replace(",\n", ",bee\n"), encoding="utf-8")
-    assert "4 samples added, 0 new classes" in run("update", model, asked, "-o", tmp_path / "new.safetensors")
+    assert read_suggested(suggested) == [["note", *COLUMNS, "kind"], *([*REST[item.row], ""] for item in expected)]
+    assert read_printed(output) == expected
+    suggested.write_text(suggested.read_text(encoding="utf-8").replace(",\n", ",bee\n"), encoding="utf-8")
+    assert "4 samples added, 0 new classes" in run("update", model, suggested, "-o", tmp_path / "new.safetensors")
 
 
 def test_without_a_model_the_first_rows_are_typical_and_spread(tmp_path: Path, run: Run) -> None:
     colours = ["red"] * 12 + ["green"] * 8 + ["blue"] * 4
-    sizes = [["1", "2", "3"][colour == "green"] if number % 5 else "" for number, colour in enumerate(colours)]
+    sizes = [["1", "2", "3"][colour == "green"] if index % 5 else "" for index, colour in enumerate(colours)]
     table = write_columns(tmp_path / "rest.csv", {"colour": colours, "size": sizes, "kind": [""] * 24})
-    said = run("suggest", table, "-n", "3", "--label", "kind", "-o", tmp_path / "ask.csv")
-    header, *lines = read_asked(tmp_path / "ask.csv")
+    output = run("suggest", table, "-n", "3", "--label", "kind", "-o", tmp_path / "ask.csv")
+    header, *lines = read_suggested(tmp_path / "ask.csv")
     assert header == ["colour", "size", "kind"]
     assert {line[0] for line in lines} == set(colours)
-    assert "unlabelled rows" in said
+    assert "unlabelled rows" in output
 
 
-def test_what_is_filled_in_has_no_column_of_ours(tmp_path: Path, run: Run) -> None:
+def test_the_output_of_suggest_has_only_columns_of_the_table(tmp_path: Path, run: Run) -> None:
     x, y = blobs(0, classes=2, rows=10, dim=2)
     np.savez(tmp_path / "train.npz", x=x[:12].numpy(), y=y[:12].numpy())
-    model, asked = tmp_path / "model.safetensors", tmp_path / "ask.csv"
+    model, suggested = tmp_path / "model.safetensors", tmp_path / "ask.csv"
     run("fit", tmp_path / "train.npz", "--effort", "fast", "-o", model)
     table = write_columns(tmp_path / "new.csv", {"row": x[12:, 0].tolist(), "width": x[12:, 1].tolist()})
-    rows = [each.row for each in read_printed(run("suggest", model, table, "-n", "6", "-o", asked))]
-    header, *lines = asked.read_text(encoding="utf-8").splitlines()
+    rows = [item.row for item in read_printed(run("suggest", model, table, "-n", "6", "-o", suggested))]
+    header, *lines = suggested.read_text(encoding="utf-8").splitlines()
     assert header == "row,width,label"
     filled = [header, *(f"{line}{int(y[12 + row])}" for line, row in zip(lines, rows, strict=True))]
-    asked.write_text("\n".join(filled), encoding="utf-8")
-    run("update", model, asked, "--in-place")
-    assert "2 classes, 6 samples, 2 features" in run("fit", asked, "--effort", "fast")
+    suggested.write_text("\n".join(filled), encoding="utf-8")
+    run("update", model, suggested, "--in-place")
+    assert "2 classes, 6 samples, 2 features" in run("fit", suggested, "--effort", "fast")
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_rows_with_a_class_are_not_asked_for(folder: Path, tmp_path: Path, run: Run, known: bool) -> None:
-    kinds = [["ant", "NA", " "][number % 3] for number in range(30)]
-    left = [number for number in range(30) if number % 3]
+def test_labelled_rows_are_not_suggested(folder: Path, tmp_path: Path, run: Run, known: bool) -> None:
+    kinds = [["ant", "NA", " "][index % 3] for index in range(30)]
+    left = [index for index in range(30) if index % 3]
     columns = dict(zip(COLUMNS, zip(*CELLS[12:], strict=True), strict=True))
-    table, asked = write_columns(tmp_path / "part.csv", {"kind": kinds} | columns), tmp_path / "ask.csv"
+    table, suggested = write_columns(tmp_path / "part.csv", {"kind": kinds} | columns), tmp_path / "ask.csv"
     words = ["suggest", *([folder / "model.safetensors", table] if known else [table, "--label", "kind"])]
-    printed = read_printed(run(*words, "-n", "8", "-o", asked, quiet=False))
+    printed = read_printed(run(*words, "-n", "8", "-o", suggested, quiet=False))
     assert run.notes == "note: 10 rows already labelled in kind: not suggested\n"
-    assert {each.row for each in printed} <= set(left)
+    assert {item.row for item in printed} <= set(left)
     if known:
         expected = suggest_rows(load_model(folder / "model.safetensors").network, REST_X[left], 8, NAMES)
-        assert printed == [each._replace(row=left[each.row]) for each in expected]
-    assert read_asked(asked) == [[*COLUMNS, "kind"], *([*REST[each.row][1:], ""] for each in printed)]
+        assert printed == [item._replace(row=left[item.row]) for item in expected]
+    assert read_suggested(suggested) == [[*COLUMNS, "kind"], *([*REST[item.row][1:], ""] for item in printed)]
     assert "Ask for at most 20 of 20 rows at once" in run(*words, "-n", "21", code=2)
 
 
-def test_without_a_model_what_is_labelled_is_as_good_as_chosen(tmp_path: Path, run: Run) -> None:
-    sizes = [f"{10 * (number % 4 == 0) + number / 100:.2f}" for number in range(40)]  # few large ones
-    kinds = ["small" if number % 4 and number % 3 else "" for number in range(40)]
+def test_without_a_model_labelled_rows_count_as_selected(tmp_path: Path, run: Run) -> None:
+    sizes = [f"{10 * (index % 4 == 0) + index / 100:.2f}" for index in range(40)]  # few large ones
+    kinds = ["small" if index % 4 and index % 3 else "" for index in range(40)]
     chosen = []
     for labels in ({}, {"label": kinds}):
-        (asked,) = read_printed(run("suggest", write_columns(tmp_path / "t.csv", {"size": sizes} | labels), "-n", "1"))
-        chosen.append(float(sizes[asked.row]))
+        (suggested,) = read_printed(
+            run("suggest", write_columns(tmp_path / "t.csv", {"size": sizes} | labels), "-n", "1")
+        )
+        chosen.append(float(sizes[suggested.row]))
     assert chosen[0] < 5 < chosen[1]
 
 
@@ -121,7 +123,7 @@ def test_a_column_that_may_hold_the_classes_is_named(tmp_path: Path, run: Run) -
         assert (note in run.notes) == there
 
 
-def test_cells_are_found_in_any_block(tmp_path: Path) -> None:
+def test_cells_are_read_from_any_block(tmp_path: Path) -> None:
     table = tmp_path / "rest.npy"
     np.save(table, np.arange(6.0).reshape(3, 2))
     options = argparse.Namespace(table=str(table), skip_broken=False, sheet=None)
@@ -158,7 +160,7 @@ def test_errors(
     assert not (tmp_path / "ask.csv").exists()
 
 
-def test_the_estimator_suggests_what_the_library_does() -> None:
+def test_the_estimator_suggests_the_same_rows() -> None:
     model = ProtoNetClassifier(effort="fast").fit(X[:12].numpy(), np.array(NAMES)[Y[:12]])
     chosen = model.suggest(X[12:].numpy(), 5)
     assert chosen == suggest_rows(model.network_, X[12:].double(), 5, model.classes_.tolist())

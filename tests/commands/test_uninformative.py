@@ -24,7 +24,7 @@ NOTE = "3 rows have no information"
 
 
 def make_frame(gaps: float = 0.0) -> Any:
-    """Return rows of which a quarter are bees; a share of the cells of both columns is missing."""
+    """Make rows with one quarter of bees; a fraction of the cells of both columns is missing."""
     draw = np.random.default_rng(0)
     bee = np.arange(N) < SHARE * N
     size = draw.normal(9 * bee, 1.0).round(3).astype(object)
@@ -57,7 +57,7 @@ def test_predict_evaluate_and_explain(model: Path, tmp_path: Path, run: Run) -> 
     assert explained == pytest.approx([float(row["probability"]) for row in predicted[:2]], abs=1e-4)
 
 
-def test_the_server_reads_the_same_rows_without_information(model: Path, tmp_path: Path) -> None:
+def test_the_server_predicts_uninformative_rows(model: Path, tmp_path: Path) -> None:
     table = (tmp_path / "new.csv").read_bytes()
     cells = [[float(size) if size[:1].isdigit() else None, city or None] for size, city, _ in ROWS]
     for media, body in (("text/csv", table), ("application/json", json.dumps(cells).encode())):
@@ -67,7 +67,7 @@ def test_the_server_reads_the_same_rows_without_information(model: Path, tmp_pat
         assert any(NOTE in note for note in rows.notes)
 
 
-def test_update_counts_them(model: Path, tmp_path: Path, run: Run) -> None:
+def test_update_counts_uninformative_rows(model: Path, tmp_path: Path, run: Run) -> None:
     before = read_model(model).metadata.get("uninformative", [0, 0])
     (tmp_path / "more.csv").write_text("size,city,kind\n,,cat\n,,cat\n1,Rome,ant\n", encoding="utf-8")
     run("update", model, tmp_path / "more.csv", "--in-place", "--new-classes", quiet=False)
@@ -75,7 +75,7 @@ def test_update_counts_them(model: Path, tmp_path: Path, run: Run) -> None:
     assert read_model(model).metadata["uninformative"] == [*before, 2]
 
 
-def test_a_missing_cell_that_tells_the_class_is_information(tmp_path: Path, run: Run) -> None:
+def test_an_informative_missing_cell_is_used(tmp_path: Path, run: Run) -> None:
     answers = ["yes", "no", ""] * 40
     kinds = {"yes": "ant", "no": "bee", "": "cat"}
     lines = ["answer,kind", *(f"{answer},{kinds[answer]}" for answer in answers)]
@@ -94,14 +94,14 @@ def test_the_estimator_warns_and_predicts_frequencies(gaps: float, tmp_path: Pat
     estimator = ProtoNetClassifier(effort="fast").fit(x, y)
     rows = pd.DataFrame({"size": [np.nan, 9.5, np.nan], "city": [None, "Rome", "Paris"]})
     estimator.save(tmp_path / "model.safetensors")
-    for each in (estimator, ProtoNetClassifier.load(tmp_path / "model.safetensors")):
+    for item in (estimator, ProtoNetClassifier.load(tmp_path / "model.safetensors")):
         with pytest.warns(UserWarning, match="2 rows have no information"):
-            bee = each.predict_proba(rows)[:, 1]
+            bee = item.predict_proba(rows)[:, 1]
         assert np.abs(bee[[0, 2]] - SHARE).max() < 0.1
         assert bee[1] > 0.9
         with pytest.warns(UserWarning, match="2 rows have no information"):
-            assert each.predict(rows).tolist() == ["ant", "bee", "ant"]
-        assert np.isfinite(each.transform(rows)).all()
+            assert item.predict(rows).tolist() == ["ant", "bee", "ant"]
+        assert np.isfinite(item.transform(rows)).all()
 
 
 def test_arrays_with_gaps_and_classes_that_come_later() -> None:

@@ -17,33 +17,33 @@ def write(path: Path, rows: np.ndarray, kinds: list[str] | None) -> str:
     return write_columns(path, columns if kinds is None else {**columns, "kind": kinds})
 
 
-def blobs(kinds: str, each: int, seed: int, noise: float = 0.7) -> tuple[np.ndarray, list[str]]:
+def blobs(kinds: str, rows: int, seed: int, noise: float = 0.7) -> tuple[np.ndarray, list[str]]:
     random = np.random.default_rng(seed)
     centres = {"u": (4, 0, 0), "v": (0, 4, 0), "w": (0, 0, 4)}
-    names = [kind for kind in kinds for _ in range(each)]
+    names = [kind for kind in kinds for _ in range(rows)]
     return np.array([centres[name] for name in names]) + random.normal(0, noise, (len(names), 3)), names
 
 
 def test_another_file_and_empty_cells_give_the_same_model(tmp_path: Path, run: Run) -> None:
-    (few, names), (rest, _) = blobs("uv", 6, 0, noise=2.5), blobs("uvw", 30, 1)
-    train, more = write(tmp_path / "t.csv", few, names), write(tmp_path / "more.csv", rest, None)
-    both = write(tmp_path / "both.csv", np.concatenate([few, rest]), [*names, *[""] * len(rest)])
-    said, figures, texts = [], [], []
-    for asked in ([train, "--unlabelled", more], [both], [both, "--drop-unlabelled"], [train]):
-        told, text = run.read_json("fit", *asked, *FAST, "-o", tmp_path / "m.safetensors")
-        said.append(text)
-        figures.append(told)
+    (few, names), (remaining, _) = blobs("uv", 6, 0, noise=2.5), blobs("uvw", 30, 1)
+    train, more = write(tmp_path / "t.csv", few, names), write(tmp_path / "more.csv", remaining, None)
+    both = write(tmp_path / "both.csv", np.concatenate([few, remaining]), [*names, *[""] * len(remaining)])
+    output, metrics, texts = [], [], []
+    for arguments in ([train, "--unlabelled", more], [both], [both, "--drop-unlabelled"], [train]):
+        result, text = run.read_json("fit", *arguments, *FAST, "-o", tmp_path / "m.safetensors")
+        output.append(text)
+        metrics.append(result)
         texts.append(run("predict", tmp_path / "m.safetensors", more, "--proba"))
-    assert "90 unlabelled rows: used in training (log-loss in cross-validation" in said[0]
-    assert re.search("1 group of (2[89]|30) unlabelled rows:\n  line 6", said[0])
-    assert re.search("unlabelled rows:\n  line 7", said[1])  # the same rows stand further down in that file
-    assert "unlabelled rows" not in said[2] + said[3]
-    found = figures[0]["unlabelled"]
-    assert {**found, "outlier_groups": []} == {**figures[1]["unlabelled"], "outlier_groups": []}
-    assert (found["rows"], found["sampled"], found["used"]) == (90, 90, True)
+    assert "90 unlabelled rows: used in training (log-loss in cross-validation" in output[0]
+    assert re.search("1 group of (2[89]|30) unlabelled rows:\n  line 6", output[0])
+    assert re.search("unlabelled rows:\n  line 7", output[1])  # the same rows stand further down in that file
+    assert "unlabelled rows" not in output[2] + output[3]
+    actual = metrics[0]["unlabelled"]
+    assert {**actual, "outlier_groups": []} == {**metrics[1]["unlabelled"], "outlier_groups": []}
+    assert (actual["rows"], actual["sampled"], actual["used"]) == (90, 90, True)
     named = {f"line {line} of more.csv" for line in range(62, 92)}
-    assert len(set(found["outlier_groups"][0]) & named) >= 28
-    assert "unlabelled" not in figures[2]
+    assert len(set(actual["outlier_groups"][0]) & named) >= 28
+    assert "unlabelled" not in metrics[2]
     assert texts[0] == texts[1]
     assert texts[2] == texts[3]
     assert texts[0] != texts[2]
@@ -58,7 +58,7 @@ def test_another_file_and_empty_cells_give_the_same_model(tmp_path: Path, run: R
     ],
     ids=["columns", "infinity", "no row"],
 )
-def test_rows_that_do_not_fit_are_one_line(text: str, message: str, tmp_path: Path, run: Run) -> None:
+def test_invalid_unlabelled_rows_are_errors(text: str, message: str, tmp_path: Path, run: Run) -> None:
     train, more = write(tmp_path / "t.csv", *blobs("uv", 6, 0)), tmp_path / "more.csv"
     more.write_text(text)
     error = run("fit", train, "--unlabelled", more, *FAST, "-o", tmp_path / "m.safetensors", code=2)
@@ -66,7 +66,7 @@ def test_rows_that_do_not_fit_are_one_line(text: str, message: str, tmp_path: Pa
     assert not (tmp_path / "m.safetensors").exists()
 
 
-def test_the_output_may_not_be_the_file_that_is_read(tmp_path: Path, run: Run) -> None:
+def test_the_output_may_not_be_the_input(tmp_path: Path, run: Run) -> None:
     train, more = write(tmp_path / "t.csv", *blobs("uv", 6, 0)), tmp_path / "more.json"
     more.write_text("{}")
     error = run("fit", train, "--unlabelled", more, *FAST, "--json", more, code=2)

@@ -72,7 +72,9 @@ def test_the_same_pictures_are_not_decoded_again(root: Path, cache: Path, capsys
 
 
 @pytest.mark.parametrize("damage", ["cut", "other", "nothing"])
-def test_a_damaged_file_is_made_again(root: Path, cache: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_cache_file_is_recomputed(
+    root: Path, cache: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     expected = load_mini_imagenet(root, size=8).x.clone()
     (saved,) = cache.iterdir()
     if damage == "cut":

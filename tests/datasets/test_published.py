@@ -16,7 +16,7 @@ from tests.datasets import trees
 from tests.datasets.test_features import Hostile
 
 NAMES = [label for labels in trees.CLASSES.values() for label in labels]
-NUMBERS, BIRDS = "0123456", [f"{number:03}.{name}" for number, name in enumerate(NAMES, 1)]
+NUMBERS, BIRDS = "0123456", [f"{index:03}.{name}" for index, name in enumerate(NAMES, 1)]
 COUNTED = ["base 0", "base 1", "2", "validation 0", "validation 1", "novel 0", "novel 1"]
 META = ("meta-train", "meta-val", "meta-test")
 SIDES = ["base"] * 3 + ["validation"] * 2 + ["novel"] * 2

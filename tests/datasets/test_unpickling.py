@@ -1,4 +1,4 @@
-"""Pickles: what they hold comes as pickle itself would load it, and what they would run does not run."""
+"""Restricted unpickling: data load as with pickle, and code does not run."""
 
 from __future__ import annotations
 

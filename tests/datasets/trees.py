@@ -1,4 +1,4 @@
-"""Small data sets of pictures, laid out as their authors publish them. A picture's colour tells which one it is."""
+"""Small data sets of pictures, laid out as their authors publish them. The colour of a picture identifies it."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ METHOD = "docs/how-to/few-shot-method.md"
 
 
 @pytest.fixture
-def work(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def work(tmp_path: Path, embedding_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder in which a page's examples run."""
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-#: The first stands for every word that is no other one.
+#: The first is the token of unknown words.
 WORDS = ("[UNK]", "card", "lost", "my", "where", "is", "money", "back", "please")
 TABLE = np.random.default_rng(0).normal(size=(len(WORDS), 5)).astype(np.float32)
 
@@ -18,7 +18,7 @@ TABLE = np.random.default_rng(0).normal(size=(len(WORDS), 5)).astype(np.float32)
 def write_tokenizer(folder: Path, *, unknown: str | None = "[UNK]") -> Path:
     """Write a tokenizer of `WORDS`, in lower case, with or without one for unknown words."""
     tokenizers: Any = importlib.import_module("tokenizers")
-    vocabulary = {word: number for number, word in enumerate(WORDS)}
+    vocabulary = {word: index for index, word in enumerate(WORDS)}
     model = tokenizers.models.WordLevel(vocabulary, unk_token=unknown) if unknown else None
     tokenizer = tokenizers.Tokenizer(model or tokenizers.models.WordLevel(vocabulary))
     tokenizer.normalizer = tokenizers.normalizers.Lowercase()
@@ -31,7 +31,7 @@ def write_tokenizer(folder: Path, *, unknown: str | None = "[UNK]") -> Path:
 def write_vectors(folder: Path, *more: np.ndarray, table: np.ndarray = TABLE) -> Path:
     """Write a folder of static vectors, and perhaps further matrices beside them."""
     numpy: Any = importlib.import_module("safetensors.numpy")
-    tensors = {f"{number}": each for number, each in enumerate([table, *more])}
+    tensors = {f"{index}": item for index, item in enumerate([table, *more])}
     numpy.save_file(tensors, write_tokenizer(folder) / "model.safetensors")
     return folder
 
@@ -66,7 +66,7 @@ def write_network(
     return folder
 
 
-def number_words(text: str) -> list[int]:
+def count_tokens(text: str) -> list[int]:
     """Return the numbers of a text's words, with spaces alone between them."""
     return [WORDS.index(word) if word in WORDS else 0 for word in text.lower().split()]
 

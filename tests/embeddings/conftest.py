@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.fixture
-def offline(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def offline(embedding_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise an error where somebody asks the network, and keep embeddings in a folder of the test's own."""
 
     def refuse(*_: object) -> None:

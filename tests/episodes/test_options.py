@@ -144,7 +144,7 @@ def test_a_traceback_on_request(command: Command) -> None:
 
 
 @pytest.mark.parametrize("kind", ["none", "l2", "cl2", "z"])
-def test_normalised_rows_are_as_if_the_file_held_them(command: Command, kind: str) -> None:
+def test_normalized_rows_equal_those_of_a_normalized_file(command: Command, kind: str) -> None:
     """A file of rows that were normalised before, in memory and mapped; the base statistics are of such rows, too."""
     methods = "--method protonet simpleshot distribution-calibration:n_samples=9"
     with np.load("x.npz") as file:

@@ -47,13 +47,13 @@ def test_the_file_alone_gives_the_same_logits(tmp_path: Path, learned: bool, raw
     assert not loaded.network.training
     assert (loaded.classes, loaded.columns, loaded.metadata) == (model.classes, model.columns, model.metadata)
     assert loaded.update_state == {}
-    held = load_model(path, for_update=True).update_state
-    assert held.keys() == model.update_state.keys()
-    assert all(torch.equal(held[name], tensor) for name, tensor in model.update_state.items())
+    held_out = load_model(path, for_update=True).update_state
+    assert held_out.keys() == model.update_state.keys()
+    assert all(torch.equal(held_out[name], tensor) for name, tensor in model.update_state.items())
 
 
 @pytest.mark.parametrize("limit", [0, 30])
-def test_what_solve_gives(tmp_path: Path, limit: int) -> None:
+def test_networks_of_solve(tmp_path: Path, limit: int) -> None:
     network = solve([(X, Y)], None, {"param_limit": limit}, effort="fast")
     save_model(tmp_path / "x", Model(network, (3, 1, -4, 0, 2**40), None, {}, {}))
     loaded = load_model(str(tmp_path / "x"))
@@ -70,7 +70,7 @@ def test_class_offsets_are_stored(tmp_path: Path) -> None:
     assert torch.equal(loaded(X), network(X))
 
 
-def test_a_loaded_network_goes_on(tmp_path: Path) -> None:
+def test_a_loaded_network_can_be_updated(tmp_path: Path) -> None:
     path, model = tmp_path / "x", make_model()
     with torch.inference_mode():
         save_model(path, model)
@@ -84,7 +84,7 @@ def test_a_loaded_network_goes_on(tmp_path: Path) -> None:
     assert load_model(path).classes[-2:] == ("newer", "newest")
 
 
-def test_the_same_model_gives_the_same_bytes_and_what_is_shared_stays_shared(tmp_path: Path) -> None:
+def test_files_are_reproducible_and_shared_tensors_stay_shared(tmp_path: Path) -> None:
     for name in "ab":
         save_model(tmp_path / name, make_model())
     save_model(tmp_path / "c", load_model(tmp_path / "a", for_update=True))
@@ -94,7 +94,7 @@ def test_the_same_model_gives_the_same_bytes_and_what_is_shared_stays_shared(tmp
     assert views[0].source is views[1].source is views[3].source
     _, tensors = split_archive((tmp_path / "x").read_bytes())
     names = [name for name in load(tensors) if name.endswith("shift")]
-    assert sorted(names) == [f"network.encoder.sources.{number}.shift" for number in range(4)]
+    assert sorted(names) == [f"network.encoder.sources.{index}.shift" for index in range(4)]
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,11 +146,11 @@ def test_another_encoder_is_an_error(tmp_path: Path) -> None:
         save_model(tmp_path / "x", Model(network, ("a", "b"), None, {}, {}))
 
 
-def test_files_that_are_no_models(tmp_path: Path) -> None:
+def test_files_of_other_formats_are_refused(tmp_path: Path) -> None:
     save_model(tmp_path / "whole", make_model())
-    whole = (tmp_path / "whole").read_bytes()
-    (tmp_path / "truncated").write_bytes(whole[: len(whole) // 2])
-    (tmp_path / "longer").write_bytes(whole + b"\0")
+    saved = (tmp_path / "whole").read_bytes()
+    (tmp_path / "truncated").write_bytes(saved[: len(saved) // 2])
+    (tmp_path / "longer").write_bytes(saved + b"\0")
     (tmp_path / "empty").touch()
     (tmp_path / "text").write_text("no tensors in here, but some words")
     save_file({"a": torch.zeros(1)}, tmp_path / "foreign")
@@ -212,7 +212,7 @@ def test_malicious_archives_are_refused_with_one_line(tmp_path: Path, monkeypatc
             load_model(tmp_path / name)
 
 
-def test_what_is_described_is_restored_and_trusts_nothing() -> None:
+def test_configs_round_trip_and_untrusted_ones_are_checked() -> None:
     network = make_network()
     structure, tensors = describe_network(network)
     assert json.loads(json.dumps(structure)) == structure
@@ -262,7 +262,7 @@ def test_what_is_described_is_restored_and_trusts_nothing() -> None:
         ({"views": [{"kind": "linear", "source": 0, "bias": 0.0}]}, "a source for no view"),
     ],
 )
-def test_a_config_of_no_network_is_an_error(change: dict[str, Any], message: str) -> None:
+def test_an_invalid_config_is_an_error(change: dict[str, Any], message: str) -> None:
     structure, tensors = describe_network(make_network())
     with pytest.raises(ValueError, match=message):
         restore_network(structure | change, tensors)
@@ -291,7 +291,7 @@ def test_a_config_of_no_network_is_an_error(change: dict[str, Any], message: str
         ("encoder.views.6.mlps.more", lambda _: torch.zeros(1), "tensors that belong to no part"),
     ],
 )
-def test_tensors_of_no_network_are_an_error(
+def test_invalid_tensors_are_an_error(
     name: str, change: Callable[[torch.Tensor | None], torch.Tensor], message: str
 ) -> None:
     structure, tensors = describe_network(make_network())
@@ -300,7 +300,7 @@ def test_tensors_of_no_network_are_an_error(
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def saved(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("whole") / "x"
     save_model(path, make_model())
     return path.read_bytes()
@@ -317,20 +317,20 @@ odd = st.one_of(
 Mutate = Callable[[st.DataObject, bytes], bytes]
 
 
-def list_places(node: Any) -> Iterator[tuple[Any, Any]]:
+def list_locations(node: Any) -> Iterator[tuple[Any, Any]]:
     """Yield every place of a JSON value, as container and key."""
     for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
         yield node, key
-        yield from list_places(value)
+        yield from list_locations(value)
 
 
-def mutate_config(data: st.DataObject, whole: bytes) -> bytes:
-    config, tensors = split_archive(whole)
+def mutate_config(data: st.DataObject, saved: bytes) -> bytes:
+    config, tensors = split_archive(saved)
     values = data.draw(st.lists(odd, min_size=1, max_size=3))
     draw = random.Random(data.draw(st.integers(0, 2**32)))
     for value in values:
-        places = list(list_places(config))
-        (container, key), (other, name) = draw.choice(places), draw.choice(places)
+        indices = list(list_locations(config))
+        (container, key), (other, name) = draw.choice(indices), draw.choice(indices)
         if draw.random() < 0.25:
             del container[key]
         else:
@@ -338,24 +338,24 @@ def mutate_config(data: st.DataObject, whole: bytes) -> bytes:
     return join_archive(config, tensors)
 
 
-def mutate_bytes(data: st.DataObject, whole: bytes) -> bytes:
-    content = bytearray(whole)
+def mutate_bytes(data: st.DataObject, saved: bytes) -> bytes:
+    content = bytearray(saved)
     for _ in range(data.draw(st.integers(1, 4))):
-        place = data.draw(st.integers(0, max(len(content) - 1, 0)))
+        index = data.draw(st.integers(0, max(len(content) - 1, 0)))
         piece = data.draw(st.binary(max_size=9))
         length = data.draw(st.sampled_from([len(piece), len(piece), 0, 1, 8, len(content)]))  # mostly as long as it was
-        content[place : place + length] = piece
+        content[index : index + length] = piece
     return bytes(content)
 
 
-def mutate_tensors(data: st.DataObject, whole: bytes) -> bytes:
-    config, content = split_archive(whole)
+def mutate_tensors(data: st.DataObject, saved: bytes) -> bytes:
+    config, content = split_archive(saved)
     tensors = load(content)
     name = data.draw(st.sampled_from(sorted(tensors)))
     flat = tensors[name].flatten()
-    for place in data.draw(st.lists(st.integers(0, max(len(flat) - 1, 0)), max_size=5)):
+    for index in data.draw(st.lists(st.integers(0, max(len(flat) - 1, 0)), max_size=5)):
         if len(flat):
-            flat[place] = data.draw(
+            flat[index] = data.draw(
                 st.sampled_from([0, -1, 1, 40, 30_000, float("nan"), float("inf")])
                 if flat.is_floating_point()
                 else st.sampled_from([0, 1, 2, 40, 30_000])
@@ -367,11 +367,11 @@ def mutate_tensors(data: st.DataObject, whole: bytes) -> bytes:
 @pytest.mark.parametrize("mutate", [mutate_config, mutate_bytes, mutate_tensors])
 @settings(max_examples=int(os.environ.get("FUZZ", "40")))  # FUZZ=3400 makes some 10,000 files
 @given(data=st.data())
-def test_what_is_mutated_gives_a_network_or_one_line(
-    tmp_path_factory: pytest.TempPathFactory, whole: bytes, mutate: Mutate, data: st.DataObject
+def test_mutated_files_give_a_network_or_an_error(
+    tmp_path_factory: pytest.TempPathFactory, saved: bytes, mutate: Mutate, data: st.DataObject
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "mutated"
-    path.write_bytes(mutate(data, whole))
+    path.write_bytes(mutate(data, saved))
     try:
         model = load_model(path, for_update=True)
     except InputError as error:
@@ -383,13 +383,13 @@ def test_what_is_mutated_gives_a_network_or_one_line(
     save_model(path, model)
 
 
-def test_a_flipped_bit_is_never_silent(tmp_path: Path, whole: bytes) -> None:
+def test_a_flipped_bit_is_never_silent(tmp_path: Path, saved: bytes) -> None:
     path = tmp_path / "x"
-    path.write_bytes(whole)
+    path.write_bytes(saved)
     before = load_model(path, for_update=True).network(X)
-    for place in np.random.default_rng(0).integers(0, 8 * len(whole), 200).tolist():
-        content = bytearray(whole)
-        content[place // 8] ^= 1 << place % 8
+    for index in np.random.default_rng(0).integers(0, 8 * len(saved), 200).tolist():
+        content = bytearray(saved)
+        content[index // 8] ^= 1 << index % 8
         path.write_bytes(content)
         try:
             after = load_model(path, for_update=True).network(X)

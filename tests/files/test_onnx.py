@@ -56,7 +56,7 @@ def test_all_kinds_of_views_in_batches_of_any_size(tmp_path: Path, learned: bool
 
 
 @pytest.mark.parametrize("limit", [0, 30, 1000])
-def test_what_solve_gives(tmp_path: Path, limit: int) -> None:
+def test_networks_of_solve(tmp_path: Path, limit: int) -> None:
     network = solve([(100 * X, Y)], None, {"param_limit": limit, "num_classes": 7}, effort="fast")
     export_onnx(str(tmp_path / "x"), Model(network, tuple(range(7)), None, {}, {}))
     check(start(tmp_path / "x"), network, 100 * X)
@@ -82,7 +82,7 @@ def test_large_read_outs_cancel_as_they_do_in_the_network(tmp_path: Path) -> Non
     check(start(tmp_path / "x"), model.network, X)
 
 
-def test_rounded_distances_are_the_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantized_distances_equal_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model()
     exact = model.network(X)
     monkeypatch.setattr(kernel_ridge, "KERNEL_RIDGE", replace(kernel_ridge.KERNEL_RIDGE, exact_coordinates=0))
@@ -92,7 +92,7 @@ def test_rounded_distances_are_the_networks(tmp_path: Path, monkeypatch: pytest.
     check(start(tmp_path / "x"), model.network, X)
 
 
-def test_what_cannot_be_exported_is_an_error(tmp_path: Path) -> None:
+def test_unsupported_exports_are_errors(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^`model` must .* classes that are not 7 different names\."):
         export_onnx(tmp_path / "x", make_model()._replace(classes=("a", "b")))
     network = PrototypeNetwork(nn.Linear(8, 3), embedding_dim=3, num_classes=2)

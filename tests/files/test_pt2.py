@@ -84,13 +84,13 @@ def views_of(network: PrototypeNetwork, *kinds: str) -> PrototypeNetwork:
     views = [view for view in encoder.list_views() if view.kind in kinds]
     parts = sum(len(view.sizes) for view in views)
     some = Encoder(views, torch.full((parts,), 1 / parts), origin=torch.zeros(8), scale=1.5)
-    found = PrototypeNetwork(some, embedding_dim=some.embedding_dim, num_classes=5)
-    found.set_prototypes(*blobs(0))
-    return found.eval()
+    result = PrototypeNetwork(some, embedding_dim=some.embedding_dim, num_classes=5)
+    result.set_prototypes(*blobs(0))
+    return result.eval()
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # of inductor itself
-def test_a_network_is_compiled_whole() -> None:
+def test_a_network_is_compiled_without_graph_breaks() -> None:
     network = views_of(make_network(), "linear", "kernel_ridge", "mlp")
     with torch.no_grad():
         compiled = torch.compile(network, fullgraph=True, dynamic=True, backend="aot_eager")

@@ -59,8 +59,8 @@ def test_the_choice_is_the_slow_greedy_one_and_near_the_best_of_all(seed: int) -
         slow.append(max(left, key=lambda row: add_up(rows, weights, [*slow, row], bandwidth)))
     reached = add_up(rows, weights, chosen, bandwidth)
     assert reached == pytest.approx(add_up(rows, weights, slow, bandwidth), rel=1e-5)
-    most = max(add_up(rows, weights, list(some), bandwidth) for some in combinations(range(7), n))
-    assert most * (1 - 1 / math.e) - 1e-6 <= reached <= most * (1 + 1e-5)
+    maximum = max(add_up(rows, weights, list(some), bandwidth) for some in combinations(range(7), n))
+    assert maximum * (1 - 1 / math.e) - 1e-6 <= reached <= maximum * (1 + 1e-5)
 
 
 @given(seeds)
@@ -89,9 +89,9 @@ def test_rows_that_are_labelled_already_are_as_good_as_chosen() -> None:
 def test_rows_are_drawn_in_proportion_to_their_weights() -> None:
     weights, n = torch.tensor([1.0, 2.0, 7.0]), 2000
     drawn = torch.cat([sample_rows(weights, 1, seed) for seed in range(n)])
-    shares = torch.bincount(drawn, minlength=3) / n
-    for share, expected in zip(shares.tolist(), [0.1, 0.2, 0.7], strict=True):
-        assert abs(share - expected) < 4 * math.sqrt(expected * (1 - expected) / n)
+    fractions = torch.bincount(drawn, minlength=3) / n
+    for fraction, expected in zip(fractions.tolist(), [0.1, 0.2, 0.7], strict=True):
+        assert abs(fraction - expected) < 4 * math.sqrt(expected * (1 - expected) / n)
     assert sample_rows(weights, 3, 0).tolist() == [0, 1, 2]
     assert torch.equal(sample_rows(torch.ones(50), 9, 1), sample_rows(torch.ones(50), 9, 1))
     assert len(sample_rows(torch.ones(50), 9, 1).unique()) == 9

@@ -40,7 +40,7 @@ EVERY += [MLP(Linear("whitened"), 2, 3, steps=2, embedding_dim=12)]
 #: How many rows each class has: of all ways, but for the order, in which two to five have one to six, those in which
 #: they have as many, and one in twelve of the others.
 SIZES = [sizes for classes in range(2, 6) for sizes in itertools.combinations_with_replacement(range(1, 7), classes)]
-SIZES = [sizes for number, sizes in enumerate(SIZES) if len(set(sizes)) == 1 or number % 12 == 0]
+SIZES = [sizes for index, sizes in enumerate(SIZES) if len(set(sizes)) == 1 or index % 12 == 0]
 
 
 def make_rows(sizes: Sequence[int], dim: int = DIM) -> tuple[Tensor, Tensor]:
@@ -87,14 +87,16 @@ def test_what_judges_a_solution_takes_any_class_sizes(sizes: tuple[int, ...], ef
 @pytest.mark.parametrize("sizes", [(1, 1), (3, 3, 3), (1, 2, 4)])
 def test_every_command_that_fits_takes_any_class_sizes(sizes: tuple[int, ...], tmp_path: Path, run: Run) -> None:
     x, y = make_rows(sizes, 3)
-    columns = {f"x{place}": column.tolist() for place, column in enumerate(x.T)}
+    columns = {f"x{index}": column.tolist() for index, column in enumerate(x.T)}
     few = {name: cells[:2] for name, cells in columns.items()}
     table = write_columns(tmp_path / "t.csv", {**columns, "kind": np.array(list("abcde"))[y].tolist()})
     more = write_columns(tmp_path / "m.csv", {**few, "kind": ["a", "z"]})
-    rest = write_columns(tmp_path / "r.csv", {name: [cell + 0.1 for cell in cells] for name, cells in columns.items()})
+    remaining = write_columns(
+        tmp_path / "r.csv", {name: [cell + 0.1 for cell in cells] for name, cells in columns.items()}
+    )
     model = tmp_path / "m.safetensors"
     run("fit", table, *FAST, "-o", model, "--report", tmp_path / "m.html")
-    run("fit", table, *FAST, "--unlabelled", rest)
+    run("fit", table, *FAST, "--unlabelled", remaining)
     run("update", model, more, "--in-place")
     run("explain", model, table)
-    run("suggest", model, rest, "-n", "1")
+    run("suggest", model, remaining, "-n", "1")

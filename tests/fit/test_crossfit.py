@@ -45,8 +45,8 @@ def test_every_row_is_held_out_once_and_judged_by_a_network_of_the_other_rows() 
         map(tuple, (SOLUTION.problem.rows.features * SOLUTION.problem.scale).tolist())
     )
     logits, problem = predict_held_out(CROSSED), SOLUTION.problem
-    for number, fitted in enumerate(CROSSED.folds):
-        rows = CROSSED.fold == number
+    for index, fitted in enumerate(CROSSED.folds):
+        rows = CROSSED.fold == index
         features, labels, *_ = problem.rows
         others = (features[:, None] * problem.scale != CROSSED.features[rows]).any(dim=2).all(dim=1)
         part = problem.rows._replace(features=features[others], labels=labels[others])
@@ -101,7 +101,7 @@ def test_an_update_shows_what_a_new_class_costs_the_others() -> None:
     near = X[Y == 2] + 0.01
     labels = torch.full((len(near),), 5)
     crossed = updated(CROSSED, near, labels, 6)
-    before, after = (measure(predict_held_out(each), CROSSED.labels) for each in (CROSSED, crossed))
+    before, after = (measure(predict_held_out(item), CROSSED.labels) for item in (CROSSED, crossed))
     assert after.confusion[2, 5] > 0
     assert after.confusion[2, 2] < before.confusion[2, 2]
     far = measure(predict_held_out(updated(CROSSED, -near, labels, 6)), CROSSED.labels)
@@ -151,9 +151,9 @@ def test_lda_scores_are_the_gaussian_log_posterior() -> None:
     x, y = blobs(0, rows=7)
     queries, _ = blobs(1)
     means = class_means(x.double(), y, 5)[0]
-    basis, variances, rest = shrink_covariance(x.double() - means[y], len(x) - 5)
+    basis, variances, remaining = shrink_covariance(x.double() - means[y], len(x) - 5)
     off = torch.eye(8, dtype=torch.float64) - basis @ basis.T
-    covariance = (basis * variances) @ basis.T + rest * off
+    covariance = (basis * variances) @ basis.T + remaining * off
     expected = np.stack(
         [multivariate_normal(mean.numpy(), covariance.numpy()).logpdf(queries.numpy()) for mean in means], axis=1
     )
@@ -178,4 +178,4 @@ def test_what_is_listed_for_a_file_is_restored_and_trusts_nothing() -> None:
             with pytest.raises(ValueError, match="held-out rows"):
                 restore_crossfit(CROSSED.whole, CROSSED.folds, tensors | {name: value})
         with pytest.raises(ValueError, match="no held-out rows"):
-            restore_crossfit(CROSSED.whole, CROSSED.folds, {key: each for key, each in tensors.items() if key != name})
+            restore_crossfit(CROSSED.whole, CROSSED.folds, {key: item for key, item in tensors.items() if key != name})

@@ -84,8 +84,8 @@ def test_the_order_of_rows_does_not_depend_on_theirs(seed: int) -> None:
     assert sorting.sort().values.tolist() == list(range(20))
     assert len(labels.unique_consecutive()) == len(y.unique())
     for label in y.unique():
-        own = features[labels == label]
-        assert len(own.unique_consecutive(dim=0)) == len(own.unique(dim=0))  # equal rows are neighbours
+        row = features[labels == label]
+        assert len(row.unique_consecutive(dim=0)) == len(row.unique(dim=0))  # equal rows are neighbours
     order = torch.randperm(20, generator=generator)
     again = order[order_rows(x[order], y[order])]
     assert torch.equal((x + 0.0)[again], features)

@@ -33,7 +33,7 @@ from protonet.tables.columns.text import Text
 from tests.strategies import blobs, seeds
 
 X, Y = blobs(0, classes=5, rows=4, dim=12, noise=0.6)
-MEANS = torch.stack([X[number == Y].mean(dim=0) for number in range(5)])
+MEANS = torch.stack([X[label == Y].mean(dim=0) for label in range(5)])
 NEAR = MEANS + 0.3 * torch.randn(MEANS.shape, generator=torch.Generator().manual_seed(1))
 
 
@@ -71,22 +71,22 @@ def test_words_of_words_are_the_same(name: str) -> None:
     assert words == " ".join(words.split())
 
 
-@pytest.mark.usefixtures("own_cache")
+@pytest.mark.usefixtures("embedding_cache")
 def test_names_are_rows_as_texts_are() -> None:
     pytest.importorskip("wordllama", reason="it brings vectors of words")
     texts = np.array(["my card is lost", "the card came", "where is my money", "money back", "a dog", "dogs"], object)
-    numbers = np.array([1.0, 2, 3, 4, 5, np.nan])
+    indices = np.array([1.0, 2, 3, 4, 5, np.nan])
     column = EmbeddedText.fit(texts, open_representation("words"), words=Text.fit(texts[:0]))
-    encoding = Encoding((Numeric.fit(numbers), column))
-    x, labels = torch.from_numpy(encoding.encode([numbers, texts])), torch.tensor([0, 0, 1, 1, 2, 2])
+    encoding = Encoding((Numeric.fit(indices), column))
+    x, labels = torch.from_numpy(encoding.encode([indices, texts])), torch.tensor([0, 0, 1, 1, 2, 2])
     names = embed_class_names(encoding, ["card", "money_back", "c3"], x, labels, ["", "refunds", ""])
     assert names is not None
     assert names.labels.tolist() == [0, 1]
     assert names.weight in NAMES.weights
-    own = column.encode(np.array(["card", "money back: refunds"], object))
-    place = list(encoding.feature_range(1))
-    np.testing.assert_allclose(names.x[:, place], own - own.mean(axis=0), atol=1e-6)
-    others = [number for number in range(x.shape[1]) if number not in place]
+    embedded = column.encode(np.array(["card", "money back: refunds"], object))
+    of_texts = list(encoding.feature_range(1))
+    np.testing.assert_allclose(names.x[:, of_texts], embedded - embedded.mean(axis=0), atol=1e-6)
+    others = [index for index in range(x.shape[1]) if index not in of_texts]
     for row in (0, 1):  # other features of a name are the means of its class
         torch.testing.assert_close(names.x[row, others], x[labels == row][:, others].mean(dim=0))
     alone = embed_class_names(encoding, ["card", "money"], x[:0], labels[:0])
@@ -94,9 +94,9 @@ def test_names_are_rows_as_texts_are() -> None:
     assert alone.weight == NAMES.weight
     assert not alone.x[:, others].any()
     for classes in (["c1", "c2", "c3"], ["card", "c2", "c3"], ["card", "Card?", "card"]):
-        found = embed_class_names(encoding, [name.lower() for name in classes], x, labels)
-        assert found is None
-    assert embed_class_names(Encoding((Numeric.fit(numbers),)), ["card", "money"], x[:, :1], labels) is None
+        result = embed_class_names(encoding, [name.lower() for name in classes], x, labels)
+        assert result is None
+    assert embed_class_names(Encoding((Numeric.fit(indices),)), ["card", "money"], x[:, :1], labels) is None
     assert embed_class_names(None, ["card", "money"], x, labels) is None
 
 
@@ -105,7 +105,7 @@ def test_names_count_where_they_fit_their_rows_and_not_where_they_do_not() -> No
     assert weigh_names(X, Y, NEAR, known, 5) > 0
     for step in range(1, 5):  # of other classes
         assert weigh_names(X, Y, NEAR.roll(step, dims=0), known, 5) == 0
-    first = torch.stack([X[number == Y][0] for number in range(5)])
+    first = torch.stack([X[label == Y][0] for label in range(5)])
     assert weigh_names(first, known, NEAR, known, 5) == NAMES.weight  # no class has two rows
     assert weigh_names(first, known, NEAR.roll(1, dims=0), known, 5) == 0
     assert weigh_names(X[:0], Y[:0], NEAR, known, 5) == NAMES.weight
@@ -141,13 +141,13 @@ def test_how_much_a_name_counts_is_what_is_best_for_rows_left_out() -> None:
     chosen = set()
     for seed, noise in enumerate((0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 2.0, 3.0)):
         x, labels = blobs(seed, classes=4, rows=8, dim=6, noise=1.0)
-        first = torch.cat([(labels == number).nonzero()[:4, 0] for number in range(4)]).sort().values
+        first = torch.cat([(labels == label).nonzero()[:4, 0] for label in range(4)]).sort().values
         other = torch.ones_like(labels, dtype=torch.bool).index_fill_(0, first, 0)
-        names = torch.stack([x[other & (labels == number)].mean(dim=0) for number in range(4)])
+        names = torch.stack([x[other & (labels == label)].mean(dim=0) for label in range(4)])
         names += noise * torch.randn(names.shape, generator=torch.Generator().manual_seed(seed))
         x, labels = x[first], labels[first]
         weight = weigh_names(x, labels, names, torch.arange(4), 4)
-        losses = [score_left_out(x.numpy(), labels.numpy(), names.numpy(), each) for each in NAMES.weights]
+        losses = [score_left_out(x.numpy(), labels.numpy(), names.numpy(), item) for item in NAMES.weights]
         cosines = torch.nn.functional.normalize(x, dim=1) @ torch.nn.functional.normalize(names, dim=1).T
         likely = (NAMES.scale * cosines).log_softmax(dim=1).gather(1, labels[:, None]).sum() + len(x) * math.log(4)
         assert weight == (NAMES.weights[int(np.argmin(losses))] if likely + NAMES.prior >= 0 else 0)
@@ -162,9 +162,9 @@ def test_names_are_fitted_to_in_every_fold_and_never_judged(seed: int, classes: 
     described = torch.randperm(n + classes, generator=generator) >= n
     groups = torch.randint(7, (n + classes,), generator=generator) if grouped else None
     split = split_folds(labels, classes, torch.Generator().manual_seed(seed), groups=groups, is_class_name=described)
-    own = None if groups is None else groups[~described]
-    alone = split_folds(labels[~described], classes, torch.Generator().manual_seed(seed), groups=own)
-    samples, names = (each.nonzero().flatten().tolist() for each in (~described, described))
+    row_groups = None if groups is None else groups[~described]
+    alone = split_folds(labels[~described], classes, torch.Generator().manual_seed(seed), groups=row_groups)
+    samples, names = (item.nonzero().flatten().tolist() for item in (~described, described))
     assert len(split) == len(alone)
     for fold, other in zip(split, alone, strict=True):
         assert fold.held_out.tolist() == [samples[row] for row in other.held_out.tolist()]
@@ -249,8 +249,8 @@ def test_classes_that_count_alike_keep_their_names() -> None:
     assert crossed.whole.counts.tolist() == (rows + 2).tolist()
     torch.testing.assert_close(crossed.whole(x), logits)
     assert crossed.whole(-NEAR[:1]).argmax() == 5
-    for number, fold in enumerate(crossed.folds):
-        left = torch.bincount(crossed.labels[crossed.fold == number], minlength=6)
+    for index, fold in enumerate(crossed.folds):
+        left = torch.bincount(crossed.labels[crossed.fold == index], minlength=6)
         assert fold.counts.tolist() == (rows + 2 - left).tolist()
 
 
@@ -260,13 +260,13 @@ def test_a_joint_network_reads_the_names_of_pictures(tmp_path: Path) -> None:
     colours = {"red": (1.0, 0.0, 0.0), "green": (0.0, 1.0, 0.0), "deep blue": (0.0, 0.0, 1.0)}
     rng = np.random.default_rng(0)
     paths, labels = [], []
-    for number in range(24):
-        name = list(colours)[number % 3]
-        path = tmp_path / f"{number}.png"
+    for index in range(24):
+        name = list(colours)[index % 3]
+        path = tmp_path / f"{index}.png"
         pixels = rng.normal(60, 40, (20, 20, 3)) + 140 * np.array(colours[name])
         pil.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(path)
         paths.append(str(path))
-        labels.append(number % 3)
+        labels.append(index % 3)
 
     def read(items: Sequence[Path]) -> np.ndarray:
         return np.stack([np.asarray(pil.open(path), np.float32).mean(axis=(0, 1)) for path in items])
@@ -286,7 +286,9 @@ def test_a_joint_network_reads_the_names_of_pictures(tmp_path: Path) -> None:
     names = embed_class_names(encoding, list(colours), x, y)
     assert names is not None
     assert names.weight > 0
-    own = names.x[:, column.embedding_width :]  # our own features of a class are those of its rows
-    torch.testing.assert_close(own, torch.stack([x[y == k][:, column.embedding_width :].mean(dim=0) for k in range(3)]))
+    features = names.x[:, column.embedding_width :]  # our own features of a class are those of its rows
+    torch.testing.assert_close(
+        features, torch.stack([x[y == k][:, column.embedding_width :].mean(dim=0) for k in range(3)])
+    )
     plain = Encoding((Picture.fit(cells, replace(network, embed_texts=None)),))
     assert embed_class_names(plain, list(colours), x, y) is None

@@ -70,8 +70,8 @@ def jiggled(seed: int) -> Prior:
     ],
 )
 def test_the_traits_of_a_view(spec: ViewSpec, traits: set[str]) -> None:
-    (marks,) = encode_traits([spec]).tolist()
-    assert marks == [float(trait in traits) for trait in TRAITS]
+    (flags,) = encode_traits([spec]).tolist()
+    assert flags == [float(trait in traits) for trait in TRAITS]
     assert spec.traits <= set(TRAITS)
 
 
@@ -80,7 +80,7 @@ def test_the_traits_of_a_view(spec: ViewSpec, traits: set[str]) -> None:
 def test_untrained_it_gives_what_held_out_rows_suggest(seed: int) -> None:
     rows, cosines, labels = draw(seed)
     seen = torch.ones(5, dtype=torch.bool)
-    start = soft_weights(cosines, [fit(each, labels, seen)[1] for each in cosines])
+    start = soft_weights(cosines, [fit(item, labels, seen)[1] for item in cosines])
     joint = fit_weights(cosines, labels, seen, start)
     weights, size = Prior().weigh(gather_evidence(rows, MARKS, cosines, labels))
     torch.testing.assert_close(weights, joint, rtol=0.02, atol=0.02)  # the least ones are left out
@@ -102,13 +102,13 @@ def test_the_order_of_views_does_not_matter(seed: int) -> None:
 
 def test_weights_sum_to_one_and_small_ones_are_left_out() -> None:
     rows, cosines, labels = draw(3)
-    for number in range(5):
+    for index in range(5):
         evidence = gather_evidence(rows, MARKS, cosines, labels)
-        weights, size = jiggled(number).weigh(evidence)
+        weights, size = jiggled(index).weigh(evidence)
         assert float(weights.sum()) == pytest.approx(1)
-        shares = weights * evidence.spread
-        shares = shares / shares.sum()
-        assert bool(((shares == 0) | (shares >= 0.99 * WEIGHTS.min_influence)).all())
+        fractions = weights * evidence.spread
+        fractions = fractions / fractions.sum()
+        assert bool(((fractions == 0) | (fractions >= 0.99 * WEIGHTS.min_influence)).all())
         assert size > 0
 
 
@@ -124,7 +124,7 @@ def test_a_view_that_does_not_separate_rows_gets_zero_weight() -> None:
 def test_without_a_judge_only_the_spread_is_looked_at() -> None:
     rows, cosines, _ = draw(5)
     weights, _ = Prior().weigh(gather_evidence(rows, MARKS, cosines, None))
-    spread = torch.stack([each.double().var(dim=1, correction=0).mean().sqrt() for each in cosines])
+    spread = torch.stack([item.double().var(dim=1, correction=0).mean().sqrt() for item in cosines])
     torch.testing.assert_close(weights, (1 / spread) / (1 / spread).sum())
 
 
@@ -132,11 +132,11 @@ def test_without_a_judge_only_the_spread_is_looked_at() -> None:
 @given(seed=seeds)
 def test_a_problem_looks_the_same_in_other_units_and_another_order(seed: int) -> None:
     x, y = blobs(seed % 100)
-    told = describe_rows(TrainingRows(x, y, 5))
-    assert told.shape == (PROBLEM_FEATURES - 5,)
-    torch.testing.assert_close(describe_rows(TrainingRows(x * 1000, y, 5)), told, rtol=1e-3, atol=1e-3)
+    result = describe_rows(TrainingRows(x, y, 5))
+    assert result.shape == (PROBLEM_FEATURES - 5,)
+    torch.testing.assert_close(describe_rows(TrainingRows(x * 1000, y, 5)), result, rtol=1e-3, atol=1e-3)
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
-    torch.testing.assert_close(describe_rows(TrainingRows(x[order], y[order], 5)), told, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(describe_rows(TrainingRows(x[order], y[order], 5)), result, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("x", [torch.zeros(6, 3), torch.ones(6, 1), torch.eye(6)[:, :2] * 1e-30])

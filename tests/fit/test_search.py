@@ -27,7 +27,7 @@ from protonet.views.kernel_ridge import BANDWIDTHS, KERNEL_RIDGES, KernelRidge, 
 from protonet.views.linear import Linear
 from protonet.views.mlp import MLP, MLPFamily
 from protonet.views.view import TrainingRows
-from tests.strategies import LITTLE, blobs, judge_noise
+from tests.strategies import LITTLE, blobs, make_noise_evaluator
 
 
 def choose(
@@ -100,11 +100,11 @@ def test_shifted_views_are_used_on_pixels_unless_they_are_ruled_out() -> None:
     rows, plan = TrainingRows(x, y, 10), plan_encoder(64, 10, 1000)
     choice = select_views(rows, plan, search=search)
     assert len(choice.shifts) == 9
-    closed = [(each, weight) for each, weight in choice.views if not isinstance(each, MLP)]
-    assert sum(weight for each, weight in closed if each.shifted or isinstance(each, FixedConvolution)) > 0.3
-    assert any(each.shifted for each, _ in closed)
+    closed = [(item, weight) for item, weight in choice.views if not isinstance(item, MLP)]
+    assert sum(weight for item, weight in closed if item.shifted or isinstance(item, FixedConvolution)) > 0.3
+    assert any(item.shifted for item, _ in closed)
     still = select_views(rows, plan, search=replace(search, shifts=False))
-    assert not any(each.shifted for each, _ in still.views)
+    assert not any(item.shifted for item, _ in still.views)
     assert still.shifts == (0,)
     assert choice.losses["mixture"] < still.losses["mixture"]
 
@@ -176,24 +176,24 @@ def test_the_prior_weighs_the_views() -> None:
     prior.second.weight.data[0, 0] = 1.0
     prior.score.weight.data[0, 0] = 10.0
     untrained, trained = (
-        weights(select_views(rows, plan_encoder(64, 10, 1000), search=replace(search, prior=each)))
-        for each in (Prior(), prior)
+        weights(select_views(rows, plan_encoder(64, 10, 1000), search=replace(search, prior=item)))
+        for item in (Prior(), prior)
     )
-    forests = [sum(share for name, share in each.items() if "forest" in name) for each in (untrained, trained)]
+    forests = [sum(fraction for name, fraction in item.items() if "forest" in name) for item in (untrained, trained)]
     assert forests[0] < 0.5
     assert forests[1] > 0.99
 
 
 def test_a_view_of_little_weight_that_costs_a_row_much_time_goes_unless_it_is_needed() -> None:
-    evaluator = judge_noise(60, 1.0)
+    evaluator = make_noise_evaluator(60, 1.0)
     right = torch.nn.functional.one_hot(evaluator.labels, 2).float()
     wrong = 1 - right
     spread, weights = torch.ones(3, dtype=torch.float64), torch.tensor([0.96, 0.03, 0.01], dtype=torch.float64)
 
     def thin(cosines: list[torch.Tensor], costs: list[float], row_cost: float = 0.25) -> list[bool]:
         names = [Linear(scaling) for scaling in ("raw", "centred", "relevant")]
-        found = [evaluator.score(*each) for each in zip(names, cosines, costs, strict=True)]
-        explored = SearchResult(evaluator.rows, evaluator, found, {}, judged=True)
+        result = [evaluator.score(*item) for item in zip(names, cosines, costs, strict=True)]
+        explored = SearchResult(evaluator.rows, evaluator, result, {}, judged=True)
         left = _thin(explored, torch.stack(cosines), weights, spread, row_cost)
         assert float(left.sum()) == pytest.approx(1)
         return [bool(weight > 0) for weight in left]
@@ -213,7 +213,7 @@ def test_patterns_are_used_where_rows_are_moved() -> None:
     start = torch.randint(200, (60,), generator=generator)
     x = templates[y[:, None], start[:, None] + torch.arange(120)]
     choice = select_views(TrainingRows(x, y, 3), plan_encoder(120, 3, 10_000), search=search)
-    assert sum(weight for each, weight in choice.views if isinstance(each, FixedConvolution)) > 0.3
+    assert sum(weight for item, weight in choice.views if isinstance(item, FixedConvolution)) > 0.3
     assert choice.losses["convolution"] < choice.losses["raw"] - 0.2
 
 
@@ -227,7 +227,7 @@ def test_selection_without_some_rows_ignores_their_evidence() -> None:
     left_out = torch.arange(0, 30, 4)
     there = torch.isin(judged, left_out)
     lied = [
-        each._replace(cosines=torch.where(there[:, None], -each.cosines, each.cosines)) for each in explored.candidates
+        item._replace(cosines=torch.where(there[:, None], -item.cosines, item.cosines)) for item in explored.candidates
     ]
 
     def choose(explored: SearchResult, rows: torch.Tensor) -> SelectedModel:
@@ -248,7 +248,7 @@ def test_repeated_partitions_hold_out_the_same_rows_in_the_same_order() -> None:
     assert len(explored.repeats) == 2
     first = explored.candidates[0]
     for repeat in explored.repeats:
-        assert [each.spec for each in repeat] == [each.spec for each in explored.candidates]
+        assert [item.spec for item in repeat] == [item.spec for item in explored.candidates]
         assert torch.equal(repeat[0].cosines.argmax(dim=1), explored.evaluator.labels)
         assert not torch.equal(repeat[0].cosines, first.cosines)  # other rows were fitted to
     alone = evaluate_candidates(rows, plan_encoder(3, 3, 10_000), EFFORTS["fast"])

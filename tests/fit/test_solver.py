@@ -182,10 +182,10 @@ EFFORTS_OF_NO_USE = [
         ("progress", 5, InputTypeError, "`progress` must be a function of a stage and a share; got int"),
         ("effort", "slow", InputError, "`effort` must be one of fast, default, best; got 'slow'"),
         ("effort", ["fast"], InputTypeError, "`effort` must be a name or a Search; got list"),
-        *(("effort", *each) for each in EFFORTS_OF_NO_USE),
+        *(("effort", *case) for case in EFFORTS_OF_NO_USE),
     ],
 )
-def test_arguments_that_do_not_fit(argument: str, value: Any, error: type[Exception], message: str) -> None:
+def test_argument_errors(argument: str, value: Any, error: type[Exception], message: str) -> None:
     given: dict[str, Any] = {argument: value}
     with pytest.raises(error, match=f"^.*{message}"):
         solve([(X, Y)], **given)
@@ -232,7 +232,7 @@ def test_pixels_are_shifted_and_nothing_of_it_counts_as_a_parameter() -> None:
     plain, shifted = (
         solve([(data.x[:50], data.y[:50])], effort=replace(EFFORTS["fast"], shifts=shifts)) for shifts in (False, True)
     )
-    accuracy = [float((each(data.x[50:]).argmax(dim=1) == data.y[50:]).double().mean()) for each in (plain, shifted)]
+    accuracy = [float((item(data.x[50:]).argmax(dim=1) == data.y[50:]).double().mean()) for item in (plain, shifted)]
     assert accuracy[1] > accuracy[0] + 0.01
     assert shifted.count_parameters() == 0
 
@@ -282,7 +282,7 @@ def test_what_is_chosen_is_fitted_with_its_weights_and_sources_once(limit: int) 
     torch.testing.assert_close(given, weights / weights.sum())
     assert bool((encoder.weights > 0).all())
     read = {view.source for view in views if view.source is not None}
-    sources = {each.source or each for each, _ in choice.views if not each.traits & {"forest", "transformer"}}
+    sources = {item.source or item for item, _ in choice.views if not item.traits & {"forest", "transformer"}}
     assert len(encoder.list_sources()) == len(read) == len(sources)
     assert float(solution.network.temperature) == pytest.approx(choice.temperature)
     again = fit_choice(solution.problem, choice)

@@ -40,7 +40,7 @@ from protonet.views.budget import plan_encoder
 from protonet.views.fixed_convolution import FixedConvolutionFamily
 from protonet.views.mlp import MLPFamily
 from protonet.views.view import TrainingRows
-from tests.strategies import LITTLE, draw_wine
+from tests.strategies import LITTLE, load_wine_split
 
 
 def unit(n: int, dim: int = 4, seed: int = 0) -> Tensor:
@@ -162,7 +162,7 @@ def moons(n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def wine() -> tuple[Tensor, Tensor, Tensor]:
-    x, y, few = map(torch.from_numpy, draw_wine())
+    x, y, few = map(torch.from_numpy, load_wine_split())
     return x.float(), y, few
 
 
@@ -186,7 +186,7 @@ def test_rows_without_a_label_help() -> None:
     assert solution.pooled.losses is not None
     assert solution.pooled.losses[1] < solution.pooled.losses[0]
     networks = solve(train, effort=search), solution.network
-    right = [float((each(digits.x[hidden]).argmax(dim=1) == digits.y[hidden]).double().mean()) for each in networks]
+    right = [float((item(digits.x[hidden]).argmax(dim=1) == digits.y[hidden]).double().mean()) for item in networks]
     assert right[1] > right[0] + 0.02
 
 
@@ -224,15 +224,15 @@ def test_rows_that_mislead_are_not_learned_from() -> None:
     assert right[1] >= right[0] - 0.01
 
 
-def test_samples_with_a_label_move_prototypes_as_ever(solved: Solution) -> None:
+def test_labelled_samples_update_prototypes(solved: Solution) -> None:
     x, y, _ = wine()
     network = copy.deepcopy(solved.network)
     assert network.counts.tolist() == [5, 5, 5]
     before = network.sums / network.counts[:, None]
     embedding = network.embed(x[:1])
     network.add_samples(x[:1], y[:1])
-    own = int(y[0])
-    torch.testing.assert_close(network.sums[own] / 6, (5 * before[own] + embedding[0]) / 6)
+    label = int(y[0])
+    torch.testing.assert_close(network.sums[label] / 6, (5 * before[label] + embedding[0]) / 6)
 
 
 def test_none_and_no_rows_change_nothing() -> None:
@@ -259,7 +259,7 @@ def test_a_class_without_a_label_is_detected_as_a_novel_cluster() -> None:
     assert learned is not None
     trained = solution._replace(choice=solution.choice._replace(views=((learned, 1.0),)))
     with torch.no_grad():
-        assert [set(each) & set(range(150, 200)) for each in cluster_unknown(trained)] != []
+        assert [set(item) & set(range(150, 200)) for item in cluster_unknown(trained)] != []
     assert cluster_unknown(solve_problem(train, effort="fast")) == []
 
 

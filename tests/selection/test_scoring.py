@@ -45,7 +45,7 @@ def test_a_class_that_cannot_win_takes_no_probability() -> None:
 
 
 @given(seed=seeds)
-def test_soft_weights_are_shares_that_fall_with_the_loss(seed: int) -> None:
+def test_soft_weights_sum_to_one_and_decrease_with_the_loss(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     cosines = [torch.rand(30, 4, generator=generator)] * 5  # one spread for all
     losses = [torch.rand(30, generator=generator, dtype=torch.float64) for _ in range(5)]
@@ -87,13 +87,13 @@ def test_fitted_weights_are_the_minimum_that_scipy_finds() -> None:
     prior = start.numpy() * spread / (start.numpy() * spread).sum()
 
     def objective(point: np.ndarray) -> float:
-        share = np.exp(log_softmax(np.append(point[:2], 0.0)))
-        logits = np.exp(point[2]) * np.tensordot(share, views, axes=1)
-        held = (
-            WEIGHTS.shrinkage * (share * np.log(share / prior)).sum()
+        fraction = np.exp(log_softmax(np.append(point[:2], 0.0)))
+        logits = np.exp(point[2]) * np.tensordot(fraction, views, axes=1)
+        held_out = (
+            WEIGHTS.shrinkage * (fraction * np.log(fraction / prior)).sum()
             + logits.var(axis=1).mean() / WEIGHTS.logit_scale**2 / 2
         )
-        return float(-log_softmax(logits, axis=1)[np.arange(60), labels.numpy()].mean() + held / 60)
+        return float(-log_softmax(logits, axis=1)[np.arange(60), labels.numpy()].mean() + held_out / 60)
 
     best = minimize(objective, np.zeros(3))
     expected = np.exp(log_softmax(np.append(best.x[:2], 0.0))) / spread
@@ -164,10 +164,10 @@ def test_classes_of_equal_weight_have_no_offsets() -> None:
     cosines = torch.rand(40, 4, generator=torch.Generator().manual_seed(0))
     labels, sizes = torch.arange(40) % 4, torch.tensor([10.0, 10.0, 10.0, 10.0], dtype=torch.float64)
     factor, offsets, losses = fit_scale_and_offsets(cosines, labels, sizes)
-    expected, own = fit_temperature(cosines, labels, sizes > 0)
+    expected, row = fit_temperature(cosines, labels, sizes > 0)
     assert offsets is None
     assert factor == expected
-    assert torch.equal(losses, own)
+    assert torch.equal(losses, row)
 
 
 def test_a_repeated_row_counts_once_against_the_prior() -> None:

@@ -24,7 +24,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 BIRD = "\N{CJK UNIFIED IDEOGRAPH-9CE5}"
-MANY = [f"k{number}" for number in range(1, 21)]
+MANY = [f"k{label}" for label in range(1, 21)]
 ODD: list[str | int] = [
     BIRD,
     "a $very$ long name of a class that goes on and on",
@@ -63,23 +63,23 @@ def test_all_text_is_on_paper_and_the_legend_under_no_point(classes: list[str | 
         assert paper.y0 <= box.y0 < box.y1 <= paper.y1, text.get_text()
 
 
-def test_names_are_in_the_order_in_which_people_look_for_them_and_so_are_the_rows() -> None:
+def test_names_and_rows_are_in_natural_order() -> None:
     shuffled = [*MANY[9:], *MANY[:9]]
     figure, logits = draw(shuffled)
     assert [text.get_text() for text in figure.axes[1].get_yticklabels()] == MANY
     labels = torch.arange(len(logits)) % len(shuffled)
-    shares = torch.tensor(figure.axes[1].images[0].get_array())
-    for given, taken in ((0, 3), (12, 5), (19, 19)):
+    fractions = torch.tensor(figure.axes[1].images[0].get_array())
+    for given, used in ((0, 3), (12, 5), (19, 19)):
         rows = labels == shuffled.index(MANY[given])
-        expected = (logits[rows].argmax(dim=1) == shuffled.index(MANY[taken])).double().mean()
-        assert float(shares[given, taken]) == pytest.approx(float(expected))
+        expected = (logits[rows].argmax(dim=1) == shuffled.index(MANY[used])).double().mean()
+        assert float(fractions[given, used]) == pytest.approx(float(expected))
     points = torch.tensor(figure.axes[0].collections[2].get_offsets())
     torch.testing.assert_close(points.double(), project(logits)[labels == shuffled.index("k3")])
 
 
-def test_characters_without_a_font_are_numbers_and_no_boxes() -> None:
+def test_classes_without_a_font_are_labelled_by_index() -> None:
     fonts = select_fonts(BIRD + "a")
-    have = any(ord(BIRD) in each for each in fonts.values())
+    have = any(ord(BIRD) in item for item in fonts.values())
     assert name_class(BIRD, 4, fonts) == (BIRD if have else "(no. 4)")
     assert next(iter(fonts)) == "DejaVu Sans"
     assert len(select_fonts("abc")) == 1
@@ -87,11 +87,11 @@ def test_characters_without_a_font_are_numbers_and_no_boxes() -> None:
     assert name_class("$a$", 0, fonts) == r"\$a\$"
 
 
-def test_a_note_says_which_classes_the_numbers_are() -> None:
+def test_a_note_lists_the_class_indices() -> None:
     fonts = {"letters": frozenset(range(32, 127))}
     classes = ["b10", BIRD, "b9", "\N{LATIN SMALL LETTER E WITH ACUTE}"]
     order = ["b9", "b10", classes[3], BIRD]
-    assert [name_class(each, place, fonts) for place, each in enumerate(order, 1)][2:] == ["(no. 3)", "(no. 4)"]
+    assert [name_class(item, index, fonts) for index, item in enumerate(order, 1)][2:] == ["(no. 3)", "(no. 4)"]
     assert (
         note_numbered_classes(classes, fonts)
         == f"no font here has the names of these classes: no. 3 is {order[2]}, no. 4 is {BIRD}"
@@ -102,11 +102,11 @@ def test_a_note_says_which_classes_the_numbers_are() -> None:
 
 def test_a_plot_is_written_with_one_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     classes = ["a", "\N{EGYPTIAN HIEROGLYPH A001}", "b"]
-    have = any(ord(classes[1]) in each for each in select_fonts(classes[1]).values())
+    have = any(ord(classes[1]) in item for item in select_fonts(classes[1]).values())
     for quiet in (False, True):
         draw_plot(tmp_path / "p.png", torch.eye(3), torch.arange(3), classes, "rows", quiet=quiet)
-        said = f"note: no font here has the names of these classes: no. 3 is {classes[1]}\n"
-        assert capsys.readouterr().err == said * (not have and not quiet)
+        output = f"note: no font here has the names of these classes: no. 3 is {classes[1]}\n"
+        assert capsys.readouterr().err == output * (not have and not quiet)
 
 
 def test_rows_that_were_fitted_to_have_no_confusion() -> None:

@@ -28,10 +28,10 @@ from tests.strategies import LITTLE, PLAIN, blobs
 X, LABELS = blobs(0)
 #: Specifications of every kind; a line is missing where a kind is, as a test below says.
 EVERY: dict[str, ViewSpec] = {scaling: Linear(scaling) for scaling in SCALINGS} | {
-    each.name: each for each in KERNEL_RIDGE_VIEWS
+    spec.name: spec for spec in KERNEL_RIDGE_VIEWS
 }
 EVERY |= {
-    f"{each.name} of {each.width}": each for each in (FixedConvolution(8, True, 0.1), FixedConvolution(4, False, 0.1))
+    f"{spec.name} of {spec.width}": spec for spec in (FixedConvolution(8, True, 0.1), FixedConvolution(4, False, 0.1))
 }
 EVERY |= {"forest": Forest(7), "shifted forest": Forest(7, shifted=True), "context": TabularTransformer(2)}
 EVERY |= {"span": Linear("standardised", (2, 6)), "mlp": MLP(Linear("centred"), 2, 3, 4, 11)}
@@ -58,7 +58,7 @@ def embed(view: View, x: Tensor) -> Tensor:
 
 
 def test_every_kind_of_view_is_tried() -> None:
-    views = {type(fit(each, PLAIN_ROWS)) for each in EVERY.values()}
+    views = {type(fit(spec, PLAIN_ROWS)) for spec in EVERY.values()}
     assert views == {view for _, view in VIEW_FAMILIES}
 
 
@@ -84,7 +84,7 @@ def test_a_view_that_is_sent_maps_rows_there(name: str) -> None:
         view, x = view.to(AWAY), X.to(AWAY)
         if view.source is not None:  # which the encoder holds, once for all views
             view.source.to(AWAY)
-        embed(view, x)  # what a view makes of its constants it keeps
+        embed(view, x)  # a view caches its constants
         mode.sent.clear()
         embedded = embed(view, x)
         assert mode.sent.keys() <= {"a test"}
@@ -138,17 +138,17 @@ USES = [lambda network, x, labels: network(x), add_class, set_prototypes, add_sa
 
 
 @pytest.mark.parametrize("use", USES)
-def test_a_network_works_where_it_is(use: Callable[[PrototypeNetwork, Tensor, Tensor], Tensor]) -> None:
+def test_a_network_computes_on_its_device(use: Callable[[PrototypeNetwork, Tensor, Tensor], Tensor]) -> None:
     expected = use(make_network(), X, LABELS)
     network = make_network()
     with Elsewhere() as mode:
         network, x, labels = network.to(AWAY), X.to(AWAY), LABELS.to(AWAY)
         network(x)
         mode.sent.clear()
-        found = use(network, x, labels)
+        result = use(network, x, labels)
         assert mode.sent.keys() <= {"a test"}
         assert not mode.fetched
-        torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(result.cpu(), expected, rtol=1e-5, atol=1e-5)
 
 
 #: What solve() copies there, as the guide names it: rows and folds, once; trees; random numbers; what constants become.
@@ -163,7 +163,7 @@ SENT |= {
     "fixed_convolution._subsample",
 }
 SENT |= {"cells._make_codes", "encoder.apply", "network.set_offsets"}
-#: What it copies back: rows that came there, those that trees grow from, labels to draw episodes of, what is judged.
+#: Functions that copy to the CPU: input checks, rows of trees, labels of episodes, evaluation.
 FETCHED = {"_validation.check_device", "loading._check_batch", "view.to", "training.train", "evaluation.__post_init__"}
 FETCHED |= {
     "evaluation.compute_fold_cosines",
@@ -181,13 +181,13 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_solve_works_where_it_is_asked_to(name: str) -> None:
+def test_solve_runs_on_the_given_device(name: str) -> None:
     problem = PROBLEMS[name]
     expected, (x, labels) = solve(**problem), problem["train_loader"]
     with Elsewhere() as mode:
         x = x.to(AWAY)
         network = solve(**(problem | {"train_loader": (x, labels.to(AWAY))}), metadata={"device": AWAY})
-        assert {each.device for each in network.state_dict().values()} == {AWAY}
+        assert {tensor.device for tensor in network.state_dict().values()} == {AWAY}
         assert mode.sent.keys() <= SENT | {"a test"}
         assert mode.fetched.keys() <= FETCHED
         torch.testing.assert_close(network(x).cpu(), expected(x.cpu()), rtol=1e-2, atol=1e-3)

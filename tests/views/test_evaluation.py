@@ -30,7 +30,7 @@ from protonet.views.view import Source, TrainingRows, require_linear_map
 from tests.strategies import blobs
 
 
-def make_judge(
+def make_evaluator(
     seed: int = 0, *, rows: int = 10, noise: float = 1.0, shifts: tuple[int, ...] = (0,)
 ) -> CandidateEvaluator:
     x, y = blobs(seed, rows=rows, noise=noise)
@@ -38,14 +38,14 @@ def make_judge(
     return CandidateEvaluator(TrainingRows(x, y, 5, shifts=shifts), folds, plan_encoder(8, 5, 1000))
 
 
-def judge_linear(evaluator: CandidateEvaluator, scaling: str) -> Candidate:
-    (found,) = LinearFamily((scaling,)).candidates(evaluator)
-    return found
+def evaluate_linear(evaluator: CandidateEvaluator, scaling: str) -> Candidate:
+    (result,) = LinearFamily((scaling,)).candidates(evaluator)
+    return result
 
 
 def test_a_linear_candidate_is_the_slow_loop_over_held_out_rows() -> None:
-    evaluator = make_judge()
-    found = judge_linear(evaluator, "whitened")
+    evaluator = make_evaluator()
+    result = evaluate_linear(evaluator, "whitened")
     x, y, *_ = evaluator.rows
     expected = []
     for view, fold in zip(evaluator.fit(Linear("whitened")), evaluator.folds, strict=True):
@@ -53,27 +53,27 @@ def test_a_linear_candidate_is_the_slow_loop_over_held_out_rows() -> None:
         embedded = F.pad(view.map(x), (0, 1), value=view.config.bias)
         means = class_means(F.normalize(embedded[fold.train], dim=1), y[fold.train], 5)[0]
         expected += [F.cosine_similarity(embedded[row], means, dim=1) for row in fold.held_out]
-    torch.testing.assert_close(found.cosines, torch.stack(expected))
-    torch.testing.assert_close(found.losses, fit_temperature(found.cosines, evaluator.labels, evaluator.seen)[1])
-    assert found.loss == pytest.approx(float(found.losses.mean()))
+    torch.testing.assert_close(result.cosines, torch.stack(expected))
+    torch.testing.assert_close(result.losses, fit_temperature(result.cosines, evaluator.labels, evaluator.seen)[1])
+    assert result.loss == pytest.approx(float(result.losses.mean()))
 
 
-def test_what_is_tried_out_is_fitted_to_each_fold_alone() -> None:
-    evaluator = make_judge()
-    found = evaluator.evaluate(Forest(3))
-    assert found is not None
+def test_candidates_are_fitted_to_each_fold_alone() -> None:
+    evaluator = make_evaluator()
+    result = evaluator.evaluate(Forest(3))
+    assert result is not None
     parts = []
     for fold in evaluator.folds:
         view = Forest(3).fit(evaluator.training_rows(fold))
         votes = F.normalize(view(evaluator.rows.features), dim=1)
         means = class_means(votes[fold.train], evaluator.rows.labels[fold.train], 5)[0]
         parts.append(votes[fold.held_out] @ F.normalize(means, dim=1).T)
-    torch.testing.assert_close(found.cosines, torch.cat(parts))
-    assert found.spec == Forest(3)
+    torch.testing.assert_close(result.cosines, torch.cat(parts))
+    assert result.spec == Forest(3)
 
 
-def test_halving_finds_a_setting_that_is_no_worse_than_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluator = make_judge(noise=2.0, rows=20)
+def test_halving_finds_one_of_the_best_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluator = make_evaluator(noise=2.0, rows=20)
     settings = [
         replace(KERNEL_RIDGE_VIEWS[0], bandwidth=bandwidth, ridge=ridge)
         for bandwidth in BANDWIDTHS
@@ -91,20 +91,20 @@ def test_halving_finds_a_setting_that_is_no_worse_than_the_rest(monkeypatch: pyt
         ],
         dim=1,
     )
-    losses = [float(evaluator.compute_losses(each).mean()) for each in every]
+    losses = [float(evaluator.compute_losses(item).mean()) for item in every]
     (halved,) = KernelRidgeFamily(KERNEL_RIDGE_VIEWS[:1]).candidates(evaluator)
     monkeypatch.setattr(kernel_ridge, "KERNEL_RIDGE", replace(KERNEL_RIDGE, halving_rows=10**6))
     (full,) = KernelRidgeFamily(KERNEL_RIDGE_VIEWS[:1]).candidates(evaluator)
     assert isinstance(full.spec, KernelRidge)
-    place = settings.index(full.spec)
-    assert place == losses.index(min(losses))
-    torch.testing.assert_close(full.cosines, every[place])
+    position = settings.index(full.spec)
+    assert position == losses.index(min(losses))
+    torch.testing.assert_close(full.cosines, every[position])
     assert halved.loss < sorted(losses)[len(losses) // 4]
 
 
-def test_a_view_that_is_clearly_worse_is_not_tried_on_all_folds(monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluator = make_judge(rows=80)  # more than enough rows per fold
-    evaluator.reference_losses = judge_linear(evaluator, "raw").losses
+def test_a_clearly_worse_view_is_not_evaluated_on_all_folds(monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluator = make_evaluator(rows=80)  # more than enough rows per fold
+    evaluator.reference_losses = evaluate_linear(evaluator, "raw").losses
     views = evaluator.fit(Linear("raw"))
     noise = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
     assert evaluator.should_prune(noise)
@@ -124,52 +124,52 @@ def test_a_view_that_is_clearly_worse_is_not_tried_on_all_folds(monkeypatch: pyt
     assert list(ForestFamily(3).candidates(evaluator)) == []
     assert len(fits) == 1
     monkeypatch.setattr(judging, "PRUNING", replace(PRUNING, excess=math.inf, decisive_rows=10**6))
-    assert [each.spec.name for each in ForestFamily(3).candidates(evaluator)] == ["forest"]
+    assert [item.spec.name for item in ForestFamily(3).candidates(evaluator)] == ["forest"]
     assert len(fits) == 1 + len(evaluator.folds)
 
 
 def test_nothing_is_pruned_before_there_is_something_to_compare_with() -> None:
-    assert not make_judge(rows=80).should_prune(torch.randn(400, 5, generator=torch.Generator().manual_seed(0)))
+    assert not make_evaluator(rows=80).should_prune(torch.randn(400, 5, generator=torch.Generator().manual_seed(0)))
 
 
-def test_shifted_views_are_tried_where_there_are_shifts() -> None:
-    for shifts, number in (((0,), 0), ((0, 1, -1), 2)):
-        evaluator = make_judge(shifts=shifts)
+def test_shifted_views_are_evaluated_if_shifts_are_detected() -> None:
+    for shifts, index in (((0,), 0), ((0, 1, -1), 2)):
+        evaluator = make_evaluator(shifts=shifts)
         tried = [*KernelRidgeFamily().candidates(evaluator), *ForestFamily().candidates(evaluator)]
-        assert sum(each.spec.shifted for each in tried) == number
-        assert all(each.spec.shifted == each.spec.name.startswith("shifted") for each in tried)
+        assert sum(item.spec.shifted for item in tried) == index
+        assert all(item.spec.shifted == item.spec.name.startswith("shifted") for item in tried)
 
 
 @pytest.mark.parametrize("kind", [KernelRidgeFamily(), ForestFamily()])
-def test_nothing_is_tried_when_it_is_late(kind: ViewFamily) -> None:
-    evaluator = make_judge()
+def test_no_candidate_is_evaluated_after_the_deadline(kind: ViewFamily) -> None:
+    evaluator = make_evaluator()
     evaluator.rows = evaluator.rows._replace(deadline=0.0)
     assert list(kind.candidates(evaluator)) == []
 
 
-def test_when_it_is_late_the_simplest_views_are_judged_all_the_same() -> None:
-    evaluator = make_judge()
+def test_the_simplest_views_are_evaluated_after_the_deadline() -> None:
+    evaluator = make_evaluator()
     evaluator.rows = evaluator.rows._replace(deadline=0.0)
     evaluator.candidates = list(LinearFamily().candidates(evaluator))
-    assert [each.spec for each in evaluator.candidates] == [Linear("raw")]
+    assert [item.spec for item in evaluator.candidates] == [Linear("raw")]
     (untrained,) = MLPFamily().candidates(evaluator)
     assert untrained.spec == MLP(Linear("raw"), 1, 1, 3, 20)
     torch.testing.assert_close(untrained.cosines, evaluator.candidates[0].cosines)
 
 
-def test_learned_views_read_the_simplest_good_view_and_are_judged_after_each_number_of_steps() -> None:
-    evaluator = make_judge(noise=2.0, shifts=(0, 1))
+def test_learned_views_read_the_simplest_good_view_and_are_evaluated_at_each_step_count() -> None:
+    evaluator = make_evaluator(noise=2.0, shifts=(0, 1))
     evaluator.candidates = list(LinearFamily(("raw", "standardised")).candidates(evaluator))
     tried = list(MLPFamily(sizes=2, steps=(1, 4)).candidates(evaluator))
-    specs = [each.spec for each in tried]
-    assert {each.source for each in specs} == {Linear("raw")}
-    sizes = [(each.members, each.hidden, each.steps) for each in specs]  # type: ignore[attr-defined]
+    specs = [item.spec for item in tried]
+    assert {item.source for item in specs} == {Linear("raw")}
+    sizes = [(item.members, item.hidden, item.steps) for item in specs]  # type: ignore[attr-defined]
     assert sizes == [(1, 1, 1), (1, 32, 1), (1, 32, 4)][: len(sizes)]  # the least one is trained as short as any
     assert len(sizes) > 1
-    assert not any(each.shifted for each in specs)
+    assert not any(item.shifted for item in specs)
     shifted = Candidate(Forest(3, shifted=True), evaluator.candidates[0].cosines, evaluator.candidates[0].losses * 0)
     evaluator.candidates.append(shifted)  # the best view so far
-    assert all(each.spec.shifted for each in MLPFamily(sizes=1, steps=(1,)).candidates(evaluator))
+    assert all(item.spec.shifted for item in MLPFamily(sizes=1, steps=(1,)).candidates(evaluator))
 
 
 @pytest.mark.parametrize("change", [lambda x: 7 * x, lambda x: x[:, [3, 1, 0, 2, 7, 6, 5, 4]]])
@@ -177,7 +177,7 @@ def test_learned_views_read_the_simplest_good_view_and_are_judged_after_each_num
 def test_unit_and_order_of_the_features_do_not_matter(
     kind: ViewFamily, change: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
-    evaluator, other = make_judge(), make_judge()
+    evaluator, other = make_evaluator(), make_evaluator()
     other.rows = other.rows._replace(features=change(other.rows.features))
     for first, second in zip(kind.candidates(evaluator), kind.candidates(other), strict=True):
         assert first.spec == second.spec

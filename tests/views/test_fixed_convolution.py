@@ -37,14 +37,14 @@ def moved(n: int, dim: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def fit(spec: FixedConvolution, rows: TrainingRows) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return what a view makes of features."""
+    """Fit a view and return its map of features."""
     bank = KernelBank.fit(rows.features, spec.width)
     view = spec.fit(rows, bank)
     return lambda x: view(bank(x))
 
 
-def slow_shares(bank: KernelBank, x: torch.Tensor) -> torch.Tensor:
-    """Return what a bank does by loops."""
+def slow_fractions(bank: KernelBank, x: torch.Tensor) -> torch.Tensor:
+    """Compute the pooled fractions of a kernel bank by loops."""
     dim, width, parts, columns = x.shape[1], bank.config.width, bank.config.parts, []
     height = dim // width
     offsets = [(0, at - 4) for at in range(9)] if width == dim else [(at // 3 - 1, at % 3 - 1) for at in range(9)]
@@ -76,16 +76,16 @@ def slow_shares(bank: KernelBank, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("dim", "width", "parts"), [(20, 20, 1), (20, 20, 3), (30, 6, 1), (64, 8, 3)])
-def test_shares_are_those_of_a_slow_loop(dim: int, width: int, parts: int) -> None:
+def test_pooled_fractions_equal_a_slow_loop(dim: int, width: int, parts: int) -> None:
     x = torch.randn(5, dim, generator=torch.Generator().manual_seed(0))
     thresholds = {"thresholds": KernelBank.fit(x, width).thresholds}
     bank = KernelBank(KernelBankConfig(dim, width, parts), thresholds)
-    torch.testing.assert_close(bank(x), slow_shares(bank, x))
-    whole = KernelBank(KernelBankConfig(dim, width, 1), thresholds)
-    torch.testing.assert_close(bank.pool(bank(x), local=False), slow_shares(whole, x))
+    torch.testing.assert_close(bank(x), slow_fractions(bank, x))
+    full = KernelBank(KernelBankConfig(dim, width, 1), thresholds)
+    torch.testing.assert_close(bank.pool(bank(x), local=False), slow_fractions(full, x))
 
 
-def test_there_is_every_kernel_of_three_high_taps_and_each_sums_to_zero() -> None:
+def test_kernels_are_all_with_three_high_taps_and_sum_to_zero() -> None:
     kernels = make_kernels()
     assert kernels.shape == (84, 9)
     assert len(kernels.unique(dim=0)) == 84
@@ -101,7 +101,7 @@ def test_dilations_reach_over_the_row() -> None:
     assert list_dilations(28, 784) == [1, 2, 4]
 
 
-def test_places_of_a_part_are_neighbours_and_every_place_is_in_one() -> None:
+def test_local_pools_partition_the_positions() -> None:
     order, counts = split_positions(4, 8, 2)
     assert [part.tolist() for part in order.split(counts)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     order, counts = split_positions(10, 10, 4)
@@ -110,12 +110,12 @@ def test_places_of_a_part_are_neighbours_and_every_place_is_in_one() -> None:
 
 
 @given(seed=seeds)
-def test_whole_rows_scaled_and_lifted_have_the_same_shares_but_at_the_ends(seed: int) -> None:
+def test_fractions_are_invariant_to_scale_and_offset_except_at_the_ends(seed: int) -> None:
     x = torch.randn(4, 40, generator=torch.Generator().manual_seed(seed))
     bank = KernelBank.fit(x, 40)
     scaled = KernelBank(bank.config, {"thresholds": bank.thresholds * 7})
-    whole = [found.pool(found(rows), local=False) for found, rows in ((scaled, 7 * x), (bank, x))]
-    torch.testing.assert_close(*whole, atol=0.03, rtol=0)
+    full = [result.pool(result(rows), local=False) for result, rows in ((scaled, 7 * x), (bank, x))]
+    torch.testing.assert_close(*full, atol=0.03, rtol=0)
 
 
 def test_rows_of_one_value_are_the_same_whatever_the_batch() -> None:
@@ -125,14 +125,14 @@ def test_rows_of_one_value_are_the_same_whatever_the_batch() -> None:
     assert bank(x[:0]).shape == (0, bank.size)
 
 
-def test_moved_rows_are_told_apart_by_patterns_and_by_little_else() -> None:
+def test_convolutions_classify_shifted_rows_better_than_linear_views() -> None:
     x, y = moved(40, 60)
     other, labels = moved(200, 60)  # other starts of the same templates
     view = fit(FixedConvolution(60, False, 0.1), TrainingRows(x, y, 2))
     assert float((view(other).argmax(dim=1) == labels).float().mean()) > 0.85
 
 
-def test_a_row_of_little_weight_is_hardly_fitted_and_equal_weights_change_nothing() -> None:
+def test_low_weights_reduce_influence_and_equal_weights_have_no_effect() -> None:
     x, y = moved(12, 30)
     y[0] = 1 - y[0]
     weights = torch.ones(12, dtype=torch.float64)
@@ -145,16 +145,16 @@ def test_a_row_of_little_weight_is_hardly_fitted_and_equal_weights_change_nothin
     assert float(light(x)[0, y[0]]) < float(plain(x)[0, y[0]]) - 0.05
 
 
-def test_candidates_are_judged_as_a_fit_to_each_fold_is() -> None:
+def test_candidates_equal_a_fit_to_each_fold() -> None:
     x, y = moved(30, 40)
     rows = TrainingRows(x, y, 2, width=40)
     evaluator = CandidateEvaluator(rows, split_folds(y, 2, torch.Generator().manual_seed(0)), plan_encoder(40, 2, 1000))
-    found = list(FixedConvolutionFamily().candidates(evaluator))
-    assert [each.spec.name for each in found] == ["convolution", "local convolution"]
-    for each in found:
-        tried = evaluator.evaluate(each.spec)
+    result = list(FixedConvolutionFamily().candidates(evaluator))
+    assert [item.spec.name for item in result] == ["convolution", "local convolution"]
+    for item in result:
+        tried = evaluator.evaluate(item.spec)
         assert tried is not None
-        torch.testing.assert_close(tried.cosines, each.cosines, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(tried.cosines, item.cosines, atol=1e-4, rtol=1e-4)
 
 
 def test_features_in_no_order_have_no_patterns() -> None:

@@ -14,7 +14,7 @@ from protonet.views.forest import FOREST, Forest, ForestFamily, ForestView, coun
 from protonet.views.linear import Linear
 from protonet.views.shifts import shift_rows
 from protonet.views.view import Source, TrainingRows
-from tests.strategies import blobs, judge_noise, seeds
+from tests.strategies import blobs, make_noise_evaluator, seeds
 
 
 def grow(x: Tensor, y: Tensor, classes: int = 5, trees: int = 20) -> ForestView:
@@ -24,12 +24,12 @@ def grow(x: Tensor, y: Tensor, classes: int = 5, trees: int = 20) -> ForestView:
 def vote_slowly(view: ForestView, x: Tensor) -> Tensor:
     """Walk every row down every tree."""
     votes = torch.zeros(len(x), view.sizes[0])
-    for number, row in enumerate(x):
+    for index, row in enumerate(x):
         for root in view.root:
             at = int(root)
             while int(view.child[at]) != at:
                 at = int(view.child[at]) + int(row[view.feature[at]] > view.threshold[at])
-            votes[number, view.label[at]] += 1 / len(view.root)
+            votes[index, view.label[at]] += 1 / len(view.root)
     return votes
 
 
@@ -155,10 +155,10 @@ def test_a_shifted_forest_is_the_forest_of_the_shifted_rows() -> None:
         (256, 0.8, [8, 64]),
     ],
 )
-def test_a_few_trees_tell_what_is_clearly_worse(
+def test_a_few_trees_reject_a_clearly_worse_candidate(
     held_out: int, reference: float, grown: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judge = judge_noise(held_out, reference)
+    judge = make_noise_evaluator(held_out, reference)
     trees: list[int] = []
     fit = Forest.fit
 
@@ -172,8 +172,8 @@ def test_a_few_trees_tell_what_is_clearly_worse(
     assert all(candidate.spec == Forest(64) for candidate in candidates)
 
 
-@pytest.mark.parametrize(("share", "trees"), [(0.0, 50), (0.1, 100), (0.2, 200), (1.0, 200)])
-def test_a_forest_of_little_weight_has_fewer_trees_in_the_end(share: float, trees: int) -> None:
-    assert ForestFamily().finalize(Forest(200, shifted=True), share) == Forest(trees, shifted=True)
-    assert ForestFamily().finalize(Forest(20), share) == Forest(20)
-    assert ForestFamily().finalize(Linear("raw"), share) == Linear("raw")
+@pytest.mark.parametrize(("fraction", "trees"), [(0.0, 50), (0.1, 100), (0.2, 200), (1.0, 200)])
+def test_a_forest_of_little_weight_has_fewer_trees_in_the_end(fraction: float, trees: int) -> None:
+    assert ForestFamily().finalize(Forest(200, shifted=True), fraction) == Forest(trees, shifted=True)
+    assert ForestFamily().finalize(Forest(20), fraction) == Forest(20)
+    assert ForestFamily().finalize(Linear("raw"), fraction) == Linear("raw")

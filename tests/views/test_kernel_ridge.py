@@ -22,7 +22,7 @@ from protonet.views.kernel_ridge import (
 )
 from protonet.views.linear import Linear
 from protonet.views.view import LinearMap, TrainingRows
-from tests.strategies import blobs, judge_noise
+from tests.strategies import blobs, make_noise_evaluator
 
 CENTRED = Linear("centred")
 GAUSSIAN = KernelRidge(CENTRED, 2)
@@ -48,34 +48,34 @@ def test_distances_are_scipys(norm: int, metric: str) -> None:
 
 
 @pytest.mark.parametrize("terms", KERNEL_RIDGE.terms)
-def test_rounded_distances_are_scipys_but_for_half_a_step(terms: int) -> None:
+def test_quantized_distances_equal_scipy_within_half_a_step(terms: int) -> None:
     x, landmarks = 3 * blobs(0)[0], blobs(1)[0]
     step = float((landmarks.amax(dim=0) - landmarks.amin(dim=0)).max()) / (32767 // terms)
     x[0], x[1] = 50.0, -1e6  # far beyond all landmarks
     expected = torch.from_numpy(cdist(x.double().numpy(), landmarks.double().numpy(), "cityblock"))
-    found = quantized_l1_distances(x, landmarks, terms).double()
-    assert float((found - expected)[2:].abs().max()) <= step * x.shape[1] * 1.001
-    torch.testing.assert_close(found[:2], expected[:2], rtol=1e-5, atol=step * x.shape[1])
+    result = quantized_l1_distances(x, landmarks, terms).double()
+    assert float((result - expected)[2:].abs().max()) <= step * x.shape[1] * 1.001
+    torch.testing.assert_close(result[:2], expected[:2], rtol=1e-5, atol=step * x.shape[1])
 
 
-def test_rounded_distances_of_whole_steps_are_exact_whatever_the_batch() -> None:
+def test_quantized_distances_of_multiples_of_the_step_are_exact() -> None:
     """Landmarks from 0 to 2047 have steps of 1; every tile and every group of terms is cut in the middle once."""
     generator = torch.Generator().manual_seed(0)
-    whole = torch.randint(0, 2048, (60, 37), generator=generator).float()
-    x, landmarks = whole[:43], torch.cat([whole[43:], torch.zeros(1, 37), torch.full((1, 37), 2047.0)])
+    complete = torch.randint(0, 2048, (60, 37), generator=generator).float()
+    x, landmarks = complete[:43], torch.cat([complete[43:], torch.zeros(1, 37), torch.full((1, 37), 2047.0)])
     expected = (x[:, None] - landmarks).abs().sum(dim=2)
     assert torch.equal(quantized_l1_distances(x, landmarks, 16), expected)
     parts = torch.cat([quantized_l1_distances(part, landmarks, 16) for part in x.split(5)])
     assert torch.equal(parts, expected)
 
 
-def test_rounded_distances_of_no_row_of_one_landmark_and_of_nan() -> None:
+def test_quantized_distances_of_no_rows_one_landmark_and_nan() -> None:
     x = torch.tensor([[1.0, 2.0], [torch.nan, 0.0], [torch.inf, 0.0]])
     assert quantized_l1_distances(x[:0], x[:1], 16).shape == (0, 1)
-    found = quantized_l1_distances(x, x[:1], 16)
-    assert found[0] == 0
-    assert found[1].isnan()
-    assert found[2].isinf()
+    result = quantized_l1_distances(x, x[:1], 16)
+    assert result[0] == 0
+    assert result[1].isnan()
+    assert result[2].isinf()
 
 
 def test_rounding_keeps_the_class_of_held_out_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,14 +99,14 @@ def test_rounding_keeps_the_class_of_held_out_rows(monkeypatch: pytest.MonkeyPat
 def test_large_read_outs_are_rounded_finer_or_not_at_all() -> None:
     x, y = blobs(7, rows=80, dim=64)
     view = fit(KernelRidge(Linear("standardised"), 1, bandwidth=2.0, ridge=0.1), x, y)
-    found = []
+    result = []
     for factor in (0.01, 1.0, 10.0, 1e6):
         view.readout.mul_(factor)
-        found.append(view._choose_quantization())
+        result.append(view._choose_quantization())
         view.readout.div_(factor)
-    assert found[0] == max(KERNEL_RIDGE.terms)
-    assert found[-1] is None
-    assert [each or 0 for each in found] == sorted([each or 0 for each in found], reverse=True)
+    assert result[0] == max(KERNEL_RIDGE.terms)
+    assert result[-1] is None
+    assert [item or 0 for item in result] == sorted([item or 0 for item in result], reverse=True)
 
 
 def test_gradients_flow_through_exact_distances() -> None:
@@ -146,13 +146,13 @@ def test_the_cosines_of_the_search_are_those_of_the_fitted_view(
         replace(view, bandwidth=bandwidth, ridge=ridge) for bandwidth, ridge in ((4.0, 0.1), (0.5, 0.1), (4.0, 1e-2))
     ]
     cosines = kernel_ridge._KernelRegression(view, source, rows, queries).cosines(settings)
-    for setting, found in zip(settings, cosines, strict=True):
+    for setting, result in zip(settings, cosines, strict=True):
         fitted = setting.fit(rows, source)
         assert fitted.landmarks.shape == (min(units, 120 if view.shifted else 40), 8)
         scores = F.normalize(score(fitted, x), dim=1)
         prototypes = torch.stack([scores[y == c].mean(dim=0) for c in range(5)])
         expected = F.normalize(score(fitted, queries), dim=1) @ F.normalize(prototypes, dim=1).T
-        torch.testing.assert_close(found, expected, atol=2e-3, rtol=2e-3)
+        torch.testing.assert_close(result, expected, atol=2e-3, rtol=2e-3)
 
 
 def test_a_radial_view_separates_what_cosine_cannot() -> None:
@@ -185,7 +185,7 @@ def test_a_shifted_view_is_the_view_of_the_shifted_rows() -> None:
     torch.testing.assert_close(score(unshifted, x), score(plain.fit(TrainingRows(x, y, 5), source), x))
 
 
-def test_two_samples_of_two_classes_are_told_apart() -> None:
+def test_two_samples_of_two_classes_are_separated() -> None:
     x = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
     fitted = fit(replace(GAUSSIAN, bandwidth=1.0), x, torch.arange(2), 2)
     assert score(fitted, x + 0.1).argmax(dim=1).tolist() == [0, 1]
@@ -209,7 +209,7 @@ def test_equal_rows_stay_finite() -> None:
 
 def choose_setting(held_out: int, reference: float, monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], int]:
     """Try one view of noise beside a best loss; return the bandwidths that were worked out, and how many candidates."""
-    judge = judge_noise(held_out, reference)
+    judge = make_noise_evaluator(held_out, reference)
     solved: list[float] = []
     solve = kernel_ridge._KernelRegression.solve
 
@@ -233,13 +233,13 @@ def choose_setting(held_out: int, reference: float, monkeypatch: pytest.MonkeyPa
         (256, 0.8, [2.0, 1.0, 0.5, 0.5], 1),
     ],
 )
-def test_few_units_find_the_bandwidth_of_folds_that_settle_it_and_what_is_clearly_worse(
+def test_few_units_select_the_bandwidth_and_reject_a_clearly_worse_one(
     held_out: int, reference: float, solved: list[float], candidates: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert choose_setting(held_out, reference, monkeypatch) == (solved, candidates)
 
 
-def test_few_units_are_a_problem_of_their_own() -> None:
+def test_few_units_are_evaluated_separately() -> None:
     x, y = blobs(0, rows=20)
     source = Linear("standardised").fit(TrainingRows(x, y, 5)).source
     assert isinstance(source, LinearMap)
@@ -249,7 +249,7 @@ def test_few_units_are_a_problem_of_their_own() -> None:
     assert few.cosines([GAUSSIAN]).shape == (1, 3, 5)
 
 
-def test_rows_that_rounding_alone_tells_apart_do_not_set_the_bandwidth() -> None:
+def test_rows_that_differ_by_rounding_do_not_set_the_bandwidth() -> None:
     noise = torch.randn(30, 3, generator=torch.Generator().manual_seed(0))
     x, y = 1e-5 * noise + 3.0 * (torch.arange(30) >= 24)[:, None], torch.arange(30) % 3
     for norm in (1, 2):
@@ -259,7 +259,7 @@ def test_rows_that_rounding_alone_tells_apart_do_not_set_the_bandwidth() -> None
         torch.testing.assert_close(score(twice, x.double()).float(), score(fitted, x), atol=1e-3, rtol=0)
 
 
-def test_names_tell_kernel_source_and_shifts() -> None:
+def test_names_contain_kernel_source_and_shifts() -> None:
     assert [view.name for view in KERNEL_RIDGE_VIEWS if view.shifted] == ["shifted gaussian centred"]
     assert len({view.name for view in KERNEL_RIDGE_VIEWS}) == len(KERNEL_RIDGE_VIEWS)
     assert replace(GAUSSIAN, bandwidth=9.0).name == "gaussian centred"

@@ -50,9 +50,9 @@ def test_shrunken_covariance_is_nearer_to_the_truth_than_the_sample(rows: int) -
     generator = torch.Generator().manual_seed(rows)
     truth = torch.logspace(0, 2, 20, dtype=torch.float64)
     residuals = torch.randn(5 * rows, 20, generator=generator, dtype=torch.float64) * truth.sqrt()
-    basis, variances, rest = shrink_covariance(residuals, len(residuals))
+    basis, variances, remaining = shrink_covariance(residuals, len(residuals))
     outside = torch.eye(20, dtype=torch.float64) - basis @ basis.T
-    estimate = basis * variances @ basis.T + rest * outside
+    estimate = basis * variances @ basis.T + remaining * outside
     assert bool((torch.linalg.eigvalsh(estimate) > 0).all())
     torch.testing.assert_close(estimate.trace(), residuals.square().sum() / len(residuals))
     sample = residuals.T @ residuals / len(residuals)
@@ -91,7 +91,7 @@ def test_a_feature_of_another_unit_does_not_hide_the_others(scaling: str) -> Non
 
 
 def test_wide_and_square_paths_agree() -> None:
-    """The Gram path (rows < dim) and the covariance path see the same spectrum when a zero row tells them apart."""
+    """The Gram path (rows < dim) and the covariance path give the same spectrum if they differ by a zero row."""
     generator = torch.Generator().manual_seed(1)
     residuals = torch.randn(19, 20, generator=generator, dtype=torch.float64)
     padded = torch.cat([residuals, torch.zeros(1, 20, dtype=torch.float64)])
@@ -100,13 +100,13 @@ def test_wide_and_square_paths_agree() -> None:
     torch.testing.assert_close(wide.basis.abs(), square.basis.abs(), atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("family", "least"), [("correlated", 0.95), ("nuisance", 0.95)])
-def test_whitening_finds_the_classes_that_noise_hides(family: str, least: float) -> None:
+@pytest.mark.parametrize(("family", "minimum"), [("correlated", 0.95), ("nuisance", 0.95)])
+def test_whitening_finds_the_classes_that_noise_hides(family: str, minimum: float) -> None:
     split = sample_family(family, seed=11)
     x, y = torch.cat([split.train_x, split.val_x]), torch.cat([split.train_y, split.val_y])
     test = split.test_x, split.test_y
     assert cosine_accuracy(fit("raw", x, y, 128), x, y, test) < 0.1
-    assert cosine_accuracy(fit("whitened", x, y, 128), x, y, test) > least
+    assert cosine_accuracy(fit("whitened", x, y, 128), x, y, test) > minimum
 
 
 @given(seed=seeds, scaling=st.sampled_from(SCALINGS))
@@ -133,13 +133,13 @@ def fit_blocks(scaling: str, blocks: torch.Tensor | None = BLOCKS) -> tuple[torc
 @pytest.mark.parametrize("scaling", ["standardised", "robust"])
 def test_features_of_one_block_keep_their_sizes_and_blocks_are_alike(scaling: str) -> None:
     gain, varies = fit_blocks(scaling)
-    size = 1 / fit_blocks(scaling, None)[0]  # in the unit of each feature: what makes it alike alone
+    size = 1 / fit_blocks(scaling, None)[0]  # the unit of each feature
     assert bool((gain[~varies] == 0).all())
     total = torch.zeros(4, dtype=torch.float64)
     for block in range(4):
-        own = (block == BLOCKS) & varies
-        torch.testing.assert_close(gain[own], gain[own][:1].expand(int(own.sum())))
-        total[block] = (gain[own] * size[own]).square().sum()
+        used = (block == BLOCKS) & varies
+        torch.testing.assert_close(gain[used], gain[used][:1].expand(int(used.sum())))
+        total[block] = (gain[used] * size[used]).square().sum()
     torch.testing.assert_close(total, total[:1].expand(4), rtol=1e-4, atol=0)
 
 
@@ -150,8 +150,8 @@ def test_blocks_are_of_equal_variance_and_alone_they_change_nothing() -> None:
     total = torch.bincount(BLOCKS, z.var(dim=0))
     torch.testing.assert_close(total, total[:1].expand(4), rtol=1e-4, atol=0)
     for scaling in SCALINGS:
-        each = Linear(scaling).fit(TrainingRows(x, y, 5, blocks=torch.arange(8))).map
-        torch.testing.assert_close(each(x), fit(scaling, x, y).map(x))
+        item = Linear(scaling).fit(TrainingRows(x, y, 5, blocks=torch.arange(8))).map
+        torch.testing.assert_close(item(x), fit(scaling, x, y).map(x))
 
 
 def test_relevance_comes_after_the_blocks() -> None:

@@ -87,7 +87,7 @@ def test_the_stack_is_the_loop_over_its_members() -> None:
 
 
 def rings(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two classes that no cosine tells apart: inside and outside of a circle, both in all directions."""
+    """Two classes that no cosine separates: inside and outside of a circle, both in all directions."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(200) % 2
     direction = F.normalize(torch.randn(200, 2, generator=generator), dim=1)
@@ -129,8 +129,8 @@ def test_same_seed_same_weights_and_no_global_state() -> None:
     assert not torch.equal(first.last, other.last)
 
 
-def test_members_of_a_stack_do_not_see_each_other() -> None:
-    """What a member learns from its task is the same whatever the other members learn from."""
+def test_members_of_a_stack_are_independent() -> None:
+    """A member learns the same from its task whatever the tasks of the other members are."""
     task, other = MemberData(*rings(0)), MemberData(*rings(5))
     results = []
     for tasks in ([task, task], [task, other]):
@@ -142,7 +142,7 @@ def test_members_of_a_stack_do_not_see_each_other() -> None:
     assert not torch.allclose(results[0].first[1], results[1].first[1])
 
 
-def test_pauses_are_where_they_were_asked_for() -> None:
+def test_checkpoints_are_at_the_requested_steps() -> None:
     task = MemberData(*rings(0))
     generator = torch.Generator().manual_seed(0)
     stack = ResidualMLPs(1, 2, 4, 16, generator)
@@ -162,7 +162,7 @@ def test_one_sample_a_class_trains_on_augmented_views() -> None:
     assert float(average.last.abs().max()) > 0
 
 
-def test_each_member_has_an_optimizer_of_its_own_with_the_recipes_settings() -> None:
+def test_each_member_has_a_separate_optimizer_with_the_recipe_settings() -> None:
     made: list[tuple[list[dict[str, Any]], float]] = []
 
     def build(groups: list[dict[str, Any]], lr: float) -> torch.optim.Optimizer:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import protonet
 
-#: One file: how far each feature is from its mean, which tells apart what no linear view can. The specification, the
-#: kind and the view follow the protocol of `protonet.views.view`, and nothing else of the library knows them.
+#: One file: the distance of each feature from its mean separates classes that no linear view can. The specification,
+#: the kind and the view follow the protocol of `protonet.views.view`, and nothing else of the library knows them.
 TOY = '''"""Toy views: how far each feature is from its mean, to some power."""
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class ToyView(View):
 #: One line more beside the list of kinds: an import and an entry.
 ENTRY = "from protonet.views.toy import ToyFamily, ToyView; "
 ENTRY += "VIEW_FAMILIES = (VIEW_FAMILIES[0], (ToyFamily, ToyView), *VIEW_FAMILIES[1:])"
-#: What a person does with it: solve, look at the choice, cross-fit, save, load, update, export.
+#: Its use: solve, inspect the selection, cross-fit, save, load, update, export.
 USE = """
 import sys
 from dataclasses import replace
@@ -126,7 +126,7 @@ folder = Path.cwd()
 assert Path(protonet.__file__).is_relative_to(folder), protonet.__file__
 generator = torch.Generator().manual_seed(0)
 y = torch.arange(400) % 2
-sizes = torch.tensor([[1.0, 3.0] * 6, [3.0, 1.0] * 6])[y]  # what the signs of the features hide
+sizes = torch.tensor([[1.0, 3.0] * 6, [3.0, 1.0] * 6])[y]  # the signs of the features hide the sizes
 x = sizes * (2 * torch.randint(2, (400, 12), generator=generator) - 1) + torch.randn(400, 12, generator=generator)
 stages = []
 solution = solve_problem([(x[:200], y[:200])], effort="fast", progress=lambda stage, share: stages.append(stage))
@@ -161,7 +161,7 @@ print("fitted, saved, loaded and exported")
 """
 
 
-def test_a_new_kind_of_view_is_one_file_and_one_line(tmp_path: Path) -> None:
+def test_a_new_view_takes_one_file_and_one_line(tmp_path: Path) -> None:
     package, copy = Path(protonet.__file__).parent, tmp_path / "protonet"
     shutil.copytree(package, copy)
     (copy / "views" / "toy.py").write_text(TOY, encoding="utf-8")

@@ -22,13 +22,13 @@ def waves(n: int, dim: int, period: float) -> Tensor:
 
 
 def test_a_series_is_shifted_as_far_as_it_stays_alike() -> None:
-    found, width = detect_order(waves(400, 100, 60.0))
+    result, width = detect_order(waves(400, 100, 60.0))
     assert width == 100
-    # Of sines, the squared difference at a distance is 1 - cos(2 pi distance / period) of what strangers have.
+    # Of sines, the squared difference at a distance is 1 - cos(2 pi distance / period) of that of unrelated features.
     expected = [math.floor(60 * math.acos(1 - change) / (2 * math.pi)) for change in SHIFTS.changes]
-    assert [abs(a - b) <= 1 for a, b in zip(found[1::2], expected, strict=True)] == [True] * 3
-    assert found[0] == 0
-    assert [-step for step in found[1::2]] == list(found[2::2])
+    assert [abs(a - b) <= 1 for a, b in zip(result[1::2], expected, strict=True)] == [True] * 3
+    assert result[0] == 0
+    assert [-step for step in result[1::2]] == list(result[2::2])
 
 
 def test_an_image_is_shifted_to_its_eight_neighbours() -> None:
@@ -37,7 +37,7 @@ def test_an_image_is_shifted_to_its_eight_neighbours() -> None:
     assert set(detect_order(x[:200]).shifts) == {row * 8 + column for row in (-1, 0, 1) for column in (-1, 0, 1)}
 
 
-def test_interleaved_channels_are_shifted_by_their_number() -> None:
+def test_interleaved_channels_are_shifted_by_the_channel_count() -> None:
     generator = torch.Generator().manual_seed(1)
     slow = waves(300, 40, 80.0)
     channels = [slow, torch.randn(300, 40, generator=generator), -slow.roll(20, dims=0), slow.roll(99, dims=0)]
@@ -50,11 +50,11 @@ def test_features_in_no_order_are_not_shifted(family: str) -> None:
     assert detect_order(split.train_x) == Order()
 
 
-@pytest.mark.parametrize("share", [0.5, 0.8, 0.95])
-def test_features_with_a_common_factor_are_not_shifted(share: float) -> None:
+@pytest.mark.parametrize("fraction", [0.5, 0.8, 0.95])
+def test_features_with_a_common_factor_are_not_shifted(fraction: float) -> None:
     generator = torch.Generator().manual_seed(0)
-    common, own = torch.randn(40, 1, generator=generator), torch.randn(40, 12, generator=generator)
-    assert detect_order(math.sqrt(share) * common + math.sqrt(1 - share) * own).shifts == (0,)
+    common, noise = torch.randn(40, 1, generator=generator), torch.randn(40, 12, generator=generator)
+    assert detect_order(math.sqrt(fraction) * common + math.sqrt(1 - fraction) * noise).shifts == (0,)
 
 
 def test_features_of_different_units_are_not_shifted() -> None:

@@ -40,23 +40,23 @@ def test_a_linear_view_of_a_span_is_that_of_its_columns(scaling: str) -> None:
 
 def test_a_radial_view_of_a_span_is_that_of_its_columns() -> None:
     rows = draw_rows()
-    found = []
-    for own, span in ((rows, SPAN), (cut(rows), None)):
+    result = []
+    for training, span in ((rows, SPAN), (cut(rows), None)):
         source = Linear("standardised", span)
-        fitted = source.fit(own)
-        view = KernelRidge(source, 2).fit(own, fitted.map)
-        found.append(view(fitted.map(own.features)))
-    torch.testing.assert_close(*found)
+        fitted = source.fit(training)
+        view = KernelRidge(source, 2).fit(training, fitted.map)
+        result.append(view(fitted.map(training.features)))
+    torch.testing.assert_close(*result)
 
 
-def test_the_search_has_a_view_for_each_span() -> None:
+def test_the_search_has_a_view_per_span() -> None:
     search = EFFORTS["fast"].with_spans([(0, 3), SPAN])
-    (kind,) = (each for each in search.kinds if isinstance(each, KernelRidgeFamily))
+    (kind,) = (item for item in search.kinds if isinstance(item, KernelRidgeFamily))
     assert [view.source.span for view in kind.views[-2:]] == [(0, 3), SPAN]
     assert EFFORTS["fast"].with_spans([]) is EFFORTS["fast"]
 
 
-def test_noise_beside_a_span_is_seen_through() -> None:
+def test_noise_columns_do_not_hide_an_informative_span() -> None:
     generator = torch.Generator().manual_seed(1)
     labels = torch.arange(120) % 3
     x = torch.randn(120, 200, generator=generator)

@@ -53,13 +53,13 @@ BLOCKS = torch.tensor([0, 1, 1, 2, 2, 2, 3])
 
 
 def draw_table(seed: int, n: int = 24, classes: int = 3) -> TrainingRows:
-    """Return rows of columns of all sorts, which tell something of the class."""
+    """Sample rows with informative columns of all types."""
     generator = torch.Generator().manual_seed(seed)
     y = torch.arange(n) % classes
-    numbers = torch.randn(n, 3, generator=generator) + y[:, None]
+    indices = torch.randn(n, 3, generator=generator) + y[:, None]
     gap = (torch.rand(n, generator=generator) < 0.3).float()
     level = (y + (torch.rand(n, generator=generator) < 0.3)) % 3
-    columns = [numbers[:, :1], numbers[:, 1:2], gap[:, None], F.one_hot(level, 3).float(), numbers[:, 2:]]
+    columns = [indices[:, :1], indices[:, 1:2], gap[:, None], F.one_hot(level, 3).float(), indices[:, 2:]]
     return TrainingRows(torch.cat(columns, dim=1), y, classes, blocks=BLOCKS)
 
 
@@ -97,19 +97,19 @@ def read_slowly(
         rows.append(torch.stack(states))  # (columns + 1, DIM)
     for layer in range(LAYERS):
         w = {name.split(".")[1]: value for name, value in weights.items() if name.startswith(f"{layer}.")}
-        for number, h in enumerate(rows):
+        for index, h in enumerate(rows):
             q, k, v = (norm(f"{layer}.norm0", h) @ w["columns"].T).split(DIM, dim=1)
-            rows[number] = h + torch.stack([attend(query, k, v) for query in q]) @ w["columns_out"].T
+            rows[index] = h + torch.stack([attend(query, k, v) for query in q]) @ w["columns_out"].T
         normed = [norm(f"{layer}.norm1", h) for h in rows]
         looked_at = torch.stack(normed) if memory is None else memory[layer]  # (labelled, columns + 1, DIM)
-        for number, h in enumerate(rows):
-            taken = []
+        for index, h in enumerate(rows):
+            used = []
             for column in range(h.shape[0]):
                 k, v = (looked_at[:, column] @ w["memory"].T).split(DIM, dim=1)
-                taken.append(attend(w["query"] @ normed[number][column], k, v))
-            z = h + torch.stack(taken) @ w["rows_out"].T
+                used.append(attend(w["query"] @ normed[index][column], k, v))
+            z = h + torch.stack(used) @ w["rows_out"].T
             inner = F.gelu(norm(f"{layer}.norm2", z) @ w["up"].T + w["up_bias"], approximate="tanh")
-            rows[number] = z + inner @ w["down"].T + w["down_bias"]
+            rows[index] = z + inner @ w["down"].T + w["down_bias"]
         if memory is None:
             MEMORIES.append(looked_at)
     ends = [weights["out"] @ norm("norm", h[0]) for h in rows]
@@ -129,7 +129,7 @@ def test_the_transformer_is_the_slow_one() -> None:
     labelled = read_slowly(weights, cells, codes, None)
     memory = encode_labelled_rows(weights, cells[None], torch.tensor([codes]))
     for code in range(CLASS_CODES):
-        mean = sum((row for row, own in zip(labelled, codes, strict=True) if own == code), torch.zeros(DIM))
+        mean = sum((row for row, mine in zip(labelled, codes, strict=True) if mine == code), torch.zeros(DIM))
         torch.testing.assert_close(memory.prototypes[0, code], F.normalize(mean, dim=0), atol=1e-4, rtol=1e-3)
     expected = torch.stack(read_slowly(weights, new, [CLASS_CODES] * 4, list(MEMORIES)))
     torch.testing.assert_close(embed_rows(weights, new[None], memory)[0], expected, atol=1e-4, rtol=1e-3)
@@ -164,7 +164,7 @@ def test_neither_order_nor_names_nor_units_matter(seed: int) -> None:
 
 
 @given(seed=seeds)
-def test_cells_are_numbers_by_their_deviation_and_rank_and_codes_of_levels(seed: int) -> None:
+def test_cells_are_encoded_by_deviation_rank_and_level(seed: int) -> None:
     rows, new = draw_table(seed).features, draw_table(seed + 1).features
     cells = Cells(rows, BLOCKS).encode(torch.cat([rows, new]))
     assert cells.shape == (48, 4, CELL_CHANNELS)
@@ -179,9 +179,9 @@ def test_cells_are_numbers_by_their_deviation_and_rank_and_codes_of_levels(seed:
     codes = cells[:24, 2, NUMERIC_CHANNELS:]
     torch.testing.assert_close(codes.mean(dim=0), torch.zeros(CELL_CHANNELS - NUMERIC_CHANNELS), atol=1e-5, rtol=0)
     level = rows[:, 3:6].argmax(dim=1)
-    assert all(len(codes[level == each].unique(dim=0)) == 1 for each in level.unique())
+    assert all(len(codes[level == item].unique(dim=0)) == 1 for item in level.unique())
     constant = Cells(torch.ones(4, 1), torch.zeros(1, dtype=torch.int64)).encode(torch.tensor([[1.0], [2.0]]))
-    assert constant[:, 0, 0].tolist() == [0.0, 0.0]  # a column that never varied tells nothing by its size
+    assert constant[:, 0, 0].tolist() == [0.0, 0.0]  # the size of a constant column is not informative
 
 
 def test_another_precision_is_read_anew_and_comes_back_to_the_bit() -> None:
@@ -216,25 +216,27 @@ def test_no_row_makes_no_row_and_other_rows_are_read_anew() -> None:
 
 def test_many_rows_are_thinned_out_and_those_that_count_stay() -> None:
     x, y = blobs(0, rows=1500, dim=8)
-    rows, most = TrainingRows(x, y, 5), TABULAR_TRANSFORMER.max_rows
+    rows, maximum = TrainingRows(x, y, 5), TABULAR_TRANSFORMER.max_rows
     thinned = TabularTransformer().fit(rows)
-    assert len(thinned.rows) == most
-    assert thinned.classes.bincount().min() >= most // 5 - 1
+    assert len(thinned.rows) == maximum
+    assert thinned.classes.bincount().min() >= maximum // 5 - 1
     weights = torch.ones(len(y), dtype=torch.float64)
-    weights[-most:] = 2.0
-    assert torch.equal(TabularTransformer().fit(rows._replace(weights=weights)).rows, x[-most:])
+    weights[-maximum:] = 2.0
+    assert torch.equal(TabularTransformer().fit(rows._replace(weights=weights)).rows, x[-maximum:])
     view = TabularTransformer(2).fit(rows.select(torch.arange(60)))
-    whole = view(x)
-    assert whole.shape == (len(x), 2 * DIM)
-    torch.testing.assert_close(whole[:5], view(x[:5]), atol=1e-5, rtol=0)  # in batches or not
+    full = view(x)
+    assert full.shape == (len(x), 2 * DIM)
+    torch.testing.assert_close(full[:5], view(x[:5]), atol=1e-5, rtol=0)  # in batches or not
     assert view.matmul_shapes() == 2 * list_matmul_shapes(8, 60)
 
 
-def test_more_classes_than_codes_are_told_apart_by_several_passes() -> None:
+def test_more_classes_than_codes_take_several_passes() -> None:
     x, y = blobs(0, classes=24, rows=20, dim=12, noise=0.5)
-    held = torch.arange(len(y)) % 2 == 0
+    held_out = torch.arange(len(y)) % 2 == 0
     evaluator = CandidateEvaluator(
-        TrainingRows(x, y, 24), [Fold(*(mask.nonzero().flatten() for mask in (~held, held)))], plan_encoder(12, 24, 0)
+        TrainingRows(x, y, 24),
+        [Fold(*(mask.nonzero().flatten() for mask in (~held_out, held_out)))],
+        plan_encoder(12, 24, 0),
     )
 
     def count_right(passes: int) -> float:
@@ -252,7 +254,7 @@ def list_candidates(rows: TrainingRows, kind: TabularTransformerFamily) -> list[
     return [candidate.spec for candidate in kind.candidates(evaluator)]
 
 
-def test_it_is_tried_where_rows_are_those_of_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_transformer_is_a_candidate_for_tables_only(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, kind = draw_table(0), TabularTransformerFamily.for_effort("default")
     assert list_candidates(rows, kind) == [TabularTransformer(kind.passes)]
     assert list_candidates(TrainingRows(*blobs(0, classes=12)[:2], 12), kind) == [
@@ -275,8 +277,8 @@ def test_it_is_tried_where_rows_are_those_of_a_table(monkeypatch: pytest.MonkeyP
         TabularTransformer().fit(rows)
 
 
-def test_the_numbers_know_tables() -> None:
-    """One column of twelve tells the class, by a threshold: a few rows show it to who has seen other tables."""
+def test_the_pretrained_transformer_beats_random_weights() -> None:
+    """One column of twelve determines the class by a threshold: pretraining detects it from a few rows."""
     lead = []
     for seed in range(30):
         generator = torch.Generator().manual_seed(seed)
@@ -288,7 +290,7 @@ def test_the_numbers_know_tables() -> None:
         right = []
         for view in (TabularTransformer(2).fit(rows), Linear("standardised").fit(rows)):
             z = F.normalize(view(x if view.source is None else view.source(x)), dim=1)
-            prototypes = torch.stack([z[:20][y[:20] == each].mean(dim=0) for each in (0, 1)])
+            prototypes = torch.stack([z[:20][y[:20] == item].mean(dim=0) for item in (0, 1)])
             right.append(float(((z[20:] @ F.normalize(prototypes, dim=1).T).argmax(dim=1) == y[20:]).double().mean()))
         lead.append(right[0] - right[1])
     error = float(np.std(lead) / math.sqrt(len(lead)))
@@ -298,22 +300,22 @@ def test_the_numbers_know_tables() -> None:
 @pytest.mark.parametrize(
     "fault", ["class", "none", "order", "size", "precision", "finite", "many", "first", "passes", "columns"]
 )
-def test_what_is_no_context_view_is_refused(fault: str) -> None:
+def test_invalid_transformer_views_are_refused(fault: str) -> None:
     view = TabularTransformer(2).fit(draw_table(0))
     tensors, config = dict(view.state_dict()), view.config.to_json()
     restored = TabularTransformerView(TabularTransformerConfig.from_json(config))
     restored.check(tensors)
     restored.load_state_dict(tensors)
     assert torch.equal(restored(view.rows), view(view.rows))
-    numbers = load_pretrained_weights()
-    assert numbers is not None
+    indices = load_pretrained_weights()
+    assert indices is not None
     change: dict[str, dict[str, Tensor]] = {
         "class": {"classes": tensors["classes"] - 1},
         "none": {"rows": tensors["rows"][:0], "classes": tensors["classes"][:0]},
         "order": {"blocks": tensors["blocks"].flip(0)},
-        "size": {"pretrained": numbers[:-1]},
-        "precision": {"pretrained": numbers.float()},
-        "finite": {"pretrained": torch.full_like(numbers, 0x7C00)},
+        "size": {"pretrained": indices[:-1]},
+        "precision": {"pretrained": indices.float()},
+        "finite": {"pretrained": torch.full_like(indices, 0x7C00)},
         "columns": {"blocks": tensors["blocks"][:-1]},
         "many": {"rows": tensors["rows"].repeat(200, 1), "classes": tensors["classes"].repeat(200)},
         "first": {"blocks": tensors["blocks"] + 1},

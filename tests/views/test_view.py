@@ -36,7 +36,7 @@ def test_a_map_is_diagonal_plus_low_rank(seed: int, rank: int) -> None:
     assert torch.equal(again(x), mapping(x))
 
 
-def test_every_kind_has_a_name_of_its_own_and_tells_what_it_costs() -> None:
+def test_every_view_has_a_unique_name_and_a_cost() -> None:
     names = [view.kind for _, view in VIEW_FAMILIES]
     assert len(set(names)) == len(names)
     x, _ = blobs(0)
@@ -54,13 +54,13 @@ def test_every_kind_has_a_name_of_its_own_and_tells_what_it_costs() -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind, _ in VIEW_FAMILIES])
-def test_every_kind_knows_every_effort(kind: Any) -> None:
+def test_every_view_family_supports_every_effort(kind: Any) -> None:
     for effort in ("fast", "default", "best"):
-        found = kind.for_effort(effort)
-        assert type(found) is kind
-        assert hash(found) == hash(kind.for_effort(effort))
-        assert found.relative_time > 0
-        assert found.stage
+        result = kind.for_effort(effort)
+        assert type(result) is kind
+        assert hash(result) == hash(kind.for_effort(effort))
+        assert result.relative_time > 0
+        assert result.stage
 
 
 def test_a_view_without_a_forward_pass_is_abstract() -> None:
@@ -120,8 +120,8 @@ def test_only_what_is_trained_has_parameters() -> None:
 def test_row_matmul_gives_a_row_the_same_digits_in_every_batch(columns: int) -> None:
     draw = torch.Generator().manual_seed(columns)
     rows, matrix = torch.randn(256, 300, generator=draw), torch.randn(300, columns, generator=draw)
-    whole = row_matmul(rows, matrix)
-    torch.testing.assert_close(whole, (rows.double() @ matrix.double()).float(), rtol=1e-4, atol=1e-4)
+    full = row_matmul(rows, matrix)
+    torch.testing.assert_close(full, (rows.double() @ matrix.double()).float(), rtol=1e-4, atol=1e-4)
     for size in (16, 48, 128):
         some = torch.randint(0, 256, (size,), generator=draw)
-        assert torch.equal(row_matmul(rows[some], matrix), whole[some])
+        assert torch.equal(row_matmul(rows[some], matrix), full[some])

@@ -1,4 +1,4 @@
-"""Our own features of pictures: what they see, and what they do not."""
+"""Hand-made picture features: invariances and oracles."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from protonet.embeddings.pictures.descriptors import (
 from tests.embeddings.pictures.cases import draw
 
 
-def read(kind: str, number: int) -> Tensor:
-    pixels = np.asarray(draw(kind, number, DESCRIPTORS.side)).transpose(2, 0, 1)
+def read(kind: str, seed: int) -> Tensor:
+    pixels = np.asarray(draw(kind, seed, DESCRIPTORS.side)).transpose(2, 0, 1)
     return torch.from_numpy(pixels.copy())
 
 
@@ -31,13 +31,13 @@ def take(features: Tensor, name: str) -> Tensor:
     return part
 
 
-def test_each_picture_has_its_own_features_whatever_the_batch() -> None:
-    pixels = torch.stack([read("disc", number) for number in range(DESCRIPTORS.batch + 2)])
-    whole = describe_pictures(pixels)
-    assert whole.shape == (len(pixels), sum(list_sizes().values()))
-    assert whole.dtype == torch.float32
-    assert bool(whole.isfinite().all())
-    torch.testing.assert_close(describe_pictures(pixels[-1:]), whole[-1:], rtol=1e-5, atol=1e-5)
+def test_features_of_a_picture_do_not_depend_on_the_batch() -> None:
+    pixels = torch.stack([read("disc", index) for index in range(DESCRIPTORS.batch + 2)])
+    full = describe_pictures(pixels)
+    assert full.shape == (len(pixels), sum(list_sizes().values()))
+    assert full.dtype == torch.float32
+    assert bool(full.isfinite().all())
+    torch.testing.assert_close(describe_pictures(pixels[-1:]), full[-1:], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("value", [0, 255])
@@ -55,18 +55,18 @@ def test_grey_pictures_have_no_hue_and_colours_do_not_change_the_outline() -> No
     assert float(near) > 0.98
 
 
-def test_texture_is_the_same_where_the_picture_is_turned_and_figure_nearly() -> None:
+def test_texture_features_are_invariant_to_rotation() -> None:
     pixels = read("cross", 1)[None]
     pixels[:, :, : DESCRIPTORS.side // 2] = 0
-    turned = pixels.rot90(1, dims=(2, 3))
-    first, second = describe_pictures(pixels), describe_pictures(turned)
+    after = pixels.rot90(1, dims=(2, 3))
+    first, second = describe_pictures(pixels), describe_pictures(after)
     for name, error in (("texture", 0.02), ("figure", 0.05), ("colours", 1e-5), ("hues", 1e-5), ("neighbours", 0.05)):
-        own, other = take(first, name), take(second, name)
-        assert float((own - other).norm() / own.norm()) < error, name
+        before, after = take(first, name), take(second, name)
+        assert float((before - after).norm() / before.norm()) < error, name
     assert float((take(first, "outline") - take(second, "outline")).norm()) > 0.5
 
 
-def test_filters_have_no_mean_and_see_their_own_waves() -> None:
+def test_filters_have_zero_mean_and_respond_to_their_waves() -> None:
     filters = make_filters()
     assert filters.shape == (DESCRIPTORS.scales, DESCRIPTORS.orientations, DESCRIPTORS.side, DESCRIPTORS.side)
     assert float(filters[:, :, 0, 0].abs().max()) < 1e-6
@@ -81,10 +81,10 @@ def test_responses_are_those_of_a_slow_convolution() -> None:
     grey = torch.rand(1, DESCRIPTORS.side, DESCRIPTORS.side, generator=torch.Generator().manual_seed(0))
     first, second = descriptors._scatter(grey)
     spectrum, filters = torch.fft.fft2(grey), make_filters()
-    own = torch.fft.ifft2(spectrum * filters[1, 3]).abs()
-    expected = torch.nn.functional.adaptive_avg_pool2d(own, DESCRIPTORS.cells).flatten()
-    found = first.view(DESCRIPTORS.scales, DESCRIPTORS.orientations, -1)[1, 3]
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    response = torch.fft.ifft2(spectrum * filters[1, 3]).abs()
+    expected = torch.nn.functional.adaptive_avg_pool2d(response, DESCRIPTORS.cells).flatten()
+    result = first.view(DESCRIPTORS.scales, DESCRIPTORS.orientations, -1)[1, 3]
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
     # of the second scale, turned by 2, to the first one's at 3: the means are over every other pixel
     finer = torch.fft.ifft2(spectrum * filters[0, 3]).abs()
     again = torch.fft.ifft2(torch.fft.fft2(finer) * filters[1, 5]).abs()[:, ::2, ::2].mean()
@@ -94,7 +94,7 @@ def test_responses_are_those_of_a_slow_convolution() -> None:
 def test_neighbours_of_a_light_spot_are_counted() -> None:
     grey = torch.zeros(1, DESCRIPTORS.side, DESCRIPTORS.side)
     grey[0, 20, 20] = 1.0
-    shares = descriptors._compare_neighbours(grey)[0, :10].square() * DESCRIPTORS.side**2
+    fractions = descriptors._compare_neighbours(grey)[0, :10].square() * DESCRIPTORS.side**2
     # eight pixels have the spot beside them, one brighter neighbour or two where it lies between two
-    assert float(shares[0]) == pytest.approx(DESCRIPTORS.side**2 - 8, abs=0.6)
-    assert float(shares[1:4].sum()) >= 7.5
+    assert float(fractions[0]) == pytest.approx(DESCRIPTORS.side**2 - 8, abs=0.6)
+    assert float(fractions[1:4].sum()) >= 7.5

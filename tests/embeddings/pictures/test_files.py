@@ -17,7 +17,7 @@ from protonet.embeddings.pictures.reading import read_pixels
 from tests.embeddings.pictures.cases import write_folders
 
 pytest.importorskip("onnxruntime")
-pytestmark = pytest.mark.usefixtures("own_cache")
+pytestmark = pytest.mark.usefixtures("embedding_cache")
 
 
 class Small(nn.Module):
@@ -33,15 +33,15 @@ class Small(nn.Module):
         return pooled.flatten(1) * torch.arange(1.0, 13.0)
 
 
-def export(network: nn.Module, path: Path, *shape: int, fixed: bool = False, **said: str) -> Path:
+def export(network: nn.Module, path: Path, *shape: int, fixed: bool = False, **output: str) -> Path:
     """Write a network as torch.export has it, of any number of rows unless that is fixed."""
     sizes = None if fixed else ({0: torch.export.Dim("n")},)
     program = torch.export.export(network.eval(), (torch.zeros(*shape),), dynamic_shapes=sizes)
-    torch.export.save(program, path, extra_files=said or None)
+    torch.export.save(program, path, extra_files=output or None)
     return path
 
 
-def write_onnx(path: Path, shape: list[int | str], *, axes: list[int] | None = None, **said: str) -> Path:
+def write_onnx(path: Path, shape: list[int | str], *, axes: list[int] | None = None, **output: str) -> Path:
     """Write a graph that takes means of pictures over some axes."""
     import onnx
     from onnx import TensorProto, helper
@@ -55,30 +55,30 @@ def write_onnx(path: Path, shape: list[int | str], *, axes: list[int] | None = N
     )
     graph = helper.make_graph(nodes, "means", *ends, [constant])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    helper.set_model_props(model, said)
+    helper.set_model_props(model, output)
     onnx.save(model, str(path))
     return path
 
 
 @pytest.fixture
 def paths(tmp_path: Path) -> list[Path]:
-    return sorted(write_folders(tmp_path / "pictures", each=3).rglob("*.*"))
+    return sorted(write_folders(tmp_path / "pictures", per_class=3).rglob("*.*"))
 
 
-def test_all_kinds_of_backbones_give_what_the_network_gives(tmp_path: Path, paths: list[Path]) -> None:
+def test_backbones_of_all_formats_give_the_same_embeddings(tmp_path: Path, paths: list[Path]) -> None:
     pixels = torch.from_numpy(np.stack([read_pixels(path, 8, 8) for path in paths])).float() / 255
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
     x = (pixels - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
     settings: dict[str, Any] = {"mean": mean, "std": std}
     exported = export(Small(), tmp_path / "net.pt2", 2, 3, 8, 8)
     for backbone in (exported, Small().eval()):
-        own = settings | ({} if isinstance(backbone, Path) else {"size": 8})
-        np.testing.assert_allclose(embed_pictures(paths, backbone, **own), Small()(x).numpy(), rtol=1e-5, atol=1e-6)
+        options = settings | ({} if isinstance(backbone, Path) else {"size": 8})
+        np.testing.assert_allclose(embed_pictures(paths, backbone, **options), Small()(x).numpy(), rtol=1e-5, atol=1e-6)
     onnx = write_onnx(tmp_path / "net.onnx", ["n", 3, 8, 8], mean="0.5, 0.4, 0.3", std="[0.2, 0.3, 0.4]")
     np.testing.assert_allclose(embed_pictures(paths, onnx), x.mean(dim=(2, 3)).numpy(), rtol=1e-5, atol=1e-6)
     loose = write_onnx(tmp_path / "loose.onnx", ["n", 3, "h", "w"], size="8", mean="0.5 0.4 0.3", std="1")
-    found = open_backbone(loose).preprocessing
-    assert (found.height, found.width, found.mean, found.std) == (8, 8, (0.5, 0.4, 0.3), (1.0, 1.0, 1.0))
+    result = open_backbone(loose).preprocessing
+    assert (result.height, result.width, result.mean, result.std) == (8, 8, (0.5, 0.4, 0.3), (1.0, 1.0, 1.0))
 
 
 def test_a_backbone_of_one_picture_at_a_time_gives_the_same(tmp_path: Path, paths: list[Path]) -> None:
@@ -89,21 +89,21 @@ def test_a_backbone_of_one_picture_at_a_time_gives_the_same(tmp_path: Path, path
         embed_pictures([], lambda x: x, size=4)
 
 
-def test_embeddings_are_kept_by_content_and_by_settings(
-    tmp_path: Path, paths: list[Path], own_cache: Path, monkeypatch: pytest.MonkeyPatch
+def test_embeddings_are_cached_by_content_and_settings(
+    tmp_path: Path, paths: list[Path], embedding_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exported = export(Small(), tmp_path / "net.pt2", 2, 3, 8, 8)
     counted: list[int] = []
     compute = backbones.Backbone._compute
 
-    def count(self: Any, own: Any, **options: Any) -> Any:
-        counted.append(len(own))
-        return compute(self, own, **options)
+    def count(self: Any, images: Any, **options: Any) -> Any:
+        counted.append(len(images))
+        return compute(self, images, **options)
 
     monkeypatch.setattr(backbones.Backbone, "_compute", count)
     first = embed_pictures([*paths, paths[0]], exported)
     assert counted == [6]
-    assert len(list(own_cache.iterdir())) == 1
+    assert len(list(embedding_cache.iterdir())) == 1
     np.testing.assert_array_equal(first[0], first[-1])
     copy = tmp_path / "copy.png"
     copy.write_bytes(paths[1].read_bytes())
@@ -111,7 +111,7 @@ def test_embeddings_are_kept_by_content_and_by_settings(
     assert counted == [6]
     embed_pictures(paths, exported, mean=[0.5])
     assert counted == [6, 6]
-    assert len(list(own_cache.iterdir())) == 2
+    assert len(list(embedding_cache.iterdir())) == 2
     embed_pictures(paths, exported, cache=tmp_path / "other")
     assert counted == [6, 6, 6]
     assert len(list((tmp_path / "other").iterdir())) == 1

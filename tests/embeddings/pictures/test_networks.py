@@ -34,9 +34,9 @@ def alone(offline: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.fixture
 def libraries() -> Any:
     """The three, or none of these tests: they are no part of the pinned environment."""
-    found = [pytest.importorskip(name) for name in ("timm", "torchvision", "open_clip")]
+    result = [pytest.importorskip(name) for name in ("timm", "torchvision", "open_clip")]
     torch.manual_seed(0)
-    return found
+    return result
 
 
 def save(network: nn.Module, path: Path) -> Path:
@@ -68,7 +68,7 @@ def test_timm(libraries: Any, tmp_path: Path, name: str) -> None:
     transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=network))
     expected = run(network.eval(), transform)
     assert torch.equal(embed(f"timm:{name}", weights=path), expected)
-    torch.save({"state_dict": {f"module.{key}": each for key, each in network.state_dict().items()}}, path)
+    torch.save({"state_dict": {f"module.{key}": item for key, item in network.state_dict().items()}}, path)
     assert torch.equal(embed(f"timm:{name}", weights=str(path)), expected)  # without its classifier, of several devices
 
 
@@ -111,7 +111,7 @@ def cache_hub(folder: Path, repository: str, name: str, content: dict[str, Tenso
 
 
 def add_small_clip(open_clip: Any, folder: Path) -> str:
-    """Tell open_clip of a small network, and return its name."""
+    """Register a small network in open_clip; return its name."""
     vision = {"image_size": 32, "layers": 1, "width": 32, "patch_size": 16, "head_width": 16}
     text = {"context_length": 16, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1}
     content = {"embed_dim": 24, "vision_cfg": vision, "text_cfg": text}
@@ -149,14 +149,14 @@ def test_texts_of_classes_by_the_command(libraries: Any, tmp_path: Path) -> None
     name = add_small_clip(open_clip, tmp_path)
     network = open_clip.create_model(name).eval()
     path = save(network, tmp_path / "w.pt")
-    root = write_folders(tmp_path / "pictures", each=2)
+    root = write_folders(tmp_path / "pictures", per_class=2)
     backbone = ["--backbone", f"open_clip:{name}", "--weights", str(path), "--device", "cpu"]
     assert main(["extract", str(root), *backbone, "-o", str(tmp_path / "a.npz")]) == 0
     templates = ["a photo of a {}.", "art of a {}."]
     more = ["-o", str(tmp_path / "t.npz"), "--texts", "--template", *templates]
     assert main(["extract", str(root), *backbone, *more]) == 0
     with torch.no_grad():
-        tokens = open_clip.get_tokenizer(name)([each.format(own) for own in ("cross", "disc") for each in templates])
+        tokens = open_clip.get_tokenizer(name)([item.format(row) for row in ("cross", "disc") for item in templates])
         expected = network.encode_text(tokens)
     with np.load(tmp_path / "t.npz") as file:
         assert file["y"].tolist() == ["cross", "cross", "disc", "disc"]
@@ -164,8 +164,8 @@ def test_texts_of_classes_by_the_command(libraries: Any, tmp_path: Path) -> None
         assert json.loads(str(file["made"]))["templates"] == templates
         torch.testing.assert_close(torch.from_numpy(file["x"]), expected)
     means = nn.functional.normalize(nn.functional.normalize(expected, dim=1).reshape(2, 2, -1).mean(dim=1), dim=1)
-    found = load_texts(str(tmp_path / "t.npz"), dim=24, names=["disc", "cross"])
-    torch.testing.assert_close(found, means.flip(0))
+    result = load_texts(str(tmp_path / "t.npz"), dim=24, names=["disc", "cross"])
+    torch.testing.assert_close(result, means.flip(0))
     arguments = ["--way", "2", "--query", "1", "--episodes", "3", "--texts", str(tmp_path / "t.npz")]
     assert main(["--dataset", str(tmp_path / "a.npz"), *arguments, "--method", "clip-zero-shot", "tip-adapter"]) == 0
 
@@ -195,7 +195,7 @@ def test_texts_of_classes_by_the_command(libraries: Any, tmp_path: Path) -> None
         ("open_clip:RN50:cc12m", r"none of open_clip:RN50; none are fetched here\. Fetch .*pretrained='cc12m'"),
     ],
 )
-def test_names_that_are_none_and_weights_that_are_not_there(libraries: Any, backbone: str, message: str) -> None:
+def test_unknown_networks_and_missing_weights_are_errors(libraries: Any, backbone: str, message: str) -> None:
     with pytest.raises(ValueError, match=rf"^protonet\.episodes extract: .*{message}") as caught:
         open_extractor(backbone)
     assert "\n" not in str(caught.value)
@@ -206,7 +206,7 @@ class Hostile:
         return exec, ("raise SystemExit('it was run')",)
 
 
-def test_files_of_weights_that_do_not_fit(libraries: Any, tmp_path: Path) -> None:
+def test_weights_of_another_network_are_errors(libraries: Any, tmp_path: Path) -> None:
     timm, _, _ = libraries
     path = tmp_path / "w.pt"
     for backbone in ("timm:resnet18", "torchvision:resnet18", "open_clip:RN50"):
@@ -229,7 +229,7 @@ def test_files_of_weights_that_do_not_fit(libraries: Any, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("library", ["timm", "torchvision", "open_clip"])
-def test_a_library_that_is_missing_is_one_line(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_an_error(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     message = rf"`{library}` must be installed\. Run pip install -e \"\.\[backbones\]\"\."
     with pytest.raises(MissingPackageError, match=message):

@@ -26,22 +26,22 @@ from tests.embeddings.pictures.cases import draw, write_folders
 
 
 def test_a_folder_is_listed_by_class_in_the_order_of_names(tmp_path: Path) -> None:
-    root = write_folders(tmp_path / "root", each=2)
+    root = write_folders(tmp_path / "root", per_class=2)
     (root / "disc" / "deep").mkdir()
     draw("disc", 9).save(root / "disc" / "deep" / "9.png")
     draw("disc", 9).save(root / "disc" / ".hidden.png")
     draw("disc", 8).save(root / "loose.png")
     (root / "cross" / "notes.txt").write_text("no picture")
-    found = list_pictures(root, labelled=True)
-    names = [path.relative_to(root).as_posix() for path in found.paths]
+    result = list_pictures(root, labelled=True)
+    names = [path.relative_to(root).as_posix() for path in result.paths]
     assert names == ["cross/0.png", "cross/1.png", "disc/0.jpg", "disc/1.jpg", "disc/deep/9.png"]
-    assert found.classes == ["cross"] * 2 + ["disc"] * 3
-    assert found.notes == [
+    assert result.classes == ["cross"] * 2 + ["disc"] * 3
+    assert result.notes == [
         "left out: 1 pictures beside the class folders",
         "not read: 1 of 7 files: 1 .txt (cross/notes.txt)",
     ]
     everything = list_pictures(root, labelled=False)
-    assert everything.classes == ["", *found.classes]
+    assert everything.classes == ["", *result.classes]
     flat = list_pictures(root / "cross", labelled=False)
     assert [path.name for path in flat.paths] == ["0.png", "1.png"]
     assert flat.classes is None
@@ -64,7 +64,7 @@ def test_a_folder_is_listed_by_class_in_the_order_of_names(tmp_path: Path) -> No
         (("a/",), False, "`path` must hold pictures"),
     ],
 )
-def test_a_folder_without_what_it_needs_is_refused(
+def test_a_folder_without_pictures_or_classes_is_refused(
     tmp_path: Path, made: tuple[str, ...], labelled: bool, message: str
 ) -> None:
     for name in made:
@@ -79,20 +79,20 @@ def test_a_folder_without_what_it_needs_is_refused(
 
 
 @pytest.mark.parametrize("labelled", [True, False])
-def test_files_of_systems_and_empty_folders_are_left_out(tmp_path: Path, labelled: bool) -> None:
-    root = write_folders(tmp_path, each=2)
+def test_system_files_and_empty_folders_are_skipped(tmp_path: Path, labelled: bool) -> None:
+    root = write_folders(tmp_path, per_class=2)
     for name in ("__MACOSX/disc/._0.jpg", "__MACOSX/0.png", "disc/@eaDir/0.png", "disc/Thumbs.db", "empty/.DS_Store"):
         (root / name).parent.mkdir(exist_ok=True, parents=True)
         (root / name).write_bytes(b"no picture")
     (root / "bare" / "deep").mkdir(parents=True)
-    found = list_pictures(root, labelled=labelled)
-    assert found.classes == ["cross"] * 2 + ["disc"] * 2
-    assert found.notes == ["left out: 2 class folders without a file: bare, empty"] * labelled
+    result = list_pictures(root, labelled=labelled)
+    assert result.classes == ["cross"] * 2 + ["disc"] * 2
+    assert result.notes == ["left out: 2 class folders without a file: bare, empty"] * labelled
 
 
 def test_a_split_is_recognised_by_its_folders(tmp_path: Path) -> None:
     for part in ("Training", "val", "other"):
-        write_folders(tmp_path / part, each=1)
+        write_folders(tmp_path / part, per_class=1)
     assert find_split(tmp_path, "train").name == "Training"
     assert find_split(tmp_path, "valid").name == find_split(tmp_path, "validation").name == "val"
     assert find_split(tmp_path, "other").name == "other"
@@ -104,15 +104,15 @@ def test_a_split_is_recognised_by_its_folders(tmp_path: Path) -> None:
         list_pictures(tmp_path, labelled=True)
 
 
-def test_files_that_are_not_read_are_counted_by_kind(tmp_path: Path) -> None:
-    root = write_folders(tmp_path / "root", each=1)
+def test_skipped_files_are_counted_by_type(tmp_path: Path) -> None:
+    root = write_folders(tmp_path / "root", per_class=1)
     for name in ("disc/a.heic", "disc/b.HEIC", "cross/c.svg", "cross/d", "readme.txt"):
         (root / name).write_bytes(b"another format")
-    for number, suffix in enumerate(sorted(SUFFIXES)):
-        draw("disc", number).save(root / "disc" / f"x{suffix}", "PNG")
-    found = list_pictures(root, labelled=True)
-    assert len(found.paths) == 2 + len(SUFFIXES)
-    (note,) = found.notes
+    for index, suffix in enumerate(sorted(SUFFIXES)):
+        draw("disc", index).save(root / "disc" / f"x{suffix}", "PNG")
+    result = list_pictures(root, labelled=True)
+    assert len(result.paths) == 2 + len(SUFFIXES)
+    (note,) = result.notes
     assert f"5 of {7 + len(SUFFIXES)} files" in note
     for text in ("2 .heic (disc/a.heic)", "1 .svg (cross/c.svg)", "1 without extension (cross/d)", "1 .txt"):
         assert text in note
@@ -120,21 +120,21 @@ def test_files_that_are_not_read_are_counted_by_kind(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform in {"darwin", "win32"}, reason="file names are Unicode there")
 def test_names_that_are_not_utf8_become_text_and_paths_again(tmp_path: Path) -> None:
-    root = write_folders(tmp_path / "root", each=1)
+    root = write_folders(tmp_path / "root", per_class=1)
     names = [b"caf\xe9", b"tab\t\x1b[1m", b"\xc2\x9f", b"plain \\x41", "größe".encode()]
     for name in names:
         draw("disc", 1).save(root / "disc" / os.fsdecode(name + b".png"))
     (root / "cross").rename(root / os.fsdecode(b"kr\xe4he"))
-    found = list_pictures(root, labelled=True)
-    texts = [path_to_text(path) for path in found.paths]
+    result = list_pictures(root, labelled=True)
+    texts = [path_to_text(path) for path in result.paths]
     assert all(text.encode().decode().isprintable() for text in texts)
     assert len(set(texts)) == len(names) + 2
-    assert [text_to_path(text) for text in texts] == found.paths
-    assert set(found.classes or []) == {"disc", "kr\\xe4he"}
-    assert any("4 paths not in UTF-8" in note for note in found.notes)
+    assert [text_to_path(text) for text in texts] == result.paths
+    assert set(result.classes or []) == {"disc", "kr\\xe4he"}
+    assert any("4 paths not in UTF-8" in note for note in result.notes)
 
 
-def test_every_mode_is_decoded_as_people_see_it(tmp_path: Path) -> None:
+def test_every_colour_mode_is_decoded(tmp_path: Path) -> None:
     colour = np.zeros((6, 4, 3), np.uint8)
     colour[:3] = (200, 40, 90)
     plain = Image.fromarray(colour)
@@ -186,16 +186,16 @@ def read_tiff(path: Path, pixels: np.ndarray) -> np.ndarray:
 def test_float_and_wide_pixels_are_scaled_by_their_range(tmp_path: Path, limit: int, dtype: type) -> None:
     grey = np.asarray(draw("disc", 5).convert("L"), float)
     for brightness in (1, 1.05):  # resampling overshoots
-        found = read_tiff(tmp_path / "x.tif", (grey / 255 * limit * brightness).astype(dtype))
-        np.testing.assert_allclose(found, (grey * brightness).clip(0, 255), atol=1)
+        result = read_tiff(tmp_path / "x.tif", (grey / 255 * limit * brightness).astype(dtype))
+        np.testing.assert_allclose(result, (grey * brightness).clip(0, 255), atol=1)
 
 
 @pytest.mark.parametrize(("low", "high"), [(-1, 1), (0, 1e-3), (2, 9), (-2000, 4000), (0, 1e9)])
 def test_pixels_of_another_range_are_stretched(tmp_path: Path, low: float, high: float) -> None:
     grey = np.asarray(draw("disc", 5).convert("L"), float)
     grey = ((grey - grey.min()) / np.ptp(grey) * 255).round()
-    found = read_tiff(tmp_path / "x.tif", (low + (high - low) * grey / 255).astype(np.float32))
-    np.testing.assert_allclose(found, grey, atol=1)
+    result = read_tiff(tmp_path / "x.tif", (low + (high - low) * grey / 255).astype(np.float32))
+    np.testing.assert_allclose(result, grey, atol=1)
     assert not read_tiff(tmp_path / "x.tif", np.full((8, 8), low, np.float32)).any()
 
 
@@ -215,8 +215,8 @@ def test_a_picture_that_is_too_large_is_named_with_the_limit(tmp_path: Path, mon
             read(tmp_path / "x.png", 8, 8)
 
 
-def test_equal_pixels_in_two_classes_are_told(tmp_path: Path) -> None:
-    root = write_folders(tmp_path, each=3)
+def test_equal_pixels_in_two_classes_are_reported(tmp_path: Path) -> None:
+    root = write_folders(tmp_path, per_class=3)
     with Image.open(root / "disc" / "0.jpg") as decoded:
         decoded.save(root / "cross" / "other.bmp")
     (root / "cross" / "twin.png").write_bytes((root / "cross" / "1.png").read_bytes())
@@ -236,31 +236,31 @@ def test_equal_pixels_in_two_classes_are_told(tmp_path: Path) -> None:
 
 
 def test_broken_pictures_are_named(tmp_path: Path) -> None:
-    write_folders(tmp_path / "root", each=2)
-    whole, broken = tmp_path / "root/disc/0.jpg", tmp_path / "root/cross/0.png"
+    write_folders(tmp_path / "root", per_class=2)
+    full, broken = tmp_path / "root/disc/0.jpg", tmp_path / "root/cross/0.png"
     broken.write_bytes(broken.read_bytes()[:80])
     text = tmp_path / "root/cross/text.png"
     text.write_text("no picture")
-    assert find_broken([whole, broken, text, tmp_path / "none.png"]) == [False, True, True, True]
+    assert find_broken([full, broken, text, tmp_path / "none.png"]) == [False, True, True, True]
     for path in (broken, text):
         with pytest.raises(InputError, match=rf"got .*{path.name} \(.*--skip-broken"):
             read_pixels(path, 8, 8)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_pictures_come_in_their_order_whatever_the_threads(tmp_path: Path, threads: int) -> None:
-    root = write_folders(tmp_path / "root", each=3)
+def test_the_number_of_threads_does_not_change_the_order(tmp_path: Path, threads: int) -> None:
+    root = write_folders(tmp_path / "root", per_class=3)
     paths = list_pictures(root, labelled=True).paths * 12
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = map_pictures(paths, 4, 5, lambda x: x.float().flatten(1))
+        result = map_pictures(paths, 4, 5, lambda x: x.float().flatten(1))
         assert torch.get_num_threads() == threads
         (root / "disc/2.jpg").write_text("")
         with pytest.raises(InputError, match=r"2\.jpg"):
             map_pictures(paths, 4, 5, lambda x: x.float().flatten(1))
     finally:
         torch.set_num_threads(before)
-    kept = list(paths[:5])
-    expected = np.stack([read_pixels(path, 4, 5).reshape(-1) for path in kept])
-    np.testing.assert_array_equal(found[:5].numpy(), expected)
+    saved = list(paths[:5])
+    expected = np.stack([read_pixels(path, 4, 5).reshape(-1) for path in saved])
+    np.testing.assert_array_equal(result[:5].numpy(), expected)

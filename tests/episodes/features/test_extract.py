@@ -41,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def net() -> Path:
     """Write a network of pictures of 8 x 8 pixels, two at a time or more, and two classes of two pictures."""
-    write_folders(Path("pictures"), each=2)
+    write_folders(Path("pictures"), per_class=2)
     return export(Small(), Path("net.pt2"), 2, 3, 8, 8)
 
 
@@ -57,7 +57,7 @@ def same_bytes(path: str, other: str) -> bool:
 
 def test_pictures_in_folders_as_the_other_commands_embed_them(command: Command) -> None:
     pytest.importorskip("onnxruntime")
-    root = write_folders(Path("pictures"), each=5)
+    root = write_folders(Path("pictures"), per_class=5)
     net = write_onnx(Path("net.onnx"), ["n", 3, 8, 8], mean="0.5, 0.4, 0.3", std="0.2")
     command("extract pictures --backbone net.onnx -o a.npz --batch 3")
     paths, arrays = sorted(root.rglob("*.*")), read("a.npz")
@@ -72,7 +72,7 @@ def test_pictures_in_folders_as_the_other_commands_embed_them(command: Command) 
 
 @pytest.mark.parametrize("batch", [1, 2, 4])
 def test_a_network_with_a_fixed_batch_size(command: Command, batch: int) -> None:
-    paths = sorted(write_folders(Path("pictures"), each=3).rglob("*.*"))  # fewer than a batch of 4 at the end
+    paths = sorted(write_folders(Path("pictures"), per_class=3).rglob("*.*"))  # fewer than a batch of 4 at the end
     fixed = export(Small(), Path("fixed.pt2"), batch, 3, 8, 8, fixed=True)
     export(Small(), Path("several.pt2"), 2, 3, 8, 8)
     for name in ("fixed", "several"):
@@ -149,7 +149,7 @@ def test_maps_of_an_encoder_of_ours(command: Command) -> None:
 
 def test_ctrl_c_and_then_resume(command: Command, net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = f"extract many --backbone {net} --batch 4 -o"
-    write_folders(Path("many"), each=10)
+    write_folders(Path("many"), per_class=10)
     command(arguments, "whole.npz")
     opened: list[object] = []
 
@@ -274,7 +274,7 @@ number = 3
 
 def test_a_function_of_a_file_is_a_backbone(command: Command) -> None:
     Path("mine.py").write_text(PLUGIN, encoding="utf-8")
-    write_folders(Path("pictures"), each=3)
+    write_folders(Path("pictures"), per_class=3)
     made = {}
     for name, size in (("embed", 8), ("embed", 6), ("network", 8)):
         output = f"{name}-{size}.npz"
@@ -305,6 +305,6 @@ def test_a_function_of_a_file_is_a_backbone(command: Command) -> None:
 )
 def test_errors_of_functions_as_backbones(command: Command, more: str, message: str) -> None:
     Path("mine.py").write_text(PLUGIN, encoding="utf-8")
-    write_folders(Path("pictures"), each=3)
+    write_folders(Path("pictures"), per_class=3)
     command.refuses(message, "extract pictures -o a.npz", more)
     assert not Path("a.npz").exists()

@@ -1,4 +1,4 @@
-"""Every method works where its episodes are: elsewhere, nothing is fetched, and the logits are the same."""
+"""Every method computes on the device of its episodes, copies nothing to the CPU, and gives equal logits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CASES: dict[str, Method] = {name: shorten(spec) for name, spec in METHODS.items(
 #: What copies random numbers, all of an episode's batch at once; rows before an encoder; and weights of views.
 SENT = {f"{name}.{name}" for name in ("linear_finetune", "baseline_pp", "deepemd", "adaptive")}
 SENT |= {"calibration._classify", "finetune.change", "batch.gather"}
-#: What depends on numbers in ways that no answer stands for: the sizes of what is found.
+#: Methods whose tensor sizes depend on values.
 NUMBERS = {"distribution-calibration", "solver"}
 
 

@@ -38,7 +38,7 @@ def make_shifted(centres: Tensor, noise: Tensor, _: torch.Generator) -> Tensor:
 
 
 def make_sparse(centres: Tensor, noise: Tensor, _: torch.Generator) -> Tensor:
-    """Return features of which 88 % are zero, as behind a ReLU."""
+    """Sample features with 88 % zeros, as after a ReLU."""
     return (0.8 * centres + noise - 1.5).clamp_min(0)
 
 

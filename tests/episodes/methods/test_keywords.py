@@ -128,7 +128,7 @@ def test_errors(method: str, texts: dict[str, str], message: str) -> None:
         (Bound(0, 1e3, low_open=True), "in (0, 1000]", "1000", "1000.1"),
     ],
 )
-def test_bounds_of_numbers(bound: Bound, text: str, saved: str, broken: str) -> None:
+def test_numeric_bounds(bound: Bound, text: str, saved: str, broken: str) -> None:
     def method(episodes: Episodes, *, rate: float = 0.6, pair: tuple[int, float] = (1, 1.0)) -> Tensor:
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""Rows that are exactly equal: found, counted, and told with an evaluation."""
+"""Exactly equal rows are detected, counted, and reported with an evaluation."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_rows_of_a_mapped_file_are_read_by_its_means(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("backbone", ["mlp", "conv"])
-def test_processes_share_one_batch(backbone: str) -> None:
+def test_processes_divide_one_batch(backbone: str) -> None:
     base, plan = select_side("data", make_data(), "base"), make_plan(backbone)
     x, targets = draw_batch(base, plan, 3, ProcessGroup())
     assert x.shape == (4, 4, 5, 64)

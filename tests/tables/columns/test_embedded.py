@@ -25,7 +25,7 @@ from protonet.tables.columns.text import Text
 from protonet.views.config import Stored
 from tests.embeddings.pictures.cases import write_folders
 
-pytestmark = pytest.mark.usefixtures("own_cache")
+pytestmark = pytest.mark.usefixtures("embedding_cache")
 CELLS = np.array(
     ["my card is lost", "where is my money", "", "the card came", "", "my money, where?", "lost money", "  "], object
 )
@@ -43,7 +43,7 @@ def words() -> Representation:
 @pytest.fixture
 def pictures(tmp_path: Path) -> np.ndarray:
     pytest.importorskip("PIL", reason="it reads pictures")
-    return np.array(sorted(map(str, write_folders(tmp_path / "pictures", each=3).rglob("*.*"))), object)
+    return np.array(sorted(map(str, write_folders(tmp_path / "pictures", per_class=3).rglob("*.*"))), object)
 
 
 def measure_paths(paths: Sequence[Path]) -> np.ndarray:
