@@ -30,7 +30,7 @@ MODULES = {"page": "protonet.server.label_api", "serve": "protonet.server.predic
 ARGUMENTS = dict.fromkeys(("path", "train_loader", "solution", "features", "x"), "table") | {
     "representation": "--representation"
 }
-EXAMPLES = """\
+OVERVIEW_EXAMPLES = """\
   protonet fit train.csv --label species -o model.safetensors
   protonet predict model.safetensors new.csv -o predicted.csv --unknown 0.05
   protonet evaluate model.safetensors test.csv
@@ -49,7 +49,7 @@ def print_help(arguments: Sequence[str] | None) -> None:
     parser = Parser(PROG, "Few-shot classification of tables, texts and pictures.")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     lines = [f"  {name:<10}{text}" for name, text in COMMANDS.items()]
-    parser.epilog = "\n".join(["commands (protonet COMMAND --help):", *lines, "", "examples:", EXAMPLES])
+    parser.epilog = "\n".join(["commands (protonet COMMAND --help):", *lines, "", "examples:", OVERVIEW_EXAMPLES])
     parser.add_argument(
         "--version", action="version", version=f"{PROG} {installed_version(DISTRIBUTION) or '(not installed)'}"
     )

@@ -223,7 +223,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         return self._compute(X, embed=True)
 
     def suggest(self, X: Any, n: int) -> list[Suggestion]:
-        """Say which rows to label next, a batch of them at once, and why.
+        """Select a batch of rows to label next, with the reasons.
 
         Args:
             X: (rows, n_features): rows without a label.
@@ -363,13 +363,13 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
     @property
     def encoding_(self) -> Encoding | None:
-        """What makes features of the columns that are used."""
+        """The encoding of the columns as features; None for arrays."""
         check_is_fitted(self)
         return None if self._taken is None else self._taken.encoding
 
     @property
     def columns_(self) -> dict[str, str]:
-        """What each column was taken for."""
+        """The inferred type of each column, as text."""
         check_is_fitted(self)
         return {} if self._taken is None else self._taken.summary
 
@@ -403,7 +403,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         return compute_importances(crossed, sizes, places, self.n_features_in_)
 
     def _judge(self) -> Metrics | None:
-        """Return what rows that are held out of those of the last fit say, if there are any."""
+        """Compute the metrics on held-out rows of the last fit, if there are any."""
         check_is_fitted(self)
         if self._held_out is None:
             if self._solution is None:

@@ -127,8 +127,8 @@ def test_errors_are_raised_before_torch_is_imported(command: str, output: str, t
 
 
 def test_constants_for_parsers_equal_those_of_the_library(tmp_path: Path) -> None:
-    assert tuple(EFFORTS) == arguments.EFFORTS
-    assert arguments.TIME_LIMIT == TIME_LIMIT
+    assert tuple(EFFORTS) == arguments.EFFORT_NAMES
+    assert arguments.DEFAULT_TIME_LIMIT == TIME_LIMIT
     with pytest.raises(InputError) as light:
         options.check_model_path(tmp_path / "none", "path")
     with pytest.raises(InputError) as heavy:

@@ -29,7 +29,7 @@ from protonet.errors import raise_input_error, renamed_arguments
 from protonet.ui.command_line import Parser, check_name, parse_number, parse_whole
 
 #: The names of `protonet.fit.search.EFFORTS`, and `protonet.fit.solver.TIME_LIMIT`; a test compares them.
-EFFORTS, TIME_LIMIT = ("fast", "default", "best"), 900.0
+EFFORT_NAMES, DEFAULT_TIME_LIMIT = ("fast", "default", "best"), 900.0
 #: Examples at the end of each command's help.
 EXAMPLES = {
     "fit": (
@@ -85,7 +85,7 @@ def parse_fit(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("-o", "--output", metavar="FILE", help=output)
     effort = "how many models to compare: fast, default or best"
     parser.add_argument("--effort", default="default", help=effort)
-    limit = f"for training and cross-validation together (default: {TIME_LIMIT:.0f} for training alone)"
+    limit = f"for training and cross-validation together (default: {DEFAULT_TIME_LIMIT:.0f} for training alone)"
     parser.add_argument("--time-limit", metavar="SECONDS", help=limit)
     add = add_result_options(parser)
     add("--verbose", action="store_true", help="also print the views with their weights, and all baselines")
@@ -95,7 +95,7 @@ def parse_fit(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seed", default="0", metavar="N", help="random seed of folds, initial weights and episodes (default: 0)")
     options = parser.parse_args(arguments)
     select_split(options)
-    check_name("--effort", options.effort, EFFORTS)
+    check_name("--effort", options.effort, EFFORT_NAMES)
     options.seed = parse_whole("--seed", options.seed, low=0)
     if options.time_limit is not None:
         options.time_limit = parse_number("--time-limit", options.time_limit, low=0)

@@ -24,13 +24,13 @@ from protonet.tables.columns.parsing import format_cells
 from protonet.ui.plots import project
 
 #: Bins of the reliability diagram; fewer than for the calibration error, since each is drawn.
-BINS = 10
+RELIABILITY_BINS = 10
 #: The maximal numbers of rows, and of suspicious labels, in the report.
-MAX_ROWS, MAX_SUSPECTS = 2000, 100
+MAX_PREDICTIONS, MAX_LISTED_SUSPECTS = 2000, 100
 #: The maximal number of columns shown for each row, and of characters of a cell.
-MAX_SHOWN_COLUMNS, MAX_CELL_LENGTH = 6, 40
+MAX_CONTENT_COLUMNS, MAX_TEXT_LENGTH = 6, 40
 #: The approximate number of predictions for column importance, and the time limit of the learning curve, s.
-PREDICTIONS, LEARNING_SECONDS = 100_000, 60.0
+IMPORTANCE_PREDICTIONS, LEARNING_SECONDS = 100_000, 60.0
 
 
 class EvaluatedRows(NamedTuple):
@@ -79,11 +79,11 @@ def table_to_dict(
 def compute_reliability(rows: EvaluatedRows) -> list[dict[str, Any]]:
     """Compute mean confidence and accuracy in equal bins of confidence."""
     confidence, predicted = rows.logits.double().softmax(dim=1).max(dim=1)
-    bins = fill_bins(confidence, predicted == rows.labels, BINS)
+    bins = fill_bins(confidence, predicted == rows.labels, RELIABILITY_BINS)
     return [
         {
-            "low": index / BINS,
-            "high": (index + 1) / BINS,
+            "low": index / RELIABILITY_BINS,
+            "high": (index + 1) / RELIABILITY_BINS,
             "rows": int(n),
             "confidence": total / n,
             "accuracy": correct / n,
@@ -107,7 +107,7 @@ def rank_suspicious_labels(rows: EvaluatedRows, logits: Tensor) -> list[dict[str
     """
     scores, p = score_label_errors(logits, rows.labels), logits.double().softmax(dim=1)
     other = p.scatter(1, rows.labels[:, None], -1.0).max(dim=1)
-    order = scores.argsort(descending=True, stable=True)[:MAX_SUSPECTS].tolist()
+    order = scores.argsort(descending=True, stable=True)[:MAX_LISTED_SUSPECTS].tolist()
     return [
         {
             "index": rows.indices[row],
@@ -131,17 +131,17 @@ def collect_predictions(rows: EvaluatedRows, order: Sequence[int]) -> dict[str, 
         order: Indices of columns, the most important first.
     """
     total, points = len(rows.labels), project(rows.logits)
-    if total > MAX_ROWS:
+    if total > MAX_PREDICTIONS:
         ranked = score_label_errors(rows.logits, rows.labels).argsort(descending=True, stable=True).tolist()
-        half = MAX_ROWS // 2
+        half = MAX_PREDICTIONS // 2
         others = sorted(ranked[half:])
         chosen = sorted([*ranked[:half], *others[:: -(-len(others) // half)]])
         rows, points = rows.take(chosen), points[torch.tensor(chosen)]
     p, predicted = rows.logits.double().softmax(dim=1).max(dim=1)
     points = points / points.abs().amax().clamp_min(1e-12)
     points = torch.cat([points, torch.zeros_like(points)], dim=1)[:, :2]  # pad a single dimension
-    shown = order[:MAX_SHOWN_COLUMNS] if rows.cells else []
-    texts = [[str(cell)[:MAX_CELL_LENGTH] for cell in format_cells(rows.cells[column])] for column in shown]
+    shown = order[:MAX_CONTENT_COLUMNS] if rows.cells else []
+    texts = [[str(cell)[:MAX_TEXT_LENGTH] for cell in format_cells(rows.cells[column])] for column in shown]
     return {
         "total": total,
         "index": list(rows.indices),
@@ -169,7 +169,7 @@ def compute_importance(
 
     generator = torch.Generator().manual_seed(seed)
     try:
-        return rank_columns(evaluated, names, sizes, generator, check_deadline, PREDICTIONS)
+        return rank_columns(evaluated, names, sizes, generator, check_deadline, IMPORTANCE_PREDICTIONS)
     except (TimeoutError, FloatingPointError):
         return None
 

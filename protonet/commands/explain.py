@@ -38,7 +38,7 @@ from protonet.tables.table import Table
 from protonet.ui.text import count, format_table
 
 #: The maximal number of columns printed; JSON has all.
-MAX_COLUMNS = 30
+MAX_LISTED_COLUMNS = 30
 #: The number of columns, and of nearest rows, shown for each row.
 COLUMNS, NEIGHBOURS = 5, 3
 #: The maximal number of characters shown of a cell.
@@ -132,7 +132,7 @@ def format_columns(results: Mapping[str, Any]) -> str:
         f"permutation importance: the change if the values of a column are shuffled, the mean of {shuffles}",
     ]
     shown = []
-    for column in columns[:MAX_COLUMNS]:
+    for column in columns[:MAX_LISTED_COLUMNS]:
         rise, fall = column["log_loss_rise"], 100 * column["accuracy_fall"]
         ends = "[{:+.3f}, {:+.3f}]".format(*column["log_loss_interval"])
         points = "[{:+.2f}, {:+.2f}]".format(*(100 * end for end in column["accuracy_interval"]))

@@ -9,7 +9,7 @@ from protonet._text import to_printable
 from protonet.ui.text import format_table
 
 #: The maximal number of classes printed; JSON has all.
-MAX_CLASSES = 20
+MAX_LISTED_CLASSES = 20
 #: The maximal number of names in a line.
 MAX_NAMES = 5
 

@@ -30,7 +30,7 @@ from protonet.ui.text import count
 #: The file of the output folder that records the model and options.
 RECORD = "_predict.json"
 #: Prefixes of files and folders without rows, a convention of Hadoop.
-HIDDEN = (".", "_")
+HIDDEN_PREFIXES = (".", "_")
 #: The time limit for an answer of the cluster, and the interval between checks of local processes, in seconds.
 PATIENCE, LOOK = 10, 0.5
 #: The shared state of a pool's process: the number of finished rows, and whether the command stops.
@@ -76,7 +76,7 @@ def list_parts(folder: Path, output: Path) -> list[Part]:
 
     folder, output = folder.resolve(), output.resolve()
     names = sorted(path.relative_to(folder) for path in folder.rglob("*.parquet"))
-    names = [name for name in names if not any(part.startswith(HIDDEN) for part in name.parts)]
+    names = [name for name in names if not any(part.startswith(HIDDEN_PREFIXES) for part in name.parts)]
     if not names:
         raise_input_error(
             "table", "be a folder of Parquet files", f"none in {folder}", "Pass one with files *.parquet."

@@ -10,7 +10,7 @@ from typing import Any
 
 from protonet._text import to_printable
 from protonet.commands.figures import (
-    MAX_CLASSES,
+    MAX_LISTED_CLASSES,
     format_percent,
     format_probability_metrics,
     format_views,
@@ -34,7 +34,7 @@ FIT = {
     "balanced": "balanced",
 }
 #: The maximal number of columns named; JSON has all.
-MAX_COLUMNS = 20
+MAX_INFO_COLUMNS = 20
 
 
 def run(options: argparse.Namespace) -> None:
@@ -121,8 +121,8 @@ def format_contents(contents: Mapping[str, Any]) -> str:
         *([count(contents["groups"], "group")] if contents["groups"] else []),
     ]
     facts = {heading: contents[name] for name, heading in FIT.items() if contents[name] is not None}
-    facts["columns"] = None if columns is None or contents["column_types"] else shorten_list(columns, MAX_COLUMNS)
-    facts["dropped"] = shorten_list(list(map(str, contents["dropped"] or ())), MAX_COLUMNS) or None
+    facts["columns"] = None if columns is None or contents["column_types"] else shorten_list(columns, MAX_INFO_COLUMNS)
+    facts["dropped"] = shorten_list(list(map(str, contents["dropped"] or ())), MAX_INFO_COLUMNS) or None
     if contents["class_names"]:
         names, weight = contents["class_names"].get("classes"), contents["class_names"].get("weight")
         if isinstance(names, list) and isinstance(weight, float):
@@ -135,10 +135,10 @@ def format_contents(contents: Mapping[str, Any]) -> str:
     lines = [f"{to_printable(contents['file'])}: {', '.join(sizes)}"]
     lines += [f"  {heading:<15}{to_printable(value)}" for heading, value in facts.items() if value is not None]
     lines += [f"  {line}" for line in contents["column_types"]]
-    rows = [[to_printable(one["name"]), f"{one['samples']:,}"] for one in classes[:MAX_CLASSES]]
+    rows = [[to_printable(one["name"]), f"{one['samples']:,}"] for one in classes[:MAX_LISTED_CLASSES]]
     lines += ["", format_table(["class", "samples"], rows).rstrip()]
-    if len(classes) > MAX_CLASSES:
-        lines.append(f"the first {MAX_CLASSES} of {count(len(classes), 'class')}; --json has all")
+    if len(classes) > MAX_LISTED_CLASSES:
+        lines.append(f"the first {MAX_LISTED_CLASSES} of {count(len(classes), 'class')}; --json has all")
     if contents["views"]:
         views = {to_printable(name): weight for name, weight in contents["views"].items()}
         lines += ["", format_views(views).rstrip()]

@@ -46,7 +46,6 @@ from protonet.tables.table import RowBlock, Table
 from protonet.ui.command_line import check_writable_folder, parse_whole
 from protonet.ui.text import format_csv
 
-PROG = "protonet predict"
 #: The class of rejected rows.
 UNKNOWN = "unknown"
 #: The column of row numbers.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from protonet._text import to_printable
-from protonet.commands.figures import MAX_CLASSES, format_percent, format_probability_metrics, shorten_list
+from protonet.commands.figures import MAX_LISTED_CLASSES, format_percent, format_probability_metrics, shorten_list
 from protonet.commands.summary import compare_baselines, format_balance, format_confusions
 from protonet.fit.crossfit import FREQUENT, score_frequent
 from protonet.metrics import ClassMetrics, Metrics, Sample, compute_auroc, measure, measure_classes, score_known
@@ -79,8 +79,8 @@ def format_classes(by_class: ClassMetrics, classes: Sequence[str | int]) -> str:
     """Format a table of the classes that occur or are predicted; of many, those of the lowest F1."""
     occurring = ((by_class.rows + by_class.predicted) > 0).nonzero().flatten().tolist()
     shown = occurring
-    if len(occurring) > MAX_CLASSES:
-        shown = sorted(occurring, key=lambda label: float(by_class.f1[label]))[:MAX_CLASSES]
+    if len(occurring) > MAX_LISTED_CLASSES:
+        shown = sorted(occurring, key=lambda label: float(by_class.f1[label]))[:MAX_LISTED_CLASSES]
     columns = [by_class.recall, by_class.precision, by_class.f1]
     rows = [
         [

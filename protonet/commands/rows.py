@@ -26,7 +26,7 @@ from protonet.ui.command_line import check_name
 #: More classes than this with one row each are probably identifiers; as many fractions are probably measurements.
 MAX_SINGLETONS = 20
 #: Whole numbers are probably measurements, such as an age, if their median number of rows is at most this, ...
-FEW_ROWS = 3
+MAX_ROWS_OF_RARE_CLASS = 3
 #: ... and the fraction of distinct numbers exceeds this, or they span this multiple of their count.
 LARGE_FRACTION, WIDE_SPAN = 0.5, 2
 
@@ -183,8 +183,8 @@ def describe_dubious_classes(classes: Sequence[str | int], rows: np.ndarray, lab
     if any(value % 1 for value in values):
         return f"{len(classes)} {got}"
     wide = max(values) - min(values) >= WIDE_SPAN * len(values) or len(values) > LARGE_FRACTION * rows.sum()
-    few = np.median(rows) <= FEW_ROWS
-    return f"{len(classes)} whole {got}, most with {FEW_ROWS} rows or fewer" if wide and few else None
+    few = np.median(rows) <= MAX_ROWS_OF_RARE_CLASS
+    return f"{len(classes)} whole {got}, most with {MAX_ROWS_OF_RARE_CLASS} rows or fewer" if wide and few else None
 
 
 def parse_floats(names: Sequence[str | int]) -> list[float]:

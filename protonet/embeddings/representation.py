@@ -23,7 +23,7 @@ MAX_TEXTS, MAX_CHARACTERS, MAX_PICTURES = 256, 30_000, 32
 #: Modalities of representations, which are also the units of progress bars.
 MODALITIES = ("text", "picture")
 #: Maximal width of an embedding and maximal length of a name in a model file.
-MAX_WIDTH, MAX_NAME_LENGTH = 2**16, 500
+MAX_WIDTH, MAX_ENCODER_NAME_LENGTH = 2**16, 500
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Record:
         """Build a record from an entry of a model file."""
         name, modality, digest, licence = (stored.entry(key, str) for key in ("name", "modality", "digest", "licence"))
         expect(modality in MODALITIES, "a representation of something else than texts and pictures")
-        expect(name.isprintable() and len(name) <= MAX_NAME_LENGTH, "a representation without a usable name")
+        expect(name.isprintable() and len(name) <= MAX_ENCODER_NAME_LENGTH, "a representation without a usable name")
         return cls(name, modality, stored.get_int("width", MAX_WIDTH, low=1), digest, licence)
 
 

@@ -44,7 +44,7 @@ PROPAGATION = PropagationRules()
 OUTLIER_RATE, MIN_HELD_OUT = 0.05, 20
 #: A tensor or array (m, ...); or batches of inputs, alone or with labels.
 Unlabelled = Tensor | np.ndarray | Iterable[Any] | Dataset[Any]
-REMEDY = "Pass a tensor (m, ...), or batches of inputs."
+UNLABELLED_REMEDY = "Pass a tensor (m, ...), or batches of inputs."
 
 
 class Pool(NamedTuple):
@@ -99,7 +99,7 @@ def _open(source: object) -> Iterable[object]:
         return DataLoader(source, batch_size=CHUNK)
     if not isinstance(source, Iterable) or isinstance(source, (str, bytes)):
         raise_input_error(
-            "unlabelled", "be rows or batches of rows", type(source).__name__, REMEDY, kind=InputTypeError
+            "unlabelled", "be rows or batches of rows", type(source).__name__, UNLABELLED_REMEDY, kind=InputTypeError
         )
     return source
 
@@ -111,7 +111,7 @@ def _read_batch(batch: object, batch_index: int, dim: int) -> Tensor:
         inputs = torch.from_numpy(np.array(inputs))
     if not isinstance(inputs, Tensor) or inputs.is_complex():
         got = f"{type(inputs).__name__} in batch {batch_index}"
-        raise_input_error("unlabelled", "hold rows of real numbers", got, REMEDY, kind=InputTypeError)
+        raise_input_error("unlabelled", "hold rows of real numbers", got, UNLABELLED_REMEDY, kind=InputTypeError)
     if inputs.ndim < 2 or (len(inputs) and math.prod(inputs.shape[1:]) != dim):
         got = f"shape {tuple(inputs.shape)} in batch {batch_index}"
         remedy = "Pass the features of the labelled rows."

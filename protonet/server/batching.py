@@ -21,12 +21,12 @@ from protonet.network import PrototypeNetwork
 from protonet.server.parsing import Rows
 
 #: Rows of a batch: more are no faster, and delay others.
-MAX_ROWS = 1024
+MAX_BATCH_ROWS = 1024
 #: Seconds that a batch may take on the event loop; a longer one runs in a thread, which costs more.
 MAX_SECONDS = 0.02
 
 #: The class and the probability of each row, "" for an unknown one, and the logits (n, num_classes).
-Result = tuple[list[tuple[str, str]], Tensor]
+Classified = tuple[list[tuple[str, str]], Tensor]
 
 
 class Pending(NamedTuple):
@@ -35,7 +35,7 @@ class Pending(NamedTuple):
     model: Model
     rows: Rows
     threshold: float | None  #: The score up to which a row is unknown.
-    result: asyncio.Future[Result]
+    result: asyncio.Future[Classified]
     key: tuple[object, ...]  #: Requests of one key may share a batch.
 
 
@@ -50,13 +50,13 @@ class Batcher:
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     _task: asyncio.Task[None] | None = None
 
-    async def classify(self, model: Model, rows: Rows, threshold: float | None) -> Result:
+    async def classify(self, model: Model, rows: Rows, threshold: float | None) -> Classified:
         """Classify the rows of a request.
 
         Raises:
             InputError: As `protonet.commands.models.predict_logits`.
         """
-        result: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        result: asyncio.Future[Classified] = asyncio.get_running_loop().create_future()
         self._queue.append(Pending(model, rows, threshold, result, (id(model), rows.x.dtype, threshold)))
         if self._task is None:
             self._task = asyncio.create_task(self._run())
@@ -67,13 +67,13 @@ class Batcher:
         loop, queue = asyncio.get_running_loop(), self._queue
         while queue:
             pending = 0
-            while pending < len(queue) < MAX_ROWS:  # as long as more arrives: one batch costs less than two
+            while pending < len(queue) < MAX_BATCH_ROWS:  # as long as more arrives: one batch costs less than two
                 pending = len(queue)
                 for _ in range(2):  # a request is read, and then put into the queue
                     await asyncio.sleep(0)
             batch = [queue.popleft()]
             rows = len(batch[0].rows.x)
-            while queue and batch[0].key == queue[0].key and rows + len(queue[0].rows.x) <= MAX_ROWS:
+            while queue and batch[0].key == queue[0].key and rows + len(queue[0].rows.x) <= MAX_BATCH_ROWS:
                 batch.append(queue.popleft())
                 rows += len(batch[-1].rows.x)
             batch = [item for item in batch if not item.result.done()]  # some may have timed out
@@ -96,7 +96,7 @@ class Batcher:
         self._task = None
 
 
-def classify_batch(batch: list[Pending]) -> list[Result | Exception]:
+def classify_batch(batch: list[Pending]) -> list[Classified | Exception]:
     """Classify the rows of each request; return an error only for the requests that cause it."""
     model, sizes = batch[0].model, [len(item.rows.x) for item in batch]
     try:

@@ -32,7 +32,7 @@ class HotModel:
         self.model = self._load()
 
     def _read_stamp(self) -> tuple[int, ...]:
-        """Return what changes when the file is replaced; nothing if there is no file."""
+        """Read the identity of the file, which changes when it is replaced; empty without a file."""
         try:
             stat = self.path.stat()
         except OSError:

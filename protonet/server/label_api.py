@@ -45,7 +45,7 @@ MAX_BODY = 32 * 2**20
 #: Pixels per side of a picture that is shown.
 SIDE = 640
 #: Maximal numbers of listed columns, and of rows that are listed or labelled together.
-MAX_COLUMNS, MAX_ROWS = 400, 200
+MAX_DESCRIBED_COLUMNS, MAX_SELECTED_ROWS = 400, 200
 #: Labels after which the accuracy is computed again.
 CHECK_INTERVAL = 20
 #: The roles of a column that a user may set; "" for the inferred type. Pictures are left out: a client could have every
@@ -54,7 +54,7 @@ COLUMN_CHOICES = ("", *(name for name in COLUMN_TYPES if name != "picture"), "dr
 #: The keys of the metrics that the page shows.
 SHOWN = ("accuracy", "interval", "balanced_accuracy", "confusion", "classes", "suspects", "rows_of_table", "data")
 
-T = TypeVar("T")
+Returned = TypeVar("Returned")
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -64,7 +64,7 @@ class Action(Struct):
     tab: Annotated[str, Meta(max_length=64)]
     by: Annotated[str, Meta(max_length=100)] = ""  #: Who gives the label; "" for an unknown person.
     row: int | None = None
-    rows: Annotated[list[int], Meta(max_length=MAX_ROWS)] | None = None
+    rows: Annotated[list[int], Meta(max_length=MAX_SELECTED_ROWS)] | None = None
     name: str | None = None
     old: str | None = None
     create: bool = False  #: Whether a name may be similar to that of another class.
@@ -181,7 +181,7 @@ class LabelApi:
             for index, label, probability in zip(rows["index"], rows["predicted"], rows["probability"], strict=True):
                 predictions[metrics["rows_of_table"][index]] = names[label], probability
         return json_response(
-            self.queue.list_labels(predictions, action.name, action.text, action.person, limit=MAX_ROWS)
+            self.queue.list_labels(predictions, action.name, action.text, action.person, limit=MAX_SELECTED_ROWS)
         )
 
     async def page(self, _: Request) -> Response:
@@ -198,7 +198,7 @@ class LabelApi:
                 "header": header,
                 "picture": self.queue.picture,
                 "adds": "" if self.uploads.column is None else "pictures" if self.uploads.pictures else "texts",
-                "columns": await self.run(self.describe_columns) if len(header) <= MAX_COLUMNS else [],
+                "columns": await self.run(self.describe_columns) if len(header) <= MAX_DESCRIBED_COLUMNS else [],
                 "choices": COLUMN_CHOICES if self.read_again is not None and rows.columns is not None else [],
                 "used": names,
                 "added": str(self.uploads.rows.path),
@@ -270,7 +270,8 @@ class LabelApi:
         """Return the row indices of a request."""
         rows, n = action.rows, len(self.queue.session.cells)
         if rows is None or not all(0 <= row < n for row in rows):
-            raise_input_error("rows", f"be up to {MAX_ROWS} numbers of rows", "something else", "Load the page again.")
+            must = f"be up to {MAX_SELECTED_ROWS} row indices"
+            raise_input_error("rows", must, "something else", "Load the page again.")
         return rows
 
     async def list_rows(self, request: Request) -> Response:
@@ -358,7 +359,7 @@ class LabelApi:
         headers = {"content-disposition": f'attachment; filename="{title}"'}
         return Response(await self.run(path.read_bytes), headers=headers, media_type=media)
 
-    async def run(self, work: Callable[[], T]) -> T:
+    async def run(self, work: Callable[[], Returned]) -> Returned:
         """Call a function in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self.threads, work)
 

@@ -35,11 +35,11 @@ if sys.platform != "win32":
 #: The number of typical rows per class to label before uncertainty is used.
 FIRST = 2
 #: The maximal number of characters of a class name.
-MAX_NAME_LENGTH = 100
+MAX_CLASS_NAME_LENGTH = 100
 #: The similarity (`difflib.SequenceMatcher.ratio`) from which a new class name is taken for a misspelling.
 SIMILAR = 0.85
 #: The time limit of a refit, s.
-TIME_LIMIT = 5.0
+REFIT_TIME_LIMIT = 5.0
 
 
 class Answers:
@@ -192,8 +192,8 @@ def check_class(name: object, known: Sequence[str]) -> str:
     text = name.strip() if isinstance(name, str) else ""
     if text in known:
         return text
-    if text.lower() in MISSING_TEXTS or len(text) > MAX_NAME_LENGTH or not text.isprintable():
-        must = f"be a printable name of up to {MAX_NAME_LENGTH} characters that is no missing value"
+    if text.lower() in MISSING_TEXTS or len(text) > MAX_CLASS_NAME_LENGTH or not text.isprintable():
+        must = f"be a printable name of up to {MAX_CLASS_NAME_LENGTH} characters that is no missing value"
         raise_input_error("name", must, repr(text[:40]), "Type another one.")
     return text
 
@@ -312,4 +312,4 @@ def embed(rows: UnlabelledTable, network: PrototypeNetwork | None) -> Tensor:
 def fit_answers(x: Tensor, y: Tensor, num_classes: int, blocks: Tensor | None) -> PrototypeNetwork:
     """Fit a network in closed form to labelled rows (n, dim) of two or more classes (n,)."""
     metadata = {"num_classes": num_classes}
-    return solve_problem([(x, y)], None, metadata, TIME_LIMIT, "fast", blocks=blocks).network
+    return solve_problem([(x, y)], None, metadata, REFIT_TIME_LIMIT, "fast", blocks=blocks).network

@@ -43,9 +43,9 @@ from protonet.tables.numeric_formats import detect_numeric_conversion
 from protonet.tables.table import RowBlock, Table, format_names
 
 #: Rows of a request.
-MAX_ROWS = 100_000
+MAX_REQUEST_ROWS = 100_000
 #: Media types of a body, and the suffix of a file with such contents.
-SUFFIXES = {
+BODY_SUFFIXES = {
     JSON: ".json",
     "text/csv": ".csv",
     "application/x-npy": ".npy",
@@ -146,7 +146,7 @@ async def read_upload(request: Request) -> tuple[str, bytes]:
                 raise HTTPException(400, "`body` must hold one file.")
             if isinstance(file, str):  # a field without the name of a file
                 return JSON, file.encode()
-            kinds = {suffix: media for media, suffix in reversed(SUFFIXES.items()) if "*" not in media}
+            kinds = {suffix: media for media, suffix in reversed(BODY_SUFFIXES.items()) if "*" not in media}
             media, suffix = media_type(file.content_type or ""), Path(file.filename or "").suffix.lower()
             return kinds.get(suffix, media) if media in {"", "application/octet-stream"} else media, await file.read()
     except MultiPartException as error:
@@ -163,7 +163,7 @@ def content_types(model: Model) -> list[str]:
     pictures = picture_columns(model)
     if any(pictures):
         return [JSON, *["image/*"] * (len(pictures) == 1)]
-    return list(SUFFIXES)[:4]
+    return list(BODY_SUFFIXES)[:4]
 
 
 def describe_columns(model: Model) -> list[tuple[str, str]]:
@@ -199,7 +199,7 @@ def parse_rows(model: Model, media: str, body: bytes) -> Rows:
     if body[:2] == b"\x1f\x8b":
         raise HTTPException(415, "`body` must not be compressed; got gzip.")
     with tempfile.TemporaryDirectory(prefix="protonet-") as folder, rename_files(folder):
-        path = Path(folder, f"body{SUFFIXES[kind]}")
+        path = Path(folder, f"body{BODY_SUFFIXES[kind]}")
         path.write_bytes(body)
         return encode(model, [text_array([str(path)], 1)], 1) if kind == "image/*" else parse_file(model, path)
 
@@ -211,7 +211,7 @@ def rename_files(folder: str) -> Iterator[None]:
         yield
     except USER_ERRORS as error:
         message = str(rename_argument(error, "body"))
-        for suffix in SUFFIXES.values():
+        for suffix in BODY_SUFFIXES.values():
             message = message.replace(f"{folder}/body{suffix}", "the request")
         raise type(error)(message.replace(f"{folder}/", "row "), argument="body") from None
 
@@ -315,7 +315,7 @@ def read_data(tensor: Tensor) -> list[Any]:
             data = [cell for item in data for cell in item]
     wrong = [cell for cell in data if cell is not None and type(cell) not in kinds]
     size = math.prod(tensor.shape) if len(tensor.shape) in {1, 2} else -1
-    if size != len(data) or wrong or tensor.shape[0] > MAX_ROWS:
+    if size != len(data) or wrong or tensor.shape[0] > MAX_REQUEST_ROWS:
         got = f"{len(data)} elements" + (f", such as {to_printable(wrong[0])[:20]!r}" if wrong else "")
         got += f" in {to_printable(tensor.name)[:40]}"
         raise_input_error("data", f"be {tensor.datatype} of shape {tensor.shape[:8]}", got, "Correct it.")
@@ -350,15 +350,15 @@ def count_missing(model: Model, columns: Sequence[np.ndarray]) -> list[int]:
 
 
 def describe_missing(model: Model, missing: Sequence[int], n: int) -> list[str]:
-    """Say which columns have missing cells, and how many of n."""
+    """Describe the columns with missing cells, with the count of n."""
     counts = [(to_printable(name), cells) for name, cells in zip(model.columns or (), missing, strict=False) if cells]
     return [f"missing values: {', '.join(f'{cells} of {n} in {name}' for name, cells in counts)}"] if counts else []
 
 
 def check_count(n: int) -> None:
     """Raise an HTTPException for too many rows."""
-    if n > MAX_ROWS:
-        raise HTTPException(413, f"`body` must have at most {MAX_ROWS:,} rows; got more. Send them in parts.")
+    if n > MAX_REQUEST_ROWS:
+        raise HTTPException(413, f"`body` must have at most {MAX_REQUEST_ROWS:,} rows; got more. Send them in parts.")
 
 
 def order_cells(row: Any, columns: Sequence[str] | None, number: int) -> Any:

@@ -28,7 +28,7 @@ from protonet.commands.predict import OutputSpec, choose_threshold, format_heade
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.files import Model
 from protonet.server.app import CSV, JSON, AccessPolicy, create_app, html_response, json_response, make_policy
-from protonet.server.batching import Batcher, Result
+from protonet.server.batching import Batcher, Classified
 from protonet.server.connections import open_socket, run_server
 from protonet.server.hot_model import HotModel, open_models, reload_loop
 from protonet.server.parsing import (
@@ -144,7 +144,7 @@ class PredictionApi:
             )
         return self.models[name]
 
-    async def classify(self, name: str, model: Model, rows: Rows, threshold: float | None) -> Result:
+    async def classify(self, name: str, model: Model, rows: Rows, threshold: float | None) -> Classified:
         """Classify rows together with those of other requests."""
         result = await self.batcher.classify(model, rows, threshold)
         self.rows.labels(name).inc(len(result[0]))

@@ -27,7 +27,7 @@ from protonet.tables.table import RowBlock
 #: Maximal numbers of added rows, and of characters of a text.
 MAX_ADDED, MAX_TEXT = 10_000, 20_000
 #: The suffixes of files of pictures, by the format that they really have.
-SUFFIXES = {
+UPLOAD_SUFFIXES = {
     "PNG": ".png",
     "JPEG": ".jpg",
     "MPO": ".jpg",
@@ -98,9 +98,9 @@ class Uploads:
         try:
             open_plain(io.BytesIO(content))
             with Image.open(io.BytesIO(content)) as image:
-                suffix = SUFFIXES.get(str(image.format), "")
+                suffix = UPLOAD_SUFFIXES.get(str(image.format), "")
             if not suffix:
-                raise ValueError(f"none of {', '.join(SUFFIXES)}")
+                raise ValueError(f"none of {', '.join(UPLOAD_SUFFIXES)}")
         except UNREADABLE_IMAGE as error:
             raise_input_error("body", "be a picture that can be read", describe_error(error), "Leave it out.")
         stem = re.sub(r"[^\w-]+", "-", Path(name.replace("\\", "/")).stem)[:40].strip("-") or "picture"

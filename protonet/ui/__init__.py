@@ -1,1 +1,1 @@
-"""What commands and episodes show with: the command line's manners, plots, the page."""
+"""Command-line parsers, plots, and the HTML page of commands and episodes."""

@@ -1,4 +1,4 @@
-"""What every command shares: errors of one line, arguments and output paths checked before the work."""
+"""Shared parts of all commands: one-line errors, and checks of arguments and output paths before the work."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class _HelpAll(argparse.Action):
 
 
 class _Removed(argparse.Action):
-    """Say what took an option's place."""
+    """Report the option that replaces a removed one."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None

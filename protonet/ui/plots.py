@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: Maximal numbers of named classes and of drawn rows.
-MAX_NAMES, MAX_ROWS = 20, 5000
+MAX_LEGEND_NAMES, MAX_DRAWN_POINTS = 20, 5000
 #: Maximal lengths of a class name and of the title.
-MAX_NAME_LENGTH, MAX_TITLE_LENGTH = 20, 70
+MAX_LABEL_LENGTH, MAX_TITLE_LENGTH = 20, 70
 #: Bins of the histogram of two classes.
-BINS = 48
+COSINE_BINS = 48
 #: A font that draws a box for every character.
 BOXES = "Last Resort"
 #: Marks of classes; they differ once the colours are used up.
@@ -126,12 +126,13 @@ def name_class(name: str | int, rank: int, fonts: Mapping[str, frozenset[int]]) 
     text = to_printable(name)
     if not _is_drawn(text, fonts):
         return f"(no. {rank})"
-    return _write(text if len(text) <= MAX_NAME_LENGTH else text[: MAX_NAME_LENGTH - 1] + "…", fonts)
+    return _write(text if len(text) <= MAX_LABEL_LENGTH else text[: MAX_LABEL_LENGTH - 1] + "…", fonts)
 
 
 def note_numbered_classes(classes: Sequence[str | int], fonts: Mapping[str, frozenset[int]]) -> str | None:
     """Format a note of the classes that are numbered; None if all names are drawn."""
-    texts = [to_printable(classes[label]) for label in order_naturally(classes)] if len(classes) <= MAX_NAMES else []
+    few = len(classes) <= MAX_LEGEND_NAMES
+    texts = [to_printable(classes[label]) for label in order_naturally(classes)] if few else []
     lost = [f"no. {rank} is {text}" for rank, text in enumerate(texts, 1) if not _is_drawn(text, fonts)]
     return f"no font here has the names of these classes: {', '.join(lost)}" if lost else None
 
@@ -165,8 +166,8 @@ def project(logits: Tensor) -> Tensor:
     if logits.shape[1] > 2:
         return points / scale
     x = points[:, 0] / scale
-    bins = ((x + 1) / 2 * BINS).long().clamp(max=BINS - 1)
-    counts, order = bins.bincount(minlength=BINS), bins.argsort(stable=True)
+    bins = ((x + 1) / 2 * COSINE_BINS).long().clamp(max=COSINE_BINS - 1)
+    counts, order = bins.bincount(minlength=COSINE_BINS), bins.argsort(stable=True)
     heights = torch.empty_like(x)
     heights[order] = (torch.arange(len(x)) - (counts.cumsum(0) - counts)[bins[order]]).double()  # ranks in their bins
     return torch.stack([x, 2 * heights / counts.max().clamp_min(2).sub(1) - 1], dim=1)
@@ -177,13 +178,13 @@ def _draw_embedding(axes: Axes, points: Tensor, labels: Tensor, names: Sequence[
     from matplotlib import colormaps  # noqa: PLC0415 - optional
 
     colours = colormaps["tab10"].colors  # type: ignore[attr-defined]
-    some = slice(None, None, -(-len(points) // MAX_ROWS))
+    some = slice(None, None, -(-len(points) // MAX_DRAWN_POINTS))
     points, labels = points[some], labels[some]
     for label, name in enumerate(names):
         x, y = points[labels == label].T.numpy()
-        text, mark = name if len(names) <= MAX_NAMES else None, MARKS[label // len(colours) % len(MARKS)]
+        text, mark = name if len(names) <= MAX_LEGEND_NAMES else None, MARKS[label // len(colours) % len(MARKS)]
         axes.scatter(x, y, s=14, alpha=0.7, color=colours[label % len(colours)], marker=mark, label=text)
-    if len(names) <= MAX_NAMES:
+    if len(names) <= MAX_LEGEND_NAMES:
         columns = max(1, min(len(names), 72 // (6 + max(map(len, names)))))
         axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.01), ncols=columns, frameon=False)
     axes.set(xticks=[], yticks=[])
@@ -196,7 +197,7 @@ def _draw_confusion(axes: Axes, confusion: Tensor, names: Sequence[str]) -> None
     axes.imshow(fractions.numpy(), cmap="Blues", vmin=0, vmax=1)
     axes.set(xticks=[], yticks=[])
     axes.set_title("confusion matrix\nlabels down, predictions across", fontsize=10)
-    if len(names) > MAX_NAMES:
+    if len(names) > MAX_LEGEND_NAMES:
         return
     axes.set_xticks(range(len(names)), names, rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
     axes.set_yticks(range(len(names)), names, fontsize=8)

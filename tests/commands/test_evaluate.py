@@ -12,7 +12,7 @@ from sklearn.metrics import balanced_accuracy_score, classification_report, conf
 from torch import Tensor
 
 from protonet import solve
-from protonet.commands.figures import MAX_CLASSES
+from protonet.commands.figures import MAX_LISTED_CLASSES
 from protonet.commands.labels import find_respellings
 from protonet.files import Model, load_model, save_model
 from protonet.metrics import score_known
@@ -91,10 +91,10 @@ def test_many_classes_show_the_worst_first(tmp_path: Path, run: Run) -> None:
     x, y = blobs(0, classes=30, rows=6, dim=3, noise=1.5)
     results, output = run.read_json("evaluate", model, write_table(tmp_path / "t.csv", x, y.tolist()))
     shown = [line.split("|")[1:-1] for line in output.splitlines() if line.startswith("|")][2:]
-    assert len(shown) == MAX_CLASSES + 1
+    assert len(shown) == MAX_LISTED_CLASSES + 1
     scores = [float(row[-1]) for row in shown[:-1]]
     every = [100 * item["f1"] for item in results["classes"]]
-    assert scores == pytest.approx(sorted(every)[:MAX_CLASSES], abs=0.006)
+    assert scores == pytest.approx(sorted(every)[:MAX_LISTED_CLASSES], abs=0.006)
     assert shown[-1][0].strip() == "mean of 30"
     assert "20 of 30 classes shown, the lowest F1 first; --json writes all\n" in output
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from protonet import solve
-from protonet.commands.explain import MAX_COLUMNS
+from protonet.commands.explain import MAX_LISTED_COLUMNS
 from protonet.files import Model, load_model, save_model
 from protonet.fit import importance
 from protonet.fit.crossfit import Crossfit, predict_held_out, restore_crossfit
@@ -210,7 +210,7 @@ def test_many_columns_without_names_and_rows_drawn(
     assert rises == sorted(rises, reverse=True)
     assert {column["name"] for column in result["columns"]} == {f"column {index}" for index in range(40)}
     shown = [line for line in output.splitlines() if line.startswith("| column ")][1:]
-    assert len(shown) == MAX_COLUMNS
+    assert len(shown) == MAX_LISTED_COLUMNS
     assert shown[0].startswith(f"| {result['columns'][0]['name']} ")
 
 

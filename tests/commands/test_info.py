@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from protonet import PrototypeNetwork, solve
-from protonet.commands.figures import MAX_CLASSES
+from protonet.commands.figures import MAX_LISTED_CLASSES
 from protonet.files import Model, load_model, save_model
 from protonet.files.archive import FORMAT_VERSION, check_entry_types, read_config
 from tests.commands.cases import FAST, Run
@@ -115,7 +115,7 @@ def test_unexpected_metadata_are_no_error(
 def test_many_classes(tmp_path: Path, run: Run) -> None:
     x, y = torch.eye(30)[:, :3] + torch.arange(30.0)[:, None], torch.arange(30)
     output = run("info", write_model(tmp_path / "m.safetensors", solve([(x, y)], effort="fast"), {}, range(30)))
-    assert len(re.findall(r"^\| \d", output, re.MULTILINE)) == MAX_CLASSES
+    assert len(re.findall(r"^\| \d", output, re.MULTILINE)) == MAX_LISTED_CLASSES
     assert "the first 20 of 30 classes; --json has all\n" in output
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from protonet.ui.plots import (
-    MAX_NAME_LENGTH,
+    MAX_LABEL_LENGTH,
     draw_plot,
     make_figure,
     name_class,
@@ -83,7 +83,7 @@ def test_classes_without_a_font_are_labelled_by_index() -> None:
     assert name_class(BIRD, 4, fonts) == (BIRD if have else "(no. 4)")
     assert next(iter(fonts)) == "DejaVu Sans"
     assert len(select_fonts("abc")) == 1
-    assert name_class("x" * 99, 0, fonts) == "x" * (MAX_NAME_LENGTH - 1) + "…"
+    assert name_class("x" * 99, 0, fonts) == "x" * (MAX_LABEL_LENGTH - 1) + "…"
     assert name_class("$a$", 0, fonts) == r"\$a\$"
 
 

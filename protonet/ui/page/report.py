@@ -336,7 +336,7 @@ def format_importance(importance: Metrics | None) -> Markup:
 
 
 def _note_limit(shown: int, total: int, order: str) -> Markup | None:
-    """Say how many columns are shown, if not all."""
+    """Format a note with the number of columns shown, if not all."""
     text = f"The {order} {shown} of {count(total, 'column')}; --json has all."
     return paragraph(text, soft=True) if shown < total else None
 
