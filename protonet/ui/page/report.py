@@ -32,10 +32,10 @@ MAX_HEADING, MAX_NAME = 18, 60
 #: Shades of the cells of the confusion matrix.
 SHADES = 5
 
-Metrics = Mapping[str, Any]
+ReportData = Mapping[str, Any]
 
 
-def write_outputs(outputs: Mapping[str, Path], metrics: Metrics) -> None:
+def write_outputs(outputs: Mapping[str, Path], metrics: ReportData) -> None:
     """Write metrics to the files of the options ``json`` and ``report``.
 
     Raises:
@@ -47,14 +47,14 @@ def write_outputs(outputs: Mapping[str, Path], metrics: Metrics) -> None:
         write_text(outputs["report"], format_report(metrics))
 
 
-def format_report(metrics: Metrics) -> str:
+def format_report(metrics: ReportData) -> str:
     """Format the report of ``fit`` or ``evaluate``."""
     title = f"{metrics['table']}: {'fit' if metrics['command'] == 'fit' else 'evaluation'}"
     sections = [section for section in format_sections(metrics) if section is not None]
     return format_document(title, format_tiles(metrics), sections, metrics, f"protonet {metrics['command']}")
 
 
-def format_sections(metrics: Metrics) -> list[Section | None]:
+def format_sections(metrics: ReportData) -> list[Section | None]:
     """Format the sections; None for one without metrics."""
     data, fitted = ("data", "Data", format_data(metrics)), metrics["command"] == "fit"
     if "predictions" not in metrics:
@@ -63,7 +63,7 @@ def format_sections(metrics: Metrics) -> list[Section | None]:
         ("accuracy", "Accuracy", format_accuracy(metrics)),
         ("suspects", "Possible label issues", format_suspects(metrics)),
         ("confusion", "Confusion matrix", format_confusion(metrics)),
-        ("classes", "Metrics by class", format_classes(metrics)),
+        ("classes", "ReportData by class", format_classes(metrics)),
         ("map", "Map of the rows", format_map(metrics)),
         ("reliability", "Calibration", format_reliability(metrics)),
         ("columns", "Importance of columns", format_importance(metrics["importance"])),
@@ -73,7 +73,7 @@ def format_sections(metrics: Metrics) -> list[Section | None]:
     ]
 
 
-def format_tiles(metrics: Metrics) -> list[Tile]:
+def format_tiles(metrics: ReportData) -> list[Tile]:
     """Format the metrics at the top."""
     data = metrics["data"]
     tiles: list[Tile] = [
@@ -94,13 +94,13 @@ def format_tiles(metrics: Metrics) -> list[Tile]:
     ]
 
 
-def describe_rows(metrics: Metrics) -> str:
+def describe_rows(metrics: ReportData) -> str:
     """Describe the rows of the metrics."""
     rows = count(metrics["rows"], "row")
     return f"{rows}, by cross-validation" if metrics["command"] == "fit" else f"{rows} of the table with a known class"
 
 
-def format_accuracy(metrics: Metrics) -> Markup:
+def format_accuracy(metrics: ReportData) -> Markup:
     """Format the accuracy with its interval, and the baselines on the same rows."""
     shown, rows = metrics["baselines"], []
     balance = "balanced " * (shown[0]["compared_by"] == "balanced_accuracy")
@@ -140,7 +140,7 @@ def format_views(views: Mapping[str, float]) -> Markup:
     return join([paragraph(text), table(["view", "weight"], rows, "Views", numbers=1)])
 
 
-def format_suspects(metrics: Metrics) -> Markup:
+def format_suspects(metrics: ReportData) -> Markup:
     """Format the list of possible label issues, with a link that saves it as CSV."""
     names, suspects, rows = _get_names(metrics), metrics["suspects"], metrics["predictions"]
     position = {index: at for at, index in enumerate(rows["index"])}
@@ -195,12 +195,12 @@ def format_suspects(metrics: Metrics) -> Markup:
     )
 
 
-def _get_names(metrics: Metrics) -> list[str | int]:
+def _get_names(metrics: ReportData) -> list[str | int]:
     """Return the names of the classes."""
     return [entry["name"] for entry in metrics["classes"]]
 
 
-def format_confusion(metrics: Metrics) -> Markup:
+def format_confusion(metrics: ReportData) -> Markup:
     """Format the confusion matrix; the page's script lists the rows of a cell."""
     names, confusion = _get_names(metrics), metrics["confusion"]
     order = order_naturally(names)
@@ -234,7 +234,7 @@ def format_confusion(metrics: Metrics) -> Markup:
     return join([paragraph(f"{text} {keys}"), grid, rows_of_cell])
 
 
-def format_classes(metrics: Metrics) -> Markup:
+def format_classes(metrics: ReportData) -> Markup:
     """Format recall, precision and F1 of each class, the lowest F1 first."""
     classes = [entry for entry in metrics["classes"] if entry["rows"] + entry["predicted"]]
     classes.sort(key=lambda entry: float(entry["f1"]))
@@ -253,10 +253,10 @@ def format_classes(metrics: Metrics) -> Markup:
     text = "Recall is the fraction of a class that is predicted as it. Precision is the fraction of the rows predicted"
     text += " as a class that are of it. F1 is their harmonic mean."
     header = ["class", "F1", "recall", "precision", "rows", "predicted", "F1"]
-    return join([paragraph(text), table(header, rows, "Metrics by class", numbers=1)])
+    return join([paragraph(text), table(header, rows, "ReportData by class", numbers=1)])
 
 
-def format_map(metrics: Metrics) -> Markup:
+def format_map(metrics: ReportData) -> Markup:
     """Format the map of the rows and its legend; the page's script describes the row that is selected."""
     rows, names = metrics["predictions"], _get_names(metrics)
     text = "Each mark is a row; rows that are close to each other are similar to the same classes."
@@ -281,7 +281,7 @@ def format_map(metrics: Metrics) -> Markup:
     )
 
 
-def format_reliability(metrics: Metrics) -> Markup:
+def format_reliability(metrics: ReportData) -> Markup:
     """Format the reliability diagram and its numbers."""
     bins = metrics["reliability"]
     text = (
@@ -308,7 +308,7 @@ def _fold(content: Markup) -> Markup:
     return tag("details", tag("summary", "The numbers"), content)
 
 
-def format_importance(importance: Metrics | None) -> Markup:
+def format_importance(importance: ReportData | None) -> Markup:
     """Format the permutation importance of the columns."""
     if importance is None:
         return paragraph("The time limit was reached before this was measured: protonet explain measures it.")
@@ -341,7 +341,7 @@ def _note_limit(shown: int, total: int, order: str) -> Markup | None:
     return paragraph(text, soft=True) if shown < total else None
 
 
-def format_learning(learning: Metrics) -> Markup:
+def format_learning(learning: ReportData) -> Markup:
     """Format the learning curve, and the accuracy predicted for twice the labels."""
     points, twice = learning["points"], learning["twice"]
     if len(points) < 2:
@@ -361,7 +361,7 @@ def format_learning(learning: Metrics) -> Markup:
     return join([*parts, draw_learning(learning), _fold(content)])
 
 
-def format_data(metrics: Metrics) -> Markup:
+def format_data(metrics: ReportData) -> Markup:
     """Format the columns, missing values and classes of the table."""
     data, shown = metrics["data"], metrics["data"]["columns"][:MAX_COLUMNS]
     counts = count(data["rows"], "row"), count(len(data["columns"]), "column"), count(len(data["classes"]), "class")

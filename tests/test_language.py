@@ -1,0 +1,101 @@
+"""Names, docstrings and pages use the terms of the field."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+#: Parts of names that a reader of the field does not expect.
+PRIVATE_NAMES = re.compile(
+    r"told|tells?|asked|own|found|kept|said|strange|strangers?|kin|twins|beside|desk|rooms?|door|figures|wanted|mend|taken"
+    r"|believe|beliefs|pose|suspicion|settle"
+)
+#: Phrases of docstrings and pages that a reader of the field does not expect.
+PRIVATE_PHRASES = re.compile(
+    r"\b(?:told|tells?|whoever|nobody|by heart|as ever|strangers?|kin|rooms?|is one line|are one line|row by row)\b"
+    r"|\bof which\b|\bchose nothing\b|\bthe house\b|\bright, %|\bheld against\b",
+    re.IGNORECASE,
+)
+#: Allowed private words per 1,000 lines.
+LIMITS = {
+    "protonet": 2.0,
+    "solution": 3.0,
+    "analysis": 2.0,
+    "docs": 20.0,
+    "README.md": 2.0,
+    "CONTRIBUTING.md": 2.0,
+    "tests": 4.0,
+}
+
+
+def list_files(name: str) -> list[Path]:
+    path = ROOT / name
+    if path.is_file():
+        return [path]
+    skipped = {"_build", "results", "__pycache__"}
+    files = (file for file in path.rglob("*") if file.suffix in {".py", ".md"} and file != Path(__file__))
+    return sorted(file for file in files if not skipped & set(file.parts))
+
+
+@cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def list_docstrings(path: Path) -> Iterator[str]:
+    for node in ast.walk(parse(path)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield ast.get_docstring(node) or ""
+
+
+def list_names(path: Path) -> Iterator[str]:
+    for node in ast.walk(parse(path)):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def list_private_words(path: Path) -> list[str]:
+    if path.suffix == ".md":
+        return PRIVATE_PHRASES.findall(re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL))
+    names = [name for name in list_names(path) if any(map(PRIVATE_NAMES.fullmatch, name.lower().split("_")))]
+    return names + [phrase for text in list_docstrings(path) for phrase in PRIVATE_PHRASES.findall(text)]
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_private_words_are_rare(name: str) -> None:
+    words, lines = list[str](), 0
+    for path in list_files(name):
+        words += list_private_words(path)
+        lines += path.read_text(encoding="utf-8").count("\n")
+    assert 1000 * len(words) / lines <= LIMITS[name], words
+
+
+@pytest.mark.parametrize("folder", ["protonet", "solution", "analysis"])
+def test_docstrings_begin_with_a_verb_or_a_noun(folder: str) -> None:
+    for path in list_files(folder):
+        starts = [text for text in list_docstrings(path) if re.match(r"(?:Return what|What|Say|Tell)\b", text)]
+        assert starts == [], path
+
+
+def test_public_classes_and_constants_are_defined_once() -> None:
+    homes: dict[str, set[str]] = defaultdict(set)
+    for path in list_files("protonet"):
+        for node in parse(path).body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            names = {item.id for target in targets if target for item in ast.walk(target) if isinstance(item, ast.Name)}
+            names |= {node.name} if isinstance(node, ast.ClassDef) else set()
+            for name in names:
+                if not name.startswith("_"):
+                    homes[name].add(str(path.relative_to(ROOT)))
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}
