@@ -243,10 +243,6 @@ SIZE = "`table` must have numbers of the scale .*; got 3e.38 as the largest"
         ("suggest none.csv", "no such file: none.csv"),
         ("predict M none.csv", "no such file: none.csv"),
         ("export M --onnx M", r"`--onnx` must end in \.onnx"),
-        (
-            "label T --classes a,b",
-            "`arguments` must come from a terminal; got a pipe, a file or Windows. Run it in one",
-        ),
     ],
 )
 def test_errors_change_nothing(
