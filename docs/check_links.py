@@ -1,6 +1,6 @@
-"""Check the links of the built site: every page, file and anchor that a page of it names is there.
+"""Check that the internal links of the built site lead to existing pages, files and anchors.
 
-``python docs/check_links.py docs/_build/html``. Links to other sites are not followed.
+Run ``python docs/check_links.py docs/_build/html``. Links to other sites are not followed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 
 class Page(HTMLParser):
-    """What a page links to, and the anchors that it has."""
+    """The links and anchors of a page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Keep the tag's identifier and what it leads to."""
+        """Collect the identifier and the links of a tag."""
         for name, value in attrs:
             if value and (name == "id" or (tag == "a" and name == "name")):
                 self.anchors.add(value)
@@ -30,7 +30,7 @@ class Page(HTMLParser):
 
 
 def find_broken(root: Path) -> list[str]:
-    """Return a line for each link of a site that leads nowhere."""
+    """List the broken links of a site, one line each."""
     pages = {path.resolve(): Page(path) for path in sorted(root.rglob("*.html"))}
     broken = []
     for path, page in pages.items():

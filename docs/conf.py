@@ -1,4 +1,4 @@
-"""Settings of the site: Sphinx, MyST and the reference from docstrings. Built by ``make docs``."""
+"""Configuration of the site that ``make docs`` builds with Sphinx and MyST."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "analysis" / "results"
 sys.path.insert(0, str(ROOT))
 
-from protonet.__main__ import COMMANDS  # noqa: E402 - behind its path
-from protonet.episodes.methods import METHODS  # noqa: E402 - behind its path
+from protonet.__main__ import COMMANDS  # noqa: E402 - needs the path
+from protonet.episodes.methods import METHODS  # noqa: E402 - needs the path
 
 project = "protonet"
 author = "the protonet authors"
@@ -25,16 +25,16 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
 suppress_warnings: list[str] = []
 
-# Pages: headings have anchors, so that a link to a heading that is not there is an error.
+# Headings get anchors, so that a link to a missing heading is an error.
 myst_heading_anchors = 4
 
-# Reference: pages by subject, from the docstrings of what is public.
+# The reference is made from the docstrings of public names.
 add_module_names = False
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
-# The types of settings are called by their names, whose bounds the page on extending has.
-BOUNDED = ("Positive", "NonNegative", "Share", "PositiveShare", "BelowOne", "Count", "PositiveCount")
+# Signatures show the names of bounded types; the page "Extend" lists their bounds.
+BOUNDED = ("Positive", "NonNegative", "Fraction", "PositiveFraction", "BelowOne", "Count", "PositiveCount")
 autodoc_type_aliases = {name: name for name in BOUNDED}
 autodoc_default_options = {"members": True, "show-inheritance": True}
 python_maximum_signature_line_length = 100
@@ -42,9 +42,8 @@ napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True
 
-# Every reference to a name of this project has to resolve, but for the types of signatures, of which some are not
-# public. What lies outside is not checked: the inventories of Python, torch, NumPy and scikit-learn are on the network,
-# and the site is built without it.
+# Every reference to a name of this project has to resolve, except types in signatures, some of which are private.
+# References to other packages are not checked: their inventories are on the network, and the site is built offline.
 nitpicky = True
 OUTSIDE = (
     "argparse",
@@ -65,8 +64,8 @@ OUTSIDE = (
 nitpick_ignore_regex = [
     (r"py:.*", rf"({'|'.join(OUTSIDE)})\..+"),
     (r"py:.*", r"Tensor|nn\.Module|Path|Image|Callable(\[.*)?|Iterable|Iterator|Mapping|Sequence"),
-    (r"py:(class|data|obj)", r"protonet\..+|[A-Z]\w*"),  # types of signatures
-    (r"py:class", r"[\d.]+|sphinx\.util\.inspect\.Annotated"),  # what settings say is tried of them
+    (r"py:(class|data|obj)", r"protonet\..+|[A-Z]\w*"),  # types in signatures
+    (r"py:class", r"[\d.]+|sphinx\.util\.inspect\.Annotated"),  # search spaces of settings
 ]
 
 html_theme = "furo"
@@ -79,7 +78,7 @@ html_show_copyright = False
 
 
 def write_results(app: Any) -> None:
-    """Write a page for each table under analysis/results; these pages are not committed."""
+    """Write a page for each table in analysis/results. These pages are not committed."""
     folder = Path(app.srcdir) / "results"
     folder.mkdir(exist_ok=True)
     names = [path.stem for path in sorted(RESULTS.glob("*.md"))]
@@ -88,7 +87,7 @@ def write_results(app: Any) -> None:
             path.unlink()
     tree = "\n".join(names)
     pages = {
-        "index": "# Results\n\nThe tables that the studies wrote, as they stand in `analysis/results`.\n\n"
+        "index": "# Results\n\nThe tables that the studies wrote to `analysis/results`.\n\n"
         f"```{{toctree}}\n{tree}\n```\n"
     }
     for name in names:
@@ -102,9 +101,9 @@ def write_results(app: Any) -> None:
 
 
 def write_methods(app: Any) -> None:
-    """Write the page of all few-shot methods, each by its docstring; it is not committed."""
+    """Write the page of all few-shot methods from their docstrings. It is not committed."""
     lines = ["# Methods", "", "Settings are keyword-only parameters; `--method NAME:setting=value` sets them.", ""]
-    for kind, title in ((False, "Each query alone"), (True, "All queries of an episode together")):
+    for kind, title in ((False, "Inductive methods"), (True, "Transductive methods")):
         lines += [f"## {title}", ""]
         for name, spec in METHODS.items():
             if spec.transductive is kind:
@@ -114,7 +113,7 @@ def write_methods(app: Any) -> None:
 
 
 def write_commands(app: Any) -> None:
-    """Write the page of all commands from the help of their parsers; it is not committed."""
+    """Write the page of all commands from the help of their parsers. It is not committed."""
     pages = {
         "protonet": [[], *([name] for name in COMMANDS)],
         "protonet.episodes": [[], ["train"], ["extract"], ["paper"], ["compare"]],
@@ -140,33 +139,33 @@ def read_help(module: str, words: list[str]) -> str:
 
 
 def link_results(app: Any, docname: str, source: list[str]) -> None:
-    """Lead links to the tables, which are written for a reader of the repository, to their pages on the site."""
+    """Replace links to files of analysis/results by links to their pages."""
     up = "../" * docname.count("/")
     source[0] = re.sub(r"\]\((?:\.\./)*analysis/results/(\w+)\.md\)", rf"]({up}results/\1.md)", source[0])
 
 
 def prepare_docstring(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Make a field of the source that a docstring names, and keep what Napoleon would misread.
+    """Turn the source of a docstring into a field, and save attribute docstrings before Napoleon reads them.
 
-    Of a constant or a field it takes what stands before a colon for the type.
+    Napoleon takes the text before the first colon of an attribute's docstring for its type.
     """
     lines[:] = [re.sub(r"^Source: ", ":Source: ", line) for line in lines]
-    for number in reversed(range(1, len(lines))):
-        if lines[number].startswith(":Source: ") and lines[number - 1].strip():
-            lines.insert(number, "")
+    for index in reversed(range(1, len(lines))):
+        if lines[index].startswith(":Source: ") and lines[index - 1].strip():
+            lines.insert(index, "")
     if what in {"attribute", "data", "property"}:
         text = [] if lines and lines[0].startswith("Alias for field number") else list(lines)
         app.config.kept_attributes[name] = text
 
 
 def restore_attributes(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Put back what `prepare_docstring` kept, after Napoleon."""
+    """Restore the attribute docstrings that `prepare_docstring` saved."""
     if name in app.config.kept_attributes:
         lines[:] = app.config.kept_attributes.pop(name)
 
 
 def resolve_annotations(app: Any) -> None:
-    """Give modules the names that they import for types alone, so that annotations lead to the right class."""
+    """Import the names that modules import for type checking only, so that annotations resolve."""
     for path in sorted((ROOT / "protonet").rglob("*.py")):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         blocks = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.If)]
@@ -180,19 +179,19 @@ def resolve_annotations(app: Any) -> None:
 def shorten_defaults(
     app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: str | None
 ) -> tuple[str | None, str | None]:
-    """Write ``...`` for a default that is no Python, such as ``<function f>``, and the names of types of settings."""
+    """Write ``...`` for defaults that are not Python, such as ``<function f>``, and names of type aliases."""
     if signature is None:
         return None, returned
     return re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", re.sub(r"<[^<>]*>", "...", signature)), returned
 
 
 def skip_member(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
-    """Leave out what scikit-learn writes into the class: its metadata routing."""
+    """Skip the methods that scikit-learn generates for metadata routing."""
     return True if re.fullmatch(r"set_\w+_request", name) else None
 
 
 def setup(app: Any) -> None:
-    """Connect the functions above."""
+    """Connect the event handlers."""
     app.add_config_value("kept_attributes", {}, "")
     app.connect("builder-inited", write_results, priority=100)
     app.connect("builder-inited", write_methods, priority=100)

@@ -103,9 +103,9 @@ def _spread_class(axes: Axes, centre: np.ndarray, angle: float, label: str, colo
     for offset in (-13, 2, 11):
         axes.plot(*(centre + 10.5 * _direction(angle + offset)), ".", color=colour, markersize=5)
     axes.plot(*(centre + 10.5 * _direction(angle)), "*", color=colour, markersize=10)
-    place = centre + 13 * _direction(angle)
-    side = "left" if place[0] > centre[0] else "right"
-    axes.text(*place, label, color=colour, fontsize=8, ha=side, va="center")
+    position = centre + 13 * _direction(angle)
+    side = "left" if position[0] > centre[0] else "right"
+    axes.text(*position, label, color=colour, fontsize=8, ha=side, va="center")
 
 
 def main() -> None:

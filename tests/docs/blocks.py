@@ -46,7 +46,7 @@ def read_commands(name: str) -> list[str]:
     for block in read_blocks(name):
         if block.language == "sh":
             for line in block.text.replace("\\\n", " ").splitlines():
-                command = re.sub(r"(^|\s)#.*", "", line).strip()
+                command = re.sub(r"^(\w+=\w+ )+", "", re.sub(r"(^|\s)#.*", "", line).strip())
                 if command:
                     commands.append(re.sub(r"^protonet(?= )", "python -m protonet", command))
     return commands

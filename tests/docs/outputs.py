@@ -1,7 +1,8 @@
 """Run the examples of a page, and compare or write the outputs that it quotes.
 
 A ``text`` block directly after a ``sh`` or ``python`` block is its output, or its first lines if the block ends in
-``...``. ``python -m tests.docs.outputs`` writes the outputs of all pages of `PAGES` anew.
+``...``. A block below the comment ``<!-- not run -->`` is only shown. ``python -m tests.docs.outputs [PAGE ...]`` runs
+pages, all by default, and replaces the quoted outputs that differ.
 """
 
 from __future__ import annotations
@@ -12,20 +13,54 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from protonet import __main__ as library
+from protonet.episodes import __main__ as episodes
 from tests.docs.blocks import ROOT
 
-#: Pages whose outputs are checked, and the folder in which their examples run.
-PAGES = {"docs/start/first-model.md": "examples/wine"}
+
+class Page(NamedTuple):
+    """Settings of the run of a page."""
+
+    #: A folder with the files that the examples read.
+    source: str | None = None
+    #: Whether texts and pictures are read by the installed pretrained encoders, which take seconds.
+    encoders: bool = False
+
+
+#: Pages whose outputs are checked.
+PAGES = {
+    "docs/start/first-model.md": Page("examples/wine"),
+    "docs/how-to/tables.md": Page("examples/wine"),
+    "docs/how-to/inspect.md": Page("examples/wine"),
+    "docs/how-to/label.md": Page("examples/wine"),
+    "docs/how-to/text.md": Page("examples/texts", encoders=True),
+    "docs/how-to/pictures.md": Page(encoders=True),
+    "docs/how-to/few-shot.md": Page(),
+    "docs/how-to/optimizer.md": Page(),
+    "docs/how-to/python.md": Page(),
+    "docs/how-to/scikit-learn.md": Page(),
+    "docs/how-to/serve.md": Page("examples/wine"),
+    "docs/how-to/many-files.md": Page("examples/wine"),
+    "docs/explanation/data-flow.md": Page(),
+}
 #: Relative difference of a printed number that another machine's rounding may cause.
 TOLERANCE = 0.02
-BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```\n(?:\n^```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
+#: The address at which `protonet serve` listens by default; a run takes another port.
+SERVER = "127.0.0.1:8765"
+BLOCK = re.compile(
+    r"^(<!-- not run -->\n)?```(sh|python)\n(.*?)^```\n(?:\n^```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE
+)
 
 
 class Example(NamedTuple):
@@ -36,28 +71,63 @@ class Example(NamedTuple):
     printed: str
 
 
-def run_command(command: str) -> None:
-    """Run one command line; its output goes to stdout."""
-    words = shlex.split(command, comments=True)
-    if words[:1] == ["protonet"]:
-        assert library.main(words[1:]) == 0, command
-    else:
-        run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
-        print(run.stdout, end="")
+class Shell:
+    """Runs command lines; the commands of this package run in this process, and servers in the background."""
+
+    def __init__(self) -> None:
+        self._servers: list[subprocess.Popen[str]] = []
+        self._address = SERVER
+
+    def __enter__(self) -> Shell:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for server in self._servers:
+            server.terminate()
+            server.communicate()
+
+    def run(self, command: str) -> None:
+        """Run one command line; its output goes to stdout."""
+        words = shlex.split(command, comments=True)
+        if "serve" in words:
+            self._serve(words)
+        elif words[:1] == ["protonet"]:
+            assert library.main(words[1:]) == 0, command
+        elif words[:3] == ["python", "-m", "protonet.episodes"]:
+            assert episodes.main(words[3:]) == 0, command
+        elif words and words[:2] != ["pip", "install"]:
+            line = ["bash", "-c", command.replace(SERVER, self._address)]
+            run = subprocess.run(line, capture_output=True, text=True, check=True)
+            print(run.stdout.replace(self._address, SERVER).rstrip())
+
+    def _serve(self, words: list[str]) -> None:
+        """Start a server on a free port, and print its first line."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self._address = f"127.0.0.1:{port}"
+        settings = dict(word.split("=") for word in words if re.match(r"[A-Z_]+=", word))
+        arguments = [word for word in words if "=" not in word][1:]
+        command = [sys.executable, "-m", "protonet", *arguments, "--port", str(port)]
+        environment = {**os.environ, **settings, "PYTHONPATH": str(ROOT)}
+        server = subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE)
+        self._servers.append(server)
+        assert server.stdout is not None
+        print(server.stdout.readline().replace(self._address, SERVER).rstrip())
 
 
 def run_page(text: str) -> Iterator[Example]:
     """Run the examples of a page in order, in the current folder."""
     names: dict[str, Any] = {"__name__": "__main__"}
-    for language, code, quoted in BLOCK.findall(text):
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            if language == "python":
-                exec(code, names)
-            else:
-                for command in code.replace("\\\n", " ").splitlines():
-                    run_command(command)
-        yield Example(code, quoted or None, shorten(printed.getvalue(), quoted))
+    with Shell() as shell:
+        for hidden, language, code, quoted in BLOCK.findall(text):
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                if language == "python" and not hidden:
+                    exec(code, names)
+                elif not hidden:
+                    for command in code.replace("\\\n", " ").splitlines():
+                        shell.run(command)
+            yield Example(code, None if hidden else quoted or None, shorten(printed.getvalue(), quoted))
 
 
 def shorten(printed: str, quoted: str) -> str:
@@ -76,26 +146,47 @@ def is_same(quoted: str, printed: str) -> bool:
     return all(abs(float(a) - float(b)) <= TOLERANCE * max(abs(float(a)), 1.0) for a, b in pairs)
 
 
+@contextlib.contextmanager
+def prepare(page: Page, folder: Path) -> Iterator[None]:
+    """Enter a folder with the files of a page's examples, and set the environment of a run."""
+    if page.source is not None:
+        shutil.copytree(ROOT / page.source, folder, dirs_exist_ok=True)
+    changes = {"PROTONET_CACHE": str(folder / ".cache"), "PROTONET_REPRESENTATION": "none", "COLUMNS": "120"}
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    if page.encoders:
+        del os.environ["PROTONET_REPRESENTATION"]
+    here = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(here)
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
 def write_outputs(name: str) -> None:
-    """Replace the outputs that a page quotes by those of a run."""
+    """Replace the outputs of a page that differ from those of a run by more than rounding."""
     path = ROOT / name
     text = path.read_text(encoding="utf-8")
     new = iter(list(run_page(text)))
 
     def replace(match: re.Match[str]) -> str:
         example = next(new)
-        if example.quoted is None:
+        if example.quoted is None or is_same(example.quoted, example.printed):
             return match[0]
-        return f"```{match[1]}\n{match[2]}```\n\n```text\n{example.printed.rstrip()}\n```\n"
+        return f"```{match[2]}\n{match[3]}```\n\n```text\n{example.printed.rstrip()}\n```\n"
 
     path.write_text(BLOCK.sub(replace, text), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    os.environ["PROTONET_REPRESENTATION"] = "none"
-    for page, source in PAGES.items():
-        with tempfile.TemporaryDirectory() as folder:
-            shutil.copytree(ROOT / source, folder, dirs_exist_ok=True)
-            os.chdir(Path(folder))
-            write_outputs(page)
-            os.chdir(ROOT)
+    torch.set_num_threads(1)
+    for name in sys.argv[1:] or PAGES:
+        start = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder, prepare(PAGES[name], Path(folder)):
+            write_outputs(name)
+        print(f"{name}: {time.monotonic() - start:.1f} s")

