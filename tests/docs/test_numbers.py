@@ -1,4 +1,4 @@
-"""The results that README shows are those of the committed tables."""
+"""The results that README and the guides show are those of the committed tables."""
 
 from __future__ import annotations
 
@@ -85,3 +85,31 @@ def test_single_numbers_are_in_the_table_that_they_come_from(value: str, file: s
     shown = value if value in README else f"{float(value):.{len(value.partition('.')[2]) - 1}f}"
     assert re.search(rf"(?<![\d.]){re.escape(shown)}(?!\d)", README)
     assert value in (RESULTS / file).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("page", "file", "values"),
+    [
+        ("benchmarks/real-data", "boosters.md", "92.46 87.12 0.257 0.411 94.25 83.27 0.956 92.66 64.37 0.245 0.762"),
+        ("benchmarks/time", "rejection.md", "77.05 76.59 75.29 72.33 57.80 56.90 5.83"),
+        ("benchmarks/few-shot", "episode_speed.md", "7.7 7.5 6.2 4.2 5.0 12.3 12.0 3.2 3.4 2.8 2.4 3.8"),
+        ("benchmarks/optimizer", "optimizer_horizon.md", "1.47 0.47"),
+        ("benchmarks/optimizer", "optimizer_streams_long.md", "1.33"),
+        ("explanation/how-it-works", "incontext.md", "205,056"),
+    ],
+)
+def test_numbers_of_the_guides_are_in_the_table_that_they_come_from(page: str, file: str, values: str) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    table = (RESULTS / file).read_text(encoding="utf-8")
+    for value in values.split():
+        digits = len(value.partition(".")[2])
+        rounded = {f"{float(value) + nudge:.{digits - 1}f}" for nudge in (-1e-9, 1e-9)} if digits > 1 else set()
+        assert any(re.search(rf"(?<![\d.]){re.escape(shown)}(?!\d)", text) for shown in {value, *rounded}), value
+        assert value in table, value
+
+
+def test_the_contest_page_shows_the_committed_run() -> None:
+    run = json.loads((RESULTS / "contest.json").read_text(encoding="utf-8"))
+    row = f"| {run['accuracy']:.4f} | {run['score']:.2f} | {run['parameters']} | {run['seconds']:.0f} s |"
+    text = (ROOT / "docs" / "benchmarks" / "contest.md").read_text(encoding="utf-8")
+    assert f"{row} {run['peak_memory_mib']:.0f} MiB |" in text
