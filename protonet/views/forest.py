@@ -73,6 +73,11 @@ class Forest:
     def fit(self, rows: TrainingRows, source: Source | None = None) -> ForestView:
         """Grow a forest from at most ``FOREST.max_rows`` rows, evenly spaced.
 
+        Votes for rows that trees were grown from are certain, so that prototypes depend on the fraction of such rows.
+        In a fold, this fraction has to be that of the final forest: otherwise, the temperature and the offsets that
+        are fitted on held-out rows do not suit the final forest. The limit of a fold's rows is thus proportional to
+        its size.
+
         Trees are grown on the CPU, whatever the device of the rows: a level takes hundreds of small operations.
 
         Source: Geurts, Ernst and Wehenkel, "Extremely randomized trees" (2006): every tree sees all rows, a node tries
@@ -84,7 +89,8 @@ class Forest:
         weights = rows.class_balanced_weights
         weights = torch.ones_like(labels, dtype=x.dtype) if weights is None else weights.to(x).repeat(len(shifts))
         generator = torch.Generator().manual_seed(FOREST.seed)
-        chosen = torch.linspace(0, len(x) - 1, min(len(x), FOREST.max_rows), dtype=torch.float64).round().long()
+        limit = max(1, round(rows.selected * FOREST.max_rows))
+        chosen = torch.linspace(0, len(x) - 1, min(len(x), limit), dtype=torch.float64).round().long()
         x, labels, weights = x[chosen], labels[chosen], weights[chosen]
         trees = count_trees(len(x), x.shape[1], self.trees)
         batch = max(1, int(FOREST.batch_work / (len(x) * _count_splits(x.shape[1]))))

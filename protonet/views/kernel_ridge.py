@@ -394,7 +394,7 @@ class _KernelRegression:
         dtype = torch.float64 if view.norm == 2 else z.dtype  # squares cancel
         units = self.landmarks.to(dtype)
         self.distances = torch.cat([distances(part.to(dtype), units, view.norm).double() for part in z.split(CHUNK)])
-        sample = self.distances[: KERNEL_RIDGE.median_rows]
+        sample = self.distances[:: math.ceil(len(self.distances) / KERNEL_RIDGE.median_rows)]
         sample = sample[sample > KERNEL_RIDGE.rounding_distance ** (view.norm / 2) * sample.mean()]
         self.median = float(sample.median()) if len(sample) else 1.0
         indicators = F.one_hot(labels, self.num_classes).to(torch.float64)

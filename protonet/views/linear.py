@@ -103,7 +103,8 @@ class Linear:
             gain, basis, coefficient = _whitening(rows)
         config = LinearMapConfig(all_features.shape[1], dim, basis.shape[1], 0 if self.span is None else self.span[0])
         affine = LinearMap(config, {"shift": shift, "gain": gain, "basis": basis, "coefficient": coefficient})
-        scale = affine(all_features[:CHUNK]).square().mean().sqrt()
+        squares = [affine(part).square().sum(dtype=torch.float64) for part in all_features.split(CHUNK)]
+        scale = (torch.stack(squares).sum() / (len(all_features) * dim)).sqrt().to(features.dtype)
         scale = torch.where(scale > LINEAR.tiny, scale, 1.0)  # constant rows are not scaled
         affine.gain /= scale
         affine.coefficient /= scale

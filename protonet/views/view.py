@@ -49,6 +49,7 @@ class TrainingRows(NamedTuple):
     is_class_name: Tensor | None = None
     """(n,) bool: rows that embed the name of a class. They are training rows, but are never held out."""
     sample_scale: float = 1.0  #: The number of original samples that a weight of 1 represents; see `sample_counts`.
+    selected: float = 1.0  #: The fraction of all training rows that these rows are, below 1 for the rows of a fold.
 
     @property
     def sample_counts(self) -> Tensor:
@@ -78,7 +79,9 @@ class TrainingRows(NamedTuple):
         """Select rows by indices (m,) int64 or by a mask (n,) bool."""
         per_row = {name: getattr(self, name) for name in ("weights", "groups", "is_class_name")}
         per_row = {name: None if value is None else value[indices] for name, value in per_row.items()}
-        return self._replace(features=self.features[indices], labels=self.labels[indices], **per_row)
+        labels = self.labels[indices]
+        selected = self.selected * len(labels) / max(1, len(self.labels))
+        return self._replace(features=self.features[indices], labels=labels, selected=selected, **per_row)
 
     def select_columns(self, start: int, stop: int) -> TrainingRows:
         """Select the features from ``start`` up to, but without, ``stop``."""

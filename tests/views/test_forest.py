@@ -9,6 +9,7 @@ from sklearn.ensemble import ExtraTreesClassifier
 from torch import Tensor
 
 from protonet.datasets import load_digits
+from protonet.fit.solver import solve_problem
 from protonet.views import forest
 from protonet.views.forest import FOREST, Forest, ForestFamily, ForestView, count_trees
 from protonet.views.linear import Linear
@@ -107,6 +108,20 @@ def test_of_many_rows_some_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     view = grow(x, y)
     assert len(view.feature) <= len(view.root) * (2 * 10 - 1)
     assert set(view.label.tolist()) == set(range(5))
+
+
+def test_the_forest_of_a_fold_uses_the_same_fraction_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, cosines of held-out rows have another scale than those of the final forest."""
+    monkeypatch.setattr(forest, "FOREST", replace(FOREST, max_rows=200))
+    generator = torch.Generator().manual_seed(0)
+    features, labels = torch.randn(1000, 8, generator=generator), (torch.arange(1000) % 50 == 0).long()
+    features[labels == 1] += 0.6
+    model = solve_problem([(features, labels)], effort="fast").network
+    new = torch.randn(5000, 8, generator=generator)
+    new[:100] += 0.6
+    with torch.no_grad():
+        predicted = model(new).softmax(dim=1)[:, 1].mean()
+    assert float(predicted) == pytest.approx(0.02, rel=0.5)
 
 
 def count_roots(x: Tensor, blocks: Tensor | None, trees: int = 3000) -> Tensor:
