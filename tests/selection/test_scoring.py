@@ -142,17 +142,17 @@ def test_offsets_agree_with_a_general_minimizer_and_correct_the_class_frequencie
     sizes = torch.tensor([180.0, 20.0], dtype=torch.float64)
     factor, offsets, losses = fit_scale_and_offsets(cosines, labels, sizes)
     assert offsets is not None
-    logs = sizes.log().numpy()
-    deviation, spread = logs - logs.mean(), float(cosines.var(dim=1, correction=0).mean())
+    logs, spread = sizes.log().numpy() - sizes.log().mean().item(), float(cosines.var(dim=1, correction=0).mean())
 
     def objective(x: np.ndarray) -> float:
-        log_p = log_softmax(x[0] * cosines.double().numpy() + x[1:], axis=1)
-        prior = spread * (x[0] / WEIGHTS.logit_scale) ** 2 + ((x[1:] / deviation) ** 2).sum()
+        log_p = log_softmax(x[0] * cosines.double().numpy() + x[1] * logs, axis=1)
+        prior = spread * (x[0] / WEIGHTS.logit_scale) ** 2
+        prior += ((x[1] - WEIGHTS.frequency_mean) / WEIGHTS.frequency_deviation) ** 2
         return float(-log_p[np.arange(200), labels.numpy()].mean() + prior / 400)
 
-    best = minimize(objective, [1.0, 0.0, 0.0], tol=1e-10).x
+    best = minimize(objective, [1.0, 0.5], tol=1e-10).x
     assert factor == pytest.approx(best[0], rel=1e-3)
-    assert offsets.numpy() == pytest.approx(best[1:] - best[1:].mean(), abs=1e-3)
+    assert offsets.numpy() == pytest.approx(best[1] * logs, abs=1e-3)
     plain, before = fit_temperature(cosines, labels, sizes > 0)
     assert float(losses.mean()) < float(before.mean())
     predicted = (factor * cosines.double() + offsets).softmax(dim=1)[:, 1].mean()
