@@ -63,7 +63,7 @@ def format_sections(metrics: ReportData) -> list[Section | None]:
         ("accuracy", "Accuracy", format_accuracy(metrics)),
         ("suspects", "Possible label issues", format_suspects(metrics)),
         ("confusion", "Confusion matrix", format_confusion(metrics)),
-        ("classes", "ReportData by class", format_classes(metrics)),
+        ("classes", "Metrics by class", format_classes(metrics)),
         ("map", "Map of the rows", format_map(metrics)),
         ("reliability", "Calibration", format_reliability(metrics)),
         ("columns", "Importance of columns", format_importance(metrics["importance"])),
@@ -253,7 +253,7 @@ def format_classes(metrics: ReportData) -> Markup:
     text = "Recall is the fraction of a class that is predicted as it. Precision is the fraction of the rows predicted"
     text += " as a class that are of it. F1 is their harmonic mean."
     header = ["class", "F1", "recall", "precision", "rows", "predicted", "F1"]
-    return join([paragraph(text), table(header, rows, "ReportData by class", numbers=1)])
+    return join([paragraph(text), table(header, rows, "Metrics by class", numbers=1)])
 
 
 def format_map(metrics: ReportData) -> Markup:
