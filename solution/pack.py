@@ -32,7 +32,7 @@ ALLOWED = sys.stdlib_module_names | {"protonet", "torch", "numpy"}
 MANIFEST = "agentics.solution.json"
 COMMANDS = ("setup", "build", "run")
 ZIP_NAME, SINGLE_NAME = "protonet-agentics.zip", "solution.py"
-#: The submitted files of the shared optimizer, and the files of which they are copies.
+#: The submitted files of the shared optimizer, and the sources that they copy.
 OPTIMIZER_FILES = {
     "custom_optimizer.py": "protonet/optimizer.py",
     "optimizer_config.json": "solution/optimizer_config.json",

@@ -26,9 +26,9 @@ PRIVATE_PHRASES = re.compile(
 #: Allowed private words per 1,000 lines.
 LIMITS = {
     "protonet": 2.0,
-    "solution": 3.0,
+    "solution": 2.0,
     "analysis": 2.0,
-    "docs": 20.0,
+    "docs": 2.0,
     "README.md": 2.0,
     "CONTRIBUTING.md": 2.0,
     "tests": 4.0,
