@@ -32,7 +32,7 @@ from protonet.server.connections import open_socket, run_server
 from protonet.server.jobs import PICTURES, PYTHON, JobRunner
 from protonet.server.label_queue import LabelQueue
 from protonet.server.labels import Answers, Session, find_similar, parse_classes
-from protonet.server.parsing import decode_json, parse_rows, read_upload
+from protonet.server.parsing import decode_json, list_modalities, parse_rows, read_upload
 from protonet.server.uploads import Uploads, extend_rows
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.parsing import blank_missing, count_missing_cells
@@ -191,8 +191,7 @@ class LabelApi:
     async def state(self, _: Request) -> Response:
         """Return the columns, notes and commands."""
         rows, header = self.queue.rows, list(self.queue.header)
-        names = list(rows.columns or header)
-        takes = [column.modality for column in rows.encoding.columns] if rows.encoding else []
+        names, modalities = list(rows.columns or header), list_modalities(rows.encoding)
         return json_response(
             {
                 "header": header,
@@ -202,7 +201,7 @@ class LabelApi:
                 "choices": COLUMN_CHOICES if self.read_again is not None and rows.columns is not None else [],
                 "used": names,
                 "added": str(self.uploads.rows.path),
-                "texts": self.queue.picture is None and len(names) == 1 and bool(takes),
+                "texts": self.queue.picture is None and len(names) == 1 and bool(modalities),
                 "notes": [*collect_notes(rows.table), *rows.notes],
                 "table": self.jobs.table,
                 "commands": self.jobs.command_lines(),
@@ -410,12 +409,18 @@ def run(options: argparse.Namespace) -> None:
         if rows.known.any() and not answers.rows:  # labels of the table are reviewed like those of the page
             labelled = rows.known.nonzero().flatten().tolist()
             answers.change([[*cells[row], rows.labels[row]] for row in labelled])
-        takes = [column.modality for column in rows.encoding.columns] if rows.encoding else []
-        picture = header.index((rows.columns or ())[takes.index("picture")]) if "picture" in takes else None
-        column = header.index((rows.columns or header)[0]) if len(takes) == 1 and takes[0] else None
+        modalities = list_modalities(rows.encoding)
+        picture = header.index((rows.columns or ())[modalities.index("picture")]) if "picture" in modalities else None
+        column = header.index((rows.columns or header)[0]) if len(modalities) == 1 and modalities[0] else None
         uploads = Uploads(added, Path(options.table), column, picture is not None)
-        rows = extend_rows(rows._replace(known=torch.zeros_like(rows.known)), header, uploads.cells)
-        session = Session(rows, [*cells, *uploads.cells], classes, model, answers)
+
+        def add_uploads(rows: UnlabelledTable) -> UnlabelledTable:
+            return extend_rows(rows._replace(known=torch.zeros_like(rows.known)), header, uploads.cells)
+
+        def read_again(settings: ColumnOverrides) -> UnlabelledTable:
+            return add_uploads(read_unlabelled(options, None, label, settings, allow_labelled=True))
+
+        session = Session(add_uploads(rows), [*cells, *uploads.cells], classes, model, answers)
         names = dict.fromkeys(row[-1] for row in answers.rows)
         session.names.extend(name for name in names if name not in session.names)
         shared = [] if options.representation is None else ["--representation", *options.representation]
@@ -423,10 +428,6 @@ def run(options: argparse.Namespace) -> None:
         if picture is not None:  # `fit` sees only the paths in the answers
             columns = columns._replace(types={header[picture]: "picture", **columns.types})
         jobs = JobRunner(output, options.table, label, options.model, columns, shared)
-
-        def read_again(settings: ColumnOverrides) -> UnlabelledTable:
-            new = read_unlabelled(options, None, label, settings, allow_labelled=True)
-            return extend_rows(new._replace(known=torch.zeros_like(new.known)), header, uploads.cells)
 
         queue = LabelQueue(session, flagged, people, header, picture, model)
         title, again = path_to_text(Path(options.table).name), None if model is not None else read_again

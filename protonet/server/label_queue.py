@@ -76,7 +76,7 @@ class LabelQueue:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _changed: threading.Event = field(default_factory=threading.Event)
     _ended: bool = False
-    _embedding: Tensor | None = None
+    _embedding: Tensor = field(init=False)  #: (rows, dim) by the network of the session.
     _rows: UnlabelledTable | None = None  #: New features of the same rows, until the thread has taken them.
 
     def __post_init__(self) -> None:
@@ -84,7 +84,7 @@ class LabelQueue:
         flagged = {tuple(cells) for *cells, _ in self.flags.rows}
         self.session.skipped |= {row for row, cells in enumerate(self.session.cells) if tuple(cells) in flagged}
         self.session.learn(anew=True)
-        self._embedding = embed(self.session.rows, self.session.network)
+        self._embedding = embed(self.session.rows.x, self.session.network)
         self._queue = [(suggestion.row, suggestion.reason) for suggestion in self.session.choose(AHEAD)]
 
     @contextmanager
@@ -135,8 +135,11 @@ class LabelQueue:
         """Append rows to the table; ``rows`` are the features of all rows."""
         with self._lock:
             self.session.cells.extend(cells)
-            self.session.rows = rows
-            self._embedding = embed(rows, self.session.network)
+            self.session.rows, network, embedding = rows, self.session.network, self._embedding
+            if network is None:  # the new rows change how features are standardized
+                self._embedding = embed(rows.x, None)
+            else:
+                self._embedding = torch.cat([embedding, embed(rows.x[len(embedding) :], network)])
         self._update(None)
 
     def skip(self, client: str, row: int) -> None:
@@ -280,7 +283,7 @@ class LabelQueue:
         probabilities = dict(zip(names, values, strict=False))
         likely = [{"name": name, "probability": probabilities.get(name)} for name in names]
         likely.sort(key=lambda item: -probabilities.get(str(item["name"]), 0.0))
-        near = [] if embedding is None else self.nearest_labelled(embedding[row], leave_out=row)
+        near = self.nearest_labelled(embedding[row], leave_out=row)
         return self.show_row(row) | {"likely": likely[:MAX_LIKELY], "near": near}
 
     def nearest_labelled(self, embedding: Tensor, *, leave_out: int = -1) -> list[dict[str, Any]]:
@@ -288,7 +291,7 @@ class LabelQueue:
         with self._lock:
             pairs = zip(self.session.done, self.session.answers.rows, strict=True)
             labels, others = {row: cells[-1] for row, cells in pairs if row != leave_out}, self._embedding
-        if others is None or not labels or others.shape[1] != len(embedding):
+        if not labels or others.shape[1] != len(embedding):
             return []
         done = list(labels)
         order = torch.linalg.vector_norm(others[done] - embedding, dim=1).argsort(stable=True)[:MAX_NEAR].tolist()
@@ -465,7 +468,7 @@ class LabelQueue:
             self._changed.clear()
             try:
                 if (rows := self._rows) is not None:
-                    fitted, embedding = 0, embed(rows, None)
+                    fitted, embedding = 0, embed(rows.x, None)
                     with self._lock:
                         self.session.replace_rows(rows)
                         self._embedding, self._rows = embedding, None if self._rows is rows else self._rows
@@ -475,7 +478,7 @@ class LabelQueue:
                 anew = abs(len(answers) - fitted) >= REFIT_INTERVAL
                 network = self.session.make_network(answers, len(names), anew=anew)
                 fitted = len(answers) if anew else fitted
-                embedding = embed(self.session.rows, network)
+                embedding = embed(self.session.rows.x, network)
                 with self._lock:
                     if self.session.names[: len(names)] != names:  # classes were renamed in the meantime
                         self._reset_network()

@@ -303,10 +303,10 @@ class Session:
 
 
 @torch.no_grad()
-def embed(rows: UnlabelledTable, network: PrototypeNetwork | None) -> Tensor:
-    """Compute the embeddings (n, dim) of all rows; without a network, the standardized features."""
-    space = Standardised(rows.x) if network is None else network
-    return torch.cat([space.embed(batch) for batch in rows.x.split(4096)])
+def embed(x: Tensor, network: PrototypeNetwork | None) -> Tensor:
+    """Compute the embeddings (n, dim) of features; without a network, standardize the features."""
+    space = Standardised(x) if network is None else network
+    return torch.cat([space.embed(batch) for batch in x.split(4096)])
 
 
 def fit_answers(x: Tensor, y: Tensor, num_classes: int, blocks: Tensor | None) -> PrototypeNetwork:

@@ -35,6 +35,7 @@ from protonet.commands.models import (
 from protonet.errors import USER_ERRORS, raise_input_error, rename_argument
 from protonet.files import Model
 from protonet.server.app import JSON
+from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.numeric import MAX_FLOAT32
 from protonet.tables.columns.parsing import blank_missing, is_missing, is_missing_or_word
 from protonet.tables.features import check_column_types, encode_block
@@ -153,9 +154,14 @@ async def read_upload(request: Request) -> tuple[str, bytes]:
         raise HTTPException(400, f"`body` must be a form of one file ({error.message[:80]}).") from None
 
 
+def list_modalities(encoding: Encoding | None) -> list[str | None]:
+    """List what each column holds: "text", "picture", or None for neither; empty without an encoding."""
+    return [] if encoding is None else [column.modality for column in encoding.columns]
+
+
 def picture_columns(model: Model) -> list[bool]:
     """Return which columns of a model hold pictures."""
-    return [] if model.encoding is None else [column.modality == "picture" for column in model.encoding.columns]
+    return [modality == "picture" for modality in list_modalities(model.encoding)]
 
 
 def content_types(model: Model) -> list[str]:

@@ -38,6 +38,7 @@ from protonet.server.parsing import (
     content_types,
     decode_json,
     describe_columns,
+    list_modalities,
     parse_rows,
     parse_tensors,
     read_upload,
@@ -312,7 +313,7 @@ def find_threshold(model: Model, rate: float | msgspec.UnsetType) -> float | Non
 
 def reads_slowly(model: Model) -> bool:
     """Return whether a model has texts or pictures."""
-    return model.encoding is not None and any(column.modality for column in model.encoding.columns)
+    return any(list_modalities(model.encoding))
 
 
 def format_probabilities(logits: torch.Tensor) -> list[list[str]]:
