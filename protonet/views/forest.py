@@ -20,7 +20,7 @@ from protonet.losses import CHUNK
 from protonet.views.config import Config, expect, size
 from protonet.views.evaluation import PRUNING, Candidate, CandidateEvaluator, ViewFamily, embed_fold
 from protonet.views.shifts import shift_rows
-from protonet.views.view import Graph, Source, TrainingRows, View, ViewSpec
+from protonet.views.view import Graph, Source, TrainingRows, View, ViewSpec, select_evenly
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Forest:
         weights = torch.ones_like(labels, dtype=x.dtype) if weights is None else weights.to(x).repeat(len(shifts))
         generator = torch.Generator().manual_seed(FOREST.seed)
         limit = max(1, round(rows.selected * FOREST.max_rows))
-        chosen = torch.linspace(0, len(x) - 1, min(len(x), limit), dtype=torch.float64).round().long()
+        chosen = select_evenly(len(x), limit)
         x, labels, weights = x[chosen], labels[chosen], weights[chosen]
         trees = count_trees(len(x), x.shape[1], self.trees)
         batch = max(1, int(FOREST.batch_work / (len(x) * _count_splits(x.shape[1]))))

@@ -24,7 +24,7 @@ from protonet.views.distances import distances, quantization, quantized_l1_dista
 from protonet.views.evaluation import PRUNING, Candidate, CandidateEvaluator, ViewFamily
 from protonet.views.linear import Linear
 from protonet.views.shifts import shift_rows
-from protonet.views.view import Graph, LinearMap, Source, TrainingRows, View, require_linear_map
+from protonet.views.view import Graph, LinearMap, Source, TrainingRows, View, require_linear_map, select_evenly
 
 
 @dataclass(frozen=True)
@@ -388,7 +388,7 @@ class _KernelRegression:
         self.weights = weights[:, None]  # (n, 1), with shifted copies
         z = torch.cat([self._map(view, part) for part in x.split(CHUNK)])
         count = view.count_units(*z.shape)
-        self.unit_index = torch.linspace(0, len(z) - 1, count, dtype=torch.float64).round().long().to(z.device)
+        self.unit_index = select_evenly(len(z), count).to(z.device)
         self.units = x if len(self.unit_index) == len(x) else x[self.unit_index]
         self.landmarks = z[self.unit_index]
         dtype = torch.float64 if view.norm == 2 else z.dtype  # squares cancel
@@ -410,9 +410,7 @@ class _KernelRegression:
     def reduce_units(self, max_units: int) -> _KernelRegression:
         """Copy the regression with at most ``max_units`` units, spread evenly over the present ones."""
         reduced = copy.copy(self)
-        n = len(self.unit_index)
-        selected = torch.linspace(0, n - 1, min(max_units, n), dtype=torch.float64).round().long()
-        selected = selected.to(self.unit_index.device)
+        selected = select_evenly(len(self.unit_index), max_units).to(self.unit_index.device)
         reduced.unit_index, reduced.landmarks = self.unit_index[selected], self.landmarks[selected]
         reduced.units = self.units[selected]
         reduced.distances, reduced.query_distances = self.distances[:, selected], self.query_distances[:, selected]

@@ -29,7 +29,7 @@ from protonet.views.transformer import (
     list_matmul_shapes,
     unpack_weights,
 )
-from protonet.views.view import Graph, Source, TrainingRows, View, ViewSpec
+from protonet.views.view import Graph, Source, TrainingRows, View, ViewSpec, select_evenly
 
 #: The pretrained weights. They are not packed for the contest, whose features are no table's.
 WEIGHTS_FILE = Path(__file__).with_suffix(".npy")
@@ -77,8 +77,7 @@ class TabularTransformer:
         n = len(rows.labels)
         count = min(n, _count_context_rows(blocks))
         if rows.weights is None:
-            spread = torch.linspace(0, n - 1, count, dtype=torch.float64).round().long().to(device)
-            chosen = rows.labels.argsort(stable=True)[spread]
+            chosen = rows.labels.argsort(stable=True)[select_evenly(n, count).to(device)]
         else:
             chosen = rows.weights.argsort(stable=True)[n - count :]
         chosen = chosen.sort().values

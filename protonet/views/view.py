@@ -89,6 +89,11 @@ class TrainingRows(NamedTuple):
         return self._replace(features=self.features[:, start:stop], blocks=blocks)
 
 
+def select_evenly(n: int, count: int) -> Tensor:
+    """Select at most ``count`` of n indices, evenly spaced: (min(n, count),) int64."""
+    return torch.linspace(0, n - 1, min(n, count), dtype=torch.float64).round().long()
+
+
 def require_linear_map(source: Source | None) -> LinearMap:
     """Check that a source is a `LinearMap`; raise a ValueError if it is of another class."""
     if not isinstance(source, LinearMap):
