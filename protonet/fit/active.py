@@ -91,8 +91,7 @@ def suggest_rows(
     The uncertainty of a row is 1 minus the margin between its two most probable classes. The similarity of two rows is
     exp((cosine - 1) / bandwidth) of their embeddings. The batch maximizes coverage: the sum over all rows of the
     uncertainty times the largest similarity to a suggested row, a labelled row or a prototype. Without a network all
-    rows
-    have the same uncertainty, so the batch represents the data.
+    rows have the same uncertainty, so the batch represents the data.
 
     Args:
         network: Network that is fitted to the labelled rows; None without labels.
@@ -292,10 +291,8 @@ def cluster_unknown(solution: Solution) -> list[list[int]]:
     """Cluster the unlabelled rows that look like novel classes.
 
     All rows are clustered by the embedding of the network and the standardised features, concatenated: the labels do
-    not
-    show which features separate other classes. A cluster is novel if it has no labelled row, and if its rows score
-    lower
-    than most held-out rows of known classes.
+    not show which features separate other classes. A cluster is novel if it has no labelled row, and if its rows score
+    lower than most held-out rows of known classes.
 
     Returns:
         The indices of the rows of each cluster among the unlabelled rows, ascending; the largest cluster first.

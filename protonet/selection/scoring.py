@@ -136,9 +136,10 @@ def fit_scale_and_offsets(
     seen = sizes > 0
     factor, losses = fit_temperature(cosines, labels, seen, weights, repeats)
     logs = sizes[seen].log() - sizes[seen].log().mean()
+    cosines = cosines[:, seen]
     if not factor or float(logs.abs().max()) <= WEIGHTS.equal_classes or cosines.numel() > WEIGHTS.max_cosines:
         return factor, None, losses
-    inputs = cosines[:, seen].double()
+    inputs = cosines.double()
     spread = float(inputs.var(dim=1, correction=0).mean())
     targets = (seen.cumsum(dim=0) - 1)[labels]
     importance = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights
