@@ -91,8 +91,13 @@ def read_columns(generator: torch.Generator, columns: Columns, classes: Tensor, 
         [_scale(values, labelled), RANK_SCALE * _rank(values, labelled), _scale(gap.float(), labelled)], dim=3
     )
     numeric, encoded = numeric.masked_fill(category[..., None], 0), encoded.masked_fill(~category[..., None], 0)
-    known = (F.one_hot(classes[:, :labelled], CLASS_CODES).sum(dim=1) > 0).gather(1, classes)
+    known = mask_seen(classes, labelled).gather(1, classes)
     return Episodes(torch.cat([numeric, encoded], dim=3), classes, known)
+
+
+def mask_seen(classes: Tensor, labelled: int) -> Tensor:
+    """Mask the classes with a labelled row: (tables, CLASS_CODES) bool, of classes (tables, rows) labelled first."""
+    return F.one_hot(classes[:, :labelled], CLASS_CODES).sum(dim=1) > 0
 
 
 def _scale(values: Tensor, labelled: int) -> Tensor:

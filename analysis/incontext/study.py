@@ -17,12 +17,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
 from analysis.incontext import validation
-from analysis.incontext.episodes import Episodes, make_episodes
+from analysis.incontext.episodes import Episodes, make_episodes, mask_seen
 from analysis.incontext.real import Real
 from analysis.incontext.train import NEW, Trainer, classify
 from analysis.shared.runner import Report, StudyParser
@@ -30,7 +29,7 @@ from analysis.shared.tables import mean_and_error
 from protonet._writing import write_atomically
 from protonet.ui.text import format_table
 from protonet.views.tabular_transformer import WEIGHTS_FILE, load_pretrained_weights
-from protonet.views.transformer import CLASS_CODES, WEIGHT_COUNT, unpack_weights
+from protonet.views.transformer import WEIGHT_COUNT, unpack_weights
 
 #: Labelled rows, columns and minimal rows per class of the comparison, and the number of tables of each.
 SIZES, COUNT = ((4, 3, 2), (10, 8, 5), (20, 3, 5), (20, 20, 5), (60, 10, 10), (100, 5, 10)), 64
@@ -176,7 +175,7 @@ def _evaluate(networks: Mapping[str, Mapping[str, Tensor]], episodes: Episodes, 
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - optional
 
     new = slice(labelled, labelled + NEW)
-    absent = (F.one_hot(episodes.classes[:, :labelled], CLASS_CODES).sum(dim=1) == 0)[:, None]
+    absent = ~mask_seen(episodes.classes, labelled)[:, None]
     predictions = {
         name: classify(weights, episodes, labelled)[1].masked_fill(absent, -2).argmax(dim=2).numpy()
         for name, weights in networks.items()

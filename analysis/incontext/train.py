@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from analysis.incontext.episodes import Episodes, make_episodes
+from analysis.incontext.episodes import Episodes, make_episodes, mask_seen
 from analysis.incontext.real import Real
 from protonet._writing import write_atomically
 from protonet.views.transformer import (
@@ -67,7 +67,7 @@ def classify(weights: TransformerWeights, episodes: Episodes, labelled: int) -> 
 def evaluate(weights: TransformerWeights, factor: Tensor, episodes: Episodes, labelled: int) -> tuple[Tensor, Tensor]:
     """Compute the loss and the accuracy on new rows whose class is known."""
     _, classes, known = episodes
-    absent = (F.one_hot(classes[:, :labelled], CLASS_CODES).sum(dim=1) == 0)[:, None]
+    absent = ~mask_seen(classes, labelled)[:, None]
     truth = classes[:, labelled:].masked_fill(~known[:, labelled:], -100)
     logits = [(factor * cosines).masked_fill(absent, -1e9) for cosines in classify(weights, episodes, labelled)]
     with_class, new = (F.cross_entropy(part.transpose(1, 2), truth) for part in logits)

@@ -8,13 +8,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from analysis.incontext.episodes import Episodes, make_episodes
+from analysis.incontext.episodes import Episodes, make_episodes, mask_seen
 from analysis.incontext.real import Real
 from analysis.incontext.train import NEW, classify
-from protonet.views.transformer import CLASS_CODES, unpack_weights
+from protonet.views.transformer import unpack_weights
 
 #: Labelled rows, and maximal columns, of the tasks from each real table; and the number of episodes of each.
 REAL_SIZES, REPEATS = ((6, 4), (12, 8), (25, 20), (50, 10), (100, 6), (180, 12)), 6
@@ -80,8 +79,7 @@ def score(flat: Tensor, tasks: Sequence[Task]) -> Scores:
     weights, accuracy, losses = unpack_weights(flat), list[Tensor](), list[Tensor]()
     for task in tasks:
         n, (_, classes, known) = task.labelled, task.episodes
-        absent = (F.one_hot(classes[:, :n], CLASS_CODES).sum(dim=1) == 0)[:, None]
-        cosines = classify(weights, task.episodes, n)[1].masked_fill(absent, -math.inf)
+        cosines = classify(weights, task.episodes, n)[1].masked_fill(~mask_seen(classes, n)[:, None], -math.inf)
         scored, truth = known[:, n:], classes[:, n:]
         count = scored.sum(dim=1).clamp_min(1)
         accuracy.append(((cosines.argmax(dim=2) == truth) & scored).sum(dim=1) / count)
