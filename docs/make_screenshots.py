@@ -5,21 +5,18 @@ Run ``python -m docs.make_screenshots``. The page and the report are those of th
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
 
+from protonet.__main__ import main as run_command
 from tests.browser import CHROMIUM, Browser
+from tests.commands.servers import TOKEN, start
 
 ROOT = Path(__file__).resolve().parents[1]
-STATIC, EXAMPLES = ROOT / "docs/_static", ROOT / "examples"
+STATIC, WINE = ROOT / "docs/_static", ROOT / "examples/wine"
 LABELS = 24  #: Labels that the page has been given.
 
 
@@ -28,41 +25,44 @@ def main() -> int:
     if CHROMIUM is None:
         print("docs.make_screenshots: Chromium must be installed", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        shutil.copytree(EXAMPLES, folder / "examples")
-        shoot_page(folder)
-        shoot_report(folder)
+    with tempfile.TemporaryDirectory() as folder:
+        shoot_page(Path(folder))
+        shoot_report(Path(folder))
     return 0
 
 
 def shoot_page(folder: Path) -> None:
     """Take a screenshot of the labelling page, on a table that has some labels."""
-    lines = (folder / "examples/wine/test.csv").read_text(encoding="utf-8").splitlines()
-    labelled = [line if index < LABELS else line.rpartition(",")[0] + "," for index, line in enumerate(lines[1:])]
-    (folder / "wines.csv").write_text("\n".join([lines[0], *labelled]) + "\n", encoding="utf-8")
-    arguments = ["page", "wines.csv", "--label", "cultivar", "-o", "labelled.csv"]
-    with subprocess.Popen(
-        _command(arguments), cwd=folder, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as server:
-        assert server.stdout is not None
-        address = next(filter(None, (re.search(r"http://\S+", line) for line in server.stdout)))[0]
-        with Browser(folder, "http://127.0.0.1:") as browser:
-            browser.look(width=1100, height=760)
-            browser.open(address)
-            browser.wait("document.getElementById('reason').textContent")
-            browser.wait("document.querySelectorAll('#keys bdi').length")
-            _save(browser, folder, "page.png")
-        server.terminate()
+    header, *lines = (WINE / "test.csv").read_text(encoding="utf-8").splitlines()
+    rows = [line if index < LABELS else line.rpartition(",")[0] + "," for index, line in enumerate(lines)]
+    (folder / "wines.csv").write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
+    with (
+        start("page", folder / "wines.csv", "--label", "cultivar", environment={"PYTHONPATH": str(ROOT)}) as server,
+        Browser(folder, "http://127.0.0.1:") as browser,
+    ):
+        browser.look(width=1100, height=760)
+        browser.open(f"http://127.0.0.1:{server.port}/?token={TOKEN}")
+        browser.wait("document.querySelectorAll('#keys bdi').length")
+        _save(browser, folder, "page.png")
 
 
 def shoot_report(folder: Path) -> None:
     """Take a screenshot of the report of a fit."""
-    arguments = ["fit", "examples/wine/train.csv", "--label", "cultivar", "-o", "wine.safetensors"]
-    subprocess.run(_command([*arguments, "--report", "report.html", "-q"]), cwd=folder, env=_environment(), check=True)
+    report = folder / "report.html"
+    arguments = [
+        "fit",
+        WINE / "train.csv",
+        "--label",
+        "cultivar",
+        "-o",
+        folder / "wine.safetensors",
+        "--report",
+        report,
+    ]
+    assert run_command(list(map(str, arguments))) == 0
     with Browser(folder) as browser:
         browser.look(width=1000, height=760)
-        browser.open(folder / "report.html")
+        browser.open(report)
         _save(browser, folder, "report.png")
 
 
@@ -74,14 +74,6 @@ def _save(browser: Browser, folder: Path, name: str) -> None:
         window = image.convert("RGB").crop((0, 0, min(width, image.width), min(height, image.height)))
         window.quantize(64).save(STATIC / name, optimize=True)
     print(f"docs/_static/{name}: {(STATIC / name).stat().st_size / 1000:.0f} kB")
-
-
-def _command(arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "protonet", *arguments]
-
-
-def _environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(ROOT)}
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ class Server:
 
     process: subprocess.Popen[str]
     port: int
+    line: str  #: Its first line, with the address.
 
     def ask(
         self,
@@ -75,9 +76,11 @@ class Server:
 
 
 @contextmanager
-def start(*arguments: object, script: Path | None = None) -> Iterator[Server]:
+def start(
+    *arguments: object, script: Path | None = None, environment: Mapping[str, str] | None = None
+) -> Iterator[Server]:
     """Start a server command or script; kill it at the end if it still runs."""
-    more = {"PROTONET_TOKEN": TOKEN, "OMP_NUM_THREADS": "1"}
+    more = {"PROTONET_TOKEN": TOKEN, "OMP_NUM_THREADS": "1", **(environment or {})}
     program = [str(script)] if script else ["-m", "protonet"]
     process = subprocess.Popen(
         [sys.executable, *program, *map(str, arguments), *["--port", "0"] * (script is None)],
@@ -91,7 +94,7 @@ def start(*arguments: object, script: Path | None = None) -> Iterator[Server]:
         line = process.stdout.readline()
         match = ADDRESS.search(line)
         assert match, (line, process.stderr and process.stderr.read())
-        yield Server(process, int(match[1]))
+        yield Server(process, int(match[1]), line)
     finally:
         if process.poll() is None:
             process.kill()

@@ -13,7 +13,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ import torch
 
 from protonet import __main__ as library
 from protonet.episodes import __main__ as episodes
+from tests.commands.servers import start as start_server
 from tests.docs.blocks import ROOT
 
 
@@ -72,19 +72,14 @@ class Example(NamedTuple):
 
 
 class Shell:
-    """Runs command lines; the commands of this package run in this process, and servers in the background."""
+    """Runs command lines; the commands of this package run in this process, and servers in the background.
 
-    def __init__(self) -> None:
-        self._servers: list[subprocess.Popen[str]] = []
-        self._address = SERVER
+    Args:
+        servers: Ends the servers when it is left.
+    """
 
-    def __enter__(self) -> Shell:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for server in self._servers:
-            server.terminate()
-            server.communicate()
+    def __init__(self, servers: contextlib.ExitStack) -> None:
+        self._servers, self._address = servers, SERVER
 
     def run(self, command: str) -> None:
         """Run one command line; its output goes to stdout."""
@@ -102,23 +97,20 @@ class Shell:
 
     def _serve(self, words: list[str]) -> None:
         """Start a server on a free port, and print its first line."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        self._address = f"127.0.0.1:{port}"
         settings = dict(word.split("=") for word in words if re.match(r"[A-Z_]+=", word))
         arguments = [word for word in words if "=" not in word][1:]
-        command = [sys.executable, "-m", "protonet", *arguments, "--port", str(port)]
-        environment = {**os.environ, **settings, "PYTHONPATH": str(ROOT)}
-        server = subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE)
-        self._servers.append(server)
-        assert server.stdout is not None
-        print(server.stdout.readline().replace(self._address, SERVER).rstrip())
+        server = self._servers.enter_context(
+            start_server(*arguments, environment={"PYTHONPATH": str(ROOT), **settings})
+        )
+        self._address = f"127.0.0.1:{server.port}"
+        print(server.line.replace(self._address, SERVER).rstrip())
 
 
 def run_page(text: str) -> Iterator[Example]:
     """Run the examples of a page in order, in the current folder."""
     names: dict[str, Any] = {"__name__": "__main__"}
-    with Shell() as shell:
+    with contextlib.ExitStack() as servers:
+        shell = Shell(servers)
         for hidden, language, code, quoted in BLOCK.findall(text):
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
