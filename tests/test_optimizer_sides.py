@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from protonet.optimizer import SEARCH, Block, CustomOptimizer
+from protonet.optimizer import CustomOptimizer
+from protonet.optimizer.preconditioner import Block
+from protonet.optimizer.settings import SEARCH
 
 
 def list_sides(*shapes: tuple[int, ...]) -> list[list[tuple[int, int]]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR
 
-from protonet import optimizer as module
 from protonet.optimizer import CustomOptimizer
+from solution.pack import join_package
 from tests.optimizer_cases import distance, loss_on, make_model, same, through_file, train, trained, weights
 
 
@@ -221,8 +220,8 @@ if child:
 
 
 def test_two_processes_stay_equal(tmp_path: Path) -> None:
-    """One of them meets a NaN: both skip that step. The optimizer's file is all that they have of the library."""
-    shutil.copy(module.__file__, tmp_path / "custom_optimizer.py")
+    """One of them meets a NaN: both skip that step. The packed optimizer is all that they have of the library."""
+    (tmp_path / "custom_optimizer.py").write_text(join_package(), encoding="utf-8")
     environment = {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1", "PATH": ""}
     command = [sys.executable, "-c", WORKER, str(tmp_path / "meeting")]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from protonet.optimizer import CustomOptimizer
 from solution import pack
-from solution.pack import MANIFEST, ROOT, check_archive, library_files, main, pack_single, pack_zip
+from solution.pack import MANIFEST, ROOT, check_archive, join_package, library_files, main, pack_single, pack_zip
 
 GOOD = {
     "protocol": "zip_project",
@@ -160,15 +161,45 @@ def test_manifest(manifest: object, message: str) -> None:
         check_archive(build_zip(manifest=manifest))
 
 
+def test_a_joined_package_has_its_modules_in_the_order_of_their_imports(tmp_path: Path) -> None:
+    sources = {
+        "__init__.py": '"""A package."""\n\nfrom made.a import double\n\n__all__ = ["double"]\n',
+        "a.py": '"""A module."""\n\nimport math\n\nfrom made.b import (\n    FACTOR,\n)\n\n\ndef double(x):\n'
+        '    """A docstring."""\n    return math.floor(FACTOR * x)\n',
+        "b.py": "from __future__ import annotations\n\nimport math\nfrom typing import Any, Final\n\n# A comment.\n"
+        "FACTOR: Final[Any] = math.sqrt(4)\n",
+    }
+    (tmp_path / "made").mkdir()
+    for name, source in sources.items():
+        (tmp_path / "made" / name).write_text(source)
+    joined = join_package("made", tmp_path)
+    assert joined == (
+        '"""A package.\n"""\n\nfrom __future__ import annotations\n\nfrom typing import Any\nfrom typing import Final\n'
+        "import math\n\n\n# A comment.\nFACTOR: Final[Any] = math.sqrt(4)\n\n\ndef double(x):\n"
+        '    """A docstring."""\n    return math.floor(FACTOR * x)\n\n\n__all__ = ["double"]\n'
+    )
+    names: dict[str, Any] = {}
+    exec(joined, names)
+    assert names["double"](3) == 6
+
+
+def test_the_joined_optimizer_stands_alone() -> None:
+    tree = ast.parse(join_package())
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name.split(".")[0] for name in names} <= {"torch", *sys.stdlib_module_names}
+
+
 def test_command_writes_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-o", str(tmp_path / "new" / "folder")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    paths = [tmp_path / "new/folder" / name for name in (pack.ZIP_NAME, pack.SINGLE_NAME, *pack.OPTIMIZER_FILES)]
+    names = (pack.ZIP_NAME, pack.SINGLE_NAME, pack.OPTIMIZER_NAME, pack.CONFIG_NAME)
+    paths = [tmp_path / "new/folder" / name for name in names]
     assert lines == [f"{path}: {path.stat().st_size:,} bytes" for path in paths]
     archive, single, *optimizer = paths
     CustomOptimizer([torch.ones(2, requires_grad=True)], **json.loads(optimizer[1].read_text(encoding="utf-8")))
-    sources = ["protonet/optimizer.py", "solution/optimizer_config.json"]
-    assert [path.read_bytes() for path in optimizer] == [(pack.ROOT / source).read_bytes() for source in sources]
+    assert optimizer[0].read_text(encoding="utf-8") == join_package()
+    assert optimizer[1].read_bytes() == (ROOT / "solution" / pack.CONFIG_NAME).read_bytes()
     assert archive.read_bytes() == pack_zip()
     assert single.read_bytes() == pack_single()
 

@@ -102,7 +102,7 @@ def get_build(name: str, file: Path | None) -> Build:
 def load_optimizer(path: Path, config: dict[str, Any]) -> type[torch.optim.Optimizer]:
     """Load the class ``CustomOptimizer`` of a file, and check that it accepts the configuration."""
     if path.name == "custom_optimizer.py" and not path.exists():
-        remedy = "Pass protonet/optimizer.py: python -m solution.pack makes custom_optimizer.py of it."
+        remedy = "Run python -m solution.pack, which writes dist/custom_optimizer.py."
         raise_missing_file(path, argument="--optimizer")
     made = getattr(load_python("--optimizer", path), "CustomOptimizer", None)
     if not isinstance(made, type) or not issubclass(made, torch.optim.Optimizer):

@@ -76,7 +76,7 @@ def test_wrong_arguments_are_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "build").mkdir()
-    assert main(arguments.replace("OPTIMIZER", str(ROOT / "protonet/optimizer.py")).split()) == 2
+    assert main(arguments.replace("OPTIMIZER", str(ROOT / "protonet/optimizer/optimizer.py")).split()) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith(f"analysis {arguments.split(maxsplit=1)[0]}: {ERRORS[arguments]}")
     assert not captured.out

@@ -1,0 +1,244 @@
+"""CustomOptimizer: the optimizer with the interface of torch."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, fields
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from protonet.optimizer.batches import BATCH_TENSORS, BLOCK_TENSORS, SHARED_ENTRIES, ParameterBatch, split_batches
+from protonet.optimizer.preconditioner import choose_blocks
+from protonet.optimizer.search import Run
+from protonet.optimizer.settings import SEARCH, SKIPPED_BEFORE_WARNING, Group, raise_error
+from protonet.optimizer.stepper import Stepper
+
+
+class CustomOptimizer(torch.optim.Optimizer):
+    """Minimise with steps whose direction and size come from the gradients alone.
+
+    Args:
+        params: Parameters or groups of them, dense and not sharded. Groups may have their own settings, and keys that
+            this optimizer does not read. Complex parameters are updated as pairs of real numbers.
+        lr: >= 0, a unit. Schedulers multiply the steps by the ratio of a group's learning rate to that of the
+            constructor; groups' units multiply them relative to the largest one. The value itself does not matter:
+            the search for the step size starts at 0.01.
+        betas: Two decays in [0, 1), of the gradients' mean and of their squares.
+        weight_decay: >= 0, decoupled, of matrices alone. It is multiplied by the step size and, below 0.01, by the
+            square of their ratio, so that it vanishes with short steps.
+        eps: >= 0, in units of the gradients' usual size.
+        total_steps: >= 1, the number of steps of the run. In the last 45 % of them steps shrink to nothing, and later
+            ones hardly move. None if it is not known: the rate then falls by itself. It takes precedence over that of
+            a loaded state, so that a run can be extended.
+        foreach: Without effect, as steps are batched in any case.
+        maximize: Whether to ascend.
+        fused: Not supported: False or None.
+        capturable: Not supported: False.
+        differentiable: Not supported: False.
+
+    Raises:
+        ValueError: A setting that is out of range, or a sharded parameter; at a step, a sparse gradient.
+
+    Source: Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam" (2024), arXiv:2409.11321, with Nesterov
+        momentum, and second moments that rotate with their basis; Baydin et al., "Online learning rate adaptation
+        with hypergradient descent" (2018), arXiv:1703.04782, in signs of slopes.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-2,
+        betas: tuple[float, float] = (0.9, 0.98),
+        weight_decay: float = 0.15,
+        eps: float = 1e-8,
+        total_steps: int | None = None,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        settings = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": eps, "foreach": foreach}
+        unsupported = {"fused": fused, "capturable": capturable, "differentiable": differentiable}
+        super().__init__(params, settings | unsupported | {"maximize": maximize})
+        max_lr = max(float(group["lr"]) for group in self.param_groups) or 1.0
+        self.stepper = Stepper(Run(SEARCH.usual_rate / max_lr, total_steps))
+        self._stepped: list[tuple[Tensor, Group]] = []  # parameters and groups of the batches
+        self._states: list[dict[str, Tensor] | None] = []  # and their states, which are views of the batches
+
+    @property
+    def skipped(self) -> int:
+        """Number of steps that were skipped because a gradient was not finite."""
+        return self.stepper.runs[0].skipped
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters with settings of their own, which are validated."""
+        _validate(self.defaults | param_group)
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        if any(hasattr(p, "to_local") for p in group["params"]):
+            self.param_groups.pop()
+            raise_error("params", "be whole tensors", "a DTensor (FSDP2, tensor parallelism)", "Use AdamW or DDP.")
+        group["unit_lr"] = float(group["lr"])
+
+    def _update_batches(self) -> None:
+        """Stack the parameters' states anew if parameters, groups or states were replaced since the last step."""
+        current = [(p, group) for group in self.param_groups for p in group["params"]]
+        states = [self.state.get(p) for p, _ in current]
+        if len(current) == len(self._stepped) and all(
+            p is last_p and group is last_group and state is last_state
+            for (p, group), (last_p, last_group), state, last_state in zip(
+                current, self._stepped, states, self._states, strict=True
+            )
+        ):
+            return
+        self._stepped = current
+        self.stepper.slices = [(_view_as_real(p), group) for p, group in current]
+        self.stepper.batches = []
+        alike = defaultdict[Any, list[int]](list)
+        for index, ((p, group), state) in enumerate(zip(current, states, strict=True)):
+            if state:
+                shape = self.stepper.slices[index][0].shape
+                counts = (bool(state["embedding"]), int(state["step"]), state["mean"].dtype)
+                alike[shape, p.dtype, p.device, id(group), counts].append(index)
+        for (shape, *_), indices in alike.items():
+            for part in split_batches(shape, indices):
+                states_of_part = [self.state[current[index][0]] for index in part]
+                self.stepper.batches.append(ParameterBatch.from_states(part, states_of_part))
+        self._publish(self.stepper.batches)
+
+    def _publish(self, batches: Iterable[ParameterBatch]) -> None:
+        """Set the parameters' states to views of batches."""
+        for batch in batches:
+            for row, index in enumerate(batch.indices):
+                self.state[self._stepped[index][0]] = batch.get_state(row)
+        self._states = [self.state.get(p) for p, _ in self._stepped]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step with the gradients that are there; none if the norm of one of them is not finite.
+
+        Args:
+            closure: Computes gradients anew and returns the loss.
+
+        Returns:
+            The closure's loss, or None.
+        """
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
+        self._update_batches()
+        gradients = dict[int, Tensor]()
+        for index, (p, group) in enumerate(self._stepped):
+            if p.grad is None or not p.numel():
+                continue
+            if p.grad.is_sparse:
+                raise_error("params", "have dense gradients", "a sparse one", "Densify it.")
+            gradient = _view_as_real(p.grad).reshape(self.stepper.slices[index][0].shape)
+            gradients[index] = -gradient if group["maximize"] else gradient
+        known, skipped = {id(batch): batch for batch in self.stepper.batches}, self.skipped
+        self.stepper.step(gradients)
+        if new := [batch for batch in self.stepper.batches if id(batch) not in known]:
+            self._publish(new)
+        if skipped < self.skipped == SKIPPED_BEFORE_WARNING and not self.stepper.runs[0].steps:
+            text = f"CustomOptimizer: the first {self.skipped} steps were skipped; gradients are not finite"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        return loss
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Get what a copy or a pickle needs."""
+        return {**super().__getstate__(), "run": asdict(self.stepper.runs[0])}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy; torch also calls it when a state is loaded, without a run."""
+        state = dict(state)
+        if run := state.pop("run", None):
+            self.stepper = Stepper(Run(**run))
+        self._stepped, self._states = [], []
+        super().__setstate__(state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copy the state by parameter, in plain tensors, and that of the run as ``run`` of the first group."""
+        saved = super().state_dict()
+        for index, state in saved["state"].items():
+            saved["state"][index] = {name: value.clone() for name, value in state.items()}
+        saved["param_groups"][0]["run"] = asdict(self.stepper.runs[0])
+        return saved
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state: tensors come to the parameters' devices and keep their precision.
+
+        Raises:
+            ValueError: A state of another optimizer, of an older version, or of parameters of other shapes.
+        """
+        groups, total_steps = state_dict["param_groups"], self.stepper.runs[0].total_steps
+        saved_run = groups[0].get("run") if groups else None
+        if not isinstance(saved_run, dict) or saved_run.keys() != {field.name for field in fields(Run)}:
+            _raise_foreign_state()
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        parameter_of = dict(zip([index for group in groups for index in group["params"]], parameters, strict=False))
+        states = {index: state for index, state in state_dict["state"].items() if state and index in parameter_of}
+        for index, state in states.items():
+            _validate_state(_view_as_real(parameter_of[index]), state)
+        super().load_state_dict({**state_dict, "state": {}})
+        run = Run(**self.param_groups[0].pop("run"))
+        run.total_steps = run.total_steps if total_steps is None else total_steps
+        self.stepper = Stepper(run)
+        for index, state in states.items():
+            p = parameter_of[index]
+            self.state[p] = {
+                name: value.detach().to("cpu" if name in SHARED_ENTRIES else p.device, copy=True)
+                for name, value in state.items()
+            }
+
+
+def _validate(group: Group) -> None:
+    """Raise an error for a setting that is not supported or out of range."""
+    for name in ("fused", "capturable", "differentiable"):
+        if group.get(name):
+            raise_error(name, "be off", repr(group[name]), "Each step reads numbers on the host, without autograd.")
+    betas = group["betas"] if isinstance(group["betas"], (tuple, list)) else ()
+    if len(betas) != 2:
+        raise_error("betas", "be two numbers", repr(group["betas"]), "Use the default.")
+    values = {name: group[name] for name in ("lr", "weight_decay", "eps")}
+    for name, value in (values | {"betas[0]": betas[0], "betas[1]": betas[1]}).items():
+        upper = 1.0 if name.startswith("betas") else math.inf
+        numeric = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
+        if not numeric or isinstance(value, bool) or not 0 <= float(value) < upper:
+            raise_error(name, f"be in [0, {upper:g})", repr(value), "Use the default.")
+
+
+def _validate_state(p: Tensor, state: dict[str, Tensor]) -> None:
+    """Raise an error for a state that does not fit a parameter."""
+    rows = max(1, p.shape[0]) if p.ndim > 1 else 1
+    columns = p.numel() // rows
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(BATCH_TENSORS, (rows, columns))
+    shapes |= dict.fromkeys(("gradient_size", *SHARED_ENTRIES), ())
+    blocks = [] if bool(state.get("embedding")) else choose_blocks(rows, columns)
+    for index, (_, _, n) in enumerate(blocks):
+        shapes |= {
+            f"block{index}.{name}": (n, n) if name in ("statistics", "basis") else (n,) for name in BLOCK_TENSORS
+        }
+    if state.keys() != shapes.keys():
+        _raise_foreign_state()
+    for name, shape in shapes.items():
+        if tuple(state[name].shape) != shape:
+            got = f"{name} {tuple(state[name].shape)} for a parameter {tuple(p.shape)}"
+            raise_error("state_dict", "have the parameters' shapes", got, "Load that of the same model.")
+
+
+def _raise_foreign_state() -> NoReturn:
+    raise_error("state_dict", "be of this optimizer", "one of another, or of an older version", "Start without it.")
+
+
+def _view_as_real(tensor: Tensor) -> Tensor:
+    """View a complex tensor as a real one, with pairs along its last axis."""
+    if not tensor.is_complex():
+        return tensor
+    pairs = torch.view_as_real(tensor)
+    return pairs.flatten(-2) if tensor.ndim and tensor.is_contiguous() else pairs

@@ -1,0 +1,90 @@
+"""The search for the step size, which is one number for all parameters of a run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from protonet.optimizer.settings import SEARCH, raise_error
+
+
+@dataclass
+class Run:
+    """The state that all parameters share."""
+
+    rate: float  #: Step size in units of the learning rate.
+    total_steps: int | None = None  #: Number of steps of the run, if known.
+    steps: int = 0  #: Steps taken.
+    skipped: int = 0  #: Steps skipped because a gradient was not finite.
+    settled_rate: float = 0.0  #: The rate at the end of the search; 0 during it.
+    slopes: int = 0  #: Slopes that were seen.
+    slope_size: float = 0.0  #: The slopes' mean size.
+    trend: float = 0.0  #: Trend of the slopes, in [-1, 1].
+    turns: int = 0  #: Changes of the trend's sign.
+    steps_at_cap: int = 0  #: Steps of the search at the longest step.
+    factor: float = 0.0  #: Largest ratio of a group's learning rate to its unit, at the last step ...
+    peak_factor: float = 0.0  #: ... and at any step.
+
+    def anneal(self, steps: int) -> float:
+        """Compute the fraction of the rate after some steps: 1 until 55 % of all, then a linear fall."""
+        if self.total_steps is None:
+            return 1.0
+        return min(1.0, max(SEARCH.final_fraction, 1 - steps / self.total_steps) / SEARCH.anneal_fraction)
+
+    def __post_init__(self) -> None:
+        """Validate the number of steps."""
+        if self.total_steps is not None and (type(self.total_steps) is not int or self.total_steps < 1):
+            raise_error("total_steps", "be an int >= 1", repr(self.total_steps), "Use None if it is not known.")
+
+    def follow(self, slope: float, lr: float, factor: float = 1.0) -> None:
+        """Change the rate by the slope along the last step.
+
+        Args:
+            slope: Inner product of the new gradient and the last step.
+            lr: Largest unit of the groups: their learning rate in the constructor.
+            factor: Largest ratio of a group's learning rate to its unit, which a scheduler sets.
+        """
+        length, rising = self.rate * self.anneal(self.steps - 1) * self.factor, factor > self.peak_factor > 0
+        self._set_factor(factor, lr)
+        downhill = -slope / length if length else 0.0
+        if downhill == 0 or not math.isfinite(downhill):
+            return
+        unit, reduced = lr * (self.peak_factor or 1.0), factor / (self.peak_factor or 1.0)
+        self.slopes += 1
+        self.slope_size += (1 - SEARCH.memory) * (abs(downhill) - self.slope_size)
+        usual_size = SEARCH.unit * self.slope_size / (1 - SEARCH.memory**self.slopes)
+        evidence, last_trend = max(-1.0, min(1.0, downhill / usual_size)), self.trend
+        self.trend = SEARCH.trend * last_trend + (1 - SEARCH.trend) * evidence
+        if self.settled_rate:
+            self.turns += (last_trend > 0) != (self.trend > 0)
+            stretch = max(1.0, (self.total_steps or 0) / SEARCH.reference_steps)
+            trust = max(0.0, 1 - (1 - reduced) / SEARCH.max_reduction)
+            gain = min(SEARCH.gain / stretch, SEARCH.late_gain / self.slopes) + SEARCH.turn_gain / (1 + self.turns)
+            late_fall = trust * SEARCH.late_fall + (1 - trust) * SEARCH.scheduled_fall
+            fall = min(SEARCH.fall / stretch, late_fall / self.slopes)
+            # No slope takes the rate below it.
+            min_rate = min(self.settled_rate, math.sqrt(stretch) / self.slopes / unit)
+            self.rate = max(min_rate, self.rate * math.exp(trust * gain * evidence - fall))
+        elif self.trend < (0 if self.rate * unit >= SEARCH.usual_rate and not rising else -SEARCH.uphill):
+            self.rate *= SEARCH.backtrack
+            self.settled_rate = self.rate
+        elif reduced >= SEARCH.min_search_factor and not rising:  # a warm-up is waited for
+            self.rate *= math.exp(SEARCH.growth * (self.trend if self.rate * unit >= SEARCH.usual_rate else 1))
+
+    def _set_factor(self, factor: float, lr: float) -> None:
+        """Set a scheduler's factor. If it is the largest so far, the rate gives back its growth at smaller ones."""
+        if factor > self.peak_factor:
+            if self.peak_factor:
+                scale = max(self.peak_factor / factor, min(1.0, SEARCH.usual_rate / lr / self.rate))
+                self.rate, self.settled_rate = self.rate * scale, self.settled_rate * scale
+            self.peak_factor = factor
+        self.factor = factor
+
+    def limit(self, max_rate: float, *, end_search: bool) -> None:
+        """Bound the rate, before its anneal and a scheduler's factor, so that these shorten the longest steps, too."""
+        max_rate = max_rate / self.anneal(self.steps) / (self.peak_factor or 1.0)
+        if self.rate >= max_rate:
+            self.rate = max_rate
+            self.steps_at_cap += not self.settled_rate
+            if end_search and self.steps_at_cap >= SEARCH.max_cap_steps:
+                self.settled_rate = self.settled_rate or max_rate
