@@ -63,7 +63,7 @@ from protonet.server.schemas import (
     openapi,
     unknown_limits,
 )
-from protonet.ui.page.html import format_api, format_served
+from protonet.ui.page.html import format_page
 from protonet.ui.text import count, format_csv
 
 #: Bytes of a JSON body that is parsed on the event loop: in a thread it would wait for others.
@@ -99,7 +99,7 @@ class PredictionApi:
             Route("/v2/models/{name}/infer", self.infer, methods=["POST"]),
             *(Route(path, make_handler(read)) for path, read in self.reads.items()),
             Route("/openapi.json", make_handler(self.openapi)),
-            Route("/docs", make_handler(lambda: html_response(*format_api(self.openapi())))),
+            Route("/docs", make_handler(self.docs)),
             Route("/", make_handler(self.overview)),
         ]
         return create_app(self.policy, routes, self.observe)
@@ -252,12 +252,13 @@ class PredictionApi:
 
     def overview(self) -> Response:
         """Build a page of the models, their columns and a request to copy."""
-        models = [(name, hot.model) for name, hot in self.models.items()]
-        return html_response(
-            *format_served(
-                [(name, model.classes, describe_columns(model), example(name, model)) for name, model in models]
-            )
-        )
+        examples = {name: example(name, hot.model) for name, hot in self.models.items()}
+        values = {"models": self.list_models().models, "examples": examples}
+        return html_response(*format_page("served.html", "protonet serve", values))
+
+    def docs(self) -> Response:
+        """Build a page of the OpenAPI document."""
+        return html_response(*format_page("api.html", "API", self.openapi()))
 
 
 def make_handler(read: Callable[..., Any]) -> Callable[[Request], Awaitable[Response]]:

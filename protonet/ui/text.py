@@ -37,6 +37,17 @@ def count(n: int, noun: str) -> str:
     return f"{n:,} {noun if n == 1 else plural}"
 
 
+def percent(fraction: float, digits: int = 1) -> str:
+    """Format a fraction in per cent."""
+    return f"{100 * fraction:.{digits}f} %"
+
+
+def span(interval: Sequence[float], digits: int = 1) -> str:
+    """Format an interval of fractions in per cent."""
+    low, high = (100 * bound for bound in interval)
+    return f"{low:.{digits}f} to {high:.{digits}f} %"
+
+
 def format_size(size: int) -> str:
     """Format a number of bytes in kB or MB."""
     return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"

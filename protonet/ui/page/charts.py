@@ -6,7 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from protonet.ui.page.html import Markup, percent, tag
+from markupsafe import Markup, escape
+
+from protonet._text import to_printable
+from protonet.ui.text import percent
 
 #: Size and margins of a chart with axes, in pixels.
 WIDE, HIGH, LEFT, BELOW, EDGE = 340, 260, 46, 42, 12
@@ -25,6 +28,14 @@ SHAPES = (
     "M0,-5L5,0L0,5L-5,0z",
     "M-1.5,-4.6h3v3.1h3.1v3h-3.1v3.1h-3v-3.1h-3.1v-3h3.1z",
 )
+
+
+def tag(name: str, *children: object, **attributes: object) -> Markup:
+    """Format an element; text that is not `Markup` is escaped, and ``_`` in names of attributes becomes ``-``."""
+    pairs = ((key.rstrip("_").replace("_", "-"), escape(to_printable(value))) for key, value in attributes.items())
+    text = "".join(f' {key}="{value}"' for key, value in pairs)
+    content = "".join(child if isinstance(child, Markup) else escape(to_printable(child)) for child in children)
+    return Markup(f"<{name}{text}>{content}</{name}>")
 
 
 def colour(label: int) -> str:

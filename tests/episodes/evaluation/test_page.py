@@ -62,7 +62,7 @@ def test_the_page_holds_the_results_and_no_name_is_markup(made: Path, name: str)
     page = Script(text)
     assert json.loads(page.figures) == json.loads((made / f"{name}.json").read_text(encoding="utf-8"))
     assert not {"img", "link", "iframe"} & set(page.tags)
-    assert "default-src &#x27;none&#x27;" in text
+    assert "default-src &#39;none&#39;" in text
 
 
 def test_classes_agree_with_a_loop() -> None:
