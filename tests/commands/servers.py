@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import http.client
 import json
+import multiprocessing
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+from protonet.__main__ import MODULES, main
 
 TOKEN = "token-of-the-tests"
+#: Starts processes as forks of one that has imported the servers, which takes seconds.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(list(MODULES.values()))
 #: The line that a server prints when it listens.
 ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)/$")
 
@@ -23,9 +32,10 @@ ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)/$")
 class Server:
     """A server that runs."""
 
-    process: subprocess.Popen[str]
+    process: BaseProcess
     port: int
     line: str  #: Its first line, with the address.
+    errors: TextIO  #: Its stderr.
 
     def ask(
         self,
@@ -71,34 +81,58 @@ class Server:
     def end(self) -> tuple[int, str]:
         """Send SIGTERM; return the exit code and stderr."""
         self.process.terminate()
-        _, output = self.process.communicate(timeout=60)
-        return self.process.returncode, output
+        self.process.join(60)
+        assert self.process.exitcode is not None
+        return self.process.exitcode, self.errors.read()
+
+
+def run_command(arguments: Sequence[str], environment: Mapping[str, str], outputs: Sequence[Connection]) -> None:
+    """Run a command in this new process, with its own session, environment, stdout and stderr."""
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environment)
+    for stream, connection in enumerate(outputs, 1):
+        os.dup2(connection.fileno(), stream)
+        connection.close()
+    sys.exit(main(arguments))
 
 
 @contextmanager
-def start(
-    *arguments: object, script: Path | None = None, environment: Mapping[str, str] | None = None
-) -> Iterator[Server]:
-    """Start a server command or script; kill it at the end if it still runs."""
-    more = {"PROTONET_TOKEN": TOKEN, "OMP_NUM_THREADS": "1", **(environment or {})}
-    program = [str(script)] if script else ["-m", "protonet"]
-    process = subprocess.Popen(
-        [sys.executable, *program, *map(str, arguments), *["--port", "0"] * (script is None)],
-        env={**os.environ, **more},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
+def start_command(
+    *arguments: object, environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[BaseProcess, TextIO, TextIO]]:
+    """Start a command; give its process, stdout and stderr; kill it at the end if it still runs."""
+    settings = {**os.environ, **(environment or {})}
+    readers, writers = zip(*(PROCESSES.Pipe(duplex=False) for _ in range(2)), strict=True)
+    process = PROCESSES.Process(target=run_command, args=([*map(str, arguments)], settings, writers))
+    process.start()
+    for writer in writers:
+        writer.close()
+    with ExitStack() as stack:
+        output, errors = (stack.enter_context(os.fdopen(os.dup(each.fileno()), encoding="utf-8")) for each in readers)
+        for reader in readers:
+            reader.close()
+        stack.callback(process.join)
+        stack.callback(process.kill)
+        yield process, output, errors
+
+
+@contextmanager
+def start(*arguments: object, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """Start a server command; kill it at the end if it still runs."""
+    settings = {"PROTONET_TOKEN": TOKEN, **(environment or {})}
+    with start_command(*arguments, "--port", "0", environment=settings) as (process, output, errors):
+        line = output.readline()
         match = ADDRESS.search(line)
-        assert match, (line, process.stderr and process.stderr.read())
-        yield Server(process, int(match[1]), line)
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+        assert match, (line, errors.read())
+        yield Server(process, int(match[1]), line, errors)
+
+
+def wait_for_job(server: Server) -> dict[str, Any]:
+    """Return the state of the jobs once none is running."""
+    while (state := server.ask_json("GET", "/api/jobs"))["running"]:
+        time.sleep(0.1)
+    return dict(state)
 
 
 def start_load(port: int, path: str, body: str, **limits: float) -> subprocess.Popen[str]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +18,7 @@ from protonet.commands.folder import Part, _run_here, list_parts
 from protonet.errors import InputError
 from protonet.files import load_model, save_model
 from tests.commands.cases import Run, do
+from tests.commands.servers import start_command
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -76,12 +75,6 @@ def alone(model: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return result | {"none.csv": b"class,probability\n"}
 
 
-def begin(model: Path, rows: Path, output: Path, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "protonet", "predict", str(model), str(rows), "-o", str(output)]
-    end = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-    return subprocess.Popen([*command, "--unknown", "0.1", *more], **end)  # type: ignore[call-overload,no-any-return]
-
-
 def read_outputs(output: Path) -> dict[str, bytes]:
     return {str(path.relative_to(output)): path.read_bytes() for path in output.rglob("*.csv")}
 
@@ -125,29 +118,31 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="ne
 def test_a_killed_run_continues_and_each_file_gives_its_predictions(
     model: Path, rows: Path, alone: dict[str, bytes], tmp_path: Path, run: Run
 ) -> None:
+    predict = ["predict", model, rows, "--unknown", "0.1", "--workers"]
     for blow in ("worker", signal.SIGINT, signal.SIGKILL):
         output = tmp_path / str(blow)
-        process = begin(model, rows, output, "--workers", "1")
-        wait_for_file(output)
-        children = list_children(process.pid)
-        if blow == "worker":
-            os.kill(next(child for child in children if is_working(child)), signal.SIGKILL)
-        else:
-            os.killpg(process.pid, blow) if blow == signal.SIGINT else process.kill()
-        _, printed = process.communicate()
+        with start_command(*predict, "1", "-o", output) as (process, _, errors):
+            assert process.pid is not None
+            wait_for_file(output)
+            children = list_children(process.pid)
+            if blow == "worker":
+                os.kill(next(child for child in children if is_working(child)), signal.SIGKILL)
+            else:
+                os.killpg(process.pid, blow) if blow == signal.SIGINT else process.kill()
+            process.join()
+            printed = errors.read()
         wait_for_end(children)
         assert all(alone[name] == content for name, content in read_outputs(output).items())
         assert blow == signal.SIGKILL or not list(output.rglob("*.tmp"))
         if blow == "worker":
-            assert process.returncode == 2
+            assert process.exitcode == 2
             assert printed.splitlines()[-1].endswith(
                 "`--workers` must fit into memory; got 1, and one was killed. "
                 "Run it again with fewer; finished files are kept."
             )
         elif read_outputs(output) != alone:  # else the machine was quicker than the blow
-            assert process.returncode == (130 if blow == signal.SIGINT else -signal.SIGKILL), printed
-    predict = ["predict", model, rows, "-o", output, "--unknown", "0.1", "--workers"]
-    run(*predict, "2")
+            assert process.exitcode == (130 if blow == signal.SIGINT else -signal.SIGKILL), printed
+    run(*predict, "2", "-o", output)
     assert read_outputs(output) == alone
     assert not list(output.rglob("*.tmp"))
     gone, old = (output / f"day=0/part-{index}.csv" for index in (0, 2))
@@ -155,12 +150,12 @@ def test_a_killed_run_continues_and_each_file_gives_its_predictions(
     gone.unlink()
     os.utime(old, ns=(0, 0))  # the file was written anew since then
     written = saved.stat().st_mtime_ns
-    run(*predict, "1", quiet=False)
+    run(*predict, "1", "-o", output, quiet=False)
     assert run.notes.splitlines()[-1] == "note: 5 files of 7 were finished earlier"
     assert read_outputs(output) == alone
     assert saved.stat().st_mtime_ns == written
     assert old.stat().st_mtime_ns > 0
-    error = run(*predict, "1", "--proba", code=2)
+    error = run(*predict, "1", "-o", output, "--proba", code=2)
     assert "must be a new folder, or one of this model and these options" in error
 
 

@@ -16,7 +16,7 @@ from protonet import InputError
 from protonet.server.labels import Answers
 from protonet.server.uploads import Uploads
 from tests.browser import CHROMIUM, CONTRAST, Browser
-from tests.commands.servers import TOKEN, Server, start
+from tests.commands.servers import TOKEN, Server, start, wait_for_job
 
 pytest.importorskip("uvicorn", reason="it listens")
 Image = pytest.importorskip("PIL.Image", reason="it draws pictures")
@@ -107,9 +107,7 @@ def test_pasted_texts_become_rows(texts: Path) -> None:
         assert post(server, "label", row=8, name="plus")["answered"] == 5
         assert post(server, "rows", rows=[8, 9])
         post(server, "jobs", job="export")
-        while (state := server.ask_json("GET", "/api/jobs"))["running"]:
-            pass
-        assert state["error"] == ""
+        assert wait_for_job(server)["error"] == ""
         predictions = server.ask("GET", "/download?file=predictions")[1].decode().splitlines()
         assert len(predictions) == 1 + len(TEXTS) + 2
     assert read(texts.with_name("out.added.csv"))[1:] == [["quite good", "added"], ["'=1+1", "added"]]
@@ -177,6 +175,7 @@ def test_classes_are_merged_during_fits(texts: Path) -> None:
         until = time.monotonic() + 60
         while server.ask("GET", "/api/map")[0] == 409:  # until a network is fitted
             assert time.monotonic() < until
+            time.sleep(0.05)
         assert set(server.ask_json("GET", "/api/map")["names"]) == {"plus", "minus"}
         assert server.end() == (0, "server stopped; pending requests were answered\n")
 

@@ -137,6 +137,7 @@ def test_the_page_gives_class_frequencies(model: Path, tmp_path: Path, *, update
             status, answer, _ = server.ask("POST", "/api/try", body, media)
             tried = json.loads(answer)
             values = {each["name"]: each["probability"] for each in tried["likely"]} if status == 200 else {}
+            time.sleep(0.05)
         assert any("1 row has no information" in note for note in tried["notes"])
         for row in [row for row in range(N) if row not in labelled]:
             server.ask_json("POST", "/api/skip", {"tab": "one", "row": row})
