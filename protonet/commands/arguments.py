@@ -13,7 +13,6 @@ from protonet._validation import check_int
 from protonet.commands.options import (
     DEFAULT_LABEL,
     MODEL_SUFFIXES,
-    PLOT_SUFFIXES,
     RESULT_SUFFIXES,
     add_result_options,
     add_table_options,
@@ -99,11 +98,10 @@ def parse_fit(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.seed = parse_whole("--seed", options.seed, low=0)
     if options.time_limit is not None:
         options.time_limit = parse_number("--time-limit", options.time_limit, low=0)
-    suffixes = {"output": MODEL_SUFFIXES, "plot": PLOT_SUFFIXES, **RESULT_SUFFIXES}
+    suffixes = {"output": MODEL_SUFFIXES, **RESULT_SUFFIXES}
     inputs = [options.table, options.labels_file, options.unlabelled, options.classes]
     options.outputs = check_output_paths(options, suffixes, inputs)
     check_packages(["safetensors"] * ("output" in options.outputs))
-    check_packages(["matplotlib"] * ("plot" in options.outputs), "analysis")
     from protonet.commands.rows import read_rows  # noqa: PLC0415 - NumPy, as above
 
     options.rows = read_rows(options)
@@ -163,8 +161,7 @@ def parse_evaluate(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     select_split(options)
     inputs = [options.model, options.table, options.labels_file]
-    options.outputs = check_output_paths(options, {"plot": PLOT_SUFFIXES, **RESULT_SUFFIXES}, inputs)
-    check_packages(["matplotlib"] * ("plot" in options.outputs), "analysis")
+    options.outputs = check_output_paths(options, RESULT_SUFFIXES, inputs)
     check_model_path(options.model)
     check_table_path(options, options.table, labelled=True)
     return options

@@ -97,8 +97,7 @@ def run(options: argparse.Namespace) -> None:
             results |= compute_details(model, table, logits, labels, rows, progress)
     write_outputs(outputs, results)
     if "plot" in outputs:
-        subject = f"rows of {report.name}"
-        draw_plot(outputs["plot"], logits[known], labels[known], model.classes, subject, quiet=options.quiet)
+        draw_plot(outputs["plot"], logits[known], labels[known], model.classes, f"rows of {report.name}")
 
 
 def compute_details(

@@ -161,7 +161,7 @@ def run(options: argparse.Namespace) -> None:
         if not in_time and len(crossed.labels):
             print("time limit reached during cross-validation: the model may be better than these results")
         if "plot" in outputs:
-            draw(outputs["plot"], crossed, data, quiet=options.quiet)
+            draw(outputs["plot"], crossed, data)
         if "json" in outputs or "report" in outputs:
             results = results_to_dict(name, data, model, crossed, compared)
             results |= unlabelled_to_dict(solution, unlabelled, outliers)
@@ -264,14 +264,14 @@ def summarize_unlabelled(
     return lines
 
 
-def draw(path: Path, crossed: Crossfit, data: TrainingTable, *, quiet: bool) -> None:
+def draw(path: Path, crossed: Crossfit, data: TrainingTable) -> None:
     """Plot the held-out rows or, without any, the training rows."""
     if len(crossed.labels):
-        draw_plot(path, predict_held_out(crossed), crossed.labels, data.classes, "held-out rows", quiet=quiet)
+        draw_plot(path, predict_held_out(crossed), crossed.labels, data.classes, "held-out rows")
     else:
         with torch.no_grad():
             logits = crossed.whole(data.x)
-        draw_plot(path, logits, data.y, data.classes, "training rows", held_out=False, quiet=quiet)
+        draw_plot(path, logits, data.y, data.classes, "training rows", held_out=False)
 
 
 def compare(crossed: Crossfit, solution: Solution, model: Model) -> list[dict[str, Any]]:

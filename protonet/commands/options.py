@@ -15,10 +15,10 @@ from protonet.errors import optional_packages, raise_input_error, raise_missing_
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.ui.command_line import Parser, check_outputs
 
-#: Suffixes of model files and plots.
-MODEL_SUFFIXES, PLOT_SUFFIXES = (".safetensors",), (".png", ".pdf", ".svg")
+#: Suffixes of model files.
+MODEL_SUFFIXES = (".safetensors",)
 #: Suffixes of the files of all results, by option.
-RESULT_SUFFIXES = {"json": (".json",), "report": (".html", ".htm")}
+RESULT_SUFFIXES = {"json": (".json",), "report": (".html", ".htm"), "plot": (".svg",)}
 #: The default name of the column of the labels.
 DEFAULT_LABEL = "label"
 
@@ -73,8 +73,7 @@ def add_result_options(parser: Parser) -> Callable[..., object]:
     """Add the options for files of all results; return the function that adds to their group."""
     parser.add_argument("--report", metavar="FILE", help="a self-contained HTML report, .html")
     add = parser.add_expert_group("further results").add_argument
-    plot = "a plot of the embedding and of the confusion matrix, .png, .pdf or .svg"
-    add("--plot", metavar="FILE", help=plot)
+    add("--plot", metavar="FILE", help="a plot of the embedding and of the confusion matrix, .svg")
     add("--json", metavar="FILE", help="all results, .json; with --report, including those of the report")
     return add
 

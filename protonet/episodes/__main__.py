@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from protonet._validation import check_device
-from protonet.commands.options import PLOT_SUFFIXES, RESULT_SUFFIXES
+from protonet.commands.options import RESULT_SUFFIXES
 from protonet.episodes.arguments import (
     make_compare_parser,
     make_extract_parser,
@@ -37,6 +37,7 @@ from protonet.errors import InputError, raise_input_error, renamed_arguments
 from protonet.ui.command_line import Parser, check_name, check_outputs, parse_whole, run_command
 
 DEFAULT_METHODS = ("protonet", "protonet-cosine", "simpleshot", "adaptive", "bd-cspn")
+PLOT_SUFFIXES = (".png", ".pdf", ".svg")
 #: The files to write.
 OUTPUT_FILES = {
     "json": "all metrics, and how many queries of each episode each method has right",

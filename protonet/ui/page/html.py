@@ -41,7 +41,7 @@ def embed(metrics: Mapping[str, Any]) -> Markup:
 @cache
 def make_environment() -> Environment:
     """Make the environment of the templates: all text that is not `Markup` is escaped, also its control characters."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415 - takes 50 ms
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415 - slow to import
 
     environment = Environment(
         loader=PackageLoader("protonet.ui.page", "assets"),
