@@ -23,7 +23,7 @@ MAX_LABEL_LENGTH, MAX_TITLE_LENGTH = 20, 70
 #: Bins of the histogram of two classes.
 COSINE_BINS = 48
 #: Pixels: the margin, the bottom of the map, the height of a line, and the sides of cells.
-MARGIN, MAP_END, LINE, MIN_CELL, MAX_CELL = 16, 420, 20, 4, 60
+MARGIN, MAP_END, LINE, MIN_CELL_SIDE, MAX_CELL_SIDE = 16, 420, 20, 4, 60
 
 
 def draw_plot(
@@ -64,7 +64,7 @@ def draw_plot(
         for label, name in enumerate(named)
     ]
     left = MARGIN + MAP_WIDE + 30 + longest
-    step = max(MIN_CELL, min(MAX_CELL, 360 / len(names)))
+    step = max(MIN_CELL_SIDE, min(MAX_CELL_SIDE, 360 / len(names)))
     side = step * len(names) if held_out else 0.0
     confusion = measure(logits, labels).confusion[order][:, order]
     fractions = confusion / confusion.sum(dim=1, keepdim=True).clamp_min(1)
