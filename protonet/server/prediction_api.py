@@ -27,48 +27,17 @@ from protonet.commands.models import get_column_sizes, has_pretrained_encoder
 from protonet.commands.predict import OutputSpec, choose_threshold, format_header
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.files import Model
+from protonet.server import parsing, schemas
 from protonet.server.app import CSV, JSON, AccessPolicy, create_app, html_response, json_response, make_policy
 from protonet.server.batching import Batcher, Classified
 from protonet.server.connections import open_socket, run_server
 from protonet.server.hot_model import HotModel, open_models, reload_loop
-from protonet.server.parsing import (
-    InferRequest,
-    Rows,
-    Tensor,
-    content_types,
-    decode_json,
-    describe_columns,
-    list_modalities,
-    parse_rows,
-    parse_tensors,
-    read_upload,
-)
-from protonet.server.schemas import (
-    OUTPUTS,
-    VERSION,
-    Column,
-    InferResponse,
-    Live,
-    ModelInfo,
-    ModelList,
-    ModelMetadata,
-    Prediction,
-    PredictQuery,
-    PredictResponse,
-    Ready,
-    ServerMetadata,
-    Status,
-    TensorMetadata,
-    describe_inputs,
-    openapi,
-    unknown_limits,
-)
 from protonet.ui.page.html import format_page
 from protonet.ui.text import count, format_csv
 
 #: Bytes of a JSON body that is parsed on the event loop: in a thread it would wait for others.
 SMALL_BODY = 2**16
-INFER_REQUEST = msgspec.json.Decoder(InferRequest)
+INFER_REQUEST = msgspec.json.Decoder(parsing.InferRequest)
 #: Responds to a GET request, given the parameters in its path.
 Read = Callable[..., msgspec.Struct | str]
 
@@ -145,7 +114,7 @@ class PredictionApi:
             )
         return self.models[name]
 
-    async def classify(self, name: str, model: Model, rows: Rows, threshold: float | None) -> Classified:
+    async def classify(self, name: str, model: Model, rows: parsing.Rows, threshold: float | None) -> Classified:
         """Classify rows together with those of other requests."""
         result = await self.batcher.classify(model, rows, threshold)
         self.rows.labels(name).inc(len(result[0]))
@@ -157,12 +126,12 @@ class PredictionApi:
         model = self.get(name).model
         query = parse_query(request)
         threshold = find_threshold(model, query.unknown)
-        media, body = await read_upload(request)
+        media, body = await parsing.read_upload(request)
         if media == JSON and len(body) <= SMALL_BODY and not reads_slowly(model):
-            rows = parse_rows(model, media, body)
+            rows = parsing.parse_rows(model, media, body)
         else:
             loop = asyncio.get_running_loop()
-            rows = await loop.run_in_executor(self.parsers, parse_rows, model, media, body)
+            rows = await loop.run_in_executor(self.parsers, parsing.parse_rows, model, media, body)
         named, logits = await self.classify(name, model, rows, threshold)
         probabilities = format_probabilities(logits) if query.proba else []
         if "text/csv" in request.headers.get("accept", ""):
@@ -170,10 +139,10 @@ class PredictionApi:
             header = format_header(model, OutputSpec(threshold, bool(query.proba), row_numbers=False), [])
             return Response(header + format_csv(lines), media_type=CSV)
         classes = list(map(str, model.classes))
-        predictions = [Prediction(label, float(value) if value else None) for label, value in named]
+        predictions = [schemas.Prediction(label, float(value) if value else None) for label, value in named]
         for prediction, row in zip(predictions, probabilities, strict=False):
             prediction.probabilities = dict(zip(classes, map(float, row), strict=True))
-        return json_response(PredictResponse(name, predictions, rows.notes or msgspec.UNSET))
+        return json_response(schemas.PredictResponse(name, predictions, rows.notes or msgspec.UNSET))
 
     async def infer(self, request: Request) -> Response:
         """Predict the classes of rows that come as tensors of KServe's protocol."""
@@ -181,74 +150,74 @@ class PredictionApi:
         model = self.get(name).model
         if "inference-header-content-length" in request.headers:
             raise HTTPException(400, "`body` must be JSON: the binary tensor extension is not supported.")
-        body = decode_json(await request.body(), INFER_REQUEST)
-        named, logits = await self.classify(name, model, parse_tensors(model, body.inputs), None)
+        body = parsing.decode_json(await request.body(), INFER_REQUEST)
+        named, logits = await self.classify(name, model, parsing.parse_tensors(model, body.inputs), None)
         probabilities = [float(value) for row in format_probabilities(logits) for value in row]
         data: list[list[Any]] = [[label for label, _ in named], [float(value) for _, value in named], probabilities]
         shapes = [len(named)], [len(named)], [len(named), len(model.classes)]
-        outputs = list(map(Tensor, OUTPUTS, shapes, OUTPUTS.values(), data))
-        return json_response(InferResponse(name, select_outputs(body, outputs), body.id))
+        outputs = list(map(parsing.Tensor, schemas.OUTPUTS, shapes, schemas.OUTPUTS.values(), data))
+        return json_response(schemas.InferResponse(name, select_outputs(body, outputs), body.id))
 
-    def health(self) -> Status:
+    def health(self) -> schemas.Status:
         """Check that the process is alive."""
-        return Status()
+        return schemas.Status()
 
-    def readiness(self) -> Status:
+    def readiness(self) -> schemas.Status:
         """Check that requests are taken, until the server stops."""
         if self.policy.closing:
             raise HTTPException(503, "The server stops.", {"retry-after": "1"})
-        return Status()
+        return schemas.Status()
 
     def metrics(self) -> str:
         """Get the metrics in the text format of Prometheus."""
         return generate_latest(self.registry).decode()
 
-    def list_models(self) -> ModelList:
+    def list_models(self) -> schemas.ModelList:
         """List all models."""
-        return ModelList(list(map(self.get_model, self.models)))
+        return schemas.ModelList(list(map(self.get_model, self.models)))
 
-    def get_model(self, name: str) -> ModelInfo:
+    def get_model(self, name: str) -> schemas.ModelInfo:
         """Describe one model."""
         hot = self.get(name)
         model, held_out = hot.model, hot.model.metadata.get("held_out")
-        return ModelInfo(
+        return schemas.ModelInfo(
             name,
             list(map(str, model.classes)),
-            [Column(*pair) for pair in describe_columns(model)],
+            [schemas.Column(*pair) for pair in parsing.describe_columns(model)],
             int(model.network.encoder.input_dim),  # type: ignore[arg-type]
-            content_types(model),
+            parsing.content_types(model),
             held_out if isinstance(held_out, dict) else None,
             hot.reloads,
         )
 
-    def server_metadata(self) -> ServerMetadata:
+    def server_metadata(self) -> schemas.ServerMetadata:
         """Describe the server (KServe)."""
-        return ServerMetadata("protonet", VERSION, [])
+        return schemas.ServerMetadata("protonet", schemas.VERSION, [])
 
-    def server_live(self) -> Live:
+    def server_live(self) -> schemas.Live:
         """Check that the process is alive (KServe)."""
-        return Live()
+        return schemas.Live()
 
-    def server_ready(self) -> Ready:
+    def server_ready(self) -> schemas.Ready:
         """Check that requests are taken (KServe)."""
         self.readiness()
-        return Ready()
+        return schemas.Ready()
 
-    def model_metadata(self, name: str) -> ModelMetadata:
+    def model_metadata(self, name: str) -> schemas.ModelMetadata:
         """Describe the inputs and outputs of a model (KServe)."""
         model = self.get(name).model
         shapes = [-1], [-1], [-1, len(model.classes)]
-        outputs = list(map(TensorMetadata, OUTPUTS, shapes, OUTPUTS.values()))
-        return ModelMetadata(name, "protonet", describe_inputs(model), outputs)
+        outputs = list(map(schemas.TensorMetadata, schemas.OUTPUTS, shapes, schemas.OUTPUTS.values()))
+        return schemas.ModelMetadata(name, "protonet", schemas.describe_inputs(model), outputs)
 
-    def model_ready(self, name: str) -> Ready:
+    def model_ready(self, name: str) -> schemas.Ready:
         """Check that a model takes requests (KServe)."""
         self.get(name)
         return self.server_ready()
 
     def openapi(self) -> dict[str, Any]:
         """Build the OpenAPI document."""
-        return openapi({name: hot.model for name, hot in self.models.items()}, self.reads)
+        return schemas.openapi({name: hot.model for name, hot in self.models.items()}, self.reads)
 
     def overview(self) -> Response:
         """Build a page of the models, their columns and a request to copy."""
@@ -273,28 +242,28 @@ def make_handler(read: Callable[..., Any]) -> Callable[[Request], Awaitable[Resp
     return handle
 
 
-def select_outputs(request: InferRequest, outputs: list[Tensor]) -> list[Tensor]:
+def select_outputs(request: parsing.InferRequest, outputs: list[parsing.Tensor]) -> list[parsing.Tensor]:
     """Select the outputs that a request names; all if it names none.
 
     Raises:
         InputError: There is no such output.
     """
     names = [output.name for output in request.outputs or ()]
-    if not set(names) <= set(OUTPUTS):
+    if not set(names) <= set(schemas.OUTPUTS):
         got = ", ".join(map(to_printable, names))[:80]
-        raise_input_error("outputs", f"be of {', '.join(OUTPUTS)}", got, "Name those.")
+        raise_input_error("outputs", f"be of {', '.join(schemas.OUTPUTS)}", got, "Name those.")
     by_name = {output.name: output for output in outputs}
     return [by_name[name] for name in names] or outputs
 
 
-def parse_query(request: Request) -> PredictQuery:
+def parse_query(request: Request) -> schemas.PredictQuery:
     """Parse the parameters of the address, each given once."""
     pairs = request.query_params.multi_items()
     values = dict(pairs)
     if len(values) < len(pairs):
         raise_input_error("query", "have each parameter once", "one twice", "Leave one out.")
     try:
-        return msgspec.convert(values, PredictQuery, strict=False)
+        return msgspec.convert(values, schemas.PredictQuery, strict=False)
     except msgspec.ValidationError as error:
         raise_input_error("query", "hold proba=0 or 1, and unknown in (0, 1)", str(error)[:200], "Correct it.")
 
@@ -303,7 +272,7 @@ def find_threshold(model: Model, rate: float | msgspec.UnsetType) -> float | Non
     """Return the score up to which a row is unknown; None if no rate is given."""
     if rate is msgspec.UNSET:
         return None
-    limits = unknown_limits(model)
+    limits = schemas.unknown_limits(model)
     if limits and not limits[0] <= rate <= limits[1]:
         raise_input_error(
             "unknown", f"be in [{limits[0]:.2g}, {limits[1]:.6g}]", rate, "There are too few held-out rows for others."
@@ -314,7 +283,7 @@ def find_threshold(model: Model, rate: float | msgspec.UnsetType) -> float | Non
 
 def reads_slowly(model: Model) -> bool:
     """Return whether a model has texts or pictures."""
-    return any(list_modalities(model.encoding))
+    return any(parsing.list_modalities(model.encoding))
 
 
 def format_probabilities(logits: torch.Tensor) -> list[list[str]]:
@@ -324,7 +293,7 @@ def format_probabilities(logits: torch.Tensor) -> list[list[str]]:
 
 def example(name: str, model: Model) -> str:
     """Write a command that asks a model."""
-    row = {column: None for column, _ in describe_columns(model)} or [0] * len(get_column_sizes(model))
+    row = {column: None for column, _ in parsing.describe_columns(model)} or [0] * len(get_column_sizes(model))
     body = json.dumps({"rows": [row]}, ensure_ascii=False).replace("'", r"'\''")
     headers = "-H 'Authorization: Bearer TOKEN' -H 'Content-Type: application/json'"
     return f"curl -X POST 'ADDRESS/models/{quote(name)}/predict?proba=1' {headers} -d '{body}'"

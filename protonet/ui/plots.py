@@ -12,7 +12,6 @@ from torch import Tensor
 from protonet._text import to_printable
 from protonet._writing import write_text
 from protonet.metrics import measure
-from protonet.ui.page.charts import MAP_WIDE, colour, shape
 from protonet.ui.page.html import make_environment
 from protonet.ui.text import order_naturally
 
@@ -22,8 +21,8 @@ MAX_LEGEND_NAMES, MAX_DRAWN_POINTS = 20, 5000
 MAX_LABEL_LENGTH, MAX_TITLE_LENGTH = 20, 70
 #: Bins of the histogram of two classes.
 COSINE_BINS = 48
-#: Pixels: the margin, the bottom of the map, the height of a line, and the sides of cells.
-MARGIN, MAP_END, LINE, MIN_CELL_SIDE, MAX_CELL_SIDE = 16, 420, 20, 4, 60
+#: Pixels: the margin, the width and the bottom of the map, the height of a line, and the sides of cells.
+MARGIN, MAP_WIDE, MAP_END, LINE, MIN_CELL_SIDE, MAX_CELL_SIDE = 16, 480, 420, 20, 4, 60
 
 
 def draw_plot(
@@ -56,8 +55,6 @@ def draw_plot(
     legend = [
         {
             "name": name,
-            "shape": shape(label),
-            "colour": colour(label),
             "x": MARGIN + 8 + label % columns * MAP_WIDE / columns,
             "y": MAP_END + LINE * (1 + label // columns),
         }

@@ -30,6 +30,8 @@ MAX_CLASSES_SHOWN = 100
 MIN_EPISODES_PER_CLASS = 20
 #: The quantiles of accuracies over episodes that are shown.
 QUANTILES = (0.05, 0.5, 0.95)
+#: The number of bars of a histogram.
+SPREAD_BARS = 40
 
 
 def write_page(path: Path, title: str, notes: Sequence[str], evaluation: Evaluation) -> None:
@@ -160,8 +162,9 @@ def list_spreads(evaluation: Evaluation) -> list[dict[str, Any]]:
     quantiles, rows = torch.tensor(QUANTILES, dtype=torch.float64), []
     for name in evaluation.summary.order:
         values = evaluation.accuracies[name]
+        counts = (values * SPREAD_BARS).long().clamp(max=SPREAD_BARS - 1).bincount(minlength=SPREAD_BARS)
         deviation = f"{100 * float(values.std()):.1f}" if len(values) > 1 else ""
-        shown = {"name": name, "values": values.tolist(), "mean": float(values.mean()), "deviation": deviation}
+        shown = {"name": name, "counts": counts.tolist(), "mean": float(values.mean()), "deviation": deviation}
         rows.append(shown | {"quantiles": torch.quantile(values, quantiles).tolist()})
     return rows
 

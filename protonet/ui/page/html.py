@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from protonet._text import to_printable
-from protonet.ui.page import charts
 from protonet.ui.text import count, percent, span
 
 if TYPE_CHECKING:
@@ -61,9 +61,7 @@ def make_environment() -> Environment:
         "points": lambda fraction, spec: format(100 * fraction, spec),
         "span": span,
     }
-    draw = "interval", "fraction", "spread", "mark", "map", "reliability", "learning"
-    environment.globals |= {f"draw_{name}": getattr(charts, f"draw_{name}") for name in draw}
-    environment.globals["dumps"] = json.dumps
+    environment.globals |= {"dumps": json.dumps, "log": math.log}
     return environment
 
 
