@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from protonet.commands.models import read_model
+from protonet.commands.models import predict_uninformative, read_model
 from protonet.files import export_onnx, export_pt2
 from protonet.ui.text import format_size
 
@@ -22,7 +22,7 @@ def run(options: argparse.Namespace) -> None:
     inputs = f"{len(model.encoding.columns)} columns (n, 1)" if mixed and model.encoding else f"features (n, {dim})"
     for kind, path in options.outputs.items():
         if kind == "onnx":
-            export_onnx(path, model)
+            export_onnx(path, model, predict_uninformative(model))
         else:
             export_pt2(path, model)
         outputs = "logits and probabilities" if kind == "onnx" else "logits"

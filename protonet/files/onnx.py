@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -82,12 +83,14 @@ class GraphBuilder:
         return tensor.detach().cpu().numpy()
 
 
-def export_onnx(path: str | Path, model: Model) -> None:
+def export_onnx(path: str | Path, model: Model, uninformative_logits: Tensor | None = None) -> None:
     """Export a model to an ONNX file, which is written atomically.
 
     Args:
         path: The file, in a folder that exists.
         model: On any device. Only the network, the encoding and the names are exported.
+        uninformative_logits: (num_classes,) logits of rows of mixed columns without an informative cell; None if the
+            network predicts them.
 
     The input ``features`` (n, input_dim) with any n >= 1 gives ``logits`` and ``probabilities`` (n, num_classes), all
     float32. The features are float64 if columns are so far from 0 that float32 would lose their digits. A model of
@@ -109,10 +112,10 @@ def export_onnx(path: str | Path, model: Model) -> None:
     graph = GraphBuilder()
     dtype = TensorProto.DOUBLE if bool(encoder.origin.any()) else TensorProto.FLOAT
     inputs = [helper.make_tensor_value_info("features", dtype, ["n", encoder.input_dim])]
-    features = "features"
+    features, uninformative = "features", ""
     if model.encoding is not None and not model.encoding.plain:
         names = model.columns or tuple(f"column {index}" for index in range(len(model.encoding.columns)))
-        features = add_columns(graph, names, model.encoding)
+        features, uninformative = add_columns(graph, names, model.encoding)
         dtypes = [
             TensorProto.STRING if column.kind == "category" else TensorProto.DOUBLE for column in model.encoding.columns
         ]
@@ -128,7 +131,10 @@ def export_onnx(path: str | Path, model: Model) -> None:
         has_prototype = network.seen & ~network.cancelled
         lowest = graph.add("ReduceMin", graph.add("Where", graph.array(has_prototype), logits, np.float32(0)), axes=[1])
         logits = graph.add("Where", graph.array(network.cancelled), graph.add("Sub", lowest, np.float32(1)), logits)
-    graph.add("Where", graph.array(network.seen), logits, np.finfo(np.float32).min, output="logits")
+    logits = graph.add("Where", graph.array(network.seen), logits, np.finfo(np.float32).min)
+    if uninformative and uninformative_logits is not None:
+        logits = graph.add("Where", uninformative, graph.array(uninformative_logits.float()), logits)
+    graph.add("Identity", logits, output="logits")
     graph.add("Softmax", "logits", axis=1, output="probabilities")
 
     outputs = [
@@ -143,13 +149,16 @@ def export_onnx(path: str | Path, model: Model) -> None:
     write_atomically(path, lambda file: file.write(bytes(onnx.SerializeToString())))
 
 
-def add_columns(graph: GraphBuilder, names: Sequence[str], encoding: Encoding) -> str:
-    """Add the encoding of mixed columns to a graph, and return the name of the features.
+def add_columns(graph: GraphBuilder, names: Sequence[str], encoding: Encoding) -> tuple[str, str]:
+    """Add the encoding of mixed columns to a graph.
 
     Args:
         graph: The graph that is extended.
         names: The name of each column, which is the name of its input.
         encoding: The encoding of the columns.
+
+    Returns:
+        The names of the features (n, features), and of the mask (n, 1) of rows without an informative cell.
 
     Raises:
         InputError: There are columns that ONNX cannot encode.
@@ -164,4 +173,5 @@ def add_columns(graph: GraphBuilder, names: Sequence[str], encoding: Encoding) -
     if unsupported:
         remedy = "Fit again without these columns (--drop), or encode them as numbers first."
         raise_input_error("model", "have columns that ONNX can encode", ", ".join(unsupported), remedy)
-    return graph.add("Concat", *parts, axis=1)
+    uninformative = functools.reduce(functools.partial(graph.add, "And"), [mask for _, mask in parts])
+    return graph.add("Concat", *(features for features, _ in parts), axis=1), uninformative

@@ -135,7 +135,9 @@ def test_onnx_of_numeric_and_categorical_columns(model: Path, tmp_path: Path, ru
     run("fit", model.with_name("train.csv"), *FAST, "--columns", *columns, "-o", trained)
     assert "m.onnx: 4 columns (n, 1) to logits and probabilities (n, 3)" in run("export", trained, "--onnx", graph)
     new = make_columns(12, seed=5)
-    new["style"][:3] = ["never seen", "", "NA"]
+    new["style"][:5] = ["never seen", "", "NA", "", "never seen"]
+    for row, framed in ((3, ""), (4, "maybe")):  # without an informative cell
+        new["width"][row], new["price"][row], new["framed"][row] = "", "NA", framed
     _, *rows = read_lines(run("predict", trained, write(tmp_path / "new.csv", new), "--proba"))
     money = [cell.replace("$", "").replace(",", "") for cell in new["price"]]
     feeds: dict[str, np.ndarray] = {
@@ -148,6 +150,7 @@ def test_onnx_of_numeric_and_categorical_columns(model: Path, tmp_path: Path, ru
     probabilities = session.run(["probabilities"], feeds)[0]
     expected = np.array([[float(cell) for cell in row[2:]] for row in rows])
     np.testing.assert_allclose(probabilities, expected, atol=1e-4)
+    np.testing.assert_allclose(probabilities[3:5], 1 / 3, atol=0.01)  # the class frequencies
 
 
 def test_onnx_has_no_dates(model: Path, tmp_path: Path, run: Run) -> None:

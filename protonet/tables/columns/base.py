@@ -133,7 +133,7 @@ class FittedColumn(ABC):
             ValueError: The description is invalid; the message gives the reason.
         """
 
-    def add_to_graph(self, graph: Graph, cells: str) -> str | None:
+    def add_to_graph(self, graph: Graph, cells: str) -> tuple[str, str] | None:
         """Add the column to an ONNX graph.
 
         Args:
@@ -141,8 +141,8 @@ class FittedColumn(ABC):
             cells: The name of the value with the cells (n, 1): DOUBLE with NaN if missing, or STRING for categories.
 
         Returns:
-            The name of the value with the features (n, features) FLOAT; None for types that ONNX does not support:
-            dates, texts and pictures.
+            The names of the values with the features (n, features) FLOAT and with the mask (n, 1) BOOL of
+            `is_uninformative`; None for types that ONNX does not support: dates, texts and pictures.
         """
         return None
 

@@ -161,17 +161,25 @@ class Category(FittedColumn):
         expect(sum(counts) <= rows, "more rows of some levels than there are")
         return cls(levels, tuple(counts), rows)
 
-    def add_to_graph(self, graph: Graph, cells: str) -> str:
+    def add_to_graph(self, graph: Graph, cells: str) -> tuple[str, str]:
         """Add the column to an ONNX graph; missing values are "" or any of ``MISSING_TEXTS``."""
-        features = self._level_features()
+        features, other = self._level_features(), len(self.levels)
+        rows = {level: index for index, level in enumerate(self.levels)}
+        if "" not in rows:  # a missing value has the features of other categories
+            rows[""], features = other + 1, np.concatenate([features, features[-1:]])
+        uninformative = np.zeros(len(features), bool)
+        uninformative[rows[""]], uninformative[other] = True, self._is_complete
         exact = {level: level for level in self.levels if level}
-        missing = dict.fromkeys(MISSING_TEXTS, "") if "" in self.levels else {}
         spellings = {
-            spell(text): level for text, level in (missing | exact).items() for spell in ONNX_SPELLINGS
+            spell(text): level
+            for text, level in (dict.fromkeys(MISSING_TEXTS, "") | exact).items()
+            for spell in ONNX_SPELLINGS
         } | exact
-        indices = [self.levels.index(level) for level in spellings.values()]
-        index = graph.look_up(cells, list(spellings), indices, len(features) - 1)
-        return graph.add("Gather", features, graph.add("Squeeze", index, np.array([1])), axis=0)
+        index = graph.look_up(cells, list(spellings), [rows[level] for level in spellings.values()], other)
+        return (
+            graph.add("Gather", features, graph.add("Squeeze", index, np.array([1])), axis=0),
+            graph.add("Gather", uninformative, index, axis=0),
+        )
 
 
 def _normalize(level: str) -> str:

@@ -137,7 +137,7 @@ class Numeric(FittedColumn):
         scale = stored.get_float("scale", math.ulp(0.0))
         return cls(numeric_format, median, mean, scale, stored.get_float("missing", 0, 1))
 
-    def add_to_graph(self, graph: Graph, cells: str) -> str:
+    def add_to_graph(self, graph: Graph, cells: str) -> tuple[str, str]:
         """Add the standardized numbers, and the missing-value indicator, to an ONNX graph."""
         missing = graph.add("IsNaN", cells)
         filled = graph.add("Where", missing, np.float64(self.median), cells)
@@ -146,4 +146,4 @@ class Numeric(FittedColumn):
             indicator = graph.add("Sub", graph.cast(missing, "DOUBLE"), np.float64(self.missing))
             indicator = graph.add("Div", indicator, np.sqrt(np.float64(self.missing * (1 - self.missing))))
             z = graph.add("Concat", z, indicator, axis=1)
-        return graph.cast(z, "FLOAT")
+        return graph.cast(z, "FLOAT"), missing
