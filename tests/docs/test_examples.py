@@ -84,7 +84,11 @@ def test_the_python_blocks_of_a_page_run(
         assert "Holm for 4 comparisons of mine.py:power_means with another" in capsys.readouterr().out
 
 
-def test_the_examples_of_the_readme_print_what_it_shows(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("work")
+def test_the_examples_of_the_readme_print_what_it_shows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cache: pytest.Cache
+) -> None:
+    monkeypatch.setenv("PROTONET_CACHE", str(cache.mkdir("protonet")))  # glyphs are rendered in the first run alone
     blocks = read_blocks("README.md")
     estimator, wines, optimizer = (block for block in blocks if block.language == "python")
     score, fitted, episodic = (block.text for block in blocks if block.language == "text")

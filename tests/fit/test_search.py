@@ -26,8 +26,9 @@ from protonet.views.forest import ForestFamily
 from protonet.views.kernel_ridge import BANDWIDTHS, KERNEL_RIDGES, KernelRidge, KernelRidgeFamily
 from protonet.views.linear import Linear
 from protonet.views.mlp import MLP, MLPFamily
+from protonet.views.tabular_transformer import TabularTransformerFamily
 from protonet.views.view import TrainingRows
-from tests.strategies import LITTLE, blobs, make_noise_evaluator
+from tests.strategies import EVERY_KIND, LITTLE, blobs, make_noise_evaluator
 
 
 def choose(
@@ -113,7 +114,7 @@ def test_the_stages_are_reported_in_order() -> None:
     reported: list[tuple[str, float]] = []
     x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
     rows = TrainingRows(x, torch.arange(20) % 2, 2)
-    select_views(rows, plan_encoder(4, 2, 100), search=LITTLE, progress=lambda *stage: reported.append(stage))
+    select_views(rows, plan_encoder(4, 2, 100), search=EVERY_KIND, progress=lambda *stage: reported.append(stage))
     assert [stage for stage, _ in reported] == [
         "linear views",
         "kernel ridge views",
@@ -126,7 +127,9 @@ def test_the_stages_are_reported_in_order() -> None:
 
 
 def test_radial_views_are_used_where_tails_are_heavy() -> None:
-    choice = choose("heavy_tails", search=Search().without(MLPFamily).without(ForestFamily))
+    choice = choose(
+        "heavy_tails", search=Search().without(MLPFamily).without(ForestFamily).without(TabularTransformerFamily)
+    )
     assert weights(choice)["laplacian squashed"] > 0.1
     for spec, weight in choice.views:
         assert weight > 0

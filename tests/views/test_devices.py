@@ -23,7 +23,7 @@ from protonet.views.tabular_transformer import TabularTransformer
 from protonet.views.view import TrainingRows, View, ViewSpec
 from tests.elsewhere import AWAY, Elsewhere
 from tests.model_cases import make_network
-from tests.strategies import LITTLE, PLAIN, blobs
+from tests.strategies import EVERY_KIND, LITTLE, PLAIN, blobs
 
 X, LABELS = blobs(0)
 #: Specifications of every kind; a line is missing where a kind is, as a test below says.
@@ -155,7 +155,7 @@ def test_a_network_computes_on_its_device(use: Callable[[PrototypeNetwork, Tenso
 SENT = {"view.to", "folds.to", "forest.fit", "networks.fit_rows", "networks._in_units", "networks.decide_pooling"}
 SENT |= {"networks.pseudo_label_weights", "mlp.fit", "mlp.candidates", "training.train", "training._initial_proxies"}
 SENT |= {
-    "optimizer.move",
+    "batches.move",
     "tabular_transformer.fit",
     "kernel_ridge.fit",
     "kernel_ridge.__init__",
@@ -173,7 +173,7 @@ FETCHED |= {
     "networks.decide_pooling",
 }
 PROBLEMS: dict[str, dict[str, Any]] = {
-    "folds": {"train_loader": (X, LABELS), "effort": LITTLE},
+    "folds": {"train_loader": (X, LABELS), "effort": EVERY_KIND},
     "one row per class": {"train_loader": (X[LABELS.argsort()][::6], torch.arange(5)), "effort": LITTLE},
     "unlabelled rows": {"train_loader": (X[:20], LABELS[:20]), "unlabelled": X[20:] + 0.01, "effort": PLAIN},
     "rows far from zero": {"train_loader": (X.double() + 1e6, LABELS), "effort": PLAIN},
