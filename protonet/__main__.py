@@ -28,7 +28,8 @@ COMMANDS = {
 MODULES = {"page": "protonet.server.label_api", "serve": "protonet.server.prediction_api"}
 #: The command-line name of each argument of a Python function that can be at fault.
 ARGUMENTS = dict.fromkeys(("path", "train_loader", "solution", "features", "x"), "table") | {
-    "representation": "--representation"
+    "representation": "--representation",
+    "n": "-n",
 }
 OVERVIEW_EXAMPLES = """\
   protonet fit train.csv --label species -o model.safetensors

@@ -420,10 +420,10 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         return state
 
     def save(self, path: str | Path) -> None:
-        """Write a model file that `load` and the commands ``predict``, ``evaluate`` and ``info`` read.
+        """Write a model file that `load` and the commands read.
 
-        Nothing is pickled. The network is written as float32. The command ``update`` takes what the command ``fit``
-        wrote alone: the rows that were held out are not kept here; ``partial_fit`` adds samples.
+        Nothing is pickled. The network is written as float32. Held-out rows are not stored, so that ``update`` cannot
+        report its effect on them, and ``explain`` needs a labelled table.
 
         Args:
             path: Of the file, in a folder that exists; the commands' end in ``.safetensors``.
@@ -449,7 +449,9 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             "features": self.columns_,
         }
         network = deepcopy(self.network_).float()
-        save_model(path, Model(network, name_classes(self.classes_), columns, metadata, {}, self.encoding_))
+        classes = name_classes(self.classes_)
+        model = Model(network=network, classes=classes, columns=columns, metadata=metadata, encoding=self.encoding_)
+        save_model(path, model)
 
     @classmethod
     def load(cls, path: str | Path) -> ProtoNetClassifier:

@@ -69,7 +69,13 @@ def make_model(*, learned: bool = True, raw: bool = False) -> Model:
     columns = tuple(f"column {index}" for index in range(8))
     held_out = {"rows": torch.arange(6.0).reshape(2, 3).T, "labels": torch.tensor([1, 0]), "none": torch.zeros(0, 8)}
     metadata = {"accuracy": [0.5, 0.75], "views": {"raw": 1.0}, "text": "ä\n"}
-    return Model(make_network(learned=learned, raw=raw), classes, columns, metadata, held_out)
+    return Model(
+        network=make_network(learned=learned, raw=raw),
+        classes=classes,
+        columns=columns,
+        metadata=metadata,
+        update_state=held_out,
+    )
 
 
 def split_archive(content: bytes) -> tuple[dict[str, Any], bytes]:

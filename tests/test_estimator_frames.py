@@ -6,6 +6,7 @@ import copy
 import datetime
 import io
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,13 @@ def test_the_commands_agree_with_the_estimator_and_read_its_files(tmp_path: Path
     output = run("evaluate", saved, new, quiet=False)
     assert f"new.csv: accuracy {100 * FITTED.score(NEW, Y):.2f} % on 36 rows" in output
     assert run.notes == ""  # it knows the columns that are left out
-    assert "`model` must have the cross-validation of fit" in run("update", saved, new, "--in-place", code=2)
+    output = run("update", saved, new, "--in-place")
+    assert (
+        output
+        == f"{saved}: 36 samples added, 0 new classes\nno held-out rows: the effect on the old classes is unknown\n"
+    )
+    assert run.count_samples(saved) == [2 * n for n in run.count_samples(model)]
+    assert f"{100 * FITTED.score(NEW, Y):.2f}" <= run("evaluate", saved, new).partition("accuracy ")[2]
 
 
 @pytest.mark.parametrize("module", ["pyarrow", "polars"])
@@ -356,7 +363,7 @@ def test_a_saved_model_keeps_its_label_apart_from_its_columns(tmp_path: Path) ->
     FITTED.save(path)
     model = load_model(path)
     odd = {"effort": ["fast"], "seed": -1, "label": 3, "features": {"height": "tall"}}
-    save_model(tmp_path / "odd.safetensors", model._replace(metadata=odd))
+    save_model(tmp_path / "odd.safetensors", replace(model, metadata=odd))
     loaded = ProtoNetClassifier.load(tmp_path / "odd.safetensors")
     assert loaded.get_params() == ProtoNetClassifier().get_params()
     assert list(loaded.columns_) == loaded.feature_names_in_.tolist() == list(model.columns or ())

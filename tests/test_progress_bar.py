@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from protonet._progress import progress_bar
+from protonet._io import progress_bar
 
 PACKAGE = Path(__file__).resolve().parents[1] / "protonet"
 
@@ -28,4 +28,4 @@ def test_all_bars_come_from_one_helper() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom | ast.Import):
                 modules = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
-                assert "tqdm" not in modules or path.name == "_progress.py", path
+                assert "tqdm" not in modules or path.name == "_io.py", path

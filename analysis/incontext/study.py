@@ -26,7 +26,7 @@ from analysis.incontext.real import Real
 from analysis.incontext.train import NEW, Trainer, classify
 from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import mean_and_error
-from protonet._writing import write_atomically
+from protonet._io import write_atomically
 from protonet.ui.text import format_table
 from protonet.views.tabular_transformer import WEIGHTS_FILE, load_pretrained_weights
 from protonet.views.transformer import WEIGHT_COUNT, unpack_weights

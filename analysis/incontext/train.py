@@ -15,7 +15,7 @@ from torch import Tensor
 
 from analysis.incontext.episodes import Episodes, make_episodes, mask_seen
 from analysis.incontext.real import Real
-from protonet._writing import write_atomically
+from protonet._io import write_atomically
 from protonet.views.transformer import (
     CLASS_CODES,
     WEIGHT_COUNT,

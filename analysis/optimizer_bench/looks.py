@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from analysis.optimizer_bench.runs import Candidate
-from protonet._writing import write_atomically
+from protonet._io import write_atomically
 from protonet.errors import raise_input_error
 from solution.pack import ROOT
 

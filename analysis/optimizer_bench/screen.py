@@ -26,7 +26,7 @@ from analysis.optimizer_bench.score import Row, average_by
 from analysis.optimizer_bench.tune import check_steps
 from analysis.optimizer_bench.workloads import FAMILY, ROLE
 from analysis.shared.runner import Report, StudyParser
-from protonet._writing import write_atomically
+from protonet._io import write_atomically
 from protonet.errors import raise_input_error
 from protonet.ui.command_line import check_name
 from protonet.ui.text import format_table

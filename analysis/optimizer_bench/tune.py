@@ -28,7 +28,7 @@ from analysis.optimizer_bench.workload import EVERY, Curve
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, parse_wholes
 from analysis.shared.tables import format_columns
-from protonet._writing import write_atomically
+from protonet._io import write_atomically
 from protonet.errors import raise_input_error
 
 SEEDS = (0, 1, 2)  #: The first one decides on settings, all of them make the baseline.

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from analysis.prior.tasks import Task, draw_task
-from protonet._writing import write_atomically
+from protonet._io import write_atomically
 from protonet.fit.networks import fit_view
 from protonet.fit.prior import Evidence, encode_traits, gather_evidence
 from protonet.fit.search import Search, evaluate_candidates

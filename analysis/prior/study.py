@@ -23,7 +23,7 @@ from analysis.shared.journal import run_all
 from analysis.shared.packaged import MIXED_RELATIVES
 from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import mean_and_error
-from protonet._writing import write_atomically
+from protonet._io import write_atomically
 from protonet.errors import raise_input_error
 from protonet.fit.prior import TRAITS, Prior, deserialize_prior, serialize_prior
 from protonet.ui.text import format_table

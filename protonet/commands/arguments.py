@@ -11,7 +11,6 @@ from pathlib import Path
 
 from protonet._validation import check_int
 from protonet.commands.options import (
-    DEFAULT_LABEL,
     MODEL_SUFFIXES,
     RESULT_SUFFIXES,
     add_result_options,
@@ -25,6 +24,7 @@ from protonet.commands.options import (
     select_split,
 )
 from protonet.errors import raise_input_error, renamed_arguments
+from protonet.tables import DEFAULT_LABEL
 from protonet.ui.command_line import Parser, check_name, parse_number, parse_whole
 
 #: The names of `protonet.fit.search.EFFORTS`, and `protonet.fit.solver.TIME_LIMIT`; a test compares them.

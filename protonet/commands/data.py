@@ -14,23 +14,64 @@ from torch import Tensor
 
 from protonet._text import to_printable
 from protonet.commands.labels import warn_contradictions, warn_similar_names
-from protonet.commands.models import make_read_spec, open_rows
-from protonet.commands.options import parse_missing
 from protonet.commands.rows import TableRows, get_column_types
 from protonet.embeddings.opening import Selection
 from protonet.errors import install_command, raise_input_error, renamed_arguments
-from protonet.files import Model
 from protonet.fit.names import embed_class_names
 from protonet.fit.solver import Solution
 from protonet.fit.training_set import ClassNameRows
+from protonet.pipeline import TablePipeline
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import count_missing_cells
-from protonet.tables.delimited import MISSING_TEXTS
+from protonet.tables.delimited import MISSING_TEXTS, parse_missing
 from protonet.tables.drift import column_statistics
 from protonet.tables.features import encode_block, fit_features
 from protonet.tables.numeric_formats import convert_numeric
 from protonet.tables.table import COMMON_LABEL_NAMES, ReadSpec, RowBlock, Table, format_names, open_table, read_table
 from protonet.ui.text import count
+
+
+def open_pipeline(options: argparse.Namespace, *, for_update: bool = False, argument: str = "model") -> TablePipeline:
+    """Load a command's model with the pretrained encoders of its texts and pictures.
+
+    Raises:
+        MissingPackageError: A package of an encoder is missing.
+        InputError: As `TablePipeline.load`, and `TablePipeline.attach_encoders` for the command's table.
+    """
+    pipeline = TablePipeline.load(options.model, for_update=for_update, argument=argument)
+    if options.table is None:
+        return pipeline
+    table = Path(options.table)
+    return pipeline.attach_encoders(options.representation, shown=not options.quiet, table=table)
+
+
+def make_spec(
+    options: argparse.Namespace,
+    pipeline: TablePipeline,
+    label: str | None = None,
+    *,
+    labelled: bool = False,
+    extra: str | None = None,
+) -> ReadSpec:
+    """Specify how a command's table is read for a model; arguments as in `TablePipeline.read_spec`."""
+    files = {"skip_broken": options.skip_broken, "sheet": options.sheet}
+    return pipeline.read_spec(label, labelled=labelled, extra=extra, **files)
+
+
+def open_rows(
+    options: argparse.Namespace, pipeline: TablePipeline, spec: ReadSpec, labels: Path | None = None
+) -> Table:
+    """Open a command's table, as `TablePipeline.open_table`."""
+    return pipeline.open_table(Path(options.table), spec, labels, decimal_mark=options.decimal_mark)
+
+
+def read_labelled(
+    options: argparse.Namespace, pipeline: TablePipeline, extra: str | None = None
+) -> tuple[Table, RowBlock]:
+    """Read all rows of a command's labelled table, as `TablePipeline.read_table`."""
+    spec = make_spec(options, pipeline, options.label, labelled=True, extra=extra)
+    labels = options.labels_file and Path(options.labels_file)
+    return pipeline.read_table(Path(options.table), spec, labels, decimal_mark=options.decimal_mark)
 
 
 class TrainingTable(NamedTuple):
@@ -252,7 +293,7 @@ def select_representation(options: argparse.Namespace) -> Selection:
 
 def read_unlabelled(
     options: argparse.Namespace,
-    model: Model | None,
+    model: TablePipeline | None,
     label: str,
     overrides: ColumnOverrides = NO_OVERRIDES,
     *,
@@ -296,12 +337,12 @@ def read_unlabelled(
             notes.append(f"no column {label}; if {format_names(likely)} holds the labels, pass it with --label")
     else:
         encoding, columns, column_notes = model.encoding, model.columns, ()
-        table = open_rows(options, model, make_read_spec(model, label, labelled=False)._replace(partly_labelled=True))
+        table = open_rows(options, model, make_spec(options, model, label)._replace(partly_labelled=True))
         positions, parts = list[int](), []
         for block in table.blocks:
             positions += block.positions
-            assert block.uninformative is not None  # open_rows marks them
-            parts.append((encode_block(table, block, model.encoding), block.labels, block.uninformative))
+            assert block.uninformative is not None  # open_table marks them
+            parts.append((model.encode(table, block), block.labels, block.uninformative))
         x, labels, uninformative = map(np.concatenate, zip(*parts, strict=True))
     known = labels != "" if len(labels) else np.zeros(len(x), bool)
     if known.all() and not allow_labelled:
@@ -325,7 +366,7 @@ def _select_columns(table: Table, block: RowBlock, columns: Sequence[str] | None
 
 
 def read_cells(
-    options: argparse.Namespace, model: Model | None, label: str, rows: Sequence[int] | None = None
+    options: argparse.Namespace, model: TablePipeline | None, label: str, rows: Sequence[int] | None = None
 ) -> tuple[list[str], list[list[str]]]:
     """Read all named columns of a table as text, except that of the labels.
 
@@ -338,7 +379,7 @@ def read_cells(
     Returns:
         The names of the columns, and the cells of each row.
     """
-    spec = ReadSpec(label, labelled=False) if model is None else make_read_spec(model, label, labelled=False)
+    spec = ReadSpec(label, labelled=False) if model is None else model.read_spec(label)
     spec = spec._replace(skip_broken=options.skip_broken, sheet=options.sheet, all_extra=True)
     table = open_table(Path(options.table), spec)
     names = {name: index for index, name in enumerate(table.extra_columns) if name != label}

@@ -13,34 +13,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet.commands.content import EvaluatedRows, compute_importance, compute_report_sections, table_to_dict
-from protonet.commands.explain import evaluate_with_full_network
-from protonet.commands.figures import shorten_list
+from protonet._io import Progress, show_progress
+from protonet.commands.data import make_spec, open_pipeline, open_rows
 from protonet.commands.labels import check_spellings, detect_unknown_classes
-from protonet.commands.models import (
-    count_samples,
-    get_class_indices,
-    get_column_names,
-    get_column_sizes,
-    has_pretrained_encoder,
-    make_read_spec,
-    map_blocks,
-    open_model,
-    open_rows,
-    predict_logits,
-    show_notes,
-    show_progress,
+from protonet.commands.report import (
+    EvaluatedRows,
+    compute_importance,
+    compute_report_sections,
+    format_report,
+    make_report,
+    report_to_dict,
+    table_to_dict,
 )
-from protonet.commands.report import format_report, make_report, report_to_dict
 from protonet.embeddings.pictures.images import path_to_text
 from protonet.errors import raise_input_error
-from protonet.files import Model
-from protonet.fit.search import Progress
+from protonet.pipeline import TablePipeline, map_blocks
 from protonet.tables.columns.parsing import count_missing_cells
-from protonet.tables.features import encode_block
 from protonet.tables.table import RowBlock, Table
+from protonet.ui.command_line import show_notes
 from protonet.ui.page.report import write_outputs
 from protonet.ui.plots import draw_plot
+from protonet.ui.text import shorten_list
 
 
 class Evaluated(NamedTuple):
@@ -60,8 +53,8 @@ def run(options: argparse.Namespace) -> None:
         InputError: Arguments, model and table do not match.
     """
     outputs = options.outputs
-    model = open_model(options)
-    spec = make_read_spec(model, options.label, labelled=True)._replace(drop_unlabelled=options.drop_unlabelled)
+    model = open_pipeline(options)
+    spec = make_spec(options, model, options.label, labelled=True)._replace(drop_unlabelled=options.drop_unlabelled)
     table = open_rows(options, model, spec, options.labels_file and Path(options.labels_file))
 
     def evaluate_block(block: RowBlock) -> Evaluated:
@@ -70,12 +63,12 @@ def run(options: argparse.Namespace) -> None:
         check_spellings(names, model.classes, "Spell them in the table as the model does.")
         labels = torch.full((len(unknown),), -1)
         if not unknown.all():
-            labels[torch.from_numpy(~unknown)] = get_class_indices(block.labels[~unknown], model.classes)
-        x = encode_block(table, block, model.encoding)
+            labels[torch.from_numpy(~unknown)] = model.class_indices(block.labels[~unknown])
+        x = model.encode(table, block)
         rows = (torch.from_numpy(x), block) if "report" in outputs else None
-        return Evaluated(predict_logits(model, x, block.uninformative), labels, names, rows)
+        return Evaluated(model.predict_logits(x, block.uninformative), labels, names, rows)
 
-    sequential = has_pretrained_encoder(model)
+    sequential = model.has_pretrained_encoder
     blocks = map_blocks(evaluate_block, table.blocks, rows=table.n_rows, quiet=options.quiet, sequential=sequential)
     evaluated = list(blocks)
     logits = torch.cat([block.logits for block in evaluated])
@@ -86,10 +79,10 @@ def run(options: argparse.Namespace) -> None:
         got, remedy = f"only {shorten_list(list(map(repr, unknown)))}", "Name the column of the labels: --label."
         raise_input_error("table", "have a class that the model knows", got, remedy)
     name, balanced = path_to_text(Path(options.table).name), bool(model.metadata.get("balanced"))
-    counts = torch.tensor(count_samples(model))
+    counts = torch.tensor(model.sample_counts)
     report = make_report(name, model.classes, counts, logits, labels, unknown, balanced=balanced)
     print(format_report(report), end="")
-    show_notes(table, quiet=options.quiet)
+    show_notes(table.all_notes, quiet=options.quiet)
     results = {"command": "evaluate", **report_to_dict(report)}
     if "report" in outputs:
         with show_progress(quiet=options.quiet) as progress:
@@ -101,7 +94,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def compute_details(
-    model: Model,
+    model: TablePipeline,
     table: Table,
     logits: Tensor,
     labels: Tensor,
@@ -118,14 +111,14 @@ def compute_details(
         rows: The features (b, dim) of each block, and the block.
         progress: Called with the current column and the completed fraction.
     """
-    names = get_column_names(model)
+    names = model.column_names
     cells = [np.concatenate(parts) for parts in zip(*(block.columns for _, block in rows), strict=True)]
     locations = [table.position_format.format(row) for _, block in rows for row in block.positions]
     known = labels >= 0
     data = table_to_dict(model, labels[known], len(labels), list(map(count_missing_cells, cells)), table.notes)
     features = torch.cat([x for x, _ in rows])
-    evaluated = evaluate_with_full_network(model, features[known], labels[known])
-    importance = compute_importance(evaluated, names, get_column_sizes(model), 0, math.inf, progress)
+    evaluated = model.evaluate(features[known], labels[known])
+    importance = compute_importance(evaluated, names, model.column_sizes, 0, math.inf, progress)
     predictions = EvaluatedRows(logits, labels, range(len(labels)), locations, None, names, cells)
     predictions = predictions.take(known.nonzero().flatten().tolist())
     return {"data": data, **compute_report_sections(predictions, logits[known], importance)}

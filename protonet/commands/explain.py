@@ -12,29 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protonet._io import show_progress, write_atomically
 from protonet._text import to_printable
-from protonet._writing import write_atomically
+from protonet.commands.data import make_spec, open_pipeline, open_rows, read_labelled
 from protonet.commands.labels import check_spellings
-from protonet.commands.models import (
-    detect_uninformative,
-    get_class_indices,
-    get_column_names,
-    get_column_sizes,
-    make_read_spec,
-    open_model,
-    open_rows,
-    predict_logits,
-    read_labelled,
-    show_notes,
-    show_progress,
-)
 from protonet.embeddings.pictures.images import path_to_text
 from protonet.errors import raise_input_error
-from protonet.files import Model
-from protonet.fit.crossfit import Crossfit, restore_crossfit
+from protonet.fit.crossfit import Crossfit
 from protonet.fit.importance import compute_contributions, rank_columns
-from protonet.tables.features import encode_block
+from protonet.pipeline import TablePipeline
 from protonet.tables.table import Table
+from protonet.ui.command_line import show_notes
 from protonet.ui.text import count, format_table
 
 #: The maximal number of columns printed; JSON has all.
@@ -57,7 +45,7 @@ def run(options: argparse.Namespace) -> None:
         InputError: Arguments, model and table do not match.
     """
     seed, rows, outputs = options.seed, options.rows, options.outputs
-    model = open_model(options, for_update=True)
+    model = open_pipeline(options, for_update=True)
     generator = torch.Generator().manual_seed(seed)
     if rows is None:
         results = compute_column_importance(options, model, generator)
@@ -70,36 +58,35 @@ def run(options: argparse.Namespace) -> None:
         write_atomically(outputs["json"], lambda file: file.write(content.encode()))
 
 
-def restore_held_out(model: Model) -> Crossfit | None:
-    """Restore the held-out rows of fit and the cross-validation networks; None if the model has none."""
-    try:
-        crossed = restore_crossfit(model.network, model.folds, model.update_state)
-    except ValueError:  # an interrupted fit writes a model without them
-        return None
-    return crossed if len(crossed.labels) else None
+def get_held_out(model: TablePipeline) -> Crossfit | None:
+    """Return the cross-validation of fit, if it has held-out rows."""
+    crossed = model.cross_validation
+    return None if crossed is None or not len(crossed.labels) else crossed
 
 
-def compute_column_importance(options: argparse.Namespace, model: Model, generator: torch.Generator) -> dict[str, Any]:
+def compute_column_importance(
+    options: argparse.Namespace, model: TablePipeline, generator: torch.Generator
+) -> dict[str, Any]:
     """Compute the permutation importance of each column, the largest first, as a dict for JSON.
 
     Raises:
         InputError: The table does not match; or there is no table and the model has no held-out rows.
     """
     if options.table is None:
-        table, evaluated = None, restore_held_out(model)
+        table, evaluated = None, get_held_out(model)
     else:
         table, evaluated = read_evaluation_rows(options, model)
     if evaluated is None:
         remedy = "Pass a labelled table, or fit it again with two or more rows per class."
         raise_input_error("model", "have held-out rows, if no table is given", "none", remedy)
     with show_progress(quiet=options.quiet) as progress:
-        results = rank_columns(evaluated, get_column_names(model), get_column_sizes(model), generator, progress)
+        results = rank_columns(evaluated, model.column_names, model.column_sizes, generator, progress)
     if table is not None:
-        show_notes(table, quiet=options.quiet)
+        show_notes(table.all_notes, quiet=options.quiet)
     return {"table": None if options.table is None else path_to_text(Path(options.table).name), **results}
 
 
-def read_evaluation_rows(options: argparse.Namespace, model: Model) -> tuple[Table, Crossfit]:
+def read_evaluation_rows(options: argparse.Namespace, model: TablePipeline) -> tuple[Table, Crossfit]:
     """Read a labelled table as held-out rows of the full network.
 
     Raises:
@@ -107,17 +94,10 @@ def read_evaluation_rows(options: argparse.Namespace, model: Model) -> tuple[Tab
     """
     table, block = read_labelled(options, model)
     check_spellings(block.labels.tolist(), model.classes, "Spell them in the table as the model does.")
-    labels = get_class_indices(block.labels, model.classes)
-    x = encode_block(table, block, model.encoding)
-    predict_logits(model, x)  # raises if the embedding of a row overflows
-    return table, evaluate_with_full_network(model, torch.from_numpy(x), labels)
-
-
-def evaluate_with_full_network(model: Model, features: Tensor, labels: Tensor) -> Crossfit:
-    """Represent rows (n, dim) with labels (n,) as held-out rows of the full network."""
-    weights, offset = torch.ones(len(labels), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-    fold, groups = torch.zeros_like(labels), torch.full_like(labels, -1)
-    return Crossfit(model.network, (model.network,), features, labels, weights, fold, groups, offset)
+    labels = model.class_indices(block.labels)
+    x = model.encode(table, block)
+    model.predict_logits(x)  # raises if the embedding of a row overflows
+    return table, model.evaluate(torch.from_numpy(x), labels)
 
 
 def format_columns(results: Mapping[str, Any]) -> str:
@@ -145,18 +125,18 @@ def format_columns(results: Mapping[str, Any]) -> str:
 
 
 def explain_rows(
-    options: argparse.Namespace, model: Model, rows: Sequence[int], generator: torch.Generator
+    options: argparse.Namespace, model: TablePipeline, rows: Sequence[int], generator: torch.Generator
 ) -> dict[str, Any]:
     """Compute the prediction of some rows, their nearest rows and column contributions, as a dict for JSON.
 
     Raises:
         InputError: The table does not match, or has no such row.
     """
-    table = open_rows(options, model, make_read_spec(model, options.label, labelled=False))
+    table = open_rows(options, model, make_spec(options, model, options.label))
     x, cells, uninformative = read_rows(table, model, rows)
-    held_out, names = restore_held_out(model), get_column_names(model)
-    ranked = predict_logits(model, x, uninformative).softmax(dim=1).sort(dim=1, descending=True, stable=True)
-    show_notes(table, quiet=options.quiet)
+    held_out, names = get_held_out(model), model.column_names
+    ranked = model.predict_logits(x, uninformative).softmax(dim=1).sort(dim=1, descending=True, stable=True)
+    show_notes(table.all_notes, quiet=options.quiet)
     explained: list[dict[str, Any]] = []
     for row, probabilities, labels in zip(rows, ranked.values.tolist(), ranked.indices.tolist(), strict=True):
         best = [
@@ -184,7 +164,7 @@ def explain_rows(
             ]
             label = int(ranked.indices[position, 0])
             contributions = compute_contributions(
-                model.network, features[position], label, sample, weights, get_column_sizes(model)
+                model.network, features[position], label, sample, weights, model.column_sizes
             )
             result["columns"] = [
                 {
@@ -198,7 +178,9 @@ def explain_rows(
     return results
 
 
-def read_rows(table: Table, model: Model, rows: Sequence[int]) -> tuple[np.ndarray, list[list[str]], np.ndarray]:
+def read_rows(
+    table: Table, model: TablePipeline, rows: Sequence[int]
+) -> tuple[np.ndarray, list[list[str]], np.ndarray]:
     """Read some rows of a table, by their positions in the file.
 
     Returns:
@@ -214,8 +196,8 @@ def read_rows(table: Table, model: Model, rows: Sequence[int]) -> tuple[np.ndarr
         positions = [row for row in rows if row in indices]
         if positions:
             selected = block.take(np.array([indices[position] for position in positions]))
-            features, texts = encode_block(table, selected, model.encoding), zip(*selected.columns, strict=True)
-            uninformative = detect_uninformative(model, selected).tolist()
+            features, texts = model.encode(table, selected), zip(*selected.columns, strict=True)
+            uninformative = model.is_uninformative(selected).tolist()
             by_position |= {
                 position: (x, [*map(str, cells)], empty)
                 for position, x, cells, empty in zip(positions, features, texts, uninformative, strict=True)
@@ -230,7 +212,7 @@ def read_rows(table: Table, model: Model, rows: Sequence[int]) -> tuple[np.ndarr
     return np.stack(x), list(cells), np.array(empty)
 
 
-def embed(model: Model, x: Tensor) -> Tensor:
+def embed(model: TablePipeline, x: Tensor) -> Tensor:
     """Compute the embeddings (n, embedding_dim) of rows (n, dim)."""
     return torch.cat([model.network.embed(batch) for batch in x.split(BATCH_ROWS)])
 

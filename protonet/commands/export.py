@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from protonet.commands.models import predict_uninformative, read_model
 from protonet.files import export_onnx, export_pt2
+from protonet.pipeline import TablePipeline
 from protonet.ui.text import format_size
 
 
@@ -16,13 +16,13 @@ def run(options: argparse.Namespace) -> None:
         MissingPackageError: onnx is missing.
         InputError: Arguments and model do not match.
     """
-    model = read_model(options.model)
+    model = TablePipeline.load(options.model, argument="model")
     dim, classes = model.network.encoder.input_dim, len(model.classes)
     mixed = model.encoding is not None and not model.encoding.plain
     inputs = f"{len(model.encoding.columns)} columns (n, 1)" if mixed and model.encoding else f"features (n, {dim})"
     for kind, path in options.outputs.items():
         if kind == "onnx":
-            export_onnx(path, model, predict_uninformative(model))
+            export_onnx(path, model, model.uninformative_logits)
         else:
             export_pt2(path, model)
         outputs = "logits and probabilities" if kind == "onnx" else "logits"

@@ -13,30 +13,24 @@ from typing import Any
 
 import torch
 
+from protonet._io import Progress, show_progress
 from protonet._text import to_printable
-from protonet.commands.content import (
+from protonet.commands.data import TrainingTable, UnlabelledRows, encode_table
+from protonet.commands.report import (
     EvaluatedRows,
+    compare_baselines,
     compute_importance,
     compute_learning_curve,
     compute_report_sections,
+    describe_views,
+    format_baselines,
+    format_confusions,
+    metrics_to_dict,
     table_to_dict,
 )
-from protonet.commands.data import TrainingTable, UnlabelledRows, encode_table
-from protonet.commands.figures import format_probability_metrics, format_views, summarize_columns
-from protonet.commands.models import (
-    attach_cv_results,
-    get_column_names,
-    get_column_sizes,
-    show_progress,
-    warn_cancelled_classes,
-    write_model,
-)
-from protonet.commands.report import metrics_to_dict
-from protonet.commands.summary import compare_baselines, describe_views, format_baselines, format_confusions
 from protonet.embeddings.pictures.files import split_backbone
 from protonet.embeddings.pictures.images import path_to_text
 from protonet.errors import raise_input_error
-from protonet.files import Model
 from protonet.fit.active import cluster_unknown
 from protonet.fit.class_weights import balance_classes, count_rows, count_samples
 from protonet.fit.crossfit import (
@@ -53,12 +47,12 @@ from protonet.fit.crossfit import (
 from protonet.fit.duplicates import hash_rows
 from protonet.fit.names import NAMES, NAMES_ONLY
 from protonet.fit.near_duplicates import NEAR_DUPLICATES, near_duplicate_fraction
-from protonet.fit.search import Progress
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
+from protonet.pipeline import TablePipeline
 from protonet.tables.table import format_names
 from protonet.ui.page.report import write_outputs
 from protonet.ui.plots import draw_plot
-from protonet.ui.text import count, format_size
+from protonet.ui.text import count, format_probability_metrics, format_size, format_views, summarize_columns
 
 #: The fraction of the time limit after which the report begins.
 REPORT_START = 0.8
@@ -97,9 +91,15 @@ def run(options: argparse.Namespace) -> None:
     weights = balance_classes(data.y) if options.balanced else None
     name_samples = None if data.names is None else data.names.count_samples(len(data.classes))
 
-    def make_model(solution: Solution) -> Model:
+    def make_model(solution: Solution) -> TablePipeline:
         views = {"views": describe_views(solution.choice)}
-        return Model(solution.network, data.classes, data.columns, metadata | views, {}, data.encoding)
+        return TablePipeline(
+            network=solution.network,
+            classes=data.classes,
+            columns=data.columns,
+            metadata=metadata | views,
+            encoding=data.encoding,
+        )
 
     deadline = math.inf if limit is None else started + limit
     solution, crossed = None, None
@@ -129,16 +129,16 @@ def run(options: argparse.Namespace) -> None:
             if names_only:
                 solution.network.temperature.div_(1 + NAMES.sharper / len(data.classes))
             data = data._replace(notes=[*data.notes, *warn_near_duplicates(data, solution)])
-            data.notes.extend(warn_cancelled_classes(solution.network, data.classes))
+            data.notes.extend(make_model(solution).warn_cancelled_classes())
             data.notes.extend(warn_unevaluated_classes(data, solution))
             until = deadline if limit is None or "report" not in outputs else started + REPORT_START * limit
             crossed = crossfit(solution, deadline=until, progress=partial(show_part, 1))
             in_time = time.monotonic() < until
         if weights is not None:
             crossed = count_rows(crossed, data.y, weights, name_samples)
-        model = attach_cv_results(make_model(solution), crossed, data.index_groups(solution), hash_rows(data.x))
+        model = make_model(solution).with_cross_validation(crossed, data.index_groups(solution), hash_rows(data.x))
         if "output" in outputs:
-            write_model(outputs["output"], model)
+            model.save(outputs["output"])
     except KeyboardInterrupt:
         if solution is None or "output" not in outputs:
             raise
@@ -146,7 +146,7 @@ def run(options: argparse.Namespace) -> None:
             rows = torch.bincount(data.y, minlength=len(data.classes))
             count_samples(solution.network, rows if name_samples is None else rows + name_samples)
         model = make_model(solution)
-        write_model(outputs["output"], model)
+        model.save(outputs["output"])
         print(summarize(name, data, model, solution, unlabelled, []) + format_notes(data.notes), end="")
         raise KeyboardInterrupt(f"stopped; {outputs['output']} was written without cross-validation") from None
     try:
@@ -179,7 +179,7 @@ def run(options: argparse.Namespace) -> None:
 def summarize(
     name: str,
     data: TrainingTable,
-    model: Model,
+    model: TablePipeline,
     solution: Solution,
     unlabelled: UnlabelledRows,
     outliers: Sequence[Sequence[int]],
@@ -274,7 +274,7 @@ def draw(path: Path, crossed: Crossfit, data: TrainingTable) -> None:
         draw_plot(path, logits, data.y, data.classes, "training rows", held_out=False)
 
 
-def compare(crossed: Crossfit, solution: Solution, model: Model) -> list[dict[str, Any]]:
+def compare(crossed: Crossfit, solution: Solution, model: TablePipeline) -> list[dict[str, Any]]:
     """Compare the model with its baselines on the held-out rows; empty without any."""
     if not len(crossed.labels):
         return []
@@ -314,7 +314,7 @@ def format_no_lead(compared: Sequence[Mapping[str, Any]]) -> str:
 
 
 def results_to_dict(
-    name: str, data: TrainingTable, model: Model, crossed: Crossfit, compared: Sequence[Mapping[str, Any]]
+    name: str, data: TrainingTable, model: TablePipeline, crossed: Crossfit, compared: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Convert the results to a dict for JSON: the table and, if there are held-out rows, all metrics."""
     table = table_to_dict(model, data.y, len(data.x), data.missing_counts, data.notes)
@@ -341,7 +341,7 @@ def unlabelled_to_dict(
 
 def compute_details(
     data: TrainingTable,
-    model: Model,
+    model: TablePipeline,
     solution: Solution,
     crossed: Crossfit,
     seed: int,
@@ -349,7 +349,7 @@ def compute_details(
     progress: Progress,
 ) -> dict[str, Any]:
     """Compute the sections that only the report has: predictions, column importance and learning curve."""
-    names, held_out = get_column_names(model), held_out_indices(solution.problem)
+    names, held_out = model.column_names, held_out_indices(solution.problem)
     evaluated = (held_out >= 0).nonzero().flatten()
     parts = iter(range(3))
 
@@ -357,7 +357,7 @@ def compute_details(
         part = next(parts)  # the parts take about equally long
         return lambda name, fraction: progress(name, (part + fraction) / 3)
 
-    importance = compute_importance(crossed, names, get_column_sizes(model), seed, deadline, next_part())
+    importance = compute_importance(crossed, names, model.column_sizes, seed, deadline, next_part())
     repeated = repeat_held_out(solution, crossed, deadline=deadline, progress=next_part())
     learning = compute_learning_curve(solution, crossed, deadline, next_part())
     locations = [data.position_format.format(row) for row in data.positions]

@@ -21,8 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from protonet._progress import progress_bar
-from protonet._writing import write_atomically
+from protonet._io import progress_bar, write_atomically
 from protonet.errors import DISTRIBUTION, UserError, installed_version, optional_packages, raise_input_error
 from protonet.tables.table import format_names
 from protonet.ui.text import count

@@ -9,19 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from protonet._text import to_printable
-from protonet.commands.figures import (
-    MAX_LISTED_CLASSES,
-    format_percent,
-    format_probability_metrics,
-    format_views,
-    shorten_list,
-    subtract_name_samples,
-    summarize_columns,
-)
 from protonet.commands.options import check_model_path
 from protonet.errors import raise_input_error
-from protonet.files.archive import FORMAT_VERSION, check_entry_types, read_config
-from protonet.ui.text import count, format_size, format_table
+from protonet.files.archive import FORMAT_VERSION, check_entry_types, read_config, subtract_name_samples
+from protonet.ui.text import (
+    MAX_LISTED_CLASSES,
+    count,
+    format_percent,
+    format_probability_metrics,
+    format_size,
+    format_table,
+    format_views,
+    shorten_list,
+    summarize_columns,
+)
 
 #: The entries of the metadata about fit, with their headings.
 FIT = {

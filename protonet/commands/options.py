@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from protonet.embeddings.pictures import SETTINGS
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file
+from protonet.tables import DEFAULT_LABEL
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.ui.command_line import Parser, check_outputs
 
@@ -19,8 +20,6 @@ from protonet.ui.command_line import Parser, check_outputs
 MODEL_SUFFIXES = (".safetensors",)
 #: Suffixes of the files of all results, by option.
 RESULT_SUFFIXES = {"json": (".json",), "report": (".html", ".htm"), "plot": (".svg",)}
-#: The default name of the column of the labels.
-DEFAULT_LABEL = "label"
 
 
 def make_parser(
@@ -101,13 +100,6 @@ def add_table_options(parser: Parser) -> None:
     add("--allow-many-classes", action="store_true", help=many)
     for name in SETTINGS:
         parser.add_removed(f"--{name}", f"Pass --representation FILE:{name}=..., or store it in the file's metadata.")
-
-
-def parse_missing(values: Iterable[str]) -> frozenset[str]:
-    """Convert missing values to lower case; add empty cells and the errors of spreadsheets."""
-    from protonet.tables.delimited import SPREADSHEET_ERRORS  # noqa: PLC0415 - imports NumPy
-
-    return SPREADSHEET_ERRORS | {"", *(value.strip().lower() for value in values)}
 
 
 def check_output_paths(

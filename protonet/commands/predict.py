@@ -19,31 +19,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protonet._io import clear_folder, write_atomically
 from protonet._text import escape_formula
-from protonet._writing import clear_folder, write_atomically
 from protonet.commands.arguments import check_single_table
+from protonet.commands.data import make_spec, open_pipeline, open_rows
 from protonet.commands.folder import Part, Tick, claim_folder, list_parts, name_file, run_parts
-from protonet.commands.models import (
-    attach_encoders,
-    classify_block,
-    collect_notes,
-    has_pictures,
-    has_pretrained_encoder,
-    make_read_spec,
-    map_blocks,
-    open_model,
-    open_rows,
-    read_model,
-    show_notes,
-)
 from protonet.embeddings.pictures.reading import are_pictures, hold_pictures
 from protonet.embeddings.representation import hash_file
 from protonet.errors import InputError, raise_input_error, renamed_arguments
-from protonet.files import Model
 from protonet.metrics import rejection_threshold, score_known
+from protonet.pipeline import TablePipeline, map_blocks
 from protonet.tables.formats import PICTURE_COLUMN, open_source
 from protonet.tables.table import RowBlock, Table
-from protonet.ui.command_line import check_writable_folder, parse_whole
+from protonet.ui.command_line import check_writable_folder, parse_whole, show_notes
 from protonet.ui.text import format_csv
 
 #: The class of rejected rows.
@@ -71,20 +59,20 @@ def run(options: argparse.Namespace) -> None:
         InputError: Arguments, model and table do not match.
     """
     if Path(options.table).is_dir():
-        model = read_model(options.model)
-        pictures, model_has_pictures = hold_pictures(Path(options.table)), has_pictures(model)
+        model = TablePipeline.load(options.model, argument="model")
+        pictures, model_has_pictures = hold_pictures(Path(options.table)), model.has_pictures
         if model_has_pictures and pictures is False:
             raise_input_error("table", "have pictures, as in fit", f"the tables of {options.table}", "")
         if not model_has_pictures and not pictures:
             predict_folder(model, options)
             return
         check_single_table(options)
-    model = open_model(options)
+    model = open_pipeline(options)
     spec = make_output_spec(model, options)
     named = spec.keep_columns or model.metadata.get("id") is not None
     spec = spec._replace(picture_paths=not named and are_pictures(Path(options.table)))
     table, blocks = open_blocks(model, spec, options)
-    function, sequential = partial(format_predictions, model, table, spec), has_pretrained_encoder(model)
+    function, sequential = partial(format_predictions, model, table, spec), model.has_pretrained_encoder
 
     def write(file: BinaryIO) -> None:
         file.write(format_header(model, spec, table.extra_columns).encode())
@@ -98,10 +86,10 @@ def run(options: argparse.Namespace) -> None:
             write(file)
             file.seek(0)
             copy_to_stdout(file)
-    show_notes(table, quiet=options.quiet)
+    show_notes(table.all_notes, quiet=options.quiet)
 
 
-def predict_folder(model: Model, options: argparse.Namespace) -> None:
+def predict_folder(model: TablePipeline, options: argparse.Namespace) -> None:
     """Classify the rows of all files of a folder; finished files are kept.
 
     Raises:
@@ -119,14 +107,13 @@ def predict_folder(model: Model, options: argparse.Namespace) -> None:
     parts = list_parts(Path(options.table), output)
     claim_folder(output, {"model": digest, **spec._asdict()})
     names = None if options.representation is None else tuple(options.representation)
-    attach_encoders(model, names, shown=False)  # fails before the processes start
+    model.attach_encoders(names, shown=False)  # fails before the processes start
     work = partial(predict_part, str(path), digest, names, spec)
     try:
         notes = run_parts(work, parts, workers=workers, quiet=options.quiet)
     finally:
         clear_folder(output)  # removes incomplete files of killed processes
-    for note in notes * (not options.quiet):
-        print(f"note: {note}", file=sys.stderr)
+    show_notes(notes, quiet=options.quiet)
 
 
 def predict_part(
@@ -151,13 +138,13 @@ def predict_part(
             columns = open_source(part.table).header if spec.keep_columns else [model.metadata.get("id")]
             file.write(format_header(model, spec, [str(name) for name in columns or () if name]).encode())
         else:
-            options = argparse.Namespace(table=str(part.table), skip_broken=False, sheet=None)
+            options = argparse.Namespace(table=str(part.table), skip_broken=False, sheet=None, decimal_mark=None)
             table, blocks = open_blocks(model, spec, options)
             file.write(format_header(model, spec, table.extra_columns).encode())
             for block in blocks:
                 file.write(format_predictions(model, table, spec, block).encode())
                 tick(len(block.positions))
-            notes.extend(collect_notes(table))
+            notes.extend(table.all_notes)
 
     try:
         write_atomically(part.output, write)
@@ -167,9 +154,9 @@ def predict_part(
 
 
 @lru_cache(maxsize=1)
-def load_once(path: str, digest: str, names: tuple[str, ...] | None) -> Model:
+def load_once(path: str, digest: str, names: tuple[str, ...] | None) -> TablePipeline:
     """Read a model once per process; raise an InputError if its file has changed."""
-    model = attach_encoders(read_model(path), names, shown=False)
+    model = TablePipeline.load(path, argument="model").attach_encoders(names, shown=False)
     if hash_file(Path(path)) != digest:
         raise_input_error("model", "remain unchanged", path, "Do not replace it until the folder is finished.")
     return model
@@ -185,15 +172,17 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def make_output_spec(model: Model, options: argparse.Namespace) -> OutputSpec:
+def make_output_spec(model: TablePipeline, options: argparse.Namespace) -> OutputSpec:
     """Specify the output for a command's options."""
     threshold = None if options.unknown is None else choose_threshold(model, options.unknown)
     return OutputSpec(threshold, options.proba, options.row_numbers, keep_columns=options.keep_columns)
 
 
-def open_blocks(model: Model, spec: OutputSpec, options: argparse.Namespace) -> tuple[Table, Iterable[RowBlock]]:
+def open_blocks(
+    model: TablePipeline, spec: OutputSpec, options: argparse.Namespace
+) -> tuple[Table, Iterable[RowBlock]]:
     """Open a command's table; the extra columns of its blocks precede the predictions."""
-    read_spec = make_read_spec(model, None, labelled=False, extra=model.metadata.get("id"))
+    read_spec = make_spec(options, model, extra=model.metadata.get("id"))
     table = open_rows(options, model, read_spec._replace(all_extra=spec.keep_columns))
     blocks: Iterable[RowBlock] = add_row_numbers(table.blocks) if spec.row_numbers else table.blocks
     if spec.picture_paths:
@@ -211,7 +200,7 @@ def copy_to_stdout(file: BinaryIO) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards what Python still flushes
 
 
-def choose_threshold(model: Model, rate: float) -> float:
+def choose_threshold(model: TablePipeline, rate: float) -> float:
     """Choose the score at and below which rows are unknown, for a false-rejection rate.
 
     Raises:
@@ -240,7 +229,7 @@ def add_picture_paths(blocks: Iterable[RowBlock], column: int) -> Iterator[RowBl
         yield block._replace(extra_columns=(*block.extra_columns, block.columns[column]))
 
 
-def format_header(model: Model, spec: OutputSpec, extra: Sequence[str]) -> str:
+def format_header(model: TablePipeline, spec: OutputSpec, extra: Sequence[str]) -> str:
     """Format the header as a line of CSV; names of predictions that equal an extra column get a suffix."""
     first = [*extra, *[PICTURE_COLUMN] * spec.picture_paths]
     names = [ROW] * spec.row_numbers + ["class", "probability"]
@@ -263,10 +252,10 @@ def predict_classes(names: Sequence[str], logits: Tensor, threshold: float | Non
     return rows
 
 
-def format_predictions(model: Model, table: Table, spec: OutputSpec, block: RowBlock) -> str:
+def format_predictions(model: TablePipeline, table: Table, spec: OutputSpec, block: RowBlock) -> str:
     """Predict the rows of a block and format them as CSV."""
     names = [escape_formula(str(name)) for name in model.classes]
-    logits = classify_block(model, table, block)
+    logits = model.predict_logits(model.encode(table, block), block.uninformative)
     lines = [[name, probability] for name, probability in predict_classes(names, logits, spec.threshold)]
     if spec.all_probabilities:
         for line, row in zip(lines, logits.softmax(dim=1).tolist(), strict=True):

@@ -1,18 +1,139 @@
-"""The results of ``protonet evaluate``: overall, per class, and on rows of unknown classes."""
+"""Results of ``fit`` and ``evaluate``: as text, as dicts for JSON, and the sections of the HTML report."""
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from protonet._io import Progress
 from protonet._text import to_printable
-from protonet.commands.figures import MAX_LISTED_CLASSES, format_percent, format_probability_metrics, shorten_list
-from protonet.commands.summary import compare_baselines, format_balance, format_confusions
-from protonet.fit.crossfit import FREQUENT, score_frequent
-from protonet.metrics import ClassMetrics, Metrics, Sample, compute_auroc, measure, measure_classes, score_known
-from protonet.ui.text import count, format_table
+from protonet.fit.crossfit import FREQUENT, Crossfit, score_frequent
+from protonet.fit.importance import rank_columns
+from protonet.fit.learning import extrapolate_accuracy, measure_learning_curve
+from protonet.fit.networks import select_pooled_views
+from protonet.fit.search import SelectedModel
+from protonet.fit.solver import Solution
+from protonet.metrics import (
+    ClassMetrics,
+    Metrics,
+    Sample,
+    compute_auroc,
+    fill_bins,
+    measure,
+    measure_classes,
+    score_known,
+    score_label_errors,
+    wilson_interval,
+)
+from protonet.pipeline import TablePipeline
+from protonet.tables.columns.encoding import Encoding
+from protonet.tables.columns.parsing import format_cells
+from protonet.ui.plots import project
+from protonet.ui.text import (
+    MAX_LISTED_CLASSES,
+    count,
+    format_percent,
+    format_probability_metrics,
+    format_table,
+    shorten_list,
+)
+
+#: The maximal number of pairs of classes shown as confusions.
+MAX_CONFUSIONS = 5
+
+
+def describe_views(choice: SelectedModel) -> dict[str, float]:
+    """Compute the weight of each view of the network, the largest first."""
+    views = choice.views if choice.pooling is None else select_pooled_views(choice.views)
+    total = sum(weight for _, weight in views)
+    ordered = sorted(views, key=lambda view: -view[1])
+    return {specification.name: weight / total for specification, weight in ordered}
+
+
+def compare_baselines(
+    logits: Tensor, labels: Tensor, baselines: Mapping[str, Tensor], sample: Sample, *, balanced: bool
+) -> list[dict[str, Any]]:
+    """Compare a model with baselines on the same rows.
+
+    Args:
+        logits: (n, num_classes).
+        labels: (n,) int64.
+        baselines: Scores (n, num_classes) of each baseline.
+        sample: The weights and groups of the rows.
+        balanced: Whether to compare balanced accuracies.
+
+    Returns:
+        For "this model" and each baseline, dicts for JSON: accuracy, its interval, and balanced accuracy. For baselines
+        also the ``difference`` of the model, paired by rows, with the half-width of its 95 % interval; "compared_by"
+        names the metric of the difference.
+    """
+    correct, paired = (logits.argmax(dim=1) == labels).double(), sample
+    if balanced:  # the mean over classes: rows are weighted inversely to the size of their class
+        paired = sample._replace(weights=sample.weights / torch.bincount(labels, sample.weights)[labels])
+    weights, measured = paired.weights / paired.weights.sum(), "balanced_accuracy" if balanced else "accuracy"
+    results = []
+    for name, scores in {"this model": logits, **baselines}.items():
+        metrics = measure(scores, labels, sample)
+        result = {"name": name, "accuracy": metrics.accuracy, "interval": metrics.interval}
+        result |= {"balanced_accuracy": measure_classes(metrics.confusion).balanced_accuracy, "compared_by": measured}
+        if name in baselines:
+            difference = correct - (scores.argmax(dim=1) == labels).double()
+            mean = float((weights * difference).sum())
+            result |= {"difference": mean, "half_width": paired.half_width(difference)}
+        results.append(result)
+    return results
+
+
+def format_baselines(compared: Sequence[Mapping[str, Any]]) -> str:
+    """Format the results of `compare_baselines` as a table."""
+    rows = [
+        [
+            result["name"],
+            *format_percent(result["accuracy"], result["interval"]),
+            f"{100 * result['balanced_accuracy']:.2f}",
+            f"{100 * result['difference']:+.2f} ±{100 * result['half_width']:.2f}" if "difference" in result else "",
+        ]
+        for result in compared
+    ]
+    header = ["cross-validation", "accuracy, %", "95 % interval", "balanced accuracy, %", name_difference(compared)]
+    return format_table(header, rows)
+
+
+def name_difference(compared: Sequence[Mapping[str, Any]]) -> str:
+    """Name the column of differences of `compare_baselines`."""
+    balanced = any(result["compared_by"] == "balanced_accuracy" for result in compared)
+    return f"{'balanced ' * balanced}difference to baseline, points"
+
+
+def format_balance(confusion: Tensor, frequent: str | int, accuracy: float) -> str:
+    """Format the balanced accuracy and the accuracy of the most frequent class.
+
+    Args:
+        confusion: (num_classes, num_classes) counts, rows are labels.
+        frequent: The most frequent class of fit.
+        accuracy: The accuracy of always predicting this class.
+    """
+    balanced = 100 * measure_classes(confusion).balanced_accuracy
+    baseline = f"baseline, always {to_printable(frequent)} (the most frequent class of fit): {100 * accuracy:.2f} %"
+    return f"balanced accuracy {balanced:.2f} %; {baseline}"
+
+
+def format_confusions(confusion: Tensor, classes: Sequence[str | int]) -> str:
+    """List the most frequent confusions; confusion (num_classes, num_classes) are counts, rows are labels."""
+    wrong = confusion.clone().fill_diagonal_(0).flatten()
+    lines = ["most frequent confusions:"]
+    for index in wrong.argsort(descending=True, stable=True)[:MAX_CONFUSIONS].tolist():
+        label, predicted = divmod(index, len(classes))
+        if wrong[index] > 0:
+            pair = f"{to_printable(classes[label])} predicted as {to_printable(classes[predicted])}"
+            lines.append(f"  {pair}: {wrong[index]} of {confusion[label].sum()}")
+    return "\n".join(lines) + "\n" if len(lines) > 1 else "no confusions\n"
 
 
 class Report(NamedTuple):
@@ -115,3 +236,190 @@ def report_to_dict(report: Report) -> dict[str, Any]:
     unknown = {"rows": sum(report.unknown.values()), "classes": dict(report.unknown), "auroc": report.auroc}
     results = metrics_to_dict(report.name, report.classes, report.metrics)
     return {**results, "baselines": report.compared, "unknown": unknown}
+
+
+#: Bins of the reliability diagram; fewer than for the calibration error, since each is drawn.
+RELIABILITY_BINS = 10
+#: The maximal numbers of rows, and of suspicious labels, in the report.
+MAX_PREDICTIONS, MAX_LISTED_SUSPECTS = 2000, 100
+#: The maximal number of columns shown for each row, and of characters of a cell.
+MAX_CONTENT_COLUMNS, MAX_TEXT_LENGTH = 6, 40
+#: The approximate number of predictions for column importance, and the time limit of the learning curve, s.
+IMPORTANCE_PREDICTIONS, LEARNING_SECONDS = 100_000, 60.0
+
+
+class EvaluatedRows(NamedTuple):
+    """Labelled rows and their held-out predictions."""
+
+    logits: Tensor  #: (n, num_classes).
+    labels: Tensor  #: (n,) int64.
+    indices: Sequence[int]  #: The index of each row in the table, from 0.
+    locations: Sequence[str]  #: The location of each row in its file, such as "line 2".
+    ids: Sequence[str] | None  #: The identifiers of the rows, if a column has them.
+    names: Sequence[str]  #: The names of the columns.
+    cells: Sequence[np.ndarray]  #: The cells of each column, (n,).
+
+    def take(self, indices: Sequence[int]) -> EvaluatedRows:
+        """Select rows by index."""
+        rows = torch.tensor(indices, dtype=torch.long)
+        return self._replace(
+            logits=self.logits[rows],
+            labels=self.labels[rows],
+            indices=[self.indices[index] for index in indices],
+            locations=[self.locations[index] for index in indices],
+            ids=None if self.ids is None else [self.ids[index] for index in indices],
+            cells=[column[rows.numpy()] for column in self.cells],
+        )
+
+
+def columns_to_dicts(names: Sequence[str], encoding: Encoding | None, missing: Sequence[int]) -> list[dict[str, Any]]:
+    """Describe each column: its name, type, and number of missing cells."""
+    types = ["number"] * len(names) if encoding is None else [column.summary() for column in encoding.columns]
+    return [
+        {"name": name, "type": re.sub(r", \S+ % missing$", "", column_type), "missing": total}
+        for name, column_type, total in zip(names, types, missing, strict=True)
+    ]
+
+
+def table_to_dict(
+    model: TablePipeline, labels: Tensor, rows: int, missing: Sequence[int], notes: Sequence[str]
+) -> dict[str, Any]:
+    """Describe a table with labels (n,) int64: rows per class, columns and notes."""
+    counts = torch.bincount(labels, minlength=len(model.classes)).tolist()
+    classes = [{"name": name, "rows": total} for name, total in zip(model.classes, counts, strict=True)]
+    columns = columns_to_dicts(model.column_names, model.encoding, missing)
+    return {"rows": rows, "classes": classes, "columns": columns, "notes": list(notes)}
+
+
+def compute_reliability(rows: EvaluatedRows) -> list[dict[str, Any]]:
+    """Compute mean confidence and accuracy in equal bins of confidence."""
+    confidence, predicted = rows.logits.double().softmax(dim=1).max(dim=1)
+    bins = fill_bins(confidence, predicted == rows.labels, RELIABILITY_BINS)
+    return [
+        {
+            "low": index / RELIABILITY_BINS,
+            "high": (index + 1) / RELIABILITY_BINS,
+            "rows": int(n),
+            "confidence": total / n,
+            "accuracy": correct / n,
+            "interval": wilson_interval(correct / n, n),
+        }
+        for index, (n, total, correct) in enumerate(bins.tolist())
+        if n
+    ]
+
+
+def rank_suspicious_labels(rows: EvaluatedRows, logits: Tensor) -> list[dict[str, Any]]:
+    """Rank rows by how likely their label is wrong, the likeliest first.
+
+    Args:
+        rows: The rows.
+        logits: (n, num_classes), held-out logits of repeated partitions; see `repeat_held_out`.
+
+    Returns:
+        For each row the given and the most probable other class, with their probabilities. Labels with a ``score``
+        above 0 are probably wrong.
+    """
+    scores, p = score_label_errors(logits, rows.labels), logits.double().softmax(dim=1)
+    other = p.scatter(1, rows.labels[:, None], -1.0).max(dim=1)
+    order = scores.argsort(descending=True, stable=True)[:MAX_LISTED_SUSPECTS].tolist()
+    return [
+        {
+            "index": rows.indices[row],
+            "location": rows.locations[row],
+            "id": None if rows.ids is None else rows.ids[row],
+            "label": int(rows.labels[row]),
+            "label_probability": float(p[row, rows.labels[row]]),
+            "suggested": int(other.indices[row]),
+            "suggested_probability": float(other.values[row]),
+            "score": float(scores[row]),
+        }
+        for row in order
+    ]
+
+
+def collect_predictions(rows: EvaluatedRows, order: Sequence[int]) -> dict[str, Any]:
+    """Collect the predictions of all rows, column by column; of many rows, the most suspicious and a regular sample.
+
+    Args:
+        rows: The rows.
+        order: Indices of columns, the most important first.
+    """
+    total, points = len(rows.labels), project(rows.logits)
+    if total > MAX_PREDICTIONS:
+        ranked = score_label_errors(rows.logits, rows.labels).argsort(descending=True, stable=True).tolist()
+        half = MAX_PREDICTIONS // 2
+        others = sorted(ranked[half:])
+        chosen = sorted([*ranked[:half], *others[:: -(-len(others) // half)]])
+        rows, points = rows.take(chosen), points[torch.tensor(chosen)]
+    p, predicted = rows.logits.double().softmax(dim=1).max(dim=1)
+    points = points / points.abs().amax().clamp_min(1e-12)
+    points = torch.cat([points, torch.zeros_like(points)], dim=1)[:, :2]  # pad a single dimension
+    shown = order[:MAX_CONTENT_COLUMNS] if rows.cells else []
+    texts = [[str(cell)[:MAX_TEXT_LENGTH] for cell in format_cells(rows.cells[column])] for column in shown]
+    return {
+        "total": total,
+        "index": list(rows.indices),
+        "location": list(rows.locations),
+        "id": None if rows.ids is None else list(rows.ids),
+        "label": rows.labels.tolist(),
+        "predicted": predicted.tolist(),
+        "probability": [round(probability, 6) for probability in p.tolist()],
+        "x": [round(x, 4) for x in points[:, 0].tolist()],
+        "y": [round(y, 4) for y in points[:, 1].tolist()],
+        "columns": [rows.names[column] for column in shown],
+        "cells": texts,
+    }
+
+
+def compute_importance(
+    evaluated: Crossfit, names: Sequence[str], sizes: Sequence[int], seed: int, deadline: float, progress: Progress
+) -> dict[str, Any] | None:
+    """Compute `rank_columns`; None after the deadline, or if an embedding overflows."""
+
+    def check_deadline(stage: str, fraction: float) -> None:
+        if time.monotonic() >= deadline:
+            raise TimeoutError
+        progress(stage, fraction)
+
+    generator = torch.Generator().manual_seed(seed)
+    try:
+        return rank_columns(evaluated, names, sizes, generator, check_deadline, IMPORTANCE_PREDICTIONS)
+    except (TimeoutError, FloatingPointError):
+        return None
+
+
+def compute_learning_curve(
+    solution: Solution, crossed: Crossfit, deadline: float, progress: Progress
+) -> dict[str, Any]:
+    """Compute the accuracy for fewer rows per class, and predict it for twice as many; equal rows count once."""
+    limit = min(deadline, time.monotonic() + LEARNING_SECONDS)
+    curve, sample = measure_learning_curve(solution, crossed, deadline=limit, progress=progress), crossed.sample
+    correct = curve.correct.double()
+    accuracies = correct @ sample.weights / sample.weights.sum()
+    points = [
+        {"per_class": size, "accuracy": accuracy, "interval": sample.interval(rows)}
+        for size, accuracy, rows in zip(curve.per_class, accuracies.tolist(), correct, strict=True)
+    ]
+    training = solution.problem.rows
+    twice = 2 * len(training.labels) / training.num_classes
+    outlook = extrapolate_accuracy(curve, sample, twice)
+    return {"points": points, "twice": None if outlook is None else {"per_class": twice, **outlook._asdict()}}
+
+
+def compute_report_sections(rows: EvaluatedRows, repeated: Tensor, importance: dict[str, Any] | None) -> dict[str, Any]:
+    """Compute the sections that only the report has.
+
+    Args:
+        rows: The rows.
+        repeated: Logits for `rank_suspicious_labels`.
+        importance: The result of `compute_importance`.
+    """
+    columns = range(len(rows.names)) if importance is None else [column["index"] for column in importance["columns"]]
+    return {
+        "reliability": compute_reliability(rows),
+        "wrong_labels": int((score_label_errors(repeated, rows.labels) > 0).sum()),
+        "suspects": rank_suspicious_labels(rows, repeated),
+        "importance": importance,
+        "predictions": collect_predictions(rows, columns),
+    }

@@ -12,14 +12,15 @@ import numpy as np
 
 from protonet._text import to_printable
 from protonet._validation import check_groups
-from protonet.commands.classes import read_classes
 from protonet.commands.labels import parse_integers
-from protonet.commands.options import DEFAULT_LABEL, parse_missing
 from protonet.embeddings.pictures.images import text_to_path
 from protonet.embeddings.pictures.reading import are_pictures, check_pictures
-from protonet.errors import raise_input_error
+from protonet.errors import raise_input_error, renamed_arguments
+from protonet.tables import DEFAULT_LABEL
 from protonet.tables.columns import COLUMN_TYPES
-from protonet.tables.formats import PICTURE_COLUMN
+from protonet.tables.columns.parsing import format_cells
+from protonet.tables.delimited import parse_missing
+from protonet.tables.formats import PICTURE_COLUMN, open_source
 from protonet.tables.table import ReadSpec, RowBlock, Table, format_names, read_table
 from protonet.ui.command_line import check_name
 
@@ -29,6 +30,9 @@ MAX_SINGLETONS = 20
 MAX_ROWS_OF_RARE_CLASS = 3
 #: ... and the fraction of distinct numbers exceeds this, or they span this multiple of their count.
 LARGE_FRACTION, WIDE_SPAN = 0.5, 2
+
+#: The columns of a table of classes; the second is optional.
+CLASS, DESCRIPTION = "class", "description"
 
 
 class TableRows(NamedTuple):
@@ -129,6 +133,41 @@ def parse_column_types(texts: list[str]) -> dict[str, str]:
             raise_input_error("--column-type", "be NAME=TYPE", repr(text), remedy)
         types[name] = check_name("--column-type", column_type, COLUMN_TYPES)
     return types
+
+
+def read_classes(path: Path) -> dict[str, str]:
+    """Read class names and descriptions.
+
+    Args:
+        path: A table with a column ``class`` and, optionally, a column ``description``.
+
+    Returns:
+        The description of each class, "" for none, in the order of the file.
+
+    Raises:
+        MissingPackageError: A package that the file needs is missing.
+        InputError: The file or the column does not exist; a name is empty or repeated.
+    """
+    with renamed_arguments(path="--classes"):
+        source = open_source(path, names={CLASS})
+        header = source.header or []
+        if CLASS not in header:
+            got = f"{path} with {format_names(header)}"
+            raise_input_error("path", f"have a column {CLASS}", got, f"Name the columns {CLASS} and {DESCRIPTION}.")
+        indices = [header.index(name) for name in (CLASS, DESCRIPTION) if name in header]
+        blocks = [block.columns for block in source.read(indices)]
+        columns = [format_cells(np.concatenate(parts)).tolist() for parts in zip(*blocks, strict=True)]
+        names = columns[0] if columns else []
+        if not names:
+            raise_input_error("path", "name classes", f"{path} without rows", "Add a row for each class.")
+        if "" in names:
+            raise_input_error(
+                "path", "name a class in each row", f"{path} with an empty name", "Fill it in, or remove the row."
+            )
+        if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+            raise_input_error("path", "name each class once", f"{repeated[0]!r} repeatedly", "Remove the repetitions.")
+    descriptions = columns[1] if len(columns) > 1 else [""] * len(names)
+    return dict(zip(names, descriptions, strict=True))
 
 
 def check_classes(

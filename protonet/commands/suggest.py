@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from protonet._io import write_atomically
 from protonet._text import to_printable
-from protonet._writing import write_atomically
-from protonet.commands.data import read_cells, read_unlabelled
-from protonet.commands.models import get_label_column, open_model, show_notes, suggest
-from protonet.fit.names import classify_by_names
+from protonet.commands.data import open_pipeline, read_cells, read_unlabelled
+from protonet.pipeline import suggest
+from protonet.tables import DEFAULT_LABEL
+from protonet.ui.command_line import show_notes
 from protonet.ui.text import format_csv, format_table
 
 
@@ -22,23 +23,17 @@ def run(options: argparse.Namespace) -> None:
         InputError: Arguments, model and table do not match.
     """
     outputs = options.outputs
-    model = None if options.model is None else open_model(options)
-    label = get_label_column(options.label, model)
+    model = None if options.model is None else open_pipeline(options)
+    label = options.label or (DEFAULT_LABEL if model is None else model.label)
     rows = read_unlabelled(options, model, label)
-    names = [] if model is None else [to_printable(name) for name in model.classes]
-    network, known = (None, rows.x[rows.known]) if model is None else (model.network, None)
-    by_name = None
-    if model is not None and isinstance(named := model.metadata.get("named"), dict):
-        texts = named.get("descriptions")
-        sound = (
-            isinstance(texts, list) and len(texts) == len(model.classes) and all(type(text) is str for text in texts)
-        )
-        by_name = classify_by_names(model.encoding, model.classes, rows.x, texts if sound else None)
-    chosen = suggest(network, rows.x, options.n, names, rows=rows.remaining, known=known, by_name=by_name)
+    if model is None:
+        chosen = suggest(None, rows.x, options.n, [], rows=rows.remaining, known=rows.x[rows.known])
+    else:
+        chosen = model.suggest(rows.x, options.n, list(map(to_printable, model.classes)), rows.remaining)
     if "output" in outputs:
         header, table = read_cells(options, model, label, [suggestion.row for suggestion in chosen])
         lines = [[*header, label], *([*cells, ""] for cells in table)]
         write_atomically(outputs["output"], lambda file: file.write(format_csv(lines).encode()))
-    show_notes(rows.table, quiet=options.quiet)
+    show_notes(rows.table.all_notes, quiet=options.quiet)
     location = rows.table.position_format.format(f"of {to_printable(Path(options.table).name)}")
     print(format_table([location, "reason"], [[str(rows.positions[row]), reason] for row, reason in chosen]), end="")

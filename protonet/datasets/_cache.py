@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from protonet._writing import cache_folder, write_atomically
+from protonet._io import cache_folder, write_atomically
 
 Arrays = dict[str, np.ndarray]
 

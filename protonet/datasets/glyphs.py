@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from protonet._progress import progress_bar
+from protonet._io import progress_bar
 from protonet._validation import check_int
 from protonet.datasets._cache import cached_arrays
 from protonet.datasets.dataset import SPLIT_SIDES, Dataset

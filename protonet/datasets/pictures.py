@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from protonet._progress import progress_bar
+from protonet._io import cache_folder, progress_bar, write_atomically
 from protonet._validation import check_int
-from protonet._writing import cache_folder, write_atomically
 from protonet.datasets.dataset import SPLIT_SIDES, Dataset, assign_sides, make_dataset
 from protonet.datasets.mapped import map_rows, write_npz
 from protonet.embeddings.pictures.images import SUFFIXES, UNREADABLE_IMAGE, describe_error, open_plain

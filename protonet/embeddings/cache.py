@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from protonet._writing import cache_folder
+from protonet._io import cache_folder
 
 #: Keys per query: older versions of SQLite limit the number of variables in a statement.
 KEYS_PER_QUERY = 500

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from protonet._writing import write_atomically, write_text
+from protonet._io import write_atomically, write_text
 from protonet.datasets.dataset import SPLIT_SIDES
 from protonet.episodes.evaluation.plan import EvaluationPlan, MethodsPlan
 from protonet.episodes.evaluation.report import explain_intervals, format_latex, plot_accuracies, tabulate, write_latex

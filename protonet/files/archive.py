@@ -8,7 +8,7 @@ import lzma
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -126,3 +126,18 @@ def check_entry_types(config: Mapping[str, Any]) -> None:
     valid = valid and {"columns", "column_summaries", "library"} <= config.keys()
     if not (valid and type(library) in {str, type(None)}):
         raise ValueError("a config with entries of other types")
+
+
+def subtract_name_samples(counts: Sequence[int], classes: Sequence[str | int], named: Any) -> list[int]:
+    """Subtract the samples that class names count as from the samples of each class.
+
+    Args:
+        counts: (num_classes,) samples, including those of names.
+        classes: The name of each class.
+        named: The entry about names in a file's metadata; it may be invalid.
+    """
+    if not isinstance(named, dict) or not isinstance(named.get("classes"), list):
+        return list(counts)
+    weight = named.get("weight")
+    less = round(weight) if isinstance(weight, float) and 0 <= weight < 2**31 else 0
+    return [max(0, rows - less * (name in named["classes"])) for name, rows in zip(classes, counts, strict=True)]

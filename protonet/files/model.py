@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from protonet._writing import write_atomically
+from protonet._io import write_atomically
 from protonet.encoder import Encoder
 from protonet.errors import (
     DISTRIBUTION,
@@ -30,15 +31,17 @@ from protonet.views.config import expect, expect_finite
 NETWORK_PREFIX, COLUMNS_PREFIX, UPDATE_PREFIX = "network.", "columns.", "update."
 
 
-class Model(NamedTuple):
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Model:
     """A fitted network with its classes, columns and metadata."""
 
     network: PrototypeNetwork  #: From `protonet.solve`, float32.
     classes: tuple[str, ...] | tuple[int, ...]
     """The name of each class of the network, in its order: all strings or all integers."""
-    columns: tuple[str, ...] | None  #: The names of the table's columns, or None if they have no names.
-    metadata: dict[str, Any]  #: Metrics, thresholds, descriptions of views, and other values that JSON can hold.
-    update_state: dict[str, Tensor]
+    columns: tuple[str, ...] | None = None  #: The names of the table's columns, or None if they have no names.
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """Metrics, thresholds, descriptions of views, and other values that JSON can hold."""
+    update_state: dict[str, Tensor] = field(default_factory=dict)
     """Tensors that updates need and predictions do not, such as the held-out rows of cross-validation."""
     encoding: Encoding | None = None  #: Maps the columns to features; None if the columns are features.
     folds: tuple[PrototypeNetwork, ...] = ()  #: The cross-validation networks.
@@ -84,12 +87,13 @@ def load_model(path: str | Path, *, for_update: bool = False) -> Model:
 
 
 @torch.inference_mode(False)  # as in `check_model`
-def read_model(path: str | Path, *, for_update: bool = False, writer: str) -> Model:
-    """Load a model file as `load_model` does, with another writer in error messages.
+def read_model(path: str | Path, *, for_update: bool = False, argument: str = "path", writer: str) -> Model:
+    """Load a model file as `load_model` does, with another argument and writer in error messages.
 
     Args:
         path: A file of `save_model`.
         for_update: Also load what predictions do not need.
+        argument: The argument that names the file, for error messages.
         writer: The function or command that writes model files, for error messages.
     """
     with optional_packages("files"):
@@ -102,12 +106,12 @@ def read_model(path: str | Path, *, for_update: bool = False, writer: str) -> Mo
         check_entry_types(config)
         return _make_model(config, load(content), for_update=for_update)
     except FileNotFoundError:
-        raise_missing_file(path)
+        raise_missing_file(path, argument=argument)
     except VersionError as error:
         remedy = "Update protonet, or fit it again."
-        raise_input_error("path", f"be a model file of version {FORMAT_VERSION}", f"{path} ({error})", remedy)
+        raise_input_error(argument, f"be a model file of version {FORMAT_VERSION}", f"{path} ({error})", remedy)
     except (OSError, RuntimeError, SafetensorError, ValueError) as error:
-        raise_input_error("path", f"be a model file of version {FORMAT_VERSION}", f"{path} ({error})", remedy)
+        raise_input_error(argument, f"be a model file of version {FORMAT_VERSION}", f"{path} ({error})", remedy)
 
 
 @torch.inference_mode(False)  # inference tensors cannot become parameters
@@ -178,14 +182,22 @@ def _make_model(config: dict[str, Any], tensors: dict[str, Tensor], *, for_updat
     expect(encoding is None or sum(encoding.sizes) == input_dim, "columns that make another number of features")
     expect(isinstance(config.get("metadata"), dict), "no metadata")
     if not for_update:
-        return Model(network, classes, names, config["metadata"], {}, encoding)
+        return Model(network=network, classes=classes, columns=names, metadata=config["metadata"], encoding=encoding)
     for name, tensor in update_state.items():
         expect_finite(name, tensor)
     fold_networks = tuple(map(restore_network, folds, fold_states))
     same_classes = all(len(fold.sums) == len(network.sums) for fold in fold_networks)
     same_features = all(fold["input_dim"] == input_dim for fold in folds)
     expect(same_classes and same_features, "folds of other features or classes")
-    return Model(network, classes, names, config["metadata"], update_state, encoding, fold_networks)
+    return Model(
+        network=network,
+        classes=classes,
+        columns=names,
+        metadata=config["metadata"],
+        update_state=update_state,
+        encoding=encoding,
+        folds=fold_networks,
+    )
 
 
 def _split_by_prefix(tensors: Mapping[str, Tensor], prefixes: Iterable[str]) -> list[dict[str, Tensor]]:

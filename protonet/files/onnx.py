@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from protonet._io import write_atomically
 from protonet._text import to_printable
-from protonet._writing import write_atomically
 from protonet.encoder import Encoder
 from protonet.errors import optional_packages, raise_input_error
 from protonet.files.model import Model, check_model

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from protonet._writing import write_atomically
+from protonet._io import write_atomically
 from protonet.errors import raise_input_error
 from protonet.files.model import Model, check_model
 from protonet.network import PrototypeNetwork

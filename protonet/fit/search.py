@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from protonet._io import Progress
 from protonet.fit.prior import (
     FEW,
     LEAST_SPREAD,
@@ -40,8 +41,6 @@ CPU = torch.device("cpu")
 RAW = Linear("raw")
 #: Fraction of the solve time that the search takes, for progress; the final fit takes the remainder.
 SEARCH_SHARE = 0.8
-#: Called with a stage and the finished fraction of all stages, in [0, 1].
-Progress = Callable[[str, float], None]
 
 
 def ignore(stage: str, fraction: float) -> None:

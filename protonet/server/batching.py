@@ -13,11 +13,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from torch import Tensor
 
-from protonet.commands.models import predict_logits
 from protonet.commands.predict import predict_classes
 from protonet.errors import USER_ERRORS, rename_argument
-from protonet.files import Model
 from protonet.network import PrototypeNetwork
+from protonet.pipeline import TablePipeline
 from protonet.server.parsing import Rows
 
 #: Rows of a batch: more are no faster, and delay others.
@@ -32,7 +31,7 @@ Classified = tuple[list[tuple[str, str]], Tensor]
 class Pending(NamedTuple):
     """The rows of one request."""
 
-    model: Model
+    model: TablePipeline
     rows: Rows
     threshold: float | None  #: The score up to which a row is unknown.
     result: asyncio.Future[Classified]
@@ -50,11 +49,11 @@ class Batcher:
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     _task: asyncio.Task[None] | None = None
 
-    async def classify(self, model: Model, rows: Rows, threshold: float | None) -> Classified:
+    async def classify(self, model: TablePipeline, rows: Rows, threshold: float | None) -> Classified:
         """Classify the rows of a request.
 
         Raises:
-            InputError: As `protonet.commands.models.predict_logits`.
+            InputError: As `TablePipeline.predict_logits`.
         """
         result: asyncio.Future[Classified] = asyncio.get_running_loop().create_future()
         self._queue.append(Pending(model, rows, threshold, result, (id(model), rows.x.dtype, threshold)))
@@ -105,7 +104,7 @@ def classify_batch(batch: list[Pending]) -> list[Classified | Exception]:
             none if item.rows.uninformative is None else item.rows.uninformative
             for item, none in zip(batch, empty, strict=True)
         ]
-        logits = predict_logits(model, np.concatenate([item.rows.x for item in batch]), np.concatenate(uninformative))
+        logits = model.predict_logits(np.concatenate([item.rows.x for item in batch]), np.concatenate(uninformative))
         named = predict_classes(list(map(str, model.classes)), logits, batch[0].threshold)
     except USER_ERRORS as error:
         if len(batch) > 1:

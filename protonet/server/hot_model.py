@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
 
-from protonet.commands.models import attach_encoders, read_model
 from protonet.errors import USER_ERRORS, raise_input_error
-from protonet.files import Model
+from protonet.pipeline import TablePipeline
 
 #: Seconds between checks of the files.
 INTERVAL = 0.25
@@ -25,7 +24,7 @@ class HotModel:
     representation: Sequence[str] | None  #: What reads its texts and pictures, as a person types it.
     reloads: int = 0
     failures: int = 0  #: Replacements that were not a model.
-    model: Model = field(init=False)
+    model: TablePipeline = field(init=False)
 
     def __post_init__(self) -> None:
         self._stamp = self._read_stamp()
@@ -39,9 +38,11 @@ class HotModel:
             return ()
         return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
-    def _load(self) -> Model:
+    def _load(self) -> TablePipeline:
         """Read the file; the cache keeps nothing of the requests."""
-        return attach_encoders(read_model(self.path), self.representation, shown=False, kept=False)
+        return TablePipeline.load(self.path, argument="model").attach_encoders(
+            self.representation, shown=False, use_cache=False
+        )
 
     def refresh(self) -> None:
         """Read the file again if it is another one; if it is not a model, keep the old one, with a line on stderr."""

@@ -21,9 +21,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from protonet._text import escape_control_chars
-from protonet.commands.content import columns_to_dicts
-from protonet.commands.data import ColumnOverrides, UnlabelledTable, read_cells, read_unlabelled
-from protonet.commands.models import attach_encoders, collect_notes, get_label_column, open_model
+from protonet.commands.data import ColumnOverrides, UnlabelledTable, open_pipeline, read_cells, read_unlabelled
+from protonet.commands.report import columns_to_dicts
 from protonet.commands.rows import parse_column_types
 from protonet.embeddings.pictures.images import UNREADABLE_IMAGE, describe_error, draw_plain, path_to_text, text_to_path
 from protonet.errors import raise_input_error, renamed_arguments
@@ -34,6 +33,7 @@ from protonet.server.label_queue import LabelQueue
 from protonet.server.labels import Answers, Session, find_similar, parse_classes
 from protonet.server.parsing import decode_json, list_modalities, parse_rows, read_upload
 from protonet.server.uploads import Uploads, extend_rows
+from protonet.tables import DEFAULT_LABEL
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.parsing import blank_missing, count_missing_cells
 from protonet.tables.formats import text_array
@@ -202,7 +202,7 @@ class LabelApi:
                 "used": names,
                 "added": str(self.uploads.rows.path),
                 "texts": self.queue.picture is None and len(names) == 1 and bool(modalities),
-                "notes": [*collect_notes(rows.table), *rows.notes],
+                "notes": [*rows.table.all_notes, *rows.notes],
                 "table": self.jobs.table,
                 "commands": self.jobs.command_lines(),
                 "python": PYTHON if self.queue.picture is None else PICTURES,
@@ -308,7 +308,7 @@ class LabelApi:
     async def try_row(self, request: Request) -> Response:
         """Classify a row that is sent."""
         fitted = self.queue.build_model()
-        model = await self.run(lambda: attach_encoders(fitted, self.representation, shown=False, kept=False))
+        model = await self.run(lambda: fitted.attach_encoders(self.representation, shown=False, use_cache=False))
         media, body = await read_upload(request)
         rows = await self.run(lambda: parse_rows(model, media, body))
         if len(rows.x) != 1:
@@ -393,9 +393,9 @@ def run(options: argparse.Namespace) -> None:
     """
     policy = make_policy(options.host, options.allowed_hosts, MAX_BODY, timeout=120.0)
     listening = open_socket(options.host, options.port)
-    model = None if options.model is None else open_model(options, argument="--model")
+    model = None if options.model is None else open_pipeline(options, argument="--model")
     classes = parse_classes(options.classes, model)
-    label = get_label_column(options.label, model)
+    label = options.label or (DEFAULT_LABEL if model is None else model.label)
     columns = ColumnOverrides(parse_column_types(options.column_type), tuple(options.drop), options.group)
     rows = read_unlabelled(options, model, label, columns, allow_labelled=True)
     header, cells = read_cells(options, model, label)

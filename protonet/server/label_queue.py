@@ -20,12 +20,11 @@ from torch import Tensor
 from protonet._text import to_printable
 from protonet.commands.data import UnlabelledTable
 from protonet.commands.explain import COLUMNS, SAMPLE
-from protonet.commands.models import get_column_names, get_column_sizes, predict_logits, predict_uninformative
 from protonet.embeddings.pictures.images import text_to_path
-from protonet.files import Model
 from protonet.fit.importance import compute_contributions
 from protonet.fit.uninformative import parse_counts, replace_uninformative
 from protonet.network import PrototypeNetwork
+from protonet.pipeline import TablePipeline
 from protonet.server.labels import Answers, Session, check_class, embed
 from protonet.server.parsing import Rows
 from protonet.ui.command_line import report_bug
@@ -68,7 +67,7 @@ class LabelQueue:
     people: Answers
     header: Sequence[str]
     picture: int | None = None
-    model: Model | None = None
+    model: TablePipeline | None = None
     version: int = 0  #: The number of changes of labels.
     missing: dict[int, str] = field(default_factory=dict)  #: The paths of pictures that no longer exist, by row.
     _leases: dict[str, Lease] = field(default_factory=dict)
@@ -321,7 +320,7 @@ class LabelQueue:
         }
 
     @torch.no_grad()
-    def try_row(self, model: Model, row: Rows) -> dict[str, Any]:
+    def try_row(self, model: TablePipeline, row: Rows) -> dict[str, Any]:
         """Classify one row by a model of `build_model`, and explain the result.
 
         Returns:
@@ -330,8 +329,8 @@ class LabelQueue:
         """
         with self._lock:
             x_all, done = self.session.rows.x, self.session.done[-SAMPLE:]
-        names, sizes = get_column_names(model), get_column_sizes(model)
-        x, logits = torch.from_numpy(row.x), predict_logits(model, row.x, row.uninformative)[0]
+        names, sizes = model.column_names, model.column_sizes
+        x, logits = torch.from_numpy(row.x), model.predict_logits(row.x, row.uninformative)[0]
         values, order = (part.tolist() for part in logits.softmax(dim=0).sort(descending=True, stable=True))
         pairs = zip(order[:MAX_LIKELY], values, strict=False)
         likely = [{"name": model.classes[at], "probability": value} for at, value in pairs]
@@ -345,11 +344,11 @@ class LabelQueue:
         near = self.nearest_labelled(model.network.embed(x)[0])
         return {"likely": likely, "near": near, "farther": farther, "support": support}
 
-    def build_model(self) -> Model:
+    def build_model(self) -> TablePipeline:
         """Build a model of the network that was fitted last."""
         return self._to_model(*self._require_network("model"))
 
-    def _to_model(self, network: PrototypeNetwork, rows: UnlabelledTable) -> Model:
+    def _to_model(self, network: PrototypeNetwork, rows: UnlabelledTable) -> TablePipeline:
         """Build a model; its metadata count the labelled rows without information, as ``fit`` does."""
         names = tuple(self.session.names[: len(network.counts)])
         metadata = {} if self.model is None else dict(self.model.metadata)
@@ -357,14 +356,20 @@ class LabelQueue:
         for row, label in self.session.list_answers():
             if rows.uninformative[row] and label < len(names):
                 counts[label] += 1
-        return Model(network, names, rows.columns, metadata | {"uninformative": counts.tolist()}, {}, rows.encoding)
+        return TablePipeline(
+            network=network,
+            classes=names,
+            columns=rows.columns,
+            metadata=metadata | {"uninformative": counts.tolist()},
+            encoding=rows.encoding,
+        )
 
     def _predict(self, network: PrototypeNetwork, rows: UnlabelledTable, indices: Tensor) -> Tensor:
         """Compute the logits (n, num_classes) of rows; of those without information as ``predict`` does."""
         logits = torch.cat([network(part) for part in rows.x[indices].split(4096)])
         uninformative = rows.uninformative[indices]
         if bool(uninformative.any()):
-            replace_uninformative(logits, uninformative, predict_uninformative(self._to_model(network, rows)))
+            replace_uninformative(logits, uninformative, self._to_model(network, rows).uninformative_logits)
         return logits
 
     @property

@@ -17,15 +17,14 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from protonet._io import write_atomically
 from protonet._text import to_printable, unescape_formula
-from protonet._writing import write_atomically
 from protonet.commands.data import UnlabelledTable
-from protonet.commands.models import suggest
 from protonet.errors import raise_input_error
-from protonet.files import Model
 from protonet.fit.active import Standardised, Suggestion
 from protonet.fit.solver import solve_problem
 from protonet.network import PrototypeNetwork
+from protonet.pipeline import TablePipeline, suggest
 from protonet.tables.delimited import MISSING_TEXTS
 from protonet.ui.text import format_csv
 
@@ -164,7 +163,7 @@ def _raise_other_file(path: Path, got: str) -> NoReturn:
     raise_input_error("--output", must, f"{path} with {got}", "Pass another path, or that file's table and classes.")
 
 
-def parse_classes(text: str | None, model: Model | None) -> list[str]:
+def parse_classes(text: str | None, model: TablePipeline | None) -> list[str]:
     """Parse the names of the classes; the default are the model's, or none.
 
     Raises:
@@ -224,7 +223,12 @@ class Session:
     """
 
     def __init__(
-        self, rows: UnlabelledTable, cells: list[list[str]], classes: list[str], model: Model | None, answers: Answers
+        self,
+        rows: UnlabelledTable,
+        cells: list[list[str]],
+        classes: list[str],
+        model: TablePipeline | None,
+        answers: Answers,
     ) -> None:
         self.rows, self.cells, self.classes, self.answers = rows, cells, classes, answers
         self.names = classes if model is None else list(map(str, model.classes))

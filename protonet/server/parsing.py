@@ -7,7 +7,6 @@ Source: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v
 
 from __future__ import annotations
 
-import argparse
 import base64
 import binascii
 import math
@@ -24,16 +23,8 @@ from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 
 from protonet._text import escape_control_chars, to_printable
-from protonet.commands.models import (
-    MAX_SCALE,
-    collect_notes,
-    get_missing,
-    make_read_spec,
-    mark_uninformative,
-    open_rows,
-)
 from protonet.errors import USER_ERRORS, raise_input_error, rename_argument
-from protonet.files import Model
+from protonet.pipeline import MAX_SCALE, TablePipeline
 from protonet.server.app import JSON
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.numeric import MAX_FLOAT32
@@ -159,12 +150,12 @@ def list_modalities(encoding: Encoding | None) -> list[str | None]:
     return [] if encoding is None else [column.modality for column in encoding.columns]
 
 
-def picture_columns(model: Model) -> list[bool]:
+def picture_columns(model: TablePipeline) -> list[bool]:
     """Return which columns of a model hold pictures."""
     return [modality == "picture" for modality in list_modalities(model.encoding)]
 
 
-def content_types(model: Model) -> list[str]:
+def content_types(model: TablePipeline) -> list[str]:
     """Return the media types that a model takes, a form aside."""
     pictures = picture_columns(model)
     if any(pictures):
@@ -172,13 +163,13 @@ def content_types(model: Model) -> list[str]:
     return list(BODY_SUFFIXES)[:4]
 
 
-def describe_columns(model: Model) -> list[tuple[str, str]]:
+def describe_columns(model: TablePipeline) -> list[tuple[str, str]]:
     """Return the name and the kind of each column of a model; none if they have no names."""
     columns = () if model.encoding is None else model.encoding.columns
     return [(name, columns[at].summary() if columns else "number") for at, name in enumerate(model.columns or ())]
 
 
-def max_magnitudes(model: Model) -> list[float]:
+def max_magnitudes(model: TablePipeline) -> list[float]:
     """Compute how far from 0 the numbers of each column may be to be of the scale of the training data."""
     far, encoding = float(model.network.encoder.scale) * MAX_SCALE, model.encoding  # type: ignore[arg-type]
     if encoding is None or encoding.plain:
@@ -187,7 +178,7 @@ def max_magnitudes(model: Model) -> list[float]:
     return [min(far * getattr(column, "scale", 1.0) * (1 - 2**-20), MAX_FLOAT32) for column in encoding.columns]
 
 
-def parse_rows(model: Model, media: str, body: bytes) -> Rows:
+def parse_rows(model: TablePipeline, media: str, body: bytes) -> Rows:
     """Parse the rows of a request.
 
     Raises:
@@ -222,23 +213,22 @@ def rename_files(folder: str) -> Iterator[None]:
         raise type(error)(message.replace(f"{folder}/", "row "), argument="body") from None
 
 
-def parse_file(model: Model, path: Path) -> Rows:
+def parse_file(model: TablePipeline, path: Path) -> Rows:
     """Parse the rows of a CSV or NPY file, as ``predict`` does."""
-    options = argparse.Namespace(table=str(path), skip_broken=False, sheet=None)
-    table = open_rows(options, model, make_read_spec(model, None, labelled=False))
+    table = model.open_table(path, model.read_spec())
     parts, uninformative, missing, n = [], [], np.zeros(len(model.columns or ()), int), 0
     for block in table.blocks:
         n += len(block.positions)
         check_count(n)
-        parts.append(encode_block(table, block, model.encoding))
+        parts.append(model.encode(table, block))
         missing = missing + np.array(count_missing(model, block.columns), int)
-        assert block.uninformative is not None  # open_rows marks them
+        assert block.uninformative is not None  # open_table marks them
         uninformative.append(block.uninformative)
-    notes = [*collect_notes(table), *describe_missing(model, missing.tolist(), n)]
+    notes = [*table.all_notes, *describe_missing(model, missing.tolist(), n)]
     return Rows(np.concatenate(parts), notes, np.concatenate(uninformative))
 
 
-def parse_json_rows(model: Model, body: bytes) -> Rows:
+def parse_json_rows(model: TablePipeline, body: bytes) -> Rows:
     """Parse rows of JSON: a list of them, or an object that holds it as ``rows``.
 
     Each is a list of cells in the order of the model's columns, or an object by column. A cell is a number, a text,
@@ -250,7 +240,7 @@ def parse_json_rows(model: Model, body: bytes) -> Rows:
         raise_input_error("body", "hold rows", "none", 'Send {"rows": [...]}, each a list, or an object by column.')
     check_count(len(rows))
     pictures = picture_columns(model)
-    width = int(model.network.encoder.input_dim) if model.encoding is None else len(pictures)  # type: ignore[arg-type]
+    width = model.input_dim if model.encoding is None else len(pictures)
     if any(isinstance(row, dict) for row in rows):
         rows = [order_cells(row, model.columns, number) for number, row in enumerate(rows)]
     cells = None if any(pictures) else to_matrix(rows, width)
@@ -273,7 +263,7 @@ def parse_json_rows(model: Model, body: bytes) -> Rows:
         return encode(model, columns, len(rows))
 
 
-def parse_tensors(model: Model, inputs: list[Tensor]) -> Rows:
+def parse_tensors(model: TablePipeline, inputs: list[Tensor]) -> Rows:
     """Parse rows from one tensor of all columns, or one per column.
 
     Raises:
@@ -328,25 +318,25 @@ def read_data(tensor: Tensor) -> list[Any]:
     return data
 
 
-def encode(model: Model, columns: list[np.ndarray], n: int) -> Rows:
+def encode(model: TablePipeline, columns: list[np.ndarray], n: int) -> Rows:
     """Encode cells (n,) of each column, checked as those of a file are."""
     for index, (cells, limit) in enumerate(zip(columns, max_magnitudes(model), strict=True)):
         size = np.abs(cells) if cells.dtype.kind in "iuf" else np.zeros(1)
         if ((size > limit) & (size <= MAX_FLOAT32)).any():  # larger ones are refused with their position
             must = f"have numbers of at most {limit:.6g} in column {index} (counted from 0)"
             raise_input_error("body", must, "others", "Correct or drop the row.")
-    columns = [blank_missing(cells, get_missing(model)) for cells in columns]
+    columns = [blank_missing(cells, model.missing_texts) for cells in columns]
     table = Table(model.columns, iter(()), PLACE, [])
     block = RowBlock(columns, np.empty(0, np.str_), (), range(n), range(n))
     spelling = detect_numeric_conversion(table, block, model.encoding)
     block = spelling.apply(block, model.encoding)
     table.notes.extend([*spelling.notes, *check_column_types(table, block, model.encoding, "body")])
     table.notes.extend(describe_missing(model, count_missing(model, columns), n))
-    (block,) = mark_uninformative([block], model, table)
+    (block,) = model.mark_uninformative([block], table)
     return Rows(encode_block(table, block, model.encoding, "body"), table.notes, block.uninformative)
 
 
-def count_missing(model: Model, columns: Sequence[np.ndarray]) -> list[int]:
+def count_missing(model: TablePipeline, columns: Sequence[np.ndarray]) -> list[int]:
     """Count the missing cells of each column of a model whose columns have names."""
     kinds = ["" for _ in columns] if model.encoding is None else [column.kind for column in model.encoding.columns]
     pairs = zip(kinds, columns, strict=True) if model.columns else ()
@@ -355,7 +345,7 @@ def count_missing(model: Model, columns: Sequence[np.ndarray]) -> list[int]:
     ]
 
 
-def describe_missing(model: Model, missing: Sequence[int], n: int) -> list[str]:
+def describe_missing(model: TablePipeline, missing: Sequence[int], n: int) -> list[str]:
     """Describe the columns with missing cells, with the count of n."""
     counts = [(to_printable(name), cells) for name, cells in zip(model.columns or (), missing, strict=False) if cells]
     return [f"missing values: {', '.join(f'{cells} of {n} in {name}' for name, cells in counts)}"] if counts else []

@@ -23,10 +23,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from protonet._text import to_printable
-from protonet.commands.models import get_column_sizes, has_pretrained_encoder
 from protonet.commands.predict import OutputSpec, choose_threshold, format_header
 from protonet.errors import raise_input_error, renamed_arguments
-from protonet.files import Model
+from protonet.pipeline import TablePipeline
 from protonet.server import parsing, schemas
 from protonet.server.app import CSV, JSON, AccessPolicy, create_app, html_response, json_response, make_policy
 from protonet.server.batching import Batcher, Classified
@@ -114,7 +113,9 @@ class PredictionApi:
             )
         return self.models[name]
 
-    async def classify(self, name: str, model: Model, rows: parsing.Rows, threshold: float | None) -> Classified:
+    async def classify(
+        self, name: str, model: TablePipeline, rows: parsing.Rows, threshold: float | None
+    ) -> Classified:
         """Classify rows together with those of other requests."""
         result = await self.batcher.classify(model, rows, threshold)
         self.rows.labels(name).inc(len(result[0]))
@@ -268,7 +269,7 @@ def parse_query(request: Request) -> schemas.PredictQuery:
         raise_input_error("query", "hold proba=0 or 1, and unknown in (0, 1)", str(error)[:200], "Correct it.")
 
 
-def find_threshold(model: Model, rate: float | msgspec.UnsetType) -> float | None:
+def find_threshold(model: TablePipeline, rate: float | msgspec.UnsetType) -> float | None:
     """Return the score up to which a row is unknown; None if no rate is given."""
     if rate is msgspec.UNSET:
         return None
@@ -281,7 +282,7 @@ def find_threshold(model: Model, rate: float | msgspec.UnsetType) -> float | Non
         return choose_threshold(model, rate)
 
 
-def reads_slowly(model: Model) -> bool:
+def reads_slowly(model: TablePipeline) -> bool:
     """Return whether a model has texts or pictures."""
     return any(parsing.list_modalities(model.encoding))
 
@@ -291,9 +292,9 @@ def format_probabilities(logits: torch.Tensor) -> list[list[str]]:
     return [[f"{value:.6g}" for value in row] for row in logits.softmax(dim=1).tolist()]
 
 
-def example(name: str, model: Model) -> str:
+def example(name: str, model: TablePipeline) -> str:
     """Write a command that asks a model."""
-    row = {column: None for column, _ in parsing.describe_columns(model)} or [0] * len(get_column_sizes(model))
+    row = {column: None for column, _ in parsing.describe_columns(model)} or [0] * len(model.column_sizes)
     body = json.dumps({"rows": [row]}, ensure_ascii=False).replace("'", r"'\''")
     headers = "-H 'Authorization: Bearer TOKEN' -H 'Content-Type: application/json'"
     return f"curl -X POST 'ADDRESS/models/{quote(name)}/predict?proba=1' {headers} -d '{body}'"
@@ -315,7 +316,7 @@ def run(options: argparse.Namespace) -> None:
         InputError: Arguments or a model that do not fit.
     """
     models = open_models(options.models, options.representation)
-    if not any(has_pretrained_encoder(hot.model) for hot in models.values()):
+    if not any(hot.model.has_pretrained_encoder for hot in models.values()):
         torch.set_num_threads(1)  # as in predict; small batches are slower on several
     policy = make_policy(
         options.host,

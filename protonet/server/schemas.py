@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from protonet.errors import DISTRIBUTION, installed_version
-from protonet.files import Model
+from protonet.pipeline import TablePipeline
 from protonet.server.app import CSV, JSON, OPEN_PATHS, Error
 from protonet.server.parsing import MULTIPART, Tensor, describe_columns, max_magnitudes, picture_columns
 
@@ -141,7 +141,7 @@ SCALAR = ["string", "number", "boolean", "null"]
 Json = dict[str, Any]
 
 
-def openapi(models: Mapping[str, Model], reads: Mapping[str, Callable[..., Struct | str]]) -> Json:
+def openapi(models: Mapping[str, TablePipeline], reads: Mapping[str, Callable[..., Struct | str]]) -> Json:
     """Build the OpenAPI 3.1 document of a server.
 
     Args:
@@ -192,7 +192,7 @@ def openapi(models: Mapping[str, Model], reads: Mapping[str, Callable[..., Struc
     }
 
 
-def unknown_limits(model: Model) -> tuple[float, float] | None:
+def unknown_limits(model: TablePipeline) -> tuple[float, float] | None:
     """Compute the least and the largest ``unknown`` that held-out rows resolve; None without such rows."""
     scores = model.metadata.get("scores")
     n = len(scores) if isinstance(scores, list) else 0
@@ -209,7 +209,7 @@ def array(*items: Json) -> Json:
     return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
 
 
-def request_content(model: Model) -> Json:
+def request_content(model: TablePipeline) -> Json:
     """Describe the bodies that a model takes, by media type."""
     columns, cells = dict(describe_columns(model)), cell_schemas(model)
     row = array(*cells)
@@ -231,7 +231,7 @@ def request_content(model: Model) -> Json:
     return content
 
 
-def infer_schema(model: Model) -> Json:
+def infer_schema(model: TablePipeline) -> Json:
     """Describe a request of KServe's protocol for one row; a schema cannot tie the data's size to the shape."""
     text, inputs = {"type": ["string", "null"]}, describe_inputs(model)
     cells = [text if cell == {"type": SCALAR} else cell for cell in cell_schemas(model)]
@@ -252,7 +252,7 @@ def infer_schema(model: Model) -> Json:
     return request | {"description": "One row, as an example: the first number of each shape is that of the rows."}
 
 
-def describe_inputs(model: Model) -> list[TensorMetadata]:
+def describe_inputs(model: TablePipeline) -> list[TensorMetadata]:
     """Describe the inputs of KServe's protocol: one per column, or one for all if the columns have no names."""
     kinds = ["number"] * len(model.columns or ())
     if model.encoding is not None:
@@ -264,7 +264,7 @@ def describe_inputs(model: Model) -> list[TensorMetadata]:
     return inputs or [TensorMetadata("x", [-1, len(max_magnitudes(model))], "FP64")]
 
 
-def cell_schemas(model: Model) -> list[Json]:
+def cell_schemas(model: TablePipeline) -> list[Json]:
     """Describe the cells of each column: texts, and how far numbers may be from 0."""
     cells: list[Json] = []
     for index, limit in enumerate(max_magnitudes(model)):

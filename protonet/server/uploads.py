@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from starlette.exceptions import HTTPException
 
+from protonet._io import write_atomically
 from protonet._text import escape_control_chars
-from protonet._writing import write_atomically
 from protonet.commands.data import UnlabelledTable
 from protonet.embeddings.pictures.images import UNREADABLE_IMAGE, describe_error, open_plain, path_to_text
 from protonet.errors import raise_input_error

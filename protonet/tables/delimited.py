@@ -16,7 +16,7 @@ import shutil
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import chain, islice
@@ -59,6 +59,11 @@ SPREADSHEET_ERRORS = frozenset(
 MISSING_VALUES = ("NA", "N/A", "n.a.", "<NA>", "NaN", "NaT", "null", "None", "missing", "?", "-", "--", ".")
 #: All texts that mean "missing", in lower case.
 MISSING_TEXTS = SPREADSHEET_ERRORS | {"", *map(str.lower, MISSING_VALUES)}
+
+
+def parse_missing(values: Iterable[str]) -> frozenset[str]:
+    """Convert missing values to lower case; add empty cells and the errors of spreadsheets."""
+    return SPREADSHEET_ERRORS | {"", *(value.strip().lower() for value in values)}
 
 
 def read_rows(

@@ -83,6 +83,14 @@ class Table(NamedTuple):
     extra_columns: tuple[str, ...] = ()  #: The names of the extra columns.
     semicolons: bool = False  #: Whether semicolons separate cells.
 
+    @property
+    def all_notes(self) -> list[str]:
+        """The notes, and the columns that are not used, one line each."""
+        if not self.unused:
+            return self.notes
+        noun = "column" if len(self.unused) == 1 else "columns"
+        return [*self.notes, f"{len(self.unused):,} {noun} of the table not used: {format_names(self.unused)}"]
+
     def column_name(self, index: int) -> str:
         """Format the name of a feature for messages."""
         return f"column {index}" if self.columns is None else to_printable(self.columns[index])

@@ -192,6 +192,12 @@ def run_command(
     return 0
 
 
+def show_notes(notes: Sequence[str], *, quiet: bool) -> None:
+    """Print notes to stderr. Commands do so after the work, since an error is printed alone."""
+    for note in notes if not quiet else ():
+        print(f"note: {note}", file=sys.stderr)
+
+
 def report_bug(prog: str, error: Exception) -> str:
     """Keep a traceback in a file, with the versions that it came from; return a line that says so."""
     versions = ", ".join(f"{package} {installed_version(package)}" for package in (DISTRIBUTION, "torch", "numpy"))

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from protonet._io import write_text
 from protonet._text import to_printable
-from protonet._writing import write_text
 from protonet.metrics import measure
 from protonet.ui.page.html import make_environment
 from protonet.ui.text import order_naturally

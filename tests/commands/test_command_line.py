@@ -17,15 +17,14 @@ from torch import Tensor
 
 from protonet import PrototypeNetwork, solve
 from protonet.commands import fit as fit_command
-from protonet.commands.figures import format_probability_metrics
-from protonet.commands.summary import format_confusions
+from protonet.commands.report import format_confusions
 from protonet.commands.update import compare
 from protonet.files import load_model
 from protonet.fit.crossfit import crossfit, measure_held_out
 from protonet.fit.solver import solve_problem
 from protonet.metrics import rejection_threshold, score_known
 from protonet.tables import formats
-from protonet.ui.text import count, format_csv
+from protonet.ui.text import count, format_csv, format_probability_metrics
 from tests.commands.cases import FAST, Run, fit_model, read_lines
 from tests.strategies import blobs, write_columns
 

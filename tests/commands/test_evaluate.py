@@ -12,11 +12,11 @@ from sklearn.metrics import balanced_accuracy_score, classification_report, conf
 from torch import Tensor
 
 from protonet import solve
-from protonet.commands.figures import MAX_LISTED_CLASSES
 from protonet.commands.labels import find_respellings
 from protonet.files import Model, load_model, save_model
 from protonet.metrics import score_known
 from protonet.tables import formats
+from protonet.ui.text import MAX_LISTED_CLASSES
 from tests.commands.cases import Run
 from tests.strategies import blobs, write_columns
 
@@ -25,7 +25,9 @@ NAMES = ("ant", "bee, wild", "caf\N{LATIN SMALL LETTER E WITH ACUTE}")
 
 def write_model(path: Path, classes: Sequence[str | int]) -> str:
     network = solve([blobs(0, classes=len(classes), rows=4, dim=3, noise=1.5)], effort="fast")
-    save_model(path, Model(network, tuple(classes), ("a", "b", "c"), {"label": "kind"}, {}))  # type: ignore[arg-type]
+    names = tuple(classes)
+    model = Model(network=network, classes=names, columns=("a", "b", "c"), metadata={"label": "kind"})  # type: ignore[arg-type]
+    save_model(path, model)
     return str(path)
 
 

@@ -66,7 +66,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model of 40 columns without names, and without rows that were held out."""
     path = tmp_path_factory.mktemp("bare") / "m.safetensors"
     network = solve([blobs(0, classes=3, rows=4, dim=40)], effort="fast")
-    save_model(path, Model(network, (5, 6, 7), None, {}, {}))
+    save_model(path, Model(network=network, classes=(5, 6, 7)))
     return str(path)
 
 

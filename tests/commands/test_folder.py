@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -256,7 +257,7 @@ def test_a_model_that_changes_is_refused(model: Path, rows: Path, tmp_path: Path
     from protonet.embeddings.representation import hash_file
 
     other, digest = tmp_path / "m.safetensors", hash_file(model)
-    save_model(other, load_model(model)._replace(metadata={}))
+    save_model(other, replace(load_model(model), metadata={}))
     part = Part(rows / "none.parquet", tmp_path / "none.csv", 0)
     with pytest.raises(InputError, match="`model` must remain unchanged"):
         predict_part(

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from protonet import PrototypeNetwork, solve
-from protonet.commands.figures import MAX_LISTED_CLASSES
 from protonet.files import Model, load_model, save_model
 from protonet.files.archive import FORMAT_VERSION, check_entry_types, read_config
+from protonet.ui.text import MAX_LISTED_CLASSES
 from tests.commands.cases import FAST, Run
 from tests.model_cases import join_archive, split_archive
 from tests.strategies import blobs
@@ -38,7 +38,7 @@ def network(data: tuple[Tensor, Tensor]) -> PrototypeNetwork:
 
 
 def write_model(path: Path, network: PrototypeNetwork, facts: dict[str, Any], names: Any = ("a", "b", "c")) -> str:
-    save_model(path, Model(network, tuple(names), ("w", "x", "\x1b[31mz"), facts, {}))
+    save_model(path, Model(network=network, classes=tuple(names), columns=("w", "x", "\x1b[31mz"), metadata=facts))
     return str(path)
 
 
@@ -170,7 +170,7 @@ def test_an_inconsistent_header_is_refused(
 
 def test_damaged_configs_and_pipes_are_errors(tmp_path: Path, network: PrototypeNetwork, run: Run) -> None:
     path = tmp_path / "m.safetensors"
-    save_model(path, Model(network, ("a", "b", "c"), None, {}, {"labels": torch.arange(1000)}))
+    save_model(path, Model(network=network, classes=("a", "b", "c"), update_state={"labels": torch.arange(1000)}))
     content = path.read_bytes()
     path.write_bytes(content[:99] + bytes([content[99] ^ 9]) + content[100:])
     assert "`model` must be a model file" in run("info", path, code=2)

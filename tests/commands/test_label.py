@@ -14,7 +14,7 @@ from torch import Tensor
 
 from protonet import InputError, PrototypeNetwork
 from protonet.commands.data import UnlabelledTable
-from protonet.files import Model
+from protonet.pipeline import TablePipeline
 from protonet.server.labels import Answers, Session, fit_answers, parse_classes
 from protonet.tables.table import Table
 from tests.strategies import blobs
@@ -86,11 +86,11 @@ class TestAnswers:
             assert len(answers.rows) == 1
 
 
-def make_model(classes: tuple[str, ...]) -> Model:
+def make_model(classes: tuple[str, ...]) -> TablePipeline:
     network = PrototypeNetwork(torch.nn.Identity(), embedding_dim=4, num_classes=len(classes))
     x, y = blobs(0, classes=len(classes), rows=3, dim=4)
     network.set_prototypes(x, y)
-    return Model(network, classes, None, {}, {})
+    return TablePipeline(network=network, classes=classes)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def make_rows(x: Tensor, columns: tuple[str, ...] = COLUMNS) -> UnlabelledTable:
 
 
 @contextmanager
-def open_session(path: Path, model: Model | None = None) -> Iterator[Session]:
+def open_session(path: Path, model: TablePipeline | None = None) -> Iterator[Session]:
     with Answers(path, [*COLUMNS, "label"], CLASSES) as answers:
         yield Session(make_rows(X), CELLS, CLASSES, model, answers)
 

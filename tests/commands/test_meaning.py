@@ -137,7 +137,7 @@ def spoil(model: Path, path: Path, **changes: Any) -> Path:
     (column,) = loaded.encoding.columns
     assert isinstance(column, EmbeddedText)
     embedded = replace(column.embedding, record=replace(column.embedding.record, **changes))
-    save_model(path, loaded._replace(encoding=Encoding((replace(column, embedding=embedded),))))
+    save_model(path, replace(loaded, encoding=Encoding((replace(column, embedding=embedded),))))
     return path
 
 

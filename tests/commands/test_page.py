@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protonet.commands.content import EvaluatedRows, collect_predictions, compute_reliability, rank_suspicious_labels
+from protonet.commands.report import EvaluatedRows, collect_predictions, compute_reliability, rank_suspicious_labels
 from protonet.ui.page.html import make_environment
 from protonet.ui.text import order_naturally
 from tests.browser import Browser, check_looks, every

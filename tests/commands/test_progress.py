@@ -12,7 +12,8 @@ import pandas
 import pytest
 import torch
 
-from protonet.commands.models import map_blocks, show_progress
+from protonet._io import show_progress
+from protonet.pipeline import map_blocks
 from protonet.tables import formats
 from protonet.tables.table import ReadSpec, RowBlock, open_table
 

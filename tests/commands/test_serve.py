@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message
 
 from protonet import InputError
 from protonet.__main__ import main
-from protonet.commands.models import predict_logits, read_model
+from protonet.pipeline import TablePipeline
 from protonet.server.app import AccessPolicy, create_app, make_policy
 from protonet.server.batching import Batcher
 from protonet.server.connections import MAX_CONNECTIONS
@@ -271,7 +271,7 @@ def test_json_values_are_exact_and_invalid_json_is_refused() -> None:
 
 
 def test_an_invalid_request_does_not_fail_the_rest_of_its_batch(folder: Path) -> None:
-    model = read_model(folder / "arrays.safetensors")
+    model = TablePipeline.load(folder / "arrays.safetensors")
     x = np.load(folder / "rows.npy")
     sizes = [3, 1, 4]
 
@@ -287,8 +287,8 @@ def test_an_invalid_request_does_not_fail_the_rest_of_its_batch(folder: Path) ->
     assert "`body` must have numbers of the scale" in str(spoiled)
     assert done == 2  # those of another type are a batch of their own
     logits = torch.cat([first[1], second[1], third[1], other[1]])
-    assert torch.equal(logits[:8], predict_logits(model, x[:8]))
-    torch.testing.assert_close(logits, predict_logits(model, x[:9]), check_dtype=False, rtol=1e-4, atol=1e-4)
+    assert torch.equal(logits[:8], model.predict_logits(x[:8]))
+    torch.testing.assert_close(logits, model.predict_logits(x[:9]), check_dtype=False, rtol=1e-4, atol=1e-4)
     assert [len(named) for named, _ in (first, second, third, other)] == [*sizes, 1]
 
 
@@ -500,12 +500,12 @@ def test_idle_connections_are_closed(server: Server) -> None:
 def test_rows_have_the_same_digits_in_every_batch(folder: Path) -> None:
     draw = np.random.default_rng(0)
     for name in ("mixed", "arrays", "pictures"):
-        model = read_model(folder / f"{name}.safetensors")
+        model = TablePipeline.load(folder / f"{name}.safetensors")
         x = draw.normal(size=(300, int(model.network.encoder.input_dim))).astype(np.float32)  # type: ignore[arg-type]
-        full = predict_logits(model, x)
+        full = model.predict_logits(x)
         for _ in range(20):
             rows = draw.integers(0, len(x), int(draw.integers(1, 40)))
-            assert torch.equal(predict_logits(model, x[rows]), full[rows])
+            assert torch.equal(model.predict_logits(x[rows]), full[rows])
 
 
 def test_missing_and_invisible_cells_get_a_note(server: Server) -> None:

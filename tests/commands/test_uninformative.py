@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protonet.commands.models import read_model
 from protonet.estimator import ProtoNetClassifier
+from protonet.pipeline import TablePipeline
 from protonet.server.parsing import parse_rows
 from tests.commands.cases import FAST, Run, read_table
 from tests.commands.servers import start
@@ -61,18 +61,18 @@ def test_the_server_predicts_uninformative_rows(model: Path, tmp_path: Path) -> 
     table = (tmp_path / "new.csv").read_bytes()
     cells = [[float(size) if size[:1].isdigit() else None, city or None] for size, city, _ in ROWS]
     for media, body in (("text/csv", table), ("application/json", json.dumps(cells).encode())):
-        rows = parse_rows(read_model(model), media, body)
+        rows = parse_rows(TablePipeline.load(model), media, body)
         assert rows.uninformative is not None
         assert rows.uninformative.tolist() == [uninformative for *_, uninformative in ROWS]
         assert any(NOTE in note for note in rows.notes)
 
 
 def test_update_counts_uninformative_rows(model: Path, tmp_path: Path, run: Run) -> None:
-    before = read_model(model).metadata.get("uninformative", [0, 0])
+    before = TablePipeline.load(model).metadata.get("uninformative", [0, 0])
     (tmp_path / "more.csv").write_text("size,city,kind\n,,cat\n,,cat\n1,Rome,ant\n", encoding="utf-8")
     run("update", model, tmp_path / "more.csv", "--in-place", "--new-classes", quiet=False)
     assert "2 rows without information" in run.notes
-    assert read_model(model).metadata["uninformative"] == [*before, 2]
+    assert TablePipeline.load(model).metadata["uninformative"] == [*before, 2]
 
 
 def test_an_informative_missing_cell_is_used(tmp_path: Path, run: Run) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from protonet import episodes
-from protonet._progress import progress_bar
+from protonet._io import progress_bar
 from protonet.episodes.evaluation import run as running
 from protonet.episodes.methods import METHOD_ALIASES, METHODS
 from tests.episodes.command_cases import Command

@@ -11,6 +11,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def test_the_file_alone_gives_the_same_logits(tmp_path: Path, learned: bool, raw
 @pytest.mark.parametrize("limit", [0, 30])
 def test_networks_of_solve(tmp_path: Path, limit: int) -> None:
     network = solve([(X, Y)], None, {"param_limit": limit}, effort="fast")
-    save_model(tmp_path / "x", Model(network, (3, 1, -4, 0, 2**40), None, {}, {}))
+    save_model(tmp_path / "x", Model(network=network, classes=(3, 1, -4, 0, 2**40)))
     loaded = load_model(str(tmp_path / "x"))
     assert torch.equal(loaded.network(X), network(X))
     assert (loaded.classes, loaded.columns) == ((3, 1, -4, 0, 2**40), None)
@@ -64,7 +65,7 @@ def test_networks_of_solve(tmp_path: Path, limit: int) -> None:
 def test_class_offsets_are_stored(tmp_path: Path) -> None:
     network = solve([(X, Y)], effort="fast")
     network.set_offsets(torch.linspace(-1, 1, 5))
-    save_model(tmp_path / "x", Model(network, (0, 1, 2, 3, 4), None, {}, {}))
+    save_model(tmp_path / "x", Model(network=network, classes=(0, 1, 2, 3, 4)))
     loaded = load_model(tmp_path / "x").network
     assert same_state(loaded, network)
     assert torch.equal(loaded(X), network(X))
@@ -80,7 +81,7 @@ def test_a_loaded_network_can_be_updated(tmp_path: Path) -> None:
     assert torch.equal(loaded.network(X), model.network(X))
     with pytest.raises(InputError, match=r"^`model` must .* got one with classes that are not 8 different names\."):
         save_model(path, loaded)
-    save_model(path, loaded._replace(classes=(*loaded.classes[:-1], "newer", "newest")))
+    save_model(path, replace(loaded, classes=(*loaded.classes[:-1], "newer", "newest")))
     assert load_model(path).classes[-2:] == ("newer", "newest")
 
 
@@ -114,23 +115,23 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
 
 def broken() -> Iterator[tuple[Model, str]]:
     model = make_model()
-    yield model._replace(classes=model.classes[:-1]), "classes that are not 7 different names"
-    yield model._replace(classes=("a",) * 7), "classes that are not 7 different names"
-    yield model._replace(classes=(1, "2", 3, 4, 5, 6, 7)), "classes that are not 7 different names"  # type: ignore[arg-type]
-    yield model._replace(classes=(True, 2, 3, 4, 5, 6, 7)), "classes that are not 7 different names"
-    yield model._replace(classes=("\ud800", *model.classes[1:])), "surrogates not allowed"
-    yield model._replace(columns=("a",)), "columns that are not 8 different names"
-    yield model._replace(metadata={"a": float("nan")}), "not JSON compliant"
-    yield model._replace(metadata={"a": torch.zeros(1)}), "not JSON serializable"
-    yield model._replace(metadata=[]), "no metadata"  # type: ignore[arg-type]
-    yield model._replace(update_state={"a": torch.tensor([torch.inf])}), "a tensor a that is not finite"
-    yield model._replace(network=make_network().double()), "of another shape or type"
+    yield replace(model, classes=model.classes[:-1]), "classes that are not 7 different names"
+    yield replace(model, classes=("a",) * 7), "classes that are not 7 different names"
+    yield replace(model, classes=(1, "2", 3, 4, 5, 6, 7)), "classes that are not 7 different names"  # type: ignore[arg-type]
+    yield replace(model, classes=(True, 2, 3, 4, 5, 6, 7)), "classes that are not 7 different names"
+    yield replace(model, classes=("\ud800", *model.classes[1:])), "surrogates not allowed"
+    yield replace(model, columns=("a",)), "columns that are not 8 different names"
+    yield replace(model, metadata={"a": float("nan")}), "not JSON compliant"
+    yield replace(model, metadata={"a": torch.zeros(1)}), "not JSON serializable"
+    yield replace(model, metadata=[]), "no metadata"  # type: ignore[arg-type]
+    yield replace(model, update_state={"a": torch.tensor([torch.inf])}), "a tensor a that is not finite"
+    yield replace(model, network=make_network().double()), "of another shape or type"
     network = make_network()
     network.sums[0, 0] = torch.nan
-    yield model._replace(network=network), "a tensor sums that is not finite"
+    yield replace(model, network=network), "a tensor sums that is not finite"
     network = make_network()
     network.counts[0] = -1
-    yield model._replace(network=network), "counts below 0"
+    yield replace(model, network=network), "counts below 0"
 
 
 @pytest.mark.parametrize(("model", "reason"), list(broken()))
@@ -143,7 +144,7 @@ def test_a_model_that_could_not_be_read_again_is_an_error(tmp_path: Path, model:
 def test_another_encoder_is_an_error(tmp_path: Path) -> None:
     network = PrototypeNetwork(nn.Linear(8, 3), embedding_dim=3, num_classes=2)
     with pytest.raises(InputTypeError, match=r"`model` must hold a network with a protonet\.Encoder; got Linear"):
-        save_model(tmp_path / "x", Model(network, ("a", "b"), None, {}, {}))
+        save_model(tmp_path / "x", Model(network=network, classes=("a", "b")))
 
 
 def test_files_of_other_formats_are_refused(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_all_kinds_of_views_in_batches_of_any_size(tmp_path: Path, learned: bool
 @pytest.mark.parametrize("limit", [0, 30, 1000])
 def test_networks_of_solve(tmp_path: Path, limit: int) -> None:
     network = solve([(100 * X, Y)], None, {"param_limit": limit, "num_classes": 7}, effort="fast")
-    export_onnx(str(tmp_path / "x"), Model(network, tuple(range(7)), None, {}, {}))
+    export_onnx(str(tmp_path / "x"), Model(network=network, classes=tuple(range(7))))
     check(start(tmp_path / "x"), network, 100 * X)
 
 
@@ -66,7 +66,7 @@ def test_views_of_some_columns(tmp_path: Path) -> None:
     network = solve_problem((X, Y), effort="fast", spans=[(0, 3), (3, X.shape[1])]).network
     sources: Any = network.encoder.sources
     assert any(source.config.dim < source.config.input_dim for source in sources if hasattr(source.config, "first"))
-    model = Model(network, tuple(range(len(network.prototypes))), None, {}, {})
+    model = Model(network=network, classes=tuple(range(len(network.prototypes))))
     export_onnx(tmp_path / "x.onnx", model)
     check(start(tmp_path / "x.onnx"), network, X)
     save_model(tmp_path / "x.safetensors", model)
@@ -94,10 +94,10 @@ def test_quantized_distances_equal_the_network(tmp_path: Path, monkeypatch: pyte
 
 def test_unsupported_exports_are_errors(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^`model` must .* classes that are not 7 different names\."):
-        export_onnx(tmp_path / "x", make_model()._replace(classes=("a", "b")))
+        export_onnx(tmp_path / "x", replace(make_model(), classes=("a", "b")))
     network = PrototypeNetwork(nn.Linear(8, 3), embedding_dim=3, num_classes=2)
     with pytest.raises(InputTypeError, match=r"`model` must hold a network with a protonet\.Encoder; got Linear"):
-        export_onnx(tmp_path / "x", Model(network, ("a", "b"), None, {}, {}))
+        export_onnx(tmp_path / "x", Model(network=network, classes=("a", "b")))
     assert list(tmp_path.iterdir()) == []
 
 

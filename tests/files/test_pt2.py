@@ -72,7 +72,7 @@ def test_mixed_columns_are_refused(tmp_path: Path) -> None:
     assert isinstance(encoder, Encoder)
     encoding = Encoding((column,) * 2)
     assert not encoding.plain
-    model = Model(network, tuple(range(7)), None, {}, {}, encoding)
+    model = Model(network=network, classes=tuple(range(7)), encoding=encoding)
     with pytest.raises(InputError, match="`model` must "):
         export_pt2(tmp_path / "x.pt2", model)
 
@@ -102,7 +102,7 @@ def test_torch_onnx_checks_the_exporter(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="it translates torch's operators")
     model = make_model()
     network = views_of(make_network(), "linear", "kernel_ridge", "forest", "fixed_convolution")
-    model = Model(network, tuple(range(5)), None, {}, {})
+    model = Model(network=network, classes=tuple(range(5)))
     export_onnx(tmp_path / "ours.onnx", model)
     n = torch.export.Dim("n", min=1)
     with torch.no_grad():

@@ -115,7 +115,7 @@ import onnxruntime
 import torch
 
 import protonet
-from protonet.commands.summary import describe_views
+from protonet.commands.report import describe_views
 from protonet.files import Model, export_onnx, load_model, save_model
 from protonet.fit.crossfit import crossfit, list_tensors, predict_held_out, restore_crossfit
 from protonet.fit.search import EFFORTS
@@ -144,7 +144,9 @@ with torch.no_grad():
 accuracy = (logits[200:].argmax(dim=1) == y[200:]).double().mean()
 assert accuracy > 0.9, accuracy
 crossed = crossfit(solution)
-save_model("toy.safetensors", Model(network, ("even", "odd"), None, {}, list_tensors(crossed), folds=crossed.folds))
+tensors = list_tensors(crossed)
+model = Model(network=network, classes=("even", "odd"), update_state=tensors, folds=crossed.folds)
+save_model("toy.safetensors", model)
 model = load_model("toy.safetensors", for_update=True)
 with torch.no_grad():
     assert torch.equal(model.network(x), logits)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from protonet._progress import progress_bar
+from protonet._io import progress_bar
 from protonet.embeddings.pictures.images import (
     SUFFIXES,
     UNREADABLE_IMAGE,

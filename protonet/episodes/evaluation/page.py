@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protonet._writing import write_text
+from protonet._io import write_text
 from protonet.episodes.evaluation.evaluate import Scores
 from protonet.episodes.evaluation.report import MEASURES, explain_intervals, list_summary_interval_kinds, show_p
 from protonet.episodes.evaluation.statistics import (

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from protonet._io import write_text
 from protonet._validation import check_type
-from protonet._writing import write_text
 from protonet.episodes.evaluation.evaluate import Scores
 from protonet.episodes.evaluation.statistics import (
     INTERVAL_KINDS,

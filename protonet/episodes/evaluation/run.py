@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from protonet._progress import progress_bar
-from protonet._writing import write_json
+from protonet._io import progress_bar, write_json
 from protonet.datasets import Dataset
 from protonet.episodes.evaluation.distributed import ProcessGroup, join_group
 from protonet.episodes.evaluation.evaluate import Scores, choose_batch_size, count_episodes, ends_batch, join_batches

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from protonet._io import write_atomically
 from protonet._text import to_printable
-from protonet._writing import write_atomically
 from protonet.episodes.evaluation.evaluate import Scores, join_batches
 from protonet.episodes.evaluation.prepare import Prepared
 from protonet.errors import DISTRIBUTION, installed_version, raise_input_error

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protonet._writing import write_json, write_text
+from protonet._io import write_json, write_text
 from protonet.episodes.evaluation.distributed import join_group
 from protonet.episodes.evaluation.plan import EvaluationPlan
 from protonet.episodes.evaluation.prepare import prepare, prepare_tuning

@@ -12,8 +12,7 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 import numpy as np
 
-from protonet._progress import progress_bar
-from protonet._writing import write_atomically
+from protonet._io import progress_bar, write_atomically
 from protonet.datasets.mapped import write_npz
 from protonet.errors import raise_input_error
 

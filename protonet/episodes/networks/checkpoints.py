@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from protonet._writing import write_atomically
+from protonet._io import write_atomically
 from protonet.episodes.networks.backbones import make_backbone
 from protonet.episodes.networks.heads import make_head
 from protonet.episodes.samplers.batch import Trained

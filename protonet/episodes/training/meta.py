@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from protonet._progress import progress_bar
+from protonet._io import progress_bar
 from protonet.episodes.evaluation.distributed import ProcessGroup
 from protonet.episodes.networks.checkpoints import (
     BEST,

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from protonet._io import write_json, write_text
 from protonet._text import to_printable
-from protonet._writing import write_json, write_text
 from protonet.ui.page.html import MAX_NAME, format_document
 from protonet.ui.text import format_csv, order_naturally
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from protonet._writing import write_json
+from protonet._io import write_json
 from protonet.episodes.evaluation.evaluate import Scores, evaluate
 from protonet.episodes.evaluation.report import (
     format_latex,

@@ -1,4 +1,4 @@
-"""Atomic file writes, and the cache folder."""
+"""Atomic file writes, the cache folder, and progress bars on terminals."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from typing import Any, BinaryIO
 
 if sys.platform != "win32":
     import fcntl
+
+#: Called with the name of the current stage and the completed fraction, from 0 to 1.
+Progress = Callable[[str, float], None]
 
 
 def cache_folder() -> Path:
@@ -104,3 +107,31 @@ def _remove_leftovers(path: Path) -> None:
     for temporary in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.tmp"):
         with suppress(OSError):
             temporary.unlink()
+
+
+def progress_bar(*, shown: bool = True, delay: float = 1.0, **settings: Any) -> Any:
+    """Create a tqdm progress bar on stderr. It is shown on terminals only, so that pipes and log files stay free of it.
+
+    Args:
+        shown: Whether to show the bar, if stderr is a terminal.
+        delay: Seconds before the bar appears, so that short work shows none.
+        **settings: Further arguments of tqdm, such as ``total``, ``unit`` and ``leave``.
+    """
+    from tqdm import tqdm  # noqa: PLC0415 - slow to import
+
+    # With None, tqdm disables the bar unless its file is a terminal.
+    return tqdm(disable=None if shown else True, delay=delay, dynamic_ncols=True, **settings)
+
+
+@contextmanager
+def show_progress(*, quiet: bool = False) -> Iterator[Progress]:
+    """Show a progress bar of fractions if the work takes long; the context is the function that updates it."""
+    form = "{desc}: {percentage:.0f} %|{bar}| {elapsed}, {remaining} left"
+    # smoothing=0: the remaining time follows from the mean speed; miniters=0: every step is shown.
+    with progress_bar(total=1.0, bar_format=form, smoothing=0, miniters=0, leave=False, shown=not quiet) as bar:
+
+        def show(stage: str, fraction: float) -> None:
+            bar.set_description_str(stage, refresh=False)
+            bar.update(fraction - bar.n)
+
+        yield show

@@ -13,8 +13,8 @@ from typing import BinaryIO
 
 import pytest
 
-from protonet import _writing
-from protonet._writing import write_atomically
+from protonet import _io
+from protonet._io import write_atomically
 
 SIZE = 2**20
 #: Rewrites the file in a loop; importing the module alone saves the second of importing the library.
@@ -28,7 +28,7 @@ for letter in itertools.cycle((b"a", b"b")):
 
 
 def start(path: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", ENDLESS, str(_writing.__file__), str(path)]
+    command = [sys.executable, "-c", ENDLESS, str(_io.__file__), str(path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout
     process.stdout.readline()

@@ -1,0 +1,462 @@
+"""`TablePipeline`: from the rows of a table to class probabilities, with everything that a model file holds.
+
+Estimator, commands and servers are layers over it: they parse their input, call a method, and format the result.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protonet._io import progress_bar
+from protonet.embeddings.opening import AUTO, NONE, get_modality, reopen
+from protonet.embeddings.pictures.reading import are_pictures
+from protonet.embeddings.representation import Record, Representation
+from protonet.errors import raise_input_error
+from protonet.files.archive import subtract_name_samples
+from protonet.files.model import Model, read_model, save_model
+from protonet.fit.active import Suggestion, suggest_rows
+from protonet.fit.crossfit import (
+    Crossfit,
+    list_tensors,
+    measure_held_out,
+    restore_crossfit,
+    score_frequent,
+    score_held_out,
+    update,
+)
+from protonet.fit.duplicates import hash_rows
+from protonet.fit.names import classify_by_names
+from protonet.fit.uninformative import (
+    compute_uninformative_logits,
+    describe_uninformative,
+    parse_counts,
+    replace_uninformative,
+)
+from protonet.metrics import calibrate, measure, measure_classes
+from protonet.network import PrototypeNetwork
+from protonet.tables import DEFAULT_LABEL
+from protonet.tables.columns.encoding import Encoding
+from protonet.tables.delimited import MISSING_TEXTS, parse_missing
+from protonet.tables.drift import DriftMonitor, monitor_drift
+from protonet.tables.features import check_column_types, encode_block
+from protonet.tables.numeric_formats import convert_numeric, detect_numeric_conversion
+from protonet.tables.table import ReadSpec, RowBlock, Table, format_names, open_table, read_table
+
+#: The tensor of a model file with the hashes of all training rows, by which `update` detects repeated ones.
+TRAINING_HASHES = "given"
+#: The largest feature, relative to the scale of the training rows, whose square fits into float32.
+MAX_SCALE = 2.0**60
+#: The maximal rows of a batch, and the multiple to which they are padded: a vector of float32 (AVX-512).
+BATCH, ALIGNMENT = 256, 16
+#: The maximal number of blocks classified at a time.
+MAX_THREADS = 8
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TablePipeline(Model):
+    """A fitted network with the columns, classes, cross-validation and metadata of its table."""
+
+    @classmethod
+    def load(
+        cls, path: str | Path, *, for_update: bool = False, argument: str = "path", writer: str = "fit"
+    ) -> TablePipeline:
+        """Load a model file; arguments and errors as `protonet.files.model.read_model`."""
+        return cls(**vars(read_model(path, for_update=for_update, argument=argument, writer=writer)))
+
+    def save(self, path: str | Path) -> None:
+        """Write a model file, as `protonet.save_model`."""
+        save_model(path, self)
+
+    def attach_encoders(
+        self, names: Sequence[str] | None, *, shown: bool, use_cache: bool = True, table: Path | None = None
+    ) -> TablePipeline:
+        """Attach the pretrained encoders of the texts and pictures.
+
+        Args:
+            names: The names, folders or files of encoders, from the user, or None.
+            shown: Whether to show progress.
+            use_cache: Whether to cache embeddings.
+            table: A table to check: it holds pictures if and only if the model reads pictures.
+
+        Raises:
+            MissingPackageError: A package of an encoder is missing.
+            InputError: An encoder differs from that of fit, or is missing; or the table does not match.
+        """
+        if table is not None and not self.has_pictures and are_pictures(table):
+            got, remedy = f"the pictures {table}", "Pass a table, or train on pictures."
+            raise_input_error("table", "be a table, as in fit", got, remedy)
+        if table is not None and self.has_pictures and table.suffix.lower() in {".npy", ".npz"}:
+            remedy = "Pass a folder of them, or a table with their paths in that column."
+            raise_input_error("table", "have pictures, as in fit", table, remedy)
+        columns = () if self.encoding is None else self.encoding.columns
+
+        def open_encoder(record: Record) -> Representation:
+            return replace(reopen(record, names), use_cache=use_cache)
+
+        attached = tuple(column.attach(open_encoder, show_progress=shown) for column in columns)
+        modalities = {column.modality for column in columns if column.record is not None}
+        for name in names or ():
+            if name not in {AUTO, NONE} and get_modality(name) not in modalities:
+                must = f"come with a model whose {get_modality(name)}s a pretrained encoder read in fit"
+                raise_input_error("representation", must, f"{name} and another model", "Leave it out.")
+        return self if self.encoding is None else replace(self, encoding=Encoding(attached))
+
+    @property
+    def has_pretrained_encoder(self) -> bool:
+        """Whether a pretrained encoder reads a column."""
+        return self.encoding is not None and any(column.record is not None for column in self.encoding.columns)
+
+    @property
+    def has_pictures(self) -> bool:
+        """Whether the model reads pictures, from a folder or a column."""
+        return self.encoding is not None and any(column.modality == "picture" for column in self.encoding.columns)
+
+    @property
+    def input_dim(self) -> int:
+        """The number of features of the network."""
+        return int(self.network.encoder.input_dim)  # type: ignore[arg-type]
+
+    @property
+    def column_sizes(self) -> list[int]:
+        """The number of features of each column."""
+        return [1] * self.input_dim if self.encoding is None else self.encoding.sizes
+
+    @property
+    def column_names(self) -> Sequence[str]:
+        """The name of each column; "column 3" for the fourth one of a table without names."""
+        return self.columns or [f"column {index}" for index in range(len(self.column_sizes))]
+
+    @property
+    def label(self) -> str:
+        """The column of the labels in fit."""
+        return str(self.metadata.get("label", DEFAULT_LABEL))
+
+    @property
+    def missing_texts(self) -> frozenset[str]:
+        """The missing values of fit, in lower case; an invalid entry of the file gives the default."""
+        values = self.metadata.get("missing_values")
+        if isinstance(values, list) and all(type(value) is str for value in values):
+            return parse_missing(values)
+        return MISSING_TEXTS
+
+    @property
+    def sample_counts(self) -> list[int]:
+        """The number of samples of each class, without those that class names count as."""
+        return subtract_name_samples(self.network.counts.tolist(), self.classes, self.metadata.get("named"))
+
+    def read_spec(
+        self,
+        label: str | None = None,
+        *,
+        labelled: bool = False,
+        extra: str | None = None,
+        skip_broken: bool = False,
+        sheet: str | None = None,
+    ) -> ReadSpec:
+        """Specify how to read a table, which may have further columns.
+
+        Args:
+            label: The column of the labels; None for that of fit.
+            labelled: Whether labels are required.
+            extra: A further column to read, or None.
+            skip_broken: As in `ReadSpec`.
+            sheet: As in `ReadSpec`.
+        """
+        dropped = self.metadata.get("left_out")
+        return ReadSpec(
+            label or self.label,
+            labelled,
+            self.columns,
+            width=len(self.column_sizes),
+            extra_columns=() if extra is None else (extra,),
+            ignored=tuple(map(str, dropped)) if isinstance(dropped, list) else (),
+            skip_broken=skip_broken,
+            sheet=sheet,
+            missing_texts=self.missing_texts,
+        )
+
+    def open_table(
+        self, path: Path, spec: ReadSpec, labels: Path | None = None, *, decimal_mark: str | None = None
+    ) -> Table:
+        """Open a table, whose blocks mark the rows without information.
+
+        Its notes report cells that do not match the type of their column and, after all rows are read, columns that
+        drifted and rows without information.
+
+        Args:
+            path: The table.
+            spec: From `read_spec`.
+            labels: An NPY file of labels, or None.
+            decimal_mark: The decimal mark of numbers; None to detect it.
+
+        Raises:
+            MissingPackageError: As `protonet.tables.table.open_table`.
+            InputError: As `open_table`; or the type of a column differs from fit in the first rows.
+        """
+        table = convert_numeric(open_table(path, spec, labels), self.encoding, decimal=decimal_mark)
+        first = next(table.blocks)
+        table.notes.extend(check_column_types(table, first, self.encoding))
+        blocks = monitor_drift(chain([first], table.blocks), self._make_drift_monitor(), table)
+        return table._replace(blocks=self.mark_uninformative(blocks, table))
+
+    def read_table(
+        self, path: Path, spec: ReadSpec, labels: Path | None = None, *, decimal_mark: str | None = None
+    ) -> tuple[Table, RowBlock]:
+        """Read all rows of a table; arguments, notes and errors as in `open_table`."""
+        table, block = read_table(path, spec, labels)
+        conversion = detect_numeric_conversion(table, block, self.encoding, decimal=decimal_mark)
+        block = conversion.apply(block, self.encoding)
+        monitor = self._make_drift_monitor()
+        monitor.update(block)
+        types = check_column_types(table, block, self.encoding)
+        table.notes.extend([*conversion.notes, *types, *monitor.summary(table)])
+        return table, block
+
+    def _make_drift_monitor(self) -> DriftMonitor:
+        """Create the comparison of new rows with the columns of fit."""
+        return DriftMonitor(self.metadata.get("seen"), self.encoding, len(self.column_sizes))
+
+    def encode(self, table: Table, block: RowBlock) -> np.ndarray:
+        """Encode the rows of a block as features (b, dim); errors as `protonet.tables.features.encode_block`."""
+        return encode_block(table, block, self.encoding)
+
+    def is_uninformative(self, block: RowBlock) -> np.ndarray:
+        """Detect the rows (b,) bool of a block that have no informative cell."""
+        if self.encoding is None:
+            return np.zeros(len(block.positions), bool)
+        return self.encoding.is_uninformative(block.columns)
+
+    def mark_uninformative(self, blocks: Iterable[RowBlock], table: Table) -> Iterator[RowBlock]:
+        """Mark the rows without information of each block; note their number in the table after the last."""
+        rows = 0
+        for block in blocks:
+            uninformative = self.is_uninformative(block)
+            rows += int(uninformative.sum())
+            yield block._replace(uninformative=uninformative)
+        if rows and self.uninformative_logits is not None:
+            table.notes.append(describe_uninformative(rows))
+
+    @property
+    def uninformative_logits(self) -> Tensor | None:
+        """The logits (num_classes,) of a row without information; None if the network predicts it."""
+        counts, classes = torch.tensor(self.sample_counts), len(self.classes)
+        if self.metadata.get("balanced") or not bool(counts.any()):
+            return compute_uninformative_logits(self.network.seen, torch.zeros(classes))
+        return compute_uninformative_logits(counts, parse_counts(self.metadata.get("uninformative"), classes))
+
+    def warn_cancelled_classes(self) -> list[str]:
+        """Warn of classes that have no prototype because the embeddings of their rows cancel."""
+        names = [str(self.classes[label]) for label in self.network.cancelled.nonzero().flatten().tolist()]
+        return [f"warning: the rows of {format_names(names)} cancel: no prototype, never predicted"] if names else []
+
+    def class_indices(self, labels: np.ndarray) -> Tensor:
+        """Convert labels (n,) to class indices (n,) int64; the labels 7 and "7" are equal.
+
+        Raises:
+            InputError: A class is not known.
+        """
+        indices = {str(name): index for index, name in enumerate(self.classes)}
+        names, inverse = np.unique(labels.astype(str), return_inverse=True)
+        unknown = [name for name in names.tolist() if name not in indices]
+        if unknown:
+            got = f"{unknown[0]!r}" + (f" and {len(unknown) - 1} more" if len(unknown) > 1 else "")
+            raise_input_error("table", "have classes that the model knows", got, "Add them with protonet update.")
+        return torch.tensor([indices[name] for name in names.tolist()])[torch.from_numpy(inverse)]
+
+    @torch.inference_mode()
+    def predict_logits(self, x: np.ndarray, uninformative: np.ndarray | None = None) -> Tensor:
+        """Compute the logits (n, num_classes) of rows (n, dim) float32 or float64.
+
+        The logits of a row do not depend on the other rows, to the last digit. Products of few rows, and remainders of
+        vectors, use other instructions; therefore each batch is padded with repeated rows.
+
+        Args:
+            x: The features.
+            uninformative: (n,) bool: rows without information, which get `uninformative_logits`; None for none.
+
+        Raises:
+            InputError: The embedding of a row overflows.
+        """
+        padded = torch.from_numpy(np.resize(x, (-(-len(x) // ALIGNMENT) * ALIGNMENT, x.shape[1])))
+        logits = torch.cat([self.network(rows) for rows in padded.split(BATCH)])[: len(x)]
+        far = float(self.network.encoder.scale) * MAX_SCALE  # type: ignore[arg-type]
+        lost = ~logits.isfinite().all(dim=1) | torch.from_numpy(np.abs(x).max(axis=1) > far)
+        if bool(lost.any()):
+            got = f"{np.abs(x[lost.numpy()][0]).max():g} as the largest value of a row"
+            remedy = "Correct or drop the row."
+            raise_input_error("table", "have numbers of the scale of the training data", got, remedy)
+        if uninformative is not None and uninformative.any():
+            replace_uninformative(logits, torch.from_numpy(uninformative), self.uninformative_logits)
+        return logits
+
+    @property
+    def cross_validation(self) -> Crossfit | None:
+        """The held-out rows of fit and the cross-validation networks.
+
+        None for a model of an interrupted fit or of an estimator, and for one that was loaded without ``for_update``.
+
+        Raises:
+            InputError: The file has other held-out rows than fit writes.
+        """
+        if "labels" not in self.update_state:
+            return None
+        try:
+            return restore_crossfit(self.network, self.folds, self.update_state)
+        except ValueError as error:
+            raise_input_error("model", "have the cross-validation of fit", str(error), "Fit it again.")
+
+    @property
+    def training_hashes(self) -> Tensor:
+        """The hashes (n,) int64 of the training rows; empty if the file has none."""
+        hashes = self.update_state.get(TRAINING_HASHES)
+        sound = hashes is not None and hashes.dtype == torch.int64 and hashes.ndim == 1
+        return hashes if hashes is not None and sound else torch.empty(0, dtype=torch.int64)
+
+    def with_cross_validation(self, crossed: Crossfit, groups: dict[str, int], hashes: Tensor) -> TablePipeline:
+        """Add the results of cross-validation and the data that updates need.
+
+        Args:
+            crossed: The held-out rows and cross-validation networks.
+            groups: The index of each group, by name.
+            hashes: (n,) of all training rows, by `protonet.fit.duplicates.hash_rows`.
+        """
+        samples = replace(self, network=crossed.whole).sample_counts
+        metadata = self.metadata | {"samples": samples, "groups": groups}
+        if len(crossed.labels):
+            metrics = measure_held_out(crossed)
+            scores = score_frequent(torch.tensor(samples), len(crossed.labels))
+            metadata["held_out"] = {
+                "rows": round(float(crossed.weights.sum())),
+                **metrics._asdict(),
+                "confusion": metrics.confusion.tolist(),
+                "balanced_accuracy": measure_classes(metrics.confusion).balanced_accuracy,
+                "most_frequent_class": measure(scores, crossed.labels, crossed.sample).accuracy,
+            }
+            metadata["scores"] = calibrate(score_held_out(crossed), float(crossed.offset)).tolist()
+        update_state = {**list_tensors(crossed), TRAINING_HASHES: hashes}
+        return replace(self, network=crossed.whole, metadata=metadata, update_state=update_state, folds=crossed.folds)
+
+    def evaluate(self, features: Tensor, labels: Tensor) -> Crossfit:
+        """Represent rows (n, dim) with labels (n,) as held-out rows of the network, to measure it on them."""
+        weights, offset = torch.ones(len(labels), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+        fold, groups = torch.zeros_like(labels), torch.full_like(labels, -1)
+        return Crossfit(self.network, (self.network,), features, labels, weights, fold, groups, offset)
+
+    def update(
+        self,
+        x: np.ndarray,
+        labels: np.ndarray,
+        classes: tuple[str, ...] | tuple[int, ...],
+        *,
+        groups: Sequence[str] | None = None,
+        uninformative: np.ndarray,
+    ) -> TablePipeline:
+        """Add rows of known and new classes without training: prototypes move, the embedding stays.
+
+        Args:
+            x: (n, dim) features.
+            labels: (n,) names of classes.
+            classes: The names of all classes, the known ones first.
+            groups: (n,) names of groups; rows of one group are held out together. None for none.
+            uninformative: (n,) bool: rows without information.
+
+        Returns:
+            The updated pipeline. Its networks are those of this one, which are changed.
+
+        Raises:
+            InputError: The embedding of a row overflows, or a label is no class.
+        """
+        features, extended = torch.from_numpy(x), replace(self, classes=classes)
+        crossed = self.cross_validation or self.evaluate(features[:0], torch.empty(0, dtype=torch.int64))._replace(
+            folds=()
+        )
+        for network in (crossed.whole, *crossed.folds):
+            replace(self, network=network).predict_logits(x)  # raises if the embedding of a row overflows
+        indices, known_groups = extended.class_indices(labels), self.metadata.get("groups", {})
+        group_ids = None if groups is None else torch.tensor([known_groups.get(name, -1) for name in groups])
+        update(crossed, features, indices, len(classes), group_ids)
+        if uninformative.any():
+            counts = parse_counts(self.metadata.get("uninformative"), len(classes))
+            counts += torch.bincount(indices[torch.from_numpy(uninformative)], minlength=len(classes))
+            extended = replace(extended, metadata=self.metadata | {"uninformative": counts.tolist()})
+        hashes = torch.cat([self.training_hashes, hash_rows(features)])
+        return extended.with_cross_validation(crossed, known_groups, hashes)
+
+    def suggest(self, x: Tensor, n: int, names: Sequence[str], rows: Tensor) -> list[Suggestion]:
+        """Suggest some of the ``rows`` (m,) int64 of x (total, dim) to label next; see `suggest`."""
+        by_name = None
+        if isinstance(named := self.metadata.get("named"), dict):
+            texts = named.get("descriptions")
+            if not isinstance(texts, list) or [type(text) for text in texts] != [str] * len(self.classes):
+                texts = None
+            by_name = classify_by_names(self.encoding, self.classes, x, texts)
+        return suggest(self.network, x, n, names, rows=rows, by_name=by_name)
+
+
+def suggest(
+    network: PrototypeNetwork | None,
+    x: Tensor,
+    n: int,
+    names: Sequence[str],
+    *,
+    rows: Tensor,
+    known: Tensor | None = None,
+    by_name: Tensor | None = None,
+) -> list[Suggestion]:
+    """Suggest some of the ``rows`` (m,) int64 of x (total, dim); arguments and errors as `suggest_rows`."""
+    by_name = None if by_name is None else by_name[rows]
+    chosen = suggest_rows(network, x if len(rows) == len(x) else x[rows], n, names, known=known, by_name=by_name)
+    return [suggestion._replace(row=int(rows[suggestion.row])) for suggestion in chosen]
+
+
+def map_blocks(
+    function: Callable[[RowBlock], Result],
+    blocks: Iterable[RowBlock],
+    *,
+    rows: int | None = None,
+    quiet: bool = False,
+    sequential: bool = False,
+) -> Iterator[Result]:
+    """Apply a function to each block, in order, and show the progress in rows on stderr if it takes long.
+
+    Each block is processed by one thread. Threads that share a block would wait for each other at each of its small
+    matrices, which takes five times as long if another process uses a core.
+
+    Args:
+        function: The function of a block.
+        blocks: The blocks.
+        rows: The number of all rows, for the remaining time; None if unknown.
+        quiet: Whether to hide the progress.
+        sequential: Process one block after the other, for functions that use all cores, such as pretrained encoders.
+    """
+    if sequential:
+        yield from map(function, blocks)
+        return
+    threads = torch.get_num_threads()
+    ahead = min(threads, MAX_THREADS)
+    torch.set_num_threads(1)
+    try:
+        bar = progress_bar(total=rows, unit="row", unit_scale=True, leave=False, shown=not quiet)
+        with bar, ThreadPoolExecutor(ahead) as pool:
+            waiting: deque[Future[Result]] = deque()
+            for block in blocks:
+                waiting.append(pool.submit(function, block))
+                bar.update(len(block.positions))
+                if len(waiting) > 2 * ahead:  # bounds the memory of a long table
+                    yield waiting.popleft().result()
+            for result in waiting:
+                yield result.result()
+    finally:
+        torch.set_num_threads(threads)
