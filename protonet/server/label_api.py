@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 import torch
@@ -163,7 +163,7 @@ class LabelApi:
             table = [queue.header, *(queue.session.cells[row] for row in existing)]
         self.jobs.start(job, queue.version, list(rows), lines, table)
 
-    def check(self) -> dict[str, Any]:
+    def check(self) -> dict[str, object]:
         """Return the accuracy by cross-validation, and after how many more labels it is computed again."""
         metrics, jobs = self.jobs.metrics or {}, self.jobs
         keys = ("accuracy", "interval")
@@ -211,7 +211,7 @@ class LabelApi:
             }
         )
 
-    def describe_columns(self) -> list[dict[str, Any]]:
+    def describe_columns(self) -> list[dict[str, object]]:
         """Return the name of each column, its type, the number of missing cells, and the user's choice."""
         rows, header, settings = self.queue.rows, list(self.queue.header), self.jobs.columns
         names, cells = list(rows.columns or header), self.queue.session.cells
@@ -286,7 +286,7 @@ class LabelApi:
         """Return the metrics, and the files that were made."""
         jobs = self.jobs
         metrics = None if jobs.metrics is None else {key: jobs.metrics.get(key) for key in SHOWN}
-        state: dict[str, Any] = {
+        state: dict[str, object] = {
             "running": jobs.running,
             "error": jobs.error,
             "ready": jobs.ready(),

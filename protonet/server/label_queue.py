@@ -98,7 +98,7 @@ class LabelQueue:
             self._changed.set()
             thread.join()
 
-    def next_item(self, client: str) -> dict[str, Any]:
+    def next_item(self, client: str) -> dict[str, object]:
         """Return the row that a client is to label: the same until it is labelled."""
         now = time.monotonic()
         lease = self._leases.get(client)
@@ -225,7 +225,7 @@ class LabelQueue:
         """Suggest the row of a client to others."""
         self._leases.pop(client, None)
 
-    def progress(self) -> dict[str, Any]:
+    def progress(self) -> dict[str, object]:
         """Count labelled, remaining and flagged rows, rows per class, and pictures that no longer exist."""
         counts = dict.fromkeys(self.session.names, 0) | Counter(name for *_, name in self.session.answers.rows)
         left = self.session.list_left().tolist()
@@ -245,7 +245,7 @@ class LabelQueue:
         person: str | None = None,
         *,
         limit: int,
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """List labelled rows: those that cross-validation predicts as another class first, then the latest.
 
         Args:
@@ -273,7 +273,7 @@ class LabelQueue:
         return {"rows": shown, "total": len(differing) + len(others), "differing": len(differing), "people": people}
 
     @torch.no_grad()
-    def describe(self, row: int) -> dict[str, Any]:
+    def describe(self, row: int) -> dict[str, object]:
         """Return the cells of a row, its likeliest classes, and the labelled rows that are most similar."""
         names = self.session.names
         with self._lock:
@@ -285,7 +285,7 @@ class LabelQueue:
         near = self.nearest_labelled(embedding[row], leave_out=row)
         return self.show_row(row) | {"likely": likely[:MAX_LIKELY], "near": near}
 
-    def nearest_labelled(self, embedding: Tensor, *, leave_out: int = -1) -> list[dict[str, Any]]:
+    def nearest_labelled(self, embedding: Tensor, *, leave_out: int = -1) -> list[dict[str, object]]:
         """Return the labelled rows whose embedding is nearest to one (dim,)."""
         with self._lock:
             pairs = zip(self.session.done, self.session.answers.rows, strict=True)
@@ -296,13 +296,13 @@ class LabelQueue:
         order = torch.linalg.vector_norm(others[done] - embedding, dim=1).argsort(stable=True)[:MAX_NEAR].tolist()
         return [self.show_row(done[at]) | {"name": labels[done[at]]} for at in order]
 
-    def show_row(self, row: int) -> dict[str, Any]:
+    def show_row(self, row: int) -> dict[str, object]:
         """Return the index of a row, its cells, cut to a maximal length, and whether its picture exists."""
         cells = [cell[:MAX_CELL] for cell in self.session.cells[row]]
         return {"row": row, "cells": cells, "picture": self.has_picture(row)}
 
     @torch.no_grad()
-    def map_rows(self) -> dict[str, Any]:
+    def map_rows(self) -> dict[str, object]:
         """Return the coordinates of all rows in [-1, 1], their predicted classes and their labels, -1 for none."""
         network, rows = self._require_network("map")
         shown = torch.arange(0, len(rows.x), -(-len(rows.x) // MAX_POINTS))
@@ -320,7 +320,7 @@ class LabelQueue:
         }
 
     @torch.no_grad()
-    def try_row(self, model: TablePipeline, row: Rows) -> dict[str, Any]:
+    def try_row(self, model: TablePipeline, row: Rows) -> dict[str, object]:
         """Classify one row by a model of `build_model`, and explain the result.
 
         Returns:
@@ -336,7 +336,7 @@ class LabelQueue:
         likely = [{"name": model.classes[at], "probability": value} for at, value in pairs]
         some = x_all[:: -(-len(x_all) // 1024)]
         farther = float((model.network(some).amax(dim=1) > logits.amax()).double().mean())
-        support: list[dict[str, Any]] = []
+        support: list[dict[str, object]] = []
         if len(sizes) > 1:
             scores = compute_contributions(model.network, x[0], order[0], x_all[done], torch.ones(len(done)), sizes)
             top = scores.abs().argsort(descending=True, stable=True)[:COLUMNS].tolist()

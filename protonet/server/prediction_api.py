@@ -216,7 +216,7 @@ class PredictionApi:
         self.get(name)
         return self.server_ready()
 
-    def openapi(self) -> dict[str, Any]:
+    def openapi(self) -> dict[str, object]:
         """Build the OpenAPI document."""
         return schemas.openapi({name: hot.model for name, hot in self.models.items()}, self.reads)
 

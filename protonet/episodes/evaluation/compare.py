@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,11 +28,11 @@ class StoredRun(NamedTuple):
     """A run of the evaluation, as read from a file of ``--json``."""
 
     path: Path  #: The file.
-    settings: dict[str, Any]  #: Under the names of the command line.
+    settings: dict[str, object]  #: Under the names of the command line.
     data: str  #: A hash of the data set's rows, before encoder and normalisation.
     n_classes: int  #: Classes that episodes are drawn from.
     class_mask: Tensor | None  #: (episodes, classes) bool, those of each episode; None of files of earlier versions.
-    versions: dict[str, Any]  #: Of packages.
+    versions: dict[str, object]  #: Of packages.
     queries: Tensor  #: (episodes,) float64, of each episode.
     right: dict[str, Tensor]  #: For each method (episodes,) float64, the queries that it has right.
 

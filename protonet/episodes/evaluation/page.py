@@ -136,7 +136,7 @@ def format_intervals(rate: Rate, over: Sequence[str]) -> list[str]:
     return ["" if math.isnan(half) else span((rate.mean - half, rate.mean + half), 2) for half in halves]
 
 
-def list_pairs(summary: Summary, over: Sequence[str]) -> list[dict[str, Any]]:
+def list_pairs(summary: Summary, over: Sequence[str]) -> list[dict[str, object]]:
     """List the paired differences, the largest first; the more accurate method, or ``against``, is named first."""
     rows = []
     for pair in sorted(summary.comparisons, key=lambda pair: -abs(pair.difference)):
@@ -157,7 +157,7 @@ def list_pairs(summary: Summary, over: Sequence[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def list_spreads(evaluation: Evaluation) -> list[dict[str, Any]]:
+def list_spreads(evaluation: Evaluation) -> list[dict[str, object]]:
     """List the distribution of the accuracies of each method over episodes."""
     quantiles, rows = torch.tensor(QUANTILES, dtype=torch.float64), []
     for name in evaluation.summary.order:
@@ -169,7 +169,7 @@ def list_spreads(evaluation: Evaluation) -> list[dict[str, Any]]:
     return rows
 
 
-def list_origin(evaluation: Evaluation) -> dict[str, Any]:
+def list_origin(evaluation: Evaluation) -> dict[str, object]:
     """List the settings, versions and hashes that the results depend on."""
     return {
         **{f"setting {name.replace('_', '-')}": value for name, value in evaluation.summary.settings.items()},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from protonet.episodes.features.sources import RowsPlan
 from protonet.episodes.methods.choice import ChosenMethod
@@ -49,7 +48,7 @@ class EvaluationPlan:
     #: Keep the prediction and the row of each query; ways, shots and queries must then be the same in each episode.
     records: bool = False
 
-    def describe(self, side: str, sampler: Sampler) -> dict[str, Any]:
+    def describe(self, side: str, sampler: Sampler) -> dict[str, object]:
         """Return the settings under the names of the command line, in a form that JSON can write.
 
         Args:

@@ -7,7 +7,6 @@ import json
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ STATE_FORMAT, STATE_VERSION = "protonet.episodes", 5
 FREE_SETTINGS = ("against", "max_episodes", "target_half_width")
 
 
-def describe_run(settings: Mapping[str, Any], prepared: Prepared) -> dict[str, Any]:
+def describe_run(settings: Mapping[str, object], prepared: Prepared) -> dict[str, object]:
     """Describe, in a form that JSON can write, all that the scores depend on: settings, methods, data and versions.
 
     A hash of three rows of each class identifies the data. The settings in ``FREE_SETTINGS`` are left out.
@@ -35,7 +34,7 @@ def describe_run(settings: Mapping[str, Any], prepared: Prepared) -> dict[str, A
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
     run = {name: value for name, value in settings.items() if name not in FREE_SETTINGS}
     run |= {"plugins": prepared.plugins, "methods": list(prepared.methods), "data": digest.hexdigest()}
-    described: dict[str, Any] = json.loads(json.dumps(run | get_versions()))
+    described: dict[str, object] = json.loads(json.dumps(run | get_versions()))
     return described
 
 
@@ -45,7 +44,7 @@ def get_versions() -> dict[str, str | None]:
     return {name: installed_version(package) for name, package in packages.items()}
 
 
-def write_state(path: Path, run: Mapping[str, Any], batches: Sequence[Mapping[str, Scores]]) -> None:
+def write_state(path: Path, run: Mapping[str, object], batches: Sequence[Mapping[str, Scores]]) -> None:
     """Write the scores of a run's first episodes, whole or not at all.
 
     Args:
@@ -68,7 +67,7 @@ def write_state(path: Path, run: Mapping[str, Any], batches: Sequence[Mapping[st
     write_atomically(path, lambda file: np.savez(file, header=np.array(header), **arrays))
 
 
-def read_state(path: Path, run: Mapping[str, Any]) -> list[dict[str, Scores]]:
+def read_state(path: Path, run: Mapping[str, object]) -> list[dict[str, Scores]]:
     """Read the scores that `write_state` wrote of the same run: one or two batches, by method.
 
     Raises:

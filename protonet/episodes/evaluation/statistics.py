@@ -99,7 +99,7 @@ class Comparison:
         """Return the adjusted p-value over classes or over episodes; None where it is not known."""
         return None if math.isnan(get_half_width(self, over)) else float(getattr(self, f"p_holm_{over}"))
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return it in a form that JSON can write."""
         unknown = [over for over in INTERVAL_KINDS if math.isnan(get_half_width(self, over))]
         return {name: None if name.rpartition("_")[2] in unknown else value for name, value in asdict(self).items()}
@@ -116,7 +116,7 @@ class MethodSummary:
     )  #: Of ``OPEN_SET_MEASURES`` and ``SIDE_MEASURES``, by name.
     by_shot: Mapping[int, Rate] = field(default_factory=dict)  #: The accuracy on classes of each number of shots.
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return it in a form that JSON can write."""
         measures = {name: rate.describe() for name, rate in self.measures.items()}
         return {
@@ -150,7 +150,7 @@ class Summary:
         against: str | None = self.settings.get("against")
         return against
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return it in a form that JSON can write."""
         return {
             "settings": dict(self.settings),
@@ -179,7 +179,7 @@ class Tuning:
         """The episodes of each."""
         return self.accuracies[self.chosen].n_episodes
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return it in a form that JSON can write."""
         rates = {
             name: {"accuracy": rate.mean, "half_width": known(rate.half_width_episodes)}
@@ -232,7 +232,7 @@ class Evaluation:
         """For each method (episodes,) float64 in [0, 1]."""
         return {name: right / self.queries.double() for name, right in self.right.items()}
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return it in a form that JSON can write."""
         queries = self.queries.tolist()
         by_class = {} if self.by_class is None else {"by_class": [asdict(accuracy) for accuracy in self.by_class]}
@@ -261,7 +261,7 @@ def get_half_width(rate: Rate | Comparison, over: str) -> float:
     return rate.half_width_classes if over == "classes" else rate.half_width_episodes
 
 
-def list_class_indices(class_mask: Tensor) -> dict[str, Any]:
+def list_class_indices(class_mask: Tensor) -> dict[str, object]:
     """Return the classes of each episode, of ``class_mask`` (episodes, classes) bool, in a form that JSON can write.
 
     Returns:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,7 +64,7 @@ class Average:
         """The mean rank."""
         return sum(self.ranks) / len(self.ranks)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return it in a form that JSON can write."""
         return {**self.rate.describe(), "ranks": list(self.ranks), "rank": self.rank}
 

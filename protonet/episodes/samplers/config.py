@@ -6,7 +6,6 @@ Other protocols are a `Sampler` of their own: `fixed_split`, `meta_dataset` and 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -182,7 +181,7 @@ class EpisodeConfig(Sampler):
             uniform_classes = torch.cat([uniform_classes, more], dim=1)
         return way, draw_distinct(uniform_classes, torch.tensor(len(index.size)).expand(n_episodes))
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return the settings under the names of the command line."""
         names = {"n_query": "query", "n_unlabelled": "unlabelled", "n_distractors": "distractors"}
         return {"protocol": "episodes"} | {names.get(name, name): value for name, value in asdict(self).items()}

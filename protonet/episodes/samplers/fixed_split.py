@@ -6,7 +6,6 @@ An episode is a draw of the support; the queries of all of them are the same row
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,7 +102,7 @@ class FixedSplit(Sampler):
         """All test rows are queries of each episode: (n_episodes,) int64."""
         return torch.full((n_episodes,), int(index.size.sum()) - sum(self.n_train))
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return the settings under the names of the command line."""
         way, shot = list(self.way), list(self.shot)
         more = {"n_open_classes": 0, "allow_small": self.allow_small, "kind": self.title()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -124,7 +123,7 @@ class Generalized(Sampler):
         counts = self.novel.count_queries(self._take_novel(index), seed=seed, n_episodes=n_episodes)
         return counts + int((index.size[: self.n_base] - 1).clamp_max(self.novel.n_query).sum())
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return the settings under the names of the command line."""
         more = {"protocol": "generalized", "base_classes": self.n_base, "kind": self.title()}
         return {**self.novel.describe(), **more}

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -149,7 +148,7 @@ class MetaDataset(Sampler):
         offsets = draw_distinct(sample_uniform(seed, CLASS_STREAM, first, (n_episodes, MAX_WAY)), sizes[group])
         return way, table[group[:, None], offsets]
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return the settings under the names of the command line."""
         way, shot = list(self.way), list(self.shot)
         more = {"n_open_classes": 0, "groups": len(self.groups), "kind": self.title()}

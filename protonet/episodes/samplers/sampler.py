@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -177,7 +177,7 @@ class Sampler(ABC):
         """Count the queries of the first episodes: (n_episodes,) int64, without those of open classes."""
 
     @abstractmethod
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return the settings under the names of the command line, in a form that JSON can write."""
 
     @abstractmethod

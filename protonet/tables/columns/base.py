@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -117,7 +117,7 @@ class FittedColumn(ABC):
         return f"{value:.4g}"
 
     @abstractmethod
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return all fields but the tensors, as JSON values."""
 
     def tensors(self) -> dict[str, np.ndarray]:

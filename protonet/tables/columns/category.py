@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -148,7 +148,7 @@ class Category(FittedColumn):
         names += ["..."] * (len(self.levels) > 4) + ["others"] * (not self._is_complete)
         return f"category: {', '.join(names)}"
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return the levels and their counts."""
         return {"levels": list(self.levels), "counts": list(self.counts), "rows": self.rows}
 

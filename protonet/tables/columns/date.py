@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -102,7 +102,7 @@ class Date(FittedColumn):
         cycles = f", in {', '.join(self.cycles)}" if self.cycles else ""
         return f"date{date_format}{cycles}{format_missing_fraction(self.missing)}"
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return the fields."""
         return asdict(self) | {"cycles": list(self.cycles)}
 

@@ -84,11 +84,11 @@ class ColumnEmbedding:
         representation = open_representation(self.record)
         return replace(self, representation=representation, show_progress=show_progress, path=representation.source)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Leave the representation out."""
         return {**vars(self), "representation": None}
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return the record and the scale."""
         return {"representation": self.record.describe(), "scale": float(self.scale)}
 
@@ -189,7 +189,7 @@ class EmbeddedText(FittedColumn):
         words = f", and {self.words.summary().removeprefix('text: ')}" if self.words.feature_suffixes else ""
         return f"text by {self.record.summary()}{words}"
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return the embedding, the words and the weight."""
         return self.embedding.describe() | self.words.describe() | {"share": self.weight}
 

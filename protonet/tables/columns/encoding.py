@@ -112,7 +112,7 @@ class Encoding:
         exact = any(values.dtype.itemsize > (4 if values.dtype.kind == "f" else 2) for values in columns)
         return np.stack(columns, axis=1).astype(np.float64 if exact else np.float32)
 
-    def describe(self) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    def describe(self) -> tuple[list[dict[str, object]], dict[str, Tensor]]:
         """Return a description of the columns as JSON values, and tensors by name."""
         described = [{"kind": column.kind, **column.describe()} for column in self.columns]
         tensors = {

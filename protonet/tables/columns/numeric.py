@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -124,7 +124,7 @@ class Numeric(FittedColumn):
         }
         return f"number{formats[self.format]}{format_missing_fraction(self.missing)}"
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return the fields."""
         return asdict(self)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -103,7 +103,7 @@ class Picture(FittedColumn):
         network = "" if self.embedding is None else f"by {self.embedding.record.summary()}, and "
         return f"pictures, {network}{sum(self.sizes):,} features of {self.side} x {self.side} pixels"
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return the sizes and the embedding."""
         embedding = {} if self.embedding is None else self.embedding.describe()
         return {"sizes": list(self.sizes), "side": self.side, "version": DESCRIPTOR_VERSION, **embedding}

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -166,7 +166,7 @@ class Text(FittedColumn):
         """Return the type and its size."""
         return f"text: {len(self.mean)} components of {len(self.grams)} words and character n-grams"
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return the vocabulary."""
         return {"grams": list(self.grams), "apart": self.apart}
 

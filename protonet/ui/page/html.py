@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
@@ -30,7 +30,7 @@ def name_class(name: object, longest: int | None = None) -> Markup:
     return Markup("<bdi>{}</bdi>").format(text)
 
 
-def embed(metrics: Mapping[str, Any]) -> Markup:
+def embed(metrics: Mapping[str, object]) -> Markup:
     """Encode metrics as JSON without characters of markup."""
     text = json.dumps(metrics, allow_nan=False, separators=(",", ":"))
     for char in "<>&":
@@ -96,7 +96,7 @@ def format_page(
 
 
 def format_document(
-    template: str, title: str, metrics: Mapping[str, Any], command: str, values: Mapping[str, object]
+    template: str, title: str, metrics: Mapping[str, object], command: str, values: Mapping[str, object]
 ) -> str:
     """Format a self-contained report, which may not load or send anything.
 
