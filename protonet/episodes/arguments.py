@@ -154,7 +154,7 @@ def read_train(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.backbone is not None:
         check_name("--backbone", options.backbone, BACKBONES)
     objective = check_name("--objective", options.objective, OBJECTIVES)
-    integers: dict[str, Any] = {}
+    integers: dict[str, int] = {}
     for name, (low, default, _) in INTEGER_OPTIONS.items():
         key, high = name.replace("-", "_"), 2**63 - 1 if name == "seed" else MAX_COUNT
         usual = DEFAULTS[objective].get(name, default)

@@ -9,7 +9,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, TextIO
@@ -263,7 +263,7 @@ def error_response(error: Exception) -> Response:
     return json_response(Error(" ".join(line.split())), status, headers)
 
 
-def json_response(value: object, status: int = 200, headers: Any = None) -> Response:
+def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Make an answer of JSON."""
     return Response(msgspec.json.encode(value) + b"\n", status, headers, JSON)
 

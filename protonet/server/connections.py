@@ -12,11 +12,11 @@ import sys
 import time
 from collections import OrderedDict
 from contextlib import suppress
-from typing import Any
 
 import httptools
 import msgspec
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
@@ -182,7 +182,7 @@ def raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
-def run_server(app: Any, policy: AccessPolicy, listening: socket.socket, title: str) -> None:
+def run_server(app: ASGIApp, policy: AccessPolicy, listening: socket.socket, title: str) -> None:
     """Answer requests until SIGTERM or Ctrl-C.
 
     Args:

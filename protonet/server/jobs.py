@@ -60,7 +60,7 @@ class JobRunner:
     error: str = ""  #: The message of the last job, if it failed.
     running: str = ""  #: "results" or "export"; "" if there is no job.
     folder: TemporaryDirectory[str] = field(default_factory=TemporaryDirectory)
-    _next: tuple[Any, ...] | None = None
+    _next: tuple[str, int, list[int], Sequence[Sequence[str]], Sequence[Sequence[str]] | None] | None = None
     _task: asyncio.Task[None] | None = None
 
     def start(

@@ -56,13 +56,14 @@ DATATYPES: dict[str, tuple[type, ...]] = {
 }
 
 Cell = int | float | str | bool | None
+Row = list[Cell] | dict[str, Cell]
 T = TypeVar("T")
 
 
 class PredictRequest(msgspec.Struct):
     """Rows, each a list of cells in the order of the model's columns, or an object by column; null is missing."""
 
-    rows: list[list[Cell] | dict[str, Cell]]
+    rows: list[Row]
 
 
 class Tensor(msgspec.Struct, omit_defaults=True):
@@ -100,7 +101,7 @@ class Rows(NamedTuple):
 
 
 #: Decodes rows, with and without an object around them.
-ROWS = msgspec.json.Decoder[Any](PredictRequest | list[list[Cell] | dict[str, Cell]])
+ROWS = msgspec.json.Decoder[Any](PredictRequest | list[Row])
 
 
 def decode_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
@@ -235,7 +236,7 @@ def parse_json_rows(model: TablePipeline, body: bytes) -> Rows:
     true or false, or null if it is missing; that of a picture is its file in base64.
     """
     request = decode_json(body, ROWS)
-    rows: list[Any] = request.rows if isinstance(request, PredictRequest) else request
+    rows: Sequence[Row] = request.rows if isinstance(request, PredictRequest) else request
     if not rows:
         raise_input_error("body", "hold rows", "none", 'Send {"rows": [...]}, each a list, or an object by column.')
     check_count(len(rows))
@@ -295,7 +296,7 @@ def parse_tensors(model: TablePipeline, inputs: list[Tensor]) -> Rows:
     return encode(model, [to_column(column) for column in columns], len(columns[0]))
 
 
-def read_data(tensor: Tensor) -> list[Any]:
+def read_data(tensor: Tensor) -> list[Cell]:
     """Read the elements of a tensor of one or two dimensions, flat; null is a missing value.
 
     Raises:
@@ -357,7 +358,7 @@ def check_count(n: int) -> None:
         raise HTTPException(413, f"`body` must have at most {MAX_REQUEST_ROWS:,} rows; got more. Send them in parts.")
 
 
-def order_cells(row: Any, columns: Sequence[str] | None, number: int) -> Any:
+def order_cells(row: Row, columns: Sequence[str] | None, number: int) -> list[Cell]:
     """Put the cells of an object into the order of the columns; others are left out, as in a table."""
     if not isinstance(row, dict):
         return row
@@ -372,7 +373,7 @@ def order_cells(row: Any, columns: Sequence[str] | None, number: int) -> Any:
     return [row[name] for name in columns]
 
 
-def to_matrix(rows: list[Any], width: int) -> np.ndarray | None:
+def to_matrix(rows: Sequence[Row], width: int) -> np.ndarray | None:
     """Convert rows of numbers to (n, width), int64 or float64; None if there is anything else."""
     try:
         cells = np.array(rows)

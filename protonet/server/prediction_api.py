@@ -231,7 +231,7 @@ class PredictionApi:
         return html_response(*format_page("api.html", "API", self.openapi()))
 
 
-def make_handler(read: Callable[..., Any]) -> Callable[[Request], Awaitable[Response]]:
+def make_handler(read: Callable[..., object]) -> Callable[[Request], Awaitable[Response]]:
     """Make the handler of a GET request from a function of the parameters in the path."""
 
     async def handle(request: Request) -> Response:

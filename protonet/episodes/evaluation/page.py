@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -179,7 +178,7 @@ def list_origin(evaluation: Evaluation) -> dict[str, object]:
     }
 
 
-def format_value(value: Any) -> str:
+def format_value(value: object) -> str:
     """Format a setting as text."""
     if value is None:
         return "none"

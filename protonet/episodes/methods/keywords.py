@@ -45,7 +45,7 @@ class Bound(NamedTuple):
 class SearchSpace(NamedTuple):
     """The values of a setting to try on validation classes; part of the setting's type, as a bound is."""
 
-    values: tuple[Any, ...]  #: Values of the setting's type.
+    values: tuple[object, ...]  #: Values of the setting's type.
 
 
 #: Types of settings: a number and its bound.
@@ -58,7 +58,7 @@ Count = Annotated[int, Bound(0)]
 PositiveCount = Annotated[int, Bound(1)]
 
 #: A name and a parser for the values of each type.
-VALUE_PARSERS: dict[Any, tuple[str, Callable[[str], Any]]] = {
+VALUE_PARSERS: dict[object, tuple[str, Callable[[str], object]]] = {
     bool: ("true or false", lambda text: {"true": True, "false": False}[text.lower()]),
     int: ("a whole number", int),
     float: ("a number", float),
@@ -71,11 +71,11 @@ class Keyword(NamedTuple):
 
     name: str  #: The name in a text.
     parameter: str  #: The name of the method's parameter.
-    type: Any  #: A key of ``VALUE_PARSERS``, a tuple of them, or one of these or None.
+    type: object  #: A key of ``VALUE_PARSERS``, a tuple of them, or one of these or None.
     bound: Bound | None  #: The range of its numbers.
-    default: Any  #: `inspect.Parameter.empty` without one.
+    default: object  #: `inspect.Parameter.empty` without one.
     text: str  #: The description in the docstring, in one line; "" without one.
-    tried: tuple[Any, ...] = ()  #: The values of `SearchSpace` in its type.
+    tried: tuple[object, ...] = ()  #: The values of `SearchSpace` in its type.
 
     @property
     def kind(self) -> str:
@@ -112,7 +112,7 @@ def list_keywords(method: Callable[..., object]) -> dict[str, Keyword]:
     return keywords
 
 
-def _split(kind: Any) -> tuple[Any, Bound | None]:
+def _split(kind: Any) -> tuple[object, Bound | None]:
     """Split a type into the type without bounds, and its bound."""
     if get_origin(kind) is Annotated:
         inner, bound = _split(kind.__origin__)
@@ -125,12 +125,12 @@ def _split(kind: Any) -> tuple[Any, Bound | None]:
     return (GenericAlias(tuple, plain) if get_origin(kind) is tuple else reduce(or_, plain)), bounds[0]
 
 
-def _find(kind: Any, note: type[Annotation]) -> Annotation | None:
+def _find(kind: object, note: type[Annotation]) -> Annotation | None:
     """Return the first annotation of a type that is an instance of ``note``; None without one."""
     return next((item for item in getattr(kind, "__metadata__", ()) if isinstance(item, note)), None)
 
 
-def _is_known(kind: Any) -> bool:
+def _is_known(kind: object) -> bool:
     """Test whether values of a type can be parsed from text."""
     types = [part for part in get_args(kind) if part is not type(None)]
     if get_origin(kind) is tuple:
@@ -153,7 +153,7 @@ def parse_source(method: Callable[..., object]) -> str:
     return "" if section is None else " ".join(section[1].split())
 
 
-def parse_keywords(name: str, method: Callable[..., object], texts: Mapping[str, str]) -> dict[str, Any]:
+def parse_keywords(name: str, method: Callable[..., object], texts: Mapping[str, str]) -> dict[str, object]:
     """Parse the keyword arguments of a method from texts, in the order of its signature.
 
     Args:
@@ -185,7 +185,7 @@ def parse_keywords(name: str, method: Callable[..., object], texts: Mapping[str,
     return {keyword.parameter: value for keyword, value in values.items()}
 
 
-def _parse(name: str, keyword: Keyword, text: str) -> Any:
+def _parse(name: str, keyword: Keyword, text: str) -> object:
     """Parse the value of a setting."""
     try:
         return _read(keyword.type, text)
@@ -197,7 +197,7 @@ def _parse(name: str, keyword: Keyword, text: str) -> Any:
         )
 
 
-def _read(kind: Any, text: str) -> Any:
+def _read(kind: object, text: str) -> object:
     """Parse a value of a type; raise a KeyError or a ValueError for other texts."""
     types = get_args(kind)
     if get_origin(kind) is tuple:
@@ -206,12 +206,12 @@ def _read(kind: Any, text: str) -> Any:
         not_none = next(part for part in types if part is not type(None))
         return None if text.lower() == "none" else _read(not_none, text)
     value = VALUE_PARSERS[kind][1](text)
-    if kind is float and not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("not finite")
     return value
 
 
-def show_value(value: Any) -> str:
+def show_value(value: object) -> str:
     """Return a value as a text that reads as the same value: ``1,0.1``, ``none``, ``true``."""
     if isinstance(value, tuple):
         return ",".join(map(show_value, value))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -30,6 +30,6 @@ class MethodSpec:
     slow: bool = False  #: Takes a tenth of a second an episode or more: evaluated where it is named, not by "all".
     alias: str | None = None  #: Another name of the method.
 
-    def __call__(self, episodes: Episodes, **settings: Any) -> Tensor:
+    def __call__(self, episodes: Episodes, **settings: object) -> Tensor:
         """Return logits (episodes, n_queries, n_way)."""
         return self.function(episodes, **settings)

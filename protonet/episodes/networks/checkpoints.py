@@ -68,7 +68,7 @@ def get_head_way(plan: Mapping[str, Any]) -> int | None:
     return plan["way"] if plan["head"] == "classes" else None
 
 
-def write_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+def write_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, object]) -> None:
     """Write a checkpoint, whole or not at all: tensors on any device and metadata that JSON can write, by name.
 
     Raises:

@@ -27,7 +27,7 @@ class Records:
     class_names: tuple[str, ...]  #: Names of the data set's classes.
     predicted: Mapping[str, Tensor]  #: For each method (episodes, n_queries), as ``labels``.
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return it in a form that JSON can write; `unpack` reads its arrays."""
         arrays = {name: pack(getattr(self, name)) for name in ("support", "query", "labels", "classes")}
         predicted = {name: pack(values) for name, values in self.predicted.items()}
@@ -60,7 +60,7 @@ def record(
     return Records(support, row_of[part.query], part.query_labels, first, names, predicted)
 
 
-def pack(values: Tensor) -> dict[str, Any]:
+def pack(values: Tensor) -> dict[str, object]:
     """Pack whole numbers >= 0 for JSON: in as few bytes as hold them, compressed, as text."""
     array = values.cpu().numpy()
     kind = np.min_scalar_type(int(array.max(initial=0))).newbyteorder("<")

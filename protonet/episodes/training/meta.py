@@ -123,7 +123,7 @@ def keep_best(run: TrainingRun, score: Score) -> None:
         run.best, run.best_weights = score, copy.deepcopy(_pack_average(run))
 
 
-def pack_run(run: TrainingRun) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def pack_run(run: TrainingRun) -> tuple[dict[str, Tensor], dict[str, object]]:
     """Return a run as tensors by name and metadata, for `protonet.episodes.networks.checkpoints.write_checkpoint`."""
     states = {LEARNER: run.learner.state_dict(), AVERAGED: _pack_average(run), BEST: run.best_weights}
     states |= {f"{OPTIMIZER}{index}.": state for index, state in run.optimizer.state_dict()["state"].items()}
@@ -227,7 +227,7 @@ def _average_losses(losses: Sequence[Sequence[float]]) -> list[float]:
 
 
 @contextmanager
-def _open_log(outputs: Outputs, step: int) -> Iterator[tuple[Callable[[dict[str, Any]], None], float]]:
+def _open_log(outputs: Outputs, step: int) -> Iterator[tuple[Callable[[dict[str, object]], None], float]]:
     """Open the log and TensorBoard's folder, without entries after ``step``.
 
     Yields a function that adds an entry to both, and the seconds of the last entry, from which those of a resumed run
@@ -247,7 +247,7 @@ def _open_log(outputs: Outputs, step: int) -> Iterator[tuple[Callable[[dict[str,
             writer = SummaryWriter(str(outputs.tensorboard), purge_step=step + 1)
             stack.callback(writer.close)
 
-        def log(entry: dict[str, Any]) -> None:
+        def log(entry: dict[str, object]) -> None:
             if file is not None:
                 print(json.dumps(entry), file=file, flush=True)
             if writer is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -102,7 +102,7 @@ def infer_column_type(cells: np.ndarray, *, order: Sequence[str] = POINT_FIRST) 
     return InferredType(None, reason, is_text=True)
 
 
-def are_sentences(distinct: Sequence[Any], rows: int) -> bool:
+def are_sentences(distinct: Sequence[object], rows: int) -> bool:
     """Test whether all cells differ and have several words: these are texts, however few rows there are."""
     word_counts = sorted(len(str(cell).split()) for cell in distinct)
     return len(distinct) == rows and word_counts[len(word_counts) // 2] >= INFERENCE_RULES.min_words

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ def write_outputs(outputs: Mapping[str, Path], metrics: ReportData) -> None:
 def format_report(metrics: ReportData) -> str:
     """Format the report of ``fit`` or ``evaluate``."""
     title = f"{metrics['table']}: {'fit' if metrics['command'] == 'fit' else 'evaluation'}"
-    values: dict[str, Any] = {
+    values: dict[str, object] = {
         "max_columns": MAX_COLUMNS,
         "max_name": MAX_NAME,
         "max_suspects": MAX_SUSPECTS,
@@ -67,7 +67,7 @@ def list_suspect_cells(metrics: ReportData) -> list[list[str]]:
     ]
 
 
-def encode_suspects(suspects: list[dict[str, Any]], names: list[str]) -> str:
+def encode_suspects(suspects: Sequence[ReportData], names: list[str]) -> str:
     """Encode all possible label issues as a link to a CSV file that it contains."""
     header = ["index", "location", "id", "label", "probability of label", "suggested", "probability of suggested"]
     rows = [
