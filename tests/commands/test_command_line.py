@@ -19,6 +19,7 @@ from protonet import PrototypeNetwork, solve
 from protonet.commands import fit as fit_command
 from protonet.commands.report import format_confusions
 from protonet.commands.update import compare
+from protonet.errors import InputError
 from protonet.files import load_model
 from protonet.fit.crossfit import crossfit, measure_held_out
 from protonet.fit.solver import solve_problem
@@ -277,3 +278,31 @@ def test_export_of_a_torch_program(tmp_path: Path, fitted: Path, run: Run) -> No
     program = torch.export.load(tmp_path / "m.pt2").module()
     torch.testing.assert_close(program(x), network(x), rtol=0, atol=1e-5)
     assert "neither" in run("export", fitted / "model.safetensors", code=2)
+
+
+def test_invalid_models_give_errors_of_the_command(fitted: Path, tmp_path: Path, run: Run) -> None:
+    table, model, other = fitted / "train.csv", fitted / "model.safetensors", tmp_path / "other"
+    other.write_text("no model")
+    remaining: dict[str, list[object]] = {"explain": [], "info": [], "export": ["--onnx", tmp_path / "m.onnx"]}
+    remaining |= {"predict": [table], "evaluate": [table], "suggest": [table], "update": [table, "--in-place"]}
+    for command, more in remaining.items():
+        error = run(command, other, *more, code=2)
+        assert error.startswith(f"protonet {command}: `model` must be a ")
+        assert error.endswith("Pass a file that fit wrote.\n")
+        error = run(command, table, *([model] if command in {"predict", "evaluate"} else more), code=2)
+        must = f"be a model file, which comes before the table; got the table {table}. Pass a file that fit wrote."
+        assert error == f"protonet {command}: `model` must {must}\n"
+    with pytest.raises(InputError, match=r"^.* Pass a file that save_model wrote\.$"):
+        load_model(other)
+    error = run("suggest", table, model, code=2)
+    assert error.startswith(f"protonet suggest: `arguments` must end with a table; got the model {model}. ")
+
+
+def test_errors_of_useless_tables_suggest_no_option(tmp_path: Path, run: Run) -> None:
+    for cells, keeps in (["x"] * 18, 0), (list(range(18)), 1):
+        columns = {"a": cells, "kind": [NAMES[row % 3] for row in range(18)]}
+        fitting = run("fit", write_columns(tmp_path / "t.csv", columns), *FAST, code=2)
+        suggesting = run("suggest", write_columns(tmp_path / "u.csv", {"a": cells}), code=2)
+        assert (fitting.count("--columns"), suggesting.count("--columns")) == (keeps, 0)
+        assert fitting.endswith(" Add features.\n")
+        assert suggesting.endswith(" Add features.\n")

@@ -21,7 +21,7 @@ from protonet.views.linear import SCALINGS, Linear
 from protonet.views.mlp import MLP
 from protonet.views.tabular_transformer import TabularTransformer
 from protonet.views.view import TrainingRows, View, ViewSpec
-from tests.elsewhere import AWAY, Elsewhere
+from tests.emulated_device import AWAY, EmulatedDevice
 from tests.model_cases import make_network
 from tests.strategies import EVERY_KIND, LITTLE, PLAIN, blobs
 
@@ -67,7 +67,7 @@ def test_every_kind_of_view_is_tried() -> None:
 def test_a_view_is_fitted_where_its_rows_are(name: str, case: str) -> None:
     rows = CASES[case]
     expected = embed(fit(EVERY[name], rows), X)
-    with Elsewhere() as mode:
+    with EmulatedDevice() as mode:
         sent = rows.to(AWAY)
         view = fit(EVERY[name], sent)
         state = [*view.state_dict().values(), *(() if view.source is None else view.source.state_dict().values())]
@@ -80,7 +80,7 @@ def test_a_view_is_fitted_where_its_rows_are(name: str, case: str) -> None:
 def test_a_view_that_is_sent_maps_rows_there(name: str) -> None:
     view = fit(EVERY[name], PLAIN_ROWS)
     expected = embed(view, X)
-    with Elsewhere() as mode:
+    with EmulatedDevice() as mode:
         view, x = view.to(AWAY), X.to(AWAY)
         if view.source is not None:  # which the encoder holds, once for all views
             view.source.to(AWAY)
@@ -141,7 +141,7 @@ USES = [lambda network, x, labels: network(x), add_class, set_prototypes, add_sa
 def test_a_network_computes_on_its_device(use: Callable[[PrototypeNetwork, Tensor, Tensor], Tensor]) -> None:
     expected = use(make_network(), X, LABELS)
     network = make_network()
-    with Elsewhere() as mode:
+    with EmulatedDevice() as mode:
         network, x, labels = network.to(AWAY), X.to(AWAY), LABELS.to(AWAY)
         network(x)
         mode.sent.clear()
@@ -184,7 +184,7 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 def test_solve_runs_on_the_given_device(name: str) -> None:
     problem = PROBLEMS[name]
     expected, (x, labels) = solve(**problem), problem["train_loader"]
-    with Elsewhere() as mode:
+    with EmulatedDevice() as mode:
         x = x.to(AWAY)
         network = solve(**(problem | {"train_loader": (x, labels.to(AWAY))}), metadata={"device": AWAY})
         assert {tensor.device for tensor in network.state_dict().values()} == {AWAY}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from protonet.episodes.evaluation.distributed import pick_device
-from tests.elsewhere import AWAY, Elsewhere
+from tests.emulated_device import AWAY, EmulatedDevice
 from tests.episodes.command_cases import Command
 from tests.episodes.meta_cases import save_data
 
@@ -73,7 +73,7 @@ def test_a_line_gives_the_same_elsewhere(
         command(f"train --objective feat {small} -o a.safetensors")
     files = "--json {0}.json" + (" --plot {0}.png" if name == "plain" else "")
     expected = command(LINES[name], files.format("here"))
-    with Elsewhere() as mode:
+    with EmulatedDevice() as mode:
         result = command(LINES[name], f"--device {AWAY}", files.format("there"))
     assert result == expected
     here, there = (json.loads(Path(f"{item}.json").read_text(encoding="utf-8")) for item in ("here", "there"))

@@ -14,7 +14,7 @@ from protonet.episodes.methods import METHODS, Method, MethodSpec
 from protonet.episodes.methods.keywords import list_keywords
 from protonet.episodes.samplers.batch import Base, Episodes, Trained
 from protonet.sampling import ClassIndex
-from tests.elsewhere import AWAY, Away, Elsewhere, Fake
+from tests.emulated_device import AWAY, Away, EmulatedDevice, Fake
 from tests.episodes.cases import TRAINED, make_base, make_episodes
 from tests.episodes.meta_cases import make_trained, make_trained_episodes
 
@@ -79,7 +79,7 @@ def test_methods_run_on_another_device_with_fake_tensors(name: str) -> None:
 def test_a_method_works_where_its_episodes_are(name: str) -> None:
     episodes = make_case(name)
     expected = CASES[name](episodes)
-    with Elsewhere() as mode:
+    with EmulatedDevice() as mode:
         sent = send(episodes, lambda rows: rows.to(AWAY))
         logits = CASES[name](sent)
         assert isinstance(logits, Away)

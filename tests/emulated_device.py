@@ -1,8 +1,8 @@
 """A simulated second device: tensors with real values that report another device, and a mode that rejects mixed ones.
 
-`Elsewhere` computes real values, so that code goes through every branch. Torch's `FakeTensorMode` has torch's device
-rules, but no values. `Elsewhere` is stricter than a GPU, for which torch copies an index implicitly: each transfer
-between devices has to be explicit.
+`EmulatedDevice` computes real values, so that code goes through every branch. Torch's `FakeTensorMode` has torch's
+device rules, but no values. `EmulatedDevice` is stricter than a GPU, for which torch copies an index implicitly: each
+transfer between devices has to be explicit.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class Away(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Raise an error: operations need an active `Elsewhere`."""
-        raise MixedDevicesError(f"{func} outside of Elsewhere")
+        """Raise an error: operations need an active `EmulatedDevice`."""
+        raise MixedDevicesError(f"{func} outside of EmulatedDevice")
 
 
 class FromPython(TorchFunctionMode):
-    """Convert between Python values and tensors of a device by operations that `Elsewhere` intercepts.
+    """Convert between Python values and tensors of a device by operations that `EmulatedDevice` intercepts.
 
     Args:
         read: Counts the reads.
@@ -95,7 +95,7 @@ class FromPython(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class Elsewhere(TorchDispatchMode):
+class EmulatedDevice(TorchDispatchMode):
     """Run operations on `Away` tensors, and raise an error for mixed devices.
 
     Attributes:
@@ -109,7 +109,7 @@ class Elsewhere(TorchDispatchMode):
         self.sent, self.fetched, self.read = Counter[str](), Counter[str](), Counter[str]()
         self.from_python = FromPython(self.read)
 
-    def __enter__(self) -> Elsewhere:
+    def __enter__(self) -> EmulatedDevice:
         """Activate both modes."""
         self.from_python.__enter__()  # type: ignore[no-untyped-call]
         super().__enter__()  # type: ignore[no-untyped-call]

@@ -22,7 +22,7 @@ from protonet.metrics import (
     score_label_errors,
 )
 from protonet.optimizer import CustomOptimizer
-from tests.elsewhere import AWAY, Away, Elsewhere, Fake, MixedDevicesError
+from tests.emulated_device import AWAY, Away, EmulatedDevice, Fake, MixedDevicesError
 
 X = torch.arange(12.0).view(3, 4)
 #: What mixes devices, of rows (3, 4) elsewhere.
@@ -54,7 +54,7 @@ ALONE: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", UNASKED)
 def test_devices_are_not_mixed(name: str) -> None:
-    with Elsewhere(), pytest.raises(MixedDevicesError):
+    with EmulatedDevice(), pytest.raises(MixedDevicesError):
         UNASKED[name](X.to(AWAY))
 
 
@@ -65,14 +65,14 @@ def test_torch_says_so_too(name: str) -> None:
 
 
 def test_values_cannot_be_converted_to_an_array() -> None:
-    with Elsewhere(), pytest.raises((RuntimeError, TypeError)):
+    with EmulatedDevice(), pytest.raises((RuntimeError, TypeError)):
         X.to(AWAY).numpy()
 
 
 @pytest.mark.parametrize("name", ALONE)
 def test_computations_on_the_emulated_device_equal_the_cpu(name: str) -> None:
     expected = ALONE[name](X.clone())
-    with Elsewhere() as mode:
+    with EmulatedDevice() as mode:
         result = ALONE[name](X.to(AWAY))
         assert isinstance(result, Away)
         assert torch.equal(result.host_values, expected)
@@ -101,7 +101,7 @@ USES: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("name", USES)
 def test_metrics_and_losses_work_where_their_rows_are(name: str) -> None:
     expected = USES[name](LOGITS, LABELS, ROWS)
-    with Elsewhere() as mode:
+    with EmulatedDevice() as mode:
         result = USES[name](LOGITS.to(AWAY), LABELS.to(AWAY), ROWS.to(AWAY))
         assert mode.sent.keys() <= {"a test", "metrics.calibrate"}
         assert not mode.fetched
@@ -120,5 +120,5 @@ def test_the_optimizer_steps_where_its_weights_are() -> None:
         return weights[0].detach().cpu()
 
     expected = take_steps(torch.device("cpu"))
-    with Elsewhere():
+    with EmulatedDevice():
         torch.testing.assert_close(take_steps(AWAY), expected)

@@ -1,4 +1,4 @@
-"""Warnings of fit and update: duplicates, groups, leakage, row indices; and the files after Ctrl-C."""
+"""Warnings of fit and update: duplicates, groups, leakage, row indices, labels; and the files after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from protonet.commands import fit as fit_command
-from protonet.commands.labels import parse_integers, warn_similar_names
+from protonet.commands.labels import parse_integers, warn_contradictions, warn_similar_names
 from protonet.commands.rows import check_classes
 from protonet.commands.update import extend_classes
 from protonet.errors import InputError
-from protonet.files import load_model
-from tests.commands.cases import FAST, Run, parse_accuracy, read_lines
+from protonet.files import load_model, save_model
+from protonet.fit.duplicates import hash_rows, match_rows
+from protonet.fit.training_set import prepare_training_set
+from tests.commands.cases import FAST, Run, fit_model, parse_accuracy, read_lines
+from tests.strategies import blobs
 from tests.strategies import write_columns as write
 
 RNG = np.random.default_rng(0)
@@ -290,3 +294,108 @@ def test_consecutive_integers_with_equal_counts_get_a_warning(tmp_path: Path, ru
         "warning: values of v repeat, nearly always with the same class; do rows with the same v have the same source? "
     )
     assert line + "If so, --group v" in collect_notes(run("fit", write(tmp_path / "t.csv", columns), *FAST))
+
+
+def write_lines(path: Path, lines: list[str]) -> Path:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def make_lines(n: int, classes: str = "ab") -> list[str]:
+    draw = np.random.default_rng(0)
+    return [f"{x:.4f},{y:.4f},{classes[row % len(classes)]}" for row, (x, y) in enumerate(draw.normal(size=(n, 2)))]
+
+
+def test_equal_rows_of_different_classes_are_named(tmp_path: Path, run: Run) -> None:
+    lines = ["x,y,kind", *make_lines(40)]
+    model = tmp_path / "m.safetensors"
+    assert "contradicting" not in run("fit", write_lines(tmp_path / "t.csv", lines), *FAST)
+    lines += [lines[5].replace(",a", ",b"), lines[6], ",,a", ",,b"]
+    output = run("fit", write_lines(tmp_path / "t.csv", lines), *FAST, "-o", model)
+    (line,) = (line for line in output.splitlines() if "contradicting labels" in line)
+    assert "2 rows equal rows of another class: line 6 (a), line 42 (b)" in line
+    output = run(
+        "update",
+        model,
+        write_lines(tmp_path / "more.csv", ["x,y,kind", "1,2,a", "1,2,b", *make_lines(8)]),
+        "--in-place",
+    )
+    assert "line 2 (a), line 3 (b)" in output
+
+
+def test_equal_texts_of_different_classes_are_named(tmp_path: Path, run: Run) -> None:
+    texts = [("my card got lost", "card"), ("shut my account", "close"), ("open an account", "open")]
+    lines = ["text,kind", *(f"{text} number {row},{kind}" for row in range(8) for text, kind in texts)]
+    lines.append(lines[1].replace(",card", ",close"))
+    output = run("fit", write_lines(tmp_path / "t.csv", lines), *FAST, "--representation", "none")
+    assert "contradicting labels" in output
+    assert "line 2 (card), line 26 (close)" in output
+
+
+def test_sets_of_equal_rows_are_those_of_a_slow_search() -> None:
+    draw = np.random.default_rng(0)
+    x = draw.integers(0, 12, (60, 2)).astype(np.float32) * np.array([1.0, -0.0], np.float32)
+    x = np.concatenate([x, draw.normal(size=(400, 2)).astype(np.float32)])
+    labels = draw.integers(0, 2, len(x)).tolist()
+    expected = sum(any((x[i] == x[j]).all() and labels[i] != labels[j] for j in range(len(x))) for i in range(60))
+    (line,) = warn_contradictions(x, labels, list(map(str, range(len(x)))))
+    assert f" {expected} rows equal" in line
+
+
+def test_classes_without_held_out_rows_are_named(tmp_path: Path, run: Run) -> None:
+    output = run("fit", write_lines(tmp_path / "t.csv", ["x,y,kind", *make_lines(40), "9,9,c", "9,8,d"]), *FAST)
+    assert "not evaluated: c, d:" in output
+    output = run("fit", write_lines(tmp_path / "t.csv", ["x,y,kind", *make_lines(40)]), *FAST)
+    assert "not evaluated" not in output
+
+
+def make_blobs(seed: int) -> dict[str, list[object]]:
+    x, y = blobs(seed, classes=3, rows=6, dim=3)
+    return {f"x{index}": column.tolist() for index, column in enumerate(x.T)} | {"kind": [f"k{k}" for k in y]}
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fit_model(write(tmp_path_factory.mktemp("fitted") / "t.csv", make_blobs(0)))
+
+
+def test_update_warns_about_repeated_rows(fitted: Path, tmp_path: Path, run: Run) -> None:
+    first, more = write(tmp_path / "t.csv", make_blobs(0)), write(tmp_path / "u.csv", make_blobs(1))
+    twice = {name: cells + cells[:1] for name, cells in make_blobs(2).items()}
+    again, new, old = write(tmp_path / "v.csv", twice), tmp_path / "new.safetensors", tmp_path / "old"
+
+    def check(source: Path, table: str, repeated: str) -> None:
+        output = run("update", source, table, *(["--in-place"] if source == new else ["-o", new]))
+        line = " equal to earlier or other new ones: they count"
+        assert (f"\n{repeated}{line}" in output) == (line in output) == bool(repeated)
+
+    check(fitted, first, "18 samples")
+    check(fitted, more, "")
+    check(new, more, "18 samples")
+    check(new, first, "18 samples")
+    check(new, again, "1 sample")
+    before = load_model(new, for_update=True)
+    del before.update_state["given"]
+    save_model(old, before)  # as files were that do not say: of these, the rows that fit held out are known
+    check(old, first, "18 samples")
+    check(old, again, "1 sample")
+    check(old, more, "")
+
+
+@pytest.mark.parametrize(("dtype", "origin"), [(torch.float32, 0.0), (torch.float64, 1e6)])
+def test_equal_rows_are_detected_again(dtype: torch.dtype, origin: float) -> None:
+    x = torch.randn(40, 5, generator=torch.Generator().manual_seed(0), dtype=dtype) + origin
+    problem, _ = prepare_training_set(x, torch.arange(40) % 2, 2)
+    known = problem.original_features(torch.arange(30))
+    came = torch.tensor([int(index) in range(30) for index in problem.indices])
+    assert torch.equal(match_rows(x, known, problem.origin), came)
+    assert not match_rows(x * (1 + 1e-4 / (1 + origin)), known, problem.origin).any()
+    assert not match_rows(x, known[:0], problem.origin).any()
+
+
+def test_rows_differ_by_any_bit() -> None:
+    x = torch.randint(0, 4, (20000, 12), generator=torch.Generator().manual_seed(0)).float()
+    assert len(hash_rows(x).unique()) == len(x.unique(dim=0))
+    assert torch.equal(hash_rows(x), hash_rows(x.double()))
+    assert torch.equal(hash_rows(-0.0 * x), hash_rows(0.0 * x))
+    assert hash_rows(x[:1]) != hash_rows(x[:1].flip(1) + 1)
