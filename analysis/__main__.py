@@ -18,23 +18,20 @@ from protonet.ui.command_line import Parser, check_name, run_command
 PROG = "analysis"
 #: The module of each study, and what it answers.
 STUDIES = {
-    "contest": ("contest.trial", "pack the submission and judge it as the contest does"),
+    "contest": ("contest.trial", "pack the submission and evaluate it as the contest does"),
     "contest-draws": ("contest.draws", "the solver, baselines and the Bayes rule on new draws of the contest's data"),
     "robustness": ("real_data.robustness", "the solver, its parts and baselines on few-shot splits of real data"),
     "mixed": ("real_data.mixed", "the solver and seven pipelines on few rows of mixed tables"),
-    "prior": ("prior.study", "train the mixture's prior on thousands of tasks, and what it is worth on others"),
-    "incontext": ("incontext.study", "train the transformer that reads tables in context, and judge it on new ones"),
-    "meaning": ("meaning.study", "texts, pictures and names of classes on your own sets, beside what people use"),
-    "unlabelled": ("real_data.unlabelled", "what rows without a label are worth, beside scikit-learn's methods"),
-    "ask": ("real_data.ask", "labels that it takes where the rows to label are chosen, by ours and by baselines"),
+    "prior": ("prior.study", "train the weighting prior on thousands of tasks, and evaluate it on others"),
+    "incontext": ("incontext.study", "train the tabular transformer, and evaluate it on new tables"),
+    "pretrained": ("pretrained.study", "texts, pictures and class names on your own data sets, beside baselines"),
+    "semi-supervised": ("real_data.semi_supervised", "accuracy with unlabelled rows, beside scikit-learn's methods"),
+    "active-learning": ("real_data.active_learning", "labels needed if a strategy selects the rows to label"),
     "selection": ("solver.selection", "efforts on development sets, rare classes, and how stable probabilities are"),
     "speed": ("solver.speed", "time of prediction, fits, start-up and model files, compared with another version"),
-    "coverage": ("solver.coverage", "whether fit's intervals hold what its model does on fresh rows"),
+    "coverage": ("solver.coverage", "coverage of fit's confidence intervals on fresh rows"),
     "episodes": ("episodes.methods", "every few-shot method on glyphs, and with unbalanced queries"),
-    "episode-photographs": (
-        "episodes.photographs",
-        "every few-shot method on a folder of photographs, ranks of papers",
-    ),
+    "episode-photographs": ("episodes.photographs", "every few-shot method on a folder of photographs"),
     "episode-speed": ("episodes.speed", "few-shot episodes per second against easyfsl, in the same run"),
     "optimizer-tune": ("optimizer_bench.tune", "tune AdamW on each workload: the bench's baselines"),
     "optimizer-bench": ("optimizer_bench.bench", "the steps that optimizers need to the loss of tuned AdamW"),
@@ -47,7 +44,8 @@ def explain(arguments: Sequence[str] | None) -> None:
     """Print the list of studies, or raise an InputError for an unknown name."""
     parser = Parser(PROG, "Studies of the library: each prints a table.")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    lines = [f"  {name:<18}{text}" for name, (_, text) in STUDIES.items()]
+    width = max(map(len, STUDIES)) + 2
+    lines = [f"  {name:<{width}}{text}" for name, (_, text) in STUDIES.items()]
     parser.epilog = "\n".join(["studies, each with --help:", *lines])
     parser.add_argument("study", nargs="?")
     name = parser.parse_args(arguments).study

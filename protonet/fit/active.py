@@ -26,7 +26,10 @@ from protonet.network import PrototypeNetwork
 
 @dataclass(frozen=True)
 class AskRules:
-    """Parameters of suggestions and of their reasons; chosen on the development half of analysis/results/ask.md."""
+    """Parameters of suggestions and of their reasons.
+
+    They were chosen on the development half of analysis/results/active_learning.md.
+    """
 
     bandwidth: float = 0.1  #: Minimum bandwidth: rows whose cosine is this much below 1 have a similarity of exp(-1).
     neighbours: int = 10
@@ -40,7 +43,7 @@ class AskRules:
 
 @dataclass(frozen=True)
 class GroupRules:
-    """Parameters of the clusters of unlabelled rows; analysis/results/unlabelled.md measures them."""
+    """Parameters of the clusters of unlabelled rows; analysis/results/semi_supervised.md measures them."""
 
     max_labelled: int = 2048  #: Maximum number of labelled rows, since all pairs of rows are compared.
     min_rows: int = 8  #: Minimum number of rows in a cluster.

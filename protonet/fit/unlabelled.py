@@ -24,7 +24,7 @@ from protonet.views.view import TrainingRows
 
 @dataclass(frozen=True)
 class PropagationRules:
-    """Parameters of label propagation; chosen on the development half of analysis/results/unlabelled.md."""
+    """Parameters of label propagation; chosen on the development half of analysis/results/semi_supervised.md."""
 
     max_rows: int = 1024  #: Maximum number of unlabelled rows; more are subsampled ...
     per_class: int = 64  #: ... to this or to this many rows per class, whichever is more, ...

@@ -9,9 +9,9 @@ import pytest
 import torch
 from scipy.stats import entropy
 
-from analysis.real_data import asking
-from analysis.real_data.ask import count_labels, summarise, tabulate
-from analysis.real_data.asking import (
+from analysis.real_data import active_strategies
+from analysis.real_data.active_learning import count_labels, summarise, tabulate
+from analysis.real_data.active_strategies import (
     STRATEGIES,
     TARGET,
     Pool,
@@ -114,11 +114,11 @@ def test_splits_do_not_overlap_and_draws_are_of_every_class() -> None:
 
 
 def test_all_strategies_begin_with_one_row_per_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "BATCHES", 2)
+    monkeypatch.setattr(active_strategies, "BATCHES", 2)
     curves = [run_strategy(Run("iris", 0, name)) for name in ("ours", "random")]
     assert [len(curve) for curve in curves] == [3, 3]
     assert curves[0][0] == curves[1][0]
-    assert len(run_strategy(Run("iris", 0, TARGET))) == asking.DRAWS
+    assert len(run_strategy(Run("iris", 0, TARGET))) == active_strategies.DRAWS
 
 
 def test_summary_and_table() -> None:

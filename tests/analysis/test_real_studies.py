@@ -12,8 +12,8 @@ import torch
 from analysis.real_data.mixed import PIPELINES, fit_ours, read_frames, tabulate
 from analysis.real_data.mixed_sets import MIXED, MixedSplit, load_mixed, split_mixed
 from analysis.real_data.robustness import Run
+from analysis.real_data.semi_supervised import MAX_ROWS, split_rows
 from analysis.real_data.sets import load_real
-from analysis.real_data.unlabelled import MAX_ROWS, split_rows
 from analysis.shared.baselines import Outcome
 from analysis.shared.tables import gather
 from tests.analysis.conftest import Made
@@ -39,7 +39,7 @@ def test_regimes_hide_their_rows() -> None:
 
 
 def test_the_table_names_regimes_and_peers(make_report: Callable[[str], Made]) -> None:
-    table = make_report("unlabelled").table
+    table = make_report("semi-supervised").table
     for text in ("**5 per class, alike**", "**5 per class, strangers**", "LabelSpreading"):
         assert text in table
 

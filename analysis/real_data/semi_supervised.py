@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> Report:
         raise_input_error(
             "--datasets", "have rows enough for a split", f"none at {options.shots} shots", "Pass fewer shots."
         )
-    code = hash_sources("analysis/real_data/unlabelled.py", *DATA, *library_files())
+    code = hash_sources("analysis/real_data/semi_supervised.py", *DATA, *library_files())
     results = run_all(runs, measure_run, options.state, lambda _: code)
     rows = [{**setting._asdict(), **result} for setting, result in results.items()]
     return Report(rows, tabulate(rows, options.effort))

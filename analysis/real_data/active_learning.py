@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.real_data.asking import FITTED, SHOTS, STRATEGIES, TARGET, Run, run_strategy
+from analysis.real_data.active_strategies import FITTED, SHOTS, STRATEGIES, TARGET, Run, run_strategy
 from analysis.real_data.robustness import DATA
 from analysis.real_data.sets import load_real
 from analysis.shared.journal import hash_sources, run_all
@@ -56,7 +56,11 @@ def run(options: argparse.Namespace) -> Report:
         pairs = [(seed, method) for seed in range(options.splits) for method in (TARGET, *strategies)]
         runs += [Run(name, seed, method, options.effort) for seed, method in pairs]
     code = hash_sources(
-        "analysis/real_data/ask.py", "analysis/real_data/asking.py", "protonet/fit/active.py", *DATA, *library_files()
+        "analysis/real_data/active_learning.py",
+        "analysis/real_data/active_strategies.py",
+        "protonet/fit/active.py",
+        *DATA,
+        *library_files(),
     )
     rows = summarise(run_all(runs, run_strategy, options.state, lambda _: code))
     return Report(rows, tabulate(rows))

@@ -15,7 +15,7 @@ from PIL import Image
 from sklearn.linear_model import LogisticRegression
 
 from analysis.__main__ import main
-from analysis.meaning.measure import (
+from analysis.pretrained.measure import (
     CODES,
     LOGISTIC,
     NEAREST,
@@ -29,8 +29,8 @@ from analysis.meaning.measure import (
     tune,
     use_cache,
 )
-from analysis.meaning.sets import Items, list_data_sets, read_items, split
-from analysis.meaning.study import tabulate
+from analysis.pretrained.sets import Items, list_data_sets, read_items, split
+from analysis.pretrained.study import tabulate
 from protonet.embeddings.opening import PACKAGED, open_representation
 
 #: Words of two classes with similar names.
@@ -75,7 +75,7 @@ def test_folders_that_are_no_data_set_are_one_line(
     text: str, wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.csv").write_text(text, encoding="utf-8")
-    assert main(["meaning", str(tmp_path), "--state", str(tmp_path / "state")]) == 2
+    assert main(["pretrained", str(tmp_path), "--state", str(tmp_path / "state")]) == 2
     errors = capsys.readouterr().err
     assert wrong in errors
     assert errors.count("\n") == 1
@@ -128,10 +128,10 @@ def test_the_commands_are_run_and_nothing_is_done_twice(
     monkeypatch.chdir(tmp_path)
     command = "--shots 0,1,5 --splits 1 --tests 8 --effort fast --representations words,none"
     outputs = ["--markdown", "table.md", "--json", "rows.json", "--state", "state.jsonl"]
-    assert main(["meaning", str(sets), *command.split(), *outputs]) == 0
+    assert main(["pretrained", str(sets), *command.split(), *outputs]) == 0
     table = capsys.readouterr().out
     written = Path("table.md").read_text(encoding="utf-8")
-    assert written == f"{table}\nMade by `python -m analysis meaning FOLDER {command}`.\n"
+    assert written == f"{table}\nMade by `python -m analysis pretrained FOLDER {command}`.\n"
     rows = json.loads(Path("rows.json").read_text(encoding="utf-8"))
     row_of = {(row["shots"], row["method"]): row for row in rows}
     assert [method for shots, method in row_of if shots == 5] == ["words", "none", CODES, LOGISTIC, TFIDF]
@@ -140,7 +140,7 @@ def test_the_commands_are_run_and_nothing_is_done_twice(
     assert {method for (_, method), row in row_of.items() if "cold" in row} == {"words"}
     assert all(row["seconds"] >= 0 for row in rows)
     journal = Path("state.jsonl").read_bytes()
-    assert main(["meaning", str(sets), *command.split(), *outputs]) == 0
+    assert main(["pretrained", str(sets), *command.split(), *outputs]) == 0
     assert (capsys.readouterr().out, Path("state.jsonl").read_bytes()) == (table, journal)
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from analysis.meaning.sets import CLASS, TEXT, Items, Split, read_items, split
+from analysis.pretrained.sets import CLASS, TEXT, Items, Split, read_items, split
 from protonet.__main__ import main
 from protonet.embeddings.cache import embeddings_folder, open_store
 from protonet.embeddings.opening import PACKAGED, open_representation

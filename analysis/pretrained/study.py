@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from analysis.meaning.measure import CODES, LOGISTIC, NEAREST, NONE, SETFIT, TFIDF, Run, list_methods, measure
-from analysis.meaning.sets import MAX_UNLABELLED, list_data_sets, read_items
+from analysis.pretrained.measure import CODES, LOGISTIC, NEAREST, NONE, SETFIT, TFIDF, Run, list_methods, measure
+from analysis.pretrained.sets import MAX_UNLABELLED, list_data_sets, read_items
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import FOLDER, Report, StudyParser, parse_names, parse_wholes
 from analysis.shared.tables import format_mean
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> Report:
                 methods = list_methods(items.takes, shots, options.representations, setfit=setfit)
                 fixed = (reads, options.effort, options.tests)
                 runs += [Run(name, shots, seed, method, *fixed) for method in methods]
-    source = hash_sources("analysis/meaning/measure.py", "analysis/meaning/sets.py", "protonet")
+    source = hash_sources("analysis/pretrained/measure.py", "analysis/pretrained/sets.py", "protonet")
     digests = {name: read_items(paths[name]).digest for name in chosen}
     results = run_all(
         runs, lambda run: measure(paths[run.dataset], run), options.state, lambda run: [source, digests[run.dataset]]
