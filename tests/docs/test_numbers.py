@@ -69,7 +69,7 @@ def test_the_contest_line_is_the_committed_run() -> None:
         ("README", "optimizer_streams_long.md", "1.33"),
         ("README", "optimizer_test.md", "0.70"),
         ("README", "optimizer_time.md", "11.3"),
-        ("README", "meaning.md", "66.5 95.5 60.6 64.8 55.2"),
+        ("README", "pretrained.md", "66.5 95.5 60.6 64.8 55.2"),
         ("README", "robustness.md", "16.08 1.174 4.91"),
         ("README", "incontext.md", "205,056"),
         (
