@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import http.client
 import json
-import multiprocessing
 import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TextIO
 
-from protonet.__main__ import MODULES, main
+from tests.processes import start_command
 
 TOKEN = "token-of-the-tests"
-#: Starts processes as forks of one that has imported the servers, which takes seconds.
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(list(MODULES.values()))
 #: The line that a server prints when it listens.
 ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)/$")
 
@@ -84,37 +79,6 @@ class Server:
         self.process.join(60)
         assert self.process.exitcode is not None
         return self.process.exitcode, self.errors.read()
-
-
-def run_command(arguments: Sequence[str], environment: Mapping[str, str], outputs: Sequence[Connection]) -> None:
-    """Run a command in this new process, with its own session, environment, stdout and stderr."""
-    os.setsid()
-    os.environ.clear()
-    os.environ.update(environment)
-    for stream, connection in enumerate(outputs, 1):
-        os.dup2(connection.fileno(), stream)
-        connection.close()
-    sys.exit(main(arguments))
-
-
-@contextmanager
-def start_command(
-    *arguments: object, environment: Mapping[str, str] | None = None
-) -> Iterator[tuple[BaseProcess, TextIO, TextIO]]:
-    """Start a command; give its process, stdout and stderr; kill it at the end if it still runs."""
-    settings = {**os.environ, **(environment or {})}
-    readers, writers = zip(*(PROCESSES.Pipe(duplex=False) for _ in range(2)), strict=True)
-    process = PROCESSES.Process(target=run_command, args=([*map(str, arguments)], settings, writers))
-    process.start()
-    for writer in writers:
-        writer.close()
-    with ExitStack() as stack:
-        output, errors = (stack.enter_context(os.fdopen(os.dup(each.fileno()), encoding="utf-8")) for each in readers)
-        for reader in readers:
-            reader.close()
-        stack.callback(process.join)
-        stack.callback(process.kill)
-        yield process, output, errors
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from protonet.commands.folder import Part, _run_here, list_parts
 from protonet.errors import InputError
 from protonet.files import load_model, save_model
 from tests.commands.cases import Run, do
-from tests.commands.servers import start_command
+from tests.processes import start_command
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

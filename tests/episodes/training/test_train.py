@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
-import subprocess
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -39,8 +41,8 @@ from protonet.episodes.training.tasks import Score, Side, draw_batch, score_enco
 from protonet.episodes.training.train import choose_backbone
 from protonet.sampling import index_classes
 from tests.episodes.meta_cases import SIDES, make_data, save_data
+from tests.processes import PROCESSES
 
-ROOT = Path(__file__).resolve().parents[3]
 GENERATOR = torch.Generator()
 
 
@@ -327,16 +329,27 @@ def test_losses_that_are_not_finite() -> None:
         train("--objective maml --head zero --inner-rate 1e30")
 
 
+def train_as(rank: int, port: int) -> None:
+    """Train as one of two processes that torchrun has started."""
+    group = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in group.items()})
+    torch.set_num_threads(1)
+    with Path(f"printed-{rank}").open("w", encoding="utf-8") as file, contextlib.redirect_stdout(file):
+        train("--backbone conv --log-file two", "two.safetensors")
+
+
 def test_two_processes_follow_the_path_of_one() -> None:
     train("--backbone conv --log-file one", "one.safetensors")
-    code = "import sys; sys.path.insert(0, sys.argv.pop()); from tests.episodes.training import test_train as own; "
-    code += "own.train('--backbone conv --log-file two', 'two.safetensors')"
-    Path("script.py").write_text(code, encoding="utf-8")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py"]
-    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": ""}
-    done = subprocess.run([*launch, str(ROOT)], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 1
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    processes = [PROCESSES.Process(target=train_as, args=(rank, port)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    printed = [Path(f"printed-{rank}").read_text(encoding="utf-8") for rank in range(2)]
+    assert [len(text.splitlines()) for text in printed] == [1, 0]
     one, two = read_log("one"), read_log("two")
     assert len(one) == 4
     for ours, theirs in zip(one, two, strict=True):

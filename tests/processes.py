@@ -1,0 +1,48 @@
+"""Processes that are forks of one that has imported the library, which takes seconds."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import TextIO
+
+from protonet.__main__ import MODULES, main
+
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(list(MODULES.values()))
+
+
+def run_command(arguments: Sequence[str], environment: Mapping[str, str], outputs: Sequence[Connection]) -> None:
+    """Run a command in this new process, with its own session, environment, stdout and stderr."""
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environment)
+    for stream, connection in enumerate(outputs, 1):
+        os.dup2(connection.fileno(), stream)
+        connection.close()
+    sys.exit(main(arguments))
+
+
+@contextmanager
+def start_command(
+    *arguments: object, environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[BaseProcess, TextIO, TextIO]]:
+    """Start a command; give its process, stdout and stderr; kill it at the end if it still runs."""
+    settings = {**os.environ, **(environment or {})}
+    readers, writers = zip(*(PROCESSES.Pipe(duplex=False) for _ in range(2)), strict=True)
+    process = PROCESSES.Process(target=run_command, args=([*map(str, arguments)], settings, writers))
+    process.start()
+    for writer in writers:
+        writer.close()
+    with ExitStack() as stack:
+        output, errors = (stack.enter_context(os.fdopen(os.dup(each.fileno()), encoding="utf-8")) for each in readers)
+        for reader in readers:
+            reader.close()
+        stack.callback(process.join)
+        stack.callback(process.kill)
+        yield process, output, errors
