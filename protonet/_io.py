@@ -16,9 +16,6 @@ from typing import Any, BinaryIO
 if sys.platform != "win32":
     import fcntl
 
-#: Called with the name of the current stage and the completed fraction, from 0 to 1.
-Progress = Callable[[str, float], None]
-
 
 def cache_folder() -> Path:
     """Locate the cache folder: ``$PROTONET_CACHE``, else ``protonet`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
@@ -124,7 +121,7 @@ def progress_bar(*, shown: bool = True, delay: float = 1.0, **settings: Any) -> 
 
 
 @contextmanager
-def show_progress(*, quiet: bool = False) -> Iterator[Progress]:
+def show_progress(*, quiet: bool = False) -> Iterator[Callable[[str, float], None]]:
     """Show a progress bar of fractions if the work takes long; the context is the function that updates it."""
     form = "{desc}: {percentage:.0f} %|{bar}| {elapsed}, {remaining} left"
     # smoothing=0: the remaining time follows from the mean speed; miniters=0: every step is shown.

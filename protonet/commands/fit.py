@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from protonet._io import Progress, show_progress
+from protonet._io import show_progress
 from protonet._text import to_printable
 from protonet.commands.data import TrainingTable, UnlabelledRows, encode_table
 from protonet.commands.report import (
@@ -47,6 +47,7 @@ from protonet.fit.crossfit import (
 from protonet.fit.duplicates import hash_rows
 from protonet.fit.names import NAMES, NAMES_ONLY
 from protonet.fit.near_duplicates import NEAR_DUPLICATES, near_duplicate_fraction
+from protonet.fit.search import Progress
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
 from protonet.pipeline import TablePipeline
 from protonet.tables.table import format_names

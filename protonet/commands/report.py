@@ -11,13 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._io import Progress
 from protonet._text import to_printable
 from protonet.fit.crossfit import FREQUENT, Crossfit, score_frequent
 from protonet.fit.importance import rank_columns
 from protonet.fit.learning import extrapolate_accuracy, measure_learning_curve
 from protonet.fit.networks import select_pooled_views
-from protonet.fit.search import SelectedModel
+from protonet.fit.search import Progress, SelectedModel
 from protonet.fit.solver import Solution
 from protonet.metrics import (
     ClassMetrics,

@@ -15,11 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet._io import Progress
 from protonet.encoder import Encoder
 from protonet.fit.duplicates import group_duplicates, match_rows
 from protonet.fit.networks import fit_choice
-from protonet.fit.search import SelectedModel, ignore, split_rows
+from protonet.fit.search import Progress, SelectedModel, ignore, split_rows
 from protonet.fit.solver import Solution, untouched_globals
 from protonet.fit.training_set import TrainingSet
 from protonet.losses import class_means, weigh

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._io import Progress
 from protonet.fit.crossfit import Crossfit, measure_held_out, predict_held_out
-from protonet.fit.search import ignore
+from protonet.fit.search import Progress, ignore
 from protonet.network import PrototypeNetwork
 
 #: Maximum number of shuffles per column, and of predictions in all. With many columns and rows, first the shuffles are

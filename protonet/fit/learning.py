@@ -9,10 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from protonet._io import Progress
 from protonet.fit.crossfit import Crossfit, make_folds, predict_held_out
 from protonet.fit.networks import fit_choice
-from protonet.fit.search import ignore
+from protonet.fit.search import Progress, ignore
 from protonet.fit.solver import Solution, untouched_globals
 from protonet.metrics import Sample
 

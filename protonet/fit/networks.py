@@ -10,9 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from protonet._io import Progress
 from protonet.encoder import Encoder, split_weights
-from protonet.fit.search import PseudoLabels, SelectedModel, ignore, split_rows
+from protonet.fit.search import Progress, PseudoLabels, SelectedModel, ignore, split_rows
 from protonet.fit.training_set import TrainingSet
 from protonet.fit.unlabelled import detect_outliers, pool_rows, propagate_labels, rank_scores
 from protonet.losses import CHUNK

@@ -9,14 +9,13 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from protonet._io import Progress
 from protonet.fit.prior import (
     FEW,
     LEAST_SPREAD,
@@ -41,6 +40,8 @@ CPU = torch.device("cpu")
 RAW = Linear("raw")
 #: Fraction of the solve time that the search takes, for progress; the final fit takes the remainder.
 SEARCH_SHARE = 0.8
+#: Called with the name of the current stage and the completed fraction, from 0 to 1.
+Progress = Callable[[str, float], None]
 
 
 def ignore(stage: str, fraction: float) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._io import Progress
 from protonet._validation import check_device, check_int, check_number
 from protonet.errors import InputTypeError, raise_input_error
 from protonet.fit.loading import Samples, read_loaders
@@ -24,6 +23,7 @@ from protonet.fit.search import (
     EFFORTS,
     RAW,
     SEARCH_SHARE,
+    Progress,
     Search,
     SearchResult,
     SelectedModel,
