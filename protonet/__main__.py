@@ -24,8 +24,12 @@ COMMANDS = {
     "page": "label rows in the browser, and inspect the model",
     "serve": "serve predictions over HTTP",
 }
-#: Commands that are not in `protonet.commands`.
-MODULES = {"page": "protonet.server.label_api", "serve": "protonet.server.prediction_api"}
+#: The modules of commands that are not in a file of `protonet.commands` of their name; ``fit`` reads before torch.
+MODULES = {
+    "fit": "protonet.commands.rows",
+    "page": "protonet.server.label_api",
+    "serve": "protonet.server.prediction_api",
+}
 #: The command-line name of each argument of a Python function that can be at fault.
 ARGUMENTS = dict.fromkeys(("path", "train_loader", "solution", "features", "x"), "table") | {
     "representation": "--representation",

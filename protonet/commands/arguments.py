@@ -13,6 +13,16 @@ from protonet._validation import check_int
 from protonet.commands.options import (
     MODEL_SUFFIXES,
     RESULT_SUFFIXES,
+    EvaluateOptions,
+    ExplainOptions,
+    ExportOptions,
+    FitOptions,
+    InfoOptions,
+    PageOptions,
+    PredictOptions,
+    ServeOptions,
+    SuggestOptions,
+    UpdateOptions,
     add_result_options,
     add_table_options,
     check_model_path,
@@ -20,6 +30,7 @@ from protonet.commands.options import (
     check_packages,
     check_rereadable,
     check_table_path,
+    make_options,
     make_parser,
     select_split,
 )
@@ -76,12 +87,12 @@ EXAMPLES = {
 }
 
 
-def parse_fit(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the arguments of ``fit`` and read its table as ``rows``, since most errors are in the table."""
+def parse_fit(arguments: Sequence[str] | None) -> FitOptions:
+    """Parse the arguments of ``fit``."""
     text = "Train a classifier on a table, and evaluate it by cross-validation."
     parser = make_parser("protonet fit", text, EXAMPLES["fit"], label=DEFAULT_LABEL)
     output = "the model file to write, .safetensors (default: print the results only)"
-    parser.add_argument("-o", "--output", metavar="FILE", help=output)
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=output)
     effort = "how many models to compare: fast, default or best"
     parser.add_argument("--effort", default="default", help=effort)
     limit = f"for training and cross-validation together (default: {DEFAULT_TIME_LIMIT:.0f} for training alone)"
@@ -102,20 +113,17 @@ def parse_fit(arguments: Sequence[str] | None) -> argparse.Namespace:
     inputs = [options.table, options.labels_file, options.unlabelled, options.classes]
     options.outputs = check_output_paths(options, suffixes, inputs)
     check_packages(["safetensors"] * ("output" in options.outputs))
-    from protonet.commands.rows import read_rows  # noqa: PLC0415 - NumPy, as above
-
-    options.rows = read_rows(options)
     with renamed_arguments(path="--unlabelled"):
-        check_table_path(argparse.Namespace(sheet=None), options.unlabelled)
-    return options
+        check_table_path(options.unlabelled)
+    return make_options(FitOptions, options)
 
 
-def parse_predict(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse_predict(arguments: Sequence[str] | None) -> PredictOptions:
     """Parse the arguments of ``predict``."""
     text = "Classify the rows of a table, or of all Parquet files in a folder. The order of the rows is kept."
     parser = make_parser("protonet predict", text, EXAMPLES["predict"], model=True)
     output = "the predictions, .csv (default: standard output); a folder if TABLE is a folder of Parquet files"
-    parser.add_argument("-o", "--output", metavar="FILE", help=output)
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=output)
     rate = "reject rows that are unlike all classes as 'unknown', at this false-rejection rate, such as 0.05"
     parser.add_argument("--unknown", metavar="RATE", help=rate)
     proba = "add a column with the probability of each class"
@@ -135,23 +143,23 @@ def parse_predict(arguments: Sequence[str] | None) -> argparse.Namespace:
         except ValueError:
             got, remedy = repr(options.unknown), "Pass a number such as 0.05."
             raise_input_error("--unknown", "be a number between 0 and 1", got, remedy)
-    if Path(options.table).is_dir():  # the model decides whether it holds tables or pictures
+    if options.table.is_dir():  # the model decides whether it holds tables or pictures
         check_model_path(options.model)
-        return options
+        return make_options(PredictOptions, options)
     check_single_table(options)
     check_model_path(options.model)
-    check_table_path(options, options.table)
-    return options
+    check_table_path(options.table, sheet=options.sheet)
+    return make_options(PredictOptions, options)
 
 
-def check_single_table(options: argparse.Namespace) -> None:
-    """Check the options of ``predict`` for one table, and set the paths of its ``outputs``."""
+def check_single_table(options: argparse.Namespace | PredictOptions) -> None:
+    """Check the options of ``predict`` for one table."""
     if options.workers is not None:
         raise_input_error("--workers", "come with a folder of tables", options.table, "Leave it out, or pass one.")
-    options.outputs = check_output_paths(options, {"output": (".csv",)}, [options.model, options.table])
+    check_output_paths(options, {"output": (".csv",)}, [options.model, options.table])
 
 
-def parse_evaluate(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse_evaluate(arguments: Sequence[str] | None) -> EvaluateOptions:
     """Parse the arguments of ``evaluate``."""
     text = "Evaluate a model on labelled rows that are not in its training data. Rows of classes that the model does"
     text += " not know are reported as unknown. fit reports cross-validation on the training data."
@@ -163,16 +171,16 @@ def parse_evaluate(arguments: Sequence[str] | None) -> argparse.Namespace:
     inputs = [options.model, options.table, options.labels_file]
     options.outputs = check_output_paths(options, RESULT_SUFFIXES, inputs)
     check_model_path(options.model)
-    check_table_path(options, options.table, labelled=True)
-    return options
+    check_table_path(options.table, sheet=options.sheet, labels=options.labels_file, labelled=True)
+    return make_options(EvaluateOptions, options)
 
 
-def parse_update(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse_update(arguments: Sequence[str] | None) -> UpdateOptions:
     """Parse the arguments of ``update``."""
     text = "Add samples and new classes to a model without training. Samples that are added twice count twice."
     parser = make_parser("protonet update", text, EXAMPLES["update"], model=True, label="as in fit")
     target = parser.add_mutually_exclusive_group()
-    target.add_argument("-o", "--output", metavar="FILE", help="the updated model, .safetensors")
+    target.add_argument("-o", "--output", type=Path, metavar="FILE", help="the updated model, .safetensors")
     target.add_argument("--in-place", action="store_true", help="overwrite the model file")
     spellings = "accept new classes that resemble another spelling of a known one (0.0 and 0, cat and CAT)"
     parser.add_argument("--new-classes", action="store_true", help=spellings)
@@ -181,20 +189,20 @@ def parse_update(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.output is None and not options.in_place:
         remedy = "Pass -o FILE for a new file, or --in-place to overwrite the old one."
         raise_input_error("arguments", "name the file to write", "neither -o nor --in-place", remedy)
-    options.outputs = check_output_paths(options, {"output": MODEL_SUFFIXES}, [options.table, options.labels_file])
+    check_output_paths(options, {"output": MODEL_SUFFIXES}, [options.table, options.labels_file])
     check_model_path(options.model)
-    check_table_path(options, options.table, labelled=True)
-    return options
+    check_table_path(options.table, sheet=options.sheet, labels=options.labels_file, labelled=True)
+    return make_options(UpdateOptions, options)
 
 
-def parse_suggest(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse_suggest(arguments: Sequence[str] | None) -> SuggestOptions:
     """Parse the arguments of ``suggest``; ``model`` is None if only a table is given."""
     text = "List the rows that are most useful to label next (active learning), with reasons. Without a model, list"
     text += " typical rows to begin with."
     parser = make_parser("protonet suggest", text, EXAMPLES["suggest"], model=True, optional_table=True)
     parser.add_argument("-n", default="10", metavar="N", help="the number of rows (default: 10)")
     output = "write these rows, with an empty column for the label, .csv"
-    parser.add_argument("-o", "--output", metavar="FILE", help=output)
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=output)
     label = f"the column of the labels (default: the model's, or {DEFAULT_LABEL})"
     parser.add_argument("--label", metavar="NAME", help=label)
     options = parser.parse_args(arguments)
@@ -203,14 +211,14 @@ def parse_suggest(arguments: Sequence[str] | None) -> argparse.Namespace:
     select_split(options)
     options.n = parse_whole("-n", options.n, low=1)
     check_rereadable(options)
-    options.outputs = check_output_paths(options, {"output": (".csv",)}, [options.model, options.table])
+    check_output_paths(options, {"output": (".csv",)}, [options.model, options.table])
     if options.model is not None:
         check_model_path(options.model)
-    check_table_path(options, options.table)
-    return options
+    check_table_path(options.table, sheet=options.sheet)
+    return make_options(SuggestOptions, options)
 
 
-def parse_explain(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse_explain(arguments: Sequence[str] | None) -> ExplainOptions:
     """Parse the arguments of ``explain``."""
     text = "Show which columns matter: how much worse the model gets if the values of one column are shuffled"
     text += " (permutation importance), on a labelled table or, without one, on the held-out rows of fit. With --rows,"
@@ -219,7 +227,7 @@ def parse_explain(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = make_parser(name, text, EXAMPLES["explain"], model=True, label="as in fit", optional_table=True)
     rows = "explain these rows: line numbers of a text file, row numbers of a spreadsheet"
     parser.add_argument("--rows", metavar="N,N", help=rows)
-    parser.add_argument("--json", metavar="FILE", help="write all results, for all columns, .json")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results, for all columns, .json")
     parser.add_argument("--seed", default="0", metavar="N", help="random seed (default: 0)")
     options = parser.parse_args(arguments)
     select_split(options)
@@ -230,10 +238,10 @@ def parse_explain(arguments: Sequence[str] | None) -> argparse.Namespace:
         must = "name a table for --rows, --label and --labels-file"
         raise_input_error("arguments", must, "none", "Pass it after the model.")
     inputs = [options.model, options.table, options.labels_file]
-    options.outputs = check_output_paths(options, {"json": (".json",)}, inputs)
+    check_output_paths(options, {"json": (".json",)}, inputs)
     check_model_path(options.model)
-    check_table_path(options, options.table, labelled=options.rows is None)
-    return options
+    check_table_path(options.table, sheet=options.sheet, labels=options.labels_file, labelled=options.rows is None)
+    return make_options(ExplainOptions, options)
 
 
 def parse_rows(text: str) -> list[int]:
@@ -241,17 +249,17 @@ def parse_rows(text: str) -> list[int]:
     return list(dict.fromkeys(parse_whole("--rows", row, low=0) for row in text.split(",")))
 
 
-def parse_info(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse_info(arguments: Sequence[str] | None) -> InfoOptions:
     """Parse the arguments of ``info``."""
     text = "Show the contents of a model file: training data, views, and cross-validation results."
     parser = make_parser("protonet info", text, EXAMPLES["info"], model=True, table=False)
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     options = parser.parse_args(arguments)
     check_model_path(options.model)
-    return options
+    return make_options(InfoOptions, options)
 
 
-def parse_export(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse_export(arguments: Sequence[str] | None) -> ExportOptions:
     """Parse the arguments of ``export``."""
     text = "Export a model as an ONNX graph that maps features (n, dim) float32 to logits and probabilities, or as a"
     text += " torch.export program that maps features to logits."
@@ -265,20 +273,22 @@ def parse_export(arguments: Sequence[str] | None) -> argparse.Namespace:
     if "onnx" in options.outputs:
         check_packages(["onnx"], "onnx")
     check_model_path(options.model)
-    return options
+    return make_options(ExportOptions, options)
 
 
 #: Packages that the servers import.
 SERVER_PACKAGES = ("uvicorn", "httptools", "msgspec", "starlette", "prometheus_client", "python_multipart")
 
 
-def parse_serve(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse_serve(arguments: Sequence[str] | None) -> ServeOptions:
     """Parse the arguments of ``serve``."""
     text = "Serve predictions over HTTP: POST rows as JSON, CSV, NPY or a picture to /models/NAME/predict. A model is"
     text += " reloaded when its file is replaced. The printed address contains an access token, unless the environment"
     text += " variable PROTONET_TOKEN sets one."
     parser = make_parser("protonet serve", text, EXAMPLES["serve"], table=False)
-    parser.add_argument("models", nargs="+", metavar="model", help="model files; the file name is the model's name")
+    parser.add_argument(
+        "models", type=Path, nargs="+", metavar="model", help="model files; the file name is the model's name"
+    )
     add_address(parser, "8765")
     add = parser.add_expert_group("limits").add_argument
     add("--max-megabytes", default="8", metavar="N", help="size of a request body, MiB (default: 8)")
@@ -298,18 +308,20 @@ def parse_serve(arguments: Sequence[str] | None) -> argparse.Namespace:
     for model in options.models:
         check_model_path(model)
     check_packages(SERVER_PACKAGES, "page")
-    return options
+    return make_options(ServeOptions, options)
 
 
-def parse_page(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse_page(arguments: Sequence[str] | None) -> PageOptions:
     """Parse the arguments of ``page``."""
     text = "Label rows in the browser, the most informative ones first; inspect, try and download the model. Each"
     text += " label is saved at once; the same command continues where it stopped."
     parser = make_parser("protonet page", text, EXAMPLES["page"])
     classes = "the initial classes (default: the model's, or none)"
     parser.add_argument("--classes", metavar="NAME,NAME", help=classes)
-    parser.add_argument("-o", "--output", metavar="FILE", help="labelled rows, .csv (default: TABLE-labelled.csv)")
-    parser.add_argument("-m", "--model", metavar="FILE", help="a model file to begin with")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="labelled rows, .csv (default: TABLE-labelled.csv)"
+    )
+    parser.add_argument("-m", "--model", type=Path, metavar="FILE", help="a model file to begin with")
     label = f"the column of the labels (default: the model's, or {DEFAULT_LABEL})"
     parser.add_argument("--label", metavar="NAME", help=label)
     add_address(parser, "0")
@@ -325,20 +337,19 @@ def parse_page(arguments: Sequence[str] | None) -> argparse.Namespace:
         must, remedy = "come without --group, --drop, --column-type", "The model fixes the columns."
         raise_input_error("--model", must, "both", remedy)
     options.output = default_output(options.table) if options.output is None else options.output
-    options.flags = str(Path(options.output).with_suffix(".flagged.csv"))
+    options.flags = options.output.with_suffix(".flagged.csv")
     suffixes = dict.fromkeys(("output", "flags"), (".csv",))
     options.outputs = check_output_paths(options, suffixes, [options.model, options.table])
     if options.model is not None:
         check_model_path(options.model, "--model")
-    check_table_path(options, options.table)
+    check_table_path(options.table, sheet=options.sheet)
     check_packages(SERVER_PACKAGES, "page")
-    return options
+    return make_options(PageOptions, options)
 
 
-def default_output(table: str) -> str:
+def default_output(table: Path) -> Path:
     """Return the path of the labelled rows of a table, in the same folder."""
-    path = Path(table)
-    return str(path.with_name(f"{path.name.split('.')[0]}-labelled.csv"))
+    return table.with_name(f"{table.name.split('.')[0]}-labelled.csv")
 
 
 def add_address(parser: Parser, port: str) -> None:
@@ -356,7 +367,7 @@ def parse_port(text: str) -> int:
 
 
 #: The function that parses the arguments of each command; it raises an InputError for invalid ones.
-PARSERS: dict[str, Callable[[Sequence[str] | None], argparse.Namespace]] = {
+PARSERS: dict[str, Callable[[Sequence[str] | None], object]] = {
     "fit": parse_fit,
     "predict": parse_predict,
     "evaluate": parse_evaluate,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from protonet._text import to_printable
 from protonet.commands.labels import warn_contradictions, warn_similar_names
+from protonet.commands.options import FitOptions, LabelOptions, ReadOptions
 from protonet.commands.rows import TableRows, get_column_types
 from protonet.embeddings.opening import Selection
 from protonet.errors import install_command, raise_input_error, renamed_arguments
@@ -31,22 +31,23 @@ from protonet.tables.table import COMMON_LABEL_NAMES, ReadSpec, RowBlock, Table,
 from protonet.ui.text import count
 
 
-def open_pipeline(options: argparse.Namespace, *, for_update: bool = False, argument: str = "model") -> TablePipeline:
-    """Load a command's model with the pretrained encoders of its texts and pictures.
+def open_pipeline(
+    options: ReadOptions, model: Path, table: Path | None, *, for_update: bool = False, argument: str = "model"
+) -> TablePipeline:
+    """Load a command's model, with the pretrained encoders of its texts and pictures if there is a table.
 
     Raises:
         MissingPackageError: A package of an encoder is missing.
-        InputError: As `TablePipeline.load`, and `TablePipeline.attach_encoders` for the command's table.
+        InputError: As `TablePipeline.load`, and `TablePipeline.attach_encoders` for the table.
     """
-    pipeline = TablePipeline.load(options.model, for_update=for_update, argument=argument)
-    if options.table is None:
+    pipeline = TablePipeline.load(model, for_update=for_update, argument=argument)
+    if table is None:
         return pipeline
-    table = Path(options.table)
     return pipeline.attach_encoders(options.representation, shown=not options.quiet, table=table)
 
 
 def make_spec(
-    options: argparse.Namespace,
+    options: ReadOptions,
     pipeline: TablePipeline,
     label: str | None = None,
     *,
@@ -54,24 +55,17 @@ def make_spec(
     extra: str | None = None,
 ) -> ReadSpec:
     """Specify how a command's table is read for a model; arguments as in `TablePipeline.read_spec`."""
-    files = {"skip_broken": options.skip_broken, "sheet": options.sheet}
-    return pipeline.read_spec(label, labelled=labelled, extra=extra, **files)
-
-
-def open_rows(
-    options: argparse.Namespace, pipeline: TablePipeline, spec: ReadSpec, labels: Path | None = None
-) -> Table:
-    """Open a command's table, as `TablePipeline.open_table`."""
-    return pipeline.open_table(Path(options.table), spec, labels, decimal_mark=options.decimal_mark)
+    return pipeline.read_spec(
+        label, labelled=labelled, extra=extra, skip_broken=options.skip_broken, sheet=options.sheet
+    )
 
 
 def read_labelled(
-    options: argparse.Namespace, pipeline: TablePipeline, extra: str | None = None
+    options: LabelOptions, table: Path, pipeline: TablePipeline, extra: str | None = None
 ) -> tuple[Table, RowBlock]:
     """Read all rows of a command's labelled table, as `TablePipeline.read_table`."""
     spec = make_spec(options, pipeline, options.label, labelled=True, extra=extra)
-    labels = options.labels_file and Path(options.labels_file)
-    return pipeline.read_table(Path(options.table), spec, labels, decimal_mark=options.decimal_mark)
+    return pipeline.read_table(table, spec, options.labels_file, decimal_mark=options.decimal_mark)
 
 
 class TrainingTable(NamedTuple):
@@ -144,7 +138,7 @@ class ColumnOverrides(NamedTuple):
 NO_OVERRIDES = ColumnOverrides()
 
 
-def encode_table(options: argparse.Namespace, rows: TableRows, *, keep_cells: bool = False) -> TrainingTable:
+def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = False) -> TrainingTable:
     """Infer column types and encode the rows of a table; keeping the cells takes memory.
 
     Raises:
@@ -155,8 +149,15 @@ def encode_table(options: argparse.Namespace, rows: TableRows, *, keep_cells: bo
     keep = "--columns keeps it" if options.columns is None else None
     # Words shared between texts and class names are no evidence if no row has a label.
     selection = select_representation(options)._replace(words=not rows.all_unlabelled)
-    settings = {"selection": selection, "decimal": options.decimal_mark}
-    encoded = fit_features(table, block, rows.column_types, keep_hint=keep, groups=rows.groups, **settings)
+    encoded = fit_features(
+        table,
+        block,
+        rows.column_types,
+        keep_hint=keep,
+        groups=rows.groups,
+        selection=selection,
+        decimal=options.decimal_mark,
+    )
     encoding, columns = encoded.encoding, encoded.columns
     extra = [name for name in (options.group, options.id) if name is not None]
     features = torch.from_numpy(np.ascontiguousarray(encoded.x))
@@ -282,7 +283,7 @@ class UnlabelledRows:
         return f"{self.table.position_format.format(self.positions[row])} of {to_printable(self.path.name)}"
 
 
-def select_representation(options: argparse.Namespace) -> Selection:
+def select_representation(options: ReadOptions) -> Selection:
     """Select the pretrained encoders of texts and pictures.
 
     Raises:
@@ -292,7 +293,8 @@ def select_representation(options: argparse.Namespace) -> Selection:
 
 
 def read_unlabelled(
-    options: argparse.Namespace,
+    options: ReadOptions,
+    path: Path,
     model: TablePipeline | None,
     label: str,
     overrides: ColumnOverrides = NO_OVERRIDES,
@@ -318,13 +320,12 @@ def read_unlabelled(
             skip_broken=options.skip_broken,
             sheet=options.sheet,
         )
-        table, block = read_table(Path(options.table), spec)
+        table, block = read_table(path, spec)
         labels, positions = block.labels, list(block.positions)
         # One class for all: no column is then dropped as a copy of the label.
         block = block._replace(labels=np.zeros(len(block.positions), np.int64))
-        settings = {"selection": select_representation(options), "decimal": options.decimal_mark}
-        types = get_column_types(options, overrides.types)
-        features = fit_features(table, block, types, keep_hint="", **settings)
+        types, selection = get_column_types(path, overrides.types), select_representation(options)
+        features = fit_features(table, block, types, keep_hint="", selection=selection, decimal=options.decimal_mark)
         x, blocks = features.x, None if features.encoding is None else features.encoding.blocks
         encoding, columns, column_notes = features.encoding, features.columns, features.notes
         uninformative = np.zeros(len(x), bool)
@@ -337,7 +338,8 @@ def read_unlabelled(
             notes.append(f"no column {label}; if {format_names(likely)} holds the labels, pass it with --label")
     else:
         encoding, columns, column_notes = model.encoding, model.columns, ()
-        table = open_rows(options, model, make_spec(options, model, label)._replace(partly_labelled=True))
+        spec = make_spec(options, model, label)._replace(partly_labelled=True)
+        table = model.open_table(path, spec, decimal_mark=options.decimal_mark)
         positions, parts = list[int](), []
         for block in table.blocks:
             positions += block.positions
@@ -366,12 +368,13 @@ def _select_columns(table: Table, block: RowBlock, columns: Sequence[str] | None
 
 
 def read_cells(
-    options: argparse.Namespace, model: TablePipeline | None, label: str, rows: Sequence[int] | None = None
+    options: ReadOptions, path: Path, model: TablePipeline | None, label: str, rows: Sequence[int] | None = None
 ) -> tuple[list[str], list[list[str]]]:
     """Read all named columns of a table as text, except that of the labels.
 
     Args:
-        options: The options with the table.
+        options: How the table is read.
+        path: The table.
         model: The model that reads the table, or None.
         label: The column of the labels, which may be missing.
         rows: The indices of rows, in the order of the result; None for all.
@@ -381,7 +384,7 @@ def read_cells(
     """
     spec = ReadSpec(label, labelled=False) if model is None else model.read_spec(label)
     spec = spec._replace(skip_broken=options.skip_broken, sheet=options.sheet, all_extra=True)
-    table = open_table(Path(options.table), spec)
+    table = open_table(path, spec)
     names = {name: index for index, name in enumerate(table.extra_columns) if name != label}
     cells: dict[int, list[str]] = {}
     first = 0

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +12,9 @@ import torch
 from torch import Tensor
 
 from protonet._io import show_progress
-from protonet.commands.data import make_spec, open_pipeline, open_rows
+from protonet.commands.data import make_spec, open_pipeline
 from protonet.commands.labels import check_spellings, detect_unknown_classes
+from protonet.commands.options import EvaluateOptions
 from protonet.commands.report import (
     EvaluatedRows,
     compute_importance,
@@ -46,7 +45,7 @@ class Evaluated(NamedTuple):
     rows: tuple[Tensor, RowBlock] | None  #: The features (b, dim) and the block, for the report; None without one.
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: EvaluateOptions) -> None:
     """Evaluate a model and print the results.
 
     Raises:
@@ -54,9 +53,9 @@ def run(options: argparse.Namespace) -> None:
         InputError: Arguments, model and table do not match.
     """
     outputs = options.outputs
-    model = open_pipeline(options)
+    model = open_pipeline(options, options.model, options.table)
     spec = make_spec(options, model, options.label, labelled=True)._replace(drop_unlabelled=options.drop_unlabelled)
-    table = open_rows(options, model, spec, options.labels_file and Path(options.labels_file))
+    table = model.open_table(options.table, spec, options.labels_file, decimal_mark=options.decimal_mark)
 
     def evaluate_block(block: RowBlock) -> Evaluated:
         unknown = detect_unknown_classes(block.labels, model.classes)
@@ -79,7 +78,7 @@ def run(options: argparse.Namespace) -> None:
     if not bool(known.any()):
         got, remedy = f"only {shorten_list(list(map(repr, unknown)))}", "Name the column of the labels: --label."
         raise_input_error("table", "have a class that the model knows", got, remedy)
-    name, balanced = path_to_text(Path(options.table).name), bool(model.metadata.get("balanced"))
+    name, balanced = path_to_text(options.table.name), bool(model.metadata.get("balanced"))
     counts = torch.tensor(model.sample_counts)
     report = make_report(name, model.classes, counts, logits, labels, unknown, balanced=balanced)
     print(format_report(report), end="")

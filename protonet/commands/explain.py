@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,8 +13,9 @@ from torch import Tensor
 
 from protonet._io import show_progress, write_atomically
 from protonet._text import to_printable
-from protonet.commands.data import make_spec, open_pipeline, open_rows, read_labelled
+from protonet.commands.data import make_spec, open_pipeline, read_labelled
 from protonet.commands.labels import check_spellings
+from protonet.commands.options import ExplainOptions
 from protonet.embeddings.pictures.images import path_to_text
 from protonet.errors import raise_input_error
 from protonet.fit.crossfit import Crossfit
@@ -37,25 +37,25 @@ SAMPLE = 50
 BATCH_ROWS = 1024
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: ExplainOptions) -> None:
     """Compute and print the importance of columns, or the explanation of rows.
 
     Raises:
         MissingPackageError: A package that the table needs is missing.
         InputError: Arguments, model and table do not match.
     """
-    seed, rows, outputs = options.seed, options.rows, options.outputs
-    model = open_pipeline(options, for_update=True)
+    seed, rows = options.seed, options.rows
+    model = open_pipeline(options, options.model, options.table, for_update=True)
     generator = torch.Generator().manual_seed(seed)
-    if rows is None:
+    if rows is None or options.table is None:
         results = compute_column_importance(options, model, generator)
         print(format_columns(results), end="")
     else:
-        results = explain_rows(options, model, rows, generator)
+        results = explain_rows(options, options.table, model, rows, generator)
         print(format_rows(results), end="")
-    if "json" in outputs:
+    if options.json is not None:
         content = json.dumps({"seed": seed, **results}, indent=1, allow_nan=False) + "\n"
-        write_atomically(outputs["json"], lambda file: file.write(content.encode()))
+        write_atomically(options.json, lambda file: file.write(content.encode()))
 
 
 def get_held_out(model: TablePipeline) -> Crossfit | None:
@@ -65,7 +65,7 @@ def get_held_out(model: TablePipeline) -> Crossfit | None:
 
 
 def compute_column_importance(
-    options: argparse.Namespace, model: TablePipeline, generator: torch.Generator
+    options: ExplainOptions, model: TablePipeline, generator: torch.Generator
 ) -> dict[str, Any]:
     """Compute the permutation importance of each column, the largest first, as a dict for JSON.
 
@@ -75,7 +75,7 @@ def compute_column_importance(
     if options.table is None:
         table, evaluated = None, get_held_out(model)
     else:
-        table, evaluated = read_evaluation_rows(options, model)
+        table, evaluated = read_evaluation_rows(options, options.table, model)
     if evaluated is None:
         remedy = "Pass a labelled table, or fit it again with two or more rows per class."
         raise_input_error("model", "have held-out rows, if no table is given", "none", remedy)
@@ -83,16 +83,16 @@ def compute_column_importance(
         results = rank_columns(evaluated, model.column_names, model.column_sizes, generator, progress)
     if table is not None:
         show_notes(table.all_notes, quiet=options.quiet)
-    return {"table": None if options.table is None else path_to_text(Path(options.table).name), **results}
+    return {"table": None if options.table is None else path_to_text(options.table.name), **results}
 
 
-def read_evaluation_rows(options: argparse.Namespace, model: TablePipeline) -> tuple[Table, Crossfit]:
+def read_evaluation_rows(options: ExplainOptions, table_path: Path, model: TablePipeline) -> tuple[Table, Crossfit]:
     """Read a labelled table as held-out rows of the full network.
 
     Raises:
         InputError: The table does not match, has unknown classes, or a row whose embedding overflows.
     """
-    table, block = read_labelled(options, model)
+    table, block = read_labelled(options, table_path, model)
     check_spellings(block.labels.tolist(), model.classes, "Spell them in the table as the model does.")
     labels = model.class_indices(block.labels)
     x = model.encode(table, block)
@@ -125,14 +125,15 @@ def format_columns(results: Mapping[str, Any]) -> str:
 
 
 def explain_rows(
-    options: argparse.Namespace, model: TablePipeline, rows: Sequence[int], generator: torch.Generator
+    options: ExplainOptions, table_path: Path, model: TablePipeline, rows: Sequence[int], generator: torch.Generator
 ) -> dict[str, Any]:
     """Compute the prediction of some rows, their nearest rows and column contributions, as a dict for JSON.
 
     Raises:
         InputError: The table does not match, or has no such row.
     """
-    table = open_rows(options, model, make_spec(options, model, options.label))
+    spec = make_spec(options, model, options.label)
+    table = model.open_table(table_path, spec, decimal_mark=options.decimal_mark)
     x, cells, uninformative = read_rows(table, model, rows)
     held_out, names = get_held_out(model), model.column_names
     ranked = model.predict_logits(x, uninformative).softmax(dim=1).sort(dim=1, descending=True, stable=True)
@@ -145,7 +146,7 @@ def explain_rows(
         ]
         location = table.position_format.format(row)
         explained.append({"row": row, "location": location, "classes": best, "neighbors": None, "columns": None})
-    results = {"table": path_to_text(Path(options.table).name), "sample": 0, "rows": explained}
+    results = {"table": path_to_text(table_path.name), "sample": 0, "rows": explained}
     if held_out is None:
         return results
     sampled = torch.randperm(len(held_out.labels), generator=generator)[:SAMPLE]

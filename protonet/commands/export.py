@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-
+from protonet.commands.options import ExportOptions
 from protonet.files import export_onnx, export_pt2
 from protonet.pipeline import TablePipeline
 from protonet.ui.text import format_size
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: ExportOptions) -> None:
     """Export a model, and print one line for each file.
 
     Raises:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ import torch
 from protonet._io import show_progress
 from protonet._text import to_printable
 from protonet.commands.data import TrainingTable, UnlabelledRows, encode_table
+from protonet.commands.options import FitOptions
 from protonet.commands.report import (
     EvaluatedRows,
     compare_baselines,
@@ -28,6 +28,7 @@ from protonet.commands.report import (
     metrics_to_dict,
     table_to_dict,
 )
+from protonet.commands.rows import TableRows
 from protonet.embeddings.pictures.files import split_backbone
 from protonet.embeddings.pictures.images import path_to_text
 from protonet.errors import raise_input_error
@@ -63,7 +64,7 @@ MAX_GROUPS, MAX_GROUP_ROWS = 5, 5
 SOLVE_FRACTION = 0.6
 
 
-def run(options: argparse.Namespace) -> None:
+def train(options: FitOptions, rows: TableRows) -> None:
     """Train and cross-validate a classifier, print the results, and write the model if a path is given.
 
     Raises:
@@ -72,14 +73,13 @@ def run(options: argparse.Namespace) -> None:
             the model is written without it, and the summary is printed.
         InputError: Arguments and table do not match.
     """
-    rows = vars(options).pop("rows")  # releases memory
     seed, limit, outputs, started = options.seed, options.time_limit, options.outputs, time.monotonic() - rows.seconds
     data = encode_table(options, rows, keep_cells="report" in outputs)
     del rows
-    name = path_to_text(Path(options.table).name)
+    name = path_to_text(options.table.name)
     if "plot" in outputs and not len(data.x):
         raise_input_error("--plot", "come with labelled rows", "none", "Leave it out.")
-    unlabelled = UnlabelledRows(data, options.unlabelled and Path(options.unlabelled), options.label or "label")
+    unlabelled = UnlabelledRows(data, options.unlabelled, options.label or "label")
     counts = torch.bincount(data.y, minlength=len(data.classes)).tolist()
     metadata: dict[str, Any] = {"label": options.label or "label", "effort": options.effort, "seed": seed}
     metadata |= {"samples": counts, "group": options.group, "id": options.id, "left_out": data.dropped}
@@ -144,8 +144,8 @@ def run(options: argparse.Namespace) -> None:
         if solution is None or "output" not in outputs:
             raise
         if weights is not None:
-            rows = torch.bincount(data.y, minlength=len(data.classes))
-            count_samples(solution.network, rows if name_samples is None else rows + name_samples)
+            samples = torch.bincount(data.y, minlength=len(data.classes))
+            count_samples(solution.network, samples if name_samples is None else samples + name_samples)
         model = make_model(solution)
         model.save(outputs["output"])
         print(summarize(name, data, model, solution, unlabelled, []) + format_notes(data.notes), end="")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from protonet._text import to_printable
-from protonet.commands.options import check_model_path
+from protonet.commands.options import InfoOptions
 from protonet.errors import raise_input_error
 from protonet.files.archive import FORMAT_VERSION, check_entry_types, read_config, subtract_name_samples
 from protonet.ui.text import (
@@ -38,15 +37,14 @@ FIT = {
 MAX_INFO_COLUMNS = 20
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: InfoOptions) -> None:
     """Print the contents of a model file.
 
     Raises:
         MissingPackageError: safetensors is missing.
         InputError: The arguments are invalid, or the file is no model.
     """
-    path = Path(options.model)
-    check_model_path(path)
+    path = options.model
     contents = describe_model(path, read_header(path))
     print(json.dumps(contents, indent=1) if options.json else format_contents(contents))
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, and their checks before torch is imported.
+"""The options of each command, and the parser parts and checks that commands share.
 
 Nothing here imports torch; NumPy is imported only when a table is read.
 """
@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import TypeVar
 
 from protonet.embeddings.pictures import SETTINGS
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file
@@ -20,6 +22,162 @@ from protonet.ui.command_line import Parser, check_outputs
 MODEL_SUFFIXES = (".safetensors",)
 #: Suffixes of the files of all results, by option.
 RESULT_SUFFIXES = {"json": (".json",), "report": (".html", ".htm"), "plot": (".svg",)}
+
+
+OptionsT = TypeVar("OptionsT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """How a command reads its table, and whether it prints notes."""
+
+    quiet: bool = False  #: Print no progress bar and no notes.
+    sheet: str | None = None  #: The sheet of an Excel workbook; None for the first.
+    decimal_mark: str | None = None  #: "." or ","; None to detect it.
+    skip_broken: bool = False  #: Leave out pictures that cannot be read.
+    representation: Sequence[str] | None = None  #: Pretrained encoders: names, folders or files; None for the default.
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelOptions(ReadOptions):
+    """How a command reads a labelled table."""
+
+    label: str | None = None  #: The column of the labels; None for the default.
+    labels_file: Path | None = None  #: The labels of an NPY table.
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitOptions(LabelOptions):
+    """The options of ``fit``."""
+
+    table: Path
+    effort: str = "default"
+    time_limit: float | None = None  #: Seconds for training and cross-validation; None for the default of training.
+    seed: int = 0
+    balanced: bool = False  #: Give all classes equal weight.
+    verbose: bool = False
+    group: str | None = None  #: The column of groups.
+    id: str | None = None  #: The column that identifies the rows.
+    columns: Sequence[str] | None = None  #: The features; None for all columns.
+    drop: Sequence[str] = ()  #: Columns that are not features.
+    column_type: Sequence[str] = ()  #: NAME=TYPE each.
+    unlabelled: Path | None = None  #: A table of unlabelled rows.
+    classes: Path | None = None  #: A table of class names and descriptions.
+    drop_unlabelled: bool = False
+    missing_values: str | None = None  #: Texts that mean a missing value, separated by commas.
+    allow_many_classes: bool = False
+    outputs: Mapping[str, Path] = field(default_factory=dict)  #: By option: output, json, report, plot.
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions(ReadOptions):
+    """The options of ``predict``."""
+
+    model: Path
+    table: Path
+    output: Path | None = None  #: A file, or a folder if the table is a folder of tables.
+    unknown: float | None = None  #: The false-rejection rate of unknown rows.
+    proba: bool = False
+    row_numbers: bool = False
+    keep_columns: bool = False
+    workers: str | None = None  #: The number of processes, or the address of a Dask scheduler.
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(LabelOptions):
+    """The options of ``evaluate``."""
+
+    model: Path
+    table: Path
+    drop_unlabelled: bool = False
+    outputs: Mapping[str, Path] = field(default_factory=dict)  #: By option: json, report, plot.
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateOptions(LabelOptions):
+    """The options of ``update``."""
+
+    model: Path
+    table: Path
+    output: Path | None = None  #: The updated model; None to overwrite the old one.
+    new_classes: bool = False  #: Accept new classes that resemble known ones.
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuggestOptions(ReadOptions):
+    """The options of ``suggest``."""
+
+    model: Path | None = None
+    table: Path
+    label: str | None = None
+    n: int = 10
+    output: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainOptions(LabelOptions):
+    """The options of ``explain``."""
+
+    model: Path
+    table: Path | None = None
+    rows: Sequence[int] | None = None  #: The positions of rows in the table; None to explain the model.
+    seed: int = 0
+    json: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InfoOptions:
+    """The options of ``info``."""
+
+    model: Path
+    json: bool = False  #: Print JSON.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """The options of ``export``."""
+
+    model: Path
+    outputs: Mapping[str, Path]  #: By option: onnx, pt2.
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageOptions(ReadOptions):
+    """The options of ``page``."""
+
+    table: Path
+    outputs: Mapping[str, Path]  #: The labelled rows, output, and the flagged ones, flags.
+    classes: str | None = None  #: Names, separated by commas.
+    model: Path | None = None
+    label: str | None = None
+    group: str | None = None
+    drop: Sequence[str] = ()
+    column_type: Sequence[str] = ()
+    host: str
+    port: int
+    allowed_hosts: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """The options of ``serve``."""
+
+    models: Sequence[Path]
+    host: str
+    port: int
+    allowed_hosts: Sequence[str] = ()
+    max_megabytes: int
+    max_requests: int
+    timeout: float  #: Seconds.
+    representation: Sequence[str] | None = None
+    cors_origins: Sequence[str] = ()
+    access_log: str | None = None  #: A file, or "-" for standard error.
+
+
+def make_options(kind: type[OptionsT], parsed: argparse.Namespace) -> OptionsT:
+    """Create the options of a command from the parsed arguments of the same names."""
+    names = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+    return kind(**{name: getattr(parsed, name) for name in names})
 
 
 def make_parser(
@@ -45,18 +203,20 @@ def make_parser(
     """
     parser = Parser(prog, description, [f"{prog} {example}" for example in examples])
     if model:
-        parser.add_argument("model", help="a model file, written by fit")
+        parser.add_argument("model", type=Path, help="a model file, written by fit")
     parser.add_argument("-q", "--quiet", action="store_true", help="print no progress bar and no notes")
     if not table:
         return parser
     formats = "CSV, TSV or text with a header (also .gz, or - for stdin), Excel, Parquet, NPZ with x and y, NPY"
-    parser.add_argument("table", nargs="?" if optional_table else None, help=f"{formats}; or a folder of pictures")
+    parser.add_argument(
+        "table", type=Path, nargs="?" if optional_table else None, help=f"{formats}; or a folder of pictures"
+    )
     add = parser.add_expert_group("workbooks, arrays and pictures").add_argument
     if label is not None:
         parser.add_argument("--label", metavar="NAME", help=f"the column of the labels (default: {label})")
     add("--sheet", metavar="NAME", help="the sheet of an Excel workbook (default: the first)")
     if label is not None:
-        add("--labels-file", metavar="FILE", help="the labels of an NPY table, also NPY")
+        add("--labels-file", type=Path, metavar="FILE", help="the labels of an NPY table, also NPY")
     add("--decimal-mark", choices=[".", ","], help="the decimal mark of numbers (default: detected)")
     add("--skip-broken", action="store_true", help="leave out pictures that cannot be read")
     add("--split", metavar="NAME", help="the split of a folder of pictures: train, valid, test or the subfolder's name")
@@ -88,9 +248,9 @@ def add_table_options(parser: Parser) -> None:
     types = f"types of columns (default: inferred): {', '.join(COLUMN_TYPES)}"
     parser.add_argument("--column-type", nargs="+", metavar="NAME=TYPE", default=[], help=types)
     unlabelled = "more rows, without labels, for semi-supervised learning"
-    parser.add_argument("--unlabelled", metavar="FILE", help=unlabelled)
+    parser.add_argument("--unlabelled", type=Path, metavar="FILE", help=unlabelled)
     classes = "class names and descriptions: a table with columns class and (optional) description"
-    parser.add_argument("--classes", "--describe", metavar="FILE", help=classes)
+    parser.add_argument("--classes", "--describe", type=Path, metavar="FILE", help=classes)
     add = parser.add_expert_group("rows of the table").add_argument
     add("--id", metavar="NAME", help="a column that identifies the rows; predict copies it to its output")
     add("--drop-unlabelled", action="store_true", help="leave out rows without a label")
@@ -103,12 +263,12 @@ def add_table_options(parser: Parser) -> None:
 
 
 def check_output_paths(
-    options: argparse.Namespace, suffixes: Mapping[str, Sequence[str]], inputs: Sequence[str | None]
+    options: object, suffixes: Mapping[str, Sequence[str]], inputs: Sequence[Path | None]
 ) -> dict[str, Path]:
     """Check that output paths can be written, and return them by option.
 
     Args:
-        options: The arguments.
+        options: An object with the options as attributes.
         suffixes: The allowed suffixes of each option's path.
         inputs: The paths of the input files.
 
@@ -119,11 +279,11 @@ def check_output_paths(
         path = getattr(options, name)
         if path is not None and Path(path).suffix.lower() not in allowed:
             raise_input_error(f"--{name}", f"end in {', '.join(allowed)}", path, "Rename it.")
-        if path is not None and allowed == MODEL_SUFFIXES and not is_utf8(path):  # safetensors needs UTF-8
-            raise_input_error(f"--{name}", "be a path in UTF-8", ascii(path), "Rename it, or its folder.")
+        if path is not None and allowed == MODEL_SUFFIXES and not is_utf8(str(path)):  # safetensors needs UTF-8
+            raise_input_error(f"--{name}", "be a path in UTF-8", ascii(str(path)), "Rename it, or its folder.")
     outputs = check_outputs(options, list(suffixes))
     for name, path in outputs.items():
-        if path.exists() and any(Path(file).exists() and path.samefile(file) for file in inputs if file is not None):
+        if path.exists() and any(file.exists() and path.samefile(file) for file in inputs if file is not None):
             raise_input_error(f"--{name}", "be another file than the inputs", path, "Pass another path.")
     return outputs
 
@@ -142,9 +302,9 @@ def check_packages(packages: Sequence[str], extra: str = "files") -> None:
 
 def check_rereadable(options: argparse.Namespace) -> None:
     """Raise an InputError if the table is standard input, which cannot be read twice, or a model file."""
-    if options.table == "-":
+    if str(options.table) == "-":
         raise_input_error("table", "be a file, since it is read twice", "standard input", "Save it to a file.")
-    if options.table.lower().endswith(".safetensors"):
+    if options.table.suffix.lower() == ".safetensors":
         raise_input_error("arguments", "end with a table", f"the model {options.table}", "Pass the table last.")
 
 
@@ -173,26 +333,27 @@ def select_split(options: argparse.Namespace) -> None:
         return
     from protonet.embeddings.pictures.reading import find_split  # noqa: PLC0415 - imports NumPy
 
-    if options.table is None or not Path(options.table).is_dir():
+    if options.table is None or not options.table.is_dir():
         raise_input_error("--split", "come with a folder of pictures", options.table, "Leave it out.")
-    options.table = str(find_split(Path(options.table), options.split))
+    options.table = find_split(options.table, options.split)
 
 
-def check_table_path(options: argparse.Namespace, path: str | None, *, labelled: bool = False) -> None:
+def check_table_path(
+    path: Path | None, *, sheet: str | None = None, labels: Path | None = None, labelled: bool = False
+) -> None:
     """Raise an InputError if a table does not exist, or has an unknown suffix.
 
     Args:
-        options: The arguments.
         path: The table, or None.
+        sheet: The sheet of a workbook, or None.
+        labels: The file of labels, or None.
         labelled: Whether labels are read.
     """
-    if path is None or path == "-":
+    if path is None or str(path) == "-":
         return
     from protonet.embeddings.pictures.reading import are_pictures  # noqa: PLC0415
     from protonet.tables.formats import TABLE_SUFFIXES  # noqa: PLC0415 - imports NumPy
     from protonet.tables.table import ReadSpec, open_table  # noqa: PLC0415
 
-    table = Path(path)
-    if not are_pictures(table) and not (table.exists() and table.name.lower().endswith(TABLE_SUFFIXES)):
-        labels = getattr(options, "labels_file", None)
-        open_table(table, ReadSpec(DEFAULT_LABEL, labelled=labelled, sheet=options.sheet), labels and Path(labels))
+    if not are_pictures(path) and not (path.exists() and path.name.lower().endswith(TABLE_SUFFIXES)):
+        open_table(path, ReadSpec(DEFAULT_LABEL, labelled=labelled, sheet=sheet), labels)

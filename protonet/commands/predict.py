@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import os
@@ -22,8 +21,9 @@ from torch import Tensor
 from protonet._io import clear_folder, write_atomically
 from protonet._text import escape_formula
 from protonet.commands.arguments import check_single_table
-from protonet.commands.data import make_spec, open_pipeline, open_rows
+from protonet.commands.data import make_spec, open_pipeline
 from protonet.commands.folder import Part, Tick, claim_folder, list_parts, name_file, run_parts
+from protonet.commands.options import PredictOptions, ReadOptions
 from protonet.embeddings.pictures.reading import are_pictures, hold_pictures
 from protonet.embeddings.representation import hash_file
 from protonet.errors import InputError, raise_input_error, renamed_arguments
@@ -50,7 +50,7 @@ class OutputSpec(NamedTuple):
     keep_columns: bool = False  #: Copy all columns of the table.
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: PredictOptions) -> None:
     """Classify a table, or each file of a folder, block by block; each output is written completely or not at all.
 
     Raises:
@@ -58,20 +58,20 @@ def run(options: argparse.Namespace) -> None:
         OSError: The predictions cannot be written.
         InputError: Arguments, model and table do not match.
     """
-    if Path(options.table).is_dir():
+    if options.table.is_dir():
         model = TablePipeline.load(options.model, argument="model")
-        pictures, model_has_pictures = hold_pictures(Path(options.table)), model.has_pictures
+        pictures, model_has_pictures = hold_pictures(options.table), model.has_pictures
         if model_has_pictures and pictures is False:
             raise_input_error("table", "have pictures, as in fit", f"the tables of {options.table}", "")
         if not model_has_pictures and not pictures:
             predict_folder(model, options)
             return
         check_single_table(options)
-    model = open_pipeline(options)
+    model = open_pipeline(options, options.model, options.table)
     spec = make_output_spec(model, options)
     named = spec.keep_columns or model.metadata.get("id") is not None
-    spec = spec._replace(picture_paths=not named and are_pictures(Path(options.table)))
-    table, blocks = open_blocks(model, spec, options)
+    spec = spec._replace(picture_paths=not named and are_pictures(options.table))
+    table, blocks = open_blocks(model, spec, options, options.table)
     function, sequential = partial(format_predictions, model, table, spec), model.has_pretrained_encoder
 
     def write(file: BinaryIO) -> None:
@@ -79,8 +79,8 @@ def run(options: argparse.Namespace) -> None:
         for text in map_blocks(function, blocks, rows=table.n_rows, quiet=options.quiet, sequential=sequential):
             file.write(text.encode())
 
-    if "output" in options.outputs:
-        write_atomically(options.outputs["output"], write)
+    if options.output is not None:
+        write_atomically(options.output, write)
     else:
         with tempfile.TemporaryFile() as file:  # an error in the last row must precede all output
             write(file)
@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> None:
     show_notes(table.all_notes, quiet=options.quiet)
 
 
-def predict_folder(model: TablePipeline, options: argparse.Namespace) -> None:
+def predict_folder(model: TablePipeline, options: PredictOptions) -> None:
     """Classify the rows of all files of a folder; finished files are kept.
 
     Raises:
@@ -101,10 +101,10 @@ def predict_folder(model: TablePipeline, options: argparse.Namespace) -> None:
         raise_input_error("--sheet", "come with an Excel workbook", options.table, "Leave it out.")
     if options.output is None:
         raise_input_error("--output", "name a folder", "none", "Pass -o FOLDER, for one output per file.")
-    path = Path(options.model).resolve()
+    path = options.model.resolve()
     spec, digest = make_output_spec(model, options), hash_file(path)
     output = check_writable_folder("--output", options.output)
-    parts = list_parts(Path(options.table), output)
+    parts = list_parts(options.table, output)
     claim_folder(output, {"model": digest, **spec._asdict()})
     names = None if options.representation is None else tuple(options.representation)
     model.attach_encoders(names, shown=False)  # fails before the processes start
@@ -138,8 +138,7 @@ def predict_part(
             columns = open_source(part.table).header if spec.keep_columns else [model.metadata.get("id")]
             file.write(format_header(model, spec, [str(name) for name in columns or () if name]).encode())
         else:
-            options = argparse.Namespace(table=str(part.table), skip_broken=False, sheet=None, decimal_mark=None)
-            table, blocks = open_blocks(model, spec, options)
+            table, blocks = open_blocks(model, spec, ReadOptions(), part.table)
             file.write(format_header(model, spec, table.extra_columns).encode())
             for block in blocks:
                 file.write(format_predictions(model, table, spec, block).encode())
@@ -172,18 +171,19 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def make_output_spec(model: TablePipeline, options: argparse.Namespace) -> OutputSpec:
+def make_output_spec(model: TablePipeline, options: PredictOptions) -> OutputSpec:
     """Specify the output for a command's options."""
     threshold = None if options.unknown is None else choose_threshold(model, options.unknown)
     return OutputSpec(threshold, options.proba, options.row_numbers, keep_columns=options.keep_columns)
 
 
 def open_blocks(
-    model: TablePipeline, spec: OutputSpec, options: argparse.Namespace
+    model: TablePipeline, spec: OutputSpec, options: ReadOptions, path: Path
 ) -> tuple[Table, Iterable[RowBlock]]:
     """Open a command's table; the extra columns of its blocks precede the predictions."""
     read_spec = make_spec(options, model, extra=model.metadata.get("id"))
-    table = open_rows(options, model, read_spec._replace(all_extra=spec.keep_columns))
+    read_spec = read_spec._replace(all_extra=spec.keep_columns)
+    table = model.open_table(path, read_spec, decimal_mark=options.decimal_mark)
     blocks: Iterable[RowBlock] = add_row_numbers(table.blocks) if spec.row_numbers else table.blocks
     if spec.picture_paths:
         blocks = add_picture_paths(blocks, (model.columns or ()).index(PICTURE_COLUMN))

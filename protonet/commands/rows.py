@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from protonet._text import to_printable
 from protonet._validation import check_groups
 from protonet.commands.labels import parse_integers
+from protonet.commands.options import FitOptions
 from protonet.embeddings.pictures.images import text_to_path
 from protonet.embeddings.pictures.reading import are_pictures, check_pictures
 from protonet.errors import raise_input_error, renamed_arguments
@@ -55,7 +55,15 @@ class TableRows(NamedTuple):
         return not len(self.labels)
 
 
-def read_rows(options: argparse.Namespace) -> TableRows:
+def run(options: FitOptions) -> None:
+    """Read the table of ``fit``, import torch, and train: most errors are in the table, and are reported at once."""
+    rows = [read_rows(options)]
+    from protonet.commands.fit import train  # noqa: PLC0415 - imports torch
+
+    train(options, rows.pop())  # which releases the table once it is encoded
+
+
+def read_rows(options: FitOptions) -> TableRows:
     """Read the table of ``fit``.
 
     Raises:
@@ -64,13 +72,13 @@ def read_rows(options: argparse.Namespace) -> TableRows:
     """
     started = time.monotonic()
     label = options.label or DEFAULT_LABEL
-    types = get_column_types(options, parse_column_types(options.column_type))
+    types = get_column_types(options.table, parse_column_types(options.column_type))
     extra = tuple(name for name in (options.group, options.id) if name is not None)
     for name in (*extra, *options.drop, *(options.columns or ()), *types):
         if name == label:
             must = "use the column of the labels for nothing else"
             raise_input_error("arguments", must, repr(name), "Name another one.")
-    described = {} if options.classes is None else read_classes(Path(options.classes))
+    described = {} if options.classes is None else read_classes(options.classes)
     spec = ReadSpec(
         label,
         labelled=not described or options.label is not None,
@@ -85,7 +93,7 @@ def read_rows(options: argparse.Namespace) -> TableRows:
     )
     if options.missing_values is not None:
         spec = spec._replace(missing_texts=parse_missing(options.missing_values.split(",")))
-    table, block = read_table(Path(options.table), spec, options.labels_file and Path(options.labels_file))
+    table, block = read_table(options.table, spec, options.labels_file)
     for name, cells in zip(table.columns or (), block.columns, strict=bool(table.columns)) if described else ():
         is_text = label not in table.extra_columns and cells.dtype.kind == "O"
         if is_text and set(cells.tolist()) - {""} <= described.keys():
@@ -101,7 +109,7 @@ def read_rows(options: argparse.Namespace) -> TableRows:
         block = block._replace(labels=np.zeros(len(block.positions), np.int64))
     elif missing.any():
         unlabelled = None if options.drop_unlabelled else block.take(np.flatnonzero(missing))
-    are_folders = are_pictures(Path(options.table))
+    are_folders = are_pictures(options.table)
     allow_many = options.allow_many_classes or are_folders  # folders are classes
     classes, indices = check_classes(labels, label, allow_many=allow_many, described=list(described))
     for name, cells in zip(table.columns or (), block.columns, strict=bool(table.columns)):
@@ -118,12 +126,12 @@ def read_rows(options: argparse.Namespace) -> TableRows:
     return TableRows(table, block, unlabelled, types, classes, indices, group_names, groups, seconds, descriptions)
 
 
-def get_column_types(options: argparse.Namespace, types: Mapping[str, str]) -> Mapping[str, str]:
+def get_column_types(table: Path, types: Mapping[str, str]) -> Mapping[str, str]:
     """Return the types of columns that the user set; the one column of a folder holds pictures."""
-    return {PICTURE_COLUMN: "picture"} if are_pictures(Path(options.table)) else types
+    return {PICTURE_COLUMN: "picture"} if are_pictures(table) else types
 
 
-def parse_column_types(texts: list[str]) -> dict[str, str]:
+def parse_column_types(texts: Sequence[str]) -> dict[str, str]:
     """Parse types of columns, ``NAME=TYPE``; raise an InputError for anything else."""
     types = {}
     for text in texts:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 from protonet._io import write_atomically
 from protonet._text import to_printable
 from protonet.commands.data import open_pipeline, read_cells, read_unlabelled
+from protonet.commands.options import SuggestOptions
 from protonet.pipeline import suggest
 from protonet.tables import DEFAULT_LABEL
 from protonet.ui.command_line import show_notes
 from protonet.ui.text import format_csv, format_table
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: SuggestOptions) -> None:
     """Print the suggested rows and reasons, and write the rows to label.
 
     Raises:
@@ -22,18 +20,17 @@ def run(options: argparse.Namespace) -> None:
         OSError: The rows cannot be written.
         InputError: Arguments, model and table do not match.
     """
-    outputs = options.outputs
-    model = None if options.model is None else open_pipeline(options)
+    model = None if options.model is None else open_pipeline(options, options.model, options.table)
     label = options.label or (DEFAULT_LABEL if model is None else model.label)
-    rows = read_unlabelled(options, model, label)
+    rows = read_unlabelled(options, options.table, model, label)
     if model is None:
         chosen = suggest(None, rows.x, options.n, [], rows=rows.remaining, known=rows.x[rows.known])
     else:
         chosen = model.suggest(rows.x, options.n, list(map(to_printable, model.classes)), rows.remaining)
-    if "output" in outputs:
-        header, table = read_cells(options, model, label, [suggestion.row for suggestion in chosen])
+    if options.output is not None:
+        header, table = read_cells(options, options.table, model, label, [suggestion.row for suggestion in chosen])
         lines = [[*header, label], *([*cells, ""] for cells in table)]
-        write_atomically(outputs["output"], lambda file: file.write(format_csv(lines).encode()))
+        write_atomically(options.output, lambda file: file.write(format_csv(lines).encode()))
     show_notes(rows.table.all_notes, quiet=options.quiet)
-    location = rows.table.position_format.format(f"of {to_printable(Path(options.table).name)}")
+    location = rows.table.position_format.format(f"of {to_printable(options.table.name)}")
     print(format_table([location, "reason"], [[str(rows.positions[row]), reason] for row, reason in chosen]), end="")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,24 +11,24 @@ from torch import Tensor
 from protonet._text import to_printable
 from protonet.commands.data import open_pipeline, read_labelled
 from protonet.commands.labels import check_spellings, parse_integers, warn_contradictions, warn_similar_names
+from protonet.commands.options import UpdateOptions
 from protonet.fit.crossfit import match_held_out, predict_held_out
 from protonet.fit.duplicates import hash_rows
 from protonet.ui.command_line import check_writable_file, show_notes
 from protonet.ui.text import count
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: UpdateOptions) -> None:
     """Add the rows of a table to a model, write it, and print the change of accuracy on held-out rows.
 
     Raises:
         MissingPackageError: A package that the table needs is missing.
         InputError: Arguments, model and table do not match.
     """
-    outputs = options.outputs
-    model = open_pipeline(options, for_update=True)
-    output = outputs["output"] if "output" in outputs else check_writable_file("model", options.model)
+    model = open_pipeline(options, options.model, options.table, for_update=True)
+    output = options.output or check_writable_file("model", options.model)
     group = model.metadata.get("group")
-    table, block = read_labelled(options, model, None if group is None else str(group))
+    table, block = read_labelled(options, options.table, model, None if group is None else str(group))
     x, labels, empty = model.encode(table, block), block.labels, model.is_uninformative(block)
     if not options.new_classes:
         remedy = "Spell them alike, or pass --new-classes if they are new classes."

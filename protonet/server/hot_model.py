@@ -59,14 +59,14 @@ class HotModel:
             print(f"protonet serve: {message} The previous model stays in use.", file=sys.stderr)
 
 
-def open_models(paths: Sequence[str], representation: Sequence[str] | None) -> dict[str, HotModel]:
+def open_models(paths: Sequence[Path], representation: Sequence[str] | None) -> dict[str, HotModel]:
     """Read models, by the names of their files without the suffix.
 
     Raises:
         InputError: A file is not a model, or two have the same name.
     """
     models: dict[str, HotModel] = {}
-    for path in map(Path, paths):
+    for path in paths:
         if path.stem in models:
             raise_input_error("model", "have a name of its own", f"{path.name} twice", "Rename a file.")
         models[path.stem] = HotModel(path, representation)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from starlette.types import ASGIApp
 
 from protonet._text import escape_control_chars
 from protonet.commands.data import ColumnOverrides, UnlabelledTable, open_pipeline, read_cells, read_unlabelled
+from protonet.commands.options import PageOptions
 from protonet.commands.report import columns_to_dicts
 from protonet.commands.rows import parse_column_types
 from protonet.embeddings.pictures.images import UNREADABLE_IMAGE, describe_error, draw_plain, path_to_text, text_to_path
@@ -97,7 +97,7 @@ class LabelApi:
     jobs: JobRunner
     policy: AccessPolicy
     title: str
-    representation: list[str] | None
+    representation: Sequence[str] | None
     read_again: Callable[[ColumnOverrides], UnlabelledTable] | None
     uploads: Uploads
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
@@ -383,7 +383,7 @@ def require_row(action: Action) -> int:
     return action.row
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: PageOptions) -> None:
     """Serve the labelling page until SIGTERM or Ctrl-C.
 
     Raises:
@@ -393,12 +393,12 @@ def run(options: argparse.Namespace) -> None:
     """
     policy = make_policy(options.host, options.allowed_hosts, MAX_BODY, timeout=120.0)
     listening = open_socket(options.host, options.port)
-    model = None if options.model is None else open_pipeline(options, argument="--model")
+    model = None if options.model is None else open_pipeline(options, options.model, options.table, argument="--model")
     classes = parse_classes(options.classes, model)
     label = options.label or (DEFAULT_LABEL if model is None else model.label)
     columns = ColumnOverrides(parse_column_types(options.column_type), tuple(options.drop), options.group)
-    rows = read_unlabelled(options, model, label, columns, allow_labelled=True)
-    header, cells = read_cells(options, model, label)
+    rows = read_unlabelled(options, options.table, model, label, columns, allow_labelled=True)
+    header, cells = read_cells(options, options.table, model, label)
     output, flags = options.outputs["output"], options.outputs["flags"]
     with ExitStack() as stack:
         answers = stack.enter_context(Answers(output, [*header, label], None))
@@ -412,13 +412,13 @@ def run(options: argparse.Namespace) -> None:
         modalities = list_modalities(rows.encoding)
         picture = header.index((rows.columns or ())[modalities.index("picture")]) if "picture" in modalities else None
         column = header.index((rows.columns or header)[0]) if len(modalities) == 1 and modalities[0] else None
-        uploads = Uploads(added, Path(options.table), column, picture is not None)
+        uploads = Uploads(added, options.table, column, picture is not None)
 
         def add_uploads(rows: UnlabelledTable) -> UnlabelledTable:
             return extend_rows(rows._replace(known=torch.zeros_like(rows.known)), header, uploads.cells)
 
         def read_again(settings: ColumnOverrides) -> UnlabelledTable:
-            return add_uploads(read_unlabelled(options, None, label, settings, allow_labelled=True))
+            return add_uploads(read_unlabelled(options, options.table, None, label, settings, allow_labelled=True))
 
         session = Session(add_uploads(rows), [*cells, *uploads.cells], classes, model, answers)
         names = dict.fromkeys(row[-1] for row in answers.rows)
@@ -427,10 +427,11 @@ def run(options: argparse.Namespace) -> None:
         shared += [] if options.sheet is None else ["--sheet", options.sheet]
         if picture is not None:  # `fit` sees only the paths in the answers
             columns = columns._replace(types={header[picture]: "picture", **columns.types})
-        jobs = JobRunner(output, options.table, label, options.model, columns, shared)
+        model_path = None if options.model is None else str(options.model)
+        jobs = JobRunner(output, str(options.table), label, model_path, columns, shared)
 
         queue = LabelQueue(session, flagged, people, header, picture, model)
-        title, again = path_to_text(Path(options.table).name), None if model is not None else read_again
+        title, again = path_to_text(options.table.name), None if model is not None else read_again
         api = LabelApi(queue, jobs, policy, title, options.representation, again, uploads)
         status = f"{count(len(session.cells), 'row')}, {count(len(answers.rows), 'answer')} in {output}; label at"
         with queue.learning(), jobs.folder:

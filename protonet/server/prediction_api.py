@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import sys
@@ -23,6 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from protonet._text import to_printable
+from protonet.commands.options import ServeOptions
 from protonet.commands.predict import OutputSpec, choose_threshold, format_header
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.pipeline import TablePipeline
@@ -307,7 +307,7 @@ def open_log(path: str | None) -> TextIO | None:
     return Path(path).open("a", 1, encoding="utf-8")  # a buffer of one line
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: ServeOptions) -> None:
     """Answer until SIGTERM or Ctrl-C.
 
     Raises:

@@ -284,7 +284,7 @@ def check_writable_folder(argument: str, path: str | Path) -> Path:
     return path
 
 
-def check_outputs(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Path]:
+def check_outputs(options: object, names: Sequence[str]) -> dict[str, Path]:
     """Return the paths of those options of ``names`` that are given, once it is known that they can be written.
 
     Raises:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 from protonet.commands.data import read_cells
+from protonet.commands.options import ReadOptions
 from protonet.estimator import ProtoNetClassifier
 from protonet.files import load_model
 from protonet.fit.active import Suggestion, suggest_rows
@@ -126,9 +126,9 @@ def test_a_column_that_may_hold_the_classes_is_named(tmp_path: Path, run: Run) -
 def test_cells_are_read_from_any_block(tmp_path: Path) -> None:
     table = tmp_path / "rest.npy"
     np.save(table, np.arange(6.0).reshape(3, 2))
-    options = argparse.Namespace(table=str(table), skip_broken=False, sheet=None)
-    assert read_cells(options, None, "label", [2, 0]) == (["column 0", "column 1"], [["4", "5"], ["0", "1"]])
-    assert read_cells(options, None, "label")[1] == [["0", "1"], ["2", "3"], ["4", "5"]]
+    options = ReadOptions()
+    assert read_cells(options, table, None, "label", [2, 0]) == (["column 0", "column 1"], [["4", "5"], ["0", "1"]])
+    assert read_cells(options, table, None, "label")[1] == [["0", "1"], ["2", "3"], ["4", "5"]]
 
 
 @pytest.mark.parametrize(
