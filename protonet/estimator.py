@@ -21,7 +21,6 @@ from protonet._text import to_printable
 from protonet._validation import check_groups
 from protonet.embeddings.opening import Selection
 from protonet.errors import raise_input_error
-from protonet.files import Model, load_model, save_model
 from protonet.fit.active import Suggestion, cluster_unknown, suggest_rows
 from protonet.fit.crossfit import crossfit, measure_held_out
 from protonet.fit.importance import compute_importances
@@ -35,12 +34,13 @@ from protonet.fit.label_validation import (
 )
 from protonet.fit.names import embed_class_names
 from protonet.fit.search import EFFORTS, Search
-from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
+from protonet.fit.solver import TIME_LIMIT, Solution
 from protonet.fit.training_set import add_names
 from protonet.fit.uninformative import parse_counts, predict_frequencies
 from protonet.losses import CHUNK
 from protonet.metrics import Metrics
 from protonet.network import PrototypeNetwork
+from protonet.pipeline import TablePipeline
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.frames import (
     Frame,
@@ -340,13 +340,22 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         seed = check_random_state(self.random_state).randint(2**31 - 1)
         numbers = encode_labels(labels, classes)
         self._uninformative = torch.bincount(numbers[uninformative], minlength=len(classes))
-        blocks = None if self.encoding_ is None else self.encoding_.blocks
-        spans = () if self.encoding_ is None else self.encoding_.spans
         pool = map(torch.from_numpy, iter_dense(unlabelled, CHUNK)) if unlabelled else None
-        given = [(rows, numbers)], None, {"num_classes": max(2, len(classes))}, self.time_limit, self.effort, None
         names = embed_class_names(self.encoding_, classes.tolist(), rows, numbers)
-        solution = solve_problem(*given, seed, weights, groups, blocks, spans, pool, names)
-        network = deepcopy(solution.network)
+        pipeline, solution = TablePipeline.fit(
+            rows,
+            numbers,
+            tuple(map(str, classes.tolist())),
+            encoding=self.encoding_,
+            weights=weights,
+            groups=groups,
+            unlabelled=pool,
+            names=names,
+            effort=self.effort,
+            time_limit=self.time_limit,
+            seed=seed,
+        )
+        network = deepcopy(pipeline.network)
         self._solution, self._held_out = solution, None
         self._named = None if names is None else names.describe(classes.tolist())
         self.learned_unlabelled_ = solution.pooled is not None and solution.pooled.learned
@@ -450,8 +459,10 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         }
         network = deepcopy(self.network_).float()
         classes = name_classes(self.classes_)
-        model = Model(network=network, classes=classes, columns=columns, metadata=metadata, encoding=self.encoding_)
-        save_model(path, model)
+        pipeline = TablePipeline(
+            network=network, classes=classes, columns=columns, metadata=metadata, encoding=self.encoding_
+        )
+        pipeline.save(path)
 
     @classmethod
     def load(cls, path: str | Path) -> ProtoNetClassifier:
@@ -468,7 +479,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             MissingPackageError: safetensors is missing.
             InputError: No file, a truncated, damaged or foreign one, or one of another version.
         """
-        model = load_model(path)
+        model = TablePipeline.load(path, writer="save_model")
         effort, seed, label, named = (model.metadata.get(name) for name in ("effort", "seed", "label", "named"))
         if not isinstance(effort, str) or effort not in EFFORTS:
             effort = "default"

@@ -5,19 +5,18 @@ Estimator, commands and servers are layers over it: they parse their input, call
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._io import progress_bar
+from protonet._io import Progress
 from protonet.embeddings.opening import AUTO, NONE, get_modality, reopen
 from protonet.embeddings.pictures.reading import are_pictures
 from protonet.embeddings.representation import Record, Representation
@@ -35,13 +34,17 @@ from protonet.fit.crossfit import (
     update,
 )
 from protonet.fit.duplicates import hash_rows
-from protonet.fit.names import classify_by_names
+from protonet.fit.names import NAMES, NAMES_ONLY, classify_by_names
+from protonet.fit.search import Search
+from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
+from protonet.fit.training_set import ClassNameRows
 from protonet.fit.uninformative import (
     compute_uninformative_logits,
     describe_uninformative,
     parse_counts,
     replace_uninformative,
 )
+from protonet.fit.unlabelled import Unlabelled
 from protonet.metrics import calibrate, measure, measure_classes
 from protonet.network import PrototypeNetwork
 from protonet.tables import DEFAULT_LABEL
@@ -58,15 +61,72 @@ TRAINING_HASHES = "given"
 MAX_SCALE = 2.0**60
 #: The maximal rows of a batch, and the multiple to which they are padded: a vector of float32 (AVX-512).
 BATCH, ALIGNMENT = 256, 16
-#: The maximal number of blocks classified at a time.
-MAX_THREADS = 8
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TablePipeline(Model):
     """A fitted network with the columns, classes, cross-validation and metadata of its table."""
+
+    @classmethod
+    def fit(
+        cls,
+        x: Tensor,
+        y: Tensor,
+        classes: tuple[str, ...] | tuple[int, ...],
+        *,
+        columns: tuple[str, ...] | None = None,
+        encoding: Encoding | None = None,
+        weights: Tensor | None = None,
+        groups: Tensor | None = None,
+        unlabelled: Unlabelled | None = None,
+        names: ClassNameRows | None = None,
+        effort: str | Search = "default",
+        time_limit: float = TIME_LIMIT,
+        seed: int = 0,
+        progress: Progress | None = None,
+        metadata: Mapping[str, Any] = MappingProxyType({}),
+    ) -> tuple[TablePipeline, Solution]:
+        """Fit to encoded rows.
+
+        Args:
+            x: (n, dim) float32 or float64; without rows, class names alone are fitted to.
+            y: (n,) int64, class indices.
+            classes: The name of each class.
+            columns: The names of the columns, or None.
+            encoding: The encoding that made the features; None if the columns are the features.
+            weights: As in `protonet.fit.solver.solve_problem`, and so are the arguments that follow.
+            groups: (n,) int64.
+            unlabelled: Rows without a label.
+            names: Embedded class names.
+            effort: A name or a search space.
+            time_limit: Seconds.
+            seed: Of all random numbers.
+            progress: Called with a stage and the finished fraction.
+            metadata: Entries of the model file; the weights of the views are added.
+
+        Returns:
+            The pipeline, without cross-validation, and the solution, from which `protonet.fit.crossfit` computes it.
+        """
+        names_only = names is not None and not len(x)
+        solution = solve_problem(
+            None if names_only else [(x, y)],
+            metadata={"num_classes": max(2, len(classes))},
+            time_limit=time_limit,
+            effort=NAMES_ONLY if names_only else effort,
+            seed=seed,
+            weights=weights,
+            groups=groups,
+            blocks=None if encoding is None else encoding.blocks,
+            spans=() if encoding is None else encoding.spans,
+            progress=progress,
+            unlabelled=unlabelled,
+            names=names,
+        )
+        if names_only:
+            solution.network.temperature.div_(1 + NAMES.sharper / len(classes))
+        entries = {**metadata, "views": solution.view_weights}
+        pipeline = cls(network=solution.network, classes=classes, columns=columns, metadata=entries, encoding=encoding)
+        return pipeline, solution
 
     @classmethod
     def load(
@@ -419,44 +479,3 @@ def suggest(
     by_name = None if by_name is None else by_name[rows]
     chosen = suggest_rows(network, x if len(rows) == len(x) else x[rows], n, names, known=known, by_name=by_name)
     return [suggestion._replace(row=int(rows[suggestion.row])) for suggestion in chosen]
-
-
-def map_blocks(
-    function: Callable[[RowBlock], Result],
-    blocks: Iterable[RowBlock],
-    *,
-    rows: int | None = None,
-    quiet: bool = False,
-    sequential: bool = False,
-) -> Iterator[Result]:
-    """Apply a function to each block, in order, and show the progress in rows on stderr if it takes long.
-
-    Each block is processed by one thread. Threads that share a block would wait for each other at each of its small
-    matrices, which takes five times as long if another process uses a core.
-
-    Args:
-        function: The function of a block.
-        blocks: The blocks.
-        rows: The number of all rows, for the remaining time; None if unknown.
-        quiet: Whether to hide the progress.
-        sequential: Process one block after the other, for functions that use all cores, such as pretrained encoders.
-    """
-    if sequential:
-        yield from map(function, blocks)
-        return
-    threads = torch.get_num_threads()
-    ahead = min(threads, MAX_THREADS)
-    torch.set_num_threads(1)
-    try:
-        bar = progress_bar(total=rows, unit="row", unit_scale=True, leave=False, shown=not quiet)
-        with bar, ThreadPoolExecutor(ahead) as pool:
-            waiting: deque[Future[Result]] = deque()
-            for block in blocks:
-                waiting.append(pool.submit(function, block))
-                bar.update(len(block.positions))
-                if len(waiting) > 2 * ahead:  # bounds the memory of a long table
-                    yield waiting.popleft().result()
-            for result in waiting:
-                yield result.result()
-    finally:
-        torch.set_num_threads(threads)

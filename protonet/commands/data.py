@@ -1,16 +1,19 @@
-"""Encode tables for ``fit``, and unlabelled tables for active learning."""
+"""The model and the table of a command: open, read and encode them, and process a table block by block."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from protonet._io import progress_bar
 from protonet._text import to_printable
 from protonet.commands.labels import warn_contradictions, warn_similar_names
 from protonet.commands.options import FitOptions, LabelOptions, ReadOptions
@@ -29,6 +32,11 @@ from protonet.tables.features import encode_block, fit_features
 from protonet.tables.numeric_formats import convert_numeric
 from protonet.tables.table import COMMON_LABEL_NAMES, ReadSpec, RowBlock, Table, format_names, open_table, read_table
 from protonet.ui.text import count
+
+#: The maximal number of blocks classified at a time.
+MAX_THREADS = 8
+
+Result = TypeVar("Result")
 
 
 def open_pipeline(
@@ -396,3 +404,44 @@ def read_cells(
         cells.update(zip((first + indices).tolist(), map(list, zip(*columns, strict=True)), strict=True))
         first += n
     return list(names), [cells[row] for row in (cells if rows is None else rows)]
+
+
+def map_blocks(
+    function: Callable[[RowBlock], Result],
+    blocks: Iterable[RowBlock],
+    *,
+    rows: int | None = None,
+    quiet: bool = False,
+    sequential: bool = False,
+) -> Iterator[Result]:
+    """Apply a function to each block, in order, and show the progress in rows on stderr if it takes long.
+
+    Each block is processed by one thread. Threads that share a block would wait for each other at each of its small
+    matrices, which takes five times as long if another process uses a core.
+
+    Args:
+        function: The function of a block.
+        blocks: The blocks.
+        rows: The number of all rows, for the remaining time; None if unknown.
+        quiet: Whether to hide the progress.
+        sequential: Process one block after the other, for functions that use all cores, such as pretrained encoders.
+    """
+    if sequential:
+        yield from map(function, blocks)
+        return
+    threads = torch.get_num_threads()
+    ahead = min(threads, MAX_THREADS)
+    torch.set_num_threads(1)
+    try:
+        bar = progress_bar(total=rows, unit="row", unit_scale=True, leave=False, shown=not quiet)
+        with bar, ThreadPoolExecutor(ahead) as pool:
+            waiting: deque[Future[Result]] = deque()
+            for block in blocks:
+                waiting.append(pool.submit(function, block))
+                bar.update(len(block.positions))
+                if len(waiting) > 2 * ahead:  # bounds the memory of a long table
+                    yield waiting.popleft().result()
+            for result in waiting:
+                yield result.result()
+    finally:
+        torch.set_num_threads(threads)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from protonet._io import show_progress
-from protonet.commands.data import make_spec, open_pipeline
+from protonet.commands.data import make_spec, map_blocks, open_pipeline
 from protonet.commands.labels import check_spellings, detect_unknown_classes
 from protonet.commands.options import EvaluateOptions
 from protonet.commands.report import (
@@ -27,7 +27,7 @@ from protonet.commands.report import (
 from protonet.embeddings.pictures.images import path_to_text
 from protonet.errors import raise_input_error
 from protonet.fit.search import Progress
-from protonet.pipeline import TablePipeline, map_blocks
+from protonet.pipeline import TablePipeline
 from protonet.tables.columns.parsing import count_missing_cells
 from protonet.tables.table import RowBlock, Table
 from protonet.ui.command_line import show_notes

@@ -22,7 +22,6 @@ from protonet.commands.report import (
     compute_importance,
     compute_learning_curve,
     compute_report_sections,
-    describe_views,
     format_baselines,
     format_confusions,
     metrics_to_dict,
@@ -46,10 +45,9 @@ from protonet.fit.crossfit import (
     score_frequent,
 )
 from protonet.fit.duplicates import hash_rows
-from protonet.fit.names import NAMES, NAMES_ONLY
 from protonet.fit.near_duplicates import NEAR_DUPLICATES, near_duplicate_fraction
 from protonet.fit.search import Progress
-from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
+from protonet.fit.solver import TIME_LIMIT, Solution
 from protonet.pipeline import TablePipeline
 from protonet.tables.table import format_names
 from protonet.ui.page.report import write_outputs
@@ -92,18 +90,8 @@ def train(options: FitOptions, rows: TableRows) -> None:
     weights = balance_classes(data.y) if options.balanced else None
     name_samples = None if data.names is None else data.names.count_samples(len(data.classes))
 
-    def make_model(solution: Solution) -> TablePipeline:
-        views = {"views": describe_views(solution.choice)}
-        return TablePipeline(
-            network=solution.network,
-            classes=data.classes,
-            columns=data.columns,
-            metadata=metadata | views,
-            encoding=data.encoding,
-        )
-
     deadline = math.inf if limit is None else started + limit
-    solution, crossed = None, None
+    model = None
     try:
         with show_progress(quiet=options.quiet) as show_stage:
 
@@ -111,42 +99,40 @@ def train(options: FitOptions, rows: TableRows) -> None:
                 begin, length = ((0, SOLVE_FRACTION), (SOLVE_FRACTION, 1 - SOLVE_FRACTION))[part]
                 show_stage(stage, begin + length * fraction)
 
-            names_only = data.names is not None and not len(data.x)
             solving = TIME_LIMIT if limit is None else max(0.0, SOLVE_FRACTION * (started + limit - time.monotonic()))
-            solution = solve_problem(
-                None if names_only else [(data.x, data.y)],
-                metadata={"num_classes": len(data.classes)},
-                time_limit=solving,
-                effort=NAMES_ONLY if names_only else options.effort,
-                seed=seed,
+            model, solution = TablePipeline.fit(
+                data.x,
+                data.y,
+                data.classes,
+                columns=data.columns,
+                encoding=data.encoding,
                 weights=weights,
                 groups=data.groups,
-                blocks=None if data.encoding is None else data.encoding.blocks,
-                spans=() if data.encoding is None else data.encoding.spans,
-                progress=partial(show_part, 0),
                 unlabelled=unlabelled or None,
                 names=data.names,
+                effort=options.effort,
+                time_limit=solving,
+                seed=seed,
+                progress=partial(show_part, 0),
+                metadata=metadata,
             )
-            if names_only:
-                solution.network.temperature.div_(1 + NAMES.sharper / len(data.classes))
             data = data._replace(notes=[*data.notes, *warn_near_duplicates(data, solution)])
-            data.notes.extend(make_model(solution).warn_cancelled_classes())
+            data.notes.extend(model.warn_cancelled_classes())
             data.notes.extend(warn_unevaluated_classes(data, solution))
             until = deadline if limit is None or "report" not in outputs else started + REPORT_START * limit
             crossed = crossfit(solution, deadline=until, progress=partial(show_part, 1))
             in_time = time.monotonic() < until
         if weights is not None:
             crossed = count_rows(crossed, data.y, weights, name_samples)
-        model = make_model(solution).with_cross_validation(crossed, data.index_groups(solution), hash_rows(data.x))
+        model = model.with_cross_validation(crossed, data.index_groups(solution), hash_rows(data.x))
         if "output" in outputs:
             model.save(outputs["output"])
     except KeyboardInterrupt:
-        if solution is None or "output" not in outputs:
+        if model is None or "output" not in outputs:
             raise
         if weights is not None:
             samples = torch.bincount(data.y, minlength=len(data.classes))
             count_samples(solution.network, samples if name_samples is None else samples + name_samples)
-        model = make_model(solution)
         model.save(outputs["output"])
         print(summarize(name, data, model, solution, unlabelled, []) + format_notes(data.notes), end="")
         raise KeyboardInterrupt(f"stopped; {outputs['output']} was written without cross-validation") from None

@@ -15,8 +15,7 @@ from protonet._text import to_printable
 from protonet.fit.crossfit import FREQUENT, Crossfit, score_frequent
 from protonet.fit.importance import rank_columns
 from protonet.fit.learning import extrapolate_accuracy, measure_learning_curve
-from protonet.fit.networks import select_pooled_views
-from protonet.fit.search import Progress, SelectedModel
+from protonet.fit.search import Progress
 from protonet.fit.solver import Solution
 from protonet.metrics import (
     ClassMetrics,
@@ -45,14 +44,6 @@ from protonet.ui.text import (
 
 #: The maximal number of pairs of classes shown as confusions.
 MAX_CONFUSIONS = 5
-
-
-def describe_views(choice: SelectedModel) -> dict[str, float]:
-    """Compute the weight of each view of the network, the largest first."""
-    views = choice.views if choice.pooling is None else select_pooled_views(choice.views)
-    total = sum(weight for _, weight in views)
-    ordered = sorted(views, key=lambda view: -view[1])
-    return {specification.name: weight / total for specification, weight in ordered}
 
 
 def compare_baselines(

@@ -17,7 +17,7 @@ from torch import Tensor
 from protonet._validation import check_device, check_int, check_number
 from protonet.errors import InputTypeError, raise_input_error
 from protonet.fit.loading import Samples, read_loaders
-from protonet.fit.networks import PseudoLabelResult, decide_pooling, fit_choice
+from protonet.fit.networks import PseudoLabelResult, decide_pooling, fit_choice, select_pooled_views
 from protonet.fit.search import (
     CPU,
     EFFORTS,
@@ -66,6 +66,13 @@ class Solution(NamedTuple):
     pooled: PseudoLabelResult | None = None  #: Outcome of learning from unlabelled rows; None without.
     rechoose: Callable[[Tensor], SelectedModel] | None = None
     """Repeats the selection without the evidence of rows (m,) int64; None if no view was evaluated."""
+
+    @property
+    def view_weights(self) -> dict[str, float]:
+        """The weight of each view of the network by name, the largest first."""
+        views = self.choice.views if self.choice.pooling is None else select_pooled_views(self.choice.views)
+        total = sum(weight for _, weight in views)
+        return {spec.name: weight / total for spec, weight in sorted(views, key=lambda view: -view[1])}
 
     def choose_without(self, rows: Tensor) -> SelectedModel:
         """Repeat the selection without the evidence of rows (m,) int64.

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from protonet._io import show_progress
-from protonet.pipeline import map_blocks
+from protonet.commands.data import map_blocks
 from protonet.tables import formats
 from protonet.tables.table import ReadSpec, RowBlock, open_table
 

@@ -115,7 +115,6 @@ import onnxruntime
 import torch
 
 import protonet
-from protonet.commands.report import describe_views
 from protonet.files import Model, export_onnx, load_model, save_model
 from protonet.fit.crossfit import crossfit, list_tensors, predict_held_out, restore_crossfit
 from protonet.fit.search import EFFORTS
@@ -131,13 +130,13 @@ x = sizes * (2 * torch.randint(2, (400, 12), generator=generator) - 1) + torch.r
 stages = []
 solution = solve_problem([(x[:200], y[:200])], effort="fast", progress=lambda stage, share: stages.append(stage))
 assert "toy views" in stages, stages
-views = describe_views(solution.choice)
+views = solution.view_weights
 toys = {name: weight for name, weight in views.items() if name.startswith("toy to the power of ")}
 assert sum(toys.values()) > 0.5, views
 network = solution.network
 assert "ToyView" in {type(view).__name__ for view in network.encoder.list_views()}
 without = replace(EFFORTS["fast"], kinds=tuple(k for k in EFFORTS["fast"].kinds if type(k).__name__ != "ToyFamily"))
-assert not any(name.startswith("toy") for name in describe_views(solve_problem([(x, y)], effort=without).choice))
+assert not any(name.startswith("toy") for name in solve_problem([(x, y)], effort=without).view_weights)
 
 with torch.no_grad():
     logits = network(x)
