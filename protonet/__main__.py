@@ -24,12 +24,8 @@ COMMANDS = {
     "page": "label rows in the browser, and inspect the model",
     "serve": "serve predictions over HTTP",
 }
-#: The modules of commands that are not in a file of `protonet.commands` of their name; ``fit`` reads before torch.
-MODULES = {
-    "fit": "protonet.commands.rows",
-    "page": "protonet.server.label_api",
-    "serve": "protonet.server.prediction_api",
-}
+#: Commands that are not in `protonet.commands`.
+MODULES = {"page": "protonet.server.label_api", "serve": "protonet.server.prediction_api"}
 #: The command-line name of each argument of a Python function that can be at fault.
 ARGUMENTS = dict.fromkeys(("path", "train_loader", "solution", "features", "x"), "table") | {
     "representation": "--representation",
@@ -73,10 +69,13 @@ def main(arguments: Sequence[str]) -> int:
 
     def command(arguments: Sequence[str] | None) -> None:
         with renamed_arguments(**ARGUMENTS):
-            from protonet.commands.arguments import PARSERS  # noqa: PLC0415 - not needed for the list of commands
+            from protonet.commands.arguments import PARSERS, run_fit  # noqa: PLC0415 - not needed for the list of commands
 
             options = PARSERS[name](arguments)  # errors here are raised before torch is imported
-            importlib.import_module(MODULES.get(name, f"protonet.commands.{name}")).run(options)
+            if name == "fit":
+                run_fit(options)
+            else:
+                importlib.import_module(MODULES.get(name, f"protonet.commands.{name}")).run(options)
 
     prog = f"{PROG} {name}"
     return run_command(prog, command, arguments[1:])

@@ -13,7 +13,6 @@ import torch
 from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import check_consistent_length, check_random_state, check_X_y, column_or_1d
-from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.validation import _check_sample_weight, _num_samples, check_is_fitted, validate_data
 from torch import Tensor
 
@@ -31,6 +30,7 @@ from protonet.fit.label_validation import (
     name_classes,
     normalize_weights,
     split_unlabelled,
+    weigh_classes,
 )
 from protonet.fit.names import embed_class_names
 from protonet.fit.search import EFFORTS, Search
@@ -157,7 +157,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         if len(alone := np.unique(rows[1])) < 2:
             remedy = "Add rows of another one. partial_fit begins with one, where others will come."
             raise_input_error("y", "name two classes at least", f"one class: {to_printable(alone[0])}", remedy)
-        rows = (*rows[:2], self._weigh_classes(rows[1], rows[2]), *rows[3:])
+        rows = (*rows[:2], weigh_classes(self.class_weight, rows[1], rows[2]), *rows[3:])
         self._fit(*rows, [self._encode(self._check(part, reset=False)[0]) for part in rest])
         return self
 
@@ -239,16 +239,6 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         check_is_fitted(self)
         x = to_dense(self._encode(self._check(X, reset=False)[0]))
         return suggest_rows(self.network_, torch.from_numpy(x), n, self.classes_.tolist())
-
-    def _weigh_classes(self, y: np.ndarray, weights: Tensor | None) -> Tensor | None:
-        """Return the weights (n,) of samples of classes (n,), times those of ``class_weight``."""
-        chosen = self.class_weight
-        if chosen is None:
-            return weights
-        if chosen != "balanced" and not (isinstance(chosen, Mapping) and all(each > 0 for each in chosen.values())):
-            raise_input_error("class_weight", '"balanced", a dict of weights > 0, or None', repr(chosen), "")
-        own = torch.from_numpy(compute_sample_weight(chosen if isinstance(chosen, str) else dict(chosen), y))
-        return own if weights is None else own * weights
 
     def _compute(self, X: Any, *, embed: bool = False) -> np.ndarray:
         """Return logits, or embeddings, of rows X, in blocks that are made dense one at a time."""

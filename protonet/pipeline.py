@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._io import Progress
 from protonet.embeddings.opening import AUTO, NONE, get_modality, reopen
 from protonet.embeddings.pictures.reading import are_pictures
 from protonet.embeddings.representation import Record, Representation
@@ -35,7 +34,7 @@ from protonet.fit.crossfit import (
 )
 from protonet.fit.duplicates import hash_rows
 from protonet.fit.names import NAMES, NAMES_ONLY, classify_by_names
-from protonet.fit.search import Search
+from protonet.fit.search import Progress, Search
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
 from protonet.fit.training_set import ClassNameRows
 from protonet.fit.uninformative import (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from protonet._validation import check_int
 from protonet.commands.options import (
@@ -116,6 +117,16 @@ def parse_fit(arguments: Sequence[str] | None) -> FitOptions:
     with renamed_arguments(path="--unlabelled"):
         check_table_path(options.unlabelled)
     return make_options(FitOptions, options)
+
+
+def run_fit(options: FitOptions) -> None:
+    """Read the table of ``fit``, import torch, and train: most errors are in the table, and are reported at once."""
+    from protonet.commands.rows import read_rows  # noqa: PLC0415 - imports NumPy
+
+    rows = [read_rows(options)]
+    from protonet.commands.fit import train  # noqa: PLC0415 - imports torch
+
+    train(options, rows.pop())  # which releases the table once it is encoded
 
 
 def parse_predict(arguments: Sequence[str] | None) -> PredictOptions:
@@ -367,7 +378,7 @@ def parse_port(text: str) -> int:
 
 
 #: The function that parses the arguments of each command; it raises an InputError for invalid ones.
-PARSERS: dict[str, Callable[[Sequence[str] | None], object]] = {
+PARSERS: dict[str, Callable[[Sequence[str] | None], Any]] = {
     "fit": parse_fit,
     "predict": parse_predict,
     "evaluate": parse_evaluate,

@@ -55,14 +55,6 @@ class TableRows(NamedTuple):
         return not len(self.labels)
 
 
-def run(options: FitOptions) -> None:
-    """Read the table of ``fit``, import torch, and train: most errors are in the table, and are reported at once."""
-    rows = [read_rows(options)]
-    from protonet.commands.fit import train  # noqa: PLC0415 - imports torch
-
-    train(options, rows.pop())  # which releases the table once it is encoded
-
-
 def read_rows(options: FitOptions) -> TableRows:
     """Read the table of ``fit``.
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from scipy import sparse
 from sklearn.utils import _safe_indexing, check_consistent_length
+from sklearn.utils.class_weight import compute_sample_weight
 from torch import Tensor
 
 from protonet._text import to_printable
@@ -142,3 +144,23 @@ def name_classes(classes: np.ndarray) -> tuple[str, ...] | tuple[int, ...]:
 def normalize_weights(weights: Tensor | None) -> Tensor | None:
     """Scale weights (n,) to a mean of 1; None for None."""
     return None if weights is None else weights / weights.mean()
+
+
+def weigh_classes(
+    class_weight: str | Mapping[Any, float] | None, y: np.ndarray, weights: Tensor | None
+) -> Tensor | None:
+    """Multiply sample weights (n,) by the weights of the classes of labels y (n,); None for equal weights.
+
+    Args:
+        class_weight: "balanced", weights > 0 by class, or None.
+        y: (n,) labels.
+        weights: (n,) float64, or None for 1.
+    """
+    if class_weight is None:
+        return weights
+    is_sound = isinstance(class_weight, Mapping) and all(weight > 0 for weight in class_weight.values())
+    if class_weight != "balanced" and not is_sound:
+        raise_input_error("class_weight", '"balanced", a dict of weights > 0, or None', repr(class_weight), "")
+    by_class = class_weight if isinstance(class_weight, str) else dict(class_weight)
+    of_rows = torch.from_numpy(compute_sample_weight(by_class, y))
+    return of_rows if weights is None else of_rows * weights
