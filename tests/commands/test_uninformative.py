@@ -117,6 +117,7 @@ def test_arrays_with_gaps_and_classes_that_come_later() -> None:
     assert probabilities[1].argmax() == 1
 
 
+@pytest.mark.parametrize("model", [0.1], indirect=True)
 @pytest.mark.parametrize("updates", [False, True])
 def test_the_page_gives_class_frequencies(model: Path, tmp_path: Path, *, updates: bool) -> None:
     pytest.importorskip("uvicorn", reason="it listens")
