@@ -11,6 +11,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import TextIO
 
+import torch
+
 from protonet.__main__ import MODULES, main
 
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -18,8 +20,9 @@ PROCESSES.set_forkserver_preload(list(MODULES.values()))
 
 
 def run_command(arguments: Sequence[str], environment: Mapping[str, str], outputs: Sequence[Connection]) -> None:
-    """Run a command in this new process, with its own session, environment, stdout and stderr."""
+    """Run a command in this new process, with its own session, environment, stdout and stderr, on one thread."""
     os.setsid()
+    torch.set_num_threads(1)
     os.environ.clear()
     os.environ.update(environment)
     for stream, connection in enumerate(outputs, 1):
@@ -33,7 +36,7 @@ def start_command(
     *arguments: object, environment: Mapping[str, str] | None = None
 ) -> Iterator[tuple[BaseProcess, TextIO, TextIO]]:
     """Start a command; give its process, stdout and stderr; kill it at the end if it still runs."""
-    settings = {**os.environ, **(environment or {})}
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
     readers, writers = zip(*(PROCESSES.Pipe(duplex=False) for _ in range(2)), strict=True)
     process = PROCESSES.Process(target=run_command, args=([*map(str, arguments)], settings, writers))
     process.start()
