@@ -23,16 +23,6 @@ FILES = {
     "report": ("report.html", "text/html"),
     "predictions": ("predictions.csv", "text/csv"),
 }
-PYTHON = """import pandas as pd
-from protonet.estimator import ProtoNetClassifier
-model = ProtoNetClassifier.load("model.safetensors")
-table = pd.read_csv("new.csv")
-print(model.predict(table[list(model.feature_names_in_)]))"""
-#: Where a model of pictures runs.
-PICTURES = """pip install "protonet-solver[pictures]"  # brings the image network, which the model file does not contain
-protonet predict model.safetensors new/ -o predictions.csv
-protonet serve model.safetensors  # POST pictures to /models/model/predict
-protonet export model.safetensors --onnx model.onnx  # the classifier only: its input is the image network's output"""
 
 
 @dataclass

@@ -28,7 +28,7 @@ from protonet.embeddings.pictures.images import UNREADABLE_IMAGE, describe_error
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.server.app import AccessPolicy, create_app, html_response, json_response, make_policy
 from protonet.server.connections import open_socket, run_server
-from protonet.server.jobs import PICTURES, PYTHON, JobRunner
+from protonet.server.jobs import JobRunner
 from protonet.server.label_queue import LabelQueue
 from protonet.server.labels import Answers, Session, find_similar, parse_classes
 from protonet.server.parsing import decode_json, list_modalities, parse_rows, read_upload
@@ -205,7 +205,6 @@ class LabelApi:
                 "notes": [*rows.table.all_notes, *rows.notes],
                 "table": self.jobs.table,
                 "commands": self.jobs.command_lines(),
-                "python": PYTHON if self.queue.picture is None else PICTURES,
                 "output": str(self.jobs.answers),
                 "fixed": self.queue.fixed,
             }

@@ -430,6 +430,7 @@ def test_a_table_is_labelled_inspected_tried_and_downloaded(
         chromium.ask("document.querySelector('#columns select').value = 'drop'")
         chromium.ask("document.querySelector('#columns select').dispatchEvent(new Event('change'))")
         chromium.wait("document.querySelector('#commands code').textContent.includes('--drop a ')")
+        assert "print(model.predict(" in chromium.ask("document.querySelector('#python code').textContent")
         chromium.open("about:blank")
         assert chromium.errors == []
         assert server.end()[0] == 0
@@ -487,6 +488,7 @@ def test_pictures_are_labelled_and_shown(chromium: Browser, tmp_path: Path) -> N
         chromium.press("7")
         chromium.wait("document.querySelectorAll('#all button').length == 1")
         check_layout(chromium, "review")
+        assert "protonet predict" in chromium.ask("document.querySelector('#python code').textContent")
         assert chromium.errors == []
         return
     assert all(classes[int(Path(path).stem)] == name for path, name in read_answers(tmp_path / "own.csv"))

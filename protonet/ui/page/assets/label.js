@@ -526,7 +526,7 @@
     });
     get("columns").replaceChildren(tableOf(["column", "type", "missing values", ...(state.choices.length ? ["your choice"] : [])], rows));
     get("commands").replaceChildren(...state.commands.map(copyable));
-    get("python").replaceChildren(copyable(state.python));
+    get("python").replaceChildren(copyable(get(state.picture === null ? "use-table" : "use-pictures").content.textContent));
     prepareAdding();
     prepareTry();
   };
