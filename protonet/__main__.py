@@ -26,10 +26,22 @@ COMMANDS = {
 }
 #: Commands that are not in `protonet.commands`.
 MODULES = {"page": "protonet.server.label_api", "serve": "protonet.server.prediction_api"}
-#: The command-line name of each argument of a Python function that can be at fault.
+#: The name on the command line of each argument that can be at fault. The parsers name options themselves.
 ARGUMENTS = dict.fromkeys(("path", "train_loader", "solution", "features", "x"), "table") | {
+    "classes": "--classes",
+    "column_type": "--column-type",
+    "group": "--group",
+    "label": "--label",
+    "output": "--output",
+    "plot": "--plot",
     "representation": "--representation",
+    "rows": "--rows",
+    "sheet": "--sheet",
+    "unknown": "--unknown",
+    "unlabelled": "--unlabelled",
+    "workers": "--workers",
     "n": "-n",
+    "rate": "--unknown",
 }
 OVERVIEW_EXAMPLES = """\
   protonet fit train.csv --label species -o model.safetensors

@@ -233,7 +233,7 @@ def raise_no_labels(encoding: Encoding | None, classes: Sequence[str | int]) -> 
     if any(column.record is not None for column in texts):
         got = format_names(list(map(str, classes)))
         remedy = "Add a column description, or label rows."
-        raise_input_error("--classes", "name or describe classes in words", got, remedy)
+        raise_input_error("classes", "name or describe classes in words", got, remedy)
     if texts:
         remedy = f"Run {install_command('text')}, pass --representation, or label some rows."
         raise_input_error("table", "have labels, or texts and a pretrained encoder", "texts alone", remedy)
@@ -270,7 +270,7 @@ class UnlabelledRows:
             width = data.x.shape[1] if data.encoding is None else len(data.encoding.columns)
             spec = ReadSpec(label, labelled=False, columns=data.columns, width=width, ignored=tuple(data.dropped))
             spec = spec._replace(for_training=True, missing_texts=data.missing_texts)
-            with renamed_arguments(path="--unlabelled"):
+            with renamed_arguments(path="unlabelled"):
                 self.table = convert_numeric(open_table(path, spec), data.encoding)
 
     def __bool__(self) -> bool:
@@ -281,7 +281,7 @@ class UnlabelledRows:
             yield self.data.unlabelled
         for block in () if self.path is None else self.table.blocks:
             self.positions += block.positions
-            x = encode_block(self.table, block, self.data.encoding, "--unlabelled")
+            x = encode_block(self.table, block, self.data.encoding, "unlabelled")
             yield torch.from_numpy(np.ascontiguousarray(x))
 
     def locate(self, row: int) -> str:

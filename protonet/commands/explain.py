@@ -208,7 +208,7 @@ def read_rows(
         if row not in by_position:
             got = f"{row}, and the last is {table.position_format.format(last)}"
             remedy = "Count the lines of a text file, or the rows of a spreadsheet; the header is the first."
-            raise_input_error("--rows", "be rows of the table", got, remedy)
+            raise_input_error("rows", "be rows of the table", got, remedy)
     x, cells, empty = zip(*(by_position[row] for row in rows), strict=True)
     return np.stack(x), list(cells), np.array(empty)
 

@@ -76,7 +76,7 @@ def train(options: FitOptions, rows: TableRows) -> None:
     del rows
     name = path_to_text(options.table.name)
     if "plot" in outputs and not len(data.x):
-        raise_input_error("--plot", "come with labelled rows", "none", "Leave it out.")
+        raise_input_error("plot", "come with labelled rows", "none", "Leave it out.")
     unlabelled = UnlabelledRows(data, options.unlabelled, options.label or "label")
     counts = torch.bincount(data.y, minlength=len(data.classes)).tolist()
     metadata: dict[str, Any] = {"label": options.label or "label", "effort": options.effort, "seed": seed}

@@ -112,7 +112,7 @@ def claim_folder(output: Path, made: Mapping[str, Any]) -> None:
         return
     if path.exists() or next(output.rglob("*.csv"), None) is not None:
         must, got = "be a new folder, or one of this model and these options", f"{output} of others"
-        raise_input_error("--output", must, got, "Pass another folder, or remove that one.")
+        raise_input_error("output", must, got, "Pass another folder, or remove that one.")
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
@@ -171,7 +171,7 @@ def _run_here(work: Work, parts: Sequence[Part], n_processes: int, tick: Tick) -
                 yield future.result()
     except BrokenProcessPool:
         must, remedy = "fit into memory", "Run it again with fewer; finished files are kept."
-        raise_input_error("--workers", must, f"{n_processes}, and one was killed", remedy)
+        raise_input_error("workers", must, f"{n_processes}, and one was killed", remedy)
     finally:
         stop.set()
         pool.shutdown(cancel_futures=True)
@@ -228,7 +228,7 @@ def _run_dask(work: Work, parts: Sequence[Part], address: str, tick: Tick) -> It
                 "a lost scheduler" if isinstance(error, CancelledError) else "several that were killed at the same file"
             )
             remedy = "Give them more memory and run it again; finished files are kept."
-            raise_input_error("--workers", "have live workers", got, remedy)
+            raise_input_error("workers", "have live workers", got, remedy)
         finally:
             client.cancel(futures)
 
@@ -252,7 +252,7 @@ def _connect(address: str) -> Iterator[Any]:
         except (OSError, ValueError) as error:
             got = f"{address} ({type(error).__name__})"
             remedy = "Start it with dask scheduler, and workers with dask worker ADDRESS."
-            raise_input_error("--workers", "be the address of a Dask scheduler that answers", got, remedy)
+            raise_input_error("workers", "be the address of a Dask scheduler that answers", got, remedy)
         with client:
             version = installed_version(DISTRIBUTION)
             try:
@@ -260,14 +260,14 @@ def _connect(address: str) -> Iterator[Any]:
                 versions = client.run(installed_version, DISTRIBUTION)
             except asyncio.TimeoutError:  # differs from TimeoutError before Python 3.11
                 raise_input_error(
-                    "--workers", "have a worker", f"none at {address}", f"Start some with dask worker {address}."
+                    "workers", "have a worker", f"none at {address}", f"Start some with dask worker {address}."
                 )
             except Exception as error:  # any error of its import
                 versions = {"some": type(error).__name__}
             others = sorted({str(other) for other in versions.values() if other != version})
             if others:
                 remedy = "Install it there."
-                raise_input_error("--workers", f"have workers with protonet {version}", format_names(others), remedy)
+                raise_input_error("workers", f"have workers with protonet {version}", format_names(others), remedy)
             yield client
     finally:
         logger.setLevel(level)

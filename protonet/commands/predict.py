@@ -26,7 +26,7 @@ from protonet.commands.folder import Part, Tick, claim_folder, list_parts, name_
 from protonet.commands.options import PredictOptions, ReadOptions
 from protonet.embeddings.pictures.reading import are_pictures, hold_pictures
 from protonet.embeddings.representation import hash_file
-from protonet.errors import InputError, raise_input_error, renamed_arguments
+from protonet.errors import InputError, raise_input_error
 from protonet.metrics import rejection_threshold, score_known
 from protonet.pipeline import TablePipeline
 from protonet.tables.formats import PICTURE_COLUMN, open_source
@@ -98,12 +98,12 @@ def predict_folder(model: TablePipeline, options: PredictOptions) -> None:
     """
     workers = count_cores() if options.workers is None else parse_workers(options.workers)
     if options.sheet is not None:
-        raise_input_error("--sheet", "come with an Excel workbook", options.table, "Leave it out.")
+        raise_input_error("sheet", "come with an Excel workbook", options.table, "Leave it out.")
     if options.output is None:
-        raise_input_error("--output", "name a folder", "none", "Pass -o FOLDER, for one output per file.")
+        raise_input_error("output", "name a folder", "none", "Pass -o FOLDER, for one output per file.")
     path = options.model.resolve()
     spec, digest = make_output_spec(model, options), hash_file(path)
-    output = check_writable_folder("--output", options.output)
+    output = check_writable_folder("output", options.output)
     parts = list_parts(options.table, output)
     claim_folder(output, {"model": digest, **spec._asdict()})
     names = None if options.representation is None else tuple(options.representation)
@@ -163,7 +163,7 @@ def load_once(path: str, digest: str, names: tuple[str, ...] | None) -> TablePip
 
 def parse_workers(text: str) -> int | str:
     """Parse a number of processes, or the address of a Dask scheduler, which has a colon."""
-    return text if ":" in text else parse_whole("--workers", text, low=1)
+    return text if ":" in text else parse_whole("workers", text, low=1)
 
 
 def count_cores() -> int:
@@ -208,13 +208,12 @@ def choose_threshold(model: TablePipeline, rate: float) -> float:
     """
     if UNKNOWN in map(str, model.classes):
         got, remedy = f"one with a class {UNKNOWN!r}", "Rename that class and fit it again."
-        raise_input_error("--unknown", f"come with a model without a class {UNKNOWN!r}", got, remedy)
+        raise_input_error("unknown", f"come with a model without a class {UNKNOWN!r}", got, remedy)
     scores = model.metadata.get("scores")
     if not isinstance(scores, list) or not all(type(score) is float for score in scores):
         must, remedy = "come with a model that was cross-validated", "Fit it again, with two or more rows per class."
-        raise_input_error("--unknown", must, "one without held-out rows", remedy)
-    with renamed_arguments(rate="--unknown"):
-        return rejection_threshold(torch.tensor(scores, dtype=torch.float64), rate)
+        raise_input_error("unknown", must, "one without held-out rows", remedy)
+    return rejection_threshold(torch.tensor(scores, dtype=torch.float64), rate)
 
 
 def add_row_numbers(blocks: Iterable[RowBlock]) -> Iterator[RowBlock]:

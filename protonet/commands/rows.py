@@ -91,7 +91,7 @@ def read_rows(options: FitOptions) -> TableRows:
         if is_text and set(cells.tolist()) - {""} <= described.keys():
             got = f"{format_names([name])}, whose cells are classes of {options.classes}"
             remedy = f"Pass --label {name}, or --drop {name}."
-            raise_input_error("--label", "name the column of the labels", got, remedy)
+            raise_input_error("label", "name the column of the labels", got, remedy)
     if not len(block.labels):  # no column of labels
         block = block._replace(labels=np.full(len(block.positions), ""))
     missing, all_labels = block.labels == "", block.labels.astype(str).tolist()
@@ -112,7 +112,7 @@ def read_rows(options: FitOptions) -> TableRows:
         block = block.take(np.flatnonzero(~missing))
     group_names, groups = np.empty(0, np.str_), None
     if options.group is not None and len(labels):
-        check_groups("--group", block.extra_columns[0].tolist(), block.labels.tolist())
+        check_groups("group", block.extra_columns[0].tolist(), block.labels.tolist())
         group_names, groups = np.unique(block.extra_columns[0], return_inverse=True)
     descriptions, seconds = [described.get(str(name), "") for name in classes], time.monotonic() - started
     return TableRows(table, block, unlabelled, types, classes, indices, group_names, groups, seconds, descriptions)
@@ -130,8 +130,8 @@ def parse_column_types(texts: Sequence[str]) -> dict[str, str]:
         name, equals, column_type = text.rpartition("=")
         if not equals:
             remedy = f"Pass for example {text or 'NAME'}=category."
-            raise_input_error("--column-type", "be NAME=TYPE", repr(text), remedy)
-        types[name] = check_name("--column-type", column_type, COLUMN_TYPES)
+            raise_input_error("column_type", "be NAME=TYPE", repr(text), remedy)
+        types[name] = check_name("column_type", column_type, COLUMN_TYPES)
     return types
 
 
@@ -148,7 +148,7 @@ def read_classes(path: Path) -> dict[str, str]:
         MissingPackageError: A package that the file needs is missing.
         InputError: The file or the column does not exist; a name is empty or repeated.
     """
-    with renamed_arguments(path="--classes"):
+    with renamed_arguments(path="classes"):
         source = open_source(path, names={CLASS})
         header = source.header or []
         if CLASS not in header:
@@ -194,14 +194,14 @@ def check_classes(
     if len(classes) < 2:
         listed = format_names(list(map(str, classes))) if classes else "no label"
         got = listed if described else f"{listed} alone in {to_printable(label)}"
-        where = "--classes" if described else "table"
+        where = "classes" if described else "table"
         raise_input_error(where, "have at least 2 classes", got, "Add another one.")
     dubious = None
     if not allow_many and len(classes) > MAX_SINGLETONS:
         dubious = describe_dubious_classes(classes, rows, to_printable(label))
     if dubious:
         remedy = "Name a column of classes with --label; regression is not supported. Or pass --allow-many-classes."
-        raise_input_error("--label", "name a column of classes", dubious, remedy)
+        raise_input_error("label", "name a column of classes", dubious, remedy)
     return classes, indices
 
 

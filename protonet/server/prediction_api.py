@@ -278,7 +278,7 @@ def find_threshold(model: TablePipeline, rate: float | msgspec.UnsetType) -> flo
         raise_input_error(
             "unknown", f"be in [{limits[0]:.2g}, {limits[1]:.6g}]", rate, "There are too few held-out rows for others."
         )
-    with renamed_arguments(**{"--unknown": "unknown"}):
+    with renamed_arguments(rate="unknown"):
         return choose_threshold(model, rate)
 
 

@@ -208,7 +208,7 @@ AGES = np.concatenate([np.arange(18, 90, 2), np.arange(30, 78, 2)])  # 36 of the
     ],
 )
 def test_measured_integers_are_not_classes_unless_allowed(labels: np.ndarray) -> None:
-    output = r"^`--label` must name a column of classes; got \d\d whole numbers, such as \d\d, in age, most with 3 rows"
+    output = r"^`label` must name a column of classes; got \d\d whole numbers, such as \d\d, in age, most with 3 rows"
     with pytest.raises(InputError, match=f"{output} or fewer.*--allow-many-classes"):
         check_classes(labels, "age", allow_many=False)
     names, indices = check_classes(labels, "age", allow_many=True)
