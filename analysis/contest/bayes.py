@@ -102,21 +102,6 @@ def predict_bayes_gaussian(
     return _predict(score, query_x)
 
 
-def predict_true_whitening(
-    support_x: Tensor, support_y: Tensor, query_x: Tensor, *, num_classes: int, covariance: Tensor
-) -> Tensor:
-    """Predict by cosine to the class mean after whitening with the noise's true covariance.
-
-    Arguments and result are those of `predict_bayes_gaussian`. A class without a sample never wins.
-    """
-    spectrum, basis = torch.linalg.eigh(covariance.double())
-    whiten = basis / spectrum.sqrt()  # (dim, dim)
-    means, counts = class_means(support_x.double() @ whiten, support_y, num_classes)
-    prototypes = torch.nn.functional.normalize(means, dim=1)
-    absent = torch.where(counts > 0, 0.0, -math.inf)  # (num_classes,)
-    return _predict(lambda x: x @ whiten @ prototypes.T + absent, query_x)
-
-
 def predict_bayes(split: Split) -> Tensor:
     """Predict the test rows of a draw by `predict_bayes_sphere`, or `predict_bayes_gaussian` if it is anisotropic."""
     covariance, radius, k = split.noise_covariance, split.radius, split.num_classes

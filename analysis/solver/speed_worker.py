@@ -23,10 +23,8 @@ Data = dict[str, Any]
 
 
 def predict(data: Data, effort: str) -> dict[str, float]:
-    """Measure the microseconds to predict a row, and the accuracy."""
-    torch.set_num_threads(1)
-    x, y, new, truth = (torch.from_numpy(data[name]) for name in ("x", "y", "new", "truth"))
-    network = solve((x, y), effort=effort, seed=SEED)
+    """Measure the microseconds to predict a row, and the accuracy and log-loss."""
+    network, new, result = _solve(data, effort)
     rows = new[torch.arange(PREDICTED) % len(new)]
     times = []
     with torch.no_grad():
@@ -34,13 +32,16 @@ def predict(data: Data, effort: str) -> dict[str, float]:
             start = time.process_time()
             network(rows)
             times.append(time.process_time() - start)
-        logits = network(new)
-    right = float((logits.argmax(dim=1) == truth).double().mean())
-    return {"value": 1e6 * min(times) / PREDICTED, "right": right, "loss": _log_loss(logits, truth)}
+    return result | {"value": 1e6 * min(times) / PREDICTED}
 
 
 def fit(data: Data, effort: str) -> dict[str, float]:
-    """Measure the CPU seconds of a solve, and the accuracy of its network on other rows."""
+    """Measure the CPU seconds of a solve, and the accuracy and log-loss of its network on other rows."""
+    return _solve(data, effort)[2]
+
+
+def _solve(data: Data, effort: str) -> tuple[torch.nn.Module, torch.Tensor, dict[str, float]]:
+    """Solve; return the network, the other rows, and the measurements."""
     torch.set_num_threads(1)
     x, y, new, truth = (torch.from_numpy(data[name]) for name in ("x", "y", "new", "truth"))
     start = time.process_time()
@@ -49,7 +50,7 @@ def fit(data: Data, effort: str) -> dict[str, float]:
     with torch.no_grad():
         logits = network(new)
     right = float((logits.argmax(dim=1) == truth).double().mean())
-    return {"value": seconds, "right": right, "loss": _log_loss(logits, truth)}
+    return network, new, {"value": seconds, "right": right, "loss": float(F.cross_entropy(logits, truth))}
 
 
 def command(data: Data, folder: str) -> dict[str, float]:
@@ -76,10 +77,6 @@ def grow(data: Data, effort: str) -> dict[str, float]:
     solve((x, y), effort=effort, seed=SEED)
     seconds = time.process_time() - start
     return {"value": seconds, "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
-
-
-def _log_loss(logits: Any, truth: Any) -> float:
-    return float(F.cross_entropy(logits, truth))
 
 
 KINDS: dict[str, Callable[[Data, str], dict[str, float]]] = {

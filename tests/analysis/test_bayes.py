@@ -14,18 +14,10 @@ from scipy.special import ive, logsumexp
 from scipy.stats import multivariate_normal
 from torch import Tensor
 
-from analysis.contest.bayes import (
-    log_vmf_integral,
-    predict_bayes,
-    predict_bayes_gaussian,
-    predict_bayes_sphere,
-    predict_true_whitening,
-)
+from analysis.contest.bayes import log_vmf_integral, predict_bayes, predict_bayes_gaussian, predict_bayes_sphere
 from protonet.datasets import sample_family
 
-RULES: dict[str, Callable[..., Tensor]] = {
-    f.__name__: f for f in (predict_bayes_sphere, predict_bayes_gaussian, predict_true_whitening)
-}
+RULES: dict[str, Callable[..., Tensor]] = {f.__name__: f for f in (predict_bayes_sphere, predict_bayes_gaussian)}
 KAPPAS = torch.tensor([1e-9, 1e-4, 0.3, 0.999, 1, 1.5, 7, 50, 300, 2e3, 1e4, 1e5, 1e6]).double()
 
 
@@ -132,16 +124,6 @@ class TestGaussian:
         sphere = predict_bayes_sphere(*data, num_classes=128)
         gaussian = predict_bayes_gaussian(*data, num_classes=128, covariance=split.noise_covariance)
         assert float((sphere == gaussian).double().mean()) > 0.98
-
-
-def test_whitening_slow_loop() -> None:
-    support, labels, query = sample_task(2, 7, [3, 1, 4, 0])
-    covariance = sample_covariance(7)
-    whiten = np.linalg.inv(np.linalg.cholesky(covariance.numpy())).T
-    means = np.stack([(support[labels == c].numpy() @ whiten).mean(axis=0) for c in range(3)])
-    expected = cdist(query.numpy() @ whiten, means, "cosine").argmin(axis=1)
-    result = predict_true_whitening(support, labels, query, num_classes=4, covariance=covariance)
-    np.testing.assert_array_equal(result.numpy(), expected)
 
 
 @settings(deadline=None, derandomize=True, max_examples=10)
