@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +24,8 @@ SAME = ("way", "shot", "query", "unequal", "imbalance", "n_open_classes", "allow
 SAME_IF_KNOWN = {"protocol": "episodes", "unlabelled": 0, "distractors": 0, "hierarchy": None, "base_classes": 0}
 
 
-class StoredRun(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class StoredRun:
     """A run of the evaluation, as read from a file of ``--json``."""
 
     path: Path  #: The file.
@@ -65,8 +66,16 @@ def read_run(path: Path) -> StoredRun:
         known = {name: kind.get(name, value) for name, value in SAME_IF_KNOWN.items()}
         plain = known["protocol"] == "episodes"
         settings = known | {name: kind[name] if plain else kind.get(name) for name in SAME}
-        stored = content["data"], int(content["classes"]), read_class_indices(content), dict(content["versions"])
-        run = StoredRun(path, settings, *stored, queries, right)
+        run = StoredRun(
+            path=path,
+            settings=settings,
+            data=content["data"],
+            n_classes=int(content["classes"]),
+            class_mask=read_class_indices(content),
+            versions=dict(content["versions"]),
+            queries=queries,
+            right=right,
+        )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         if isinstance(error, KeyError) and "runs" in content:
             got = f"{path} of {', '.join(content['runs'])}"

@@ -7,8 +7,9 @@ import json
 import os
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
@@ -19,12 +20,13 @@ from protonet.errors import raise_input_error
 ROWS_PER_COPY = 1024  #: Rows that are copied at a time.
 
 
-class Job(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Job:
     """Rows to embed."""
 
     labels: Sequence[str]  #: The name of each one's class.
-    sides: Sequence[str] | None  #: The side of each, of a split by class; None without one.
-    files: Sequence[str] | None  #: What each is an embedding of, or None.
+    sides: Sequence[str] | None = None  #: The side of each, of a split by class; None without one.
+    files: Sequence[str] | None = None  #: What each is an embedding of, or None.
     #: From the number of the first row that is not there yet, a multiple of ``step``, to blocks of ``step`` embeddings
     #: (step, dim) float32, the last one perhaps smaller.
     embed: Callable[[int], Iterator[np.ndarray]]

@@ -177,7 +177,14 @@ def _plan_pictures(image_set: ImageSet, text: str, extractor: Extractor, batch: 
     if len(set(labels)) < 2:
         raise_input_error("data", "have at least 2 classes", len(set(labels)), "Add a folder of another class.")
     return Job(
-        labels, sides, files, embed, batch, {"data": text, **extractor.settings}, hash_state(image_set, ""), shape
+        labels=labels,
+        sides=sides,
+        files=files,
+        embed=embed,
+        step=batch,
+        made={"data": text, **extractor.settings},
+        state=hash_state(image_set, ""),
+        shape=shape,
     )
 
 
@@ -215,7 +222,7 @@ def _plan_rows(data: Dataset, text: str, path: str, device: str, *, maps: bool) 
     labels, sides = _name_rows(data)
     digest = hash_rows(data.get_rows, index_classes(data.y))
     made = {"data": text, "backbone": path, "weights": hash_file(Path(path))}
-    return Job(labels, sides, None, embed, EMBED_BATCH_SIZE, made, digest, shape)
+    return Job(labels=labels, sides=sides, embed=embed, step=EMBED_BATCH_SIZE, made=made, state=digest, shape=shape)
 
 
 def select_convolutions(encoder: nn.Module) -> nn.Sequential | None:
@@ -249,7 +256,7 @@ def _plan_texts(data: str, extractor: Extractor, templates: Sequence[str], names
 
     labels = [label for label in classes for _ in templates]
     made = {"data": data, **extractor.settings, "templates": list(templates)}
-    return Job(labels, None, texts, embed, PICTURE_BATCH_SIZE, made, str(texts))
+    return Job(labels=labels, files=texts, embed=embed, step=PICTURE_BATCH_SIZE, made=made, state=str(texts))
 
 
 def get_class_words(classes: Sequence[str], names: str | None) -> list[str]:

@@ -13,6 +13,7 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from types import GenericAlias
@@ -66,7 +67,8 @@ VALUE_PARSERS: dict[object, tuple[str, Callable[[str], object]]] = {
 }
 
 
-class Keyword(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Keyword:
     """A setting of a method."""
 
     name: str  #: The name in a text.
@@ -107,8 +109,15 @@ def list_keywords(method: Callable[..., object]) -> dict[str, Keyword]:
         if parameter.kind is parameter.KEYWORD_ONLY and _is_known(kind):
             text, tried = described.get(name, ""), _find(hint, SearchSpace)
             values = tried.values if tried else ()
-            keyword = Keyword(name.rstrip("_"), name, kind, bound, parameter.default, text, values)
-            keywords[keyword.name] = keyword
+            keywords[name.rstrip("_")] = Keyword(
+                name=name.rstrip("_"),
+                parameter=name,
+                type=kind,
+                bound=bound,
+                default=parameter.default,
+                text=text,
+                tried=values,
+            )
     return keywords
 
 

@@ -92,7 +92,15 @@ def solve_program(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor:
             break
         inverse = torch.linalg.inv(gram[:, None] + torch.diag_embed(multiplier / slack))  # (episodes, n_way, n, n)
         joint = torch.linalg.cholesky(inverse.sum(dim=1))
-        system = KktSystem(inverse, joint, slack, multiplier, wrong_bound, wrong_slope, wrong_sum)
+        system = KktSystem(
+            inverse=inverse,
+            joint=joint,
+            slack=slack,
+            multiplier=multiplier,
+            wrong_bound=wrong_bound,
+            wrong_slope=wrong_slope,
+            wrong_sum=wrong_sum,
+        )
         foreseen = system.move(slack * multiplier)
         size = system.max_step(foreseen)
         near = (slack + size * foreseen.slack) * (multiplier + size * foreseen.multiplier)
@@ -113,7 +121,8 @@ class Move(NamedTuple):
     multiplier: Tensor  #: (episodes, n_way, n).
 
 
-class KktSystem(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class KktSystem:
     """The linear equations of a step."""
 
     inverse: Tensor  #: (episodes, n_way, n, n), of the matrix of each class.

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from dataclasses import dataclass
+from typing import NoReturn
 
 from protonet.episodes.methods import METHOD_ALIASES, METHODS, MethodSpec
 from protonet.episodes.methods.choice import ChosenMethod
 from protonet.errors import raise_input_error
 
 
-class Resources(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Resources:
     """The available inputs of methods other than support and queries."""
 
     n_base: int  #: Number of base classes; 1 for base rows without labels, as in an NPY file.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ def make_job(stop: int | None = None, rows: np.ndarray = ROWS, **changed: Any) -
                 raise KeyboardInterrupt
             yield rows[start : start + 4]
 
-    job = Job(LABELS, SIDES, [f"{label}.png" for label in LABELS], embed, 4, {"backbone": "net"}, "state")
-    return job._replace(**changed)
+    files = [f"{label}.png" for label in LABELS]
+    job = Job(labels=LABELS, sides=SIDES, files=files, embed=embed, step=4, made={"backbone": "net"}, state="state")
+    return replace(job, **changed)
 
 
 def test_content_of_a_file(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def test_memory_is_that_of_a_few_batches(tmp_path: Path) -> None:
             assert (tmp_path / "a.npz.part").stat().st_size >= 4 * 8 * start
             yield np.zeros((100, 8), np.float32)
 
-    job = Job(["a"] * 4000, None, None, embed, 100, {}, "")
+    job = Job(labels=["a"] * 4000, embed=embed, step=100, made={}, state="")
     write_embeddings(tmp_path / "a.npz", job, resume=False)
     assert len(starts) == 40
 
