@@ -154,7 +154,7 @@ def test_pictures_are_classified_by_folders_whose_names_predict_does_not_see(
         for index in range(8):
             pixels = generator.normal(colour, 20, (16, 16, 3)).clip(0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(folder / f"{index}.png")
-    command = "meaning sets --shots 0,4 --splits 1 --effort fast --representations none --state state.jsonl"
+    command = "pretrained sets --shots 0,4 --splits 1 --effort fast --representations none --state state.jsonl"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
         assert main(command.split()) == 0

@@ -15,8 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from protonet import PrototypeNetwork, solve
-from protonet.commands import fit as fit_command
+from protonet import PrototypeNetwork, pipeline, solve
 from protonet.commands.report import format_confusions
 from protonet.commands.update import compare
 from protonet.errors import InputError
@@ -108,7 +107,7 @@ class TestFit:
         def interrupt(*_: Any, **__: Any) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(fit_command, "solve_problem", interrupt)
+        monkeypatch.setattr(pipeline, "solve_problem", interrupt)
         output = tmp_path / "model.safetensors"
         output.write_text("old")
         for more in ([], ["-o", output]):
