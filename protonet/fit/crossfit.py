@@ -95,10 +95,9 @@ def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progre
     )
     features = problem.original_features(held_out_rows)
     groups = torch.full_like(held_out_rows, -1) if rows.groups is None else rows.groups[held_out_rows]
+    weights = rows.sample_counts[held_out_rows] / problem.rows_per_sample
     network = solution.network.cpu()
-    return Crossfit(
-        network, tuple(models), features, labels[held_out_rows], rows.sample_counts[held_out_rows], fold, groups, offset
-    )
+    return Crossfit(network, tuple(models), features, labels[held_out_rows], weights, fold, groups, offset)
 
 
 def list_tensors(crossed: Crossfit) -> dict[str, Tensor]:
@@ -270,13 +269,14 @@ def held_out_indices(problem: TrainingSet) -> Tensor:
         problem: Training set of the solution.
 
     Returns:
-        (n,) int64 in the order of the loaders; -1 for a row that is never held out. Merged duplicates share an index.
+        (n,) int64 in the order of the loaders; -1 for a row that is never held out, or outside of the sample of many
+        rows. Merged duplicates share an index.
     """
     indices = torch.full_like(problem.rows.labels, -1)
     held_out = [rows for _, rows in make_folds(problem)]
     if held_out:
         indices[torch.cat(held_out)] = torch.arange(sum(map(len, held_out)))
-    return indices[problem.indices]
+    return torch.where(problem.indices < 0, -1, indices[problem.indices])
 
 
 #: Name of the baseline `score_frequent`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -34,14 +35,28 @@ class ClassNameRows(NamedTuple):
         return {"weight": self.weight, "classes": named, "descriptions": list(self.descriptions)}
 
 
+@dataclass(frozen=True)
+class SampleRules:
+    """The sample that views are fitted to if rows are many; see analysis/results/growth.md."""
+
+    max_rows: int = 32768
+    """With more distinct rows, a sample of them: views have at most 1,024 units and trees of 4,096 rows."""
+    max_per_class: int = 512  #: All rows of a class with at most this many are in the sample, if classes are few.
+
+
+SAMPLE = SampleRules()
+
+
 class TrainingSet(NamedTuple):
-    """Labelled rows in canonical order, scaled and without duplicates."""
+    """Labelled rows in canonical order, scaled and without duplicates; of very many rows, a sample."""
 
     rows: TrainingRows  #: In canonical order, of unit scale, equal rows merged; with the seed of all random numbers.
     scale: float  #: Scale of the input features, less the origin.
     origin: Tensor  #: (dim,) float32; see `protonet.fit.loading.centre_columns`.
     repeated: int  #: Number of input rows that are duplicates or near-duplicates of another one.
-    indices: Tensor  #: (n,) int64: index in ``rows`` of each input row, in the order of the loaders.
+    indices: Tensor
+    """(n,) int64: index in ``rows`` of each input row, in the order of the loaders; -1 for rows outside of a sample."""
+    rows_per_sample: float = 1.0  #: Distinct input rows per row of a sample; 1 if there is no sample.
     pool: Pool | None = None  #: Unlabelled rows.
     device: torch.device = torch.device("cpu")  #: Device on which views are fitted; the tensors here are on the CPU.
 
@@ -105,11 +120,43 @@ def prepare_training_set(
         is_class_name=is_class_name,
     )
     rows, repeated, joined, pooled = merge_duplicates(rows)
+    distinct = len(rows.labels)
+    rows, kept = sample_rows(rows)
+    pooled = kept[pooled]
     rows = _canonical_weights(rows, n if names is None or n else names.weight * len(names.labels))
     indices = torch.empty_like(order).index_copy_(0, order, pooled)
     if names is not None and joined is not None:
         joined = joined[:n_groups]
-    return TrainingSet(rows, scale, origin, repeated, indices[:n]), joined
+    return TrainingSet(rows, scale, origin, repeated, indices[:n], distinct / len(rows.labels)), joined
+
+
+def sample_rows(rows: TrainingRows) -> tuple[TrainingRows, Tensor]:
+    """Sample rows if they are many, and weight them so that each class keeps its total weight.
+
+    Args:
+        rows: Sorted by class. Within a class, the sample is evenly spaced over them.
+
+    Returns:
+        At most about ``SAMPLE.max_rows`` rows, with all rows that are names of classes; and the index (n,) int64 of
+        each row in the sample, -1 for others.
+
+    Source: stratified systematic sampling, Cochran, "Sampling techniques" (1977), sec. 8.
+    """
+    labels, n = rows.labels, len(rows.labels)
+    if n <= SAMPLE.max_rows:
+        return rows, torch.arange(n)
+    counts = torch.bincount(labels)
+    minimum = counts.clamp(max=min(SAMPLE.max_per_class, SAMPLE.max_rows // (2 * int((counts > 0).sum()))))
+    rest = (counts - minimum) * ((SAMPLE.max_rows - int(minimum.sum())) / max(1, n - int(minimum.sum())))
+    size, count = (minimum + rest.long())[labels], counts[labels]  # (n,): rows of its class in the sample, and in all
+    rank = torch.arange(n) - (counts.cumsum(dim=0) - counts)[labels]
+    kept = (rank + 1) * size // count > rank * size // count
+    if rows.is_class_name is not None:
+        kept |= rows.is_class_name
+    weights = torch.ones(n, dtype=torch.float64) if rows.weights is None else rows.weights
+    factors = torch.bincount(labels, weights) / torch.bincount(labels[kept], weights[kept], minlength=len(counts))
+    sample = rows.select(kept)._replace(weights=(weights * factors[labels])[kept], selected=rows.selected)
+    return sample, torch.where(kept, kept.cumsum(dim=0) - 1, -1)
 
 
 def add_names(

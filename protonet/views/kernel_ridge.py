@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.losses import CHUNK, class_means
+from protonet.losses import CHUNK, weigh
 from protonet.views.config import Config, expect, size
 from protonet.views.distances import distances, quantization, quantized_l1_distances
 from protonet.views.evaluation import PRUNING, Candidate, CandidateEvaluator, ViewFamily
@@ -397,8 +397,8 @@ class _KernelRegression:
         sample = self.distances[:: math.ceil(len(self.distances) / KERNEL_RIDGE.median_rows)]
         sample = sample[sample > KERNEL_RIDGE.rounding_distance ** (view.norm / 2) * sample.mean()]
         self.median = float(sample.median()) if len(sample) else 1.0
-        indicators = F.one_hot(labels, self.num_classes).to(torch.float64)
-        self.targets = indicators - (self.weights * indicators).mean(dim=0)  # (n, num_classes)
+        self.target_labels = labels  # (n,), with shifted copies
+        self.target_means = torch.bincount(labels, self.weights[:, 0], minlength=self.num_classes) / len(labels)
         if queries is not None:
             self.query_distances = distances(self._map(view, queries).to(dtype), units, view.norm).double()
 
@@ -422,17 +422,25 @@ class _KernelRegression:
         The squared error of each row is weighted. If every row is a unit, this is equivalent to a ridge per row.
         """
         kernel = torch.exp(-self.distances / (bandwidth * self.median))
-        gram, right, penalty = kernel, self.targets, torch.diag(1 / self.weights[self.unit_index, 0])
         if len(self.landmarks) < len(kernel):  # subset of regressors: normal equations, with jitter
-            eye = torch.eye(len(penalty), dtype=torch.float64, device=kernel.device)
+            eye = torch.eye(len(self.landmarks), dtype=torch.float64, device=kernel.device)
             penalty = kernel[self.unit_index] + KERNEL_RIDGE.jitter * eye
-            gram, right = kernel.T @ (self.weights * kernel), kernel.T @ (self.weights * self.targets)
+            weighted = self.weights * kernel
+            gram, right = kernel.T @ weighted, self._project_targets(weighted)
+        else:
+            gram, penalty = kernel, torch.diag(1 / self.weights[self.unit_index, 0])
+            right = self._project_targets(torch.eye(len(kernel), dtype=torch.float64, device=kernel.device))
         readouts = []
         for ridge in ridges:
             factor, failed = torch.linalg.cholesky_ex(gram + ridge * penalty)
             usable = not bool(failed) and bool(torch.isfinite(factor).all())
             readouts.append(torch.cholesky_solve(right, factor) if usable else torch.zeros_like(right))
         return kernel, readouts
+
+    def _project_targets(self, matrix: Tensor) -> Tensor:
+        """Compute ``matrix.T @ targets`` (m, num_classes) of a matrix (n, m); targets are centred class indicators."""
+        sums = matrix.new_zeros(self.num_classes, matrix.shape[1]).index_add_(0, self.target_labels, matrix)
+        return (sums - self.target_means[:, None] * matrix.sum(dim=0)).T
 
     def cosines(self, settings: Sequence[KernelRidge]) -> Tensor:
         """Classify the queries at each setting; the kernel of each bandwidth is computed once.
@@ -448,7 +456,16 @@ class _KernelRegression:
             kernel, readouts = self.solve(bandwidth, [settings[index].ridge for index in indices])
             query_kernel = torch.exp(-self.query_distances / (bandwidth * self.median))
             for index, readout in zip(indices, readouts, strict=True):
-                unit = F.normalize(kernel[:n] @ readout, dim=1)
-                means, _ = class_means(unit, self.labels, self.num_classes, self.row_weights)
-                cosines[index] = F.normalize(query_kernel @ readout, dim=1) @ F.normalize(means, dim=1).T
+                sums = self._sum_embeddings(kernel[:n], readout)
+                cosines[index] = F.normalize(query_kernel @ readout, dim=1) @ F.normalize(sums, dim=1).T
         return cosines.cpu()
+
+    def _sum_embeddings(self, kernel: Tensor, readout: Tensor) -> Tensor:
+        """Sum the embeddings of each class, (num_classes, num_classes), by blocks of rows: classes may be many."""
+        sums = readout.new_zeros(self.num_classes, self.num_classes)
+        for rows in torch.arange(len(kernel), device=kernel.device).split(CHUNK):
+            unit = F.normalize(kernel[rows] @ readout, dim=1)
+            sums.index_add_(
+                0, self.labels[rows], weigh(unit, None if self.row_weights is None else self.row_weights[rows])
+            )
+        return sums
