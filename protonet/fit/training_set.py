@@ -37,7 +37,7 @@ class ClassNameRows(NamedTuple):
 
 @dataclass(frozen=True)
 class SampleRules:
-    """The sample that views are fitted to if rows are many; see analysis/results/growth.md."""
+    """The sample that views are fitted to if rows are many; see analysis/results/scale.md."""
 
     max_rows: int = 32768
     """With more distinct rows, a sample of them: views have at most 1,024 units and trees of 4,096 rows."""
