@@ -36,7 +36,7 @@ class ClassNameRows(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SampleRules:
+class RowSampleRules:
     """The sample that views are fitted to if rows are many; see analysis/results/scale.md."""
 
     max_rows: int = 32768
@@ -44,7 +44,7 @@ class SampleRules:
     max_per_class: int = 512  #: All rows of a class with at most this many are in the sample, if classes are few.
 
 
-SAMPLE = SampleRules()
+ROW_SAMPLE = RowSampleRules()
 
 
 class TrainingSet(NamedTuple):
@@ -137,17 +137,17 @@ def sample_rows(rows: TrainingRows) -> tuple[TrainingRows, Tensor]:
         rows: Sorted by class. Within a class, the sample is evenly spaced over them.
 
     Returns:
-        At most about ``SAMPLE.max_rows`` rows, with all rows that are names of classes; and the index (n,) int64 of
+        At most about ``ROW_SAMPLE.max_rows`` rows, with all rows that are names of classes; and the index (n,) int64 of
         each row in the sample, -1 for others.
 
     Source: stratified systematic sampling, Cochran, "Sampling techniques" (1977), sec. 8.
     """
     labels, n = rows.labels, len(rows.labels)
-    if n <= SAMPLE.max_rows:
+    if n <= ROW_SAMPLE.max_rows:
         return rows, torch.arange(n)
     counts = torch.bincount(labels)
-    minimum = counts.clamp(max=min(SAMPLE.max_per_class, SAMPLE.max_rows // (2 * int((counts > 0).sum()))))
-    rest = (counts - minimum) * ((SAMPLE.max_rows - int(minimum.sum())) / max(1, n - int(minimum.sum())))
+    minimum = counts.clamp(max=min(ROW_SAMPLE.max_per_class, ROW_SAMPLE.max_rows // (2 * int((counts > 0).sum()))))
+    rest = (counts - minimum) * ((ROW_SAMPLE.max_rows - int(minimum.sum())) / max(1, n - int(minimum.sum())))
     size, count = (minimum + rest.long())[labels], counts[labels]  # (n,): rows of its class in the sample, and in all
     rank = torch.arange(n) - (counts.cumsum(dim=0) - counts)[labels]
     kept = (rank + 1) * size // count > rank * size // count

@@ -10,10 +10,10 @@ import torch
 from protonet.fit import training_set
 from protonet.fit.crossfit import crossfit, held_out_indices, measure_held_out
 from protonet.fit.solver import solve_problem
-from protonet.fit.training_set import SAMPLE, sample_rows
+from protonet.fit.training_set import ROW_SAMPLE, sample_rows
 from protonet.views.view import TrainingRows
 
-N = SAMPLE.max_rows + 9000
+N = ROW_SAMPLE.max_rows + 9000
 X = torch.randn(N, 3, generator=torch.Generator().manual_seed(0))
 #: Two large classes, and a rare one whose rows all stay.
 Y = (X[:, 0] > 0).long()
@@ -25,7 +25,7 @@ def test_a_sample_keeps_rare_rows_and_the_weight_of_each_class() -> None:
     weights = torch.rand(N, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
     rows = TrainingRows(X[order], Y[order], 3, weights=weights)
     sample, indices = sample_rows(rows)
-    assert SAMPLE.max_rows - 3 <= len(sample.labels) <= SAMPLE.max_rows
+    assert ROW_SAMPLE.max_rows - 3 <= len(sample.labels) <= ROW_SAMPLE.max_rows
     assert sample.weights is not None
     assert sample.selected == 1.0
     torch.testing.assert_close(torch.bincount(sample.labels, sample.weights), torch.bincount(Y[order], weights))
@@ -47,12 +47,12 @@ def test_many_classes_share_the_sample() -> None:
     labels = (torch.arange(N) % 2000).sort().values
     sample, _ = sample_rows(TrainingRows(X, labels, 2000))
     counts = torch.bincount(sample.labels)
-    assert len(sample.labels) <= SAMPLE.max_rows
+    assert len(sample.labels) <= ROW_SAMPLE.max_rows
     assert int(counts.max() - counts.min()) <= 1
 
 
 def test_a_network_of_a_sample_counts_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_set, "SAMPLE", replace(SAMPLE, max_rows=400, max_per_class=50))
+    monkeypatch.setattr(training_set, "ROW_SAMPLE", replace(ROW_SAMPLE, max_rows=400, max_per_class=50))
     x, y = X[:1500], Y[:1500]
     solution = solve_problem([(x, y)], effort="fast")
     assert len(solution.problem.rows.labels) <= 400
