@@ -425,11 +425,10 @@ class _KernelRegression:
         if len(self.landmarks) < len(kernel):  # subset of regressors: normal equations, with jitter
             eye = torch.eye(len(self.landmarks), dtype=torch.float64, device=kernel.device)
             penalty = kernel[self.unit_index] + KERNEL_RIDGE.jitter * eye
-            weighted = self.weights * kernel
-            gram, right = kernel.T @ weighted, self._project_targets(weighted)
+            gram, right = kernel.T @ (self.weights * kernel), self._project_targets(kernel)
         else:
             gram, penalty = kernel, torch.diag(1 / self.weights[self.unit_index, 0])
-            right = self._project_targets(torch.eye(len(kernel), dtype=torch.float64, device=kernel.device))
+            right = self._make_targets(torch.arange(len(kernel), device=kernel.device))
         readouts = []
         for ridge in ridges:
             factor, failed = torch.linalg.cholesky_ex(gram + ridge * penalty)
@@ -437,10 +436,15 @@ class _KernelRegression:
             readouts.append(torch.cholesky_solve(right, factor) if usable else torch.zeros_like(right))
         return kernel, readouts
 
-    def _project_targets(self, matrix: Tensor) -> Tensor:
-        """Compute ``matrix.T @ targets`` (m, num_classes) of a matrix (n, m); targets are centred class indicators."""
-        sums = matrix.new_zeros(self.num_classes, matrix.shape[1]).index_add_(0, self.target_labels, matrix)
-        return (sums - self.target_means[:, None] * matrix.sum(dim=0)).T
+    def _make_targets(self, rows: Tensor) -> Tensor:
+        """Make the targets (m, num_classes) of rows (m,): class indicators, centred."""
+        return F.one_hot(self.target_labels[rows], self.num_classes).to(torch.float64) - self.target_means
+
+    def _project_targets(self, kernel: Tensor) -> Tensor:
+        """Compute ``kernel.T @ (weights * targets)`` (units, num_classes) by blocks of rows: classes may be many."""
+        blocks = torch.arange(len(kernel), device=kernel.device).split(CHUNK)
+        parts = (kernel[rows].T @ (self.weights[rows] * self._make_targets(rows)) for rows in blocks)
+        return functools.reduce(torch.add, parts)
 
     def cosines(self, settings: Sequence[KernelRidge]) -> Tensor:
         """Classify the queries at each setting; the kernel of each bandwidth is computed once.
@@ -456,16 +460,17 @@ class _KernelRegression:
             kernel, readouts = self.solve(bandwidth, [settings[index].ridge for index in indices])
             query_kernel = torch.exp(-self.query_distances / (bandwidth * self.median))
             for index, readout in zip(indices, readouts, strict=True):
-                sums = self._sum_embeddings(kernel[:n], readout)
-                cosines[index] = F.normalize(query_kernel @ readout, dim=1) @ F.normalize(sums, dim=1).T
+                means = self._average_embeddings(kernel[:n], readout)
+                cosines[index] = F.normalize(query_kernel @ readout, dim=1) @ F.normalize(means, dim=1).T
         return cosines.cpu()
 
-    def _sum_embeddings(self, kernel: Tensor, readout: Tensor) -> Tensor:
-        """Sum the embeddings of each class, (num_classes, num_classes), by blocks of rows: classes may be many."""
+    def _average_embeddings(self, kernel: Tensor, readout: Tensor) -> Tensor:
+        """Average the embeddings of each class, (num_classes, num_classes), by blocks of rows: classes may be many."""
         sums = readout.new_zeros(self.num_classes, self.num_classes)
         for rows in torch.arange(len(kernel), device=kernel.device).split(CHUNK):
             unit = F.normalize(kernel[rows] @ readout, dim=1)
             sums.index_add_(
                 0, self.labels[rows], weigh(unit, None if self.row_weights is None else self.row_weights[rows])
             )
-        return sums
+        counts = torch.bincount(self.labels, self.row_weights, minlength=self.num_classes)
+        return sums / counts.clamp_min(1)[:, None].to(sums)
