@@ -128,3 +128,20 @@ def test_gradients_of_extreme_sizes_leave_weights_finite(sizes: tuple[float, flo
         optimizer.step()
     assert bool(p.isfinite().all())
     assert optimizer.skipped == 2 * (max(sizes) > 1e20)  # its square is not finite
+
+
+def test_rows_of_an_embedding_that_are_seldom_seen_take_shorter_steps() -> None:
+    """All gradients are of one size. Adam moves a row by its first gradient the farther, the later that comes."""
+    p = nn.Parameter(torch.zeros(40, 4, dtype=torch.float64))
+    optimizer = CustomOptimizer([p], weight_decay=0.0)
+    for step in range(100):
+        p.grad = torch.zeros_like(p)
+        p.grad[0] = 1
+        p.grad[1] = float(step == 99)
+        before = p.detach().clone()
+        optimizer.step()
+    frequent, new, *others = (p.detach() - before).abs().amax(1).tolist()
+    assert bool(optimizer.state[p]["embedding"])
+    assert 0 < new < frequent
+    assert not any(others)
+    assert optimizer.state[p]["slow_mean"].numel() == 0

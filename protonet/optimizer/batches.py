@@ -31,7 +31,8 @@ class ParameterBatch:
     indices: list[int]  #: Indices of the slices.
     embedding: bool  #: See `EmbeddingConfig`.
     mean: Tensor  #: Adam's first moment, in the bases.
-    slow_mean: Tensor  #: The mean over a longer window, in the bases.
+    #: The mean over a longer window, in the bases. An embedding's is empty: rows are seen too seldom for one.
+    slow_mean: Tensor
     square: Tensor  #: Adam's second moment, in the bases.
     last_step: Tensor  #: The last step, in the bases.
     gradient_size: Tensor  #: (slices,), the gradients' usual root mean square; infinite at first.
@@ -46,7 +47,8 @@ class ParameterBatch:
         for axis, start, n in [] if embedding else choose_blocks(rows, columns):
             basis = torch.eye(n, dtype=gradient.dtype, device=gradient.device).repeat(len(gradient), 1, 1)
             blocks.append(Block(axis, start, torch.zeros_like(basis), basis, *basis.new_zeros(2, len(basis), n)))
-        mean, slow_mean, square, last_step = (torch.zeros_like(gradient) for _ in range(4))
+        mean, square, last_step = (torch.zeros_like(gradient) for _ in range(3))
+        slow_mean = gradient.new_zeros(len(gradient), 0) if embedding else torch.zeros_like(gradient)
         size = gradient.new_full((len(gradient),), math.inf)
         return cls(indices, embedding, mean, slow_mean, square, last_step, size, blocks, torch.tensor(0))
 
@@ -93,16 +95,21 @@ class ParameterBatch:
         """Move parameters by one step, along gradients in the bases, and decay the weights of matrices."""
         step, beta1, beta2 = int(self.count), float(group["betas"][0]), float(group["betas"][1])
         beta2 = max(beta2, EMBEDDING.min_beta2) if self.embedding else beta2
-        # The slow mean of an embedding's row that is seldom seen is out of date.
         slow_fraction = 0.0 if self.embedding else STEP.slow_fraction
         mean = self.mean.lerp_(rotated, 1 - beta1)
-        slow_mean = self.slow_mean.lerp_(rotated, STEP.window / (step + STEP.window - 1))
         square = self.square.mul_(beta2).addcmul_(rotated, rotated, value=1 - beta2)
         correction, scale = 1 - beta2**step, (1 - slow_fraction) / (1 - beta1 ** (step + 1))
         size = square.mean((1, 2))  # a rotation does not change it
         self.gradient_size.copy_(size.div(correction).add_(STEP.tiny).sqrt_())
         floor = size.mul_(STEP.floor**2 + float(group["eps"]) ** 2).add_(STEP.tiny)
-        direction = torch.lerp(rotated, mean, beta1, out=self.last_step).add_(slow_mean, alpha=slow_fraction / scale)
+        direction = torch.lerp(rotated, mean, beta1, out=self.last_step)
+        if self.embedding:
+            sums = rotated.square().sum(2)  # (slices, rows); rows without a gradient have 0
+            usual = sums.sum(1) / (sums.count_nonzero(1).clamp_(min=1) * rotated.shape[2])
+            floor.add_(usual, alpha=EMBEDDING.extra_frequency * correction)
+        else:
+            slow_mean = self.slow_mean.lerp_(rotated, STEP.window / (step + STEP.window - 1))
+            direction.add_(slow_mean, alpha=slow_fraction / scale)
         rate_factor, max_step = (EMBEDDING.rate_factor, EMBEDDING.max_step) if self.embedding else (1.0, STEP.max_step)
         sizes = [min(max_step, rate_factor * float(group["lr"]) * rate) for rate in rates]
         lengths: Any = sizes[0] if len({*sizes}) == 1 else floor.new_tensor(sizes)[:, None, None]

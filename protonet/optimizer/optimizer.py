@@ -219,7 +219,10 @@ def _validate_state(p: Tensor, state: dict[str, Tensor]) -> None:
     columns = p.numel() // rows
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys(BATCH_TENSORS, (rows, columns))
     shapes |= dict.fromkeys(("gradient_size", *SHARED_ENTRIES), ())
-    blocks = [] if bool(state.get("embedding")) else choose_blocks(rows, columns)
+    embedding = bool(state.get("embedding"))
+    if embedding:
+        shapes["slow_mean"] = (0,)
+    blocks = [] if embedding else choose_blocks(rows, columns)
     for index, (_, _, n) in enumerate(blocks):
         shapes |= {
             f"block{index}.{name}": (n, n) if name in ("statistics", "basis") else (n,) for name in BLOCK_TENSORS

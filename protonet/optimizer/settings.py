@@ -45,7 +45,10 @@ class EmbeddingConfig:
     min_ratio: float = 1.5  #: Smallest ratio of rows to columns.
     min_untouched: float = 0.25  #: Fraction of rows without gradient, exclusive.
     rate_factor: float = 5.0  #: Step size, relative to other parameters.
-    max_step: float = 0.02  #: Longest step per element.
+    max_step: float = 0.03  #: Longest step per element.
+    #: Added to the second moments of every row, as if gradients of usual size came in this fraction of steps beside
+    #: the row's own: one that is seen less often takes shorter steps than Adam's.
+    extra_frequency: float = 0.032
     min_beta2: float = 0.999  #: Smallest decay of the second moments (Adam's default).
     decay_factor: float = 0.2  #: Weight decay, relative to other parameters.
 
