@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -80,6 +82,23 @@ def _cross_entropy(logits: Tensor, targets: Tensor, smoothing: float, weights: T
     return (weights * losses).mean() / weights.mean()
 
 
+def add_by_class(sums: Tensor, blocks: Iterable[Tensor], labels: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Add embeddings to the sums of their classes, in place, block by block; return the sums.
+
+    Args:
+        sums: (num_classes, dim).
+        blocks: Blocks of rows (m, dim), n rows in all, so that they need not be in memory at once.
+        labels: (n,) int64 in [0, num_classes).
+        weights: (n,) of the rows, > 0; None for 1.
+    """
+    first = 0
+    for block in blocks:
+        rows = slice(first, first + len(block))
+        sums.index_add_(0, labels[rows], weigh(block, None if weights is None else weights[rows]))
+        first += len(block)
+    return sums
+
+
 def class_means(
     embeddings: Tensor, labels: Tensor, num_classes: int, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -98,6 +117,6 @@ def class_means(
     Source: Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), eq. 1.
         https://arxiv.org/abs/1703.05175
     """
-    sums = embeddings.new_zeros(num_classes, embeddings.shape[1]).index_add_(0, labels, weigh(embeddings, weights))
+    sums = add_by_class(embeddings.new_zeros(num_classes, embeddings.shape[1]), [embeddings], labels, weights)
     counts = torch.bincount(labels, weights, minlength=num_classes).to(embeddings.dtype)
     return sums / torch.where(counts > 0, counts, 1)[:, None], counts  # (num_classes, dim), (num_classes,)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from protonet._validation import check_features, check_int, check_labels, check_number, check_weights
 from protonet.encoder import NO_DIRECTION, keep_float32
 from protonet.errors import raise_input_error
-from protonet.losses import CHUNK, weigh
+from protonet.losses import CHUNK, add_by_class
 from protonet.views.distances import row_matmul
 
 #: Maximum number of values and of rows in one chunk of embeddings, which fits in the processor's cache.
@@ -242,11 +242,8 @@ class PrototypeNetwork(nn.Module):
             weighed = torch.bincount(y, weights, minlength=len(counts))
             total = torch.where(total > 0, weighed.round().clamp_min(1).to(total), 0)
             weights = weights * (total / weighed)[y]
-        for first in range(0, len(x), CHUNK):
-            some = slice(first, first + CHUNK)
-            embedding = self.embed(x[some].to(sums.device)).to(sums.dtype)
-            sums.index_add_(0, y[some], weigh(embedding, None if weights is None else weights[some]))
-        return sums, counts.add_(total)
+        blocks = (self.embed(rows.to(sums.device)).to(sums.dtype) for rows in x.split(CHUNK))
+        return add_by_class(sums, blocks, y, weights), counts.add_(total)
 
     @torch.no_grad()
     def set_sums(self, sums: Tensor, counts: Tensor) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -360,7 +361,7 @@ class TablePipeline(Model):
             replace_uninformative(logits, torch.from_numpy(uninformative), self.uninformative_logits)
         return logits
 
-    @property
+    @cached_property
     def cross_validation(self) -> Crossfit | None:
         """The held-out rows of fit and the cross-validation networks.
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax
 from sklearn.neighbors import NearestCentroid
 
-from protonet.losses import class_means, cosine_cross_entropy, episodic_loss
+from protonet.losses import add_by_class, class_means, cosine_cross_entropy, episodic_loss
 from tests.strategies import blobs, seeds
 
 
@@ -75,3 +75,13 @@ def test_relabelling_permutes_the_means(seed: int, permutation: list[int]) -> No
     x = x.double()
     order = torch.tensor(permutation)
     torch.testing.assert_close(class_means(x, order[y], 5)[0][order], class_means(x, y, 5)[0])
+
+
+@given(seed=seeds, size=st.integers(1, 30))
+def test_sums_of_classes_do_not_depend_on_the_blocks(seed: int, size: int) -> None:
+    x, y = blobs(seed)
+    weights = torch.rand(len(x), dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) + 0.5
+    start = torch.ones(5, x.shape[1], dtype=torch.float64)
+    sums = add_by_class(start.clone(), x.double().split(size), y, weights)
+    slow = [1 + (weights[y == label, None] * x[y == label]).sum(dim=0) for label in range(5)]
+    torch.testing.assert_close(sums, torch.stack(slow))

@@ -24,6 +24,7 @@ from protonet.fit.names import embed_class_names
 from protonet.fit.solver import Solution
 from protonet.fit.training_set import ClassNameRows
 from protonet.pipeline import TablePipeline
+from protonet.tables import DEFAULT_LABEL
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import count_missing_cells
 from protonet.tables.delimited import MISSING_TEXTS, parse_missing
@@ -52,6 +53,11 @@ def open_pipeline(
     if table is None:
         return pipeline
     return pipeline.attach_encoders(options.representation, shown=not options.quiet, table=table)
+
+
+def get_label_column(label: str | None, pipeline: TablePipeline | None) -> str:
+    """Get the column of the labels: as given, or else the model's, or else the default."""
+    return label or (DEFAULT_LABEL if pipeline is None else pipeline.label)
 
 
 def make_spec(

@@ -49,6 +49,7 @@ from protonet.fit.near_duplicates import NEAR_DUPLICATES, near_duplicate_fractio
 from protonet.fit.search import Progress
 from protonet.fit.solver import TIME_LIMIT, Solution
 from protonet.pipeline import TablePipeline
+from protonet.tables import DEFAULT_LABEL
 from protonet.tables.table import format_names
 from protonet.ui.page.report import write_outputs
 from protonet.ui.plots import draw_plot
@@ -77,7 +78,7 @@ def train(options: FitOptions, rows: TableRows) -> None:
     name = path_to_text(options.table.name)
     if "plot" in outputs and not len(data.x):
         raise_input_error("plot", "come with labelled rows", "none", "Leave it out.")
-    unlabelled = UnlabelledRows(data, options.unlabelled, options.label or "label")
+    unlabelled = UnlabelledRows(data, options.unlabelled, options.label or DEFAULT_LABEL)
     counts = torch.bincount(data.y, minlength=len(data.classes)).tolist()
     metadata: dict[str, Any] = {"label": options.label or "label", "effort": options.effort, "seed": seed}
     metadata |= {"samples": counts, "group": options.group, "id": options.id, "left_out": data.dropped}
@@ -295,7 +296,7 @@ def format_evaluation(crossed: Crossfit, compared: Sequence[Mapping[str, Any]], 
 
 def format_no_lead(compared: Sequence[Mapping[str, Any]]) -> str:
     """Format a warning if a model is not more accurate than its most frequent class; see `compare_baselines`."""
-    if any(each["name"] == FREQUENT and each["difference"] <= 0 for each in compared):
+    if any(result["name"] == FREQUENT and result["difference"] <= 0 for result in compared):
         return f"warning: the model is not more accurate than the {FREQUENT}\n"
     return ""
 

@@ -176,8 +176,7 @@ class ServeOptions:
 
 def make_options(kind: type[OptionsT], parsed: argparse.Namespace) -> OptionsT:
     """Create the options of a command from the parsed arguments of the same names."""
-    names = [each.name for each in fields(kind)]  # type: ignore[arg-type]
-    return kind(**{name: getattr(parsed, name) for name in names})
+    return kind(**{option.name: getattr(parsed, option.name) for option in fields(kind)})  # type: ignore[arg-type]
 
 
 def make_parser(
@@ -304,7 +303,7 @@ def check_rereadable(options: argparse.Namespace) -> None:
     """Raise an InputError if the table is standard input, which cannot be read twice, or a model file."""
     if str(options.table) == "-":
         raise_input_error("table", "be a file, since it is read twice", "standard input", "Save it to a file.")
-    if options.table.suffix.lower() == ".safetensors":
+    if options.table.suffix.lower() in MODEL_SUFFIXES:
         raise_input_error("arguments", "end with a table", f"the model {options.table}", "Pass the table last.")
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from protonet._io import write_atomically
 from protonet._text import to_printable
-from protonet.commands.data import open_pipeline, read_cells, read_unlabelled
+from protonet.commands.data import get_label_column, open_pipeline, read_cells, read_unlabelled
 from protonet.commands.options import SuggestOptions
 from protonet.pipeline import suggest
-from protonet.tables import DEFAULT_LABEL
 from protonet.ui.command_line import show_notes
 from protonet.ui.text import format_csv, format_table
 
@@ -21,7 +20,7 @@ def run(options: SuggestOptions) -> None:
         InputError: Arguments, model and table do not match.
     """
     model = None if options.model is None else open_pipeline(options, options.model, options.table)
-    label = options.label or (DEFAULT_LABEL if model is None else model.label)
+    label = get_label_column(options.label, model)
     rows = read_unlabelled(options, options.table, model, label)
     if model is None:
         chosen = suggest(None, rows.x, options.n, [], rows=rows.remaining, known=rows.x[rows.known])

@@ -121,8 +121,8 @@ def prepare_training_set(
     )
     rows, repeated, joined, pooled = merge_duplicates(rows)
     distinct = len(rows.labels)
-    rows, kept = sample_rows(rows)
-    pooled = kept[pooled]
+    rows, sampled = sample_rows(rows)
+    pooled = sampled[pooled]
     rows = _canonical_weights(rows, n if names is None or n else names.weight * len(names.labels))
     indices = torch.empty_like(order).index_copy_(0, order, pooled)
     if names is not None and joined is not None:
@@ -147,16 +147,16 @@ def sample_rows(rows: TrainingRows) -> tuple[TrainingRows, Tensor]:
         return rows, torch.arange(n)
     counts = torch.bincount(labels)
     minimum = counts.clamp(max=min(ROW_SAMPLE.max_per_class, ROW_SAMPLE.max_rows // (2 * int((counts > 0).sum()))))
-    rest = (counts - minimum) * ((ROW_SAMPLE.max_rows - int(minimum.sum())) / max(1, n - int(minimum.sum())))
-    size, count = (minimum + rest.long())[labels], counts[labels]  # (n,): rows of its class in the sample, and in all
+    others = (counts - minimum) * ((ROW_SAMPLE.max_rows - int(minimum.sum())) / max(1, n - int(minimum.sum())))
+    size, count = (minimum + others.long())[labels], counts[labels]  # (n,): rows of its class in the sample, and in all
     rank = torch.arange(n) - (counts.cumsum(dim=0) - counts)[labels]
-    kept = (rank + 1) * size // count > rank * size // count
+    chosen = (rank + 1) * size // count > rank * size // count
     if rows.is_class_name is not None:
-        kept |= rows.is_class_name
+        chosen |= rows.is_class_name
     weights = torch.ones(n, dtype=torch.float64) if rows.weights is None else rows.weights
-    factors = torch.bincount(labels, weights) / torch.bincount(labels[kept], weights[kept], minlength=len(counts))
-    sample = rows.select(kept)._replace(weights=(weights * factors[labels])[kept], selected=rows.selected)
-    return sample, torch.where(kept, kept.cumsum(dim=0) - 1, -1)
+    factors = torch.bincount(labels, weights) / torch.bincount(labels[chosen], weights[chosen], minlength=len(counts))
+    sample = rows.select(chosen)._replace(weights=(weights * factors[labels])[chosen], selected=rows.selected)
+    return sample, torch.where(chosen, chosen.cumsum(dim=0) - 1, -1)
 
 
 def add_names(

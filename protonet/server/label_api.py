@@ -20,7 +20,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from protonet._text import escape_control_chars
-from protonet.commands.data import ColumnOverrides, UnlabelledTable, open_pipeline, read_cells, read_unlabelled
+from protonet.commands.data import (
+    ColumnOverrides,
+    UnlabelledTable,
+    get_label_column,
+    open_pipeline,
+    read_cells,
+    read_unlabelled,
+)
 from protonet.commands.options import PageOptions
 from protonet.commands.report import columns_to_dicts
 from protonet.commands.rows import parse_column_types
@@ -33,7 +40,6 @@ from protonet.server.label_queue import LabelQueue
 from protonet.server.labels import Answers, Session, find_similar, parse_classes
 from protonet.server.parsing import decode_json, list_modalities, parse_rows, read_upload
 from protonet.server.uploads import Uploads, extend_rows
-from protonet.tables import DEFAULT_LABEL
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.parsing import blank_missing, count_missing_cells
 from protonet.tables.formats import text_array
@@ -394,7 +400,7 @@ def run(options: PageOptions) -> None:
     listening = open_socket(options.host, options.port)
     model = None if options.model is None else open_pipeline(options, options.model, options.table, argument="--model")
     classes = parse_classes(options.classes, model)
-    label = options.label or (DEFAULT_LABEL if model is None else model.label)
+    label = get_label_column(options.label, model)
     columns = ColumnOverrides(parse_column_types(options.column_type), tuple(options.drop), options.group)
     rows = read_unlabelled(options, options.table, model, label, columns, allow_labelled=True)
     header, cells = read_cells(options, options.table, model, label)

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.losses import CHUNK, weigh
+from protonet.losses import CHUNK, add_by_class
 from protonet.views.config import Config, expect, size
 from protonet.views.distances import distances, quantization, quantized_l1_distances
 from protonet.views.evaluation import PRUNING, Candidate, CandidateEvaluator, ViewFamily
@@ -455,22 +455,14 @@ class _KernelRegression:
         shape = (len(settings), len(self.query_distances), self.num_classes)
         cosines = self.query_distances.new_empty(shape, dtype=torch.float32)
         n = len(self.labels)  # the rows themselves come first, before their shifted copies
+        counts = torch.bincount(self.labels, self.row_weights, minlength=self.num_classes).clamp_min(1).double()
         for bandwidth in dict.fromkeys(view.bandwidth for view in settings):
             indices = [index for index, view in enumerate(settings) if view.bandwidth == bandwidth]
             kernel, readouts = self.solve(bandwidth, [settings[index].ridge for index in indices])
             query_kernel = torch.exp(-self.query_distances / (bandwidth * self.median))
             for index, readout in zip(indices, readouts, strict=True):
-                means = self._average_embeddings(kernel[:n], readout)
+                blocks = (F.normalize(rows @ readout, dim=1) for rows in kernel[:n].split(CHUNK))
+                sums = add_by_class(readout.new_zeros(counts.shape * 2), blocks, self.labels, self.row_weights)
+                means = sums / counts[:, None]
                 cosines[index] = F.normalize(query_kernel @ readout, dim=1) @ F.normalize(means, dim=1).T
         return cosines.cpu()
-
-    def _average_embeddings(self, kernel: Tensor, readout: Tensor) -> Tensor:
-        """Average the embeddings of each class, (num_classes, num_classes), by blocks of rows: classes may be many."""
-        sums = readout.new_zeros(self.num_classes, self.num_classes)
-        for rows in torch.arange(len(kernel), device=kernel.device).split(CHUNK):
-            unit = F.normalize(kernel[rows] @ readout, dim=1)
-            sums.index_add_(
-                0, self.labels[rows], weigh(unit, None if self.row_weights is None else self.row_weights[rows])
-            )
-        counts = torch.bincount(self.labels, self.row_weights, minlength=self.num_classes)
-        return sums / counts.clamp_min(1)[:, None].to(sums)

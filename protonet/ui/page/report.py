@@ -60,10 +60,10 @@ def list_suspect_cells(metrics: ReportData) -> list[list[str]]:
     rows = metrics["predictions"]
     position = {index: at for at, index in enumerate(rows["index"])}
     columns = list(zip(map(to_printable, rows["columns"]), rows["cells"], strict=True))[:MAX_SHOWN_COLUMNS]
-    places = [position.get(suspect["index"]) for suspect in metrics["suspects"][:MAX_SUSPECTS]]
+    positions = [position.get(suspect["index"]) for suspect in metrics["suspects"][:MAX_SUSPECTS]]
     return [
         [] if at is None else [f"{name} = {to_printable(cells[at]) or '(missing)'}" for name, cells in columns]
-        for at in places
+        for at in positions
     ]
 
 
