@@ -1,4 +1,4 @@
-# protonet serve: docker run -p 8765:8765 -e PROTONET_TOKEN=... -v ./models:/models:ro protonet /models/wine.safetensors
+# protonet serve: docker run -p 8765:8765 -e PROTONET_TOKEN=... -v ./models:/models:ro protonet /models/wine.protonet
 FROM python:3.11-slim
 WORKDIR /app
 COPY pyproject.toml README.md LICENSE constraints.txt ./

@@ -43,11 +43,11 @@ def main() -> None:
     Path("table.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     summary = fit()
     assert summary.returncode == 0, summary.stderr
-    refused = fit("-o", "model.safetensors")
+    refused = fit("-o", "model.protonet")
     assert refused.returncode == 2, refused
     assert len(refused.stderr.splitlines()) == 1, refused.stderr
     assert 'pip install "protonet-solver[files]"' in refused.stderr, refused.stderr
-    assert not Path("model.safetensors").exists()
+    assert not Path("model.protonet").exists()
 
     versions = ", ".join(f"{name} {version(name)}" for name in ("protonet-solver", "torch", "numpy"))
     print(f"bare environment, Python {sys.version.split()[0]}, {versions}: {accuracy:.1%} of 200 fresh rows right")

@@ -49,16 +49,7 @@ def shoot_page(folder: Path) -> None:
 def shoot_report(folder: Path) -> None:
     """Take a screenshot of the report of a fit."""
     report = folder / "report.html"
-    arguments = [
-        "fit",
-        WINE / "train.csv",
-        "--label",
-        "cultivar",
-        "-o",
-        folder / "wine.safetensors",
-        "--report",
-        report,
-    ]
+    arguments = ["fit", WINE / "train.csv", "--label", "cultivar", "-o", folder / "wine.protonet", "--report", report]
     assert run_command(list(map(str, arguments))) == 0
     with Browser(folder) as browser:
         browser.look(width=1000, height=760)

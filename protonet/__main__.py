@@ -44,17 +44,17 @@ ARGUMENTS = dict.fromkeys(("path", "train_loader", "solution", "features", "x"),
     "rate": "--unknown",
 }
 OVERVIEW_EXAMPLES = """\
-  protonet fit train.csv --label species -o model.safetensors
-  protonet predict model.safetensors new.csv -o predicted.csv --unknown 0.05
-  protonet evaluate model.safetensors test.csv
-  protonet update model.safetensors more.csv --in-place
-  protonet suggest model.safetensors unlabelled.csv -n 10 -o to_label.csv
-  protonet explain model.safetensors
-  protonet explain model.safetensors new.csv --rows 2,7
-  protonet info model.safetensors
-  protonet export model.safetensors --onnx model.onnx
+  protonet fit train.csv --label species -o model.protonet
+  protonet predict model.protonet new.csv -o predicted.csv --unknown 0.05
+  protonet evaluate model.protonet test.csv
+  protonet update model.protonet more.csv --in-place
+  protonet suggest model.protonet unlabelled.csv -n 10 -o to_label.csv
+  protonet explain model.protonet
+  protonet explain model.protonet new.csv --rows 2,7
+  protonet info model.protonet
+  protonet export model.protonet --onnx model.onnx
   protonet page pictures/ --classes cat,dog
-  protonet serve model.safetensors"""
+  protonet serve model.protonet"""
 
 
 def print_help(arguments: Sequence[str] | None) -> None:

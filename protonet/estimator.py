@@ -425,7 +425,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         report its effect on them, and ``explain`` needs a labelled table.
 
         Args:
-            path: Of the file, in a folder that exists; the commands' end in ``.safetensors``.
+            path: Of the file, in a folder that exists; the commands' end in ``.protonet``.
 
         Raises:
             MissingPackageError: safetensors is missing.

@@ -127,7 +127,7 @@ print(*new & {"scipy", "sklearn", "pandas", "matplotlib", "tqdm", "safetensors",
 x = torch.randn(30, 13, generator=torch.Generator().manual_seed(0))
 x[:, 0] += 3 * (torch.arange(30) % 3)
 assert solve([(x, torch.arange(30) % 3)], metadata={"param_limit": 500_000}).count_parameters() > 0
-print(*{"torch._dynamo"} & set(sys.modules))
+print(*{"torch._dynamo", "torch.onnx"} & set(sys.modules))
 """
 
 

@@ -102,7 +102,6 @@ def test_the_help_of_a_command_does_not_wait_for_torch(name: str, tmp_path: Path
         ("protonet fit t.csv", "`table` must have a column label; got t.csv with a, b, kind. Pass --label NAME"),
         ("protonet fit gaps.csv --label kind", "`table` must have at least 2 classes; got no label alone in kind."),
         ("protonet fit t.csv --label kind --column-type a=colour", "`--column-type` must be one of "),
-        ("protonet fit t.csv --backbone no.onnx", "--backbone has been removed. "),
         ("protonet fit t.csv --label kind --unlabelled no.csv", "no such file"),
         ("protonet fit t.csv --effort slow", "`--effort` must be one of fast, default, best; got 'slow'."),
         ("protonet fit t.csv --seed x", "`--seed` must be a whole number >= 0; got 'x'."),

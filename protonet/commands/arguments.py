@@ -44,46 +44,42 @@ EFFORT_NAMES, DEFAULT_TIME_LIMIT = ("fast", "default", "best"), 900.0
 #: Examples at the end of each command's help.
 EXAMPLES = {
     "fit": (
-        "train.csv --label species -o model.safetensors",
+        "train.csv --label species -o model.protonet",
         "train.csv --label species --group patient --report fit.html",
-        "texts.csv --classes classes.csv -o model.safetensors  # no row has a label",
+        "texts.csv --classes classes.csv -o model.protonet  # no row has a label",
     ),
     "predict": (
-        "model.safetensors new.csv -o predicted.csv",
-        "model.safetensors new.csv --unknown 0.05 --proba -o predicted.csv",
-        "model.safetensors tables/ --workers 4 -o predicted/  # Parquet files",
+        "model.protonet new.csv -o predicted.csv",
+        "model.protonet new.csv --unknown 0.05 --proba -o predicted.csv",
+        "model.protonet tables/ --workers 4 -o predicted/  # Parquet files",
     ),
     "evaluate": (
-        "model.safetensors test.csv",
-        "model.safetensors test.csv --label species --report test.html",
-        "model.safetensors test/ --json test.json  # one folder of pictures per class",
+        "model.protonet test.csv",
+        "model.protonet test.csv --label species --report test.html",
+        "model.protonet test/ --json test.json  # one folder of pictures per class",
     ),
     "update": (
-        "model.safetensors more.csv -o updated.safetensors",
-        "model.safetensors more.csv --in-place",
-        "model.safetensors more/ --in-place  # one folder of pictures per class",
+        "model.protonet more.csv -o updated.protonet",
+        "model.protonet more.csv --in-place",
+        "model.protonet more/ --in-place  # one folder of pictures per class",
     ),
     "suggest": (
-        "model.safetensors unlabelled.csv",
-        "model.safetensors unlabelled.csv -n 20 -o to_label.csv",
+        "model.protonet unlabelled.csv",
+        "model.protonet unlabelled.csv -n 20 -o to_label.csv",
         "unlabelled.csv -n 10  # without a model",
     ),
-    "explain": (
-        "model.safetensors",
-        "model.safetensors test.csv --json columns.json",
-        "model.safetensors new.csv --rows 2,7",
-    ),
-    "info": ("model.safetensors", "model.safetensors --json", "wine.safetensors -q"),
+    "explain": ("model.protonet", "model.protonet test.csv --json columns.json", "model.protonet new.csv --rows 2,7"),
+    "info": ("model.protonet", "model.protonet --json", "wine.protonet -q"),
     "export": (
-        "model.safetensors --onnx model.onnx",
-        "wine.safetensors --pt2 wine.pt2",
-        "model.safetensors --onnx model.onnx -q",
+        "model.protonet --onnx model.onnx",
+        "wine.protonet --pt2 wine.pt2",
+        "model.protonet --onnx model.onnx -q",
     ),
-    "page": ("unlabelled.csv", "pictures/ --classes cat,dog -o labelled.csv", "unlabelled.csv -m model.safetensors"),
+    "page": ("unlabelled.csv", "pictures/ --classes cat,dog -o labelled.csv", "unlabelled.csv -m model.protonet"),
     "serve": (
-        "wine.safetensors",
-        "wine.safetensors iris.safetensors --port 8000",
-        "wine.safetensors --host 0.0.0.0 --allowed-hosts models.example.org",
+        "wine.protonet",
+        "wine.protonet iris.protonet --port 8000",
+        "wine.protonet --host 0.0.0.0 --allowed-hosts models.example.org",
     ),
 }
 
@@ -92,7 +88,7 @@ def parse_fit(arguments: Sequence[str] | None) -> FitOptions:
     """Parse the arguments of ``fit``."""
     text = "Train a classifier on a table, and evaluate it by cross-validation."
     parser = make_parser("protonet fit", text, EXAMPLES["fit"], label=DEFAULT_LABEL)
-    output = "the model file to write, .safetensors (default: print the results only)"
+    output = "the model file to write, .protonet (default: print the results only)"
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=output)
     effort = "how many models to compare: fast, default or best"
     parser.add_argument("--effort", default="default", help=effort)
@@ -144,8 +140,6 @@ def parse_predict(arguments: Sequence[str] | None) -> PredictOptions:
     parser.add_argument("--keep-columns", action="store_true", help="copy all columns of the table to the output")
     workers = "for a folder: the number of single-threaded processes (default: one per core), or a Dask scheduler"
     parser.add_argument("--workers", metavar="N|ADDRESS", help=workers)
-    parser.add_removed("--jobs", "Pass --workers N.")
-    parser.add_removed("--dask", "Pass --workers ADDRESS.")
     options = parser.parse_args(arguments)
     select_split(options)
     if options.unknown is not None:
@@ -191,7 +185,7 @@ def parse_update(arguments: Sequence[str] | None) -> UpdateOptions:
     text = "Add samples and new classes to a model without training. Samples that are added twice count twice."
     parser = make_parser("protonet update", text, EXAMPLES["update"], model=True, label="as in fit")
     target = parser.add_mutually_exclusive_group()
-    target.add_argument("-o", "--output", type=Path, metavar="FILE", help="the updated model, .safetensors")
+    target.add_argument("-o", "--output", type=Path, metavar="FILE", help="the updated model, .protonet")
     target.add_argument("--in-place", action="store_true", help="overwrite the model file")
     spellings = "accept new classes that resemble another spelling of a known one (0.0 and 0, cat and CAT)"
     parser.add_argument("--new-classes", action="store_true", help=spellings)

@@ -202,7 +202,7 @@ def format_notes(notes: Sequence[str]) -> str:
 def format_next_step(path: Path | None, representation: Sequence[str] | None) -> str:
     """Format the size of the written model, if any, and a command that uses it."""
     if path is None:
-        return "no model was written: pass -o FILE.safetensors"
+        return "no model was written: pass -o FILE.protonet"
     size = format_size(path.stat().st_size)
     moved = [quote(name) for name in representation or () if Path(split_backbone(name)[0]).exists()]
     more = f" --representation {' '.join(moved)}" if moved else ""

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TypeVar
 
-from protonet.embeddings.pictures import SETTINGS
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file
 from protonet.tables import DEFAULT_LABEL
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.ui.command_line import Parser, check_outputs
 
 #: Suffixes of model files.
-MODEL_SUFFIXES = (".safetensors",)
+MODEL_SUFFIXES = (".protonet", ".safetensors")
 #: Suffixes of the files of all results, by option.
 RESULT_SUFFIXES = {"json": (".json",), "report": (".html", ".htm"), "plot": (".svg",)}
 
@@ -222,8 +221,6 @@ def make_parser(
     moved = "the pretrained encoder of texts or pictures, if its folder or file has moved since fit"
     encoder = "the pretrained encoder of texts or pictures: auto, none, a name, a folder or a file (default: auto)"
     add("--representation", nargs="+", metavar="NAME", help=moved if model else encoder)
-    parser.add_removed("--backbone", "Pass --representation FILE.")
-    parser.add_removed("--cache", "The environment variable PROTONET_CACHE names the folder.")
     return parser
 
 
@@ -257,8 +254,6 @@ def add_table_options(parser: Parser) -> None:
     add("--missing-values", metavar="A,B", help=values)
     many = "accept more than 20 classes with few rows each, which otherwise look like numbers or identifiers"
     add("--allow-many-classes", action="store_true", help=many)
-    for name in SETTINGS:
-        parser.add_removed(f"--{name}", f"Pass --representation FILE:{name}=..., or store it in the file's metadata.")
 
 
 def check_output_paths(

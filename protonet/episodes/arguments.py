@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from protonet._validation import check_device, check_int, check_number
-from protonet.embeddings.pictures import SETTINGS
 from protonet.episodes.names import (
     BACKBONES,
     COMPARE_PROG,
@@ -356,8 +355,6 @@ def make_extract_parser() -> Parser:
     add("--template", nargs="+", metavar="TEXT", help=text)
     text = "a line for each class: its name, a comma, tab or space, and its words; only the first of several is taken"
     add("--names", metavar="FILE", help=text)
-    for name in SETTINGS:
-        parser.add_removed(f"--{name}", f"Metadata of the network's file say it, or --backbone FILE:{name}=...")
     return parser
 
 

@@ -19,7 +19,7 @@ from protonet.ui.text import format_csv
 
 #: Files that jobs write, and their media types, by name.
 FILES = {
-    "model": ("model.safetensors", "application/octet-stream"),
+    "model": ("model.protonet", "application/octet-stream"),
     "report": ("report.html", "text/html"),
     "predictions": ("predictions.csv", "text/csv"),
 }

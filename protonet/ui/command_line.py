@@ -19,19 +19,6 @@ from typing import Any, NoReturn
 from protonet._text import to_printable
 from protonet.errors import DISTRIBUTION, USER_ERRORS, InputError, installed_version, raise_input_error
 
-#: The new name of each renamed option, for the error about an unknown one.
-RENAMED_OPTIONS = {
-    "--column": "--column-type",
-    "--labels": "--labels-file",
-    "--with-inputs": "--keep-columns",
-    "--details": "--verbose",
-    "--one-shot": "--allow-many-classes",
-    "--names": "--allowed-hosts",
-    "--most-megabytes": "--max-megabytes",
-    "--most-requests": "--max-requests",
-    "--seconds": "--timeout",
-}
-
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are InputErrors in the one message form.
@@ -49,7 +36,6 @@ class Parser(argparse.ArgumentParser):
         epilog = "examples:\n" + "\n".join(f"  {example}" for example in examples) if examples else None
         super().__init__(prog=prog, description=description, epilog=epilog, formatter_class=form, allow_abbrev=False)
         self.expert_groups: list[argparse._ArgumentGroup] = []
-        self.successors: dict[str, str] = {}  #: By an option that there is no longer, what took its place.
         self.write_appendix: Callable[[], str] = str  #: Returns what ``--help-all`` ends with.
 
     @property
@@ -63,16 +49,6 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all options, and exit")
         self.expert_groups.append(self.add_argument_group(title))
         return self.expert_groups[-1]
-
-    def add_removed(self, option: str, successor: str) -> None:
-        """Refuse an option that there is no longer.
-
-        Args:
-            option: Its name.
-            successor: A sentence: what took its place.
-        """
-        self.add_argument(option, action=_Removed, nargs="*", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-        self.successors[option] = successor
 
     def format_help(self, *, every: bool = False) -> str:
         """Format the help of the common options, or of all."""
@@ -105,9 +81,7 @@ class Parser(argparse.ArgumentParser):
             if name == "--":
                 break
             if name.startswith("--") and name not in self._option_string_actions:
-                near = [RENAMED_OPTIONS.get(name, "")]
-                if near[0] not in self._option_string_actions:
-                    near = difflib.get_close_matches(name, self._option_string_actions, n=1)
+                near = difflib.get_close_matches(name, self._option_string_actions, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"run {self.prog} --help"
                 raise InputError(to_printable(f"unknown option: {name} ({hint})"), argument=name)
         return super().parse_known_args(args, namespace)
@@ -138,17 +112,6 @@ class _HelpAll(argparse.Action):
         assert isinstance(parser, Parser)
         print(parser.format_help(every=True), end="")
         parser.exit()
-
-
-class _Removed(argparse.Action):
-    """Report the option that replaces a removed one."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
-    ) -> NoReturn:
-        assert isinstance(parser, Parser)
-        assert option is not None
-        raise InputError(f"{option} has been removed. {parser.successors[option]}", argument=option)
 
 
 def _name_value(action: argparse.Action) -> str:

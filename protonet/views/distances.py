@@ -35,7 +35,8 @@ def distances(z: Tensor, landmarks: Tensor, norm: int) -> Tensor:
 
 def l1_distances(z: Tensor, landmarks: Tensor) -> Tensor:
     """Compute L1 distances (n, units); ONNX has no such operator and gets a loop over the landmarks."""
-    if not torch.onnx.is_in_onnx_export():
+    # An export traces the network like the compiler. The first use of `torch.onnx` imports it, which takes 0.5 s.
+    if not (torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export()):
         return torch.cdist(z, landmarks, p=1.0)
     from torch._higher_order_ops.scan import scan  # noqa: PLC0415 - slow to import
 

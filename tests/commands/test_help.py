@@ -1,4 +1,4 @@
-"""The first screen of every command: what most people need, examples that it takes, and what options went."""
+"""The first screen of every command: what most people need, and examples that it takes."""
 
 from __future__ import annotations
 
@@ -58,38 +58,3 @@ def test_every_command_is_named(arguments: list[str], capsys: pytest.CaptureFixt
         assert main(arguments) == 0
     output = capsys.readouterr().out
     assert all(f"\n  protonet {name} " in output for name in COMMANDS)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "new"),
-    [
-        ("fit t.csv --column a=text", "--column-type"),
-        ("fit t.csv --details", "--verbose"),
-        ("evaluate m.safetensors x.npy --labels y.npy", "--labels-file"),
-        ("predict m.safetensors t.csv --with-inputs", "--keep-columns"),
-        ("serve m.safetensors --seconds 3", "--timeout"),
-    ],
-)
-def test_a_renamed_option_suggests_its_new_name(arguments: str, new: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments.split()) == 2
-    assert f"did you mean {new}?" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "successor"),
-    [
-        ("fit t.csv --size 224", "--representation FILE:size=..."),
-        ("fit t.csv --mean 0.5,0.4,0.4", "--representation FILE:mean=..."),
-        ("suggest t.csv --cache folder", "PROTONET_CACHE"),
-        ("predict m.safetensors tables --jobs 2", "Pass --workers N."),
-        ("predict m.safetensors tables --dask tcp://localhost:1", "Pass --workers ADDRESS."),
-        ("extract pictures --std 0.2 0.3 0.2", "--backbone FILE:std=..."),
-    ],
-)
-def test_an_old_option_names_its_successor(arguments: str, successor: str, capsys: pytest.CaptureFixture[str]) -> None:
-    name = arguments.split(maxsplit=1)[0]
-    call = main_episodes if name == "extract" else main
-    assert call(arguments.split()) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "has been removed. " in line
-    assert successor in line

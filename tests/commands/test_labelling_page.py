@@ -248,8 +248,8 @@ def test_commands_of_downloads() -> None:
             ["--sheet", "x"],
             [
                 "fit own.csv --label label --column-type a=category --drop b c --group d --report report.html"
-                " -o model.safetensors --sheet x",
-                "predict model.safetensors rest.csv -o predictions.csv --proba --sheet x",
+                " -o model.protonet --sheet x",
+                "predict model.protonet rest.csv -o predictions.csv --proba --sheet x",
             ],
         ),
         (
@@ -257,8 +257,8 @@ def test_commands_of_downloads() -> None:
             NO_OVERRIDES,
             [],
             [
-                "update old.safetensors own.csv --label label -o model.safetensors",
-                "predict model.safetensors rest.csv -o predictions.csv --proba",
+                "update old.safetensors own.csv --label label -o model.protonet",
+                "predict model.protonet rest.csv -o predictions.csv --proba",
                 "evaluate old.safetensors own.csv --label label --report report.html",
             ],
         ),
