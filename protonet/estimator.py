@@ -1,10 +1,12 @@
-"""ProtoNetClassifier: the solver with scikit-learn's face."""
+"""`ProtoNetClassifier`: the scikit-learn estimator, a layer over `protonet.pipeline.TablePipeline`."""
 
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +14,20 @@ import numpy as np
 import torch
 from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils import check_consistent_length, check_random_state, check_X_y, column_or_1d
-from sklearn.utils.validation import _check_sample_weight, _num_samples, check_is_fitted, validate_data
+from sklearn.utils import check_random_state, check_X_y
+from sklearn.utils.validation import _num_samples, check_is_fitted, validate_data
 from torch import Tensor
 
 from protonet._text import to_printable
-from protonet._validation import check_groups
 from protonet.embeddings.opening import Selection
 from protonet.errors import raise_input_error
 from protonet.fit.active import Suggestion, cluster_unknown, suggest_rows
-from protonet.fit.crossfit import crossfit, measure_held_out
+from protonet.fit.crossfit import Crossfit, crossfit, measure_held_out
 from protonet.fit.importance import compute_importances
 from protonet.fit.label_validation import (
     check_labels,
     check_one_kind,
+    check_weights_and_groups,
     encode_labels,
     name_classes,
     normalize_weights,
@@ -36,7 +38,8 @@ from protonet.fit.names import embed_class_names
 from protonet.fit.search import EFFORTS, Search
 from protonet.fit.solver import TIME_LIMIT, Solution
 from protonet.fit.training_set import add_names
-from protonet.fit.uninformative import parse_counts, predict_frequencies
+from protonet.fit.uninformative import describe_uninformative, parse_counts
+from protonet.fit.unlabelled import Unlabelled
 from protonet.losses import CHUNK
 from protonet.metrics import Metrics
 from protonet.network import PrototypeNetwork
@@ -46,9 +49,8 @@ from protonet.tables.frames import (
     Frame,
     FrameEncoding,
     array_frame,
-    encode_frame,
+    describe_columns,
     fit_frame,
-    is_uninformative,
     iter_dense,
     read_frame,
     restore_frame_encoding,
@@ -89,22 +91,18 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             a lower log-loss, or if no row can be held out.
         novel_clusters_: Clusters of rows that look like novel classes: their indices among the unlabelled rows, those
             in X first.
-        held_out_accuracy_: Which share of the rows of ``fit`` is right where models fitted without them judge, one for
-            each fold; None where no class has two rows. Found when it is first asked for, in about the time that
-            ``fit`` took, from the rows: it is not known of a pickle, a copy or a file, unless it was asked for before.
-        held_out_interval_: Of that accuracy, 95 %; None in the same case.
+        held_out_accuracy_: The cross-validated accuracy; None if no class has two rows. It is computed on first use, in
+            about the time of ``fit``. A pickle, a copy or a file knows it only if it was computed before.
+        held_out_interval_: The 95 % interval of that accuracy; None in the same case.
 
     Sample weights are in the losses, the prototypes and the statistics; only how those of one call differ matters.
     Whole weights do what repeated rows do, to the last digits, but in the encoding. Rows of weight 0 are left out.
     """
 
     classes_: np.ndarray
-    network_: PrototypeNetwork
-    _taken: FrameEncoding | None
-    _solution: Solution | None = None  #: Of the last fit: what is held out of its rows.
-    _held_out: Metrics | None = None  #: What rows held out say, once somebody has asked, if there are any.
-    _label: str  #: What the labels are called.
-    _uninformative: Tensor  #: (n_classes,) int64, how many rows of each class had no information.
+    _pipeline: TablePipeline  #: In float64; its classes are those of ``classes_`` as text.
+    _solution: Solution | None = None  #: Of the last fit, for cross-validation; a pickle, a copy or a file has none.
+    _held_out: Metrics | None = None  #: The cross-validated metrics, once they were computed.
 
     def __init__(
         self,
@@ -154,11 +152,12 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         X, y, sample_weight, groups, rest = split_unlabelled(X, y, sample_weight, groups)
         rest += [] if unlabelled is None or not _num_samples(unlabelled) else [unlabelled]
         rows = self._read(X, y, sample_weight, groups, reset=True)
-        if len(alone := np.unique(rows[1])) < 2:
+        if len(alone := np.unique(rows.labels)) < 2:
             remedy = "Add rows of another one. partial_fit begins with one, where others will come."
             raise_input_error("y", "name two classes at least", f"one class: {to_printable(alone[0])}", remedy)
-        rows = (*rows[:2], weigh_classes(self.class_weight, rows[1], rows[2]), *rows[3:])
-        self._fit(*rows, [self._encode(self._check(part, reset=False)[0]) for part in rest])
+        rows = replace(rows, weights=weigh_classes(self.class_weight, rows.labels, rows.weights))
+        parts = [self._encode(part, rows.encoding)[0] for part in rest]
+        self._fit(rows, map(torch.from_numpy, iter_dense(parts, CHUNK)) if parts else None)
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> ProtoNetClassifier:
@@ -177,87 +176,86 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             InputError: As in ``fit``, another number of features, or a column that holds something else than in fit.
         """
         known = [] if classes is None else [np.asarray(classes)]
-        first = not hasattr(self, "network_")
-        rows, labels, weights, _, uninformative = self._read(X, y, sample_weight, None, reset=first)
+        first = not self.__sklearn_is_fitted__()
+        rows = self._read(X, y, sample_weight, None, reset=first)
+        labels = rows.labels
         if first:
-            self._fit(rows, labels, weights, None, uninformative)
-            rows, labels, uninformative = rows[:0], labels[:0], uninformative[:0]
+            self._fit(rows)
+            labels = labels[:0]
         every = np.concatenate([self.classes_, labels, *known])
         check_one_kind("y", every)
-        merged = np.unique(every)
+        merged, network = np.unique(every), self.network_
         order = torch.full((len(merged),), -1)
-        numbers, known_numbers = encode_labels(labels, merged), encode_labels(self.classes_, merged)
-        order[known_numbers] = torch.arange(len(self.classes_))
-        self.network_.arrange_classes(order)
-        counts = torch.bincount(numbers[uninformative], minlength=len(merged))
-        self._uninformative = counts.index_add_(0, known_numbers, self._uninformative)
-        if len(rows):
-            self.network_.add_samples(rows, numbers, weights=normalize_weights(weights))
-        self.classes_ = merged
+        indices, known_indices = encode_labels(labels, merged), encode_labels(self.classes_, merged)
+        order[known_indices] = torch.arange(len(self.classes_))
+        network.arrange_classes(order)
+        counts = parse_counts(self._pipeline.metadata["uninformative"], len(self.classes_))
+        counts = torch.zeros(len(merged), dtype=torch.int64).index_copy_(0, known_indices, counts)
+        if not first:
+            counts += torch.bincount(indices[rows.uninformative], minlength=len(merged))
+            network.add_samples(rows.x, indices, weights=normalize_weights(rows.weights))
+        self._set_classes(merged, counts)
         return self
 
     def predict(self, X: Any) -> np.ndarray:
-        """Return the label (n,) of each row of X (n, n_features).
+        """Predict the label (n,) of each row of X (n, n_features).
 
         Categories that ``fit`` never saw and columns of gaps alone are no errors. In arrays, NaN is one if ``fit`` had
         none. Rows without information get the class frequencies, and a UserWarning counts them.
 
         Raises:
-            InputError: As in ``partial_fit``.
+            InputError: As in ``partial_fit``; or a number is far beyond the scale of the training rows.
         """
-        predicted = self._compute(X).argmax(axis=1)
+        predicted = self._predict_logits(X).argmax(dim=1).numpy()
         labels: np.ndarray = self.classes_[predicted]
         return labels
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Return probabilities (n, n_classes) float64, at the temperature that fits rows held out of ``fit``."""
-        return torch.from_numpy(self._compute(X)).softmax(dim=1).numpy()
+        """Compute probabilities (n, n_classes) float64, at the temperature that fits held-out rows of ``fit``."""
+        return self._predict_logits(X).softmax(dim=1).numpy()
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Return logits (n, n_classes) float64; of two classes (n,), by how much the second one's are higher."""
-        logits = self._compute(X)
+        """Compute logits (n, n_classes) float64; of two classes (n,), how much higher those of the second are."""
+        logits = self._predict_logits(X).numpy()
         return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
 
     def transform(self, X: Any) -> np.ndarray:
-        """Return unit-norm embeddings (n, embedding_dim) float64 of rows X (n, n_features)."""
-        return self._compute(X, embed=True)
+        """Compute unit-norm embeddings (n, embedding_dim) float64 of rows X (n, n_features)."""
+        x = self._encode(X, self._frame_encoding)[0]
+        parts = [self._pipeline.embed(torch.from_numpy(block)) for block in iter_dense([x], CHUNK)]
+        return torch.cat(parts).numpy()
 
     def suggest(self, X: Any, n: int) -> list[Suggestion]:
-        """Select a batch of rows to label next, with the reasons.
-
-        Args:
-            X: (rows, n_features): rows without a label.
-            n: How many to choose, at least 1, and at most as there are and as ``protonet.fit.active.RULES.max_rows``.
-
-        Returns:
-            The number of each row, from 0, and the reason, in words: the row to label first first. ``partial_fit``
-            takes their labels, or ``fit`` with the others'.
+        """Select ``n`` of the rows X (rows, n_features) to label next, in order of priority, each with a reason.
 
         Raises:
-            InputError: As in ``predict``; or more rows asked for than there are.
+            InputError: As in ``predict``; or ``n`` exceeds the number of rows, or 4096.
         """
-        check_is_fitted(self)
-        x = to_dense(self._encode(self._check(X, reset=False)[0]))
-        return suggest_rows(self.network_, torch.from_numpy(x), n, self.classes_.tolist())
+        x = torch.from_numpy(to_dense(self._encode(X, self._frame_encoding)[0]))
+        return suggest_rows(self.network_, x, n, self.classes_.tolist())
 
-    def _compute(self, X: Any, *, embed: bool = False) -> np.ndarray:
-        """Return logits, or embeddings, of rows X, in blocks that are made dense one at a time."""
-        check_is_fitted(self)
-        rows = self._check(X, reset=False)[0]
-        x, network = self._encode(rows), self.network_
-        with torch.no_grad():
-            blocks = (torch.from_numpy(to_dense(x[first : first + CHUNK])) for first in range(0, x.shape[0], CHUNK))
-            found = torch.cat([network.embed(block) if embed else network(block) for block in blocks])
-        if not embed:
-            predict_frequencies(found, is_uninformative(rows, self._taken), network.counts, self._uninformative)
-        return found.numpy()
+    def _predict_logits(self, X: Any) -> Tensor:
+        """Compute logits (n, n_classes) float64 of rows X, in blocks that are made dense one at a time."""
+        x, uninformative = self._encode(X, self._frame_encoding)
+        n_uninformative = int(uninformative.sum())
+        if n_uninformative and self._pipeline.uninformative_logits is not None:
+            warnings.warn(describe_uninformative(n_uninformative), UserWarning, stacklevel=3)
+        masks = (uninformative[start : start + CHUNK] for start in range(0, x.shape[0], CHUNK))
+        blocks = zip(iter_dense([x], CHUNK), masks, strict=True)
+        return torch.cat([self._pipeline.predict_logits(block, mask, argument="X") for block, mask in blocks])
 
-    def _check(self, X: Any, y: Any = NO_LABELS, *, reset: bool) -> tuple[Any, np.ndarray | None]:
-        """Return rows, and labels (n,) where there are any, once scikit-learn has checked them.
+    def _encode(self, X: Any, encoding: FrameEncoding | None) -> tuple[Any, np.ndarray]:
+        """Validate rows X, and compute their features and the mask (n,) of those without information."""
+        return _encode(self._check(X, encoded=encoding is not None)[0], encoding)
 
-        Rows are a `Frame` where their columns are, or have to be, encoded; otherwise an array or a CSR matrix, float64.
+    def _check(
+        self, X: Any, y: Any = NO_LABELS, *, encoded: bool = False, reset: bool = False
+    ) -> tuple[Any, np.ndarray | None]:
+        """Validate rows, and labels (n,) if there are any, with scikit-learn.
+
+        Rows become a `Frame` if their columns are encoded, as ``encoded`` says of later rows. Otherwise they become an
+        array or a CSR matrix, float64.
         """
-        encoded = not reset and self._taken is not None
         frame = read_frame(X)
         if frame is not None and (reset or encoded):
             validate_data(self, frame.original, y, reset=reset, skip_check_array=True)
@@ -265,8 +263,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
                 return frame, None
             return frame, check_X_y(np.zeros((len(frame.columns[0]), 1)), y, estimator=self)[1]
         checks = {"accept_sparse": "csr", "dtype": np.float64, "ensure_all_finite": "allow-nan"}
-        found = validate_data(self, X, y, reset=reset, **checks)
-        rows, labels = found if isinstance(found, tuple) else (found, None)
+        checked = validate_data(self, X, y, reset=reset, **checks)
+        rows, labels = checked if isinstance(checked, tuple) else (checked, None)
         gaps = int(np.isnan(rows.data if sparse.issparse(rows) else rows).sum())
         if encoded or (reset and (self.column_kinds or gaps)):
             return array_frame(to_dense(rows)), labels
@@ -275,112 +273,111 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             raise_input_error("X", "have no gaps, as the rows of fit had none", f"{gaps} of NaN", remedy)
         return rows, labels
 
-    def _encode(self, rows: Any) -> Any:
-        """Return the features (n, features) of rows that `_check` returned."""
-        if isinstance(rows, Frame):
-            assert self._taken is not None  # fit has seen frames
-            return encode_frame(rows, self._taken)
-        return rows
-
-    def _read(
-        self, X: Any, y: Any, sample_weight: Any, groups: Any, *, reset: bool
-    ) -> tuple[Tensor, np.ndarray, Tensor | None, Tensor | None, Tensor]:
-        """Return features (n, features) float64, labels, weights, groups and uninformative (n,) of rows of weight > 0.
-
-        With ``reset``, columns are taken for something.
-        """
+    def _read(self, X: Any, y: Any, sample_weight: Any, groups: Any, *, reset: bool) -> _LabelledRows:
+        """Validate and encode the labelled rows of weight > 0; if ``reset``, fit the encoding of their columns."""
         name = getattr(y, "name", None)
-        rows, y = self._check(X, y, reset=reset)
-        check_labels(y)
-        weights = None
-        if groups is not None:
-            groups = np.unique(column_or_1d(groups), return_inverse=True)[1]
-            check_consistent_length(y, groups)
-        if sample_weight is not None:
-            weights = _check_sample_weight(sample_weight, y, dtype=np.float64, ensure_non_negative=True)
-            chosen = np.flatnonzero(weights)
-            if not len(chosen):
-                raise_input_error(
-                    "sample_weight", "have a weight above 0", "0 for every row", "Pass None to weigh all alike."
-                )
-            rows = rows.take(chosen) if isinstance(rows, Frame) else rows[chosen]
-            y, weights = y[chosen], torch.from_numpy(weights[chosen] / weights.max())
-            groups = None if groups is None else groups[chosen]
-        if groups is not None:
-            check_groups("groups", groups, y)
-        if reset:
-            kinds, selection = self.column_kinds, Selection.of(self.representation)
-            self._taken = fit_frame(rows, kinds, selection) if isinstance(rows, Frame) else None
-            self._label = name if isinstance(name, str) else "label"
-        features = torch.from_numpy(to_dense(self._encode(rows)))
-        groups = None if groups is None else torch.from_numpy(groups)
-        return features, y, weights, groups, is_uninformative(rows, self._taken)
-
-    def _fit(
-        self,
-        rows: Tensor,
-        labels: np.ndarray,
-        weights: Tensor | None,
-        groups: Tensor | None,
-        uninformative: Tensor,
-        unlabelled: Sequence[Any] = (),
-    ) -> None:
-        """Fit to rows (n, n_features), labels, weights, groups and uninformative (n,), and to rows without a label."""
-        classes = np.unique(labels)
-        seed = check_random_state(self.random_state).randint(2**31 - 1)
-        numbers = encode_labels(labels, classes)
-        self._uninformative = torch.bincount(numbers[uninformative], minlength=len(classes))
-        pool = map(torch.from_numpy, iter_dense(unlabelled, CHUNK)) if unlabelled else None
-        names = embed_class_names(self.encoding_, classes.tolist(), rows, numbers)
-        pipeline, solution = TablePipeline.fit(
-            rows,
-            numbers,
-            tuple(map(str, classes.tolist())),
-            encoding=self.encoding_,
+        encoding = None if reset else self._frame_encoding
+        rows, labels = self._check(X, y, encoded=encoding is not None, reset=reset)
+        assert labels is not None
+        check_labels(labels)
+        chosen, weights, groups = check_weights_and_groups(labels, sample_weight, groups)
+        if len(chosen) < len(labels):
+            rows, labels = rows.take(chosen) if isinstance(rows, Frame) else rows[chosen], labels[chosen]
+        if reset and isinstance(rows, Frame):
+            encoding = fit_frame(rows, self.column_kinds, Selection.of(self.representation))
+        x, uninformative = _encode(rows, encoding)
+        return _LabelledRows(
+            x=torch.from_numpy(to_dense(x)),
+            labels=labels,
             weights=weights,
             groups=groups,
-            unlabelled=pool,
+            uninformative=torch.from_numpy(uninformative),
+            encoding=encoding,
+            metadata={
+                **describe_columns(encoding, name if isinstance(name, str) else "label"),
+                "effort": self.effort if isinstance(self.effort, str) else None,
+                "seed": self.random_state if isinstance(self.random_state, int) else None,
+            },
+        )
+
+    def _fit(self, rows: _LabelledRows, unlabelled: Unlabelled | None = None) -> None:
+        """Fit the pipeline to labelled rows, and to blocks of features of unlabelled rows."""
+        classes = np.unique(rows.labels)
+        indices, weights = encode_labels(rows.labels, classes), rows.weights
+        encoding = None if rows.encoding is None else rows.encoding.encoding
+        names = embed_class_names(encoding, classes.tolist(), rows.x, indices)
+        pipeline, solution = TablePipeline.fit(
+            rows.x,
+            indices,
+            tuple(map(str, classes.tolist())),
+            columns=None if rows.encoding is None else rows.encoding.used_names,
+            encoding=encoding,
+            weights=weights,
+            groups=rows.groups,
+            unlabelled=unlabelled,
             names=names,
             effort=self.effort,
             time_limit=self.time_limit,
-            seed=seed,
+            seed=check_random_state(self.random_state).randint(2**31 - 1),
+            metadata=rows.metadata | ({} if names is None else {"named": names.describe(classes.tolist())}),
         )
         network = deepcopy(pipeline.network)
         self._solution, self._held_out = solution, None
-        self._named = None if names is None else names.describe(classes.tolist())
         self.learned_unlabelled_ = solution.pooled is not None and solution.pooled.learned
         self.novel_clusters_ = cluster_unknown(solution)
         network.arrange_classes(torch.arange(len(classes)))  # solve has two at the least
         # In float64, a row's probabilities are its own to the last digits, whatever else is in the batch.
-        self.network_ = network.double()
+        network.double()
         if not self.learned_unlabelled_:
-            weights = normalize_weights(weights)
+            x, weights = rows.x, normalize_weights(weights)
             if names is not None:
-                rows, numbers, weights, *_ = add_names(names, rows, numbers, weights)
-            self.network_.set_prototypes(rows, numbers, weights)
+                x, indices, weights, *_ = add_names(names, x, indices, weights)
+            network.set_prototypes(x, indices, weights)
+        self._pipeline = replace(pipeline, network=network)
+        counts = torch.bincount(encode_labels(rows.labels, classes)[rows.uninformative], minlength=len(classes))
+        self._set_classes(classes, counts)
+
+    def _set_classes(self, classes: np.ndarray, uninformative: Tensor) -> None:
+        """Set the classes of the network, and the number (n_classes,) of rows of each class without information."""
+        metadata = self._pipeline.metadata | {"uninformative": uninformative.tolist()}
         self.classes_ = classes
+        self._pipeline = replace(self._pipeline, classes=tuple(map(str, classes.tolist())), metadata=metadata)
+
+    @property
+    def _frame_encoding(self) -> FrameEncoding | None:
+        """The encoding of the columns, and what it says of each; None for arrays without gaps."""
+        check_is_fitted(self)
+        pipeline = self._pipeline
+        return restore_frame_encoding(pipeline.encoding, pipeline.columns, pipeline.metadata.get("features"))
+
+    @property
+    def network_(self) -> PrototypeNetwork:
+        """The network, in float64, its classes in the order of ``classes_``."""
+        check_is_fitted(self)
+        return self._pipeline.network
 
     @property
     def encoding_(self) -> Encoding | None:
         """The encoding of the columns as features; None for arrays."""
         check_is_fitted(self)
-        return None if self._taken is None else self._taken.encoding
+        return self._pipeline.encoding
 
     @property
     def columns_(self) -> dict[str, str]:
         """The inferred type of each column, as text."""
-        check_is_fitted(self)
-        return {} if self._taken is None else self._taken.summary
+        return {} if self._frame_encoding is None else self._frame_encoding.summary
 
     @property
     def held_out_accuracy_(self) -> float | None:
-        """Which share of rows held out is right."""
-        return None if (held := self._judge()) is None else held.accuracy
+        """The cross-validated accuracy."""
+        metrics = self._measure_held_out()
+        return None if metrics is None else metrics.accuracy
 
     @property
     def held_out_interval_(self) -> tuple[float, float] | None:
         """The 95 % interval of ``held_out_accuracy_``."""
-        return None if (held := self._judge()) is None else held.interval
+        metrics = self._measure_held_out()
+        return None if metrics is None else metrics.interval
 
     @property
     def feature_importances_(self) -> np.ndarray:
@@ -391,26 +388,28 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         Raises:
             AttributeError: There are no rows to hold out.
         """
-        check_is_fitted(self)
-        if self._solution is None:
-            raise AttributeError("a pickle, a copy or a file has no rows to hold out: ask before it is made")
-        crossed = crossfit(self._solution, deadline=time.monotonic() + self.time_limit)
+        crossed = self._cross_validate()
         if not len(crossed.labels):
             raise AttributeError("no class has two rows, of which one could be held out")
-        sizes = [1] * self.n_features_in_ if self.encoding_ is None else self.encoding_.sizes
-        places = range(len(sizes)) if self._taken is None else self._taken.indices
-        return compute_importances(crossed, sizes, places, self.n_features_in_)
+        encoding, sizes = self._frame_encoding, self._pipeline.column_sizes
+        indices = range(len(sizes)) if encoding is None else encoding.indices
+        return compute_importances(crossed, sizes, indices, self.n_features_in_)
 
-    def _judge(self) -> Metrics | None:
-        """Compute the metrics on held-out rows of the last fit, if there are any."""
+    def _measure_held_out(self) -> Metrics | None:
+        """Compute the metrics on held-out rows of the last fit, if there are any, once."""
         check_is_fitted(self)
         if self._held_out is None:
-            if self._solution is None:
-                raise AttributeError("a pickle, a copy or a file has no rows to hold out: ask before it is made")
-            crossed = crossfit(self._solution, deadline=time.monotonic() + self.time_limit)
+            crossed = self._cross_validate()
             if len(crossed.labels):
                 self._held_out = measure_held_out(crossed)
         return self._held_out
+
+    def _cross_validate(self) -> Crossfit:
+        """Cross-validate the last fit; raise an AttributeError if its rows are not known."""
+        check_is_fitted(self)
+        if self._solution is None:
+            raise AttributeError("a pickle, a copy or a file has no rows to hold out: ask before it is made")
+        return crossfit(self._solution, deadline=time.monotonic() + self.time_limit)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the rows of ``fit`` out."""
@@ -432,27 +431,9 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             OSError: The file cannot be written.
             InputError: Classes that are neither all strings nor all whole numbers, or two columns of one name.
         """
-        names, taken = list(self.columns_), self._taken
-        columns = tuple(names[place] for place in taken.indices) if taken is not None and names else None
-        label = self._label
-        while label in names:
-            label += "_"
-        metadata = {
-            "label": label,
-            "effort": self.effort if isinstance(self.effort, str) else None,
-            "seed": self.random_state if isinstance(self.random_state, int) else None,
-            "samples": self.network_.counts.tolist(),
-            "uninformative": self._uninformative.tolist(),
-            **({"named": self._named} if self._named else {}),
-            "left_out": [name for name in names if name not in (columns or ())],
-            "features": self.columns_,
-        }
         network = deepcopy(self.network_).float()
-        classes = name_classes(self.classes_)
-        pipeline = TablePipeline(
-            network=network, classes=classes, columns=columns, metadata=metadata, encoding=self.encoding_
-        )
-        pipeline.save(path)
+        metadata = self._pipeline.metadata | {"samples": network.counts.tolist()}
+        replace(self._pipeline, network=network, classes=name_classes(self.classes_), metadata=metadata).save(path)
 
     @classmethod
     def load(cls, path: str | Path) -> ProtoNetClassifier:
@@ -469,23 +450,24 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             MissingPackageError: safetensors is missing.
             InputError: No file, a truncated, damaged or foreign one, or one of another version.
         """
-        model = TablePipeline.load(path, writer="save_model")
-        effort, seed, label, named = (model.metadata.get(name) for name in ("effort", "seed", "label", "named"))
+        pipeline = TablePipeline.load(path, writer="save_model")
+        effort, seed = (pipeline.metadata.get(name) for name in ("effort", "seed"))
         if not isinstance(effort, str) or effort not in EFFORTS:
             effort = "default"
         estimator = cls(effort, random_state=seed if type(seed) is int and 0 <= seed < 2**32 else 0)
-        network = model.network.double()
-        order = sorted(range(len(model.classes)), key=model.classes.__getitem__)
-        network.arrange_classes(torch.tensor(order))
-        estimator.classes_, estimator.network_ = np.array(model.classes)[order], network
-        estimator._uninformative = parse_counts(model.metadata.get("uninformative"), len(order))[order]
-        estimator._label, estimator._named = label if isinstance(label, str) else "label", named
-        estimator._taken, names = restore_frame_encoding(model.encoding, model.columns, model.metadata.get("features"))
-        width = network.encoder.input_dim if model.encoding is None else len(model.encoding.columns)
-        estimator.n_features_in_ = width if names is None else len(names)
+        order = sorted(range(len(pipeline.classes)), key=pipeline.classes.__getitem__)
+        pipeline.network.double().arrange_classes(torch.tensor(order))
+        estimator._pipeline = pipeline
+        counts = parse_counts(pipeline.metadata.get("uninformative"), len(order))
+        estimator._set_classes(np.array(pipeline.classes)[order], counts[order])
+        names = tuple(estimator.columns_) or pipeline.columns
+        estimator.n_features_in_ = len(names or pipeline.column_sizes)
         if names is not None:
             estimator.feature_names_in_ = np.array(names, dtype=object)
         return estimator
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_pipeline")
 
     @property
     def _n_features_out(self) -> int:
@@ -496,3 +478,23 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = tags.input_tags.allow_nan = True
         return tags
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LabelledRows:
+    """Validated and encoded rows of ``fit`` or ``partial_fit``."""
+
+    x: Tensor  #: (n, dim) float64.
+    labels: np.ndarray  #: (n,).
+    weights: Tensor | None  #: (n,) in (0, 1].
+    groups: Tensor | None  #: (n,) int64.
+    uninformative: Tensor  #: (n,) bool: rows without information.
+    encoding: FrameEncoding | None  #: The encoding of the columns; None for arrays without gaps.
+    metadata: dict[str, Any]  #: Entries of the model file.
+
+
+def _encode(rows: Any, encoding: FrameEncoding | None) -> tuple[Any, np.ndarray]:
+    """Encode rows that `ProtoNetClassifier._check` has validated: features, and a mask (n,) of those without any."""
+    if isinstance(rows, Frame) and encoding is not None:
+        return encoding.encode(rows), encoding.is_uninformative(rows)
+    return rows, np.zeros(rows.shape[0], bool)

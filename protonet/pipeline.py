@@ -34,8 +34,9 @@ from protonet.fit.crossfit import (
     update,
 )
 from protonet.fit.duplicates import hash_rows
+from protonet.fit.importance import Explanation, embed_rows, explain_rows
 from protonet.fit.names import NAMES, NAMES_ONLY, classify_by_names
-from protonet.fit.search import Progress, Search
+from protonet.fit.search import Progress, Search, ignore
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
 from protonet.fit.training_set import ClassNameRows
 from protonet.fit.uninformative import (
@@ -46,7 +47,6 @@ from protonet.fit.uninformative import (
 )
 from protonet.fit.unlabelled import Unlabelled
 from protonet.metrics import calibrate, measure, measure_classes
-from protonet.network import PrototypeNetwork
 from protonet.tables import DEFAULT_LABEL
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.delimited import MISSING_TEXTS, parse_missing
@@ -336,7 +336,7 @@ class TablePipeline(Model):
         return torch.tensor([indices[name] for name in names.tolist()])[torch.from_numpy(inverse)]
 
     @torch.inference_mode()
-    def predict_logits(self, x: np.ndarray, uninformative: np.ndarray | None = None) -> Tensor:
+    def predict_logits(self, x: np.ndarray, uninformative: np.ndarray | None = None, *, argument: str = "x") -> Tensor:
         """Compute the logits (n, num_classes) of rows (n, dim) float32 or float64.
 
         The logits of a row do not depend on the other rows, to the last digit. Products of few rows, and remainders of
@@ -345,6 +345,7 @@ class TablePipeline(Model):
         Args:
             x: The features.
             uninformative: (n,) bool: rows without information, which get `uninformative_logits`; None for none.
+            argument: The argument that holds the rows, for error messages.
 
         Raises:
             InputError: The embedding of a row overflows.
@@ -356,16 +357,24 @@ class TablePipeline(Model):
         if bool(lost.any()):
             got = f"{np.abs(x[lost.numpy()][0]).max():g} as the largest value of a row"
             remedy = "Correct or drop the row."
-            raise_input_error("table", "have numbers of the scale of the training data", got, remedy)
+            raise_input_error(argument, "have numbers of the scale of the training data", got, remedy)
         if uninformative is not None and uninformative.any():
             replace_uninformative(logits, torch.from_numpy(uninformative), self.uninformative_logits)
         return logits
 
+    def predict_proba(self, x: np.ndarray, uninformative: np.ndarray | None = None) -> Tensor:
+        """Compute class probabilities (n, num_classes); arguments and errors as in `predict_logits`."""
+        return self.predict_logits(x, uninformative).softmax(dim=1)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Compute unit-norm embeddings (n, embedding_dim) of rows (n, dim)."""
+        return embed_rows(self.network, x)
+
     @cached_property
     def cross_validation(self) -> Crossfit | None:
-        """The held-out rows of fit and the cross-validation networks.
+        """The held-out rows of fit and the cross-validation networks; None without such rows.
 
-        None for a model of an interrupted fit or of an estimator, and for one that was loaded without ``for_update``.
+        A model of an interrupted fit or of an estimator has none, nor one that was loaded without ``for_update``.
 
         Raises:
             InputError: The file has other held-out rows than fit writes.
@@ -373,9 +382,10 @@ class TablePipeline(Model):
         if "labels" not in self.update_state:
             return None
         try:
-            return restore_crossfit(self.network, self.folds, self.update_state)
+            crossed = restore_crossfit(self.network, self.folds, self.update_state)
         except ValueError as error:
             raise_input_error("model", "have the cross-validation of fit", str(error), "Fit it again.")
+        return crossed if len(crossed.labels) else None
 
     @property
     def training_hashes(self) -> Tensor:
@@ -455,27 +465,19 @@ class TablePipeline(Model):
         return extended.with_cross_validation(crossed, known_groups, hashes)
 
     def suggest(self, x: Tensor, n: int, names: Sequence[str], rows: Tensor) -> list[Suggestion]:
-        """Suggest some of the ``rows`` (m,) int64 of x (total, dim) to label next; see `suggest`."""
+        """Suggest some of the ``rows`` (m,) int64 of x (total, dim) to label next; see `suggest_rows`."""
         by_name = None
         if isinstance(named := self.metadata.get("named"), dict):
             texts = named.get("descriptions")
             if not isinstance(texts, list) or [type(text) for text in texts] != [str] * len(self.classes):
                 texts = None
             by_name = classify_by_names(self.encoding, self.classes, x, texts)
-        return suggest(self.network, x, n, names, rows=rows, by_name=by_name)
+        return suggest_rows(self.network, x, n, names, rows=rows, by_name=by_name)
 
-
-def suggest(
-    network: PrototypeNetwork | None,
-    x: Tensor,
-    n: int,
-    names: Sequence[str],
-    *,
-    rows: Tensor,
-    known: Tensor | None = None,
-    by_name: Tensor | None = None,
-) -> list[Suggestion]:
-    """Suggest some of the ``rows`` (m,) int64 of x (total, dim); arguments and errors as `suggest_rows`."""
-    by_name = None if by_name is None else by_name[rows]
-    chosen = suggest_rows(network, x if len(rows) == len(x) else x[rows], n, names, known=known, by_name=by_name)
-    return [suggestion._replace(row=int(rows[suggestion.row])) for suggestion in chosen]
+    def explain(
+        self, x: Tensor, labels: Sequence[int], generator: torch.Generator, progress: Progress = ignore
+    ) -> list[Explanation]:
+        """Explain why rows x (n, dim) get their classes (n,), by held-out rows of fit; empty if the model has none."""
+        if self.cross_validation is None:
+            return []
+        return explain_rows(self.cross_validation, x, labels, self.column_sizes, generator, progress)

@@ -28,7 +28,7 @@ from analysis.shared.tables import format_mean, mean_and_error
 from protonet.errors import MissingPackageError, raise_input_error
 from protonet.fit.solver import solve_problem
 from protonet.tables.features import NO_REPRESENTATION
-from protonet.tables.frames import encode_frame, fit_frame, read_frame
+from protonet.tables.frames import fit_frame, read_frame
 from protonet.ui.text import format_table
 from solution.pack import library_files
 
@@ -146,7 +146,7 @@ def split_set(name: str, shots: int, seed: int) -> tuple[Tensor, Tensor, Tensor 
     assert read is not None
     part = read.take(train)
     fitted = fit_frame(part, None, NO_REPRESENTATION)
-    rows, tested = (torch.from_numpy(encode_frame(table, fitted)) for table in (part, read.take(test)))
+    rows, tested = (torch.from_numpy(fitted.encode(table)) for table in (part, read.take(test)))
     return rows, torch.from_numpy(y[train]), fitted.encoding.blocks, tested, torch.from_numpy(y[test])
 
 

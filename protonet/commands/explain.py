@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from protonet._io import show_progress, write_atomically
 from protonet._text import to_printable
@@ -19,7 +18,7 @@ from protonet.commands.options import ExplainOptions
 from protonet.embeddings.pictures.images import path_to_text
 from protonet.errors import raise_input_error
 from protonet.fit.crossfit import Crossfit
-from protonet.fit.importance import compute_contributions, rank_columns
+from protonet.fit.importance import Explanation, rank_columns
 from protonet.pipeline import TablePipeline
 from protonet.tables.table import Table
 from protonet.ui.command_line import show_notes
@@ -27,14 +26,10 @@ from protonet.ui.text import count, format_table
 
 #: The maximal number of columns printed; JSON has all.
 MAX_LISTED_COLUMNS = 30
-#: The number of columns, and of nearest rows, shown for each row.
-COLUMNS, NEIGHBOURS = 5, 3
+#: The number of columns shown for each row.
+COLUMNS = 5
 #: The maximal number of characters shown of a cell.
 MAX_CELL_LENGTH = 40
-#: The number of rows of fit whose cells replace those of a row.
-SAMPLE = 50
-#: The number of rows embedded at a time.
-BATCH_ROWS = 1024
 
 
 def run(options: ExplainOptions) -> None:
@@ -58,12 +53,6 @@ def run(options: ExplainOptions) -> None:
         write_atomically(options.json, lambda file: file.write(content.encode()))
 
 
-def get_held_out(model: TablePipeline) -> Crossfit | None:
-    """Return the cross-validation of fit, if it has held-out rows."""
-    crossed = model.cross_validation
-    return None if crossed is None or not len(crossed.labels) else crossed
-
-
 def compute_column_importance(
     options: ExplainOptions, model: TablePipeline, generator: torch.Generator
 ) -> dict[str, Any]:
@@ -73,7 +62,7 @@ def compute_column_importance(
         InputError: The table does not match; or there is no table and the model has no held-out rows.
     """
     if options.table is None:
-        table, evaluated = None, get_held_out(model)
+        table, evaluated = None, model.cross_validation
     else:
         table, evaluated = read_evaluation_rows(options, options.table, model)
     if evaluated is None:
@@ -135,48 +124,37 @@ def explain_rows(
     spec = make_spec(options, model, options.label)
     table = model.open_table(table_path, spec, decimal_mark=options.decimal_mark)
     x, cells, uninformative = read_rows(table, model, rows)
-    held_out, names = get_held_out(model), model.column_names
-    ranked = model.predict_logits(x, uninformative).softmax(dim=1).sort(dim=1, descending=True, stable=True)
+    ranked = model.predict_proba(x, uninformative).sort(dim=1, descending=True, stable=True)
     show_notes(table.all_notes, quiet=options.quiet)
+    with show_progress(quiet=options.quiet) as progress:
+        features, labels = torch.from_numpy(x), ranked.indices[:, 0].tolist()
+        explanations = model.explain(features, labels, generator, progress)
     explained: list[dict[str, Any]] = []
-    for row, probabilities, labels in zip(rows, ranked.values.tolist(), ranked.indices.tolist(), strict=True):
-        best = [
-            {"name": model.classes[label], "probability": probability}
-            for label, probability in zip(labels[:2], probabilities[:2], strict=True)
-        ]
-        location = table.position_format.format(row)
-        explained.append({"row": row, "location": location, "classes": best, "neighbors": None, "columns": None})
-    results = {"table": path_to_text(table_path.name), "sample": 0, "rows": explained}
-    if held_out is None:
-        return results
-    sampled = torch.randperm(len(held_out.labels), generator=generator)[:SAMPLE]
-    results["sample"] = len(sampled)
-    sample, weights = held_out.features[sampled], held_out.weights[sampled]
-    with show_progress(quiet=options.quiet) as progress, torch.inference_mode():
-        features = torch.from_numpy(x)
-        cosines = embed(model, features) @ embed(model, held_out.features).T
-        nearest = cosines.topk(min(NEIGHBOURS, len(held_out.labels)), dim=1)
-        for position, result in enumerate(explained):
-            progress(f"row {result['row']}", position / len(explained))
-            pairs = zip(nearest.indices[position].tolist(), nearest.values[position].tolist(), strict=True)
-            result["neighbors"] = [
-                {"index": index, "class": model.classes[int(held_out.labels[index])], "cosine": cosine}
-                for index, cosine in pairs
-            ]
-            label = int(ranked.indices[position, 0])
-            contributions = compute_contributions(
-                model.network, features[position], label, sample, weights, model.column_sizes
-            )
-            result["columns"] = [
-                {
-                    "name": names[index],
-                    "index": index,
-                    "cell": cells[position][index],
-                    "contribution": float(contributions[index]),
-                }
-                for index in contributions.abs().argsort(descending=True, stable=True).tolist()
-            ]
-    return results
+    for index, row in enumerate(rows):
+        best = zip(ranked.indices[index, :2].tolist(), ranked.values[index, :2].tolist(), strict=True)
+        classes = [{"name": model.classes[label], "probability": probability} for label, probability in best]
+        result = {"row": row, "location": table.position_format.format(row), "classes": classes}
+        described = describe(model, explanations[index], cells[index]) if explanations else {}
+        explained.append({**result, "neighbors": None, "columns": None, **described})
+    sample = explanations[0].sample if explanations else 0
+    return {"table": path_to_text(table_path.name), "sample": sample, "rows": explained}
+
+
+def describe(model: TablePipeline, explanation: Explanation, cells: Sequence[str]) -> dict[str, Any]:
+    """Describe the explanation of a row with these cells as a dict for JSON: the nearest rows, and the columns."""
+    assert model.cross_validation is not None
+    held_out = [model.classes[label] for label in model.cross_validation.labels.tolist()]
+    contributions, names = explanation.contributions, model.column_names
+    order = contributions.abs().argsort(descending=True, stable=True).tolist()
+    return {
+        "neighbors": [
+            {"index": index, "class": held_out[index], "cosine": cosine} for index, cosine in explanation.neighbors
+        ],
+        "columns": [
+            {"name": names[index], "index": index, "cell": cells[index], "contribution": float(contributions[index])}
+            for index in order
+        ],
+    }
 
 
 def read_rows(
@@ -211,11 +189,6 @@ def read_rows(
             raise_input_error("rows", "be rows of the table", got, remedy)
     x, cells, empty = zip(*(by_position[row] for row in rows), strict=True)
     return np.stack(x), list(cells), np.array(empty)
-
-
-def embed(model: TablePipeline, x: Tensor) -> Tensor:
-    """Compute the embeddings (n, embedding_dim) of rows (n, dim)."""
-    return torch.cat([model.network.embed(batch) for batch in x.split(BATCH_ROWS)])
 
 
 def format_rows(results: Mapping[str, Any]) -> str:

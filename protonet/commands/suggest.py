@@ -6,7 +6,7 @@ from protonet._io import write_atomically
 from protonet._text import to_printable
 from protonet.commands.data import get_label_column, open_pipeline, read_cells, read_unlabelled
 from protonet.commands.options import SuggestOptions
-from protonet.pipeline import suggest
+from protonet.fit.active import suggest_rows
 from protonet.ui.command_line import show_notes
 from protonet.ui.text import format_csv, format_table
 
@@ -23,7 +23,7 @@ def run(options: SuggestOptions) -> None:
     label = get_label_column(options.label, model)
     rows = read_unlabelled(options, options.table, model, label)
     if model is None:
-        chosen = suggest(None, rows.x, options.n, [], rows=rows.remaining, known=rows.x[rows.known])
+        chosen = suggest_rows(None, rows.x, options.n, rows=rows.remaining, known=rows.x[rows.known])
     else:
         chosen = model.suggest(rows.x, options.n, list(map(to_printable, model.classes)), rows.remaining)
     if options.output is not None:

@@ -85,6 +85,7 @@ def suggest_rows(
     n: int,
     names: Sequence[object] = (),
     *,
+    rows: Tensor | None = None,
     known: Tensor | None = None,
     by_name: Tensor | None = None,
     seed: int = 0,
@@ -98,11 +99,12 @@ def suggest_rows(
 
     Args:
         network: Network that is fitted to the labelled rows; None without labels.
-        x: (rows, dim) real, finite: unlabelled rows.
+        x: (total, dim) real, finite: unlabelled rows, and others unless ``rows`` is None.
         n: Batch size, from 1 to the number of rows, at most ``AskRules.max_rows``.
         names: Class names of the network, for the reasons.
+        rows: (rows,) int64, the indices of the unlabelled rows of ``x``; None for all.
         known: (k, dim) labelled rows that the network was not fitted to; they count as covered.
-        by_name: (rows,) int64, the class whose name is nearest to each row. If the network predicts another class, the
+        by_name: (total,) int64, the class whose name is nearest to each row. If the network predicts another class, the
             row has uncertainty 1. None if names are uninformative.
         seed: Seed of the sample, if there are more than ``AskRules.max_rows`` rows.
 
@@ -118,7 +120,8 @@ def suggest_rows(
         sampling without replacement: Efraimidis and Spirakis, "Weighted random sampling with a reservoir" (2006).
     """
     width = None if network is None else getattr(network.encoder, "input_dim", None)
-    x = check_features("x", x, dim=width)
+    indices = torch.arange(len(x)) if rows is None else rows
+    x = check_features("x", x if len(indices) == len(x) else x[indices], dim=width)
     labelled = x[:0] if known is None else check_features("known", known, dim=x.shape[1])
     if not len(x):
         raise_input_error("x", "have at least one row", "none", "Pass rows without a label.")
@@ -133,24 +136,22 @@ def suggest_rows(
             else predictions.uncertainty.clamp_min(torch.finfo(torch.float32).tiny)
         )
         if predictions is not None and by_name is not None:
+            by_name = by_name[indices]
             predictions = predictions._replace(by_name=by_name)
             uncertainty = torch.where(by_name == predictions.first, uncertainty, 1.0)
         sample = sample_rows(uncertainty, RULES.max_rows, seed)
-        rows, drawn = space.embed(x[sample]).float(), len(sample) < len(x)
-        weights = torch.ones(len(rows)) if drawn else uncertainty.float()  # the sampling has weighted sampled rows
+        embedded, drawn = space.embed(x[sample]).float(), len(sample) < len(x)
+        weights = torch.ones(len(sample)) if drawn else uncertainty.float()  # the sampling has weighted sampled rows
         parts = [] if network is None else [network.prototypes[network.seen].float()]
         parts += [space.embed(block).float() for block in labelled.split(CHUNK) if len(block)]
         if network is None:  # each represents its fraction of the rows
-            bandwidth = median_bandwidth(rows, math.ceil(len(rows) / n))
+            bandwidth = median_bandwidth(embedded, math.ceil(len(sample) / n))
         else:
-            bandwidth = max(RULES.bandwidth, median_bandwidth(rows, RULES.neighbours))
-        chosen = sample[maximize_coverage(rows, weights, torch.cat([rows[:0], *parts]), n, bandwidth)]
-        return [
-            Suggestion(row, reason)
-            for row, reason in zip(
-                chosen.tolist(), _explain(space, x, chosen, predictions, names, bandwidth), strict=True
-            )
-        ]
+            bandwidth = max(RULES.bandwidth, median_bandwidth(embedded, RULES.neighbours))
+        covered = torch.cat([embedded[:0], *parts])
+        chosen = sample[maximize_coverage(embedded, weights, covered, n, bandwidth)]
+        reasons = _explain(space, x, chosen, predictions, names, bandwidth)
+        return list(map(Suggestion, indices[chosen].tolist(), reasons))
 
 
 def predict_classes(network: PrototypeNetwork, x: Tensor) -> ClassPredictions:

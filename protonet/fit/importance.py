@@ -19,6 +19,10 @@ from protonet.network import PrototypeNetwork
 SHUFFLES, PREDICTIONS = 10, 500_000
 #: Minimum number of rows in the computation.
 MIN_ROWS = 100
+#: The number of nearest held-out rows of an explanation, and of held-out rows whose cells replace those of a row.
+NEIGHBOURS, SAMPLE = 3, 50
+#: The number of rows embedded at a time.
+EMBEDDED_ROWS = 1024
 
 
 class Importance(NamedTuple):
@@ -181,3 +185,49 @@ def compute_contributions(
         x[:, features] = others[:, features].to(x)
         contributions.append(original - (relative_weights * score(x)).sum())
     return torch.stack(contributions)
+
+
+class Explanation(NamedTuple):
+    """Why a row gets its class: similar held-out rows, and the contribution of each column."""
+
+    neighbors: list[tuple[int, float]]  #: The index of each of the nearest held-out rows, and its cosine.
+    contributions: Tensor  #: (columns,) float64, from `compute_contributions`.
+    sample: int  #: The number of held-out rows that the contributions are relative to.
+
+
+@torch.inference_mode()
+def explain_rows(
+    crossfit: Crossfit,
+    x: Tensor,
+    labels: Sequence[int],
+    sizes: Sequence[int],
+    generator: torch.Generator,
+    progress: Progress = ignore,
+) -> list[Explanation]:
+    """Explain the class of each row by held-out rows.
+
+    Args:
+        crossfit: At least one held-out row.
+        x: (n, dim).
+        labels: (n,), the index of the class to explain.
+        sizes: Number of features of each column.
+        generator: Samples held-out rows.
+        progress: Called with the row that begins, from 1, and the fraction of finished rows.
+    """
+    sample = torch.randperm(len(crossfit.labels), generator=generator)[:SAMPLE]
+    others, weights = crossfit.features[sample], crossfit.weights[sample]
+    cosines = embed_rows(crossfit.whole, x) @ embed_rows(crossfit.whole, crossfit.features).T
+    nearest = cosines.topk(min(NEIGHBOURS, len(crossfit.labels)), dim=1)
+    explanations = []
+    for index, (row, label) in enumerate(zip(x, labels, strict=True)):
+        progress(f"row {index + 1} of {len(x)}", index / len(x))
+        neighbors = zip(nearest.indices[index].tolist(), nearest.values[index].tolist(), strict=True)
+        contributions = compute_contributions(crossfit.whole, row, label, others, weights, sizes)
+        explanations.append(Explanation(list(neighbors), contributions, len(sample)))
+    return explanations
+
+
+@torch.no_grad()
+def embed_rows(network: PrototypeNetwork, x: Tensor) -> Tensor:
+    """Compute the embeddings (n, embedding_dim) of rows (n, dim)."""
+    return torch.cat([network.embed(rows) for rows in x.split(EMBEDDED_ROWS)])

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from scipy import sparse
-from sklearn.utils import _safe_indexing, check_consistent_length
+from sklearn.utils import _safe_indexing, check_consistent_length, column_or_1d
 from sklearn.utils.class_weight import compute_sample_weight
+from sklearn.utils.validation import _check_sample_weight
 from torch import Tensor
 
 from protonet._text import to_printable
+from protonet._validation import check_groups
 from protonet.errors import InputTypeError, raise_input_error
 
 #: If at most this fraction of the rows is -1, and -1 means unlabelled, a warning says so.
@@ -123,6 +125,41 @@ def check_labels(labels: np.ndarray) -> None:
         remedy = "Bin them into classes first; regression is not supported."
         raise_input_error("y", "name classes", f"numbers with fractions ({kind})", remedy)
     check_classification_targets(labels)
+
+
+def check_weights_and_groups(
+    labels: np.ndarray, sample_weight: Any, groups: Any
+) -> tuple[np.ndarray, Tensor | None, Tensor | None]:
+    """Validate the weights and groups of labelled rows, and drop rows of weight 0.
+
+    Args:
+        labels: (n,).
+        sample_weight: (n,) >= 0, a number, or None.
+        groups: (n,) of any type that can be sorted, or None.
+
+    Returns:
+        The indices (m,) of the rows of weight > 0, their weights (m,) float64 in (0, 1], and their groups (m,) int64.
+
+    Raises:
+        InputError: No weight is above 0, or a group holds a whole class.
+        ValueError: A negative or infinite weight, or another number of them.
+    """
+    chosen, weights = np.arange(len(labels)), None
+    if groups is not None:
+        groups = np.unique(column_or_1d(groups), return_inverse=True)[1]
+        check_consistent_length(labels, groups)
+    if sample_weight is not None:
+        weights = _check_sample_weight(sample_weight, labels, dtype=np.float64, ensure_non_negative=True)
+        chosen = np.flatnonzero(weights)
+        if not len(chosen):
+            remedy = "Pass None to weigh all alike."
+            raise_input_error("sample_weight", "have a weight above 0", "0 for every row", remedy)
+        weights = torch.from_numpy(weights[chosen] / weights.max())
+    if groups is not None:
+        groups = groups[chosen]
+        check_groups("groups", groups.tolist(), labels[chosen].tolist())
+        groups = torch.from_numpy(groups)
+    return chosen, weights, groups
 
 
 def encode_labels(labels: np.ndarray, classes: np.ndarray) -> Tensor:

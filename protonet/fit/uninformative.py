@@ -6,8 +6,6 @@ frequencies, updated by the labels of such rows in the training table.
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import Tensor
 
@@ -46,16 +44,6 @@ def replace_uninformative(logits: Tensor, rows: Tensor, constant: Tensor | None)
         return 0
     logits[rows] = constant.to(logits)
     return int(rows.sum())
-
-
-def predict_frequencies(logits: Tensor, rows: Tensor, counts: Tensor, uninformative: Tensor) -> None:
-    """Replace the logits of rows without information by those of `compute_uninformative_logits`, in place, and warn.
-
-    Warns:
-        UserWarning: How many rows these are; attributed to the caller of the estimator's method.
-    """
-    if replaced := replace_uninformative(logits, rows, compute_uninformative_logits(counts, uninformative)):
-        warnings.warn(describe_uninformative(replaced), UserWarning, stacklevel=4)
 
 
 def parse_counts(counts: object, num_classes: int) -> Tensor:

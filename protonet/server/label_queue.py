@@ -19,9 +19,9 @@ from torch import Tensor
 
 from protonet._text import to_printable
 from protonet.commands.data import UnlabelledTable
-from protonet.commands.explain import COLUMNS, SAMPLE
+from protonet.commands.explain import COLUMNS
 from protonet.embeddings.pictures.images import text_to_path
-from protonet.fit.importance import compute_contributions
+from protonet.fit.importance import SAMPLE, compute_contributions
 from protonet.fit.uninformative import parse_counts, replace_uninformative
 from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline

@@ -21,10 +21,10 @@ from protonet._io import write_atomically
 from protonet._text import to_printable, unescape_formula
 from protonet.commands.data import UnlabelledTable
 from protonet.errors import raise_input_error
-from protonet.fit.active import Standardised, Suggestion
+from protonet.fit.active import Standardised, Suggestion, suggest_rows
 from protonet.fit.solver import solve_problem
 from protonet.network import PrototypeNetwork
-from protonet.pipeline import TablePipeline, suggest
+from protonet.pipeline import TablePipeline
 from protonet.tables.delimited import MISSING_TEXTS
 from protonet.ui.text import format_csv
 
@@ -286,7 +286,7 @@ class Session:
             return []
         network = None if self._refits and first > 0 else self.network
         n = min(len(left), n if network is not None else max(n, first))
-        return suggest(network, self.rows.x, n, list(map(to_printable, self.names)), rows=left)
+        return suggest_rows(network, self.rows.x, n, list(map(to_printable, self.names)), rows=left)
 
     def keep(self, row: int, name: str) -> None:
         """Save a label."""

@@ -10,8 +10,6 @@ from numbers import Real
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from protonet._text import to_printable
 from protonet.embeddings.opening import Selection
@@ -51,6 +49,29 @@ class FrameEncoding(NamedTuple):
     encoding: Encoding  #: The columns that are used.
     indices: list[int]  #: Their indices in the frame.
     summary: dict[str, str]  #: A one-line summary of every column, by name; empty for arrays.
+
+    @property
+    def used_names(self) -> tuple[str, ...] | None:
+        """The names of the columns that are used; None for arrays."""
+        names = list(self.summary)
+        return tuple(names[index] for index in self.indices) if names else None
+
+    def encode(self, frame: Frame) -> np.ndarray:
+        """Encode a frame as features (n, features).
+
+        Raises:
+            InputError: Most cells of a column have another type than in training, or a number is not finite in float32.
+        """
+        columns = [frame.columns[index] for index in self.indices]
+        table = Table(tuple(frame.names[index] for index in self.indices), iter(()), ROW_FORMAT, [])
+        block = RowBlock(columns, np.empty(0), (), range(len(columns[0])), range(len(columns[0])))
+        block = detect_numeric_conversion(table, block, self.encoding).apply(block, self.encoding)
+        check_column_types(table, block, self.encoding, "X")
+        return encode_block(table, block, self.encoding, "X")
+
+    def is_uninformative(self, frame: Frame) -> np.ndarray:
+        """Detect the rows (n,) bool of a frame without an informative cell."""
+        return self.encoding.is_uninformative([frame.columns[index] for index in self.indices])
 
 
 def read_frame(x: Any) -> Frame | None:
@@ -210,27 +231,6 @@ def fit_frame(frame: Frame, kinds: Mapping[str, str] | None, selection: Selectio
     return FrameEncoding(encoding, indices, summary)
 
 
-def encode_frame(frame: Frame, fitted: FrameEncoding) -> np.ndarray:
-    """Return the features (n, features) of a frame.
-
-    Raises:
-        InputError: Most cells of a column have another type than in training, or a number is not finite in float32.
-    """
-    columns = [frame.columns[index] for index in fitted.indices]
-    table = Table(tuple(frame.names[index] for index in fitted.indices), iter(()), ROW_FORMAT, [])
-    block = RowBlock(columns, np.empty(0), (), range(len(columns[0])), range(len(columns[0])))
-    block = detect_numeric_conversion(table, block, fitted.encoding).apply(block, fitted.encoding)
-    check_column_types(table, block, fitted.encoding, "X")
-    return encode_block(table, block, fitted.encoding, "X")
-
-
-def is_uninformative(rows: Any, fitted: FrameEncoding | None) -> Tensor:
-    """Return a mask (n,) bool of the rows of a frame without an informative cell; all False for complete arrays."""
-    if not isinstance(rows, Frame) or fitted is None:
-        return torch.zeros(rows.shape[0], dtype=torch.bool)
-    return torch.from_numpy(fitted.encoding.is_uninformative([rows.columns[index] for index in fitted.indices]))
-
-
 def _check_kinds(frame: Frame, kinds: Mapping[str, str] | None) -> dict[str, str]:
     """Validate the column types that the caller named."""
     if kinds is None:
@@ -266,16 +266,30 @@ def iter_dense(parts: Sequence[Any], size: int) -> Iterator[np.ndarray]:
             yield to_dense(part[start : start + size])
 
 
+def describe_columns(encoding: FrameEncoding | None, label: str) -> dict[str, Any]:
+    """Describe the columns of a frame as metadata of a model file; underscores keep the name of the labels apart."""
+    summary = {} if encoding is None else encoding.summary
+    used = () if encoding is None else encoding.used_names or ()
+    while label in summary:
+        label += "_"
+    return {"label": label, "left_out": [name for name in summary if name not in used], "features": summary}
+
+
 def restore_frame_encoding(
-    encoding: Encoding | None, used: tuple[str, ...] | None, summary: Any
-) -> tuple[FrameEncoding | None, list[str] | None]:
-    """Restore the fitted columns from a model file, and the names of all columns of the training frame, if any."""
+    encoding: Encoding | None, used: tuple[str, ...] | None, summary: object
+) -> FrameEncoding | None:
+    """Restore the fitted columns of a frame from a pipeline.
+
+    Args:
+        encoding: The encoding of the columns; None for features.
+        used: The names of the columns, if they have any.
+        summary: The entry ``features`` of the metadata; it may be missing or invalid.
+    """
     if encoding is None:
-        return None, None if used is None else list(used)
+        return None
     if used is None:
-        return FrameEncoding(encoding, list(range(len(encoding.columns))), {}), None
+        return FrameEncoding(encoding, list(range(len(encoding.columns))), {})
     if not isinstance(summary, dict) or not set(used) <= set(summary):
         summary = {name: column.summary() for name, column in zip(used, encoding.columns, strict=True)}
     names = list(summary)
-    texts = {name: str(summary[name]) for name in names}
-    return FrameEncoding(encoding, [names.index(name) for name in used], texts), names
+    return FrameEncoding(encoding, [names.index(name) for name in used], {name: str(summary[name]) for name in names})
