@@ -32,7 +32,6 @@ from protonet.episodes.arguments import (
 )
 from protonet.episodes.features import NORMALIZATIONS
 from protonet.episodes.names import EVALUATE_PROG
-from protonet.episodes.samplers.presets import PRESETS, list_presets
 from protonet.errors import InputError, raise_input_error, renamed_arguments
 from protonet.ui.command_line import Parser, check_name, check_outputs, parse_whole, run_command
 
@@ -187,6 +186,8 @@ def run(arguments: Sequence[str] | None) -> None:
         print(list_methods(), end="")
         return
     if options.list_presets:
+        from protonet.episodes.samplers.options import list_presets  # noqa: PLC0415 - as above
+
         print(list_presets(), end="")
         return
     if options.class_lists:
@@ -198,6 +199,8 @@ def run(arguments: Sequence[str] | None) -> None:
     given = {name for name, value in passed.items() if value is not None}
     preset: Mapping[str, str] = {}
     if options.preset is not None:
+        from protonet.episodes.samplers.options import PRESETS  # noqa: PLC0415 - as above
+
         preset = PRESETS[check_name("--preset", options.preset, PRESETS)].options
         parser.set_defaults(**preset)
         options = parser.parse_args(arguments)
@@ -267,7 +270,7 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
     if is_one and state is not None and state.exists() and not options.resume:
         remedy = "Continue its run with --resume, or pass another path."
         raise_input_error("--state", "be a new file", f"{state}, which exists", remedy)
-    from protonet.episodes.evaluation.plan import EvaluationPlan, MethodsPlan  # noqa: PLC0415 - checked first
+    from protonet.episodes.evaluation.prepare import EvaluationPlan, MethodsPlan  # noqa: PLC0415 - checked first
     from protonet.episodes.evaluation.run import run_evaluation  # noqa: PLC0415
     from protonet.episodes.evaluation.suite import Member, check_outputs_of_all, report_suite, run_suite  # noqa: PLC0415
     from protonet.episodes.features.sources import RowsPlan  # noqa: PLC0415

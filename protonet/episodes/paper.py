@@ -16,7 +16,7 @@ from pathlib import Path
 
 from protonet._io import write_atomically, write_text
 from protonet.datasets.dataset import SPLIT_SIDES
-from protonet.episodes.evaluation.plan import EvaluationPlan, MethodsPlan
+from protonet.episodes.evaluation.prepare import EvaluationPlan, MethodsPlan
 from protonet.episodes.evaluation.report import explain_intervals, format_latex, plot_accuracies, tabulate, write_latex
 from protonet.episodes.evaluation.statistics import (
     INTERVAL_KINDS,

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from analysis.episodes.peers import load_easyfsl
-from protonet.episodes.methods import METHODS
-from protonet.episodes.methods.spec import Need
+from protonet.episodes.methods import METHODS, Need
 from protonet.episodes.samplers.batch import Base, Episodes, make_row_reader, summarize_base
 from protonet.sampling import index_classes
 

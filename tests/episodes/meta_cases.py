@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from protonet.datasets import Dataset
-from protonet.episodes.networks.backbones import make_backbone
+from protonet.episodes.networks.backbones import make_backbone, make_head
 from protonet.episodes.networks.checkpoints import TrainingPlan, get_head_way
-from protonet.episodes.networks.heads import make_head
 from protonet.episodes.samplers.batch import Episodes, Trained, make_row_reader
 
 SIDES = ("base", "novel", "base", "validation", "base", "validation", "base", "base", "novel")

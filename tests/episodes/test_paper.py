@@ -12,7 +12,7 @@ import torch
 
 from protonet.episodes.evaluation.statistics import MethodSummary, Rate, Summary, adjust_holm, compare_pairs
 from protonet.episodes.paper import adjust_together, rename
-from protonet.episodes.samplers.records import unpack
+from protonet.episodes.samplers.batch import unpack
 from tests.episodes.command_cases import Command
 
 MINE = """

@@ -45,7 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.savez("other.npz", x=other.x.numpy(), y=other.y.numpy(), split=np.array(SIDES)[other.y.numpy()])
     Path("mine.py").write_text(MINE, encoding="utf-8")
     monkeypatch.setattr(tasks, "VALIDATION", replace(tasks.VALIDATION, n_episodes=10, n_slow=2))
-    monkeypatch.setattr("protonet.episodes.training.meta.TRAINING_RECIPE", replace(TRAINING_RECIPE, measured_rows=40))
+    monkeypatch.setattr("protonet.episodes.training.train.TRAINING_RECIPE", replace(TRAINING_RECIPE, measured_rows=40))
     return tmp_path
 
 

@@ -11,7 +11,7 @@ from protonet.datasets import Dataset
 from protonet.datasets.dataset import SPLIT_SIDES
 from protonet.episodes.evaluation.distributed import join_group
 from protonet.episodes.evaluation.evaluate import check_methods
-from protonet.episodes.evaluation.plan import EvaluationPlan, MethodsPlan
+from protonet.episodes.evaluation.prepare import EvaluationPlan, MethodsPlan
 from protonet.episodes.evaluation.run import EvaluationRun, ShowProgress
 from protonet.episodes.evaluation.statistics import Evaluation
 from protonet.episodes.features import NORMALIZATIONS

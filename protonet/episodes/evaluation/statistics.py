@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protonet.episodes.samplers.records import Records
+from protonet.episodes.samplers.batch import Records
 
 #: What intervals and p-values are over: other classes of the same kind, and other episodes of these same classes.
 INTERVAL_KINDS = ("classes", "episodes")

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from protonet._io import write_json, write_text
 from protonet.episodes.evaluation.distributed import join_group
-from protonet.episodes.evaluation.plan import EvaluationPlan
-from protonet.episodes.evaluation.prepare import prepare, prepare_tuning
+from protonet.episodes.evaluation.prepare import EvaluationPlan, prepare, prepare_tuning
 from protonet.episodes.evaluation.report import TextTable, accuracy_heading, format_latex, percent
 from protonet.episodes.evaluation.run import run_evaluation
 from protonet.episodes.evaluation.statistics import (

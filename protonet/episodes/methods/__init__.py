@@ -3,13 +3,22 @@
 A method takes `protonet.episodes.samplers.batch.Episodes`, and the settings of its paper as keywords. It returns logits
 (episodes, n_queries, n_way), whose softmax is the method's own probabilities. Constants of a method that are
 not keywords are in a frozen dataclass of its module, with their sources. Its requirements and
-properties are fields of its `spec.MethodSpec`.
+properties are fields of its `MethodSpec`.
+
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
 
 from protonet.episodes.methods.adaptive import adaptive
 from protonet.episodes.methods.alpha_am import alpha_am
 from protonet.episodes.methods.anil import anil
-from protonet.episodes.methods.baseline_pp import baseline_pp
+from protonet.episodes.methods.baseline import baseline_pp, linear_finetune
 from protonet.episodes.methods.bd_cspn import bd_cspn
 from protonet.episodes.methods.calibration import distribution_calibration
 from protonet.episodes.methods.clip import clip_zero_shot
@@ -22,7 +31,6 @@ from protonet.episodes.methods.frn import feature_map_reconstruction
 from protonet.episodes.methods.ilpc import ilpc
 from protonet.episodes.methods.knn import nearest_neighbours
 from protonet.episodes.methods.laplacian_shot import laplacian_shot, laplacian_shot_dirichlet
-from protonet.episodes.methods.linear_finetune import linear_finetune
 from protonet.episodes.methods.linear_probe import linear_probe
 from protonet.episodes.methods.logistic import logistic_regression
 from protonet.episodes.methods.mahalanobis import mahalanobis
@@ -35,16 +43,39 @@ from protonet.episodes.methods.proto_lp import proto_lp
 from protonet.episodes.methods.prototypes import protonet, protonet_cosine
 from protonet.episodes.methods.pt_map import pt_map
 from protonet.episodes.methods.ridge import ridge_regression
-from protonet.episodes.methods.semi_supervised import semi_kmeans, semi_kmeans_cluster, semi_kmeans_masked
 from protonet.episodes.methods.simpleshot import simpleshot_cl2n, simpleshot_l2n
-from protonet.episodes.methods.soft_kmeans import soft_kmeans
+from protonet.episodes.methods.soft_kmeans import semi_kmeans, semi_kmeans_cluster, semi_kmeans_masked, soft_kmeans
 from protonet.episodes.methods.solver import solver
-from protonet.episodes.methods.spec import Method, MethodSpec
 from protonet.episodes.methods.svm import linear_svm
-from protonet.episodes.methods.tim import alpha_tim, tim, tim_dirichlet
-from protonet.episodes.methods.tim_adm import tim_adm
+from protonet.episodes.methods.tim import alpha_tim, tim, tim_adm, tim_dirichlet
 from protonet.episodes.methods.tip_adapter import tip_adapter
 from protonet.episodes.methods.transductive_finetune import transductive_finetune
+from protonet.episodes.samplers.batch import Episodes
+
+Method = Callable[[Episodes], Tensor]
+#: Inputs that a method may need in addition to support and queries.
+Need = Literal["base", "texts", "unlabelled", "encoder", "maps"]
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """A method with its properties, which can be called like its function."""
+
+    function: Callable[..., Tensor]  #: From a batch of episodes, and settings, to logits.
+    transductive: bool = False  #: Classifies all queries of an episode together, not each alone.
+    needs: tuple[Need, ...] = ()  #: Inputs without which it cannot run.
+    uses_base: bool = False  #: Looks at the base classes if there are any.
+    without_base: str | None = None  #: How it replaces missing base classes, for a note in the report.
+    objective: str | None = None  #: That the encoder it needs was trained for; None for any.
+    adapts: bool = False  #: Embeds rows anew, by an encoder that it adapts.
+    takes_means: bool = False  #: Uses the mean of each class only, so that it can classify base classes, too.
+    slow: bool = False  #: Takes a tenth of a second an episode or more: evaluated where it is named, not by "all".
+    alias: str | None = None  #: Another name of the method.
+
+    def __call__(self, episodes: Episodes, **settings: object) -> Tensor:
+        """Return logits (episodes, n_queries, n_way)."""
+        return self.function(episodes, **settings)
+
 
 __all__ = ["METHODS", "METHOD_ALIASES", "Method", "MethodSpec"]
 

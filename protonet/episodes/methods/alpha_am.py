@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.methods.adaptation import adam, unit_rows
-from protonet.episodes.methods.common import one_hot
+from protonet.episodes.methods.common import adam, one_hot, unit_rows
 from protonet.episodes.methods.keywords import BelowOne, NonNegative, Positive, PositiveCount
 from protonet.episodes.methods.pt_map import OFFSET
 from protonet.episodes.samplers.batch import Episodes

@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
+from protonet.episodes.methods.common import get_trained
 from protonet.episodes.methods.keywords import Count, Positive
 from protonet.episodes.methods.maml import InnerLoop, LayerWeights, adapt
-from protonet.episodes.methods.trained import get_trained
-from protonet.episodes.networks.heads import LinearHead
+from protonet.episodes.networks.backbones import LinearHead
 from protonet.episodes.samplers.batch import Episodes
 
 

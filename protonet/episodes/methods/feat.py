@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from protonet.episodes.methods.common import cosines, support_means
+from protonet.episodes.methods.common import cosines, get_trained, support_means
 from protonet.episodes.methods.keywords import Positive
-from protonet.episodes.methods.trained import get_trained
 from protonet.episodes.samplers.batch import Episodes
 
 

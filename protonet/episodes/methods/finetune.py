@@ -7,10 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from protonet.episodes.methods.adaptation import adam
-from protonet.episodes.methods.common import one_hot
+from protonet.episodes.methods.common import adam, get_trained, one_hot
 from protonet.episodes.methods.keywords import Count, NonNegative, Positive
-from protonet.episodes.methods.trained import get_trained
 from protonet.episodes.networks.augmentation import AUGMENTATION, draw_maps, infer_image_shape, warp_images
 from protonet.episodes.networks.backbones import IMAGES
 from protonet.episodes.samplers.batch import Episodes

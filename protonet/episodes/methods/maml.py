@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from protonet.episodes.methods.common import get_trained
 from protonet.episodes.methods.keywords import Count, Positive
-from protonet.episodes.methods.trained import get_trained
-from protonet.episodes.networks.conv import lead_by
-from protonet.episodes.networks.heads import LinearHead
+from protonet.episodes.networks.backbones import LinearHead, lead_by
 from protonet.episodes.samplers.batch import Episodes
 
 LayerWeights = Mapping[str, Tensor]

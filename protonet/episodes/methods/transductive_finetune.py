@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.methods.adaptation import adam, adaptation_gradient, unit_rows
-from protonet.episodes.methods.common import one_hot
+from protonet.episodes.methods.common import adam, adaptation_gradient, one_hot, unit_rows
 from protonet.episodes.methods.keywords import Count, Positive
 from protonet.episodes.samplers.batch import Episodes
 

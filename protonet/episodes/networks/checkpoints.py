@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from protonet._io import write_atomically
-from protonet.episodes.networks.backbones import make_backbone
-from protonet.episodes.networks.heads import make_head
+from protonet.episodes.networks.backbones import make_backbone, make_head
 from protonet.episodes.samplers.batch import Trained
 from protonet.episodes.samplers.sampler import Take
 from protonet.errors import DISTRIBUTION, installed_version, optional_packages, raise_input_error
@@ -21,7 +20,7 @@ CHECKPOINT_FORMAT = "protonet.episodes.train"  #: The entry of the file's header
 CHECKPOINT_VERSION = 3  #: Increased whenever the format changes; files of later versions are not read.
 BEST = "best."  #: Prefix of the names of the encoder's best weights.
 #: Suffix of the head weight that all classes shared in files of version 2 and that had no effect (see
-#: `protonet.episodes.networks.heads.LinearHead`); and the objectives that had it.
+#: `protonet.episodes.networks.backbones.LinearHead`); and the objectives that had it.
 SHARED_HEAD_SUFFIX, ADAPTED_OBJECTIVES = ".head.weight", ("maml", "anil")
 HEAD = "head."  #: Next prefix of the weights of the head.
 

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import hashlib
+import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protonet.episodes.samplers.sampler import QUERY_ORDER, UNLABELLED_ORDER, SampledEpisodes, Take, sample_uniform
+from protonet.episodes.samplers.sampler import (
+    QUERY_ORDER,
+    UNLABELLED_ORDER,
+    RowPool,
+    SampledEpisodes,
+    Sampler,
+    Take,
+    sample_uniform,
+)
 from protonet.sampling import ClassIndex, index_pieces, list_pieces
 
 SIZE_FACTORS = torch.tensor([1, 2**15, 2**30, 2**46])  #: Factors that pack an episode's four sizes into one int64.
@@ -31,7 +43,7 @@ class Trained(NamedTuple):
     """A meta-trained encoder with its head, and the rows before the encoder embeds them."""
 
     encoder: nn.Module  #: Maps rows (n, dim) float32 to embeddings, in evaluation mode, without gradients.
-    head: nn.Module  #: What its objective trained beside the encoder, see `protonet.episodes.networks.heads`.
+    head: nn.Module  #: What its objective trained beside the encoder, see `protonet.episodes.networks.backbones`.
     plan: Mapping[str, Any]  #: The fields of the `protonet.episodes.training.tasks.Plan`, by name.
     take: Take  #: Returns rows that are not embedded, by number.
     #: (episodes, n_support) int64 row numbers, on the CPU, of the episodes that have it.
@@ -281,3 +293,61 @@ def hash_rows(take: Take, by_class: ClassIndex) -> str:
         for rows in by_class.rows[start : start + size].split(ROWS_PER_SUM):
             digest.update(take(rows).cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Records:
+    """Episodes of as many classes, support rows and queries each; rows are given by their indices in the data set."""
+
+    support: Tensor  #: (episodes, n_support) int64 row numbers, class by class.
+    query: Tensor  #: (episodes, n_queries) int64 row numbers.
+    labels: Tensor  #: (episodes, n_queries) int64 in [0, n_way), the class of each query among its episode's.
+    classes: Tensor  #: (episodes, n_way) int64, the numbers of these classes among ``class_names``.
+    class_names: tuple[str, ...]  #: Names of the data set's classes.
+    predicted: Mapping[str, Tensor]  #: For each method (episodes, n_queries), as ``labels``.
+
+    def describe(self) -> dict[str, object]:
+        """Return it in a form that JSON can write; `unpack` reads its arrays."""
+        arrays = {name: pack(getattr(self, name)) for name in ("support", "query", "labels", "classes")}
+        predicted = {name: pack(values) for name, values in self.predicted.items()}
+        return {**arrays, "class_names": list(self.class_names), "predicted": predicted}
+
+
+def record(
+    sampler: Sampler,
+    pool: RowPool,
+    classes: tuple[Tensor, tuple[str, ...]],
+    predicted: Mapping[str, Tensor],
+    *,
+    seed: int,
+) -> Records:
+    """Return the records of the first episodes of a seed.
+
+    Args:
+        sampler: Draws episodes of equal sizes, without open classes.
+        pool: The rows that it samples from.
+        classes: Of the data set: (rows,) int64, the class of each row, and the names of the classes.
+        predicted: For each method (episodes, n_queries), at least one.
+        seed: Of the episodes.
+    """
+    n_episodes = len(next(iter(predicted.values())))
+    (part,) = split_by_size(sampler.sample(pool.by_class, seed=seed, first=0, n_episodes=n_episodes))
+    row_of = torch.zeros(len(pool.x), dtype=torch.int64)
+    row_of[pool.by_class.rows] = pool.sources.rows
+    support, (y, names) = row_of[part.support], classes
+    first = y[support].view(n_episodes, part.n_way, -1)[:, :, 0]
+    return Records(support, row_of[part.query], part.query_labels, first, names, predicted)
+
+
+def pack(values: Tensor) -> dict[str, object]:
+    """Pack whole numbers >= 0 for JSON: in as few bytes as hold them, compressed, as text."""
+    array = values.cpu().numpy()
+    kind = np.min_scalar_type(int(array.max(initial=0))).newbyteorder("<")
+    content = base64.b64encode(zlib.compress(array.astype(kind).tobytes(), 9)).decode()
+    return {"dtype": kind.str, "shape": list(array.shape), "data": content}
+
+
+def unpack(packed: Mapping[str, Any]) -> np.ndarray:
+    """Return the array that `pack` packed."""
+    content = zlib.decompress(base64.b64decode(packed["data"]))
+    return np.frombuffer(content, packed["dtype"]).reshape(packed["shape"])

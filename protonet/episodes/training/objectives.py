@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from protonet.episodes.methods.anil import classify_embedded
 from protonet.episodes.methods.maml import InnerLoop, classify_adapted
-from protonet.episodes.networks.backbones import make_backbone
+from protonet.episodes.networks.backbones import LinearHead, make_backbone, make_head
 from protonet.episodes.networks.checkpoints import TrainingPlan, get_head_way
-from protonet.episodes.networks.heads import LinearHead, make_head
 from protonet.losses import cosine_cross_entropy, episodic_loss
 
 
@@ -108,7 +107,7 @@ class FeatLearner(nn.Module):
 
     Args:
         encoder: Maps rows (n, dim) to (n, embedding_dim).
-        head: A `protonet.episodes.networks.heads.SetTransformer`.
+        head: A `protonet.episodes.networks.backbones.SetTransformer`.
         proxies: (classes, embedding_dim) float32.
 
     Source: Ye, Hu, Zhan and Sha, "Few-shot learning via embedding adaptation with set-to-set functions" (2020), eqs. 4

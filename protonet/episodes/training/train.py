@@ -1,27 +1,295 @@
-"""The command ``python -m protonet.episodes train``: meta-train an encoder and write it to a file."""
+"""The command ``python -m protonet.episodes train``: meta-train an encoder and write it to a file.
+
+First what a step is, then the run that takes them, its checkpoints, the loop with its log, and the command.
+"""
 
 from __future__ import annotations
 
 import argparse
+import copy
+import json
+import math
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from protonet._io import progress_bar
 from protonet._validation import check_device
-from protonet.episodes.evaluation.distributed import join_group
+from protonet.episodes.evaluation.distributed import ProcessGroup, join_group
 from protonet.episodes.networks.augmentation import infer_image_shape
+from protonet.episodes.networks.backbones import measure_statistics
 from protonet.episodes.networks.checkpoints import (
+    BEST,
+    HEAD,
     TrainingPlan,
     complete_plan,
+    describe_plan,
     get_head_way,
     load_encoder,
     read_checkpoint,
+    select_prefix,
+    split_head,
+    write_checkpoint,
 )
-from protonet.episodes.training.meta import Outputs, begin_run, train, unpack_run
-from protonet.episodes.training.tasks import Side, score_raw_features, select_side
+from protonet.episodes.training.objectives import LOSSES, TRAINING_RECIPE, AnyLearner, make_learner
+from protonet.episodes.training.tasks import Score, Side, draw_batch, score_encoder, score_raw_features, select_side
 from protonet.errors import raise_input_error
+
+#: Prefixes of the names of a checkpoint's tensors, other than those of the best weights.
+LEARNER, AVERAGED, OPTIMIZER = "learner.", "average.", "optimizer."
+
+
+@dataclass
+class TrainingRun:
+    """A run between two steps: everything that the next steps depend on."""
+
+    plan: TrainingPlan  #: The settings.
+    learner: AnyLearner  #: The encoder, and what is trained beside it.
+    optimizer: torch.optim.AdamW  #: The optimizer of the learner's parameters.
+    average: nn.Module  #: The encoder with averaged weights, in evaluation mode.
+    head: nn.Module  #: The learner's head with averaged weights.
+    best_weights: dict[str, Tensor]  #: The averaged weights of the best validation.
+    best: Score  #: The best validation.
+    step: int  #: Steps taken.
+    losses: list[list[float]]  #: The losses of each step since the last validation.
+
+    @property
+    def finished(self) -> bool:
+        """Whether all steps are taken, or the best validation is too long ago."""
+        since = self.step - self.best.step
+        return self.step >= self.plan.steps or since >= self.plan.patience * self.plan.eval_every
+
+
+def begin_run(plan: TrainingPlan, device: str, start: nn.Module | None = None) -> TrainingRun:
+    """Make a run before its first step, with all tensors on ``device``; ``start`` is an encoder to begin at."""
+    learner = make_learner(plan, torch.Generator().manual_seed(plan.seed))
+    encoder = learner.encoder
+    if start is not None:
+        encoder.load_state_dict(start.state_dict())
+    learner.to(device)
+    head_parameters = [parameter for name, parameter in learner.named_parameters() if not name.startswith("encoder.")]
+    head_group: dict[str, Any] = {"params": head_parameters, "weight_decay": 0.0}
+    groups = [{"params": list(encoder.parameters())}, head_group]
+    weight_decay = 0.0 if plan.objective == "protonet" else TRAINING_RECIPE.weight_decay
+    optimizer = torch.optim.AdamW(groups, lr=plan.learning_rate, weight_decay=weight_decay)
+    average, head = (copy.deepcopy(module).requires_grad_(False).eval() for module in (encoder, learner.head))
+    run = TrainingRun(plan, learner, optimizer, average, head, {}, Score(0, 0.0, 0.0), 0, [])
+    run.best_weights = copy.deepcopy(_pack_average(run))
+    return run
+
+
+def _pack_average(run: TrainingRun) -> dict[str, Tensor]:
+    """Return the averaged weights of the encoder and of the head by name."""
+    return run.average.state_dict() | {HEAD + name: tensor for name, tensor in run.head.state_dict().items()}
+
+
+def take_step(run: TrainingRun, model: nn.Module, x: Tensor, targets: Tensor) -> Tensor:
+    """Take one optimizer step on a batch and update the average of the weights.
+
+    Args:
+        run: Changed in place.
+        model: The run's learner, or a wrapper of it that shares gradients among processes.
+        x: (episodes, n_way, n_shot + n_query, dim) float32.
+        targets: (episodes, n_way, n_shot + n_query) int64, the rows' base classes.
+
+    Returns:
+        (losses,) float32, before the step, in nats, see the learner's ``losses``.
+
+    Source: averaging, Polyak and Juditsky, "Acceleration of stochastic approximation by averaging" (1992).
+    """
+    device = next(run.learner.parameters()).device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):  # for dropout, the same when resumed
+        seed = np.random.SeedSequence([run.plan.seed, run.step, 1]).generate_state(1, np.uint64)
+        torch.manual_seed(int(seed[0]))
+        losses: Tensor = model(x.to(device), targets.to(device), run.plan.shot)
+    run.optimizer.zero_grad(set_to_none=True)
+    losses.sum().backward()
+    run.optimizer.step()
+    run.step += 1
+    decay = min(TRAINING_RECIPE.average_decay, run.step / (run.step + TRAINING_RECIPE.average_delay))
+    for average, learned in ((run.average, run.learner.encoder), (run.head, run.learner.head)):
+        for averaged, weight in zip(average.parameters(), learned.parameters(), strict=True):
+            averaged.lerp_(weight.detach(), 1 - decay)
+    return losses.detach()
+
+
+def keep_best(run: TrainingRun, score: Score) -> None:
+    """Keep the averaged weights if their score is the best so far."""
+    if score.accuracy > run.best.accuracy:
+        run.best, run.best_weights = score, copy.deepcopy(_pack_average(run))
+
+
+def pack_run(run: TrainingRun) -> tuple[dict[str, Tensor], dict[str, object]]:
+    """Return a run as tensors by name and metadata, for `protonet.episodes.networks.checkpoints.write_checkpoint`."""
+    states = {LEARNER: run.learner.state_dict(), AVERAGED: _pack_average(run), BEST: run.best_weights}
+    states |= {f"{OPTIMIZER}{index}.": state for index, state in run.optimizer.state_dict()["state"].items()}
+    tensors = {prefix + name: tensor for prefix, state in states.items() for name, tensor in state.items()}
+    backbone, plan = {"name": run.plan.backbone, "dim": run.plan.dim}, describe_plan(run.plan)
+    return tensors, {"step": run.step, "best": run.best, "losses": run.losses, "plan": plan, "backbone": backbone}
+
+
+def unpack_run(run: TrainingRun, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+    """Bring a run, in place, to the state of one of the same plan, from what `pack_run` returned, on any device."""
+    run.learner.load_state_dict(select_prefix(tensors, LEARNER))
+    encoder, head = split_head(select_prefix(tensors, AVERAGED))
+    run.average.load_state_dict(encoder)
+    run.head.load_state_dict(head)
+    run.best_weights = select_prefix(tensors, BEST)
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in select_prefix(tensors, OPTIMIZER).items():
+        index, _, key = name.partition(".")
+        state.setdefault(int(index), {})[key] = tensor
+    run.optimizer.load_state_dict({**run.optimizer.state_dict(), "state": state})
+    run.step, run.best = metadata["step"], Score(*metadata["best"])
+    run.losses = metadata.get("losses", [])  # files of version 1 have none
+
+
+class Outputs(NamedTuple):
+    """Paths of the results: the checkpoint, the log and the folder for TensorBoard; None for no output."""
+
+    checkpoint: Path | None = None
+    log: Path | None = None
+    tensorboard: Path | None = None
+
+
+def train(run: TrainingRun, base: Side, validation: Side, group: ProcessGroup, outputs: Outputs) -> None:
+    """Train until the run is finished; every validation, and Ctrl-C between two steps, writes the checkpoint.
+
+    Args:
+        run: Changed in place; it may have taken steps before.
+        base: The classes to learn from.
+        validation: The classes to be judged on.
+        group: The processes that share the work, including this one.
+        outputs: Where the one process that writes does so; none for the others.
+
+    Raises:
+        KeyboardInterrupt: After Ctrl-C, once the checkpoint is written.
+        InputError: A loss is not finite.
+    """
+    plan = run.plan
+    shared = DistributedDataParallel(run.learner) if group.world_size > 1 else run.learner
+    is_main = outputs.checkpoint is not None
+    bar = progress_bar(total=plan.steps, initial=run.step, unit="step", delay=2.0, shown=is_main)
+    with bar, _open_log(outputs, run.step) as (log, before), delay_interrupt() as interrupted:
+        started = time.monotonic() - before
+
+        def validate() -> None:
+            measure_statistics(run.average, _draw_measured(run, base))
+            score = score_encoder(run.average, validation, run.step, group, plan, run.head)
+            keep_best(run, score)
+            means = dict(zip(run.learner.losses, _average_losses(run.losses), strict=True)) if run.losses else {}
+            run.losses.clear()
+            seconds = round(time.monotonic() - started, 1)
+            log({**score._asdict(), **means, "best_accuracy": run.best.accuracy, "seconds": seconds})
+
+        def save() -> None:
+            if outputs.checkpoint is not None:
+                write_checkpoint(outputs.checkpoint, *pack_run(run))
+
+        if run.step == 0:
+            validate()
+        while not run.finished:
+            step_losses = take_step(run, shared, *draw_batch(base, plan, run.step, group)).tolist()
+            losses, interrupts = zip(*group.gather((step_losses, interrupted())), strict=True)
+            stop = any(interrupts)
+            run.losses.append(_average_losses(losses))
+            if not math.isfinite(sum(run.losses[-1])):
+                remedy = "Lower `learning_rate`, or `inner_rate`; `resume` goes on from the last validation."
+                raise_input_error("loss", "stay finite", f"{sum(run.losses[-1])} in step {run.step}", remedy)
+            text = f"loss {sum(run.losses[-1]):.3f}, best {100 * run.best.accuracy:.2f} %"
+            bar.set_postfix_str(text, refresh=False)
+            bar.update()
+            if run.step % plan.eval_every == 0 or run.step == plan.steps:
+                validate()
+                save()
+            elif stop:
+                save()
+            if stop and not run.finished:
+                raise KeyboardInterrupt(f"stopped at step {run.step:,}; run again with --resume")
+
+
+def _draw_measured(run: TrainingRun, base: Side) -> Iterator[Tensor]:
+    """Yield the rows (n, dim) of as many of the run's first batches as batch normalisation is measured on."""
+    plan, device = run.plan, next(run.average.parameters()).device
+    rows = plan.episodes_per_step * plan.way * (plan.shot + plan.query)
+    for step in range(-(-TRAINING_RECIPE.measured_rows // rows)):
+        yield draw_batch(base, plan, step, ProcessGroup())[0].flatten(0, 2).to(device)
+
+
+def _average_losses(losses: Sequence[Sequence[float]]) -> list[float]:
+    """Average losses (n, losses), with n >= 1, over the first axis."""
+    means: list[float] = torch.tensor(losses, dtype=torch.float64).mean(dim=0).tolist()
+    return means
+
+
+@contextmanager
+def _open_log(outputs: Outputs, step: int) -> Iterator[tuple[Callable[[dict[str, object]], None], float]]:
+    """Open the log and TensorBoard's folder, without entries after ``step``.
+
+    Yields a function that adds an entry to both, and the seconds of the last entry, from which those of a resumed run
+    go on; 0 without one.
+    """
+    with ExitStack() as stack:
+        file = writer = None
+        seconds = 0.0
+        if outputs.log is not None:
+            lines = _read_log(outputs.log, step) if step else []
+            seconds = float(json.loads(lines[-1]).get("seconds", 0.0)) if lines else 0.0
+            outputs.log.write_text("".join(lines), encoding="utf-8")
+            file = stack.enter_context(outputs.log.open("a", encoding="utf-8"))
+        if outputs.tensorboard is not None:
+            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - optional
+
+            writer = SummaryWriter(str(outputs.tensorboard), purge_step=step + 1)
+            stack.callback(writer.close)
+
+        def log(entry: dict[str, object]) -> None:
+            if file is not None:
+                print(json.dumps(entry), file=file, flush=True)
+            if writer is not None:
+                for name in entry.keys() & {"accuracy", *LOSSES}:
+                    writer.add_scalar(name, entry[name], entry["step"])
+                writer.flush()
+
+        yield log, seconds
+
+
+def _read_log(path: Path, step: int) -> list[str]:
+    """Return a log's lines up to a step; those written between the last checkpoint and a crash will be repeated."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    steps = [re.match(r'{"step": (\d+),.*}\n', line) for line in lines]
+    return [line for line, match in zip(lines, steps, strict=True) if match and int(match[1]) <= step]
+
+
+@contextmanager
+def delay_interrupt() -> Iterator[Callable[[], bool]]:
+    """Delay Ctrl-C, because a step that is cut off in the middle could not be continued to the same result.
+
+    Yields a function that returns whether Ctrl-C came. A second Ctrl-C raises KeyboardInterrupt at once.
+    """
+    interrupted = threading.Event()
+
+    def note(*_: object) -> None:
+        if interrupted.is_set():
+            raise KeyboardInterrupt
+        interrupted.set()
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield interrupted.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def run_train(options: argparse.Namespace) -> None:

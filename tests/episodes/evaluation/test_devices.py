@@ -35,7 +35,7 @@ SENT = {
 FETCHED = {
     "prepare.<lambda>",  # numbers of rows that are read from a mapped file
     "evaluate._score_logits",  # scores, a few numbers for each episode
-    "state.describe_run",  # rows, to hash
+    "run.describe_run",  # rows, to hash
 }
 FEW = "--dataset tiny.npz --side novel --way 2 --query 2 --episodes 6"
 LINES = {

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from protonet.datasets import map_npz
-from protonet.episodes.features.embeddings import Job, write_embeddings
+from protonet.episodes.features.extract import Job, write_embeddings
 
 ROWS = np.random.default_rng(0).standard_normal((11, 3)).astype(np.float32)
 LABELS = list("aabbccddeef")

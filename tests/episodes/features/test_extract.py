@@ -18,8 +18,7 @@ from torch import nn
 from protonet.datasets import load_mini_imagenet, map_npz
 from protonet.datasets.pictures import open_picture
 from protonet.embeddings.pictures.files import embed_pictures
-from protonet.episodes.features.embeddings import Job, write_embeddings
-from protonet.episodes.features.extract import get_class_words, select_convolutions
+from protonet.episodes.features.extract import Job, get_class_words, select_convolutions, write_embeddings
 from protonet.episodes.features.sources import load_source
 from protonet.episodes.networks.checkpoints import load_encoder
 from tests.datasets.trees import CLASSES, make_cache, make_csv, make_folders, paint

@@ -14,8 +14,7 @@ from torch import Tensor
 from protonet.episodes.methods.alpha_am import alpha_am
 from protonet.episodes.methods.bd_cspn import bd_cspn, compute_unit_rows, rectify_prototypes
 from protonet.episodes.methods.laplacian_shot import _find_neighbours, laplacian_shot, laplacian_shot_dirichlet
-from protonet.episodes.methods.tim import alpha_tim, tim, tim_dirichlet
-from protonet.episodes.methods.tim_adm import tim_adm
+from protonet.episodes.methods.tim import alpha_tim, tim, tim_adm, tim_dirichlet
 from protonet.episodes.methods.transductive_finetune import transductive_finetune
 from tests.episodes.cases import (
     agree,

@@ -21,7 +21,7 @@ from protonet.episodes.methods.maml import InnerLoop, adapt, maml
 from protonet.episodes.methods.prototypes import protonet_cosine
 from protonet.episodes.names import HEAD_KINDS
 from protonet.episodes.networks.augmentation import AUGMENTATION, draw_maps, warp_images
-from protonet.episodes.networks.heads import LinearHead, SetTransformer
+from protonet.episodes.networks.backbones import LinearHead, SetTransformer
 from protonet.episodes.samplers.batch import Episodes
 from tests.episodes.cases import TRAINED, cosines, means_of
 from tests.episodes.meta_cases import make_trained, make_trained_episodes, trained_of

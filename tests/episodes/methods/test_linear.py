@@ -16,8 +16,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.svm import LinearSVC
 from torch import Tensor, nn
 
-from protonet.episodes.methods.baseline_pp import baseline_pp
-from protonet.episodes.methods.linear_finetune import linear_finetune
+from protonet.episodes.methods.baseline import baseline_pp, linear_finetune
 from protonet.episodes.methods.linear_probe import linear_probe
 from protonet.episodes.methods.logistic import fit_logistic, logistic_regression
 from protonet.episodes.methods.mahalanobis import mahalanobis, project_to_span

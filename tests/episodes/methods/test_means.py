@@ -23,9 +23,8 @@ from protonet.episodes.methods.matching import matching_networks
 from protonet.episodes.methods.oslo import oslo
 from protonet.episodes.methods.paddle import paddle
 from protonet.episodes.methods.prototypes import protonet, protonet_cosine
-from protonet.episodes.methods.semi_supervised import semi_kmeans, semi_kmeans_cluster, semi_kmeans_masked
 from protonet.episodes.methods.simpleshot import simpleshot_cl2n, simpleshot_l2n
-from protonet.episodes.methods.soft_kmeans import soft_kmeans
+from protonet.episodes.methods.soft_kmeans import semi_kmeans, semi_kmeans_cluster, semi_kmeans_masked, soft_kmeans
 from protonet.episodes.methods.tip_adapter import tip_adapter
 from protonet.episodes.samplers.batch import Episodes
 from tests.episodes.cases import (

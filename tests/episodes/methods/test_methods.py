@@ -11,14 +11,13 @@ from torch import Tensor
 
 from protonet import solve
 from protonet.episodes import methods
-from protonet.episodes.methods import Method
+from protonet.episodes.methods import Method, Need
 from protonet.episodes.methods.alpha_am import alpha_am
+from protonet.episodes.methods.baseline import linear_finetune
 from protonet.episodes.methods.deepemd import deepemd
 from protonet.episodes.methods.ilpc import ilpc
 from protonet.episodes.methods.laplacian_shot import CONVERGED
-from protonet.episodes.methods.linear_finetune import linear_finetune
 from protonet.episodes.methods.solver import solver
-from protonet.episodes.methods.spec import Need
 from protonet.episodes.samplers.batch import Episodes, make_row_reader, summarize_base
 from protonet.errors import InputError
 from tests.episodes.cases import TRAINED, make_base, make_episodes, needing, texts_of

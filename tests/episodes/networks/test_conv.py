@@ -8,8 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
-from protonet.episodes.networks.backbones import make_backbone
-from protonet.episodes.networks.conv import BatchNorm, DropBlock, Residual, lead_by, measure_statistics
+from protonet.episodes.networks.backbones import (
+    BatchNorm,
+    DropBlock,
+    Residual,
+    lead_by,
+    make_backbone,
+    measure_statistics,
+)
 
 #: Features of a small image in RGB, and of a grey one.
 RGB, GREY = 3 * 16 * 16, 16 * 16

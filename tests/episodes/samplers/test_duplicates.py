@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from protonet.datasets import Dataset
 from protonet.episodes.__main__ import main
-from protonet.episodes.samplers.duplicates import describe_duplicates, group_equal_rows
+from protonet.episodes.samplers.fixed_split import describe_duplicates, group_equal_rows
 
 
 @given(

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from protonet.episodes.evaluation.distributed import ProcessGroup
-from protonet.episodes.networks import conv
+from protonet.episodes.networks import backbones
 from protonet.episodes.networks.checkpoints import TrainingPlan
-from protonet.episodes.training.meta import TrainingRun, begin_run, keep_best, pack_run, take_step, unpack_run
 from protonet.episodes.training.objectives import TRAINING_RECIPE, Learner
 from protonet.episodes.training.tasks import Score, draw_batch, select_side
+from protonet.episodes.training.train import TrainingRun, begin_run, keep_best, pack_run, take_step, unpack_run
 from tests.episodes.meta_cases import make_data, make_plan
 
 
@@ -84,7 +84,7 @@ SMALL: dict[str, Any] = {"way": 3, "query": 1, "shot": 1, "episodes_per_step": 2
     ids=lambda plan: f"{plan.objective} {plan.backbone}",
 )
 def test_a_packed_run_continues_to_the_same(plan: TrainingPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conv, "RESNET12_CHANNELS", (4, 6, 8, 8))  # a small ResNet-12
+    monkeypatch.setattr(backbones, "RESNET12_CHANNELS", (4, 6, 8, 8))  # a small ResNet-12
     full, first, second = (begin_run(plan, "cpu") for _ in range(3))
     advance(full, 3)
     advance(first, 2)

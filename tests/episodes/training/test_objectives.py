@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protonet.episodes.names import OBJECTIVES
+from protonet.episodes.networks.backbones import BatchNorm, LinearHead, SetTransformer, make_head
 from protonet.episodes.networks.checkpoints import TrainingPlan
-from protonet.episodes.networks.conv import BatchNorm
-from protonet.episodes.networks.heads import LinearHead, SetTransformer, make_head
 from protonet.episodes.training.objectives import (
     TRAINING_RECIPE,
     AdaptedLearner,

@@ -34,8 +34,8 @@ from protonet.episodes.networks.checkpoints import (
 )
 from protonet.episodes.samplers.batch import make_row_reader
 from protonet.episodes.samplers.config import EpisodeConfig
-from protonet.episodes.training import meta, tasks
-from protonet.episodes.training import train as train_module
+from protonet.episodes.training import tasks
+from protonet.episodes.training import train as training
 from protonet.episodes.training.objectives import LOSSES, TRAINING_RECIPE, make_learner
 from protonet.episodes.training.tasks import Score, Side, draw_batch, score_encoder, select_side
 from protonet.episodes.training.train import choose_backbone
@@ -58,7 +58,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def train(more: str = "", output: str = "a.safetensors") -> Path:
     """Train on the tiny data as the command does, without a baseline to beat, and return the checkpoint's path."""
     small = "--backbone mlp --way 4 --query 2 --episodes-per-step 2 --steps 10 --eval-every 4 --patience 9 --device cpu"
-    with mock.patch.object(train_module, "score_raw_features", return_value=("protonet", Score(0, 0.0, 0.0))):
+    with mock.patch.object(training, "score_raw_features", return_value=("protonet", Score(0, 0.0, 0.0))):
         run_train(f"--dataset tiny.npz -o {output} {small} {more}".split())
     return Path(output)
 
@@ -83,7 +83,7 @@ def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
             signal.raise_signal(signal.SIGINT)
         return draw_batch(base, plan, position, group)
 
-    monkeypatch.setattr(meta, "draw_batch", draw)
+    monkeypatch.setattr(training, "draw_batch", draw)
 
 
 def test_the_best_encoder_is_saved(capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,13 +106,13 @@ def test_the_best_encoder_is_saved(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_closing_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(meta, "score_encoder", lambda _encoder, _side, step, *_: Score(step, step / 10, 0.1))
+    monkeypatch.setattr(training, "score_encoder", lambda _encoder, _side, step, *_: Score(step, step / 10, 0.1))
     train()
     assert capsys.readouterr().out.endswith(": mlp, 10 steps, 100.00 ±10.00 % on validation classes after step 10\n")
 
 
 def test_patience_ends_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meta, "score_encoder", lambda _encoder, _side, step, *_: Score(step, 0.5, 0.1))
+    monkeypatch.setattr(training, "score_encoder", lambda _encoder, _side, step, *_: Score(step, 0.5, 0.1))
     assert read(train("--steps 99 --patience 2"))[1]["step"] == 8
 
 
@@ -120,7 +120,7 @@ def test_patience_ends_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take few validation episodes, and few rows to measure batch normalisation on."""
     monkeypatch.setattr(tasks, "VALIDATION", replace(tasks.VALIDATION, n_episodes=20, n_slow=4))
-    monkeypatch.setattr("protonet.episodes.training.meta.TRAINING_RECIPE", replace(TRAINING_RECIPE, measured_rows=40))
+    monkeypatch.setattr("protonet.episodes.training.train.TRAINING_RECIPE", replace(TRAINING_RECIPE, measured_rows=40))
 
 
 @pytest.mark.usefixtures("quick")
@@ -172,7 +172,7 @@ def test_batch_normalisation_is_measured_with_the_averaged_weights(folder: Path)
     tensors, metadata = read(train("--backbone conv4 --steps 2"))
     plan = TrainingPlan(**complete_plan(metadata["plan"]))
     encoder = make_backbone("conv4", 256, GENERATOR)
-    encoder.load_state_dict(select_prefix(tensors, meta.AVERAGED))
+    encoder.load_state_dict(select_prefix(tensors, training.AVERAGED))
     measured = encoder[2].running_mean
     base = select_side("data", make_data(dim=256), "base")
     batches = [draw_batch(base, plan, step, ProcessGroup())[0].flatten(0, 2) for step in range(2)]  # 48 rows
@@ -225,7 +225,7 @@ def test_files_older_than_the_objectives_are_read() -> None:
 
 
 def test_a_second_interrupt_comes_at_once() -> None:
-    with meta.delay_interrupt() as interrupted:
+    with training.delay_interrupt() as interrupted:
         assert not interrupted()
         signal.raise_signal(signal.SIGINT)
         assert interrupted()
