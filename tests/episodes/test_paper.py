@@ -119,9 +119,8 @@ def test_it_goes_on_where_it_was_and_then_does_nothing_twice(command: Command, f
     assert "`--output` must continue the same run; got seed 1" in command.error
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_errors_come_before_the_work(command: Command) -> None:
+    for arguments, message in [
         ("paper mine.py:near", "missing argument: -o/--output"),
         (f"paper mine.py:far {RUN} -o out", "must be a function of its file; got 'mine.py:far'. It has near"),
         (f"paper rigde {RUN} -o out", "`METHOD` must be one of ridge, "),
@@ -136,11 +135,9 @@ def test_it_goes_on_where_it_was_and_then_does_nothing_twice(command: Command, f
         (f"{PAPER} --device tpu9", "`--device` must"),
         (f"{PAPER} -o /proc/none", "`--output` must be a folder that can be written"),
         (f"{PAPER} --dataset absent.npz", "absent.npz"),
-    ],
-)
-def test_errors_come_before_the_work(command: Command, arguments: str, message: str) -> None:
-    command.refuses(message, arguments)
-    assert not Path("calls").exists()
+    ]:
+        command.refuses(message, arguments)
+        assert not Path("calls").exists()
 
 
 def summary_of(seed: int) -> Summary:

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save
 
-from protonet.episodes.evaluation.evaluate import Scores, evaluate, join_batches
+from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.methods.choice import choose_methods
 from protonet.episodes.networks.backbones import embed_rows
-from protonet.episodes.networks.checkpoints import CHECKPOINT_FORMAT, load_encoder, load_trained, read_checkpoint
+from protonet.episodes.networks.checkpoints import load_trained
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.training import tasks
 from protonet.episodes.training.objectives import TRAINING_RECIPE
 from protonet.sampling import index_classes
 from tests.episodes.cases import TRAINED
 from tests.episodes.command_cases import Command
-from tests.episodes.meta_cases import SIDES, make_data, make_trained, save_data
+from tests.episodes.meta_cases import SIDES, make_data, save_data
 
 pytestmark = pytest.mark.usefixtures("no_baseline")
 SETTING = EpisodeConfig((2, 2), n_query=3)
@@ -93,56 +90,6 @@ def test_bad_input(command: Command) -> None:
     for method, of in (("feat", " of the objective feat"), ("finetune", "")):
         message = f"`--method` must find an encoder{of}; got none for {method}. Pass the `--encoder` of such a run."
         command.refuses(message, FEW, "--method", method)
-
-
-@pytest.mark.parametrize("objective", ["maml", "anil", "feat", "prototypes"])
-def test_a_resumed_evaluation_is_the_same(objective: str) -> None:
-    trained = make_trained(objective)
-    take, labels = trained.take, torch.arange(40) % 4
-    x = embed_rows(trained.encoder, take, torch.arange(40))
-    methods = choose_methods(["finetune:steps=2" if objective == "prototypes" else objective])
-    saved: list[Mapping[str, Scores]] = []
-
-    def keep(batches: Sequence[Mapping[str, Scores]]) -> None:
-        if len(batches) == 2:  # 1 and 3 episodes
-            saved.append(join_batches(batches))
-
-    arguments = (x, index_classes(labels), methods, EpisodeConfig((4, 4), n_query=4))
-    full = evaluate(*arguments, n_episodes=20, trained=trained, progress=keep)
-    resumed = evaluate(*arguments, n_episodes=20, trained=trained, earlier=saved[0])
-    for name in methods:
-        assert torch.equal(full[name].accuracy, resumed[name].accuracy)
-        assert torch.equal(full[name].bins, resumed[name].bins)
-
-
-@pytest.mark.usefixtures("folder")
-def test_trained_weights_are_loaded(command: Command) -> None:
-    train(command, "feat")
-    rows = make_data().x
-    trained = load_trained("a.safetensors", lambda indices: rows[indices])
-    assert trained.plan["objective"] == "feat"
-    assert not trained.encoder.training
-    assert not trained.head.training
-    assert not any(weight.requires_grad for weight in [*trained.encoder.parameters(), *trained.head.parameters()])
-    assert torch.equal(load_encoder("a.safetensors")(rows), trained.encoder(rows))
-    indices = torch.tensor([[5, 1, 7]])
-    support, query = trained._replace(support=indices[:, :2], query=indices[:, 2:]).gather()
-    assert torch.equal(support, rows[None, [5, 1]])
-    assert torch.equal(query, rows[None, [7]])
-
-
-@pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("objective", ["maml", "anil"])
-def test_files_with_one_weight_for_all_classes_are_as_from_zero(command: Command, objective: str) -> None:
-    arguments = train(command, objective, "--head zero")
-    tensors, metadata = read_checkpoint("path", "a.safetensors")
-    weight = torch.randn(1, load_encoder("a.safetensors")(torch.zeros(1, 64)).shape[1])
-    tensors |= {f"{part}.head.weight": weight.clone() for part in ("best", "average", "learner")}
-    Path("old.safetensors").write_bytes(save(tensors, {CHECKPOINT_FORMAT: json.dumps(metadata | {"version": 2})}))
-    new, old = (
-        command.accuracies(arguments, f"--encoder {name}.safetensors --method", objective) for name in ("a", "old")
-    )
-    assert new == old
 
 
 @pytest.mark.usefixtures("folder")

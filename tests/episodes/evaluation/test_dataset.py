@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -119,96 +118,51 @@ untyped: Any = episodes  #: For calls with arguments of wrong types.
 X, Y = torch.randn(20, 3), torch.arange(20) % 4
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: untyped.evaluate_dataset(3, ["protonet"]), "`data` must be the name or the path of a data set"),
-        (lambda: untyped.evaluate_dataset("x.npz", "protonet"), r"`methods` must be a list .*Pass \['protonet'\]"),
-        (lambda: untyped.evaluate_dataset("x.npz", {"a": 3}), "`methods` must hold functions; got int as 'a'"),
-        (lambda: untyped.evaluate_dataset("x.npz", [print]), "`methods` must be a list of names"),
-        (lambda: untyped.evaluate_dataset("x.npz", []), "`methods` must be a list of names"),
-        (
-            lambda: untyped.evaluate_dataset("x.npz", ["protonett"]),
-            "`methods` must be one of protonet, .*; got 'protonett'",
-        ),
-        (
-            lambda: untyped.evaluate_dataset("x.npz", ["protonet"], 5),
-            "`config` must be an EpisodeConfig, or another sampler; got int",
-        ),
-        (
-            lambda: untyped.evaluate_dataset("x.npz", ["protonet"], untyped.EpisodeConfig(way=3)),
-            r"must be a pair .*; got 3\. Pass \(3, 3\)",
-        ),
-        (
-            lambda: untyped.evaluate_dataset("x.npz", ["protonet"], untyped.EpisodeConfig((9, 9))),
-            "must be at most the number of classes",
-        ),
-        (
-            lambda: untyped.evaluate_dataset("x.npz", ["protonet"], EASY, n_episodes=0),
-            "`n_episodes` must be a whole number",
-        ),
-        (
-            lambda: untyped.evaluate_dataset("x.npz", ["protonet"], EASY, side="test"),
-            "`side` must be one of .*; got 'test'",
-        ),
-        (lambda: untyped.evaluate_dataset("x.npz", ["protonet"], EASY, split_seed=0), "`split_seed` must be left out"),
-        (lambda: untyped.evaluate_dataset("x.npz", ["protonet"], EASY, tune="ridge"), "`tune` must be a list of texts"),
-        (
-            lambda: untyped.evaluate_dataset("x.npz", ["protonet"], EASY, progress=3),
-            "`progress` must be a bool or a function",
-        ),
-        (
-            lambda: untyped.evaluate_dataset("x.npz", ["protonet"], EASY, test_data="x.npz"),
-            "`config` must be a FixedSplit",
-        ),
-        (lambda: untyped.evaluate_dataset("x.npz", ["protonet"], FixedSplit(1)), "`config` must be a FixedSplit"),
-        (lambda: untyped.evaluate_dataset("x.npz", ["protonet"], normalize="L2"), "`normalize` must be one of l2"),
-        (lambda: untyped.evaluate_dataset("x.npz", ["protonet"], device="abacus"), "`device` must be a device"),
-        (lambda: untyped.evaluate_dataset("absent.npz", ["protonet"]), "no such file|`path` must be"),
-    ],
-)
-def test_wrong_arguments_of_evaluate_dataset(call: Callable[[], object], message: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=rf"{message}"):
-        call()
+def test_wrong_arguments_of_evaluate_dataset() -> None:
+    names = ["protonet"]
+    for arguments, settings, message in (
+        ((3, names), {}, "`data` must be the name or the path of a data set"),
+        (("x.npz", "protonet"), {}, r"`methods` must be a list .*Pass \['protonet'\]"),
+        (("x.npz", {"a": 3}), {}, "`methods` must hold functions; got int as 'a'"),
+        (("x.npz", [print]), {}, "`methods` must be a list of names"),
+        (("x.npz", []), {}, "`methods` must be a list of names"),
+        (("x.npz", ["protonett"]), {}, "`methods` must be one of protonet, .*; got 'protonett'"),
+        (("x.npz", names, 5), {}, "`config` must be an EpisodeConfig, or another sampler; got int"),
+        (("x.npz", names, untyped.EpisodeConfig(way=3)), {}, r"`config` must be a pair .*; got 3\. Pass \(3, 3\)"),
+        (("x.npz", names, EpisodeConfig((9, 9))), {}, "`config` must be at most the number of classes"),
+        (("x.npz", names, EASY), {"n_episodes": 0}, "`n_episodes` must be a whole number"),
+        (("x.npz", names, EASY), {"side": "test"}, "`side` must be one of .*; got 'test'"),
+        (("x.npz", names, EASY), {"split_seed": 0}, "`split_seed` must be left out"),
+        (("x.npz", names, EASY), {"tune": "ridge"}, "`tune` must be a list of texts"),
+        (("x.npz", names, EASY), {"progress": 3}, "`progress` must be a bool or a function"),
+        (("x.npz", names, EASY), {"test_data": "x.npz"}, "`config` must be a FixedSplit"),
+        (("x.npz", names, FixedSplit(1)), {}, "`config` must be a FixedSplit"),
+        (("x.npz", names), {"normalize": "L2"}, "`normalize` must be one of l2"),
+        (("x.npz", names), {"device": "abacus"}, "`device` must be a device"),
+        (("absent.npz", names), {}, "no such file|`path` must be"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            untyped.evaluate_dataset(*arguments, **settings)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda methods: untyped.evaluate(X.numpy(), untyped.index_classes(Y), methods, EASY),
-            "`x` must be a tensor .*; got ndarray",
-        ),
-        (
-            lambda methods: untyped.evaluate(X.int(), untyped.index_classes(Y), methods, EASY),
-            "`x` must .*; got torch.int32 of shape",
-        ),
-        (
-            lambda methods: untyped.evaluate(untyped.load_source("x.npz"), untyped.index_classes(Y), methods, EASY),
-            "got a Dataset. Pass it to eval",
-        ),
-        (lambda methods: untyped.evaluate(X, Y, methods, EASY), "`index` must be a ClassIndex.*Pass index_classes"),
-        (
-            lambda methods: untyped.evaluate(X[:9], untyped.index_classes(Y), methods, EASY),
-            "`index` must have numbers of the 9 rows",
-        ),
-        (
-            lambda _: untyped.evaluate(X, untyped.index_classes(Y), ["protonet"], EASY),
-            "`methods` must be a mapping from names",
-        ),
-        (
-            lambda methods: untyped.evaluate(X, untyped.index_classes(Y), methods, (5, 1)),
-            "`config` must be an EpisodeConfig",
-        ),
-        (lambda _: untyped.index_classes(Y.numpy()), "`labels` must be a tensor of labels"),
-        (lambda _: untyped.choose_methods("protonet"), r"`texts` must be a list of names; got 'protonet'"),
-        (lambda _: untyped.load_source(5), "`text` must be the name or the path of a data set; got int"),
-        (lambda _: untyped.format_report({}), "`summary` must be a Summary"),
-        (lambda _: untyped.format_evaluation({}), "`evaluation` must be an Evaluation"),
-        (lambda _: untyped.summarize([], (1, 1)), "`scores` must be a mapping"),
-        (lambda _: untyped.summarize({}, 1), r"`shot` must be a pair of whole numbers"),
-    ],
-)
-def test_wrong_arguments_of_the_parts(call: Callable[[object], object], message: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=message):
-        call(untyped.choose_methods(["protonet"]))
+def test_wrong_arguments_of_the_parts() -> None:
+    index, methods = index_classes(Y), choose_methods(["protonet"])
+    for function, arguments, message in (
+        (evaluate, (X.numpy(), index, methods, EASY), "`x` must be a tensor .*; got ndarray"),
+        (evaluate, (X.int(), index, methods, EASY), "`x` must .*; got torch.int32 of shape"),
+        (evaluate, (load_source("x.npz"), index, methods, EASY), "got a Dataset. Pass it to eval"),
+        (evaluate, (X, Y, methods, EASY), "`index` must be a ClassIndex.*Pass index_classes"),
+        (evaluate, (X[:9], index, methods, EASY), "`index` must have numbers of the 9 rows"),
+        (evaluate, (X, index, ["protonet"], EASY), "`methods` must be a mapping from names"),
+        (evaluate, (X, index, methods, (5, 1)), "`config` must be an EpisodeConfig"),
+        (index_classes, (Y.numpy(),), "`labels` must be a tensor of labels"),
+        (choose_methods, ("protonet",), r"`texts` must be a list of names; got 'protonet'"),
+        (load_source, (5,), "`text` must be the name or the path of a data set; got int"),
+        (untyped.format_report, ({},), "`summary` must be a Summary"),
+        (format_evaluation, ({},), "`evaluation` must be an Evaluation"),
+        (untyped.summarize, ([], (1, 1)), "`scores` must be a mapping"),
+        (untyped.summarize, ({}, 1), r"`shot` must be a pair of whole numbers"),
+    ):
+        call: Any = function
+        with pytest.raises((ValueError, TypeError), match=message):
+            call(*arguments)

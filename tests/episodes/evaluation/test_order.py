@@ -11,7 +11,7 @@ from torch import Tensor
 
 from protonet.episodes.evaluation.evaluate import Scores, evaluate
 from protonet.episodes.methods import METHODS, Method
-from protonet.episodes.samplers.batch import Episodes, Trained, make_row_reader, summarize_base
+from protonet.episodes.samplers.batch import Episodes, Trained, make_row_reader
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.samplers.fixed_split import FixedSplit
 from protonet.episodes.samplers.generalized import Generalized
@@ -88,14 +88,6 @@ def test_unlabelled_rows_of_a_class_do_not_stand_together() -> None:
     evaluate(X, INDEX, {"spy": spy}, PROTOCOLS["unlabelled"], n_episodes=200)
     excess = torch.cat(fractions) - 3 / 19  # of 20 rows, 3 others are of a row's class
     assert abs(float(excess.mean())) < 5 * float(excess.std()) / math.sqrt(len(excess))
-
-
-def test_base_classes_have_base_rows_only() -> None:
-    base = summarize_base(make_row_reader(X), INDEX.take(torch.tensor([3, 7])))
-    assert base.take(torch.arange(40))[:, 0].tolist() == [3.0] * 20 + [7.0] * 20
-    assert base.take(base.by_class.rows)[:, 0].tolist() == [3.0] * 20 + [7.0] * 20
-    with pytest.raises(IndexError, match="out of bounds"):
-        base.take(torch.tensor([40]))
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)

@@ -85,20 +85,6 @@ def test_a_single_method_and_a_single_episode(made: Path, command: Command, tmp_
     assert "too few for a table" in text
 
 
-def test_without_a_report_the_results_are_as_before(made: Path, command: Command) -> None:
-    with_report = json.loads((made / "plain.json").read_text(encoding="utf-8"))
-    by_class = with_report.pop("by_class")
-    assert command.read(f"--dataset {made}/x.npz", PLAIN) == with_report
-    assert {fraction["name"] for fraction in by_class} == {EVIL, "漢字", "b" * 80, "d", "e", "f", "g"}
-
-
-def test_an_impossible_path_is_an_error_before_the_work(command: Command, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    message = r"^protonet\.episodes: `--report` must"
-    command.refuses(f"{message} be a file that can be written", f"--report {tmp_path}/file/r.html")
-    command.refuses(rf"{message} end in \.html, \.htm", f"--report {tmp_path}/r.pdf")
-
-
 @pytest.mark.parametrize("name", ["plain", "more"])
 def test_appearance_and_results_in_a_browser(made: Path, browser: Browser, name: str) -> None:
     results: Any = json.loads((made / f"{name}.json").read_text(encoding="utf-8"))

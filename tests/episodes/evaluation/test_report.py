@@ -17,7 +17,6 @@ from protonet.episodes.evaluation.report import (
     format_latex,
     format_report,
     summarize,
-    tabulate,
     write_csv,
     write_plot,
     write_tables,
@@ -81,24 +80,6 @@ def test_table() -> None:
     assert "AUROC" not in lines[0]
 
 
-def test_table_by_shot_and_of_open_classes() -> None:
-    setting = EpisodeConfig(way=(3, 3), shot=(1, 3), n_query=4, n_open_classes=1)
-    summary = summarize(score(setting), (1, 3), {"n_open_classes": 1}, classes_of(setting))
-    first, second, _ = format_report(summary).split("\n\n")
-    header = [cell.strip() for cell in first.splitlines()[0].split("|")]
-    assert header[-4:-1] == ["AUROC of open classes, %", "FPR at 95 %, %", "OSCR, %"]
-    assert "| 1-shot" in second
-    assert second.count("±") == 2 + 2 * 9
-
-
-def test_a_single_method_or_episode() -> None:
-    scores = score(PLAIN, n_episodes=1)
-    text = format_report(summarize({"ridge": scores["ridge"]}, (1, 1), {}))
-    assert "Holm" not in text
-    assert "±" not in text
-    assert "nan" not in format_report(summarize(scores, (1, 1), {}))
-
-
 def test_intervals_that_are_too_wide_and_p_values_that_underflow() -> None:
     message = "Intervals over episodes are not within 0.1 points yet"
     assert message in format_report(summarize(score(PLAIN), (1, 1), {"target_half_width": 0.1}))
@@ -155,21 +136,6 @@ def test_one_episode_keeps_its_size_with_many_methods(tmp_path: Path) -> None:
     pairs = [replace(pair, first=a, second=b) for i, a in enumerate(names) for b in names[i + 1 :]]
     summary = replace(summary, methods=dict.fromkeys(names, summary.methods["ridge"]), comparisons=pairs)
     assert plot(tmp_path, summary, PLAIN).shape[:2] == (756, 2076)  # 6.3 inches, and 4.6 + 6.3 + 4.6 + 1.8
-
-
-def test_one_method_against_the_others(tmp_path: Path) -> None:
-    summary = summarize(score(PLAIN), (1, 1), {"against": "ridge"})
-    assert [pair.second for pair in summary.comparisons] == ["protonet", "soft-kmeans"]
-    text = format_report(summary)
-    assert "| ridge is ahead by |" in text
-    assert "Holm for 2 comparisons of ridge with another" in text
-    (_, rows), methods = tabulate(summary)[0], summary.methods
-    for row in rows:
-        if row[0] == "ridge":
-            assert row[2:4] == ["", ""]
-        else:
-            assert row[2].startswith(f"{100 * (methods['ridge'].accuracy.mean - methods[row[0]].accuracy.mean):+.2f} ±")
-    plot(tmp_path, summary, PLAIN)
 
 
 def test_latex() -> None:

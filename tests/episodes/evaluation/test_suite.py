@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
 import torch
 from hypothesis import given
 from scipy.stats import ttest_rel
 
-from protonet.episodes.evaluation.suite import indexed_path, rank_methods
+from protonet.episodes.evaluation.suite import rank_methods
 from tests.strategies import seeds
 
 
@@ -44,8 +41,3 @@ def test_equal_methods_have_the_same_rank() -> None:
     part = torch.tensor([0.5, 0.75, 1.0], dtype=torch.float64)
     assert rank_methods({"a": part, "b": part.clone(), "c": part - 0.25}) == {"a": 1.5, "b": 1.5, "c": 3}
     assert rank_methods({"alone": part}) == {"alone": 1}
-
-
-@pytest.mark.parametrize(("path", "numbered"), [("a/run.npz", "a/run-3.npz"), ("run", "run-3")])
-def test_paths_are_numbered(path: str, numbered: str) -> None:
-    assert indexed_path(Path(path), 3) == Path(numbered)

@@ -64,25 +64,15 @@ def test_a_resumed_run_has_the_same_bytes(tmp_path: Path, stop: int) -> None:
     assert sorted(item.name for item in tmp_path.iterdir()) == ["a.npz", "whole.npz"]
 
 
-@pytest.mark.parametrize("cut", [1, 11, 13, 30, 47, 1000])
-def test_incomplete_runs_are_repeated(tmp_path: Path, cut: int) -> None:
-    path, part = tmp_path / "a.npz", tmp_path / "a.npz.part"
-    with pytest.raises(KeyboardInterrupt):
-        write_embeddings(path, make_job(8), resume=False)
-    part.write_bytes(part.read_bytes()[: -min(cut, part.stat().st_size)])
-    write_embeddings(path, make_job(), resume=True)
-    with np.load(path) as result:
-        assert np.array_equal(result["x"], ROWS)
-
-
-def test_a_finished_file_is_left_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "a.npz"
-    write_embeddings(path, make_job(), resume=False)
-    written = path.stat().st_mtime_ns
-    assert write_embeddings(path, make_job(0), resume=True) == 3
-    assert path.stat().st_mtime_ns == written
-    with pytest.raises(ValueError, match=r"^`output` must be a new file; got .*a\.npz, which exists"):
-        write_embeddings(path, make_job(), resume=False)
+def test_incomplete_runs_are_repeated(tmp_path: Path) -> None:
+    for cut in (1, 11, 30, 1000):
+        path, part = tmp_path / f"{cut}.npz", tmp_path / f"{cut}.npz.part"
+        with pytest.raises(KeyboardInterrupt):
+            write_embeddings(path, make_job(8), resume=False)
+        part.write_bytes(part.read_bytes()[: -min(cut, part.stat().st_size)])
+        write_embeddings(path, make_job(), resume=True)
+        with np.load(path) as result:
+            assert np.array_equal(result["x"], ROWS)
 
 
 @pytest.mark.parametrize("changed", [{"made": {}}, {"state": "other"}, {"labels": LABELS[::-1]}, {"sides": None}])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch import nn
 from protonet.datasets import load_mini_imagenet, map_npz
 from protonet.datasets.pictures import open_picture
 from protonet.embeddings.pictures.files import embed_pictures
-from protonet.episodes.features.extract import Job, get_class_words, select_convolutions, write_embeddings
+from protonet.episodes.features.extract import get_class_words, select_convolutions
 from protonet.episodes.features.sources import load_source
 from protonet.episodes.networks.checkpoints import load_encoder
 from tests.datasets.trees import CLASSES, make_cache, make_csv, make_folders, paint
@@ -67,19 +66,6 @@ def test_pictures_in_folders_as_the_other_commands_embed_them(command: Command) 
     made = json.loads(str(arrays["made"]))
     assert (made["data"], made["preprocessing"]["height"], len(made["weights"])) == (str(root), 8, 64)
     assert load_source("a.npz").class_names == ("cross", "disc")
-
-
-@pytest.mark.parametrize("batch", [1, 2, 4])
-def test_a_network_with_a_fixed_batch_size(command: Command, batch: int) -> None:
-    paths = sorted(write_folders(Path("pictures"), per_class=3).rglob("*.*"))  # fewer than a batch of 4 at the end
-    fixed = export(Small(), Path("fixed.pt2"), batch, 3, 8, 8, fixed=True)
-    export(Small(), Path("several.pt2"), 2, 3, 8, 8)
-    for name in ("fixed", "several"):
-        command(f"extract pictures --backbone {name}.pt2:mean=0.5,std=0.1/0.2/0.3 -o {name}.npz --batch 5")
-    result, expected = (read(f"{name}.npz")["x"] for name in ("fixed", "several"))
-    np.testing.assert_allclose(result, expected, rtol=1e-6)
-    settings: dict[str, Any] = {"mean": [0.5], "std": [0.1, 0.2, 0.3]}
-    np.testing.assert_allclose(embed_pictures(paths, fixed, **settings), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("form", ["lists", "pickles", "folders"])
@@ -168,9 +154,9 @@ def test_ctrl_c_and_then_resume(command: Command, net: Path, monkeypatch: pytest
     assert same_bytes("a.npz", "whole.npz")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+@pytest.mark.usefixtures("net")
+def test_errors_are_one_line(command: Command) -> None:
+    for arguments, message in [
         ("-o a.txt", r"`--output` must end in \.npz; got a\.txt"),
         ("--backbone none.onnx", r"`--backbone` must be a file that ends in \.onnx, \.pt2 or \.safetensors \(of train"),
         ("--backbone net.pt2:size=x", "`--backbone` must say no more than size, mean, std"),
@@ -189,12 +175,9 @@ def test_ctrl_c_and_then_resume(command: Command, net: Path, monkeypatch: pytest
         ),
         ("--backbone a.safetensors", "must be a checkpoint of protonet.episodes train"),
         ("--image-size 9", "`--image-size` must come with FILE.safetensors"),
-    ],
-)
-@pytest.mark.usefixtures("net")
-def test_errors_are_one_line(command: Command, arguments: str, message: str) -> None:
-    command.refuses(message, "extract pictures --backbone net.pt2 -o out.npz", arguments)
-    assert not list(Path().glob("out.npz*"))
+    ]:
+        command.refuses(message, "extract pictures --backbone net.pt2 -o out.npz", arguments)
+        assert not list(Path().glob("out.npz*"))
 
 
 @pytest.mark.usefixtures("net")
@@ -219,20 +202,6 @@ def test_a_picture_that_cannot_be_read_and_a_file_that_is_there(command: Command
     command(arguments)
     command(arguments, "--resume")
     command.refuses("`--output` must be a new file; got ", arguments)
-
-
-def test_memory_is_that_of_a_few_batches(tmp_path: Path) -> None:
-    starts: list[int] = []
-
-    def embed(first: int) -> Iterator[np.ndarray]:
-        for start in range(first, 4000, 100):
-            starts.append(start)
-            assert (tmp_path / "a.npz.part").stat().st_size >= 4 * 8 * start
-            yield np.zeros((100, 8), np.float32)
-
-    job = Job(labels=["a"] * 4000, embed=embed, step=100, made={}, state="")
-    write_embeddings(tmp_path / "a.npz", job, resume=False)
-    assert len(starts) == 40
 
 
 def test_words_of_classes() -> None:
@@ -290,20 +259,25 @@ def test_a_function_of_a_file_is_a_backbone(command: Command) -> None:
     np.testing.assert_allclose(result["x"][0], expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ("--backbone mine.py:flat", r"`--backbone` must return a tensor of shape \(n, dim\), with n = \d here; got"),
-        ("--backbone mine.py:broken", r"`--backbone` must run on every batch .*ZeroDivisionError .*mine\.py, line \d+"),
-        ("--backbone mine.py:number", "`--backbone` must be a function from pictures to embeddings; got int"),
-        ("--backbone mine.py:absent", "`--backbone` must be a function of its file; .* It has embed, flat, broken"),
-        ("--backbone absent.py:embed", "`--backbone` must be in a file that exists"),
-        ("--backbone mine.py:embed --maps", "`--maps` must come with efficientnet"),
-        ("--backbone mine.py:embed --weights a.pt", "`--weights` must come with the name of a network"),
-    ],
-)
-def test_errors_of_functions_as_backbones(command: Command, more: str, message: str) -> None:
+def test_errors_of_functions_as_backbones(command: Command) -> None:
     Path("mine.py").write_text(PLUGIN, encoding="utf-8")
     write_folders(Path("pictures"), per_class=3)
-    command.refuses(message, "extract pictures -o a.npz", more)
-    assert not Path("a.npz").exists()
+    for number, (more, message) in enumerate(
+        [
+            (
+                "--backbone mine.py:flat",
+                r"`--backbone` must return a tensor of shape \(n, dim\), with n = \d here; got",
+            ),
+            (
+                "--backbone mine.py:broken",
+                r"`--backbone` must run on every batch .*ZeroDivisionError .*mine\.py, line \d+",
+            ),
+            ("--backbone mine.py:number", "`--backbone` must be a function from pictures to embeddings; got int"),
+            ("--backbone mine.py:absent", "`--backbone` must be a function of its file; .* It has embed, flat, broken"),
+            ("--backbone absent.py:embed", "`--backbone` must be in a file that exists"),
+            ("--backbone mine.py:embed --maps", "`--maps` must come with efficientnet"),
+            ("--backbone mine.py:embed --weights a.pt", "`--weights` must come with the name of a network"),
+        ]
+    ):
+        command.refuses(message, f"extract pictures -o {number}.npz", more)
+        assert not Path(f"{number}.npz").exists()

@@ -93,9 +93,8 @@ def test_an_error_of_a_built_in_method_with_given_settings_is_one_line() -> None
         choose_method("distribution-calibration:spread=1")(episodes)
 
 
-@pytest.mark.parametrize(
-    ("content", "text", "message"),
-    [
+def test_bad_plugins(mine: Path) -> None:
+    for content, text, message in [
         (MINE, "", r"must be a function of its file; got '.*mine.py'. It has Kept, city_block, broken"),
         (MINE, ":absent", r"must be a function of its file; got '.*mine.py:absent'"),
         (MINE, ":NUMBER", "must be a function from episodes to logits; got int of"),
@@ -105,18 +104,15 @@ def test_an_error_of_a_built_in_method_with_given_settings_is_one_line() -> None
         ("def f(:", ":f", r"got SyntaxError of .*\(mine.py, line 1\)\. "),
         ("import absent_module", ":f", "got ModuleNotFoundError of .*No module named 'absent_module'"),
         ("raise SystemExit(3)", ":f", "got SystemExit of"),
-    ],
-)
-def test_bad_plugins(mine: Path, content: str, text: str, message: str) -> None:
-    mine.write_text(content, encoding="utf-8")
-    with pytest.raises(InputError, match=message) as caught:
-        choose_method(f"{mine}{text}")
-    assert "\n" not in str(caught.value)
+    ]:
+        mine.write_text(content, encoding="utf-8")
+        with pytest.raises(InputError, match=message) as caught:
+            choose_method(f"{mine}{text}")
+        assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_errors() -> None:
+    for text, message in [
         ("protonett", "`method` must be one of protonet, .*Did you mean protonet?"),
         ("absent.py:f", "must be in a file that exists; got absent.py"),
         ("tim:", "form name=value; got 'tim:'"),
@@ -124,11 +120,9 @@ def test_bad_plugins(mine: Path, content: str, text: str, message: str) -> None:
         ("tim:steps=1:steps=2", "have each setting once"),
         ("", "must be one of protonet"),
         ("all", "must be one of .*protonet"),
-    ],
-)
-def test_errors(text: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        choose_method(text)
+    ]:
+        with pytest.raises(InputError, match=message):
+            choose_method(text)
 
 
 def test_grids() -> None:

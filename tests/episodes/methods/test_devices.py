@@ -14,7 +14,7 @@ from protonet.episodes.methods import METHODS, Method, MethodSpec
 from protonet.episodes.methods.keywords import list_keywords
 from protonet.episodes.samplers.batch import Base, Episodes, Trained
 from protonet.sampling import ClassIndex
-from tests.emulated_device import AWAY, Away, EmulatedDevice, Fake
+from tests.emulated_device import AWAY, Away, EmulatedDevice
 from tests.episodes.cases import TRAINED, make_base, make_episodes
 from tests.episodes.meta_cases import make_trained, make_trained_episodes
 
@@ -34,8 +34,6 @@ CASES: dict[str, Method] = {name: shorten(spec) for name, spec in METHODS.items(
 #: What copies random numbers, all of an episode's batch at once; rows before an encoder; and weights of views.
 SENT = {"baseline.linear_finetune", "baseline.baseline_pp", "deepemd.deepemd", "adaptive.adaptive"}
 SENT |= {"calibration._classify", "finetune.change", "batch.gather"}
-#: Methods whose tensor sizes depend on values.
-NUMBERS = {"distribution-calibration", "solver"}
 
 
 def make_case(name: str) -> Episodes:
@@ -65,14 +63,6 @@ def send(episodes: Episodes, to: Callable[[Tensor], Tensor]) -> Episodes:
     trained = None if episodes.trained is None else send_trained(episodes.trained)
     fields: Any = {name: to(item) for name, item in episodes._asdict().items() if isinstance(item, Tensor)}
     return episodes._replace(**fields, base=base, trained=trained)
-
-
-@pytest.mark.parametrize("name", sorted(CASES.keys() - NUMBERS))
-def test_methods_run_on_another_device_with_fake_tensors(name: str) -> None:
-    episodes = make_case(name)
-    with Fake() as fake:
-        sent = send(episodes, lambda rows: fake.from_tensor(rows).to(AWAY))
-        assert CASES[name](sent).device == AWAY
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -66,22 +65,16 @@ def score_methods(family: str, setting: EpisodeConfig, names: Sequence[str], n_e
     return {name: score.accuracy for name, score in scores.items()}
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=EpisodeConfig.title)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_no_default_is_far_below_prototypes(family: str, setting: EpisodeConfig) -> None:
-    accuracy = {name: float(values.mean()) for name, values in score_methods(family, setting, TESTED, 50).items()}
-    assert min(accuracy.values()) > 0.9 * accuracy["protonet"], accuracy
+def test_no_default_is_far_below_prototypes() -> None:
+    for setting in SETTINGS:
+        for family in FAMILIES:
+            accuracy = {
+                name: float(values.mean()) for name, values in score_methods(family, setting, TESTED, 50).items()
+            }
+            assert min(accuracy.values()) > 0.9 * accuracy["protonet"], accuracy
 
 
 def test_a_common_mean_costs_the_adaptive_method_nothing_at_one_shot() -> None:
     accuracy = score_methods("shifted", SETTINGS[0], ("protonet", "adaptive"), 200)
     lead = accuracy["adaptive"] - accuracy["protonet"]
     assert float(lead.mean()) > -3 * float(lead.std()) / len(lead) ** 0.5
-
-
-def test_the_families_have_the_properties_of_their_names() -> None:
-    x = {family: make_features(family)[0].double() for family in FAMILIES}
-    assert float(((x["skewed"] - x["skewed"].mean()) / x["skewed"].std()).pow(3).mean()) > 3
-    assert float((x["heavy-tailed"].abs() > 6 * x["heavy-tailed"].abs().median()).double().mean()) > 0.01
-    assert float(x["shifted"].mean() / x["shifted"].std()) > 20
-    assert 0.8 < float((x["sparse"] == 0).double().mean()) < 0.95

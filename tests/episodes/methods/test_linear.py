@@ -19,11 +19,10 @@ from torch import Tensor, nn
 from protonet.episodes.methods.baseline import baseline_pp, linear_finetune
 from protonet.episodes.methods.linear_probe import linear_probe
 from protonet.episodes.methods.logistic import fit_logistic, logistic_regression
-from protonet.episodes.methods.mahalanobis import mahalanobis, project_to_span
+from protonet.episodes.methods.mahalanobis import mahalanobis
 from protonet.episodes.methods.metaopt import metaopt_svm, solve_program
 from protonet.episodes.methods.ridge import ridge_regression
 from protonet.episodes.methods.svm import linear_svm
-from protonet.episodes.samplers.batch import Episodes
 from tests.episodes.cases import agree, make_episodes, unit
 
 Array = NDArray[np.float64]
@@ -43,13 +42,6 @@ def test_logistic_regressions_are_scikit_learns(dim: int) -> None:
     for penalty in (1.0, 30.0):
         ours = logistic_regression(episodes, inverse_penalty=penalty).softmax(dim=2)
         assert agree(ours, rows, partial(fit_logistic_slowly, penalty=penalty), atol=1e-5)
-
-
-def test_the_size_of_features_acts_as_the_penalty() -> None:
-    episodes, _ = make_episodes()
-    larger = episodes._replace(support=3 * episodes.support, query=3 * episodes.query)
-    here, there = linear_probe(larger, inverse_penalty=0.1), linear_probe(episodes, inverse_penalty=0.9)
-    assert torch.allclose(here, there, atol=1e-4)
 
 
 def test_weights_of_many_rows_that_can_be_separated() -> None:
@@ -108,20 +100,6 @@ def test_support_vector_machines_are_scikit_learns(dim: int, inverse_penalty: fl
     assert agree(linear_svm(episodes, inverse_penalty=inverse_penalty), episodes, fit, atol=1e-5)
 
 
-def test_rows_beyond_the_margin_do_not_matter() -> None:
-    """Twice a row that is no support vector of any machine is the same machine."""
-    episodes, _ = make_episodes(n_episodes=1, noise=0.1, shots=(6, 6, 6, 6))
-    support = F.normalize(episodes.support, dim=2)
-    outputs = linear_svm(episodes._replace(query=support), inverse_penalty=100.0)[0]
-    signs = 2 * F.one_hot(episodes.support_labels[0]) - 1
-    free = int((signs * outputs).amin(dim=1).argmax())
-    assert float((signs * outputs)[free].min()) > 1
-    more = torch.cat([episodes.support, episodes.support[:, free : free + 1]], dim=1)
-    labels = torch.cat([episodes.support_labels, episodes.support_labels[:, free : free + 1]], dim=1)
-    twice = episodes._replace(support=more, support_labels=labels)
-    assert torch.allclose(linear_svm(twice, inverse_penalty=100.0), linear_svm(episodes, inverse_penalty=100.0))
-
-
 def train(
     parameters: list[nn.Parameter],
     classify: Callable[[Tensor], Tensor],
@@ -159,16 +137,6 @@ def test_a_linear_layer_is_trained_as_by_torch(dampening: float, zero: bool) -> 
     episodes, _ = make_episodes(dim=30)
     ours = linear_finetune(episodes, learning_rate=0.05, seed=5, zero=zero, **changed)
     assert agree(ours, episodes, slow, rtol=1e-7, atol=1e-7)
-
-
-def test_initial_weights_are_drawn_from_a_seed_as_torch_draws_them() -> None:
-    rows = torch.eye(400).expand(1, -1, -1)
-    episodes = Episodes(rows, torch.arange(400)[None] % 5, rows - rows.roll(1, dims=1), 5)
-    first, same, other = (linear_finetune(episodes, n_epochs=0, seed=seed)[0] for seed in (0, 0, 1))
-    assert torch.equal(first, same)
-    assert not torch.equal(first, other)
-    spread = (2 / 3) ** 0.5 / 20  # of the difference of two weights, uniform in [-1, 1] / 20
-    assert float(first.std(dim=0).mean()) == pytest.approx(spread, rel=0.05)
 
 
 @pytest.mark.parametrize("dim", [6, 40])
@@ -263,15 +231,3 @@ def test_mahalanobis_is_a_slow_loop(dim: int) -> None:
 
     episodes, _ = make_episodes(dim=dim)
     assert agree(mahalanobis(episodes, ridge=0.4).log_softmax(dim=2), episodes, slow, rtol=1e-7, atol=1e-7)
-
-
-def test_turning_all_rows_changes_nothing() -> None:
-    episodes, _ = make_episodes(dim=30)
-    generator = torch.Generator().manual_seed(1)
-    turn = torch.linalg.qr(torch.randn(30, 30, generator=generator, dtype=torch.float64)).Q
-    turned = episodes._replace(support=episodes.support @ turn, query=episodes.query @ turn)
-    torch.testing.assert_close(mahalanobis(turned), mahalanobis(episodes))
-    support, query = project_to_span(episodes.support, episodes.query)
-    assert query.shape == (3, 10, 10)
-    products = episodes.query @ episodes.support.transpose(1, 2)
-    torch.testing.assert_close(query @ support.transpose(1, 2), products)

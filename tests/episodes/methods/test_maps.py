@@ -131,11 +131,11 @@ def test_the_earth_movers_distance(shots: tuple[int, ...]) -> None:
     torch.testing.assert_close(deepemd(episodes, steps=0, scale=25.0), 2 * deepemd(episodes, steps=0))
 
 
-@pytest.mark.parametrize("name", sorted(needing("maps")))
-def test_positions_have_no_order(name: str) -> None:
-    episodes, _ = make_episodes(shots=(1, 1, 1, 1), dim=CHANNELS * PLACES)
-    moved = episodes.query.unflatten(2, episodes.shape or ()).flip(4).flatten(2)
-    torch.testing.assert_close(METHODS[name](episodes._replace(query=moved)), METHODS[name](episodes))
+def test_positions_have_no_order() -> None:
+    for name in sorted(needing("maps")):
+        episodes, _ = make_episodes(shots=(1, 1, 1, 1), dim=CHANNELS * PLACES)
+        moved = episodes.query.unflatten(2, episodes.shape or ()).flip(4).flatten(2)
+        torch.testing.assert_close(METHODS[name](episodes._replace(query=moved)), METHODS[name](episodes))
 
 
 def make_transport(kind: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -152,15 +152,15 @@ def make_transport(kind: str) -> tuple[Tensor, Tensor, Tensor]:
     return costs, 5 * supply / supply.sum(dim=1, keepdim=True), 5 * demand / demand.sum(dim=1, keepdim=True)
 
 
-@pytest.mark.parametrize("kind", ["plain", "ties", "flat", "skewed"])
-def test_transport_is_that_of_linear_programs(kind: str) -> None:
-    costs, supply, demand = make_transport(kind)
-    flow = solve_transport(costs, supply, demand)
-    assert bool((flow >= 0).all())
-    torch.testing.assert_close(flow.sum(dim=2), supply, rtol=0, atol=1e-8)
-    torch.testing.assert_close(flow.sum(dim=1), demand, rtol=0, atol=1e-8)
-    expected = torch.stack([find_flow(*problem) for problem in zip(costs, supply, demand, strict=True)])
-    worth = [(costs * item).sum(dim=(1, 2)) for item in (flow, expected)]
-    torch.testing.assert_close(worth[0], worth[1], rtol=0, atol=1e-8)
-    if kind == "plain":  # there is one best flow
-        torch.testing.assert_close(flow, expected, rtol=0, atol=1e-6)
+def test_transport_is_that_of_linear_programs() -> None:
+    for kind in ["plain", "ties", "flat", "skewed"]:
+        costs, supply, demand = make_transport(kind)
+        flow = solve_transport(costs, supply, demand)
+        assert bool((flow >= 0).all())
+        torch.testing.assert_close(flow.sum(dim=2), supply, rtol=0, atol=1e-8)
+        torch.testing.assert_close(flow.sum(dim=1), demand, rtol=0, atol=1e-8)
+        expected = torch.stack([find_flow(*problem) for problem in zip(costs, supply, demand, strict=True)])
+        worth = [(costs * item).sum(dim=(1, 2)) for item in (flow, expected)]
+        torch.testing.assert_close(worth[0], worth[1], rtol=0, atol=1e-8)
+        if kind == "plain":  # there is one best flow
+            torch.testing.assert_close(flow, expected, rtol=0, atol=1e-6)

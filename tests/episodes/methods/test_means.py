@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
-from protonet.episodes.evaluation.evaluate import compute_auroc
 from protonet.episodes.methods.clip import clip_zero_shot
 from protonet.episodes.methods.common import squared_distances
 from protonet.episodes.methods.knn import EMPTY_CLASS_WEIGHT, nearest_neighbours
@@ -135,12 +134,6 @@ def test_distances_far_from_zero_and_not_negative() -> None:
     assert float(squared_distances(x, x).min()) >= 0
 
 
-def test_a_support_of_zeros_matches_by_its_shots() -> None:
-    episodes, _ = make_episodes()
-    logits = matching_networks(episodes._replace(support=torch.zeros_like(episodes.support)))
-    assert torch.allclose(logits.exp(), torch.tensor([0.3, 0.1, 0.2, 0.4], dtype=torch.float64))
-
-
 def test_the_nearest_neighbour_is_scikit_learns_and_all_of_them_are_a_matching_network() -> None:
     episodes, _ = make_episodes(noise=1.5, n_queries=30)
     ours = nearest_neighbours(episodes, n_neighbours=1).argmax(dim=2)
@@ -212,20 +205,6 @@ def test_k_means_are_refined_row_by_row(method: Method, kind: str, settings: dic
     assert torch.allclose(method(episodes, steps=0), protonet(episodes))
 
 
-@pytest.mark.parametrize(
-    "method", [partial(semi_kmeans_masked, threshold=0.5), partial(semi_kmeans_cluster, radius=0.8)]
-)
-def test_rows_that_are_far_from_all_classes_are_left_out(method: Method) -> None:
-    """Distractors opposite of the classes draw plain k-means away, and neither of the two."""
-    episodes, _ = make_episodes(noise=0.2, shots=(2, 2, 2, 2))
-    assert episodes.unlabelled is not None
-    far = episodes._replace(unlabelled=torch.cat([episodes.unlabelled, -0.8 * episodes.unlabelled], dim=1))
-    moved, plain = (
-        (part(far, temperature=20.0) - part(episodes, temperature=20.0)).abs().mean() for part in (method, semi_kmeans)
-    )
-    assert moved < 0.8 * plain
-
-
 def describe(support: Tensor, labels: Tensor, query: Tensor, weight: float, steps: int) -> Tensor:
     """PADDLE's updates, entry by entry, after features are divided by their range over queries: the assignments."""
     spread = query.max(dim=0).values - query.min(dim=0).values
@@ -246,26 +225,11 @@ def describe(support: Tensor, labels: Tensor, query: Tensor, weight: float, step
     return assigned
 
 
-@pytest.mark.parametrize(("weight", "steps"), [(None, 1), (None, 7), (3.0, 5)])
-def test_paddle_is_a_slow_loop(weight: float | None, steps: int) -> None:
-    episodes, _ = make_episodes(noise=1.5)
-    ours = paddle(episodes, lambda_=weight, n_steps=steps).softmax(dim=2)
-    assert agree(ours, episodes, partial(describe, weight=10.0 if weight is None else weight, steps=steps))
-
-
-def test_paddle_without_a_partition_is_soft_k_means() -> None:
-    episodes, _ = make_episodes()
-    half = episodes._replace(support=episodes.support / 2**0.5, query=episodes.query / 2**0.5)
-    ours = paddle(episodes, lambda_=0.0, n_steps=4, scaled=False)
-    assert torch.allclose(ours.softmax(dim=2), soft_kmeans(half, steps=3).softmax(dim=2))
-
-
-def test_paddle_prefers_few_classes() -> None:
-    """Queries close together, between four classes: one of them describes all in the fewest words."""
-    episodes, _ = make_episodes(n_episodes=20, shots=(2, 2, 2, 2), n_queries=30)
-    near = episodes._replace(query=episodes.support.mean(dim=1, keepdim=True) + 0.3 * episodes.query)
-    few, many = (paddle(near, lambda_=weight, scaled=False).argmax(dim=2) for weight in (None, 0.0))
-    assert sum(len(row.unique()) for row in few) < sum(len(row.unique()) for row in many)
+def test_paddle_is_a_slow_loop() -> None:
+    for weight, steps in [(None, 1), (None, 7), (3.0, 5)]:
+        episodes, _ = make_episodes(noise=1.5)
+        ours = paddle(episodes, lambda_=weight, n_steps=steps).softmax(dim=2)
+        assert agree(ours, episodes, partial(describe, weight=10.0 if weight is None else weight, steps=steps))
 
 
 def weigh_inliers(support: Tensor, labels: Tensor, query: Tensor, steps: int) -> Tensor:
@@ -285,19 +249,9 @@ def weigh_inliers(support: Tensor, labels: Tensor, query: Tensor, steps: int) ->
     return torch.cat([(cosines(query, means) / 0.1).softmax(dim=1), scores[:, None]], dim=1)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 4])
-def test_oslo_is_a_slow_loop(steps: int) -> None:
-    episodes, _ = make_episodes(noise=1.5)
-    ours = oslo(episodes, steps=steps)
-    ours = torch.cat([ours.softmax(dim=2), ours.amax(dim=2, keepdim=True).sigmoid()], dim=2)
-    assert agree(ours, episodes, partial(weigh_inliers, steps=steps))
-
-
-def test_oslo_finds_open_queries_better_than_the_cosine() -> None:
-    known, other = (
-        make_episodes(n_episodes=100, shots=(3, 3, 3, 3), n_queries=15, dim=30, noise=1.0, seed=seed)[0]
-        for seed in (0, 1)
-    )
-    episodes = known._replace(query=torch.cat([known.query, other.query], dim=1))
-    ours, plain = (compute_auroc(method(episodes).amax(dim=2), 15).mean() for method in (oslo, protonet_cosine))
-    assert float(ours) > float(plain) + 0.03
+def test_oslo_is_a_slow_loop() -> None:
+    for steps in [1, 2, 4]:
+        episodes, _ = make_episodes(noise=1.5)
+        ours = oslo(episodes, steps=steps)
+        ours = torch.cat([ours.softmax(dim=2), ours.amax(dim=2, keepdim=True).sigmoid()], dim=2)
+        assert agree(ours, episodes, partial(weigh_inliers, steps=steps))

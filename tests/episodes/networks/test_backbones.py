@@ -83,14 +83,11 @@ def test_embed_rows_in_chunks() -> None:
     assert not embedded.requires_grad
 
 
-@pytest.mark.parametrize(
-    ("name", "dim", "message"),
-    [
+def test_errors() -> None:
+    for name, dim, message in [
         ("cnn", 64, r"`name` must be one of mlp, conv, conv4, resnet12; got 'cnn'\."),
         *(("conv", dim, rf"`dim` must be the square of a side of 8 pixels or more; got {dim}\.") for dim in (65, 49)),
         *((name, dim, rf"{COLOUR}; got {dim}\. {REMEDY}$") for name in ("conv4", "resnet12") for dim in (225, 640)),
-    ],
-)
-def test_errors(name: str, dim: int, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"^{message}"):
-        make(name, dim)
+    ]:
+        with pytest.raises(ValueError, match=rf"^{message}"):
+            make(name, dim)

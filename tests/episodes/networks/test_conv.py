@@ -46,28 +46,29 @@ def normalize(x: Tensor, layer: BatchNorm, statistics: Tensor | None = None) -> 
     return (x - mean) / (variance + 1e-5).sqrt() * weight + bias
 
 
-@pytest.mark.parametrize(
-    ("name", "dim", "size", "embedding_dim"),
-    [("conv4", 21_168, 113_088, 1600), ("conv4", 784, 111_936, 64), ("resnet12", 21_168, 12_424_320, 640)],
-)
-def test_the_sizes_are_the_published_ones(name: str, dim: int, size: int, embedding_dim: int) -> None:
-    network = make_backbone(name, dim, torch.Generator().manual_seed(0)).eval()
-    assert sum(weight.numel() for weight in network.parameters()) == size
-    with torch.no_grad():
-        assert network(rows(1, dim)).shape == (1, embedding_dim)
+def test_the_sizes_are_the_published_ones() -> None:
+    for name, dim, size, embedding_dim in [
+        ("conv4", 21_168, 113_088, 1600),
+        ("conv4", 784, 111_936, 64),
+        ("resnet12", 21_168, 12_424_320, 640),
+    ]:
+        network = make_backbone(name, dim, torch.Generator().manual_seed(0)).eval()
+        assert sum(weight.numel() for weight in network.parameters()) == size
+        with torch.no_grad():
+            assert network(rows(1, dim)).shape == (1, embedding_dim)
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_conv4_is_the_slow_one(training: bool) -> None:
-    network, x = make("conv4", RGB).train(training), rows(4, RGB)
-    z = x.reshape(4, 3, 16, 16)
-    for index in range(4):
-        convolution, layer = network[4 * index + 1], network[4 * index + 2]
-        assert isinstance(convolution, nn.Conv2d)
-        assert isinstance(layer, BatchNorm)
-        z = F.conv2d(z, convolution.weight, convolution.bias, padding=1)
-        z = F.max_pool2d(normalize(z, layer, z if training else None).relu(), 2)
-    torch.testing.assert_close(network(x), z.flatten(1), atol=1e-4, rtol=1e-4)
+def test_conv4_is_the_slow_one() -> None:
+    for training in [True, False]:
+        network, x = make("conv4", RGB).train(training), rows(4, RGB)
+        z = x.reshape(4, 3, 16, 16)
+        for index in range(4):
+            convolution, layer = network[4 * index + 1], network[4 * index + 2]
+            assert isinstance(convolution, nn.Conv2d)
+            assert isinstance(layer, BatchNorm)
+            z = F.conv2d(z, convolution.weight, convolution.bias, padding=1)
+            z = F.max_pool2d(normalize(z, layer, z if training else None).relu(), 2)
+        torch.testing.assert_close(network(x), z.flatten(1), atol=1e-4, rtol=1e-4)
 
 
 def test_a_block_of_resnet12_is_the_slow_one() -> None:
@@ -85,19 +86,6 @@ def test_a_block_of_resnet12_is_the_slow_one() -> None:
     torch.testing.assert_close(block(x), slow, atol=1e-4, rtol=1e-4)
 
 
-def test_in_evaluation_a_row_does_not_see_the_others_nor_is_it_dropped() -> None:
-    network, x = make("resnet12", RGB, 0.5).eval(), rows(3, RGB)
-    alone = torch.cat([network(row[None]) for row in x])
-    torch.testing.assert_close(network(x), alone, atol=1e-4, rtol=1e-4)
-
-
-def test_training_changes_no_statistics() -> None:
-    network = make("conv4", GREY).train()
-    before = deepcopy(network.state_dict())
-    network(rows(5, GREY)).sum().backward()
-    assert all(torch.equal(before[name], after) for name, after in network.state_dict().items())
-
-
 def test_measured_statistics_are_torchs() -> None:
     network, batches = make("conv4", GREY), [rows(5, GREY, 1), rows(5, GREY, 2)]
     slow = deepcopy(network)
@@ -112,13 +100,6 @@ def test_measured_statistics_are_torchs() -> None:
     again = deepcopy(network.state_dict())
     measure_statistics(network, batches)
     assert all(torch.equal(again[name], tensor) for name, tensor in network.state_dict().items())
-
-
-def test_networks_without_batch_statistics_are_not_measured() -> None:
-    network, batches = make_backbone("mlp", 8, torch.Generator().manual_seed(0)), iter([rows(2, 8)])
-    measure_statistics(network, batches)
-    assert len(list(batches)) == 1  # which was not asked for
-    assert not network.training
 
 
 def test_leading_rows_have_the_statistics() -> None:

@@ -56,25 +56,25 @@ def test_parts_hold_every_episode_exactly_once(setting: EpisodeConfig, seed: int
     assert sorted(indices) == list(range(12))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_gather(dtype: torch.dtype) -> None:
-    x = torch.arange(100).reshape(50, 2).to(dtype)
-    take, wide = make_row_reader(x), torch.float64 if dtype == torch.float64 else torch.float32
-    for n_episodes, setting in (
-        (4, EpisodeConfig(way=(3, 3), n_query=2)),
-        (2, EpisodeConfig(way=(3, 3), n_query=2)),
-        (6, EpisodeConfig(way=(3, 3), n_query=2, n_unlabelled=3, n_distractors=1)),
-    ):
-        (part,) = split_by_size(setting.sample(INDEX, seed=0, first=0, n_episodes=n_episodes))
-        episodes = gather_episodes(take, part)
-        for rows, indices in ((episodes.support, part.support), (episodes.query, part.query)):
-            assert torch.equal(rows, x[indices].to(wide))
-        if setting.n_unlabelled:
-            assert episodes.unlabelled is not None
-            assert episodes.unlabelled.shape == (6, 12, 2)
-            assert torch.equal(episodes.unlabelled, x[part.unlabelled].to(wide))
-        else:
-            assert episodes.unlabelled is None
+def test_gather() -> None:
+    for dtype in [torch.float16, torch.float32, torch.float64]:
+        x = torch.arange(100).reshape(50, 2).to(dtype)
+        take, wide = make_row_reader(x), torch.float64 if dtype == torch.float64 else torch.float32
+        for n_episodes, setting in (
+            (4, EpisodeConfig(way=(3, 3), n_query=2)),
+            (2, EpisodeConfig(way=(3, 3), n_query=2)),
+            (6, EpisodeConfig(way=(3, 3), n_query=2, n_unlabelled=3, n_distractors=1)),
+        ):
+            (part,) = split_by_size(setting.sample(INDEX, seed=0, first=0, n_episodes=n_episodes))
+            episodes = gather_episodes(take, part)
+            for rows, indices in ((episodes.support, part.support), (episodes.query, part.query)):
+                assert torch.equal(rows, x[indices].to(wide))
+            if setting.n_unlabelled:
+                assert episodes.unlabelled is not None
+                assert episodes.unlabelled.shape == (6, 12, 2)
+                assert torch.equal(episodes.unlabelled, x[part.unlabelled].to(wide))
+            else:
+                assert episodes.unlabelled is None
 
 
 def test_base() -> None:

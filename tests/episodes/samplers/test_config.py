@@ -48,34 +48,28 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_ways_shots_and_queries_are_within_their_settings(setting: EpisodeConfig) -> None:
+def test_ways_shots_and_queries_are_within_their_settings() -> None:
     """That rows are distinct, and of distinct classes, test_samplers.py says."""
-    drawn = numbered(labels_of([8, 9, 10, 8, 11]), setting)
-    for support, query, more in zip(drawn.support, drawn.query, drawn.unlabelled, strict=True):
-        shots, queries = (support >= 0).sum(dim=1), (query >= 0).sum(dim=1)
-        way = int((shots > 0).sum())
-        assert setting.way[0] <= way <= setting.way[1]
-        assert setting.shot[0] <= int(shots[:way].min()) <= int(shots[:way].max()) <= setting.shot[1]
-        assert not bool(shots[way:].any() | queries[way:].any())
-        assert setting.unequal or len(shots[:way].unique()) == 1
-        if setting.imbalance is None and not setting.allow_small:
-            assert (queries[:way] == setting.n_query).all()
-        elif not setting.allow_small:
-            assert int(queries.sum()) == way * setting.n_query
-        else:
-            assert (queries[:way] <= 11 - shots[:way]).all()
-        if setting.n_unlabelled:
-            counts = (more >= 0).sum(dim=1).tolist()
-            n_unused = setting.way[1] - way
-            part, others = [setting.n_unlabelled] * way, [setting.n_unlabelled] * setting.n_distractors
-            assert counts == part + [0] * n_unused + others
-
-
-def test_more_queries_do_not_change_the_classes() -> None:
-    labels = labels_of([9, 9, 9])
-    classes = [labels[numbered(labels, EpisodeConfig(way=(2, 2), n_query=n)).support] for n in (1, 5)]
-    assert torch.equal(*classes)
+    for setting in SETTINGS:
+        drawn = numbered(labels_of([8, 9, 10, 8, 11]), setting)
+        for support, query, more in zip(drawn.support, drawn.query, drawn.unlabelled, strict=True):
+            shots, queries = (support >= 0).sum(dim=1), (query >= 0).sum(dim=1)
+            way = int((shots > 0).sum())
+            assert setting.way[0] <= way <= setting.way[1]
+            assert setting.shot[0] <= int(shots[:way].min()) <= int(shots[:way].max()) <= setting.shot[1]
+            assert not bool(shots[way:].any() | queries[way:].any())
+            assert setting.unequal or len(shots[:way].unique()) == 1
+            if setting.imbalance is None and not setting.allow_small:
+                assert (queries[:way] == setting.n_query).all()
+            elif not setting.allow_small:
+                assert int(queries.sum()) == way * setting.n_query
+            else:
+                assert (queries[:way] <= 11 - shots[:way]).all()
+            if setting.n_unlabelled:
+                counts = (more >= 0).sum(dim=1).tolist()
+                n_unused = setting.way[1] - way
+                part, others = [setting.n_unlabelled] * way, [setting.n_unlabelled] * setting.n_distractors
+                assert counts == part + [0] * n_unused + others
 
 
 def test_known_values() -> None:
@@ -108,31 +102,21 @@ def test_ways_and_shots_are_equally_likely() -> None:
     assert chisquare(torch.bincount(shots.flatten())[1:].numpy()).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("concentration", [0.5, 2.0, 50.0])
-def test_fractions_are_dirichlet(concentration: float) -> None:
-    drawn = numbered(
-        labels_of([80] * 5), EpisodeConfig(way=(4, 4), n_query=15, imbalance=concentration), n_episodes=2000
-    )
-    counts = (drawn.query >= 0).sum(dim=2).double()
-    assert (counts.sum(dim=1) == 60).all()
-    fractions = counts / 60
-    assert torch.allclose(fractions.mean(dim=0), torch.tensor(0.25).double(), atol=0.02)
-    variance = 0.25 * 0.75 / (4 * concentration + 1) + 1 / (12 * 60**2)  # and of rounding
-    assert abs(float(fractions.var()) / variance - 1) < 0.06  # some 3 standard errors
+def test_fractions_are_dirichlet() -> None:
+    for concentration in [0.5, 2.0, 50.0]:
+        drawn = numbered(
+            labels_of([80] * 5), EpisodeConfig(way=(4, 4), n_query=15, imbalance=concentration), n_episodes=2000
+        )
+        counts = (drawn.query >= 0).sum(dim=2).double()
+        assert (counts.sum(dim=1) == 60).all()
+        fractions = counts / 60
+        assert torch.allclose(fractions.mean(dim=0), torch.tensor(0.25).double(), atol=0.02)
+        variance = 0.25 * 0.75 / (4 * concentration + 1) + 1 / (12 * 60**2)  # and of rounding
+        assert abs(float(fractions.var()) / variance - 1) < 0.06  # some 3 standard errors
 
 
-def test_small_classes() -> None:
-    labels = labels_of([2, 3, 9, 9])
-    drawn = numbered(labels, EpisodeConfig(way=(2, 2), shot=(2, 2), n_query=5, allow_small=True), n_episodes=200)
-    assert 0 not in labels[drawn.support]  # no row is left for a query
-    small = (labels[drawn.support[..., 0]] == 10).nonzero()
-    assert len(small)
-    assert all(int((drawn.query[e, c] >= 0).sum()) == 1 for e, c in small)
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
+def test_errors() -> None:
+    for setting, message in [
         (EpisodeConfig(way=(4, 4)), r"`way` must be at most the number of classes \(3\); got 4\."),
         (
             EpisodeConfig(way=(2, 2), n_query=2, n_open_classes=2),
@@ -156,11 +140,9 @@ def test_small_classes() -> None:
             EpisodeConfig((2, 2), n_query=1, n_unlabelled=1, n_distractors=2),
             r"classes \(3 beside 2 distractors\); got 2",
         ),
-    ],
-)
-def test_errors(setting: EpisodeConfig, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        numbered(labels_of([5, 4, 6]), setting)
+    ]:
+        with pytest.raises(InputError, match=message):
+            numbered(labels_of([5, 4, 6]), setting)
 
 
 @pytest.mark.parametrize("setting", UNLABELLED)

@@ -44,13 +44,6 @@ def test_every_training_row_is_as_likely() -> None:
         assert all(abs(int(result[row]) - expected) < 4 * expected**0.5 for row in rows)
 
 
-def test_small_classes_give_all_that_they_have() -> None:
-    setting = FixedSplit(3, COUNTS, allow_small=True)
-    draw = setting.sample(setting.validate(INDEX, ("a", "b", "c")), seed=0, first=0, n_episodes=9)
-    assert ((draw.support >= 0).sum(dim=2) == torch.tensor([3, 3, 2])).all()
-    assert (draw.support[:, 2, :2].sort().values == torch.tensor([2, 5])).all()
-
-
 @pytest.mark.parametrize(
     ("setting", "message"),
     [

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protonet.episodes.evaluation.evaluate import compute_side_accuracies, evaluate
+from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.methods import METHODS
 from protonet.episodes.samplers.batch import make_row_reader, summarize_base
 from protonet.episodes.samplers.config import EpisodeConfig
@@ -54,16 +54,6 @@ def test_every_fifth_base_row_is_a_query_and_not_in_its_mean_and_no_row_is_lost(
         assert sorted(torch.cat([learned, queries]).tolist()) == LABELS.eq(part).nonzero().flatten().tolist()
 
 
-def test_a_base_class_of_two_rows_has_a_mean_and_a_query() -> None:
-    labels, x = torch.tensor([0, 0, 1, 1, 1]), torch.arange(10.0).reshape(5, 2)
-    _, pool, _ = join(labels, x, 1, EpisodeConfig())
-    assert torch.equal(pool.x[:2], x[:2])
-    assert pool.by_class.size.tolist() == [2, 3]
-    message = "`base classes` must have 2 rows, to learn from and to ask for; got class 'a'"
-    with pytest.raises(InputError, match=message):
-        join(labels[1:], x[1:], 1, EpisodeConfig())
-
-
 @given(seed=seeds, first=st.integers(0, 10**9), n=st.integers(1, 4))
 def test_base_classes_come_first_and_novel_ones_are_those_of_plain_episodes(seed: int, first: int, n: int) -> None:
     draw = KIND.sample(INDEX, seed=seed, first=first, n_episodes=n)
@@ -101,25 +91,14 @@ def test_scores_are_those_of_a_slow_loop() -> None:
         assert float(scores.accuracy[position]) == pytest.approx(sum(both) / len(both))
 
 
-def test_the_harmonic_mean_of_nothing_is_nothing() -> None:
-    right = torch.tensor([[True, True, False], [False, False, False]])
-    base, novel, harmonic = compute_side_accuracies(right, torch.tensor([[True, False, False]]).expand(2, -1))
-    assert base.tolist() == [1, 0]
-    assert novel.tolist() == [0.5, 0]
-    assert harmonic.tolist() == pytest.approx([2 / 3, 0])
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
+def test_data_that_do_not_fit() -> None:
+    for kind, message in [
         (replace(KIND, n_base=0), "`n_base` must be classes of a mean and a query or more; got 0"),
         (replace(KIND, n_base=9), "`n_base` must be classes of a mean and a query or more; got 9"),
         (replace(KIND, novel=EpisodeConfig(way=(2, 7))), r"`way` must be at most the number of classes \(6\); got 7"),
-    ],
-)
-def test_data_that_do_not_fit(kind: Generalized, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        kind.validate(INDEX, tuple("abcdefghi"))
+    ]:
+        with pytest.raises(InputError, match=message):
+            kind.validate(INDEX, tuple("abcdefghi"))
 
 
 def test_novel_classes_that_are_too_small_are_not_drawn() -> None:

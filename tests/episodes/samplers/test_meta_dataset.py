@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from protonet.episodes.samplers.meta_dataset import MetaDataset, read_groups, split_rows
+from protonet.episodes.samplers.meta_dataset import MetaDataset, read_groups
 from protonet.episodes.samplers.sampler import (
     CLASS_STREAM,
     GROUP_STREAM,
@@ -52,32 +52,17 @@ def describe_slowly(setting: MetaDataset, seed: int, index: int) -> tuple[list[i
     return classes, n_query, [min(math.floor(fraction * (total - way)) + 1, count) for fraction, count in fractions]
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_counts_are_those_of_the_papers_equations(setting: MetaDataset) -> None:
-    draw = setting.sample(INDEX, seed=4, first=7, n_episodes=40)
-    queries = setting.count_queries(INDEX, seed=4, n_episodes=47)
-    for at, index in enumerate(range(7, 47)):
-        classes, n_query, shots = describe_slowly(setting, 4, index)
-        way = len(classes)
-        assert [int(LABELS[part[0]]) for part in draw.support[at][:way]] == classes
-        assert (draw.support[at] >= 0).sum(dim=1).tolist() == [*shots, *[0] * (50 - way)]
-        assert (draw.query[at] >= 0).sum(dim=1).tolist() == [*[n_query] * way, *[0] * (50 - way)]
-        assert int(queries[index]) == n_query * way
-
-
-def test_fractions_of_a_support_have_one_row_of_every_class() -> None:
-    size, drawn = torch.tensor([[2, 3, 400]]), torch.ones(1, 3, dtype=torch.bool)
-    nothing = torch.zeros(1, 1, dtype=torch.float64), torch.full((1, 3), 0.5, dtype=torch.float64)
-    queries, shots = split_rows(size, drawn, *nothing)
-    assert queries.tolist() == [[1, 1, 1]]
-    assert shots.tolist() == [[1, 1, 1]]
-    queries, shots = split_rows(size, drawn, torch.full((1, 1), 0.999), nothing[1])
-    assert shots.tolist() == [[1, 1, 1 + int(100 * 400 / 405)]]  # 103 rows, 100 of them are shared by size
-
-
-def test_superclasses_by_name() -> None:
-    names = [f"{'Greek' if c % 2 else 'Latin'}/{c}" for c in range(12)] + ["Rune/0"]
-    assert read_groups("names", names) == ((tuple(range(1, 12, 2)), tuple(range(0, 12, 2))), False)
+def test_counts_are_those_of_the_papers_equations() -> None:
+    for setting in SETTINGS:
+        draw = setting.sample(INDEX, seed=4, first=7, n_episodes=40)
+        queries = setting.count_queries(INDEX, seed=4, n_episodes=47)
+        for at, index in enumerate(range(7, 47)):
+            classes, n_query, shots = describe_slowly(setting, 4, index)
+            way = len(classes)
+            assert [int(LABELS[part[0]]) for part in draw.support[at][:way]] == classes
+            assert (draw.support[at] >= 0).sum(dim=1).tolist() == [*shots, *[0] * (50 - way)]
+            assert (draw.query[at] >= 0).sum(dim=1).tolist() == [*[n_query] * way, *[0] * (50 - way)]
+            assert int(queries[index]) == n_query * way
 
 
 def test_nodes_of_a_tree(tmp_path: Path) -> None:
@@ -96,38 +81,26 @@ def test_nodes_of_a_tree(tmp_path: Path) -> None:
     assert groups == (nine, bird, mammal)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_files_that_are_no_hierarchy(tmp_path: Path) -> None:
+    for text, message in [
         ("a b c\n", "have lines 'parent child'; got 'a b c', number 1"),
         ("a c0\na c1\na c2\na b\nb a\n", "have no circles; got one through 'a'"),
         ("a c0\n", "have all classes, by name; got none for 'c1'"),
         ("a c0\na c1\na c2\n", "have a group of 5 classes; got 3 at most"),
         (None, "be names, or a file that can be read; got "),
-    ],
-)
-def test_files_that_are_no_hierarchy(tmp_path: Path, text: str | None, message: str) -> None:
-    path = tmp_path / "tree.txt"
-    if text is not None:
-        path.write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match=rf"^`hierarchy` must {message}"):
-        read_groups(str(path), ["c0", "c1", "c2"])
+    ]:
+        path = tmp_path / ("tree.txt" if text else "absent.txt")
+        path.write_text(text, encoding="utf-8") if text else None
+        with pytest.raises(InputError, match=rf"^`hierarchy` must {message}"):
+            read_groups(str(path), ["c0", "c1", "c2"])
 
 
-def test_names_without_superclasses() -> None:
-    with pytest.raises(InputError, match="be in the names of all classes; got 'b' without a superclass"):
-        read_groups("names", ["a/b", "b"])
-
-
-@pytest.mark.parametrize(
-    ("setting", "labels", "message"),
-    [
+def test_data_that_do_not_fit() -> None:
+    for setting, labels, message in [
         (MetaDataset(), torch.arange(4).repeat(3), "`classes` must be 5 or more, as Meta-Dataset's .* have; got 4"),
         (MetaDataset(), torch.arange(9) % 5, r"`classes` must have 2 rows \(shot \+ query\); got class '4' with 1"),
         (MetaDataset(((0, 1, 2, 3),)), torch.arange(5).repeat(3), "`groups` must be of 5 known classes or more"),
         (MetaDataset(((0, 1, 2, 3, 9),)), torch.arange(5).repeat(3), "`groups` must be of 5 known classes or more"),
-    ],
-)
-def test_data_that_do_not_fit(setting: MetaDataset, labels: torch.Tensor, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        setting.validate(index_classes(labels), ("0", "1", "2", "3", "4"))
+    ]:
+        with pytest.raises(InputError, match=message):
+            setting.validate(index_classes(labels), ("0", "1", "2", "3", "4"))

@@ -98,20 +98,6 @@ def test_a_packed_run_continues_to_the_same(plan: TrainingPlan, monkeypatch: pyt
     assert not same(second, first)
 
 
-def test_heads_are_averaged_and_saved_with_the_encoder() -> None:
-    run = begin_run(make_plan()._replace(objective="anil", head="classes", **SMALL), "cpu")
-    before = run.head.state_dict()["weight"].clone()
-    advance(run, 1)
-    decay = min(TRAINING_RECIPE.average_decay, 1 / (1 + TRAINING_RECIPE.average_delay))
-    after = dict(run.learner.head.named_parameters())["weight"].detach()
-    expected = decay * before + (1 - decay) * after
-    assert not torch.equal(before, after)
-    torch.testing.assert_close(run.head.state_dict()["weight"], expected)
-    keep_best(run, Score(1, 0.5, 0.1))
-    assert torch.equal(run.best_weights["head.weight"], run.head.state_dict()["weight"])
-    assert run.best_weights.keys() == {*run.average.state_dict(), "head.weight", "head.bias"}
-
-
 def test_the_best_weights_are_saved_until_better_ones_are_found() -> None:
     run = begin_run(make_plan(), "cpu")
     bias = next(iter(run.best_weights))

@@ -214,16 +214,6 @@ def test_validation_classes_that_are_too_small_for_the_shots() -> None:
             train(f"--objective anil --shot 6 --query 1 {more}")
 
 
-def test_files_older_than_the_objectives_are_read() -> None:
-    path = train()
-    stored = read(path)[1]["plan"]
-    fields = {"dataset", "split_seed", "dim", "classes", "backbone", "way", "shot", "query", "episodes_per_step"}
-    assert stored.keys() == fields | {"steps", "eval_every", "patience", "seed"}
-    plan = load_trained(path, torch.clone).plan
-    assert plan["objective"] == "prototypes"
-    assert plan == TrainingPlan(**stored)._asdict()
-
-
 def test_a_second_interrupt_comes_at_once() -> None:
     with training.delay_interrupt() as interrupted:
         assert not interrupted()
@@ -294,9 +284,8 @@ def test_outputs_are_checked_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
+def test_bad_arguments() -> None:
+    for more, message in [
         (
             "--backbone cnov",
             r"`--backbone` must be one of conv, conv4, mlp, resnet12; got 'cnov'\. Did you mean conv\?",
@@ -314,12 +303,10 @@ def test_outputs_are_checked_first(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--device abacus", r"`device` must be a device of this machine; got 'abacus' \(.*\)\. Pass 'cpu'\."),
         (f"--seed {2**63}", rf"`--seed` must be a whole number in \[0, {2**63 - 1}\]; got {2**63}"),
         ("--way 1", r"`--way` must be a whole number >= 2; got '1'"),
-    ],
-)
-def test_bad_arguments(more: str, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"^(protonet\.episodes train: |load_source: )?{message}"):
-        train(more)
-    assert not Path("a.safetensors").exists()
+    ]:
+        with pytest.raises(ValueError, match=rf"^(protonet\.episodes train: |load_source: )?{message}"):
+            train(more)
+        assert not Path("a.safetensors").exists()
 
 
 @pytest.mark.usefixtures("quick")
