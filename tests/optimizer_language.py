@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 
 from analysis.optimizer_bench.workload import initial_weights
 
@@ -85,16 +85,6 @@ def linear(optimizer: torch.optim.Optimizer) -> Callable[[int, float], object]:
     return follow_factor(lambda step: 1 - step / STEPS)(optimizer)
 
 
-def linear_after_warm_up(optimizer: torch.optim.Optimizer) -> Callable[[int, float], object]:
-    """As `transformers.get_linear_schedule_with_warmup`, whose first step has a learning rate of nothing."""
-    return follow_factor(lambda step: min(step / 30, (STEPS - step) / (STEPS - 30)))(optimizer)
-
-
-def cosine(optimizer: torch.optim.Optimizer) -> Callable[[int, float], object]:
-    scheduler = CosineAnnealingLR(optimizer, STEPS)
-    return lambda step, loss: scheduler.step()
-
-
 def one_cycle(optimizer: torch.optim.Optimizer) -> Callable[[int, float], object]:
     """From a 25th of the constructor's learning rate up to it, and down."""
     scheduler = OneCycleLR(optimizer, optimizer.defaults["lr"], STEPS + 1, cycle_momentum=False)
@@ -104,12 +94,6 @@ def one_cycle(optimizer: torch.optim.Optimizer) -> Callable[[int, float], object
 def step_down(optimizer: torch.optim.Optimizer) -> Callable[[int, float], object]:
     scheduler = StepLR(optimizer, STEPS, gamma=0.1)
     return lambda step, loss: scheduler.step()
-
-
-def plateau(optimizer: torch.optim.Optimizer) -> Callable[[int, float], object]:
-    """Lower the learning rate to a tenth once, after ``STEPS``."""
-    scheduler = ReduceLROnPlateau(optimizer, factor=0.1, patience=STEPS - 2, cooldown=10**6)
-    return lambda step, loss: scheduler.step(1.0)
 
 
 def plateau_of_loss(optimizer: torch.optim.Optimizer) -> Callable[[int, float], object]:

@@ -38,32 +38,30 @@ def descend(p: nn.Parameter, steps: int) -> float:
     return float((p.detach() - target).double().square().sum()) / before
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
-def test_every_shape_nears_its_minimum_with_a_precise_state(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    p = nn.Parameter(draw(shape).to(dtype))
-    optimizer = CustomOptimizer([p])
-    p.grad = torch.ones_like(p)
-    optimizer.step()
-    dtypes = [
-        x.dtype for x in optimizer.state_dict()["state"][0].values() if isinstance(x, Tensor) and x.is_floating_point()
-    ]
-    assert not {torch.bfloat16, torch.float16} & set(dtypes)
-    assert descend(p, 10 if math.prod(shape) > 10**5 else 40) < 0.97
-    assert p.dtype == dtype
-
-
-@pytest.mark.parametrize("shape", [*EMPTY, (5, 3)], ids=str)
-def test_no_gradient_to_speak_of_is_harmless(shape: tuple[int, ...]) -> None:
-    """Empty parameters, and gradients that are zero always, or at first."""
-    still, late = nn.Parameter(draw(shape)), nn.Parameter(torch.ones(3, 2))
-    optimizer = CustomOptimizer([still, late])
-    for step in range(6):
-        still.grad, late.grad = torch.zeros(shape), torch.full((3, 2), float(step > 2))
+def test_every_shape_nears_its_minimum_with_a_precise_state(dtype: torch.dtype) -> None:
+    for shape in SHAPES if dtype == torch.float32 else SHAPES[:8:3]:
+        p = nn.Parameter(draw(shape).to(dtype))
+        optimizer = CustomOptimizer([p])
+        p.grad = torch.ones_like(p)
         optimizer.step()
-    assert still.shape == shape
-    assert bool(still.isfinite().all())
-    assert bool((late < 1).all())
+        state = [item for item in optimizer.state_dict()["state"][0].values() if isinstance(item, Tensor)]
+        assert not {torch.bfloat16, torch.float16} & {item.dtype for item in state}, shape
+        assert descend(p, 10 if math.prod(shape) > 10**5 else 40) < 0.97, shape
+        assert p.dtype == dtype
+
+
+def test_no_gradient_to_speak_of_is_harmless() -> None:
+    """Empty parameters, and gradients that are zero always, or at first."""
+    for shape in [*EMPTY, (5, 3)]:
+        still, late = nn.Parameter(draw(shape)), nn.Parameter(torch.ones(3, 2))
+        optimizer = CustomOptimizer([still, late])
+        for step in range(6):
+            still.grad, late.grad = torch.zeros(shape), torch.full((3, 2), float(step > 2))
+            optimizer.step()
+        assert still.shape == shape
+        assert bool(still.isfinite().all())
+        assert bool((late < 1).all())
 
 
 def test_memory_layouts_change_nothing() -> None:
@@ -105,49 +103,13 @@ def test_sparse_gradients_are_errors_before_anything_moves() -> None:
     assert torch.equal(first, torch.ones(3))
 
 
-BAD: list[tuple[str, dict[str, Any]]] = [
-    *((name, {name: bad}) for name in ("lr", "weight_decay", "eps") for bad in (-1.0, math.nan, math.inf, -math.inf)),
-    *(("betas[0]", {"betas": (bad, 0.98)}) for bad in (-1.0, math.nan, math.inf, -math.inf)),
-    *(("betas[1]", {"betas": (0.9, bad)}) for bad in (-1.0, math.nan, math.inf, -math.inf, 1.0)),
-    *(("betas", {"betas": bad}) for bad in (0.9, (0.9,), None)),
-    *(("lr", {"lr": bad}) for bad in ("0.1", None)),
-    *((name, {name: True}) for name in ("fused", "capturable", "differentiable")),
-]
-BAD_TOTALS = [0, -1, 10.0, True, "10"]
-
-
-@pytest.mark.parametrize(("name", "setting"), BAD, ids=str)
-def test_settings_that_do_not_fit_are_named(name: str, setting: dict[str, Any]) -> None:
-    p = nn.Parameter(torch.ones(1))
-    optimizer = CustomOptimizer([nn.Parameter(torch.ones(1))])
-    message = rf"^CustomOptimizer: `{re.escape(name)}` must .*; got .*\. \S.*$"
-    for make in (
-        lambda: CustomOptimizer([{"params": [p], **setting}]),
-        lambda: optimizer.add_param_group({"params": [p], **setting}),
-    ):
-        with pytest.raises(ValueError, match=message):
-            make()
-    with pytest.raises((TypeError, ValueError), match=re.escape(name)):
-        CustomOptimizer([p], **setting)
-    assert len(optimizer.param_groups) == 1
-
-
-@pytest.mark.parametrize("total", BAD_TOTALS, ids=repr)
-def test_invalid_total_steps_are_an_error(total: Any) -> None:
-    message = r"^CustomOptimizer: `total_steps` must be an int >= 1; got .*\. \S.*$"
-    with pytest.raises(ValueError, match=message):
-        CustomOptimizer([nn.Parameter(torch.ones(1))], total_steps=total)
-    with pytest.raises(ValueError, match=message):
-        StackOptimizer([([torch.ones(2, 3)], 0.0)], total_steps=total)
-
-
-@pytest.mark.parametrize("total", [1, 7, 10, 400])
-def test_the_anneal_is_a_line_to_the_last_step(total: int) -> None:
+def test_the_anneal_is_a_line_to_the_last_step() -> None:
     """Against interpolation between the places where the line bends."""
     last = SEARCH.final_fraction / SEARCH.anneal_fraction
-    bends = [(1 - SEARCH.anneal_fraction) * total, (1 - SEARCH.final_fraction) * total]
-    factors = [Run(1.0, total).anneal(steps) for steps in range(total + 3)]
-    np.testing.assert_allclose(factors, np.interp(range(total + 3), bends, [1, last]))
+    for total in (1, 7, 10, 400):
+        bends = [(1 - SEARCH.anneal_fraction) * total, (1 - SEARCH.final_fraction) * total]
+        factors = [Run(1.0, total).anneal(steps) for steps in range(total + 3)]
+        np.testing.assert_allclose(factors, np.interp(range(total + 3), bends, [1, last]))
     assert [Run(1.0).anneal(steps) for steps in (0, 10**9)] == [1, 1]
 
 
@@ -165,35 +127,7 @@ def test_total_steps_change_only_the_end_of_a_run() -> None:
     assert after[1] < 0.05 * after[0]
 
 
-def test_no_parameters_is_the_error_that_torch_has() -> None:
-    with pytest.raises(ValueError, match="optimizer got an empty parameter list"):
-        CustomOptimizer([])
-
-
-@pytest.mark.parametrize("scale", [2.0**-10, 2.0**10])
-def test_a_loss_times_a_power_of_two_is_the_same_run(scale: float) -> None:
-    model = make_model()
-    assert same(train(model, CustomOptimizer(model.parameters()), 20, scale=scale), trained(20))
-
-
-@pytest.mark.parametrize("scale", [1e-3, 1e3])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 0.02), (torch.float64, 1e-6)], ids=str)
-def test_the_scale_of_the_loss_changes_but_the_rounding(scale: float, dtype: torch.dtype, tolerance: float) -> None:
-    """First gradients are rank-deficient here: a basis that rounding chooses among them would show."""
-    model = make_model(dtype)
-    train(model, CustomOptimizer(model.parameters()), 30, scale=scale)
-    assert distance(model, trained(30, dtype)) < tolerance
-
-
-@pytest.mark.parametrize("lr", [1e-5, 1e-3, 1.0])
-def test_the_learning_rate_itself_does_not_matter(lr: float) -> None:
-    model = make_model(torch.float64)
-    train(model, CustomOptimizer(model.parameters(), lr=lr), 30)
-    assert distance(model, trained(30, torch.float64)) < 1e-6
-
-
-@pytest.mark.parametrize("factor", [0.01, 1.0, 100.0])
-@pytest.mark.parametrize("shape", [(16,), (4, 4)], ids=str)
+@pytest.mark.parametrize(("factor", "shape"), [(0.01, (16,)), (1.0, (4, 4)), (100.0, (4, 4))])
 def test_an_ill_conditioned_quadratic_converges_from_any_rate(factor: float, shape: tuple[int, ...]) -> None:
     """Condition number 1e4, axes rotated at random."""
     axes = torch.linalg.qr(draw((16, 16), 3))[0]
@@ -219,3 +153,52 @@ def test_runs_repeat_and_touch_no_global_state() -> None:
     assert same(trained(10), trained(10))
     assert states == [*map(str, (np.random.get_state(), random.getstate(), torch.get_num_threads()))]  # noqa: NPY002
     assert torch.equal(torch_state, torch.get_rng_state())
+
+
+NOT_FINITE = (-1.0, math.nan, math.inf, -math.inf)
+BAD: list[tuple[str, dict[str, Any]]] = [
+    *((name, {name: bad}) for name in ("lr", "weight_decay", "eps") for bad in NOT_FINITE),
+    *(("betas[0]", {"betas": (bad, 0.98)}) for bad in NOT_FINITE),
+    *(("betas[1]", {"betas": (0.9, bad)}) for bad in (*NOT_FINITE, 1.0)),
+    *(("betas", {"betas": bad}) for bad in (0.9, (0.9,), None)),
+    *(("lr", {"lr": bad}) for bad in ("0.1", None)),
+    *((name, {name: True}) for name in ("fused", "capturable", "differentiable")),
+]
+
+
+def test_invalid_settings_are_errors() -> None:
+    p = nn.Parameter(torch.ones(1))
+    optimizer = CustomOptimizer([nn.Parameter(torch.ones(1))])
+    for name, setting in BAD:
+        message = rf"^CustomOptimizer: `{re.escape(name)}` must .*; got "
+        with pytest.raises(ValueError, match=message):
+            CustomOptimizer([{"params": [p], **setting}])
+        with pytest.raises(ValueError, match=message):
+            optimizer.add_param_group({"params": [p], **setting})
+        with pytest.raises((TypeError, ValueError), match=re.escape(name)):
+            CustomOptimizer([p], **setting)
+    assert len(optimizer.param_groups) == 1
+    total: Any
+    for total in (0, -1, 10.0, True, "10"):
+        for make in (
+            lambda total: CustomOptimizer([p], total_steps=total),
+            lambda total: StackOptimizer([([torch.ones(2, 3)], 0.0)], total_steps=total),
+        ):
+            with pytest.raises(ValueError, match=r"^CustomOptimizer: `total_steps` must be an int >= 1; got "):
+                make(total)
+
+
+def test_the_scale_of_the_loss_and_the_learning_rate_change_only_the_rounding() -> None:
+    """First gradients are rank-deficient here: a basis that rounding chooses among them would show."""
+    model = make_model()
+    assert same(train(model, CustomOptimizer(model.parameters()), 20, scale=2.0**10), trained(20))
+    expected = {dtype: trained(30, dtype) for dtype in (torch.float32, torch.float64)}
+    for dtype, scale, lr, tolerance in (
+        (torch.float32, 1e-3, 1e-3, 0.02),
+        (torch.float64, 1e3, 1e-3, 1e-6),
+        (torch.float64, 1.0, 1e-5, 1e-6),
+        (torch.float64, 1e-3, 1.0, 1e-6),
+    ):
+        model = make_model(dtype)
+        train(model, CustomOptimizer(model.parameters(), lr=lr), 30, scale=scale)
+        assert distance(model, expected[dtype]) < tolerance, (dtype, scale, lr)

@@ -18,17 +18,6 @@ from solution.pack import join_package
 from tests.optimizer_cases import distance, loss_on, make_model, same, through_file, train, trained, weights
 
 
-def test_groups_have_separate_settings() -> None:
-    model = make_model()
-    body, head = list(model.parameters())[:-2], list(model.parameters())[-2:]
-    optimizer = CustomOptimizer([{"params": body}, {"params": head, "lr": 0.0}])
-    assert [group["lr"] for group in optimizer.param_groups] == [optimizer.defaults["lr"], 0.0]
-    before = weights(model)
-    train(model, optimizer, 5)
-    moved = [not torch.equal(p, q) for p, q in zip(weights(model), before, strict=True)]
-    assert moved == [True] * len(body) + [False] * 2
-
-
 def test_a_group_may_come_in_mid_run() -> None:
     model = make_model()
     ps = list(model.parameters())
@@ -84,12 +73,6 @@ def test_how_parameters_are_passed_changes_nothing(make: Callable[[nn.Module], C
     model = make_model()
     train(model, make(model), 20)
     assert same(model, trained(20))
-
-
-def test_the_order_of_parameters_changes_no_more_than_rounding() -> None:
-    model = make_model()
-    train(model, CustomOptimizer(list(model.parameters())[::-1]), 20)
-    assert distance(model, trained(20)) < 1e-3
 
 
 def test_a_closure_is_called_once_with_gradients_and_its_loss_comes_back() -> None:
@@ -226,3 +209,20 @@ def test_two_processes_stay_equal(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WORKER, str(tmp_path / "meeting")]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_groups_have_separate_settings() -> None:
+    model = make_model()
+    body, head = list(model.parameters())[:-2], list(model.parameters())[-2:]
+    optimizer = CustomOptimizer([{"params": body}, {"params": head, "lr": 0.0}])
+    assert [group["lr"] for group in optimizer.param_groups] == [optimizer.defaults["lr"], 0.0]
+    before = weights(model)
+    train(model, optimizer, 5)
+    moved = [not torch.equal(p, q) for p, q in zip(weights(model), before, strict=True)]
+    assert moved == [True] * len(body) + [False] * 2
+
+
+def test_the_order_of_parameters_changes_no_more_than_rounding() -> None:
+    model = make_model()
+    train(model, CustomOptimizer(list(model.parameters())[::-1]), 20)
+    assert distance(model, trained(20)) < 1e-3
