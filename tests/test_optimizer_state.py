@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -112,8 +112,9 @@ def test_one_gradient_of_another_order_does_not_stop_the_run(odd: float, at: int
 
 
 def test_the_state_takes_up_to_four_times_that_of_adamw() -> None:
-    cases: list[list[tuple[int, ...]]] = [[(1000, 1000)], [(512, 1953)], [(50_000, 20)], [(10**6,)]]
-    for shapes in [*cases, [(256, 256)] * 15, [(64, 64, 3, 3)] * 27, [(300, 10)] * 20]:
+    cases: list[Sequence[Sequence[int]]] = [[(1000, 1000)], [(512, 1953)], [(50_000, 20)], [(10**6,)]]
+    cases += [[(256, 256)] * 15, [(64, 64, 3, 3)] * 27, [(300, 10)] * 20]
+    for shapes in cases:
         ps = [nn.Parameter(torch.ones(shape)) for shape in shapes]
         optimizer = CustomOptimizer(ps)
         for p in ps:

@@ -46,17 +46,15 @@ def test_a_model_of_one_predicted_class_is_reported(tmp_path: Path, run: Run) ->
 
 
 def test_balanced_fit_compares_balanced_accuracy(tmp_path: Path, run: Run) -> None:
-    table, page = make_table(tmp_path / "t.csv", 1.5), tmp_path / "f.html"
+    table = make_table(tmp_path / "t.csv", 1.5)
     fresh, right = make_table(tmp_path / "u.csv", 1.5, rows=1000, rare=500, seed=1), []
     for options, measured in ([], "accuracy"), (["--balanced"], "balanced_accuracy"):
         path = tmp_path / f"{measured}.safetensors"
-        fitted, output = run.read_json("fit", table, *FAST, "-o", path, "--report", page, *options)
+        fitted, output = run.read_json("fit", table, *FAST, "-o", path, *options)
         assert ("all classes have equal weight" in output) == bool(options)
         assert "| most frequent class | 95.00 " in output  # of the rows as they are, whatever they weigh
         assert "5-fold cross-validation on 200 rows" in output
-        heading = f"{'balanced ' * bool(options)}difference to baseline, points"
-        assert heading in output
-        assert heading.replace("'", "&#x27;") in page.read_text(encoding="utf-8")
+        assert f"{'balanced ' * bool(options)}difference to baseline, points" in output
         model = load_model(path, for_update=True)
         crossed = restore_crossfit(model.network, model.folds, model.update_state)
         assert model.network.counts.tolist() == model.metadata["samples"] == [10, 190]
@@ -83,11 +81,8 @@ def test_balanced_has_no_effect_on_equal_class_sizes(tmp_path: Path, run: Run) -
     assert torch.equal(*logits)
 
 
-@pytest.mark.parametrize(("lead", "lines"), [(-0.1, 1), (0.0, 1), (0.1, 0)])
-def test_fit_warns_if_the_most_frequent_class_is_as_accurate(lead: float, lines: int) -> None:
-    compared: list[dict[str, Any]] = [
-        {"name": "this model"},
-        {"name": FREQUENT, "difference": lead},
-        {"name": "LDA", "difference": -1.0},
-    ]
-    assert format_no_lead(compared).count("\n") == lines
+def test_fit_warns_if_the_most_frequent_class_is_as_accurate() -> None:
+    for lead, lines in ((-0.1, 1), (0.0, 1), (0.1, 0)):
+        compared: list[dict[str, Any]] = [{"name": "this model"}, {"name": FREQUENT, "difference": lead}]
+        compared.append({"name": "LDA", "difference": -1.0})
+        assert format_no_lead(compared).count("\n") == lines

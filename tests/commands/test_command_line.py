@@ -87,8 +87,9 @@ class TestFit:
         printed = run("fit", table, *FAST, "-o", output, "--plot", tmp_path / "a.svg")
         assert "no cross-validation: no class has two distinct rows" in printed
         assert [row["class"] for row in run.read_rows("predict", output, table)] == [*NAMES]
-        error = run("predict", output, table, "--unknown", "0.1", code=2)
-        assert error.startswith("protonet predict: `--unknown` must come with a model that was cross")
+        assert "`--unknown` must come with a model that was cross" in run(
+            "predict", output, table, "--unknown", "0.1", code=2
+        )
         printed = run("update", output, table, "--in-place")
         assert "no held-out rows: the effect on the old classes is unknown" in printed
 
@@ -118,21 +119,12 @@ class TestFit:
 
 
 class TestPredict:
-    @pytest.mark.parametrize("cells", [8, 2**20])
     def test_classes_and_probabilities(
-        self,
-        cells: int,
-        tmp_path: Path,
-        fitted: Path,
-        network: PrototypeNetwork,
-        monkeypatch: pytest.MonkeyPatch,
-        run: Run,
+        self, tmp_path: Path, fitted: Path, network: PrototypeNetwork, monkeypatch: pytest.MonkeyPatch, run: Run
     ) -> None:
-        monkeypatch.setattr(formats, "CELLS_PER_CHUNK", cells)
+        monkeypatch.setattr(formats, "CELLS_PER_CHUNK", 8)  # several blocks
         predict = ["predict", fitted / "model.safetensors", write_table(tmp_path / "new.csv", X, None, "zxwy")]
-        printed = run(*predict, "--proba")
-        assert run(*predict, "--probabilities") == printed  # as it was called at first
-        header, *rows = read_lines(printed)
+        header, *rows = read_lines(run(*predict, "--proba"))
         assert header == ["class", "probability", *(f"P({name})" for name in NAMES)]
         expected = network(X).softmax(dim=1)
         assert [row[0] for row in rows] == [NAMES[position] for position in expected.argmax(dim=1).tolist()]
@@ -221,8 +213,6 @@ SIZE = "`table` must have numbers of the scale .*; got 3e.38 as the largest"
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ("fiit", "`command` must be one of fit, .*; got 'fiit'. Did you mean fit"),
-        ("fit", "missing argument: TABLE"),
         ("fit T --time-limit 0", "`--time-limit` must be a finite number > 0; got '0'"),
         ("fit none.csv -o m.pt", r"`--output` must end in \.protonet, \.safetensors; got m\.pt"),
         ("fit none.csv --plot a.txt", r"`--plot` must end in \.svg"),
@@ -231,15 +221,10 @@ SIZE = "`table` must have numbers of the scale .*; got 3e.38 as the largest"
         ("predict M two.npy", "`table` must have 4 features per row; got 2 in two.npy"),
         ("predict M far.csv", SIZE),
         ("predict M T -o T", "`--output` must be another file than the inputs; got .*train.csv"),
-        ("evaluate M T --label z", "`table` must have the model's columns; got .* without z"),
-        ("update M far.csv --in-place", SIZE),
         ("update M none.csv", "`arguments` must name the file to write; got neither .*--in-place"),
         ("update M T -o a.safetensors --in-place", "argument .* not allowed with"),
         ("update M spelled.csv --in-place", "`table` must spell known .*; got 'ANT' for 'ant'.* --new-c"),
         ("update M none.csv -o none.csv", r"`--output` must end in \.protonet, \.safetensors"),
-        ("info none", "no such file: none"),
-        ("suggest none.csv", "no such file: none.csv"),
-        ("predict M none.csv", "no such file: none.csv"),
         ("export M --onnx M", r"`--onnx` must end in \.onnx"),
     ],
 )

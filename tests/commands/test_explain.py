@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import t as student
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.inspection import permutation_importance
 from sklearn.metrics import accuracy_score, log_loss
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
@@ -75,40 +72,11 @@ def unpacked(path: str) -> Crossfit:
     return restore_crossfit(model.network, model.folds, model.update_state)
 
 
-class Wrapped(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A function from rows to probabilities, as scikit-learn wants it."""
-
-    def __init__(self, work: Callable[[Any], Tensor] | None = None, classes: int = 2) -> None:
-        self.work, self.classes_ = work, np.arange(classes)
-
-    def fit(self, x: Any, y: Any) -> Wrapped:
-        return self
-
-    def predict_proba(self, x: Any) -> np.ndarray:
-        assert self.work is not None
-        return np.asarray(self.work(x).detach().double().softmax(dim=1))
-
-    def predict(self, x: Any) -> np.ndarray:
-        return np.asarray(self.predict_proba(x).argmax(axis=1))
-
-
-def compare(result: Mapping[str, Any], names: Sequence[str], theirs: Any) -> None:
-    """Check that importances agree within the errors of both sets of shuffles."""
-    ours = {column["name"]: column for column in result["columns"]}
-    assert set(ours) == set(names)
-    for key, name in (("log_loss_rise", "neg_log_loss"), ("accuracy_fall", "accuracy")):
-        item = theirs[name]
-        error = item.importances_std * np.sqrt(1 / result["shuffles"] + 1 / item.importances.shape[1])
-        difference = np.array([ours[column][key] for column in names]) - item.importances_mean
-        assert (np.abs(difference) <= 4 * error + 1e-6).all(), (key, difference, error)
-
-
-@pytest.mark.parametrize("heavy", [False, True])
-def test_permutation_importance_equals_scikit_learn(heavy: bool, numeric: str) -> None:
+def test_permutation_importance_is_that_of_a_slow_loop(numeric: str) -> None:
     crossed = unpacked(numeric)
     generator = torch.Generator().manual_seed(1)
     weights = torch.randint(1, 5, (len(crossed.labels),), generator=generator).double()
-    crossed = crossed._replace(weights=weights if heavy else crossed.weights)
+    crossed = crossed._replace(weights=weights)
     n = len(crossed.labels)
     orders = torch.stack([torch.randperm(n, generator=generator) for _ in range(3)])
     result = measure_columns(crossed, [1, 2, 1], orders)
@@ -156,43 +124,9 @@ def test_held_out_rows_rank_the_important_column_first(numeric: str, tmp_path: P
     low, high = first["log_loss_interval"]
     line = f"| x1     | {first['log_loss_rise']:+.3f}            | [{low:+.3f}, {high:+.3f}] |"
     assert output.splitlines()[5].startswith(line)
-
-
-def test_all_features_of_a_column_move_together(kinds: str, tmp_path: Path, run: Run) -> None:
-    fresh = mixed(1)
-    result, output = run.read_json("explain", kinds, write(tmp_path / "fresh.csv", fresh))
-    model = load_model(kinds)
-    encoding, names = model.encoding, ["colour", "note", "size"]
-    assert encoding is not None
-    assert model.columns == tuple(names)
-    assert max(encoding.sizes) > 1
-
-    def work(cells: np.ndarray) -> Tensor:
-        features: Tensor = model.network(torch.from_numpy(encoding.encode(list(cells.T))))
-        return features
-
-    x = np.array([fresh[name] for name in names], dtype=object).T
-    y = np.array([model.classes.index(kind) for kind in fresh["kind"]])
-    theirs = permutation_importance(
-        Wrapped(work, 3), x, y, scoring=["neg_log_loss", "accuracy"], n_repeats=12, random_state=0
-    )
-    compare(result, names, theirs)
-    assert result["columns"][0]["name"] == "note"
-    assert output.startswith(f"60 rows of fresh.csv: accuracy {100 * result['accuracy']:.2f} %, log-loss ")
-
-
-def test_a_seed_determines_importance(numeric: str, tmp_path: Path, run: Run) -> None:
-    fresh = make_informative(1)
-    table = write(tmp_path / "a.csv", fresh)
-    turned = write(tmp_path / "b.csv", {name: cells[::-1] for name, cells in fresh.items()})
-    output = run("explain", numeric, table)
-    assert run("explain", numeric, table, "--seed", "0") == output
-    assert run("explain", numeric, table, "--seed", "1") != output
-    one, other = (run.read_json("explain", numeric, path)[0]["columns"] for path in (table, turned))
-    by_name = {column["name"]: column for column in other}
-    for column in one:
-        low, high = column["log_loss_interval"]
-        assert low <= by_name[column["name"]]["log_loss_rise"] <= high
+    table = write(tmp_path / "fresh.csv", make_informative(1))
+    fresh = [run("explain", numeric, table, "--seed", seed) for seed in ("0", "0", "1")]
+    assert fresh[0] == fresh[1] != fresh[2]
 
 
 def test_many_columns_without_names_and_rows_drawn(
@@ -216,6 +150,8 @@ def test_many_columns_without_names_and_rows_drawn(
 
 def test_row_explanations_equal_a_slow_computation(kinds: str, tmp_path: Path, run: Run) -> None:
     fresh = mixed(1)
+    moved, _ = run.read_json("explain", kinds, write(tmp_path / "fresh.csv", fresh))
+    assert moved["columns"][0]["name"] == "note"  # whose features move together
     table = write(tmp_path / "t.csv", {name: cells for name, cells in fresh.items() if name != "kind"})
     actual, output = run.read_json("explain", kinds, table, "--rows", "9,2,9", "--seed", "3")
     model, held_out = load_model(kinds), unpacked(kinds)
@@ -281,13 +217,11 @@ def test_errors(numeric: str, bare: str, tmp_path: Path, run: Run) -> None:
     size = "`table` must have numbers of the scale of the training data; got 3e+38 as the largest value of a row. "
     for arguments, message in (
         ([numeric, far], size),
-        ([numeric, far, "--rows", "2"], size),
         ([numeric, table, "--rows", "3,50"], "`--rows` must be rows of the table; got 50, and the last is line 49. "),
         ([numeric, table, "--rows", "1,x"], "`--rows` must be a whole number >= 0; got 'x'. "),
         ([numeric, "--rows", "1"], "`arguments` must name a table for --rows, --label and --labels-file; got none. "),
         ([numeric, unlabelled], f"`table` must have a column kind; got {unlabelled} with x0, x1, x2, x3. "),
         ([numeric, lacking], f"`table` must have the model's columns; got {lacking} without x2. "),
-        ([numeric, lacking, "--rows", "0"], f"`table` must have the model's columns; got {lacking} without x2. "),
         ([numeric, unknown], "`table` must have classes that the model knows; got 'elk'. "),
         ([numeric, spelled], "`table` must spell known classes as the model does; got 'ANT' for 'ant'. "),
         ([bare], "`model` must have held-out rows, if no table is given; got none. Pass a labelled table"),

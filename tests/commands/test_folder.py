@@ -24,7 +24,7 @@ from tests.processes import start_command
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
-FILES, ROWS = 6, 10_000
+FILES, ROWS = 6, 5_000
 COLUMNS = [f"x{column}" for column in range(6)]
 
 
@@ -244,27 +244,23 @@ def test_an_error_in_a_file_names_the_file(here: bool, cluster: Any, model: Path
 
 
 def test_an_unreachable_cluster_is_an_error(
-    model: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     pytest.importorskip("distributed")
     monkeypatch.setattr(folder, "PATIENCE", 1)
-    error = run("predict", model, rows, "-o", tmp_path / "out", "--workers", "tcp://127.0.0.1:9", code=2)
+    write_rows(tmp_path / "in" / "a.parquet", 3, 0)
+    error = run("predict", model, tmp_path / "in", "-o", tmp_path / "out", "--workers", "tcp://127.0.0.1:9", code=2)
     assert "`--workers` must be the address of a Dask scheduler that answers; got tcp://127.0.0.1:9" in error
 
 
-def test_a_model_that_changes_is_refused(model: Path, rows: Path, tmp_path: Path) -> None:
+def test_a_model_that_changes_is_refused(model: Path, tmp_path: Path) -> None:
     from protonet.commands.predict import OutputSpec, predict_part
     from protonet.embeddings.representation import hash_file
 
     other, digest = tmp_path / "m.safetensors", hash_file(model)
     save_model(other, replace(load_model(model), metadata={}))
-    part = Part(rows / "none.parquet", tmp_path / "none.csv", 0)
+    write_rows(tmp_path / "none.parquet", 0, 0)
+    part = Part(tmp_path / "none.parquet", tmp_path / "none.csv", 0)
+    spec = OutputSpec(None, all_probabilities=False, row_numbers=False)
     with pytest.raises(InputError, match="`model` must remain unchanged"):
-        predict_part(
-            str(other),
-            digest,
-            None,
-            OutputSpec(None, all_probabilities=False, row_numbers=False),
-            part,
-            lambda rows: None,
-        )
+        predict_part(str(other), digest, None, spec, part, lambda rows: None)

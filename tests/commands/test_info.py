@@ -138,34 +138,24 @@ def test_version_of_the_script_and_of_the_module() -> None:
         )
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"counts": [None, 1, 2]},
-        {"counts": [7, 7]},
-        {"parameters": -5},
-        {"parameters": "x"},
-        {"buffer_elements": None},
-        {"columns": True},
-        {"columns": [None]},
-        {"column_summaries": [[1]]},
-        {"library": 5},
-        {"classes": None},
-        {"network": None},
-    ],
-)
-def test_an_inconsistent_header_is_refused(
-    change: dict[str, Any], tmp_path: Path, network: PrototypeNetwork, run: Run
-) -> None:
+def test_an_inconsistent_header_is_refused(tmp_path: Path, network: PrototypeNetwork, run: Run) -> None:
     path = tmp_path / "m.safetensors"
     write_model(path, network, {})
-    config = read_config(path)
+    config, content = read_config(path), path.read_bytes()
     check_entry_types(config)
-    for wrong in (config | change, {name: value for name, value in config.items() if name not in change}):
-        with pytest.raises(ValueError, match="a config with entries of other types"):
-            check_entry_types(wrong)
-    path.write_bytes(join_archive(config | change, split_archive(path.read_bytes())[1]))
-    assert "`model` must be a model file" in run("info", path, code=2)
+    changes: list[dict[str, Any]] = [
+        *({"counts": value} for value in ([None, 1, 2], [7, 7])),
+        *({"parameters": value} for value in (-5, "x")),
+        *({"columns": value} for value in (True, [None])),
+        *({name: None} for name in ("buffer_elements", "classes", "network")),
+        *({"column_summaries": [[1]]}, {"library": 5}),
+    ]
+    for change in changes:
+        for wrong in (config | change, {name: value for name, value in config.items() if name not in change}):
+            with pytest.raises(ValueError, match="a config with entries of other types"):
+                check_entry_types(wrong)
+        path.write_bytes(join_archive(config | change, split_archive(content)[1]))
+        assert "`model` must be a model file" in run("info", path, code=2)
 
 
 def test_damaged_configs_and_pipes_are_errors(tmp_path: Path, network: PrototypeNetwork, run: Run) -> None:

@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protonet.__main__ import main
-from protonet.files import load_model
 from protonet.tables import formats
 from protonet.tables.table import ReadSpec, open_table
 from tests.commands.cases import FAST, Run, fit_model, parse_accuracy, read_lines
@@ -113,21 +112,6 @@ def test_parquet_and_csv_of_the_same_table_give_the_same(model: Path, tmp_path: 
     assert run("predict", model, tmp_path / "new.parquet", "--proba") == text
 
 
-def test_evaluate_and_update(model: Path, tmp_path: Path, run: Run) -> None:
-    table, output = write(tmp_path / "test.csv", make_columns(30, seed=3)), tmp_path / "n.safetensors"
-    result = re.match(r"test\.csv: accuracy ([\d.]+) % on 30 rows", run("evaluate", model, table))
-    assert result
-    assert float(result[1]) > 70
-    more = make_columns(6, seed=4)
-    more["kind"], more["style"] = ["new"] * 6, ["clay"] * 6
-    assert "6 samples added, 1 new class: new" in run("update", model, write(tmp_path / "more.csv", more), "-o", output)
-    before, after = load_model(model), load_model(output)
-    assert after.classes == (*CLASSES, "new")
-    assert before.encoding is not None
-    assert after.encoding is not None
-    assert after.encoding.describe()[0] == before.encoding.describe()[0]
-
-
 def test_onnx_of_numeric_and_categorical_columns(model: Path, tmp_path: Path, run: Run) -> None:
     pytest.importorskip("onnx")
     runtime = pytest.importorskip("onnxruntime")
@@ -194,12 +178,6 @@ def test_invalid_tables_leave_no_output(text: str, options: str, message: str, t
     error = run("fit", tmp_path / "t.csv", *FAST, "-o", output, *options.split(), code=2)
     assert re.fullmatch(f"protonet fit: {message}.*\n", error), error
     assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
-
-
-def test_one_row_per_class_is_allowed_on_request(tmp_path: Path, run: Run) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text("x,y,kind\n" + rows_of("{n}.5,{y}.5,{n}.25", 22, y=["3", "8", "2", "9", "7"]))
-    assert "22 classes, 22 samples" in run("fit", path, *FAST, "--allow-many-classes")
 
 
 PUT = st.sampled_from(

@@ -224,7 +224,7 @@ def test_a_class_without_rows_is_predicted_by_its_name(fitted: Path, tmp_path: P
 
 def test_uninformative_names_have_no_effect(fitted: Path, tmp_path: Path, run: Run) -> None:
     actual = []
-    for letter in ("c", "k", "class "):
+    for letter in ("c", "class "):
         names = {name: f"{letter}{index}" for index, name in enumerate(NAMES)}
         table, model = write_table(tmp_path / "t.csv", slice(0, 4), names), tmp_path / "m.safetensors"
         result = run("fit", table, "--label", "intent", *FAST, "-o", model)
@@ -232,7 +232,7 @@ def test_uninformative_names_have_no_effect(fitted: Path, tmp_path: Path, run: R
         predicted = run("predict", model, fitted / "test.csv", "--proba")
         actual.append(re.sub(rf"\b{letter}(\d)\b", r"\1", predicted))
         assert run.count_samples(model) == [4] * 5
-    assert actual[0] == actual[1] == actual[2]
+    assert actual[0] == actual[1]
     assert actual[0].count("\n") == 11
 
 
@@ -333,13 +333,3 @@ def test_an_unreadable_text_gets_the_class_frequencies(fitted: Path, tmp_path: P
     with pytest.warns(UserWarning, match="4 rows have no information"):
         result = ProtoNetClassifier.load(fitted / "m.safetensors").predict_proba(frame)
     np.testing.assert_allclose(result[:4], 1 / len(NAMES), atol=0.02)
-
-
-def test_texts_without_an_encoder_and_without_common_words(fitted: Path, tmp_path: Path, run: Run) -> None:
-    model = tmp_path / "m.safetensors"
-    table = fitted / "train.csv"
-    run("fit", table, "--label", "intent", "--representation", "none", "--effort", "fast", "-o", model)
-    (tmp_path / "new.csv").write_text('text\n""\n😀\n我想开\nI lost my phone\n', encoding="utf-8")
-    predicted = read_table(run("predict", model, tmp_path / "new.csv", quiet=False))
-    assert "3 rows have no information" in run.notes
-    assert [float(row["probability"]) for row in predicted[:3]] == pytest.approx([1 / len(NAMES)] * 3, abs=1e-5)

@@ -43,7 +43,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path, run: Run) -> Path:
     return tmp_path / "model.safetensors"
 
 
-def test_predict_evaluate_and_explain(model: Path, tmp_path: Path, run: Run) -> None:
+def test_commands_and_the_server_count_uninformative_rows(model: Path, tmp_path: Path, run: Run) -> None:
     predicted = read_table(run("predict", model, tmp_path / "new.csv", "--proba", quiet=False))
     assert NOTE in run.notes
     for row, (*_, uninformative) in zip(predicted, ROWS, strict=True):
@@ -56,8 +56,6 @@ def test_predict_evaluate_and_explain(model: Path, tmp_path: Path, run: Run) -> 
     explained = [row["classes"][0]["probability"] for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
     assert explained == pytest.approx([float(row["probability"]) for row in predicted[:2]], abs=1e-4)
 
-
-def test_the_server_predicts_uninformative_rows(model: Path, tmp_path: Path) -> None:
     table = (tmp_path / "new.csv").read_bytes()
     cells = [[float(size) if size[:1].isdigit() else None, city or None] for size, city, _ in ROWS]
     for media, body in (("text/csv", table), ("application/json", json.dumps(cells).encode())):
@@ -66,8 +64,6 @@ def test_the_server_predicts_uninformative_rows(model: Path, tmp_path: Path) -> 
         assert rows.uninformative.tolist() == [uninformative for *_, uninformative in ROWS]
         assert any(NOTE in note for note in rows.notes)
 
-
-def test_update_counts_uninformative_rows(model: Path, tmp_path: Path, run: Run) -> None:
     before = TablePipeline.load(model).metadata.get("uninformative", [0, 0])
     (tmp_path / "more.csv").write_text("size,city,kind\n,,cat\n,,cat\n1,Rome,ant\n", encoding="utf-8")
     run("update", model, tmp_path / "more.csv", "--in-place", "--new-classes", quiet=False)
@@ -117,8 +113,7 @@ def test_arrays_with_gaps_and_classes_that_come_later() -> None:
     assert probabilities[1].argmax() == 1
 
 
-@pytest.mark.parametrize("model", [0.1], indirect=True)
-@pytest.mark.parametrize("updates", [False, True])
+@pytest.mark.parametrize(("model", "updates"), [(0.1, False), (0.1, True)], indirect=["model"])
 def test_the_page_gives_class_frequencies(model: Path, tmp_path: Path, *, updates: bool) -> None:
     pytest.importorskip("uvicorn", reason="it listens")
     frame = make_frame()
