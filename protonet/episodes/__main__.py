@@ -30,8 +30,7 @@ from protonet.episodes.arguments import (
     read_paper,
     read_train,
 )
-from protonet.episodes.features import NORMALIZATIONS
-from protonet.episodes.names import EVALUATE_PROG
+from protonet.episodes.names import EVALUATE_PROG, NORMALIZATIONS
 from protonet.errors import InputError, raise_input_error, renamed_arguments
 from protonet.ui.command_line import Parser, check_name, check_outputs, parse_whole, run_command
 

@@ -7,11 +7,13 @@ import importlib
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from protonet._validation import check_device, check_int, check_number
 from protonet.episodes.names import (
+    ADAPTED_OBJECTIVES,
     BACKBONES,
     COMPARE_PROG,
     EVALUATE_PROG,
@@ -21,6 +23,7 @@ from protonet.episodes.names import (
     OBJECTIVES,
     PAPER_PROG,
     TRAIN_PROG,
+    TrainingPlan,
 )
 from protonet.errors import optional_packages, raise_input_error
 from protonet.ui.command_line import (
@@ -53,15 +56,7 @@ DEFAULTS = {
     "maml": EPISODIC,
     "anil": EPISODIC,
 }
-#: Options of MAML and ANIL alone: their names among the plan's fields, and their defaults.
-INNER_LOOP_OPTIONS = {"inner-steps": 5, "inner-rate": 0.01, "first-order": False, "head": "classes"}
-LEARNING_RATES = {
-    "prototypes": 3e-3,
-    "protonet": 1e-3,
-    "feat": 1e-3,
-    "maml": 1e-3,
-    "anil": 1e-3,
-}  #: AdamW's learning rate by objective.
+INNER_LOOP_OPTIONS = ("inner_steps", "inner_rate", "first_order", "head")  #: Those of MAML and ANIL alone.
 #: Those of ``INTEGER_OPTIONS`` that most people need.
 BASIC_OPTIONS = ("way", "shot", "steps", "seed")
 TRAIN_EXAMPLES = (
@@ -143,7 +138,7 @@ def make_train_parser() -> Parser:
 
 
 def read_train(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the arguments of ``train``: ``integers`` and ``more`` are fields of the plan, ``paths`` are outputs.
+    """Parse the arguments of ``train``: ``plan`` lacks what the data decide, and ``paths`` are outputs.
 
     Raises:
         MissingPackageError: A package that an option needs is missing.
@@ -153,16 +148,32 @@ def read_train(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.backbone is not None:
         check_name("--backbone", options.backbone, BACKBONES)
     objective = check_name("--objective", options.objective, OBJECTIVES)
-    integers: dict[str, int] = {}
-    for name, (low, default, _) in INTEGER_OPTIONS.items():
-        key, high = name.replace("-", "_"), 2**63 - 1 if name == "seed" else MAX_COUNT
-        usual = DEFAULTS[objective].get(name, default)
-        text = getattr(options, key)
-        value = usual if text is None else parse_whole(f"--{name}", text, low=low)
-        integers[key] = check_int(f"--{name}", value, low=low, high=high)
-    options.integers, options.more = integers, _parse_objective(options, objective)
+
+    def whole(name: str) -> int:
+        low, default, _ = INTEGER_OPTIONS[name]
+        text = getattr(options, name.replace("-", "_"))
+        value = DEFAULTS[objective].get(name, default) if text is None else parse_whole(f"--{name}", text, low=low)
+        return check_int(f"--{name}", value, low=low, high=2**63 - 1 if name == "seed" else MAX_COUNT)
+
+    plan = TrainingPlan(
+        dataset=options.dataset,
+        split_seed=None,
+        way=whole("way"),
+        shot=whole("shot"),
+        query=whole("query"),
+        episodes_per_step=whole("episodes-per-step"),
+        steps=whole("steps"),
+        eval_every=whole("eval-every"),
+        patience=whole("patience"),
+        seed=whole("seed"),
+        backbone=options.backbone or "",
+        objective=objective,
+        start=options.start,
+    )
+    plan = _parse_rates(plan, options)
     if options.split_seed is not None:
-        options.split_seed = parse_whole("--split-seed", options.split_seed, low=0)
+        plan = replace(plan, split_seed=parse_whole("--split-seed", options.split_seed, low=0))
+    options.plan = plan
     if options.image_size is not None:
         options.image_size = parse_whole("--image-size", options.image_size, low=1)
     is_main = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts, the first one writes
@@ -170,33 +181,31 @@ def read_train(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _parse_objective(options: argparse.Namespace, objective: str) -> dict[str, Any]:
-    """Return those fields of the plan that depend on the objective, from the options."""
-    given = {name: getattr(options, name.replace("-", "_")) for name in INNER_LOOP_OPTIONS}
-    chosen: dict[str, Any] = {"objective": objective, "start": options.start}
-    if objective in ("maml", "anil"):
-        texts = {name: INNER_LOOP_OPTIONS[name] if given[name] is None else given[name] for name in INNER_LOOP_OPTIONS}
-        chosen["inner_steps"] = parse_whole("--inner-steps", str(texts["inner-steps"]), low=1)
-        chosen["inner_rate"] = _parse_rate("--inner-rate", texts["inner-rate"], strict=True)
-        chosen["first_order"] = bool(texts["first-order"])
-        chosen["head"] = check_name("--head", str(texts["head"]), HEAD_KINDS)
-    for name, value in given.items():
-        if value and objective not in ("maml", "anil"):
-            raise_input_error(
-                f"--{name}", "be of the objectives maml and anil", f"that of {objective}", "Leave it out."
-            )
-    rate = LEARNING_RATES[objective] if options.learning_rate is None else options.learning_rate
-    chosen["learning_rate"] = _parse_rate("--learning-rate", rate, strict=True)
-    chosen["dropblock"] = _parse_rate("--dropblock", options.dropblock, strict=False)
-    if chosen["dropblock"] >= 1:
+def _parse_rates(plan: TrainingPlan, options: argparse.Namespace) -> TrainingPlan:
+    """Complete a plan by the options that depend on its objective."""
+    if plan.objective in ADAPTED_OBJECTIVES:
+        plan = replace(
+            plan,
+            inner_steps=parse_whole("--inner-steps", options.inner_steps or "5", low=1),
+            inner_rate=_parse_rate("--inner-rate", options.inner_rate or "0.01", strict=True),
+            first_order=options.first_order,
+            head=check_name("--head", options.head or "classes", HEAD_KINDS),
+        )
+    elif given := [name for name in INNER_LOOP_OPTIONS if getattr(options, name)]:
+        option = f"--{given[0].replace('_', '-')}"
+        raise_input_error(option, "be of the objectives maml and anil", f"that of {plan.objective}", "Leave it out.")
+    usual = "0.003" if plan.objective == "prototypes" else "0.001"
+    rate = _parse_rate("--learning-rate", options.learning_rate or usual, strict=True)
+    dropblock = _parse_rate("--dropblock", options.dropblock, strict=False)
+    if dropblock >= 1:
         raise_input_error("--dropblock", "be a share below 1", options.dropblock, "Pass a number such as 0.1.")
-    return chosen
+    return replace(plan, learning_rate=rate, dropblock=dropblock)
 
 
-def _parse_rate(argument: str, text: object, *, strict: bool) -> float:
-    """Return a text or a number as a finite float >= 0, or > 0 if ``strict``."""
+def _parse_rate(argument: str, text: str, *, strict: bool) -> float:
+    """Return a text as a finite float >= 0, or > 0 if ``strict``."""
     try:
-        value: object = float(str(text))
+        value = float(text)
     except ValueError:
         value = math.nan
     return check_number(argument, value, low=0, strict=strict, remedy="Pass a number such as 0.01.")

@@ -1,4 +1,8 @@
-"""Names and limits that commands check before torch is imported."""
+"""Names, limits and the plan of meta-training, which commands check before torch is imported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
 
 EVALUATE_PROG = "protonet.episodes"
 TRAIN_PROG = f"{EVALUATE_PROG} train"
@@ -10,3 +14,39 @@ BACKBONES = ("mlp", "conv", "conv4", "resnet12")
 OBJECTIVES = ("prototypes", "protonet", "feat", "maml", "anil")
 #: Initial weights of the last layer of MAML and ANIL: learned weights of each class, or zero.
 HEAD_KINDS = ("classes", "zero")
+ADAPTED_OBJECTIVES = ("maml", "anil")  #: Those whose queries are classified after gradient steps on the support.
+#: none: rows as they are. l2: rows of unit norm. cl2: rows less the base classes' mean, then of unit norm. z: rows less
+#: the mean of their own features, over their standard deviation.
+NORMALIZATIONS = ("none", "l2", "cl2", "z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan:
+    """The settings that decide the result of a run of meta-training; checkpoints store them under these names."""
+
+    dataset: str  #: The data set, as the command line names it.
+    split_seed: int | None  #: Seed of a random split by class; None without one.
+    way: int  #: Classes per training episode.
+    shot: int  #: Support rows per class.
+    query: int  #: Query rows per class.
+    episodes_per_step: int  #: Episodes whose losses are averaged in a step.
+    steps: int  #: Most steps.
+    eval_every: int  #: Steps from one validation to the next.
+    patience: int  #: Validations without a new best score after which the run ends.
+    seed: int  #: Seed of initial weights, episodes and augmentation, in [0, 2**63).
+    dim: int = 0  #: Features per row; 0 before the data are known.
+    classes: int = 0  #: The number of base classes, likewise.
+    backbone: str = ""  #: One of ``BACKBONES``; "" for the default of the data.
+    objective: str = "prototypes"  #: One of ``OBJECTIVES``.
+    learning_rate: float = 3e-3  #: AdamW's, > 0. The default is our own choice.
+    inner_steps: int = 0  #: Of MAML and ANIL: gradient steps on an episode's support.
+    inner_rate: float = 0.0  #: The rate of these steps.
+    first_order: bool = False  #: Whether no gradient flows through these steps' gradients.
+    dropblock: float = 0.0  #: The rate of DropBlock in ResNet-12, in [0, 1).
+    start: str | None = None  #: The checkpoint that the encoder's weights begin at; None for new ones.
+    head: str = "zero"  #: Of MAML and ANIL: one of ``HEAD_KINDS``.
+
+    @property
+    def head_way(self) -> int | None:
+        """The only number of classes that the head is for; None for any number."""
+        return self.way if self.head == "classes" else None

@@ -27,10 +27,10 @@ from protonet.episodes.evaluation.statistics import (
     adjust_holm,
 )
 from protonet.episodes.evaluation.suite import Member, run_suite
-from protonet.episodes.features import NORMALIZATIONS
 from protonet.episodes.features.sources import RowsPlan, load_source
 from protonet.episodes.methods.choice import ChosenMethod, choose_grid
 from protonet.episodes.methods.keywords import parse_source
+from protonet.episodes.names import NORMALIZATIONS
 from protonet.episodes.samplers.options import read_setting
 from protonet.ui.command_line import check_name
 from protonet.ui.text import format_table

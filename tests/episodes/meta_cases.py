@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,8 @@ import torch
 from torch import nn
 
 from protonet.datasets import Dataset
+from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks.backbones import make_backbone, make_head
-from protonet.episodes.networks.checkpoints import TrainingPlan, get_head_way
 from protonet.episodes.samplers.batch import Episodes, Trained, make_row_reader
 
 SIDES = ("base", "novel", "base", "validation", "base", "validation", "base", "base", "novel")
@@ -34,8 +35,10 @@ def save_data(path: Path, *, dim: int = 64) -> Path:
 
 def make_plan(backbone: str = "mlp", *, dim: int = 64) -> TrainingPlan:
     """Make a plan of small episodes."""
-    sizes = (4, 2, 3, 4, 10, 5, 3)  # way, shot, query, episodes per step, steps, steps between validations, patience
-    return TrainingPlan("tiny", None, dim, 5, backbone, *sizes, seed=1)
+    return TrainingPlan(
+        dataset="tiny", split_seed=None, dim=dim, classes=5, backbone=backbone, way=4, shot=2, query=3, seed=1,
+        episodes_per_step=4, steps=10, eval_every=5, patience=3,
+    )  # fmt: skip
 
 
 def make_trained(
@@ -52,12 +55,11 @@ def make_trained(
     else:
         encoder = make_backbone(backbone, dim, generator)
     encoder.eval().requires_grad_(False)
-    plan = make_plan(backbone, dim=dim)._replace(objective=objective, inner_steps=3, inner_rate=0.5, head=head)
-    n_way = get_head_way(plan._asdict())
-    layer = make_head(objective, encoder(torch.zeros(1, dim)).shape[1], generator, n_way=n_way)
+    plan = replace(make_plan(backbone, dim=dim), objective=objective, inner_steps=3, inner_rate=0.5, head=head)
+    layer = make_head(objective, encoder(torch.zeros(1, dim)).shape[1], generator, n_way=plan.head_way)
     centres = torch.rand(4, dim, generator=generator)
     x = centres.repeat(n_rows // 4, 1) + 0.3 * torch.rand(n_rows, dim, generator=generator)
-    return Trained(encoder, layer.eval().requires_grad_(False), plan._asdict(), make_row_reader(x))
+    return Trained(encoder, layer.eval().requires_grad_(False), plan, make_row_reader(x))
 
 
 def make_trained_episodes(trained: Trained, *, n_episodes: int = 3, n_shot: int = 2) -> tuple[Episodes, torch.Tensor]:

@@ -18,10 +18,11 @@ from protonet.episodes.evaluation.statistics import MethodSummary, Rate, Summary
 from protonet.errors import raise_input_error
 from protonet.ui.command_line import check_name
 
-#: Settings that must be equal beside the data, for equal episodes; the others may differ between runs.
-SAME = ("way", "shot", "query", "unequal", "imbalance", "n_open_classes", "allow_small", "seed")
-#: Likewise; files of earlier versions and of some protocols have none of these.
-SAME_IF_KNOWN = {"protocol": "episodes", "unlabelled": 0, "distractors": 0, "hierarchy": None, "base_classes": 0}
+#: Settings that must be equal beside the data, for equal episodes, in protocols that have them; others may differ.
+SAME = (
+    *("way", "shot", "query", "unequal", "imbalance", "n_open_classes", "allow_small", "seed", "protocol"),
+    *("unlabelled", "distractors", "hierarchy", "base_classes"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ class StoredRun:
     settings: dict[str, object]  #: Under the names of the command line.
     data: str  #: A hash of the data set's rows, before encoder and normalisation.
     n_classes: int  #: Classes that episodes are drawn from.
-    class_mask: Tensor | None  #: (episodes, classes) bool, those of each episode; None of files of earlier versions.
+    class_mask: Tensor  #: (episodes, classes) bool, those of each episode.
     versions: dict[str, object]  #: Of packages.
     queries: Tensor  #: (episodes,) float64, of each episode.
     right: dict[str, Tensor]  #: For each method (episodes,) float64, the queries that it has right.
@@ -62,13 +63,9 @@ def read_run(path: Path) -> StoredRun:
         n = content["episodes"]
         queries = torch.tensor(content["queries"], dtype=torch.float64).expand(n)
         right = {name: torch.tensor(counts, dtype=torch.float64) for name, counts in content["right"].items()}
-        kind = content["settings"]
-        known = {name: kind.get(name, value) for name, value in SAME_IF_KNOWN.items()}
-        plain = known["protocol"] == "episodes"
-        settings = known | {name: kind[name] if plain else kind.get(name) for name in SAME}
         run = StoredRun(
             path=path,
-            settings=settings,
+            settings={name: content["settings"].get(name) for name in SAME},
             data=content["data"],
             n_classes=int(content["classes"]),
             class_mask=read_class_indices(content),
@@ -99,7 +96,7 @@ def check_same(runs: Sequence[StoredRun]) -> None:
     """
     first = runs[0]
     for other in runs[1:]:
-        for name in (*SAME, *SAME_IF_KNOWN):
+        for name in SAME:
             here, there = first.settings[name], other.settings[name]
             if here != there:
                 got = f"{name} {to_printable(here)} in {first.path} and {to_printable(there)} in {other.path}"
@@ -136,12 +133,10 @@ def join_runs(runs: Sequence[StoredRun], *, against: str | None = None) -> tuple
     if against is not None:
         check_name("against", against, accuracies)
     settings = {**runs[0].settings, "against": against}
-    class_mask = next((run.class_mask[:n] for run in runs if run.class_mask is not None), None)
+    class_mask = runs[0].class_mask[:n]
     methods = {name: MethodSummary(Rate.measure(values, class_mask)) for name, values in accuracies.items()}
     pairs = compare_pairs(accuracies, class_mask, against)
     notes = [f"{n:,} episodes of {runs[0].n_classes} classes"]
-    if class_mask is None:
-        notes.append("Files of earlier versions do not say which classes episodes have: nothing is over classes.")
     if any(len(run.queries) > n for run in runs):
         notes.append(f"The first {n:,} episodes are compared, which all files have.")
     for package, version in runs[0].versions.items():

@@ -14,10 +14,10 @@ from protonet.episodes.evaluation.evaluate import check_methods
 from protonet.episodes.evaluation.prepare import EvaluationPlan, MethodsPlan
 from protonet.episodes.evaluation.run import EvaluationRun, ShowProgress
 from protonet.episodes.evaluation.statistics import Evaluation
-from protonet.episodes.features import NORMALIZATIONS
 from protonet.episodes.features.sources import RowsPlan
 from protonet.episodes.methods import Method, MethodSpec
 from protonet.episodes.methods.choice import ChosenMethod, choose_grid, choose_method, plug_in
+from protonet.episodes.names import NORMALIZATIONS
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.samplers.fixed_split import FixedSplit
 from protonet.episodes.samplers.sampler import Sampler

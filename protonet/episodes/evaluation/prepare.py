@@ -25,7 +25,6 @@ from protonet.episodes.features.sources import (
 )
 from protonet.episodes.methods.choice import ChosenMethod, Resources, select_methods
 from protonet.episodes.networks.backbones import embed_rows
-from protonet.episodes.networks.checkpoints import get_head_way
 from protonet.episodes.samplers.batch import Base, Trained, make_row_reader, summarize_base
 from protonet.episodes.samplers.sampler import RowPool, Sampler, Take
 from protonet.errors import raise_input_error, renamed_arguments
@@ -211,8 +210,8 @@ def prepare(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -> Pre
         raise_input_error("protocol", "find base classes, to be generalized", "none", remedy)
     available = Resources(
         n_base=len(base_ids),
-        objective=None if training is None else training["objective"],
-        head_way=None if training is None else get_head_way(training),
+        objective=None if training is None else training.objective,
+        head_way=None if training is None else training.head_way,
         way=sampler.way,
         texts=plan.rows.texts is not None,
         unlabelled=sampler.n_unlabelled > 0,
@@ -238,7 +237,7 @@ def prepare(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -> Pre
         adapting = [name for name, choice in methods.items() if choice.spec.adapts]
         if kind != "none" and adapting:
             notes.append(f"{' and '.join(adapting)} embed rows anew, which are not normalized then.")
-        if data.shape is None and training["backbone"] != "mlp":
+        if data.shape is None and training.backbone != "mlp":
             n_features = data.x.shape[1]
             notes.append(f"The encoder takes rows of {n_features} features for images, which these may not be.")
         if sampler.adds_base:

@@ -272,10 +272,8 @@ def list_class_indices(class_mask: Tensor) -> dict[str, object]:
     return {"ways": int(ways[0]) if same else ways.tolist(), "class_indices": class_mask.nonzero()[:, 1].tolist()}
 
 
-def read_class_indices(written: Mapping[str, Any]) -> Tensor | None:
-    """Parse the classes of each episode, (episodes, classes) bool; None for files of earlier versions."""
-    if "class_indices" not in written:
-        return None
+def read_class_indices(written: Mapping[str, Any]) -> Tensor:
+    """Parse the classes of each episode, (episodes, classes) bool."""
     ways = torch.tensor(written["ways"]).expand(written["episodes"])
     class_mask = torch.zeros(len(ways), int(written["classes"]), dtype=torch.bool)
     classes = torch.tensor(written["class_indices"]).view(int(ways.sum()))

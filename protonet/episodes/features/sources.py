@@ -111,9 +111,9 @@ def load_data(rows: RowsPlan, sampler: Sampler, data: Dataset | None = None) -> 
     with renamed_arguments(path="encoder"):
         trained = load_trained(rows.encoder, torch.clone, dim=dim)
     training = trained.plan
-    is_trained_on_data = same_source(training["dataset"], rows.dataset)
-    if is_trained_on_data and training["split_seed"] != rows.split_seed:
-        before = "without one" if training["split_seed"] is None else f"with {training['split_seed']}"
+    is_trained_on_data = same_source(training.dataset, rows.dataset)
+    if is_trained_on_data and training.split_seed != rows.split_seed:
+        before = "without one" if training.split_seed is None else f"with {training.split_seed}"
         got = f"{rows.split_seed}; the encoder was trained {before}"
         constraint = "be the encoder's, or it would be judged on classes that it learned"
         raise_input_error("split_seed", constraint, got, "Pass the encoder's.")

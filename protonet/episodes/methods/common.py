@@ -274,8 +274,8 @@ def get_trained(episodes: Episodes, method: str, objective: str | None = None) -
     remedy = f"Pass `encoder`, a file of train{'' if objective is None else f' with the objective {objective}'}."
     if trained is None:
         raise_input_error("episodes", constraint, "none", remedy)
-    if objective not in (None, trained.plan["objective"]):
-        raise_input_error("episodes", constraint, f"one of {trained.plan['objective']}", remedy)
+    if objective not in (None, trained.plan.objective):
+        raise_input_error("episodes", constraint, f"one of {trained.plan.objective}", remedy)
     n_way = getattr(trained.head, "n_way", None)
     if objective is not None and n_way not in (None, episodes.n_way):
         constraint = f"have {n_way} classes, as those that the encoder learned from"

@@ -66,7 +66,7 @@ def finetune(
         weights["head"] = support.new_zeros(n_way, embedding_dim + 1)
     sizes = [weight.numel() for weight in weights.values()]
     start = torch.cat([weight.flatten() for weight in weights.values()])  # (weights,)
-    is_image, shape = trained.plan["backbone"] in IMAGES, infer_image_shape(dim)
+    is_image, shape = trained.plan.backbone in IMAGES, infer_image_shape(dim)
 
     def classify(vector: Tensor, support: Tensor, hot: Tensor, rows: Tensor) -> Tensor:
         """Map one episode's weights (weights,), support (n_support, dim) and rows (n, dim) to logits (n, n_way)."""

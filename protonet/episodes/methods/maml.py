@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from torch.func import functional_call, grad, vmap
 
 from protonet.episodes.methods.common import get_trained
 from protonet.episodes.methods.keywords import Count, Positive
+from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks.backbones import LinearHead, lead_by
 from protonet.episodes.samplers.batch import Episodes
 
@@ -28,9 +29,9 @@ class InnerLoop(NamedTuple):
     first_order: bool = False  #: Whether the steps' gradients are taken for constants.
 
     @classmethod
-    def of(cls, plan: Mapping[str, Any], steps: int | None = None, rate: float | None = None) -> InnerLoop:
+    def of(cls, plan: TrainingPlan, steps: int | None = None, rate: float | None = None) -> InnerLoop:
         """Return the steps of a plan's training, or those given in their place."""
-        return cls(plan["inner_steps"] if steps is None else steps, plan["inner_rate"] if rate is None else rate)
+        return cls(plan.inner_steps if steps is None else steps, plan.inner_rate if rate is None else rate)
 
 
 def maml(episodes: Episodes, *, steps: Count | None = None, rate: Positive | None = None) -> Tensor:

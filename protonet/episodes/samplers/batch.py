@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from protonet.episodes.names import TrainingPlan
 from protonet.episodes.samplers.sampler import (
     QUERY_ORDER,
     UNLABELLED_ORDER,
@@ -44,7 +45,7 @@ class Trained(NamedTuple):
 
     encoder: nn.Module  #: Maps rows (n, dim) float32 to embeddings, in evaluation mode, without gradients.
     head: nn.Module  #: What its objective trained beside the encoder, see `protonet.episodes.networks.backbones`.
-    plan: Mapping[str, Any]  #: The fields of the `protonet.episodes.training.tasks.Plan`, by name.
+    plan: TrainingPlan  #: The settings of its training.
     take: Take  #: Returns rows that are not embedded, by number.
     #: (episodes, n_support) int64 row numbers, on the CPU, of the episodes that have it.
     support: Tensor | None = None

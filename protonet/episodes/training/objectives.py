@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from protonet.episodes.methods.anil import classify_embedded
 from protonet.episodes.methods.maml import InnerLoop, classify_adapted
+from protonet.episodes.names import ADAPTED_OBJECTIVES, TrainingPlan
 from protonet.episodes.networks.backbones import LinearHead, make_backbone, make_head
-from protonet.episodes.networks.checkpoints import TrainingPlan, get_head_way
 from protonet.losses import cosine_cross_entropy, episodic_loss
 
 
@@ -186,8 +186,8 @@ def make_learner(plan: TrainingPlan, generator: torch.Generator) -> AnyLearner:
     with torch.no_grad():
         embedding_dim = encoder.eval()(torch.zeros(1, plan.dim)).shape[1]
     encoder.train()
-    if plan.objective in ("maml", "anil"):
-        head = make_head(plan.objective, embedding_dim, generator, n_way=get_head_way(plan._asdict()))
+    if plan.objective in ADAPTED_OBJECTIVES:
+        head = make_head(plan.objective, embedding_dim, generator, n_way=plan.head_way)
         assert isinstance(head, LinearHead)
         return AdaptedLearner(encoder, head, plan)
     if plan.objective == "protonet":

@@ -15,9 +15,9 @@ from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.evaluation.statistics import half_width, mean_of
 from protonet.episodes.methods import METHODS
 from protonet.episodes.methods.prototypes import protonet_cosine
+from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks.augmentation import AUGMENTATION, augment_rows
 from protonet.episodes.networks.backbones import IMAGES, embed_rows
-from protonet.episodes.networks.checkpoints import TrainingPlan, get_head_way
 from protonet.episodes.samplers.batch import Trained
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.samplers.sampler import Take
@@ -31,7 +31,7 @@ class Validation:
 
     n_episodes: int = 600  #: Episodes, always the same ones.
     n_slow: int = 200  #: Episodes where each adapts the whole network.
-    n_way: int = 5  #: Classes per episode, or all validation classes if they are fewer; see `get_head_way`.
+    n_way: int = 5  #: Classes per episode, or all validation classes if they are fewer; see `TrainingPlan.head_way`.
     n_shot: int = (
         1  #: Support rows per class for prototypes; other objectives are judged with as many as they train with.
     )
@@ -140,7 +140,7 @@ def _count_episodes(plan: TrainingPlan | None) -> int:
 def _choose_episodes(index: ClassIndex, plan: TrainingPlan | None) -> tuple[EpisodeConfig, ClassIndex]:
     """Return the kind of the validation episodes, and the classes of an index that are large enough for them."""
     n_shot = VALIDATION.n_shot if plan is None or plan.objective == "prototypes" else plan.shot
-    head_way = None if plan is None else get_head_way(plan._asdict())
+    head_way = None if plan is None else plan.head_way
     n_way = head_way or min(VALIDATION.n_way, int((index.size > n_shot).sum()))
     config = EpisodeConfig((n_way, n_way), (n_shot, n_shot), VALIDATION.n_query, allow_small=True)
     return config, config.validate(index, ())
@@ -171,7 +171,7 @@ def score_encoder(
     embeddings = embed_rows(encoder, validation.take, rows)
     trained = None
     if plan is not None and head is not None:
-        trained = Trained(encoder, head, plan._asdict(), lambda indices: validation.take(rows[indices]))
+        trained = Trained(encoder, head, plan, lambda indices: validation.take(rows[indices]))
     method = {objective: METHODS.get(objective, protonet_cosine)}
     n_episodes = _count_episodes(plan)
     scores = evaluate(embeddings, index, method, config, n_episodes=n_episodes, trained=trained, group=group)

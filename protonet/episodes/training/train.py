@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,15 +27,12 @@ from torch.nn.parallel import DistributedDataParallel
 from protonet._io import progress_bar
 from protonet._validation import check_device
 from protonet.episodes.evaluation.distributed import ProcessGroup, join_group
+from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks.augmentation import infer_image_shape
 from protonet.episodes.networks.backbones import measure_statistics
 from protonet.episodes.networks.checkpoints import (
     BEST,
     HEAD,
-    TrainingPlan,
-    complete_plan,
-    describe_plan,
-    get_head_way,
     load_encoder,
     read_checkpoint,
     select_prefix,
@@ -135,7 +132,7 @@ def pack_run(run: TrainingRun) -> tuple[dict[str, Tensor], dict[str, object]]:
     states = {LEARNER: run.learner.state_dict(), AVERAGED: _pack_average(run), BEST: run.best_weights}
     states |= {f"{OPTIMIZER}{index}.": state for index, state in run.optimizer.state_dict()["state"].items()}
     tensors = {prefix + name: tensor for prefix, state in states.items() for name, tensor in state.items()}
-    backbone, plan = {"name": run.plan.backbone, "dim": run.plan.dim}, describe_plan(run.plan)
+    backbone, plan = {"name": run.plan.backbone, "dim": run.plan.dim}, asdict(run.plan)
     return tensors, {"step": run.step, "best": run.best, "losses": run.losses, "plan": plan, "backbone": backbone}
 
 
@@ -152,7 +149,7 @@ def unpack_run(run: TrainingRun, tensors: dict[str, Tensor], metadata: dict[str,
         state.setdefault(int(index), {})[key] = tensor
     run.optimizer.load_state_dict({**run.optimizer.state_dict(), "state": state})
     run.step, run.best = metadata["step"], Score(*metadata["best"])
-    run.losses = metadata.get("losses", [])  # files of version 1 have none
+    run.losses = metadata["losses"]
 
 
 class Outputs(NamedTuple):
@@ -300,32 +297,30 @@ def run_train(options: argparse.Namespace) -> None:
         InputError: Arguments, data or a checkpoint do not fit together; or the best encoder is not more accurate than
             the raw features on the validation classes, and its file is removed.
     """
-    integers, more, objective = dict(options.integers), options.more, options.objective
-    split_seed, size = options.split_seed, options.image_size
+    plan: TrainingPlan = options.plan
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device("device", device)
     with join_group(device) as group:
-        if integers["episodes_per_step"] % group.world_size:
+        if plan.episodes_per_step % group.world_size:
             bound = f"be a multiple of the number of processes ({group.world_size})"
-            raise_input_error("episodes_per_step", bound, integers["episodes_per_step"], "Pass another number.")
+            raise_input_error("episodes_per_step", bound, plan.episodes_per_step, "Pass another number.")
         outputs = Outputs(*map(options.paths.get, ("output", "log", "tensorboard")))
         begun = options.resume and Path(options.output).exists()  # a run may be killed before its first checkpoint
         stored = read_checkpoint("output", options.output) if begun else None
-        if options.start is not None and stored is None:
-            read_checkpoint("start", options.start)  # before the work, if it is missing
+        if plan.start is not None and stored is None:
+            read_checkpoint("start", plan.start)  # before the work, if it is missing
         from protonet.episodes.features.sources import load_source  # noqa: PLC0415 - needed once the arguments are right
 
-        data = load_source(options.dataset, split_seed=split_seed, image_size=size)
+        data = load_source(plan.dataset, split_seed=plan.split_seed, image_size=options.image_size)
         base, validation = (select_side("dataset", data, side) for side in ("base", "validation"))
-        integers["way"] = min(integers["way"], len(base.names))
-        dim = data.x.shape[1]
-        backbone = options.backbone or choose_backbone(options.dataset, dim)
-        if more["dropblock"] and backbone != "resnet12":
+        dim, n_classes = data.x.shape[1], len(base.names)
+        backbone = plan.backbone or choose_backbone(plan.dataset, dim)
+        if plan.dropblock and backbone != "resnet12":
             raise_input_error("dropblock", "be of the backbone resnet12", f"that of {backbone}", "Leave it out.")
-        plan = TrainingPlan(options.dataset, split_seed, dim, len(base.names), backbone, **integers, **more)
+        plan = replace(plan, dim=dim, classes=n_classes, backbone=backbone, way=min(plan.way, n_classes))
         _check_rows(base, validation, plan)
         if stored is not None:
-            _check_same_plan(plan, complete_plan(stored[1]["plan"]))
+            _check_same_plan(plan, stored[1]["plan"])
         run = begin_run(plan, device, None if stored is not None else _load_start(plan))
         if stored is not None:
             unpack_run(run, *stored)
@@ -342,7 +337,7 @@ def run_train(options: argparse.Namespace) -> None:
             raise_input_error("accuracy", f"be above {baseline}", score, remedy)
         before = "untrained network" if plan.start is None else "encoder that it began at"
         score = f"{score} after step {step:,}" if step else f"no validation beat the {before}: {score}"
-        name = plan.backbone if objective == "prototypes" else f"{plan.backbone} by {objective}"
+        name = plan.backbone if plan.objective == "prototypes" else f"{plan.backbone} by {plan.objective}"
         print(f"{outputs.checkpoint}: {name}, {run.step:,} steps, {score}")
 
 
@@ -364,7 +359,7 @@ def _load_start(plan: TrainingPlan) -> nn.Module | None:
     if plan.start is None:
         return None
     metadata = read_checkpoint("start", plan.start)[1]
-    backbone, before = metadata["backbone"], complete_plan(metadata["plan"])
+    backbone, before = metadata["backbone"], metadata["plan"]
     from protonet.episodes.features.sources import same_source  # noqa: PLC0415 - as in run_train
 
     if same_source(before["dataset"], plan.dataset) and before["split_seed"] != plan.split_seed:
@@ -385,7 +380,7 @@ def _check_rows(base: Side, validation: Side, plan: TrainingPlan) -> None:
         limit = f"have {needed} rows per base class (`shot` + `query`)"
         raise_input_error("dataset", limit, f"class {base.names[worst]!r} with {size}", "Ask for fewer rows.")
     usable = int((validation.by_class.size > plan.shot).sum())
-    min_classes = get_head_way(plan._asdict()) or 2
+    min_classes = plan.head_way or 2
     if (
         plan.objective != "prototypes" and usable < min_classes
     ):  # which is validated with as many rows as it trains with
@@ -399,7 +394,7 @@ def _check_same_plan(plan: TrainingPlan, stored: dict[str, Any]) -> None:
     words = {"dim": "features per row:", "classes": "base classes:"}
     differences = [
         f"{words.get(name, f'`{name}`')} {stored.get(name)} there and {value} here"
-        for name, value in plan._asdict().items()
+        for name, value in asdict(plan).items()
         if stored.get(name) != value
     ]
     if differences:

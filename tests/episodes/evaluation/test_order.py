@@ -18,6 +18,7 @@ from protonet.episodes.samplers.generalized import Generalized
 from protonet.episodes.samplers.meta_dataset import MetaDataset
 from protonet.episodes.samplers.sampler import Sampler
 from protonet.sampling import index_classes
+from tests.episodes.meta_cases import make_plan
 
 #: Rows that come sorted by class, as those of most files do; the first feature shows a spy the class.
 LABELS = torch.arange(12).repeat_interleave(20)
@@ -71,7 +72,7 @@ def test_row_indices_reveal_nothing() -> None:
         hot = F.one_hot(episodes.support_labels, episodes.n_way).bool()  # (episodes, n_support, n_way)
         return -distances[..., None].where(hot[:, None], 1e9).amin(dim=2)
 
-    trained = Trained(torch.nn.Linear(2, 2), torch.nn.Identity(), {}, make_row_reader(X))
+    trained = Trained(torch.nn.Linear(2, 2), torch.nn.Identity(), make_plan(), make_row_reader(X))
     scores = evaluate(X, INDEX, {"guess": guess}, PROTOCOLS["balanced"], n_episodes=200, trained=trained)
     assert knows_nothing(scores["guess"], [1 / 4])
 

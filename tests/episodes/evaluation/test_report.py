@@ -161,5 +161,4 @@ def test_the_classes_of_episodes_come_back() -> None:
         class_mask = classes_of(setting, 7)
         content = json.loads(json.dumps({"episodes": 7, "classes": 6, **list_class_indices(class_mask)}))
         result = read_class_indices(content)
-        assert result is not None
         assert torch.equal(result, class_mask)

@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy.stats import zscore
 
-from protonet.episodes.features import NORMALIZATIONS
 from protonet.episodes.features.sources import normalize_rows
+from protonet.episodes.names import NORMALIZATIONS
 from protonet.errors import InputError
 
 ROWS = torch.randn(20, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -102,7 +103,7 @@ def test_maml_and_anil_are_slow_loops(method: Callable[..., Tensor], steps: int 
 def test_one_step_of_maml_is_anils_where_the_layer_begins_at_zero(head: str) -> None:
     episodes, _ = make_case("maml", head=head)
     trained = trained_of(episodes)
-    trained = trained._replace(plan={**trained.plan, "objective": "anil"})
+    trained = trained._replace(plan=replace(trained.plan, objective="anil"))
     logits = anil(episodes._replace(trained=trained), steps=1)
     assert torch.allclose(maml(episodes, steps=1), logits, atol=1e-5) == (head == "zero")
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from protonet.episodes.evaluation.distributed import ProcessGroup
+from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks import backbones
-from protonet.episodes.networks.checkpoints import TrainingPlan
 from protonet.episodes.training.objectives import TRAINING_RECIPE, Learner
 from protonet.episodes.training.tasks import Score, draw_batch, select_side
 from protonet.episodes.training.train import TrainingRun, begin_run, keep_best, pack_run, take_step, unpack_run
@@ -76,10 +77,10 @@ SMALL: dict[str, Any] = {"way": 3, "query": 1, "shot": 1, "episodes_per_step": 2
     [
         make_plan(),
         make_plan("conv"),
-        make_plan("conv4", dim=256)._replace(objective="feat", **SMALL),
-        make_plan("conv")._replace(objective="maml", **SMALL),
-        make_plan("conv4", dim=256)._replace(objective="anil", **SMALL),
-        make_plan("resnet12", dim=256)._replace(dropblock=0.2, **SMALL),
+        replace(make_plan("conv4", dim=256), objective="feat", **SMALL),
+        replace(make_plan("conv"), objective="maml", **SMALL),
+        replace(make_plan("conv4", dim=256), objective="anil", **SMALL),
+        replace(make_plan("resnet12", dim=256), dropblock=0.2, **SMALL),
     ],
     ids=lambda plan: f"{plan.objective} {plan.backbone}",
 )
@@ -110,7 +111,7 @@ def test_the_best_weights_are_saved_until_better_ones_are_found() -> None:
 
 
 def test_a_run_is_finished_after_its_steps_or_its_patience() -> None:
-    run = begin_run(make_plan()._replace(steps=100, eval_every=5, patience=3), "cpu")
+    run = begin_run(replace(make_plan(), steps=100, eval_every=5, patience=3), "cpu")
     run.best = Score(20, 0.5, 0.1)
     for step, finished in ((20, False), (34, False), (35, True), (100, True)):
         run.step = step

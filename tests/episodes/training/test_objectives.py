@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protonet.episodes.names import OBJECTIVES
+from protonet.episodes.names import OBJECTIVES, TrainingPlan
 from protonet.episodes.networks.backbones import BatchNorm, LinearHead, SetTransformer, make_head
-from protonet.episodes.networks.checkpoints import TrainingPlan
 from protonet.episodes.training.objectives import (
     TRAINING_RECIPE,
     AdaptedLearner,
@@ -40,7 +40,7 @@ def make_batch(n_episodes: int = 2) -> tuple[Tensor, Tensor]:
 
 
 def plan_of(objective: str, **changes: Any) -> TrainingPlan:
-    return make_plan()._replace(objective=objective, inner_steps=2, inner_rate=0.3, **changes)
+    return replace(make_plan(), objective=objective, inner_steps=2, inner_rate=0.3, **changes)
 
 
 def make_head_of(objective: str, dim: int, *, n_way: int | None = N_WAY) -> Any:

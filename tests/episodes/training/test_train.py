@@ -23,15 +23,9 @@ from protonet.episodes.evaluation.distributed import ProcessGroup
 from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.features.sources import load_source
 from protonet.episodes.methods import METHODS
+from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks.backbones import embed_rows, make_backbone
-from protonet.episodes.networks.checkpoints import (
-    TrainingPlan,
-    complete_plan,
-    load_encoder,
-    load_trained,
-    read_checkpoint,
-    select_prefix,
-)
+from protonet.episodes.networks.checkpoints import load_encoder, load_trained, read_checkpoint, select_prefix
 from protonet.episodes.samplers.batch import make_row_reader
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.training import tasks
@@ -162,15 +156,15 @@ def test_the_method_of_an_objective_has_the_accuracy_of_the_validation(objective
     methods = {objective: METHODS[objective]}
     accuracy = evaluate(x, index, methods, setting, n_episodes=n_episodes, trained=trained)[objective].accuracy
     assert float(accuracy.mean()) == pytest.approx(read(path)[1]["best"][1], abs=1e-9)
-    assert trained.plan["objective"] == objective
-    assert read_log()[-1].keys() & set(LOSSES) == set(make_learner(TrainingPlan(**trained.plan), GENERATOR).losses)
+    assert trained.plan.objective == objective
+    assert read_log()[-1].keys() & set(LOSSES) == set(make_learner(trained.plan, GENERATOR).losses)
 
 
 @pytest.mark.usefixtures("quick")
 def test_batch_normalisation_is_measured_with_the_averaged_weights(folder: Path) -> None:
     save_data(folder / "tiny.npz", dim=256)
     tensors, metadata = read(train("--backbone conv4 --steps 2"))
-    plan = TrainingPlan(**complete_plan(metadata["plan"]))
+    plan = TrainingPlan(**metadata["plan"])
     encoder = make_backbone("conv4", 256, GENERATOR)
     encoder.load_state_dict(select_prefix(tensors, training.AVERAGED))
     measured = encoder[2].running_mean
@@ -374,7 +368,7 @@ def test_an_encoder_that_is_better_than_raw_features_is_written() -> None:
     np.savez("tiny.npz", x=x, y=y, split=np.array(["base"] * 20 + ["validation"] * 10)[y])
     path = run_unpatched("--way 20 --steps 100")
     validation = select_side("data", load_source("tiny.npz"), "validation")
-    plan = TrainingPlan(**complete_plan(read(path)[1]["plan"]))
+    plan = TrainingPlan(**read(path)[1]["plan"])
     _, raw = tasks.score_raw_features(validation, plan, ProcessGroup())
     assert read(path)[1]["best"][1] > raw.accuracy + 0.05
 
@@ -382,8 +376,8 @@ def test_an_encoder_that_is_better_than_raw_features_is_written() -> None:
 @pytest.mark.usefixtures("quick")
 def test_the_objective_of_prototypical_networks() -> None:
     path = train("--objective protonet --steps 4 --log log")
-    assert complete_plan(read(path)[1]["plan"])["objective"] == "protonet"
+    assert read(path)[1]["plan"]["objective"] == "protonet"
     assert read_log()[-1].keys() & set(LOSSES) == {"episodic_loss"}
-    plan = TrainingPlan(**complete_plan(read(path)[1]["plan"]))
+    plan = TrainingPlan(**read(path)[1]["plan"])
     score = score_encoder(load_encoder(path), select_side("data", make_data(), "validation"), 4, ProcessGroup(), plan)
     assert score.accuracy == pytest.approx(read(path)[1]["best"][1])
