@@ -17,18 +17,22 @@ def test_integers_are_accepted_as_int_float_and_tensor(value: int) -> None:
         assert _validation.check_int("a", form, low=0) == value
 
 
-@pytest.mark.parametrize("value", [True, "3", None, [1]])
-def test_other_types_are_a_type_error(value: object) -> None:
-    with pytest.raises(InputTypeError, match=r"^`a` must be a whole number >= 0; got .*\. Pass an int such as 0\.$"):
-        _validation.check_int("a", value, low=0)
-    with pytest.raises(InputTypeError, match=r"^`a` must be a finite number >= 0; got .*\. Pass a finite float\.$"):
-        _validation.check_number("a", value, low=0)
+def test_other_types_are_a_type_error() -> None:
+    cases: list[object] = [True, "3", None, [1]]
+    for value in cases:
+        with pytest.raises(
+            InputTypeError, match=r"^`a` must be a whole number >= 0; got .*\. Pass an int such as 0\.$"
+        ):
+            _validation.check_int("a", value, low=0)
+        with pytest.raises(InputTypeError, match=r"^`a` must be a finite number >= 0; got .*\. Pass a finite float\.$"):
+            _validation.check_number("a", value, low=0)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 1.5])
-def test_fractions_and_small_values_are_a_value_error(value: float) -> None:
-    with pytest.raises(InputError, match="`a` must be a whole number"):
-        _validation.check_int("a", value, low=0)
+def test_fractions_and_small_values_are_a_value_error() -> None:
+    cases: list[float] = [float("nan"), float("inf"), -1, 1.5]
+    for value in cases:
+        with pytest.raises(InputError, match="`a` must be a whole number"):
+            _validation.check_int("a", value, low=0)
 
 
 def test_bounds() -> None:
@@ -39,41 +43,38 @@ def test_bounds() -> None:
     assert _validation.check_number("a", 0, low=0) == 0.0
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int32, torch.uint8, torch.float64])
-def test_features_of_any_real_type_are_flattened(dtype: torch.dtype) -> None:
-    rows = _validation.check_features("x", torch.ones(2, 3, 4, dtype=dtype), dim=12)
-    assert rows.shape == (2, 12)
-    assert rows.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+def test_features_of_any_real_type_are_flattened() -> None:
+    cases: list[torch.dtype] = [torch.float16, torch.bfloat16, torch.int32, torch.uint8, torch.float64]
+    for dtype in cases:
+        rows = _validation.check_features("x", torch.ones(2, 3, 4, dtype=dtype), dim=12)
+        assert rows.shape == (2, 12), dtype
+        assert rows.dtype == (torch.float64 if dtype == torch.float64 else torch.float32), dtype
 
 
-@pytest.mark.parametrize(
-    ("value", "error", "message"),
-    [
+def test_features_errors() -> None:
+    cases: list[tuple[object, type[Exception], str]] = [
         ([[1.0]], InputTypeError, r"be a tensor of shape \(n, dim\); got list"),
         (torch.ones(2, 2, dtype=torch.complex64), InputTypeError, "be real"),
         (torch.ones(3), InputError, r"have shape \(n, dim\); got shape \(3,\)"),
         (torch.ones(2, 5), InputError, "have 4 features per row; got 5"),
         (torch.tensor([[0.0, 1, 2, torch.nan], [0, 0, 0, 0]]), InputError, "NaN or infinity in 1 of 2 rows"),
-    ],
-)
-def test_features_errors(value: object, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        _validation.check_features("x", value, dim=4)
+    ]
+    for value, error, message in cases:
+        with pytest.raises(error, match=message):
+            _validation.check_features("x", value, dim=4)
 
 
-@pytest.mark.parametrize(
-    ("value", "error", "message"),
-    [
+def test_labels_errors() -> None:
+    cases: list[tuple[object, type[Exception], str]] = [
         ([0, 1], InputTypeError, "be a tensor of integer labels; got list"),
         (torch.tensor([0.0, 1.0]), InputTypeError, "be a tensor of integer labels; got torch.float32"),
         (torch.tensor([0, 1, 2]), InputError, r"have one label per row \(2\); got 3"),
         (torch.tensor([0, 4]), InputError, r"be in \[0, 3\); got 4 \(1 such labels\)"),
         (torch.tensor([-1, -1]), InputError, r"be in \[0, 3\); got -1 \(2 such labels\)"),
-    ],
-)
-def test_labels_errors(value: object, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        _validation.check_labels("y", value, n=2, num_classes=3)
+    ]
+    for value, error, message in cases:
+        with pytest.raises(error, match=message):
+            _validation.check_labels("y", value, n=2, num_classes=3)
 
 
 def test_errors_are_of_the_standard_classes_and_name_the_argument() -> None:

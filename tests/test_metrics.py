@@ -42,19 +42,20 @@ def predictions(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return confidence, torch.rand(n, generator=generator) < confidence
 
 
-@pytest.mark.parametrize("n_bins", [1, 4, 15])
-def test_bins_are_the_slow_loops(n_bins: int) -> None:
-    confidence, right = predictions(200)
-    confidence[:3] = torch.tensor([0.0, 1.0, 0.5])
-    bins = fill_bins(confidence, right, n_bins)
-    assert (bins.shape, bins.dtype) == ((n_bins, 3), torch.float64)
-    for position in range(n_bins):
-        low, high = position / n_bins, (position + 1) / n_bins
-        inside = (confidence > low) & (confidence <= high)
-        if position == 0:
-            inside |= confidence == 0
-        expected = [float(inside.sum()), float(confidence[inside].sum()), float(right[inside].sum())]
-        np.testing.assert_allclose(bins[position].numpy(), expected, rtol=1e-12)
+def test_bins_are_the_slow_loops() -> None:
+    cases: list[int] = [1, 4, 15]
+    for n_bins in cases:
+        confidence, right = predictions(200)
+        confidence[:3] = torch.tensor([0.0, 1.0, 0.5])
+        bins = fill_bins(confidence, right, n_bins)
+        assert (bins.shape, bins.dtype) == ((n_bins, 3), torch.float64), n_bins
+        for position in range(n_bins):
+            low, high = position / n_bins, (position + 1) / n_bins
+            inside = (confidence > low) & (confidence <= high)
+            if position == 0:
+                inside |= confidence == 0
+            expected = [float(inside.sum()), float(confidence[inside].sum()), float(right[inside].sum())]
+            np.testing.assert_allclose(bins[position].numpy(), expected, rtol=1e-12)
 
 
 @given(seed=seeds, n=st.integers(1, 60), cut=st.integers(0, 60))
@@ -116,12 +117,13 @@ def test_label_error_scores_equal_a_slow_loop(seed: int) -> None:
     torch.testing.assert_close(score_label_errors(logits[:, order].double() + 7, renamed[labels]), result)
 
 
-@pytest.mark.parametrize(("fraction", "rows"), [(0.0, 7), (0.3, 40), (1.0, 12)])
-def test_interval_is_scipys(fraction: float, rows: int) -> None:
-    theirs = binomtest(round(fraction * rows), rows).proportion_ci(method="wilson")
-    assert wilson_interval(fraction, rows) == pytest.approx((theirs.low, theirs.high), abs=1e-4)
-    right = (torch.arange(rows) < round(fraction * rows)).double()
-    assert Sample.of(rows).interval(right) == wilson_interval(fraction, rows)  # each row alone
+def test_interval_is_scipys() -> None:
+    cases: list[tuple[float, int]] = [(0.0, 7), (0.3, 40), (1.0, 12)]
+    for fraction, rows in cases:
+        theirs = binomtest(round(fraction * rows), rows).proportion_ci(method="wilson")
+        assert wilson_interval(fraction, rows) == pytest.approx((theirs.low, theirs.high), abs=1e-4), fraction
+        right = (torch.arange(rows) < round(fraction * rows)).double()
+        assert Sample.of(rows).interval(right) == wilson_interval(fraction, rows), fraction  # each row alone
 
 
 def test_an_interval_contains_its_fraction() -> None:
@@ -132,15 +134,16 @@ def test_an_interval_contains_its_fraction() -> None:
         assert metrics.accuracy == metrics.interval[1] == 1
 
 
-@pytest.mark.parametrize("degrees", [2, 3, 4.5, 10, 100, 1e6])
-def test_quantile_is_scipys(degrees: float) -> None:
-    assert student_quantile(degrees) == pytest.approx(student.ppf(0.975, degrees), rel=0.01)
+def test_quantile_is_scipys() -> None:
+    cases: list[float] = [2, 3, 4.5, 10, 100, 1e6]
+    for degrees in cases:
+        assert student_quantile(degrees) == pytest.approx(student.ppf(0.975, degrees), rel=0.01), degrees
 
 
-@pytest.mark.parametrize("fraction", [0.5, 0.85, 0.97])
-@pytest.mark.parametrize("correlation", [0.0, 0.3, 0.9])
-@pytest.mark.parametrize("groups", [6, 12, 40])
-@pytest.mark.parametrize("uneven", [False, True])
+@pytest.mark.parametrize(
+    ("fraction", "correlation", "groups", "uneven"),
+    [(0.5, 0.0, 40, False), (0.85, 0.9, 40, True), (0.97, 0.3, 12, True), (0.85, 0.3, 6, False), (0.97, 0.9, 6, True)],
+)
 def test_intervals_cover_the_accuracy_with_correlated_groups(
     fraction: float, correlation: float, groups: int, uneven: bool
 ) -> None:
@@ -269,21 +272,17 @@ def test_the_offset_moves_the_threshold() -> None:
     assert moved == plain + 0.25
 
 
-@pytest.mark.parametrize(
-    ("scores", "rate", "error", "message"),
-    [
+def test_a_rate_below_the_resolution_of_the_rows_is_an_error() -> None:
+    cases: list[tuple[torch.Tensor, Any, type[Exception], str]] = [
         (torch.zeros(99), 0.001, InputError, r"`rate` must be in \[0.01, 1\); got 0.001. There are 99 held-out rows"),
         (torch.zeros(99), 1.0, InputError, r"`rate` must be in \[0.01, 1\); got 1"),
         (torch.zeros(99), 0, InputError, "`rate` must be a finite number > 0; got 0"),
         (torch.zeros(99), "few", InputTypeError, "`rate` must be a finite number > 0; got 'few'"),
         (torch.zeros(0), 0.1, InputError, "`scores` must come from rows that were held out; got none"),
-    ],
-)
-def test_a_rate_below_the_resolution_of_the_rows_is_an_error(
-    scores: torch.Tensor, rate: Any, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=f"{message}"):
-        rejection_threshold(scores, rate)
+    ]
+    for scores, rate, error, message in cases:
+        with pytest.raises(error, match=f"{message}"):
+            rejection_threshold(scores, rate)
 
 
 def test_the_requested_rate_holds_on_fresh_rows() -> None:

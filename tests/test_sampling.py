@@ -71,16 +71,14 @@ def test_same_seed_same_episodes() -> None:
     assert not torch.equal(draw(labels, 1, **sizes), draw(labels, 2, **sizes))
 
 
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
+def test_errors() -> None:
+    cases: list[tuple[dict[str, int], str]] = [
         ({"n_way": 4}, r"`n_way` must be at most the number of classes \(3\); got 4\."),
         ({"n_way": 0}, "`n_way` must be a whole number >= 1; got 0"),
         ({"n_shot": 0}, "`n_shot` must be a whole number >= 1; got 0"),
         ({"n_query": -1}, "`n_query` must be a whole number >= 0; got -1"),
         ({"n_episodes": -1}, "`n_episodes` must be a whole number >= 0; got -1"),
-    ],
-)
-def test_errors(sizes: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        draw(labels_of([5, 5, 5]), 0, **{"n_way": 2, "n_shot": 1, "n_query": 1, "n_episodes": 1, **sizes})
+    ]
+    for sizes, message in cases:
+        with pytest.raises(ValueError, match=message):
+            draw(labels_of([5, 5, 5]), 0, **{"n_way": 2, "n_shot": 1, "n_query": 1, "n_episodes": 1, **sizes})

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -53,76 +56,93 @@ def test_interrupted_import(command: str, imported: str, tmp_path: Path) -> None
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", f"{command}: interrupted\n")
 
 
-def test_help_does_not_wait_for_torch(tmp_path: Path) -> None:
-    ended = run(tmp_path, "torch", "raise RuntimeError", "protonet", "--help")
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert "protonet fit train.csv" in ended.stdout
-    ended = run(tmp_path, "torch", "raise RuntimeError", "protonet", "fitt")
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith("protonet: `command` must be one of fit")
-
-
-@pytest.mark.parametrize("name", [*(f"protonet {name}" for name in COMMANDS), *EPISODES])
-def test_the_help_of_a_command_does_not_wait_for_torch(name: str, tmp_path: Path) -> None:
-    ended = run(tmp_path, "torch", "raise RuntimeError", *name.split(), "--help")
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout.startswith(f"usage: {name} ")
-    if "--help-all" in ended.stdout and name != "protonet.episodes":  # which lists its methods there
-        ended = run(tmp_path, "torch", "raise RuntimeError", *name.split(), "--help-all")
-        assert (ended.returncode, ended.stderr) == (0, "")
-        assert ended.stdout.startswith(f"usage: {name} ")
-
-
-@pytest.mark.parametrize(
-    ("command", "output"),
-    [
-        *[(f"protonet {name} --no-such-option", "unknown option: --no-such-option") for name in COMMANDS],
-        *[(f"{name} --no-such-option", "unknown option: --no-such-option") for name in EPISODES],
-        *[
-            (f"protonet {name} no.safetensors t.csv {more}", "no such file: no.safetensors")
-            for name, more in (("predict", ""), ("evaluate", ""), ("update", "--in-place"), ("explain", ""))
-        ],
-        *[
-            (f"protonet {name} no.safetensors {more}", "no such file: no.safetensors")
-            for name, more in (("info", ""), ("export", "--onnx new.onnx"))
-        ],
-        *[
-            (f"protonet {name} m.safetensors no.csv {more}", "no such file: no.csv")
-            for name, more in (("predict", ""), ("evaluate", ""), ("update", "--in-place"), ("suggest", ""))
-        ],
-        (
-            "protonet predict t.csv t.csv",
-            "`model` must be a model file, which comes before the table; got the table t.csv.",
-        ),
-        ("protonet predict m.safetensors t.csv --unknown x", "`--unknown` must be a number between 0 and 1; got 'x'."),
-        ("protonet predict m.safetensors t.csv -o plain/p.csv", "`--output` must be a file that can be written"),
-        ("protonet evaluate m.safetensors t.csv --report r.pdf", "`--report` must end in .html, .htm; got r.pdf."),
-        ("protonet suggest no.csv", "no such file: no.csv"),
-        ("protonet fit no.csv", "no such file: no.csv"),
-        ("protonet fit t.csv", "`table` must have a column label; got t.csv with a, b, kind. Pass --label NAME"),
-        ("protonet fit gaps.csv --label kind", "`table` must have at least 2 classes; got no label alone in kind."),
-        ("protonet fit t.csv --label kind --column-type a=colour", "`--column-type` must be one of "),
-        ("protonet fit t.csv --label kind --unlabelled no.csv", "no such file"),
-        ("protonet fit t.csv --effort slow", "`--effort` must be one of fast, default, best; got 'slow'."),
-        ("protonet fit t.csv --seed x", "`--seed` must be a whole number >= 0; got 'x'."),
-        ("protonet fit t.csv -o plain/m.safetensors", "`--output` must be a file that can be written"),
-        ("protonet.episodes --preset none", "`--preset` must be one of "),
-        ("protonet.episodes --json plain/r.json", "`--json` must be a file that can be written"),
-        ("protonet.episodes train -o plain/e.safetensors", "`--output` must be a file that can be written"),
-        ("protonet.episodes train -o e.safetensors --backbone x", "`--backbone` must be one of mlp, "),
-        ("protonet.episodes compare no.json", "`FILE.json` must be a file that --json wrote; got no.json "),
-        ("protonet.episodes extract pictures --backbone n.onnx -o t.csv", "`--output` must end in .npz; got t.csv."),
+#: Commands, and how their errors begin.
+ERRORS = [
+    ("protonet fitt", "`command` must be one of fit"),
+    *[(f"protonet {name} --no-such-option", "unknown option: --no-such-option") for name in COMMANDS],
+    *[(f"{name} --no-such-option", "unknown option: --no-such-option") for name in EPISODES],
+    *[
+        (f"protonet {name} no.safetensors t.csv {more}", "no such file: no.safetensors")
+        for name, more in (("predict", ""), ("evaluate", ""), ("update", "--in-place"), ("explain", ""))
     ],
-)
-def test_errors_are_raised_before_torch_is_imported(command: str, output: str, tmp_path: Path) -> None:
+    *[
+        (f"protonet {name} no.safetensors {more}", "no such file: no.safetensors")
+        for name, more in (("info", ""), ("export", "--onnx new.onnx"))
+    ],
+    *[
+        (f"protonet {name} m.safetensors no.csv {more}", "no such file: no.csv")
+        for name, more in (("predict", ""), ("evaluate", ""), ("update", "--in-place"), ("suggest", ""))
+    ],
+    (
+        "protonet predict t.csv t.csv",
+        "`model` must be a model file, which comes before the table; got the table t.csv.",
+    ),
+    ("protonet predict m.safetensors t.csv --unknown x", "`--unknown` must be a number between 0 and 1; got 'x'."),
+    ("protonet predict m.safetensors t.csv -o plain/p.csv", "`--output` must be a file that can be written"),
+    ("protonet evaluate m.safetensors t.csv --report r.pdf", "`--report` must end in .html, .htm; got r.pdf."),
+    ("protonet suggest no.csv", "no such file: no.csv"),
+    ("protonet fit no.csv", "no such file: no.csv"),
+    ("protonet fit t.csv", "`table` must have a column label; got t.csv with a, b, kind. Pass --label NAME"),
+    ("protonet fit gaps.csv --label kind", "`table` must have at least 2 classes; got no label alone in kind."),
+    ("protonet fit t.csv --label kind --column-type a=colour", "`--column-type` must be one of "),
+    ("protonet fit t.csv --label kind --unlabelled no.csv", "no such file"),
+    ("protonet fit t.csv --effort slow", "`--effort` must be one of fast, default, best; got 'slow'."),
+    ("protonet fit t.csv --seed x", "`--seed` must be a whole number >= 0; got 'x'."),
+    ("protonet fit t.csv -o plain/m.safetensors", "`--output` must be a file that can be written"),
+    ("protonet.episodes --preset none", "`--preset` must be one of "),
+    ("protonet.episodes --json plain/r.json", "`--json` must be a file that can be written"),
+    ("protonet.episodes train -o plain/e.safetensors", "`--output` must be a file that can be written"),
+    ("protonet.episodes train -o e.safetensors --backbone x", "`--backbone` must be one of mlp, "),
+    ("protonet.episodes compare no.json", "`FILE.json` must be a file that --json wrote; got no.json "),
+    ("protonet.episodes extract pictures --backbone n.onnx -o t.csv", "`--output` must end in .npz; got t.csv."),
+]
+#: Runs modules with arguments in one process without torch; prints the exit code, stdout and stderr of each.
+WITHOUT_TORCH = """
+import contextlib, io, json, runpy, sys
+sys.modules["torch"] = None
+results = []
+for module, *arguments in json.loads(sys.argv[1]):
+    out, err, sys.argv, code = io.StringIO(), io.StringIO(), [module, *arguments], 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            code = end.code or 0
+    results.append([code, out.getvalue(), err.getvalue()])
+print(json.dumps(results))
+"""
+
+
+def run_without_torch(folder: Path, commands: Sequence[str]) -> list[tuple[int, str, str]]:
+    words = [sys.executable, "-c", WITHOUT_TORCH, json.dumps([command.split() for command in commands])]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(words, capture_output=True, text=True, check=True, cwd=folder, env=environment)
+    return [(code, out, err) for code, out, err in json.loads(ended.stdout)]
+
+
+def test_errors_are_raised_before_torch_is_imported(tmp_path: Path) -> None:
     write_files(tmp_path)
     before = sorted(tmp_path.iterdir())
-    ended = run(tmp_path, "torch", "raise RuntimeError", *command.split())
-    (line,) = ended.stderr.splitlines()
-    prog = " ".join(command.split()[:2]) if command.split()[1][:1] != "-" else command.split(maxsplit=1)[0]
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert line.startswith(f"{prog}: {output}")
-    assert sorted(item for item in tmp_path.iterdir() if item.name not in {"torch.py", "__pycache__"}) == before
+    results = run_without_torch(tmp_path, [command for command, _ in ERRORS])
+    for (command, message), (code, out, err) in zip(ERRORS, results, strict=True):
+        words = command.split()
+        program = " ".join(words[:1] if words[1].startswith("-") or words == ["protonet", "fitt"] else words[:2])
+        assert (code, out, err.count("\n")) == (2, "", 1), (command, err)
+        assert err.startswith(f"{program}: {message}"), (command, err)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_help_does_not_wait_for_torch(tmp_path: Path) -> None:
+    names = [*(f"protonet {name}" for name in COMMANDS), *EPISODES]
+    every = [f"{name} --help-all" for name in names if name != "protonet.episodes"]  # which lists its methods there
+    commands = ["protonet --help", *(f"{name} --help" for name in names), *every]
+    results = run_without_torch(tmp_path, commands)
+    assert "protonet fit train.csv" in results[0][1]
+    for command, (code, out, err) in zip(commands[1:], results[1:], strict=True):
+        name = command.rpartition(" ")[0]
+        if command.endswith("--help") or "--help-all" in results[commands.index(f"{name} --help")][1]:
+            assert (code, err) == (0, ""), command
+            assert out.startswith(f"usage: {name} "), command
 
 
 def test_constants_for_parsers_equal_those_of_the_library(tmp_path: Path) -> None:

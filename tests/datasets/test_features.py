@@ -51,17 +51,16 @@ FORMS: dict[str, tuple[str, Callable[[Path, Any], None], Any, bool]] = {
 }
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_forms(tmp_path: Path, name: str) -> None:
-    suffix, save, content, by_class = FORMS[name]
-    path = tmp_path / f"a{suffix}"
-    save(path, content)
-    data = load_features(str(path))
-    order = np.concatenate(ORDER) if by_class else np.arange(6)
-    assert data.class_names == ("1", "3", "7")
-    assert [int(data.class_names[label]) for label in data.y.tolist()] == Y[order].tolist()
-    assert torch.equal(data.x, torch.tensor(X[order]))
-    assert (data.sides, data.mapping, data.shape) == (None, None, None)
+def test_forms(tmp_path: Path) -> None:
+    for name, (suffix, save, content, by_class) in FORMS.items():
+        path = tmp_path / f"a{suffix}"
+        save(path, content)
+        data = load_features(str(path))
+        order = np.concatenate(ORDER) if by_class else np.arange(6)
+        assert data.class_names == ("1", "3", "7"), name
+        assert [int(data.class_names[label]) for label in data.y.tolist()] == Y[order].tolist(), name
+        assert torch.equal(data.x, torch.tensor(X[order])), name
+        assert (data.sides, data.mapping, data.shape) == (None, None, None), name
 
 
 @pytest.mark.parametrize("name", ["{}.labels.npy", "{}_labels.npy", "labels.npy", "y.npy"])
@@ -82,9 +81,8 @@ def test_a_split(tmp_path: Path) -> None:
         load_features(tmp_path / "a.pkl")
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_files_without_features(tmp_path: Path) -> None:
+    cases: list[tuple[object, str]] = [
         ({"a": 1, "b": 2}, r"rows by class; got a dictionary of a, b in .*a\.pkl\. Save it with numpy\.savez"),
         ({}, "got a dictionary of nothing"),
         (3, "got a int in"),
@@ -98,12 +96,11 @@ def test_a_split(tmp_path: Path) -> None:
         ([X, Y / 2], "be integers or strings; got float64"),
         ([X, np.ones(6)[None].astype(int)[:, :5]], "one label per row"),
         ({0: X}, "have at least 2 classes; got 1"),
-    ],
-)
-def test_files_without_features(tmp_path: Path, content: object, message: str) -> None:
-    save_pickle(tmp_path / "a.pkl", content)
-    with pytest.raises(ValueError, match=rf"^`\w+` must .*{message}"):
-        load_features(tmp_path / "a.pkl")
+    ]
+    for content, message in cases:
+        save_pickle(tmp_path / "a.pkl", content)
+        with pytest.raises(ValueError, match=rf"^`\w+` must .*{message}"):
+            load_features(tmp_path / "a.pkl")
 
 
 class Hostile:

@@ -153,17 +153,15 @@ def test_more_fonts(tmp_path: Path) -> None:
         load_glyphs(characters="ab", fonts=tmp_path / "absent")
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
+def test_errors() -> None:
+    cases: list[tuple[dict[str, object], type[Exception], str]] = [
         ({"characters": "a"}, ValueError, "`characters` must hold at least 2 that 8 faces draw; got 1 of 1"),
         ({"characters": ""}, ValueError, "`characters` must hold at least 2"),
         ({"copies": 0}, ValueError, "`copies` must be a whole number >= 1; got 0"),
         ({"min_faces": 0}, ValueError, "`min_faces` must be a whole number >= 1; got 0"),
         ({"seed": -1}, ValueError, "`seed` must be a whole number >= 0; got -1"),
         ({"seed": "x"}, TypeError, "`seed` must be a whole number >= 0; got 'x'"),
-    ],
-)
-def test_errors(change: dict[str, object], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=f"^{message}"):
-        load_glyphs(**({"characters": "ab"} | change))  # type: ignore[arg-type]
+    ]
+    for change, error, message in cases:
+        with pytest.raises(error, match=f"^{message}"):
+            load_glyphs(**({"characters": "ab"} | change))  # type: ignore[arg-type]

@@ -23,8 +23,7 @@ def make_rows(n: int = 12, *, dtype: str = "float32", shape: tuple[int, ...] = (
     return np.random.default_rng(0).normal(size=(n, *shape)).astype(dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("x_last", [False, True])
+@pytest.mark.parametrize(("dtype", "x_last"), [("float16", False), ("float32", True), ("float64", False)])
 def test_same_as_loaded(tmp_path: Path, dtype: str, x_last: bool) -> None:
     arrays = {"x": make_rows(dtype=dtype, shape=(2, 3)), "y": np.arange(12) % 3, "split": ["base", "novel", "base"] * 4}
     np.savez(tmp_path / "f.npz", **dict(sorted(arrays.items(), reverse=x_last)))  # type: ignore[arg-type]
@@ -60,57 +59,54 @@ def test_larger_header_and_extra_field(tmp_path: Path) -> None:
     assert data.x.tolist() == x.tolist()
 
 
-@pytest.mark.parametrize(
-    "x",
-    [
+def test_other_layouts_are_loaded(tmp_path: Path) -> None:
+    x_cases: list[np.ndarray] = [
         make_rows(dtype=">f4"),
         np.asfortranarray(make_rows()),
         np.arange(60, dtype=np.int32).reshape(12, 5),
         make_rows(dtype="longdouble"),
-    ],
-    ids=["byte order", "columns first", "integers", "long double"],
-)
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_other_layouts_are_loaded(tmp_path: Path, x: np.ndarray, save: Callable[..., None]) -> None:
-    save(tmp_path / "f.npz", x=x, y=np.arange(12) % 2)
-    data = map_npz(tmp_path / "f.npz")
-    assert (data.mapping, data.x.dtype) == (None, torch.float32)
-    assert data.x.tolist() == x.astype(np.float32).tolist()
+    ]
+    save_cases: list[Callable[..., None]] = [np.savez, np.savez_compressed]
+    for x in x_cases:
+        for save in save_cases:
+            save(tmp_path / "f.npz", x=x, y=np.arange(12) % 2)
+            data = map_npz(tmp_path / "f.npz")
+            assert (data.mapping, data.x.dtype) == (None, torch.float32), save
+            assert data.x.tolist() == x.astype(np.float32).tolist(), save
 
 
-@pytest.mark.parametrize(
-    ("labels", "names"),
-    [
+def test_any_labels(tmp_path: Path) -> None:
+    cases: list[tuple[object, tuple[str, ...]]] = [
         ([-7, 5, -7], ("-7", "5")),
         (np.array([2**64 - 1, 3, 2**64 - 1], np.uint64), ("3", str(2**64 - 1))),
         ([[-(2**63)], [2**63 - 1], [0]], (str(-(2**63)), "0", str(2**63 - 1))),
         (["b", "ä", "b"], ("b", "ä")),
         (np.char.encode(["b", "ä", "b"], "utf-8"), ("b", "ä")),
-    ],
-)
-def test_any_labels(tmp_path: Path, labels: object, names: tuple[str, ...]) -> None:
-    np.savez(tmp_path / "f.npz", x=np.eye(3), y=np.asarray(labels))
-    data = map_npz(tmp_path / "f.npz")
-    assert data.class_names == names
-    expected = [v.decode() if isinstance(v, bytes) else str(v) for v in np.asarray(labels).reshape(-1)]
-    assert [data.class_names[c] for c in data.y.tolist()] == expected
+    ]
+    for labels, names in cases:
+        np.savez(tmp_path / "f.npz", x=np.eye(3), y=np.asarray(labels))
+        data = map_npz(tmp_path / "f.npz")
+        assert data.class_names == names, labels
+        expected = [v.decode() if isinstance(v, bytes) else str(v) for v in np.asarray(labels).reshape(-1)]
+        assert [data.class_names[c] for c in data.y.tolist()] == expected, labels
 
 
-@pytest.mark.parametrize("piece", [8, 100, 2**26])
-def test_rows_with_nan_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
-    monkeypatch.setattr(dataset_module, "BYTES_PER_CHECK", piece)
-    x = make_rows(30)
-    bad = [3, 17, 20, 21, 29]
-    x[bad, [0, 1, 2, 3, 4]] = [np.nan, np.inf, -np.inf, np.nan, np.nan]
-    for save in (np.savez, np.savez_compressed):
-        save(tmp_path / "f.npz", x=x, y=np.arange(30) % 2)
-        message = "^`x` must be finite; got NaN or infinity in 5 of 30 rows: 3, 17, 20 and 2 more. Drop"
-        with pytest.raises(ValueError, match=message):
+def test_rows_with_nan_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases: list[int] = [8, 100, 2**26]
+    for piece in cases:
+        monkeypatch.setattr(dataset_module, "BYTES_PER_CHECK", piece)
+        x = make_rows(30)
+        bad = [3, 17, 20, 21, 29]
+        x[bad, [0, 1, 2, 3, 4]] = [np.nan, np.inf, -np.inf, np.nan, np.nan]
+        for save in (np.savez, np.savez_compressed):
+            save(tmp_path / "f.npz", x=x, y=np.arange(30) % 2)
+            message = "^`x` must be finite; got NaN or infinity in 5 of 30 rows: 3, 17, 20 and 2 more. Drop"
+            with pytest.raises(ValueError, match=message):
+                map_npz(tmp_path / "f.npz")
+        x[bad[:3]] = 0
+        np.savez(tmp_path / "f.npz", x=x, y=np.arange(30) % 2)
+        with pytest.raises(ValueError, match=r"in 2 of 30 rows: 21, 29\. "):
             map_npz(tmp_path / "f.npz")
-    x[bad[:3]] = 0
-    np.savez(tmp_path / "f.npz", x=x, y=np.arange(30) % 2)
-    with pytest.raises(ValueError, match=r"in 2 of 30 rows: 21, 29\. "):
-        map_npz(tmp_path / "f.npz")
 
 
 @pytest.mark.parametrize(
@@ -199,14 +195,12 @@ def test_rows_are_written_a_few_at_a_time(tmp_path: Path) -> None:
     assert data.sides == ("base", "novel")
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
+def test_rows_that_differ_from_the_declared_shape(tmp_path: Path) -> None:
+    cases: list[tuple[list[np.ndarray], str]] = [
         ([np.zeros((2, 3))], "rows of"),
         ([np.zeros((2, 4), "f4")], "rows of"),
         ([np.zeros((1, 3), "f4")], "1 rows too few"),
-    ],
-)
-def test_rows_that_differ_from_the_declared_shape(tmp_path: Path, rows: list[np.ndarray], message: str) -> None:
-    with (tmp_path / "a.npz").open("wb") as file, pytest.raises(ValueError, match=message):
-        write_npz(file, (2, 3), "float32", rows, {})
+    ]
+    for rows, message in cases:
+        with (tmp_path / "a.npz").open("wb") as file, pytest.raises(ValueError, match=message):
+            write_npz(file, (2, 3), "float32", rows, {})

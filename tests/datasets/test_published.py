@@ -175,3 +175,35 @@ def test_bad_files_of_tiered_imagenet(root: Path, kind: str) -> None:
     (root / "val_labels.pkl").unlink()
     with pytest.raises(ValueError, match=r"got no .*val_labels\.pkl"):
         load_tiered_imagenet(root)
+
+
+def test_rows_are_in_the_order_of_the_lists_of_mini_imagenet(root: Path) -> None:
+    lines = (trees.make_csv(root) / "train.csv").read_text().splitlines()
+    (root / "train.csv").write_text("\n".join(lines[::-1][:-1]))  # nor is the header needed
+    data = load_mini_imagenet(root, size=4)
+    assert [data.class_names[label] for label in data.y.tolist()][:6] == ["cat", "cat", "bee", "bee", "ant", "ant"]
+    assert data.sides == tuple(SIDES)
+
+
+def test_bad_lists_of_mini_imagenet(root: Path) -> None:
+    trees.make_csv(root)
+    for text, message in (
+        ("filename,label\nant0.jpg,ant\n", "keep every class on one side; got class ant on base and validation"),
+        ("file,label\ndog0.jpg,dog\n", "have columns filename and label in every list; got .*with file, label"),
+        ("filename,label\ndog0.jpg\n", "have columns filename and label"),
+        ("filename,label\n", "have columns filename and label"),
+        ("", "have columns filename and label .* with nothing"),
+    ):
+        (root / "val.csv").write_text(text)
+        with pytest.raises(ValueError, match=f"^`root` must {message}"):
+            load_mini_imagenet(root)
+    trees.make_csv(root)
+    (root / "images" / "dog0.jpg").write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"^`root` must hold images that can be read; got .*dog0\.jpg"):
+        load_mini_imagenet(root)
+    (root / "images" / "dog1.jpg").unlink()
+    with pytest.raises(ValueError, match=r"`root` must hold its pictures; got no .*dog1\.jpg"):
+        load_mini_imagenet(root)
+    (root / "val.csv").unlink()
+    with pytest.raises(ValueError, match=r"hold lists and pictures that can be read; got .*val\.csv"):
+        load_mini_imagenet(root)

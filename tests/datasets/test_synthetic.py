@@ -92,14 +92,15 @@ def test_nuisance_spectrum() -> None:
         torch.testing.assert_close(torch.linalg.eigvalsh(covariance), expected)
 
 
-@pytest.mark.parametrize("name", ["isotropic", "correlated", "nuisance"])
-def test_noise_has_the_stated_covariance(name: str) -> None:
-    split = sample_family(name, seed=1, n_train=8000, num_classes=2, dim=10)
-    assert split.noise_covariance is not None
-    noise = subtract_means(split)
-    whitened = torch.linalg.solve_triangular(torch.linalg.cholesky(split.noise_covariance), noise.T, upper=False)
-    expected = torch.eye(10, dtype=torch.float64)
-    torch.testing.assert_close(torch.cov(whitened), expected, rtol=0, atol=5 * (2 / 16000) ** 0.5)
+def test_noise_has_the_stated_covariance() -> None:
+    cases: list[str] = ["isotropic", "correlated", "nuisance"]
+    for name in cases:
+        split = sample_family(name, seed=1, n_train=8000, num_classes=2, dim=10)
+        assert split.noise_covariance is not None, name
+        noise = subtract_means(split)
+        whitened = torch.linalg.solve_triangular(torch.linalg.cholesky(split.noise_covariance), noise.T, upper=False)
+        expected = torch.eye(10, dtype=torch.float64)
+        torch.testing.assert_close(torch.cov(whitened), expected, rtol=0, atol=5 * (2 / 16000) ** 0.5)
 
 
 def test_subclusters_are_three() -> None:
@@ -153,9 +154,8 @@ def test_fraction_of_wrong_labels() -> None:
     assert int((clean.val_y != wrong.val_y).sum()) == 20
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
+def test_errors() -> None:
+    cases: list[tuple[dict[str, object], type[Exception], str]] = [
         ({"name": "easy"}, ValueError, "`name` must be one of isotropic, .*; got 'easy'"),
         ({"seed": -1}, ValueError, "`seed` must be a whole number >= 0; got -1"),
         ({"seed": "0"}, TypeError, "`seed` must be a whole number >= 0; got '0'"),
@@ -164,11 +164,10 @@ def test_fraction_of_wrong_labels() -> None:
         ({"n_test": 0.5}, ValueError, "`n_test` must be a whole number >= 1; got 0.5"),
         ({"num_classes": 1}, ValueError, "`num_classes` must be a whole number >= 2; got 1"),
         ({"dim": 1}, ValueError, "`dim` must be a whole number >= 2; got 1"),
-    ],
-)
-def test_errors(change: dict[str, object], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=f"^{message}"):
-        sample_family(**({"name": "isotropic", "seed": 0} | change))  # type: ignore[arg-type]
+    ]
+    for change, error, message in cases:
+        with pytest.raises(error, match=f"^{message}"):
+            sample_family(**({"name": "isotropic", "seed": 0} | change))  # type: ignore[arg-type]
 
 
 def test_example_runs() -> None:

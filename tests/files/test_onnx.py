@@ -41,7 +41,7 @@ def check(session: Any, network: PrototypeNetwork, x: Tensor) -> None:
     assert (logits.argmax(axis=1) == expected.argmax(dim=1).numpy()).all()
 
 
-@pytest.mark.parametrize(("learned", "raw"), [(True, False), (True, True), (False, False), (False, True)])
+@pytest.mark.parametrize(("learned", "raw"), [(True, True), (False, False)])
 def test_all_kinds_of_views_in_batches_of_any_size(tmp_path: Path, learned: bool, raw: bool) -> None:
     model = make_model(learned=learned, raw=raw)
     export_onnx(tmp_path / "x.onnx", model)
@@ -55,7 +55,7 @@ def test_all_kinds_of_views_in_batches_of_any_size(tmp_path: Path, learned: bool
     assert tuple(json.loads(texts["columns"])) == model.columns
 
 
-@pytest.mark.parametrize("limit", [0, 30, 1000])
+@pytest.mark.parametrize("limit", [0, 1000])
 def test_networks_of_solve(tmp_path: Path, limit: int) -> None:
     network = solve([(100 * X, Y)], None, {"param_limit": limit, "num_classes": 7}, effort="fast")
     export_onnx(str(tmp_path / "x"), Model(network=network, classes=tuple(range(7))))

@@ -52,7 +52,7 @@ def test_every_kind_of_view_is_exported_with_a_dynamic_batch(tmp_path: Path) -> 
 
 
 def test_features_far_from_zero_are_exported_in_float64() -> None:
-    network = make_network(learned=False)
+    network = views_of(make_network(learned=False), "linear", "kernel_ridge")
     encoder: Any = network.encoder
     encoder.origin.fill_(1e7)
     module = export_network(network).module()
@@ -62,7 +62,8 @@ def test_features_far_from_zero_are_exported_in_float64() -> None:
 
 def test_rounded_distances_are_exported_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_ridge, "KERNEL_RIDGE", kernel_ridge.KernelRidgeRules(exact_coordinates=0))
-    check(export_network(network := make_network(learned=False)).module(), network, 1, 40)
+    network = views_of(make_network(learned=False), "linear", "kernel_ridge")
+    check(export_network(network).module(), network, 1, 40)
 
 
 def test_mixed_columns_are_refused(tmp_path: Path) -> None:

@@ -168,17 +168,15 @@ def test_of_many_rows_those_in_doubt_are_compared(network: PrototypeNetwork, mon
     assert rows != [row for row, _ in suggest_rows(network, x, 20, range(3), seed=1)]
 
 
-@pytest.mark.parametrize(
-    ("x", "n", "message"),
-    [
+def test_errors(network: PrototypeNetwork) -> None:
+    cases: list[tuple[Tensor, int, str]] = [
         (torch.zeros(3, 4), 4, r"^`n` must be a whole number in \[1, 3\]; got 4\. Ask for at most 3"),
         (torch.zeros(3, 4), 0, "`n` must be a whole number"),
         (torch.zeros(0, 4), 1, "`x` must have at least one row"),
         (torch.zeros(3, 5), 1, "`x` must have 4 features per row"),
         (torch.full((3, 4), torch.nan), 1, "`x` must be finite"),
         (torch.full((3, 4), 3e38), 1, "`x` must hold numbers of the size that the network was fitted to"),
-    ],
-)
-def test_errors(network: PrototypeNetwork, x: Tensor, n: int, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        suggest_rows(network, x, n, range(3))
+    ]
+    for x, n, message in cases:
+        with pytest.raises(InputError, match=message):
+            suggest_rows(network, x, n, range(3))

@@ -74,9 +74,7 @@ def test_held_out_rows_of_any_class_sizes_are_judged() -> None:
         assert all(bool(torch.isfinite(score).all()) for score in scores), sizes
 
 
-@pytest.mark.parametrize(
-    ("sizes", "effort"), [((3, 3, 3), "default"), ((1, 3, 3), "fast"), ((2, 3), "fast"), ((1, 2, 3, 4, 6), "fast")]
-)
+@pytest.mark.parametrize(("sizes", "effort"), [((3, 3, 3), "default"), ((2, 3), "fast"), ((1, 2, 3, 4, 6), "fast")])
 def test_what_judges_a_solution_takes_any_class_sizes(sizes: tuple[int, ...], effort: str) -> None:
     solution = solve_problem(make_rows(sizes), effort=effort)
     crossed = crossfit(solution)
@@ -84,9 +82,8 @@ def test_what_judges_a_solution_takes_any_class_sizes(sizes: tuple[int, ...], ef
     assert measure_learning_curve(solution, crossed).correct.shape[1] == len(crossed.labels)
 
 
-@pytest.mark.parametrize("sizes", [(1, 1), (3, 3, 3), (1, 2, 4)])
-def test_every_command_that_fits_takes_any_class_sizes(sizes: tuple[int, ...], tmp_path: Path, run: Run) -> None:
-    x, y = make_rows(sizes, 3)
+def test_every_command_that_fits_takes_any_class_sizes(tmp_path: Path, run: Run) -> None:
+    x, y = make_rows((1, 2, 4), 3)
     columns = {f"x{index}": column.tolist() for index, column in enumerate(x.T)}
     few = {name: cells[:2] for name, cells in columns.items()}
     table = write_columns(tmp_path / "t.csv", {**columns, "kind": np.array(list("abcde"))[y].tolist()})

@@ -100,12 +100,14 @@ def test_what_is_expected_goes_on_as_the_power_law_did() -> None:
     assert none_wrong.accuracy == 1
 
 
-@pytest.mark.parametrize("wrong", [(0, 0, 0), (2, 1, 0), (1, 1, 1), (5, 3, 1), (12, 8, 5)])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_what_is_expected_is_no_surer_than_so_many_rows_allow(wrong: tuple[int, ...], weighted: bool) -> None:
-    right = torch.stack([torch.arange(30) >= index for index in wrong])
-    weights = torch.ones(30, dtype=torch.float64) + weighted * (torch.arange(30) % 3)
-    outlook = extrapolate_accuracy(LearningCurve([4.0, 8.0, 16.0], right), Sample.of(30, weights), 36.0)
-    assert outlook is not None
-    low, high = wilson_interval(outlook.accuracy, effective_sample_size(weights))
-    assert outlook.interval[0] <= low < high <= outlook.interval[1] <= 1
+def test_what_is_expected_is_no_surer_than_so_many_rows_allow() -> None:
+    wrong_cases: list[tuple[int, ...]] = [(0, 0, 0), (2, 1, 0), (1, 1, 1), (5, 3, 1), (12, 8, 5)]
+    weighted_cases: list[bool] = [False, True]
+    for wrong in wrong_cases:
+        for weighted in weighted_cases:
+            right = torch.stack([torch.arange(30) >= index for index in wrong])
+            weights = torch.ones(30, dtype=torch.float64) + weighted * (torch.arange(30) % 3)
+            outlook = extrapolate_accuracy(LearningCurve([4.0, 8.0, 16.0], right), Sample.of(30, weights), 36.0)
+            assert outlook is not None, weighted
+            low, high = wilson_interval(outlook.accuracy, effective_sample_size(weights))
+            assert outlook.interval[0] <= low < high <= outlook.interval[1] <= 1, weighted

@@ -120,9 +120,8 @@ def test_columns_far_from_zero_are_centred_and_no_others() -> None:
     assert torch.equal(exact, x)
 
 
-@pytest.mark.parametrize(
-    ("train", "val", "metadata", "error", "message"),
-    [
+def test_bad_input_gets_its_message() -> None:
+    cases: list[tuple[Any, Any, Any, type[Exception], str]] = [
         (None, None, None, InputTypeError, "`train_loader` must be a loader; got None"),
         (5, None, None, InputTypeError, "`train_loader` must be iterable; got int"),
         (Dataset(), None, None, InputTypeError, "must be a dataset that has a length; got Dataset"),
@@ -155,8 +154,7 @@ def test_columns_far_from_zero_are_centred_and_no_others() -> None:
         ([(X.double() * 1e60, Y)], None, None, InputError, "`train_loader` must lie within the range of float32"),
         ([(X.double() * 1e-60, Y)], None, None, InputError, "`train_loader` must lie within the range of float32"),
         ([(X, Y * 10**7)], None, None, InputError, "labels` must be class indices; got 40000000 as the largest"),
-    ],
-)
-def test_bad_input_gets_its_message(train: Any, val: Any, metadata: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        solve(train, val, metadata)
+    ]
+    for train, val, metadata, error, message in cases:
+        with pytest.raises(error, match=message):
+            solve(train, val, metadata)

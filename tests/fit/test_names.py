@@ -37,9 +37,8 @@ MEANS = torch.stack([X[label == Y].mean(dim=0) for label in range(5)])
 NEAR = MEANS + 0.3 * torch.randn(MEANS.shape, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
+def test_what_a_name_says() -> None:
+    cases: list[tuple[str | int, str]] = [
         ("card_arrival", "card arrival"),
         ("cardArrival", "card Arrival"),
         ("Card arrival?", "Card arrival"),
@@ -56,12 +55,11 @@ NEAR = MEANS + 0.3 * torch.randn(MEANS.shape, generator=torch.Generator().manual
             (name, "")
             for name in ("c1", "A", 7, "7", "class 3", "class_3", "Label", "x2y2z2z", "", "a b c", "?!", "片")
         ),
-    ],
-)
-def test_what_a_name_says(name: str | int, words: str) -> None:
-    assert extract_words(name) == words
-    if isinstance(name, str):
-        assert extract_words(unicodedata.normalize("NFD", name)) == words  # as some file systems write it
+    ]
+    for name, words in cases:
+        assert extract_words(name) == words, name
+        if isinstance(name, str):
+            assert extract_words(unicodedata.normalize("NFD", name)) == words, name  # as some file systems write it
 
 
 @given(st.text(max_size=12))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wine
 
@@ -19,33 +18,38 @@ def detect_near_duplicates(
     return near_duplicate_fraction(problem.rows)
 
 
-@pytest.mark.parametrize("copies", [1, 3])
-@pytest.mark.parametrize(("dim", "noise"), [(4, 0.03), (10, 0.03), (10, 0.1), (10, 0.3), (30, 0.3)])
-def test_near_duplicates_are_detected_unless_they_are_grouped(dim: int, noise: float, copies: int) -> None:
-    rng = np.random.default_rng(0)
-    of = np.repeat(np.arange(40), copies + 1)
-    x = rng.normal(size=(40, dim))[of] + noise * rng.normal(size=(len(of), dim))
-    y = rng.integers(3, size=40)[of]
-    assert detect_near_duplicates(x, y) > NEAR_DUPLICATES.min_fraction
-    assert detect_near_duplicates(x, y, of) < NEAR_DUPLICATES.min_fraction
+def test_near_duplicates_are_detected_unless_they_are_grouped() -> None:
+    copies_cases: list[int] = [1, 3]
+    dim_cases: list[tuple[int, float]] = [(4, 0.03), (10, 0.03), (10, 0.1), (10, 0.3), (30, 0.3)]
+    for copies in copies_cases:
+        for dim, noise in dim_cases:
+            rng = np.random.default_rng(0)
+            of = np.repeat(np.arange(40), copies + 1)
+            x = rng.normal(size=(40, dim))[of] + noise * rng.normal(size=(len(of), dim))
+            y = rng.integers(3, size=40)[of]
+            assert detect_near_duplicates(x, y) > NEAR_DUPLICATES.min_fraction, dim
+            assert detect_near_duplicates(x, y, of) < NEAR_DUPLICATES.min_fraction, dim
 
 
-@pytest.mark.parametrize("dim", [5, 10, 30])
-@pytest.mark.parametrize("copies", [2, 3, 5])
-def test_noisy_copies_of_few_rows_with_random_labels_are_detected(dim: int, copies: int) -> None:
-    detected = 0
-    for seed in range(4):
-        rng = np.random.default_rng(seed)
-        of = np.repeat(np.arange(30), copies)
-        x = rng.normal(size=(30, dim))[of] + 0.3 * rng.normal(size=(len(of), dim))
-        detected += detect_near_duplicates(x, rng.integers(2, size=30)[of]) >= NEAR_DUPLICATES.min_fraction
-    assert detected >= (3 if dim == 5 else 4)
+def test_noisy_copies_of_few_rows_with_random_labels_are_detected() -> None:
+    dim_cases: list[int] = [5, 10, 30]
+    copies_cases: list[int] = [2, 3, 5]
+    for dim in dim_cases:
+        for copies in copies_cases:
+            detected = 0
+            for seed in range(4):
+                rng = np.random.default_rng(seed)
+                of = np.repeat(np.arange(30), copies)
+                x = rng.normal(size=(30, dim))[of] + 0.3 * rng.normal(size=(len(of), dim))
+                detected += detect_near_duplicates(x, rng.integers(2, size=30)[of]) >= NEAR_DUPLICATES.min_fraction
+            assert detected >= (3 if dim == 5 else 4), copies
 
 
-@pytest.mark.parametrize("load", [load_iris, load_wine, load_breast_cancer, load_digits])
-def test_real_tables_have_none(load: object) -> None:
-    assert callable(load)
-    assert detect_near_duplicates(*load(return_X_y=True)) < 0.1
+def test_real_tables_have_none() -> None:
+    cases: list[object] = [load_iris, load_wine, load_breast_cancer, load_digits]
+    for load in cases:
+        assert callable(load), load
+        assert detect_near_duplicates(*load(return_X_y=True)) < 0.1, load
 
 
 def test_real_data_sets_have_no_near_duplicates() -> None:

@@ -56,9 +56,8 @@ def jiggled(seed: int) -> Prior:
     return prior
 
 
-@pytest.mark.parametrize(
-    ("spec", "traits"),
-    [
+def test_the_traits_of_a_view() -> None:
+    cases: list[tuple[ViewSpec, set[str]]] = [
         *((Linear(scaling, span), {scaling}) for scaling in SCALINGS for span in (None, (0, 3))),
         (KernelRidge(Linear("relevant"), 1), {"laplacian", "relevant"}),
         (KernelRidge(Linear("robust"), 1, squash=True), {"laplacian", "squashed"}),
@@ -67,12 +66,11 @@ def jiggled(seed: int) -> Prior:
         (Forest(9), {"forest"}),
         (Forest(9, shifted=True), {"forest", "shifted"}),
         (MLP(Linear("whitened"), 1, 32, 10, 64, shifted=True), {"learned", "whitened"}),
-    ],
-)
-def test_the_traits_of_a_view(spec: ViewSpec, traits: set[str]) -> None:
-    (flags,) = encode_traits([spec]).tolist()
-    assert flags == [float(trait in traits) for trait in TRAITS]
-    assert spec.traits <= set(TRAITS)
+    ]
+    for spec, traits in cases:
+        (flags,) = encode_traits([spec]).tolist()
+        assert flags == [float(trait in traits) for trait in TRAITS], spec
+        assert spec.traits <= set(TRAITS), spec
 
 
 @settings(max_examples=15)
@@ -139,9 +137,10 @@ def test_a_problem_looks_the_same_in_other_units_and_another_order(seed: int) ->
     torch.testing.assert_close(describe_rows(TrainingRows(x[order], y[order], 5)), result, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("x", [torch.zeros(6, 3), torch.ones(6, 1), torch.eye(6)[:, :2] * 1e-30])
-def test_degenerate_rows_have_finite_statistics(x: torch.Tensor) -> None:
-    assert bool(torch.isfinite(describe_rows(TrainingRows(x, torch.arange(6) % 2, 2))).all())
+def test_degenerate_rows_have_finite_statistics() -> None:
+    cases: list[torch.Tensor] = [torch.zeros(6, 3), torch.ones(6, 1), torch.eye(6)[:, :2] * 1e-30]
+    for x in cases:
+        assert bool(torch.isfinite(describe_rows(TrainingRows(x, torch.arange(6) % 2, 2))).all()), x
 
 
 def test_prior_parameters_round_trip() -> None:

@@ -169,9 +169,8 @@ EFFORTS_OF_NO_USE = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("argument", "value", "error", "message"),
-    [
+def test_argument_errors() -> None:
+    cases: list[tuple[str, Any, type[Exception], str]] = [
         ("metadata", {"num_classes": 1}, InputError, r"`metadata\['num_classes'\]` must be a whole number >= 2"),
         ("metadata", {"param_limit": -1}, InputError, r"`metadata\['param_limit'\]` must be a finite number >= 0"),
         ("metadata", {"param_limit": math.nan}, InputError, r"`metadata\['param_limit'\]` must be a finite"),
@@ -183,12 +182,11 @@ EFFORTS_OF_NO_USE = [
         ("effort", "slow", InputError, "`effort` must be one of fast, default, best; got 'slow'"),
         ("effort", ["fast"], InputTypeError, "`effort` must be a name or a Search; got list"),
         *(("effort", *case) for case in EFFORTS_OF_NO_USE),
-    ],
-)
-def test_argument_errors(argument: str, value: Any, error: type[Exception], message: str) -> None:
-    given: dict[str, Any] = {argument: value}
-    with pytest.raises(error, match=f"^.*{message}"):
-        solve([(X, Y)], **given)
+    ]
+    for argument, value, error, message in cases:
+        given: dict[str, Any] = {argument: value}
+        with pytest.raises(error, match=f"^.*{message}"):
+            solve([(X, Y)], **given)
 
 
 def test_how_much_is_trained_depends_on_effort_time_and_rows() -> None:

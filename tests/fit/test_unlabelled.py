@@ -118,20 +118,17 @@ def test_what_is_drawn_depends_on_the_rows_alone_and_keeps_their_digits() -> Non
     assert read_rows([], 2, 10)[2] == 0
 
 
-@pytest.mark.parametrize(
-    ("source", "error", "message"),
-    [
+def test_rows_that_are_none() -> None:
+    cases: list[tuple[object, type[Exception], str]] = [
         (torch.ones(4, 3), InputError, "must have 2 features per row, as the labelled rows have"),
         (torch.ones(4), InputError, r"got shape \(4,\) in batch 0"),
         (torch.tensor([[1.0, torch.nan]]), InputError, "must be finite; got NaN, infinity or more .* in 1 of 1 rows"),
         ([["a"]], InputTypeError, "must hold rows of real numbers; got str in batch 0"),
         (3, InputTypeError, "must be rows or batches of rows; got int"),
-    ],
-    ids=["width", "no rows", "NaN", "text", "a number"],
-)
-def test_rows_that_are_none(source: object, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        read_rows(source, 2, 10)
+    ]
+    for source, error, message in cases:
+        with pytest.raises(error, match=message):
+            read_rows(source, 2, 10)
 
 
 def test_a_row_counts_as_its_likeliest_class_unless_it_is_an_outlier() -> None:
@@ -283,9 +280,8 @@ def test_of_many_labelled_rows_some_spread_their_labels(solved: Solution, monkey
     assert float((probabilities.argmax(dim=1) == expected.argmax(dim=1)).double().mean()) > 0.8
 
 
-@pytest.mark.parametrize(
-    ("y", "indices"),
-    [
+def test_unlabelled_rows_are_detected() -> None:
+    cases: list[tuple[Any, list[int]]] = [
         (np.array([0, 1, -1, -1, -1]), [2, 3, 4]),
         (np.array([0.0, 1.0, -1.0, math.nan, -1.0]), [2, 3, 4]),
         (np.array([0, 1, None, -1, -1], object), [2, 3, 4]),
@@ -303,11 +299,9 @@ def test_of_many_labelled_rows_some_spread_their_labels(solved: Solution, monkey
         (np.array([-1, -1]), [0, 1]),
         (np.array([], int), []),
         (np.zeros((3, 2)), []),
-    ],
-    ids=str,
-)
-def test_unlabelled_rows_are_detected(y: Any, indices: list[int]) -> None:
-    assert detect_unlabelled(y)[0].tolist() == indices
+    ]
+    for y, indices in cases:
+        assert detect_unlabelled(y)[0].tolist() == indices, y
 
 
 def test_a_class_of_minus_one_may_be_meant() -> None:

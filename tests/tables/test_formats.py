@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from protonet._text import unescape_formula
 from protonet.datasets import load_csv
-from protonet.errors import InputError, MissingPackageError, installed_version
+from protonet.errors import InputError
 from protonet.tables import formats
 from protonet.tables.formats import TableSource, open_source
 from tests.strategies import EXAMPLES
@@ -108,9 +108,8 @@ SALES = "2 rows above the header skipped: 'Sales 2024' ..."
 TITLE = "1 row above the header skipped: 'A title'"
 
 
-@pytest.mark.parametrize(
-    ("text", "header", "rows", "notes"),
-    [
+def test_headers_and_rows_of_untidy_files(tmp_path: Path) -> None:
+    cases: list[tuple[str, str, list[str], list[str]]] = [
         ("a;b\n1,5;2,5\n", "a b", ["1,5 2,5"], ["cells are separated by semicolons"]),
         ("a, b\n1, x\n2, y\n", "a b", ["1 x", "2 y"], []),
         ('a, b\n1, "x, y"\n', "a b", ["1 x,_y"], []),
@@ -156,17 +155,14 @@ TITLE = "1 row above the header skipped: 'A title'"
         ("A title, old\na,b,c\n1,2,3\n3,4,5\n", "a b c", ["1 2 3", "3 4 5"], [TITLE]),
         ("a,b\n1,2\x1b[2J\x1a\n", "a b", ["1 2\\x1b[2J\\x1a"], []),
         ("a,b\n'=1,'-x\n-3.5,''@\nisn't,'\n", "a b", ["=1 -x", "-3.5 '@", "isn't '"], []),
-    ],
-)
-def test_headers_and_rows_of_untidy_files(
-    text: str, header: str, rows: list[str], notes: list[str], tmp_path: Path
-) -> None:
-    for encoding in ("utf-8", "utf-16"):
-        source = open_source(write(tmp_path, text.encode(encoding)))
-        assert [name.replace(" ", "_") for name in source.header or []] == header.split(" ")
-        cells = zip(*read(source)[0], strict=True)
-        assert [" ".join(cell.replace(" ", "_") for cell in row) for row in cells] == rows
-        assert source.notes == notes
+    ]
+    for text, header, rows, notes in cases:
+        for encoding in ("utf-8", "utf-16"):
+            source = open_source(write(tmp_path, text.encode(encoding)))
+            assert [name.replace(" ", "_") for name in source.header or []] == header.split(" "), text
+            cells = zip(*read(source)[0], strict=True)
+            assert [" ".join(cell.replace(" ", "_") for cell in row) for row in cells] == rows, text
+            assert source.notes == notes, text
 
 
 def test_encodings_are_noted_and_shared_with_load_csv(tmp_path: Path) -> None:
@@ -189,9 +185,8 @@ def test_positions_are_first_lines(tmp_path: Path) -> None:
 PACKED = gzip.compress(b"a,b\n1,2\n", mtime=0)  # constant: it is part of test names
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_invalid_text_is_refused(tmp_path: Path) -> None:
+    cases: list[tuple[str | bytes, str]] = [
         ("a,b\n1,2\n3,4,5\n6,7\n", r"have 2 cells per row; got 3 in line 3\. Correct that line"),
         ("a,b\n1,2\n\nx,y,z\n3,4,5\n", "hold one table; got rows of 2 cells, and of 3 from line 4 of "),
         ("a,b\n1,2\nx,y,z\n3,4,5\n", "hold one table; got rows of 2 cells, and of 3 from line 3 of "),
@@ -209,11 +204,10 @@ PACKED = gzip.compress(b"a,b\n1,2\n", mtime=0)  # constant: it is part of test n
         (PACKED[:-9], r"be a CSV file that can be read; got .* \(EOFError\)"),
         (PACKED[:-8] + bytes(8), r"be a CSV file that can be read; got .* \(BadGzipFile\)"),
         (b"\x1f\x8b", r"be a CSV file that can be read; got .* \(EOFError\)"),
-    ],
-)
-def test_invalid_text_is_refused(content: str | bytes, message: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=f"^`path` must {message}"):
-        read(open_source(write(tmp_path, content)))
+    ]
+    for content, message in cases:
+        with pytest.raises(InputError, match=f"^`path` must {message}"):
+            read(open_source(write(tmp_path, content)))
 
 
 def test_late_damage_is_detected_before_the_first_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,12 +426,6 @@ def test_excel_titles(tmp_path: Path) -> None:
         source = open_source(tmp_path / "x.xlsx")
         assert source.header == ["a", "b"]
         assert list(zip(*read(source)[0], strict=True)) == [("x", "y"), ("", ""), ("z", "")]
-
-
-@pytest.mark.skipif(installed_version("openpyxl") is not None, reason="needs a machine without openpyxl")
-def test_excel_without_its_reader(tmp_path: Path) -> None:
-    with pytest.raises(MissingPackageError, match=r"^`openpyxl` must be installed; .*\"protonet\[excel\]\"\.$"):
-        open_source(tmp_path / "x.xlsx")
 
 
 def write_valid(folder: Path, suffix: str) -> bytes:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from protonet.tables.leakage import detect_leakage, detect_row_index
 
@@ -11,9 +10,8 @@ SORTED = np.repeat(["a", "b", "c"], 10)
 ALTERNATING = np.tile(["a", "b", "c"], 10)
 
 
-@pytest.mark.parametrize(
-    ("column", "reason"),
-    [
+def test_row_indices_are_detected() -> None:
+    cases: list[tuple[np.ndarray, str]] = [
         (ROWS, "distinct integers in the order of the rows"),
         (1e6 - 7 * ROWS, "distinct integers in the order of the rows"),
         (np.cumsum(RNG.integers(1, 99, 30)), "distinct integers in the order of the rows"),
@@ -23,15 +21,13 @@ ALTERNATING = np.tile(["a", "b", "c"], 10)
         (np.minimum(ROWS, 28), ""),
         (RNG.normal(size=30), ""),
         (ROWS[:9], ""),
-    ],
-)
-def test_row_indices_are_detected(column: np.ndarray, reason: str) -> None:
-    assert detect_row_index(column) == reason
+    ]
+    for column, reason in cases:
+        assert detect_row_index(column) == reason, reason
 
 
-@pytest.mark.parametrize(
-    ("column", "labels", "reason"),
-    [
+def test_leakage_is_detected() -> None:
+    cases: list[tuple[np.ndarray, np.ndarray, str]] = [
         (ROWS + 0.5, SORTED, "determines the class, as the order of the rows does"),
         (ROWS // 5, SORTED, "determines the class, as the order of the rows does"),
         (ROWS + 0.5, ALTERNATING, ""),
@@ -45,7 +41,6 @@ def test_row_indices_are_detected(column: np.ndarray, reason: str) -> None:
         ),
         (np.ones(30), SORTED, ""),
         (ROWS, np.repeat(["a"], 30), ""),
-    ],
-)
-def test_leakage_is_detected(column: np.ndarray, labels: np.ndarray, reason: str) -> None:
-    assert detect_leakage(column, labels) == reason
+    ]
+    for column, labels, reason in cases:
+        assert detect_leakage(column, labels) == reason, reason

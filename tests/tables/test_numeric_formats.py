@@ -90,9 +90,8 @@ def test_magnitudes_resolve_ambiguous_cells(fitted: str, predicted: str, seed: i
     assert np.array_equal(encode([[LOCALES[predicted](value, 3) for value in values]], features), features.x)
 
 
-@pytest.mark.parametrize(
-    ("columns", "semicolons", "decimal", "means"),
-    [
+def test_decimal_separators() -> None:
+    cases: list[tuple[list[list[str]], bool, str | None, list[float]]] = [
         ([["0,205", "2,974"]], False, None, [1.5895]),
         ([["0,205", "0,974"], ["2,000", "3,000"]], False, None, [0.5895, 2.5]),
         ([["2,000", "3,000"]], False, None, [2500]),
@@ -105,16 +104,15 @@ def test_magnitudes_resolve_ambiguous_cells(fitted: str, predicted: str, seed: i
         ([["2,000", "3,000"]], True, ".", [2500]),
         ([["-0,205", "2,974"]], False, None, [1.3845]),
         ([["1,23,456.7", "1"]], False, None, [61728.85]),
-    ],
-)
-def test_decimal_separators(
-    columns: list[list[str]], semicolons: bool, decimal: str | None, means: list[float]
-) -> None:
-    features = fit(columns, decimal, semicolons=semicolons)
-    assert features.encoding is not None
-    assert [column.mean for column in features.encoding.columns if isinstance(column, Numeric)] == pytest.approx(means)
-    expects_note = any("," in cell for cells in columns for cell in cells) or decimal == ","
-    assert any("numbers with" in note for note in features.notes) == expects_note
+    ]
+    for columns, semicolons, decimal, means in cases:
+        features = fit(columns, decimal, semicolons=semicolons)
+        assert features.encoding is not None, columns
+        assert [column.mean for column in features.encoding.columns if isinstance(column, Numeric)] == pytest.approx(
+            means
+        ), columns
+        expects_note = any("," in cell for cells in columns for cell in cells) or decimal == ","
+        assert any("numbers with" in note for note in features.notes) == expects_note, columns
 
 
 def test_commands_read_both_formats(tmp_path: Path, run: Run) -> None:

@@ -97,9 +97,8 @@ def test_columns_are_matched_by_name(tmp_path: Path) -> None:
     assert block.columns[0].tolist() == ["1", "5"]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_invalid_csv_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases: list[tuple[str | bytes, str]] = [
         ("a,b\n1,2\n", r"have a column kind; got .*table\.csv with a, b\. Pass --label NAME\."),
         ("a:kind\n1:2\n", "have a column kind; got .* with 'a:kind'"),
         ("", "have a column kind; got .* with nothing"),
@@ -115,14 +114,11 @@ def test_columns_are_matched_by_name(tmp_path: Path) -> None:
         ("a,kind\n1,x\0\n", r"be a CSV file; got .* \(binary data in line 2\)"),
         ("a,kind\n1,x\n".encode("utf-16-le"), "be a CSV file; got .*binary data"),
         ("a" * 1000, "be a CSV file; got .*no end of the line"),
-    ],
-)
-def test_invalid_csv_is_refused(
-    tmp_path: Path, text: str | bytes, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("protonet.tables.delimited.MAX_LINE_CHARS", 500)  # so that no line fills the memory
-    with pytest.raises(InputError, match=f"^`path` must {message}"):
-        read_table(write(tmp_path, text), KIND)
+    ]
+    for text, message in cases:
+        monkeypatch.setattr("protonet.tables.delimited.MAX_LINE_CHARS", 500)  # so that no line fills the memory
+        with pytest.raises(InputError, match=f"^`path` must {message}"):
+            read_table(write(tmp_path, text), KIND)
 
 
 def test_lines_longer_than_the_cell_limit(tmp_path: Path) -> None:
@@ -131,9 +127,8 @@ def test_lines_longer_than_the_cell_limit(tmp_path: Path) -> None:
     assert [len(cells[0]) for cells in block.columns] == [len(long)] * 2
 
 
-@pytest.mark.parametrize(
-    ("x", "message"),
-    [
+def test_invalid_arrays_are_refused(tmp_path: Path) -> None:
+    cases: list[tuple[object, str]] = [
         (np.ones(3), r"`path` must hold real numbers of shape \(n, dim\); got float64 \(3,\)"),
         (np.ones((2, 3), complex), r"`path` must hold real numbers of shape \(n, dim\); got complex128"),
         (np.array([["a"]]), r"`path` must hold real numbers of shape \(n, dim\); got <U1"),
@@ -141,13 +136,12 @@ def test_lines_longer_than_the_cell_limit(tmp_path: Path) -> None:
         (np.ones((2, 3)), "`path` must have 2 features per row; got 3 in .*x.npy"),
         (np.ones((0, 2)), "`path` must have one label per row; got 2 for 0 rows"),
         (np.ones((3, 2)), "`path` must have one label per row; got 2 for 3 rows"),
-    ],
-)
-def test_invalid_arrays_are_refused(tmp_path: Path, x: object, message: str) -> None:
-    np.save(tmp_path / "x.npy", np.asarray(x))
-    np.save(tmp_path / "y.npy", ["a", "b"])
-    with pytest.raises(InputError, match=f"^{message}"):
-        read_table(tmp_path / "x.npy", KIND._replace(width=2), tmp_path / "y.npy")
+    ]
+    for x, message in cases:
+        np.save(tmp_path / "x.npy", np.asarray(x))
+        np.save(tmp_path / "y.npy", ["a", "b"])
+        with pytest.raises(InputError, match=f"^{message}"):
+            read_table(tmp_path / "x.npy", KIND._replace(width=2), tmp_path / "y.npy")
 
 
 def test_invalid_files_are_refused(tmp_path: Path) -> None:
@@ -224,9 +218,8 @@ HINT = "Pass --label NAME; these look like classes: "
 SUGGESTION = f"{HINT}Survived (2 values), Sex (2 values), Pclass (3 values), SibSp (4 values)."
 
 
-@pytest.mark.parametrize(
-    ("text", "label", "guess"),
-    [
+def test_label_columns_are_suggested(tmp_path: Path) -> None:
+    cases: list[tuple[str, str, str]] = [
         ("a,b\n1,2\n", "kind", "Pass --label NAME."),
         (
             repeat_line("x,sort,flag", lambda n: f"{n}.5,{'uvw'[n % 3]},{n % 2}"),
@@ -251,17 +244,15 @@ SUGGESTION = f"{HINT}Survived (2 values), Sex (2 values), Pclass (3 values), Sib
         ),
         (SURVIVED, "label", f". {SUGGESTION}"),
         (SURVIVED, "survive", f". Did you mean Survived? {SUGGESTION}"),
-    ],
-)
-def test_label_columns_are_suggested(tmp_path: Path, text: str, label: str, guess: str) -> None:
-    with pytest.raises(InputError) as caught:
-        read_table(write(tmp_path, text), ReadSpec(label))
-    assert str(caught.value).endswith(guess)
+    ]
+    for text, label, guess in cases:
+        with pytest.raises(InputError) as caught:
+            read_table(write(tmp_path, text), ReadSpec(label))
+        assert str(caught.value).endswith(guess), text
 
 
-@pytest.mark.parametrize(
-    ("cells", "labels", "missing"),
-    [
+def test_labels_of_any_type() -> None:
+    cases: list[tuple[np.ndarray, list[object], list[int]]] = [
         (np.array(["a", "", "N/a", "NaN", "none"], object), ["a", "", "", "", ""], [1, 2, 3, 4]),
         (np.array([3, 1]), [3, 1], []),
         (np.array([3.0, np.nan, 1.0]), [3, 0, 1], [1]),
@@ -269,13 +260,12 @@ def test_label_columns_are_suggested(tmp_path: Path, text: str, label: str, gues
         (np.array([2.0**60]), [2.0**60], []),
         (np.array([True, False]), ["True", "False"], []),
         (np.array(["2020-01-02", "NaT"], "datetime64[us]"), ["2020-01-02T00:00:00", "NaT"], [1]),
-    ],
-)
-def test_labels_of_any_type(cells: np.ndarray, labels: list[object], missing: list[int]) -> None:
-    parsed, missing_mask = parse_labels(blank_missing(cells))
-    assert parsed.tolist() == labels
-    assert np.flatnonzero(missing_mask).tolist() == missing
-    assert parsed.dtype.kind in "iufU"
+    ]
+    for cells, labels, missing in cases:
+        parsed, missing_mask = parse_labels(blank_missing(cells))
+        assert parsed.tolist() == labels, cells
+        assert np.flatnonzero(missing_mask).tolist() == missing, cells
+        assert parsed.dtype.kind in "iufU", cells
 
 
 def test_formatted_cells_and_names() -> None:

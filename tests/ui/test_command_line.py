@@ -21,7 +21,7 @@ from protonet.ui.command_line import (
     parse_whole,
     run_command,
 )
-from protonet.ui.text import format_table
+from protonet.ui.text import format_size, format_table
 
 
 @pytest.mark.parametrize(
@@ -91,20 +91,16 @@ def test_parser_errors() -> None:
             parser.parse_args(arguments)
 
 
-@pytest.mark.parametrize(
-    ("parse", "good", "must", "bad"),
-    [
+def test_parsers_accept_finite_values_in_range() -> None:
+    cases: list[tuple[Callable[..., float], str, str, list[str]]] = [
         (parse_whole, "12", "be a whole number >= 0", ["-1", "1.5", "", "nan", "x"]),
         (parse_number, "1.5", "be a finite number > 0", ["-1", "0", "", "nan", "inf", "x"]),
-    ],
-)
-def test_parsers_accept_finite_values_in_range(
-    parse: Callable[..., float], good: str, must: str, bad: list[str]
-) -> None:
-    assert parse("--n", good, low=0) == float(good)
-    for text in bad:
-        with pytest.raises(InputError, match=rf"^`--n` must {must}; got '{text}'\."):
-            parse("--n", text, low=0)
+    ]
+    for parse, good, must, bad in cases:
+        assert parse("--n", good, low=0) == float(good), parse
+        for text in bad:
+            with pytest.raises(InputError, match=rf"^`--n` must {must}; got '{text}'\."):
+                parse("--n", text, low=0)
 
 
 def test_help_hides_expert_options(capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,3 +162,8 @@ def test_table() -> None:
         "| 1      | 2         |",
         "| 333333 | 4         |",
     ]
+
+
+def test_sizes_are_in_kilobytes_below_a_megabyte() -> None:
+    sizes = (0, 35_400, 999_499, 1_000_000, 12_340_000)
+    assert [format_size(size) for size in sizes] == ["0 kB", "35 kB", "999 kB", "1.0 MB", "12.3 MB"]

@@ -43,29 +43,28 @@ def test_the_limit_is_never_passed_and_well_used(input_dim: int, num_classes: in
         assert parameters[-1] + step > limit
 
 
-@pytest.mark.parametrize("limit", [200_000, 500_000, 1_000_000, 2_500_000, 5_000_000])
-def test_sister_limits_are_planned_exactly(limit: int) -> None:
-    plan = plan_encoder(384, 128, limit)
-    generator = torch.Generator().manual_seed(0)
-    for members, hidden in plan.sizes:
-        stack = ResidualMLPs(members, 384, hidden, plan.embedding_dim, generator)
-        count = sum(p.numel() for p in stack.parameters())
-        assert count == members * count_mlp_parameters(384, hidden, plan.embedding_dim) <= limit
+def test_sister_limits_are_planned_exactly() -> None:
+    cases: list[int] = [200_000, 500_000, 1_000_000, 2_500_000, 5_000_000]
+    for limit in cases:
+        plan = plan_encoder(384, 128, limit)
+        generator = torch.Generator().manual_seed(0)
+        for members, hidden in plan.sizes:
+            stack = ResidualMLPs(members, 384, hidden, plan.embedding_dim, generator)
+            count = sum(p.numel() for p in stack.parameters())
+            assert count == members * count_mlp_parameters(384, hidden, plan.embedding_dim) <= limit, limit
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
+def test_plan_errors() -> None:
+    cases: list[tuple[tuple[int, int, Any], type[Exception], str]] = [
         ((0, 2, 1), InputError, "`input_dim` must be a whole number >= 1; got 0"),
         ((1, 1, 1), InputError, "`num_classes` must be a whole number >= 2; got 1"),
         ((1, 2, -1), InputError, "`param_limit` must be a finite number >= 0; got -1"),
         ((1, 2, math.inf), InputError, "`param_limit` must be a finite number >= 0; got inf"),
         ((1, 2, "5"), InputTypeError, "`param_limit` must be a finite number >= 0; got '5'"),
-    ],
-)
-def test_plan_errors(arguments: tuple[int, int, float], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        plan_encoder(*arguments)
+    ]
+    for arguments, error, message in cases:
+        with pytest.raises(error, match=message):
+            plan_encoder(*arguments)
 
 
 def test_an_untrained_mlp_is_the_padded_identity() -> None:
@@ -209,12 +208,13 @@ def test_a_fitted_view_is_the_training_run_of_its_seed() -> None:
     assert spec.name == "learned: 2x3 MLP on standardised, 4 steps"
 
 
-@pytest.mark.parametrize(("effort", "sizes", "steps"), [("fast", 0, 60), ("default", 4, 60), ("best", 4, 300)])
-def test_more_effort_trains_for_longer(effort: str, sizes: int, steps: int) -> None:
-    kind = MLPFamily.for_effort(effort)
-    assert (kind.sizes, kind.steps[-1]) == (sizes, steps)
-    smallest = kind.smallest_trained(plan_encoder(8, 5, 1000), Linear("raw"))
-    assert smallest == (MLP(Linear("raw"), 1, 1, 3, 20) if sizes else None)
-    assert kind.smallest_trained(plan_encoder(8, 5, 0), Linear("raw")) is None
-    unjudged: ViewFamily | None = kind.without_validation()  # type: ignore[func-returns-value]
-    assert unjudged is None
+def test_more_effort_trains_for_longer() -> None:
+    cases: list[tuple[str, int, int]] = [("fast", 0, 60), ("default", 4, 60), ("best", 4, 300)]
+    for effort, sizes, steps in cases:
+        kind = MLPFamily.for_effort(effort)
+        assert (kind.sizes, kind.steps[-1]) == (sizes, steps), effort
+        smallest = kind.smallest_trained(plan_encoder(8, 5, 1000), Linear("raw"))
+        assert smallest == (MLP(Linear("raw"), 1, 1, 3, 20) if sizes else None), effort
+        assert kind.smallest_trained(plan_encoder(8, 5, 0), Linear("raw")) is None, effort
+        unjudged: ViewFamily | None = kind.without_validation()  # type: ignore[func-returns-value]
+        assert unjudged is None, effort

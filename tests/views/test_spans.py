@@ -29,13 +29,13 @@ def cut(rows: TrainingRows) -> TrainingRows:
     return rows._replace(features=rows.features[:, slice(*SPAN)], blocks=blocks)
 
 
-@pytest.mark.parametrize("scaling", SCALINGS)
-def test_a_linear_view_of_a_span_is_that_of_its_columns(scaling: str) -> None:
-    rows = draw_rows()
-    some, alone = Linear(scaling, SPAN).fit(rows), Linear(scaling).fit(cut(rows))
-    torch.testing.assert_close(some.map(rows.features), alone.map(cut(rows).features))
-    torch.testing.assert_close(some(some.map(rows.features)), alone(alone.map(cut(rows).features)))
-    assert Linear(scaling, SPAN).name == f"{scaling} 3-7"
+def test_a_linear_view_of_a_span_is_that_of_its_columns() -> None:
+    for scaling in SCALINGS:
+        rows = draw_rows()
+        some, alone = Linear(scaling, SPAN).fit(rows), Linear(scaling).fit(cut(rows))
+        torch.testing.assert_close(some.map(rows.features), alone.map(cut(rows).features))
+        torch.testing.assert_close(some(some.map(rows.features)), alone(alone.map(cut(rows).features)))
+        assert Linear(scaling, SPAN).name == f"{scaling} 3-7", scaling
 
 
 def test_a_radial_view_of_a_span_is_that_of_its_columns() -> None:

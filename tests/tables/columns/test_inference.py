@@ -47,9 +47,8 @@ PERSON_NAMES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("cells", "summary"),
-    [
+def test_inferred_types() -> None:
+    cases: list[tuple[np.ndarray, str]] = [
         (objects(RNG.normal(size=N)), "number"),
         (RNG.normal(size=N), "number"),
         (RNG.integers(0, 99, N), "number"),
@@ -94,20 +93,18 @@ PERSON_NAMES = [
             ),
             "text: ",
         ),
-    ],
-)
-def test_inferred_types(cells: np.ndarray, summary: str) -> None:
-    column = infer(cells)
-    assert column.summary().startswith(summary) if summary.endswith(": ") else column.summary() == summary
-    mixed = RNG.permutation(len(cells))
-    again = infer(cells[mixed])
-    assert again.summary() == column.summary()  # independent of the row order
-    np.testing.assert_allclose(np.abs(again.encode(cells)).sum(), np.abs(column.encode(cells)).sum(), rtol=1e-3)
+    ]
+    for cells, summary in cases:
+        column = infer(cells)
+        assert column.summary().startswith(summary) if summary.endswith(": ") else column.summary() == summary, summary
+        mixed = RNG.permutation(len(cells))
+        again = infer(cells[mixed])
+        assert again.summary() == column.summary(), summary  # independent of the row order
+        np.testing.assert_allclose(np.abs(again.encode(cells)).sum(), np.abs(column.encode(cells)).sum(), rtol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("cells", "reason"),
-    [
+def test_useless_columns_are_dropped() -> None:
+    cases: list[tuple[np.ndarray, str]] = [
         (objects(["", "NA", "?"] * 9), "empty"),
         (np.full(9, np.nan), "empty"),
         (np.full(3, np.datetime64("NaT", "us")), "empty"),
@@ -121,10 +118,9 @@ def test_inferred_types(cells: np.ndarray, summary: str) -> None:
         ),
         (objects(chr(0x4E00 + index) * 2 for index in range(N)), "text in which no two rows share a word"),
         (objects("the same words" + "!" * index for index in range(N)), "text with the same words in every row"),
-    ],
-)
-def test_useless_columns_are_dropped(cells: np.ndarray, reason: str) -> None:
-    assert infer_column_type(cells)[:2] == (None, reason)
+    ]
+    for cells, reason in cases:
+        assert infer_column_type(cells)[:2] == (None, reason), reason
 
 
 def test_missing_values_in_many_spellings() -> None:
@@ -179,9 +175,8 @@ def test_few_invalid_cells_are_missing_and_many_make_a_category() -> None:
 
 
 class TestNamedTypes:
-    @pytest.mark.parametrize(
-        ("kind", "cells"),
-        [
+    def test_users_may_name_the_type(self) -> None:
+        cases: list[tuple[str, np.ndarray]] = [
             ("number", cycle("1", "2")),
             ("number", cycle("01", "02")),
             ("number", cycle("$1,000.50", "$2")),
@@ -195,34 +190,33 @@ class TestNamedTypes:
             ("date", DAYS.astype("datetime64[us]")),
             ("text", cycle("red house", "red tree")),
             ("text", np.array([11.5, 11.5, 3.25, np.nan])),
-        ],
-    )
-    def test_users_may_name_the_type(self, kind: str, cells: np.ndarray) -> None:
-        column = fit_column_as("a", kind, cells).column
-        assert column is not None
-        assert column.kind == kind
-        assert np.isfinite(column.encode(cells)).all()
+        ]
+        for kind, cells in cases:
+            column = fit_column_as("a", kind, cells).column
+            assert column is not None, kind
+            assert column.kind == kind, kind
+            assert np.isfinite(column.encode(cells)).all(), kind
 
-    @pytest.mark.parametrize("kind", COLUMN_TYPES)
-    def test_empty_columns_have_no_type(self, kind: str) -> None:
-        with pytest.raises(InputError, match=rf"^`--column-type` must name a column that holds a {kind}; got a,"):
-            fit_column_as("a", kind, objects(["", "NA"]))
+    def test_empty_columns_have_no_type(self) -> None:
+        for kind in COLUMN_TYPES:
+            with pytest.raises(InputError, match=rf"^`--column-type` must name a column that holds a {kind}; got a,"):
+                fit_column_as("a", kind, objects(["", "NA"]))
 
-    @pytest.mark.parametrize(
-        ("kind", "cells"),
-        [
+    def test_wrong_types_are_refused(self) -> None:
+        cases: list[tuple[str, np.ndarray]] = [
             ("number", cycle("red", "green")),
             ("number", DAYS.astype("datetime64[us]")),
             ("date", cycle("red", "green")),
             ("date", np.array([1.0, 2.0])),
             ("text", objects(chr(0x4E00 + index) * 2 for index in range(9))),
-        ],
-    )
-    def test_wrong_types_are_refused(self, kind: str, cells: np.ndarray) -> None:
-        shown = re.escape(repr(str(cells.tolist()[0])[:50]))
-        message = rf"^`--column-type` must name a column that holds a {kind}; got price with cells such as {shown}\."
-        with pytest.raises(InputError, match=message):
-            fit_column_as("price", kind, cells)
+        ]
+        for kind, cells in cases:
+            shown = re.escape(repr(str(cells.tolist()[0])[:50]))
+            message = (
+                rf"^`--column-type` must name a column that holds a {kind}; got price with cells such as {shown}\."
+            )
+            with pytest.raises(InputError, match=message):
+                fit_column_as("price", kind, cells)
 
 
 def test_most_frequent_format_is_used() -> None:

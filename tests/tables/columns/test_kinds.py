@@ -334,42 +334,43 @@ def test_corrupt_descriptions_are_refused_or_work(data: st.DataObject) -> None:
     assert len(encoding.sizes) == len(encoding.columns)
 
 
-@pytest.mark.parametrize("described", [None, [], {}, 3, [None], [{}], [{"kind": "colour"}], [{"kind": 3}]])
-def test_invalid_encodings_are_refused(described: Any) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        Encoding.restore(described, {})
+def test_invalid_encodings_are_refused() -> None:
+    cases: list[Any] = [None, [], {}, 3, [None], [{}], [{"kind": "colour"}], [{"kind": 3}]]
+    for described in cases:
+        with pytest.raises(ValueError, match=r"."):
+            Encoding.restore(described, {})
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_other_columns_tensors_are_an_error() -> None:
+    cases: list[Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]] = [
         lambda tensors: tensors | {"9.basis": torch.zeros(1)},
         lambda tensors: {name: tensor for name, tensor in tensors.items() if name != "0.mean"},
         lambda tensors: tensors | {"0.mean": tensors["0.mean"][1:]},
         lambda tensors: tensors | {"0.scales": tensors["0.scales"] / 0},
         lambda tensors: tensors | {"0.basis": tensors["0.basis"].double()},
-    ],
-)
-def test_other_columns_tensors_are_an_error(
-    change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]],
-) -> None:
-    described, tensors = Encoding((Text.fit(sentences(20)),)).describe()
-    with pytest.raises(ValueError, match="tensor"):
-        Encoding.restore(described, change(tensors))
+    ]
+    for change in cases:
+        described, tensors = Encoding((Text.fit(sentences(20)),)).describe()
+        with pytest.raises(ValueError, match="tensor"):
+            Encoding.restore(described, change(tensors))
 
 
 class TestSpellings:
-    @pytest.mark.parametrize("fitted", [("TRUE", "FALSE"), ("yes", "no"), ("Y", "N"), ("1", "0"), ("t", "f")])
-    @pytest.mark.parametrize("new", [("TRUE", "FALSE"), ("true", "false"), ("yes", "no"), ("Y", "N"), ("1", "0")])
-    def test_yes_and_no_in_other_spellings(self, fitted: tuple[str, str], new: tuple[str, str]) -> None:
-        pattern = [0, 1, 1, 0, 1]
-        column = infer_column_type(objects(*(fitted[at] for at in pattern))).column
-        assert column is not None
-        other = objects(*(new[at] for at in pattern))
-        assert np.array_equal(column.encode(other), column.encode(objects(*(fitted[at] for at in pattern))))
-        assert not column.is_invalid(other).any()
-        same = {word.casefold() for word in fitted} == {word.casefold() for word in new}
-        assert bool(column.describe_other_spelling(other)) != same
+    def test_yes_and_no_in_other_spellings(self) -> None:
+        fitted_cases: list[tuple[str, str]] = [("TRUE", "FALSE"), ("yes", "no"), ("Y", "N"), ("1", "0"), ("t", "f")]
+        new_cases: list[tuple[str, str]] = [("TRUE", "FALSE"), ("true", "false"), ("yes", "no"), ("Y", "N"), ("1", "0")]
+        for fitted in fitted_cases:
+            for new in new_cases:
+                pattern = [0, 1, 1, 0, 1]
+                column = infer_column_type(objects(*(fitted[at] for at in pattern))).column
+                assert column is not None, new
+                other = objects(*(new[at] for at in pattern))
+                assert np.array_equal(column.encode(other), column.encode(objects(*(fitted[at] for at in pattern)))), (
+                    new
+                )
+                assert not column.is_invalid(other).any(), new
+                same = {word.casefold() for word in fitted} == {word.casefold() for word in new}
+                assert bool(column.describe_other_spelling(other)) != same, new
 
     def test_codes_without_their_zeros(self) -> None:
         column = Category.fit(objects("01067", "01067", "10115", "00204", "00204"))
@@ -379,13 +380,16 @@ class TestSpellings:
             assert column.describe_other_spelling(cells) == "'1067' is '01067'"
         assert column.is_invalid(objects("067", "1067")).tolist() == [True, False]
 
-    @pytest.mark.parametrize(
-        ("levels", "cell"), [(("01", "1"), "001"), (("yes", "no", "maybe"), "1"), (("a", "b"), "1")]
-    )
-    def test_ambiguous_spellings_are_unknown(self, levels: tuple[str, ...], cell: str) -> None:
-        column = Category.fit(objects(*levels, *levels))
-        assert column.is_invalid(objects(cell)).all()
-        assert not column.describe_other_spelling(objects(cell))
+    def test_ambiguous_spellings_are_unknown(self) -> None:
+        cases: list[tuple[tuple[str, ...], str]] = [
+            (("01", "1"), "001"),
+            (("yes", "no", "maybe"), "1"),
+            (("a", "b"), "1"),
+        ]
+        for levels, cell in cases:
+            column = Category.fit(objects(*levels, *levels))
+            assert column.is_invalid(objects(cell)).all(), levels
+            assert not column.describe_other_spelling(objects(cell)), levels
 
     def test_yes_is_invalid_in_a_numeric_column(self) -> None:
         assert Numeric.fit(np.array([0.0, 1, 0.5])).is_invalid(objects("yes")).all()

@@ -45,11 +45,10 @@ def objects(*cells: str) -> np.ndarray:
     return np.array(cells, object)
 
 
-@pytest.mark.parametrize(
-    ("cell", "missing"), [("***", True), ("n.a.", True), ("", True), ("\u200b", False), ("\ufeff-", False)]
-)
-def test_invisible_characters_are_not_missing(cell: str, missing: bool) -> None:
-    assert is_missing_word(cell) == missing
+def test_invisible_characters_are_not_missing() -> None:
+    cases: list[tuple[str, bool]] = [("***", True), ("n.a.", True), ("", True), ("\u200b", False), ("\ufeff-", False)]
+    for cell, missing in cases:
+        assert is_missing_word(cell) == missing, cell
 
 
 class TestMissing:
@@ -63,9 +62,8 @@ class TestMissing:
         assert is_missing(np.array([0.0, np.nan, np.inf])).tolist() == [False, True, False]
         assert is_missing(np.array(["2020-01-01", "NaT"], "datetime64[us]")).tolist() == [False, True]
 
-    @pytest.mark.parametrize(
-        ("cells", "texts"),
-        [
+    def test_cells_as_text(self) -> None:
+        cases: list[tuple[np.ndarray, list[str]]] = [
             (objects("a", "NA", ""), ["a", "NA", ""]),
             (np.array([1.0, np.nan, -2.0]), ["1", "", "-2"]),
             (np.array([1.5, np.nan], np.float32), ["1.5", ""]),
@@ -74,12 +72,11 @@ class TestMissing:
             (np.array([2**60]), [str(2**60)]),
             (np.array([0, 255], np.uint8), ["0", "255"]),
             (np.array(["2020-01-02", "NaT"], "datetime64[D]"), ["2020-01-02", ""]),
-        ],
-    )
-    def test_cells_as_text(self, cells: np.ndarray, texts: list[str]) -> None:
-        before = cells.copy()
-        assert format_cells(cells).tolist() == texts
-        assert cells.tolist() == before.tolist() or cells.dtype.kind in "fM"  # the input is unchanged
+        ]
+        for cells, texts in cases:
+            before = cells.copy()
+            assert format_cells(cells).tolist() == texts, cells
+            assert cells.tolist() == before.tolist() or cells.dtype.kind in "fM", cells  # the input is unchanged
 
     @given(st.lists(FLOATS | st.just(math.nan), min_size=1, max_size=5))
     def test_text_of_floats_is_exact(self, values: list[float]) -> None:
@@ -109,9 +106,8 @@ class TestNumeric:
             spaced = cell.replace(",", "\N{NO-BREAK SPACE}")
             assert parse_formatted(spaced, "point") == value
 
-    @pytest.mark.parametrize(
-        ("cell", "cell_format", "expected"),
-        [
+    def test_formats(self) -> None:
+        cases: list[tuple[str, str, float]] = [
             ("2,688.64", "point", 2688.64),
             ("-$5", "point", -5),
             ("$-5", "point", -5),
@@ -135,23 +131,26 @@ class TestNumeric:
                 for cell in ("", "a", "1,23", "1.2.3", "2.688,64", "5 5 kg kg", "$", "12a", "--1")
             ),
             *((cell, "comma", math.nan) for cell in ("", "1.23", "1,2,3", "2,688.64", "%")),
-        ],
-    )
-    def test_formats(self, cell: str, cell_format: str, expected: float) -> None:
-        assert parse_formatted(cell, cell_format) == pytest.approx(expected, nan_ok=True, rel=0)
-        assert parse_numeric_column(objects(cell, cell), cell_format).tolist() == pytest.approx(
-            [expected] * 2, nan_ok=True, rel=0
-        )
+        ]
+        for cell, cell_format, expected in cases:
+            assert parse_formatted(cell, cell_format) == pytest.approx(expected, nan_ok=True, rel=0), cell
+            assert parse_numeric_column(objects(cell, cell), cell_format).tolist() == pytest.approx(
+                [expected] * 2, nan_ok=True, rel=0
+            ), cell
 
-    @pytest.mark.parametrize(
-        ("cell", "expected"), [("1", 1), ("-1e3", -1000), ("inf", math.inf), ("1_0", math.nan), ("x", math.nan)]
-    )
-    def test_plain(self, cell: str, expected: float) -> None:
-        assert parse_plain(cell) == pytest.approx(expected, nan_ok=True)
+    def test_plain(self) -> None:
+        cases: list[tuple[str, float]] = [
+            ("1", 1),
+            ("-1e3", -1000),
+            ("inf", math.inf),
+            ("1_0", math.nan),
+            ("x", math.nan),
+        ]
+        for cell, expected in cases:
+            assert parse_plain(cell) == pytest.approx(expected, nan_ok=True), cell
 
-    @pytest.mark.parametrize(
-        ("cells", "cell_format"),
-        [
+    def test_inferred_format(self) -> None:
+        cases: list[tuple[list[str], str]] = [
             (["1", "2.5", "-3e4"], "plain"),
             (["1,234.5", "7", "1,000"], "point"),
             (["$5", "$6.50"], "point"),
@@ -167,13 +166,14 @@ class TestNumeric:
             (["red", *map(str, range(30))], "plain"),
             (["red", "green", "1", "2"], ""),
             (["1,234", "2,345"], "point"),
-        ],
-    )
-    def test_inferred_format(self, cells: list[str], cell_format: str) -> None:
-        assert infer_numeric_format(cells) == cell_format
-        assert infer_numeric_format(reversed(cells)) == cell_format
-        assert cell_format in {"", *NUMERIC_FORMATS}
-        assert infer_numeric_format(["01", "02", "10"], allow_codes=True) == "plain"  # if the user names the type
+        ]
+        for cells, cell_format in cases:
+            assert infer_numeric_format(cells) == cell_format, cells
+            assert infer_numeric_format(reversed(cells)) == cell_format, cells
+            assert cell_format in {"", *NUMERIC_FORMATS}, cells
+            assert infer_numeric_format(["01", "02", "10"], allow_codes=True) == "plain", (
+                cells
+            )  # if the user names the type
 
     def test_numeric_arrays_and_dates(self) -> None:
         assert parse_numeric_column(np.array([1, 2], np.int8), "comma").tolist() == [1, 2]
@@ -198,9 +198,8 @@ class TestIntervals:
         assert parse_interval(f"{low}{separator}{high}") == (low + high) / 2
         assert parse_interval(f"{low:,}{separator}{high:,}") == (low + high) / 2
 
-    @pytest.mark.parametrize(
-        ("cell", "expected"),
-        [
+    def test_formats(self) -> None:
+        cases: list[tuple[str, float]] = [
             ("< 5", 5),
             ("<=5", 5),
             ("≥ 2.5", 2.5),
@@ -212,11 +211,12 @@ class TestIntervals:
             ("7", 7),
             ("10 to 20 years", 15),
             *((cell, math.nan) for cell in ("", "to 5", "20 to 10", "a", "< a", "1 to 2 to 3", "-")),
-        ],
-    )
-    def test_formats(self, cell: str, expected: float) -> None:
-        assert parse_interval(cell) == pytest.approx(expected, nan_ok=True)
-        assert parse_numeric_column(objects(cell), "interval").tolist() == pytest.approx([expected], nan_ok=True)
+        ]
+        for cell, expected in cases:
+            assert parse_interval(cell) == pytest.approx(expected, nan_ok=True), cell
+            assert parse_numeric_column(objects(cell), "interval").tolist() == pytest.approx([expected], nan_ok=True), (
+                cell
+            )
 
     def test_columns(self) -> None:
         assert are_intervals(["0-10", "10-20", "20+"])
@@ -227,20 +227,24 @@ class TestIntervals:
 
 
 class TestDates:
-    @pytest.mark.parametrize("cell_format", [cell_format for cell_format in DATE_FORMATS if cell_format != "iso"])
-    def test_dates_round_trip_in_every_format(self, cell_format: str) -> None:
-        for index in range(40):
-            moment = datetime(1990 + index, 1 + index % 12, 1 + index % 28, index % 24, 59 - index, index)
-            cell = moment.strftime(cell_format)
-            read = datetime.strptime(cell, cell_format)
-            is_time = not any(part in cell_format for part in ("%d", "%m", "%b", "%B", "%Y", "%y"))
-            epoch = datetime(1900, 1, 1) if is_time else EPOCH
-            assert parse_date(cell, cell_format) == pytest.approx((read - epoch) / DAY, abs=1e-9), cell
-            assert math.isnan(parse_date(cell + "?", cell_format))
-        moments = [datetime(1971 + 3 * n, 1 + 5 * n % 12, 1 + 11 * n % 28, 7 * n % 24, 13 * n % 60) for n in range(20)]
-        cells = [moment.strftime(cell_format) for moment in moments]
-        inferred = infer_date_format(cells)  # another format with the same result is fine
-        assert [parse_date(cell, inferred) for cell in cells] == [parse_date(cell, cell_format) for cell in cells]
+    def test_dates_round_trip_in_every_format(self) -> None:
+        for cell_format in [cell_format for cell_format in DATE_FORMATS if cell_format != "iso"]:
+            for index in range(40):
+                moment = datetime(1990 + index, 1 + index % 12, 1 + index % 28, index % 24, 59 - index, index)
+                cell = moment.strftime(cell_format)
+                read = datetime.strptime(cell, cell_format)
+                is_time = not any(part in cell_format for part in ("%d", "%m", "%b", "%B", "%Y", "%y"))
+                epoch = datetime(1900, 1, 1) if is_time else EPOCH
+                assert parse_date(cell, cell_format) == pytest.approx((read - epoch) / DAY, abs=1e-9), cell
+                assert math.isnan(parse_date(cell + "?", cell_format)), cell_format
+            moments = [
+                datetime(1971 + 3 * n, 1 + 5 * n % 12, 1 + 11 * n % 28, 7 * n % 24, 13 * n % 60) for n in range(20)
+            ]
+            cells = [moment.strftime(cell_format) for moment in moments]
+            inferred = infer_date_format(cells)  # another format with the same result is fine
+            assert [parse_date(cell, inferred) for cell in cells] == [
+                parse_date(cell, cell_format) for cell in cells
+            ], cell_format
 
     @given(
         st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30)),
@@ -259,13 +263,21 @@ class TestDates:
     def test_iso_days(self, day: object) -> None:
         assert parse_date(str(day), "iso") == (datetime.fromisoformat(str(day)) - EPOCH).days
 
-    @pytest.mark.parametrize(
-        "cell",
-        ["", "2020", "2020-1-2", "2020-13-01", "2020-02-30", "2020-01-01T25:00", "2020-01-01 10", "20200101", "x"],
-    )
-    def test_other_text_is_not_a_date(self, cell: str) -> None:
-        assert math.isnan(parse_date(cell, "iso"))
-        assert math.isnan(parse_date(cell, "%d.%m.%Y"))
+    def test_other_text_is_not_a_date(self) -> None:
+        cases: list[str] = [
+            "",
+            "2020",
+            "2020-1-2",
+            "2020-13-01",
+            "2020-02-30",
+            "2020-01-01T25:00",
+            "2020-01-01 10",
+            "20200101",
+            "x",
+        ]
+        for cell in cases:
+            assert math.isnan(parse_date(cell, "iso")), cell
+            assert math.isnan(parse_date(cell, "%d.%m.%Y")), cell
 
     def test_arrays(self) -> None:
         cells = objects("2020-01-02", "", "1970-01-01T12:00")
@@ -274,9 +286,8 @@ class TestDates:
         assert parse_dates(dates, "iso").tolist() == pytest.approx([18263, math.nan, 0.5], nan_ok=True)
         assert np.isnan(parse_dates(np.array([1.0, 2.0]), "iso")).all()
 
-    @pytest.mark.parametrize(
-        ("cells", "cell_format"),
-        [
+    def test_inferred_format(self) -> None:
+        cases: list[tuple[list[str], str]] = [
             (["2020-01-02", "2021-12-31"], "iso"),
             (["2020-01-02T10:00Z", "2021-12-31T11:00Z"], "iso"),
             (["3/4/2020", "5/6/2020"], "%m/%d/%Y"),  # the first of two that match
@@ -297,10 +308,9 @@ class TestDates:
             (["1", "2"], ""),
             (["May", "June"], ""),
             ([], ""),
-        ],
-    )
-    def test_inferred_format(self, cells: list[str], cell_format: str) -> None:
-        assert infer_date_format(cells) == cell_format
+        ]
+        for cells, cell_format in cases:
+            assert infer_date_format(cells) == cell_format, cells
 
 
 def write_iso(seconds: int) -> str:
@@ -342,10 +352,11 @@ class TestDurations:
         plain = Numeric.fit(np.array(values, float))
         assert plain.comparable_values(new).tolist() == values
 
-    @pytest.mark.parametrize("cells", [["9:16:54", "23:59:59"], ["00:00", "24:00"], ["9:16", "10:30"], ["9:16 AM"]])
-    def test_times_of_day_are_not_durations(self, cells: list[str]) -> None:
-        assert not are_durations(cells)
-        assert are_durations(cells, allow_times_of_day=True) == ("AM" not in cells[0])
+    def test_times_of_day_are_not_durations(self) -> None:
+        cases: list[list[str]] = [["9:16:54", "23:59:59"], ["00:00", "24:00"], ["9:16", "10:30"], ["9:16 AM"]]
+        for cells in cases:
+            assert not are_durations(cells), cells
+            assert are_durations(cells, allow_times_of_day=True) == ("AM" not in cells[0]), cells
 
     def test_times_of_day_read_durations_below_a_day(self) -> None:
         column = infer_column_type(objects("9:16:54", "10:20:30", "23:00:01")).column
@@ -354,13 +365,18 @@ class TestDurations:
         for cells in (objects("PT9H16M54S"), objects("556:54"), np.array([33414.0])):
             assert np.array_equal(column.encode(cells), expected)
 
-    @pytest.mark.parametrize("cell", ["", "9", "1:60", "1:2", "1:60:00", "P", "PT", "a:10", "1:00:00:00", "1:00:1"])
-    def test_other_text_is_not_a_duration(self, cell: str) -> None:
-        assert math.isnan(parse_duration(cell))
+    def test_other_text_is_not_a_duration(self) -> None:
+        cases: list[str] = ["", "9", "1:60", "1:2", "1:60:00", "P", "PT", "a:10", "1:00:00:00", "1:00:1"]
+        for cell in cases:
+            assert math.isnan(parse_duration(cell)), cell
 
-    @pytest.mark.parametrize(
-        ("cell", "seconds"),
-        [("-0:05", -5), ("-1 days +23:00:00", -3600), ("-1 day, 23:00:00", -3600), ("1:02.5", 62.5), ("P1D", 86400)],
-    )
-    def test_signs_and_fractions(self, cell: str, seconds: float) -> None:
-        assert parse_duration(cell) == seconds
+    def test_signs_and_fractions(self) -> None:
+        cases: list[tuple[str, float]] = [
+            ("-0:05", -5),
+            ("-1 days +23:00:00", -3600),
+            ("-1 day, 23:00:00", -3600),
+            ("1:02.5", 62.5),
+            ("P1D", 86400),
+        ]
+        for cell, seconds in cases:
+            assert parse_duration(cell) == seconds, cell
