@@ -43,7 +43,7 @@ from protonet.fit.unlabelled import Unlabelled
 from protonet.losses import CHUNK
 from protonet.metrics import Metrics
 from protonet.network import PrototypeNetwork
-from protonet.pipeline import TablePipeline
+from protonet.pipeline import TablePipeline, TrainingTable
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.frames import (
     Frame,
@@ -306,20 +306,20 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         indices, weights = encode_labels(rows.labels, classes), rows.weights
         encoding = None if rows.encoding is None else rows.encoding.encoding
         names = embed_class_names(encoding, classes.tolist(), rows.x, indices)
-        pipeline, solution = TablePipeline.fit(
-            rows.x,
-            indices,
-            tuple(map(str, classes.tolist())),
+        table = TrainingTable(
+            x=rows.x,
+            y=indices,
+            classes=tuple(map(str, classes.tolist())),
             columns=None if rows.encoding is None else rows.encoding.used_names,
             encoding=encoding,
             weights=weights,
             groups=rows.groups,
-            unlabelled=unlabelled,
             names=names,
-            effort=self.effort,
-            time_limit=self.time_limit,
-            seed=check_random_state(self.random_state).randint(2**31 - 1),
             metadata=rows.metadata | ({} if names is None else {"named": names.describe(classes.tolist())}),
+        )
+        seed = check_random_state(self.random_state).randint(2**31 - 1)
+        pipeline, solution = TablePipeline.fit(
+            table, unlabelled=unlabelled, effort=self.effort, time_limit=self.time_limit, seed=seed
         )
         network = deepcopy(pipeline.network)
         self._solution, self._held_out = solution, None

@@ -5,12 +5,11 @@ Estimator, commands and servers are layers over it: they parse their input, call
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -64,68 +63,64 @@ BATCH, ALIGNMENT = 256, 16
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class TrainingTable:
+    """Encoded rows with labels."""
+
+    x: Tensor  #: (n, dim) float32 or float64; without rows, class names alone are fitted to.
+    y: Tensor  #: (n,) int64, class indices.
+    classes: tuple[str, ...] | tuple[int, ...]  #: The name of each class.
+    columns: tuple[str, ...] | None = None  #: The names of the columns, if they have names.
+    encoding: Encoding | None = None  #: Made the features; None if the columns are the features.
+    weights: Tensor | None = None  #: (n,) > 0; None for equal weights.
+    groups: Tensor | None = None  #: (n,) int64; rows of a group are held out together.
+    names: ClassNameRows | None = None  #: The embedded class names, if they are informative.
+    metadata: dict[str, Any] = field(default_factory=dict)  #: Entries of the model file.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class TablePipeline(Model):
     """A fitted network with the columns, classes, cross-validation and metadata of its table."""
 
     @classmethod
     def fit(
         cls,
-        x: Tensor,
-        y: Tensor,
-        classes: tuple[str, ...] | tuple[int, ...],
+        table: TrainingTable,
         *,
-        columns: tuple[str, ...] | None = None,
-        encoding: Encoding | None = None,
-        weights: Tensor | None = None,
-        groups: Tensor | None = None,
         unlabelled: Unlabelled | None = None,
-        names: ClassNameRows | None = None,
         effort: str | Search = "default",
         time_limit: float = TIME_LIMIT,
         seed: int = 0,
-        progress: Progress | None = None,
-        metadata: Mapping[str, Any] = MappingProxyType({}),
+        progress: Progress = ignore,
     ) -> tuple[TablePipeline, Solution]:
-        """Fit to encoded rows.
-
-        Args:
-            x: (n, dim) float32 or float64; without rows, class names alone are fitted to.
-            y: (n,) int64, class indices.
-            classes: The name of each class.
-            columns: The names of the columns, or None.
-            encoding: The encoding that made the features; None if the columns are the features.
-            weights: As in `protonet.fit.solver.solve_problem`, and so are the arguments that follow.
-            groups: (n,) int64.
-            unlabelled: Rows without a label.
-            names: Embedded class names.
-            effort: A name or a search space.
-            time_limit: Seconds.
-            seed: Of all random numbers.
-            progress: Called with a stage and the finished fraction.
-            metadata: Entries of the model file; the weights of the views are added.
+        """Fit to a table; arguments and errors as in `protonet.fit.solver.solve_problem`.
 
         Returns:
             The pipeline, without cross-validation, and the solution, from which `protonet.fit.crossfit` computes it.
         """
-        names_only = names is not None and not len(x)
+        names_only = table.names is not None and not len(table.x)
         solution = solve_problem(
-            None if names_only else [(x, y)],
-            metadata={"num_classes": max(2, len(classes))},
+            None if names_only else [(table.x, table.y)],
+            metadata={"num_classes": max(2, len(table.classes))},
             time_limit=time_limit,
             effort=NAMES_ONLY if names_only else effort,
             seed=seed,
-            weights=weights,
-            groups=groups,
-            blocks=None if encoding is None else encoding.blocks,
-            spans=() if encoding is None else encoding.spans,
+            weights=table.weights,
+            groups=table.groups,
+            blocks=None if table.encoding is None else table.encoding.blocks,
+            spans=() if table.encoding is None else table.encoding.spans,
             progress=progress,
             unlabelled=unlabelled,
-            names=names,
+            names=table.names,
         )
         if names_only:
-            solution.network.temperature.div_(1 + NAMES.sharper / len(classes))
-        entries = {**metadata, "views": solution.view_weights}
-        pipeline = cls(network=solution.network, classes=classes, columns=columns, metadata=entries, encoding=encoding)
+            solution.network.temperature.div_(1 + NAMES.sharper / len(table.classes))
+        pipeline = cls(
+            network=solution.network,
+            classes=table.classes,
+            columns=table.columns,
+            metadata={**table.metadata, "views": solution.view_weights},
+            encoding=table.encoding,
+        )
         return pipeline, solution
 
     @classmethod
@@ -236,9 +231,9 @@ class TablePipeline(Model):
         """
         dropped = self.metadata.get("left_out")
         return ReadSpec(
-            label or self.label,
-            labelled,
-            self.columns,
+            label=label or self.label,
+            labelled=labelled,
+            columns=self.columns,
             width=len(self.column_sizes),
             extra_columns=() if extra is None else (extra,),
             ignored=tuple(map(str, dropped)) if isinstance(dropped, list) else (),
@@ -269,7 +264,7 @@ class TablePipeline(Model):
         first = next(table.blocks)
         table.notes.extend(check_column_types(table, first, self.encoding))
         blocks = monitor_drift(chain([first], table.blocks), self._make_drift_monitor(), table)
-        return table._replace(blocks=self.mark_uninformative(blocks, table))
+        return replace(table, blocks=self.mark_uninformative(blocks, table))
 
     def read_table(
         self, path: Path, spec: ReadSpec, labels: Path | None = None, *, decimal_mark: str | None = None
@@ -321,18 +316,18 @@ class TablePipeline(Model):
         names = [str(self.classes[label]) for label in self.network.cancelled.nonzero().flatten().tolist()]
         return [f"warning: the rows of {format_names(names)} cancel: no prototype, never predicted"] if names else []
 
-    def class_indices(self, labels: np.ndarray) -> Tensor:
-        """Convert labels (n,) to class indices (n,) int64; the labels 7 and "7" are equal.
+    def class_indices(self, y: np.ndarray) -> Tensor:
+        """Convert labels y (n,) to class indices (n,) int64; the labels 7 and "7" are equal.
 
         Raises:
             InputError: A class is not known.
         """
         indices = {str(name): index for index, name in enumerate(self.classes)}
-        names, inverse = np.unique(labels.astype(str), return_inverse=True)
+        names, inverse = np.unique(y.astype(str), return_inverse=True)
         unknown = [name for name in names.tolist() if name not in indices]
         if unknown:
             got = f"{unknown[0]!r}" + (f" and {len(unknown) - 1} more" if len(unknown) > 1 else "")
-            raise_input_error("table", "have classes that the model knows", got, "Add them with protonet update.")
+            raise_input_error("y", "have classes that the model knows", got, "Add them with protonet update.")
         return torch.tensor([indices[name] for name in names.tolist()])[torch.from_numpy(inverse)]
 
     @torch.inference_mode()

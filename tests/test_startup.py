@@ -82,7 +82,7 @@ ERRORS = [
     ("protonet evaluate m.safetensors t.csv --report r.pdf", "`--report` must end in .html, .htm; got r.pdf."),
     ("protonet suggest no.csv", "no such file: no.csv"),
     ("protonet fit no.csv", "no such file: no.csv"),
-    ("protonet fit t.csv", "`table` must have a column label; got t.csv with a, b, kind. Pass --label NAME"),
+    ("protonet fit t.csv", "`--label` must name a column of the table; got label, and t.csv has a, b, kind."),
     ("protonet fit gaps.csv --label kind", "`table` must have at least 2 classes; got no label alone in kind."),
     ("protonet fit t.csv --label kind --column-type a=colour", "`--column-type` must be one of "),
     ("protonet fit t.csv --label kind --unlabelled no.csv", "no such file"),

@@ -83,7 +83,7 @@ def fit_ours(split: MixedSplit, effort: str | Search = "default") -> Outcome:
         data = encode_table(options, read_rows(options))
         blocks = None if data.encoding is None else data.encoding.blocks
         network = solve_problem([(data.x, data.y)], effort=effort, blocks=blocks).network
-        table = open_table(test, ReadSpec("class of the row", columns=data.columns))
+        table = open_table(test, ReadSpec(label="class of the row", columns=data.columns))
         with torch.no_grad():
             x = [torch.from_numpy(encode_block(table, block, data.encoding)) for block in table.blocks]
             logits = torch.cat([network(rows) for rows in x]).double().numpy()  # (m, classes)

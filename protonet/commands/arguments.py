@@ -35,7 +35,7 @@ from protonet.commands.options import (
     make_parser,
     select_split,
 )
-from protonet.errors import raise_input_error, renamed_arguments
+from protonet.errors import raise_input_error
 from protonet.tables import DEFAULT_LABEL
 from protonet.ui.command_line import Parser, check_name, parse_number, parse_whole
 
@@ -110,8 +110,7 @@ def parse_fit(arguments: Sequence[str] | None) -> FitOptions:
     inputs = [options.table, options.labels_file, options.unlabelled, options.classes]
     options.outputs = check_output_paths(options, suffixes, inputs)
     check_packages(["safetensors"] * ("output" in options.outputs))
-    with renamed_arguments(path="--unlabelled"):
-        check_table_path(options.unlabelled)
+    check_table_path(options.unlabelled)
     return make_options(FitOptions, options)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -19,11 +20,11 @@ from protonet.commands.labels import warn_contradictions, warn_similar_names
 from protonet.commands.options import FitOptions, LabelOptions, ReadOptions
 from protonet.commands.rows import TableRows, get_column_types
 from protonet.embeddings.opening import Selection
-from protonet.errors import install_command, raise_input_error, renamed_arguments
+from protonet.errors import install_command, raise_input_error
+from protonet.fit.class_weights import balance_classes
 from protonet.fit.names import embed_class_names
 from protonet.fit.solver import Solution
-from protonet.fit.training_set import ClassNameRows
-from protonet.pipeline import TablePipeline
+from protonet.pipeline import TablePipeline, TrainingTable
 from protonet.tables import DEFAULT_LABEL
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import count_missing_cells
@@ -40,16 +41,14 @@ MAX_THREADS = 8
 Result = TypeVar("Result")
 
 
-def open_pipeline(
-    options: ReadOptions, model: Path, table: Path | None, *, for_update: bool = False, argument: str = "model"
-) -> TablePipeline:
+def open_pipeline(options: ReadOptions, model: Path, table: Path | None, *, for_update: bool = False) -> TablePipeline:
     """Load a command's model, with the pretrained encoders of its texts and pictures if there is a table.
 
     Raises:
         MissingPackageError: A package of an encoder is missing.
         InputError: As `TablePipeline.load`, and `TablePipeline.attach_encoders` for the table.
     """
-    pipeline = TablePipeline.load(model, for_update=for_update, argument=argument)
+    pipeline = TablePipeline.load(model, for_update=for_update, argument="model")
     if table is None:
         return pipeline
     return pipeline.attach_encoders(options.representation, shown=not options.quiet, table=table)
@@ -82,31 +81,38 @@ def read_labelled(
     return pipeline.read_table(table, spec, options.labels_file, decimal_mark=options.decimal_mark)
 
 
-class TrainingTable(NamedTuple):
-    """An encoded table for training."""
+class RowLabels(NamedTuple):
+    """How messages and reports name rows."""
 
-    x: Tensor  #: (n, dim) float32 or float64.
-    y: Tensor  #: (n,) int64, class indices.
-    classes: tuple[str, ...] | tuple[int, ...]  #: The names of the classes.
-    columns: tuple[str, ...] | None  #: The names of the features' columns, if they have names.
-    encoding: Encoding | None  #: The encoding of the columns; None for numbers.
-    groups: Tensor | None  #: (n,) int64, group indices.
-    group_names: list[str]  #: In ascending order.
-    dropped: list[str]  #: Columns that are not features.
-    notes: list[str]  #: Notes and warnings for the user, one line each.
     positions: Sequence[int]  #: The position of each row in its file.
     position_format: str  #: How messages name a row, given its position.
     indices: Sequence[int]  #: The index of each row in the table, from 0; unlabelled rows are counted.
     ids: list[str] | None  #: The identifier of each row, if a column has them.
+
+    @property
+    def locations(self) -> list[str]:
+        """The name of each row in messages."""
+        return list(map(self.position_format.format, self.positions))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EncodedTable(TrainingTable):
+    """An encoded table of ``fit``, with what messages and the report show of it."""
+
+    rows: RowLabels
+    group_names: list[str]  #: In ascending order.
+    notes: list[str]  #: Notes and warnings for the user, one line each.
     missing_counts: list[int]  #: The number of missing cells of each feature column.
     cells: list[np.ndarray]  #: The cells of the feature columns, (n,) each; empty unless requested.
     unlabelled: Tensor | None  #: (m, dim) unlabelled rows of the table, if any.
     unlabelled_positions: Sequence[int]  #: Their positions.
-    statistics: Any  #: Statistics of the columns for the model file: see `protonet.tables.drift`.
-    group_columns: tuple[int, ...] = ()  #: The indices of columns that seem to identify groups of rows.
-    missing_texts: frozenset[str] = MISSING_TEXTS  #: As in `ReadSpec`.
-    names: ClassNameRows | None = None  #: The embedded class names, if they are informative.
-    uninformative: Sequence[int] = ()  #: The number of rows without information of each class.
+    has_group_columns: bool  #: Whether columns seem to identify groups of rows.
+    missing_texts: frozenset[str]  #: As in `ReadSpec`.
+
+    @property
+    def counts(self) -> list[int]:
+        """The number of rows of each class."""
+        return torch.bincount(self.y, minlength=len(self.classes)).tolist()
 
     def index_groups(self, solution: Solution) -> dict[str, int]:
         """Map the name of each group to its index in the solution."""
@@ -114,11 +120,11 @@ class TrainingTable(NamedTuple):
         return dict(zip(self.group_names, indices, strict=True))
 
 
-class UnlabelledTable(NamedTuple):
+@dataclass(frozen=True, kw_only=True, eq=False)
+class UnlabelledTable:
     """An encoded table with unlabelled rows."""
 
     x: Tensor  #: (n, dim) float32 or float64.
-    blocks: Tensor | None  #: (dim,) int64, the column of each feature; None if each is one.
     table: Table  #: With its notes.
     known: Tensor  #: (n,) bool: rows that have a label already, and are not suggested.
     encoding: Encoding | None = None  #: The encoding of the columns.
@@ -126,7 +132,8 @@ class UnlabelledTable(NamedTuple):
     notes: tuple[str, ...] = ()  #: Notes about the columns, one line each.
     positions: Sequence[int] = ()  #: The position of each row in its file.
     labels: Sequence[str] = ()  #: The label of each row, "" for none; empty without a column of labels.
-    uninformative: Tensor = torch.zeros(0, dtype=torch.bool)  #: (n,) bool: rows without information; none if empty.
+    uninformative: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    """(n,) bool: rows without information; none if empty."""
 
     @property
     def remaining(self) -> Tensor:
@@ -152,7 +159,7 @@ class ColumnOverrides(NamedTuple):
 NO_OVERRIDES = ColumnOverrides()
 
 
-def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = False) -> TrainingTable:
+def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = False) -> EncodedTable:
     """Infer column types and encode the rows of a table; keeping the cells takes memory.
 
     Raises:
@@ -204,31 +211,35 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
     given = [rows.classes[rows.labels[row]] for row in informative]
     locations = [table.position_format.format(positions[row]) for row in informative]
     notes += warn_contradictions(features.numpy()[informative], given, locations)
-    missing = MISSING_TEXTS if options.missing_values is None else parse_missing(options.missing_values.split(","))
+    missing_texts = None if options.missing_values is None else options.missing_values.split(",")
+    dropped = [*extra, *options.drop, *table.unused, *encoded.dropped]
     counts = np.bincount(rows.labels, minlength=len(rows.classes)).tolist()
-    return TrainingTable(
+    metadata: dict[str, Any] = {"label": options.label or "label", "effort": options.effort, "seed": options.seed}
+    metadata |= {"samples": counts, "group": options.group, "id": options.id, "left_out": dropped}
+    metadata |= {"time_limit": options.time_limit, "balanced": options.balanced or None}
+    metadata |= {"seen": column_statistics(cells, encoding, counts)}
+    metadata |= {"uninformative": uninformative.tolist()} if uninformative.any() else {}
+    metadata |= {} if missing_texts is None else {"missing_values": missing_texts}
+    metadata |= {} if names is None else {"named": names.describe(rows.classes)}
+    return EncodedTable(
         x=features,
         y=labels,
         classes=rows.classes,
         columns=columns,
         encoding=encoding,
+        weights=balance_classes(labels) if options.balanced else None,
         groups=None if rows.groups is None else torch.from_numpy(rows.groups),
+        names=names,
+        metadata=metadata,
+        rows=RowLabels(positions, table.position_format, block.indices[: len(labels)], ids),
         group_names=rows.group_names.tolist(),
-        dropped=[*extra, *options.drop, *table.unused, *encoded.dropped],
         notes=notes,
-        positions=positions,
-        position_format=table.position_format,
-        indices=block.indices[: len(labels)],
-        ids=ids,
         missing_counts=list(map(count_missing_cells, labelled)),
         cells=cells if keep_cells else [],
         unlabelled=unlabelled,
         unlabelled_positions=unlabelled_positions,
-        statistics=column_statistics(cells, encoding, counts),
-        group_columns=encoded.group_columns,
-        missing_texts=missing,
-        names=names,
-        uninformative=uninformative.tolist(),
+        has_group_columns=bool(encoded.group_columns),
+        missing_texts=MISSING_TEXTS if missing_texts is None else parse_missing(missing_texts),
     )
 
 
@@ -252,7 +263,7 @@ def _encode_unlabelled(
     """Encode the unlabelled rows of a table: (m, dim)."""
     if columns is not None and table.columns is not None:
         used = [cells for name, cells in zip(table.columns, block.columns, strict=True) if name in columns]
-        table, block = table._replace(columns=columns), block._replace(columns=used)
+        table, block = replace(table, columns=columns), block._replace(columns=used)
     return torch.from_numpy(np.ascontiguousarray(encode_block(table, block, encoding)))
 
 
@@ -269,15 +280,21 @@ class UnlabelledRows:
         InputError: The table does not match or, during iteration, a number is invalid.
     """
 
-    def __init__(self, data: TrainingTable, path: Path | None, label: str) -> None:
+    def __init__(self, data: EncodedTable, path: Path | None, label: str) -> None:
         self.data, self.path = data, path
         self.positions = list(data.unlabelled_positions)  #: The positions of the rows read so far in their files.
         if path is not None:
             width = data.x.shape[1] if data.encoding is None else len(data.encoding.columns)
-            spec = ReadSpec(label, labelled=False, columns=data.columns, width=width, ignored=tuple(data.dropped))
-            spec = spec._replace(for_training=True, missing_texts=data.missing_texts)
-            with renamed_arguments(path="unlabelled"):
-                self.table = convert_numeric(open_table(path, spec), data.encoding)
+            spec = ReadSpec(
+                label=label,
+                labelled=False,
+                columns=data.columns,
+                width=width,
+                ignored=tuple(data.metadata["left_out"]),
+                for_training=True,
+                missing_texts=data.missing_texts,
+            )
+            self.table = convert_numeric(open_table(path, spec), data.encoding)
 
     def __bool__(self) -> bool:
         return self.path is not None or self.data.unlabelled is not None
@@ -293,7 +310,7 @@ class UnlabelledRows:
     def locate(self, row: int) -> str:
         """Format the location of a row, given its index among the rows read."""
         if row < len(self.data.unlabelled_positions) or self.path is None:
-            return self.data.position_format.format(self.positions[row])
+            return self.data.rows.position_format.format(self.positions[row])
         return f"{self.table.position_format.format(self.positions[row])} of {to_printable(self.path.name)}"
 
 
@@ -321,11 +338,11 @@ def read_unlabelled(
         MissingPackageError: A package that the table needs is missing.
         InputError: The table does not match, or all of its rows have a label, unless ``allow_labelled``.
     """
-    blocks, notes = None, list[str]()
+    notes = list[str]()
     if model is None:
         extra = () if overrides.group is None else (overrides.group,)
         spec = ReadSpec(
-            label,
+            label=label,
             labelled=False,
             extra_columns=extra,
             ignored=overrides.dropped,
@@ -340,8 +357,7 @@ def read_unlabelled(
         block = block._replace(labels=np.zeros(len(block.positions), np.int64))
         types, selection = get_column_types(path, overrides.types), select_representation(options)
         features = fit_features(table, block, types, keep_hint="", selection=selection, decimal=options.decimal_mark)
-        x, blocks = features.x, None if features.encoding is None else features.encoding.blocks
-        encoding, columns, column_notes = features.encoding, features.columns, features.notes
+        x, encoding, columns, column_notes = features.x, features.encoding, features.columns, features.notes
         uninformative = np.zeros(len(x), bool)
         if encoding is not None:
             uninformative = encoding.is_uninformative(_select_columns(table, block, columns))
@@ -352,7 +368,7 @@ def read_unlabelled(
             notes.append(f"no column {label}; if {format_names(likely)} holds the labels, pass it with --label")
     else:
         encoding, columns, column_notes = model.encoding, model.columns, ()
-        spec = make_spec(options, model, label)._replace(partly_labelled=True)
+        spec = replace(make_spec(options, model, label), partly_labelled=True)
         table = model.open_table(path, spec, decimal_mark=options.decimal_mark)
         positions, parts = list[int](), []
         for block in table.blocks:
@@ -368,9 +384,17 @@ def read_unlabelled(
         rows = count(int(known.sum()), "row")
         notes.append(f"{rows} already labelled in {to_printable(label)}: not suggested")
     table.notes.extend(notes)
-    tensor = torch.from_numpy(np.ascontiguousarray(x))
-    known_rows, texts, empty = torch.from_numpy(known), list(map(str, labels)), torch.from_numpy(uninformative)
-    return UnlabelledTable(tensor, blocks, table, known_rows, encoding, columns, column_notes, positions, texts, empty)
+    return UnlabelledTable(
+        x=torch.from_numpy(np.ascontiguousarray(x)),
+        table=table,
+        known=torch.from_numpy(known),
+        encoding=encoding,
+        columns=columns,
+        notes=column_notes,
+        positions=positions,
+        labels=list(map(str, labels)),
+        uninformative=torch.from_numpy(uninformative),
+    )
 
 
 def _select_columns(table: Table, block: RowBlock, columns: Sequence[str] | None) -> list[np.ndarray]:
@@ -396,8 +420,8 @@ def read_cells(
     Returns:
         The names of the columns, and the cells of each row.
     """
-    spec = ReadSpec(label, labelled=False) if model is None else model.read_spec(label)
-    spec = spec._replace(skip_broken=options.skip_broken, sheet=options.sheet, all_extra=True)
+    spec = ReadSpec(label=label, labelled=False) if model is None else model.read_spec(label)
+    spec = replace(spec, skip_broken=options.skip_broken, sheet=options.sheet, all_extra=True)
     table = open_table(path, spec)
     names = {name: index for index, name in enumerate(table.extra_columns) if name != label}
     cells: dict[int, list[str]] = {}

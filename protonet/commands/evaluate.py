@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,7 +55,8 @@ def run(options: EvaluateOptions) -> None:
     """
     outputs = options.outputs
     model = open_pipeline(options, options.model, options.table)
-    spec = make_spec(options, model, options.label, labelled=True)._replace(drop_unlabelled=options.drop_unlabelled)
+    spec = make_spec(options, model, options.label, labelled=True)
+    spec = replace(spec, drop_unlabelled=options.drop_unlabelled)
     table = model.open_table(options.table, spec, options.labels_file, decimal_mark=options.decimal_mark)
 
     def evaluate_block(block: RowBlock) -> Evaluated:
@@ -119,6 +121,14 @@ def compute_details(
     features = torch.cat([x for x, _ in rows])
     evaluated = model.evaluate(features[known], labels[known])
     importance = compute_importance(evaluated, names, model.column_sizes, 0, math.inf, progress)
-    predictions = EvaluatedRows(logits, labels, range(len(labels)), locations, None, names, cells)
+    predictions = EvaluatedRows(
+        logits=logits,
+        labels=labels,
+        indices=range(len(labels)),
+        locations=locations,
+        ids=None,
+        names=names,
+        cells=cells,
+    )
     predictions = predictions.take(known.nonzero().flatten().tolist())
     return {"data": data, **compute_report_sections(predictions, logits[known], importance)}

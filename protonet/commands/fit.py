@@ -14,7 +14,7 @@ import torch
 
 from protonet._io import show_progress
 from protonet._text import to_printable
-from protonet.commands.data import TrainingTable, UnlabelledRows, encode_table
+from protonet.commands.data import EncodedTable, UnlabelledRows, encode_table
 from protonet.commands.options import FitOptions
 from protonet.commands.report import (
     EvaluatedRows,
@@ -32,7 +32,7 @@ from protonet.embeddings.pictures.files import split_backbone
 from protonet.embeddings.pictures.images import path_to_text
 from protonet.errors import raise_input_error
 from protonet.fit.active import cluster_unknown
-from protonet.fit.class_weights import balance_classes, count_rows, count_samples
+from protonet.fit.class_weights import count_rows, count_samples
 from protonet.fit.crossfit import (
     FREQUENT,
     Crossfit,
@@ -79,16 +79,6 @@ def train(options: FitOptions, rows: TableRows) -> None:
     if "plot" in outputs and not len(data.x):
         raise_input_error("plot", "come with labelled rows", "none", "Leave it out.")
     unlabelled = UnlabelledRows(data, options.unlabelled, options.label or DEFAULT_LABEL)
-    counts = torch.bincount(data.y, minlength=len(data.classes)).tolist()
-    metadata: dict[str, Any] = {"label": options.label or "label", "effort": options.effort, "seed": seed}
-    metadata |= {"samples": counts, "group": options.group, "id": options.id, "left_out": data.dropped}
-    metadata |= {"time_limit": limit, "balanced": options.balanced or None, "seen": data.statistics}
-    metadata |= {"uninformative": data.uninformative} if any(data.uninformative) else {}
-    if options.missing_values is not None:
-        metadata["missing_values"] = options.missing_values.split(",")
-    if data.names is not None:
-        metadata["named"] = data.names.describe(data.classes)
-    weights = balance_classes(data.y) if options.balanced else None
     name_samples = None if data.names is None else data.names.count_samples(len(data.classes))
 
     deadline = math.inf if limit is None else started + limit
@@ -102,37 +92,29 @@ def train(options: FitOptions, rows: TableRows) -> None:
 
             solving = TIME_LIMIT if limit is None else max(0.0, SOLVE_FRACTION * (started + limit - time.monotonic()))
             model, solution = TablePipeline.fit(
-                data.x,
-                data.y,
-                data.classes,
-                columns=data.columns,
-                encoding=data.encoding,
-                weights=weights,
-                groups=data.groups,
+                data,
                 unlabelled=unlabelled or None,
-                names=data.names,
                 effort=options.effort,
                 time_limit=solving,
                 seed=seed,
                 progress=partial(show_part, 0),
-                metadata=metadata,
             )
-            data = data._replace(notes=[*data.notes, *warn_near_duplicates(data, solution)])
+            data.notes.extend(warn_near_duplicates(data, solution))
             data.notes.extend(model.warn_cancelled_classes())
             data.notes.extend(warn_unevaluated_classes(data, solution))
             until = deadline if limit is None or "report" not in outputs else started + REPORT_START * limit
             crossed = crossfit(solution, deadline=until, progress=partial(show_part, 1))
             in_time = time.monotonic() < until
-        if weights is not None:
-            crossed = count_rows(crossed, data.y, weights, name_samples)
+        if data.weights is not None:
+            crossed = count_rows(crossed, data.y, data.weights, name_samples)
         model = model.with_cross_validation(crossed, data.index_groups(solution), hash_rows(data.x))
         if "output" in outputs:
             model.save(outputs["output"])
     except KeyboardInterrupt:
         if model is None or "output" not in outputs:
             raise
-        if weights is not None:
-            samples = torch.bincount(data.y, minlength=len(data.classes))
+        if data.weights is not None:
+            samples = torch.tensor(data.counts)
             count_samples(solution.network, samples if name_samples is None else samples + name_samples)
         model.save(outputs["output"])
         print(summarize(name, data, model, solution, unlabelled, []) + format_notes(data.notes), end="")
@@ -166,14 +148,14 @@ def train(options: FitOptions, rows: TableRows) -> None:
 
 def summarize(
     name: str,
-    data: TrainingTable,
+    data: EncodedTable,
     model: TablePipeline,
     solution: Solution,
     unlabelled: UnlabelledRows,
     outliers: Sequence[Sequence[int]],
 ) -> str:
     """Summarize the table, its column types, duplicates and unlabelled rows."""
-    counts = torch.bincount(data.y, minlength=len(data.classes)).tolist()
+    counts = data.counts
     sizes = [count(len(data.classes), "class"), count(len(data.x), "sample"), count(data.x.shape[1], "feature")]
     if data.encoding is not None and not data.encoding.plain:
         sizes[-1] += f" from {count(len(data.encoding.columns), 'column')}"
@@ -209,16 +191,16 @@ def format_next_step(path: Path | None, representation: Sequence[str] | None) ->
     return f"{path}: {size}; next: protonet predict {quote(str(path))} NEW.csv -o predicted.csv{more}"
 
 
-def warn_near_duplicates(data: TrainingTable, solution: Solution) -> list[str]:
+def warn_near_duplicates(data: EncodedTable, solution: Solution) -> list[str]:
     """Warn of many near-duplicates within classes, unless a note already names a column to group by."""
-    fraction = 0.0 if data.group_columns else near_duplicate_fraction(solution.problem.rows)
+    fraction = 0.0 if data.has_group_columns else near_duplicate_fraction(solution.problem.rows)
     if fraction < NEAR_DUPLICATES.min_fraction:
         return []
     text = f"warning: {100 * fraction:.0f} % of rows have near-duplicates in their class"
     return [f"{text}; if these have a common source, pass its column with --group NAME"]
 
 
-def warn_unevaluated_classes(data: TrainingTable, solution: Solution) -> list[str]:
+def warn_unevaluated_classes(data: EncodedTable, solution: Solution) -> list[str]:
     """Name the classes that have no held-out row, if other classes have some."""
     fold = held_out_indices(solution.problem) >= 0
     totals, evaluated = (torch.bincount(y, minlength=len(data.classes)).tolist() for y in (data.y, data.y[fold]))
@@ -252,7 +234,7 @@ def summarize_unlabelled(
     return lines
 
 
-def draw(path: Path, crossed: Crossfit, data: TrainingTable) -> None:
+def draw(path: Path, crossed: Crossfit, data: EncodedTable) -> None:
     """Plot the held-out rows or, without any, the training rows."""
     if len(crossed.labels):
         draw_plot(path, predict_held_out(crossed), crossed.labels, data.classes, "held-out rows")
@@ -302,7 +284,7 @@ def format_no_lead(compared: Sequence[Mapping[str, Any]]) -> str:
 
 
 def results_to_dict(
-    name: str, data: TrainingTable, model: TablePipeline, crossed: Crossfit, compared: Sequence[Mapping[str, Any]]
+    name: str, data: EncodedTable, model: TablePipeline, crossed: Crossfit, compared: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Convert the results to a dict for JSON: the table and, if there are held-out rows, all metrics."""
     table = table_to_dict(model, data.y, len(data.x), data.missing_counts, data.notes)
@@ -328,7 +310,7 @@ def unlabelled_to_dict(
 
 
 def compute_details(
-    data: TrainingTable,
+    data: EncodedTable,
     model: TablePipeline,
     solution: Solution,
     crossed: Crossfit,
@@ -348,8 +330,15 @@ def compute_details(
     importance = compute_importance(crossed, names, model.column_sizes, seed, deadline, next_part())
     repeated = repeat_held_out(solution, crossed, deadline=deadline, progress=next_part())
     learning = compute_learning_curve(solution, crossed, deadline, next_part())
-    locations = [data.position_format.format(row) for row in data.positions]
     logits = predict_held_out(crossed)[held_out.clamp_min(0)]
-    rows = EvaluatedRows(logits, data.y, data.indices, locations, data.ids, names, data.cells)
+    rows = EvaluatedRows(
+        logits=logits,
+        labels=data.y,
+        indices=data.rows.indices,
+        locations=data.rows.locations,
+        ids=data.rows.ids,
+        names=names,
+        cells=data.cells,
+    )
     rows = rows.take(evaluated.tolist())
     return compute_report_sections(rows, repeated[held_out[evaluated]], importance) | {"learning": learning}

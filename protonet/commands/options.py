@@ -350,4 +350,4 @@ def check_table_path(
     from protonet.tables.table import ReadSpec, open_table  # noqa: PLC0415
 
     if not are_pictures(path) and not (path.exists() and path.name.lower().endswith(TABLE_SUFFIXES)):
-        open_table(path, ReadSpec(DEFAULT_LABEL, labelled=labelled, sheet=sheet), labels)
+        open_table(path, ReadSpec(label=DEFAULT_LABEL, labelled=labelled, sheet=sheet), labels)

@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain, count
 from pathlib import Path
@@ -182,7 +183,7 @@ def open_blocks(
 ) -> tuple[Table, Iterable[RowBlock]]:
     """Open a command's table; the extra columns of its blocks precede the predictions."""
     read_spec = make_spec(options, model, extra=model.metadata.get("id"))
-    read_spec = read_spec._replace(all_extra=spec.keep_columns)
+    read_spec = replace(read_spec, all_extra=spec.keep_columns)
     table = model.open_table(path, read_spec, decimal_mark=options.decimal_mark)
     blocks: Iterable[RowBlock] = add_row_numbers(table.blocks) if spec.row_numbers else table.blocks
     if spec.picture_paths:

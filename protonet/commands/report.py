@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -126,7 +127,8 @@ def format_confusions(confusion: Tensor, classes: Sequence[str | int]) -> str:
     return "\n".join(lines) + "\n" if len(lines) > 1 else "no confusions\n"
 
 
-class Report(NamedTuple):
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Report:
     """The results of a model on a table."""
 
     name: str  #: The name of the table.
@@ -167,8 +169,16 @@ def make_report(
     rows = int(known.sum())
     frequent = {FREQUENT: score_frequent(counts, rows)}
     compared = compare_baselines(logits[known], labels[known], frequent, Sample.of(rows), balanced=balanced)
-    most_frequent = classes[int(counts.argmax())]
-    return Report(name, classes, metrics, compared, most_frequent, measure_classes(metrics.confusion), unknown, auroc)
+    return Report(
+        name=name,
+        classes=classes,
+        metrics=metrics,
+        compared=compared,
+        frequent=classes[int(counts.argmax())],
+        by_class=measure_classes(metrics.confusion),
+        unknown=unknown,
+        auroc=auroc,
+    )
 
 
 def format_report(report: Report) -> str:
@@ -238,7 +248,8 @@ MAX_CONTENT_COLUMNS, MAX_TEXT_LENGTH = 6, 40
 IMPORTANCE_PREDICTIONS, LEARNING_SECONDS = 100_000, 60.0
 
 
-class EvaluatedRows(NamedTuple):
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EvaluatedRows:
     """Labelled rows and their held-out predictions."""
 
     logits: Tensor  #: (n, num_classes).
@@ -252,7 +263,8 @@ class EvaluatedRows(NamedTuple):
     def take(self, indices: Sequence[int]) -> EvaluatedRows:
         """Select rows by index."""
         rows = torch.tensor(indices, dtype=torch.long)
-        return self._replace(
+        return replace(
+            self,
             logits=self.logits[rows],
             labels=self.labels[rows],
             indices=[self.indices[index] for index in indices],

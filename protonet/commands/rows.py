@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from protonet.commands.labels import parse_integers
 from protonet.commands.options import FitOptions
 from protonet.embeddings.pictures.images import text_to_path
 from protonet.embeddings.pictures.reading import are_pictures, check_pictures
-from protonet.errors import raise_input_error, renamed_arguments
+from protonet.errors import raise_input_error
 from protonet.tables import DEFAULT_LABEL
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.parsing import format_cells
@@ -35,7 +35,8 @@ LARGE_FRACTION, WIDE_SPAN = 0.5, 2
 CLASS, DESCRIPTION = "class", "description"
 
 
-class TableRows(NamedTuple):
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TableRows:
     """The validated rows of a table."""
 
     table: Table  #: With its notes.
@@ -72,7 +73,7 @@ def read_rows(options: FitOptions) -> TableRows:
             raise_input_error("arguments", must, repr(name), "Name another one.")
     described = {} if options.classes is None else read_classes(options.classes)
     spec = ReadSpec(
-        label,
+        label=label,
         labelled=not described or options.label is not None,
         for_training=bool(described),
         columns=None if options.columns is None else tuple(options.columns),
@@ -84,7 +85,7 @@ def read_rows(options: FitOptions) -> TableRows:
         sheet=options.sheet,
     )
     if options.missing_values is not None:
-        spec = spec._replace(missing_texts=parse_missing(options.missing_values.split(",")))
+        spec = replace(spec, missing_texts=parse_missing(options.missing_values.split(",")))
     table, block = read_table(options.table, spec, options.labels_file)
     for name, cells in zip(table.columns or (), block.columns, strict=bool(table.columns)) if described else ():
         is_text = label not in table.extra_columns and cells.dtype.kind == "O"
@@ -114,8 +115,18 @@ def read_rows(options: FitOptions) -> TableRows:
     if options.group is not None and len(labels):
         check_groups("group", block.extra_columns[0].tolist(), block.labels.tolist())
         group_names, groups = np.unique(block.extra_columns[0], return_inverse=True)
-    descriptions, seconds = [described.get(str(name), "") for name in classes], time.monotonic() - started
-    return TableRows(table, block, unlabelled, types, classes, indices, group_names, groups, seconds, descriptions)
+    return TableRows(
+        table=table,
+        block=block,
+        unlabelled=unlabelled,
+        column_types=types,
+        classes=classes,
+        labels=indices,
+        group_names=group_names,
+        groups=groups,
+        seconds=time.monotonic() - started,
+        descriptions=[described.get(str(name), "") for name in classes],
+    )
 
 
 def get_column_types(table: Path, types: Mapping[str, str]) -> Mapping[str, str]:
@@ -148,24 +159,23 @@ def read_classes(path: Path) -> dict[str, str]:
         MissingPackageError: A package that the file needs is missing.
         InputError: The file or the column does not exist; a name is empty or repeated.
     """
-    with renamed_arguments(path="classes"):
-        source = open_source(path, names={CLASS})
-        header = source.header or []
-        if CLASS not in header:
-            got = f"{path} with {format_names(header)}"
-            raise_input_error("path", f"have a column {CLASS}", got, f"Name the columns {CLASS} and {DESCRIPTION}.")
-        indices = [header.index(name) for name in (CLASS, DESCRIPTION) if name in header]
-        blocks = [block.columns for block in source.read(indices)]
-        columns = [format_cells(np.concatenate(parts)).tolist() for parts in zip(*blocks, strict=True)]
-        names = columns[0] if columns else []
-        if not names:
-            raise_input_error("path", "name classes", f"{path} without rows", "Add a row for each class.")
-        if "" in names:
-            raise_input_error(
-                "path", "name a class in each row", f"{path} with an empty name", "Fill it in, or remove the row."
-            )
-        if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-            raise_input_error("path", "name each class once", f"{repeated[0]!r} repeatedly", "Remove the repetitions.")
+    source = open_source(path, names={CLASS})
+    header = source.header or []
+    if CLASS not in header:
+        got = f"{path} with {format_names(header)}"
+        raise_input_error("classes", f"have a column {CLASS}", got, f"Name the columns {CLASS} and {DESCRIPTION}.")
+    indices = [header.index(name) for name in (CLASS, DESCRIPTION) if name in header]
+    blocks = [block.columns for block in source.read(indices)]
+    columns = [format_cells(np.concatenate(parts)).tolist() for parts in zip(*blocks, strict=True)]
+    names = columns[0] if columns else []
+    if not names:
+        raise_input_error("classes", "name classes", f"{path} without rows", "Add a row for each class.")
+    if "" in names:
+        raise_input_error(
+            "classes", "name a class in each row", f"{path} with an empty name", "Fill it in, or remove the row."
+        )
+    if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise_input_error("classes", "name each class once", f"{repeated[0]!r} repeatedly", "Remove the repetitions.")
     descriptions = columns[1] if len(columns) > 1 else [""] * len(names)
     return dict(zip(names, descriptions, strict=True))
 

@@ -94,9 +94,7 @@ def make_policy(host: str, names: Sequence[str], max_body: int, **limits: Any) -
     """Make the policy of a server that listens at a host, with tokens of the environment, or a random one."""
     for name in names:
         if not re.fullmatch(r"[^\s/:@\[\]]+|\[?[0-9a-fA-F:]+\]?", name):
-            raise_input_error(
-                "--allowed-hosts", "be host names without a port", repr(to_printable(name)), "Pass names."
-            )
+            raise_input_error("allowed_hosts", "be host names without a port", repr(to_printable(name)), "Pass names.")
     tokens = [token for token in map(os.environ.get, (TOKEN, SECOND_TOKEN)) if token]
     hosts = {name.lower() for name in (*LOCAL_HOSTS, host, *names)} - {"0.0.0.0", "::"}
     return AccessPolicy(tokens or [secrets.token_urlsafe(24)], hosts, max_body, shown=not tokens, **limits)

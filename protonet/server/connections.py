@@ -141,8 +141,8 @@ def open_socket(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         got = to_printable(f"{host}:{port} ({getattr(error, 'strerror', None) or 'no name'})")
         if getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES):
-            raise_input_error("--port", "be free for this command", got, "Pass another one; 0 is any that is free.")
-        raise_input_error("--host", "be an address of this machine", got, "Pass 127.0.0.1, or 0.0.0.0 for all of them.")
+            raise_input_error("port", "be free for this command", got, "Pass another one; 0 is any that is free.")
+        raise_input_error("host", "be an address of this machine", got, "Pass 127.0.0.1, or 0.0.0.0 for all of them.")
     # asyncio does this for sockets of its own; without it the second packet of an answer waits 40 ms for the first.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening

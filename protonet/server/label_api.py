@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -32,7 +32,7 @@ from protonet.commands.options import PageOptions
 from protonet.commands.report import columns_to_dicts
 from protonet.commands.rows import parse_column_types
 from protonet.embeddings.pictures.images import UNREADABLE_IMAGE, describe_error, draw_plain, path_to_text, text_to_path
-from protonet.errors import raise_input_error, renamed_arguments
+from protonet.errors import USER_ERRORS, raise_input_error, rename_argument
 from protonet.server.app import AccessPolicy, create_app, html_response, json_response, make_policy
 from protonet.server.connections import open_socket, run_server
 from protonet.server.jobs import JobRunner
@@ -258,11 +258,13 @@ class LabelApi:
         if choice not in {"", "drop", "group"}:
             kinds[name] = choice
         columns, read_again = ColumnOverrides(kinds, dropped, group), self.read_again
-        with renamed_arguments(**{"--column-type": "column", "--drop": "column", "path": "columns"}):
-            async with self.changing:
+        async with self.changing:
+            try:
                 rows = await self.run(lambda: read_again(columns))
-                self.jobs.columns = columns
-                self.queue.replace_rows(rows)
+            except USER_ERRORS as error:
+                raise rename_argument(error, "columns") from None
+            self.jobs.columns = columns
+            self.queue.replace_rows(rows)
         return await self.state(request)
 
     async def leave(self, request: Request) -> Response:
@@ -398,7 +400,7 @@ def run(options: PageOptions) -> None:
     """
     policy = make_policy(options.host, options.allowed_hosts, MAX_BODY, timeout=120.0)
     listening = open_socket(options.host, options.port)
-    model = None if options.model is None else open_pipeline(options, options.model, options.table, argument="--model")
+    model = None if options.model is None else open_pipeline(options, options.model, options.table)
     classes = parse_classes(options.classes, model)
     label = get_label_column(options.label, model)
     columns = ColumnOverrides(parse_column_types(options.column_type), tuple(options.drop), options.group)
@@ -420,7 +422,7 @@ def run(options: PageOptions) -> None:
         uploads = Uploads(added, options.table, column, picture is not None)
 
         def add_uploads(rows: UnlabelledTable) -> UnlabelledTable:
-            return extend_rows(rows._replace(known=torch.zeros_like(rows.known)), header, uploads.cells)
+            return extend_rows(replace(rows, known=torch.zeros_like(rows.known)), header, uploads.cells)
 
         def read_again(settings: ColumnOverrides) -> UnlabelledTable:
             return add_uploads(read_unlabelled(options, options.table, None, label, settings, allow_labelled=True))

@@ -151,7 +151,7 @@ def _lock(path: Path, file: int) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise_input_error(
-            "--output", "be written by one command at a time", f"{path}, in use by another", "Stop that command."
+            "output", "be written by one command at a time", f"{path}, in use by another", "Stop that command."
         )
     except OSError:  # the file system does not support locks
         return
@@ -160,7 +160,7 @@ def _lock(path: Path, file: int) -> None:
 def _raise_other_file(path: Path, got: str) -> NoReturn:
     """Raise an InputError for a file of another table."""
     must = "be a new file, or labelled rows of this table and these classes"
-    raise_input_error("--output", must, f"{path} with {got}", "Pass another path, or that file's table and classes.")
+    raise_input_error("output", must, f"{path} with {got}", "Pass another path, or that file's table and classes.")
 
 
 def parse_classes(text: str | None, model: TablePipeline | None) -> list[str]:
@@ -174,11 +174,11 @@ def parse_classes(text: str | None, model: TablePipeline | None) -> list[str]:
     for name in names:
         if name.lower() in MISSING_TEXTS or names.count(name) > 1:
             must = "be different names, not a missing value"
-            raise_input_error("--classes", must, repr(name), "Separate other names by commas.")
+            raise_input_error("classes", must, repr(name), "Separate other names by commas.")
         if known and name not in known:
             got = f"{name!r}, and it knows {', '.join(known[:10])}{' ...' if len(known) > 10 else ''}"
             remedy = "Name those, or leave out --model; protonet update adds classes afterwards."
-            raise_input_error("--classes", "be classes that the model knows", got, remedy)
+            raise_input_error("classes", "be classes that the model knows", got, remedy)
     return names
 
 
@@ -267,7 +267,9 @@ class Session:
         if self._refits and (anew or merged or self._learned != answers[: len(self._learned)]):
             self._fitted, self._learned = None, answers
             if len(y.unique()) > 1:
-                self._fitted = fit_answers(x, y, num_classes, self.rows.blocks)
+                encoding = self.rows.encoding
+                blocks = None if encoding is None else encoding.blocks
+                self._fitted = fit_answers(x, y, num_classes, blocks)
         network, first = deepcopy(self._fitted), len(self._learned)
         if network is not None and len(y) > first:
             network.add_samples(x[first:], y[first:], num_classes=num_classes)

@@ -327,7 +327,7 @@ def encode(model: TablePipeline, columns: list[np.ndarray], n: int) -> Rows:
             must = f"have numbers of at most {limit:.6g} in column {index} (counted from 0)"
             raise_input_error("body", must, "others", "Correct or drop the row.")
     columns = [blank_missing(cells, model.missing_texts) for cells in columns]
-    table = Table(model.columns, iter(()), PLACE, [])
+    table = Table(columns=model.columns, position_format=PLACE)
     block = RowBlock(columns, np.empty(0, np.str_), (), range(n), range(n))
     spelling = detect_numeric_conversion(table, block, model.encoding)
     block = spelling.apply(block, model.encoding)

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 from protonet._text import to_printable
 from protonet.commands.options import ServeOptions
 from protonet.commands.predict import OutputSpec, choose_threshold, format_header
-from protonet.errors import raise_input_error, renamed_arguments
+from protonet.errors import raise_input_error
 from protonet.pipeline import TablePipeline
 from protonet.server import parsing, schemas
 from protonet.server.app import CSV, JSON, AccessPolicy, create_app, html_response, json_response, make_policy
@@ -278,8 +278,7 @@ def find_threshold(model: TablePipeline, rate: float | msgspec.UnsetType) -> flo
         raise_input_error(
             "unknown", f"be in [{limits[0]:.2g}, {limits[1]:.6g}]", rate, "There are too few held-out rows for others."
         )
-    with renamed_arguments(rate="unknown"):
-        return choose_threshold(model, rate)
+    return choose_threshold(model, rate)
 
 
 def reads_slowly(model: TablePipeline) -> bool:

@@ -7,7 +7,7 @@ import io
 import re
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -150,7 +150,8 @@ def extend_rows(rows: UnlabelledTable, header: Sequence[str], cells: Sequence[Se
     block = RowBlock(columns, np.empty(0, np.str_), (), range(n), range(n))
     x = torch.from_numpy(np.ascontiguousarray(encode_block(rows.table, block, rows.encoding)))
     empty = np.zeros(n, bool) if rows.encoding is None else rows.encoding.is_uninformative(columns)
-    return rows._replace(
+    return replace(
+        rows,
         x=torch.cat([rows.x, x]),
         known=torch.cat([rows.known, torch.zeros(n, dtype=torch.bool)]),
         positions=[*rows.positions, *range(start, start + n)],

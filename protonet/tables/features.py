@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -87,7 +88,7 @@ def fit_features(
     encoding = Encoding(tuple(fitted.values()))
     used = block._replace(columns=[cells[name] for name in fitted])
     parsed = used._replace(columns=[column.preparse(cells[name]) for name, column in fitted.items()])
-    table = table._replace(columns=tuple(fitted))
+    table = replace(table, columns=tuple(fitted))
     warnings, group_columns = check_columns(table, parsed, encoding, groups)
     notes += warnings
     notes += check_column_types(table, used, encoding)
@@ -100,7 +101,7 @@ def fit_columns(
     kinds: Mapping[str, str],
     *,
     keep_hint: str | None,
-    argument: str = "--column-type",
+    argument: str = "column_type",
     selection: Selection = NO_REPRESENTATION,
     decimal: str | None = None,
     semicolons: bool = False,

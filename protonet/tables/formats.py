@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from itertools import islice
 from pathlib import Path
@@ -50,7 +51,8 @@ class Chunk(NamedTuple):
     positions: Sequence[int]  #: The position of each row: a line of text, a row of a sheet, or an index from 0.
 
 
-class TableSource(NamedTuple):
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TableSource:
     """An open file."""
 
     header: list[str] | None  #: The column names, "" for unnamed ones; None for files without names.
@@ -92,7 +94,7 @@ def open_source(
     """
     name = path.name.lower()
     if sheet is not None and not name.endswith(".xlsx"):
-        raise_input_error("--sheet", "come with an Excel workbook", path, "Leave it out.")
+        raise_input_error("sheet", "come with an Excel workbook", path, "Leave it out.")
     if are_pictures(path):
         return open_pictures(path, label, labelled=labelled, skip_broken=skip_broken)
     if not path.suffix and path != Path("-") and not path.exists():
@@ -136,7 +138,14 @@ def open_pictures(path: Path, label: str, *, labelled: bool, skip_broken: bool) 
             yield Chunk([text_array(columns[index][rows.start : rows.stop], len(rows)) for index in indices], rows)
 
     header = [PICTURE_COLUMN, label][: len(columns)]
-    return TableSource(header, len(header), "picture {} (counted from 0)", read, notes, len(paths))
+    return TableSource(
+        header=header,
+        width=len(header),
+        position_format="picture {} (counted from 0)",
+        read=read,
+        notes=notes,
+        n_rows=len(paths),
+    )
 
 
 def open_csv(path: Path, names: Collection[str] = ()) -> TableSource:
@@ -153,7 +162,9 @@ def open_csv(path: Path, names: Collection[str] = ()) -> TableSource:
             yield Chunk([text_array(map(str.strip, cells[index]), len(rows)) for index in indices], positions)
 
     semicolons = DELIMITER_NOTE.format(DELIMITERS[";"]) in notes
-    return TableSource(header, len(header), "line {}", read, notes, semicolons=semicolons)
+    return TableSource(
+        header=header, width=len(header), position_format="line {}", read=read, notes=notes, semicolons=semicolons
+    )
 
 
 def clean_text(cell: object) -> str:
@@ -175,7 +186,7 @@ def open_arrays(path: Path, labels: Path | None, *, labelled: bool) -> TableSour
         arrays = read_arrays(path, {"x", "y"} if labelled else {"x"})
         y = arrays.get("y")
     else:
-        y = None if labels is None else decode_labels("--labels-file", memory_map("--labels-file", labels))
+        y = None if labels is None else decode_labels("labels", memory_map("labels", labels))
         arrays = {}
 
     def load() -> np.ndarray:
@@ -198,7 +209,7 @@ def open_arrays(path: Path, labels: Path | None, *, labelled: bool) -> TableSour
             columns = [x[:, index] if index < width else extra[index - width] for index in indices]
             yield Chunk(columns, range(start, start + len(x)))
 
-    return TableSource(None, width, ROW_FORMAT, read, [], n)
+    return TableSource(header=None, width=width, position_format=ROW_FORMAT, read=read, notes=[], n_rows=n)
 
 
 def native_dtype(values: np.ndarray) -> np.ndarray:
@@ -271,7 +282,9 @@ def open_parquet(path: Path) -> TableSource:
             start += len(batch)
 
     names = ["" if re.fullmatch(r"__index_level_\d+__", name) else name.strip() for name in header]
-    return TableSource(names, len(header), ROW_FORMAT, read, [], file.metadata.num_rows)
+    return TableSource(
+        header=names, width=len(header), position_format=ROW_FORMAT, read=read, notes=[], n_rows=file.metadata.num_rows
+    )
 
 
 def arrow_to_numpy(values: Any) -> np.ndarray:
@@ -345,7 +358,7 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
     if title not in sheets:
         similar = closest_match(title, list(sheets))
         remedy = f"{'' if similar is None else f'Did you mean {similar!r}? '}It has {', '.join(map(repr, sheets))}."
-        raise_input_error("--sheet", f"name a sheet of {path}", repr(title), remedy)
+        raise_input_error("sheet", f"name a sheet of {path}", repr(title), remedy)
     filled = [index for index, line in enumerate(lines) if any(map(_has_content, line))]  # rows with content, from 0
     sample = [[_to_text(cell) for cell in lines[index]] for index in filled[:SAMPLE_ROWS]]
     max_width = max(map(len, sample), default=0)
@@ -374,7 +387,15 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
             yield Chunk([columns[index][start : start + step] for index in indices], positions)
 
     sheet_note = f", sheet {title!r} of {', '.join(map(repr, sheets))}" if len(sheets) > 1 else ""
-    return TableSource(header, width, "row {}", read, notes, max(0, len(rows) - 1), sheet_note)
+    return TableSource(
+        header=header,
+        width=width,
+        position_format="row {}",
+        read=read,
+        notes=notes,
+        n_rows=max(0, len(rows) - 1),
+        sheet_note=sheet_note,
+    )
 
 
 def closest_match(name: str, candidates: Sequence[str]) -> str | None:

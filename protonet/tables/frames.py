@@ -63,7 +63,12 @@ class FrameEncoding(NamedTuple):
             InputError: Most cells of a column have another type than in training, or a number is not finite in float32.
         """
         columns = [frame.columns[index] for index in self.indices]
-        table = Table(tuple(frame.names[index] for index in self.indices), iter(()), ROW_FORMAT, [])
+        table = Table(
+            columns=tuple(frame.names[index] for index in self.indices),
+            blocks=iter(()),
+            position_format=ROW_FORMAT,
+            notes=[],
+        )
         block = RowBlock(columns, np.empty(0), (), range(len(columns[0])), range(len(columns[0])))
         block = detect_numeric_conversion(table, block, self.encoding).apply(block, self.encoding)
         check_column_types(table, block, self.encoding, "X")

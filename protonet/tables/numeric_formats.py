@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
@@ -131,7 +132,7 @@ def convert_numeric(table: Table, encoding: Encoding | None, *, decimal: str | N
     first = next(table.blocks)
     conversion = detect_numeric_conversion(table, first, encoding, decimal=decimal, semicolons=table.semicolons)
     table.notes.extend(conversion.notes)
-    return table._replace(blocks=(conversion.apply(block, encoding) for block in chain([first], table.blocks)))
+    return replace(table, blocks=(conversion.apply(block, encoding) for block in chain([first], table.blocks)))
 
 
 def _distinct(cells: np.ndarray) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +31,8 @@ MAX_STEP_RATIO = 2
 HEADER_HINT = "The first line looks like a row: if it is one, put a line of names above it. "
 
 
-class ReadSpec(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class ReadSpec:
     """Which columns of a table are read, and how."""
 
     label: str  #: The name of the label column, in files that name their columns.
@@ -71,13 +73,15 @@ class RowBlock(NamedTuple):
         )
 
 
-class Table(NamedTuple):
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Table:
     """An open table, whose rows can be read once."""
 
     columns: tuple[str, ...] | None  #: The names of the features, if the file has any.
-    blocks: Iterator[RowBlock]
     position_format: str  #: How messages name a row, given its position.
-    notes: list[str]  #: Notes for the user on how the table is read; more may follow as rows are read.
+    blocks: Iterator[RowBlock] = field(default_factory=lambda: iter(()))
+    notes: list[str] = field(default_factory=list)
+    """Notes for the user on how the table is read; more may follow as rows are read."""
     unused: tuple[str, ...] = ()  #: Columns that are not read.
     n_rows: int | None = None  #: The number of rows, including unlabelled ones; None if it is not known yet.
     extra_columns: tuple[str, ...] = ()  #: The names of the extra columns.
@@ -117,10 +121,10 @@ def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
     is_npy = path.suffix.lower() == ".npy"
     if labels is not None and not is_npy:
         remedy = "Leave it out: that file holds its classes."
-        raise_input_error("--labels-file", "come with an NPY file of rows", path, remedy)
+        raise_input_error("labels", "come with an NPY file of rows", path, remedy)
     if spec.labelled and labels is None and is_npy:
         got = f"none beside {path}"
-        raise_input_error("--labels-file", "name the file of the classes", got, "Save them with numpy.save.")
+        raise_input_error("labels", "name the file of the classes", got, "Save them with numpy.save.")
     source = open_source(
         path,
         labels,
@@ -162,14 +166,14 @@ def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
     if first is None:
         raise_input_error("path", "have at least one row", f"none in {path}", "Add rows.")
     return Table(
-        names,
-        chain([first], blocks),
-        source.position_format,
-        source.notes,
-        tuple(name for name in unused if name and name not in extra),
-        source.n_rows,
-        tuple(extra),
-        source.semicolons,
+        columns=names,
+        blocks=chain([first], blocks),
+        position_format=source.position_format,
+        notes=source.notes,
+        unused=tuple(name for name in unused if name and name not in extra),
+        n_rows=source.n_rows,
+        extra_columns=tuple(extra),
+        semicolons=source.semicolons,
     )
 
 
@@ -198,15 +202,16 @@ def _select_columns(file: Path, source: TableSource, spec: ReadSpec) -> tuple[li
         raise_input_error("path", "name every column", got, "Name them; only one may be unnamed, as an index.")
     got = f"{path} with {format_names(header)}"
     if spec.labelled and spec.label not in header:
-        raise_input_error("path", f"have a column {spec.label}", got, hint + _suggest_label(source, spec.label))
+        given = f"{format_names([spec.label])}, and {path} has {format_names([name for name in header if name])}"
+        raise_input_error("label", "name a column of the table", given, hint + _suggest_label(source, spec.label))
     for name in spec.extra_columns:
         if name not in header:
             raise_input_error("path", f"have a column {name}", got, f"{hint}Name one that it has.")
     others = {"", spec.label, *spec.extra_columns, *spec.ignored}
     features = [name for name in header if name not in others]
     if spec.user_columns:
-        _check_user_columns("--columns", spec.columns or (), path, features)
-        _check_user_columns("--drop", spec.ignored, path, header)
+        _check_user_columns("columns", spec.columns or (), path, features)
+        _check_user_columns("ignored", spec.ignored, path, header)
     if spec.columns is not None:
         missing = [name for name in spec.columns if name not in set(features)]
         if missing:
@@ -264,7 +269,7 @@ def _suggest_label(source: TableSource, label: str) -> str:
         f"{to_printable(name)} ({n_values} values)" for *_, n_values, _, name in sorted(likely)[:MAX_SUGGESTIONS]
     )
     meant = f"Did you mean {to_printable(similar)}? " if similar else ""
-    return f"{meant}Pass --label NAME{f'; these look like classes: {columns}' if columns else ''}."
+    return meant + (f"These look like classes: {columns}." if columns else "Name the column of the classes.")
 
 
 def format_names(names: Sequence[str]) -> str:
@@ -304,7 +309,7 @@ def _read_blocks(
             rows = np.flatnonzero(unlabelled & keep).tolist()
             more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
             got = f"none in {', '.join(source.position_format.format(positions[row]) for row in rows[:3])}{more}"
-            remedy = "Fill it in, or leave the row out: evaluate --drop-unlabelled."
+            remedy = "Fill it in, or leave the row out: `drop_unlabelled`."
             raise_input_error("path", "name the class of every row", got, remedy)
         extra = tuple(cell_texts(cells) for cells in columns[n_features : n_features + n_extra])
         block = RowBlock(features, labels, extra, positions, range(start, start + len(positions)))

@@ -220,7 +220,10 @@ def test_errors(numeric: str, bare: str, tmp_path: Path, run: Run) -> None:
         ([numeric, table, "--rows", "3,50"], "`--rows` must be rows of the table; got 50, and the last is line 49. "),
         ([numeric, table, "--rows", "1,x"], "`--rows` must be a whole number >= 0; got 'x'. "),
         ([numeric, "--rows", "1"], "`arguments` must name a table for --rows, --label and --labels-file; got none. "),
-        ([numeric, unlabelled], f"`table` must have a column kind; got {unlabelled} with x0, x1, x2, x3. "),
+        (
+            [numeric, unlabelled],
+            f"`--label` must name a column of the table; got kind, and {unlabelled} has x0, x1, x2, x3. ",
+        ),
         ([numeric, lacking], f"`table` must have the model's columns; got {lacking} without x2. "),
         ([numeric, unknown], "`table` must have classes that the model knows; got 'elk'. "),
         ([numeric, spelled], "`table` must spell known classes as the model does; got 'ANT' for 'ant'. "),

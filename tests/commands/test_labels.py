@@ -6,6 +6,7 @@ import csv
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,12 +73,12 @@ class TestAnswers:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         before = path.read_bytes()
         must = "be a new file, or labelled rows of this table and these classes"
-        with pytest.raises(InputError, match=rf"^`--output` must {must}; got .*other\.csv with {re.escape(got)}\."):
+        with pytest.raises(InputError, match=rf"^`output` must {must}; got .*other\.csv with {re.escape(got)}\."):
             opened(path)
         assert path.read_bytes() == before
 
     def test_one_command_at_a_time(self, tmp_path: Path) -> None:
-        message = "^`--output` must be written by one command at a time; got .*answers.csv, in use by another"
+        message = "^`output` must be written by one command at a time; got .*answers.csv, in use by another"
         with opened(tmp_path / "answers.csv") as answers:
             with pytest.raises(InputError, match=message):
                 opened(tmp_path / "answers.csv")
@@ -96,7 +97,7 @@ def make_model(classes: tuple[str, ...]) -> TablePipeline:
 @pytest.mark.parametrize(
     ("text", "known", "message"),
     [
-        ("ant,ant", (), "`--classes` must be different names.*; got 'ant'"),
+        ("ant,ant", (), "`classes` must be different names.*; got 'ant'"),
         ("ant,NA", (), "not a missing value; got 'NA'"),
         ("bee,,ant", (), "not a missing value; got ''"),
         ("ant,", (), "not a missing value; got ''"),
@@ -122,8 +123,8 @@ COLUMNS = ("p", "q", "r", "s")
 
 
 def make_rows(x: Tensor, columns: tuple[str, ...] = COLUMNS) -> UnlabelledTable:
-    table = Table(columns, iter(()), "row {}", [])
-    return UnlabelledTable(x, None, table, torch.zeros(len(x), dtype=torch.bool), positions=range(len(x)))
+    table = Table(columns=columns, position_format="row {}")
+    return UnlabelledTable(x=x, table=table, known=torch.zeros(len(x), dtype=torch.bool), positions=range(len(x)))
 
 
 @contextmanager
@@ -188,7 +189,7 @@ class TestSession:
                 session.keep(row, "ant")
             assert Session(rows, cells, CLASSES, None, answers).done == [0, 2]
             known = torch.tensor([True, False, False, True, False, False])
-            session = Session(rows._replace(known=known), cells, CLASSES, None, answers)
+            session = Session(replace(rows, known=known), cells, CLASSES, None, answers)
             assert session.done == [2, 4]
             assert session.list_left().tolist() == [1, 5]
             assert {row for row, _ in session.choose(BATCH)} == {1, 5}

@@ -81,7 +81,7 @@ def test_the_bar_of_rows_shows_the_remaining_time_if_known(
     now = [100.0]
     monkeypatch.setattr("tqdm.std.time", lambda: now[0])
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    table = open_table(path, ReadSpec("kind", labelled=False))
+    table = open_table(path, ReadSpec(label="kind", labelled=False))
     assert table.n_rows == (None if suffix == ".csv" else 4)
 
     def blocks() -> Iterator[RowBlock]:

@@ -191,7 +191,15 @@ def make_rows(n: int, classes: int = 3) -> EvaluatedRows:
     generator = torch.Generator().manual_seed(0)
     logits, labels = 3 * torch.randn(n, classes, generator=generator), torch.arange(n) % classes
     cells = [np.arange(n) * 1.5, np.array([f"t{index}" for index in range(n)], object)]
-    return EvaluatedRows(logits, labels, range(n), [f"line {index + 2}" for index in range(n)], None, ["u", "v"], cells)
+    return EvaluatedRows(
+        logits=logits,
+        labels=labels,
+        indices=range(n),
+        locations=[f"line {index + 2}" for index in range(n)],
+        ids=None,
+        names=["u", "v"],
+        cells=cells,
+    )
 
 
 def test_many_rows_are_sampled_with_the_suspicious_labels() -> None:

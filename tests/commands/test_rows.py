@@ -97,7 +97,7 @@ def test_sheets_and_blank_rows(tmp_path: Path, run: Run) -> None:
     table, model = tmp_path / "x.xlsx", tmp_path / "m.safetensors"
     book.save(table)
     fit = ["fit", table, *FAST, "-o", model]
-    assert "x.xlsx, sheet 'Notes' of 'Notes', 'Rows' with 'by hand'" in run(*fit, code=2)
+    assert "x.xlsx, sheet 'Notes' of 'Notes', 'Rows' has 'by hand'" in run(*fit, code=2)
     output = run(*fit, "--sheet", "Rows")
     assert "2 classes, 19 samples" in output
     assert "1 blank row dropped" in output
@@ -168,7 +168,7 @@ def test_missing_values_are_one_list_for_labels_and_cells(tmp_path: Path, run: R
 def test_evaluate_drops_unlabelled_rows_on_request(model: Path, tmp_path: Path, run: Run) -> None:
     table = write(tmp_path / "test.csv", [["x", "kind"], ["1", "plain"], ["2", ""], ["3", "NA"], ["4", "-x"]])
     output = run("evaluate", model, table, code=2)
-    assert "none in line 3, line 4. Fill it in, or leave the row out: evaluate --drop-unlabelled" in output
+    assert "none in line 3, line 4. Fill it in, or leave the row out: `--drop-unlabelled`" in output
     assert "on 2 rows" in run("evaluate", model, table, "--drop-unlabelled", quiet=False)
     assert "2 rows without a class dropped" in run.notes
 

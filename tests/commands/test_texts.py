@@ -274,7 +274,7 @@ def test_invalid_class_files_are_errors(fitted: Path, tmp_path: Path, run: Run) 
     for label, message in (
         ([], "`--label` must name the column of the labels; got intent, whose cells are classes"),
         ([], "Pass --label intent"),
-        (["--label", "nope"], "must have a column nope"),
+        (["--label", "nope"], "`--label` must name a column of the table; got nope"),
     ):
         assert message in run("fit", fitted / "train.csv", "--classes", good, *label, *FAST, code=2)
     indices = tmp_path / "n.csv"

@@ -52,9 +52,9 @@ def test_another_file_and_empty_cells_give_the_same_model(tmp_path: Path, run: R
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a,b\n1,2\n", "`--unlabelled` must have the model's columns; got .*more.csv without c. .*"),
+        ("a,b\n1,2\n", "`table` must have the model's columns; got .*more.csv without c. .*"),
         ("a,b,c\n1,2,inf\n", "`--unlabelled` must have finite numbers; got 'inf' in c, line 2. .*"),
-        ("a,b,c\n", "`--unlabelled` must have at least one row; got none in .*more.csv. Add rows."),
+        ("a,b,c\n", "`table` must have at least one row; got none in .*more.csv. Add rows."),
     ],
     ids=["columns", "infinity", "no row"],
 )

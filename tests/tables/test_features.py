@@ -27,7 +27,7 @@ def make(columns: dict[str, Any], labels: np.ndarray = LABELS) -> tuple[Table, R
         for column in columns.values()
     ]
     block = RowBlock(cells, labels, (), range(2, 2 + len(cells[0])), range(len(cells[0])))
-    return Table(tuple(columns), iter([block]), "line {}", []), block
+    return Table(columns=tuple(columns), blocks=iter([block]), position_format="line {}"), block
 
 
 def fit(columns: dict[str, Any], kinds: dict[str, str] | None = None, *, named: bool = False) -> TableFeatures:
@@ -90,9 +90,9 @@ def test_users_may_name_column_types() -> None:
     features = fit(columns, {"zip": "category"})
     assert features.encoding is not None
     assert [column.kind for column in features.encoding.columns] == ["category", "number"]
-    with pytest.raises(InputError, match=r"^`--column-type` must name a feature of the table; got zap\. Look at"):
+    with pytest.raises(InputError, match=r"^`column_type` must name a feature of the table; got zap\. Look at"):
         fit(columns, {"zap": "category"})
-    with pytest.raises(InputError, match=r"^`--column-type` must name a column that holds a date; got zip with cells"):
+    with pytest.raises(InputError, match=r"^`column_type` must name a column that holds a date; got zip with cells"):
         fit(columns, {"zip": "date"})
     with pytest.raises(InputError, match=r"^`path` must have a column of use; got dropped: a: empty; dropped: b: c"):
         fit({"a": ["NA"] * N, "b": ["x"] * N})
@@ -137,7 +137,7 @@ def test_errors_locate_infinite_and_too_large_values() -> None:
 def test_arrays(tmp_path: Path) -> None:
     x = RNG.normal(size=(N, 2)).astype(np.float32)
     block = RowBlock([x[:, 0], x[:, 1]], LABELS, (), range(N), range(N))
-    table = Table(None, iter([block]), "row {} (counted from 0)", [])
+    table = Table(columns=None, blocks=iter([block]), position_format="row {} (counted from 0)", notes=[])
     features = fit_features(table, block, {}, keep_hint="--columns keeps it")
     assert (features.encoding, features.columns) == (None, None)
     assert features.x.dtype == np.float32

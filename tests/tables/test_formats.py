@@ -401,11 +401,11 @@ def test_excel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_equal(columns, expected)
     assert positions == [5, 6, 7, 8, 9]
     assert open_source(tmp_path / "x.xlsx", sheet="More").header == []
-    with pytest.raises(InputError, match=r"^`--sheet` must name a sheet of .*; got 'no'\. It has 'Data', 'More'"):
+    with pytest.raises(InputError, match=r"^`sheet` must name a sheet of .*; got 'no'\. It has 'Data', 'More'"):
         open_source(tmp_path / "x.xlsx", sheet="no")
     with pytest.raises(InputError, match=r"got 'mroe'\. Did you mean 'More'\? It has 'Data', 'More'"):
         open_source(tmp_path / "x.xlsx", sheet="mroe")
-    with pytest.raises(InputError, match=r"^`--sheet` must come with an Excel workbook"):
+    with pytest.raises(InputError, match=r"^`sheet` must come with an Excel workbook"):
         open_source(Path("x.csv"), sheet="no")
     (tmp_path / "bad.xlsx").write_bytes(b"PK")
     for name, message in (

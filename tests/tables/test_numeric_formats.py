@@ -46,7 +46,13 @@ def make(columns: list[list[str]], *, semicolons: bool = False) -> tuple[Table, 
     cells = [np.array(column, object) for column in columns]
     rows = range(len(cells[0]))
     block = RowBlock(cells, np.arange(len(rows)) % 2, (), rows, rows)
-    return Table(tuple("abc"[: len(cells)]), iter([block]), "row {}", [], semicolons=semicolons), block
+    return Table(
+        columns=tuple("abc"[: len(cells)]),
+        blocks=iter([block]),
+        position_format="row {}",
+        notes=[],
+        semicolons=semicolons,
+    ), block
 
 
 def fit(columns: list[list[str]], decimal: str | None = None, *, semicolons: bool = False) -> TableFeatures:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from protonet.tables.columns.parsing import blank_missing
 from protonet.tables.table import ReadSpec, RowBlock, cell_texts, format_names, open_table, parse_labels, read_table
 from tests.strategies import write_columns
 
-KIND = ReadSpec("kind")
+KIND = ReadSpec(label="kind")
 Write = Callable[[Path, np.ndarray, list[str]], tuple[Path, Path | None]]
 
 
@@ -54,7 +55,7 @@ def test_all_formats_and_block_sizes_give_the_same_rows(
     assert np.array_equal(to_floats(block), x)
     assert block.labels.tolist() == labels
     assert table.columns == (("a", "b") if path.suffix.lower() in {".csv", ".parquet"} else None)
-    blocks = list(open_table(path, KIND._replace(labelled=False, width=2)).blocks)
+    blocks = list(open_table(path, replace(KIND, labelled=False, width=2)).blocks)
     assert np.array_equal(np.concatenate([to_floats(part) for part in blocks]), x)
     assert [row for part in blocks for row in part.positions] == list(block.positions)
     assert [index for part in blocks for index in part.indices] == list(block.indices) == list(range(11))
@@ -74,15 +75,15 @@ def write(folder: Path, text: str | bytes) -> Path:
 
 def test_columns_are_matched_by_name(tmp_path: Path) -> None:
     path = write(tmp_path, 'b, a ,"kind"\r\n1,2,x\r\n,,\r\n 3 ,4e1," y, z "\r\n')
-    spec = ReadSpec("kind", labelled=False, columns=("a", "b"), width=2)
+    spec = ReadSpec(label="kind", labelled=False, columns=("a", "b"), width=2)
     assert [to_floats(block).tolist() for block in open_table(path, spec).blocks] == [[[2, 1], [0, 0], [40, 3]]]
     table, block = read_table(path, KIND)
     assert block.labels.tolist() == ["x", "y, z"]  # blank rows are dropped if labels are required
     assert table.notes == ["1 blank row dropped"]
-    optional_labels = ReadSpec("kind", labelled=False, partly_labelled=True)
+    optional_labels = ReadSpec(label="kind", labelled=False, partly_labelled=True)
     assert read_table(path, optional_labels)[1].labels.tolist() == ["x", "", "y, z"]
     path_without_labels = write(tmp_path, "a,kind,id\n1,7,p\n2,,q\n3, NA,r\n4,none,s\n5,NaN,t\n")
-    _, block = read_table(path_without_labels, optional_labels._replace(extra_columns=("id",)))
+    _, block = read_table(path_without_labels, replace(optional_labels, extra_columns=("id",)))
     assert block.labels.tolist() == ["7", "", "", "", ""]
     for header, missing in (("a,c\n", "b. Name the columns as in the table"), ("a\n", "b")):
         with pytest.raises(
@@ -99,10 +100,10 @@ def test_columns_are_matched_by_name(tmp_path: Path) -> None:
 
 def test_invalid_csv_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cases: list[tuple[str | bytes, str]] = [
-        ("a,b\n1,2\n", r"have a column kind; got .*table\.csv with a, b\. Pass --label NAME\."),
-        ("a:kind\n1:2\n", "have a column kind; got .* with 'a:kind'"),
-        ("", "have a column kind; got .* with nothing"),
-        ("a,b,c,d,e,f,g\n", "have a column kind; got .* with a, b, c, d, e and 2 more"),
+        ("a,b\n1,2\n", r"name a column of the table; got kind, and .*table\.csv has a, b\. Name the column"),
+        ("a:kind\n1:2\n", "name a column of the table; got kind, and .* has 'a:kind'"),
+        ("", "name a column of the table; got kind, and .* has nothing"),
+        ("a,b,c,d,e,f,g\n", "name a column of the table; got kind, and .* has a, b, c, d, e and 2 more"),
         ("kind\nx\n", "have columns beside the classes; got .* with kind"),
         ("a,a,b,kind\n1,2,3,x\n", r"name each column once; got a twice in .*\. Rename or drop one"),
         (",a,,kind\n0,1,2,x\n", "name every column; got none for 2 columns of .*; only one may be unnamed"),
@@ -117,7 +118,7 @@ def test_invalid_csv_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ]
     for text, message in cases:
         monkeypatch.setattr("protonet.tables.delimited.MAX_LINE_CHARS", 500)  # so that no line fills the memory
-        with pytest.raises(InputError, match=f"^`path` must {message}"):
+        with pytest.raises(InputError, match=f"^`(path|label)` must {message}"):
             read_table(write(tmp_path, text), KIND)
 
 
@@ -141,7 +142,7 @@ def test_invalid_arrays_are_refused(tmp_path: Path) -> None:
         np.save(tmp_path / "x.npy", np.asarray(x))
         np.save(tmp_path / "y.npy", ["a", "b"])
         with pytest.raises(InputError, match=f"^{message}"):
-            read_table(tmp_path / "x.npy", KIND._replace(width=2), tmp_path / "y.npy")
+            read_table(tmp_path / "x.npy", replace(KIND, width=2), tmp_path / "y.npy")
 
 
 def test_invalid_files_are_refused(tmp_path: Path) -> None:
@@ -156,11 +157,11 @@ def test_invalid_files_are_refused(tmp_path: Path) -> None:
     for name, labels, message in (
         ("table.doc", None, r"`path` must end in \.csv, .*\.npz, \.npy, \.parquet, \.xlsx; got "),
         ("x.npz", None, "`path` must hold an array y"),
-        ("x.npz", "y.npy", "`--labels-file` must come with an NPY file of rows"),
-        ("x.npy", None, "`--labels-file` must name the file of the classes; got none beside"),
+        ("x.npz", "y.npy", "`labels` must come with an NPY file of rows"),
+        ("x.npy", None, "`labels` must name the file of the classes; got none beside"),
         ("x.npy", "none.npy", "no such file"),
-        ("x.npy", "y.npy", "`--labels-file` must be an NPY file of numbers or strings"),
-        ("x.npy", "float.npy", "`--labels-file` must be integers or strings; got float64"),
+        ("x.npy", "y.npy", "`labels` must be an NPY file of numbers or strings"),
+        ("x.npy", "float.npy", "`labels` must be integers or strings; got float64"),
         ("empty.npy", "empty.npy", "`path` must have at least one row"),
         ("z.npy", "names.npy", "`path` must be an NPY file of numbers or strings; got .*EOFError"),
         ("none.csv", None, "no such file"),
@@ -195,10 +196,10 @@ def test_cells_and_positions(tmp_path: Path) -> None:
     assert selected.labels.tolist() == ["x", "x"]
     assert (list(selected.positions), selected.columns[1].tolist()) == ([4, 2], ["", ""])
     assert [table.column_name(index) for index in (0, 1)] == ["a", "b"]
-    assert table._replace(columns=None).column_name(1) == "column 1"
+    assert replace(table, columns=None).column_name(1) == "column 1"
     path = write(tmp_path, "a,b\n1,2\n,\n3,4\n,\n,5\n,\n")
     for training, rows in ((True, [2, 4, 6]), (False, [2, 3, 4, 5, 6, 7])):
-        table, block = read_table(path, ReadSpec("kind", labelled=False, for_training=training))
+        table, block = read_table(path, ReadSpec(label="kind", labelled=False, for_training=training))
         assert list(block.positions) == rows
         assert ("3 blank rows dropped" in table.notes) == training
 
@@ -214,13 +215,13 @@ SURVIVED = repeat_line(
     ),
     120,
 )
-HINT = "Pass --label NAME; these look like classes: "
+HINT = "These look like classes: "
 SUGGESTION = f"{HINT}Survived (2 values), Sex (2 values), Pclass (3 values), SibSp (4 values)."
 
 
 def test_label_columns_are_suggested(tmp_path: Path) -> None:
     cases: list[tuple[str, str, str]] = [
-        ("a,b\n1,2\n", "kind", "Pass --label NAME."),
+        ("a,b\n1,2\n", "kind", "Name the column of the classes."),
         (
             repeat_line("x,sort,flag", lambda n: f"{n}.5,{'uvw'[n % 3]},{n % 2}"),
             "kind",
@@ -247,7 +248,7 @@ def test_label_columns_are_suggested(tmp_path: Path) -> None:
     ]
     for text, label, guess in cases:
         with pytest.raises(InputError) as caught:
-            read_table(write(tmp_path, text), ReadSpec(label))
+            read_table(write(tmp_path, text), ReadSpec(label=label))
         assert str(caught.value).endswith(guess), text
 
 

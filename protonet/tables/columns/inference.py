@@ -112,7 +112,7 @@ def fit_column_as(
     name: str,
     kind: str,
     cells: np.ndarray,
-    argument: str = "--column-type",
+    argument: str = "column_type",
     *,
     has_text_encoder: bool = False,
     order: Sequence[str] = POINT_FIRST,

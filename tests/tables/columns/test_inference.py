@@ -199,7 +199,7 @@ class TestNamedTypes:
 
     def test_empty_columns_have_no_type(self) -> None:
         for kind in COLUMN_TYPES:
-            with pytest.raises(InputError, match=rf"^`--column-type` must name a column that holds a {kind}; got a,"):
+            with pytest.raises(InputError, match=rf"^`column_type` must name a column that holds a {kind}; got a,"):
                 fit_column_as("a", kind, objects(["", "NA"]))
 
     def test_wrong_types_are_refused(self) -> None:
@@ -212,9 +212,7 @@ class TestNamedTypes:
         ]
         for kind, cells in cases:
             shown = re.escape(repr(str(cells.tolist()[0])[:50]))
-            message = (
-                rf"^`--column-type` must name a column that holds a {kind}; got price with cells such as {shown}\."
-            )
+            message = rf"^`column_type` must name a column that holds a {kind}; got price with cells such as {shown}\."
             with pytest.raises(InputError, match=message):
                 fit_column_as("price", kind, cells)
 
