@@ -27,7 +27,7 @@ STUDIES = {
     "pretrained": ("pretrained.study", "texts, pictures and class names on your own data sets, beside baselines"),
     "semi-supervised": ("real_data.semi_supervised", "accuracy with unlabelled rows, beside scikit-learn's methods"),
     "active-learning": ("real_data.active_learning", "labels needed if a strategy selects the rows to label"),
-    "selection": ("solver.selection", "efforts on development sets, rare classes, and how stable probabilities are"),
+    "selection": ("solver.selection", "efforts on development sets, and probabilities of rare classes"),
     "speed": ("solver.speed", "time of prediction, fits, start-up and model files, compared with another version"),
     "coverage": ("solver.coverage", "coverage of fit's confidence intervals on fresh rows"),
     "episodes": ("episodes.methods", "every few-shot method on glyphs, and with unbalanced queries"),
@@ -35,7 +35,6 @@ STUDIES = {
     "episode-speed": ("episodes.speed", "few-shot episodes per second against easyfsl, in the same run"),
     "optimizer-tune": ("optimizer_bench.tune", "tune AdamW on each workload: the bench's baselines"),
     "optimizer-bench": ("optimizer_bench.bench", "the steps that optimizers need to the loss of tuned AdamW"),
-    "optimizer-screen": ("optimizer_bench.screen", "rank variants of an optimizer on a few cheap workloads"),
     "optimizer-time": ("optimizer_bench.step_time", "the time of an optimizer's step beside AdamW's"),
 }
 

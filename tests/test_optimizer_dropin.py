@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
-import pickle
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -78,24 +75,6 @@ def test_a_rate_that_was_searched_at_a_small_factor_is_not_multiplied_when_the_f
     rate = run.rate
     run.follow(-run.rate, 0.01, 1.0)
     assert run.rate * 1.0 == pytest.approx(rate * 0.1, rel=0.5)
-
-
-def load(optimizer: CustomOptimizer) -> CustomOptimizer:
-    fresh = CustomOptimizer(copy.deepcopy([p for group in optimizer.param_groups for p in group["params"]]))
-    fresh.load_state_dict(optimizer.state_dict())
-    return fresh
-
-
-@pytest.mark.parametrize("clone", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer)), load])
-def test_a_group_may_be_added_to_a_copy(clone: Callable[[CustomOptimizer], CustomOptimizer]) -> None:
-    model, new = make_model(), nn.Parameter(torch.ones(3, 2))
-    optimizer = CustomOptimizer(model.parameters())
-    train(model, optimizer, 3)
-    other = clone(optimizer)
-    other.add_param_group({"params": [new]})
-    new.grad = torch.ones_like(new)
-    other.step()
-    assert bool((new < 1).all())
 
 
 @pytest.mark.parametrize("at", [0, 5])

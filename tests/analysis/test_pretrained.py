@@ -10,28 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from sklearn.linear_model import LogisticRegression
 
 from analysis.__main__ import main
-from analysis.pretrained.measure import (
-    CODES,
-    LOGISTIC,
-    NEAREST,
-    SETFIT,
-    TFIDF,
-    Recipe,
-    Run,
-    draw_pairs,
-    fit_logistic,
-    list_methods,
-    tune,
-    use_cache,
-)
+from analysis.pretrained.measure import CODES, LOGISTIC, NEAREST, SETFIT, TFIDF, list_methods
 from analysis.pretrained.sets import Items, list_data_sets, read_items, split
 from analysis.pretrained.study import tabulate
-from protonet.embeddings.opening import PACKAGED, open_representation
+from protonet.embeddings.opening import PACKAGED
 
 #: Words of two classes with similar names.
 WORDS = {
@@ -107,16 +92,6 @@ def test_every_kind_of_data_set_has_its_methods() -> None:
     assert list_methods("text", 5, ["none"], setfit=False) == ["none", TFIDF]
 
 
-def test_pairs_are_of_one_class_or_of_two() -> None:
-    labels = np.repeat([0, 1, 2], [4, 4, 1])
-    pairs = draw_pairs(labels, 5, np.random.default_rng(0))
-    assert pairs.shape == (9 * 2 * 5, 3)
-    np.testing.assert_array_equal(labels[pairs[:, 0]] == labels[pairs[:, 1]], pairs[:, 2])
-    assert np.bincount(pairs[:, 0]).tolist() == [10] * 9
-    itself = pairs[pairs[:, 0] == pairs[:, 1]]
-    assert set(itself[:, 0]) == {8}  # which is alone in its class
-
-
 @needs_words
 def test_the_commands_are_run_and_nothing_is_done_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -163,50 +138,6 @@ def test_pictures_are_classified_by_folders_whose_names_predict_does_not_see(
     match = re.search(r"\| colours \| 2 +\| ([\d.]+) +\|", output)
     assert match is not None
     assert float(match[1]) > 80
-
-
-class Letters(torch.nn.Module):
-    """The smallest network that is called as a sentence network is: a linear map of the counts of letters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.map = torch.nn.Linear(26, 4)
-
-    def tokenize(self, texts: list[str]) -> dict[str, torch.Tensor]:
-        counts = [[text.count(chr(ord("a") + letter)) for letter in range(26)] for text in texts]
-        return {"counts": torch.tensor(counts, dtype=torch.float32)}
-
-    def forward(self, tokens: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {"sentence_embedding": self.map(tokens["counts"])}
-
-
-def test_tuning_brings_the_texts_of_a_class_together() -> None:
-    texts = [word for words in WORDS.values() for word in words[:4]]
-    labels = np.repeat([0, 1], 4)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        network = Letters()
-
-    def find_loss() -> float:
-        with torch.no_grad():
-            x = torch.nn.functional.normalize(network(network.tokenize(texts))["sentence_embedding"], dim=1)
-        return float((x @ x.T - torch.from_numpy(labels[:, None] == labels).float()).square().mean())
-
-    before = find_loss()
-    tune(network, texts, draw_pairs(labels, 20, np.random.default_rng(0)), Recipe(rate=0.05))
-    assert find_loss() < before / 2
-
-
-@needs_words
-def test_logistic_regression_is_that_of_the_embeddings(tmp_path: Path) -> None:
-    items = read_items(write_texts(tmp_path))
-    drawn = split(items, 4, 0, 10)
-    with use_cache(tmp_path / "cache"):
-        predicted, seconds = fit_logistic(items, drawn, Run("things", 4, 0, LOGISTIC, "words", "fast", 10))
-        x = open_representation("words").compute(items.cells)
-    model = LogisticRegression(C=10).fit(x[drawn.labelled], items.labels[drawn.labelled])
-    np.testing.assert_array_equal(predicted, model.predict(x[drawn.judged]))
-    assert seconds > 0
 
 
 def test_means_are_over_sets_and_leads_in_pairs() -> None:

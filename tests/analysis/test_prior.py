@@ -8,7 +8,7 @@ import torch
 
 from analysis.prior import study
 from analysis.prior.measure import load_measured, measure, measure_task
-from analysis.prior.synthetic import FAMILIES, draw
+from analysis.prior.synthetic import FAMILIES
 from analysis.prior.tasks import MAX_FEATURES, MAX_LABELLED, MAX_TEST_ROWS, Task, draw_task
 from analysis.prior.train import collate, evaluate, train
 from protonet import InputError, solve
@@ -36,13 +36,6 @@ def test_every_family_draws_finite_features_of_several_classes(family: object) -
     assert x.shape[0] == len(y) == 200
     assert np.isfinite(x).all()
     assert len(np.unique(y)) > 1
-
-
-def test_drawn_features_are_finite() -> None:
-    for seed in range(30):
-        _, x, y = draw(100, np.random.default_rng(seed))
-        assert np.isfinite(x).all()
-        assert len(x) == len(y) == 100
 
 
 def test_a_task_is_the_same_whenever_it_is_drawn_and_within_bounds() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 import torch
 
 from analysis.real_data.sets import (
-    DATASETS,
     load_glyph_subset,
     load_real,
     load_series,
@@ -65,13 +63,6 @@ def test_series_errors(series: Path, tmp_path: Path) -> None:
             read_series(path)
 
 
-@pytest.mark.skipif(find_spec("aeon") is None, reason="needs pip install --no-deps aeon")
-def test_installed_series() -> None:
-    assert tuple(load_real("ACSF1").x.shape) == (200, 1460)
-    assert tuple(load_real("JapaneseVowels").x.shape) == (640, 300)
-    assert tuple(load_real("spectra").x.shape) == (9961, 12)
-
-
 def test_text(tmp_path: Path) -> None:
     for module, word in (("birds", "feather"), ("pkg/fish", "scale")):
         path = tmp_path / f"{module}.py"
@@ -106,12 +97,6 @@ def test_glyph_subset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = load_glyph_subset()
     assert data.num_classes == 60
     assert int(torch.bincount(data.y).min()) >= 20 + 3  # for 20 shots
-
-
-def test_unknown() -> None:
-    with pytest.raises(ValueError, match=r"^`name` must be one of digits, .*; got 'mnist'"):
-        load_real("mnist")
-    assert len(DATASETS) == 15
 
 
 class TestSplit:
@@ -149,10 +134,3 @@ class TestSplit:
         assert split_shots(data, 3, 0) is not None
         assert split_shots(data, 4, 0) is None  # 18 test rows
         assert split_shots(data, 11, 0) is None  # no class
-
-    def test_errors(self) -> None:
-        data = load_real("iris")
-        with pytest.raises(ValueError, match=r"^`shots` must be a whole number >= 1; got 0"):
-            split_shots(data, 0, 0)
-        with pytest.raises(TypeError, match=r"^`seed` must be"):
-            split_shots(data, 1, "0")  # type: ignore[arg-type]

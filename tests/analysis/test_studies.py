@@ -44,7 +44,7 @@ def test_a_study_describes_itself_and_wrong_options(name: str, capsys: pytest.Ca
     output = capsys.readouterr().out
     assert output.startswith(f"usage: analysis {name} ")
     assert " ".join(text.split()) in " ".join(output.split())
-    placed = {"pretrained", "optimizer-screen", "episode-photographs"}
+    placed = {"pretrained", "episode-photographs"}
     needed = ["x"] if name in placed else ["--optimizer", "x"] if name == "optimizer-time" else []
     for option in ("--unknown", *parser._checks):
         assert main([name, *needed, option, "?"]) == 2

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from protonet.commands.report import EvaluatedRows, collect_predictions, compute_reliability, rank_suspicious_labels
 from protonet.ui.page.html import make_environment
-from protonet.ui.text import order_naturally
 from tests.browser import Browser, check_looks, every
 from tests.commands.cases import FAST, Run, do
 from tests.strategies import blobs, write_columns
@@ -223,12 +222,6 @@ def test_bins_of_probability_are_those_of_a_loop() -> None:
         assert item["rows"] == int(inside.sum())
         assert item["confidence"] == pytest.approx(float(p[inside].mean()))
         assert item["accuracy"] == pytest.approx(float((predicted == rows.labels)[inside].double().mean()))
-
-
-def test_names_are_in_natural_order() -> None:
-    names = ["k1", "k10", "k2", "K3", "b", "7", "70", "8"]
-    assert [names[at] for at in order_naturally(names)] == ["7", "8", "70", "b", "k1", "k2", "K3", "k10"]
-    assert order_naturally([10, 9, 8]) == [2, 1, 0]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -105,16 +105,6 @@ def test_sheets_and_blank_rows(tmp_path: Path, run: Run) -> None:
     assert "on 19 rows" in run("evaluate", model, table, "--sheet", "Rows")
 
 
-def test_texts_with_commas_are_one_column(tmp_path: Path, run: Run) -> None:
-    texts = ["good wine, but dear", *(f"word{index} cheap, {index}" for index in range(20))]
-    path, output = tmp_path / "t.csv", tmp_path / "out.csv"
-    path.write_text("\n".join(["note", *texts]), encoding="utf-8")
-    run("suggest", path, "-n", "3", "-o", output)
-    header, *rows = read_lines(output.read_text(encoding="utf-8"))
-    assert header == ["note", "label"]
-    assert {row[0] for row in rows} < set(texts)
-
-
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 def test_a_prediction_for_every_row_of_separators(delimiter: str, model: Path, tmp_path: Path, run: Run) -> None:
     blank = ["", "", ""]

@@ -269,16 +269,6 @@ def test_near_duplicates_get_a_warning(tmp_path: Path, run: Run) -> None:
     assert not collect_notes(output)
 
 
-def test_a_date_and_cities_that_determine_the_class_get_a_warning(tmp_path: Path, run: Run) -> None:
-    rng = np.random.default_rng(0)
-    day = rng.integers(40, size=200)
-    cities = np.array(["Rome", "Oslo", "Bern"] + [f"{chr(65 + k)}wick" for k in range(9)])
-    for name, values, of in (("date", np.datetime64("2024-01-01") + day, day), ("city", cities[day % 12], day % 12)):
-        kind = np.array(["a", "b"])[rng.integers(2, size=40)][of]
-        columns = {name: values.astype(str).tolist(), "x": rng.normal(size=200).tolist(), "kind": kind.tolist()}
-        assert not collect_notes(run("fit", write(tmp_path / "t.csv", columns), *FAST))
-
-
 def write_lines(path: Path, lines: list[str]) -> Path:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
@@ -304,15 +294,6 @@ def test_equal_rows_of_different_classes_are_named(tmp_path: Path, run: Run) -> 
         "--in-place",
     )
     assert "line 2 (a), line 3 (b)" in output
-
-
-def test_equal_texts_of_different_classes_are_named(tmp_path: Path, run: Run) -> None:
-    texts = [("my card got lost", "card"), ("shut my account", "close"), ("open an account", "open")]
-    lines = ["text,kind", *(f"{text} number {row},{kind}" for row in range(8) for text, kind in texts)]
-    lines.append(lines[1].replace(",card", ",close"))
-    output = run("fit", write_lines(tmp_path / "t.csv", lines), *FAST, "--representation", "none")
-    assert "contradicting labels" in output
-    assert "line 2 (card), line 26 (close)" in output
 
 
 def test_sets_of_equal_rows_are_those_of_a_slow_search() -> None:

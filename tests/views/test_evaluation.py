@@ -128,10 +128,6 @@ def test_a_clearly_worse_view_is_not_evaluated_on_all_folds(monkeypatch: pytest.
     assert len(fits) == 1 + len(evaluator.folds)
 
 
-def test_nothing_is_pruned_before_there_is_something_to_compare_with() -> None:
-    assert not make_evaluator(rows=80).should_prune(torch.randn(400, 5, generator=torch.Generator().manual_seed(0)))
-
-
 def test_shifted_views_are_evaluated_if_shifts_are_detected() -> None:
     for shifts, index in (((0,), 0), ((0, 1, -1), 2)):
         evaluator = make_evaluator(shifts=shifts)

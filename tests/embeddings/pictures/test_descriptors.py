@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -40,10 +38,11 @@ def test_features_of_a_picture_do_not_depend_on_the_batch() -> None:
     torch.testing.assert_close(describe_pictures(pixels[-1:]), full[-1:], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("value", [0, 255])
-def test_a_picture_of_one_colour_is_no_error(value: int) -> None:
-    features = describe_pictures(torch.full((1, 3, DESCRIPTORS.side, DESCRIPTORS.side), value, dtype=torch.uint8))
-    assert bool(features.isfinite().all())
+def test_a_picture_of_one_colour_is_no_error() -> None:
+    cases: list[int] = [0, 255]
+    for value in cases:
+        features = describe_pictures(torch.full((1, 3, DESCRIPTORS.side, DESCRIPTORS.side), value, dtype=torch.uint8))
+        assert bool(features.isfinite().all()), value
 
 
 def test_grey_pictures_have_no_hue_and_colours_do_not_change_the_outline() -> None:
@@ -64,17 +63,6 @@ def test_texture_features_are_invariant_to_rotation() -> None:
         before, after = take(first, name), take(second, name)
         assert float((before - after).norm() / before.norm()) < error, name
     assert float((take(first, "outline") - take(second, "outline")).norm()) > 0.5
-
-
-def test_filters_have_zero_mean_and_respond_to_their_waves() -> None:
-    filters = make_filters()
-    assert filters.shape == (DESCRIPTORS.scales, DESCRIPTORS.orientations, DESCRIPTORS.side, DESCRIPTORS.side)
-    assert float(filters[:, :, 0, 0].abs().max()) < 1e-6
-    line = torch.arange(DESCRIPTORS.side).float()
-    wave = torch.cos(0.75 * math.pi / 4 * line).expand(DESCRIPTORS.side, -1)[None]  # along lines, of the third scale
-    first, _ = descriptors._scatter(wave)
-    responses = first.view(DESCRIPTORS.scales, DESCRIPTORS.orientations, -1).mean(dim=2)
-    assert int(responses.argmax()) == 2 * DESCRIPTORS.orientations
 
 
 def test_responses_are_those_of_a_slow_convolution() -> None:

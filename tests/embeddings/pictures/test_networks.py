@@ -10,17 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
 from protonet.embeddings.pictures.networks import open_extractor
-from protonet.episodes.__main__ import main
-from protonet.episodes.features.sources import load_texts
 from protonet.errors import MissingPackageError
-from tests.embeddings.pictures.cases import draw, write_folders
+from tests.embeddings.pictures.cases import draw
 
 PICTURES = [draw("disc", 0, 60), draw("cross", 1, 300)]
 
@@ -142,32 +139,6 @@ def test_weights_in_the_hubs_cache(libraries: Any, tmp_path: Path, monkeypatch: 
     assert torch.equal(embed(f"open_clip:{name}:tag"), run(small.encode_image, transform))
     assert constants.HF_HUB_OFFLINE is False
     assert "HF_HUB_OFFLINE" not in os.environ
-
-
-def test_texts_of_classes_by_the_command(libraries: Any, tmp_path: Path) -> None:
-    *_, open_clip = libraries
-    name = add_small_clip(open_clip, tmp_path)
-    network = open_clip.create_model(name).eval()
-    path = save(network, tmp_path / "w.pt")
-    root = write_folders(tmp_path / "pictures", per_class=2)
-    backbone = ["--backbone", f"open_clip:{name}", "--weights", str(path), "--device", "cpu"]
-    assert main(["extract", str(root), *backbone, "-o", str(tmp_path / "a.npz")]) == 0
-    templates = ["a photo of a {}.", "art of a {}."]
-    more = ["-o", str(tmp_path / "t.npz"), "--texts", "--template", *templates]
-    assert main(["extract", str(root), *backbone, *more]) == 0
-    with torch.no_grad():
-        tokens = open_clip.get_tokenizer(name)([item.format(row) for row in ("cross", "disc") for item in templates])
-        expected = network.encode_text(tokens)
-    with np.load(tmp_path / "t.npz") as file:
-        assert file["y"].tolist() == ["cross", "cross", "disc", "disc"]
-        assert file["files"].tolist()[1] == "art of a cross."
-        assert json.loads(str(file["made"]))["templates"] == templates
-        torch.testing.assert_close(torch.from_numpy(file["x"]), expected)
-    means = nn.functional.normalize(nn.functional.normalize(expected, dim=1).reshape(2, 2, -1).mean(dim=1), dim=1)
-    result = load_texts(str(tmp_path / "t.npz"), dim=24, names=["disc", "cross"])
-    torch.testing.assert_close(result, means.flip(0))
-    arguments = ["--way", "2", "--query", "1", "--episodes", "3", "--texts", str(tmp_path / "t.npz")]
-    assert main(["--dataset", str(tmp_path / "a.npz"), *arguments, "--method", "clip-zero-shot", "tip-adapter"]) == 0
 
 
 @pytest.mark.parametrize(
