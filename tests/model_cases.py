@@ -18,9 +18,8 @@ from protonet.views.fixed_convolution import FixedConvolution, KernelBank
 from protonet.views.forest import Forest
 from protonet.views.kernel_ridge import KernelRidge
 from protonet.views.linear import Linear
-from protonet.views.mlp import MLPView
+from protonet.views.mlp import MLPView, ResidualMLPs
 from protonet.views.tabular_transformer import TabularTransformer
-from protonet.views.training import ResidualMLPs
 from protonet.views.view import TrainingRows, View
 from tests.strategies import blobs
 

@@ -6,8 +6,7 @@ import torch.nn.functional as F
 
 from protonet.encoder import Encoder, split_weights
 from protonet.views.linear import Linear
-from protonet.views.mlp import MLPView
-from protonet.views.training import ResidualMLPs
+from protonet.views.mlp import MLPView, ResidualMLPs
 from protonet.views.view import LinearMap, TrainingRows, View
 from tests.strategies import blobs
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from analysis.incontext.synthetic import make_batch
-from protonet.views.cells import MAX_Z, RANK_SCALE
+from protonet.views.tabular_transformer import MAX_Z, RANK_SCALE
 from protonet.views.transformer import CELL_CHANNELS, CLASS_CODES
 
 NUMERIC_CHANNELS, LEVELS = 3, 12  #: Channels of numbers; levels of a category, at the most.
@@ -78,7 +78,7 @@ def _sort_columns(generator: torch.Generator, x: Tensor, labelled: int) -> Colum
 
 
 def read_columns(generator: torch.Generator, columns: Columns, classes: Tensor, labelled: int) -> Episodes:
-    """Encode the cells in batches, as `protonet.views.cells.Cells` does; levels of categories get random codes."""
+    """Encode the cells in batches as `protonet.views.tabular_transformer.Cells`; category levels get random codes."""
     values, gap, category, level = columns
     shape = (len(values), values.shape[2], LEVELS, CELL_CHANNELS - NUMERIC_CHANNELS)
     codes = torch.randn(shape, generator=generator)

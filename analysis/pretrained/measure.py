@@ -20,9 +20,8 @@ import torch
 
 from analysis.pretrained.sets import CLASS, TEXT, Items, Split, read_items, split
 from protonet.__main__ import main
-from protonet.embeddings.cache import embeddings_folder, open_store
 from protonet.embeddings.opening import PACKAGED, open_representation
-from protonet.embeddings.representation import hash_file, hash_text
+from protonet.embeddings.representation import embeddings_folder, hash_file, hash_text, open_store
 
 #: Methods that are no representation.
 CODES, NEAREST, LOGISTIC, TFIDF, SETFIT = "codes", "nearest name", "logistic", "tfidf", "setfit"

@@ -30,8 +30,7 @@ from protonet.errors import install_command, raise_input_error
 from protonet.fit.search import Search
 from protonet.metrics import calibration_error, fill_bins, measure
 from protonet.ui.text import count, format_table
-from protonet.views.mlp import MLPFamily
-from protonet.views.training import MLPRecipe
+from protonet.views.mlp import MLPFamily, MLPRecipe
 from solution.pack import library_files
 
 #: The sources that decide the data sets and their splits.

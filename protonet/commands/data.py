@@ -16,9 +16,8 @@ from torch import Tensor
 
 from protonet._io import progress_bar
 from protonet._text import to_printable
-from protonet.commands.labels import warn_contradictions, warn_similar_names
 from protonet.commands.options import FitOptions, LabelOptions, ReadOptions
-from protonet.commands.rows import TableRows, get_column_types
+from protonet.commands.rows import TableRows, get_column_types, warn_contradictions, warn_similar_names
 from protonet.embeddings.opening import Selection
 from protonet.errors import install_command, raise_input_error
 from protonet.fit.class_weights import balance_classes

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from protonet._io import show_progress
 from protonet.commands.data import make_spec, map_blocks, open_pipeline
-from protonet.commands.labels import check_spellings, detect_unknown_classes
 from protonet.commands.options import EvaluateOptions
 from protonet.commands.report import (
     EvaluatedRows,
@@ -25,6 +24,7 @@ from protonet.commands.report import (
     report_to_dict,
     table_to_dict,
 )
+from protonet.commands.rows import check_spellings, detect_unknown_classes
 from protonet.embeddings.pictures.images import path_to_text
 from protonet.errors import raise_input_error
 from protonet.fit.search import Progress
@@ -32,7 +32,7 @@ from protonet.pipeline import TablePipeline
 from protonet.tables.columns.parsing import count_missing_cells
 from protonet.tables.table import RowBlock, Table
 from protonet.ui.command_line import show_notes
-from protonet.ui.page.report import write_outputs
+from protonet.ui.html import write_outputs
 from protonet.ui.plots import draw_plot
 from protonet.ui.text import shorten_list
 

@@ -13,8 +13,8 @@ import torch
 from protonet._io import show_progress, write_atomically
 from protonet._text import to_printable
 from protonet.commands.data import make_spec, open_pipeline, read_labelled
-from protonet.commands.labels import check_spellings
 from protonet.commands.options import ExplainOptions
+from protonet.commands.rows import check_spellings
 from protonet.embeddings.pictures.images import path_to_text
 from protonet.errors import raise_input_error
 from protonet.fit.crossfit import Crossfit

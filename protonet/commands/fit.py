@@ -44,14 +44,13 @@ from protonet.fit.crossfit import (
     repeat_held_out,
     score_frequent,
 )
-from protonet.fit.duplicates import hash_rows
-from protonet.fit.near_duplicates import NEAR_DUPLICATES, near_duplicate_fraction
+from protonet.fit.duplicates import NEAR_DUPLICATES, hash_rows, near_duplicate_fraction
 from protonet.fit.search import Progress
 from protonet.fit.solver import TIME_LIMIT, Solution
 from protonet.pipeline import TablePipeline
 from protonet.tables import DEFAULT_LABEL
 from protonet.tables.table import format_names
-from protonet.ui.page.report import write_outputs
+from protonet.ui.html import write_outputs
 from protonet.ui.plots import draw_plot
 from protonet.ui.text import count, format_probability_metrics, format_size, format_views, summarize_columns
 

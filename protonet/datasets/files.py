@@ -1,18 +1,29 @@
-"""Your own data: a folder of images by class, an NPZ file, a CSV file. Nothing is unpickled."""
+"""Your own data: a folder of images by class, an NPZ file, also mapped, a CSV file; and scikit-learn's digits.
+
+Nothing is unpickled.
+"""
 
 from __future__ import annotations
 
 import math
+import mmap
+import struct
+import warnings
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
+from numpy.lib import format as npy
+from torch import Tensor
 
 from protonet._validation import check_int
-from protonet.datasets.dataset import Dataset, assign_sides, make_dataset
+from protonet.datasets.dataset import Dataset, assign_sides, check_finite, make_dataset
 from protonet.embeddings.pictures.images import list_folders, list_images, read_image
-from protonet.errors import raise_input_error
-from protonet.tables.arrays import read_arrays
+from protonet.errors import optional_packages, raise_input_error
+from protonet.tables.arrays import READ_ERRORS, read_arrays
 from protonet.tables.delimited import read_rows
 
 
@@ -136,3 +147,113 @@ def _parse_float(cell: str, line: int) -> float:
         return float(cell) if cell.strip() else math.nan
     except ValueError:
         raise_input_error("path", "hold numbers beside the label", f"{cell!r} in line {line}", "Encode it as numbers.")
+
+
+FLOATING = ("float16", "float32", "float64")
+#: Readers of an array's header, by its version.
+HEADER_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+
+def map_npz(path: str | Path) -> Dataset:
+    """Load an NPZ file as `load_npz` does, but leave its features on disk where possible.
+
+    It is possible where ``x`` is as ``numpy.savez`` writes it: not compressed, row after row, of float16, float32 or
+    float64. This dtype is kept. Rows are read when they are used, and `Dataset.release` frees their memory. All of them
+    are read once here, a piece at a time, to find NaN.
+
+    Args:
+        path: As in `load_npz`. The file must not change while the data are in use.
+
+    Returns:
+        The rows, flattened and not scaled. Writing to them would end the process.
+
+    Raises:
+        InputError: As in `load_npz`.
+    """
+    path = Path(path)
+    x, mapping = map_rows(path) or (None, None)
+    if x is None:
+        return load_npz(path)
+    arrays = read_arrays(path, {"y", "split", "maps"})
+    classes = make_dataset("x", torch.empty(len(x), 0), arrays["y"])
+    data = assign_sides("split", classes, arrays.get("split"))
+    shape = read_shape(arrays.get("maps"), x.shape[1])
+    data = data._replace(x=x, mapping=mapping, shape=shape)
+    check_finite("x", x, data.release)
+    return data
+
+
+def map_rows(path: Path, dtypes: Sequence[str] = FLOATING, name: str = "x") -> tuple[Tensor, mmap.mmap] | None:
+    """Return the rows (n, dim) of an NPZ file's array and their mapping, or None where they cannot be mapped."""
+    try:
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            member = archive.getinfo(f"{name}.npy")
+            with archive.open(member) as opened:
+                shape, fortran_order, dtype = HEADER_READERS[npy.read_magic(opened)](opened)
+                header = opened.tell()
+            file.seek(member.header_offset + 26)
+            start = member.header_offset + 30 + sum(struct.unpack("<HH", file.read(4))) + header
+            count = math.prod(shape)
+            plain = member.compress_type == zipfile.ZIP_STORED and not fortran_order and dtype.isnative
+            is_complete = header + count * dtype.itemsize == member.file_size
+            if not (plain and is_complete and dtype.name in dtypes and len(shape) > 1 and count):
+                return None
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (ValueError, *READ_ERRORS):
+        return None  # load_npz loads the file, or says what is wrong
+    values = np.frombuffer(mapping, dtype, count, start).reshape(shape[0], -1)  # (n, dim)
+    # Read-only, because a system may refuse a private copy of a file that is larger than memory.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+        return torch.from_numpy(values), mapping
+
+
+def write_npz(
+    file: BinaryIO, shape: tuple[int, ...], dtype: str, rows: Iterable[np.ndarray], more: Mapping[str, np.ndarray]
+) -> None:
+    """Write an NPZ file that `map_rows` maps, with rows that do not fit into memory together.
+
+    Args:
+        file: To write to.
+        shape: Of ``x``, the rows (n, ...).
+        dtype: Of the rows, such as "float32".
+        rows: Some of them at a time, (k, ...), in their order.
+        more: Further arrays by name, without objects.
+
+    Raises:
+        ValueError: The rows are not as many as ``shape`` says.
+    """
+    left = shape[0]
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        with archive.open("x.npy", "w", force_zip64=True) as member:
+            header = {"descr": npy.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
+            npy.write_array_header_1_0(member, header)
+            for block in rows:
+                if block.shape[1:] != shape[1:] or block.dtype != np.dtype(dtype):
+                    raise ValueError(f"rows of {block.shape[1:]}, {block.dtype}")
+                left -= len(block)
+                member.write(np.ascontiguousarray(block).data)
+            if left:
+                raise ValueError(f"{left} rows too few")
+        for name, array in more.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                npy.write_array(member, array, allow_pickle=False)
+
+
+def load_digits() -> Dataset:
+    """Load scikit-learn's digits.
+
+    Returns:
+        1,797 rows of 64 grey values in [0, 1], and the classes "0" to "9".
+
+    Raises:
+        MissingPackageError: scikit-learn is missing; the message says how to install it.
+
+    Source: Alpaydin and Kaynak, "Optical recognition of handwritten digits" (1998), UCI repository: its test set, as
+        shipped with scikit-learn. https://doi.org/10.24432/C50P49
+    """
+    with optional_packages():
+        from sklearn import datasets  # noqa: PLC0415 - optional
+    x, y = datasets.load_digits(return_X_y=True)
+    rows, names = torch.from_numpy(x).float() / 16, tuple(map(str, range(10)))
+    return Dataset(rows, torch.from_numpy(y).long(), names, shape=(1, 8, 8))

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from protonet.datasets.dataset import SIDE_ALIASES, SPLIT_SIDES
-from protonet.datasets.mapped import map_rows
+from protonet.datasets.files import map_rows
 from protonet.datasets.pictures import ImageSet, ImageSource, Pictures, join_sides
 from protonet.datasets.unpickling import load_pickle
 from protonet.embeddings.pictures.images import list_folders, list_images

@@ -17,7 +17,7 @@ import torch
 from protonet._io import cache_folder, progress_bar, write_atomically
 from protonet._validation import check_int
 from protonet.datasets.dataset import SPLIT_SIDES, Dataset, assign_sides, make_dataset
-from protonet.datasets.mapped import map_rows, write_npz
+from protonet.datasets.files import map_rows, write_npz
 from protonet.embeddings.pictures.images import SUFFIXES, UNREADABLE_IMAGE, describe_error, open_plain
 from protonet.errors import optional_packages, raise_input_error
 from protonet.tables.arrays import READ_ERRORS

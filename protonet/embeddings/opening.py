@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from protonet.embeddings.pictures.files import BACKBONE_SUFFIXES, open_typed, split_backbone
-from protonet.embeddings.pictures.lite import open_lite
-from protonet.embeddings.pictures.networks import LIBRARIES, open_extractor
+from protonet.embeddings.pictures.networks import LIBRARIES, open_extractor, open_lite
 from protonet.embeddings.pictures.reading import draw_blank, open_rgb
 from protonet.embeddings.representation import MODALITIES, Record, Representation, hash_text
 from protonet.embeddings.texts import open_folder, open_named, open_sentences, open_static, open_universal

@@ -1,4 +1,4 @@
-"""Representations: pretrained networks that embed texts or pictures.
+"""Representations: pretrained networks that embed texts or pictures, and the cache of embeddings.
 
 A model file stores the *record* of a representation. Predictions with another network of the same name are refused.
 """
@@ -6,17 +6,133 @@ A model file stores the *record* of a representation. Predictions with another n
 from __future__ import annotations
 
 import hashlib
+import os
+import sqlite3
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from protonet.embeddings.cache import embeddings_folder, open_store
+from protonet._io import cache_folder
 from protonet.embeddings.pictures.reading import refuse_picture, show_items
 from protonet.errors import raise_input_error
 from protonet.views.config import Stored, expect
+
+#: Keys per query: older versions of SQLite limit the number of variables in a statement.
+KEYS_PER_QUERY = 500
+
+
+class Store:
+    """Embeddings in a file, by the digest of their item. Writes are transactions. Without a path, nothing is stored."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.connection = None if path is None else _connect(path)
+
+    def read(self, digests: Sequence[str], width: int) -> dict[str, np.ndarray]:
+        """Read the stored embeddings (width,) float32 by digest; a damaged file is recreated, and has none."""
+        try:
+            return self._read(digests, width)
+        except sqlite3.Error as error:
+            self._recreate(error)
+            return {}
+
+    def _read(self, digests: Sequence[str], width: int) -> dict[str, np.ndarray]:
+        """Read the stored embeddings."""
+        embeddings: dict[str, np.ndarray] = {}
+        if self.connection is None:
+            return embeddings
+        keys = list(dict.fromkeys(digests))
+        for first in range(0, len(keys), KEYS_PER_QUERY):
+            batch = keys[first : first + KEYS_PER_QUERY]
+            query = f"SELECT item, embedding FROM embeddings WHERE item IN ({','.join('?' * len(batch))})"
+            for key, content in self.connection.execute(query, batch):
+                if len(content) == 4 * width:
+                    embeddings[key] = np.frombuffer(content, "<f4")
+        return embeddings
+
+    def write(self, digests: Sequence[str], rows: np.ndarray) -> None:
+        """Store embeddings in one transaction; errors are printed and ignored."""
+        if self.connection is None:
+            return
+        pairs = [(digest, row.astype("<f4").tobytes()) for digest, row in zip(digests, rows, strict=True)]
+        try:
+            with self.connection:
+                self.connection.executemany("INSERT OR REPLACE INTO embeddings VALUES (?, ?)", pairs)
+        except sqlite3.Error as error:
+            self._recreate(error)
+
+    def _recreate(self, error: sqlite3.Error) -> None:
+        """Recreate a damaged file; on other errors, stop storing embeddings."""
+        self.close()
+        if self.path is not None and _is_damage(error):
+            _remove(self.path, error)
+            self.connection = _connect(self.path)
+            return
+        print(f"protonet: embeddings are not kept: {error}", file=sys.stderr)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self.connection is not None:
+            self.connection.close()
+        self.connection = None
+
+
+def embeddings_folder() -> Path:
+    """Locate the default folder of embeddings."""
+    return cache_folder() / "embeddings"
+
+
+@contextmanager
+def open_store(folder: Path | None, key: str) -> Iterator[Store]:
+    """Open the embeddings of a representation; a damaged file is recreated, with a message on stderr.
+
+    Args:
+        folder: The folder of the file; None to store nothing.
+        key: A digest of the representation; "" if it is unknown, to store nothing.
+    """
+    with closing(Store(folder / f"{key}.sqlite" if folder is not None and key else None)) as store:
+        yield store
+
+
+def _connect(path: Path) -> sqlite3.Connection | None:
+    """Open a file of embeddings; None if that fails."""
+    create = "CREATE TABLE IF NOT EXISTS embeddings (item TEXT PRIMARY KEY, embedding BLOB)"
+    for last in (False, True):
+        connection = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            connection = sqlite3.connect(path, timeout=60, check_same_thread=False)
+            connection.execute(create)
+            connection.execute("SELECT COUNT(*) FROM embeddings").fetchone()
+            return connection
+        except (sqlite3.Error, OSError) as error:
+            if connection is not None:
+                connection.close()
+            if _is_damage(error) and not last:
+                _remove(path, error)
+                continue
+            print(f"protonet: {path} is not kept: {error}; PROTONET_CACHE names another folder", file=sys.stderr)
+            break
+    return None
+
+
+def _is_damage(error: Exception) -> bool:
+    """Test whether an error is due to the content of a file, and not to its folder or a lock."""
+    return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
+
+
+def _remove(path: Path, error: Exception) -> None:
+    """Remove a damaged file, with a message on stderr."""
+    print(f"protonet: {path} is made again: {error}", file=sys.stderr)
+    path.unlink(missing_ok=True)
+
 
 #: Maximal numbers of texts, characters and pictures per batch. Each batch is cached, so that little is lost on Ctrl-C.
 MAX_TEXTS, MAX_CHARACTERS, MAX_PICTURES = 256, 30_000, 32
@@ -163,3 +279,28 @@ def hash_files(paths: Sequence[Path], *settings: str) -> str:
         digest.update(b"\0")
     digest.update("\0".join(settings).encode())
     return digest.hexdigest()
+
+
+#: Environment variables that keep the hub's clients off the network.
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+
+
+@contextmanager
+def stay_offline() -> Iterator[None]:
+    """Keep the hub's clients off the network, including those that are already imported."""
+    before = {name: os.environ.get(name) for name in OFFLINE}
+    os.environ.update(dict.fromkeys(OFFLINE, "1"))
+    constants: Any = import_module("huggingface_hub.constants") if find_spec("huggingface_hub") else None
+    was = getattr(constants, "HF_HUB_OFFLINE", None)
+    try:
+        if constants is not None:
+            constants.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        if constants is not None:
+            constants.HF_HUB_OFFLINE = was
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -20,8 +20,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from protonet.embeddings.offline import stay_offline
-from protonet.embeddings.representation import Record, Representation, hash_files
+from protonet.embeddings.representation import Record, Representation, hash_files, stay_offline
 from protonet.errors import InputError, optional_packages, raise_input_error
 
 TOKENIZER = "tokenizer.json"

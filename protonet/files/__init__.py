@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from protonet.embeddings.pictures.files import embed_pictures
+    from protonet.files.export import export_onnx, export_pt2
     from protonet.files.model import Model, load_model, read_model, save_model
-    from protonet.files.onnx import export_onnx
-    from protonet.files.pt2 import export_pt2
 
-__all__ = ["INSTALL", "Model", "embed_pictures", "export_onnx", "export_pt2", "load_model", "read_model", "save_model"]
+__all__ = ["Model", "embed_pictures", "export_onnx", "export_pt2", "load_model", "read_model", "save_model"]
 
-_LAZY_MODULES = {"export_onnx": "files.onnx", "export_pt2": "files.pt2", "embed_pictures": "embeddings.pictures.files"}
+_LAZY_MODULES = {
+    "export_onnx": "files.export",
+    "export_pt2": "files.export",
+    "embed_pictures": "embeddings.pictures.files",
+}
 
 
 def __getattr__(name: str) -> Any:

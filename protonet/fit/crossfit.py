@@ -26,7 +26,7 @@ from protonet.metrics import Metrics, Sample, measure, refit_variance_factor, sc
 from protonet.network import PrototypeNetwork
 from protonet.selection.folds import Fold
 from protonet.views.config import expect
-from protonet.views.covariance import shrink_covariance
+from protonet.views.linear import shrink_covariance
 from protonet.views.view import TrainingRows
 
 #: Below this number of rows per class, scores depend noticeably on the size of the training set.

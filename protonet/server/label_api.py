@@ -37,13 +37,12 @@ from protonet.server.app import AccessPolicy, create_app, html_response, json_re
 from protonet.server.connections import open_socket, run_server
 from protonet.server.jobs import JobRunner
 from protonet.server.label_queue import LabelQueue
-from protonet.server.labels import Answers, Session, find_similar, parse_classes
+from protonet.server.labels import Answers, Session, Uploads, extend_rows, find_similar, parse_classes
 from protonet.server.parsing import decode_json, list_modalities, parse_rows, read_upload
-from protonet.server.uploads import Uploads, extend_rows
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.parsing import blank_missing, count_missing_cells
 from protonet.tables.formats import text_array
-from protonet.ui.page.html import format_label_page
+from protonet.ui.html import format_label_page
 from protonet.ui.text import count
 
 #: Bytes of a body: a picture to try.

@@ -28,10 +28,9 @@ from protonet.errors import raise_input_error
 from protonet.pipeline import TablePipeline
 from protonet.server import parsing, schemas
 from protonet.server.app import CSV, JSON, AccessPolicy, create_app, html_response, json_response, make_policy
-from protonet.server.batching import Batcher, Classified
 from protonet.server.connections import open_socket, run_server
-from protonet.server.hot_model import HotModel, open_models, reload_loop
-from protonet.ui.page.html import format_page
+from protonet.server.models import Batcher, Classified, HotModel, open_models, reload_loop
+from protonet.ui.html import format_page
 from protonet.ui.text import count, format_csv
 
 #: Bytes of a JSON body that is parsed on the event loop: in a thread it would wait for others.

@@ -19,9 +19,8 @@ from protonet.tables.columns.numeric import MAX_FLOAT32, Numeric
 from protonet.tables.columns.parsing import COMMA_FIRST, COMMA_OVER_POINT, POINT_FIRST, is_missing, parse_numeric_column
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import Text
-from protonet.tables.group_columns import GroupColumn, detect_group_column
-from protonet.tables.leakage import detect_leakage, detect_row_index
 from protonet.tables.numeric_formats import describe_numeric_formats, revised_format_order
+from protonet.tables.suspicious import GroupColumn, detect_group_column, detect_leakage, detect_row_index
 from protonet.tables.table import RowBlock, Table
 
 NO_REPRESENTATION = Selection(None, None)

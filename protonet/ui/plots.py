@@ -12,7 +12,7 @@ from torch import Tensor
 from protonet._io import write_text
 from protonet._text import to_printable
 from protonet.metrics import measure
-from protonet.ui.page.html import make_environment
+from protonet.ui.html import make_environment
 from protonet.ui.text import order_naturally
 
 #: Maximal numbers of named classes and of drawn rows.

@@ -24,7 +24,7 @@ from protonet.views.view import Graph
 
 DIM, LAYERS, ATTENTION_HEADS = 64, 4, 4
 CLASS_CODES = 10  #: Number of codes for classes; one more code means that the class is unknown.
-CELL_CHANNELS = 11  #: Numbers that encode a cell, from `protonet.views.cells.Cells`.
+CELL_CHANNELS = 11  #: Numbers that encode a cell, from `protonet.views.tabular_transformer.Cells`.
 RANK_CHANNEL = 1  #: The channel that holds the rank.
 WAVE_FREQUENCIES = (0.5, 1.0, 2.0)  #: Frequencies of the sinusoidal encoding of the rank.
 

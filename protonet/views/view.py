@@ -102,7 +102,7 @@ def require_linear_map(source: Source | None) -> LinearMap:
 
 
 class Graph(Protocol):
-    """A builder of an ONNX graph, implemented by `protonet.files.onnx`. Methods return the name of the new value."""
+    """A builder of an ONNX graph, implemented by `protonet.files.export`. Methods return the name of the new value."""
 
     def add(self, operator: str, *inputs: str | Array | np.generic, output: str = "", **attributes: Any) -> str:
         """Add a node and return the name of its output; arrays among its inputs become constants."""

@@ -17,7 +17,7 @@ from analysis.incontext.train import CELLS, NEW, Trainer, draw_size
 from analysis.incontext.validation import compare, draw_tasks, score
 from analysis.shared.packaged import is_held_out, is_reported
 from protonet.errors import InputError
-from protonet.views.cells import Cells
+from protonet.views.tabular_transformer import Cells
 from protonet.views.transformer import CELL_CHANNELS, CLASS_CODES, WEIGHT_COUNT
 from tests.analysis.conftest import make_tables
 

@@ -12,7 +12,7 @@ from sklearn.metrics import balanced_accuracy_score, classification_report, conf
 from torch import Tensor
 
 from protonet import solve
-from protonet.commands.labels import find_respellings
+from protonet.commands.rows import find_respellings
 from protonet.files import Model, load_model, save_model
 from protonet.metrics import score_known
 from protonet.tables import formats

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from protonet import InputError
-from protonet.server.labels import Answers
-from protonet.server.uploads import Uploads
+from protonet.server.labels import Answers, Uploads
 from tests.browser import CHROMIUM, CONTRAST, Browser
 from tests.commands.servers import TOKEN, Server, start, wait_for_job
 

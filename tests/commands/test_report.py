@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protonet.commands.report import EvaluatedRows, collect_predictions, compute_reliability, rank_suspicious_labels
-from protonet.ui.page.html import make_environment
+from protonet.ui.html import make_environment
 from tests.browser import Browser, check_looks, every
 from tests.commands.cases import FAST, Run, do
 from tests.strategies import blobs, write_columns

@@ -27,8 +27,8 @@ from protonet import InputError
 from protonet.__main__ import main
 from protonet.pipeline import TablePipeline
 from protonet.server.app import AccessPolicy, create_app, make_policy
-from protonet.server.batching import Batcher
 from protonet.server.connections import MAX_CONNECTIONS
+from protonet.server.models import Batcher
 from protonet.server.parsing import ROWS, Rows, decode_json
 from tests.commands.cases import Run
 from tests.commands.noise import make_requests

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from protonet.commands import fit as fit_command
-from protonet.commands.labels import parse_integers, warn_contradictions, warn_similar_names
-from protonet.commands.rows import check_classes
+from protonet.commands.rows import check_classes, parse_integers, warn_contradictions, warn_similar_names
 from protonet.commands.update import extend_classes
 from protonet.errors import InputError
 from protonet.files import load_model, save_model

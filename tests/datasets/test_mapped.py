@@ -14,7 +14,7 @@ import torch
 
 from protonet.datasets import Dataset, load_npz, map_npz
 from protonet.datasets import dataset as dataset_module
-from protonet.datasets.mapped import write_npz
+from protonet.datasets.files import write_npz
 
 SPLIT = "`split` must keep every class on one side; got class b on base and novel"
 

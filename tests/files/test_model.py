@@ -26,8 +26,7 @@ from protonet import PrototypeNetwork, solve
 from protonet.errors import InputError, InputTypeError
 from protonet.files import archive
 from protonet.files.archive import CONFIG, FORMAT_VERSION, TENSORS
-from protonet.files.model import Model, load_model, save_model
-from protonet.files.network import describe_network, restore_network
+from protonet.files.model import Model, describe_network, load_model, restore_network, save_model
 from tests.model_cases import join_archive, make_model, make_network, split_archive
 from tests.strategies import blobs, same_state, spoil
 

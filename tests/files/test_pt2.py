@@ -15,7 +15,7 @@ from protonet import PrototypeNetwork
 from protonet.encoder import Encoder
 from protonet.errors import InputError
 from protonet.files import Model, export_onnx, export_pt2
-from protonet.files.pt2 import export_network
+from protonet.files.export import export_network
 from protonet.tables.columns.category import Category
 from protonet.tables.columns.encoding import Encoding
 from protonet.views import VIEW_FAMILIES, kernel_ridge

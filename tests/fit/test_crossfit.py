@@ -25,7 +25,7 @@ from protonet.fit.networks import fit_choice
 from protonet.fit.solver import Solution, solve, solve_problem
 from protonet.losses import class_means
 from protonet.metrics import measure
-from protonet.views.covariance import shrink_covariance
+from protonet.views.linear import shrink_covariance
 from tests.strategies import PLAIN, blobs
 
 X, Y = blobs(0, rows=8, noise=0.8)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wine
 
-from protonet.fit.near_duplicates import NEAR_DUPLICATES, near_duplicate_fraction
+from protonet.fit.duplicates import NEAR_DUPLICATES, near_duplicate_fraction
 from protonet.fit.training_set import prepare_training_set
 
 

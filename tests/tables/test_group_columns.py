@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from protonet.tables.group_columns import GROUP_RULES, detect_group_column, score_name
+from protonet.tables.suspicious import GROUP_RULES, detect_group_column, score_name
 
 NAMES = "golf passat corolla civic accord focus fiesta polo a4 a6 x5 i3 500 panda clio megane 208 mustang f-150 leaf"
 MODELS = np.array(NAMES.split())

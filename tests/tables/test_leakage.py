@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from protonet.tables.leakage import detect_leakage, detect_row_index
+from protonet.tables.suspicious import detect_leakage, detect_row_index
 
 RNG = np.random.default_rng(0)
 ROWS = np.arange(30.0)

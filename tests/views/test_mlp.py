@@ -15,9 +15,8 @@ from protonet.losses import class_means
 from protonet.views.budget import MLP_SIZES, count_mlp_parameters, plan_encoder
 from protonet.views.evaluation import ViewFamily
 from protonet.views.linear import Linear
-from protonet.views.mlp import MLP, MLPFamily
+from protonet.views.mlp import MLP, MemberData, MLPFamily, MLPRecipe, ResidualMLPs, build_member_data, train
 from protonet.views.shifts import shift_rows
-from protonet.views.training import MemberData, MLPRecipe, ResidualMLPs, build_member_data, train
 from protonet.views.view import TrainingRows
 from tests.strategies import blobs
 

@@ -18,17 +18,22 @@ from torch import Tensor
 from protonet.selection.folds import Fold
 from protonet.views import tabular_transformer
 from protonet.views.budget import plan_encoder
-from protonet.views.cells import MAX_Z, NUMERIC_CHANNELS, RANK_SCALE, Cells, order_groups, rank_rows
 from protonet.views.evaluation import CandidateEvaluator
 from protonet.views.linear import Linear
 from protonet.views.tabular_transformer import (
     CODE_ROTATIONS,
+    MAX_Z,
+    NUMERIC_CHANNELS,
+    RANK_SCALE,
     TABULAR_TRANSFORMER,
+    Cells,
     TabularTransformer,
     TabularTransformerConfig,
     TabularTransformerFamily,
     TabularTransformerView,
     load_pretrained_weights,
+    order_groups,
+    rank_rows,
 )
 from protonet.views.transformer import (
     ATTENTION_HEADS,

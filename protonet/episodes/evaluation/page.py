@@ -20,7 +20,7 @@ from protonet.episodes.evaluation.statistics import (
     Summary,
     get_half_width,
 )
-from protonet.ui.page.html import MAX_NAME, format_document
+from protonet.ui.html import MAX_NAME, format_document
 from protonet.ui.text import count, percent, span
 
 #: Classes that are shown, at the most, the hardest first; the JSON has all.

@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, NoReturn
 
 from protonet._io import progress_bar, write_atomically
-from protonet.datasets.mapped import write_npz
+from protonet.datasets.files import write_npz
 
 ROWS_PER_COPY = 1024  #: Rows that are copied at a time.
 BATCHES_AHEAD = 2  #: Batches that are read while another one is embedded.

@@ -17,18 +17,20 @@ from torch import Tensor
 
 from protonet import datasets
 from protonet._validation import check_type
-from protonet.datasets.cifar_fs import locate_cifar_fs
+from protonet.datasets.benchmarks import (
+    locate_cifar_fs,
+    locate_cub,
+    locate_fc100,
+    locate_mini_imagenet,
+    locate_omniglot,
+    locate_tiered_imagenet,
+)
 from protonet.datasets.class_lists import PREFIX, locate_meta_dataset, read_class_lists
-from protonet.datasets.cub import locate_cub
 from protonet.datasets.dataset import SPLIT_SIDES, Dataset, check_finite, make_dataset, split_classes
-from protonet.datasets.fc100 import locate_fc100
 from protonet.datasets.features import FEATURE_READERS
 from protonet.datasets.layouts import detect_class_folders, detect_folders, detect_side_folders
-from protonet.datasets.mini_imagenet import locate_mini_imagenet
-from protonet.datasets.omniglot import locate_omniglot
 from protonet.datasets.pictures import ImageSet, load_pictures
 from protonet.datasets.synthetic import FAMILIES, sample_family
-from protonet.datasets.tiered_imagenet import locate_tiered_imagenet
 from protonet.episodes.networks.checkpoints import load_trained
 from protonet.episodes.samplers.batch import Trained
 from protonet.episodes.samplers.sampler import Sampler

@@ -1,14 +1,16 @@
-"""Export of models to ONNX, with standard operators."""
+"""Export of models to ONNX, with standard operators, and to ``torch.export`` programs."""
 
 from __future__ import annotations
 
 import functools
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from protonet._io import write_atomically
@@ -16,6 +18,7 @@ from protonet._text import to_printable
 from protonet.encoder import Encoder
 from protonet.errors import optional_packages, raise_input_error
 from protonet.files.model import Model, check_model
+from protonet.network import PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
 from protonet.views.view import Array
 
@@ -175,3 +178,48 @@ def add_columns(graph: GraphBuilder, names: Sequence[str], encoding: Encoding) -
         raise_input_error("model", "have columns that ONNX can encode", ", ".join(unsupported), remedy)
     uninformative = functools.reduce(functools.partial(graph.add, "And"), [mask for _, mask in parts])
     return graph.add("Concat", *(features for features, _ in parts), axis=1), uninformative
+
+
+#: Rows of the example batch. torch.export would specialize on 0 or 1 rows.
+TRACED_ROWS = 2
+
+
+@torch.no_grad()
+def export_network(network: PrototypeNetwork) -> torch.export.ExportedProgram:
+    """Export a network as a program that maps features (n, input_dim), for any n >= 1, to logits (n, num_classes).
+
+    Features are float32, or float64 if columns are so far from 0 that float32 would lose their digits. Constants that
+    are cached at the first call become part of the program.
+
+    Args:
+        network: In eval mode, with an `Encoder`.
+    """
+    origin = network.encoder.origin
+    assert isinstance(origin, Tensor)
+    x = origin.to(torch.float64 if bool(origin.any()) else torch.float32).expand(TRACED_ROWS, -1).clone()
+    network(x)
+    return torch.export.export(network, (x,), dynamic_shapes=({0: torch.export.Dim("n", min=1)},))
+
+
+def export_pt2(path: str | Path, model: Model) -> None:
+    """Export a model to a ``.pt2`` file for ``torch.export.load``, which is written atomically.
+
+    Its extra files ``classes`` and ``columns`` are JSON.
+
+    Args:
+        path: The file, in a folder that exists.
+        model: On any device, with numeric columns without missing values.
+
+    Raises:
+        OSError: The file cannot be written.
+        InputTypeError: The network's encoder is not a `protonet.Encoder`.
+        InputError: As `protonet.files.save_model`; or other columns than numeric ones without missing values.
+    """
+    config, _ = check_model(model)
+    if model.encoding is not None and not model.encoding.plain:
+        remedy = "Export to ONNX, which encodes columns, or fit to numbers without gaps."
+        raise_input_error("model", "have columns of numbers without gaps", "others", remedy)
+    buffer = io.BytesIO()
+    names = {name: json.dumps(config[name]) for name in ("classes", "columns")}
+    torch.export.save(export_network(model.network), buffer, extra_files=names)
+    write_atomically(path, lambda file: file.write(buffer.getvalue()))
