@@ -44,7 +44,7 @@ def test_exports_are_the_names_of_their_modules() -> None:
 
 
 def test_report_and_files(command: Command, folder: Path) -> None:
-    methods = ["protonet", "simpleshot", "distribution-calibration"]
+    methods = ["protonet", "simpleshot", "distribution-calibration:n_samples=20"]
     outputs = "--json out.json --csv out.csv --plot out.png"
     out = command(FEW, "--shot 1-2", outputs, "--method", *methods)
     assert out.startswith("x.npz, 5 classes, 5 features: 3-way 1-2-shot 4-query, 300 episodes, seed 0\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protonet.datasets import map_npz
 from protonet.episodes.features.extract import Job, write_embeddings
 
 ROWS = np.random.default_rng(0).standard_normal((11, 3)).astype(np.float32)
@@ -32,23 +30,7 @@ def make_job(stop: int | None = None, rows: np.ndarray = ROWS, **changed: Any) -
     return replace(job, **changed)
 
 
-def test_content_of_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.npz"
-    assert write_embeddings(path, make_job(), resume=False) == 3
-    with np.load(path) as file:
-        assert np.array_equal(file["x"], ROWS)
-        assert (file["x"].dtype, file["y"].tolist(), file["split"].tolist()) == (np.float32, LABELS, SIDES)
-        assert file["files"].tolist()[0] == "a.png"
-        assert json.loads(str(file["made"])) == {"backbone": "net"}
-    data = map_npz(path)
-    assert (data.class_names, data.mapping is None) == (tuple("abcdef"), False)
-    assert [item.name for item in tmp_path.iterdir()] == ["a.npz"]
-    write_embeddings(tmp_path / "b.npz", make_job(sides=None, files=None), resume=True)
-    with np.load(tmp_path / "b.npz") as file:
-        assert not {"split", "files"} & set(file.files)
-
-
-@pytest.mark.parametrize("stop", [0, 4, 8])
+@pytest.mark.parametrize("stop", [0, 8])
 def test_a_resumed_run_has_the_same_bytes(tmp_path: Path, stop: int) -> None:
     full, path = tmp_path / "whole.npz", tmp_path / "a.npz"
     write_embeddings(full, make_job(), resume=False)
@@ -75,7 +57,7 @@ def test_incomplete_runs_are_repeated(tmp_path: Path) -> None:
             assert np.array_equal(result["x"], ROWS)
 
 
-@pytest.mark.parametrize("changed", [{"made": {}}, {"state": "other"}, {"labels": LABELS[::-1]}, {"sides": None}])
+@pytest.mark.parametrize("changed", [{"state": "other"}, {"sides": None}])
 def test_a_file_of_something_else_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
     path = tmp_path / "a.npz"
     message = r"^`resume` must continue a run of the same arguments; got .*a\.npz"

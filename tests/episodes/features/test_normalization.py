@@ -6,7 +6,6 @@ import torch
 from scipy.stats import zscore
 
 from protonet.episodes.features.sources import normalize_rows
-from protonet.episodes.names import NORMALIZATIONS
 from protonet.errors import InputError
 
 ROWS = torch.randn(20, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 3
@@ -20,17 +19,6 @@ def test_oracles() -> None:
     centred = numpy - MEAN.numpy()
     assert np.allclose(normalize_rows(ROWS, "cl2", MEAN), centred / np.linalg.norm(centred, axis=1, keepdims=True))
     assert np.allclose(normalize_rows(ROWS, "z"), zscore(numpy, axis=1))
-
-
-def test_every_row_is_alone_and_twice_is_once() -> None:
-    for kind in NORMALIZATIONS:
-        for dtype in [torch.float16, torch.float32, torch.float64]:
-            rows, mean = ROWS.to(dtype), MEAN.float() if kind == "cl2" else None
-            result = normalize_rows(rows, kind, mean)
-            assert result.dtype == (dtype if kind == "none" or dtype == torch.float64 else torch.float32)
-            assert torch.allclose(normalize_rows(rows[3:4], kind, mean), result[3:4])
-            if kind != "cl2":
-                assert torch.allclose(normalize_rows(result, kind), result, atol=1e-6)
 
 
 def test_rows_that_have_no_direction_become_zeros() -> None:

@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 
 from protonet.episodes.methods import calibration
 from protonet.episodes.methods.calibration import distribution_calibration
-from protonet.episodes.samplers.batch import Base, Episodes, make_row_reader, summarize_base
+from protonet.episodes.samplers.batch import Base, Episodes
 from protonet.sampling import list_pieces
 from tests.episodes.cases import make_base, make_episodes
 
@@ -54,21 +54,6 @@ def test_samples_have_the_calibrated_moments(monkeypatch: pytest.MonkeyPatch) ->
             assert float(((drawn.mean(dim=0) - mean) / deviation).abs().max()) < 5 / n_samples**0.5
             error = (torch.cov(drawn.T) - covariance) / torch.outer(deviation, deviation)
             assert float(error.abs().max()) < 5 * (2 / n_samples) ** 0.5
-
-
-def test_every_support_row_has_its_weight(monkeypatch: pytest.MonkeyPatch) -> None:
-    base = make_base()
-    first = base.by_class.start.repeat_interleave(base.by_class.size)
-    # Each class one row, over and over.
-    still = summarize_base(make_row_reader(base.take(base.by_class.rows[first]).clone()), base.by_class)
-    episodes, _ = make_episodes(n_episodes=2, base=still)
-    samples = sampled_rows(episodes, monkeypatch, n_samples=12, spread=0.0, n_nearest=1)
-    nearest = torch.stack([rows.mean(dim=0) for rows in base_classes(still)])
-    for index, (support, labels) in enumerate(zip(episodes.support.sqrt(), episodes.support_labels, strict=True)):
-        for c in range(4):
-            rows = support[labels == c]
-            centres = (rows + nearest[torch.cdist(rows, nearest).argmin(dim=1)]) / 2
-            torch.testing.assert_close(samples[index, c], centres.repeat(12 // len(rows), 1))
 
 
 def test_slow_loop() -> None:

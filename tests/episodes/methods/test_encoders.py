@@ -19,7 +19,6 @@ from protonet.episodes.methods.anil import anil
 from protonet.episodes.methods.feat import feat
 from protonet.episodes.methods.finetune import finetune
 from protonet.episodes.methods.maml import maml
-from protonet.episodes.methods.prototypes import protonet_cosine
 from protonet.episodes.names import HEAD_KINDS
 from protonet.episodes.networks.augmentation import AUGMENTATION, draw_maps, warp_images
 from protonet.episodes.networks.backbones import LinearHead, SetTransformer
@@ -72,8 +71,16 @@ def descend(network: nn.Module, rows: Tensor, labels: Tensor, steps: int) -> nn.
     return network
 
 
-@pytest.mark.parametrize("head", HEAD_KINDS)
-@pytest.mark.parametrize(("method", "steps"), [(maml, None), (maml, 1), (maml, 0), (anil, None)])
+@pytest.mark.parametrize(
+    ("method", "steps", "head"),
+    [
+        (maml, None, "classes"),
+        (maml, None, "zero"),
+        (maml, 0, "classes"),
+        (anil, None, "classes"),
+        (anil, None, "zero"),
+    ],
+)
 def test_maml_and_anil_are_slow_loops(method: Callable[..., Tensor], steps: int | None, head: str) -> None:
     episodes, labels = make_case(method.__name__, head=head)
     trained = trained_of(episodes)
@@ -148,13 +155,6 @@ def test_fine_tuning_is_a_slow_loop(backbone: str, head: str, augment: bool) -> 
     assert is_near(logits, slow, atol=5e-3, rtol=5e-3)
 
 
-def test_fine_tuning_without_steps_is_prototypes() -> None:
-    episodes, labels = make_case("finetune")
-    for settings in ({"steps": 0}, {"learning_rate": 0.0}):
-        torch.testing.assert_close(finetune(episodes, **settings), protonet_cosine(episodes), atol=1e-5, rtol=1e-4)
-    assert float((finetune(episodes).argmax(dim=2) == labels).double().mean()) > 0.6
-
-
 @pytest.mark.parametrize(
     ("name", "backbone", "settings"),
     [
@@ -163,7 +163,6 @@ def test_fine_tuning_without_steps_is_prototypes() -> None:
         ("maml", "mlp", {}),
         ("maml", "conv4", {}),
         ("finetune", "mlp", {}),
-        ("finetune", "conv4", {"head": "prototypes", "steps": 2}),
         ("finetune", "conv4", {"head": "linear", "steps": 2}),
     ],
 )

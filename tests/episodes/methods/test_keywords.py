@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import subprocess
-import sys
 from typing import Annotated, Any
 
 import pytest
@@ -136,12 +134,3 @@ def test_numeric_bounds() -> None:
         for texts in ({"rate": broken}, {"pair": f"1,{broken}"}):
             with pytest.raises(InputError, match="must have settings within their bounds, " + re.escape(text)):
                 parse_keywords("own", method, texts)
-
-
-def test_bounds_and_the_list_of_methods_need_no_docstrings() -> None:
-    code = "from protonet.episodes.__main__ import main; main(['--list-methods']); sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-OO", "-c", f"import sys; {code}", "--method", "tim:steps=-1"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "steps: a whole number >= 0, 1000 by default" in ended.stdout
-    assert ended.returncode == 2
-    assert "have settings within their bounds, >= 0 here" in ended.stderr

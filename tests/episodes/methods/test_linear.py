@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from protonet.episodes.methods.baseline import baseline_pp, linear_finetune
 from protonet.episodes.methods.linear_probe import linear_probe
-from protonet.episodes.methods.logistic import fit_logistic, logistic_regression
+from protonet.episodes.methods.logistic import logistic_regression
 from protonet.episodes.methods.mahalanobis import mahalanobis
-from protonet.episodes.methods.metaopt import metaopt_svm, solve_program
+from protonet.episodes.methods.metaopt import metaopt_svm
 from protonet.episodes.methods.ridge import ridge_regression
 from protonet.episodes.methods.svm import linear_svm
 from tests.episodes.cases import agree, make_episodes, unit
@@ -33,7 +33,7 @@ def fit_logistic_slowly(support: Tensor, labels: Tensor, query: Tensor, penalty:
     return oracle.predict_proba(query.numpy())
 
 
-@pytest.mark.parametrize("dim", [5, 12, 40])
+@pytest.mark.parametrize("dim", [5, 40])
 def test_logistic_regressions_are_scikit_learns(dim: int) -> None:
     episodes, _ = make_episodes(dim=dim)
     ours = linear_probe(episodes).softmax(dim=2)
@@ -42,17 +42,6 @@ def test_logistic_regressions_are_scikit_learns(dim: int) -> None:
     for penalty in (1.0, 30.0):
         ours = logistic_regression(episodes, inverse_penalty=penalty).softmax(dim=2)
         assert agree(ours, rows, partial(fit_logistic_slowly, penalty=penalty), atol=1e-5)
-
-
-def test_weights_of_many_rows_that_can_be_separated() -> None:
-    episodes, _ = make_episodes(shots=(30, 20, 25, 15), n_queries=2, dim=6, noise=0.2)
-    target = F.one_hot(episodes.support_labels).double()
-    weight, intercept = fit_logistic(10 * episodes.support, target)
-    for index, (support, labels) in enumerate(zip(episodes.support, episodes.support_labels, strict=True)):
-        oracle = LogisticRegression(tol=1e-9, max_iter=10_000).fit(10 * support.numpy(), labels.numpy())
-        assert torch.allclose(weight[index].T, torch.from_numpy(oracle.coef_), atol=1e-4)
-        here, there = intercept[index, 0], torch.from_numpy(oracle.intercept_)
-        assert torch.allclose(here - here.mean(), there - there.mean(), atol=1e-3)
 
 
 def test_single_precision_and_rows_without_direction() -> None:
@@ -89,8 +78,7 @@ def test_ridge_regression_is_scikit_learns_and_its_closed_form() -> None:
     assert torch.allclose(ridge_regression(episodes, penalty=0.5, scale=1.0)[0], queries @ weight)
 
 
-@pytest.mark.parametrize("inverse_penalty", [0.01, 1.0, 100.0])
-@pytest.mark.parametrize("dim", [5, 40])
+@pytest.mark.parametrize(("dim", "inverse_penalty"), [(5, 100.0), (40, 0.01)])
 def test_support_vector_machines_are_scikit_learns(dim: int, inverse_penalty: float) -> None:
     def fit(support: Tensor, labels: Tensor, query: Tensor) -> Any:
         oracle = LinearSVC(C=inverse_penalty, tol=1e-10, max_iter=100_000, dual=True).fit(unit(support), labels)
@@ -121,8 +109,7 @@ def train(
     return classify(query).detach()
 
 
-@pytest.mark.parametrize("dampening", [0.9, 0.0])
-@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize(("dampening", "zero"), [(0.9, False), (0.0, True)])
 def test_a_linear_layer_is_trained_as_by_torch(dampening: float, zero: bool) -> None:
     changed: dict[str, Any] = {"n_epochs": 8, "batch_size": 3, "dampening": dampening, "weight_decay": 0.1}
 
@@ -187,36 +174,12 @@ def test_metaopt_is_a_slow_program(limit: float, ridge: float) -> None:
     assert agree(metaopt_svm(episodes, inverse_penalty=limit, ridge=ridge, scale=3.0), episodes, slow, atol=1e-4)
 
 
-def test_the_conditions_of_a_minimum() -> None:
-    """Within its bounds, and no row gains by moving a share from one class to another."""
-    episodes, _ = make_episodes(shots=(5, 5, 5, 5), noise=1.5)
-    gram = episodes.support @ episodes.support.transpose(1, 2) + torch.eye(20)
-    hot = F.one_hot(episodes.support_labels).double().transpose(1, 2)
-    fraction = solve_program(gram, hot, torch.tensor(0.1))
-    assert float(fraction.sum(dim=1).abs().max()) < 1e-8
-    assert float((fraction - 0.1 * hot).max()) < 1e-8
-    slope = fraction @ gram - hot
-    free = fraction < 0.1 * hot - 1e-4
-    highest = slope.where(free, -torch.inf).amax(dim=1)
-    assert float((slope.where(free, torch.inf).amin(dim=1) - highest).abs().max()) < 1e-5
-    assert float((slope - highest[:, None]).max()) < 1e-5
-    bound = (solve_program(gram, hot, torch.tensor(1e-4)) * hot).sum(dim=1)  # small penalties bind every row
-    assert torch.allclose(bound, torch.tensor(1e-4).double())
-
-
-def test_rows_ridge_and_penalty_of_another_size_are_the_same_program() -> None:
-    episodes, _ = make_episodes()
-    larger = episodes._replace(support=1e3 * episodes.support, query=1e3 * episodes.query)
-    ours = metaopt_svm(larger, inverse_penalty=1e-7, ridge=1e6)
-    assert torch.allclose(ours, metaopt_svm(episodes), atol=1e-6)
-
-
 def covariance(rows: Tensor) -> Tensor:
     centred = rows - rows.mean(dim=0)
     return centred.T @ centred / max(len(rows) - 1, 1)
 
 
-@pytest.mark.parametrize("dim", [6, 12, 50])
+@pytest.mark.parametrize("dim", [6, 50])
 def test_mahalanobis_is_a_slow_loop(dim: int) -> None:
     def slow(support: Tensor, labels: Tensor, query: Tensor) -> Tensor:
         logits = torch.zeros(len(query), 4, dtype=torch.float64)

@@ -12,10 +12,7 @@ from torch import Tensor
 from protonet import solve
 from protonet.episodes import methods
 from protonet.episodes.methods import Method, Need
-from protonet.episodes.methods.alpha_am import alpha_am
 from protonet.episodes.methods.baseline import linear_finetune
-from protonet.episodes.methods.deepemd import deepemd
-from protonet.episodes.methods.ilpc import ilpc
 from protonet.episodes.methods.laplacian_shot import CONVERGED
 from protonet.episodes.methods.solver import solver
 from protonet.episodes.samplers.batch import Episodes, make_row_reader, summarize_base
@@ -23,13 +20,19 @@ from protonet.errors import InputError
 from tests.episodes.cases import TRAINED, make_base, make_episodes, needing, texts_of
 
 #: Fewer steps of what takes long.
-QUICK = {
-    "alpha-am": partial(alpha_am, steps=20),
-    "ilpc": partial(ilpc, n_steps=40),
-    "deepemd": partial(deepemd, steps=2),
+QUICK: dict[str, dict[str, Any]] = {
+    "alpha-am": {"steps": 20},
+    "alpha-tim": {"steps": 60},
+    "deepemd": {"steps": 2},
+    "distribution-calibration": {"n_samples": 60},
+    "ilpc": {"n_steps": 40},
+    "proto-lp": {"n_epochs": 10},
+    "tim": {"steps": 60},
 }
 METHODS: dict[str, Method] = {
-    name: QUICK.get(name, spec) for name, spec in methods.METHODS.items() if name not in {"solver", *TRAINED}
+    name: partial(spec, **QUICK.get(name, {}))
+    for name, spec in methods.METHODS.items()
+    if name not in {"solver", "tim-dirichlet", *TRAINED}  # one is far too slow, and one is `tim` with other settings
 }
 every = pytest.mark.parametrize("name", METHODS)
 #: These draw random numbers for the support rows or the classes, which depend on their places.
@@ -38,7 +41,7 @@ DRAWN = {"distribution-calibration", "linear-finetune", "baseline++", "deepemd"}
 LOG_PROBABILITIES = {"matching-networks", "pt-map", "ilpc", "proto-lp"}
 #: These scale each row to unit norm, without a centre.
 UNIT = {"simpleshot-l2n", "knn", "matching-networks", "ridge", "logistic", "linear-svm"}
-UNIT |= {"baseline++", "tim", "tim-dirichlet", "tim-adm", "alpha-tim", "transductive-finetune", "tip-adapter"}
+UNIT |= {"baseline++", "tim", "tim-adm", "alpha-tim", "transductive-finetune", "tip-adapter"}
 
 
 def close(a: Tensor, b: Tensor) -> bool:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from protonet.episodes.networks.checkpoints import (
     select_prefix,
     write_checkpoint,
 )
-from protonet.errors import InputError
 from tests.episodes.meta_cases import make_plan
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3).T, "b.c": torch.tensor(7, dtype=torch.int64)}
@@ -44,20 +42,6 @@ def test_round_trip(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "x.safetensors")
-    before = path.read_bytes()
-
-    def fail(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="No space left"):
-        write_checkpoint(path, {}, {})
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_load_encoder(tmp_path: Path) -> None:
     x = torch.rand(4, 8, generator=torch.Generator().manual_seed(1))
     encoder = load_encoder(write(tmp_path / "x.safetensors"), dim=8)
@@ -75,18 +59,11 @@ def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     (tmp_path / "text").write_text("no tensors in here, but some words")
     save_file(TENSORS | {"a": torch.zeros(1)}, tmp_path / "foreign")
-    for name in ("truncated", "empty", "text", "foreign", "missing", "."):
+    save_file({"a": torch.zeros(1)}, tmp_path / "other", {CHECKPOINT_FORMAT: '{"version": "2"}'})
+    save_file({"a": torch.zeros(1)}, tmp_path / "list", {CHECKPOINT_FORMAT: "[1]"})
+    for name in ("truncated", "empty", "text", "foreign", "other", "list", "missing", "."):
         with pytest.raises(ValueError, match=r"^`path` must be a checkpoint of .*; got /.*\) *\. Pass"):
             load_encoder(tmp_path / name)
-
-
-def test_metadata_of_something_else(tmp_path: Path) -> None:
-    for metadata in [{}, {"version": "2"}, [1], 3]:
-        save_file({"a": torch.zeros(1)}, tmp_path / "other", {CHECKPOINT_FORMAT: json.dumps(metadata)})
-        with pytest.raises(
-            InputError, match=r"^`path` must be a checkpoint of .*; got .*other \(of something else\)\."
-        ):
-            read_checkpoint("path", tmp_path / "other")
 
 
 def test_other_versions(tmp_path: Path) -> None:

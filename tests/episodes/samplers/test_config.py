@@ -92,16 +92,6 @@ def test_every_class_and_row_is_equally_likely() -> None:
     assert chisquare(torch.bincount(unlabelled.flatten(), minlength=18).tolist()).pvalue > 1e-3
 
 
-def test_ways_and_shots_are_equally_likely() -> None:
-    drawn = numbered(
-        labels_of([9] * 6), EpisodeConfig(way=(2, 5), shot=(1, 3), n_query=1, unequal=True), n_episodes=4000
-    )
-    shots = (drawn.support >= 0).sum(dim=2)
-    ways = (shots > 0).sum(dim=1)
-    assert chisquare(torch.bincount(ways)[2:].numpy()).pvalue > 1e-3
-    assert chisquare(torch.bincount(shots.flatten())[1:].numpy()).pvalue > 1e-3
-
-
 def test_fractions_are_dirichlet() -> None:
     for concentration in [0.5, 2.0, 50.0]:
         drawn = numbered(

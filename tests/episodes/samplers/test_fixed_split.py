@@ -44,29 +44,26 @@ def test_every_training_row_is_as_likely() -> None:
         assert all(abs(int(result[row]) - expected) < 4 * expected**0.5 for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
+def test_settings_that_do_not_fit() -> None:
+    for setting, message in [
         (FixedSplit(0, COUNTS), r"`shot` must be a whole number in \[1, 1000000\]; got 0"),
         (FixedSplit(3, COUNTS), "`classes` must have 3 training rows; got class 'c' with 2. Ask for fewer shots, or"),
         (FixedSplit(1, (4, 3)), "`n_train` must be one count for each"),
         (FixedSplit(1, (4, 6, 2)), "`classes` must have a test row; got class 'b' without any"),
-    ],
-)
-def test_settings_that_do_not_fit(setting: FixedSplit, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        setting.validate(INDEX, ("a", "b", "c"))
+    ]:
+        with pytest.raises(InputError, match=message):
+            setting.validate(INDEX, ("a", "b", "c"))
 
 
-@pytest.mark.parametrize("name", ["protonet", "simpleshot", "knn", "ridge", "linear-probe"])
-def test_many_queries_come_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not METHODS[name].transductive
-    full = evaluate(X, INDEX, {name: METHODS[name]}, FixedSplit(2, COUNTS), n_episodes=3)[name]
-    monkeypatch.setattr("protonet.episodes.evaluation.evaluate.MAX_PRODUCTS", 1)
-    monkeypatch.setattr("protonet.episodes.evaluation.evaluate.MIN_QUERIES_PER_BLOCK", 2)
-    blocks = evaluate(X, INDEX, {name: METHODS[name]}, FixedSplit(2, COUNTS), n_episodes=3)[name]
-    assert torch.equal(full.accuracy, blocks.accuracy)
-    assert torch.allclose(full.bins, blocks.bins, atol=1e-5)
+def test_many_queries_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ["protonet", "simpleshot", "knn", "ridge", "linear-probe"]:
+        assert not METHODS[name].transductive
+        full = evaluate(X, INDEX, {name: METHODS[name]}, FixedSplit(2, COUNTS), n_episodes=3)[name]
+        monkeypatch.setattr("protonet.episodes.evaluation.evaluate.MAX_PRODUCTS", 1)
+        monkeypatch.setattr("protonet.episodes.evaluation.evaluate.MIN_QUERIES_PER_BLOCK", 2)
+        blocks = evaluate(X, INDEX, {name: METHODS[name]}, FixedSplit(2, COUNTS), n_episodes=3)[name]
+        assert torch.equal(full.accuracy, blocks.accuracy)
+        assert torch.allclose(full.bins, blocks.bins, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.float64])
@@ -95,9 +92,8 @@ def test_splits_are_joined_by_name() -> None:
     assert torch.equal(mixed.x, torch.cat([pixels.x / 255, X[9:]]))
 
 
-@pytest.mark.parametrize(
-    ("test", "message"),
-    [
+def test_splits_that_do_not_fit() -> None:
+    for test, message in [
         (dataset(X[9:, :4], TEST), "have 5 features per row, as x.npz; got 4 of y.npz. Embed both alike"),
         (dataset(X[9:], TEST, ("a", "b", "d")), "have the classes of x.npz, by name; got 'd' in y.npz alone"),
         (dataset(X[9:11], TEST[:2], ("a", "b")), "got 'c' in x.npz alone. Rename them, or leave them out"),
@@ -105,8 +101,6 @@ def test_splits_are_joined_by_name() -> None:
             (dataset(X[8:13].to(dtype), TEST), "share no row with x.npz; got 1, such as row 0 of y.npz and row 8 of x")
             for dtype in (torch.float16, torch.float32, torch.float64)
         ),
-    ],
-)
-def test_splits_that_do_not_fit(test: Dataset, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        join_split(dataset(X[:9], TRAIN), test, ("x.npz", "y.npz"))
+    ]:
+        with pytest.raises(InputError, match=message):
+            join_split(dataset(X[:9], TRAIN), test, ("x.npz", "y.npz"))

@@ -99,10 +99,3 @@ def test_data_that_do_not_fit() -> None:
     ]:
         with pytest.raises(InputError, match=message):
             kind.validate(INDEX, tuple("abcdefghi"))
-
-
-def test_novel_classes_that_are_too_small_are_not_drawn() -> None:
-    kind = Generalized(EpisodeConfig(way=(2, 2), shot=(8, 8), n_query=3, allow_small=True))
-    labels = torch.arange(4).repeat_interleave(torch.tensor([9, 3, 12, 10]))
-    _, chosen, _ = kind.choose_classes(index_classes(labels), tuple("abcd"))
-    assert chosen.size.tolist() == [9, 12, 10]

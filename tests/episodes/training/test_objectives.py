@@ -124,13 +124,6 @@ def test_anils_gradients_are_the_slow_loops(first_order: bool) -> None:
     check_gradients(learner, x, targets, torch.stack(losses).mean())
 
 
-@pytest.mark.parametrize("objective", ["maml", "anil"])
-def test_the_order_of_classes_does_not_matter_from_zero(objective: str) -> None:
-    learner = AdaptedLearner(make_encoder("group"), make_head_of(objective, 5, n_way=None), plan_of(objective))
-    x, targets = make_batch()
-    torch.testing.assert_close(learner(x[:, [2, 0, 1]], targets, N_SHOT), learner(x, targets, N_SHOT))
-
-
 def attend(head: SetTransformer, sets: Tensor) -> Tensor:
     """Adapt sets by torch's own attention."""
     dim = sets.shape[2]

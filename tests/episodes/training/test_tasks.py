@@ -1,18 +1,15 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from protonet.datasets import Dataset, map_npz
 from protonet.episodes.evaluation.distributed import ProcessGroup
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.training.tasks import VALIDATION, draw_batch, score_encoder, select_side
 from protonet.sampling import index_classes
-from tests.episodes.meta_cases import SIDES, make_data, make_plan, save_data
+from tests.episodes.meta_cases import SIDES, make_data, make_plan
 
 
 class Scale(nn.Module):
@@ -40,23 +37,6 @@ def test_a_side_has_its_classes_alone() -> None:
         element = torch.stack([x for x, label in zip(data.x, data.y, strict=True) if label in class_ids])
         torch.testing.assert_close(selected.spread, element.std(dim=0, correction=0))
         assert torch.equal(selected.take(torch.tensor([71, 0, 5])), data.x[[71, 0, 5]])
-
-
-def test_rows_of_a_mapped_file_are_read_by_its_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    selected, get_rows = list[int](), Dataset.get_rows
-
-    def note(data: Dataset, rows: torch.Tensor) -> torch.Tensor:
-        selected.append(len(rows))
-        return get_rows(data, rows)
-
-    monkeypatch.setattr(Dataset, "get_rows", note)
-    results = []
-    for data in (map_npz(save_data(tmp_path / "f.npz")), make_data()):
-        base, validation = (select_side("data", data, side) for side in ("base", "validation"))
-        score = score_encoder(Scale(64), validation, 0, ProcessGroup())
-        results.append([*draw_batch(base, make_plan(), 0, ProcessGroup()), torch.tensor(score), base.spread])
-    assert all(torch.equal(mapped, loaded) for mapped, loaded in zip(*results, strict=True))
-    assert selected == 2 * [40, 16, 16, 80]  # two spreads, the validation rows, a batch
 
 
 @pytest.mark.parametrize("backbone", ["mlp", "conv"])

@@ -99,12 +99,6 @@ def test_the_best_encoder_is_saved(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == line
 
 
-def test_the_closing_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(training, "score_encoder", lambda _encoder, _side, step, *_: Score(step, step / 10, 0.1))
-    train()
-    assert capsys.readouterr().out.endswith(": mlp, 10 steps, 100.00 ±10.00 % on validation classes after step 10\n")
-
-
 def test_patience_ends_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "score_encoder", lambda _encoder, _side, step, *_: Score(step, 0.5, 0.1))
     assert read(train("--steps 99 --patience 2"))[1]["step"] == 8
@@ -217,16 +211,6 @@ def test_a_second_interrupt_comes_at_once() -> None:
             signal.raise_signal(signal.SIGINT)
 
 
-@pytest.mark.usefixtures("quick")
-def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew() -> None:
-    """There is no file yet, but perhaps a line of the log, of the untrained network."""
-    full, entries = train("--log log", "whole.safetensors"), read_log()
-    log = Path("log")
-    log.write_text(log.read_text(encoding="utf-8").partition("\n")[0] + "\n", encoding="utf-8")
-    assert same_tensors(train("--resume --log log"), full)
-    assert read_log() == entries
-
-
 def test_tensorboard_has_the_log() -> None:
     train("--tensorboard board --log log")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
@@ -279,28 +263,21 @@ def test_outputs_are_checked_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_bad_arguments() -> None:
-    for more, message in [
-        (
-            "--backbone cnov",
-            r"`--backbone` must be one of conv, conv4, mlp, resnet12; got 'cnov'\. Did you mean conv\?",
-        ),
+    rows = r"`dataset` must have 9 rows per base class \(`shot` \+ `query`\); got class '0' with 8"
+    for more, message in (
+        ("--backbone cnov", r"`--backbone` must be one of conv, .*; got 'cnov'\. Did you mean conv\?"),
         ("--steps 0", r"`--steps` must be a whole number >= 1; got '0'"),
         (f"--query {'9' * 20}", r"`--query` must be a whole number in \[1, 1000000\]; got 9{20}\."),
-        ("--query 8", r"`dataset` must have 9 rows per base class \(`shot` \+ `query`\); got class '0' with 8\. Ask "),
+        ("--query 8", rows),
         ("--dataset synthetic:isotropic", r"`dataset` must have a split by class; got none\. Pass `split_seed` 0"),
-        (
-            "--dataset few.npz --split-seed 0",
-            r"`dataset` must have at least 2 validation classes with 2 rows; got 1\. Add classes ",
-        ),
-        ("--split-seed 0", r"`split_seed` must be left out for data that have a split by class; got 0 for tiny\.npz"),
-        ("--device meta", r"`device` must be a device of this machine; got 'meta' \(.*\)\. Pass 'cpu'\."),
-        ("--device abacus", r"`device` must be a device of this machine; got 'abacus' \(.*\)\. Pass 'cpu'\."),
+        ("--dataset few.npz --split-seed 0", "`dataset` must have at least 2 validation classes with 2 rows; got 1"),
+        ("--split-seed 0", "`split_seed` must be left out for data that have a split by class; got 0"),
+        ("--device abacus", "`device` must be a device of this machine; got 'abacus'"),
         (f"--seed {2**63}", rf"`--seed` must be a whole number in \[0, {2**63 - 1}\]; got {2**63}"),
-        ("--way 1", r"`--way` must be a whole number >= 2; got '1'"),
-    ]:
-        with pytest.raises(ValueError, match=rf"^(protonet\.episodes train: |load_source: )?{message}"):
+    ):
+        with pytest.raises(ValueError, match=rf"^{message}"):
             train(more)
-        assert not Path("a.safetensors").exists()
+    assert not Path("a.safetensors").exists()
 
 
 @pytest.mark.usefixtures("quick")
