@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 import traceback
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 from protonet._validation import check_device
@@ -179,20 +180,13 @@ def run(arguments: Sequence[str] | None) -> None:
     """Evaluate as the arguments say."""
     parser = make_parser()
     options = parser.parse_args(arguments)
-    if options.list_methods:
-        from protonet.episodes.methods.choice import list_methods  # noqa: PLC0415 - as above
-
-        print(list_methods(), end="")
-        return
-    if options.list_presets:
-        from protonet.episodes.samplers.options import list_presets  # noqa: PLC0415 - as above
-
-        print(list_presets(), end="")
-        return
-    if options.class_lists:
+    if options.list_methods or options.list_presets or options.class_lists:
         from protonet.datasets.class_lists import format_class_lists  # noqa: PLC0415 - as above
+        from protonet.episodes.methods.choice import list_methods  # noqa: PLC0415
+        from protonet.episodes.samplers.options import list_presets  # noqa: PLC0415
 
-        print(format_class_lists(), end="")
+        write = list_methods if options.list_methods else list_presets if options.list_presets else format_class_lists
+        print(write(), end="")
         return
     passed = vars(parser.parse_args(arguments, argparse.Namespace(**dict.fromkeys(vars(options)))))  # without defaults
     given = {name for name, value in passed.items() if value is not None}
@@ -213,7 +207,7 @@ def _shown_traceback(options: argparse.Namespace) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        if options.traceback and error.__cause__ is not None:
+        if getattr(options, "traceback", False) and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         raise
 
@@ -242,17 +236,14 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
         remedy = "Leave it out: the base classes of a split are taken anyway."
         raise_input_error("--base", "be another data set than --dataset", options.base, remedy)
     outputs = check_outputs(options, (*OUTPUT_FILES, "state")) if is_main else {}
+    others = (*tests, *validations, options.encoder, options.base, options.texts)
+    read = {*paths, *(Path(path).resolve() for path in others if path is not None)}
     for name, path in outputs.items():
-        read = {
-            Path(path or ".").resolve() for path in (*tests, *validations, options.encoder, options.base, options.texts)
-        }
-        read |= {*paths}
         if path.exists() and path.resolve() in read:
             raise_input_error(f"--{name}", "be another file than what is read", path, "Pass another path.")
     if "plot" in outputs and outputs["plot"].suffix.lower() not in PLOT_SUFFIXES:
-        raise_input_error(
-            "--plot", f"end in {', '.join(PLOT_SUFFIXES)}", outputs["plot"], "Pass a path such as out.png."
-        )
+        suffixes = ", ".join(PLOT_SUFFIXES)
+        raise_input_error("--plot", f"end in {suffixes}", outputs["plot"], "Pass a path such as out.png.")
     if "report" in outputs and outputs["report"].suffix.lower() not in RESULT_SUFFIXES["report"]:
         raise_input_error("--report", f"end in {', '.join(RESULT_SUFFIXES['report'])}", outputs["report"], "Rename it.")
     from protonet.episodes.methods.choice import choose_grid, choose_method  # noqa: PLC0415 - torch, as above
@@ -271,7 +262,7 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
         raise_input_error("--state", "be a new file", f"{state}, which exists", remedy)
     from protonet.episodes.evaluation.prepare import EvaluationPlan, MethodsPlan  # noqa: PLC0415 - checked first
     from protonet.episodes.evaluation.run import run_evaluation  # noqa: PLC0415
-    from protonet.episodes.evaluation.suite import Member, check_outputs_of_all, report_suite, run_suite  # noqa: PLC0415
+    from protonet.episodes.evaluation.suite import SUITE_OUTPUTS, Member, report_suite, run_suite  # noqa: PLC0415
     from protonet.episodes.features.sources import RowsPlan  # noqa: PLC0415
 
     state = None if options.state is None else Path(options.state)  # the other processes read it, too
@@ -285,63 +276,58 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
             members.append(Member(dataset, shot, plan))
     if len(members) == 1:
         run_evaluation(members[0].plan, outputs, state=state, resume=options.resume)
-    else:
-        check_outputs_of_all(outputs, len(members))
-        run_suite(members, partial(report_suite, outputs), state=state, resume=options.resume)
+        return
+    for name in [name for name in outputs if name not in SUITE_OUTPUTS]:
+        remedy = f"Leave it out, or run them one by one; {', '.join(f'`{kind}`' for kind in SUITE_OUTPUTS)} are of all."
+        raise_input_error(name, "be of one data set and one `shot`", f"{len(members)} evaluations", remedy)
+    run_suite(members, partial(report_suite, outputs), state=state, resume=options.resume)
 
 
-def train(arguments: Sequence[str] | None) -> None:
-    """Meta-train as the arguments say."""
-    options = read_train(arguments)
-    from protonet.episodes.training.train import run_train  # noqa: PLC0415 - one of the commands needs it
+@dataclass(frozen=True, kw_only=True)
+class Subcommand:
+    """A further command, whose module is imported once its arguments are checked."""
 
-    run_train(options)
+    make_parser: Callable[[], Parser]
+    read: Callable[[Sequence[str] | None], argparse.Namespace]  #: Parses and checks arguments.
+    module: str  #: Below `protonet.episodes`.
+    function: str  #: Of the module; it takes the parsed options.
+    option_names: Mapping[str, str] = field(default_factory=dict)  #: Options by the names of arguments if these differ.
 
-
-def compare(arguments: Sequence[str] | None) -> None:
-    """Compare the files of several runs as the arguments say."""
-    options = read_compare(arguments)
-    from protonet.episodes.evaluation.compare import run_compare  # noqa: PLC0415 - as above
-
-    run_compare(options)
-
-
-def extract(arguments: Sequence[str] | None) -> None:
-    """Embed pictures as the arguments say."""
-    options = read_extract(arguments)
-    from protonet.episodes.features.extract import run_extract  # noqa: PLC0415 - as above
-
-    run_extract(options)
-
-
-def paper(arguments: Sequence[str] | None) -> None:
-    """Compare a method with the usual ones as the arguments say."""
-    options = read_paper(arguments)
-    from protonet.episodes.paper import run_paper  # noqa: PLC0415 - as above
-
-    with _shown_traceback(options):
-        run_paper(options, shlex.join(["python", "-m", EVALUATE_PROG, "paper", *(arguments or sys.argv[1:])]))
+    def run(self, arguments: Sequence[str] | None) -> None:
+        """Run it as the arguments say."""
+        options = self.read(arguments)
+        with _shown_traceback(options):
+            getattr(import_module(f"protonet.episodes.{self.module}"), self.function)(options)
 
 
 PAPER_OPTION_NAMES = {**OPTION_NAMES, "own": "METHOD", "tune": "METHOD", "state": "--output", "resume": "--output"}
-#: The function of each subcommand, its parser, and options by the names of arguments if these differ.
 SUBCOMMANDS = {
-    "train": (train, make_train_parser, {}),
-    "compare": (compare, make_compare_parser, {}),
-    "extract": (extract, make_extract_parser, {}),
-    "paper": (paper, make_paper_parser, PAPER_OPTION_NAMES),
+    "train": Subcommand(make_parser=make_train_parser, read=read_train, module="training.train", function="run_train"),
+    "compare": Subcommand(
+        make_parser=make_compare_parser, read=read_compare, module="evaluation.compare", function="run_compare"
+    ),
+    "extract": Subcommand(
+        make_parser=make_extract_parser, read=read_extract, module="features.extract", function="run_extract"
+    ),
+    "paper": Subcommand(
+        make_parser=make_paper_parser,
+        read=read_paper,
+        module="paper",
+        function="run_paper",
+        option_names=PAPER_OPTION_NAMES,
+    ),
 }
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the evaluation or the one of ``SUBCOMMANDS`` that comes first; return the exit code."""
-    prog, command, make, names = EVALUATE_PROG, run, make_parser, OPTION_NAMES
+    prog, command, parser, names = EVALUATE_PROG, run, make_parser(), OPTION_NAMES
     if arguments and arguments[0] in SUBCOMMANDS:
-        prog = f"{EVALUATE_PROG} {arguments[0]}"
-        (command, make, names), arguments = SUBCOMMANDS[arguments[0]], arguments[1:]
+        prog, subcommand, arguments = f"{EVALUATE_PROG} {arguments[0]}", SUBCOMMANDS[arguments[0]], arguments[1:]
+        command, parser, names = subcommand.run, subcommand.make_parser(), {**subcommand.option_names}
 
     def run_named(given: Sequence[str] | None) -> None:
-        with renamed_arguments(**{**make().option_names, **names}):
+        with renamed_arguments(**{**parser.option_names, **names}):
             command(given)
 
     return run_command(prog, run_named, arguments)

@@ -6,6 +6,8 @@ import argparse
 import importlib
 import math
 import os
+import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -305,6 +307,8 @@ def make_paper_parser() -> Parser:
 def read_paper(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the arguments of ``paper``, except for the sizes of episodes, and create its folder.
 
+    ``command`` is the command line, for the text.
+
     Raises:
         MissingPackageError: matplotlib is missing.
         InputError: Arguments do not fit, or the folder cannot be written.
@@ -322,6 +326,7 @@ def read_paper(arguments: Sequence[str] | None) -> argparse.Namespace:
     with optional_packages():
         importlib.import_module("matplotlib")
     options.output = check_writable_folder("--output", options.output)
+    options.command = shlex.join(["python", "-m", EVALUATE_PROG, "paper", *(arguments or sys.argv[1:])])
     return options
 
 

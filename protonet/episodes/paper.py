@@ -38,12 +38,8 @@ from protonet.ui.text import format_table
 FIGURE_PANEL_SIZE = 4.2  #: Inches, the side of the figure for each number of shots.
 
 
-def run_paper(options: argparse.Namespace, command: str) -> None:
+def run_paper(options: argparse.Namespace) -> None:
     """Evaluate as `protonet.episodes.arguments.read_paper` says, and write the files.
-
-    Args:
-        options: The parsed options.
-        command: The command line, for the text.
 
     Raises:
         KeyboardInterrupt: After Ctrl-C, once what is finished is written.
@@ -81,7 +77,7 @@ def run_paper(options: argparse.Namespace, command: str) -> None:
         )
         for shot in options.shots
     ]
-    paper = Paper(folder, command, grids)
+    paper = Paper(folder, options.command, grids)
     run_suite(members, paper.write, state=folder / "state.npz", resume=True)
 
 

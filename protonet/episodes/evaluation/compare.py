@@ -13,7 +13,7 @@ from torch import Tensor
 
 from protonet._text import to_printable
 from protonet.episodes.arguments import COMPARE_REMEDY, refuse_run
-from protonet.episodes.evaluation.report import format_report, write_tables
+from protonet.episodes.evaluation.report import format_report, tabulate, write_tables
 from protonet.episodes.evaluation.statistics import MethodSummary, Rate, Summary, compare_pairs, read_class_indices
 from protonet.errors import raise_input_error
 from protonet.ui.command_line import check_name
@@ -49,7 +49,7 @@ def run_compare(options: argparse.Namespace) -> None:
     check_same(runs)
     summary, notes = join_runs(runs, against=options.against)
     print("\n".join([*notes, "", format_report(summary)]), end="", flush=True)
-    write_tables(options.outputs, summary)
+    write_tables(options.outputs, tabulate(summary))
 
 
 def read_run(path: Path) -> StoredRun:

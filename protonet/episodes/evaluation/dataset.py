@@ -24,7 +24,6 @@ from protonet.episodes.samplers.sampler import Sampler
 from protonet.errors import InputTypeError, raise_input_error, renamed_arguments
 from protonet.ui.command_line import check_name
 
-EVALUATE_DATASET = "evaluate_dataset"
 #: Arguments of `evaluate_dataset`, by their names in plans.
 ARGUMENT_NAMES = {
     "dataset": "data",

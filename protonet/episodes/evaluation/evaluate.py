@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import reduce
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,7 +52,8 @@ FLOATS_BELOW_32_MIB = 2**23 - 2**12
 COUNT_TOLERANCE = 1e-9  #: A number of queries above an integer by less than this is that integer.
 
 
-class Scores(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Scores:
     """The scores of one method, in the order of the episodes' numbers."""
 
     accuracy: Tensor  #: (episodes,) float64 in [0, 1], the share of right queries, without those of open classes.
@@ -164,7 +165,7 @@ def evaluate(
             positions.append(part.positions)
             logits: dict[str, list[Tensor]] = {name: [] for name in methods}
             for start in range(0, len(part.positions), size):
-                block = EpisodeBatch._make([*(tensor[start : start + size] for tensor in part[:-1]), part.n_way])
+                block = part.select(slice(start, start + size))
                 episodes = gather_episodes(take, block, base, named, trained, shape)
                 for name, method in methods.items():
                     logits[name].append(_classify(name, method, episodes, first + block.positions, seed))
@@ -356,9 +357,18 @@ def _score_logits(logits: Tensor, part: EpisodeBatch, config: Sampler, *, keep: 
     base, novel, harmonic = (
         compute_side_accuracies(right, query_labels[:, :n_known] < n_base) if n_base else [nothing] * 3
     )
-    measures = (auroc, fpr95, oscr, base, novel, harmonic)
-    bins = fill_bins(known.softmax(dim=1).amax(dim=1), right)
-    return Scores(*(tensor.cpu() for tensor in (accuracy, by_shot, *measures, predicted, bins)))
+    return Scores(
+        accuracy=accuracy.cpu(),
+        by_shot=by_shot.cpu(),
+        auroc=auroc.cpu(),
+        fpr95=fpr95.cpu(),
+        oscr=oscr.cpu(),
+        base=base.cpu(),
+        novel=novel.cpu(),
+        harmonic=harmonic.cpu(),
+        predicted=predicted.cpu(),
+        bins=fill_bins(known.softmax(dim=1).amax(dim=1), right).cpu(),
+    )
 
 
 def compute_side_accuracies(right: Tensor, is_base: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -428,10 +438,10 @@ def count_episodes(batches: Sequence[Mapping[str, Scores]]) -> int:
 
 def join_scores(parts: Sequence[Scores], order: Tensor | slice = slice(None)) -> Scores:
     """Join the scores of several batches of episodes, then put the episodes into ``order``."""
-    *by_episode, bins = zip(*parts, strict=True)
-    joined = [torch.cat(parts)[order] for parts in by_episode]
+    by_episode = [name for name in vars(parts[0]) if name != "bins"]
+    joined = {name: torch.cat([getattr(part, name) for part in parts])[order] for name in by_episode}
     # One after another, so that sums of sums are the same numbers.
-    return Scores._make([*joined, reduce(torch.add, bins)])
+    return Scores(**joined, bins=reduce(torch.add, [part.bins for part in parts]))
 
 
 def join_batches(batches: Sequence[Mapping[str, Scores]]) -> dict[str, Scores]:

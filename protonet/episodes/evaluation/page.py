@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from protonet._io import write_text
 from protonet.episodes.evaluation.evaluate import Scores
-from protonet.episodes.evaluation.report import MEASURES, explain_intervals, list_summary_interval_kinds, show_p
+from protonet.episodes.evaluation.report import MEASURES, explain_intervals, show_p
 from protonet.episodes.evaluation.statistics import (
     SIDE_MEASURES,
     ClassAccuracy,
@@ -33,25 +31,10 @@ QUANTILES = (0.05, 0.5, 0.95)
 SPREAD_BARS = 40
 
 
-def write_page(path: Path, title: str, notes: Sequence[str], evaluation: Evaluation) -> None:
-    """Write the report.
-
-    Args:
-        path: Of the file.
-        title: A line on the evaluated data, episodes and seed.
-        notes: Further lines.
-        evaluation: With the classes of `list_classes`.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
-    write_text(path, format_page(title, notes, evaluation))
-
-
-def format_page(title: str, notes: Sequence[str], evaluation: Evaluation) -> str:
-    """Format the report as HTML."""
+def format_page(evaluation: Evaluation) -> str:
+    """Format the report as HTML, of an evaluation with the classes of `list_classes`."""
     summary = evaluation.summary
-    methods, over, best = summary.methods, list_summary_interval_kinds([summary]), summary.order[0]
+    methods, over, best = summary.methods, summary.interval_kinds, summary.order[0]
     rates = [method.accuracy for method in methods.values()]
     measures = ["auroc"] * bool(summary.settings["n_open_classes"])
     measures += [side for side in SIDE_MEASURES if side in methods[best].measures]
@@ -82,7 +65,7 @@ def format_page(title: str, notes: Sequence[str], evaluation: Evaluation) -> str
         },
         "measures": [MEASURES[measure].removesuffix(", %") for measure in measures],
         "min_episodes": MIN_EPISODES_PER_CLASS,
-        "notes": notes,
+        "notes": evaluation.notes,
         "origin": list_origin(evaluation),
         "over": over,
         "p_values": [f"p over {kind} (Holm)" for kind in over],
@@ -92,7 +75,7 @@ def format_page(title: str, notes: Sequence[str], evaluation: Evaluation) -> str
         "shots": [f"{shot}-shot" for shot in methods[best].by_shot],
         "spreads": list_spreads(evaluation),
     }
-    return format_document("episodes.html", title, evaluation.describe(), "protonet.episodes", values)
+    return format_document("episodes.html", evaluation.title, evaluation.describe(), "protonet.episodes", values)
 
 
 def list_classes(scores: Mapping[str, Scores], class_mask: Tensor, names: Sequence[str]) -> list[ClassAccuracy]:

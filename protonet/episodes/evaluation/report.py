@@ -25,7 +25,7 @@ from protonet.episodes.evaluation.statistics import (
     Rate,
     Summary,
     compare_pairs,
-    get_half_width,
+    list_interval_kinds,
 )
 from protonet.episodes.methods.common import support_means
 from protonet.episodes.samplers.batch import Episodes
@@ -102,18 +102,6 @@ def summarize(
     return Summary(settings, len(next(iter(accuracies.values()))), methods, comparisons)
 
 
-def list_summary_interval_kinds(summaries: Iterable[Summary]) -> list[str]:
-    """List the kinds of intervals that the methods of some summaries have."""
-    rates = [method.accuracy for summary in summaries for method in summary.methods.values()]
-    return list_interval_kinds(rates)
-
-
-def list_interval_kinds(rates: Iterable[Rate]) -> list[str]:
-    """List the kinds of intervals that some rates have, in the order of `INTERVAL_KINDS`."""
-    rates = list(rates)
-    return [over for over in INTERVAL_KINDS if any(not math.isnan(get_half_width(rate, over)) for rate in rates)]
-
-
 def accuracy_heading(rates: Iterable[Rate]) -> str:
     """Return the heading of a column of accuracies with their half-widths."""
     return " ".join(["accuracy, %", *(f"±{over}" for over in list_interval_kinds(rates))])
@@ -144,7 +132,7 @@ def format_report(summary: Summary) -> str:
         100 * method.accuracy.half_width_episodes < target_half_width for method in methods
     ):
         text += f"Intervals over episodes are not within {target_half_width:g} points yet: more episodes are needed.\n"
-    if list_summary_interval_kinds([summary]):
+    if summary.interval_kinds:
         text += f"{explain_intervals(summary)}\n"
     if any(method.calibration_error is None for method in methods):
         return text
@@ -155,7 +143,7 @@ def explain_intervals(summary: Summary) -> str:
     """Return a note on the population that the intervals of a summary refer to."""
     if summary.settings.get("protocol") == "fixed-split":
         return INTERVAL_NOTES["supports"]
-    return INTERVAL_NOTES["both" if "classes" in list_summary_interval_kinds([summary]) else "episodes"]
+    return INTERVAL_NOTES["both" if "classes" in summary.interval_kinds else "episodes"]
 
 
 def tabulate(summary: Summary) -> list[TextTable]:
@@ -166,7 +154,7 @@ def tabulate(summary: Summary) -> list[TextTable]:
     """
     methods, order, against = summary.methods, summary.order, summary.against
     best, several = order[0], len(order) > 1
-    over = list_summary_interval_kinds([summary])
+    over = summary.interval_kinds
     accuracies = [method.accuracy for method in methods.values()]
     calibrated = all(method.calibration_error is not None for method in methods.values())
     measures = [name for name in MEASURES if name in methods[best].measures and methods[best].measures[name].is_known]
@@ -213,11 +201,11 @@ def write_latex(cell: str) -> str:
     return f"${match['value']}{power}{halves}${match['rank'] or ''}"
 
 
-def write_tables(outputs: Mapping[str, Path], summary: Summary) -> None:
-    """Write the tables of a summary to those paths of ``outputs`` that are under ``latex`` and ``markdown``."""
+def write_tables(outputs: Mapping[str, Path], tables: Sequence[TextTable]) -> None:
+    """Write tables to those paths of ``outputs`` that are under ``latex`` and ``markdown``."""
     for kind, form in (("latex", format_latex), ("markdown", format_table)):
         if kind in outputs:
-            write_text(outputs[kind], "\n".join(form(*table) for table in tabulate(summary)))
+            write_text(outputs[kind], "\n".join(form(*table) for table in tables))
 
 
 def percent(rate: Rate) -> str:

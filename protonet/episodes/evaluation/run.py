@@ -9,24 +9,25 @@ import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from protonet._io import progress_bar, write_atomically, write_json
+from protonet._io import progress_bar, write_atomically, write_json, write_text
 from protonet._text import to_printable
 from protonet.datasets import Dataset
 from protonet.episodes.evaluation.distributed import ProcessGroup, join_group
 from protonet.episodes.evaluation.evaluate import Scores, choose_batch_size, count_episodes, ends_batch, join_batches
-from protonet.episodes.evaluation.page import list_classes, write_page
+from protonet.episodes.evaluation.page import format_page, list_classes
 from protonet.episodes.evaluation.prepare import EvaluationPlan, Prepared, prepare, prepare_tuning
 from protonet.episodes.evaluation.report import (
     format_evaluation,
     percent,
     summarize,
+    tabulate,
     write_csv,
     write_plot,
     write_tables,
@@ -84,7 +85,7 @@ def write_state(path: Path, run: Mapping[str, object], batches: Sequence[Mapping
         f"{part}.{method_index}.{field}": tensor.numpy()
         for part, scores in enumerate(parts)
         for method_index, score in enumerate(scores.values())
-        for field, tensor in score._asdict().items()
+        for field, tensor in vars(score).items()
     }
     write_atomically(path, lambda file: np.savez(file, header=np.array(header), **arrays))
 
@@ -104,7 +105,10 @@ def read_state(path: Path, run: Mapping[str, object]) -> list[dict[str, Scores]]
             batches = [
                 {
                     name: Scores(
-                        *(torch.from_numpy(arrays[f"{part}.{method_index}.{field}"]) for field in Scores._fields)
+                        **{
+                            field.name: torch.from_numpy(arrays[f"{part}.{method_index}.{field.name}"])
+                            for field in fields(Scores)
+                        }
                     )
                     for method_index, name in enumerate(stored["methods"])
                 }
@@ -347,12 +351,12 @@ def _write_outputs(run: EvaluationRun, evaluation: Evaluation, outputs: Mapping[
     """Print the report and write the files."""
     print(format_evaluation(evaluation), end="", flush=True)
     if "report" in outputs:
-        write_page(outputs["report"], evaluation.title, evaluation.notes, evaluation)
+        write_text(outputs["report"], format_page(evaluation))
     if "json" in outputs:
         write_json(outputs["json"], evaluation.describe())
     if "csv" in outputs:
         write_csv(outputs["csv"], evaluation.summary)
-    write_tables(outputs, evaluation.summary)
+    write_tables(outputs, tabulate(evaluation.summary))
     if "plot" in outputs:
         assert run.prepared is not None
         pool, sampler, seed = run.prepared.pool, run.prepared.sampler, run.plan.seed

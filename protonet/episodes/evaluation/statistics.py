@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from typing import Any
@@ -145,6 +145,11 @@ class Summary:
         return sorted(self.methods, key=lambda name: -self.methods[name].accuracy.mean)
 
     @property
+    def interval_kinds(self) -> list[str]:
+        """The kinds of intervals that the accuracies have."""
+        return list_interval_kinds(method.accuracy for method in self.methods.values())
+
+    @property
     def against(self) -> str | None:
         """The method that is compared with each other one; None where all pairs are."""
         against: str | None = self.settings.get("against")
@@ -259,6 +264,12 @@ def known(value: float) -> float | None:
 def get_half_width(rate: Rate | Comparison, over: str) -> float:
     """Return the half-width over classes or over episodes."""
     return rate.half_width_classes if over == "classes" else rate.half_width_episodes
+
+
+def list_interval_kinds(rates: Iterable[Rate]) -> list[str]:
+    """List the kinds of intervals that some rates have, in the order of `INTERVAL_KINDS`."""
+    rates = list(rates)
+    return [over for over in INTERVAL_KINDS if any(not math.isnan(get_half_width(rate, over)) for rate in rates)]
 
 
 def list_class_indices(class_mask: Tensor) -> dict[str, object]:

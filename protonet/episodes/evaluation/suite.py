@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from protonet._io import write_json, write_text
+from protonet._io import write_json
 from protonet.episodes.evaluation.distributed import join_group
 from protonet.episodes.evaluation.prepare import EvaluationPlan, prepare, prepare_tuning
-from protonet.episodes.evaluation.report import TextTable, accuracy_heading, format_latex, percent
+from protonet.episodes.evaluation.report import TextTable, accuracy_heading, percent, write_tables
 from protonet.episodes.evaluation.run import run_evaluation
 from protonet.episodes.evaluation.statistics import (
     INTERVAL_KINDS,
@@ -68,20 +68,6 @@ class Average:
         return {**self.rate.describe(), "ranks": list(self.ranks), "rank": self.rank}
 
 
-def check_outputs_of_all(outputs: Mapping[str, Path], n_members: int) -> None:
-    """Check that files to write can be of several evaluations together.
-
-    Raises:
-        InputError: One is not of ``SUITE_OUTPUTS``.
-    """
-    for name in outputs:
-        if name not in SUITE_OUTPUTS:
-            remedy = (
-                f"Leave it out, or run them one by one; {', '.join(f'`{kind}`' for kind in SUITE_OUTPUTS)} are of all."
-            )
-            raise_input_error(name, "be of one data set and one `shot`", f"{n_members} evaluations", remedy)
-
-
 def run_suite(members: Sequence[Member], report: ReportCallback, *, state: Path | None, resume: bool) -> None:
     """Evaluate all, print the report of each, and report all.
 
@@ -97,7 +83,7 @@ def run_suite(members: Sequence[Member], report: ReportCallback, *, state: Path 
             the others.
         InputError: As of one evaluation, or a state is there without ``resume``.
     """
-    states = [None if state is None else indexed_path(state, index + 1) for index in range(len(members))]
+    states = [state and state.with_name(f"{state.stem}-{index + 1}{state.suffix}") for index in range(len(members))]
     is_main = os.environ.get("RANK", "0") == "0"
     for path in states if is_main and not resume else ():
         if path is not None and path.exists():
@@ -142,20 +128,13 @@ def report_suite(outputs: Mapping[str, Path], members: Sequence[Member], evaluat
     tables = list(tabulate_suite(members, evaluations, averages))
     print("\n".join(format_table(*table) for table in tables), end="")
     print(explain_ranks(members, evaluations), end="", flush=True)
-    for name, form in (("latex", format_latex), ("markdown", format_table)):
-        if name in outputs:
-            write_text(outputs[name], "\n".join(form(*table) for table in tables))
+    write_tables(outputs, tables)
     if "json" in outputs:
         runs = {member.name: evaluation.describe() for member, evaluation in zip(members, evaluations, strict=True)}
         means = {shot: {name: mean.describe() for name, mean in methods.items()} for shot, methods in averages.items()}
         write_json(outputs["json"], {"runs": runs, "averages": means})
     for path in outputs.values():
         print(f"wrote {path}", file=sys.stderr)
-
-
-def indexed_path(path: Path, index: int) -> Path:
-    """Return a path with a number before its suffix: ``run.npz`` becomes ``run-1.npz``."""
-    return path.with_name(f"{path.stem}-{index}{path.suffix}")
 
 
 def average(evaluations: Sequence[Evaluation]) -> dict[str, Average]:

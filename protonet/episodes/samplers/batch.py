@@ -7,7 +7,7 @@ import copy
 import hashlib
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -153,7 +153,8 @@ def _put_in_order(rows: Tensor, order: Tensor) -> Tensor:
     return rows.gather(1, order[..., None].expand_as(rows))
 
 
-class EpisodeBatch(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class EpisodeBatch:
     """Row indices of sampled episodes with equal numbers of classes, support rows, queries and open queries."""
 
     positions: Tensor  #: (episodes,) int64 positions among the sampled episodes.
@@ -164,6 +165,11 @@ class EpisodeBatch(NamedTuple):
     query_shots: Tensor  #: (episodes, n_queries) int64, support rows of the query's class, 0 for open classes.
     unlabelled: Tensor  #: (episodes, n_unlabelled) int64 row numbers.
     n_way: int  #: Classes per episode.
+
+    def select(self, episodes: slice) -> EpisodeBatch:
+        """Return some of its episodes."""
+        tensors = {name: value[episodes] for name, value in vars(self).items() if name != "n_way"}
+        return replace(self, **tensors)
 
 
 def split_by_size(sampled: SampledEpisodes) -> Iterator[EpisodeBatch]:
@@ -183,13 +189,19 @@ def split_by_size(sampled: SampledEpisodes) -> Iterator[EpisodeBatch]:
     for kind in range(int(kinds.max()) + 1 if len(kinds) else 0):
         positions = (kinds == kind).nonzero().flatten()
         n_way, n_support, _, n_query = sizes[positions[0]].tolist()
-        slots = _find_present(support[positions], n_support)
-        of_support = [slotted[positions].gather(1, slots) for slotted in (support, support_labels)]
-        slots = _find_present(query[positions], n_query)
-        of_query = [slotted[positions].gather(1, slots) for slotted in (query, query_labels, query_shots)]
         unlabelled = sampled.unlabelled[positions].flatten(1)  # as many as there are classes, in each
-        unlabelled = unlabelled.gather(1, _find_present(unlabelled, int((unlabelled[0] >= 0).sum())))
-        yield EpisodeBatch._make([positions, *of_support, *of_query, unlabelled, n_way])
+        of_support = _find_present(support[positions], n_support)
+        of_query = _find_present(query[positions], n_query)
+        yield EpisodeBatch(
+            positions=positions,
+            support=support[positions].gather(1, of_support),
+            support_labels=support_labels[positions].gather(1, of_support),
+            query=query[positions].gather(1, of_query),
+            query_labels=query_labels[positions].gather(1, of_query),
+            query_shots=query_shots[positions].gather(1, of_query),
+            unlabelled=unlabelled.gather(1, _find_present(unlabelled, int((unlabelled[0] >= 0).sum()))),
+            n_way=n_way,
+        )
 
 
 def _find_present(rows: Tensor, count: int) -> Tensor:

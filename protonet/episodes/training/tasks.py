@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from protonet.datasets.dataset import Dataset
 from protonet.episodes.evaluation.distributed import ProcessGroup
 from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.evaluation.statistics import half_width, mean_of
-from protonet.episodes.methods import METHODS
+from protonet.episodes.methods import METHODS, Method
 from protonet.episodes.methods.prototypes import protonet_cosine
 from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks.augmentation import AUGMENTATION, augment_rows
@@ -32,9 +33,7 @@ class Validation:
     n_episodes: int = 600  #: Episodes, always the same ones.
     n_slow: int = 200  #: Episodes where each adapts the whole network.
     n_way: int = 5  #: Classes per episode, or all validation classes if they are fewer; see `TrainingPlan.head_way`.
-    n_shot: int = (
-        1  #: Support rows per class for prototypes; other objectives are judged with as many as they train with.
-    )
+    n_shot: int = 1  #: Support rows per class for prototypes; other objectives have as many as they train with.
     n_query: int = 15  #: Query rows per class; all that are left if they are fewer.
 
 
@@ -123,57 +122,49 @@ def score_raw_features(validation: Side, plan: TrainingPlan, group: ProcessGroup
     Returns:
         The better one of `protonet` and `protonet_cosine`, by name, and its score.
     """
-    config, index = _choose_episodes(validation.by_class, plan)
     methods = {name: METHODS[name] for name in RAW_METHODS}
-    n_episodes = _count_episodes(plan)
-    scores = evaluate(validation.x, index, methods, config, n_episodes=n_episodes, group=group, take=validation.take)
-    name = max(scores, key=lambda name: mean_of(scores[name].accuracy))
-    accuracy = scores[name].accuracy
-    return name, Score(0, mean_of(accuracy), half_width(accuracy))
-
-
-def _count_episodes(plan: TrainingPlan | None) -> int:
-    """Return the number of validation episodes."""
-    return VALIDATION.n_slow if plan is not None and plan.objective == "maml" else VALIDATION.n_episodes
-
-
-def _choose_episodes(index: ClassIndex, plan: TrainingPlan | None) -> tuple[EpisodeConfig, ClassIndex]:
-    """Return the kind of the validation episodes, and the classes of an index that are large enough for them."""
-    n_shot = VALIDATION.n_shot if plan is None or plan.objective == "prototypes" else plan.shot
-    head_way = None if plan is None else plan.head_way
-    n_way = head_way or min(VALIDATION.n_way, int((index.size > n_shot).sum()))
-    config = EpisodeConfig((n_way, n_way), (n_shot, n_shot), VALIDATION.n_query, allow_small=True)
-    return config, config.validate(index, ())
+    accuracies = _evaluate(validation.x, validation.by_class, methods, plan, group, take=validation.take)
+    name = max(accuracies, key=lambda name: mean_of(accuracies[name]))
+    return name, Score(0, mean_of(accuracies[name]), half_width(accuracies[name]))
 
 
 def score_encoder(
-    encoder: nn.Module,
-    validation: Side,
-    step: int,
-    group: ProcessGroup,
-    plan: TrainingPlan | None = None,
-    head: nn.Module | None = None,
+    encoder: nn.Module, head: nn.Module, validation: Side, plan: TrainingPlan, step: int, group: ProcessGroup
 ) -> Score:
     """Measure the accuracy on the validation episodes, the same in every process.
 
     Args:
         encoder: Maps rows (n, dim) to (n, embedding_dim), in evaluation mode.
+        head: The head that is trained with the encoder.
         validation: The validation classes.
+        plan: Its objective is the method that classifies; for "prototypes" it is `protonet_cosine`.
         step: The steps taken so far, for the score.
         group: The processes that share the episodes.
-        plan: Its objective is the method that classifies; for None and "prototypes" it is `protonet_cosine`.
-        head: The head that is trained with the encoder.
     """
     rows = (validation.classes >= 0).nonzero().flatten()
     index = index_classes(validation.classes[rows])
-    objective = "prototypes" if plan is None else plan.objective
-    config, index = _choose_episodes(index, plan)
+    trained = Trained(encoder, head, plan, lambda indices: validation.take(rows[indices]))
+    method: Mapping[str, Method] = {"own": METHODS.get(plan.objective, protonet_cosine)}
     embeddings = embed_rows(encoder, validation.take, rows)
-    trained = None
-    if plan is not None and head is not None:
-        trained = Trained(encoder, head, plan, lambda indices: validation.take(rows[indices]))
-    method = {objective: METHODS.get(objective, protonet_cosine)}
-    n_episodes = _count_episodes(plan)
-    scores = evaluate(embeddings, index, method, config, n_episodes=n_episodes, trained=trained, group=group)
-    accuracy = scores[objective].accuracy
+    accuracy = _evaluate(embeddings, index, method, plan, group, trained=trained)["own"]
     return Score(step, mean_of(accuracy), half_width(accuracy))
+
+
+def _evaluate(
+    x: Tensor,
+    index: ClassIndex,
+    methods: Mapping[str, Method],
+    plan: TrainingPlan,
+    group: ProcessGroup,
+    *,
+    take: Take | None = None,
+    trained: Trained | None = None,
+) -> dict[str, Tensor]:
+    """Return the accuracies of methods on the validation episodes of a plan; arguments are as in `evaluate`."""
+    n_shot = VALIDATION.n_shot if plan.objective == "prototypes" else plan.shot
+    n_way = plan.head_way or min(VALIDATION.n_way, int((index.size > n_shot).sum()))
+    config = EpisodeConfig((n_way, n_way), (n_shot, n_shot), VALIDATION.n_query, allow_small=True)
+    index = config.validate(index, ())
+    n_episodes = VALIDATION.n_slow if plan.objective == "maml" else VALIDATION.n_episodes
+    scores = evaluate(x, index, methods, config, n_episodes=n_episodes, group=group, take=take, trained=trained)
+    return {name: score.accuracy for name, score in scores.items()}

@@ -183,7 +183,7 @@ def train(run: TrainingRun, base: Side, validation: Side, group: ProcessGroup, o
 
         def validate() -> None:
             measure_statistics(run.average, _draw_measured(run, base))
-            score = score_encoder(run.average, validation, run.step, group, plan, run.head)
+            score = score_encoder(run.average, run.head, validation, plan, run.step, group)
             keep_best(run, score)
             means = dict(zip(run.learner.losses, _average_losses(run.losses), strict=True)) if run.losses else {}
             run.losses.clear()

@@ -47,7 +47,9 @@ SETTINGS: list[Sampler] = [
 
 def equal(a: dict[str, Scores], b: dict[str, Scores]) -> bool:
     return all(
-        torch.equal(x.nan_to_num(-1), y.nan_to_num(-1)) for name in a for x, y in zip(a[name], b[name], strict=True)
+        torch.equal(getattr(a[name], field).nan_to_num(-1), getattr(b[name], field).nan_to_num(-1))
+        for name in a
+        for field in vars(a[name])
     )
 
 

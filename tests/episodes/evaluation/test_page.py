@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,8 @@ def test_the_page_holds_the_results_and_no_name_is_markup(made: Path, name: str)
 def test_classes_agree_with_a_loop() -> None:
     accuracy = torch.tensor([0.5, 1.0, 0.0], dtype=torch.float64)
     class_mask = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 0], [1, 0, 1, 0]], dtype=torch.bool)
-    others = dict.fromkeys(Scores._fields[2:-1], accuracy)
-    scores = {"m": Scores(accuracy=accuracy, by_shot=accuracy[:, None], **others, bins=torch.zeros(15, 3))}
+    others = {field.name: accuracy for field in fields(Scores) if field.name not in ("by_shot", "bins")}
+    scores = {"m": Scores(by_shot=accuracy[:, None], **others, bins=torch.zeros(15, 3))}
     assert list_classes(scores, class_mask, ["a", "b", "c", "d"]) == [
         ClassAccuracy("a", 2, {"m": 0.25}),
         ClassAccuracy("b", 2, {"m": 0.75}),

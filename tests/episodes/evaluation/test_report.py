@@ -16,6 +16,7 @@ from protonet.episodes.evaluation.report import (
     format_latex,
     format_report,
     summarize,
+    tabulate,
     write_csv,
     write_plot,
     write_tables,
@@ -96,7 +97,7 @@ def test_files(tmp_path: Path) -> None:
     summary = summarize(score(setting), (1, 2), {"seed": 0}, classes_of(setting))
     write_json(tmp_path / "a.json", summary.describe())
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == summary.describe()
-    write_tables({"latex": tmp_path / "a.tex", "markdown": tmp_path / "a.md"}, summary)
+    write_tables({"latex": tmp_path / "a.tex", "markdown": tmp_path / "a.md"}, tabulate(summary))
     assert format_report(summary).startswith((tmp_path / "a.md").read_text(encoding="utf-8"))
     assert (tmp_path / "a.tex").read_text(encoding="utf-8").count(r"\begin{tabular}") == 2
     write_csv(tmp_path / "a.csv", summary)

@@ -66,7 +66,8 @@ def test_a_batch_has_base_rows_of_its_classes() -> None:
 
 def test_the_score_is_the_slow_loops() -> None:
     data, encoder = make_data(dim=3), Scale(3)
-    score = score_encoder(encoder, select_side("data", data, "validation"), 7, ProcessGroup())
+    side = select_side("data", data, "validation")
+    score = score_encoder(encoder, nn.Identity(), side, make_plan(), 7, ProcessGroup())
     chosen = data.select_classes([3, 5])
     setting = EpisodeConfig((2, 2), (1, 1), 15, allow_small=True)
     draw = setting.sample(index_classes(chosen.y), seed=0, first=0, n_episodes=VALIDATION.n_episodes)

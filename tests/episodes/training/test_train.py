@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
-from protonet.episodes.__main__ import train as run_train
+from protonet.episodes.__main__ import SUBCOMMANDS
 from protonet.episodes.evaluation.distributed import ProcessGroup
 from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.features.sources import load_source
@@ -38,6 +39,7 @@ from tests.episodes.meta_cases import SIDES, make_data, save_data
 from tests.processes import PROCESSES
 
 GENERATOR = torch.Generator()
+run_train = SUBCOMMANDS["train"].run
 
 
 @pytest.fixture(autouse=True)
@@ -84,9 +86,11 @@ def test_the_best_encoder_is_saved(capsys: pytest.CaptureFixture[str]) -> None:
     path, entries = train("--log log"), read_log()
     assert [entry["step"] for entry in entries] == [0, 4, 8, 10]
     step, accuracy, half_width = read(path)[1]["best"]
+    plan = TrainingPlan(**read(path)[1]["plan"])
     assert accuracy == max(entry["accuracy"] for entry in entries) == entries[-1]["best_accuracy"]
     encoder = load_encoder(path)
-    score = score_encoder(encoder, select_side("data", make_data(), "validation"), step, ProcessGroup())
+    side = select_side("data", make_data(), "validation")
+    score = score_encoder(encoder, nn.Identity(), side, plan, step, ProcessGroup())
     assert score == (step, accuracy, half_width)
     assert embed_rows(encoder, make_row_reader(make_data().x), torch.arange(72)).shape == (72, 128)
     assert step == 0
@@ -100,7 +104,7 @@ def test_the_best_encoder_is_saved(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_patience_ends_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "score_encoder", lambda _encoder, _side, step, *_: Score(step, 0.5, 0.1))
+    monkeypatch.setattr(training, "score_encoder", lambda *given: Score(given[4], 0.5, 0.1))
     assert read(train("--steps 99 --patience 2"))[1]["step"] == 8
 
 
@@ -356,5 +360,6 @@ def test_the_objective_of_prototypical_networks() -> None:
     assert read(path)[1]["plan"]["objective"] == "protonet"
     assert read_log()[-1].keys() & set(LOSSES) == {"episodic_loss"}
     plan = TrainingPlan(**read(path)[1]["plan"])
-    score = score_encoder(load_encoder(path), select_side("data", make_data(), "validation"), 4, ProcessGroup(), plan)
+    side = select_side("data", make_data(), "validation")
+    score = score_encoder(load_encoder(path), nn.Identity(), side, plan, 4, ProcessGroup())
     assert score.accuracy == pytest.approx(read(path)[1]["best"][1])
