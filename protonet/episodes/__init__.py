@@ -9,7 +9,7 @@ command lines.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from protonet.episodes.evaluation.dataset import evaluate_dataset
@@ -57,7 +57,7 @@ _EPISODES_EXPORTS = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import a public name when it is asked for: a command answers, also to Ctrl-C, before torch is there."""
     if name not in _EPISODES_EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

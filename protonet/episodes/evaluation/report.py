@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from protonet._io import write_text
@@ -347,8 +348,8 @@ def _plot_episode(axes: Axes, episode: Episodes, query_labels: torch.Tensor) -> 
     if len(directions) < 2:  # a single feature
         directions = torch.cat([directions, torch.zeros_like(directions)])
 
-    def point_at(rows: torch.Tensor) -> Any:
-        return (directions @ (rows.double() - centre).T).cpu().numpy()  # (2, n)
+    def point_at(rows: torch.Tensor) -> np.ndarray:
+        return np.asarray((directions @ (rows.double() - centre).T).cpu())  # (2, n)
 
     colours = [f"C{label}" if label >= 0 else "grey" for label in query_labels.tolist()]
     x, y = point_at(episode.query[0])

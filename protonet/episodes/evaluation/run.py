@@ -366,9 +366,9 @@ def _write_outputs(run: EvaluationRun, evaluation: Evaluation, outputs: Mapping[
         print(f"wrote {path}", file=sys.stderr)
 
 
-def _format_title(settings: Mapping[str, Any], prepared: Prepared, n_episodes: int) -> str:
+def _format_title(settings: Mapping[str, object], prepared: Prepared, n_episodes: int) -> str:
     """Format the line above the table: data set, features, kind of episodes and seed."""
-    features = settings["encoder"] or f"{prepared.pool.x.shape[1]} features"
+    features = str(settings["encoder"] or f"{prepared.pool.x.shape[1]} features")
     features += "" if settings["normalize"] == "none" else f" ({settings['normalize']})"
     title = f"{settings['dataset']}, {prepared.n_classes} classes, {features}: "
     return f"{title}{prepared.sampler.title()}, {n_episodes:,} episodes, seed {settings['seed']}"

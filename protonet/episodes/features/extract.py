@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +37,7 @@ import hashlib
 import json
 import zipfile
 from dataclasses import dataclass
-from typing import Any, BinaryIO, NoReturn
+from typing import BinaryIO, NoReturn
 
 from protonet._io import progress_bar, write_atomically
 from protonet.datasets.files import write_npz
@@ -58,13 +58,13 @@ class Job:
     #: (step, dim) float32, the last one perhaps smaller.
     embed: Callable[[int], Iterator[np.ndarray]]
     step: int  #: Rows of a block: an interrupted run goes on where a block begins, so that not a bit is another.
-    made: dict[str, Any]  #: What decides the embeddings, in a form that JSON can write.
+    made: Mapping[str, object]  #: What decides the embeddings, in a form that JSON can write.
     state: str  #: A text that changes with the data.
     shape: tuple[int, int, int] | None = None  #: Channels, height and width, where embeddings are maps.
 
     def hash(self) -> str:
         """Compute a hash that identifies the rows of this job."""
-        identity = [self.made, self.state, self.step, list(self.labels), list(self.sides or ())]
+        identity: list[object] = [self.made, self.state, self.step, list(self.labels), list(self.sides or ())]
         identity += [] if self.shape is None else [self.shape]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 

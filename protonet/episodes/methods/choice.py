@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from torch import Tensor
 
@@ -32,7 +32,7 @@ class ChosenMethod:
     name: str  #: As tables, files and messages call it: the method's name, then its settings.
     key: str  #: The method's name without settings, as it was chosen.
     spec: MethodSpec  #: The method without settings.
-    keywords: Mapping[str, Any] = field(default_factory=dict)  #: The settings that are not the method's own defaults.
+    keywords: Mapping[str, object] = field(default_factory=dict)  #: Settings that differ from the defaults.
     origin: str | None = None  #: A text that identifies the version of a plug-in; None for methods of this package.
 
     def __call__(self, episodes: Episodes) -> Tensor:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from types import GenericAlias
-from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from protonet.errors import raise_input_error
 
@@ -121,10 +121,10 @@ def list_keywords(method: Callable[..., object]) -> dict[str, Keyword]:
     return keywords
 
 
-def _split(kind: Any) -> tuple[object, Bound | None]:
+def _split(kind: object) -> tuple[object, Bound | None]:
     """Split a type into the type without bounds, and its bound."""
     if get_origin(kind) is Annotated:
-        inner, bound = _split(kind.__origin__)
+        inner, bound = _split(get_args(kind)[0])
         return inner, bound or _find(kind, Bound)
     parts = [_split(part) for part in get_args(kind)]
     bounds = [bound for _, bound in parts if bound is not None]

@@ -6,7 +6,6 @@ import argparse
 import textwrap
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from protonet._validation import check_number
 from protonet.episodes.samplers.config import EpisodeConfig
@@ -119,7 +118,7 @@ def parse_span(argument: str, text: str, *, low: int) -> tuple[int, int]:
 def parse_non_negative(argument: str, text: str, *, strict: bool) -> float:
     """Parse a finite float >= 0 (> 0 if ``strict``); raise an InputError for anything else."""
     try:
-        value: Any = float(text)
+        value: object = float(text)
     except ValueError:
         value = text
     return check_number(argument, value, low=0, strict=strict)

@@ -13,7 +13,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -76,8 +76,8 @@ def begin_run(plan: TrainingPlan, device: str, start: nn.Module | None = None) -
         encoder.load_state_dict(start.state_dict())
     learner.to(device)
     head_parameters = [parameter for name, parameter in learner.named_parameters() if not name.startswith("encoder.")]
-    head_group: dict[str, Any] = {"params": head_parameters, "weight_decay": 0.0}
-    groups = [{"params": list(encoder.parameters())}, head_group]
+    groups: list[dict[str, object]] = [{"params": list(encoder.parameters())}]
+    groups.append({"params": head_parameters, "weight_decay": 0.0})
     weight_decay = 0.0 if plan.objective == "protonet" else TRAINING_RECIPE.weight_decay
     optimizer = torch.optim.AdamW(groups, lr=plan.learning_rate, weight_decay=weight_decay)
     average, head = (copy.deepcopy(module).requires_grad_(False).eval() for module in (encoder, learner.head))
@@ -389,7 +389,7 @@ def _check_rows(base: Side, validation: Side, plan: TrainingPlan) -> None:
         raise_input_error("dataset", limit, usable, f"Ask for fewer rows{other}.")
 
 
-def _check_same_plan(plan: TrainingPlan, stored: dict[str, Any]) -> None:
+def _check_same_plan(plan: TrainingPlan, stored: Mapping[str, object]) -> None:
     """Raise an InputError that names what differs between the plan of the arguments and that of a checkpoint."""
     words = {"dim": "features per row:", "classes": "base classes:"}
     differences = [
