@@ -26,7 +26,6 @@ STUDIES = {
     "incontext": ("incontext.study", "train the tabular transformer, and evaluate it on new tables"),
     "pretrained": ("pretrained.study", "texts, pictures and class names on your own data sets, beside baselines"),
     "semi-supervised": ("real_data.semi_supervised", "accuracy with unlabelled rows, beside scikit-learn's methods"),
-    "active-learning": ("real_data.active_learning", "labels needed if a strategy selects the rows to label"),
     "selection": ("solver.selection", "efforts on development sets, and probabilities of rare classes"),
     "speed": ("solver.speed", "time of prediction, fits, start-up and model files, compared with another version"),
     "coverage": ("solver.coverage", "coverage of fit's confidence intervals on fresh rows"),

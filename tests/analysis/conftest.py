@@ -35,7 +35,6 @@ def make_tables() -> list[tuple[str, list[Column]]]:
 
 #: Arguments that make a study as short as a test must be; the others take minutes, or a repository that is not ours.
 SMALL = {
-    "active-learning": "--datasets iris --strategies ours,random --splits 1",
     "contest-draws": "--draws 1 --family isotropic,class_noise --classes 4 --dim 16 --shots 2+1 --limits 0,30",
     "incontext": "--tables 8",
     "robustness": "--datasets iris --methods fast,cosine,knn --shots 1,2 --splits 2 --plot plot.png",
@@ -45,7 +44,6 @@ SMALL = {
 #: Constants of modules that are smaller in tests.
 LESS: dict[str, dict[str, object]] = {
     "selection": {"analysis.solver.selection.RARE": ((10, 60, 2),), "analysis.solver.selection.RARE_TESTED": 1000},
-    "active-learning": {"analysis.real_data.active_strategies.BATCHES": 1},
     "incontext": {
         "analysis.incontext.real.load_tables": make_tables,
         "analysis.incontext.train.CELLS": 300,
