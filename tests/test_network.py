@@ -120,7 +120,7 @@ def test_sums_and_counts_are_the_slow_loop_over_classes(seed: int, rows: int, nu
     x, y = blobs(seed)
     generator = torch.Generator().manual_seed(seed)
     more, labels = torch.randn(rows, 8, generator=generator), torch.randint(num_classes, (rows,), generator=generator)
-    network.set_prototypes(x, y)
+    network.set_prototypes(x, y)  # forgets the former samples
     network.add_samples(more, labels, num_classes=num_classes)
     assert network.counts.dtype == torch.int64
     for label in range(num_classes):
@@ -150,20 +150,6 @@ def test_adding_in_two_parts_is_adding_at_once(seed: int, cut: int) -> None:
         torch.testing.assert_close(getattr(in_parts, name), getattr(at_once, name), atol=1e-5, rtol=1e-4)
 
 
-def test_setting_prototypes_forgets_and_adding_does_not() -> None:
-    x, y = blobs(1)
-    network, fresh = make_network(), make_network()
-    network.add_samples(x, y)
-    assert network.counts.tolist() == [12] * 5
-    network.set_prototypes(x, y)
-    assert network.counts.tolist() == [6] * 5
-    empty = PrototypeNetwork(fresh.encoder, embedding_dim=fresh.sums.shape[1], num_classes=5)
-    assert not bool(empty.seen.any())
-    empty.add_samples(x, y)
-    for name in ("sums", "counts", "prototypes"):
-        assert torch.equal(getattr(empty, name), getattr(network, name))
-
-
 @given(seed=seeds, permutation=st.permutations(range(5)), more=st.integers(0, 3))
 def test_arranging_back_and_forth_is_the_identity(seed: int, permutation: list[int], more: int) -> None:
     network = make_network(seed % 7)
@@ -183,23 +169,6 @@ def test_arranging_back_and_forth_is_the_identity(seed: int, permutation: list[i
     network.arrange_classes(torch.tensor([3, 1]))
     assert torch.equal(network.sums, sums[[3, 1]])  # the others are forgotten
     assert network(blobs(0)[0]).shape == (30, 2)
-
-
-@given(seed=seeds, size=st.floats(0.1, 100))
-def test_prototypes_are_the_normalised_means_of_the_sums(seed: int, size: float) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    network = PrototypeNetwork(nn.Identity(), embedding_dim=4, num_classes=2)
-    sums, counts = size * torch.randn(5, 4, generator=generator), torch.randint(4, (5,), generator=generator)
-    sums[counts == 0] = 0
-    network.set_sums(sums, counts)
-    for label in range(5):
-        total = sums[label].double()
-        expected = total / total.norm() if counts[label] else torch.zeros(4, dtype=torch.float64)
-        torch.testing.assert_close(network.prototypes[label].double(), expected, atol=1e-6, rtol=1e-5)
-    assert torch.equal(network.seen, counts > 0)
-    saved = network.sums.clone()
-    sums.zero_()  # the tensors of the caller are copied
-    assert torch.equal(network.sums, saved)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64])
@@ -254,14 +223,6 @@ def test_a_class_added_in_inference_mode_does_not_end_training() -> None:
         network.add_samples(*blobs(1))
         network.arrange_classes(torch.arange(6))
     network(blobs(2)[0]).sum().backward()
-
-
-def test_the_weights_of_the_views_travel_with_the_state() -> None:
-    x, _ = blobs(0)
-    first, second = make_encoder([0.4, 0.1, 0.0, 0.5]), make_encoder([0.1, 0.4, 0.0, 0.5], seed=1)
-    assert not torch.equal(first(x), second(x))
-    second.load_state_dict(first.state_dict())
-    assert torch.equal(first(x), second(x))
 
 
 X, Y = blobs(0)

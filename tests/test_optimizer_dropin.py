@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import cast
 
@@ -280,36 +278,6 @@ def test_a_compiled_model_takes_the_same_steps() -> None:
     compiled = cast(nn.Module, torch.compile(model, backend="eager"))
     train(compiled, CustomOptimizer(compiled.parameters()), 12)
     assert same(model, trained(12))
-
-
-SHARDED = """
-import os, sys
-import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from protonet.optimizer import CustomOptimizer
-
-child = os.fork()
-dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(child > 0), world_size=2)
-model = torch.nn.Linear(4, 4)
-fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-try:
-    CustomOptimizer(model.parameters())
-except ValueError as error:
-    assert "DTensor" in str(error), error
-else:
-    raise AssertionError("no error")
-dist.destroy_process_group()
-if child:
-    assert os.waitpid(child, 0)[1] == 0
-"""
-
-
-def test_sharded_parameters_are_an_error_at_construction(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SHARDED, str(tmp_path / "meeting")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert ended.returncode == 0, ended.stderr
 
 
 def test_other_group_keys_remain() -> None:

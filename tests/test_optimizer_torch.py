@@ -178,6 +178,8 @@ import sys
 import torch
 import torch.distributed as dist
 from custom_optimizer import CustomOptimizer
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 child = os.fork()
 rank = int(child > 0)
@@ -196,13 +198,21 @@ assert optimizer.skipped == 1
 ends = [torch.empty_like(start) for _ in range(2)]
 dist.all_gather(ends, model.module.weight.detach())
 assert torch.equal(*ends)
+sharded = torch.nn.Linear(4, 4)
+fully_shard(sharded, mesh=init_device_mesh("cpu", (2,)))
+try:
+    CustomOptimizer(sharded.parameters())
+except ValueError as error:
+    assert "DTensor" in str(error), error
+else:
+    raise AssertionError("no error")
 dist.destroy_process_group()
 if child:
     assert os.waitpid(child, 0)[1] == 0
 """
 
 
-def test_two_processes_stay_equal(tmp_path: Path) -> None:
+def test_two_processes_stay_equal_and_sharded_parameters_are_an_error(tmp_path: Path) -> None:
     """One of them meets a NaN: both skip that step. The packed optimizer is all that they have of the library."""
     (tmp_path / "custom_optimizer.py").write_text(join_package(), encoding="utf-8")
     environment = {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1", "PATH": ""}

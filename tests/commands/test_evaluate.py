@@ -108,9 +108,8 @@ def test_a_model_without_column_encoding_refuses_text(model: str, tmp_path: Path
         assert f"`table` must have finite numbers; got {cell!r} in b, line 3." in error
 
 
-@pytest.mark.parametrize(
-    ("names", "known", "expected"),
-    [
+def test_spellings() -> None:
+    cases: list[tuple[list[str], list[Any], dict[str, str]]] = [
         (["0.0", "1", "2.50", "-0"], [0, 1, 2], {"0.0": "0", "-0": "0"}),
         (["CAT", " cat", "c at", "cat"], ["cat", "dog"], {"CAT": "cat", " cat": "cat"}),
         (["two  words", "two\u00a0words"], ["Two words"], dict.fromkeys(["two  words", "two\u00a0words"], "Two words")),
@@ -121,10 +120,9 @@ def test_a_model_without_column_encoding_refuses_text(model: str, tmp_path: Path
         (["nan", "inf", "1e400", ""], ["1", "infinity"], {}),
         (["9007199254740993"], ["9007199254740992"], {}),
         (["1e400"], ["1" + "0" * 400], {"1e400": "1" + "0" * 400}),
-    ],
-)
-def test_spellings(names: list[str], known: list[Any], expected: dict[str, str]) -> None:
-    assert find_respellings(names, known) == expected
+    ]
+    for names, known, expected in cases:
+        assert find_respellings(names, known) == expected, names
 
 
 def test_errors(tmp_path: Path, model: str, run: Run) -> None:

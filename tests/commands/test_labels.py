@@ -57,25 +57,23 @@ class TestAnswers:
                 assert answers.rows == rows[:saved], size
             assert path.read_bytes() == full[: [*ends, len(full)][saved]]
 
-    @pytest.mark.parametrize(
-        ("content", "got"),
-        [
+    def test_another_format_is_refused_and_unchanged(self, tmp_path: Path) -> None:
+        cases: list[tuple[str | bytes, str]] = [
             ("a,c,label\n1,2,ant\n", "columns a, c, label"),
             ("no line end", "columns no line end"),
             ("a,b,label\n1,2,cat\n", "'cat' as the class in line 2"),
             ("a,b,label\n1,ant\n1,2,ant\n", "'ant' as the class in line 2"),
             ("a,b,label\n\n1,2,ant\n", "'' as the class in line 2"),
             (b"\xff\xfe", r"columns \udcff\udcfe"),
-        ],
-    )
-    def test_another_format_is_refused_and_unchanged(self, tmp_path: Path, content: str | bytes, got: str) -> None:
-        path = tmp_path / "other.csv"
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        before = path.read_bytes()
-        must = "be a new file, or labelled rows of this table and these classes"
-        with pytest.raises(InputError, match=rf"^`output` must {must}; got .*other\.csv with {re.escape(got)}\."):
-            opened(path)
-        assert path.read_bytes() == before
+        ]
+        for content, got in cases:
+            path = tmp_path / "other.csv"
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+            before = path.read_bytes()
+            must = "be a new file, or labelled rows of this table and these classes"
+            with pytest.raises(InputError, match=rf"^`output` must {must}; got .*other\.csv with {re.escape(got)}\."):
+                opened(path)
+            assert path.read_bytes() == before, content
 
     def test_one_command_at_a_time(self, tmp_path: Path) -> None:
         message = "^`output` must be written by one command at a time; got .*answers.csv, in use by another"
@@ -94,19 +92,17 @@ def make_model(classes: tuple[str, ...]) -> TablePipeline:
     return TablePipeline(network=network, classes=classes)
 
 
-@pytest.mark.parametrize(
-    ("text", "known", "message"),
-    [
+def test_invalid_classes_are_errors() -> None:
+    cases: list[tuple[str | None, tuple[str, ...], str]] = [
         ("ant,ant", (), "`classes` must be different names.*; got 'ant'"),
         ("ant,NA", (), "not a missing value; got 'NA'"),
         ("bee,,ant", (), "not a missing value; got ''"),
         ("ant,", (), "not a missing value; got ''"),
         ("ant,cow", ("ant", "bee"), "must be classes that the model knows; got 'cow', and it knows ant, bee"),
-    ],
-)
-def test_invalid_classes_are_errors(text: str | None, known: tuple[str, ...], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        parse_classes(text, make_model(known) if known else None)
+    ]
+    for text, known, message in cases:
+        with pytest.raises(InputError, match=message):
+            parse_classes(text, make_model(known) if known else None)
 
 
 def test_classes_are_the_models_or_those_that_are_named() -> None:

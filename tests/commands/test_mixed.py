@@ -155,9 +155,8 @@ def rows_of(text: str, n: int, **values: Sequence[str]) -> str:
 PLAIN = "x,kind\n" + rows_of("{n}.5,{k}", 30, k="ab")
 
 
-@pytest.mark.parametrize(
-    ("text", "options", "message"),
-    [
+def test_invalid_tables_leave_no_output(tmp_path: Path, run: Run) -> None:
+    cases: list[tuple[str, str, str]] = [
         (PLAIN, "--column-type x=categry", "`--column-type` must be one of category, .*; got .categry"),
         (PLAIN, "--column-type x", "`--column-type` must be NAME=TYPE; got 'x'"),
         ("x,kind\n1.5,a\n2.5,\n3.5,\n", "", "`table` must have at least 2 classes; got a alone in kind"),
@@ -170,14 +169,13 @@ PLAIN = "x,kind\n" + rows_of("{n}.5,{k}", 30, k="ab")
         ),
         ("x,kind\n" + rows_of("same,{k}", 30, k="ab"), "", "`table` must .* of use; got dropped: x: constant"),
         (PLAIN + "inf,a\n", "", "`table` must have finite numbers; got 'inf' in x, line 32"),
-    ],
-)
-def test_invalid_tables_leave_no_output(text: str, options: str, message: str, tmp_path: Path, run: Run) -> None:
-    (tmp_path / "t.csv").write_text(text)
-    output = tmp_path / "m.safetensors"
-    error = run("fit", tmp_path / "t.csv", *FAST, "-o", output, *options.split(), code=2)
-    assert re.fullmatch(f"protonet fit: {message}.*\n", error), error
-    assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
+    ]
+    for text, options, message in cases:
+        (tmp_path / "t.csv").write_text(text)
+        output = tmp_path / "m.safetensors"
+        error = run("fit", tmp_path / "t.csv", *FAST, "-o", output, *options.split(), code=2)
+        assert re.fullmatch(f"protonet fit: {message}.*\n", error), error
+        assert [path.name for path in tmp_path.iterdir()] == ["t.csv"], text
 
 
 PUT = st.sampled_from(

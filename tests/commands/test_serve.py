@@ -142,9 +142,8 @@ def make_pickle() -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("model", "media", "body", "status", "line"),
-    [
+def test_what_does_not_fit(server: Server) -> None:
+    cases: list[tuple[str, str, bytes | str, int, str]] = [
         ("other", JSON, "[]", 404, "`model` must be one of mixed, arrays, pictures; got 'other'"),
         ("mixed", JSON, "[[", 400, "`body` must be JSON"),
         ("mixed", JSON, "[[NaN, 1]]", 400, "`body` must be JSON"),
@@ -179,29 +178,26 @@ def make_pickle() -> bytes:
         ("pictures", JSON, '[{"picture": 7}]', 400, "must hold pictures as base64"),
         ("mixed", JSON, "[" + "[1,2]," * 200_000 + "[1,2]]", 413, "`body` must have at most 1,048,576 bytes"),
         ("arrays", JSON, "[" + "[]," * 100_000 + "[]]", 413, "`body` must have at most 100,000 rows"),
-    ],
-)
-def test_what_does_not_fit(server: Server, model: str, media: str, body: bytes | str, status: int, line: str) -> None:
-    result = server.refuse("POST", f"/models/{model}/predict", body, headers={"Content-Type": media})
-    assert result[0] == status, result
-    assert line in result[1]
-    assert "/tmp" not in result[1]
+    ]
+    for model, media, body, status, line in cases:
+        result = server.refuse("POST", f"/models/{model}/predict", body, headers={"Content-Type": media})
+        assert result[0] == status, result
+        assert line in result[1], line
+        assert "/tmp" not in result[1], line
 
 
-@pytest.mark.parametrize(
-    ("more", "status", "line"),
-    [
+def test_unauthorized_requests_are_refused(server: Server) -> None:
+    cases: list[tuple[dict[str, Any], int, str]] = [
         ({"headers": {"Host": "evil.example"}}, 400, "`Host` must be a name of this server"),
         ({"headers": {"Host": "[::1"}}, 400, "`Host` must be a name of this server"),
         ({"headers": {"Origin": "http://evil.example"}}, 403, "`Origin` must be this server"),
         ({"headers": {"Origin": "null"}}, 403, "`Origin` must be this server"),
         ({"token": ""}, 401, "`token` must be that of the server"),
         ({"token": "x"}, 401, "`token` must be that of the server"),
-    ],
-)
-def test_unauthorized_requests_are_refused(server: Server, more: dict[str, Any], status: int, line: str) -> None:
-    result = server.refuse("GET", "/metrics", **more)
-    assert (result[0], line in result[1]) == (status, True), result
+    ]
+    for more, status, line in cases:
+        result = server.refuse("GET", "/metrics", **more)
+        assert (result[0], line in result[1]) == (status, True), result
 
 
 def test_pages_behind_a_tls_proxy_are_allowed(server: Server) -> None:

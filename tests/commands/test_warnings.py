@@ -172,56 +172,52 @@ def test_new_classes_that_look_alike_get_a_warning(model: Path, tmp_path: Path, 
     assert "warning: classes" not in run("update", model, more, "--in-place")
 
 
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
+def test_spellings_among_classes() -> None:
+    cases: list[tuple[list[str | int], str]] = [
         ([], ""),
         (["a", "b"], ""),
         ([1, 2], ""),
         (["A", "a", "a "], "'a' for 'A', 'a ' for 'A'"),
         (["1", "1.0", "1e0", "01", "1.00"], "'01' for '1', '1.0' for '1', '1.00' for '1' and 1 more"),
-    ],
-)
-def test_spellings_among_classes(names: list[str | int], expected: str) -> None:
-    line = f"warning: classes {expected}; two spellings of one class?"
-    assert warn_similar_names(names) == [line] * bool(expected)
+    ]
+    for names, expected in cases:
+        line = f"warning: classes {expected}; two spellings of one class?"
+        assert warn_similar_names(names) == [line] * bool(expected), names
 
 
 AGES = np.concatenate([np.arange(18, 90, 2), np.arange(30, 78, 2)])  # 36 of them in 60 rows
 
 
-@pytest.mark.parametrize(
-    "labels",
-    [
+def test_measured_integers_are_not_classes_unless_allowed() -> None:
+    cases: list[np.ndarray] = [
         AGES,
         AGES.astype(str),
         np.concatenate([np.arange(36), np.arange(24)]),  # one after the other, but more than half of the rows
         np.repeat(np.arange(0, 90, 3), 3),  # 30 that span 87
         np.concatenate([np.repeat(np.arange(0, 90, 3), 2), np.zeros(50, int)]),  # one of them has many rows
-    ],
-)
-def test_measured_integers_are_not_classes_unless_allowed(labels: np.ndarray) -> None:
-    output = r"^`label` must name a column of classes; got \d\d whole numbers, such as \d\d, in age, most with 3 rows"
-    with pytest.raises(InputError, match=f"{output} or fewer.*--allow-many-classes"):
-        check_classes(labels, "age", allow_many=False)
-    names, indices = check_classes(labels, "age", allow_many=True)
-    assert [str(names[index]) for index in indices.tolist()] == labels.astype(str).tolist()
+    ]
+    for labels in cases:
+        output = (
+            r"^`label` must name a column of classes; got \d\d whole numbers, such as \d\d, in age, most with 3 rows"
+        )
+        with pytest.raises(InputError, match=f"{output} or fewer.*--allow-many-classes"):
+            check_classes(labels, "age", allow_many=False)
+        names, indices = check_classes(labels, "age", allow_many=True)
+        assert [str(names[index]) for index in indices.tolist()] == labels.astype(str).tolist(), labels
 
 
-@pytest.mark.parametrize(
-    "labels",
-    [
+def test_classes_may_be_integers() -> None:
+    cases: list[np.ndarray] = [
         np.repeat(np.arange(60), 5),
         np.repeat(np.arange(0, 6000, 100), 5),  # codes far apart, of many rows
         np.repeat(np.arange(60), 2),  # few rows, but one number after the other
         np.repeat([f"c{code}" for code in range(0, 300, 10)], 2),
         np.concatenate([np.arange(0, 90, 5), np.arange(2)]),  # 20 classes at most
-    ],
-)
-def test_classes_may_be_integers(labels: np.ndarray) -> None:
-    names, indices = check_classes(labels, "kind", allow_many=False)
-    assert len(names) == len(set(labels.tolist()))
-    assert [str(names[index]) for index in indices.tolist()] == labels.astype(str).tolist()
+    ]
+    for labels in cases:
+        names, indices = check_classes(labels, "kind", allow_many=False)
+        assert len(names) == len(set(labels.tolist())), labels
+        assert [str(names[index]) for index in indices.tolist()] == labels.astype(str).tolist(), labels
 
 
 def test_new_integer_classes_stay_integers() -> None:

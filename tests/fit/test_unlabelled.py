@@ -75,16 +75,6 @@ def test_labels_spread_as_the_linear_system_says() -> None:
     torch.testing.assert_close(propagate_labels(x, labels, initial).double(), expected, rtol=0, atol=2e-3)
 
 
-def test_a_chain_of_neighbours_carries_a_label_further_than_distance_would() -> None:
-    angles = torch.linspace(0, 1.5, 40)
-    arcs = torch.stack([angles.cos(), angles.sin(), torch.zeros(40)], dim=1)
-    others = torch.stack([angles.cos(), angles.sin(), torch.full((40,), 0.4)], dim=1)
-    x = torch.nn.functional.normalize(torch.cat([arcs[:1], others[-1:], arcs[1:], others[:-1]]), dim=1)
-    predicted = propagate_labels(x, torch.tensor([0, 1]), torch.full((78, 2), 0.5)).argmax(dim=1)
-    assert (predicted[:39] == 0).all()
-    assert (predicted[39:] == 1).all()
-
-
 def test_similar_class_frequencies_become_equal_and_others_less_so() -> None:
     little = torch.tensor([[0.8, 0.2], [0.7, 0.3], [0.3, 0.7], [0.6, 0.4]], dtype=torch.float64)
     evened = balance_frequencies(little)

@@ -9,10 +9,8 @@ from sklearn.utils.class_weight import compute_sample_weight
 
 from protonet.estimator import ProtoNetClassifier
 from protonet.fit.search import Search
-from protonet.views.mlp import MLPFamily
-from tests.strategies import LITTLE, blobs
+from tests.strategies import LITTLE, PLAIN, blobs
 
-CLOSED = LITTLE.with_kind(MLPFamily(sizes=0))
 X, Y = (part.numpy() for part in blobs(0, rows=8, noise=0.8))
 TEST_X, TEST_Y = (part.numpy() for part in blobs(0, rows=60, noise=0.8))
 
@@ -45,7 +43,7 @@ def test_balanced_weights_raise_the_mean_recall() -> None:
         y, test_y = np.arange(3).repeat([30, 15, 5]), np.arange(3).repeat(200)
         x, test_x = (centres[part] + noise * rng.normal(size=(len(part), dim)) for part in (y, test_y))
         plain, balanced = (
-            ProtoNetClassifier(effort=CLOSED).fit(x, y, weights).predict(test_x)
+            ProtoNetClassifier(effort=PLAIN).fit(x, y, weights).predict(test_x)
             for weights in (None, compute_sample_weight("balanced", y))
         )
         gains.append(balanced_accuracy_score(test_y, balanced) - balanced_accuracy_score(test_y, plain))

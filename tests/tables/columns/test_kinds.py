@@ -292,21 +292,6 @@ class TestEncoding:
         with pytest.raises(ValueError, match="shorter"):
             encoding.encode(cells[:-1])
 
-    @given(data=st.data())
-    def test_random_encodings_round_trip(self, data: st.DataObject) -> None:
-        n = data.draw(st.integers(2, 12))
-        floats = st.floats(-1e30, 1e30) | st.just(math.nan)
-        cells = [
-            np.array(data.draw(st.lists(floats, min_size=n, max_size=n))),
-            objects(*data.draw(st.lists(st.text(max_size=4), min_size=n, max_size=n))),
-        ]
-        text = Text.fit(cells[1])
-        encoding = Encoding((Numeric.fit(cells[0]), Category.fit(cells[1]), text))
-        described, tensors = encoding.describe()
-        again = Encoding.restore(json.loads(json.dumps(described)), tensors)
-        rows = [cells[0], cells[1], cells[1]]
-        np.testing.assert_array_equal(again.encode(rows), encoding.encode(rows))
-
 
 ODD: st.SearchStrategy[Any] = st.one_of(
     st.none(),
