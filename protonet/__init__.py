@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from protonet.files.model import Model, load_model, save_model
     from protonet.fit.solver import solve
     from protonet.network import PrototypeNetwork
-    from protonet.views.budget import plan_encoder
+    from protonet.views.evaluation import plan_encoder
 
 __all__ = [
     "Encoder",
@@ -33,7 +33,7 @@ LAZY_EXPORTS = {
     "Model": "files.model",
     "PrototypeNetwork": "network",
     "load_model": "files.model",
-    "plan_encoder": "views.budget",
+    "plan_encoder": "views.evaluation",
     "save_model": "files.model",
     "solve": "fit.solver",
 }

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from protonet.fit.search import EFFORTS, Search
 from protonet.selection.folds import Fold
-from protonet.views.budget import plan_encoder
-from protonet.views.evaluation import CandidateEvaluator
+from protonet.views.evaluation import CandidateEvaluator, plan_encoder
 from protonet.views.fixed_convolution import FixedConvolutionFamily
 from protonet.views.forest import ForestFamily
 from protonet.views.kernel_ridge import KERNEL_RIDGE_VIEWS, KernelRidgeFamily

@@ -19,7 +19,7 @@ from protonet.fit.search import Search, evaluate_candidates
 from protonet.fit.solver import PARAM_LIMIT, untouched_globals
 from protonet.fit.training_set import prepare_training_set
 from protonet.losses import class_means
-from protonet.views.budget import plan_encoder
+from protonet.views.evaluation import plan_encoder
 from protonet.views.view import TrainingRows, View, ViewSpec
 
 

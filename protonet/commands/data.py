@@ -141,17 +141,11 @@ class UnlabelledTable:
 
 
 class ColumnOverrides(NamedTuple):
-    """The user's settings of columns, as options of ``fit``."""
+    """The user's settings of columns."""
 
     types: Mapping[str, str] = MappingProxyType({})  #: The types of columns, by name.
     dropped: tuple[str, ...] = ()  #: Columns that are not features.
     group: str | None = None  #: The column of groups, which is not a feature either.
-
-    def to_options(self) -> list[str]:
-        """Convert to command-line options."""
-        types = [f"{name}={column_type}" for name, column_type in self.types.items()]
-        options = [*["--column-type"] * bool(types), *types, *["--drop"] * bool(self.dropped), *self.dropped]
-        return [*options, *([] if self.group is None else ["--group", self.group])]
 
 
 #: No settings of columns.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -176,6 +177,26 @@ class ServeOptions:
 def make_options(kind: type[OptionsT], parsed: argparse.Namespace) -> OptionsT:
     """Create the options of a command from the parsed arguments of the same names."""
     return kind(**{option.name: getattr(parsed, option.name) for option in fields(kind)})  # type: ignore[arg-type]
+
+
+def to_arguments(options: object) -> list[str]:
+    """Convert the options of a command to its arguments, the name of the command first; defaults are left out."""
+    arguments, last = [type(options).__name__.removesuffix("Options").lower()], list[str]()
+    for option in fields(options):  # type: ignore[arg-type]
+        value = getattr(options, option.name)
+        if option.name in {"model", "table"}:
+            arguments += [] if value is None else [str(value)]
+        elif option.name == "outputs":
+            last += [text for name, path in value.items() for text in (f"--{name}", str(path))]
+        elif value and value != option.default:
+            values = [] if value is True else value if isinstance(value, (list, tuple)) else [value]
+            last += [f"--{option.name.replace('_', '-')}", *map(str, values)]
+    return arguments + last
+
+
+def format_command(options: object) -> str:
+    """Format the options of a command as a command line."""
+    return shlex.join(["protonet", *to_arguments(options)])
 
 
 def make_parser(

@@ -4,11 +4,11 @@ from protonet.datasets.benchmarks import (
     load_cifar_fs,
     load_cub,
     load_fc100,
+    load_meta_dataset,
     load_mini_imagenet,
     load_omniglot,
     load_tiered_imagenet,
 )
-from protonet.datasets.class_lists import load_meta_dataset
 from protonet.datasets.dataset import Dataset, split_classes
 from protonet.datasets.features import load_features
 from protonet.datasets.files import load_csv, load_digits, load_images, load_npz, map_npz

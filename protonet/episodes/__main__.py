@@ -181,7 +181,7 @@ def run(arguments: Sequence[str] | None) -> None:
     parser = make_parser()
     options = parser.parse_args(arguments)
     if options.list_methods or options.list_presets or options.class_lists:
-        from protonet.datasets.class_lists import format_class_lists  # noqa: PLC0415 - as above
+        from protonet.datasets.benchmarks import format_class_lists  # noqa: PLC0415 - as above
         from protonet.episodes.methods.choice import list_methods  # noqa: PLC0415
         from protonet.episodes.samplers.options import list_presets  # noqa: PLC0415
 

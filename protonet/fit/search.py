@@ -29,8 +29,7 @@ from protonet.fit.prior import (
 from protonet.selection.folds import FOLDS, Fold, split_folds
 from protonet.selection.scoring import WEIGHTS, fit_scale_and_offsets, simplest_within_one_error, worse_by_one_error
 from protonet.views import VIEW_FAMILIES
-from protonet.views.budget import EncoderPlan
-from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
+from protonet.views.evaluation import Candidate, CandidateEvaluator, EncoderPlan, ViewFamily
 from protonet.views.linear import Linear, LinearFamily
 from protonet.views.shifts import detect_order
 from protonet.views.view import TrainingRows, ViewSpec

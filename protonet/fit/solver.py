@@ -34,7 +34,7 @@ from protonet.fit.search import (
 from protonet.fit.training_set import ClassNameRows, TrainingSet, prepare_training_set
 from protonet.fit.unlabelled import PROPAGATION, Unlabelled, read_rows
 from protonet.network import PrototypeNetwork
-from protonet.views.budget import EncoderPlan, plan_encoder
+from protonet.views.evaluation import EncoderPlan, plan_encoder
 from protonet.views.linear import LinearFamily
 from protonet.views.mlp import MLPFamily
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,6 +14,15 @@ from typing import Any
 from starlette.exceptions import HTTPException
 
 from protonet.commands.data import ColumnOverrides
+from protonet.commands.options import (
+    EvaluateOptions,
+    FitOptions,
+    PredictOptions,
+    ReadOptions,
+    UpdateOptions,
+    format_command,
+    to_arguments,
+)
 from protonet.ui.text import format_csv
 
 #: Files that jobs write, and their media types, by name.
@@ -35,15 +43,15 @@ class JobRunner:
         label: The column of the labels.
         model: The file of a model to update; None to fit a new one.
         columns: The user's settings of columns.
-        options: Options of all commands: ``--representation`` and so on.
+        reading: How all commands read tables.
     """
 
     answers: Path
-    table: str
+    table: Path
     label: str
-    model: str | None
+    model: Path | None
     columns: ColumnOverrides
-    options: Sequence[str]
+    reading: ReadOptions
     metrics: dict[str, Any] | None = None  #: The output of the last fit with ``--json``.
     version: int = -1  #: The version of the labels of the metrics.
     checked: int = 0  #: The number of labels of the metrics, or of the fit in progress.
@@ -77,8 +85,8 @@ class JobRunner:
         Path(self.folder.name, self.answers.name).write_text(format_csv(lines), encoding="utf-8")
         path = self.table
         if table is not None:
-            path = str(Path(self.folder.name, "table.csv"))
-            Path(path).write_text(format_csv(table), encoding="utf-8")
+            path = Path(self.folder.name, "table.csv")
+            path.write_text(format_csv(table), encoding="utf-8")
         self._task = asyncio.create_task(self._work(job, version, rows, path))
 
     def get_file(self, name: str) -> tuple[Path, str]:
@@ -89,40 +97,52 @@ class JobRunner:
         file, media = FILES[name]
         return Path(self.folder.name, file), media
 
-    def build_commands(self, answers: Path, to_predict: str, folder: str = "") -> list[list[str]]:
-        """Build the commands that make the files, in a folder."""
-        model, report, predictions = (f"{folder}{file}" for file, _ in FILES.values())
-        table = [str(answers), "--label", self.label]
+    def list_commands(self, answers: Path, table: Path, folder: Path) -> list[ReadOptions]:
+        """List the commands that make the files in a folder, given the labelled rows and the table to predict."""
+        model, report, predictions = (folder / file for file, _ in FILES.values())
+        reading = vars(self.reading)
+        predict = PredictOptions(**reading, model=model, table=table, output=predictions, proba=True)
         if self.model is None:
-            commands = [["fit", *table, *self.columns.to_options(), "--report", report, "-o", model]]
-        else:
-            commands = [["update", self.model, *table, "-o", model]]
-        commands.append(["predict", model, to_predict, "-o", predictions, "--proba"])
-        if self.model is not None:
-            commands.append(["evaluate", self.model, *table, "--report", report])
-        return [[*command, *self.options] for command in commands]
+            return [self.fit(answers, {"report": report, "output": model}), predict]
+        update = UpdateOptions(**reading, model=self.model, table=answers, label=self.label, output=model)
+        evaluate = EvaluateOptions(
+            **reading, model=self.model, table=answers, label=self.label, outputs={"report": report}
+        )
+        return [update, predict, evaluate]
 
-    def command_lines(self) -> list[str]:
-        """Return the command lines that make the files."""
-        return [shlex.join(["protonet", *command]) for command in self.build_commands(self.answers, self.table)]
+    def fit(self, answers: Path, outputs: Mapping[str, Path]) -> FitOptions:
+        """Build the options of a fit to the labelled rows."""
+        return FitOptions(
+            **vars(self.reading),
+            table=answers,
+            label=self.label,
+            column_type=[f"{name}={column_type}" for name, column_type in self.columns.types.items()],
+            drop=self.columns.dropped,
+            group=self.columns.group,
+            outputs=outputs,
+        )
 
-    async def _work(self, job: str, version: int, rows: list[int], to_predict: str) -> None:
+    def format_commands(self) -> list[str]:
+        """Format the command lines that make the files in the current folder."""
+        return list(map(format_command, self.list_commands(self.answers, self.table, Path())))
+
+    async def _work(self, job: str, version: int, rows: list[int], to_predict: Path) -> None:
         """Run the commands of a job, and then the next job."""
         folder, answers = Path(self.folder.name), Path(self.folder.name, self.answers.name)
-        metrics = str(folder / "metrics.json")
-        first, *others = self.build_commands(answers, to_predict, f"{folder}/")
-        fits = job == "results" or self.model is None
+        metrics = folder / "metrics.json"
+        commands = self.list_commands(answers, to_predict, folder)
         if job == "results":
-            options = ["--report", str(folder / "results.html"), "--effort", "fast", *self.options]
-            first, others = ["fit", str(answers), "--label", self.label, *self.columns.to_options(), *options], []
+            commands = [replace(self.fit(answers, {"report": folder / "results.html"}), effort="fast")]
+        if fits := isinstance(commands[0], FitOptions):
+            commands[0] = replace(commands[0], outputs={**commands[0].outputs, "json": metrics})
         for file, _ in FILES.values() if job == "export" else ():
             (folder / file).unlink(missing_ok=True)
         try:
-            await self._run([*first, *["--json", metrics] * fits])
+            await self._run(commands[0])
             if fits:
-                self.metrics = json.loads(Path(metrics).read_text(encoding="utf-8")) | {"rows_of_table": rows}
+                self.metrics = json.loads(metrics.read_text(encoding="utf-8")) | {"rows_of_table": rows}
                 self.version = version
-            for command in others:
+            for command in commands[1:]:
                 await self._run(command)
         except (RuntimeError, OSError) as error:
             self.error = " ".join(str(error).split())
@@ -137,9 +157,9 @@ class JobRunner:
         made = [name for name, (file, _) in FILES.items() if Path(self.folder.name, file).exists()]
         return [] if self.running == "export" else made
 
-    async def _run(self, arguments: Sequence[str]) -> None:
+    async def _run(self, options: ReadOptions) -> None:
         """Run a command; raise a RuntimeError with its message if it fails."""
-        command = [sys.executable, "-m", "protonet", *arguments, "-q"]
+        command = [sys.executable, "-m", "protonet", *to_arguments(replace(options, quiet=True))]
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL, stderr=pipe)
         try:

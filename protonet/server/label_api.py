@@ -28,13 +28,20 @@ from protonet.commands.data import (
     read_cells,
     read_unlabelled,
 )
-from protonet.commands.options import PageOptions
+from protonet.commands.options import PageOptions, ReadOptions
 from protonet.commands.report import columns_to_dicts
 from protonet.commands.rows import parse_column_types
 from protonet.embeddings.pictures.images import UNREADABLE_IMAGE, describe_error, draw_plain, path_to_text, text_to_path
 from protonet.errors import USER_ERRORS, raise_input_error, rename_argument
-from protonet.server.app import AccessPolicy, create_app, html_response, json_response, make_policy
-from protonet.server.connections import open_socket, run_server
+from protonet.server.app import (
+    AccessPolicy,
+    create_app,
+    html_response,
+    json_response,
+    make_policy,
+    open_socket,
+    run_server,
+)
 from protonet.server.jobs import JobRunner
 from protonet.server.label_queue import LabelQueue
 from protonet.server.labels import Answers, Session, Uploads, extend_rows, find_similar, parse_classes
@@ -208,8 +215,8 @@ class LabelApi:
                 "added": str(self.uploads.rows.path),
                 "texts": self.queue.picture is None and len(names) == 1 and bool(modalities),
                 "notes": [*rows.table.all_notes, *rows.notes],
-                "table": self.jobs.table,
-                "commands": self.jobs.command_lines(),
+                "table": str(self.jobs.table),
+                "commands": self.jobs.format_commands(),
                 "output": str(self.jobs.answers),
                 "fixed": self.queue.fixed,
             }
@@ -429,12 +436,10 @@ def run(options: PageOptions) -> None:
         session = Session(add_uploads(rows), [*cells, *uploads.cells], classes, model, answers)
         names = dict.fromkeys(row[-1] for row in answers.rows)
         session.names.extend(name for name in names if name not in session.names)
-        shared = [] if options.representation is None else ["--representation", *options.representation]
-        shared += [] if options.sheet is None else ["--sheet", options.sheet]
         if picture is not None:  # `fit` sees only the paths in the answers
             columns = columns._replace(types={header[picture]: "picture", **columns.types})
-        model_path = None if options.model is None else str(options.model)
-        jobs = JobRunner(output, str(options.table), label, model_path, columns, shared)
+        reading = ReadOptions(representation=options.representation, sheet=options.sheet)
+        jobs = JobRunner(output, options.table, label, options.model, columns, reading)
 
         queue = LabelQueue(session, flagged, people, header, picture, model)
         title, again = path_to_text(options.table.name), None if model is not None else read_again

@@ -27,8 +27,17 @@ from protonet.commands.predict import OutputSpec, choose_threshold, format_heade
 from protonet.errors import raise_input_error
 from protonet.pipeline import TablePipeline
 from protonet.server import parsing, schemas
-from protonet.server.app import CSV, JSON, AccessPolicy, create_app, html_response, json_response, make_policy
-from protonet.server.connections import open_socket, run_server
+from protonet.server.app import (
+    CSV,
+    JSON,
+    AccessPolicy,
+    create_app,
+    html_response,
+    json_response,
+    make_policy,
+    open_socket,
+    run_server,
+)
 from protonet.server.models import Batcher, Classified, HotModel, open_models, reload_loop
 from protonet.ui.html import format_page
 from protonet.ui.text import count, format_csv

@@ -12,13 +12,12 @@ from protonet._text import to_printable
 from protonet.embeddings.opening import Selection, get_modality
 from protonet.errors import raise_input_error
 from protonet.tables.columns.base import FittedColumn
-from protonet.tables.columns.embedded import EmbeddedText
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.inference import InferredType, fit_column_as, infer_column_type
 from protonet.tables.columns.numeric import MAX_FLOAT32, Numeric
 from protonet.tables.columns.parsing import COMMA_FIRST, COMMA_OVER_POINT, POINT_FIRST, is_missing, parse_numeric_column
 from protonet.tables.columns.picture import Picture
-from protonet.tables.columns.text import Text
+from protonet.tables.columns.text import EmbeddedText, Text
 from protonet.tables.numeric_formats import describe_numeric_formats, revised_format_order
 from protonet.tables.suspicious import GroupColumn, detect_group_column, detect_leakage, detect_row_index
 from protonet.tables.table import RowBlock, Table

@@ -1,6 +1,6 @@
 """MLP views: ensembles of small residual MLPs on a linear view, the only trained parameters of a network.
 
-`protonet.views.budget` chooses their sizes within a parameter budget.
+`protonet.views.evaluation` chooses their sizes within a parameter budget.
 """
 
 from __future__ import annotations
@@ -22,9 +22,16 @@ from protonet.losses import CHUNK, class_means, cosine_cross_entropy, episodic_l
 from protonet.optimizer import StackOptimizer
 from protonet.sampling import index_classes, sample_episodes
 from protonet.selection.scoring import simplest_within_one_error, worse_by_one_error
-from protonet.views.budget import MLP_SIZES, EncoderPlan, count_mlp_parameters
 from protonet.views.config import Config, expect, size
-from protonet.views.evaluation import PRUNING, Candidate, CandidateEvaluator, ViewFamily
+from protonet.views.evaluation import (
+    MLP_SIZES,
+    PRUNING,
+    Candidate,
+    CandidateEvaluator,
+    EncoderPlan,
+    ViewFamily,
+    count_mlp_parameters,
+)
 from protonet.views.linear import Linear
 from protonet.views.shifts import shift_rows
 from protonet.views.view import Graph, LinearMap, Source, TrainingRows, View, ViewSpec, require_linear_map

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from protonet.commands.data import NO_OVERRIDES, ColumnOverrides
+from protonet.commands.options import ReadOptions
 from protonet.server.jobs import JobRunner
 from tests.browser import CHROMIUM, CONTRAST, Browser, every
 from tests.commands.cases import Run
@@ -157,7 +158,7 @@ def test_rows_are_labelled_together_and_column_types_are_set(server: Server, tab
         state = ask(server, "columns", column=column, choice=choice)
         assert option in state["commands"][0]
     state = ask(server, "columns", column="number", choice="group")
-    assert "--column-type b=category --drop a --group number" in state["commands"][0]
+    assert "--group number --drop a --column-type b=category" in state["commands"][0]
     for column, choice, line in (
         ("z", "drop", "`column` must be one of the table"),
         ("a", "tree", "`choice` must be one of number"),
@@ -240,31 +241,31 @@ def test_a_labelled_table_is_reviewed(tmp_path: Path) -> None:
 
 def test_commands_of_downloads() -> None:
     overrides = ColumnOverrides({"a": "category"}, ("b", "c"), "d")
-    for model, chosen, more, commands in (
+    for model, chosen, sheet, commands in (
         (
             None,
             overrides,
-            ["--sheet", "x"],
+            "x",
             [
-                "fit own.csv --label label --column-type a=category --drop b c --group d --report report.html"
-                " -o model.protonet --sheet x",
-                "predict model.protonet rest.csv -o predictions.csv --proba --sheet x",
+                "fit own.csv --sheet x --label label --group d --drop b c --column-type a=category"
+                " --report report.html --output model.protonet",
+                "predict model.protonet rest.csv --sheet x --output predictions.csv --proba",
             ],
         ),
         (
-            "old.safetensors",
+            Path("old.safetensors"),
             NO_OVERRIDES,
-            [],
+            None,
             [
-                "update old.safetensors own.csv --label label -o model.protonet",
-                "predict model.protonet rest.csv -o predictions.csv --proba",
+                "update old.safetensors own.csv --label label --output model.protonet",
+                "predict model.protonet rest.csv --output predictions.csv --proba",
                 "evaluate old.safetensors own.csv --label label --report report.html",
             ],
         ),
     ):
-        jobs = JobRunner(Path("own.csv"), "rest.csv", "label", model, chosen, more)
+        jobs = JobRunner(Path("own.csv"), Path("rest.csv"), "label", model, chosen, ReadOptions(sheet=sheet))
         with jobs.folder:
-            assert jobs.command_lines() == [f"protonet {item}" for item in commands]
+            assert jobs.format_commands() == [f"protonet {item}" for item in commands]
 
 
 def test_unauthorized_and_random_requests_are_refused(server: Server, table: Path) -> None:

@@ -26,8 +26,7 @@ from starlette.types import ASGIApp, Message
 from protonet import InputError
 from protonet.__main__ import main
 from protonet.pipeline import TablePipeline
-from protonet.server.app import AccessPolicy, create_app, make_policy
-from protonet.server.connections import MAX_CONNECTIONS
+from protonet.server.app import MAX_CONNECTIONS, AccessPolicy, create_app, make_policy
 from protonet.server.models import Batcher
 from protonet.server.parsing import ROWS, Rows, decode_json
 from tests.commands.cases import Run

@@ -18,8 +18,8 @@ import pytest
 from protonet.errors import InputError
 from protonet.estimator import ProtoNetClassifier
 from protonet.files import load_model, save_model
-from protonet.tables.columns.embedded import EmbeddedText
 from protonet.tables.columns.encoding import Encoding
+from protonet.tables.columns.text import EmbeddedText
 from tests.commands.cases import Run, do, read_table
 from tests.embeddings.cases import write_vectors
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from protonet.datasets import Dataset, load_cifar_fs, load_cub, load_fc100, load_meta_dataset, load_tiered_imagenet
-from protonet.datasets.class_lists import (
+from protonet.datasets.benchmarks import (
     PREFIX,
     describe_difference,
     format_class_lists,

@@ -25,11 +25,10 @@ from protonet.fit.solver import Solution, solve_problem
 from protonet.fit.training_set import ClassNameRows
 from protonet.selection.folds import split_folds
 from protonet.selection.scoring import WEIGHTS
-from protonet.tables.columns.embedded import EmbeddedText
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.numeric import Numeric
 from protonet.tables.columns.picture import Picture
-from protonet.tables.columns.text import Text
+from protonet.tables.columns.text import EmbeddedText, Text
 from tests.strategies import blobs, seeds
 
 X, Y = blobs(0, classes=5, rows=4, dim=12, noise=0.6)

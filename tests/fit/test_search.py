@@ -20,7 +20,7 @@ from protonet.fit.search import (
     select_views,
 )
 from protonet.views import VIEW_FAMILIES
-from protonet.views.budget import EncoderPlan, plan_encoder
+from protonet.views.evaluation import EncoderPlan, plan_encoder
 from protonet.views.fixed_convolution import FixedConvolution
 from protonet.views.forest import ForestFamily
 from protonet.views.kernel_ridge import BANDWIDTHS, KERNEL_RIDGES, KernelRidge, KernelRidgeFamily

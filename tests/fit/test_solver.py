@@ -25,7 +25,7 @@ from protonet.fit.networks import fit_choice
 from protonet.fit.search import EFFORTS, Search, select_views
 from protonet.fit.solver import solve_problem
 from protonet.losses import class_means
-from protonet.views.budget import plan_encoder
+from protonet.views.evaluation import plan_encoder
 from protonet.views.forest import ForestFamily
 from protonet.views.kernel_ridge import KernelRidgeFamily
 from protonet.views.linear import LinearFamily

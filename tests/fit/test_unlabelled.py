@@ -36,7 +36,7 @@ from protonet.fit.unlabelled import (
     read_rows,
 )
 from protonet.metrics import measure
-from protonet.views.budget import plan_encoder
+from protonet.views.evaluation import plan_encoder
 from protonet.views.fixed_convolution import FixedConvolutionFamily
 from protonet.views.mlp import MLPFamily
 from protonet.views.view import TrainingRows

@@ -13,8 +13,7 @@ from protonet.selection.folds import split_folds
 from protonet.selection.scoring import fit_temperature
 from protonet.views import evaluation as judging
 from protonet.views import kernel_ridge
-from protonet.views.budget import plan_encoder
-from protonet.views.evaluation import PRUNING, Candidate, CandidateEvaluator, ViewFamily, embed_fold
+from protonet.views.evaluation import PRUNING, Candidate, CandidateEvaluator, ViewFamily, embed_fold, plan_encoder
 from protonet.views.forest import Forest, ForestFamily, ForestView
 from protonet.views.kernel_ridge import (
     BANDWIDTHS,

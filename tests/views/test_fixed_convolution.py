@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given
 
 from protonet.selection.folds import split_folds
-from protonet.views.budget import plan_encoder
-from protonet.views.evaluation import CandidateEvaluator
+from protonet.views.evaluation import CandidateEvaluator, plan_encoder
 from protonet.views.fixed_convolution import (
     CONVOLUTION,
     FixedConvolution,

@@ -11,8 +11,7 @@ from protonet import solve
 from protonet.datasets.synthetic import sample_family
 from protonet.losses import class_means
 from protonet.selection.folds import Fold
-from protonet.views.budget import plan_encoder
-from protonet.views.evaluation import CandidateEvaluator
+from protonet.views.evaluation import CandidateEvaluator, plan_encoder
 from protonet.views.linear import LINEAR, SCALINGS, Linear, LinearFamily, LinearView, shrink_covariance
 from protonet.views.view import TrainingRows
 from tests.strategies import blobs, seeds

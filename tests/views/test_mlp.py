@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from protonet.errors import InputError, InputTypeError
 from protonet.losses import class_means
-from protonet.views.budget import MLP_SIZES, count_mlp_parameters, plan_encoder
-from protonet.views.evaluation import ViewFamily
+from protonet.views.evaluation import MLP_SIZES, ViewFamily, count_mlp_parameters, plan_encoder
 from protonet.views.linear import Linear
 from protonet.views.mlp import MLP, MemberData, MLPFamily, MLPRecipe, ResidualMLPs, build_member_data, train
 from protonet.views.shifts import shift_rows

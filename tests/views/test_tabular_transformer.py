@@ -17,8 +17,7 @@ from torch import Tensor
 
 from protonet.selection.folds import Fold
 from protonet.views import tabular_transformer
-from protonet.views.budget import plan_encoder
-from protonet.views.evaluation import CandidateEvaluator
+from protonet.views.evaluation import CandidateEvaluator, plan_encoder
 from protonet.views.linear import Linear
 from protonet.views.tabular_transformer import (
     CODE_ROTATIONS,

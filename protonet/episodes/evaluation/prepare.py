@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from protonet.datasets import Dataset
-from protonet.datasets.class_lists import describe_difference
+from protonet.datasets.benchmarks import describe_difference
 from protonet.datasets.dataset import SPLIT_SIDES
 from protonet.episodes.evaluation.distributed import ProcessGroup, pick_device
 from protonet.episodes.evaluation.evaluate import ProgressCallback, Scores, evaluate

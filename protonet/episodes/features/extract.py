@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from protonet._validation import check_device
-from protonet.datasets.class_lists import describe_difference
+from protonet.datasets.benchmarks import describe_difference
 from protonet.datasets.dataset import Dataset
 from protonet.datasets.pictures import ImageSet, ImageSource, Rotated, hash_state, load_pictures, open_picture
 from protonet.embeddings.pictures.networks import Extractor, open_extractor

@@ -18,14 +18,16 @@ from torch import Tensor
 from protonet import datasets
 from protonet._validation import check_type
 from protonet.datasets.benchmarks import (
+    PREFIX,
     locate_cifar_fs,
     locate_cub,
     locate_fc100,
+    locate_meta_dataset,
     locate_mini_imagenet,
     locate_omniglot,
     locate_tiered_imagenet,
+    read_class_lists,
 )
-from protonet.datasets.class_lists import PREFIX, locate_meta_dataset, read_class_lists
 from protonet.datasets.dataset import SPLIT_SIDES, Dataset, check_finite, make_dataset, split_classes
 from protonet.datasets.features import FEATURE_READERS
 from protonet.datasets.layouts import detect_class_folders, detect_folders, detect_side_folders

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from protonet.datasets.class_lists import read_class_lists
+from protonet.datasets.benchmarks import read_class_lists
 from protonet.episodes.samplers.sampler import (
     CLASS_STREAM,
     GROUP_STREAM,

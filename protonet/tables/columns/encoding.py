@@ -14,10 +14,9 @@ from torch import Tensor
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.category import Category
 from protonet.tables.columns.date import Date
-from protonet.tables.columns.embedded import EmbeddedText
 from protonet.tables.columns.numeric import Numeric
 from protonet.tables.columns.picture import Picture
-from protonet.tables.columns.text import Text
+from protonet.tables.columns.text import EmbeddedText, Text
 from protonet.views.config import Stored, expect
 
 #: The class of every column type, by its name in model files.

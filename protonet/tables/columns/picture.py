@@ -13,7 +13,7 @@ from protonet.embeddings.pictures.images import text_to_path
 from protonet.embeddings.pictures.reading import map_pictures, need_pillow
 from protonet.embeddings.representation import Record, Representation
 from protonet.tables.columns.base import FittedColumn, OpenRepresentation
-from protonet.tables.columns.embedded import ColumnEmbedding
+from protonet.tables.columns.text import ColumnEmbedding
 from protonet.views.config import Stored, expect
 
 #: Raise it whenever `protonet.embeddings.pictures.descriptors` computes other descriptors.

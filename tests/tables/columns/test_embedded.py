@@ -18,10 +18,9 @@ import torch
 from protonet.embeddings.opening import open_representation
 from protonet.embeddings.representation import Record, Representation
 from protonet.errors import InputError
-from protonet.tables.columns.embedded import WORD_WEIGHT, EmbeddedText
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.picture import Picture
-from protonet.tables.columns.text import Text
+from protonet.tables.columns.text import WORD_WEIGHT, EmbeddedText, Text
 from protonet.views.config import Stored
 from tests.embeddings.pictures.cases import write_folders
 
