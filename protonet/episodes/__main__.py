@@ -272,7 +272,15 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
     for dataset, test, validation in zip(options.dataset, tests, validations, strict=True):
         rows = RowsPlan(dataset, test, validation, image_size=image_size, split_seed=split_seed, **of_rows)
         for shot, sampler in samplers.items():
-            plan = EvaluationPlan(rows, methods_plan, sampler, n_episodes, target_half_width, seed, options.device)
+            plan = EvaluationPlan(
+                rows=rows,
+                methods=methods_plan,
+                sampler=sampler,
+                n_episodes=n_episodes,
+                target_half_width=target_half_width,
+                seed=seed,
+                device=options.device,
+            )
             members.append(Member(dataset, shot, plan))
     if len(members) == 1:
         run_evaluation(members[0].plan, outputs, state=state, resume=options.resume)

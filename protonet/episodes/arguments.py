@@ -394,7 +394,6 @@ def read_extract(arguments: Sequence[str] | None) -> argparse.Namespace:
         raise_input_error("--maps", "come without --texts", "both", "Leave one of the two out.")
     options.template = options.template or [CLIP_TEMPLATE]
     if bad := [template for template in options.template if template.count("{}") != 1]:
-        raise_input_error(
-            "--template", "have one {} for the name", repr(bad[0]), f"Pass one such as {CLIP_TEMPLATE!r}."
-        )
+        remedy = f"Pass one such as {CLIP_TEMPLATE!r}."
+        raise_input_error("--template", "have one {} for the name", repr(bad[0]), remedy)
     return options

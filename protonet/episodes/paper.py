@@ -18,14 +18,7 @@ from protonet._io import write_atomically, write_text
 from protonet.datasets.dataset import SPLIT_SIDES
 from protonet.episodes.evaluation.prepare import EvaluationPlan, MethodsPlan
 from protonet.episodes.evaluation.report import explain_intervals, format_latex, plot_accuracies, tabulate, write_latex
-from protonet.episodes.evaluation.statistics import (
-    INTERVAL_KINDS,
-    Comparison,
-    Evaluation,
-    MethodSummary,
-    Summary,
-    adjust_holm,
-)
+from protonet.episodes.evaluation.statistics import INTERVAL_KINDS, Evaluation, MethodSummary, Summary, adjust_holm
 from protonet.episodes.evaluation.suite import Member, run_suite
 from protonet.episodes.features.sources import RowsPlan, load_source
 from protonet.episodes.methods.choice import ChosenMethod, choose_grid
@@ -65,10 +58,10 @@ def run_paper(options: argparse.Namespace) -> None:
             options.dataset,
             shot,
             EvaluationPlan(
-                rows,
-                methods,
-                read_setting(options, shot),
-                options.episodes,
+                rows=rows,
+                methods=methods,
+                sampler=read_setting(options, shot),
+                n_episodes=options.episodes,
                 seed=options.seed,
                 device=options.device,
                 records=True,
@@ -190,14 +183,12 @@ def adjust_together(summaries: Sequence[Summary]) -> list[Summary]:
     pairs = [pair for summary in summaries for pair in summary.comparisons]
     for over in INTERVAL_KINDS:
         adjusted = adjust_holm([getattr(pair, f"p_value_{over}") for pair in pairs])
-        pairs = [_set_p(pair, over, p_value) for pair, p_value in zip(pairs, adjusted, strict=True)]
+        pairs = [
+            replace(pair, p_holm_classes=p) if over == "classes" else replace(pair, p_holm_episodes=p)
+            for pair, p in zip(pairs, adjusted, strict=True)
+        ]
     adjusted_pairs = iter(pairs)
     return [replace(summary, comparisons=[next(adjusted_pairs) for _ in summary.comparisons]) for summary in summaries]
-
-
-def _set_p(pair: Comparison, over: str, p_value: float) -> Comparison:
-    """Return a comparison with another adjusted p-value over classes or over episodes."""
-    return replace(pair, p_holm_classes=p_value) if over == "classes" else replace(pair, p_holm_episodes=p_value)
 
 
 def write_figure(path: Path, summaries: Mapping[str, Summary]) -> None:

@@ -80,9 +80,8 @@ def read_run(path: Path) -> StoredRun:
         refuse_run(path, error)
     for name, counts in right.items():
         if counts.shape != queries.shape or not bool(((counts >= 0) & (counts <= queries)).all()):
-            raise_input_error(
-                "FILE.json", "hold right queries of every episode", f"others of {name} in {path}", COMPARE_REMEDY
-            )
+            got = f"others of {name} in {path}"
+            raise_input_error("FILE.json", "hold right queries of every episode", got, COMPARE_REMEDY)
     if not right or not n:
         raise_input_error("FILE.json", "hold a method and an episode", f"none in {path}", COMPARE_REMEDY)
     return run
@@ -103,9 +102,8 @@ def check_same(runs: Sequence[StoredRun]) -> None:
                 raise_input_error("FILE.json", "be of the same episodes", got, COMPARE_REMEDY)
         n = min(len(first.queries), len(other.queries))
         if first.data != other.data or not torch.equal(first.queries[:n], other.queries[:n]):
-            raise_input_error(
-                "FILE.json", "be of the same data", f"others in {first.path} and {other.path}", COMPARE_REMEDY
-            )
+            got = f"others in {first.path} and {other.path}"
+            raise_input_error("FILE.json", "be of the same data", got, COMPARE_REMEDY)
 
 
 def join_runs(runs: Sequence[StoredRun], *, against: str | None = None) -> tuple[Summary, list[str]]:

@@ -111,9 +111,8 @@ def evaluate_dataset(
         remedy = "Pass split_classes(data, seed) instead."
         raise_input_error("split_seed", "be left out for a data set in memory", split_seed, remedy)
     if progress not in (True, False) and not callable(progress):
-        raise_input_error(
-            "progress", "be a bool or a function", type(progress).__name__, "Pass True.", kind=InputTypeError
-        )
+        remedy = "Pass True."
+        raise_input_error("progress", "be a bool or a function", type(progress).__name__, remedy, kind=InputTypeError)
     if isinstance(tune, str):
         raise_input_error("tune", "be a list of texts", repr(tune), f"Pass [{tune!r}].", kind=InputTypeError)
     n_episodes = check_int("n_episodes", n_episodes, low=1)
@@ -142,13 +141,13 @@ def evaluate_dataset(
         grids = [choose_grid(text, "tune") for text in tune]
         compared = None if against is None else _choose_against(against, methods)
         plan = EvaluationPlan(
-            rows,
-            MethodsPlan(_choose(methods), tune=grids, against=compared),
-            config,
-            n_episodes,
-            target_half_width,
-            seed,
-            device,
+            rows=rows,
+            methods=MethodsPlan(_choose(methods), tune=grids, against=compared),
+            sampler=config,
+            n_episodes=n_episodes,
+            target_half_width=target_half_width,
+            seed=seed,
+            device=device,
         )
         with join_group() as group:
             memory = data if isinstance(data, Dataset) else None
@@ -162,13 +161,8 @@ def _choose(methods: Sequence[str] | Mapping[str, Method]) -> list[ChosenMethod]
         return [_name_method(name, method) for name, method in methods.items()]
     if isinstance(methods, str) or not isinstance(methods, Sequence) or not methods:
         remedy = f"Pass [{methods!r}]." if isinstance(methods, str) else "Pass a list such as ['protonet']."
-        raise_input_error(
-            "methods",
-            "be a list of names, or a mapping from names to functions",
-            repr(methods),
-            remedy,
-            kind=InputTypeError,
-        )
+        constraint = "be a list of names, or a mapping from names to functions"
+        raise_input_error("methods", constraint, repr(methods), remedy, kind=InputTypeError)
     for name in methods:
         check_type("methods", name, str, "a list of names, or a mapping from names to functions")
     return [choose_method(name, "methods") for name in methods]

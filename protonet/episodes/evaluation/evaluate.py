@@ -143,7 +143,11 @@ def evaluate(
     n_episodes = check_int("n_episodes", n_episodes, low=1)
     target_half_width = check_number("target_half_width", target_half_width, low=0)
     _check_types(x, index, methods, config, has_take=take is not None)
-    named = None if texts is None else Texts(_check_texts(texts, index, x), label_rows(index, len(x)))
+    expected = (len(index.size), x.shape[1])
+    if texts is not None and (texts.shape != expected or not texts.is_floating_point()):
+        got, remedy = f"{texts.dtype} of shape {tuple(texts.shape)}", "Pass one row per class."
+        raise_input_error("texts", f"be floats of shape (classes, dim), {expected} here", got, remedy)
+    named = None if texts is None else Texts(texts, label_rows(index, len(x)))
     index = config.validate(index, tuple(map(str, range(len(index.size)))))
     group, take = group or ProcessGroup(), take or make_row_reader(x)
     batch_size = choose_batch_size(methods, x)
@@ -177,9 +181,7 @@ def evaluate(
     with ExitStack() as stack, torch.no_grad():
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
-        torch.empty(
-            FLOATS_BELOW_32_MIB
-        )  # freed at once, see its constant: results reuse memory, and no new pages have to be zeroed
+        torch.empty(FLOATS_BELOW_32_MIB)  # freed at once: results reuse memory, and no new pages have to be zeroed
         if target_half_width and done and (done % EPISODES_PER_ROUND == 0 or done == n_episodes) and is_precise():
             n_episodes = done
         for first in range(done // EPISODES_PER_ROUND, -(-n_episodes // EPISODES_PER_ROUND), group.world_size):
@@ -189,9 +191,8 @@ def evaluate(
             if begin < end:
                 draw = config.sample(index, seed=seed, first=begin, n_episodes=end - begin)
             for start, stop in _split_span(begin, end, batch_size):
-                batches.append(
-                    score_chunk(SampledEpisodes(*(rows[start - begin : stop - begin] for rows in draw)), start)
-                )
+                part = SampledEpisodes(*(rows[start - begin : stop - begin] for rows in draw))
+                batches.append(score_chunk(part, start))
                 if progress is not None and group.world_size == 1:
                     progress([*finished, *batches])
             # In the order of their numbers: any number of processes stops at the same round.
@@ -214,9 +215,8 @@ def _check_types(x: object, index: object, methods: object, config: object, *, h
         raise_input_error("x", "be a tensor of rows", "a Dataset", remedy, kind=InputTypeError)
     if not isinstance(x, Tensor) or x.ndim != 2 or not (x.is_floating_point() or has_take):
         got = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-        raise_input_error(
-            "x", "be a tensor of floats of shape (n, dim)", got, "Use torch.as_tensor(x).float().", kind=InputTypeError
-        )
+        remedy = "Use torch.as_tensor(x).float()."
+        raise_input_error("x", "be a tensor of floats of shape (n, dim)", got, remedy, kind=InputTypeError)
     if not isinstance(index, ClassIndex):
         remedy = "Pass index_classes(labels)."
         raise_input_error("index", "be a ClassIndex, rows by class", type(index).__name__, remedy, kind=InputTypeError)
@@ -237,18 +237,8 @@ def check_methods(methods: object) -> None:
     for name, method in methods.items():
         if not callable(method):
             remedy = "Pass a function from episodes to logits."
-            raise_input_error(
-                "methods", "hold functions", f"{type(method).__name__} as {name!r}", remedy, kind=InputTypeError
-            )
-
-
-def _check_texts(texts: Tensor, index: ClassIndex, x: Tensor) -> Tensor:
-    """Return texts, once there is one of each class in as many features as rows have."""
-    shape = (len(index.size), x.shape[1])
-    if texts.shape != shape or not texts.is_floating_point():
-        got = f"{texts.dtype} of shape {tuple(texts.shape)}"
-        raise_input_error("texts", f"be floats of shape (classes, dim), {shape} here", got, "Pass one row per class.")
-    return texts
+            got = f"{type(method).__name__} as {name!r}"
+            raise_input_error("methods", "hold functions", got, remedy, kind=InputTypeError)
 
 
 def choose_batch_size(methods: Mapping[str, Method], x: Tensor) -> int:
@@ -311,14 +301,12 @@ def _check_logits(name: str, logits: object, episodes: Episodes, episode_ids: Te
     shape = (*episodes.query.shape[:2], episodes.n_way)
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
         got = f"{logits.dtype if isinstance(logits, Tensor) else type(logits).__name__} of {name}"
-        raise_input_error(
-            "method", "give a tensor of floats", got, "Return logits, such as minus distances.", kind=InputTypeError
-        )
+        remedy = "Return logits, such as minus distances."
+        raise_input_error("method", "give a tensor of floats", got, remedy, kind=InputTypeError)
     if logits.shape != shape:
         constraint = f"give logits of shape (episodes, n_queries, n_way), {shape} here"
-        raise_input_error(
-            "method", constraint, f"{tuple(logits.shape)} of {name}", "Return one logit per query and class."
-        )
+        remedy = "Return one logit per query and class."
+        raise_input_error("method", constraint, f"{tuple(logits.shape)} of {name}", remedy)
     logits = logits.detach().to(episodes.query.device)
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if not bool(torch.isfinite(logits.sum(dtype=torch.float64))):

@@ -56,7 +56,7 @@ class MethodsPlan:
         return replace(self, chosen=chosen, against=against)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluationPlan:
     """All settings of an evaluation."""
 
@@ -97,13 +97,14 @@ class EvaluationPlan:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Prepared:
     """All inputs of an evaluation: rows, classes, base classes and methods."""
 
     data: Dataset  #: All rows, before encoder and normalisation.
     side: str  #: The evaluated side of the split, or "all".
     n_classes: int  #: Those of the side, also the ones that are too small, and base classes beside them.
+    class_ids: Tensor  #: (classes,) int64, those that episodes are drawn from, by their numbers in the data.
     sampler: Sampler  #: The kind of episodes, of these data.
     pool: RowPool  #: The rows to draw episodes from.
     base: Base | None  #: The base classes, if a method uses them.
@@ -111,11 +112,6 @@ class Prepared:
     trained: Trained | None  #: The encoder that the rows are embedded by.
     methods: dict[str, ChosenMethod]  #: By name.
     notes: list[str]  #: Lines to print with the report.
-
-    @property
-    def class_ids(self) -> Tensor:
-        """The classes that episodes are drawn from, by their numbers in the data, (classes,) int64."""
-        return self.data.y[self.pool.sources.rows[self.pool.sources.start]]
 
     @property
     def plugins(self) -> dict[str, str]:
@@ -258,13 +254,23 @@ def prepare(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -> Pre
     base_pool = None if queries is None else rows.select(queries)
     sampler, pool = sampler.join_base(rows.select(index), base_pool, means)
     trained = None if sampler.adds_base else rows.trained  # whose rows have other numbers
-    n_classes = len(chosen) + sampler.n_base
-    prepared = Prepared(data, side, n_classes, sampler, pool, base, None, trained, methods, notes)
-    if plan.rows.texts is None:
-        return prepared
-    named = [data.class_names[c] for c in prepared.class_ids.tolist()]
-    texts = load_texts(plan.rows.texts, dim=pool.x.shape[1], names=named).to(device)
-    return replace(prepared, texts=texts)
+    class_ids, texts = data.y[pool.sources.rows[pool.sources.start]], None
+    if plan.rows.texts is not None:
+        named = [data.class_names[c] for c in class_ids.tolist()]
+        texts = load_texts(plan.rows.texts, dim=pool.x.shape[1], names=named).to(device)
+    return Prepared(
+        data=data,
+        side=side,
+        n_classes=len(chosen) + sampler.n_base,
+        class_ids=class_ids,
+        sampler=sampler,
+        pool=pool,
+        base=base,
+        texts=texts,
+        trained=trained,
+        methods=methods,
+        notes=notes,
+    )
 
 
 def prepare_tuning(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -> tuple[EvaluationPlan, Prepared]:
@@ -302,12 +308,9 @@ def _replace_test(rows: RowsPlan, sampler: Sampler) -> RowsPlan:
         remedy = "Pass `validation_dataset`, other rows of the same classes, or fixed settings in `method`."
         raise_input_error("tune", "have validation rows beside those of `test_dataset`", "none", remedy)
     with renamed_arguments(text="validation_dataset", path="validation_dataset", test="validation_dataset"):
-        validation, test = (
-            load_source(text, image_size=rows.image_size) for text in (rows.validation_dataset, rows.test_dataset)
-        )
-        sampler.join_test(
-            test, validation, (rows.test_dataset, rows.validation_dataset)
-        )  # raises an error if they share a row
+        names = rows.test_dataset, rows.validation_dataset
+        test, validation = (load_source(text, image_size=rows.image_size) for text in names)
+        sampler.join_test(test, validation, names)  # raises an error if they share a row
     return replace(rows, test_dataset=rows.validation_dataset, validation_dataset=None)
 
 

@@ -267,10 +267,10 @@ class EvaluationRun:
             labels = (prepared.data.y, prepared.data.class_names)
             records = record(sampler, prepared.pool, labels, predicted, seed=seed)
         return Evaluation(
-            summarize(scores, sampler.shot, settings, varied),
-            self.tunings,
-            get_versions(),
-            prepared.plugins,
+            summary=summarize(scores, sampler.shot, settings, varied),
+            tuning=self.tunings,
+            versions=get_versions(),
+            plugins=prepared.plugins,
             data=hash_rows(prepared.data.get_rows, prepared.pool.sources),
             queries=queries,
             right={name: (score.accuracy * queries).round().long() for name, score in scores.items()},

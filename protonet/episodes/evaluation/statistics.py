@@ -111,9 +111,8 @@ class MethodSummary:
 
     accuracy: Rate
     calibration_error: float | None = None  #: None where it is not known.
-    measures: Mapping[str, Rate] = field(
-        default_factory=dict
-    )  #: Of ``OPEN_SET_MEASURES`` and ``SIDE_MEASURES``, by name.
+    #: Of ``OPEN_SET_MEASURES`` and ``SIDE_MEASURES``, by name.
+    measures: Mapping[str, Rate] = field(default_factory=dict)
     by_shot: Mapping[int, Rate] = field(default_factory=dict)  #: The accuracy on classes of each number of shots.
 
     def describe(self) -> dict[str, object]:
@@ -208,7 +207,7 @@ class ClassAccuracy:
     accuracy: Mapping[str, float]  #: By method.
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """The results of an evaluation, including the counts by episode that a later comparison needs."""
 

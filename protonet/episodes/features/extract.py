@@ -109,9 +109,8 @@ def write_embeddings(output: Path, job: Job, *, resume: bool) -> int:
                     bad = ~np.isfinite(block).all(axis=1)
                     if bad.any():
                         got = f"others for row {done + int(bad.argmax())}"
-                        raise_input_error(
-                            "backbone", "give finite numbers", got, "Pass another one, or mend that picture."
-                        )
+                        remedy = "Pass another one, or mend that picture."
+                        raise_input_error("backbone", "give finite numbers", got, remedy)
                     file.write(np.ascontiguousarray(block, "<f4").data)
                     file.flush()
                     done += len(block)
@@ -251,9 +250,8 @@ def open_plugin(backbone: str, size: int, device: str) -> Extractor:
         shape = tuple(embeddings.shape) if isinstance(embeddings, Tensor) else type(embeddings).__name__
         if not isinstance(embeddings, Tensor) or embeddings.ndim != 2 or len(embeddings) != len(pixels):
             constraint = f"return a tensor of shape (n, dim), with n = {len(pixels)} here"
-            raise_input_error(
-                "backbone", constraint, f"{shape} of {backbone}", "Flatten the embeddings of each picture."
-            )
+            remedy = "Flatten the embeddings of each picture."
+            raise_input_error("backbone", constraint, f"{shape} of {backbone}", remedy)
         return embeddings.float().cpu()
 
     return Extractor(prepare, embed, {"backbone": backbone, "weights": origin, "preprocessing": {"size": size}})
@@ -265,9 +263,8 @@ def _plan_pictures(image_set: ImageSet, text: str, extractor: Extractor, batch: 
     if maps:
         if extractor.embed_maps is None:
             got = extractor.settings["backbone"]
-            raise_input_error(
-                "maps", "come with efficientnet, or a checkpoint of convolutions", got, "Pass one of these."
-            )
+            remedy = "Pass one of these."
+            raise_input_error("maps", "come with efficientnet, or a checkpoint of convolutions", got, remedy)
         network = extractor.embed_maps
         shape = _probe(network, extractor.prepare(draw_blank())[None])
     files: list[str] | None = None
@@ -341,9 +338,8 @@ def _plan_rows(data: Dataset, text: str, path: str, device: str, *, maps: bool) 
     if maps:
         convolutions = select_convolutions(encoder)
         if convolutions is None:
-            raise_input_error(
-                "maps", "come with an encoder of convolutions", path, "Train one of conv, conv4 or resnet12."
-            )
+            remedy = "Train one of conv, conv4 or resnet12."
+            raise_input_error("maps", "come with an encoder of convolutions", path, remedy)
         encoder = convolutions
         shape = _probe(encoder, torch.zeros(1, data.x.shape[1], device=device))
 
@@ -372,9 +368,8 @@ def _plan_texts(data: str, extractor: Extractor, templates: Sequence[str], names
     embed_texts = extractor.embed_texts
     if embed_texts is None:
         got = extractor.settings["backbone"]
-        raise_input_error(
-            "texts", "come with `backbone` open_clip:NAME:TAG", got, "Pass a network of pictures and texts."
-        )
+        remedy = "Pass a network of pictures and texts."
+        raise_input_error("texts", "come with `backbone` open_clip:NAME:TAG", got, remedy)
     image_set = locate_pictures(data) if Path(data).is_dir() or ":" in data else None
     if image_set is None or image_set.is_packed:
         classes = list((load_source(data) if image_set is None else load_pictures(image_set)).class_names)
@@ -398,16 +393,14 @@ def get_class_words(classes: Sequence[str], names: str | None) -> list[str]:
         bad = [name for name in classes if re.fullmatch(r"n?\d+", name)]
         if bad:
             got = f"{len(bad)} such as {bad[0]}"
-            raise_input_error(
-                "names", "say what classes are called whose names are no words", got, "Pass a file of lines."
-            )
+            remedy = "Pass a file of lines."
+            raise_input_error("names", "say what classes are called whose names are no words", got, remedy)
         return [re.sub(r"^\d+\.", "", name).replace("_", " ").strip() for name in classes]
     try:
         lines = Path(names).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise_input_error(
-            "names", "be a file of text that can be read", f"{names} ({type(error).__name__})", "Check it."
-        )
+        remedy = "Check it."
+        raise_input_error("names", "be a file of text that can be read", f"{names} ({type(error).__name__})", remedy)
     known: dict[str, str] = {}
     for line in lines:
         for separator in ("\t", ",", " "):

@@ -231,9 +231,8 @@ def load_texts(text: str, *, dim: int, names: Sequence[str]) -> torch.Tensor:
         data = _load(text, "label")
     if data.x.shape[1] != dim:
         got = f"{data.x.shape[1]} of {text}"
-        raise_input_error(
-            "texts", f"have {dim} features per row, as the data", got, "Pass texts of the images' backbone."
-        )
+        remedy = "Pass texts of the images' backbone."
+        raise_input_error("texts", f"have {dim} features per row, as the data", got, remedy)
     missing = [name for name in names if name not in data.class_names]
     if missing:
         got = f"none for {len(missing)} of {len(names)}, such as {missing[0]!r}"
@@ -310,22 +309,15 @@ def normalize_rows(rows: Tensor, kind: str, mean: Tensor | None = None) -> Tenso
 
     Args:
         rows: (n, dim) of any floating dtype.
-        kind: One of ``NORMALIZATIONS``.
+        kind: One of ``NORMALIZATIONS`` but "none".
         mean: (dim,) of the base classes' rows, for cl2.
 
     Returns:
-        (n, dim), float64 if ``rows`` are, otherwise float32; for "none", ``rows`` themselves.
-
-    Raises:
-        InputError: The mean is missing for cl2, or given for another kind.
+        (n, dim), float64 if ``rows`` are, otherwise float32.
 
     Source: l2 and cl2, Wang et al., "SimpleShot" (2019), sec. 3, https://arxiv.org/abs/1911.04623; z, Fei et al.,
         "Z-score normalization, hubness, and few-shot learning" (2021), ICCV.
     """
-    if (kind == "cl2") != (mean is not None):
-        raise_input_error("mean", "be given for cl2, and for nothing else", kind, "Pass the base classes' mean.")
-    if kind == "none":
-        return rows
     rows = rows if rows.dtype == torch.float64 else rows.float()
     if kind == "z":
         centred = rows - rows.mean(dim=1, keepdim=True)

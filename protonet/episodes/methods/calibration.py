@@ -79,9 +79,7 @@ def _classify(
     members = one_hot(episodes.support_labels, episodes.n_way, torch.int64).transpose(1, 2)
     class_rows_first = members.argsort(dim=2, descending=True, stable=True)  # (episodes, n_way, n_support)
     turns = torch.arange(n_samples, device=support.device) % members.sum(dim=2, keepdim=True)
-    source = class_rows_first.gather(
-        2, turns
-    )  # (episodes, n_way, n_samples): the support row that each sample starts from
+    source = class_rows_first.gather(2, turns)  # (episodes, n_way, n_samples): the support row of each sample
     episode = torch.arange(len(support), device=support.device).reshape(-1, 1, 1)
 
     generator = torch.Generator().manual_seed(seed)

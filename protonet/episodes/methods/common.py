@@ -60,9 +60,8 @@ def split_positions(episodes: Episodes) -> tuple[Tensor, Tensor]:
         InputError: Their shape is not known.
     """
     if episodes.shape is None:
-        raise_input_error(
-            "shape", "be known", None, "Make maps by `protonet.episodes extract --maps`, or leave this method out."
-        )
+        remedy = "Make maps by `protonet.episodes extract --maps`, or leave this method out."
+        raise_input_error("shape", "be known", None, remedy)
     channels, height, width = episodes.shape
     sizes = channels, height * width
     support, query = (rows.double().unflatten(2, sizes).transpose(2, 3) for rows in (episodes.support, episodes.query))
@@ -117,9 +116,8 @@ def cosines(a: Tensor, b: Tensor) -> Tensor:
         (episodes, n, m) in [-1, 1].
     """
     min_norm = torch.finfo(a.dtype).tiny ** 0.5
-    norms: Tensor = torch.linalg.vector_norm(a, dim=2).clamp_min(
-        min_norm
-    )  # divided out last: products are fewer than a
+    # Norms are divided out last: products are fewer than ``a``.
+    norms: Tensor = torch.linalg.vector_norm(a, dim=2).clamp_min(min_norm)
     unit = F.normalize(b, dim=2, eps=min_norm)
     products = unit @ a.transpose(1, 2)  # (episodes, m, n), twice as fast as (episodes, n, m)
     return products.div_(norms[:, None, :]).transpose(1, 2)

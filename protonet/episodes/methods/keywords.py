@@ -201,9 +201,8 @@ def _parse(name: str, keyword: Keyword, text: str) -> object:
     except (KeyError, ValueError, OverflowError):
         default = "" if keyword.default is inspect.Parameter.empty else f" such as {show_value(keyword.default)}"
         got = f"{text!r} for {keyword.name} of {name}"
-        raise_input_error(
-            "method", f"have settings of their kind, {keyword.kind}", got, f"Pass {keyword.kind}{default}."
-        )
+        remedy = f"Pass {keyword.kind}{default}."
+        raise_input_error("method", f"have settings of their kind, {keyword.kind}", got, remedy)
 
 
 def _read(kind: object, text: str) -> object:

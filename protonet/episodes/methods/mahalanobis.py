@@ -41,9 +41,8 @@ def mahalanobis(episodes: Episodes, *, ridge: Positive = 1.0) -> Tensor:
     within = within * ((class_weight / (count - 1).clamp_min(1)).sqrt() * hot)[..., None]
     centred = support - support.mean(dim=1, keepdim=True)
     task = centred.transpose(1, 2) @ centred / (n_support - 1)
-    covariance = (
-        within.transpose(2, 3) @ within + (1 - class_weight)[..., None] * task[:, None]
-    )  # (episodes, n_way, dim, dim)
+    # (episodes, n_way, dim, dim)
+    covariance = within.transpose(2, 3) @ within + (1 - class_weight)[..., None] * task[:, None]
     trace = covariance.diagonal(dim1=2, dim2=3).sum(dim=2)[..., None]
     min_ridge = (MIN_RIDGE * torch.finfo(support.dtype).eps * trace).clamp_min(ridge)
     factor = torch.linalg.cholesky(covariance + torch.diag_embed(min_ridge.expand(-1, -1, dim)))

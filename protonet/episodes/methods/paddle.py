@@ -9,9 +9,7 @@ from protonet.episodes.methods.common import one_hot, squared_distances, support
 from protonet.episodes.methods.keywords import NonNegative, Positive, PositiveCount
 from protonet.episodes.samplers.batch import Episodes
 
-MIN_CLASS_FRACTION_OF_QUERIES = (
-    1e-6  #: Added to the classes' shares of the queries before the logarithm, as in the authors' code.
-)
+MIN_FRACTION = 1e-6  #: Added to the classes' shares of the queries before the logarithm, as in the authors' code.
 
 
 def paddle(
@@ -56,6 +54,6 @@ def paddle(
         logits = weight * dual - distances / (2 * temperature)
         if step < n_steps - 1:
             assigned = logits.softmax(dim=1)
-            dual = (assigned.mean(dim=2, keepdim=True) + MIN_CLASS_FRACTION_OF_QUERIES).log()
+            dual = (assigned.mean(dim=2, keepdim=True) + MIN_FRACTION).log()
             prototypes = (sums + assigned @ episodes.query) / (count + assigned.sum(dim=2, keepdim=True))
     return logits.transpose(1, 2)

@@ -21,16 +21,12 @@ class Sinkhorn:
     #: They end as well once that share itself changes by no more than this, as 1e-6 of row sums in the authors' code:
     #: where classes are far apart, the scales drift on for hundreds of iterations and the plan stays as it is.
     drift: float = 1e-6
-    min_exponent: float = (
-        -60
-    )  #: Smallest exponent of the kernel: exp(-60) does not underflow in float32. Our own choice.
+    min_exponent: float = -60  #: Smallest of the kernel: exp(-60) does not underflow in float32. Our own choice.
 
 
 SINKHORN = Sinkhorn()
 MIN_ROW_NORM = 1e-12  #: Rows are divided by this norm at least.
-QUERY_FLOATS_IN_CACHE = (
-    2**20
-)  #: Floats of queries that are transformed and multiplied at a time: these stay in the caches.
+QUERY_FLOATS_IN_CACHE = 2**20  #: Floats of queries that are transformed and multiplied at a time.
 OFFSET = 1e-6  #: Added to the absolute features before the power, as in eq. 1 of the paper.
 
 

@@ -74,30 +74,28 @@ class EpisodeConfig(Sampler):
         """Check that the data fit, see `Sampler.validate`; ``allow_small`` leaves out classes that are too small."""
         check_span("way", self.way, low=2)
         check_span("shot", self.shot, low=1)
-        n_query = check_int("n_query", self.n_query, low=1, high=MAX_COUNT)
-        n_open_classes = check_int("n_open_classes", self.n_open_classes, low=0, high=MAX_COUNT)
-        n_unlabelled = check_int("n_unlabelled", self.n_unlabelled, low=0, high=MAX_COUNT)
-        n_distractors = check_int("n_distractors", self.n_distractors, low=0, high=MAX_COUNT)
-        if n_distractors and not n_unlabelled:
+        for name, low in (("n_query", 1), ("n_open_classes", 0), ("n_unlabelled", 0), ("n_distractors", 0)):
+            check_int(name, getattr(self, name), low=low, high=MAX_COUNT)
+        n_open_classes, n_distractors = self.n_open_classes, self.n_distractors
+        if n_distractors and not self.n_unlabelled:
             remedy = "Ask for unlabelled rows (`n_unlabelled`), or for no distractors."
             raise_input_error("n_distractors", "be 0 where there are no unlabelled rows", n_distractors, remedy)
         if self.imbalance is not None:
             check_number("imbalance", self.imbalance, low=0, strict=True)
-        max_query = n_query if self.imbalance is None else n_query * self.way[1]
-        needed = self.shot[1] + (1 if self.allow_small else max_query) + n_unlabelled
+        max_query = self.n_query * (1 if self.imbalance is None else self.way[1])
+        needed = self.shot[1] + (1 if self.allow_small else max_query) + self.n_unlabelled
         if self.allow_small:
             index = index.take((index.size >= needed).nonzero().flatten())
         n_classes = f"{len(index.size)}{f' beside {n_open_classes} open ones' if n_open_classes else ''}"
         n_classes += f" beside {n_distractors} distractors" if n_distractors else ""
         if self.n_drawn > len(index.size):
-            remedy = (
-                f"Ask for fewer classes{' or open classes' if n_open_classes else ''}, or another side of the split."
-            )
+            classes = f"classes{' or open classes' if n_open_classes else ''}"
+            remedy = f"Ask for fewer {classes}, or another side of the split."
             raise_input_error("way", f"be at most the number of classes ({n_classes})", self.way[1], remedy)
         if bool((index.size < needed).any()):
             worst = int(index.size.argmin())
             got = f"class {class_names[worst]!r} with {int(index.size[worst])}"
-            rows = "shot + query" + (" + unlabelled" if n_unlabelled else "")
+            rows = "shot + query" + (" + unlabelled" if self.n_unlabelled else "")
             limit = f"have {needed} rows ({rows}{'' if self.imbalance is None else ', were all of one class'})"
             # The paper command records each query of episodes of equal sizes, and has no option for that.
             remedy = "Ask for fewer rows; an evaluation can also allow small classes (`allow_small`)."
@@ -135,9 +133,8 @@ class EpisodeConfig(Sampler):
             )
             unlabelled[:, :max_way].masked_fill_(~drawn[..., None], NO_ROW)
         size, start = size[:, : max_way + n_open_classes], start[:, : max_way + n_open_classes]
-        rows = index.rows[
-            start[..., None] + draw_distinct(uniform_rows, size)
-        ]  # (episodes, most_way + n_open_classes, slots)
+        # (episodes, most_way + n_open_classes, slots)
+        rows = index.rows[start[..., None] + draw_distinct(uniform_rows, size)]
         inside, outside, position = rows[:, :max_way], rows[:, max_way:], torch.arange(slots)
         is_support = position < shots[..., None]
         is_query = ~is_support & (position < (shots + queries)[..., None])
@@ -206,9 +203,8 @@ def check_span(argument: str, value: object, *, low: int) -> tuple[int, int]:
     """
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         remedy = f"Pass ({value}, {value})." if isinstance(value, int) else f"Pass ({low}, {low})."
-        raise_input_error(
-            argument, "be a pair of whole numbers, (least, most)", repr(value), remedy, kind=InputTypeError
-        )
+        got = repr(value)
+        raise_input_error(argument, "be a pair of whole numbers, (least, most)", got, remedy, kind=InputTypeError)
     minimum = check_int(argument, value[0], low=low, high=MAX_COUNT)
     remedy = "Write the smaller number first, such as 1-10."
     return minimum, check_int(argument, value[1], low=minimum, high=MAX_COUNT, remedy=remedy)
@@ -230,16 +226,12 @@ def _draw_unlabelled(
     Returns:
         (episodes, classes + distractors, n_unlabelled) int64 row numbers.
     """
-    n_classes, n_distractors, n_more = (
-        uniform_rows.shape[1],
-        uniform_unlabelled.shape[1] - uniform_rows.shape[1],
-        uniform_unlabelled.shape[2],
-    )
+    n_classes, n_more = uniform_rows.shape[1], uniform_unlabelled.shape[2]
+    n_distractors = uniform_unlabelled.shape[1] - n_classes
     wide = F.pad(uniform_rows, (0, n_more))
     position = torch.arange(wide.shape[2])
-    is_unlabelled = (position >= n_used[..., None]) & (
-        position < n_used[..., None] + n_more
-    )  # right after those that are taken
+    begin = n_used[..., None]  # right after those that are taken
+    is_unlabelled = (position >= begin) & (position < begin + n_more)
     wide[is_unlabelled] = uniform_unlabelled[:, :n_classes].flatten()
     inside = draw_distinct(wide, size[:, :n_classes])[is_unlabelled].view(len(wide), n_classes, n_more)
     last = slice(size.shape[1] - n_distractors, None)

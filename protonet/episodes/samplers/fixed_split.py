@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from protonet._validation import check_int
@@ -22,7 +22,6 @@ from protonet.sampling import ClassIndex, draw_distinct
 from protonet.ui.text import count
 
 BYTES = 2**24  #: Bytes of rows that are compared at a time.
-WORD = 8  #: Bytes of an int64.
 MAX_GROUPS_NAMED = 5  #: Classes that a line names, at the most.
 
 
@@ -36,33 +35,14 @@ def group_equal_rows(x: Tensor, release: Callable[[], None] = lambda: None) -> T
     Returns:
         (n,) int64, the group of each row.
     """
-    n, width = len(x), x.shape[1] * x.element_size()
-    if not n:
-        return torch.empty(0, dtype=torch.int64)
-    generator = torch.Generator().manual_seed(0)
-    factors = torch.randint(-(2**62), 2**62, (-(-width // WORD),), generator=generator) | 1
-    size = max(1, BYTES // max(1, width))
-
-    def take(rows: slice | Tensor) -> Tensor:
-        """Return some rows as bytes, in whole words: (rows, words) int64."""
-        block = x[rows].clone()
+    group_of: dict[bytes, int] = {}  # by the SHA-256 of a row
+    groups: list[int] = []
+    for rows in torch.arange(len(x)).split(max(1, BYTES // max(1, x.shape[1] * x.element_size()))):
+        block = x[rows]
         release()
         block = block + 0.0 if block.is_floating_point() else block
-        return F.pad(block.view(torch.uint8), (0, -width % WORD)).view(torch.int64)
-
-    def hash_words(words: Tensor) -> Tensor:
-        """Return a hash of each row; the shift makes floats of few digits, which differ in high bits alone, differ."""
-        return ((words ^ (words >> 32)) * factors).sum(dim=1)
-
-    hashes = torch.cat([hash_words(take(slice(start, start + size))) for start in range(0, n, size)])
-    groups: Tensor
-    _, groups, counts = hashes.unique(return_inverse=True, return_counts=True)
-    first = torch.empty_like(counts).scatter_reduce_(0, groups, torch.arange(n), "amin", include_self=False)
-    maybe = ((counts[groups] > 1) & (first[groups] != torch.arange(n))).nonzero().flatten()
-    for rows in maybe.split(size) if len(maybe) else ():
-        other = (take(rows) != take(first[groups[rows]])).any(dim=1)
-        groups[rows[other]] = n + rows[other]  # of one hash by chance
-    return groups
+        groups += (group_of.setdefault(sha256(row).digest(), len(group_of)) for row in block.numpy())
+    return torch.tensor(groups, dtype=torch.int64)
 
 
 def describe_duplicates(data: Dataset, class_ids: Tensor) -> Iterator[str]:
@@ -143,9 +123,8 @@ class FixedSplit(Sampler):
         check_int("shot", self.n_shot, low=1, high=MAX_COUNT)
         if len(self.n_train) != len(index.size) or len(self.n_train) < 2:
             got = f"{len(self.n_train)} for {len(index.size)}"
-            raise_input_error(
-                "n_train", "be one count for each of at least 2 classes", got, "Pass the counts of all classes."
-            )
+            remedy = "Pass the counts of all classes."
+            raise_input_error("n_train", "be one count for each of at least 2 classes", got, remedy)
         needed = 1 if self.allow_small else self.n_shot
         for c, (n_train, size) in enumerate(zip(self.n_train, index.size.tolist(), strict=True)):
             if n_train < needed:
@@ -215,9 +194,8 @@ def join_split(train: Dataset, test: Dataset, names: tuple[str, str]) -> tuple[D
     for split, other, at in ((test, train, 1), (train, test, 0)):
         missing = [name for name in split.class_names if name not in other.class_names]
         if missing:
-            got = f"{missing[0]!r} in {names[at]} alone" + (
-                f", and {len(missing) - 1} more" if len(missing) > 1 else ""
-            )
+            more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+            got = f"{missing[0]!r} in {names[at]} alone{more}"
             constraint = f"have the classes of {names[0]}, by name"
             raise_input_error("test", constraint, got, "Rename them, or leave them out.")
     sides = [train.x, test.x]

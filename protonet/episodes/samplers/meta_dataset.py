@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import torch
@@ -88,17 +89,15 @@ class MetaDataset(Sampler):
         """
         if len(index.size) < MIN_WAY:
             remedy = "Add classes, or choose another protocol."
-            raise_input_error(
-                "classes", f"be {MIN_WAY} or more, as Meta-Dataset's episodes have", len(index.size), remedy
-            )
+            got = str(len(index.size))
+            raise_input_error("classes", f"be {MIN_WAY} or more, as Meta-Dataset's episodes have", got, remedy)
         smallest = int(index.size.argmin())
         if index.size[smallest] < 2:
             got = f"class {class_names[smallest]!r} with {int(index.size[smallest])}"
             raise_input_error("classes", "have 2 rows (shot + query)", got, "Leave small classes out.")
         if any(len(set(group)) < MIN_WAY or not set(group) <= set(range(len(index.size))) for group in self.groups):
-            raise_input_error(
-                "groups", f"be of {MIN_WAY} known classes or more", "others", "Pass those of `read_groups`."
-            )
+            remedy = "Pass those of `read_groups`."
+            raise_input_error("groups", f"be of {MIN_WAY} known classes or more", "others", remedy)
         return index
 
     def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
@@ -264,12 +263,8 @@ def _read_edges(path: Path) -> dict[str, list[str]]:
         raise_input_error("hierarchy", "be names, or a file that can be read", f"{path} ({error})", HIERARCHY_REMEDY)
     for line_index, words in enumerate(lines):
         if len(words) != 2:
-            raise_input_error(
-                "hierarchy",
-                "have lines 'parent child'",
-                f"{' '.join(words)!r}, number {line_index + 1}",
-                HIERARCHY_REMEDY,
-            )
+            got = f"{' '.join(words)!r}, number {line_index + 1}"
+            raise_input_error("hierarchy", "have lines 'parent child'", got, HIERARCHY_REMEDY)
         children.setdefault(words[0], []).append(words[1])
     return children
 
@@ -277,22 +272,11 @@ def _read_edges(path: Path) -> dict[str, list[str]]:
 def _span(source: str, children: Mapping[str, Sequence[str]], class_id_of: Mapping[str, int]) -> dict[str, set[int]]:
     """Return the numbers of the classes at and below each node."""
     below: dict[str, set[int]] = {}
-    open_nodes: set[str] = set()
-    for root in (*children, *class_id_of):
-        stack = [root]
-        while stack:
-            node = stack[-1]
-            waiting = [child for child in children.get(node, ()) if child not in below]
-            if node in below or not waiting:
-                itself = {class_id_of[node]} if node in class_id_of else set()
-                below.setdefault(node, itself.union(*(below[child] for child in children.get(node, ()))))
-                open_nodes.discard(stack.pop())
-                continue
-            open_nodes.add(node)
-            circle = open_nodes.intersection(waiting)
-            if circle:
-                raise_input_error(
-                    "hierarchy", "have no circles", f"one through {min(circle)!r} in {source}", "Correct the file."
-                )
-            stack.append(waiting[0])
+    try:
+        for node in TopologicalSorter(children).static_order():  # children come first
+            itself = {class_id_of[node]} if node in class_id_of else set()
+            below[node] = itself.union(*(below[child] for child in children.get(node, ())))
+    except CycleError as error:
+        got = f"one through {min(error.args[1])!r} in {source}"
+        raise_input_error("hierarchy", "have no circles", got, "Correct the file.")
     return below

@@ -16,18 +16,8 @@ from protonet.episodes.samplers.sampler import Sampler
 from protonet.errors import raise_input_error
 from protonet.ui.command_line import parse_whole
 
-#: Options of samplers; `PROTOCOL_OPTIONS` has those of each protocol.
+#: Options of episodes, and those of each protocol.
 COMMON_OPTIONS = ("way", "shot", "query", "unequal", "imbalance", "allow_small")
-SAMPLER_OPTIONS = (
-    *COMMON_OPTIONS,
-    "n_open_classes",
-    "unlabelled",
-    "distractors",
-    "hierarchy",
-    "side",
-    "split_seed",
-    "base",
-)
 PROTOCOL_OPTIONS = {
     "episodes": (*COMMON_OPTIONS, "n_open_classes", "unlabelled", "distractors", "side", "split_seed", "base"),
     "meta-dataset": ("hierarchy", "side", "split_seed", "base"),
@@ -50,19 +40,17 @@ def read_samplers(options: argparse.Namespace, given: Collection[str], preset: M
     protocol = "fixed-split" if options.test_dataset else options.protocol
     kind = "--test-dataset" if options.test_dataset else f"--protocol {protocol}"
     if options.test_dataset and options.protocol != "episodes":
-        raise_input_error(
-            "--test-dataset", f"be left out with --protocol {options.protocol}", "both", "Leave one of the two out."
-        )
+        remedy = "Leave one of the two out."
+        raise_input_error("--test-dataset", f"be left out with --protocol {options.protocol}", "both", remedy)
     if options.way == "all" and not options.test_dataset:
         remedy = "Pass --test-dataset FILE, a test split by rows, or a number."
         raise_input_error("--way", "be a number or a span where there is no --test-dataset", "all", remedy)
     if options.test_dataset and "way" in given and options.way != "all":
         raise_input_error("--way", "be all with --test-dataset", options.way, "Leave it out.")
-    for name in SAMPLER_OPTIONS:
+    for name in (*PROTOCOL_OPTIONS["episodes"], "hierarchy"):
         value, option = getattr(options, name), f"--{name.replace('_', '-')}"
-        if name in PROTOCOL_OPTIONS[protocol] or (
-            name in {"way", "side"} and value == "all"
-        ):  # which a fixed split has anyway
+        is_all = name in {"way", "side"} and value == "all"  # which a fixed split has anyway
+        if name in PROTOCOL_OPTIONS[protocol] or is_all:
             continue
         if name in given:
             remedy = "Leave it out." if name != "hierarchy" else "Pass --protocol meta-dataset."
@@ -75,15 +63,12 @@ def read_samplers(options: argparse.Namespace, given: Collection[str], preset: M
     shots = options.shot.split(",")
     if len(set(shots)) < len(shots):
         raise_input_error("--shot", "have each value once", repr(options.shot), "Leave one out.")
-    return {shot: _read_sampler(options, protocol, shot) for shot in shots}
-
-
-def _read_sampler(options: argparse.Namespace, protocol: str, shot: str) -> Sampler:
-    """Return the kind of episodes of a protocol that has shots."""
     if protocol == "fixed-split":  # the classes follow from the data
-        return FixedSplit(parse_whole("--shot", shot, low=1), (), options.allow_small)
-    setting = read_setting(options, shot)
-    return Generalized(setting) if protocol == "generalized" else setting
+        return {shot: FixedSplit(parse_whole("--shot", shot, low=1), (), options.allow_small) for shot in shots}
+    settings = {shot: read_setting(options, shot) for shot in shots}
+    if protocol == "generalized":
+        return {shot: Generalized(setting) for shot, setting in settings.items()}
+    return {**settings}
 
 
 def read_setting(options: argparse.Namespace, shot: str) -> EpisodeConfig:

@@ -68,9 +68,8 @@ def select_side(argument: str, data: Dataset, side: str) -> Side:
     """
     if data.sides is None:
         raise_input_error(argument, "have a split by class", "none", "Pass `split_seed` 0.")
-    class_ids = torch.tensor(
-        [c for c, side_of_class in enumerate(data.sides) if side_of_class == side], dtype=torch.int64
-    )
+    chosen = [c for c, side_of_class in enumerate(data.sides) if side_of_class == side]
+    class_ids = torch.tensor(chosen, dtype=torch.int64)
     index = index_classes(data.y).take(class_ids)
     usable = int((index.size > 1).sum())
     if usable < 2:

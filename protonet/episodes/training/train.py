@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -152,15 +152,7 @@ def unpack_run(run: TrainingRun, tensors: dict[str, Tensor], metadata: dict[str,
     run.losses = metadata["losses"]
 
 
-class Outputs(NamedTuple):
-    """Paths of the results: the checkpoint, the log and the folder for TensorBoard; None for no output."""
-
-    checkpoint: Path | None = None
-    log: Path | None = None
-    tensorboard: Path | None = None
-
-
-def train(run: TrainingRun, base: Side, validation: Side, group: ProcessGroup, outputs: Outputs) -> None:
+def train(run: TrainingRun, base: Side, validation: Side, group: ProcessGroup, outputs: Mapping[str, Path]) -> None:
     """Train until the run is finished; every validation, and Ctrl-C between two steps, writes the checkpoint.
 
     Args:
@@ -168,7 +160,8 @@ def train(run: TrainingRun, base: Side, validation: Side, group: ProcessGroup, o
         base: The classes to learn from.
         validation: The classes to be judged on.
         group: The processes that share the work, including this one.
-        outputs: Where the one process that writes does so; none for the others.
+        outputs: Paths of the one process that writes: the checkpoint is ``output``, and the others may be ``log`` and
+            the folder ``tensorboard``; none for the other processes.
 
     Raises:
         KeyboardInterrupt: After Ctrl-C, once the checkpoint is written.
@@ -176,8 +169,8 @@ def train(run: TrainingRun, base: Side, validation: Side, group: ProcessGroup, o
     """
     plan = run.plan
     shared = DistributedDataParallel(run.learner) if group.world_size > 1 else run.learner
-    is_main = outputs.checkpoint is not None
-    bar = progress_bar(total=plan.steps, initial=run.step, unit="step", delay=2.0, shown=is_main)
+    checkpoint = outputs.get("output")
+    bar = progress_bar(total=plan.steps, initial=run.step, unit="step", delay=2.0, shown=checkpoint is not None)
     with bar, _open_log(outputs, run.step) as (log, before), delay_interrupt() as interrupted:
         started = time.monotonic() - before
 
@@ -191,8 +184,8 @@ def train(run: TrainingRun, base: Side, validation: Side, group: ProcessGroup, o
             log({**score._asdict(), **means, "best_accuracy": run.best.accuracy, "seconds": seconds})
 
         def save() -> None:
-            if outputs.checkpoint is not None:
-                write_checkpoint(outputs.checkpoint, *pack_run(run))
+            if checkpoint is not None:
+                write_checkpoint(checkpoint, *pack_run(run))
 
         if run.step == 0:
             validate()
@@ -231,7 +224,7 @@ def _average_losses(losses: Sequence[Sequence[float]]) -> list[float]:
 
 
 @contextmanager
-def _open_log(outputs: Outputs, step: int) -> Iterator[tuple[Callable[[dict[str, object]], None], float]]:
+def _open_log(outputs: Mapping[str, Path], step: int) -> Iterator[tuple[Callable[[dict[str, object]], None], float]]:
     """Open the log and TensorBoard's folder, without entries after ``step``.
 
     Yields a function that adds an entry to both, and the seconds of the last entry, from which those of a resumed run
@@ -240,15 +233,15 @@ def _open_log(outputs: Outputs, step: int) -> Iterator[tuple[Callable[[dict[str,
     with ExitStack() as stack:
         file = writer = None
         seconds = 0.0
-        if outputs.log is not None:
-            lines = _read_log(outputs.log, step) if step else []
+        if "log" in outputs:
+            lines = _read_log(outputs["log"], step) if step else []
             seconds = float(json.loads(lines[-1]).get("seconds", 0.0)) if lines else 0.0
-            outputs.log.write_text("".join(lines), encoding="utf-8")
-            file = stack.enter_context(outputs.log.open("a", encoding="utf-8"))
-        if outputs.tensorboard is not None:
+            outputs["log"].write_text("".join(lines), encoding="utf-8")
+            file = stack.enter_context(outputs["log"].open("a", encoding="utf-8"))
+        if "tensorboard" in outputs:
             from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - optional
 
-            writer = SummaryWriter(str(outputs.tensorboard), purge_step=step + 1)
+            writer = SummaryWriter(str(outputs["tensorboard"]), purge_step=step + 1)
             stack.callback(writer.close)
 
         def log(entry: dict[str, object]) -> None:
@@ -304,7 +297,6 @@ def run_train(options: argparse.Namespace) -> None:
         if plan.episodes_per_step % group.world_size:
             bound = f"be a multiple of the number of processes ({group.world_size})"
             raise_input_error("episodes_per_step", bound, plan.episodes_per_step, "Pass another number.")
-        outputs = Outputs(*map(options.paths.get, ("output", "log", "tensorboard")))
         begun = options.resume and Path(options.output).exists()  # a run may be killed before its first checkpoint
         stored = read_checkpoint("output", options.output) if begun else None
         if plan.start is not None and stored is None:
@@ -324,21 +316,21 @@ def run_train(options: argparse.Namespace) -> None:
         run = begin_run(plan, device, None if stored is not None else _load_start(plan))
         if stored is not None:
             unpack_run(run, *stored)
-        train(run, base, validation, group, outputs)
+        train(run, base, validation, group, options.paths)
         raw_method, raw = score_raw_features(validation, plan, group)
-    if outputs.checkpoint is not None:
+    if checkpoint := options.paths.get("output"):
         step, accuracy, half_width = run.best
         score = f"{100 * accuracy:.2f} ±{100 * half_width:.2f} % on validation classes"
         if accuracy <= raw.accuracy:
-            outputs.checkpoint.unlink()
+            checkpoint.unlink()
             baseline = f"{100 * raw.accuracy:.2f} ±{100 * raw.half_width:.2f} % ({raw_method} on raw features)"
-            remedy = f"{outputs.checkpoint} is not written. Use the features without an encoder, or train for longer "
+            remedy = f"{checkpoint} is not written. Use the features without an encoder, or train for longer "
             remedy += "(`steps`, `patience`), at another `learning_rate` or on more classes."
             raise_input_error("accuracy", f"be above {baseline}", score, remedy)
         before = "untrained network" if plan.start is None else "encoder that it began at"
         score = f"{score} after step {step:,}" if step else f"no validation beat the {before}: {score}"
         name = plan.backbone if plan.objective == "prototypes" else f"{plan.backbone} by {plan.objective}"
-        print(f"{outputs.checkpoint}: {name}, {run.step:,} steps, {score}")
+        print(f"{checkpoint}: {name}, {run.step:,} steps, {score}")
 
 
 def choose_backbone(dataset: str, dim: int) -> str:
@@ -367,9 +359,8 @@ def _load_start(plan: TrainingPlan) -> nn.Module | None:
         raise_input_error("split_seed", constraint, plan.split_seed, "Pass the same, or begin without `start`.")
     if backbone != {"name": plan.backbone, "dim": plan.dim}:
         constraint = f"hold an encoder of {plan.backbone} and {plan.dim} features per row"
-        raise_input_error(
-            "start", constraint, f"{backbone['name']} and {backbone['dim']}", "Pass another file or `backbone`."
-        )
+        remedy = "Pass another file or `backbone`."
+        raise_input_error("start", constraint, f"{backbone['name']} and {backbone['dim']}", remedy)
     return load_encoder(plan.start)
 
 
@@ -381,9 +372,8 @@ def _check_rows(base: Side, validation: Side, plan: TrainingPlan) -> None:
         raise_input_error("dataset", limit, f"class {base.names[worst]!r} with {size}", "Ask for fewer rows.")
     usable = int((validation.by_class.size > plan.shot).sum())
     min_classes = plan.head_way or 2
-    if (
-        plan.objective != "prototypes" and usable < min_classes
-    ):  # which is validated with as many rows as it trains with
+    # Prototypes are validated with one row of each class.
+    if plan.objective != "prototypes" and usable < min_classes:
         limit = f"have at least {min_classes} validation classes with {plan.shot + 1} rows (`shot` + 1)"
         other = ", for fewer classes (`way`), or for `head` zero" if min_classes > 2 else ""
         raise_input_error("dataset", limit, usable, f"Ask for fewer rows{other}.")
