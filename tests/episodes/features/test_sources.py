@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.stats import zscore
 
 from protonet.datasets import FAMILIES, Dataset, load_digits, split_classes
-from protonet.episodes.features.sources import load_base, load_source
+from protonet.episodes.features.sources import load_base, load_source, normalize_rows
 from protonet.errors import InputError
 from tests.datasets.test_omniglot import make_tree as make_omniglot
 from tests.datasets.trees import make_csv as make_mini_imagenet
@@ -156,3 +157,23 @@ def test_random_splits_of_classes() -> None:
     assert float((novel.sum(dim=0) - 100).abs().max()) < 4 * (400 * 0.25 * 0.75) ** 0.5
     with pytest.raises(ValueError, match=r"^`data` must have at least 4 classes; got 3"):
         split_classes(make_classes(["a", "b", "c"]), 0)
+
+
+ROWS = torch.randn(20, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 3
+MEAN = ROWS[:5].mean(dim=0)
+
+
+def test_oracles() -> None:
+    numpy = ROWS.numpy()
+    assert np.allclose(normalize_rows(ROWS, "l2"), numpy / np.linalg.norm(numpy, axis=1, keepdims=True))
+    centred = numpy - MEAN.numpy()
+    assert np.allclose(normalize_rows(ROWS, "cl2", MEAN), centred / np.linalg.norm(centred, axis=1, keepdims=True))
+    assert np.allclose(normalize_rows(ROWS, "z"), zscore(numpy, axis=1))
+
+
+def test_rows_that_have_no_direction_become_zeros() -> None:
+    for dtype in [torch.float32, torch.float64]:
+        same = torch.full((2, 7), 0.1, dtype=dtype)
+        assert torch.equal(normalize_rows(same, "z"), torch.zeros_like(same))
+        assert torch.equal(normalize_rows(0 * same, "l2"), torch.zeros_like(same))
+        assert torch.equal(normalize_rows(same, "cl2", same[0]), torch.zeros_like(same))
