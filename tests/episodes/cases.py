@@ -9,29 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from analysis.episodes.peers import load_easyfsl
 from protonet.episodes.methods import METHODS, Need
 from protonet.episodes.samplers.batch import Base, Episodes, make_row_reader, summarize_base
 from protonet.sampling import index_classes
 
-__all__ = [
-    "SLOW",
-    "TRAINED",
-    "agree",
-    "cosines",
-    "load_easyfsl",
-    "make_base",
-    "make_episodes",
-    "make_texts",
-    "means_of",
-    "needing",
-    "run_easyfsl",
-    "texts_of",
-    "unit",
-]
-
-#: Methods that take long, and those that need a meta-trained encoder, with its objective.
-SLOW = {name for name, spec in METHODS.items() if spec.slow}
 TRAINED = {name: spec.objective for name, spec in METHODS.items() if "encoder" in spec.needs}
 
 

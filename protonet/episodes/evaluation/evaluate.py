@@ -49,6 +49,7 @@ MAX_PRODUCTS, MIN_QUERIES_PER_BLOCK = 2**27, 1024
 #: Number of floats in just under 32 MiB. Freeing an array of this size once makes glibc keep later arrays instead of
 #: returning them to the system.
 FLOATS_BELOW_32_MIB = 2**23 - 2**12
+TRUE_POSITIVE_RATE = 0.95  #: Of known queries, at which the false positive rate of open ones is measured.
 COUNT_TOLERANCE = 1e-9  #: A number of queries above an integer by less than this is that integer.
 
 
@@ -400,13 +401,12 @@ def compute_auroc(scores: Tensor, n_known: int, right: Tensor | None = None) -> 
     return 0.5 * ((1 + difference.sign()) * right[..., None]).mean(dim=(1, 2), dtype=torch.float64)
 
 
-def compute_fpr(scores: Tensor, n_known: int, true_positive_rate: float = 0.95) -> Tensor:
-    """Compute the false positive rate of open queries at a true positive rate of known queries.
+def compute_fpr(scores: Tensor, n_known: int) -> Tensor:
+    """Compute the false positive rate of open queries where 95 % of the known queries are at or above the threshold.
 
     Args:
         scores: As in `compute_auroc`.
         n_known: As in `compute_auroc`.
-        true_positive_rate: The fraction of known queries with scores at or above the threshold, in (0, 1].
 
     Returns:
         (episodes,) float64 in [0, 1]; open queries at the threshold count as taken for known.
@@ -414,7 +414,7 @@ def compute_fpr(scores: Tensor, n_known: int, true_positive_rate: float = 0.95) 
     Source: Liang, Li and Srikant, "Enhancing the reliability of out-of-distribution image detection" (2018).
         https://arxiv.org/abs/1706.02690
     """
-    position = math.ceil(true_positive_rate * n_known - COUNT_TOLERANCE) - 1
+    position = math.ceil(TRUE_POSITIVE_RATE * n_known - COUNT_TOLERANCE) - 1
     threshold = scores[:, :n_known].sort(dim=1, descending=True).values[:, position, None]
     return (scores[:, n_known:] >= threshold).double().mean(dim=1)
 

@@ -249,11 +249,9 @@ def test_errors() -> None:
 def test_open_queries_at_the_threshold_are_counted_as_known() -> None:
     scores = torch.tensor([[3.0, 2.0, 1.0, 1.0, 2.0, 0.0], [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]])
     assert compute_fpr(scores, 4).tolist() == [0.5, 1.0]
-    assert compute_fpr(scores, 4, true_positive_rate=0.5).tolist() == [0.5, 1.0]
-    assert compute_fpr(scores, 4, true_positive_rate=0.25).tolist() == [0.0, 1.0]
     twenty = torch.cat([torch.arange(20.0), torch.tensor([0.5])])[None]
     assert compute_fpr(twenty, 20).tolist() == [0.0]  # 19 of 20 are 95 %
-    assert compute_fpr(twenty, 20, true_positive_rate=1.0).tolist() == [1.0]
+    assert compute_fpr(twenty[:, 1:], 19).tolist() == [0.0]
 
 
 def test_areas_of_open_queries_by_hand() -> None:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from sklearn.neighbors import kneighbors_graph
 from torch import Tensor
 
+from analysis.episodes.peers import load_easyfsl
 from protonet.episodes.methods.alpha_am import alpha_am
 from protonet.episodes.methods.bd_cspn import bd_cspn, rectify_prototypes
 from protonet.episodes.methods.laplacian_shot import _find_neighbours, laplacian_shot, laplacian_shot_dirichlet
@@ -20,7 +21,6 @@ from tests.episodes.cases import (
     agree,
     centre_rows,
     cosines,
-    load_easyfsl,
     make_centred_episodes,
     make_episodes,
     means_of,

@@ -20,32 +20,18 @@ SETTINGS = EpisodeConfig((5, 5), (1, 1)), EpisodeConfig((10, 10), (10, 10))
 TESTED = tuple(dict.fromkeys((*DEFAULT_METHODS, *(name for name, spec in METHODS.items() if spec.without_base))))
 
 
-def make_skewed(centres: Tensor, noise: Tensor, _: torch.Generator) -> Tensor:
-    """Return log-normal features: most are small, some many times as large."""
-    return (0.5 * centres + 0.8 * noise).exp()
-
-
-def make_heavy_tailed(centres: Tensor, noise: Tensor, generator: torch.Generator) -> Tensor:
-    """Return features of Student's t with 2 degrees of freedom, whose variance is infinite."""
-    squares = torch.randn(2, *noise.shape, generator=generator).square()
-    return 0.9 * centres + noise / squares.mean(dim=0).sqrt()
-
-
-def make_shifted(centres: Tensor, noise: Tensor, _: torch.Generator) -> Tensor:
-    """Return normal features with mean 30: all cosines between rows are nearly 1."""
-    return 30 + 0.6 * centres + noise
-
-
-def make_sparse(centres: Tensor, noise: Tensor, _: torch.Generator) -> Tensor:
-    """Sample features with 88 % zeros, as after a ReLU."""
-    return (0.8 * centres + noise - 1.5).clamp_min(0)
-
-
+#: Features of a family from class centres and noise, both standard normal.
 FAMILIES: dict[str, Callable[[Tensor, Tensor, torch.Generator], Tensor]] = {
-    "skewed": make_skewed,
-    "heavy-tailed": make_heavy_tailed,
-    "shifted": make_shifted,
-    "sparse": make_sparse,
+    # Log-normal: most are small, some many times as large.
+    "skewed": lambda centres, noise, _: (0.5 * centres + 0.8 * noise).exp(),
+    # Student's t with 2 degrees of freedom, whose variance is infinite.
+    "heavy-tailed": lambda centres, noise, generator: (
+        0.9 * centres + noise / torch.randn(2, *noise.shape, generator=generator).square().mean(dim=0).sqrt()
+    ),
+    # Mean 30: all cosines between rows are nearly 1.
+    "shifted": lambda centres, noise, _: 30 + 0.6 * centres + noise,
+    # 88 % zeros, as after a ReLU.
+    "sparse": lambda centres, noise, _: (0.8 * centres + noise - 1.5).clamp_min(0),
 }
 
 

@@ -12,6 +12,7 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
+from analysis.episodes.peers import load_easyfsl
 from protonet.episodes.methods.clip import clip_zero_shot
 from protonet.episodes.methods.common import squared_distances
 from protonet.episodes.methods.knn import EMPTY_CLASS_WEIGHT, nearest_neighbours
@@ -23,17 +24,7 @@ from protonet.episodes.methods.simpleshot import simpleshot_cl2n, simpleshot_l2n
 from protonet.episodes.methods.soft_kmeans import semi_kmeans, semi_kmeans_cluster, semi_kmeans_masked, soft_kmeans
 from protonet.episodes.methods.tip_adapter import tip_adapter
 from protonet.episodes.samplers.batch import Episodes
-from tests.episodes.cases import (
-    agree,
-    cosines,
-    load_easyfsl,
-    make_base,
-    make_episodes,
-    means_of,
-    run_easyfsl,
-    texts_of,
-    unit,
-)
+from tests.episodes.cases import agree, cosines, make_base, make_episodes, means_of, run_easyfsl, texts_of, unit
 
 Method = Callable[..., Tensor]
 BASE = make_base()
