@@ -350,3 +350,13 @@ def test_equal_rows_are_detected_again(dtype: torch.dtype, origin: float) -> Non
     assert torch.equal(match_rows(x, known, problem.origin), came)
     assert not match_rows(x * (1 + 1e-4 / (1 + origin)), known, problem.origin).any()
     assert not match_rows(x, known[:0], problem.origin).any()
+
+
+def test_consecutive_integers_with_equal_counts_get_a_warning(tmp_path: Path, run: Run) -> None:
+    rng = np.random.default_rng(0)
+    index = rng.permutation(np.arange(120) % 24)
+    columns = {"v": index.tolist(), "x": rng.normal(size=120).tolist(), "kind": [f"k{item % 3}" for item in index]}
+    line = (
+        "warning: values of v repeat, nearly always with the same class; do rows with the same v have the same source? "
+    )
+    assert line + "If so, --group v" in collect_notes(run("fit", write(tmp_path / "t.csv", columns), *FAST))

@@ -141,3 +141,11 @@ def test_commands_read_both_formats(tmp_path: Path, run: Run) -> None:
     assert "decimal" not in output["points"]
     wrong = run("fit", tmp_path / "commas.csv", *FAST, "--decimal-mark", ";", code=2)
     assert "decimal-mark" in wrong
+
+
+def test_each_column_may_have_its_own_decimal_mark() -> None:
+    fitted = [["1,5", "2,25", "3,75"], ["1.5", "2.5", "3.5"]]
+    features = fit(fitted)
+    swapped = [[swap(cell) for cell in column] for column in fitted]
+    for columns in (fitted, swapped):
+        assert np.array_equal(encode(columns, features), features.x)
