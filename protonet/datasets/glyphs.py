@@ -7,10 +7,13 @@ that come with matplotlib. The split by class is by alphabets; all characters of
 from __future__ import annotations
 
 import hashlib
+import json
+import sys
 import unicodedata
+import zipfile
 from bisect import bisect
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from protonet._io import progress_bar
+from protonet._io import cache_folder, progress_bar, write_atomically
 from protonet._validation import check_int
 from protonet.datasets.dataset import SPLIT_SIDES, Dataset
 from protonet.errors import optional_packages, raise_input_error
@@ -26,12 +29,6 @@ from protonet.errors import optional_packages, raise_input_error
 if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFont import FreeTypeFont
-import json
-import sys
-import zipfile
-from collections.abc import Callable
-
-from protonet._io import cache_folder, write_atomically
 
 Arrays = dict[str, np.ndarray]
 

@@ -6,6 +6,8 @@ convolutional neural networks" (2019); Liu, "Higher accuracy on vision models wi
 
 from __future__ import annotations
 
+import contextlib
+import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,16 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from protonet.embeddings.pictures.files import BACKBONE_SUFFIXES, Network, open_typed, run_network, split_backbone
-from protonet.embeddings.representation import hash_file, stay_offline
+from protonet.embeddings.pictures.reading import map_pictures, need_pillow
+from protonet.embeddings.representation import Record, Representation, hash_file, hash_files, stay_offline
 from protonet.errors import install_command, installed_version, optional_packages, raise_input_error, raise_missing_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-import contextlib
-import io
-
-from protonet.embeddings.pictures.reading import map_pictures, need_pillow
-from protonet.embeddings.representation import Record, Representation, hash_files
 
 LITE = "efficientnet"  #: The network of the extra ``pictures``.
 LITE_MIN_SIDE = 32  #: Its minimal pixels per side, which is its stride.
