@@ -33,7 +33,8 @@ class IntervalRules:
 INTERVALS = IntervalRules()
 
 
-class Metrics(NamedTuple):
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Metrics:
     """Metrics of logits, with 95 % confidence intervals."""
 
     accuracy: float  #: In [0, 1].
@@ -227,13 +228,13 @@ def measure(logits: Tensor, labels: Tensor, sample: Tensor | Sample | None = Non
     error_half = sample.quantile * math.sqrt(variance_factor) * deviation
     confusion = torch.bincount(labels * num_classes + predicted, weights, minlength=num_classes**2).round().long()
     return Metrics(
-        sample.proportion(correct),
-        sample.interval(correct),
-        log_loss,
-        error,
-        confusion.reshape(num_classes, num_classes),
-        (centre - half, centre + half),
-        (max(0.0, min(error, excess - error_half)), min(1.0, error + error_half)),
+        accuracy=sample.proportion(correct),
+        interval=sample.interval(correct),
+        log_loss=log_loss,
+        calibration_error=error,
+        confusion=confusion.reshape(num_classes, num_classes),
+        log_loss_interval=(centre - half, centre + half),
+        calibration_interval=(max(0.0, min(error, excess - error_half)), min(1.0, error + error_half)),
     )
 
 

@@ -404,7 +404,7 @@ class TablePipeline(Model):
             scores = score_frequent(torch.tensor(samples), len(crossed.labels))
             metadata["held_out"] = {
                 "rows": round(float(crossed.weights.sum())),
-                **metrics._asdict(),
+                **vars(metrics),
                 "confusion": metrics.confusion.tolist(),
                 "balanced_accuracy": measure_classes(metrics.confusion).balanced_accuracy,
                 "most_frequent_class": measure(scores, crossed.labels, crossed.sample).accuracy,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,8 +44,8 @@ SPECS += [TabularTransformer(2), MLP(Linear("centred"), 2, 3, 4, 11)]
 PLAIN_ROWS = TrainingRows(X, LABELS, 5, shifts=(0, 1, -1))
 CASES = {
     "plain": PLAIN_ROWS,
-    "weighted": PLAIN_ROWS._replace(weights=torch.linspace(0.5, 1, len(X), dtype=torch.float64)),
-    "blocks": PLAIN_ROWS._replace(blocks=torch.tensor([0, 0, 1, 2, 2, 2, 2, 3])),
+    "weighted": replace(PLAIN_ROWS, weights=torch.linspace(0.5, 1, len(X), dtype=torch.float64)),
+    "blocks": replace(PLAIN_ROWS, blocks=torch.tensor([0, 0, 1, 2, 2, 2, 2, 3])),
 }
 Use = Callable[..., Any]
 #: Each mixes devices; torch's fake tensors reject the first three.
@@ -84,7 +85,7 @@ def test_every_kind_of_view_is_tried() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_views_are_fitted_and_map_rows_on_the_device_of_the_rows(case: str) -> None:
-    rows, leaves = CASES[case], {Forest: {"view.to"}, MLP: {"training.train"}}
+    rows, leaves = CASES[case], {Forest: {"view.to"}, MLP: {"mlp.train"}}
     for spec in SPECS:
         expected = embed(fit(spec, rows), X)
         with EmulatedDevice() as mode:
@@ -165,10 +166,10 @@ def test_metrics_and_losses_are_computed_on_the_device(name: str) -> None:
 #: Functions that copy to the device: rows and folds, trees, random numbers, new constants. The guide names them.
 SENT = {"view.to", "folds.to", "batches.move", "cells._make_codes", "encoder.apply", "network.set_offsets"}
 SENT |= {f"networks.{name}" for name in ("fit_rows", "_in_units", "decide_pooling", "pseudo_label_weights")}
-SENT |= {"mlp.fit", "mlp.candidates", "training.train", "training._initial_proxies", "forest.fit", "kernel_ridge.fit"}
+SENT |= {"mlp.fit", "mlp.candidates", "mlp.train", "training._initial_proxies", "forest.fit", "kernel_ridge.fit"}
 SENT |= {"kernel_ridge.__init__", "tabular_transformer.fit", "fixed_convolution.fit", "fixed_convolution._subsample"}
 #: Functions that copy to the CPU: input checks, rows of trees, labels of episodes, evaluation.
-FETCHED = {"_validation.check_device", "loading._check_batch", "view.to", "training.train", "evaluation.__post_init__"}
+FETCHED = {"_validation.check_device", "loading._check_batch", "view.to", "mlp.train", "evaluation.__post_init__"}
 FETCHED |= {"evaluation.compute_fold_cosines", "kernel_ridge.cosines", "fixed_convolution.cosines"}
 FETCHED |= {"networks.pseudo_label_weights", "networks.decide_pooling"}
 PROBLEMS: dict[str, dict[str, Any]] = {

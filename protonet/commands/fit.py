@@ -269,7 +269,7 @@ def format_evaluation(crossed: Crossfit, compared: Sequence[Mapping[str, Any]], 
         [
             format_baselines(compared),
             format_no_lead(compared),
-            f"{len(crossed.folds)}-fold cross-validation on {rows}: {format_probability_metrics(metrics._asdict())}",
+            f"{len(crossed.folds)}-fold cross-validation on {rows}: {format_probability_metrics(vars(metrics))}",
             format_confusions(metrics.confusion, classes),
         ]
     )

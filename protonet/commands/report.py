@@ -191,7 +191,7 @@ def format_report(report: Report) -> str:
         names = shorten_list(list(map(to_printable, report.unknown)))
         others = f"{count(sum(report.unknown.values()), 'row')} of {count(len(report.unknown), 'unknown class')}"
         lines.append(f"{others} ({names}): AUROC {100 * report.auroc:.1f} % of the rejection score")
-    lines.append(format_probability_metrics(report.metrics._asdict()))
+    lines.append(format_probability_metrics(vars(report.metrics)))
     lines.append(format_classes(report.by_class, report.classes))
     return "\n".join(lines) + format_confusions(report.metrics.confusion, report.classes)
 
@@ -226,7 +226,7 @@ def metrics_to_dict(name: str, classes: Sequence[str | int], metrics: Metrics) -
         {"name": name, **{field: getattr(measured, field)[label].item() for field in ClassMetrics._fields}}
         for label, name in enumerate(classes)
     ]
-    results: dict[str, Any] = {"table": name, "rows": int(measured.rows.sum()), **metrics._asdict()}
+    results: dict[str, Any] = {"table": name, "rows": int(measured.rows.sum()), **vars(metrics)}
     results |= {"confusion": metrics.confusion.tolist(), "balanced_accuracy": measured.balanced_accuracy}
     return results | {"mean": measured.macro, "classes": by_class}
 

@@ -410,7 +410,9 @@ def locate_omniglot(root: str | Path, *, rotations: bool = False) -> ImageSet:
             sides += [side] * len(images)
     pictures = Pictures(drawings, labels, sides)
     variant = "rotations" if rotations else ""
-    return ImageSet("load_omniglot", home, paths, lambda: pictures, size=28, grey=True, variant=variant)
+    return ImageSet(
+        name="load_omniglot", root=home, files=paths, read=lambda: pictures, size=28, grey=True, variant=variant
+    )
 
 
 def _list_characters(folder: Path) -> list[Path]:

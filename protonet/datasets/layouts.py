@@ -44,7 +44,7 @@ def choose_layout(
     if detected is None:
         got = f"{root} with {_list_names(root)}" if root.is_dir() else f"no folder {root}"
         raise_input_error("root", f"hold {expected}", got, "Pass the folder that its authors' archive unpacks to.")
-    return ImageSet(name, root, *detected, size)
+    return ImageSet(name=name, root=root, files=detected[0], read=detected[1], size=size)
 
 
 def _list_names(folder: Path) -> str:

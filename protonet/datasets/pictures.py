@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -48,7 +49,8 @@ class Pictures(NamedTuple):
     sides: Sequence[str] | None  #: For each one of `protonet.datasets.dataset.SPLIT_SIDES`, or None without a split.
 
 
-class ImageSet(NamedTuple):
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImageSet:
     """A set of pictures that was found on the disk, not yet read."""
 
     name: str  #: Of the function that locates it; names the cache file.

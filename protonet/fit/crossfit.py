@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -163,7 +164,7 @@ def _fit_without(solution: Solution, fold: Fold, deadline: float) -> PrototypeNe
 def _fit_part(solution: Solution, rows: Tensor, choice: SelectedModel, deadline: float) -> PrototypeNetwork:
     """Fit the selected model to some rows (m,) int64."""
     problem = solution.problem
-    return fit_choice(problem._replace(rows=problem.rows.select(rows)), choice, deadline)
+    return fit_choice(replace(problem, rows=problem.rows.select(rows)), choice, deadline)
 
 
 def _measure_offset(solution: Solution, folds: list[Fold], models: list[PrototypeNetwork], deadline: float) -> Tensor:

@@ -9,7 +9,7 @@ reported, and users who know the source name it as groups.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -258,10 +258,10 @@ def merge_duplicates(rows: TrainingRows) -> tuple[TrainingRows, int, Tensor | No
     new = torch.cat([torch.tensor([True]), ~same])
     indices = new.cumsum(dim=0) - 1
     weights = torch.bincount(indices, rows.weights).to(torch.float64)
-    rows = rows._replace(groups=duplicates).select(new)
+    rows = replace(rows, groups=duplicates).select(new)
     if groups is None and len(duplicates.unique()) == len(rows.labels):  # every duplicate was merged
-        rows = rows._replace(groups=None)
-    return rows._replace(weights=weights), repeated, group_ids, indices
+        rows = replace(rows, groups=None)
+    return replace(rows, weights=weights), repeated, group_ids, indices
 
 
 def _join_groups(groups: Tensor, duplicates: Tensor) -> Tensor:
@@ -367,7 +367,7 @@ def near_duplicate_fraction(rows: TrainingRows) -> float:
     if not bool(tied.any()):
         return fraction
     blocks = None if rows.blocks is None else rows.blocks[~tied]
-    return near_duplicate_fraction(rows._replace(features=rows.features[:, ~tied], blocks=blocks))
+    return near_duplicate_fraction(replace(rows, features=rows.features[:, ~tied], blocks=blocks))
 
 
 def _compare_agreement(gaps: Tensor, same: Tensor, sizes: Tensor) -> tuple[float, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -70,7 +71,7 @@ def measure_learning_curve(
                 samples = subsample_rows(labels, fold.train[~is_class_name[fold.train]], fraction, generator)
                 some = torch.cat([samples, is_class_name.nonzero().flatten()]).sort().values
                 choice = solution.choose_without(fold.held_out)
-                network = fit_choice(problem._replace(rows=problem.rows.select(some)), choice, deadline)
+                network = fit_choice(replace(problem, rows=problem.rows.select(some)), choice, deadline)
                 with torch.no_grad():
                     logits = network(problem.original_features(fold.held_out))
                 fold_correct.append(logits.argmax(dim=1) == labels[fold.held_out])

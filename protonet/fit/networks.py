@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -69,7 +69,7 @@ def _in_units(network: PrototypeNetwork, origin: Tensor, scale: float) -> Protot
 
 def fit_rows(rows: TrainingRows, choice: SelectedModel, deadline: float = math.inf) -> PrototypeNetwork:
     """Fit the selected views to labelled rows, for features in the units and on the device of these rows."""
-    rows = rows._replace(shifts=choice.shifts, deadline=deadline)
+    rows = replace(rows, shifts=choice.shifts, deadline=deadline)
     fitted: dict[ViewSpec, View] = {}
     for spec, _ in sorted(choice.views, key=lambda view: -view[1]):
         if not fitted or time.monotonic() < deadline:
@@ -192,7 +192,7 @@ def decide_pooling(
     timed_out = choice, PseudoLabelResult(False, None, False, torch.zeros_like(scores))
     for step, fold in enumerate(folds):
         progress(f"unlabelled rows, fold {step + 1} of {len(folds)}", step / (2 * len(folds)))
-        part = problem._replace(rows=rows.select(fold.train))
+        part = replace(problem, rows=rows.select(fold.train))
         network = fit_rows(part.rows.to(problem.device), choice, deadline)
         if time.monotonic() >= deadline:
             return timed_out
@@ -208,7 +208,7 @@ def decide_pooling(
     pooled = []
     for step, (fold, fold_probabilities) in enumerate(zip(folds, probabilities, strict=True)):
         progress(f"unlabelled rows, fold {step + 1} of {len(folds)}", 0.5 + step / (2 * len(folds)))
-        part = problem._replace(rows=rows.select(fold.train))
+        part = replace(problem, rows=rows.select(fold.train))
         network = fit_pooled(part, choice, pooling, fold_probabilities, deadline)
         if time.monotonic() >= deadline:
             return timed_out

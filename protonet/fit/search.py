@@ -32,9 +32,8 @@ from protonet.views import VIEW_FAMILIES
 from protonet.views.evaluation import Candidate, CandidateEvaluator, EncoderPlan, ViewFamily
 from protonet.views.linear import Linear, LinearFamily
 from protonet.views.shifts import detect_order
-from protonet.views.view import TrainingRows, ViewSpec
+from protonet.views.view import CPU, TrainingRows, ViewSpec
 
-CPU = torch.device("cpu")
 #: The fallback: linear views of the raw features.
 RAW = Linear("raw")
 #: Fraction of the solve time that the search takes, for progress; the final fit takes the remainder.
@@ -185,7 +184,7 @@ def evaluate_candidates(
         return None
     progress(search.kinds[0].stage, 0.0)
     if plan.sizes and search.shifts and rows.blocks is None:  # features of several kinds are in no order
-        rows = rows._replace(**detect_order(rows.features)._asdict())
+        rows = replace(rows, **detect_order(rows.features)._asdict())
     if unjudged:
         everything = torch.arange(len(rows.labels))
         evaluator = CandidateEvaluator(rows.to(device), [Fold(everything, everything).to(device)], plan)

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -19,7 +20,6 @@ from protonet.errors import InputTypeError, raise_input_error
 from protonet.fit.loading import Samples, read_loaders
 from protonet.fit.networks import PseudoLabelResult, decide_pooling, fit_choice, select_pooled_views
 from protonet.fit.search import (
-    CPU,
     EFFORTS,
     RAW,
     SEARCH_SHARE,
@@ -37,6 +37,7 @@ from protonet.network import PrototypeNetwork
 from protonet.views.evaluation import EncoderPlan, plan_encoder
 from protonet.views.linear import LinearFamily
 from protonet.views.mlp import MLPFamily
+from protonet.views.view import CPU
 
 #: The contest's parameter limit, the default.
 PARAM_LIMIT = 500_000
@@ -200,17 +201,17 @@ def solve_problem(
         if effort == "default" and "param_limit" not in metadata and rows_per_class < LEARNED_ROWS_PER_CLASS:
             search = search.without(MLPFamily)
         plan = plan_encoder(features.shape[1], num_classes, metadata.get("param_limit", PARAM_LIMIT))
-        searched = problem.rows._replace(deadline=started + SELECTION_SHARE * time_limit)
+        searched = replace(problem.rows, deadline=started + SELECTION_SHARE * time_limit)
         device = metadata["device"]
         explored = evaluate_candidates(searched, plan, search, progress, device)
         choice = choose_mixture(explored, plan, search)
-        problem, pooled = problem._replace(device=device), None
+        problem, pooled = replace(problem, device=device), None
         if pool is not None and pool[2] and plan.sizes:
             problem = problem.add_pool(*pool)
             choice, pooled = decide_pooling(problem, choice, searched.deadline, partial(_report_pooling, progress))
         progress("final fit", SEARCH_SHARE if pooled is None else FINAL_SHARE)
         network = fit_choice(problem, choice, started + time_limit)
-        problem = problem._replace(device=CPU)  # later fits run on the CPU by default
+        problem = replace(problem, device=CPU)  # later fits run on the CPU by default
         rechoose = None if explored is None else partial(_decide_without, explored, plan, search)
         return Solution(network, choice, problem, joined, pooled, rechoose)
 

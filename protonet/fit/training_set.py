@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from protonet._validation import check_weights
 from protonet.fit.duplicates import merge_duplicates
 from protonet.fit.loading import centre_columns, order_rows
 from protonet.fit.unlabelled import Pool
-from protonet.views.view import TrainingRows
+from protonet.views.view import CPU, TrainingRows
 
 
 class ClassNameRows(NamedTuple):
@@ -47,7 +47,8 @@ class RowSampleRules:
 ROW_SAMPLE = RowSampleRules()
 
 
-class TrainingSet(NamedTuple):
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainingSet:
     """Labelled rows in canonical order, scaled and without duplicates; of very many rows, a sample."""
 
     rows: TrainingRows  #: In canonical order, of unit scale, equal rows merged; with the seed of all random numbers.
@@ -58,12 +59,12 @@ class TrainingSet(NamedTuple):
     """(n,) int64: index in ``rows`` of each input row, in the order of the loaders; -1 for rows outside of a sample."""
     rows_per_sample: float = 1.0  #: Distinct input rows per row of a sample; 1 if there is no sample.
     pool: Pool | None = None  #: Unlabelled rows.
-    device: torch.device = torch.device("cpu")  #: Device on which views are fitted; the tensors here are on the CPU.
+    device: torch.device = CPU  #: Device on which views are fitted; the tensors here are on the CPU.
 
     def add_pool(self, features: Tensor, indices: Tensor, total: int) -> TrainingSet:
         """Add unlabelled rows (m, dim), given their indices and the number of all unlabelled rows."""
         scaled = ((features - self.origin) / self.scale).to(torch.float32)
-        return self._replace(pool=Pool(scaled, indices, total))
+        return replace(self, pool=Pool(scaled, indices, total))
 
     def original_features(self, indices: Tensor) -> Tensor:
         """Compute the input features (m, dim) of rows (m,): float32, or float64 where float32 would lose digits."""
@@ -127,7 +128,15 @@ def prepare_training_set(
     indices = torch.empty_like(order).index_copy_(0, order, pooled)
     if names is not None and joined is not None:
         joined = joined[:n_groups]
-    return TrainingSet(rows, scale, origin, repeated, indices[:n], distinct / len(rows.labels)), joined
+    training_set = TrainingSet(
+        rows=rows,
+        scale=scale,
+        origin=origin,
+        repeated=repeated,
+        indices=indices[:n],
+        rows_per_sample=distinct / len(rows.labels),
+    )
+    return training_set, joined
 
 
 def sample_rows(rows: TrainingRows) -> tuple[TrainingRows, Tensor]:
@@ -155,7 +164,7 @@ def sample_rows(rows: TrainingRows) -> tuple[TrainingRows, Tensor]:
         chosen |= rows.is_class_name
     weights = torch.ones(n, dtype=torch.float64) if rows.weights is None else rows.weights
     factors = torch.bincount(labels, weights) / torch.bincount(labels[chosen], weights[chosen], minlength=len(counts))
-    sample = rows.select(chosen)._replace(weights=(weights * factors[labels])[chosen], selected=rows.selected)
+    sample = replace(rows.select(chosen), weights=(weights * factors[labels])[chosen], selected=rows.selected)
     return sample, torch.where(chosen, chosen.cumsum(dim=0) - 1, -1)
 
 
@@ -204,4 +213,4 @@ def _canonical_weights(rows: TrainingRows, n: float) -> TrainingRows:
     alike, samples = bool((weights == 1).all()), weights
     if rows.is_class_name is not None and not bool(rows.is_class_name.all()):
         samples = weights[~rows.is_class_name]
-    return rows._replace(weights=None if alike else weights, sample_scale=n / float(samples.sum()))
+    return replace(rows, weights=None if alike else weights, sample_scale=n / float(samples.sum()))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -243,7 +243,8 @@ def pool_rows(rows: TrainingRows, features: Tensor, probabilities: Tensor, known
     top_probabilities, classes = probabilities.max(dim=1)
     weights = top_probabilities.double() * known
     used = weights > 0
-    return rows._replace(
+    return replace(
+        rows,
         features=torch.cat([rows.features, features[used]]),
         labels=torch.cat([rows.labels, classes[used]]),
         weights=torch.cat([rows.sample_counts, weights[used]]),

@@ -177,7 +177,8 @@ class CandidateEvaluator:
 
     def compute_fold_cosines(self, embed: Callable[[int, Tensor], Tensor], index: int) -> Tensor:
         """Compute the cosines (fold.held_out, num_classes) of the held-out rows of one fold, on the CPU."""
-        fold, (features, labels, num_classes, *_), weights = self.folds[index], self.rows, self.rows.weights
+        fold, features, labels = self.folds[index], self.rows.features, self.rows.labels
+        num_classes, weights = self.rows.num_classes, self.rows.weights
         sums: Tensor | float = 0.0
         for rows in fold.train.split(CHUNK):
             unit = F.normalize(embed(index, features[rows]), dim=2)

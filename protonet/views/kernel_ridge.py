@@ -379,7 +379,7 @@ class _KernelRegression:
     """
 
     def __init__(self, view: KernelRidge, source: LinearMap, rows: TrainingRows, queries: Tensor | None = None) -> None:
-        x, labels, self.num_classes, *_ = rows
+        x, labels, self.num_classes = rows.features, rows.labels, rows.num_classes
         self.labels, self.map, self.row_weights = labels, source, rows.class_balanced_weights
         weights = torch.ones_like(labels, dtype=torch.float64) if self.row_weights is None else self.row_weights
         if view.shifted:

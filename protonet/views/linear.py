@@ -303,7 +303,8 @@ def _relevance(rows: TrainingRows) -> Tensor:
     If the class means are equal, F is about 1. The excess e over 1 gives the factor
     ``sqrt(e / (e + LINEAR.relevance))``, a shrunken estimate of the fraction of signal.
     """
-    (features, labels, num_classes, *_), weights = rows, rows.class_balanced_weights
+    features, labels, weights = rows.features, rows.labels, rows.class_balanced_weights
+    num_classes = rows.num_classes
     means, counts = class_means(features, labels, num_classes, weights)
     n_seen = int((counts > 0).sum())
     residuals = weigh((features - means[labels]).square(), weights)
@@ -316,7 +317,8 @@ def _relevance(rows: TrainingRows) -> Tensor:
 
 def _whitening(rows: TrainingRows) -> tuple[Tensor, Tensor, Tensor]:
     """Compute gain (dim,), basis (dim, rank) and coefficient (rank,) of the whitened view."""
-    (x, labels, num_classes, *_), weights = rows, rows.class_balanced_weights
+    x, labels, weights = rows.features, rows.labels, rows.class_balanced_weights
+    num_classes = rows.num_classes
     means, counts = class_means(x, labels, num_classes, weights)
     if weights is not None:  # the effective sample size of weighted rows; Kish, "Survey sampling" (1965), sec. 8.2
         squares = torch.bincount(labels, weights.square(), minlength=num_classes)

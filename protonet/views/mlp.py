@@ -40,7 +40,8 @@ from protonet.views.view import Graph, LinearMap, Source, TrainingRows, View, Vi
 EPISODES_PER_CALL = 64
 
 
-class MLPRecipe(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class MLPRecipe:
     """Hyperparameters of a training run; analysis/results/training.md has ablations."""
 
     optimizer: Callable[..., torch.optim.Optimizer] | None = None

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -27,13 +27,17 @@ from protonet.views.distances import row_matmul
 
 Array = NDArray[Any]
 
+CPU = torch.device("cpu")
 
-class TrainingRows(NamedTuple):
+
+@dataclass(frozen=True, eq=False)
+class TrainingRows:
     """Labelled rows that a view is fitted to."""
 
     features: Tensor  #: (n, dim) float32, of about unit scale.
     labels: Tensor  #: (n,) int64 in [0, num_classes).
     num_classes: int  #: Number of classes.
+    _: KW_ONLY
     shifts: tuple[int, ...] = (0,)
     """Offsets of the shifted copies that shifted views are fitted to, 0 first; see `protonet.views.shifts`."""
     width: int = (
@@ -72,8 +76,8 @@ class TrainingRows(NamedTuple):
 
     def to(self, device: torch.device) -> TrainingRows:
         """Move the rows to a device."""
-        tensors: Any = {name: value.to(device) for name, value in self._asdict().items() if isinstance(value, Tensor)}
-        return self._replace(**tensors)
+        tensors: Any = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **tensors)
 
     def select(self, indices: Tensor) -> TrainingRows:
         """Select rows by indices (m,) int64 or by a mask (n,) bool."""
@@ -81,12 +85,12 @@ class TrainingRows(NamedTuple):
         per_row = {name: None if value is None else value[indices] for name, value in per_row.items()}
         labels = self.labels[indices]
         selected = self.selected * len(labels) / max(1, len(self.labels))
-        return self._replace(features=self.features[indices], labels=labels, selected=selected, **per_row)
+        return replace(self, features=self.features[indices], labels=labels, selected=selected, **per_row)
 
     def select_columns(self, start: int, stop: int) -> TrainingRows:
         """Select the features from ``start`` up to, but without, ``stop``."""
         blocks = None if self.blocks is None else self.blocks[start:stop] - self.blocks[start]
-        return self._replace(features=self.features[:, start:stop], blocks=blocks)
+        return replace(self, features=self.features[:, start:stop], blocks=blocks)
 
 
 def select_evenly(n: int, count: int) -> Tensor:

@@ -60,7 +60,7 @@ class TestFit:
         assert f"| this model          | {100 * metrics.accuracy:.2f} " in printed
         assert "| raw cosine " in printed
         assert "| LDA " in printed
-        assert format_probability_metrics(metrics._asdict()) in printed
+        assert format_probability_metrics(vars(metrics)) in printed
         weights = [float(line.split("|")[2]) for line in printed.split("\n\n")[1].splitlines()[2:]]
         assert sum(weights) == pytest.approx(100, abs=0.05 * len(weights))
         assert weights == sorted(weights, reverse=True)

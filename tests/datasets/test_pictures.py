@@ -23,7 +23,8 @@ def root(tmp_path: Path) -> Path:
 
 
 def find(root: Path, size: int = 6) -> ImageSet:
-    return ImageSet("load_some", root, *detect_class_folders(root), size)
+    files, read = detect_class_folders(root)
+    return ImageSet(name="load_some", root=root, files=files, read=read, size=size)
 
 
 def test_pixels_are_those_of_pillow(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -47,11 +48,11 @@ def test_every_row_is_held_out_once_and_judged_by_a_network_of_the_other_rows() 
     logits, problem = predict_held_out(CROSSED), SOLUTION.problem
     for index, fitted in enumerate(CROSSED.folds):
         rows = CROSSED.fold == index
-        features, labels, *_ = problem.rows
+        features, labels = problem.rows.features, problem.rows.labels
         others = (features[:, None] * problem.scale != CROSSED.features[rows]).any(dim=2).all(dim=1)
-        part = problem.rows._replace(features=features[others], labels=labels[others])
+        part = replace(problem.rows, features=features[others], labels=labels[others])
         choice = SOLUTION.choose_without((~others).nonzero().flatten())
-        network = fit_choice(problem._replace(rows=part), choice)
+        network = fit_choice(replace(problem, rows=part), choice)
         torch.testing.assert_close(logits[rows], network(CROSSED.features[rows]))
         assert fitted.counts.tolist() == torch.bincount(part.labels).tolist()
 
@@ -112,8 +113,8 @@ def test_with_one_sample_a_class_nothing_is_held_out_and_samples_can_be_added_al
     crossed = crossfit(solve_problem([(X[:5], torch.arange(5))], effort="fast"))
     assert not crossed.folds
     assert predict_held_out(crossed).shape == (0, len(crossed.whole.counts))
-    single = SOLUTION.problem.rows._replace(labels=torch.arange(len(Y)), num_classes=len(Y))
-    assert predict_baselines(SOLUTION.problem._replace(rows=single)) == {}
+    single = replace(SOLUTION.problem.rows, labels=torch.arange(len(Y)), num_classes=len(Y))
+    assert predict_baselines(replace(SOLUTION.problem, rows=single)) == {}
     crossed = restore_crossfit(crossed.whole, crossed.folds, list_tensors(crossed))
     assert len(updated(crossed, X, Y, 8).whole.counts) == 8
 

@@ -45,7 +45,7 @@ def evaluate_linear(evaluator: CandidateEvaluator, scaling: str) -> Candidate:
 def test_a_linear_candidate_is_the_slow_loop_over_held_out_rows() -> None:
     evaluator = make_evaluator()
     result = evaluate_linear(evaluator, "whitened")
-    x, y, *_ = evaluator.rows
+    x, y = evaluator.rows.features, evaluator.rows.labels
     expected = []
     for view, fold in zip(evaluator.fit(Linear("whitened")), evaluator.folds, strict=True):
         assert isinstance(view, LinearView)
@@ -111,7 +111,7 @@ def test_a_clearly_worse_view_is_not_evaluated_on_all_folds(monkeypatch: pytest.
     assert not evaluator.should_prune(noise, optimism=0.1)
     assert not evaluator.should_prune(evaluator.compute_fold_cosines(lambda fold, x: embed_fold(views, fold, x), 0))
     features = torch.randn(evaluator.rows.features.shape, generator=torch.Generator().manual_seed(0))
-    evaluator.rows = evaluator.rows._replace(features=features)
+    evaluator.rows = replace(evaluator.rows, features=features)
     fits: list[TrainingRows] = []
     fit = Forest.fit
 
@@ -138,13 +138,13 @@ def test_shifted_views_are_evaluated_if_shifts_are_detected() -> None:
 @pytest.mark.parametrize("kind", [KernelRidgeFamily(), ForestFamily()])
 def test_no_candidate_is_evaluated_after_the_deadline(kind: ViewFamily) -> None:
     evaluator = make_evaluator()
-    evaluator.rows = evaluator.rows._replace(deadline=0.0)
+    evaluator.rows = replace(evaluator.rows, deadline=0.0)
     assert list(kind.candidates(evaluator)) == []
 
 
 def test_the_simplest_views_are_evaluated_after_the_deadline() -> None:
     evaluator = make_evaluator()
-    evaluator.rows = evaluator.rows._replace(deadline=0.0)
+    evaluator.rows = replace(evaluator.rows, deadline=0.0)
     evaluator.candidates = list(LinearFamily().candidates(evaluator))
     assert [item.spec for item in evaluator.candidates] == [Linear("raw")]
     (untrained,) = MLPFamily().candidates(evaluator)
@@ -173,7 +173,7 @@ def test_unit_and_order_of_the_features_do_not_matter(
     kind: ViewFamily, change: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
     evaluator, other = make_evaluator(), make_evaluator()
-    other.rows = other.rows._replace(features=change(other.rows.features))
+    other.rows = replace(other.rows, features=change(other.rows.features))
     for first, second in zip(kind.candidates(evaluator), kind.candidates(other), strict=True):
         assert first.spec == second.spec
         torch.testing.assert_close(first.cosines, second.cosines, atol=1e-3, rtol=1e-3)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -113,7 +114,7 @@ def test_training_learns_what_cosine_cannot() -> None:
     untrained = ResidualMLPs(1, 2, 32, 16, torch.Generator().manual_seed(0))
     assert accuracy(untrained, train_set, test_set) < 0.65
     both = MLPRecipe(noise=0.1)
-    for steps, recipe in ((200, both), (200, both._replace(episodic=0.0)), (400, both._replace(cross_entropy=0.0))):
+    for steps, recipe in ((200, both), (200, replace(both, episodic=0.0)), (400, replace(both, cross_entropy=0.0))):
         assert accuracy(run(train_set, steps, recipe=recipe)[-1], train_set, test_set) > 0.95
 
 

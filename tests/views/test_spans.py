@@ -26,7 +26,7 @@ def draw_rows() -> TrainingRows:
 
 def cut(rows: TrainingRows) -> TrainingRows:
     blocks = None if rows.blocks is None else rows.blocks[slice(*SPAN)] - 1
-    return rows._replace(features=rows.features[:, slice(*SPAN)], blocks=blocks)
+    return replace(rows, features=rows.features[:, slice(*SPAN)], blocks=blocks)
 
 
 def test_a_linear_view_of_a_span_is_that_of_its_columns() -> None:

@@ -160,9 +160,9 @@ def test_neither_order_nor_names_nor_units_matter(seed: int) -> None:
     other_blocks = torch.tensor([0, 1, 1, 1, 2, 3, 3])
     for changed, read in (
         (rows.select(order), new),
-        (rows._replace(labels=names[rows.labels]), new),
-        (rows._replace(features=rows.features * scale + 1), new * scale + 1),
-        (rows._replace(features=rows.features[:, columns], blocks=other_blocks), new[:, columns]),
+        (replace(rows, labels=names[rows.labels]), new),
+        (replace(rows, features=rows.features * scale + 1), new * scale + 1),
+        (replace(rows, features=rows.features[:, columns], blocks=other_blocks), new[:, columns]),
     ):
         torch.testing.assert_close(TabularTransformer(2).fit(changed)(read), expected, atol=2e-4, rtol=1e-3)
 
@@ -226,7 +226,7 @@ def test_many_rows_are_thinned_out_and_those_that_count_stay() -> None:
     assert thinned.classes.bincount().min() >= maximum // 5 - 1
     weights = torch.ones(len(y), dtype=torch.float64)
     weights[-maximum:] = 2.0
-    assert torch.equal(TabularTransformer().fit(rows._replace(weights=weights)).rows, x[-maximum:])
+    assert torch.equal(TabularTransformer().fit(replace(rows, weights=weights)).rows, x[-maximum:])
     view = TabularTransformer(2).fit(rows.select(torch.arange(60)))
     full = view(x)
     assert full.shape == (len(x), 2 * DIM)
@@ -268,9 +268,9 @@ def test_the_transformer_is_a_candidate_for_tables_only(monkeypatch: pytest.Monk
     many = TrainingRows(
         *blobs(0, classes=TABULAR_TRANSFORMER.max_classes + 1, rows=2)[:2], TABULAR_TRANSFORMER.max_classes + 1
     )
-    described = rows._replace(is_class_name=torch.zeros(24, dtype=torch.bool))
-    ordered = rows._replace(shifts=(0, 1, -1))
-    weighed = rows._replace(weights=torch.arange(24) + 1.0)
+    described = replace(rows, is_class_name=torch.zeros(24, dtype=torch.bool))
+    ordered = replace(rows, shifts=(0, 1, -1))
+    weighed = replace(rows, weights=torch.arange(24) + 1.0)
     long = rows.select(torch.arange(24).repeat(TABULAR_TRANSFORMER.max_labelled // 24 + 1))
     for unusable in (wide, many, described, ordered, weighed, long):
         assert list_candidates(unusable, kind) == []

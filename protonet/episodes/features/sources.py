@@ -267,7 +267,7 @@ def locate_pictures(text: str) -> ImageSet | None:
     if not text or not path.is_dir():  # an empty path is the current folder
         return None
     layout = detect_folders(path) or detect_class_folders(path)
-    return ImageSet("load_source", path, *layout, size=FOLDER_SIZE)
+    return ImageSet(name="load_source", root=path, files=layout[0], read=layout[1], size=FOLDER_SIZE)
 
 
 def _load(text: str, label: str, image_size: int | None = None) -> Dataset:
