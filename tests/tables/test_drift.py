@@ -132,6 +132,15 @@ def test_distant_rows_are_reported() -> None:
         ), blocks
 
 
+def test_the_error_probability_is_shared_by_the_columns() -> None:
+    """Two new rows lack a cell that 50 training rows have: by chance in 1 of 1,326 tables with one column."""
+    for n_columns, reported in ((1, 1), (20, 0)):
+        cells = [np.arange(50.0)] * n_columns
+        statistics = column_statistics(cells, None, [50])
+        new = [np.full(2, np.nan), *[np.array([20.0, 30.0])] * (n_columns - 1)]
+        assert len(warn(statistics, None, new)) == reported, n_columns
+
+
 def test_arrays_without_an_encoding() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(60, 3)).astype(np.float32)
@@ -149,6 +158,8 @@ def test_invalid_statistics_are_ignored() -> None:
         {"columns": 3},
         {"columns": [{"missing": 0.0}], "per_class": 0, "smallest": 0.5},
         {"columns": [{"missing": 0.0}], "per_class": 9, "smallest": 0},
+        {"columns": [{"missing": 0.0}], "per_class": 9, "smallest": 1.5},
+        {"columns": [{"missing": 1.5, "quantiles": [0.0, 0.0]}], "per_class": 9, "smallest": 0.5},
         {"columns": [{"missing": "x"}], "per_class": 9, "smallest": 0.5},
         {"columns": [{"missing": 0.0, "quantiles": [2.0, 1.0]}], "per_class": 9, "smallest": 0.5},
         {"columns": [{"missing": 0.0, "quantiles": [1.0, None]}], "per_class": 9, "smallest": 0.5},
