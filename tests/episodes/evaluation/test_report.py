@@ -184,3 +184,27 @@ def test_equal_methods_have_the_same_rank() -> None:
     part = torch.tensor([0.5, 0.75, 1.0], dtype=torch.float64)
     assert rank_methods({"a": part, "b": part.clone(), "c": part - 0.25}) == {"a": 1.5, "b": 1.5, "c": 3}
     assert rank_methods({"alone": part}) == {"alone": 1}
+
+
+def test_table_by_shot_and_of_open_classes() -> None:
+    setting = EpisodeConfig(way=(3, 3), shot=(1, 3), n_query=4, n_open_classes=1)
+    summary = summarize(score(setting), (1, 3), {"n_open_classes": 1}, classes_of(setting))
+    first, second, _ = format_report(summary).split("\n\n")
+    header = [cell.strip() for cell in first.splitlines()[0].split("|")]
+    assert header[-4:-1] == ["AUROC of open classes, %", "FPR at 95 %, %", "OSCR, %"]
+    assert "| 1-shot" in second
+    assert second.count("±") == 2 + 2 * 9
+
+
+def test_one_method_against_the_others() -> None:
+    summary = summarize(score(PLAIN), (1, 1), {"against": "ridge"})
+    assert [pair.second for pair in summary.comparisons] == ["protonet", "soft-kmeans"]
+    text = format_report(summary)
+    assert "| ridge is ahead by |" in text
+    assert "Holm for 2 comparisons of ridge with another" in text
+    (_, rows), methods = tabulate(summary)[0], summary.methods
+    for row in rows:
+        if row[0] == "ridge":
+            assert row[2:4] == ["", ""]
+        else:
+            assert row[2].startswith(f"{100 * (methods['ridge'].accuracy.mean - methods[row[0]].accuracy.mean):+.2f} ±")

@@ -128,3 +128,11 @@ def test_one_method_against_all_others() -> None:
         assert (item.p_value_episodes, item.half_width_episodes) == (same.p_value_episodes, same.half_width_episodes)
         assert item.p_holm_episodes <= same.p_holm_episodes  # of three comparisons, not of six
     assert [item.p_holm_episodes for item in result] == adjust_holm([item.p_value_episodes for item in result])
+
+
+def test_pairs_without_spread() -> None:
+    same, more = torch.full((5,), 0.5, dtype=torch.float64), torch.full((5,), 0.7, dtype=torch.float64)
+    equal, apart, _ = compare_pairs({"a": same, "b": same.clone(), "c": more})
+    assert (equal.p_value_episodes, apart.p_value_episodes) == (1.0, 0.0)
+    assert compare_pairs({"a": same[:1], "b": more[:1]})[0].p_value_episodes == 1.0
+    assert compare_pairs({"a": same}) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -181,3 +182,10 @@ def test_ilpc_is_a_slow_loop(monkeypatch: pytest.MonkeyPatch, n_neighbours: int,
     monkeypatch.setattr(module, "SINKHORN", module.Sinkhorn(tolerance=1e-9))
     ours = ilpc(episodes, n_neighbours=n_neighbours, n_clean=n_clean, n_steps=STEPS).exp()
     assert agree(ours, episodes, partial(clean_labels, n_neighbours=n_neighbours, n_clean=n_clean), atol=1e-6)
+
+
+@pytest.mark.parametrize("method", [pt_map, proto_lp])
+def test_signs_are_preserved(method: Callable[..., Tensor]) -> None:
+    episodes, _ = make_episodes()
+    negative = episodes._replace(support=-episodes.support, query=-episodes.query)
+    assert torch.allclose(method(negative), method(episodes), atol=1e-8 if method is pt_map else 1e-5)

@@ -75,3 +75,13 @@ def test_rows_are_changed_alike_wherever_they_are(images_too: bool) -> None:
     if spread is not None:
         assert torch.equal(full[:, 0], x[:, 0])  # a feature that is the same everywhere
         assert abs(float(((full - x)[:, 1:] / spread[1:]).std()) - AUGMENTATION.noise) < 0.03
+
+
+def test_maps_are_small() -> None:
+    maps = draw_maps(5000, generator())
+    assert float(maps[..., 2].abs().max()) <= AUGMENTATION.shift
+    areas = torch.linalg.det(maps[..., :2]).log()
+    assert 0.9 * 2 * AUGMENTATION.stretch < float(areas.abs().max()) <= 2 * AUGMENTATION.stretch + 1e-6
+    turns = torch.atan2(maps[:, 1, 0], maps[:, 0, 0])
+    assert 0.99 * AUGMENTATION.rotation < float(turns.abs().max()) <= AUGMENTATION.rotation + 1e-6
+    assert abs(float(turns.mean())) < 4 * AUGMENTATION.rotation / math.sqrt(3 * 5000)

@@ -209,3 +209,10 @@ def test_dropblock_is_the_slow_one() -> None:
         saved[n, c, i : i + 3, j : j + 3] = 0
     assert 0 < int((saved == 0).sum()) < saved.numel() / 2
     torch.testing.assert_close(dropped, x * saved * saved.numel() / saved.sum())
+
+
+def test_training_changes_no_statistics() -> None:
+    network = make_used("conv4", GREY).train()
+    before = deepcopy(network.state_dict())
+    network(rows(5, GREY)).sum().backward()
+    assert all(torch.equal(before[name], after) for name, after in network.state_dict().items())

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from protonet.episodes.samplers.batch import gather_episodes, make_row_reader, split_by_size
+from protonet.episodes.samplers.batch import gather_episodes, make_row_reader, split_by_size, summarize_base
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.samplers.sampler import NO_ROW
 from protonet.sampling import index_classes
@@ -75,3 +75,10 @@ def test_gather() -> None:
                 assert torch.equal(episodes.unlabelled, x[part.unlabelled].to(wide))
             else:
                 assert episodes.unlabelled is None
+
+
+def test_base() -> None:
+    x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    base = summarize_base(make_row_reader(x), INDEX.take(torch.tensor([3, 1])))
+    assert torch.allclose(base.class_means, torch.stack([x[LABELS == 3].mean(dim=0), x[LABELS == 1].mean(dim=0)]))
+    assert torch.allclose(base.mean, x[(LABELS == 1) | (LABELS == 3)].mean(dim=0))

@@ -92,6 +92,16 @@ def test_every_class_and_row_is_equally_likely() -> None:
     assert chisquare(torch.bincount(unlabelled.flatten(), minlength=18).tolist()).pvalue > 1e-3
 
 
+def test_ways_and_shots_are_equally_likely() -> None:
+    drawn = numbered(
+        labels_of([9] * 6), EpisodeConfig(way=(2, 5), shot=(1, 3), n_query=1, unequal=True), n_episodes=4000
+    )
+    shots = (drawn.support >= 0).sum(dim=2)
+    ways = (shots > 0).sum(dim=1)
+    assert chisquare(torch.bincount(ways)[2:].numpy()).pvalue > 1e-3
+    assert chisquare(torch.bincount(shots.flatten())[1:].numpy()).pvalue > 1e-3
+
+
 def test_fractions_are_dirichlet() -> None:
     for concentration in [0.5, 2.0, 50.0]:
         drawn = numbered(
@@ -142,3 +152,18 @@ def test_unlabelled_rows_change_nothing_else(setting: EpisodeConfig, seed: int, 
     full = numbered(labels, setting, seed, first, 6)
     without = numbered(labels, replace(setting, n_unlabelled=0, n_distractors=0), seed, first, 6)
     assert all(torch.equal(rows, others) for rows, others in zip(full[:3], without[:3], strict=True))
+
+
+def test_more_queries_do_not_change_the_classes() -> None:
+    labels = labels_of([9, 9, 9])
+    classes = [labels[numbered(labels, EpisodeConfig(way=(2, 2), n_query=n)).support] for n in (1, 5)]
+    assert torch.equal(*classes)
+
+
+def test_small_classes() -> None:
+    labels = labels_of([2, 3, 9, 9])
+    drawn = numbered(labels, EpisodeConfig(way=(2, 2), shot=(2, 2), n_query=5, allow_small=True), n_episodes=200)
+    assert 0 not in labels[drawn.support]  # no row is left for a query
+    small = (labels[drawn.support[..., 0]] == 10).nonzero()
+    assert len(small)
+    assert all(int((drawn.query[e, c] >= 0).sum()) == 1 for e, c in small)

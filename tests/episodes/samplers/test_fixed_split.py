@@ -162,3 +162,10 @@ def test_an_evaluation_reports_duplicates(tmp_path: Path, capsys: pytest.Capture
     assert "Exactly equal to a row that is not evaluated, of 1 class (0): 1 row of 1 class (7).\n" in out
     assert main(["--dataset", "digits", *arguments]) == 0
     assert "Exactly equal" not in capsys.readouterr().out
+
+
+def test_small_classes_give_all_that_they_have() -> None:
+    setting = FixedSplit(3, COUNTS, allow_small=True)
+    draw = setting.sample(setting.validate(INDEX, ("a", "b", "c")), seed=0, first=0, n_episodes=9)
+    assert ((draw.support >= 0).sum(dim=2) == torch.tensor([3, 3, 2])).all()
+    assert (draw.support[:, 2, :2].sort().values == torch.tensor([2, 5])).all()

@@ -99,3 +99,13 @@ def test_data_that_do_not_fit() -> None:
     ]:
         with pytest.raises(InputError, match=message):
             kind.validate(INDEX, tuple("abcdefghi"))
+
+
+def test_a_base_class_of_two_rows_has_a_mean_and_a_query() -> None:
+    labels, x = torch.tensor([0, 0, 1, 1, 1]), torch.arange(10.0).reshape(5, 2)
+    _, pool, _ = join(labels, x, 1, EpisodeConfig())
+    assert torch.equal(pool.x[:2], x[:2])
+    assert pool.by_class.size.tolist() == [2, 3]
+    message = "`base classes` must have 2 rows, to learn from and to ask for; got class 'a'"
+    with pytest.raises(InputError, match=message):
+        join(labels[1:], x[1:], 1, EpisodeConfig())

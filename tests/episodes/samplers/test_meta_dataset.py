@@ -104,3 +104,8 @@ def test_data_that_do_not_fit() -> None:
     ]:
         with pytest.raises(InputError, match=message):
             setting.validate(index_classes(labels), ("0", "1", "2", "3", "4"))
+
+
+def test_names_without_superclasses() -> None:
+    with pytest.raises(InputError, match="be in the names of all classes; got 'b' without a superclass"):
+        read_groups("names", ["a/b", "b"])

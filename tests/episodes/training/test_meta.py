@@ -209,3 +209,17 @@ def test_data_without_sides_to_draw_from() -> None:
         message = rf"^`data` must have at least 2 validation classes with 2 rows; got {got}\. Add classes"
         with pytest.raises(ValueError, match=message):
             select_side("data", few, "validation")
+
+
+def test_heads_are_averaged_and_saved_with_the_encoder() -> None:
+    run = begin_run(replace(make_plan(), objective="anil", head="classes", **SMALL), "cpu")
+    before = run.head.state_dict()["weight"].clone()
+    advance(run, 1)
+    decay = min(TRAINING_RECIPE.average_decay, 1 / (1 + TRAINING_RECIPE.average_delay))
+    after = dict(run.learner.head.named_parameters())["weight"].detach()
+    expected = decay * before + (1 - decay) * after
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(run.head.state_dict()["weight"], expected)
+    keep_best(run, Score(1, 0.5, 0.1))
+    assert torch.equal(run.best_weights["head.weight"], run.head.state_dict()["weight"])
+    assert run.best_weights.keys() == {*run.average.state_dict(), "head.weight", "head.bias"}

@@ -363,3 +363,13 @@ def test_the_objective_of_prototypical_networks() -> None:
     side = select_side("data", make_data(), "validation")
     score = score_encoder(load_encoder(path), nn.Identity(), side, plan, 4, ProcessGroup())
     assert score.accuracy == pytest.approx(read(path)[1]["best"][1])
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew() -> None:
+    """There is no file yet, but perhaps a line of the log, of the untrained network."""
+    full, entries = train("--log log", "whole.safetensors"), read_log()
+    log = Path("log")
+    log.write_text(log.read_text(encoding="utf-8").partition("\n")[0] + "\n", encoding="utf-8")
+    assert same_tensors(train("--resume --log log"), full)
+    assert read_log() == entries
