@@ -4,7 +4,6 @@ A method takes `protonet.episodes.samplers.batch.Episodes`, and the settings of 
 (episodes, n_queries, n_way), whose softmax is the method's own probabilities. Constants of a method that are
 not keywords are in a frozen dataclass of its module, with their sources. Its requirements and
 properties are fields of its `MethodSpec`.
-
 """
 
 from __future__ import annotations
@@ -52,6 +51,8 @@ from protonet.episodes.methods.tip_adapter import tip_adapter
 from protonet.episodes.methods.transductive_finetune import transductive_finetune
 from protonet.episodes.samplers.batch import Episodes
 
+__all__ = ["METHODS", "METHOD_ALIASES", "Method", "MethodSpec", "Need"]
+
 Method = Callable[[Episodes], Tensor]
 #: Inputs that a method may need in addition to support and queries.
 Need = Literal["base", "texts", "unlabelled", "encoder", "maps"]
@@ -76,8 +77,6 @@ class MethodSpec:
         """Return logits (episodes, n_queries, n_way)."""
         return self.function(episodes, **settings)
 
-
-__all__ = ["METHODS", "METHOD_ALIASES", "Method", "MethodSpec"]
 
 SUPPORT_CENTRE = "rows are centred on each episode's own support"
 #: Our methods, by the names that the command takes: first those that classify each query alone.

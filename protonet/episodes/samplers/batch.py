@@ -1,4 +1,4 @@
-"""Batches of episodes of equal sizes: the features that methods see, gathered from the rows of a data set."""
+"""Batches of episodes of equal sizes: the features that methods see, and records of rows and predictions for JSON."""
 
 from __future__ import annotations
 
