@@ -140,8 +140,8 @@ def test_a_network_computes_on_its_device(name: str) -> None:
 
 LOGITS = X[:, :5]
 METRICS: dict[str, Use] = {
-    "measure": lambda logits, y, rows: measure(logits, y),
-    "groups": lambda logits, y, rows: measure(logits, y, Sample.of(30, y.double() + 1, y - 1)),
+    "measure": lambda logits, y, rows: vars(measure(logits, y)),
+    "groups": lambda logits, y, rows: vars(measure(logits, y, Sample.of(30, y.double() + 1, y - 1))),
     "classes": lambda logits, y, rows: measure_classes(measure(logits, y).confusion),
     "bins": lambda logits, y, rows: fill_bins(logits.softmax(dim=1).amax(dim=1), logits.argmax(dim=1) == y),
     "unknown": lambda logits, y, rows: rejection_threshold(calibrate(score_known(logits)), 0.1),
@@ -164,9 +164,16 @@ def test_metrics_and_losses_are_computed_on_the_device(name: str) -> None:
 
 
 #: Functions that copy to the device: rows and folds, trees, random numbers, new constants. The guide names them.
-SENT = {"view.to", "folds.to", "batches.move", "cells._make_codes", "encoder.apply", "network.set_offsets"}
+SENT = {
+    "view.to",
+    "folds.to",
+    "batches.move",
+    "tabular_transformer._make_codes",
+    "encoder.apply",
+    "network.set_offsets",
+}
 SENT |= {f"networks.{name}" for name in ("fit_rows", "_in_units", "decide_pooling", "pseudo_label_weights")}
-SENT |= {"mlp.fit", "mlp.candidates", "mlp.train", "training._initial_proxies", "forest.fit", "kernel_ridge.fit"}
+SENT |= {"mlp.fit", "mlp.candidates", "mlp.train", "mlp._initial_proxies", "forest.fit", "kernel_ridge.fit"}
 SENT |= {"kernel_ridge.__init__", "tabular_transformer.fit", "fixed_convolution.fit", "fixed_convolution._subsample"}
 #: Functions that copy to the CPU: input checks, rows of trees, labels of episodes, evaluation.
 FETCHED = {"_validation.check_device", "loading._check_batch", "view.to", "mlp.train", "evaluation.__post_init__"}
