@@ -8,13 +8,15 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 if sys.platform != "win32":
     import fcntl
+
+JsonDict = dict[str, Any]  #: An object of JSON.
 
 
 def cache_folder() -> Path:
@@ -56,7 +58,7 @@ def write_text(path: str | Path, text: str) -> None:
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def write_json(path: str | Path, value: Mapping[str, Any]) -> None:
+def write_json(path: str | Path, value: JsonDict) -> None:
     """Write a value as JSON, atomically as in `write_atomically`. Lists of integers are written on a single line.
 
     Raises:

@@ -18,6 +18,7 @@ from sklearn.utils import check_random_state, check_X_y
 from sklearn.utils.validation import _num_samples, check_is_fitted, validate_data
 from torch import Tensor
 
+from protonet._io import JsonDict
 from protonet._text import to_printable
 from protonet.embeddings.opening import Selection
 from protonet.errors import raise_input_error
@@ -413,9 +414,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the rows of ``fit`` out."""
-        state: dict[str, Any] = dict(super().__getstate__())
-        state.pop("_solution", None)
-        return state
+        return {name: value for name, value in super().__getstate__().items() if name != "_solution"}
 
     def save(self, path: str | Path) -> None:
         """Write a model file that `load` and the commands read.
@@ -490,7 +489,7 @@ class _LabelledRows:
     groups: Tensor | None  #: (n,) int64.
     uninformative: Tensor  #: (n,) bool: rows without information.
     encoding: FrameEncoding | None  #: The encoding of the columns; None for arrays without gaps.
-    metadata: dict[str, Any]  #: Entries of the model file.
+    metadata: JsonDict  #: Entries of the model file.
 
 
 def _encode(rows: Any, encoding: FrameEncoding | None) -> tuple[Any, np.ndarray]:

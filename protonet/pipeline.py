@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from protonet._io import JsonDict
 from protonet.embeddings.opening import AUTO, NONE, get_modality, reopen
 from protonet.embeddings.pictures.reading import are_pictures
 from protonet.embeddings.representation import Record, Representation
@@ -74,7 +74,7 @@ class TrainingTable:
     weights: Tensor | None = None  #: (n,) > 0; None for equal weights.
     groups: Tensor | None = None  #: (n,) int64; rows of a group are held out together.
     names: ClassNameRows | None = None  #: The embedded class names, if they are informative.
-    metadata: dict[str, Any] = field(default_factory=dict)  #: Entries of the model file.
+    metadata: JsonDict = field(default_factory=dict)  #: Entries of the model file.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -8,13 +8,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._io import progress_bar
+from protonet._io import JsonDict, progress_bar
 from protonet._text import to_printable
 from protonet.commands.options import FitOptions, LabelOptions, ReadOptions
 from protonet.commands.rows import TableRows, get_column_types, warn_contradictions, warn_similar_names
@@ -207,7 +207,7 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
     missing_texts = None if options.missing_values is None else options.missing_values.split(",")
     dropped = [*extra, *options.drop, *table.unused, *encoded.dropped]
     counts = np.bincount(rows.labels, minlength=len(rows.classes)).tolist()
-    metadata: dict[str, Any] = {"label": options.label or "label", "effort": options.effort, "seed": options.seed}
+    metadata: JsonDict = {"label": options.label or "label", "effort": options.effort, "seed": options.seed}
     metadata |= {"samples": counts, "group": options.group, "id": options.id, "left_out": dropped}
     metadata |= {"time_limit": options.time_limit, "balanced": options.balanced or None}
     metadata |= {"seen": column_statistics(cells, encoding, counts)}

@@ -6,13 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._io import show_progress
+from protonet._io import JsonDict, show_progress
 from protonet.commands.data import make_spec, map_blocks, open_pipeline
 from protonet.commands.options import EvaluateOptions
 from protonet.commands.report import (
@@ -102,7 +102,7 @@ def compute_details(
     labels: Tensor,
     rows: Sequence[tuple[Tensor, RowBlock]],
     progress: Progress,
-) -> dict[str, Any]:
+) -> JsonDict:
     """Compute the sections that only the report has: table, predictions and column importance.
 
     Args:

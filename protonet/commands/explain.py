@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from protonet._io import show_progress, write_atomically
+from protonet._io import JsonDict, show_progress, write_atomically
 from protonet._text import to_printable
 from protonet.commands.data import make_spec, open_pipeline, read_labelled
 from protonet.commands.options import ExplainOptions
@@ -53,9 +52,7 @@ def run(options: ExplainOptions) -> None:
         write_atomically(options.json, lambda file: file.write(content.encode()))
 
 
-def compute_column_importance(
-    options: ExplainOptions, model: TablePipeline, generator: torch.Generator
-) -> dict[str, Any]:
+def compute_column_importance(options: ExplainOptions, model: TablePipeline, generator: torch.Generator) -> JsonDict:
     """Compute the permutation importance of each column, the largest first, as a dict for JSON.
 
     Raises:
@@ -89,7 +86,7 @@ def read_evaluation_rows(options: ExplainOptions, table_path: Path, model: Table
     return table, model.evaluate(torch.from_numpy(x), labels)
 
 
-def format_columns(results: Mapping[str, Any]) -> str:
+def format_columns(results: JsonDict) -> str:
     """Format the results of `compute_column_importance`."""
     rows, columns, total = count(results["rows"], "row"), results["columns"], results["total_rows"]
     sample = f", a random sample of {total:,}" if results["rows"] < total else ""
@@ -115,7 +112,7 @@ def format_columns(results: Mapping[str, Any]) -> str:
 
 def explain_rows(
     options: ExplainOptions, table_path: Path, model: TablePipeline, rows: Sequence[int], generator: torch.Generator
-) -> dict[str, Any]:
+) -> JsonDict:
     """Compute the prediction of some rows, their nearest rows and column contributions, as a dict for JSON.
 
     Raises:
@@ -129,7 +126,7 @@ def explain_rows(
     with show_progress(quiet=options.quiet) as progress:
         features, labels = torch.from_numpy(x), ranked.indices[:, 0].tolist()
         explanations = model.explain(features, labels, generator, progress)
-    explained: list[dict[str, Any]] = []
+    explained: list[JsonDict] = []
     for index, row in enumerate(rows):
         best = zip(ranked.indices[index, :2].tolist(), ranked.values[index, :2].tolist(), strict=True)
         classes = [{"name": model.classes[label], "probability": probability} for label, probability in best]
@@ -140,7 +137,7 @@ def explain_rows(
     return {"table": path_to_text(table_path.name), "sample": sample, "rows": explained}
 
 
-def describe(model: TablePipeline, explanation: Explanation, cells: Sequence[str]) -> dict[str, Any]:
+def describe(model: TablePipeline, explanation: Explanation, cells: Sequence[str]) -> JsonDict:
     """Describe the explanation of a row with these cells as a dict for JSON: the nearest rows, and the columns."""
     assert model.cross_validation is not None
     held_out = [model.classes[label] for label in model.cross_validation.labels.tolist()]
@@ -191,7 +188,7 @@ def read_rows(
     return np.stack(x), list(cells), np.array(empty)
 
 
-def format_rows(results: Mapping[str, Any]) -> str:
+def format_rows(results: JsonDict) -> str:
     """Format the results of `explain_rows`."""
     lines = []
     for row in results["rows"]:

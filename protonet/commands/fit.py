@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
 import torch
 
-from protonet._io import show_progress
+from protonet._io import JsonDict, show_progress
 from protonet._text import to_printable
 from protonet.commands.data import EncodedTable, UnlabelledRows, encode_table
 from protonet.commands.options import FitOptions
@@ -243,7 +242,7 @@ def draw(path: Path, crossed: Crossfit, data: EncodedTable) -> None:
         draw_plot(path, logits, data.y, data.classes, "training rows", held_out=False)
 
 
-def compare(crossed: Crossfit, solution: Solution, model: TablePipeline) -> list[dict[str, Any]]:
+def compare(crossed: Crossfit, solution: Solution, model: TablePipeline) -> list[JsonDict]:
     """Compare the model with its baselines on the held-out rows; empty without any."""
     if not len(crossed.labels):
         return []
@@ -253,13 +252,13 @@ def compare(crossed: Crossfit, solution: Solution, model: TablePipeline) -> list
     return compare_baselines(predict_held_out(crossed), crossed.labels, baselines, crossed.sample, balanced=balanced)
 
 
-def select_baselines(compared: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+def select_baselines(compared: Sequence[JsonDict]) -> Sequence[JsonDict]:
     """Select the model, the most frequent class, and the best of the other baselines."""
     others = sorted(compared[2:], key=lambda baseline: -float(baseline[baseline["compared_by"]]))
     return [*compared[:2], *others[:1]]
 
 
-def format_evaluation(crossed: Crossfit, compared: Sequence[Mapping[str, Any]], classes: Sequence[str | int]) -> str:
+def format_evaluation(crossed: Crossfit, compared: Sequence[JsonDict], classes: Sequence[str | int]) -> str:
     """Format the results of cross-validation and the comparison with baselines."""
     if not len(crossed.labels):
         return "no cross-validation: no class has two distinct rows\n"
@@ -275,7 +274,7 @@ def format_evaluation(crossed: Crossfit, compared: Sequence[Mapping[str, Any]], 
     )
 
 
-def format_no_lead(compared: Sequence[Mapping[str, Any]]) -> str:
+def format_no_lead(compared: Sequence[JsonDict]) -> str:
     """Format a warning if a model is not more accurate than its most frequent class; see `compare_baselines`."""
     if any(result["name"] == FREQUENT and result["difference"] <= 0 for result in compared):
         return f"warning: the model is not more accurate than the {FREQUENT}\n"
@@ -283,25 +282,23 @@ def format_no_lead(compared: Sequence[Mapping[str, Any]]) -> str:
 
 
 def results_to_dict(
-    name: str, data: EncodedTable, model: TablePipeline, crossed: Crossfit, compared: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
+    name: str, data: EncodedTable, model: TablePipeline, crossed: Crossfit, compared: Sequence[JsonDict]
+) -> JsonDict:
     """Convert the results to a dict for JSON: the table and, if there are held-out rows, all metrics."""
     table = table_to_dict(model, data.y, len(data.x), data.missing_counts, data.notes)
-    results: dict[str, Any] = {"command": "fit", "table": name, "views": model.metadata["views"], "data": table}
+    results: JsonDict = {"command": "fit", "table": name, "views": model.metadata["views"], "data": table}
     if not len(crossed.labels):
         return results
     return results | metrics_to_dict(name, data.classes, measure_held_out(crossed)) | {"baselines": compared}
 
 
-def unlabelled_to_dict(
-    solution: Solution, unlabelled: UnlabelledRows, outliers: Sequence[Sequence[int]]
-) -> dict[str, Any]:
+def unlabelled_to_dict(solution: Solution, unlabelled: UnlabelledRows, outliers: Sequence[Sequence[int]]) -> JsonDict:
     """Convert the use of unlabelled rows to a dict for JSON; empty without any."""
     pool, pooled = solution.problem.pool, solution.pooled
     if pool is None or pooled is None:
         return {}
     before, after = (None, None) if pooled.losses is None else pooled.losses
-    result: dict[str, Any] = {"rows": pool.total, "sampled": len(pool.features), "used": pooled.learned}
+    result: JsonDict = {"rows": pool.total, "sampled": len(pool.features), "used": pooled.learned}
     result |= {"log_loss_without": before, "log_loss_with": after, "decided": pooled.decided}
     return {
         "unlabelled": result | {"outlier_groups": [[unlabelled.locate(row) for row in group] for group in outliers]}
@@ -316,7 +313,7 @@ def compute_details(
     seed: int,
     deadline: float,
     progress: Progress,
-) -> dict[str, Any]:
+) -> JsonDict:
     """Compute the sections that only the report has: predictions, column importance and learning curve."""
     names, held_out = model.column_names, held_out_indices(solution.problem)
     evaluated = (held_out >= 0).nonzero().flatten()

@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from protonet._io import progress_bar, write_atomically
+from protonet._io import JsonDict, progress_bar, write_atomically
 from protonet.errors import DISTRIBUTION, UserError, installed_version, optional_packages, raise_input_error
 from protonet.tables.table import format_names
 from protonet.ui.text import count
@@ -33,7 +33,7 @@ HIDDEN_PREFIXES = (".", "_")
 #: The time limit for an answer of the cluster, and the interval between checks of local processes, in seconds.
 PATIENCE, LOOK = 10, 0.5
 #: The shared state of a pool's process: the number of finished rows, and whether the command stops.
-_SHARED: dict[str, Any] = {}
+_SHARED: JsonDict = {}
 
 
 class Part(NamedTuple):
@@ -105,7 +105,7 @@ def list_parts(folder: Path, output: Path) -> list[Part]:
     return parts
 
 
-def claim_folder(output: Path, made: Mapping[str, Any]) -> None:
+def claim_folder(output: Path, made: JsonDict) -> None:
     """Record the model and options in an output folder; raise an InputError if it has outputs of others."""
     path, text = output / RECORD, json.dumps(made, indent=1, sort_keys=True) + "\n"
     if path.exists() and path.read_text(encoding="utf-8", errors="replace") == text:

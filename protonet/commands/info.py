@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from protonet._io import JsonDict
 from protonet._text import to_printable
 from protonet.commands.options import InfoOptions
 from protonet.errors import raise_input_error
@@ -49,7 +49,7 @@ def run(options: InfoOptions) -> None:
     print(json.dumps(contents, indent=1) if options.json else format_contents(contents))
 
 
-def read_header(path: Path) -> dict[str, Any]:
+def read_header(path: Path) -> JsonDict:
     """Read the config of a model file, without its tensors.
 
     Raises:
@@ -64,7 +64,7 @@ def read_header(path: Path) -> dict[str, Any]:
     return config
 
 
-def describe_model(path: Path, header: Mapping[str, Any]) -> dict[str, Any]:
+def describe_model(path: Path, header: JsonDict) -> JsonDict:
     """Describe a model file as a dict for JSON; missing and invalid entries are None.
 
     Args:
@@ -97,7 +97,7 @@ def describe_model(path: Path, header: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_metrics(metrics: Any) -> dict[str, Any] | None:
+def _check_metrics(metrics: Any) -> JsonDict | None:
     """Return valid metrics of held-out rows, or None."""
     required = ("rows", "accuracy", "log_loss", "calibration_error")
     if not isinstance(metrics, dict) or not all(isinstance(metrics.get(name), int | float) for name in required):
@@ -110,7 +110,7 @@ def _check_metrics(metrics: Any) -> dict[str, Any] | None:
     return metrics if sound and "interval" in intervals else None
 
 
-def format_contents(contents: Mapping[str, Any]) -> str:
+def format_contents(contents: JsonDict) -> str:
     """Format the result of `describe_model` for people; names without control characters."""
     classes, columns = contents["classes"], contents["columns"]
     sizes = [
@@ -144,7 +144,7 @@ def format_contents(contents: Mapping[str, Any]) -> str:
     return "\n".join([*lines, "", _format_metrics(contents["cross_validation"])])
 
 
-def _format_metrics(metrics: Mapping[str, Any] | None) -> str:
+def _format_metrics(metrics: JsonDict | None) -> str:
     """Format the metrics of held-out rows in a line."""
     if metrics is None:
         return "cross-validation: none"

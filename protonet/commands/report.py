@@ -6,12 +6,12 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from protonet._io import JsonDict
 from protonet._text import to_printable
 from protonet.fit.crossfit import FREQUENT, Crossfit, score_frequent
 from protonet.fit.importance import rank_columns
@@ -49,7 +49,7 @@ MAX_CONFUSIONS = 5
 
 def compare_baselines(
     logits: Tensor, labels: Tensor, baselines: Mapping[str, Tensor], sample: Sample, *, balanced: bool
-) -> list[dict[str, Any]]:
+) -> list[JsonDict]:
     """Compare a model with baselines on the same rows.
 
     Args:
@@ -81,7 +81,7 @@ def compare_baselines(
     return results
 
 
-def format_baselines(compared: Sequence[Mapping[str, Any]]) -> str:
+def format_baselines(compared: Sequence[JsonDict]) -> str:
     """Format the results of `compare_baselines` as a table."""
     rows = [
         [
@@ -96,7 +96,7 @@ def format_baselines(compared: Sequence[Mapping[str, Any]]) -> str:
     return format_table(header, rows)
 
 
-def name_difference(compared: Sequence[Mapping[str, Any]]) -> str:
+def name_difference(compared: Sequence[JsonDict]) -> str:
     """Name the column of differences of `compare_baselines`."""
     balanced = any(result["compared_by"] == "balanced_accuracy" for result in compared)
     return f"{'balanced ' * balanced}difference to baseline, points"
@@ -134,7 +134,7 @@ class Report:
     name: str  #: The name of the table.
     classes: Sequence[str | int]  #: The known classes.
     metrics: Metrics  #: On the rows of known classes.
-    compared: list[dict[str, Any]]  #: The model and the most frequent class of fit; see `compare_baselines`.
+    compared: list[JsonDict]  #: The model and the most frequent class of fit; see `compare_baselines`.
     frequent: str | int  #: The most frequent class of fit.
     by_class: ClassMetrics
     unknown: Mapping[str, int]  #: The number of rows of each unknown class.
@@ -219,19 +219,19 @@ def format_classes(by_class: ClassMetrics, classes: Sequence[str | int]) -> str:
     return text
 
 
-def metrics_to_dict(name: str, classes: Sequence[str | int], metrics: Metrics) -> dict[str, Any]:
+def metrics_to_dict(name: str, classes: Sequence[str | int], metrics: Metrics) -> JsonDict:
     """Convert all metrics to a dict for JSON; fractions are of 1."""
     measured = measure_classes(metrics.confusion)
     by_class = [
         {"name": name, **{field: getattr(measured, field)[label].item() for field in ClassMetrics._fields}}
         for label, name in enumerate(classes)
     ]
-    results: dict[str, Any] = {"table": name, "rows": int(measured.rows.sum()), **vars(metrics)}
+    results: JsonDict = {"table": name, "rows": int(measured.rows.sum()), **vars(metrics)}
     results |= {"confusion": metrics.confusion.tolist(), "balanced_accuracy": measured.balanced_accuracy}
     return results | {"mean": measured.macro, "classes": by_class}
 
 
-def report_to_dict(report: Report) -> dict[str, Any]:
+def report_to_dict(report: Report) -> JsonDict:
     """Convert a report to a dict for JSON: `metrics_to_dict`, the baselines, and the rows of unknown classes."""
     unknown = {"rows": sum(report.unknown.values()), "classes": dict(report.unknown), "auroc": report.auroc}
     results = metrics_to_dict(report.name, report.classes, report.metrics)
@@ -274,7 +274,7 @@ class EvaluatedRows:
         )
 
 
-def columns_to_dicts(names: Sequence[str], encoding: Encoding | None, missing: Sequence[int]) -> list[dict[str, Any]]:
+def columns_to_dicts(names: Sequence[str], encoding: Encoding | None, missing: Sequence[int]) -> list[JsonDict]:
     """Describe each column: its name, type, and number of missing cells."""
     types = ["number"] * len(names) if encoding is None else [column.summary() for column in encoding.columns]
     return [
@@ -285,7 +285,7 @@ def columns_to_dicts(names: Sequence[str], encoding: Encoding | None, missing: S
 
 def table_to_dict(
     model: TablePipeline, labels: Tensor, rows: int, missing: Sequence[int], notes: Sequence[str]
-) -> dict[str, Any]:
+) -> JsonDict:
     """Describe a table with labels (n,) int64: rows per class, columns and notes."""
     counts = torch.bincount(labels, minlength=len(model.classes)).tolist()
     classes = [{"name": name, "rows": total} for name, total in zip(model.classes, counts, strict=True)]
@@ -293,7 +293,7 @@ def table_to_dict(
     return {"rows": rows, "classes": classes, "columns": columns, "notes": list(notes)}
 
 
-def compute_reliability(rows: EvaluatedRows) -> list[dict[str, Any]]:
+def compute_reliability(rows: EvaluatedRows) -> list[JsonDict]:
     """Compute mean confidence and accuracy in equal bins of confidence."""
     confidence, predicted = rows.logits.double().softmax(dim=1).max(dim=1)
     bins = fill_bins(confidence, predicted == rows.labels, RELIABILITY_BINS)
@@ -311,7 +311,7 @@ def compute_reliability(rows: EvaluatedRows) -> list[dict[str, Any]]:
     ]
 
 
-def rank_suspicious_labels(rows: EvaluatedRows, logits: Tensor) -> list[dict[str, Any]]:
+def rank_suspicious_labels(rows: EvaluatedRows, logits: Tensor) -> list[JsonDict]:
     """Rank rows by how likely their label is wrong, the likeliest first.
 
     Args:
@@ -340,7 +340,7 @@ def rank_suspicious_labels(rows: EvaluatedRows, logits: Tensor) -> list[dict[str
     ]
 
 
-def collect_predictions(rows: EvaluatedRows, order: Sequence[int]) -> dict[str, Any]:
+def collect_predictions(rows: EvaluatedRows, order: Sequence[int]) -> JsonDict:
     """Collect the predictions of all rows, column by column; of many rows, the most suspicious and a regular sample.
 
     Args:
@@ -376,7 +376,7 @@ def collect_predictions(rows: EvaluatedRows, order: Sequence[int]) -> dict[str, 
 
 def compute_importance(
     evaluated: Crossfit, names: Sequence[str], sizes: Sequence[int], seed: int, deadline: float, progress: Progress
-) -> dict[str, Any] | None:
+) -> JsonDict | None:
     """Compute `rank_columns`; None after the deadline, or if an embedding overflows."""
 
     def check_deadline(stage: str, fraction: float) -> None:
@@ -391,9 +391,7 @@ def compute_importance(
         return None
 
 
-def compute_learning_curve(
-    solution: Solution, crossed: Crossfit, deadline: float, progress: Progress
-) -> dict[str, Any]:
+def compute_learning_curve(solution: Solution, crossed: Crossfit, deadline: float, progress: Progress) -> JsonDict:
     """Compute the accuracy for fewer rows per class, and predict it for twice as many; equal rows count once."""
     limit = min(deadline, time.monotonic() + LEARNING_SECONDS)
     curve, sample = measure_learning_curve(solution, crossed, deadline=limit, progress=progress), crossed.sample
@@ -409,7 +407,7 @@ def compute_learning_curve(
     return {"points": points, "twice": None if outlook is None else {"per_class": twice, **outlook._asdict()}}
 
 
-def compute_report_sections(rows: EvaluatedRows, repeated: Tensor, importance: dict[str, Any] | None) -> dict[str, Any]:
+def compute_report_sections(rows: EvaluatedRows, repeated: Tensor, importance: JsonDict | None) -> JsonDict:
     """Compute the sections that only the report has.
 
     Args:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from protonet._io import cache_folder
+from protonet._io import JsonDict, cache_folder
 from protonet.embeddings.pictures.reading import refuse_picture, show_items
 from protonet.errors import raise_input_error
 from protonet.views.config import Stored, expect
@@ -156,7 +156,7 @@ class Record:
         """Describe the representation in a few words."""
         return f"{self.name} ({self.digest[:8]}), {self.width} numbers"
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonDict:
         """Convert to a mapping of field names to values."""
         return asdict(self)
 

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from protonet._io import JsonDict
 from protonet.embeddings.representation import Record, Representation, hash_files, stay_offline
 from protonet.errors import InputError, optional_packages, raise_input_error
 
@@ -108,7 +109,7 @@ def open_sentences(folder: Path, name: str, *, licence: str = "") -> Representat
             from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - optional
 
             # Neither pickled weights nor code from the folder may run.
-            settings: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "device": "cpu"}
+            settings: JsonDict = {"local_files_only": True, "trust_remote_code": False, "device": "cpu"}
             try:
                 return SentenceTransformer(str(folder), model_kwargs={"use_safetensors": True}, **settings)
             except Exception as error:
@@ -129,7 +130,7 @@ def open_sentences(folder: Path, name: str, *, licence: str = "") -> Representat
     )
 
 
-def _read_width_and_limit(folder: Path, modules: Sequence[dict[str, Any]]) -> tuple[int | None, int | None]:
+def _read_width_and_limit(folder: Path, modules: Sequence[JsonDict]) -> tuple[int | None, int | None]:
     """Read the embedding width and the maximal number of tokens from a folder's settings; None if not declared."""
     paths = {str(module["type"]).rpartition(".")[2]: str(module.get("path", "")) for module in modules}
     if not {"Transformer", "Pooling"} <= paths.keys() <= {"Transformer", "Pooling", "Normalize"}:

@@ -8,10 +8,12 @@ import lzma
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from protonet._io import JsonDict
 
 CONFIG, TENSORS = "config.json", "model.safetensors"
 #: Version of the format, incremented by every change that earlier readers do not understand.
@@ -36,7 +38,7 @@ class VersionError(ValueError):
     """A model file of another version than `FORMAT_VERSION`."""
 
 
-def write_archive(config: Mapping[str, Any], tensors: bytes) -> bytes:
+def write_archive(config: JsonDict, tensors: bytes) -> bytes:
     """Serialize a config and tensors, which are already in the format of safetensors."""
     buffer = io.BytesIO()
     text = json.dumps({"version": FORMAT_VERSION, **config}, allow_nan=False)
@@ -49,7 +51,7 @@ def write_archive(config: Mapping[str, Any], tensors: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> JsonDict:
     """Read the config of a model archive, without its tensors.
 
     Raises:
@@ -61,7 +63,7 @@ def read_config(path: Path) -> dict[str, Any]:
         return _parse_config(archive)
 
 
-def read_archive(path: Path) -> tuple[dict[str, Any], bytes]:
+def read_archive(path: Path) -> tuple[JsonDict, bytes]:
     """Read the config and the serialized tensors of a model archive; errors as in `read_config`."""
     with _open(path) as archive:
         return _parse_config(archive), archive.read(TENSORS)
@@ -94,7 +96,7 @@ def _open(path: Path) -> Iterator[zipfile.ZipFile]:
             raise ValueError(f"damaged: {error}") from error
 
 
-def _parse_config(archive: zipfile.ZipFile) -> dict[str, Any]:
+def _parse_config(archive: zipfile.ZipFile) -> JsonDict:
     """Parse the config; raise a ValueError if it has another format version."""
     config = json.loads(archive.read(CONFIG))
     json.dumps(config, ensure_ascii=False, allow_nan=False).encode()  # raises for NaN and for invalid Unicode
@@ -106,7 +108,7 @@ def _parse_config(archive: zipfile.ZipFile) -> dict[str, Any]:
     return dict(config)
 
 
-def check_entry_types(config: Mapping[str, Any]) -> None:
+def check_entry_types(config: JsonDict) -> None:
     """Raise a ValueError unless the entries that ``protonet info`` shows have the expected types."""
 
     def is_list(values: Any, *types: type) -> bool:

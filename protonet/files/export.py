@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._io import write_atomically
+from protonet._io import JsonDict, write_atomically
 from protonet._text import to_printable
 from protonet.encoder import Encoder
 from protonet.errors import optional_packages, raise_input_error
@@ -77,7 +77,7 @@ class GraphBuilder:
 
     def look_up(self, texts: str, keys: Sequence[str], values: Sequence[int], default: int) -> str:
         """Map texts to INT64 values by ``keys``, and texts that are no key to ``default``."""
-        pairs: dict[str, Any] = {"keys_strings": list(keys), "values_int64s": list(values)}
+        pairs: JsonDict = {"keys_strings": list(keys), "values_int64s": list(values)}
         return self.add("LabelEncoder", texts, domain=ML_DOMAIN, default_int64=default, **pairs)
 
     @staticmethod

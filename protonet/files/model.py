@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from protonet._io import write_atomically
+from protonet._io import JsonDict, write_atomically
 from protonet.encoder import Encoder
 from protonet.errors import (
     DISTRIBUTION,
@@ -36,7 +36,7 @@ ComponentT = TypeVar("ComponentT", Source, View)
 DERIVED_BUFFER = "prototypes"
 
 
-def describe_network(network: PrototypeNetwork) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def describe_network(network: PrototypeNetwork) -> tuple[JsonDict, dict[str, Tensor]]:
     """Split a network into a config for `build_network`, and its tensors by name.
 
     Args:
@@ -141,7 +141,7 @@ def _get_encoder(network: PrototypeNetwork) -> Encoder:
     return network.encoder
 
 
-def _pop_class(entry: dict[str, Any], classes: Sequence[type[ComponentT]]) -> type[ComponentT]:
+def _pop_class(entry: JsonDict, classes: Sequence[type[ComponentT]]) -> type[ComponentT]:
     """Remove the kind from an entry, and return the class of that kind."""
     kind = entry.pop("kind", None)
     for component_class in classes:
@@ -150,7 +150,7 @@ def _pop_class(entry: dict[str, Any], classes: Sequence[type[ComponentT]]) -> ty
     raise ValueError("a source or view of an unknown kind")
 
 
-def _copy_entries(config: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
+def _copy_entries(config: JsonDict, name: str) -> Iterator[JsonDict]:
     """Copy the mappings in a list of a config."""
     entries = config.get(name)
     usable = isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)
@@ -178,7 +178,7 @@ class Model:
     classes: tuple[str, ...] | tuple[int, ...]
     """The name of each class of the network, in its order: all strings or all integers."""
     columns: tuple[str, ...] | None = None  #: The names of the table's columns, or None if they have no names.
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: JsonDict = field(default_factory=dict)
     """Metrics, thresholds, descriptions of views, and other values that JSON can hold."""
     update_state: dict[str, Tensor] = field(default_factory=dict)
     """Tensors that updates need and predictions do not, such as the held-out rows of cross-validation."""
@@ -254,7 +254,7 @@ def read_model(path: str | Path, *, for_update: bool = False, argument: str = "p
 
 
 @torch.inference_mode(False)  # inference tensors cannot become parameters
-def check_model(model: Model) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def check_model(model: Model) -> tuple[JsonDict, dict[str, Tensor]]:
     """Convert a model to the config and the tensors of a file, and check that these can be loaded.
 
     Raises:
@@ -305,7 +305,7 @@ def _fold_prefix(index: int) -> str:
     return f"folds.{index}."
 
 
-def _make_model(config: dict[str, Any], tensors: dict[str, Tensor], *, for_update: bool) -> Model:
+def _make_model(config: JsonDict, tensors: dict[str, Tensor], *, for_update: bool) -> Model:
     """Make a model from the config and the tensors of a file; raise a ValueError if they are invalid."""
     folds, encoding = config["folds"], None
     prefixes = [NETWORK_PREFIX, COLUMNS_PREFIX, UPDATE_PREFIX, *map(_fold_prefix, range(len(folds)))]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from protonet._io import JsonDict
 from protonet.fit.crossfit import Crossfit, measure_held_out, predict_held_out
 from protonet.fit.search import Progress, ignore
 from protonet.network import PrototypeNetwork
@@ -41,7 +42,7 @@ def rank_columns(
     generator: torch.Generator,
     progress: Progress = ignore,
     predictions: int | None = None,
-) -> dict[str, Any]:
+) -> JsonDict:
     """Compute the permutation importance of each column, the most important column first, as a JSON-compatible dict.
 
     Args:
@@ -62,7 +63,7 @@ def rank_columns(
     if not all(math.isfinite(importance.log_loss_rise) for importance in importances):
         raise FloatingPointError("the embedding of a row, original or shuffled, overflows")
     metrics = measure_held_out(crossfit)
-    columns: list[dict[str, Any]] = [
+    columns: list[JsonDict] = [
         {"name": name, "index": index, **importance._asdict()}
         for index, (name, importance) in enumerate(zip(names, importances, strict=True))
     ]

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from starlette.exceptions import HTTPException
 
+from protonet._io import JsonDict
 from protonet.commands.data import ColumnOverrides
 from protonet.commands.options import (
     EvaluateOptions,
@@ -52,7 +52,7 @@ class JobRunner:
     model: Path | None
     columns: ColumnOverrides
     reading: ReadOptions
-    metrics: dict[str, Any] | None = None  #: The output of the last fit with ``--json``.
+    metrics: JsonDict | None = None  #: The output of the last fit with ``--json``.
     version: int = -1  #: The version of the labels of the metrics.
     checked: int = 0  #: The number of labels of the metrics, or of the fit in progress.
     error: str = ""  #: The message of the last job, if it failed.

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
 
 import torch
 from msgspec import UNSET, UnsetType
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
+from protonet._io import JsonDict
 from protonet._text import to_printable
 from protonet.commands.data import UnlabelledTable
 from protonet.commands.explain import COLUMNS
@@ -255,7 +255,7 @@ class LabelQueue:
             person: Who gave the label, "" for an unknown person; None for all.
             limit: The maximal number of rows that are returned.
         """
-        differing, others = list[dict[str, Any]](), list[dict[str, Any]]()
+        differing, others = list[JsonDict](), list[JsonDict]()
         pairs = zip(self.session.done, self.session.answers.rows, strict=True)
         for row, (*cells, label) in pairs:
             if name not in (None, label) or text.casefold() not in "\n".join(cells).casefold():

@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 
+from protonet._io import JsonDict
 from protonet._text import escape_control_chars, to_printable
 from protonet.errors import USER_ERRORS, raise_input_error, rename_argument
 from protonet.pipeline import MAX_SCALE, TablePipeline
@@ -73,14 +74,14 @@ class Tensor(msgspec.Struct, omit_defaults=True):
     shape: list[Annotated[int, msgspec.Meta(ge=0, le=2**31)]]
     datatype: str
     data: list[Any]
-    parameters: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    parameters: JsonDict | msgspec.UnsetType = msgspec.UNSET
 
 
 class OutputName(msgspec.Struct):
     """An output that is asked for."""
 
     name: str
-    parameters: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    parameters: JsonDict | msgspec.UnsetType = msgspec.UNSET
 
 
 class InferRequest(msgspec.Struct):
@@ -88,7 +89,7 @@ class InferRequest(msgspec.Struct):
 
     inputs: list[Tensor]
     id: str | msgspec.UnsetType = msgspec.UNSET
-    parameters: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    parameters: JsonDict | msgspec.UnsetType = msgspec.UNSET
     outputs: list[OutputName] | msgspec.UnsetType = msgspec.UNSET
 
 

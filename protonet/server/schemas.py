@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Literal, get_type_hints
 from urllib.parse import quote
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from protonet._io import JsonDict
 from protonet.errors import DISTRIBUTION, installed_version
 from protonet.pipeline import TablePipeline
 from protonet.server.app import CSV, JSON, OPEN_PATHS, Error
@@ -64,7 +65,7 @@ class ModelInfo(Struct):
     columns: list[Column]
     features: int
     content_types: list[str]
-    held_out: dict[str, Any] | None
+    held_out: JsonDict | None
     reloads: int
 
 
@@ -138,10 +139,9 @@ ERRORS = {
 PATTERNS = {"number": "-?[0-9]{1,6}", "string": "[0-9A-Za-z]{0,9}", "anyOf": "20[0-9]{2}-(0[1-9]|1[0-2])-[01][1-9]"}
 #: The types of a cell that is read as a text.
 SCALAR = ["string", "number", "boolean", "null"]
-Json = dict[str, Any]
 
 
-def openapi(models: Mapping[str, TablePipeline], reads: Mapping[str, Callable[..., Struct | str]]) -> Json:
+def openapi(models: Mapping[str, TablePipeline], reads: Mapping[str, Callable[..., Struct | str]]) -> JsonDict:
     """Build the OpenAPI 3.1 document of a server.
 
     Args:
@@ -154,7 +154,7 @@ def openapi(models: Mapping[str, TablePipeline], reads: Mapping[str, Callable[..
     content = {kind: {JSON: {"schema": schema}} for kind, schema in zip(types, references, strict=True)}
     content[str] = {"text/plain": {"schema": {"type": "string"}}}
 
-    def operation(name: str, summary: str, result: Json, *, secured: bool = True) -> Json:
+    def operation(name: str, summary: str, result: JsonDict, *, secured: bool = True) -> JsonDict:
         errors = {
             status: {"description": text, "content": content[Error]}
             for status, (text, always) in ERRORS.items()
@@ -163,7 +163,7 @@ def openapi(models: Mapping[str, TablePipeline], reads: Mapping[str, Callable[..
         responses = {"200": {"description": "Success", "content": result}, **errors}
         return {"operationId": name, "summary": summary, "security": [{"bearer": []}] * secured, "responses": responses}
 
-    paths: Json = {}
+    paths: JsonDict = {}
     names = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "enum": list(models)}}
     for path, read in reads.items():
         summary, secured = str(read.__doc__).partition(".")[0], path not in OPEN_PATHS
@@ -172,7 +172,7 @@ def openapi(models: Mapping[str, TablePipeline], reads: Mapping[str, Callable[..
     predictions = content[PredictResponse] | {CSV.partition(";")[0]: {"schema": {"type": "string"}}}
     for name, model in models.items():
         safe, text = re.sub(r"\W", "_", name), f"of {name}: {', '.join(map(str, model.classes))}"[:300]
-        parameters: list[Json] = [{"name": "proba", "in": "query", "schema": {"enum": [0, 1]}}]
+        parameters: list[JsonDict] = [{"name": "proba", "in": "query", "schema": {"enum": [0, 1]}}]
         if limits := unknown_limits(model):
             schema = {"type": "number", "minimum": limits[0], "maximum": limits[1]}
             parameters.append({"name": "unknown", "in": "query", "schema": schema})
@@ -199,17 +199,17 @@ def unknown_limits(model: TablePipeline) -> tuple[float, float] | None:
     return (1 / (n + 1), n / (n + 1)) if n else None
 
 
-def record(**properties: object) -> Json:
+def record(**properties: object) -> JsonDict:
     """Describe an object whose properties are all required."""
     return {"type": "object", "required": list(properties), "properties": properties}
 
 
-def array(*items: Json) -> Json:
+def array(*items: JsonDict) -> JsonDict:
     """Describe an array of given items."""
     return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
 
 
-def request_content(model: TablePipeline) -> Json:
+def request_content(model: TablePipeline) -> JsonDict:
     """Describe the bodies that a model takes, by media type."""
     columns, cells = dict(describe_columns(model)), cell_schemas(model)
     row = array(*cells)
@@ -218,7 +218,7 @@ def request_content(model: TablePipeline) -> Json:
         row = {"anyOf": [row, record(**named) | {"additionalProperties": {"type": SCALAR}}]}
     rows = record(rows={"type": "array", "items": row, "minItems": 1})
     form = {"schema": record(file=rows) | {"additionalProperties": False}, "encoding": {"file": {"contentType": JSON}}}
-    content: Json = {JSON: {"schema": rows}, MULTIPART: form}
+    content: JsonDict = {JSON: {"schema": rows}, MULTIPART: form}
     binary = {"schema": {"type": "string", "format": "binary"}}
     if picture_columns(model) == [True]:
         content["image/*"] = binary
@@ -231,7 +231,7 @@ def request_content(model: TablePipeline) -> Json:
     return content
 
 
-def infer_schema(model: TablePipeline) -> Json:
+def infer_schema(model: TablePipeline) -> JsonDict:
     """Describe a request of KServe's protocol for one row; a schema cannot tie the data's size to the shape."""
     text, inputs = {"type": ["string", "null"]}, describe_inputs(model)
     cells = [text if cell == {"type": SCALAR} else cell for cell in cell_schemas(model)]
@@ -241,7 +241,7 @@ def infer_schema(model: TablePipeline) -> Json:
         items = cells[index : index + 1] if named else cells
         types = ["BYTES"] if tensor.datatype == "BYTES" else ["FP32", "FP64"]
         shapes = [[1], [1, 1]] if named else [[1, len(cells)]]
-        name: Json = {"const": tensor.name} if named else {"type": "string"}
+        name: JsonDict = {"const": tensor.name} if named else {"type": "string"}
         schema = record(name=name, shape={"enum": shapes}, datatype={"enum": types}, data=array(*items))
         schema["properties"] |= {"parameters": {"type": "object"}}
         tensors.append(schema)
@@ -264,18 +264,18 @@ def describe_inputs(model: TablePipeline) -> list[TensorMetadata]:
     return inputs or [TensorMetadata("x", [-1, len(max_magnitudes(model))], "FP64")]
 
 
-def cell_schemas(model: TablePipeline) -> list[Json]:
+def cell_schemas(model: TablePipeline) -> list[JsonDict]:
     """Describe the cells of each column: texts, and how far numbers may be from 0."""
-    cells: list[Json] = []
+    cells: list[JsonDict] = []
     for index, limit in enumerate(max_magnitudes(model)):
         column = None if model.encoding is None else model.encoding.columns[index]
         kind = "number" if column is None else column.modality or column.kind
-        number: Json = {
+        number: JsonDict = {
             "type": ["number"] if column is None else ["number", "null"],
             "minimum": -limit,
             "maximum": limit,
         }
-        date: Json = {"anyOf": [{"type": ["string", "null"], "format": "date"}, {"const": ""}]}
-        picture: Json = {"type": "string", "contentEncoding": "base64", "format": "picture"}
+        date: JsonDict = {"anyOf": [{"type": ["string", "null"], "format": "date"}, {"const": ""}]}
+        picture: JsonDict = {"type": "string", "contentEncoding": "base64", "format": "picture"}
         cells.append({"number": number, "date": date, "picture": picture}.get(kind, {"type": SCALAR}))
     return cells

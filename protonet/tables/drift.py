@@ -18,12 +18,13 @@ A column is reported if both conditions hold:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from protonet._io import JsonDict
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.numeric import Numeric
@@ -60,8 +61,8 @@ def column_statistics(cells: Sequence[np.ndarray], encoding: Encoding | None, cl
         encoding: Fitted to the columns; None if they are features already.
         class_rows: The number of rows of each class that has any.
     """
-    statistics: list[dict[str, Any]] = []
-    complete: list[tuple[dict[str, Any], np.ndarray]] = []  # columns without missing values
+    statistics: list[JsonDict] = []
+    complete: list[tuple[JsonDict, np.ndarray]] = []  # columns without missing values
     n_steps = sorted([*DRIFT.steps, DRIFT.max_quantiles // (4 * len(cells)) * 4])[1]
     for column, values in zip(_columns(encoding, len(cells)), cells, strict=True):
         numeric = column.to_numeric(values)
@@ -78,7 +79,7 @@ def column_statistics(cells: Sequence[np.ndarray], encoding: Encoding | None, cl
     return {"columns": statistics, "per_class": per_class, "smallest": min(class_rows) / max(1, sum(class_rows))}
 
 
-def _add_quantiles(complete: list[tuple[dict[str, Any], np.ndarray]], n_steps: int) -> None:
+def _add_quantiles(complete: list[tuple[JsonDict, np.ndarray]], n_steps: int) -> None:
     """Add the quantiles of columns without missing values to their statistics, and empty the list."""
     if complete:
         quantiles = _quantiles(np.stack([numeric for _, numeric in complete], axis=1), n_steps)
@@ -164,7 +165,7 @@ class DriftMonitor:
                 warnings.append(f"warning: {table.column_name(index)} is far from the training rows: {reason}")
         return warnings
 
-    def _reason(self, column: FittedColumn, counts: ColumnCounts, statistics: Mapping[str, Any]) -> str:
+    def _reason(self, column: FittedColumn, counts: ColumnCounts, statistics: JsonDict) -> str:
         """Describe the drift of a column; "" if there is none."""
         n_present = counts.rows - counts.missing
         if self._is_increased(counts.missing, counts.rows, statistics["missing"]):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from protonet._io import JsonDict
 from protonet._text import to_printable
 from protonet.embeddings.opening import Selection
 from protonet.errors import InputTypeError, optional_packages, raise_input_error
@@ -271,7 +272,7 @@ def iter_dense(parts: Sequence[Any], size: int) -> Iterator[np.ndarray]:
             yield to_dense(part[start : start + size])
 
 
-def describe_columns(encoding: FrameEncoding | None, label: str) -> dict[str, Any]:
+def describe_columns(encoding: FrameEncoding | None, label: str) -> JsonDict:
     """Describe the columns of a frame as metadata of a model file; underscores keep the name of the labels apart."""
     summary = {} if encoding is None else encoding.summary
     used = () if encoding is None else encoding.used_names or ()

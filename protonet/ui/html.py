@@ -18,9 +18,8 @@ from protonet.ui.text import count, percent, span
 if TYPE_CHECKING:
     from jinja2 import Environment
 from pathlib import Path
-from typing import Any
 
-from protonet._io import write_json, write_text
+from protonet._io import JsonDict, write_json, write_text
 from protonet.ui.text import format_csv, order_naturally
 
 #: Maximal length of a name in a list.
@@ -132,10 +131,8 @@ MAX_COLUMNS, MAX_SUSPECTS, MAX_SHOWN_COLUMNS = 100, 50, 4
 #: Shades of the cells of the confusion matrix.
 SHADES = 5
 
-ReportData = Mapping[str, Any]
 
-
-def write_outputs(outputs: Mapping[str, Path], metrics: ReportData) -> None:
+def write_outputs(outputs: Mapping[str, Path], metrics: JsonDict) -> None:
     """Write metrics to the files of the options ``json`` and ``report``.
 
     Raises:
@@ -147,7 +144,7 @@ def write_outputs(outputs: Mapping[str, Path], metrics: ReportData) -> None:
         write_text(outputs["report"], format_report(metrics))
 
 
-def format_report(metrics: ReportData) -> str:
+def format_report(metrics: JsonDict) -> str:
     """Format the report of ``fit`` or ``evaluate``."""
     title = f"{metrics['table']}: {'fit' if metrics['command'] == 'fit' else 'evaluation'}"
     values: dict[str, object] = {
@@ -170,7 +167,7 @@ def format_report(metrics: ReportData) -> str:
     return format_document("report.html", title, metrics, f"protonet {metrics['command']}", values)
 
 
-def list_suspect_cells(metrics: ReportData) -> list[list[str]]:
+def list_suspect_cells(metrics: JsonDict) -> list[list[str]]:
     """Format the first cells of each listed suspect; none for rows that ``predictions`` leaves out."""
     rows = metrics["predictions"]
     position = {index: at for at, index in enumerate(rows["index"])}
@@ -182,7 +179,7 @@ def list_suspect_cells(metrics: ReportData) -> list[list[str]]:
     ]
 
 
-def encode_suspects(suspects: Sequence[ReportData], names: list[str]) -> str:
+def encode_suspects(suspects: Sequence[JsonDict], names: list[str]) -> str:
     """Encode all possible label issues as a link to a CSV file that it contains."""
     header = ["index", "location", "id", "label", "probability of label", "suggested", "probability of suggested"]
     rows = [

@@ -6,8 +6,8 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
+from protonet._io import JsonDict
 from protonet._text import escape_formula, to_printable
 
 #: The maximal number of classes printed; JSON has all.
@@ -72,7 +72,7 @@ def format_percent(fraction: float, interval: Sequence[float]) -> tuple[str, str
     return f"{100 * fraction:.2f}", f"[{low:.2f}, {high:.2f}]"
 
 
-def format_probability_metrics(metrics: Mapping[str, Any]) -> str:
+def format_probability_metrics(metrics: JsonDict) -> str:
     """Format log-loss and calibration error, with intervals if there are any, given a `Metrics` as a dict."""
     parts = []
     for name, interval, factor, digits in (

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protonet._io import JsonDict
 from protonet._validation import check_int
 from protonet.embeddings.pictures import SETTINGS
 from protonet.embeddings.pictures.reading import map_pictures, need_pillow
@@ -51,7 +52,7 @@ class Preprocessing:
         settings = replace(self, file="").describe()
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest() if self.digest else ""
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonDict:
         """Convert to a mapping of field names to values."""
         return asdict(self) | {"mean": list(self.mean), "std": list(self.std)}
 
@@ -203,7 +204,7 @@ def open_typed(text: str) -> Backbone:
         InputError: As `open_backbone`; or the settings after the file are invalid.
     """
     path, settings_text = split_backbone(text)
-    settings: dict[str, Any] = {}
+    settings: JsonDict = {}
     for part in filter(None, settings_text.split(",")):
         name, _, value = part.partition("=")
         values = _parse_floats(value)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from protonet._io import JsonDict
 from protonet.embeddings.pictures.files import BACKBONE_SUFFIXES, Network, open_typed, run_network, split_backbone
 from protonet.embeddings.pictures.reading import map_pictures, need_pillow
 from protonet.embeddings.representation import Record, Representation, hash_file, hash_files, stay_offline
@@ -41,7 +42,7 @@ class Extractor(NamedTuple):
 
     prepare: Callable[[Image], Tensor]  #: Maps an RGB picture to the network's input (channels, height, width).
     embed: Callable[[Tensor], Tensor]  #: Maps inputs (b, ...) to embeddings (b, dim) float32.
-    settings: dict[str, Any]  #: Everything that determines the embeddings, as values that JSON can hold.
+    settings: JsonDict  #: Everything that determines the embeddings, as values that JSON can hold.
     embed_texts: Callable[[Sequence[str]], Tensor] | None = None  #: Maps texts to (texts, dim) float32.
     embed_maps: Callable[[Tensor], Tensor] | None = None  #: Maps inputs to feature maps (b, channels, h, w).
     min_side: int | None = None  #: Minimal pixels per side to which JPEGs may be reduced; None for full size.
@@ -201,7 +202,7 @@ def _open_clip(text: str, file: Path | None, device: torch.device) -> Extractor:
         got = repr(tag) if tag else f"none for {name}"
         remedy = f"Pass open_clip:{name}:TAG, or --weights FILE."
         raise_input_error("--backbone", f"name weights of {', '.join(tags) or 'a file'}", got, remedy)
-    settings: Mapping[str, Any] = open_clip.get_pretrained_cfg(name, tag) if tag else {}
+    settings: JsonDict = open_clip.get_pretrained_cfg(name, tag) if tag else {}
     weights = WeightsFile(Path() if file is None else file, tag or None)
     if file is None:
         hub, _, file_name = settings.get("hf_hub", "").rpartition("/")
