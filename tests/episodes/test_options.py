@@ -190,7 +190,7 @@ def test_texts_by_name(command: Command) -> None:
 
 
 def test_all_methods_that_can_run_and_more(command: Command) -> None:
-    few = "--base base.npy --episodes 2 --method all soft-kmeans:steps=2"
+    few = "--base base.npy --episodes 1 --method all soft-kmeans:steps=2"
     rates = command.accuracies(PLAIN, few)
     missing = {name for name, spec in METHODS.items() if spec.needs or spec.slow}
     assert list(rates) == [*(name for name in METHODS if name not in missing), "soft-kmeans:steps=2"]

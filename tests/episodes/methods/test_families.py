@@ -55,7 +55,7 @@ def test_no_default_is_far_below_prototypes() -> None:
     for setting in SETTINGS:
         for family in FAMILIES:
             accuracy = {
-                name: float(values.mean()) for name, values in score_methods(family, setting, TESTED, 50).items()
+                name: float(values.mean()) for name, values in score_methods(family, setting, TESTED, 30).items()
             }
             assert min(accuracy.values()) > 0.9 * accuracy["protonet"], accuracy
 
