@@ -101,6 +101,13 @@ def test_tuning_is_by_accuracy_on_validation_classes(command: Command) -> None:
     assert command.read(KIND, "--dataset noisy.npz", tune)["tuning"] == results["tuning"]
 
 
+def test_a_state_of_tuning_is_of_one_run(command: Command) -> None:
+    arguments = f"{X} --method protonet --tune ridge:penalty=0.1,1 --state a.npz"
+    command(arguments)
+    Path("a.npz").unlink()
+    command.refuses("`--state` must have no file of `--tune` beside it; got a-tune.npz", arguments)
+
+
 def test_errors(command: Command) -> None:
     for arguments, message in (
         ("--tune ridge", "`--tune` must name two values of a setting or more; got 'ridge'"),

@@ -85,3 +85,10 @@ def test_maps_are_small() -> None:
     turns = torch.atan2(maps[:, 1, 0], maps[:, 0, 0])
     assert 0.99 * AUGMENTATION.rotation < float(turns.abs().max()) <= AUGMENTATION.rotation + 1e-6
     assert abs(float(turns.mean())) < 4 * AUGMENTATION.rotation / math.sqrt(3 * 5000)
+
+
+def test_rgb_images_are_flipped_and_grey_ones_are_not() -> None:
+    for channels in (1, 3):
+        x = images(20, channels)
+        expected = warp_images(x, draw_maps(20, generator(), flip=channels == 3))
+        assert torch.equal(augment_rows(x, None, generator(), n=20), expected)
