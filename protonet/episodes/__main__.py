@@ -183,7 +183,7 @@ def run(arguments: Sequence[str] | None) -> None:
     if options.list_methods or options.list_presets or options.class_lists:
         from protonet.datasets.benchmarks import format_class_lists  # noqa: PLC0415 - as above
         from protonet.episodes.methods.choice import list_methods  # noqa: PLC0415
-        from protonet.episodes.samplers.options import list_presets  # noqa: PLC0415
+        from protonet.episodes.samplers.presets import list_presets  # noqa: PLC0415
 
         write = list_methods if options.list_methods else list_presets if options.list_presets else format_class_lists
         print(write(), end="")
@@ -192,7 +192,7 @@ def run(arguments: Sequence[str] | None) -> None:
     given = {name for name, value in passed.items() if value is not None}
     preset: Mapping[str, str] = {}
     if options.preset is not None:
-        from protonet.episodes.samplers.options import PRESETS  # noqa: PLC0415 - as above
+        from protonet.episodes.samplers.presets import PRESETS  # noqa: PLC0415 - as above
 
         preset = PRESETS[check_name("--preset", options.preset, PRESETS)].options
         parser.set_defaults(**preset)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from protonet.episodes.methods import METHODS
-from protonet.episodes.samplers.options import PRESETS
+from protonet.episodes.samplers.presets import PRESETS
 from tests.episodes.cases import needing
 from tests.episodes.command_cases import Command
 
