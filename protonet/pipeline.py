@@ -417,7 +417,16 @@ class TablePipeline(Model):
         """Represent rows (n, dim) with labels (n,) as held-out rows of the network, to measure it on them."""
         weights, offset = torch.ones(len(labels), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         fold, groups = torch.zeros_like(labels), torch.full_like(labels, -1)
-        return Crossfit(self.network, (self.network,), features, labels, weights, fold, groups, offset)
+        return Crossfit(
+            whole=self.network,
+            folds=(self.network,),
+            features=features,
+            labels=labels,
+            weights=weights,
+            fold=fold,
+            groups=groups,
+            offset=offset,
+        )
 
     def update(
         self,
@@ -444,9 +453,8 @@ class TablePipeline(Model):
             InputError: The embedding of a row overflows, or a label is no class.
         """
         features, extended = torch.from_numpy(x), replace(self, classes=classes)
-        crossed = self.cross_validation or self.evaluate(features[:0], torch.empty(0, dtype=torch.int64))._replace(
-            folds=()
-        )
+        nothing = self.evaluate(features[:0], torch.empty(0, dtype=torch.int64))
+        crossed = self.cross_validation or replace(nothing, folds=())
         for network in (crossed.whole, *crossed.folds):
             replace(self, network=network).predict_logits(x)  # raises if the embedding of a row overflows
         indices, known_groups = extended.class_indices(labels), self.metadata.get("groups", {})

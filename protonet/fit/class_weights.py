@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -42,7 +44,7 @@ def count_rows(crossed: Crossfit, labels: Tensor, weights: Tensor, name_counts: 
         held_out = crossed.fold == fold
         n_held_out = torch.bincount(crossed.labels[held_out], counts[held_out], minlength=len(rows)).long()
         count_samples(network, rows - n_held_out)
-    return crossed._replace(weights=counts)
+    return replace(crossed, weights=counts)
 
 
 def count_samples(network: PrototypeNetwork, counts: Tensor) -> None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -34,9 +33,12 @@ from protonet.views.view import TrainingRows
 FEW_ROWS = 20
 #: Number of cross-validations for the scores of single rows; see analysis/results/mislabelled.md.
 REPEATS = 3
+#: The fields of `Crossfit` that are tensors, as a model file holds them.
+TENSORS = ("features", "labels", "weights", "fold", "groups", "offset")
 
 
-class Crossfit(NamedTuple):
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Crossfit:
     """The network of all rows, the fold models, and their held-out rows."""
 
     whole: PrototypeNetwork  #: Fitted to all rows.
@@ -98,7 +100,16 @@ def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progre
     groups = torch.full_like(held_out_rows, -1) if rows.groups is None else rows.groups[held_out_rows]
     weights = rows.sample_counts[held_out_rows] / problem.rows_per_sample
     network = solution.network.cpu()
-    return Crossfit(network, tuple(models), features, labels[held_out_rows], weights, fold, groups, offset)
+    return Crossfit(
+        whole=network,
+        folds=tuple(models),
+        features=features,
+        labels=labels[held_out_rows],
+        weights=weights,
+        fold=fold,
+        groups=groups,
+        offset=offset,
+    )
 
 
 def list_tensors(crossed: Crossfit) -> dict[str, Tensor]:
@@ -107,7 +118,7 @@ def list_tensors(crossed: Crossfit) -> dict[str, Tensor]:
     Features are stored in the units of the networks, whose buffers hold the same rows, so that the file compresses
     well; in their input units if digits would be lost.
     """
-    tensors = {name: getattr(crossed, name) for name in Crossfit._fields[2:]}
+    tensors = {name: getattr(crossed, name) for name in TENSORS}
     encoder = need_encoder(crossed.whole)
     rows = ((crossed.features - encoder.origin) / encoder.scale).float()
     if torch.equal(_as_they_came(encoder, rows), crossed.features):
@@ -136,8 +147,8 @@ def restore_crossfit(
         sound = rows.ndim == 2 and rows.shape[1] == encoder.input_dim and rows.dtype == torch.float32
         expect(sound, "held-out rows of another shape or type")
         available["features"] = _as_they_came(encoder, rows)
-    expect(set(Crossfit._fields[2:]) <= available.keys(), "no held-out rows")
-    x, labels, weights, fold, groups, offset = fields = [available[name] for name in Crossfit._fields[2:]]
+    expect(set(TENSORS) <= available.keys(), "no held-out rows")
+    x, labels, weights, fold, groups, offset = (available[name] for name in TENSORS)
     shapes = x.shape == (len(labels), encoder.input_dim) and offset.shape == ()
     shapes = shapes and labels.shape == weights.shape == fold.shape == groups.shape and labels.ndim == 1
     types = x.dtype in {torch.float32, torch.float64} and {labels.dtype, fold.dtype, groups.dtype} == {torch.int64}
@@ -147,7 +158,16 @@ def restore_crossfit(
     expect(finite and bool((weights > 0).all()), "held-out rows that are not finite, or have no weight")
     for values, high in ((labels, len(network.counts)), (fold, len(folds))):
         expect(bool(((values >= 0) & (values < high)).all()), "held-out rows of no class or no fold")
-    return Crossfit(network, tuple(folds), *fields)
+    return Crossfit(
+        whole=network,
+        folds=tuple(folds),
+        features=x,
+        labels=labels,
+        weights=weights,
+        fold=fold,
+        groups=groups,
+        offset=offset,
+    )
 
 
 def make_folds(problem: TrainingSet, repeat: int = 0) -> list[Fold]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -106,7 +107,7 @@ def plan_shuffles(
     rows = min(len(crossfit.labels), max(MIN_ROWS, predictions // columns))
     drawn = torch.randperm(len(crossfit.labels), generator=generator)[:rows].sort().values
     sampled = {name: getattr(crossfit, name)[drawn] for name in ("features", "labels", "weights", "fold", "groups")}
-    return crossfit._replace(**sampled), min(SHUFFLES, max(1, predictions // (columns * rows)))
+    return replace(crossfit, **sampled), min(SHUFFLES, max(1, predictions // (columns * rows)))
 
 
 def score_rows(crossfit: Crossfit) -> Tensor:
@@ -139,13 +140,13 @@ def measure_columns(
     """
     before, times, sample = score_rows(crossfit), len(orders), crossfit.sample
     relative_weights = crossfit.weights / crossfit.weights.mean()
-    repeated = crossfit._replace(labels=crossfit.labels.repeat(times), fold=crossfit.fold.repeat(times))
+    repeated = replace(crossfit, labels=crossfit.labels.repeat(times), fold=crossfit.fold.repeat(times))
     importances = []
     for column, features in enumerate(torch.arange(sum(sizes)).split(list(sizes))):
         progress(f"column {column + 1} of {len(sizes)}", column / len(sizes))
         x = crossfit.features.repeat(times, 1)
         x[:, features] = crossfit.features[:, features][orders.flatten()]
-        after = score_rows(repeated._replace(features=x)).unflatten(1, orders.shape)
+        after = score_rows(replace(repeated, features=x)).unflatten(1, orders.shape)
         costs = relative_weights * (after - before[:, None])  # (2, shuffles, judged)
         mean = costs.mean(dim=(1, 2))
         given = torch.zeros_like(before).index_add_(1, orders.flatten(), costs.flatten(1)) / times

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def test_permutation_importance_is_that_of_a_slow_loop(numeric: str) -> None:
     crossed = unpacked(numeric)
     generator = torch.Generator().manual_seed(1)
     weights = torch.randint(1, 5, (len(crossed.labels),), generator=generator).double()
-    crossed = crossed._replace(weights=weights)
+    crossed = replace(crossed, weights=weights)
     n = len(crossed.labels)
     orders = torch.stack([torch.randperm(n, generator=generator) for _ in range(3)])
     result = measure_columns(crossed, [1, 2, 1], orders)
@@ -84,7 +85,7 @@ def test_permutation_importance_is_that_of_a_slow_loop(numeric: str) -> None:
 
     def judge(x: Tensor) -> tuple[list[float], np.ndarray]:
         """Return log-loss and error rate, and both of each row (n, 2)."""
-        p = predict_held_out(crossed._replace(features=x)).double().softmax(dim=1).numpy()
+        p = predict_held_out(replace(crossed, features=x)).double().softmax(dim=1).numpy()
         wrong = p.argmax(axis=1) != y
         rates = [log_loss(y, p, sample_weight=w), 1 - accuracy_score(y, p.argmax(axis=1), sample_weight=w)]
         return rates, np.stack([-np.log(p[np.arange(n), y]), wrong], axis=1)
