@@ -72,8 +72,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         effort: "fast" takes closed forms alone, "default" also trains, "best" tries more and trains for longer; or a
             `protonet.fit.search.Search` that says what is tried.
         time_limit: Seconds that ``fit`` may take, >= 0.
-        random_state: Of folds, initial weights and episodes: an int, a ``RandomState``, or None for another one each
-            time.
+        random_state: Of the initial weights and episodes of MLPs, the only random choices: an int, a ``RandomState``,
+            or None for another one each time. Without MLPs, it changes nothing.
         column_kinds: What columns of a data frame hold, where that is not seen from their cells, by name: "number",
             "category", "date", "text" or "picture" (paths). None leaves all to the cells.
         representation: What reads texts and pictures of a data frame: see ``fit --representation``; None for auto.

@@ -99,7 +99,7 @@ def parse_fit(arguments: Sequence[str] | None) -> FitOptions:
     add_table_options(parser)
     add = parser.add_expert_group("training").add_argument
     add("--balanced", action="store_true", help="give all classes equal weight, which favours balanced accuracy")
-    add("--seed", default="0", metavar="N", help="random seed of folds, initial weights and episodes (default: 0)")
+    add("--seed", default="0", metavar="N", help="random seed of MLPs and of column importance (default: 0)")
     options = parser.parse_args(arguments)
     select_split(options)
     check_name("--effort", options.effort, EFFORT_NAMES)

@@ -185,8 +185,7 @@ def decide_pooling(
     """
     rows, pool = problem.rows, problem.pool
     assert pool is not None
-    generator = torch.Generator().manual_seed(rows.seed + 1)
-    folds = split_rows(rows, generator, POOLING.folds)
+    folds = split_rows(rows, 1, POOLING.folds)
     probabilities, labelled_only = [], [torch.zeros(0, rows.num_classes, dtype=torch.float32)]
     scores = torch.zeros(len(pool.features), dtype=torch.float64)
     timed_out = choice, PseudoLabelResult(False, None, False, torch.zeros_like(scores))

@@ -105,7 +105,7 @@ class PartitionRules:
 
     max_rows: int = 1024  #: With more rows, the choice of the folds no longer matters, and there is one partition.
     max_cosines: int = 2**18  #: The same for rows times classes.
-    seed_step: int = 1009  #: Between the seeds of partitions; `protonet.fit.crossfit` uses the next few.
+    step: int = 1009  #: Between the numbers of partitions; `protonet.fit.crossfit` uses the next few.
     shared: frozenset[str] = frozenset({"forest", "convolution", "shifted", "transformer"})
     """Traits of views that take long: like those that are trained, they are evaluated on the first partition alone."""
 
@@ -175,8 +175,7 @@ def evaluate_candidates(
     Returns:
         The candidates; None if only raw cosine remains: with one class, without a parameter budget, or without time.
     """
-    generator = torch.Generator().manual_seed(rows.seed)
-    folds = split_rows(rows, generator, search.folds)
+    folds = split_rows(rows, 0, search.folds)
     seen = int((torch.bincount(rows.labels) > 0).sum())
     judged = len(rows.labels[torch.cat([fold.held_out for fold in folds])].unique()) if folds else 0
     unjudged = 2 * judged < seen  # most classes could not be judged
@@ -191,7 +190,9 @@ def evaluate_candidates(
         kinds = [reduced for reduced in (kind.without_validation() for kind in search.kinds) if reduced is not None]
         view_candidates = [candidate for kind in kinds for candidate in kind.candidates(evaluator)]
         return SearchResult(rows, evaluator, view_candidates, {}, judged=False)
-    evaluator = CandidateEvaluator(rows.to(device), [fold.to(device) for fold in folds], plan, generator)
+    evaluator = CandidateEvaluator(
+        rows.to(device), [fold.to(device) for fold in folds], plan, torch.Generator().manual_seed(rows.seed)
+    )
     if not plan.sizes:
         return SearchResult(
             rows, evaluator, [next(LinearFamily((RAW.scaling,)).candidates(evaluator))], {}, judged=True
@@ -230,8 +231,7 @@ def _repeat(
     few = len(first) > 1 and n <= PARTITIONS.max_rows and n * rows.num_classes <= PARTITIONS.max_cosines
     repeats: list[list[Candidate]] = []
     for partition_index in range(1, search.partitions if few else 1):
-        generator = torch.Generator().manual_seed(rows.seed + PARTITIONS.seed_step * partition_index)
-        folds = split_rows(rows, generator, search.folds)
+        folds = split_rows(rows, PARTITIONS.step * partition_index, search.folds)
         positions = torch.cat([fold.held_out for fold in folds])
         if not torch.equal(positions.sort().values, held_out.sort().values):
             continue  # of few groups, some partitions hold out other rows
@@ -253,10 +253,15 @@ def _repeat(
     return tuple(repeats)
 
 
-def split_rows(rows: TrainingRows, generator: torch.Generator, folds: int = FOLDS.count) -> list[Fold]:
+def split_rows(rows: TrainingRows, partition: int, folds: int = FOLDS.count) -> list[Fold]:
     """Split training rows, on the CPU, into folds by `protonet.selection.folds.split_folds`."""
     return split_folds(
-        rows.labels, rows.num_classes, generator, max_folds=folds, groups=rows.groups, is_class_name=rows.is_class_name
+        rows.labels,
+        rows.num_classes,
+        partition=partition,
+        max_folds=folds,
+        groups=rows.groups,
+        is_class_name=rows.is_class_name,
     )
 
 
@@ -268,7 +273,7 @@ def select_views(
     The result is raw cosine, with the smallest MLP on it, or a mixture.
 
     Args:
-        rows: In canonical order. Their ``seed`` is that of folds, first weights and episodes; after their ``deadline``
+        rows: In canonical order. Their ``seed`` is that of initial weights and episodes; after their ``deadline``
             nothing more is tried. Their ``shifts`` are found here.
         plan: Sizes within the parameter limit.
         search: The search space.

@@ -123,7 +123,8 @@ def solve(
             per class; "best" always does. Or a `protonet.fit.search.Search`, the search space.
         progress: Called with the name of the stage that begins and the finished fraction, from 0 to 1; at the end with
             "done" and 1. An exception that it raises ends the search.
-        seed: Seed of folds, initial weights and episodes. Global random state is neither used nor changed.
+        seed: Seed of the initial weights and episodes of MLPs, the only random choices: folds follow from the rows.
+            Global random state is neither used nor changed.
 
     Returns:
         The network in eval mode, float32. Its trainable parameters are the encoder's, at most ``param_limit``.

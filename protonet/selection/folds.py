@@ -37,18 +37,20 @@ class Fold(NamedTuple):
 def split_folds(
     labels: Tensor,
     num_classes: int,
-    generator: torch.Generator,
     *,
+    partition: int = 0,
     max_folds: int = FOLDS.count,
     groups: Tensor | None = None,
     is_class_name: Tensor | None = None,
 ) -> list[Fold]:
     """Split rows into folds stratified by class.
 
+    The folds follow from the order of the rows: rows in canonical order always have the same folds.
+
     Args:
         labels: (n,) int64 in [0, num_classes).
         num_classes: Number of classes.
-        generator: Shuffles the rows of each class.
+        partition: Which of many random partitions, >= 0.
         max_folds: Maximal number of folds.
         groups: (n,) int64: rows of one group are in one fold; None if every row is its own group.
         is_class_name: (n,) bool: rows that are names of classes. Every fold is fitted to them, and none holds them out.
@@ -61,12 +63,15 @@ def split_folds(
     if is_class_name is not None:
         samples, others = (~is_class_name).nonzero().flatten(), is_class_name.nonzero().flatten()
         sample_groups = None if groups is None else groups[samples]
-        split = split_folds(labels[samples], num_classes, generator, max_folds=max_folds, groups=sample_groups)
+        split = split_folds(
+            labels[samples], num_classes, partition=partition, max_folds=max_folds, groups=sample_groups
+        )
         return [Fold(torch.cat([samples[fold.train], others]).sort().values, samples[fold.held_out]) for fold in split]
     if not len(labels):
         return []
     first = torch.full((num_classes,), len(labels)).scatter_reduce_(0, labels, torch.arange(len(labels)), "amin")
     labels = first.argsort(stable=True).argsort()[labels]  # by first appearance: names of classes do not matter
+    generator = torch.Generator().manual_seed(partition)
     if groups is not None:
         return _split_groups(labels, num_classes, groups, generator, max_folds)
     n = len(labels)

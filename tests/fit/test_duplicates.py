@@ -120,7 +120,7 @@ def test_groups_are_never_on_both_sides_nor_is_a_class_left_out(
     with pytest.MonkeyPatch.context() as patch:
         if many:
             patch.setattr("protonet.selection.folds.FOLDS", FoldRules(max_rows=50, held_out=20))
-        folds = split_folds(labels, classes, generator, groups=groups)
+        folds = split_folds(labels, classes, partition=seed, groups=groups)
     judged = torch.cat([labels[:0], *(fold.held_out for fold in folds)])
     assert len(judged.unique()) == len(judged)
     for fold in folds:

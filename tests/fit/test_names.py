@@ -158,9 +158,9 @@ def test_names_are_fitted_to_in_every_fold_and_never_judged(seed: int, classes: 
     labels = torch.randint(classes, (n + classes,), generator=generator)
     described = torch.randperm(n + classes, generator=generator) >= n
     groups = torch.randint(7, (n + classes,), generator=generator) if grouped else None
-    split = split_folds(labels, classes, torch.Generator().manual_seed(seed), groups=groups, is_class_name=described)
+    split = split_folds(labels, classes, partition=seed, groups=groups, is_class_name=described)
     row_groups = None if groups is None else groups[~described]
-    alone = split_folds(labels[~described], classes, torch.Generator().manual_seed(seed), groups=row_groups)
+    alone = split_folds(labels[~described], classes, partition=seed, groups=row_groups)
     samples, names = (item.nonzero().flatten().tolist() for item in (~described, described))
     assert len(split) == len(alone)
     for fold, other in zip(split, alone, strict=True):

@@ -21,6 +21,7 @@ from protonet import PrototypeNetwork, solve
 from protonet.datasets import load_digits
 from protonet.encoder import Encoder
 from protonet.errors import InputError, InputTypeError
+from protonet.fit.crossfit import crossfit, predict_held_out
 from protonet.fit.networks import fit_choice
 from protonet.fit.search import EFFORTS, Search, select_views
 from protonet.fit.solver import solve_problem
@@ -63,6 +64,13 @@ def test_order_batches_split_and_global_seed_leave_no_trace(seed: int, batch_siz
     x, y = x[order], y[order]
     batches = loader(x[:cut], y[:cut], batch_size=batch_size, shuffle=True)
     assert same_state(solve_little(batches, loader(x[cut:], y[cut:])), solved(0))
+
+
+def test_without_mlps_nothing_depends_on_the_seed() -> None:
+    x, y = blobs(0, noise=1.5)
+    first, second = (solve_problem([(x, y)], seed=seed) for seed in (0, 1))
+    assert same_state(first.network, second.network)
+    assert torch.equal(predict_held_out(crossfit(first)), predict_held_out(crossfit(second)))
 
 
 def test_global_state_is_left_as_it_was() -> None:

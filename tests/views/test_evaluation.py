@@ -33,7 +33,7 @@ def make_evaluator(
     seed: int = 0, *, rows: int = 10, noise: float = 1.0, shifts: tuple[int, ...] = (0,)
 ) -> CandidateEvaluator:
     x, y = blobs(seed, rows=rows, noise=noise)
-    folds = split_folds(y, 5, torch.Generator().manual_seed(0))
+    folds = split_folds(y, 5)
     return CandidateEvaluator(TrainingRows(x, y, 5, shifts=shifts), folds, plan_encoder(8, 5, 1000))
 
 

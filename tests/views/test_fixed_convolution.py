@@ -147,7 +147,7 @@ def test_low_weights_reduce_influence_and_equal_weights_have_no_effect() -> None
 def test_candidates_equal_a_fit_to_each_fold() -> None:
     x, y = moved(30, 40)
     rows = TrainingRows(x, y, 2, width=40)
-    evaluator = CandidateEvaluator(rows, split_folds(y, 2, torch.Generator().manual_seed(0)), plan_encoder(40, 2, 1000))
+    evaluator = CandidateEvaluator(rows, split_folds(y, 2), plan_encoder(40, 2, 1000))
     result = list(FixedConvolutionFamily().candidates(evaluator))
     assert [item.spec.name for item in result] == ["convolution", "local convolution"]
     for item in result:
@@ -158,7 +158,7 @@ def test_candidates_equal_a_fit_to_each_fold() -> None:
 
 def test_features_in_no_order_have_no_patterns() -> None:
     x, y = moved(20, 30)
-    folds = split_folds(y, 2, torch.Generator().manual_seed(0))
+    folds = split_folds(y, 2)
     plan = plan_encoder(30, 2, 1000)
     assert list(FixedConvolutionFamily().candidates(CandidateEvaluator(TrainingRows(x, y, 2), folds, plan))) == []
     ordered = CandidateEvaluator(TrainingRows(x, y, 2, width=30), folds, plan)
