@@ -36,6 +36,8 @@ from protonet.views.view import CPU, TrainingRows, ViewSpec
 
 #: The fallback: linear views of the raw features.
 RAW = Linear("raw")
+#: The smallest factor on the cosines: with it, logits differ by at most 0.1.
+MIN_FACTOR = 0.05
 #: Fraction of the solve time that the search takes, for progress; the final fit takes the remainder.
 SEARCH_SHARE = 0.8
 #: Called with the name of the current stage and the completed fraction, from 0 to 1.
@@ -293,22 +295,18 @@ def choose_mixture(explored: SearchResult | None, plan: EncoderPlan, search: Sea
     raw_alone = SelectedModel(((smallest or RAW, 1.0),), 0.1)
     if explored is None:
         return raw_alone
-    evaluator, (raw, *_) = explored.evaluator, explored.candidates
+    raw_cosines = [partition[0].cosines for partition in (explored.candidates, *explored.repeats)]
     if not plan.sizes:
-        return raw_alone._replace(temperature=_fit_temperature(evaluator, raw))
+        return _scale(raw_alone, explored, raw_cosines)[0]
     mixture, losses = _mix(explored, search)
     if mixture is None:
         return raw_alone
     if not explored.judged:
         views = tuple((smallest or RAW if spec == RAW else spec, weight) for spec, weight in mixture.views)
         return mixture._replace(views=views)
-    tried = explored.losses | {"mixture": float(losses.mean())}
-    raw_losses = torch.stack([partition[0].losses for partition in (explored.candidates, *explored.repeats)]).mean(
-        dim=0
-    )
-    if not worse_by_one_error(raw_losses, losses, max_tolerated=WEIGHTS.max_tolerated, margin=-WEIGHTS.mixture_prior):
-        return raw_alone._replace(temperature=_fit_temperature(evaluator, raw), losses=tried)
-    return mixture._replace(losses=tried)
+    raw_alone, raw_losses = _scale(raw_alone, explored, raw_cosines)
+    enough = worse_by_one_error(raw_losses, losses, max_tolerated=WEIGHTS.max_tolerated, margin=-WEIGHTS.mixture_prior)
+    return (mixture if enough else raw_alone)._replace(losses=explored.losses | {"mixture": float(losses.mean())})
 
 
 def _try_kinds(
@@ -366,17 +364,6 @@ def _mix(explored: SearchResult, search: Search) -> tuple[SelectedModel | None, 
     size = math.exp(sum(math.log(multiplier) for _, multiplier in weighed) / len(weighed))
     if explored.judged:
         weights = _thin(explored, partitions[0], weights, spread, search.row_cost)
-        blended = torch.cat([_blend(cosines, weights) for cosines in partitions])
-        labels, row_weights = evaluator.labels.repeat(len(partitions)), evaluator.weights
-        if row_weights is not None:
-            row_weights = row_weights.repeat(len(partitions))
-        sizes = torch.bincount(explored.rows.labels, explored.rows.sample_counts, minlength=explored.rows.num_classes)
-        factor, offsets, mixture_losses = fit_scale_and_offsets(blended, labels, sizes, row_weights, len(partitions))
-        mixture_losses = mixture_losses.view(len(partitions), -1).mean(dim=0)
-        factor *= size ** (FEW / (FEW + len(mixture_losses)))
-    else:
-        factor, mixture_losses = size * SPREAD / float((weights * spread).sum()), partitions[0].new_zeros(0)
-        offsets = None
     influence_fractions = (weights * spread / (weights * spread).sum()).tolist()
     views = []
     for candidate, weight, fraction in zip(candidates, weights.tolist(), influence_fractions, strict=True):
@@ -384,8 +371,37 @@ def _mix(explored: SearchResult, search: Search) -> tuple[SelectedModel | None, 
         for kind in search.kinds:
             spec = kind.finalize(spec, fraction)
         views += [(spec, weight)] * (weight > 0)
+    mixture = SelectedModel(tuple(views), 1.0, explored.rows.shifts)
+    if not explored.judged:
+        factor = size * SPREAD / float((weights * spread).sum())
+        return mixture._replace(temperature=_temperature(factor)), partitions[0].new_zeros(0)
+    factor = size ** (FEW / (FEW + len(evaluator.labels)))
+    return _scale(mixture, explored, [_blend(cosines, weights) for cosines in partitions], factor)
+
+
+def _scale(
+    model: SelectedModel, explored: SearchResult, cosines: Sequence[Tensor], factor: float = 1.0
+) -> tuple[SelectedModel, Tensor]:
+    """Fit the temperature and the class offsets of a model to its out-of-fold cosines.
+
+    Args:
+        model: Its temperature and offsets are replaced.
+        explored: With held-out rows.
+        cosines: (held_out, num_classes) of each fold partition.
+        factor: Multiplies the fitted factor on the cosines.
+
+    Returns:
+        The model, and its log-losses (held_out,), the mean over the partitions.
+    """
+    rows, evaluator, repeats = explored.rows, explored.evaluator, len(cosines)
+    weights = None if evaluator.weights is None else evaluator.weights.repeat(repeats)
+    sizes = torch.bincount(rows.labels, rows.sample_counts, minlength=rows.num_classes)
+    fitted, offsets, losses = fit_scale_and_offsets(
+        torch.cat(list(cosines)), evaluator.labels.repeat(repeats), sizes, weights, repeats
+    )
     listed = () if offsets is None else tuple(offsets.tolist())
-    return SelectedModel(tuple(views), _temperature(factor), explored.rows.shifts, listed), mixture_losses
+    model = model._replace(temperature=_temperature(factor * fitted), offsets=listed)
+    return model, losses.view(repeats, -1).mean(dim=0)
 
 
 def _blend(cosines: Tensor, weights: Tensor) -> Tensor:
@@ -427,11 +443,6 @@ def _thin(explored: SearchResult, cosines: Tensor, weights: Tensor, spread: Tens
     return weights / weights.sum()
 
 
-def _fit_temperature(evaluator: CandidateEvaluator, candidate: Candidate) -> float:
-    """Return the temperature of a candidate alone."""
-    return _temperature(evaluator.fit_temperature(candidate.cosines)[0])
-
-
 def _temperature(factor: float) -> float:
-    """Convert a factor on the cosines to a temperature; 1 if no view separates the classes."""
-    return 1 / max(factor, 1.0)
+    """Convert a factor on the cosines to a temperature, which is finite if no view separates the classes."""
+    return 1 / max(factor, MIN_FACTOR)

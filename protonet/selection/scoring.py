@@ -137,7 +137,7 @@ def fit_scale_and_offsets(
     factor, losses = fit_temperature(cosines, labels, seen, weights, repeats)
     logs = sizes[seen].log() - sizes[seen].log().mean()
     cosines = cosines[:, seen]
-    if not factor or float(logs.abs().max()) <= WEIGHTS.equal_classes or cosines.numel() > WEIGHTS.max_cosines:
+    if float(logs.abs().max()) <= WEIGHTS.equal_classes or cosines.numel() > WEIGHTS.max_cosines:
         return factor, None, losses
     inputs = cosines.double()
     spread = float(inputs.var(dim=1, correction=0).mean())

@@ -19,6 +19,7 @@ from protonet.fit.search import (
     evaluate_candidates,
     select_views,
 )
+from protonet.fit.solver import solve
 from protonet.views import VIEW_FAMILIES
 from protonet.views.evaluation import EncoderPlan, plan_encoder
 from protonet.views.fixed_convolution import FixedConvolution
@@ -258,3 +259,13 @@ def test_repeated_partitions_hold_out_the_same_rows_in_the_same_order() -> None:
     assert alone is not None
     assert not alone.repeats
     assert torch.equal(alone.candidates[0].cosines, first.cosines)
+
+
+@pytest.mark.parametrize("seed", [2, 3, 7])
+def test_without_signal_probabilities_are_the_class_frequencies(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x, new = torch.randn(200, 2, generator=generator), torch.randn(500, 2, generator=generator)
+    network = solve([(x, (torch.arange(200) < 20).long())], effort="fast")
+    with torch.no_grad():
+        rare = network(new).softmax(dim=1)[:, 1]
+    assert rare.mean() == pytest.approx(0.1, rel=0.15)
