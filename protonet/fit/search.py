@@ -304,9 +304,12 @@ def choose_mixture(explored: SearchResult | None, plan: EncoderPlan, search: Sea
     if not explored.judged:
         views = tuple((smallest or RAW if spec == RAW else spec, weight) for spec, weight in mixture.views)
         return mixture._replace(views=views)
-    raw_alone, raw_losses = _scale(raw_alone, explored, raw_cosines)
-    enough = worse_by_one_error(raw_losses, losses, max_tolerated=WEIGHTS.max_tolerated, margin=-WEIGHTS.mixture_prior)
-    return (mixture if enough else raw_alone)._replace(losses=explored.losses | {"mixture": float(losses.mean())})
+    raw_losses = torch.stack([partition[0].losses for partition in (explored.candidates, *explored.repeats)]).mean(
+        dim=0
+    )
+    if not worse_by_one_error(raw_losses, losses, max_tolerated=WEIGHTS.max_tolerated, margin=-WEIGHTS.mixture_prior):
+        mixture = _scale(raw_alone, explored, raw_cosines)[0]
+    return mixture._replace(losses=explored.losses | {"mixture": float(losses.mean())})
 
 
 def _try_kinds(
