@@ -52,6 +52,9 @@ class Sample(NamedTuple):
     weights: Tensor  #: (n,) float64, > 0: the number of original rows that each row represents.
     groups: Tensor  #: (n,) int64: the group of each row; all numbers from 0 to the maximum occur.
     variance_factor: float = 1.0  #: Factor on variances, for rows that were evaluated by several networks.
+    gain: float = 0.0
+    """Estimated accuracy of the final network minus that of the evaluated ones, which are fitted to fewer rows. If it
+    is positive, the interval of the accuracy ends higher by it."""
 
     @classmethod
     def of(
@@ -213,7 +216,7 @@ def measure(logits: Tensor, labels: Tensor, sample: Tensor | Sample | None = Non
     correct = (predicted == labels).double()
     sample = torch.ones_like(labels, dtype=torch.float64) if sample is None else sample
     sample = sample if isinstance(sample, Sample) else Sample.of(n, sample)
-    weights, _, variance_factor = sample
+    weights, variance_factor = sample.weights, sample.variance_factor
     normalized = weights / weights.sum()
     losses = -log_p.gather(1, labels[:, None])[:, 0]
     log_loss = float((normalized * losses).sum())
@@ -227,9 +230,10 @@ def measure(logits: Tensor, labels: Tensor, sample: Tensor | Sample | None = Non
     error, excess, deviation = _estimate_calibration_error(log_p.amax(dim=1).exp(), correct, normalized, rows)
     error_half = sample.quantile * math.sqrt(variance_factor) * deviation
     confusion = torch.bincount(labels * num_classes + predicted, weights, minlength=num_classes**2).round().long()
+    low, high = sample.interval(correct)
     return Metrics(
         accuracy=sample.proportion(correct),
-        interval=sample.interval(correct),
+        interval=(low, min(1.0, high + max(0.0, sample.gain))),
         log_loss=log_loss,
         calibration_error=error,
         confusion=confusion.reshape(num_classes, num_classes),

@@ -415,7 +415,7 @@ class TablePipeline(Model):
 
     def evaluate(self, features: Tensor, labels: Tensor) -> Crossfit:
         """Represent rows (n, dim) with labels (n,) as held-out rows of the network, to measure it on them."""
-        weights, offset = torch.ones(len(labels), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+        weights, zero = torch.ones(len(labels), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         fold, groups = torch.zeros_like(labels), torch.full_like(labels, -1)
         return Crossfit(
             whole=self.network,
@@ -425,7 +425,8 @@ class TablePipeline(Model):
             weights=weights,
             fold=fold,
             groups=groups,
-            offset=offset,
+            offset=zero,
+            gain=zero,
         )
 
     def update(

@@ -34,7 +34,7 @@ FEW_ROWS = 20
 #: Number of cross-validations for the scores of single rows; see analysis/results/mislabelled.md.
 REPEATS = 3
 #: The fields of `Crossfit` that are tensors, as a model file holds them.
-TENSORS = ("features", "labels", "weights", "fold", "groups", "offset")
+TENSORS = ("features", "labels", "weights", "fold", "groups", "offset", "gain")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,6 +54,8 @@ class Crossfit:
     offset: Tensor
     """0-d float64: difference of the scores of held-out rows between the network of all rows and the fold models; see
     `protonet.metrics.calibrate`."""
+    gain: Tensor
+    """0-d float64: estimated difference of the accuracy between the network of all rows and the fold models."""
 
     @property
     def sample(self) -> Sample:
@@ -61,9 +63,8 @@ class Crossfit:
         sample = Sample.of(len(self.labels), self.weights, self.groups)
         if len(self.folds) < 2:  # a single model is evaluated
             return sample
-        return sample._replace(
-            variance_factor=refit_variance_factor(sample.effective_groups, len(self.labels.unique()))
-        )
+        factor = refit_variance_factor(sample.effective_groups, len(self.labels.unique()))
+        return sample._replace(variance_factor=factor, gain=float(self.gain))
 
 
 def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progress = ignore) -> Crossfit:
@@ -91,7 +92,7 @@ def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progre
             progress(f"fold {index + 1} of {len(folds)}", index / (len(folds) + 1))
             models.append(_fit_without(solution, fold_rows, deadline))
         progress("pairs of folds", len(folds) / (len(folds) + 1))
-        offset = _measure_offset(solution, folds, models, deadline)
+        offset, gain = _extrapolate(solution, folds, models, deadline)
     held_out_rows = torch.cat([labels[:0], *(held_out for _, held_out in folds)])
     fold = torch.cat(
         [held_out_rows[:0], *(torch.full_like(held_out, index) for index, (_, held_out) in enumerate(folds))]
@@ -109,6 +110,7 @@ def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progre
         fold=fold,
         groups=groups,
         offset=offset,
+        gain=gain,
     )
 
 
@@ -148,13 +150,13 @@ def restore_crossfit(
         expect(sound, "held-out rows of another shape or type")
         available["features"] = _as_they_came(encoder, rows)
     expect(set(TENSORS) <= available.keys(), "no held-out rows")
-    x, labels, weights, fold, groups, offset = (available[name] for name in TENSORS)
-    shapes = x.shape == (len(labels), encoder.input_dim) and offset.shape == ()
+    x, labels, weights, fold, groups, offset, gain = (available[name] for name in TENSORS)
+    shapes = x.shape == (len(labels), encoder.input_dim) and offset.shape == gain.shape == ()
     shapes = shapes and labels.shape == weights.shape == fold.shape == groups.shape and labels.ndim == 1
     types = x.dtype in {torch.float32, torch.float64} and {labels.dtype, fold.dtype, groups.dtype} == {torch.int64}
-    types = types and {weights.dtype, offset.dtype} == {torch.float64}
+    types = types and {weights.dtype, offset.dtype, gain.dtype} == {torch.float64}
     expect(shapes and types, "held-out rows of another shape or type")
-    finite = all(bool(torch.isfinite(tensor).all()) for tensor in (x, weights, offset))
+    finite = all(bool(torch.isfinite(tensor).all()) for tensor in (x, weights, offset, gain))
     expect(finite and bool((weights > 0).all()), "held-out rows that are not finite, or have no weight")
     for values, high in ((labels, len(network.counts)), (fold, len(folds))):
         expect(bool(((values >= 0) & (values < high)).all()), "held-out rows of no class or no fold")
@@ -167,6 +169,7 @@ def restore_crossfit(
         fold=fold,
         groups=groups,
         offset=offset,
+        gain=gain,
     )
 
 
@@ -186,25 +189,36 @@ def _fit_part(solution: Solution, rows: Tensor, choice: SelectedModel, deadline:
     return fit_choice(replace(problem, rows=problem.rows.select(rows)), choice, deadline)
 
 
-def _measure_offset(solution: Solution, folds: list[Fold], models: list[PrototypeNetwork], deadline: float) -> Tensor:
-    """Estimate by how much the network of all rows scores new rows higher than a fold model does, 0-d float64.
+def _extrapolate(
+    solution: Solution, folds: list[Fold], models: list[PrototypeNetwork], deadline: float
+) -> tuple[Tensor, Tensor]:
+    """Estimate the difference of scores and of accuracy between the network of all rows and the fold models.
 
-    Networks without two folds score lower than those without one. Both have the selection of the fold model, so that
-    the difference is due to the rows alone. It is extrapolated to all rows: scores are approximately linear in the
-    reciprocal of the number of rows.
+    Networks without two folds are compared with those without one, on the rows of both folds. The differences are
+    extrapolated to all rows: scores and accuracy are approximately linear in the reciprocal of the number of rows.
+
+    Returns:
+        The offset and the gain of `Crossfit`, 0-d float64. The offset is 0 if rows are many.
     """
     problem, labels = solution.problem, solution.problem.rows.labels
     few = len(labels) < FEW_ROWS * len(labels.unique())
-    differences = [torch.zeros(0, dtype=torch.float64)]
-    for one in range(len(folds) // 2 * 2) if few and len(folds) > 2 else ():  # one of an odd number has no partner
-        fitted = folds[one].train[~torch.isin(folds[one].train, folds[one ^ 1].held_out)]
-        network = _fit_part(solution, fitted, solution.choose_without(folds[one].held_out), deadline)
-        rows = folds[one].held_out[network.seen[labels[folds[one].held_out]]]
-        x = problem.original_features(rows)
-        scores = [_score_rows(model, x, solution.network) for model in (models[one], network)]
-        differences.append(scores[0] - scores[1])
-    measured = torch.cat(differences)
-    return measured.mean() * (1 - 2 / len(folds)) if len(measured) else measured.sum()
+    offsets, gains = [torch.zeros(0, dtype=torch.float64)], [torch.zeros(0, dtype=torch.float64)]
+    for first in range(0, len(folds) - 1, 2) if len(folds) > 2 else ():  # one of an odd number has no partner
+        pair = torch.cat([folds[first].held_out, folds[first + 1].held_out])
+        fitted = folds[first].train[~torch.isin(folds[first].train, pair)]
+        network = _fit_part(solution, fitted, solution.choose_without(pair), deadline)
+        for model, fold in zip(models[first : first + 2], folds[first : first + 2], strict=True):
+            rows = fold.held_out[network.seen[labels[fold.held_out]]]
+            x, weights = problem.original_features(rows), problem.rows.sample_counts[rows].double()
+            more, fewer = (_score_rows(part, x, solution.network) for part in (model, network))
+            offsets.append(more - fewer)
+            right = [(part(x).detach().argmax(dim=1) == labels[rows]).double() for part in (model, network)]
+            gains.append(weights * (right[0] - right[1]) / weights.mean())
+    offset, gain = (
+        values.mean() * (1 - 2 / len(folds)) if len(values) else values.sum()
+        for values in (torch.cat(offsets), torch.cat(gains))
+    )
+    return (offset if few else torch.zeros_like(offset)), gain
 
 
 @torch.no_grad()

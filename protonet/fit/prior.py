@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from protonet.fit.prior_numbers import NUMBERS
 from protonet.selection.scoring import WEIGHTS, fit_temperature, fit_weights, soft_weights
-from protonet.views.view import TrainingRows, ViewSpec
+from protonet.views.view import TrainingRows, ViewSpec, order_columns, select_evenly
 
 #: Traits of views; see `protonet.views.view.ViewSpec.traits`.
 TRAITS = (
@@ -48,6 +48,7 @@ SIZED = [0, 2, 3, 4, 18, 19, 20, 21, 22]
 HIDDEN = 32  #: Units of each layer.
 LEAST_SPREAD = 1e-6  #: Spread of a view's cosines; below it, the view does not separate rows.
 LEAST = -9.0  #: Lower limit of the logarithm of an influence.
+MAX_CORRELATED = 512  #: Maximal number of rows, and of features in no order, whose correlations are computed.
 LEAST_FACTOR = 0.05  #: Lower limit of the factor on the cosines over their spread.
 SPREAD = 1.5  #: Standard deviation of the logits without held-out rows, before the learned correction.
 FEW = 8  #: Held-out rows that weigh as much as the learned temperature.
@@ -84,11 +85,8 @@ def describe_rows(rows: TrainingRows) -> Tensor:
         deviation, centred = torch.ones(1, dtype=torch.float64), centred.new_zeros(n, 1)
     unit = centred / deviation
     values = x[:, varies] if bool(varies.any()) else x
-    ordered = values.sort(dim=0).values
-    distinct = (ordered[1:] > ordered[:-1]).double().mean() if n > 1 else torch.tensor(1.0)
-    neighbour_correlation = (
-        (unit[:, 1:] * unit[:, :-1]).mean(dim=0).abs().mean() if unit.shape[1] > 1 else torch.tensor(0.0)
-    )
+    ascending = values.sort(dim=0).values
+    distinct = (ascending[1:] > ascending[:-1]).double().mean() if n > 1 else torch.tensor(1.0)
     blocks = dim if rows.blocks is None else int(rows.blocks.max()) + 1
     statistics = [
         math.log(n),
@@ -108,9 +106,27 @@ def describe_rows(rows: TrainingRows) -> Tensor:
         float(distinct),
         float((x == 0).double().mean()),
         float((x.amin(dim=0) >= 0).double().mean()),
-        float(neighbour_correlation),
+        _mean_correlation(unit, ordered=rows.shifts != (0,)),
     ]
     return torch.tensor(statistics, dtype=torch.float32).clamp(-12, 12)
+
+
+def _mean_correlation(unit: Tensor, *, ordered: bool) -> float:
+    """Compute the mean absolute correlation of neighbouring features, or of all pairs if features are in no order.
+
+    Args:
+        unit: (n, dim) float64 standardized features.
+        ordered: Whether neighbours are neighbours in time or space.
+    """
+    n, dim = unit.shape
+    if dim < 2:
+        return 0.0
+    if ordered:
+        return float((unit[:, 1:] * unit[:, :-1]).mean(dim=0).abs().mean())
+    columns = order_columns(unit, torch.arange(dim))[select_evenly(dim, MAX_CORRELATED)]
+    part = unit[select_evenly(n, MAX_CORRELATED)][:, columns]
+    correlation = (part.T @ part / len(part)).abs()
+    return float((correlation.sum() - correlation.trace()) / (len(columns) * (len(columns) - 1)))
 
 
 def _spread_of_spectrum(x: Tensor) -> float:

@@ -20,7 +20,7 @@ from protonet.losses import CHUNK
 from protonet.views.config import Config, expect, size
 from protonet.views.evaluation import PRUNING, Candidate, CandidateEvaluator, ViewFamily, embed_fold
 from protonet.views.shifts import shift_rows
-from protonet.views.view import Graph, Source, TrainingRows, View, ViewSpec, select_evenly
+from protonet.views.view import Graph, Source, TrainingRows, View, ViewSpec, order_columns, select_evenly
 
 
 @dataclass(frozen=True)
@@ -92,16 +92,19 @@ class Forest:
         limit = max(1, round(rows.selected * FOREST.max_rows))
         chosen = select_evenly(len(x), limit)
         x, labels, weights = x[chosen], labels[chosen], weights[chosen]
+        blocks = torch.arange(x.shape[1]) if rows.blocks is None else rows.blocks
+        columns = order_columns(x, blocks)  # features are drawn by their position
+        x, blocks = x[:, columns], blocks[columns].unique_consecutive(return_inverse=True)[1]
         trees = count_trees(len(x), x.shape[1], self.trees)
         batch = max(1, int(FOREST.batch_work / (len(x) * _count_splits(x.shape[1]))))
         nodes, depth = TreeNodes(*(labels[:0],) * 2, x.new_zeros(0), *(labels[:0],) * 2), 0
         for first in range(0, trees, batch):
-            grown, levels = _grow(x, labels, weights, rows, min(batch, trees - first), generator)
+            grown, levels = _grow(x, labels, weights, blocks, rows.num_classes, min(batch, trees - first), generator)
             offset = len(nodes.child)
             grown = grown._replace(root=grown.root + offset, child=grown.child + offset)
             nodes = TreeNodes(*(torch.cat(pair) for pair in zip(nodes, grown, strict=True)))
             depth = max(depth, levels)
-        nodes = _sort_nodes(nodes)
+        nodes = _sort_nodes(nodes._replace(feature=columns[nodes.feature]))
         config = ForestConfig(x.shape[1], len(nodes.child), len(nodes.root), depth, rows.num_classes)
         return ForestView(config, None, nodes._asdict()).to(device)
 
@@ -307,7 +310,7 @@ def _count_splits(dim: int) -> int:
 
 
 def _grow(
-    x: Tensor, labels: Tensor, weights: Tensor, rows: TrainingRows, trees: int, generator: torch.Generator
+    x: Tensor, labels: Tensor, weights: Tensor, blocks: Tensor, num_classes: int, trees: int, generator: torch.Generator
 ) -> tuple[TreeNodes, int]:
     """Grow trees.
 
@@ -315,15 +318,15 @@ def _grow(
         x: (n, dim) rows.
         labels: (n,) int64.
         weights: (n,) > 0.
-        rows: The training rows from which ``x`` was sampled; only their classes and blocks are used.
+        blocks: (dim,) int64, ascending: the column of each feature.
+        num_classes: The number of classes.
         trees: The number of trees.
         generator: Draws features and thresholds.
 
     Returns:
         The nodes, and the number of levels below the roots.
     """
-    n, num_classes = len(x), rows.num_classes
-    splits = _count_splits(x.shape[1] if rows.blocks is None else int(rows.blocks[-1]) + 1)
+    n, splits = len(x), _count_splits(int(blocks[-1]) + 1)
     varying = (x.amax(dim=0) > x.amin(dim=0)).nonzero().flatten()
     nodes = _append_leaves(None, trees)
     distinct, distinct_index = torch.unique(x, dim=0, return_inverse=True)  # equal rows cannot be split
@@ -357,7 +360,7 @@ def _grow(
         group, member = new_group.index_select(0, group), new_member.index_select(0, member)
         node, owner, count = node[mixed], new_group[owner[open_class]], count[open_class]
 
-        feature = _draw_features(x, varying, rows.blocks, (len(node), splits), generator)  # (nodes, splits)
+        feature = _draw_features(x, varying, blocks, (len(node), splits), generator)  # (nodes, splits)
         fraction = torch.rand(feature.shape, generator=generator, dtype=x.dtype)
         values = x.take(row[:, None] * x.shape[1] + feature.index_select(0, group))  # (pairs, splits)
         threshold, right, score = _evaluate_splits(values, weight, group, member, owner, count, fraction)
@@ -385,10 +388,10 @@ def _unique_integers(values: Tensor, stop: int) -> tuple[Tensor, Tensor]:
 
 
 def _draw_features(
-    x: Tensor, varying: Tensor, blocks: Tensor | None, shape: tuple[int, int], generator: torch.Generator
+    x: Tensor, varying: Tensor, blocks: Tensor, shape: tuple[int, int], generator: torch.Generator
 ) -> Tensor:
     """Draw features of the given shape from ``varying`` (m,): a uniform block, in it a feature by its variance."""
-    if blocks is None:
+    if int(blocks[-1]) + 1 == len(blocks):  # blocks of one feature
         return varying[torch.randint(len(varying), shape, generator=generator)]
     block = blocks[varying].unique_consecutive(return_inverse=True)[1]
     variance = x[:, varying].var(dim=0, correction=0)

@@ -37,6 +37,7 @@ from protonet.views.view import Graph, Source, TrainingRows, View, ViewSpec, sel
 MAX_Z = 5.0  #: Standardized values are clipped to this magnitude.
 RANK_SCALE = 1.7  #: Factor on ranks in [-1, 1], so that they vary about as much as standardized values.
 NUMERIC_CHANNELS = 3  #: Value, rank and second feature, such as "is missing". The other channels encode categories.
+RANK_RESOLUTION = 1e-5  #: Groups whose mean ranks are nearer than this stay in their order.
 TIE = 1e-6  #: Relative difference below which values are equal: float32 and float64 rows then have the same ranks.
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)  #: Their square roots generate the quasi-random codes of categories.
 
@@ -134,7 +135,8 @@ def order_groups(ranks: Tensor, groups: Tensor, count: int) -> Tensor:
         (count,) int64: the position of each group in this order. Groups without rows come last.
     """
     means, sizes = class_means(ranks[:, None], groups, count)
-    return torch.where(sizes > 0, means[:, 0], math.inf).argsort(stable=True).argsort()
+    means = (means[:, 0] / RANK_RESOLUTION).round()  # a different order of columns changes the last digits
+    return torch.where(sizes > 0, means, math.inf).argsort(stable=True).argsort()
 
 
 def _make_codes(levels: int) -> Tensor:
