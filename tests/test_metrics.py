@@ -294,3 +294,14 @@ def test_the_requested_rate_holds_on_fresh_rows() -> None:
         threshold = rejection_threshold(calibrate(score_held_out(crossed), float(crossed.offset)), 0.1)
         rates.append(float((score_known(solution.network(x[50:])) <= threshold).double().mean()))
     assert abs(np.mean(rates) - 0.1) < 3 * np.std(rates, ddof=1) / np.sqrt(len(rates)) + 0.02
+
+
+@pytest.mark.parametrize(("gain", "rise"), [(0.02, 0.02), (-0.02, 0.0), (1.0, None)])
+def test_a_gain_from_more_rows_raises_the_upper_end_alone(gain: float, rise: float | None) -> None:
+    logits, labels = torch.eye(2).repeat(20, 1), torch.arange(40) % 3 % 2
+    before = measure(logits, labels, Sample.of(40))
+    after = measure(logits, labels, Sample.of(40)._replace(gain=gain))
+    low, high = before.interval
+    assert after._replace(interval=before.interval)[:4] == before[:4]
+    assert after.interval[0] == low
+    assert after.interval[1] == pytest.approx(1.0 if rise is None else high + rise)

@@ -194,26 +194,27 @@ def _extrapolate(
 ) -> tuple[Tensor, Tensor]:
     """Estimate the difference of scores and of accuracy between the network of all rows and the fold models.
 
-    Networks without two folds are compared with those without one, on the rows of both folds. The differences are
-    extrapolated to all rows: scores and accuracy are approximately linear in the reciprocal of the number of rows.
+    A network without two folds is compared with the fold model without one of them, on the rows of that fold. Both have
+    the selection of the fold model, so that the difference is due to the rows alone. It is extrapolated to all rows:
+    scores and accuracy are approximately linear in the reciprocal of the number of rows.
 
     Returns:
-        The offset and the gain of `Crossfit`, 0-d float64. The offset is 0 if rows are many.
+        The offset and the gain of `Crossfit`, 0-d float64. If rows are many, the offset is 0, and every other fold is
+        enough for the gain.
     """
     problem, labels = solution.problem, solution.problem.rows.labels
     few = len(labels) < FEW_ROWS * len(labels.unique())
     offsets, gains = [torch.zeros(0, dtype=torch.float64)], [torch.zeros(0, dtype=torch.float64)]
-    for first in range(0, len(folds) - 1, 2) if len(folds) > 2 else ():  # one of an odd number has no partner
-        pair = torch.cat([folds[first].held_out, folds[first + 1].held_out])
-        fitted = folds[first].train[~torch.isin(folds[first].train, pair)]
-        network = _fit_part(solution, fitted, solution.choose_without(pair), deadline)
-        for model, fold in zip(models[first : first + 2], folds[first : first + 2], strict=True):
-            rows = fold.held_out[network.seen[labels[fold.held_out]]]
-            x, weights = problem.original_features(rows), problem.rows.sample_counts[rows].double()
-            more, fewer = (_score_rows(part, x, solution.network) for part in (model, network))
-            offsets.append(more - fewer)
-            right = [(part(x).detach().argmax(dim=1) == labels[rows]).double() for part in (model, network)]
-            gains.append(weights * (right[0] - right[1]) / weights.mean())
+    pairs = len(folds) // 2 if len(folds) > 2 else 0  # one of an odd number has no partner
+    for one in range(0, 2 * pairs, 1 if few else 2):
+        fitted = folds[one].train[~torch.isin(folds[one].train, folds[one ^ 1].held_out)]
+        network = _fit_part(solution, fitted, solution.choose_without(folds[one].held_out), deadline)
+        rows = folds[one].held_out[network.seen[labels[folds[one].held_out]]]
+        x, weights = problem.original_features(rows), problem.rows.sample_counts[rows].double()
+        more, fewer = (_score_rows(part, x, solution.network) for part in (models[one], network))
+        offsets.append(more - fewer)
+        right = [(part(x).detach().argmax(dim=1) == labels[rows]).double() for part in (models[one], network)]
+        gains.append(weights * (right[0] - right[1]) / weights.mean())
     offset, gain = (
         values.mean() * (1 - 2 / len(folds)) if len(values) else values.sum()
         for values in (torch.cat(offsets), torch.cat(gains))

@@ -122,7 +122,9 @@ def test_with_one_sample_a_class_nothing_is_held_out_and_samples_can_be_added_al
 
 def test_the_offset_is_what_more_rows_add_and_nothing_where_rows_are_many() -> None:
     few, labels = blobs(1, classes=8, rows=5, dim=20, noise=0.8)
-    assert float(crossfit(solve_problem([(few, labels)], effort="fast")).offset) > 0
+    crossed = crossfit(solve_problem([(few, labels)], effort="fast"))
+    assert float(crossed.offset) > 0
+    assert crossed.sample.gain == float(crossed.gain) > 0
     many = blobs(1, rows=20)
     assert float(crossfit(solve_problem([many], effort=PLAIN)).offset) == 0
     two_folds = blobs(1, rows=2)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.datasets import load_iris, load_wine
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -71,6 +72,16 @@ def test_without_mlps_nothing_depends_on_the_seed() -> None:
     first, second = (solve_problem([(x, y)], seed=seed) for seed in (0, 1))
     assert same_state(first.network, second.network)
     assert torch.equal(predict_held_out(crossfit(first)), predict_held_out(crossfit(second)))
+
+
+@pytest.mark.parametrize("load", [load_iris, load_wine])
+def test_the_order_of_columns_changes_rounding_alone(load: Callable[..., tuple[np.ndarray, np.ndarray]]) -> None:
+    x, y = (torch.from_numpy(values) for values in load(return_X_y=True))
+    few = torch.cat([(y == label).nonzero().flatten()[:5] for label in range(3)])
+    order = torch.randperm(x.shape[1], generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        first, second = (solve([(x[few][:, columns], y[few])])(x[:, columns]) for columns in (slice(None), order))
+    torch.testing.assert_close(first.softmax(dim=1), second.softmax(dim=1), atol=1e-3, rtol=0)
 
 
 def test_global_state_is_left_as_it_was() -> None:
