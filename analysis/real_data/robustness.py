@@ -34,7 +34,7 @@ from protonet.views.mlp import MLPFamily, MLPRecipe
 from solution.pack import library_files
 
 #: The sources that decide the data sets and their splits.
-DATA = ("analysis/real_data/sets.py", *(f"protonet/datasets/{name}.py" for name in ("dataset", "files", "glyphs")))
+DATA = ("analysis/real_data/sets.py", "protonet/datasets")
 #: The settings of ``solve`` by the methods' names: with less effort, and without its parts.
 SETTINGS: dict[str, dict[str, Any]] = {
     "ours": {},
