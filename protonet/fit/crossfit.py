@@ -34,7 +34,7 @@ FEW_ROWS = 20
 #: Number of cross-validations for the scores of single rows; see analysis/results/mislabelled.md.
 REPEATS = 3
 #: The fields of `Crossfit` that are tensors, as a model file holds them.
-TENSORS = ("features", "labels", "weights", "fold", "groups", "offset", "gain")
+HELD_OUT_TENSORS = ("features", "labels", "weights", "fold", "groups", "offset", "gain")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -120,7 +120,7 @@ def list_tensors(crossed: Crossfit) -> dict[str, Tensor]:
     Features are stored in the units of the networks, whose buffers hold the same rows, so that the file compresses
     well; in their input units if digits would be lost.
     """
-    tensors = {name: getattr(crossed, name) for name in TENSORS}
+    tensors = {name: getattr(crossed, name) for name in HELD_OUT_TENSORS}
     encoder = need_encoder(crossed.whole)
     rows = ((crossed.features - encoder.origin) / encoder.scale).float()
     if torch.equal(_as_they_came(encoder, rows), crossed.features):
@@ -149,8 +149,8 @@ def restore_crossfit(
         sound = rows.ndim == 2 and rows.shape[1] == encoder.input_dim and rows.dtype == torch.float32
         expect(sound, "held-out rows of another shape or type")
         available["features"] = _as_they_came(encoder, rows)
-    expect(set(TENSORS) <= available.keys(), "no held-out rows")
-    x, labels, weights, fold, groups, offset, gain = (available[name] for name in TENSORS)
+    expect(set(HELD_OUT_TENSORS) <= available.keys(), "no held-out rows")
+    x, labels, weights, fold, groups, offset, gain = (available[name] for name in HELD_OUT_TENSORS)
     shapes = x.shape == (len(labels), encoder.input_dim) and offset.shape == gain.shape == ()
     shapes = shapes and labels.shape == weights.shape == fold.shape == groups.shape and labels.ndim == 1
     types = x.dtype in {torch.float32, torch.float64} and {labels.dtype, fold.dtype, groups.dtype} == {torch.int64}

@@ -7,7 +7,10 @@ import base64
 import csv
 import io
 import json
+import os
 import socket
+import subprocess
+import sys
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -124,6 +127,37 @@ def test_responses_equal_predict(
     assert [item["class"] for item in post(server, "pictures", json.dumps(coded), JSON)] == [
         item.parent.name for item in (folder / "pictures").rglob("*.png")
     ]
+
+
+def test_the_openapi_document_is_true(server: Server, tmp_path: Path) -> None:
+    """Requests that are generated from the document are accepted if it says so, and answered as it says."""
+    pytest.importorskip("schemathesis", reason="it generates requests")
+    hooks = """
+import base64, io, schemathesis
+from hypothesis import strategies
+from PIL import Image
+
+def draw(side):
+    file = io.BytesIO()
+    Image.new("RGB", (side, side), (side, 30, 90)).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+schemathesis.openapi.format("picture", strategies.integers(1, 40).map(draw))
+"""
+    (tmp_path / "hooks.py").write_text(hooks, encoding="utf-8")
+    command = [
+        sys.executable,
+        "-m",
+        "schemathesis.cli",
+        "run",
+        f"http://127.0.0.1:{server.port}/openapi.json",
+        "-n",
+        "5",
+    ]
+    command += ["-H", f"Authorization: Bearer {TOKEN}", "--seed", "1", "--generation-database", "none", "--no-color"]
+    own = {"SCHEMATHESIS_HOOKS": "hooks", "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, **own}, check=False)
+    assert done.returncode == 0, done.stdout[-5000:]
 
 
 def make_bomb() -> bytes:
@@ -456,6 +490,17 @@ def test_idle_connections_are_closed(server: Server) -> None:
     finally:
         for connection in idle:
             connection.close()
+
+
+def test_rows_have_the_same_digits_in_every_batch(folder: Path) -> None:
+    draw = np.random.default_rng(0)
+    for name in ("mixed", "arrays", "pictures"):
+        model = TablePipeline.load(folder / f"{name}.safetensors")
+        x = draw.normal(size=(300, int(model.network.encoder.input_dim))).astype(np.float32)  # type: ignore[arg-type]
+        full = model.predict_logits(x)
+        for _ in range(20):
+            rows = draw.integers(0, len(x), int(draw.integers(1, 40)))
+            assert torch.equal(model.predict_logits(x[rows]), full[rows])
 
 
 def test_missing_and_invisible_cells_get_a_note(server: Server) -> None:

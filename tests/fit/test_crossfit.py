@@ -12,7 +12,7 @@ from torch import Tensor
 
 from protonet.errors import InputError
 from protonet.fit.crossfit import (
-    TENSORS,
+    HELD_OUT_TENSORS,
     Crossfit,
     crossfit,
     list_tensors,
@@ -168,7 +168,7 @@ def test_lda_scores_are_the_gaussian_log_posterior() -> None:
 def test_what_is_listed_for_a_file_is_restored_and_trusts_nothing() -> None:
     tensors = list_tensors(CROSSED)
     restored = restore_crossfit(CROSSED.whole, CROSSED.folds, tensors)
-    assert all(torch.equal(getattr(restored, name), getattr(CROSSED, name)) for name in TENSORS)
+    assert all(torch.equal(getattr(restored, name), getattr(CROSSED, name)) for name in HELD_OUT_TENSORS)
     features = "rows" if "rows" in tensors else "features"
     changes = {
         features: [tensors[features][:, 1:], tensors[features] / 0, tensors[features].half()],
