@@ -55,6 +55,7 @@ class Sample(NamedTuple):
     gain: float = 0.0
     """Estimated accuracy of the final network minus that of the evaluated ones, which are fitted to fewer rows. If it
     is positive, the interval of the accuracy ends higher by it."""
+    gain_error: float = 0.0  #: The standard error of the gain, which widens the upper part of the interval.
 
     @classmethod
     def of(
@@ -230,10 +231,11 @@ def measure(logits: Tensor, labels: Tensor, sample: Tensor | Sample | None = Non
     error, excess, deviation = _estimate_calibration_error(log_p.amax(dim=1).exp(), correct, normalized, rows)
     error_half = sample.quantile * math.sqrt(variance_factor) * deviation
     confusion = torch.bincount(labels * num_classes + predicted, weights, minlength=num_classes**2).round().long()
-    low, high = sample.interval(correct)
+    accuracy, (low, high) = sample.proportion(correct), sample.interval(correct)
+    upper = math.hypot(high - accuracy, sample.quantile * sample.gain_error)
     return Metrics(
-        accuracy=sample.proportion(correct),
-        interval=(low, min(1.0, high + max(0.0, sample.gain))),
+        accuracy=accuracy,
+        interval=(low, min(1.0, accuracy + max(0.0, sample.gain) + upper)),
         log_loss=log_loss,
         calibration_error=error,
         confusion=confusion.reshape(num_classes, num_classes),

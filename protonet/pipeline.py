@@ -426,7 +426,7 @@ class TablePipeline(Model):
             fold=fold,
             groups=groups,
             offset=zero,
-            gain=zero,
+            gain=zero.expand(2),
         )
 
     def update(

@@ -304,3 +304,11 @@ def test_a_gain_from_more_rows_raises_the_upper_end_alone(gain: float, rise: flo
     low, high = before.interval
     assert (after.accuracy, after.log_loss, after.interval[0]) == (before.accuracy, before.log_loss, low)
     assert after.interval[1] == pytest.approx(1.0 if rise is None else high + rise)
+
+
+def test_the_error_of_the_gain_widens_the_upper_part() -> None:
+    logits, labels = torch.eye(2).repeat(500, 1), torch.arange(1000) % 3 % 2
+    before, after = (measure(logits, labels, Sample.of(1000)._replace(gain_error=error)) for error in (0.0, 0.03))
+    parts = [metrics.interval[1] - metrics.accuracy for metrics in (before, after)]
+    assert after.interval[0] == before.interval[0]
+    assert parts[1] ** 2 - parts[0] ** 2 == pytest.approx((1.96 * 0.03) ** 2, rel=0.01)

@@ -55,7 +55,8 @@ class Crossfit:
     """0-d float64: difference of the scores of held-out rows between the network of all rows and the fold models; see
     `protonet.metrics.calibrate`."""
     gain: Tensor
-    """0-d float64: estimated difference of the accuracy between the network of all rows and the fold models."""
+    """(2,) float64: estimated difference of the accuracy between the network of all rows and the fold models, and its
+    standard error."""
 
     @property
     def sample(self) -> Sample:
@@ -64,7 +65,7 @@ class Crossfit:
         if len(self.folds) < 2:  # a single model is evaluated
             return sample
         factor = refit_variance_factor(sample.effective_groups, len(self.labels.unique()))
-        return sample._replace(variance_factor=factor, gain=float(self.gain))
+        return sample._replace(variance_factor=factor, gain=float(self.gain[0]), gain_error=float(self.gain[1]))
 
 
 def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progress = ignore) -> Crossfit:
@@ -151,7 +152,7 @@ def restore_crossfit(
         available["features"] = _as_they_came(encoder, rows)
     expect(set(HELD_OUT_TENSORS) <= available.keys(), "no held-out rows")
     x, labels, weights, fold, groups, offset, gain = (available[name] for name in HELD_OUT_TENSORS)
-    shapes = x.shape == (len(labels), encoder.input_dim) and offset.shape == gain.shape == ()
+    shapes = x.shape == (len(labels), encoder.input_dim) and offset.shape == () and gain.shape == (2,)
     shapes = shapes and labels.shape == weights.shape == fold.shape == groups.shape and labels.ndim == 1
     types = x.dtype in {torch.float32, torch.float64} and {labels.dtype, fold.dtype, groups.dtype} == {torch.int64}
     types = types and {weights.dtype, offset.dtype, gain.dtype} == {torch.float64}
@@ -199,8 +200,8 @@ def _extrapolate(
     scores and accuracy are approximately linear in the reciprocal of the number of rows.
 
     Returns:
-        The offset and the gain of `Crossfit`, 0-d float64. If rows are many, the offset is 0, and every other fold is
-        enough for the gain.
+        The offset and the gain of `Crossfit`. If rows are many, the offset is 0, and every other fold is enough for the
+        gain.
     """
     problem, labels = solution.problem, solution.problem.rows.labels
     few = len(labels) < FEW_ROWS * len(labels.unique())
@@ -215,11 +216,12 @@ def _extrapolate(
         offsets.append(more - fewer)
         right = [(part(x).detach().argmax(dim=1) == labels[rows]).double() for part in (models[one], network)]
         gains.append(weights * (right[0] - right[1]) / weights.mean())
-    offset, gain = (
-        values.mean() * (1 - 2 / len(folds)) if len(values) else values.sum()
-        for values in (torch.cat(offsets), torch.cat(gains))
-    )
-    return (offset if few else torch.zeros_like(offset)), gain
+    offset, gain = torch.cat(offsets), torch.cat(gains)
+    if not len(gain):
+        return offset.sum(), gain.new_zeros(2)
+    factor = 1 - 2 / len(folds)  # of the reciprocals of the numbers of rows
+    error = gain.std(correction=0) / math.sqrt(len(gain))
+    return factor * offset.mean() * few, factor * torch.stack([gain.mean(), error])
 
 
 @torch.no_grad()
