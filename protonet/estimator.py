@@ -449,7 +449,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             MissingPackageError: safetensors is missing.
             InputError: No file, a truncated, damaged or foreign one, or one of another version.
         """
-        pipeline = TablePipeline.load(path, writer="save_model")
+        pipeline = TablePipeline.load(path, writer="save_model").without_cross_validation()
         effort, seed = (pipeline.metadata.get(name) for name in ("effort", "seed"))
         if not isinstance(effort, str) or effort not in EFFORTS:
             effort = "default"

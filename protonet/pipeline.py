@@ -413,6 +413,11 @@ class TablePipeline(Model):
         update_state = {**list_tensors(crossed), TRAINING_HASHES: hashes}
         return replace(self, network=crossed.whole, metadata=metadata, update_state=update_state, folds=crossed.folds)
 
+    def without_cross_validation(self) -> TablePipeline:
+        """Copy the pipeline without the results of cross-validation, which do not count samples that are added."""
+        dropped = {"held_out", "scores", "groups"}
+        return replace(self, metadata={key: value for key, value in self.metadata.items() if key not in dropped})
+
     def evaluate(self, features: Tensor, labels: Tensor) -> Crossfit:
         """Represent rows (n, dim) with labels (n,) as held-out rows of the network, to measure it on them."""
         weights, zero = torch.ones(len(labels), dtype=torch.float64), torch.zeros((), dtype=torch.float64)

@@ -23,6 +23,7 @@ from sklearn.pipeline import make_pipeline
 from protonet import load_model, save_model
 from protonet.errors import InputError, MissingPackageError
 from protonet.estimator import ProtoNetClassifier
+from protonet.pipeline import TablePipeline
 from protonet.tables.frames import read_frame
 from tests.commands.cases import FAST, Run
 
@@ -101,6 +102,9 @@ def test_the_commands_agree_with_the_estimator_and_read_its_files(tmp_path: Path
     assert loaded.feature_names_in_.tolist() == ["height", "bark", "evergreen", "seen", "notes", "rings", "zone"]
     assert loaded.columns_ == {name: FITTED.columns_[name] for name in loaded.feature_names_in_}
     assert (loaded.effort, loaded.random_state) == ("fast", seed)
+    loaded.save(tmp_path / "again.protonet")
+    fields = [TablePipeline.load(path).metadata.keys() for path in (model, tmp_path / "again.protonet")]
+    assert fields[0] - fields[1] == {"held_out", "scores", "groups"}
     FITTED.save(saved)
     for path, estimator, rows, atol in (
         (model, loaded, NEW[loaded.feature_names_in_], 1e-3),

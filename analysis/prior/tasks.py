@@ -48,7 +48,7 @@ class Task(NamedTuple):
     family: str  #: Of data sets: a prior that was trained on it is not evaluated on it.
     x: np.ndarray  #: (n, dim) float64
     y: np.ndarray  #: (n,) int64, every class among them
-    blocks: torch.Tensor | None  #: (dim,), as in `protonet.views.view.Rows`
+    blocks: torch.Tensor | None  #: (dim,), as in `protonet.views.view.TrainingRows`
     test_x: np.ndarray  #: (m, dim)
     test_y: np.ndarray  #: (m,)
 

@@ -192,7 +192,7 @@ def parse_update(arguments: Sequence[str] | None) -> UpdateOptions:
     select_split(options)
     if options.output is None and not options.in_place:
         remedy = "Pass -o FILE for a new file, or --in-place to overwrite the old one."
-        raise_input_error("arguments", "name the file to write", "neither -o nor --in-place", remedy)
+        raise_input_error("-o or --in-place", "name the file to write", "neither -o nor --in-place", remedy)
     check_output_paths(options, {"output": MODEL_SUFFIXES}, [options.table, options.labels_file])
     check_model_path(options.model)
     check_table_path(options.table, sheet=options.sheet, labels=options.labels_file, labelled=True)

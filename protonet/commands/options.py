@@ -190,7 +190,9 @@ def to_arguments(options: object) -> list[str]:
             last += [text for name, path in value.items() for text in (f"--{name}", str(path))]
         elif value and value != option.default:
             values = [] if value is True else value if isinstance(value, (list, tuple)) else [value]
-            last += [f"--{option.name.replace('_', '-')}", *map(str, values)]
+            name = f"--{option.name.replace('_', '-')}"
+            one = len(values) == 1 and str(values[0]).startswith("-")  # argparse would take it for an option
+            last += [f"{name}={values[0]}"] if one else [name, *map(str, values)]
     return arguments + last
 
 

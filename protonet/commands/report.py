@@ -70,7 +70,7 @@ def compare_baselines(
     weights, measured = paired.weights / paired.weights.sum(), "balanced_accuracy" if balanced else "accuracy"
     results = []
     for name, scores in {"this model": logits, **baselines}.items():
-        metrics = measure(scores, labels, sample._replace(gain=0.0) if name in baselines else sample)
+        metrics = measure(scores, labels, sample._replace(gain=0.0, gain_error=0.0) if name in baselines else sample)
         result = {"name": name, "accuracy": metrics.accuracy, "interval": metrics.interval}
         result |= {"balanced_accuracy": measure_classes(metrics.confusion).balanced_accuracy, "compared_by": measured}
         if name in baselines:

@@ -205,23 +205,28 @@ def _extrapolate(
     """
     problem, labels = solution.problem, solution.problem.rows.labels
     few = len(labels) < FEW_ROWS * len(labels.unique())
-    offsets, gains = [torch.zeros(0, dtype=torch.float64)], [torch.zeros(0, dtype=torch.float64)]
+    offsets, gains, row_weights = ([torch.zeros(0, dtype=torch.float64)] for _ in range(3))
     pairs = len(folds) // 2 if len(folds) > 2 else 0  # one of an odd number has no partner
     for one in range(0, 2 * pairs, 1 if few else 2):
         fitted = folds[one].train[~torch.isin(folds[one].train, folds[one ^ 1].held_out)]
         network = _fit_part(solution, fitted, solution.choose_without(folds[one].held_out), deadline)
+        if time.monotonic() >= deadline:
+            break  # the network may not be complete
         rows = folds[one].held_out[network.seen[labels[folds[one].held_out]]]
-        x, weights = problem.original_features(rows), problem.rows.sample_counts[rows].double()
+        x = problem.original_features(rows)
         more, fewer = (_score_rows(part, x, solution.network) for part in (models[one], network))
         offsets.append(more - fewer)
         right = [(part(x).detach().argmax(dim=1) == labels[rows]).double() for part in (models[one], network)]
-        gains.append(weights * (right[0] - right[1]) / weights.mean())
-    offset, gain = torch.cat(offsets), torch.cat(gains)
+        gains.append(right[0] - right[1])
+        row_weights.append(problem.rows.sample_counts[rows].double())
+    offset, gain, weights = torch.cat(offsets), torch.cat(gains), torch.cat(row_weights)
     if not len(gain):
         return offset.sum(), gain.new_zeros(2)
+    weights /= weights.sum()
+    mean = (weights * gain).sum()
+    error = torch.linalg.vector_norm(weights * (gain - mean))
     factor = 1 - 2 / len(folds)  # of the reciprocals of the numbers of rows
-    error = gain.std(correction=0) / math.sqrt(len(gain))
-    return factor * offset.mean() * few, factor * torch.stack([gain.mean(), error])
+    return factor * offset.mean() * few, factor * torch.stack([mean, error])
 
 
 @torch.no_grad()

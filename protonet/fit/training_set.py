@@ -51,7 +51,7 @@ ROW_SAMPLE = RowSampleRules()
 class TrainingSet:
     """Labelled rows in canonical order, scaled and without duplicates; of very many rows, a sample."""
 
-    rows: TrainingRows  #: In canonical order, of unit scale, equal rows merged; with the seed of all random numbers.
+    rows: TrainingRows  #: In canonical order, of unit scale, equal rows merged.
     scale: float  #: Scale of the input features, less the origin.
     origin: Tensor  #: (dim,) float32; see `protonet.fit.loading.centre_columns`.
     repeated: int  #: Number of input rows that are duplicates or near-duplicates of another one.

@@ -100,8 +100,9 @@ class JobRunner:
     def list_commands(self, answers: Path, table: Path, folder: Path) -> list[ReadOptions]:
         """List the commands that make the files in a folder, given the labelled rows and the table to predict."""
         model, report, predictions = (folder / file for file, _ in FILES.values())
-        reading = vars(self.reading)
-        predict = PredictOptions(**reading, model=model, table=table, output=predictions, proba=True)
+        reading = vars(replace(self.reading, sheet=None))  # answers are CSV files
+        sheet = {"sheet": self.reading.sheet} if table == self.table else {}
+        predict = PredictOptions(**reading | sheet, model=model, table=table, output=predictions, proba=True)
         if self.model is None:
             return [self.fit(answers, {"report": report, "output": model}), predict]
         update = UpdateOptions(**reading, model=self.model, table=answers, label=self.label, output=model)
@@ -113,7 +114,7 @@ class JobRunner:
     def fit(self, answers: Path, outputs: Mapping[str, Path]) -> FitOptions:
         """Build the options of a fit to the labelled rows."""
         return FitOptions(
-            **vars(self.reading),
+            **vars(replace(self.reading, sheet=None)),
             table=answers,
             label=self.label,
             column_type=[f"{name}={column_type}" for name, column_type in self.columns.types.items()],

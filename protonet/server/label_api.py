@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -438,7 +438,7 @@ def run(options: PageOptions) -> None:
         session.names.extend(name for name in names if name not in session.names)
         if picture is not None:  # `fit` sees only the paths in the answers
             columns = columns._replace(types={header[picture]: "picture", **columns.types})
-        reading = ReadOptions(representation=options.representation, sheet=options.sheet)
+        reading = ReadOptions(**{part.name: getattr(options, part.name) for part in fields(ReadOptions)})
         jobs = JobRunner(output, options.table, label, options.model, columns, reading)
 
         queue = LabelQueue(session, flagged, people, header, picture, model)

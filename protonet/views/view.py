@@ -362,7 +362,6 @@ def order_columns(x: Tensor, blocks: Tensor) -> Tensor:
     noise = torch.randn(len(x), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     centred = x.double() - x.double().mean(dim=0)
     key = noise @ centred / torch.linalg.vector_norm(centred, dim=0).clamp_min(1e-30)
-    key = (1e5 * key).round()  # rounding errors do not matter
     block_key = key.new_full((int(blocks[-1]) + 1,), -math.inf).scatter_reduce_(0, blocks, key, "amax")
     by_key = key.argsort(stable=True)
     by_block = by_key[blocks[by_key].argsort(stable=True)]

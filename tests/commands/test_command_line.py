@@ -221,7 +221,7 @@ SIZE = "`table` must have numbers of the scale .*; got 3e.38 as the largest"
         ("predict M two.npy", "`table` must have 4 features per row; got 2 in two.npy"),
         ("predict M far.csv", SIZE),
         ("predict M T -o T", "`--output` must be another file than the inputs; got .*train.csv"),
-        ("update M none.csv", "`arguments` must name the file to write; got neither .*--in-place"),
+        ("update M none.csv", "`-o or --in-place` must name the file to write; got neither .*--in-place"),
         ("update M T -o a.safetensors --in-place", "argument .* not allowed with"),
         ("update M spelled.csv --in-place", "`table` must spell known .*; got 'ANT' for 'ant'.* --new-c"),
         ("update M none.csv -o none.csv", r"`--output` must end in \.protonet, \.safetensors"),

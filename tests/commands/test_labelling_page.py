@@ -247,7 +247,7 @@ def test_commands_of_downloads() -> None:
             overrides,
             "x",
             [
-                "fit own.csv --sheet x --label label --group d --drop b c --column-type a=category"
+                "fit own.csv --label label --group d --drop b c --column-type a=category"
                 " --report report.html --output model.protonet",
                 "predict model.protonet rest.csv --sheet x --output predictions.csv --proba",
             ],
@@ -266,6 +266,11 @@ def test_commands_of_downloads() -> None:
         jobs = JobRunner(Path("own.csv"), Path("rest.csv"), "label", model, chosen, ReadOptions(sheet=sheet))
         with jobs.folder:
             assert jobs.format_commands() == [f"protonet {item}" for item in commands]
+    reading = ReadOptions(skip_broken=True)
+    jobs = JobRunner(Path("own.csv"), Path("rest.csv"), "-class", None, NO_OVERRIDES, reading)
+    with jobs.folder:
+        assert all("--skip-broken" in command for command in jobs.format_commands())
+        assert "--label=-class" in jobs.format_commands()[0]
 
 
 def test_unauthorized_and_random_requests_are_refused(server: Server, table: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import random
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -130,6 +131,19 @@ def test_the_offset_is_what_more_rows_add_and_nothing_where_rows_are_many() -> N
     assert float(crossfit(solve_problem([many], effort=PLAIN)).offset) == 0
     two_folds = blobs(1, rows=2)
     assert float(crossfit(solve_problem([two_folds], effort=PLAIN)).offset) == 0
+
+
+def test_pairs_of_folds_that_end_after_the_deadline_do_not_count() -> None:
+    few, labels = blobs(1, classes=8, rows=5, dim=20, noise=0.8)
+    solution = solve_problem([(few, labels)], effort="fast")
+    deadline = time.monotonic() + 1
+
+    def wait(stage: str, fraction: float) -> None:
+        if stage == "pairs of folds":
+            time.sleep(max(0.0, deadline - time.monotonic()))
+
+    late = crossfit(solution, deadline=deadline, progress=wait)
+    assert [float(late.offset), *late.gain.tolist()] == [0.0, 0.0, 0.0]
 
 
 def test_progress_is_reported_and_global_state_is_unchanged() -> None:

@@ -32,7 +32,7 @@ from protonet.views.forest import ForestFamily
 from protonet.views.kernel_ridge import KernelRidgeFamily
 from protonet.views.linear import LinearFamily
 from protonet.views.mlp import MLPFamily
-from protonet.views.view import TrainingRows
+from protonet.views.view import TrainingRows, order_columns
 from tests.strategies import LITTLE, blobs, same_state, seeds
 
 Loader = Iterable[Any]
@@ -72,6 +72,13 @@ def test_without_mlps_nothing_depends_on_the_seed() -> None:
     first, second = (solve_problem([(x, y)], seed=seed) for seed in (0, 1))
     assert same_state(first.network, second.network)
     assert torch.equal(predict_held_out(crossfit(first)), predict_held_out(crossfit(second)))
+
+
+def test_the_order_of_many_columns_changes_rounding_alone() -> None:
+    x, _ = blobs(0, dim=1000, noise=20.0)
+    order = torch.randperm(1000, generator=torch.Generator().manual_seed(1))
+    columns = torch.arange(1000)
+    assert torch.equal(order[order_columns(x[:, order], columns)], order_columns(x, columns))
 
 
 @pytest.mark.parametrize("load", [load_iris, load_wine])

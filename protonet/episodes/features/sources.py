@@ -74,7 +74,7 @@ class RowsPlan:
     image_size: int | None = None  #: Pixels per side of pictures, see `load_source`.
     split_seed: int | None = None  #: Split classes at random, of data without a split; None keeps them as they are.
     encoder: str | None = None  #: The path of a checkpoint; None takes the features as they are.
-    normalize: str = "none"  #: One of `protonet.episodes.features.NORMALIZATIONS`.
+    normalize: str = "none"  #: One of `protonet.episodes.names.NORMALIZATIONS`.
     base: str | None = None  #: The base classes, see `load_base`; None for the data set's own.
     texts: str | None = None  #: The embeddings of texts that name the classes, see `load_texts`.
 

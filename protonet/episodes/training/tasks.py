@@ -61,7 +61,7 @@ class Side(NamedTuple):
 
 
 def select_side(argument: str, data: Dataset, side: str) -> Side:
-    """Select one of the `protonet.datasets.dataset.SIDES` of a data set, without copying its rows.
+    """Select one of the `protonet.datasets.dataset.SPLIT_SIDES` of a data set, without copying its rows.
 
     Raises:
         InputError: There is no split, or the side has fewer than two classes with a row for support and one for query.

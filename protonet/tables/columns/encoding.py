@@ -52,7 +52,7 @@ class Encoding:
 
     @property
     def blocks(self) -> Tensor | None:
-        """The block (dim,) of each feature for `protonet.views.view.Rows`; None if each feature is a block.
+        """The block (dim,) of each feature for `protonet.views.view.TrainingRows`; None if each feature is a block.
 
         A block is rescaled as a whole: a column, a kind of picture descriptor, the embedding or the words of a text.
         """
