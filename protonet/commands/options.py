@@ -174,8 +174,8 @@ class ServeOptions:
     access_log: str | None = None  #: A file, or "-" for standard error.
 
 
-def make_options(kind: type[OptionsT], parsed: argparse.Namespace) -> OptionsT:
-    """Create the options of a command from the parsed arguments of the same names."""
+def make_options(kind: type[OptionsT], parsed: argparse.Namespace | ReadOptions) -> OptionsT:
+    """Create the options of a command from parsed arguments, or other options, of the same names."""
     return kind(**{option.name: getattr(parsed, option.name) for option in fields(kind)})  # type: ignore[arg-type]
 
 

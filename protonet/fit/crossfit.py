@@ -161,17 +161,7 @@ def restore_crossfit(
     expect(finite and bool((weights > 0).all()), "held-out rows that are not finite, or have no weight")
     for values, high in ((labels, len(network.counts)), (fold, len(folds))):
         expect(bool(((values >= 0) & (values < high)).all()), "held-out rows of no class or no fold")
-    return Crossfit(
-        whole=network,
-        folds=tuple(folds),
-        features=x,
-        labels=labels,
-        weights=weights,
-        fold=fold,
-        groups=groups,
-        offset=offset,
-        gain=gain,
-    )
+    return Crossfit(whole=network, folds=tuple(folds), **{name: available[name] for name in HELD_OUT_TENSORS})
 
 
 def make_folds(problem: TrainingSet, repeat: int = 0) -> list[Fold]:
@@ -213,10 +203,11 @@ def _extrapolate(
         if time.monotonic() >= deadline:
             break  # the network may not be complete
         rows = folds[one].held_out[network.seen[labels[folds[one].held_out]]]
-        x = problem.original_features(rows)
-        more, fewer = (_score_rows(part, x, solution.network) for part in (models[one], network))
+        parts, x = (models[one], network), problem.original_features(rows)
+        logits = [part(x).detach() for part in parts]
+        more, fewer = (_score_logits(*pair, solution.network) for pair in zip(parts, logits, strict=True))
         offsets.append(more - fewer)
-        right = [(part(x).detach().argmax(dim=1) == labels[rows]).double() for part in (models[one], network)]
+        right = [(part.argmax(dim=1) == labels[rows]).double() for part in logits]
         gains.append(right[0] - right[1])
         row_weights.append(problem.rows.sample_counts[rows].double())
     offset, gain, weights = torch.cat(offsets), torch.cat(gains), torch.cat(row_weights)
@@ -248,13 +239,13 @@ def score_held_out(crossed: Crossfit) -> Tensor:
     scores = torch.zeros(len(crossed.labels), dtype=torch.float64)
     for fold, network in enumerate(crossed.folds):
         rows = crossed.fold == fold
-        scores[rows] = _score_rows(network, crossed.features[rows], crossed.whole)
+        scores[rows] = _score_logits(network, network(crossed.features[rows]), crossed.whole)
     return scores
 
 
-def _score_rows(network: PrototypeNetwork, x: Tensor, reference: PrototypeNetwork) -> Tensor:
-    """Compute the scores (n,) of rows x (n, dim) by a network, with the temperature and offsets of the full fit."""
-    cosines = (network(x).detach() - network.offsets) * network.temperature
+def _score_logits(network: PrototypeNetwork, logits: Tensor, reference: PrototypeNetwork) -> Tensor:
+    """Compute the scores (n,) of logits (n, num_classes), with the temperature and offsets of the full fit."""
+    cosines = (logits - network.offsets) * network.temperature
     return score_known(network.mask_logits(cosines / reference.temperature + reference.offsets))
 
 

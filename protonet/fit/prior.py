@@ -143,6 +143,7 @@ def gather_evidence(
     labels: Tensor | None,
     weights: Tensor | None = None,
     losses: Sequence[Tensor] | None = None,
+    statistics: Tensor | None = None,
 ) -> Evidence:
     """Compute the evidence on each view, the input of the prior.
 
@@ -153,13 +154,14 @@ def gather_evidence(
         labels: (n,) of the rows held out; None where there are none: then only the cosines' spread is looked at.
         weights: (n,) float64 of the rows held out, about 1; None for 1.
         losses: Of each view, (n,), from `fit_temperature`; None to fit them here.
+        statistics: Of the labelled rows, from `describe_rows`; None to compute them here.
     """
     seen = torch.bincount(rows.labels, minlength=rows.num_classes) > 0
     stacked = torch.stack(list(cosines))[:, :, seen].double()  # (views, n, seen)
     spread = stacked.var(dim=2, correction=0).mean(dim=1).sqrt()
     size = (spread.clamp_min(LEAST_SPREAD) / spread.max().clamp_min(LEAST_SPREAD)).log()
     columns = [size.clamp_min(LEAST), (spread < LEAST_SPREAD).double()]
-    problem = describe_rows(rows)
+    problem = describe_rows(rows) if statistics is None else statistics
     if labels is None:
         start = torch.where(spread > LEAST_SPREAD, 0.0, LEAST)
         columns += [torch.zeros(len(traits), dtype=torch.float64)] * 8

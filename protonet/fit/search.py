@@ -21,6 +21,7 @@ from protonet.fit.prior import (
     LEAST_SPREAD,
     SPREAD,
     Prior,
+    describe_rows,
     drop_small_influence,
     encode_traits,
     gather_evidence,
@@ -145,6 +146,7 @@ class SearchResult(NamedTuple):
     judged: bool  #: Whether rows were held out.
     repeats: tuple[list[Candidate], ...] = ()
     """The same candidates on other fold partitions, each with the rows in the order of the first partition."""
+    statistics: Tensor | None = None  #: `protonet.fit.prior.describe_rows` of the rows; None if raw cosine is alone.
 
     def without(self, rows: Tensor) -> SearchResult:
         """Copy the result without the evidence of rows (m,) int64; unchanged if no evidence would be left."""
@@ -191,7 +193,7 @@ def evaluate_candidates(
         evaluator = CandidateEvaluator(rows.to(device), [Fold(everything, everything).to(device)], plan)
         kinds = [reduced for reduced in (kind.without_validation() for kind in search.kinds) if reduced is not None]
         view_candidates = [candidate for kind in kinds for candidate in kind.candidates(evaluator)]
-        return SearchResult(rows, evaluator, view_candidates, {}, judged=False)
+        return SearchResult(rows, evaluator, view_candidates, {}, judged=False, statistics=describe_rows(rows))
     evaluator = CandidateEvaluator(
         rows.to(device), [fold.to(device) for fold in folds], plan, torch.Generator().manual_seed(rows.seed)
     )
@@ -203,7 +205,8 @@ def evaluate_candidates(
     losses = {tried.spec.name: tried.loss for tried in [*closed, *learned]}
     chosen = [learned[simplest_within_one_error([tried.losses for tried in learned])]] if learned else []
     candidates = [*closed, *chosen]
-    return SearchResult(rows, evaluator, candidates, losses, True, _repeat(rows, folds, evaluator, candidates, search))
+    repeats = _repeat(rows, folds, evaluator, candidates, search)
+    return SearchResult(rows, evaluator, candidates, losses, True, repeats, describe_rows(rows))
 
 
 def _repeat(
@@ -350,6 +353,7 @@ def _mix(explored: SearchResult, search: Search) -> tuple[SelectedModel | None, 
             labels,
             evaluator.weights,
             [candidate.losses for candidate in partition],
+            explored.statistics,
         )
         for cosines, partition in zip(partitions, (candidates, *explored.repeats), strict=True)
     ]

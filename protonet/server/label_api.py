@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -28,7 +28,7 @@ from protonet.commands.data import (
     read_cells,
     read_unlabelled,
 )
-from protonet.commands.options import PageOptions, ReadOptions
+from protonet.commands.options import PageOptions, ReadOptions, make_options
 from protonet.commands.report import columns_to_dicts
 from protonet.commands.rows import parse_column_types
 from protonet.embeddings.pictures.images import UNREADABLE_IMAGE, describe_error, draw_plain, path_to_text, text_to_path
@@ -438,7 +438,7 @@ def run(options: PageOptions) -> None:
         session.names.extend(name for name in names if name not in session.names)
         if picture is not None:  # `fit` sees only the paths in the answers
             columns = columns._replace(types={header[picture]: "picture", **columns.types})
-        reading = ReadOptions(**{part.name: getattr(options, part.name) for part in fields(ReadOptions)})
+        reading = make_options(ReadOptions, options)
         jobs = JobRunner(output, options.table, label, options.model, columns, reading)
 
         queue = LabelQueue(session, flagged, people, header, picture, model)

@@ -195,17 +195,9 @@ class CandidateEvaluator:
 
     def compute_losses(self, cosines: Tensor) -> Tensor:
         """Compute the log-losses (n,) of the first n held-out rows at their best temperature."""
-        return self.fit_temperature(cosines)[1]
-
-    def fit_temperature(self, cosines: Tensor) -> tuple[float, Tensor]:
-        """Fit a temperature to cosines (n, num_classes) of the first n held-out rows.
-
-        Returns:
-            The inverse temperature, and the log-losses (n,) with it.
-        """
         n = len(cosines)
         weights = None if self.weights is None else self.weights[:n]
-        return fit_temperature(cosines, self.labels[:n], self.seen, weights)
+        return fit_temperature(cosines, self.labels[:n], self.seen, weights)[1]
 
     def should_prune(self, cosines: Tensor, *, optimism: float = 1.0) -> bool:
         """Test whether a view is so much worse than the reference that its weight would be zero or negligible.
