@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from protonet.errors import DISTRIBUTION, installed_version, renamed_arguments
-from protonet.ui.command_line import Parser, check_name, run_command
+from protonet.ui.command_line import ARGUMENTS, Parser, check_name, run_command
 
 PROG = "protonet"
 COMMANDS = {
@@ -26,30 +26,6 @@ COMMANDS = {
 }
 #: Commands that are not in `protonet.commands`.
 MODULES = {"page": "protonet.server.label_api", "serve": "protonet.server.prediction_api"}
-#: The name on the command line of each argument that can be at fault. The parsers name options themselves.
-ARGUMENTS = dict.fromkeys(("path", "train_loader", "solution", "features", "x", "y"), "table") | {
-    "allowed_hosts": "--allowed-hosts",
-    "classes": "--classes",
-    "column_type": "--column-type",
-    "columns": "--columns",
-    "drop_unlabelled": "--drop-unlabelled",
-    "group": "--group",
-    "host": "--host",
-    "ignored": "--drop",
-    "label": "--label",
-    "labels": "--labels-file",
-    "n": "-n",
-    "output": "--output",
-    "plot": "--plot",
-    "port": "--port",
-    "rate": "--unknown",
-    "representation": "--representation",
-    "rows": "--rows",
-    "sheet": "--sheet",
-    "unknown": "--unknown",
-    "unlabelled": "--unlabelled",
-    "workers": "--workers",
-}
 OVERVIEW_EXAMPLES = """\
   protonet fit train.csv --label species -o model.protonet
   protonet predict model.protonet new.csv -o predicted.csv --unknown 0.05

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -50,8 +49,7 @@ from protonet.tables import DEFAULT_LABEL
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.delimited import MISSING_TEXTS, parse_missing
 from protonet.tables.drift import DriftMonitor, monitor_drift
-from protonet.tables.features import check_column_types, encode_block
-from protonet.tables.numeric_formats import convert_numeric, detect_numeric_conversion
+from protonet.tables.features import adapt_table, encode_block
 from protonet.tables.table import ReadSpec, RowBlock, Table, format_names, open_table, read_table
 
 #: The tensor of a model file with the hashes of all training rows, by which `update` detects repeated ones.
@@ -211,40 +209,20 @@ class TablePipeline(Model):
         """The number of samples of each class, without those that class names count as."""
         return subtract_name_samples(self.network.counts.tolist(), self.classes, self.metadata.get("named"))
 
-    def read_spec(
-        self,
-        label: str | None = None,
-        *,
-        labelled: bool = False,
-        extra: str | None = None,
-        skip_broken: bool = False,
-        sheet: str | None = None,
-    ) -> ReadSpec:
-        """Specify how to read a table, which may have further columns.
-
-        Args:
-            label: The column of the labels; None for that of fit.
-            labelled: Whether labels are required.
-            extra: A further column to read, or None.
-            skip_broken: As in `ReadSpec`.
-            sheet: As in `ReadSpec`.
-        """
+    @property
+    def read_spec(self) -> ReadSpec:
+        """How to read a table, which may have no labels and further columns."""
         dropped = self.metadata.get("left_out")
         return ReadSpec(
-            label=label or self.label,
-            labelled=labelled,
+            label=self.label,
+            labelled=False,
             columns=self.columns,
             width=len(self.column_sizes),
-            extra_columns=() if extra is None else (extra,),
             ignored=tuple(map(str, dropped)) if isinstance(dropped, list) else (),
-            skip_broken=skip_broken,
-            sheet=sheet,
             missing_texts=self.missing_texts,
         )
 
-    def open_table(
-        self, path: Path, spec: ReadSpec, labels: Path | None = None, *, decimal_mark: str | None = None
-    ) -> Table:
+    def open_table(self, path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
         """Open a table, whose blocks mark the rows without information.
 
         Its notes report cells that do not match the type of their column and, after all rows are read, columns that
@@ -252,40 +230,32 @@ class TablePipeline(Model):
 
         Args:
             path: The table.
-            spec: From `read_spec`.
+            spec: From `read_spec`, perhaps changed.
             labels: An NPY file of labels, or None.
-            decimal_mark: The decimal mark of numbers; None to detect it.
 
         Raises:
             MissingPackageError: As `protonet.tables.table.open_table`.
             InputError: As `open_table`; or the type of a column differs from fit in the first rows.
         """
-        table = convert_numeric(open_table(path, spec, labels), self.encoding, decimal=decimal_mark)
-        first = next(table.blocks)
-        table.notes.extend(check_column_types(table, first, self.encoding))
-        blocks = monitor_drift(chain([first], table.blocks), self._make_drift_monitor(), table)
-        return replace(table, blocks=self.mark_uninformative(blocks, table))
+        table = self._adapt(open_table(path, spec, labels), spec)
+        return replace(table, blocks=self.mark_uninformative(table.blocks, table))
 
-    def read_table(
-        self, path: Path, spec: ReadSpec, labels: Path | None = None, *, decimal_mark: str | None = None
-    ) -> tuple[Table, RowBlock]:
-        """Read all rows of a table; arguments, notes and errors as in `open_table`."""
+    def read_table(self, path: Path, spec: ReadSpec, labels: Path | None = None) -> tuple[Table, RowBlock]:
+        """Read all rows of a table; arguments, notes and errors as in `open_table`, but for uninformative rows."""
         table, block = read_table(path, spec, labels)
-        conversion = detect_numeric_conversion(table, block, self.encoding, decimal=decimal_mark)
-        block = conversion.apply(block, self.encoding)
-        monitor = self._make_drift_monitor()
-        monitor.update(block)
-        types = check_column_types(table, block, self.encoding)
-        table.notes.extend([*conversion.notes, *types, *monitor.summary(table)])
+        table = self._adapt(replace(table, blocks=iter([block])), spec)
+        (block,) = table.blocks
         return table, block
 
-    def _make_drift_monitor(self) -> DriftMonitor:
-        """Create the comparison of new rows with the columns of fit."""
-        return DriftMonitor(self.metadata.get("seen"), self.encoding, len(self.column_sizes))
+    def _adapt(self, table: Table, spec: ReadSpec) -> Table:
+        """Convert the numbers of a table, check its types, and compare its rows with those of fit."""
+        table = adapt_table(table, self.encoding, decimal=spec.decimal_mark)
+        monitor = DriftMonitor(self.metadata.get("seen"), self.encoding, len(self.column_sizes))
+        return replace(table, blocks=monitor_drift(table.blocks, monitor, table))
 
-    def encode(self, table: Table, block: RowBlock) -> np.ndarray:
+    def encode(self, table: Table, block: RowBlock, argument: str = "path") -> np.ndarray:
         """Encode the rows of a block as features (b, dim); errors as `protonet.tables.features.encode_block`."""
-        return encode_block(table, block, self.encoding)
+        return encode_block(table, block, self.encoding, argument)
 
     def is_uninformative(self, block: RowBlock) -> np.ndarray:
         """Detect the rows (b,) bool of a block that have no informative cell."""

@@ -29,8 +29,7 @@ from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import count_missing_cells
 from protonet.tables.delimited import MISSING_TEXTS, parse_missing
 from protonet.tables.drift import column_statistics
-from protonet.tables.features import encode_block, fit_features
-from protonet.tables.numeric_formats import convert_numeric
+from protonet.tables.features import adapt_table, encode_block, fit_features
 from protonet.tables.table import COMMON_LABEL_NAMES, ReadSpec, RowBlock, Table, format_names, open_table, read_table
 from protonet.ui.text import count
 
@@ -59,25 +58,34 @@ def get_label_column(label: str | None, pipeline: TablePipeline | None) -> str:
 
 
 def make_spec(
-    options: ReadOptions,
-    pipeline: TablePipeline,
-    label: str | None = None,
-    *,
-    labelled: bool = False,
-    extra: str | None = None,
+    options: ReadOptions, spec: ReadSpec, label: str | None = None, *, labelled: bool = False, extra: object = None
 ) -> ReadSpec:
-    """Specify how a command's table is read for a model; arguments as in `TablePipeline.read_spec`."""
-    return pipeline.read_spec(
-        label, labelled=labelled, extra=extra, skip_broken=options.skip_broken, sheet=options.sheet
+    """Specify how a command's table is read.
+
+    Args:
+        options: The options of the command.
+        spec: The specification for its model, or for any table.
+        label: The column of the labels; None for that of the specification.
+        labelled: Whether labels are required.
+        extra: A column of the model that is also read, or None.
+    """
+    return replace(
+        spec,
+        label=label or spec.label,
+        labelled=labelled,
+        extra_columns={} if extra is None else {str(extra): "path"},
+        skip_broken=options.skip_broken,
+        sheet=options.sheet,
+        decimal_mark=options.decimal_mark,
     )
 
 
 def read_labelled(
-    options: LabelOptions, table: Path, pipeline: TablePipeline, extra: str | None = None
+    options: LabelOptions, table: Path, pipeline: TablePipeline, extra: object = None
 ) -> tuple[Table, RowBlock]:
     """Read all rows of a command's labelled table, as `TablePipeline.read_table`."""
-    spec = make_spec(options, pipeline, options.label, labelled=True, extra=extra)
-    return pipeline.read_table(table, spec, options.labels_file, decimal_mark=options.decimal_mark)
+    spec = make_spec(options, pipeline.read_spec, options.label, labelled=True, extra=extra)
+    return pipeline.read_table(table, spec, options.labels_file)
 
 
 class RowLabels(NamedTuple):
@@ -287,7 +295,7 @@ class UnlabelledRows:
                 for_training=True,
                 missing_texts=data.missing_texts,
             )
-            self.table = convert_numeric(open_table(path, spec), data.encoding)
+            self.table = adapt_table(open_table(path, spec), data.encoding, argument="unlabelled")
 
     def __bool__(self) -> bool:
         return self.path is not None or self.data.unlabelled is not None
@@ -333,18 +341,9 @@ def read_unlabelled(
     """
     notes = list[str]()
     if model is None:
-        extra = () if overrides.group is None else (overrides.group,)
-        spec = ReadSpec(
-            label=label,
-            labelled=False,
-            extra_columns=extra,
-            ignored=overrides.dropped,
-            partly_labelled=True,
-            user_columns=True,
-            skip_broken=options.skip_broken,
-            sheet=options.sheet,
-        )
-        table, block = read_table(path, spec)
+        spec = ReadSpec(label=label, ignored=overrides.dropped, partly_labelled=True, user_columns=True)
+        group = {} if overrides.group is None else {overrides.group: "group"}
+        table, block = read_table(path, replace(make_spec(options, spec), extra_columns=group))
         labels, positions = block.labels, list(block.positions)
         # One class for all: no column is then dropped as a copy of the label.
         block = block._replace(labels=np.zeros(len(block.positions), np.int64))
@@ -361,8 +360,7 @@ def read_unlabelled(
             notes.append(f"no column {label}; if {format_names(likely)} holds the labels, pass it with --label")
     else:
         encoding, columns, column_notes = model.encoding, model.columns, ()
-        spec = replace(make_spec(options, model, label), partly_labelled=True)
-        table = model.open_table(path, spec, decimal_mark=options.decimal_mark)
+        table = model.open_table(path, replace(make_spec(options, model.read_spec, label), partly_labelled=True))
         positions, parts = list[int](), []
         for block in table.blocks:
             positions += block.positions
@@ -413,9 +411,8 @@ def read_cells(
     Returns:
         The names of the columns, and the cells of each row.
     """
-    spec = ReadSpec(label=label, labelled=False) if model is None else model.read_spec(label)
-    spec = replace(spec, skip_broken=options.skip_broken, sheet=options.sheet, all_extra=True)
-    table = open_table(path, spec)
+    spec = ReadSpec(label=label) if model is None else model.read_spec
+    table = open_table(path, replace(make_spec(options, spec, label), all_extra=True))
     names = {name: index for index, name in enumerate(table.extra_columns) if name != label}
     cells: dict[int, list[str]] = {}
     first = 0

@@ -55,9 +55,9 @@ def run(options: EvaluateOptions) -> None:
     """
     outputs = options.outputs
     model = open_pipeline(options, options.model, options.table)
-    spec = make_spec(options, model, options.label, labelled=True)
+    spec = make_spec(options, model.read_spec, options.label, labelled=True)
     spec = replace(spec, drop_unlabelled=options.drop_unlabelled)
-    table = model.open_table(options.table, spec, options.labels_file, decimal_mark=options.decimal_mark)
+    table = model.open_table(options.table, spec, options.labels_file)
 
     def evaluate_block(block: RowBlock) -> Evaluated:
         unknown = detect_unknown_classes(block.labels, model.classes)

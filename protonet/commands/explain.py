@@ -118,8 +118,7 @@ def explain_rows(
     Raises:
         InputError: The table does not match, or has no such row.
     """
-    spec = make_spec(options, model, options.label)
-    table = model.open_table(table_path, spec, decimal_mark=options.decimal_mark)
+    table = model.open_table(table_path, make_spec(options, model.read_spec, options.label))
     x, cells, uninformative = read_rows(table, model, rows)
     ranked = model.predict_proba(x, uninformative).sort(dim=1, descending=True, stable=True)
     show_notes(table.all_notes, quiet=options.quiet)

@@ -49,6 +49,7 @@ from protonet.fit.solver import TIME_LIMIT, Solution
 from protonet.pipeline import TablePipeline
 from protonet.tables import DEFAULT_LABEL
 from protonet.tables.table import format_names
+from protonet.ui.command_line import name_options
 from protonet.ui.html import write_outputs
 from protonet.ui.plots import draw_plot
 from protonet.ui.text import count, format_probability_metrics, format_size, format_views, summarize_columns
@@ -176,7 +177,7 @@ def summarize(
 
 def format_notes(notes: Sequence[str]) -> str:
     """Format notes and warnings about the table, one line each."""
-    return "".join(f"{note}\n" for note in notes)
+    return "".join(f"{note}\n" for note in name_options(notes))
 
 
 def format_next_step(path: Path | None, representation: Sequence[str] | None) -> str:
@@ -195,7 +196,7 @@ def warn_near_duplicates(data: EncodedTable, solution: Solution) -> list[str]:
     if fraction < NEAR_DUPLICATES.min_fraction:
         return []
     text = f"warning: {100 * fraction:.0f} % of rows have near-duplicates in their class"
-    return [f"{text}; if these have a common source, pass its column with --group NAME"]
+    return [f"{text}; if these have a common source, pass its column with `group` NAME"]
 
 
 def warn_unevaluated_classes(data: EncodedTable, solution: Solution) -> list[str]:

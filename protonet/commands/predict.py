@@ -22,7 +22,7 @@ from torch import Tensor
 from protonet._io import clear_folder, write_atomically
 from protonet._text import escape_formula
 from protonet.commands.arguments import check_single_table
-from protonet.commands.data import make_spec, map_blocks, open_pipeline
+from protonet.commands.data import make_spec, map_blocks
 from protonet.commands.folder import Part, Tick, claim_folder, list_parts, name_file, run_parts
 from protonet.commands.options import PredictOptions, ReadOptions
 from protonet.embeddings.pictures.reading import are_pictures, hold_pictures
@@ -59,8 +59,8 @@ def run(options: PredictOptions) -> None:
         OSError: The predictions cannot be written.
         InputError: Arguments, model and table do not match.
     """
+    model = TablePipeline.load(options.model, argument="model")
     if options.table.is_dir():
-        model = TablePipeline.load(options.model, argument="model")
         pictures, model_has_pictures = hold_pictures(options.table), model.has_pictures
         if model_has_pictures and pictures is False:
             raise_input_error("table", "have pictures, as in fit", f"the tables of {options.table}", "")
@@ -68,7 +68,7 @@ def run(options: PredictOptions) -> None:
             predict_folder(model, options)
             return
         check_single_table(options)
-    model = open_pipeline(options, options.model, options.table)
+    model = model.attach_encoders(options.representation, shown=not options.quiet, table=options.table)
     spec = make_output_spec(model, options)
     named = spec.keep_columns or model.metadata.get("id") is not None
     spec = spec._replace(picture_paths=not named and are_pictures(options.table))
@@ -182,9 +182,8 @@ def open_blocks(
     model: TablePipeline, spec: OutputSpec, options: ReadOptions, path: Path
 ) -> tuple[Table, Iterable[RowBlock]]:
     """Open a command's table; the extra columns of its blocks precede the predictions."""
-    read_spec = make_spec(options, model, extra=model.metadata.get("id"))
-    read_spec = replace(read_spec, all_extra=spec.keep_columns)
-    table = model.open_table(path, read_spec, decimal_mark=options.decimal_mark)
+    read_spec = make_spec(options, model.read_spec, extra=model.metadata.get("id"))
+    table = model.open_table(path, replace(read_spec, all_extra=spec.keep_columns))
     blocks: Iterable[RowBlock] = add_row_numbers(table.blocks) if spec.row_numbers else table.blocks
     if spec.picture_paths:
         blocks = add_picture_paths(blocks, (model.columns or ()).index(PICTURE_COLUMN))

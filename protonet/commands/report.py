@@ -33,6 +33,7 @@ from protonet.metrics import (
 from protonet.pipeline import TablePipeline
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import format_cells
+from protonet.ui.command_line import name_options
 from protonet.ui.plots import project
 from protonet.ui.text import (
     MAX_LISTED_CLASSES,
@@ -290,7 +291,7 @@ def table_to_dict(
     counts = torch.bincount(labels, minlength=len(model.classes)).tolist()
     classes = [{"name": name, "rows": total} for name, total in zip(model.classes, counts, strict=True)]
     columns = columns_to_dicts(model.column_names, model.encoding, missing)
-    return {"rows": rows, "classes": classes, "columns": columns, "notes": list(notes)}
+    return {"rows": rows, "classes": classes, "columns": columns, "notes": name_options(notes)}
 
 
 def compute_reliability(rows: EvaluatedRows) -> list[JsonDict]:

@@ -164,7 +164,7 @@ def read_rows(options: FitOptions) -> TableRows:
     started = time.monotonic()
     label = options.label or DEFAULT_LABEL
     types = get_column_types(options.table, parse_column_types(options.column_type))
-    extra = tuple(name for name in (options.group, options.id) if name is not None)
+    extra = {name: option for option, name in (("group", options.group), ("id", options.id)) if name is not None}
     for name in (*extra, *options.drop, *(options.columns or ()), *types):
         if name == label:
             must = "use the column of the labels for nothing else"

@@ -27,8 +27,7 @@ def run(options: UpdateOptions) -> None:
     """
     model = open_pipeline(options, options.model, options.table, for_update=True)
     output = options.output or check_writable_file("model", options.model)
-    group = model.metadata.get("group")
-    table, block = read_labelled(options, options.table, model, None if group is None else str(group))
+    table, block = read_labelled(options, options.table, model, model.metadata.get("group"))
     x, labels, empty = model.encode(table, block), block.labels, model.is_uninformative(block)
     if not options.new_classes:
         remedy = "Spell them alike, or pass --new-classes if they are new classes."

@@ -49,6 +49,7 @@ from protonet.server.parsing import decode_json, list_modalities, parse_rows, re
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.parsing import blank_missing, count_missing_cells
 from protonet.tables.formats import text_array
+from protonet.ui.command_line import name_options
 from protonet.ui.html import format_label_page
 from protonet.ui.text import count
 
@@ -214,7 +215,7 @@ class LabelApi:
                 "used": names,
                 "added": str(self.uploads.rows.path),
                 "texts": self.queue.picture is None and len(names) == 1 and bool(modalities),
-                "notes": [*rows.table.all_notes, *rows.notes],
+                "notes": name_options([*rows.table.all_notes, *rows.notes]),
                 "table": str(self.jobs.table),
                 "commands": self.jobs.format_commands(),
                 "output": str(self.jobs.answers),

@@ -35,7 +35,7 @@ from protonet.pipeline import TablePipeline
 from protonet.tables.delimited import MISSING_TEXTS
 from protonet.tables.features import encode_block
 from protonet.tables.formats import text_array
-from protonet.tables.table import RowBlock
+from protonet.tables.table import make_table
 from protonet.ui.text import format_csv
 
 if sys.platform != "win32":
@@ -454,8 +454,8 @@ def extend_rows(rows: UnlabelledTable, header: Sequence[str], cells: Sequence[Se
         return rows
     indices = [header.index(name) for name in rows.columns or header]
     columns = [text_array([line[index] for line in cells], n) for index in indices]
-    block = RowBlock(columns, np.empty(0, np.str_), (), range(n), range(n))
-    x = torch.from_numpy(np.ascontiguousarray(encode_block(rows.table, block, rows.encoding)))
+    table = make_table(columns, rows.columns, rows.table.position_format)
+    x = torch.from_numpy(np.ascontiguousarray(encode_block(table, next(table.blocks), rows.encoding)))
     empty = np.zeros(n, bool) if rows.encoding is None else rows.encoding.is_uninformative(columns)
     return replace(
         rows,

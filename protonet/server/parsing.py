@@ -30,10 +30,9 @@ from protonet.server.app import JSON
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.numeric import MAX_FLOAT32
 from protonet.tables.columns.parsing import blank_missing, is_missing, is_missing_or_word
-from protonet.tables.features import check_column_types, encode_block
+from protonet.tables.features import adapt_table
 from protonet.tables.formats import text_array
-from protonet.tables.numeric_formats import detect_numeric_conversion
-from protonet.tables.table import RowBlock, Table, format_names
+from protonet.tables.table import format_names, make_table
 
 #: Rows of a request.
 MAX_REQUEST_ROWS = 100_000
@@ -200,7 +199,7 @@ def parse_rows(model: TablePipeline, media: str, body: bytes) -> Rows:
     with tempfile.TemporaryDirectory(prefix="protonet-") as folder, rename_files(folder):
         path = Path(folder, f"body{BODY_SUFFIXES[kind]}")
         path.write_bytes(body)
-        return encode(model, [text_array([str(path)], 1)], 1) if kind == "image/*" else parse_file(model, path)
+        return encode(model, [text_array([str(path)], 1)]) if kind == "image/*" else parse_file(model, path)
 
 
 @contextmanager
@@ -217,7 +216,7 @@ def rename_files(folder: str) -> Iterator[None]:
 
 def parse_file(model: TablePipeline, path: Path) -> Rows:
     """Parse the rows of a CSV or NPY file, as ``predict`` does."""
-    table = model.open_table(path, model.read_spec())
+    table = model.open_table(path, model.read_spec)
     parts, uninformative, missing, n = [], [], np.zeros(len(model.columns or ()), int), 0
     for block in table.blocks:
         n += len(block.positions)
@@ -249,20 +248,20 @@ def parse_json_rows(model: TablePipeline, body: bytes) -> Rows:
     if cells is not None and b"true" not in body and b"false" not in body:  # which NumPy takes for numbers
         if (model.encoding is None or model.encoding.plain) and bool((np.abs(cells) <= MAX_FLOAT32).all()):
             return Rows(cells if cells.dtype.kind == "f" else cells.astype(np.float64), [])
-        return encode(model, list(cells.T), len(cells))
+        return encode(model, list(cells.T))
     for number, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != width:
             got = f"{len(row) if isinstance(row, list) else 'an object'} in row {number}"
             raise_input_error("body", f"have {width} cells in each row", got, "Send a list, or an object by column.")
     columns = [to_column(column) for column in zip(*rows, strict=True)]
     if not any(pictures):  # a folder would take most of the time of a request
-        return encode(model, columns, len(rows))
+        return encode(model, columns)
     with tempfile.TemporaryDirectory(prefix="protonet-") as folder, rename_files(folder):
         for number, texts in enumerate(columns):
             if pictures[number]:
                 paths = [write_picture(Path(folder, f"{row}, column {number}"), cell) for row, cell in enumerate(texts)]
                 columns[number] = text_array(paths, len(paths))
-        return encode(model, columns, len(rows))
+        return encode(model, columns)
 
 
 def parse_tensors(model: TablePipeline, inputs: list[Tensor]) -> Rows:
@@ -294,7 +293,7 @@ def parse_tensors(model: TablePipeline, inputs: list[Tensor]) -> Rows:
     if not columns[0]:
         raise_input_error("inputs", "hold rows", "none", "Send one at least.")
     check_count(len(columns[0]))
-    return encode(model, [to_column(column) for column in columns], len(columns[0]))
+    return encode(model, list(map(to_column, columns)))
 
 
 def read_data(tensor: Tensor) -> list[Cell]:
@@ -320,7 +319,7 @@ def read_data(tensor: Tensor) -> list[Cell]:
     return data
 
 
-def encode(model: TablePipeline, columns: list[np.ndarray], n: int) -> Rows:
+def encode(model: TablePipeline, columns: list[np.ndarray]) -> Rows:
     """Encode cells (n,) of each column, checked as those of a file are."""
     for index, (cells, limit) in enumerate(zip(columns, max_magnitudes(model), strict=True)):
         size = np.abs(cells) if cells.dtype.kind in "iuf" else np.zeros(1)
@@ -328,14 +327,10 @@ def encode(model: TablePipeline, columns: list[np.ndarray], n: int) -> Rows:
             must = f"have numbers of at most {limit:.6g} in column {index} (counted from 0)"
             raise_input_error("body", must, "others", "Correct or drop the row.")
     columns = [blank_missing(cells, model.missing_texts) for cells in columns]
-    table = Table(columns=model.columns, position_format=PLACE)
-    block = RowBlock(columns, np.empty(0, np.str_), (), range(n), range(n))
-    spelling = detect_numeric_conversion(table, block, model.encoding)
-    block = spelling.apply(block, model.encoding)
-    table.notes.extend([*spelling.notes, *check_column_types(table, block, model.encoding, "body")])
-    table.notes.extend(describe_missing(model, count_missing(model, columns), n))
-    (block,) = model.mark_uninformative([block], table)
-    return Rows(encode_block(table, block, model.encoding, "body"), table.notes, block.uninformative)
+    table = adapt_table(make_table(columns, model.columns, PLACE), model.encoding, argument="body")
+    table.notes.extend(describe_missing(model, count_missing(model, columns), len(columns[0])))
+    (block,) = model.mark_uninformative(table.blocks, table)
+    return Rows(model.encode(table, block, "body"), table.notes, block.uninformative)
 
 
 def count_missing(model: TablePipeline, columns: Sequence[np.ndarray]) -> list[int]:

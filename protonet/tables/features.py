@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from protonet.tables.columns.numeric import MAX_FLOAT32, Numeric
 from protonet.tables.columns.parsing import COMMA_FIRST, COMMA_OVER_POINT, POINT_FIRST, is_missing, parse_numeric_column
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import EmbeddedText, Text
-from protonet.tables.numeric_formats import describe_numeric_formats, revised_format_order
+from protonet.tables.numeric_formats import describe_numeric_formats, detect_numeric_conversion, revised_format_order
 from protonet.tables.suspicious import GroupColumn, detect_group_column, detect_leakage, detect_row_index
 from protonet.tables.table import RowBlock, Table
 
@@ -248,7 +249,7 @@ def check_columns(
             if len(levels) == len(values):  # texts that all differ have no order
                 continue
         if reason := detect_leakage(values.astype(np.float64), block.labels):
-            notes.append(f"warning: {name} {reason}; will it in new rows? (--drop leaves it out)")
+            notes.append(f"warning: {name} {reason}; will it in new rows? (`drop` leaves it out)")
     named = {table.column_name(index): group for index, group in group_columns.items()}
     return notes + describe_group_columns(named), tuple(group_columns)
 
@@ -271,8 +272,8 @@ def describe_group_columns(groups: Mapping[str, GroupColumn]) -> list[str]:
     more = f" (so do those of {', '.join(others)})" if others else ""
     repeat = f"values of {name} repeat, nearly always with the same class{more}"
     if not groups[name].sure:
-        return [f"warning: {repeat}; do rows with the same {name} have the same source? If so, --group {name}"]
-    advice = f"if rows with the same value have the same source, --group {name} holds them out together"
+        return [f"warning: {repeat}; do rows with the same {name} have the same source? If so, `group` {name}"]
+    advice = f"if rows with the same value have the same source, `group` {name} holds them out together"
     return [f"warning: {groups[name].size} {repeat}; {advice}"]
 
 
@@ -310,6 +311,28 @@ def check_column_types(table: Table, block: RowBlock, encoding: Encoding | None,
         others = f"and {n_others} more" if n_others else "the only one"
         notes.append(f"{column.invalid_reason}: {first}, {others} of {len(cells)}")
     return notes
+
+
+def adapt_table(
+    table: Table, encoding: Encoding | None, *, decimal: str | None = None, argument: str = "path"
+) -> Table:
+    """Convert the numbers of new rows to the fitted formats, and check the types of the first block.
+
+    Args:
+        table: The table, which gets notes on both. Its first block is read.
+        encoding: The fitted encoding; None if the columns are features already.
+        decimal: The decimal mark that the user named, "." or ",".
+        argument: The argument that gave the rows, for messages.
+
+    Raises:
+        InputError: As `check_column_types`.
+    """
+    first = next(table.blocks)
+    conversion = detect_numeric_conversion(table, first, encoding, decimal=decimal)
+    first = conversion.apply(first, encoding)
+    table.notes.extend([*conversion.notes, *check_column_types(table, first, encoding, argument)])
+    others = (conversion.apply(block, encoding) for block in table.blocks)
+    return replace(table, blocks=chain([first], others))
 
 
 def encode_block(table: Table, block: RowBlock, encoding: Encoding | None, argument: str = "path") -> np.ndarray:

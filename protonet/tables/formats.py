@@ -368,7 +368,7 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
     notes: list[str] = []
     if len(sheets) > 1:
         others = ", ".join(repr(name) for name in sheets if name != title)
-        notes.append(f"sheet {title!r} of {len(sheets)}; --sheet names another one: {others}")
+        notes.append(f"sheet {title!r} of {len(sheets)}; `sheet` names another one: {others}")
     add_title_notes(notes, sample[:header_index])
     n_blank = len(lines) - end if filled else 0
     notes += [f"{n_blank} blank row{'s' if n_blank > 1 else ''} at the end skipped"] * (n_blank > 0)

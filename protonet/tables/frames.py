@@ -20,10 +20,9 @@ from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.inference import InferredType
 from protonet.tables.columns.numeric import Numeric
 from protonet.tables.columns.parsing import blank_missing, is_missing, parse_plain
-from protonet.tables.features import check_column_types, encode_block, fit_columns
+from protonet.tables.features import adapt_table, encode_block, fit_columns
 from protonet.tables.formats import ROW_FORMAT, arrow_to_numpy, native_dtype, text_array
-from protonet.tables.numeric_formats import detect_numeric_conversion
-from protonet.tables.table import RowBlock, Table
+from protonet.tables.table import make_table
 
 
 class Frame(NamedTuple):
@@ -63,17 +62,9 @@ class FrameEncoding(NamedTuple):
         Raises:
             InputError: Most cells of a column have another type than in training, or a number is not finite in float32.
         """
-        columns = [frame.columns[index] for index in self.indices]
-        table = Table(
-            columns=tuple(frame.names[index] for index in self.indices),
-            blocks=iter(()),
-            position_format=ROW_FORMAT,
-            notes=[],
-        )
-        block = RowBlock(columns, np.empty(0), (), range(len(columns[0])), range(len(columns[0])))
-        block = detect_numeric_conversion(table, block, self.encoding).apply(block, self.encoding)
-        check_column_types(table, block, self.encoding, "X")
-        return encode_block(table, block, self.encoding, "X")
+        names, columns = zip(*((frame.names[index], frame.columns[index]) for index in self.indices), strict=True)
+        table = adapt_table(make_table(list(columns), names), self.encoding, argument="X")
+        return encode_block(table, next(table.blocks), self.encoding, "X")
 
     def is_uninformative(self, frame: Frame) -> np.ndarray:
         """Detect the rows (n,) bool of a frame without an informative cell."""

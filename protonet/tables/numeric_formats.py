@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -75,14 +73,14 @@ def describe_numeric_formats(columns: Mapping[str, np.ndarray], numeric: Mapping
             cell = next((cell for cell in cells if mark in cell), "")
             if not math.isnan(value := parse_numeric(cell, column.format)):
                 names.setdefault(meaning, []).append(to_printable(name))
-                option = "" if column.format == "duration" else "; --decimal-mark changes it"
+                option = "" if column.format == "duration" else "; `decimal_mark` changes it"
                 examples.setdefault(meaning, f"{cell!r} is {value:.10g}{option}")
                 break
     return [f"numbers with {meaning}: {', '.join(names[meaning])} ({examples[meaning]})" for meaning in names]
 
 
 def detect_numeric_conversion(
-    table: Table, block: RowBlock, encoding: Encoding | None, *, decimal: str | None = None, semicolons: bool = False
+    table: Table, block: RowBlock, encoding: Encoding | None, *, decimal: str | None = None
 ) -> NumericConversion:
     """Detect how the number formats of a table differ from those that a model was fitted to.
 
@@ -91,7 +89,6 @@ def detect_numeric_conversion(
         block: Its rows, or the first ones of a long table.
         encoding: The model's.
         decimal: The decimal mark that the user named.
-        semicolons: Whether semicolons separate cells.
     """
     texts = {
         index: (column, _distinct(cells)[:MAX_EXAMINED_CELLS])
@@ -108,7 +105,7 @@ def detect_numeric_conversion(
     certain = set[str]().union(*separators.values())
     table_format = DECIMAL_FORMATS[decimal] if decimal else next(iter(certain)) if len(certain) == 1 else None
     if not certain and table_format is None:
-        prefer_comma = "comma" in fitted or (semicolons and has_commas)
+        prefer_comma = "comma" in fitted or (table.semicolons and has_commas)
         order = ("comma", "point") if prefer_comma else ("point", "comma")
         table_format = min(order, key=lambda candidate: _distance_to_training(texts.values(), candidate))
     formats, examples = dict[int, str](), dict[str, str]()
@@ -125,14 +122,6 @@ def detect_numeric_conversion(
     more = f" and {len(others)} more" if others else ""
     note = f"numbers have another decimal mark than in training: {first} ({examples[first]}){more}"
     return NumericConversion(formats, (note,))
-
-
-def convert_numeric(table: Table, encoding: Encoding | None, *, decimal: str | None = None) -> Table:
-    """Return a table whose numbers have the fitted formats, and add a note. This reads its first block."""
-    first = next(table.blocks)
-    conversion = detect_numeric_conversion(table, first, encoding, decimal=decimal, semicolons=table.semicolons)
-    table.notes.extend(conversion.notes)
-    return replace(table, blocks=(conversion.apply(block, encoding) for block in chain([first], table.blocks)))
 
 
 def _distinct(cells: np.ndarray) -> list[str]:

@@ -15,7 +15,7 @@ from protonet._text import to_printable
 from protonet.errors import raise_input_error
 from protonet.tables.columns.parsing import blank_missing, is_missing
 from protonet.tables.delimited import MISSING_TEXTS, is_numeric
-from protonet.tables.formats import PICTURE_COLUMN, Chunk, TableSource, closest_match, open_source
+from protonet.tables.formats import PICTURE_COLUMN, ROW_FORMAT, Chunk, TableSource, closest_match, open_source
 
 #: Common names of label columns, in lower case.
 COMMON_LABEL_NAMES = frozenset(
@@ -39,7 +39,8 @@ class ReadSpec:
     labelled: bool = True  #: Whether labels are required; otherwise the label column may be missing.
     columns: tuple[str, ...] | None = None  #: The names of the features, in this order; None for all.
     width: int | None = None  #: The required number of features; None for any number.
-    extra_columns: tuple[str, ...] = ()  #: Columns that are also read as text, such as groups and identifiers.
+    extra_columns: Mapping[str, str] = field(default_factory=dict)
+    """Columns that are also read as text, such as groups and identifiers, and the argument that names each."""
     ignored: tuple[str, ...] = ()  #: Columns that are not features, if the table has them.
     partly_labelled: bool = False  #: Whether labels may be missing: they are read as text, "" if missing.
     skip_broken: bool = False  #: Whether pictures that cannot be decoded are skipped; otherwise they are an error.
@@ -49,6 +50,7 @@ class ReadSpec:
     drop_unlabelled: bool = False  #: Whether rows without a required label are dropped.
     missing_texts: frozenset[str] = MISSING_TEXTS  #: Texts, in lower case, that mean a missing label or cell.
     for_training: bool = False  #: Whether a model is trained on the rows: blank ones are dropped, as with labels.
+    decimal_mark: str | None = None  #: The decimal mark of numbers, "." or ","; None to detect it.
 
 
 class RowBlock(NamedTuple):
@@ -98,6 +100,18 @@ class Table:
     def column_name(self, index: int) -> str:
         """Format the name of a feature for messages."""
         return f"column {index}" if self.columns is None else to_printable(self.columns[index])
+
+
+def make_table(
+    columns: list[np.ndarray], names: tuple[str, ...] | None = None, position_format: str = ROW_FORMAT
+) -> Table:
+    """Make a table of one block, without labels, from the cells (n,) of its columns and their names."""
+    rows = range(len(columns[0]))
+    return Table(
+        columns=names,
+        position_format=position_format,
+        blocks=iter([RowBlock(columns, np.empty(0, np.str_), (), rows, rows)]),
+    )
 
 
 def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
@@ -204,8 +218,10 @@ def _select_columns(file: Path, source: TableSource, spec: ReadSpec) -> tuple[li
     if spec.labelled and spec.label not in header:
         given = f"{format_names([spec.label])}, and {path} has {format_names([name for name in header if name])}"
         raise_input_error("label", "name a column of the table", given, hint + _suggest_label(source, spec.label))
-    for name in spec.extra_columns:
-        if name not in header:
+    for name, argument in spec.extra_columns.items():
+        if argument != "path":
+            _check_user_columns(argument, [name], path, header)
+        elif name not in header:
             raise_input_error("path", f"have a column {name}", got, f"{hint}Name one that it has.")
     others = {"", spec.label, *spec.extra_columns, *spec.ignored}
     features = [name for name in header if name not in others]
@@ -317,7 +333,7 @@ def _read_blocks(
         if keep.any():
             yield block if keep.all() else block.take(np.flatnonzero(keep))
     if n_unlabelled:
-        source.notes.append(f"{n_unlabelled} row{'s' * (n_unlabelled > 1)} without a class dropped (--drop-unlabelled)")
+        source.notes.append(f"{n_unlabelled} row{'s' * (n_unlabelled > 1)} without a class dropped (`drop_unlabelled`)")
     if n_blank:
         source.notes.append(f"{n_blank} blank row{'s' * (n_blank > 1)} dropped")
     if spec.user_columns and (spec.labelled or spec.for_training):
@@ -336,7 +352,7 @@ def _describe_missing_texts(counts: Mapping[str, Counter[str]]) -> list[str]:
     for noun, counter in counts.items():
         texts = ", ".join(f"{to_printable(text)!r} {n:,}" for text, n in counter.most_common(MAX_SUGGESTIONS))
         parts += [f"{counter.total()} {noun}{'s' * (counter.total() > 1)} ({texts})"] * bool(counter)
-    return [f"read as missing: {' and '.join(parts)}; --missing-values changes the list"] if parts else []
+    return [f"read as missing: {' and '.join(parts)}; `missing_values` changes the list"] if parts else []
 
 
 def _is_blank(cells: np.ndarray) -> np.ndarray:

@@ -93,7 +93,8 @@ def test_drop_columns_and_id(model: Path, tmp_path: Path, run: Run) -> None:
         ("--drop Note Nope", "`--drop` must name columns of the table; got Note, Nope, and "),
         ("--drop Note", " and 3 more. Did you mean note?\n"),
         ("--drop qqq", " and 3 more. Name those that it has.\n"),
-        ("--id missing_id", "`table` must have a column missing_id"),
+        ("--id missing_id", "`--id` must name columns of the table; got missing_id, and "),
+        ("--group nam", "`--group` must name columns of the table; got nam, and "),
         ("--drop a --columns b", "not allowed with argument"),
     ):
         assert message in run("fit", table, *FAST, *arguments.split(), code=2)

@@ -83,7 +83,7 @@ def test_columns_are_matched_by_name(tmp_path: Path) -> None:
     optional_labels = ReadSpec(label="kind", labelled=False, partly_labelled=True)
     assert read_table(path, optional_labels)[1].labels.tolist() == ["x", "", "y, z"]
     path_without_labels = write(tmp_path, "a,kind,id\n1,7,p\n2,,q\n3, NA,r\n4,none,s\n5,NaN,t\n")
-    _, block = read_table(path_without_labels, replace(optional_labels, extra_columns=("id",)))
+    _, block = read_table(path_without_labels, replace(optional_labels, extra_columns={"id": "id"}))
     assert block.labels.tolist() == ["7", "", "", "", ""]
     for header, missing in (("a,c\n", "b. Name the columns as in the table"), ("a\n", "b")):
         with pytest.raises(

@@ -83,6 +83,7 @@ def test_parser_errors() -> None:
     parser.add_argument("table")
     for arguments, message in (
         (["t", "--long", "x"], r"unknown option: --long \(did you mean --long-name\?\)"),
+        (["t", "--log", "x"], r"unknown option: --log \(run cmd --help\)"),  # alike in its dashes only
         (["t", "--long-name"], r"argument --long-name: expected one argument \(run cmd --help\)"),
         (["t", "extra"], r"unexpected argument: extra \(cmd TABLE\)"),
         ([], r"missing argument: TABLE \(cmd TABLE\)"),
