@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from protonet.errors import DISTRIBUTION, installed_version, renamed_arguments
-from protonet.ui.command_line import ARGUMENTS, Parser, check_name, run_command
+from protonet.ui.command_line import Parser, check_name, run_command
 
 PROG = "protonet"
 COMMANDS = {
@@ -63,9 +63,10 @@ def main(arguments: Sequence[str]) -> int:
         return run_command(PROG, print_help, arguments[:1])
 
     def command(arguments: Sequence[str] | None) -> None:
-        with renamed_arguments(**ARGUMENTS):
-            from protonet.commands.arguments import PARSERS, run_fit  # noqa: PLC0415 - not needed for the list of commands
+        from protonet.commands.arguments import PARSERS, run_fit  # noqa: PLC0415 - not needed for the list of commands
+        from protonet.commands.options import ARGUMENTS  # noqa: PLC0415
 
+        with renamed_arguments(**ARGUMENTS):
             options = PARSERS[name](arguments)  # errors here are raised before torch is imported
             if name == "fit":
                 run_fit(options)

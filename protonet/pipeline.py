@@ -46,7 +46,8 @@ from protonet.fit.uninformative import (
 from protonet.fit.unlabelled import Unlabelled
 from protonet.metrics import calibrate, measure, measure_classes
 from protonet.tables import DEFAULT_LABEL
-from protonet.tables.columns.encoding import Encoding
+from protonet.tables.columns.base import FittedColumn
+from protonet.tables.columns.encoding import Encoding, list_columns
 from protonet.tables.delimited import MISSING_TEXTS, parse_missing
 from protonet.tables.drift import DriftMonitor, monitor_drift
 from protonet.tables.features import adapt_table, encode_block
@@ -153,7 +154,7 @@ class TablePipeline(Model):
         if table is not None and self.has_pictures and table.suffix.lower() in {".npy", ".npz"}:
             remedy = "Pass a folder of them, or a table with their paths in that column."
             raise_input_error("table", "have pictures, as in fit", table, remedy)
-        columns = () if self.encoding is None else self.encoding.columns
+        columns = self.fitted_columns
 
         def open_encoder(record: Record) -> Representation:
             return replace(reopen(record, names), use_cache=use_cache)
@@ -167,14 +168,24 @@ class TablePipeline(Model):
         return self if self.encoding is None else replace(self, encoding=Encoding(attached))
 
     @property
+    def fitted_columns(self) -> Sequence[FittedColumn]:
+        """The fitted columns; plain numbers for a table of features."""
+        return list_columns(self.encoding, self.input_dim)
+
+    @property
+    def modalities(self) -> list[str | None]:
+        """What each column holds: "text", "picture", or None for neither."""
+        return [column.modality for column in self.fitted_columns]
+
+    @property
     def has_pretrained_encoder(self) -> bool:
         """Whether a pretrained encoder reads a column."""
-        return self.encoding is not None and any(column.record is not None for column in self.encoding.columns)
+        return any(column.record is not None for column in self.fitted_columns)
 
     @property
     def has_pictures(self) -> bool:
         """Whether the model reads pictures, from a folder or a column."""
-        return self.encoding is not None and any(column.modality == "picture" for column in self.encoding.columns)
+        return "picture" in self.modalities
 
     @property
     def input_dim(self) -> int:

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -57,16 +58,18 @@ class Browser:
     Args:
         folder: Takes its profile.
         server: The beginning of the addresses that it may ask for, "http://127.0.0.1:8000/"; None for none.
+        flags: More of its flags.
     """
 
-    def __init__(self, folder: Path, server: str | None = None) -> None:
+    def __init__(self, folder: Path, server: str | None = None, flags: Sequence[str] = ()) -> None:
         self._allowed = ("file:", "about:", *([server, f"blob:{server}"] if server else []))
         assert CHROMIUM is not None
         self.profile = Path(tempfile.mkdtemp(dir=folder))
         reading, theirs = os.pipe()
         ours, self._writing = os.pipe()
         command = f'exec "$0" "$@" 3<&{ours} 4>&{theirs}'
-        arguments = ["bash", "-c", command, CHROMIUM, *FLAGS, f"--user-data-dir={self.profile}", "about:blank"]
+        arguments = ["bash", "-c", command, CHROMIUM, *FLAGS, *flags]
+        arguments += [f"--user-data-dir={self.profile}", "about:blank"]
         quiet = subprocess.DEVNULL
         self._process = subprocess.Popen(arguments, pass_fds=(ours, theirs), stdout=quiet, stderr=quiet)
         os.close(ours)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from protonet._io import JsonDict, show_progress
 from protonet.commands.data import make_spec, map_blocks, open_pipeline
-from protonet.commands.options import EvaluateOptions
+from protonet.commands.options import EvaluateOptions, show_notes
 from protonet.commands.report import (
     EvaluatedRows,
     compute_importance,
@@ -31,7 +31,6 @@ from protonet.fit.search import Progress
 from protonet.pipeline import TablePipeline
 from protonet.tables.columns.parsing import count_missing_cells
 from protonet.tables.table import RowBlock, Table
-from protonet.ui.command_line import show_notes
 from protonet.ui.html import write_outputs
 from protonet.ui.plots import draw_plot
 from protonet.ui.text import shorten_list

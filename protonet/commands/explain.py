@@ -12,7 +12,7 @@ import torch
 from protonet._io import JsonDict, show_progress, write_atomically
 from protonet._text import to_printable
 from protonet.commands.data import make_spec, open_pipeline, read_labelled
-from protonet.commands.options import ExplainOptions
+from protonet.commands.options import ExplainOptions, show_notes
 from protonet.commands.rows import check_spellings
 from protonet.embeddings.pictures.images import path_to_text
 from protonet.errors import raise_input_error
@@ -20,7 +20,6 @@ from protonet.fit.crossfit import Crossfit
 from protonet.fit.importance import Explanation, rank_columns
 from protonet.pipeline import TablePipeline
 from protonet.tables.table import Table
-from protonet.ui.command_line import show_notes
 from protonet.ui.text import count, format_table
 
 #: The maximal number of columns printed; JSON has all.

@@ -14,7 +14,7 @@ import torch
 from protonet._io import JsonDict, show_progress
 from protonet._text import to_printable
 from protonet.commands.data import EncodedTable, UnlabelledRows, encode_table
-from protonet.commands.options import FitOptions
+from protonet.commands.options import FitOptions, name_options
 from protonet.commands.report import (
     EvaluatedRows,
     compare_baselines,
@@ -49,7 +49,6 @@ from protonet.fit.solver import TIME_LIMIT, Solution
 from protonet.pipeline import TablePipeline
 from protonet.tables import DEFAULT_LABEL
 from protonet.tables.table import format_names
-from protonet.ui.command_line import name_options
 from protonet.ui.html import write_outputs
 from protonet.ui.plots import draw_plot
 from protonet.ui.text import count, format_probability_metrics, format_size, format_views, summarize_columns

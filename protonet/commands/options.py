@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -23,8 +25,30 @@ MODEL_SUFFIXES = (".protonet", ".safetensors")
 #: Suffixes of the files of all results, by option.
 RESULT_SUFFIXES = {"json": (".json",), "report": (".html", ".htm"), "plot": (".svg",)}
 
-
 OptionsT = TypeVar("OptionsT")
+
+_SAME_NAMES = (
+    *("allowed_hosts", "classes", "column_type", "columns", "decimal_mark", "drop", "drop_unlabelled", "group", "host"),
+    *("id", "label", "missing_values", "output", "plot", "port", "representation", "rows", "sheet", "unknown"),
+    *("unlabelled", "workers"),
+)
+#: The name on the command line of each argument that can be at fault. The parsers name options themselves.
+ARGUMENTS = {
+    **{name: f"--{name.replace('_', '-')}" for name in _SAME_NAMES},
+    **{"ignored": "--drop", "labels": "--labels-file", "n": "-n", "rate": "--unknown"},
+    **dict.fromkeys(("path", "train_loader", "solution", "features", "x", "y"), "table"),
+}
+
+
+def show_notes(notes: Sequence[str], *, quiet: bool) -> None:
+    """Print notes to stderr. Commands do so after the work, since an error is printed alone."""
+    for note in name_options(notes) if not quiet else ():
+        print(f"note: {note}", file=sys.stderr)
+
+
+def name_options(notes: Sequence[str]) -> list[str]:
+    """Give the arguments that notes name in backquotes the names of their options."""
+    return [re.sub(r"`(\w+)`", lambda name: ARGUMENTS.get(name[1], name[0]), note) for note in notes]
 
 
 @dataclass(frozen=True, kw_only=True)

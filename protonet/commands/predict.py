@@ -24,7 +24,7 @@ from protonet._text import escape_formula
 from protonet.commands.arguments import check_single_table
 from protonet.commands.data import make_spec, map_blocks
 from protonet.commands.folder import Part, Tick, claim_folder, list_parts, name_file, run_parts
-from protonet.commands.options import PredictOptions, ReadOptions
+from protonet.commands.options import PredictOptions, ReadOptions, show_notes
 from protonet.embeddings.pictures.reading import are_pictures, hold_pictures
 from protonet.embeddings.representation import hash_file
 from protonet.errors import InputError, raise_input_error
@@ -32,7 +32,7 @@ from protonet.metrics import rejection_threshold, score_known
 from protonet.pipeline import TablePipeline
 from protonet.tables.formats import PICTURE_COLUMN, open_source
 from protonet.tables.table import RowBlock, Table
-from protonet.ui.command_line import check_writable_folder, parse_whole, show_notes
+from protonet.ui.command_line import check_writable_folder, parse_whole
 from protonet.ui.text import format_csv
 
 #: The class of rejected rows.

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from protonet._io import JsonDict
 from protonet._text import to_printable
+from protonet.commands.options import name_options
 from protonet.fit.crossfit import FREQUENT, Crossfit, score_frequent
 from protonet.fit.importance import rank_columns
 from protonet.fit.learning import extrapolate_accuracy, measure_learning_curve
@@ -33,7 +34,6 @@ from protonet.metrics import (
 from protonet.pipeline import TablePipeline
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import format_cells
-from protonet.ui.command_line import name_options
 from protonet.ui.plots import project
 from protonet.ui.text import (
     MAX_LISTED_CLASSES,

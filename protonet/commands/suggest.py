@@ -5,9 +5,8 @@ from __future__ import annotations
 from protonet._io import write_atomically
 from protonet._text import to_printable
 from protonet.commands.data import get_label_column, open_pipeline, read_cells, read_unlabelled
-from protonet.commands.options import SuggestOptions
+from protonet.commands.options import SuggestOptions, show_notes
 from protonet.fit.active import suggest_rows
-from protonet.ui.command_line import show_notes
 from protonet.ui.text import format_csv, format_table
 
 

@@ -33,6 +33,17 @@ FILES = {
 }
 
 
+@dataclass(frozen=True)
+class Job:
+    """What is to be made of the labels."""
+
+    kind: str  #: "results" for metrics, "export" for a model, its report and predictions too.
+    version: int  #: The version of the labels.
+    rows: list[int]  #: The index of each labelled row.
+    lines: Sequence[Sequence[str]]  #: The header and the labelled rows.
+    table: Sequence[Sequence[str]] | None  #: The header and the rows to predict; None for the whole table.
+
+
 @dataclass
 class JobRunner:
     """Runs commands on the labelled rows, one job at a time; their output lies in a temporary folder.
@@ -56,38 +67,23 @@ class JobRunner:
     version: int = -1  #: The version of the labels of the metrics.
     checked: int = 0  #: The number of labels of the metrics, or of the fit in progress.
     error: str = ""  #: The message of the last job, if it failed.
-    running: str = ""  #: "results" or "export"; "" if there is no job.
+    running: str = ""  #: The kind of the job in progress, or "".
     folder: TemporaryDirectory[str] = field(default_factory=TemporaryDirectory)
-    _next: tuple[str, int, list[int], Sequence[Sequence[str]], Sequence[Sequence[str]] | None] | None = None
+    _next: Job | None = None
     _task: asyncio.Task[None] | None = None
 
-    def start(
-        self,
-        job: str,
-        version: int,
-        rows: list[int],
-        lines: Sequence[Sequence[str]],
-        table: Sequence[Sequence[str]] | None = None,
-    ) -> None:
-        """Start a job, after the one in progress.
-
-        Args:
-            job: "results" for metrics, "export" for a model, its report and predictions too.
-            version: The version of the labels.
-            rows: The index of each labelled row.
-            lines: The header and the labelled rows.
-            table: The header and the rows to predict; None for the whole table.
-        """
+    def start(self, job: Job) -> None:
+        """Start a job, after the one in progress."""
         if self.running:
-            self._next = (job, version, rows, lines, table)
+            self._next = job
             return
-        self.running, self.error, self.checked = job, "", len(rows)
-        Path(self.folder.name, self.answers.name).write_text(format_csv(lines), encoding="utf-8")
-        path = self.table
-        if table is not None:
-            path = Path(self.folder.name, "table.csv")
-            path.write_text(format_csv(table), encoding="utf-8")
-        self._task = asyncio.create_task(self._work(job, version, rows, path))
+        self.running, self.error, self.checked = job.kind, "", len(job.rows)
+        folder, path = Path(self.folder.name), self.table
+        (folder / self.answers.name).write_text(format_csv(job.lines), encoding="utf-8")
+        if job.table is not None:
+            path = folder / "table.csv"
+            path.write_text(format_csv(job.table), encoding="utf-8")
+        self._task = asyncio.create_task(self._work(job, path))
 
     def get_file(self, name: str) -> tuple[Path, str]:
         """Return the path and the media type of a file; raise an HTTPException if it is not made yet."""
@@ -111,7 +107,7 @@ class JobRunner:
         )
         return [update, predict, evaluate]
 
-    def fit(self, answers: Path, outputs: Mapping[str, Path]) -> FitOptions:
+    def fit(self, answers: Path, outputs: Mapping[str, Path], effort: str = "default") -> FitOptions:
         """Build the options of a fit to the labelled rows."""
         return FitOptions(
             **vars(replace(self.reading, sheet=None)),
@@ -121,37 +117,38 @@ class JobRunner:
             drop=self.columns.dropped,
             group=self.columns.group,
             outputs=outputs,
+            effort=effort,
         )
 
     def format_commands(self) -> list[str]:
         """Format the command lines that make the files in the current folder."""
         return list(map(format_command, self.list_commands(self.answers, self.table, Path())))
 
-    async def _work(self, job: str, version: int, rows: list[int], to_predict: Path) -> None:
+    async def _work(self, job: Job, to_predict: Path) -> None:
         """Run the commands of a job, and then the next job."""
-        folder, answers = Path(self.folder.name), Path(self.folder.name, self.answers.name)
-        metrics = folder / "metrics.json"
-        commands = self.list_commands(answers, to_predict, folder)
-        if job == "results":
-            commands = [replace(self.fit(answers, {"report": folder / "results.html"}), effort="fast")]
-        if fits := isinstance(commands[0], FitOptions):
-            commands[0] = replace(commands[0], outputs={**commands[0].outputs, "json": metrics})
-        for file, _ in FILES.values() if job == "export" else ():
-            (folder / file).unlink(missing_ok=True)
+        folder = Path(self.folder.name)
+        answers, metrics = folder / self.answers.name, folder / "metrics.json"
+        if job.kind == "results":
+            commands: list[ReadOptions] = [self.fit(answers, {"report": folder / "results.html"}, effort="fast")]
+        else:
+            commands = self.list_commands(answers, to_predict, folder)
+            for file, _ in FILES.values():
+                (folder / file).unlink(missing_ok=True)
         try:
-            await self._run(commands[0])
-            if fits:
-                self.metrics = json.loads(metrics.read_text(encoding="utf-8")) | {"rows_of_table": rows}
-                self.version = version
-            for command in commands[1:]:
-                await self._run(command)
+            for command in commands:
+                if not isinstance(command, FitOptions):
+                    await self._run(command)
+                    continue
+                await self._run(replace(command, outputs={**command.outputs, "json": metrics}))
+                self.metrics = json.loads(metrics.read_text(encoding="utf-8")) | {"rows_of_table": job.rows}
+                self.version = job.version
         except (RuntimeError, OSError) as error:
             self.error = " ".join(str(error).split())
         finally:
             self.running = ""
         if self._next is not None:
             following, self._next = self._next, None
-            self.start(*following)
+            self.start(following)
 
     def ready(self) -> list[str]:
         """Return the names of the files that were made."""

@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import torch
@@ -28,7 +27,7 @@ from protonet.commands.data import (
     read_cells,
     read_unlabelled,
 )
-from protonet.commands.options import PageOptions, ReadOptions, make_options
+from protonet.commands.options import PageOptions, ReadOptions, make_options, name_options
 from protonet.commands.report import columns_to_dicts
 from protonet.commands.rows import parse_column_types
 from protonet.embeddings.pictures.images import UNREADABLE_IMAGE, describe_error, draw_plain, path_to_text, text_to_path
@@ -42,14 +41,13 @@ from protonet.server.app import (
     open_socket,
     run_server,
 )
-from protonet.server.jobs import JobRunner
+from protonet.server.jobs import Job, JobRunner
 from protonet.server.label_queue import LabelQueue
 from protonet.server.labels import Answers, Session, Uploads, extend_rows, find_similar, parse_classes
-from protonet.server.parsing import decode_json, list_modalities, parse_rows, read_upload
+from protonet.server.parsing import decode_json, parse_rows, read_upload
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.parsing import blank_missing, count_missing_cells
 from protonet.tables.formats import text_array
-from protonet.ui.command_line import name_options
 from protonet.ui.html import format_label_page
 from protonet.ui.text import count
 
@@ -68,7 +66,8 @@ COLUMN_CHOICES = ("", *(name for name in COLUMN_TYPES if name != "picture"), "dr
 SHOWN = ("accuracy", "interval", "balanced_accuracy", "confusion", "classes", "suspects", "rows_of_table", "data")
 
 Returned = TypeVar("Returned")
-Handler = Callable[[Request], Awaitable[Response]]
+#: What answers a request, or its action: a response, or a value that becomes JSON.
+Answer = Callable[[Any], Awaitable[object]]
 
 
 class Action(Struct):
@@ -87,6 +86,11 @@ class Action(Struct):
     column: str | None = None
     choice: str | None = None
     job: Literal["results", "export"] | None = None
+
+    def __post_init__(self) -> None:
+        self.by = self.by.strip()
+        if not self.by.isprintable():
+            raise ValueError("`by` must be a printable name")
 
 
 ACTION = msgspec.json.Decoder(Action)
@@ -121,60 +125,56 @@ class LabelApi:
         queue = self.queue
         changes: dict[str, Callable[[Action], object]] = {
             "next": lambda action: None,
-            "label": lambda action: queue.answer(
-                action.tab, require_row(action), action.name or "", parse_person(action)
-            ),
+            "label": lambda action: queue.answer(action.tab, require_row(action), action.name or "", action.by),
             "skip": lambda action: queue.skip(action.tab, require_row(action)),
             "flag": lambda action: queue.flag(action.tab, require_row(action)),
             "undo": lambda action: queue.undo(action.tab, require_row(action), action.seen),
-            "relabel": lambda action: queue.relabel(
-                require_row(action), action.name or "", parse_person(action), action.seen
-            ),
+            "relabel": lambda action: queue.relabel(require_row(action), action.name or "", action.by, action.seen),
             "label_many": lambda action: queue.label_many(
-                action.tab, self.require_rows(action), action.name, parse_person(action)
+                action.tab, self.require_rows(action), action.name, action.by
             ),
             "rename": lambda action: queue.rename_class(action.old or "", action.name or ""),
         }
-        posts: dict[str, Handler] = {f"/api/{name}": self.change(change) for name, change in changes.items()}
-        posts |= {"/api/leave": self.leave, "/api/rows": self.list_rows, "/api/columns": self.choose_columns}
-        posts |= {"/api/try": self.try_row, "/api/jobs": self.start_job, "/api/labels": self.list_labels}
-        posts |= {"/api/add": self.add_texts, "/api/add_picture": self.add_picture}
-        gets: dict[str, Handler] = {"/": self.page, "/api/state": self.state, "/api/map": self.map_rows}
-        gets |= {"/api/jobs": self.list_jobs, "/picture": self.show_picture, "/download": self.download}
-        routes = [Route(path, handler, methods=["POST"]) for path, handler in posts.items()]
-        return create_app(self.policy, routes + [Route(path, handler) for path, handler in gets.items()])
+        posts: dict[str, Answer] = {name: self.change(change) for name, change in changes.items()}
+        posts |= {"leave": self.leave, "rows": self.list_rows, "columns": self.choose_columns, "add": self.add_texts}
+        posts |= {"jobs": self.start_job, "labels": self.list_labels}
+        routes = [
+            Route(f"/api/{name}", handle(answer, action=True), methods=["POST"]) for name, answer in posts.items()
+        ]
+        for path, answer in {"/api/try": self.try_row, "/api/add_picture": self.add_picture}.items():
+            routes.append(Route(path, handle(answer), methods=["POST"]))
+        gets: dict[str, Answer] = {"/": self.page, "/picture": self.show_picture, "/download": self.download}
+        gets |= {"/api/state": self.state, "/api/map": self.map_rows, "/api/jobs": self.list_jobs}
+        return create_app(self.policy, [*routes, *(Route(path, handle(answer)) for path, answer in gets.items())])
 
-    def change(self, change: Callable[[Action], object]) -> Handler:
-        """Make a handler that changes labels and responds with the next row.
+    def change(self, change: Callable[[Action], object]) -> Answer:
+        """Change labels and return the next row.
 
-        If a new class is similar to another one, nothing is changed, and the response names that class.
+        If a new class is similar to another one, nothing is changed, and that class is returned.
         """
 
-        async def handle(request: Request) -> Response:
-            action = await read_action(request)
+        async def answer(action: Action) -> object:
             names = self.queue.session.names
             similar = None if action.create or not action.name else find_similar(action.name, names)
             if similar is not None and (action.old is None or similar != action.old):
-                return json_response({"similar": similar})
+                return {"similar": similar}
             change(action)
             if len(self.queue.session.done) >= self.jobs.checked + CHECK_INTERVAL and not self.jobs.running:
                 self.start("results")
             label = {} if action.row is None else {"label": self.queue.get_label(action.row)}
-            return json_response(self.queue.next_item(action.tab) | self.check() | label)
+            return self.queue.next_item(action.tab) | self.check() | label
 
-        return handle
+        return answer
 
-    def start(self, job: Literal["results", "export"]) -> None:
+    def start(self, kind: Literal["results", "export"]) -> None:
         """Start a job on the labelled rows whose pictures exist."""
-        queue = self.queue
-        pairs = zip(queue.session.done, queue.session.answers.rows, strict=True)
+        queue, session = self.queue, self.queue.session
+        pairs = zip(session.done, session.answers.rows, strict=True)
         rows = {row: cells for row, cells in pairs if queue.has_picture(row)}
-        lines, table = [queue.session.answers.header, *rows.values()], None
-        existing = [row for row in range(len(queue.session.cells)) if queue.has_picture(row)]
-        deleted = len(existing) < len(queue.session.cells) and Path(self.jobs.table).is_file()
-        if deleted or self.uploads.cells:
-            table = [queue.header, *(queue.session.cells[row] for row in existing)]
-        self.jobs.start(job, queue.version, list(rows), lines, table)
+        existing, table = [cells for row, cells in enumerate(session.cells) if queue.has_picture(row)], None
+        if self.uploads.cells or (len(existing) < len(session.cells) and self.jobs.table.is_file()):
+            table = [queue.header, *existing]
+        self.jobs.start(Job(kind, queue.version, list(rows), [session.answers.header, *rows.values()], table))
 
     def check(self) -> dict[str, object]:
         """Return the accuracy by cross-validation, and after how many more labels it is computed again."""
@@ -184,44 +184,39 @@ class LabelApi:
         remaining = jobs.checked + CHECK_INTERVAL - len(self.queue.session.done)
         return {"check": accuracy, "checked": jobs.checked, "next_check": 0 if jobs.running else max(remaining, 1)}
 
-    async def list_labels(self, request: Request) -> Response:
+    async def list_labels(self, action: Action) -> object:
         """List labelled rows, those that cross-validation predicts as another class first."""
-        action = await read_action(request)
         metrics = self.jobs.metrics or {}
         predictions: dict[int, tuple[str, float]] = {}
         if rows := metrics.get("predictions"):
             names = [str(entry["name"]) for entry in metrics["classes"]]
             for index, label, probability in zip(rows["index"], rows["predicted"], rows["probability"], strict=True):
                 predictions[metrics["rows_of_table"][index]] = names[label], probability
-        return json_response(
-            self.queue.list_labels(predictions, action.name, action.text, action.person, limit=MAX_SELECTED_ROWS)
-        )
+        return self.queue.list_labels(predictions, action.name, action.text, action.person, limit=MAX_SELECTED_ROWS)
 
-    async def page(self, _: Request) -> Response:
+    async def page(self, _: Request) -> object:
         """Return the page."""
         return html_response(*format_label_page(self.title))
 
-    async def state(self, _: Request) -> Response:
+    async def state(self, _: object) -> object:
         """Return the columns, notes and commands."""
         rows, header = self.queue.rows, list(self.queue.header)
-        names, modalities = list(rows.columns or header), list_modalities(rows.encoding)
-        return json_response(
-            {
-                "header": header,
-                "picture": self.queue.picture,
-                "adds": "" if self.uploads.column is None else "pictures" if self.uploads.pictures else "texts",
-                "columns": await self.run(self.describe_columns) if len(header) <= MAX_DESCRIBED_COLUMNS else [],
-                "choices": COLUMN_CHOICES if self.read_again is not None and rows.columns is not None else [],
-                "used": names,
-                "added": str(self.uploads.rows.path),
-                "texts": self.queue.picture is None and len(names) == 1 and bool(modalities),
-                "notes": name_options([*rows.table.all_notes, *rows.notes]),
-                "table": str(self.jobs.table),
-                "commands": self.jobs.format_commands(),
-                "output": str(self.jobs.answers),
-                "fixed": self.queue.fixed,
-            }
-        )
+        names = list(rows.columns or header)
+        return {
+            "header": header,
+            "picture": self.queue.picture,
+            "adds": "" if self.uploads.column is None else "pictures" if self.uploads.pictures else "texts",
+            "columns": await self.run(self.describe_columns) if len(header) <= MAX_DESCRIBED_COLUMNS else [],
+            "choices": COLUMN_CHOICES if self.read_again is not None and rows.columns is not None else [],
+            "used": names,
+            "added": str(self.uploads.rows.path),
+            "texts": self.queue.picture is None and len(names) == 1 and rows.encoding is not None,
+            "notes": name_options([*rows.table.all_notes, *rows.notes]),
+            "table": str(self.jobs.table),
+            "commands": self.jobs.format_commands(),
+            "output": str(self.jobs.answers),
+            "fixed": self.queue.fixed,
+        }
 
     def describe_columns(self) -> list[dict[str, object]]:
         """Return the name of each column, its type, the number of missing cells, and the user's choice."""
@@ -239,9 +234,8 @@ class LabelApi:
         unused = [{"name": name, "type": "not used", "missing": missing[name]} for name in header if name not in used]
         return [{**column, "choice": choices.get(column["name"], "")} for column in [*used.values(), *unused]]
 
-    async def choose_columns(self, request: Request) -> Response:
+    async def choose_columns(self, action: Action) -> object:
         """Change the type of a column, drop it, or use it as groups, and fit again."""
-        action = await read_action(request)
         name, choice, settings = str(action.column), str(action.choice), self.jobs.columns
         if self.read_again is None:
             raise HTTPException(409, "The columns are those of the model. Start without -m to change them.")
@@ -272,12 +266,12 @@ class LabelApi:
                 raise rename_argument(error, "columns") from None
             self.jobs.columns = columns
             self.queue.replace_rows(rows)
-        return await self.state(request)
+        return await self.state(action)
 
-    async def leave(self, request: Request) -> Response:
+    async def leave(self, action: Action) -> object:
         """Release the row of a tab that was closed."""
-        self.queue.release((await read_action(request)).tab)
-        return json_response({})
+        self.queue.release(action.tab)
+        return {}
 
     def require_rows(self, action: Action) -> list[int]:
         """Return the row indices of a request."""
@@ -287,39 +281,31 @@ class LabelApi:
             raise_input_error("rows", must, "something else", "Load the page again.")
         return rows
 
-    async def list_rows(self, request: Request) -> Response:
+    async def list_rows(self, action: Action) -> object:
         """Return the cells of some rows."""
-        rows = self.require_rows(await read_action(request))
-        return json_response(list(map(self.queue.show_row, rows)))
+        return list(map(self.queue.show_row, self.require_rows(action)))
 
-    async def map_rows(self, _: Request) -> Response:
+    async def map_rows(self, _: Request) -> object:
         """Return where all rows lie on the map."""
-        return json_response(await self.run(self.queue.map_rows))
+        return await self.run(self.queue.map_rows)
 
-    async def list_jobs(self, _: Request) -> Response:
+    async def list_jobs(self, _: object) -> object:
         """Return the metrics, and the files that were made."""
         jobs = self.jobs
         metrics = None if jobs.metrics is None else {key: jobs.metrics.get(key) for key in SHOWN}
-        state: dict[str, object] = {
-            "running": jobs.running,
-            "error": jobs.error,
-            "ready": jobs.ready(),
-            "metrics": metrics,
-        }
         if metrics is not None and (rows := (jobs.metrics or {}).get("predictions")):
             metrics["rows"] = {key: rows[key] for key in ("index", "label", "predicted", "probability")}
-        state |= {"fresh": jobs.version == self.queue.version}
-        return json_response(state | self.queue.progress() | self.check())
+        state = {"running": jobs.running, "error": jobs.error, "ready": jobs.ready(), "metrics": metrics}
+        return state | {"fresh": jobs.version == self.queue.version} | self.queue.progress() | self.check()
 
-    async def start_job(self, request: Request) -> Response:
+    async def start_job(self, action: Action) -> object:
         """Start a job."""
-        job = (await read_action(request)).job
-        if job is None:
+        if action.job is None:
             raise_input_error("job", "be results or export", "nothing", "Load the page again.")
-        self.start(job)
-        return await self.list_jobs(request)
+        self.start(action.job)
+        return await self.list_jobs(action)
 
-    async def try_row(self, request: Request) -> Response:
+    async def try_row(self, request: Request) -> object:
         """Classify a row that is sent."""
         fitted = self.queue.build_model()
         model = await self.run(lambda: fitted.attach_encoders(self.representation, shown=False, use_cache=False))
@@ -328,19 +314,18 @@ class LabelApi:
         if len(rows.x) != 1:
             raise_input_error("body", "hold one row", len(rows.x), "Send one.")
         result = await self.run(lambda: self.queue.try_row(model, rows))
-        return json_response(result | {"notes": rows.notes})
+        return result | {"notes": rows.notes}
 
-    async def add_texts(self, request: Request) -> Response:
+    async def add_texts(self, action: Action) -> object:
         """Add the lines of a text as rows."""
-        action = await read_action(request)
         return await self.add(lambda known: self.uploads.add_texts(action.text, known))
 
-    async def add_picture(self, request: Request) -> Response:
+    async def add_picture(self, request: Request) -> object:
         """Add a picture as a row."""
         name, content = request.query_params.get("name", ""), await request.body()
         return await self.add(lambda known: self.uploads.add_picture(name, content, known))
 
-    async def add(self, save: Callable[[set[str]], list[list[str]]]) -> Response:
+    async def add(self, save: Callable[[set[str]], list[list[str]]]) -> object:
         """Save rows, and add them to the table; ``save`` gets the cells that there are."""
         async with self.changing:
             queue, column = self.queue, self.uploads.column or 0
@@ -349,7 +334,7 @@ class LabelApi:
             added = await self.run(lambda: save({line[column] for line in queue.session.cells}))
             if added:
                 queue.add_rows(added, await self.run(lambda: extend_rows(queue.rows, queue.header, added)))
-        return json_response({"added": len(added)} | queue.progress() | self.check())
+        return {"added": len(added)} | queue.progress() | self.check()
 
     async def show_picture(self, request: Request) -> Response:
         """Return a picture of the table, decoded and encoded again."""
@@ -377,17 +362,14 @@ class LabelApi:
         return await asyncio.get_running_loop().run_in_executor(self.threads, work)
 
 
-async def read_action(request: Request) -> Action:
-    """Read the action of a request."""
-    return decode_json(await request.body(), ACTION)
+def handle(answer: Answer, *, action: bool = False) -> Callable[[Request], Awaitable[Response]]:
+    """Make the handler of a request from what answers it or, if ``action``, the action in its body."""
 
+    async def respond(request: Request) -> Response:
+        value = await answer(decode_json(await request.body(), ACTION) if action else request)
+        return value if isinstance(value, Response) else json_response(value)
 
-def parse_person(action: Action) -> str:
-    """Parse the name of who gives a label."""
-    name = action.by.strip()
-    if not name.isprintable():
-        raise_input_error("by", "be a printable name", repr(name[:40]), "Type another one.")
-    return name
+    return respond
 
 
 def require_row(action: Action) -> int:
@@ -423,7 +405,7 @@ def run(options: PageOptions) -> None:
         if rows.known.any() and not answers.rows:  # labels of the table are reviewed like those of the page
             labelled = rows.known.nonzero().flatten().tolist()
             answers.change([[*cells[row], rows.labels[row]] for row in labelled])
-        modalities = list_modalities(rows.encoding)
+        modalities = [] if rows.encoding is None else [column.modality for column in rows.encoding.columns]
         picture = header.index((rows.columns or ())[modalities.index("picture")]) if "picture" in modalities else None
         column = header.index((rows.columns or header)[0]) if len(modalities) == 1 and modalities[0] else None
         uploads = Uploads(added, options.table, column, picture is not None)

@@ -21,6 +21,7 @@ from protonet._text import to_printable
 from protonet.commands.data import UnlabelledTable
 from protonet.commands.explain import COLUMNS
 from protonet.embeddings.pictures.images import text_to_path
+from protonet.fit.active import Suggestion
 from protonet.fit.importance import SAMPLE, compute_contributions
 from protonet.fit.uninformative import parse_counts, replace_uninformative
 from protonet.network import PrototypeNetwork
@@ -71,7 +72,7 @@ class LabelQueue:
     version: int = 0  #: The number of changes of labels.
     missing: dict[int, str] = field(default_factory=dict)  #: The paths of pictures that no longer exist, by row.
     _leases: dict[str, Lease] = field(default_factory=dict)
-    _queue: list[tuple[int, str]] = field(default_factory=list)
+    _queue: list[Suggestion] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _changed: threading.Event = field(default_factory=threading.Event)
     _ended: bool = False
@@ -84,7 +85,7 @@ class LabelQueue:
         self.session.skipped |= {row for row, cells in enumerate(self.session.cells) if tuple(cells) in flagged}
         self.session.learn(anew=True)
         self._embedding = embed(self.session.rows.x, self.session.network)
-        self._queue = [(suggestion.row, suggestion.reason) for suggestion in self.session.choose(AHEAD)]
+        self._queue = self.session.choose(AHEAD)
 
     @contextmanager
     def learning(self) -> Iterator[None]:
@@ -107,11 +108,11 @@ class LabelQueue:
             self._leases = {tab: other for tab, other in self._leases.items() if now - other.since < LEASE_SECONDS}
             leased = {other.row for other in self._leases.values()}
             with self._lock:
-                self._queue = [(row, reason) for row, reason in self._queue if self._is_free(row)]
-                waiting = [(row, reason) for row, reason in self._queue if row not in leased]
+                self._queue = [suggestion for suggestion in self._queue if self._is_free(suggestion.row)]
+                waiting = [suggestion for suggestion in self._queue if suggestion.row not in leased]
             if not waiting:  # the thread has not suggested enough: any row will do
                 others = (row for row in self.session.list_left().tolist() if row not in leased and self._is_free(row))
-                waiting = [(row, "the next row of the table") for row in islice(others, 1)]
+                waiting = [Suggestion(row, "the next row of the table") for row in islice(others, 1)]
             if not waiting:
                 return self.progress() | {"row": None}
             lease = self._leases[client] = Lease(*waiting[0], now)
@@ -491,7 +492,7 @@ class LabelQueue:
                     if len(embedding) != len(self.session.cells):  # rows were added in the meantime
                         continue
                     self.session.network, self._embedding = network, embedding
-                chosen = [(suggestion.row, suggestion.reason) for suggestion in self.session.choose(AHEAD, left)]
+                chosen = self.session.choose(AHEAD, left)
                 with self._lock:
                     self._queue = chosen
             except Exception as error:  # the old network stays in use; no label is lost

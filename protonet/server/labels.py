@@ -13,7 +13,6 @@ import threading
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -74,21 +73,19 @@ class Answers:
     def __init__(self, path: Path, header: Sequence[str], classes: Sequence[str] | None, *, lazy: bool = False) -> None:
         self.path, self.header, self.classes = path, list(header), classes
         self.rows: list[list[str]] = []
-        self._ends: list[int] = []  # byte offsets of the ends of the header and of each row
         self._file = -1
         if not lazy or path.exists():
             self._open()
 
     def _open(self) -> None:
         """Open the file, and read its rows."""
-        path, header = self.path, self.header
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
         try:
-            _lock(path, self._file)
-            self._read(path, header, self.classes)
-            os.ftruncate(self._file, self._ends[-1] if self._ends else 0)
-            if not self._ends:
-                self._write(header)
+            _lock(self.path, self._file)
+            size = self._read()
+            os.ftruncate(self._file, size)
+            if not size:
+                self._write(self.header)
         except BaseException:
             os.close(self._file)
             raise
@@ -110,9 +107,8 @@ class Answers:
     def _write(self, cells: list[str]) -> None:
         """Append a line and sync it to disk."""
         line = format_csv([cells]).encode()
-        end = self._ends[-1] if self._ends else 0
+        end = os.lseek(self._file, 0, os.SEEK_END)
         try:
-            os.lseek(self._file, end, os.SEEK_SET)
             written = os.write(self._file, line)
             while written < len(line):  # short writes of a nearly full disk
                 written += os.write(self._file, line[written:])
@@ -120,37 +116,35 @@ class Answers:
         except OSError:  # remove an incomplete line
             os.ftruncate(self._file, end)
             raise
-        self._ends.append(end + len(line))
 
     def change(self, rows: Sequence[list[str]]) -> None:
         """Replace all rows atomically."""
-        lines = [format_csv([row]).encode() for row in [self.header, *rows]]
-        write_atomically(self.path, lambda file: file.write(b"".join(lines)))
+        write_atomically(self.path, lambda file: file.write(format_csv([self.header, *rows]).encode()))
         os.close(self._file)  # of the old file and its lock
         self._file = os.open(self.path, os.O_RDWR | getattr(os, "O_BINARY", 0))
         _lock(self.path, self._file)
-        self.rows, self._ends = [list(row) for row in rows], list(accumulate(map(len, lines)))
+        self.rows = [list(row) for row in rows]
 
-    def _read(self, path: Path, header: list[str], classes: Sequence[str] | None) -> None:
-        """Read the rows of an existing file, without an incomplete last line."""
-        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:  # a character may be incomplete
+    def _read(self) -> int:
+        """Read the rows of the file, without an incomplete last line; return the bytes of the complete lines."""
+        header, size, end = self.header, 0, 0
+        with self.path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:  # may end in a character
             lines = file.readlines()
-        ends = list(accumulate(len(line.encode(errors="surrogateescape")) for line in lines))
         reader = csv.reader(lines)
         for cells in reader:
-            row = list(map(unescape_formula, cells))
-            at_end = reader.line_num == len(lines)
-            cut = at_end and (not lines[-1].endswith("\n") or (bool(self._ends) and len(row) != len(header)))
-            if not self._ends and not (cut and format_csv([header]).startswith("".join(lines))) and row != header:
-                _raise_other_file(path, f"columns {', '.join(row)[:200]}")
+            row, is_header, start, end = list(map(unescape_formula, cells)), not end, end, reader.line_num
+            fits = len(row) == len(header)
+            cut = end == len(lines) and (not lines[-1].endswith("\n") or not (is_header or fits))
+            if is_header and row != header and not (cut and format_csv([header]).startswith("".join(lines))):
+                _raise_other_file(self.path, f"columns {', '.join(row)[:200]}")
             if cut:
-                return
-            known = bool(row) and (bool(row[-1]) if classes is None else row[-1] in classes)
-            if self._ends and (len(row) != len(header) or not known):
-                _raise_other_file(path, f"{row[-1] if row else ''!r} as the class in line {reader.line_num}")
-            if self._ends:
-                self.rows.append(row)
-            self._ends.append(ends[reader.line_num - 1])
+                break
+            known = bool(row) and (bool(row[-1]) if self.classes is None else row[-1] in self.classes)
+            if not is_header and not (fits and known):
+                _raise_other_file(self.path, f"{row[-1] if row else ''!r} as the class in line {end}")
+            self.rows += [] if is_header else [row]
+            size += len("".join(lines[start:end]).encode(errors="surrogateescape"))
+        return size
 
 
 def _lock(path: Path, file: int) -> None:

@@ -184,12 +184,8 @@ def classify_batch(batch: list[Pending]) -> list[Classified | Exception]:
     """Classify the rows of each request; return an error only for the requests that cause it."""
     model, sizes = batch[0].model, [len(item.rows.x) for item in batch]
     try:
-        empty = [np.zeros(n, bool) for n in sizes]
-        uninformative = [
-            none if item.rows.uninformative is None else item.rows.uninformative
-            for item, none in zip(batch, empty, strict=True)
-        ]
-        logits = model.predict_logits(np.concatenate([item.rows.x for item in batch]), np.concatenate(uninformative))
+        x = np.concatenate([item.rows.x for item in batch])
+        logits = model.predict_logits(x, np.concatenate([item.rows.uninformative for item in batch]))
         named = predict_classes(list(map(str, model.classes)), logits, batch[0].threshold)
     except USER_ERRORS as error:
         if len(batch) > 1:

@@ -27,7 +27,6 @@ from protonet._text import escape_control_chars, to_printable
 from protonet.errors import USER_ERRORS, raise_input_error, rename_argument
 from protonet.pipeline import MAX_SCALE, TablePipeline
 from protonet.server.app import JSON
-from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.numeric import MAX_FLOAT32
 from protonet.tables.columns.parsing import blank_missing, is_missing, is_missing_or_word
 from protonet.tables.features import adapt_table
@@ -97,7 +96,7 @@ class Rows(NamedTuple):
 
     x: np.ndarray  #: (n, dim) float32 or float64.
     notes: list[str]  #: Notes for the user.
-    uninformative: np.ndarray | None = None  #: (n,) bool: rows without information; None for none.
+    uninformative: np.ndarray  #: (n,) bool: rows without information.
 
 
 #: Decodes rows, with and without an object around them.
@@ -146,37 +145,19 @@ async def read_upload(request: Request) -> tuple[str, bytes]:
         raise HTTPException(400, f"`body` must be a form of one file ({error.message[:80]}).") from None
 
 
-def list_modalities(encoding: Encoding | None) -> list[str | None]:
-    """List what each column holds: "text", "picture", or None for neither; empty without an encoding."""
-    return [] if encoding is None else [column.modality for column in encoding.columns]
-
-
-def picture_columns(model: TablePipeline) -> list[bool]:
-    """Return which columns of a model hold pictures."""
-    return [modality == "picture" for modality in list_modalities(model.encoding)]
-
-
 def content_types(model: TablePipeline) -> list[str]:
-    """Return the media types that a model takes, a form aside."""
-    pictures = picture_columns(model)
-    if any(pictures):
-        return [JSON, *["image/*"] * (len(pictures) == 1)]
+    """List the media types that a model takes, a form aside."""
+    if model.has_pictures:
+        return [JSON, *["image/*"] * (len(model.modalities) == 1)]
     return list(BODY_SUFFIXES)[:4]
-
-
-def describe_columns(model: TablePipeline) -> list[tuple[str, str]]:
-    """Return the name and the kind of each column of a model; none if they have no names."""
-    columns = () if model.encoding is None else model.encoding.columns
-    return [(name, columns[at].summary() if columns else "number") for at, name in enumerate(model.columns or ())]
 
 
 def max_magnitudes(model: TablePipeline) -> list[float]:
     """Compute how far from 0 the numbers of each column may be to be of the scale of the training data."""
-    far, encoding = float(model.network.encoder.scale) * MAX_SCALE, model.encoding  # type: ignore[arg-type]
-    if encoding is None or encoding.plain:
-        return [min(far, MAX_FLOAT32)] * int(model.network.encoder.input_dim)  # type: ignore[arg-type]
+    far, plain = float(model.network.encoder.scale) * MAX_SCALE, model.encoding is None or model.encoding.plain  # type: ignore[arg-type]
     # A little less than what the rounded, standardized number may be.
-    return [min(far * getattr(column, "scale", 1.0) * (1 - 2**-20), MAX_FLOAT32) for column in encoding.columns]
+    scales = [1.0 if plain else getattr(column, "scale", 1.0) * (1 - 2**-20) for column in model.fitted_columns]
+    return [min(far * scale, MAX_FLOAT32) for scale in scales]
 
 
 def parse_rows(model: TablePipeline, media: str, body: bytes) -> Rows:
@@ -240,14 +221,15 @@ def parse_json_rows(model: TablePipeline, body: bytes) -> Rows:
     if not rows:
         raise_input_error("body", "hold rows", "none", 'Send {"rows": [...]}, each a list, or an object by column.')
     check_count(len(rows))
-    pictures = picture_columns(model)
-    width = model.input_dim if model.encoding is None else len(pictures)
+    pictures = [modality == "picture" for modality in model.modalities]
+    width = len(pictures)
     if any(isinstance(row, dict) for row in rows):
         rows = [order_cells(row, model.columns, number) for number, row in enumerate(rows)]
     cells = None if any(pictures) else to_matrix(rows, width)
     if cells is not None and b"true" not in body and b"false" not in body:  # which NumPy takes for numbers
         if (model.encoding is None or model.encoding.plain) and bool((np.abs(cells) <= MAX_FLOAT32).all()):
-            return Rows(cells if cells.dtype.kind == "f" else cells.astype(np.float64), [])
+            x = cells if cells.dtype.kind == "f" else cells.astype(np.float64)
+            return Rows(x, [], np.zeros(len(x), bool))
         return encode(model, list(cells.T))
     for number, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != width:
@@ -270,10 +252,10 @@ def parse_tensors(model: TablePipeline, inputs: list[Tensor]) -> Rows:
     Raises:
         InputError: Tensors that do not fit the model.
     """
-    if any(picture_columns(model)):
+    if model.has_pictures:
         remedy = "Send them to /models/NAME/predict."
         raise_input_error("inputs", "be for a model without pictures", "one with pictures", remedy)
-    names, width = list(model.columns or ()), len(max_magnitudes(model))
+    names, width = list(model.columns or ()), len(model.modalities)
     given = {tensor.name: tensor for tensor in inputs}
     if len(inputs) == 1 and len(inputs[0].shape) == 2 and (width > 1 or inputs[0].name not in names):
         if inputs[0].shape[1] != width:
@@ -330,15 +312,16 @@ def encode(model: TablePipeline, columns: list[np.ndarray]) -> Rows:
     table = adapt_table(make_table(columns, model.columns, PLACE), model.encoding, argument="body")
     table.notes.extend(describe_missing(model, count_missing(model, columns), len(columns[0])))
     (block,) = model.mark_uninformative(table.blocks, table)
+    assert block.uninformative is not None
     return Rows(model.encode(table, block, "body"), table.notes, block.uninformative)
 
 
 def count_missing(model: TablePipeline, columns: Sequence[np.ndarray]) -> list[int]:
     """Count the missing cells of each column of a model whose columns have names."""
-    kinds = ["" for _ in columns] if model.encoding is None else [column.kind for column in model.encoding.columns]
-    pairs = zip(kinds, columns, strict=True) if model.columns else ()
+    pairs = zip(model.fitted_columns, columns, strict=True) if model.columns else ()
     return [
-        int((is_missing_or_word if kind in {"number", "date"} else is_missing)(cells).sum()) for kind, cells in pairs
+        int((is_missing_or_word if column.kind in {"number", "date"} else is_missing)(cells).sum())
+        for column, cells in pairs
     ]
 
 

@@ -136,7 +136,7 @@ class PredictionApi:
         query = parse_query(request)
         threshold = find_threshold(model, query.unknown)
         media, body = await parsing.read_upload(request)
-        if media == JSON and len(body) <= SMALL_BODY and not reads_slowly(model):
+        if media == JSON and len(body) <= SMALL_BODY and not any(model.modalities):  # which take long
             rows = parsing.parse_rows(model, media, body)
         else:
             loop = asyncio.get_running_loop()
@@ -192,7 +192,7 @@ class PredictionApi:
         return schemas.ModelInfo(
             name,
             list(map(str, model.classes)),
-            [schemas.Column(*pair) for pair in parsing.describe_columns(model)],
+            [schemas.Column(name, kind) for name, kind in schemas.describe_columns(model).items()],
             int(model.network.encoder.input_dim),  # type: ignore[arg-type]
             parsing.content_types(model),
             held_out if isinstance(held_out, dict) else None,
@@ -289,11 +289,6 @@ def find_threshold(model: TablePipeline, rate: float | msgspec.UnsetType) -> flo
     return choose_threshold(model, rate)
 
 
-def reads_slowly(model: TablePipeline) -> bool:
-    """Return whether a model has texts or pictures."""
-    return any(parsing.list_modalities(model.encoding))
-
-
 def format_probabilities(logits: torch.Tensor) -> list[list[str]]:
     """Format the probabilities (n, num_classes) as ``predict`` does."""
     return [[f"{value:.6g}" for value in row] for row in logits.softmax(dim=1).tolist()]
@@ -301,7 +296,7 @@ def format_probabilities(logits: torch.Tensor) -> list[list[str]]:
 
 def example(name: str, model: TablePipeline) -> str:
     """Write a command that asks a model."""
-    row = {column: None for column, _ in parsing.describe_columns(model)} or [0] * len(model.column_sizes)
+    row = dict.fromkeys(model.columns or ()) or [0] * len(model.column_sizes)
     body = json.dumps({"rows": [row]}, ensure_ascii=False).replace("'", r"'\''")
     headers = "-H 'Authorization: Bearer TOKEN' -H 'Content-Type: application/json'"
     return f"curl -X POST 'ADDRESS/models/{quote(name)}/predict?proba=1' {headers} -d '{body}'"

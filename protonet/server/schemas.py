@@ -14,7 +14,7 @@ from protonet._io import JsonDict
 from protonet.errors import DISTRIBUTION, installed_version
 from protonet.pipeline import TablePipeline
 from protonet.server.app import CSV, JSON, OPEN_PATHS, Error
-from protonet.server.parsing import MULTIPART, Tensor, describe_columns, max_magnitudes, picture_columns
+from protonet.server.parsing import MULTIPART, Tensor, max_magnitudes
 
 #: The version of the package.
 VERSION = installed_version(DISTRIBUTION) or "0"
@@ -179,7 +179,7 @@ def openapi(models: Mapping[str, TablePipeline], reads: Mapping[str, Callable[..
         body = {"required": True, "content": request_content(model)}
         post = operation(f"predict_{safe}", f"Predict classes {text}", predictions)
         paths[f"/models/{quote(name)}/predict"] = {"post": post | {"parameters": parameters, "requestBody": body}}
-        if not any(picture_columns(model)):
+        if not model.has_pictures:
             body = {"required": True, "content": {JSON: {"schema": infer_schema(model)}}}
             infer = operation(f"infer_{safe}", f"Predict classes {text} (KServe)", content[InferResponse])
             paths[f"/v2/models/{quote(name)}/infer"] = {"post": infer | {"requestBody": body}}
@@ -211,7 +211,7 @@ def array(*items: JsonDict) -> JsonDict:
 
 def request_content(model: TablePipeline) -> JsonDict:
     """Describe the bodies that a model takes, by media type."""
-    columns, cells = dict(describe_columns(model)), cell_schemas(model)
+    columns, cells = describe_columns(model), cell_schemas(model)
     row = array(*cells)
     if columns:
         named = {name: cell | {"description": columns[name]} for name, cell in zip(columns, cells, strict=True)}
@@ -220,11 +220,11 @@ def request_content(model: TablePipeline) -> JsonDict:
     form = {"schema": record(file=rows) | {"additionalProperties": False}, "encoding": {"file": {"contentType": JSON}}}
     content: JsonDict = {JSON: {"schema": rows}, MULTIPART: form}
     binary = {"schema": {"type": "string", "format": "binary"}}
-    if picture_columns(model) == [True]:
+    if model.modalities == ["picture"]:
         content["image/*"] = binary
     elif not columns:
         content["application/x-npy"] = binary
-    elif not any(picture_columns(model)):
+    elif not model.has_pictures:
         line = ",".join(PATTERNS["anyOf" if "anyOf" in cell else cell["type"][0]] for cell in cells)
         text = {"type": "string", "pattern": f"^{','.join(map(re.escape, columns))}\n({line}\n)+$"}
         content[CSV.partition(";")[0]] = {"schema": text}
@@ -254,28 +254,25 @@ def infer_schema(model: TablePipeline) -> JsonDict:
 
 def describe_inputs(model: TablePipeline) -> list[TensorMetadata]:
     """Describe the inputs of KServe's protocol: one per column, or one for all if the columns have no names."""
-    kinds = ["number"] * len(model.columns or ())
-    if model.encoding is not None:
-        kinds = [column.kind for column in model.encoding.columns]
     inputs = [
-        TensorMetadata(name, [-1], "FP64" if kind == "number" else "BYTES")
-        for name, kind in zip(model.columns or (), kinds, strict=False)
+        TensorMetadata(name, [-1], "FP64" if column.kind == "number" else "BYTES")
+        for name, column in zip(model.columns or (), model.fitted_columns, strict=False)
     ]
-    return inputs or [TensorMetadata("x", [-1, len(max_magnitudes(model))], "FP64")]
+    return inputs or [TensorMetadata("x", [-1, len(model.modalities)], "FP64")]
 
 
 def cell_schemas(model: TablePipeline) -> list[JsonDict]:
     """Describe the cells of each column: texts, and how far numbers may be from 0."""
     cells: list[JsonDict] = []
-    for index, limit in enumerate(max_magnitudes(model)):
-        column = None if model.encoding is None else model.encoding.columns[index]
-        kind = "number" if column is None else column.modality or column.kind
-        number: JsonDict = {
-            "type": ["number"] if column is None else ["number", "null"],
-            "minimum": -limit,
-            "maximum": limit,
-        }
-        date: JsonDict = {"anyOf": [{"type": ["string", "null"], "format": "date"}, {"const": ""}]}
-        picture: JsonDict = {"type": "string", "contentEncoding": "base64", "format": "picture"}
-        cells.append({"number": number, "date": date, "picture": picture}.get(kind, {"type": SCALAR}))
+    number = {"type": ["number"] if model.encoding is None else ["number", "null"]}
+    date = {"anyOf": [{"type": ["string", "null"], "format": "date"}, {"const": ""}]}
+    picture = {"type": "string", "contentEncoding": "base64", "format": "picture"}
+    for column, limit in zip(model.fitted_columns, max_magnitudes(model), strict=True):
+        schemas: JsonDict = {"number": number | {"minimum": -limit, "maximum": limit}, "date": date, "picture": picture}
+        cells.append(schemas.get(column.modality or column.kind, {"type": SCALAR}))
     return cells
+
+
+def describe_columns(model: TablePipeline) -> dict[str, str]:
+    """Describe what each column of a model holds; empty if the columns have no names."""
+    return {name: column.summary() for name, column in zip(model.columns or (), model.fitted_columns, strict=False)}

@@ -26,8 +26,7 @@ import numpy as np
 
 from protonet._io import JsonDict
 from protonet.tables.columns.base import FittedColumn
-from protonet.tables.columns.encoding import Encoding
-from protonet.tables.columns.numeric import Numeric
+from protonet.tables.columns.encoding import Encoding, list_columns
 from protonet.tables.columns.parsing import is_missing
 from protonet.tables.table import RowBlock, Table
 
@@ -64,7 +63,7 @@ def column_statistics(cells: Sequence[np.ndarray], encoding: Encoding | None, cl
     statistics: list[JsonDict] = []
     complete: list[tuple[JsonDict, np.ndarray]] = []  # columns without missing values
     n_steps = sorted([*DRIFT.steps, DRIFT.max_quantiles // (4 * len(cells)) * 4])[1]
-    for column, values in zip(_columns(encoding, len(cells)), cells, strict=True):
+    for column, values in zip(list_columns(encoding, len(cells)), cells, strict=True):
         numeric = column.to_numeric(values)
         missing = is_missing(values) if numeric is None else np.isnan(numeric)
         statistics.append({"missing": float(missing.mean())})
@@ -94,11 +93,6 @@ def _quantiles(numeric: np.ndarray, n_steps: int) -> list[list[float]]:
     inner = [[float(f"{quantile:.5g}") for quantile in row] for row in exact[:, 1:-1].tolist()]
     rounded = np.clip(inner, exact[:, :1], exact[:, -1:])
     return np.concatenate([exact[:, :1], rounded, exact[:, -1:]], axis=1).tolist()  # type: ignore[no-any-return]
-
-
-def _columns(encoding: Encoding | None, count: int) -> Sequence[FittedColumn]:
-    """Return the columns of an encoding, or number columns without one."""
-    return [Numeric("plain", 0.0, 0.0, 1.0, 0.0)] * count if encoding is None else encoding.columns
 
 
 @dataclass
@@ -137,7 +131,7 @@ class DriftMonitor:
 
     def update(self, block: RowBlock) -> None:
         """Count the rows of a block."""
-        columns = _columns(self.encoding, self.count)
+        columns = list_columns(self.encoding, self.count)
         step = -(-len(block.positions) // DRIFT.max_rows)
         for index, counts in enumerate(self.counts):
             column, cells = columns[index], block.columns[index][::step]
@@ -159,7 +153,7 @@ class DriftMonitor:
 
     def summary(self, table: Table) -> list[str]:
         """Return a warning for each column that has drifted."""
-        columns, warnings = _columns(self.encoding, self.count), []
+        columns, warnings = list_columns(self.encoding, self.count), []
         for index, (column, counts) in enumerate(zip(columns, self.counts, strict=False)):
             if reason := self._reason(column, counts, self.statistics["columns"][index]):
                 warnings.append(f"warning: {table.column_name(index)} is far from the training rows: {reason}")

@@ -6,7 +6,6 @@ import argparse
 import difflib
 import math
 import os
-import re
 import sys
 import tempfile
 import textwrap
@@ -19,35 +18,6 @@ from typing import Any, NoReturn
 
 from protonet._text import to_printable
 from protonet.errors import DISTRIBUTION, USER_ERRORS, InputError, installed_version, raise_input_error
-
-#: The name on the command line of each argument that can be at fault. The parsers name options themselves.
-ARGUMENTS = dict.fromkeys(("path", "train_loader", "solution", "features", "x", "y"), "table") | {
-    "allowed_hosts": "--allowed-hosts",
-    "classes": "--classes",
-    "column_type": "--column-type",
-    "columns": "--columns",
-    "decimal_mark": "--decimal-mark",
-    "drop": "--drop",
-    "drop_unlabelled": "--drop-unlabelled",
-    "group": "--group",
-    "host": "--host",
-    "id": "--id",
-    "ignored": "--drop",
-    "label": "--label",
-    "labels": "--labels-file",
-    "missing_values": "--missing-values",
-    "n": "-n",
-    "output": "--output",
-    "plot": "--plot",
-    "port": "--port",
-    "rate": "--unknown",
-    "representation": "--representation",
-    "rows": "--rows",
-    "sheet": "--sheet",
-    "unknown": "--unknown",
-    "unlabelled": "--unlabelled",
-    "workers": "--workers",
-}
 
 
 class Parser(argparse.ArgumentParser):
@@ -184,17 +154,6 @@ def run_command(
         print(f"{prog}: {report_bug(prog, error)}", file=sys.stderr)
         return 1
     return 0
-
-
-def show_notes(notes: Sequence[str], *, quiet: bool) -> None:
-    """Print notes to stderr. Commands do so after the work, since an error is printed alone."""
-    for note in name_options(notes) if not quiet else ():
-        print(f"note: {note}", file=sys.stderr)
-
-
-def name_options(notes: Sequence[str]) -> list[str]:
-    """Give the arguments that notes name in backquotes the names of their options."""
-    return [re.sub(r"`(\w+)`", lambda name: ARGUMENTS.get(name[1], name[0]), note) for note in notes]
 
 
 def report_bug(prog: str, error: Exception) -> str:

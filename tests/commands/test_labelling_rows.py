@@ -163,6 +163,37 @@ def test_dropped_pictures_become_rows(tmp_path: Path) -> None:
         assert "pass another -o" in server.refuse("POST", "/api/add_picture?name=a.png", draw((9, 9, 9)))[1]
 
 
+def test_pictures_of_the_camera_become_rows(tmp_path: Path) -> None:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium")
+    (tmp_path / "pictures").mkdir()
+    for number in range(4):
+        (tmp_path / "pictures" / f"{number}.png").write_bytes(draw((60 * number, 0, 100)))
+    output = tmp_path / "out.csv"
+    # A camera of the browser, which shows a moving dot, and its question whether the page may use it.
+    flags = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+    with (
+        start("page", tmp_path / "pictures", "--representation", "none", "-o", output) as server,
+        Browser(tmp_path, "http://127.0.0.1:", flags) as browser,
+    ):
+        browser.open(f"http://127.0.0.1:{server.port}/?token={TOKEN}")
+        browser.wait("document.getElementById('reason').textContent")
+        browser.ask("document.getElementById('adding').open = true")
+        browser.ask("document.getElementById('camera').click()")
+        browser.wait("!document.getElementById('take').hidden && document.getElementById('video').currentTime > 0")
+        browser.ask("document.getElementById('take').click()")
+        browser.wait("document.getElementById('added').textContent.startsWith('1 picture was added.')")
+        browser.ask("document.getElementById('camera').click()")  # turned off
+        browser.wait("document.getElementById('take').hidden && !document.getElementById('video').srcObject")
+        assert post(server, "next")["left"] == 5
+        assert server.ask("GET", "/picture?row=4")[1].startswith(b"\x89PNG")
+        assert browser.errors == []
+    (taken,) = (tmp_path / "out.added").iterdir()
+    assert taken.name.startswith("camera-")
+    with Image.open(taken) as image:
+        assert (image.format, min(image.size) >= 120) == ("JPEG", True)
+
+
 def test_classes_are_merged_during_fits(texts: Path) -> None:
     """The network is fitted in a thread: a merge during a fit changes the indices of the classes."""
     with start("page", texts, "--representation", "none", "-o", texts.with_name("out.csv")) as server:

@@ -274,7 +274,8 @@ def test_an_invalid_request_does_not_fail_the_rest_of_its_batch(folder: Path) ->
         batches = Batcher()
         parts = np.split(x[:8], np.cumsum(sizes)[:-1])
         parts.insert(1, np.full((1, 5), 1e38, np.float32))
-        suggested = [batches.classify(model, Rows(part, []), None) for part in [*parts, x[8:9].astype(np.float64)]]
+        rows = [Rows(part, [], np.zeros(len(part), bool)) for part in [*parts, x[8:9].astype(np.float64)]]
+        suggested = [batches.classify(model, part, None) for part in rows]
         return await asyncio.gather(*suggested, return_exceptions=True), batches.batches
 
     (first, spoiled, second, third, other), done = asyncio.run(ask())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -71,3 +72,26 @@ def test_links_lead_somewhere() -> None:
 def test_every_extra_is_in_the_table_of_installs() -> None:
     for extra in read_extras():
         assert f"| `{extra}` |" in (ROOT / "docs" / "start" / "install.md").read_text(encoding="utf-8"), extra
+
+
+def test_the_dockerfile_holds_what_it_names() -> None:
+    """A lint for machines without a builder: the files, the extras and the port exist, and root serves nothing."""
+    text = re.sub(r"\\\n\s*", " ", (ROOT / "Dockerfile").read_text(encoding="utf-8"))
+    lines = [line.split(maxsplit=1) for line in text.splitlines() if line and not line.startswith("#")]
+    values = {name: [value for other, value in lines if other == name] for name, _ in lines}
+    assert set(values) <= {*["FROM", "WORKDIR", "COPY", "RUN", "USER", "ENV", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT"]}
+    assert lines[0][0] == "FROM"
+    assert re.fullmatch(r"python:3\.\d+-slim", values["FROM"][0])
+    copied = [name for value in values["COPY"] for name in value.split()[:-1]]
+    assert all((ROOT / name).exists() for name in copied)
+    assert {name for name in ("constraints.txt",) if name in values["RUN"][0]} <= set(copied)
+    extras = re.findall(r"\.\[([\w,]+)\]", values["RUN"][0])
+    assert extras
+    assert set(",".join(extras).split(",")) <= set(read_extras())
+    (user,) = values["USER"]
+    assert f"--uid {user} " in values["RUN"][0]
+    assert int(user) > 0
+    assert json.loads(values["ENTRYPOINT"][0])[:2] == ["protonet", "serve"]
+    (port,) = values["EXPOSE"]
+    assert f":{port}/healthz" in values["HEALTHCHECK"][0]
+    assert f'add_address(parser, "{port}")' in (ROOT / "protonet/commands/arguments.py").read_text(encoding="utf-8")

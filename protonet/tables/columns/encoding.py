@@ -25,6 +25,11 @@ COLUMN_CLASSES: dict[str, type[FittedColumn]] = {
 }
 
 
+def list_columns(encoding: Encoding | None, count: int) -> Sequence[FittedColumn]:
+    """List the columns of an encoding; without one, ``count`` columns of plain numbers."""
+    return [Numeric("plain", 0.0, 0.0, 1.0, 0.0)] * count if encoding is None else encoding.columns
+
+
 @dataclass(frozen=True)
 class Encoding:
     """One or more fitted columns.
