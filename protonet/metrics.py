@@ -11,6 +11,7 @@ from torch import Tensor
 
 from protonet._validation import check_number
 from protonet.errors import raise_input_error
+from protonet.selection.scoring import row_blocks
 
 #: Number of confidence bins of the calibration error, as in the paper.
 CALIBRATION_BINS = 15
@@ -209,9 +210,17 @@ def measure(logits: Tensor, labels: Tensor, sample: Tensor | Sample | None = Non
         InputError: Logits that give no probabilities.
     """
     n, num_classes = logits.shape
-    log_p = logits.double().log_softmax(dim=1)
-    if bool(log_p.isnan().any()):
-        got = f"NaN in {int(log_p.isnan().any(dim=1).sum())} of {n} rows"
+    losses, confidence, implied = (torch.empty_like(labels, dtype=torch.float64) for _ in range(3))
+    for block in row_blocks(n, num_classes):
+        log_p = logits[block].double().log_softmax(dim=1)
+        losses[block] = -log_p.gather(1, labels[block, None])[:, 0]
+        confidence[block] = log_p.amax(dim=1).exp()
+        p = log_p.exp()
+        finite = torch.where(p > 0, log_p, 0.0)  # p log p is 0 for p = 0
+        implied[block] = (p * finite.square()).sum(dim=1) - (p * finite).sum(dim=1).square()  # variance of the loss
+    invalid = int(confidence.isnan().sum())
+    if invalid:
+        got = f"NaN in {invalid} of {n} rows"
         raise_input_error("logits", "give probabilities", got, "Correct or drop the rows that they come from.")
     predicted = logits.argmax(dim=1)
     correct = (predicted == labels).double()
@@ -219,18 +228,16 @@ def measure(logits: Tensor, labels: Tensor, sample: Tensor | Sample | None = Non
     sample = sample if isinstance(sample, Sample) else Sample.of(n, sample)
     weights, variance_factor = sample.weights, sample.variance_factor
     normalized = weights / weights.sum()
-    losses = -log_p.gather(1, labels[:, None])[:, 0]
     log_loss = float((normalized * losses).sum())
-    p = log_p.exp()
-    finite = torch.where(p > 0, log_p, 0.0)  # p log p is 0 for p = 0
-    implied = (p * finite.square()).sum(dim=1) - (p * finite).sum(dim=1).square()  # (n,) variance of the loss
     rows = sample.effective_rows(correct)
     implied_variance = variance_factor * float((normalized * implied).sum()) / rows
     half = sample.quantile * math.sqrt(max(sample.variance_of_mean(losses), implied_variance))
     centre = math.hypot(log_loss, half)
-    error, excess, deviation = _estimate_calibration_error(log_p.amax(dim=1).exp(), correct, normalized, rows)
+    error, excess, deviation = _estimate_calibration_error(confidence, correct, normalized, rows)
     error_half = sample.quantile * math.sqrt(variance_factor) * deviation
-    confusion = torch.bincount(labels * num_classes + predicted, weights, minlength=num_classes**2).round().long()
+    pairs, index = (labels * num_classes + predicted).unique(return_inverse=True)
+    confusion = labels.new_zeros(num_classes**2)  # with many classes, only few values are written
+    confusion[pairs] = torch.bincount(index, weights, minlength=len(pairs)).round().long()
     accuracy, (low, high) = sample.proportion(correct), sample.interval(correct)
     upper = math.hypot(high - accuracy, sample.quantile * sample.gain_error)
     return Metrics(
@@ -343,10 +350,11 @@ def score_label_errors(logits: Tensor, labels: Tensor) -> Tensor:
     Source: the normalised margin of Northcutt, Jiang and Chuang, "Confident learning: estimating uncertainty in
         dataset labels" (2021), sec. 3.2, as a ratio of probabilities.
     """
-    given = labels[:, None]
-    log_p = logits.double().log_softmax(dim=1)
-    given_log_p = log_p.gather(1, given)[:, 0]
-    return log_p.scatter(1, given, -math.inf).amax(dim=1) - given_log_p
+    scores = torch.empty_like(labels, dtype=torch.float64)
+    for block in row_blocks(*logits.shape):
+        given, log_p = labels[block, None], logits[block].double().log_softmax(dim=1)
+        scores[block] = log_p.scatter(1, given, -math.inf).amax(dim=1) - log_p.gather(1, given)[:, 0]
+    return scores
 
 
 #: Maximal number of scores that are stored to compute thresholds.
@@ -366,7 +374,10 @@ def score_known(logits: Tensor) -> Tensor:
 
     Source: Liu, Wang, Owens and Li, "Energy-based out-of-distribution detection" (2020), eq. 4.
     """
-    return logits.double().logsumexp(dim=1)
+    scores = logits.new_empty(len(logits), dtype=torch.float64)
+    for block in row_blocks(*logits.shape):
+        scores[block] = logits[block].double().logsumexp(dim=1)
+    return scores
 
 
 def calibrate(scores: Tensor, offset: float = 0.0) -> Tensor:

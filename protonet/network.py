@@ -89,11 +89,10 @@ class PrototypeNetwork(nn.Module):
         """Compute logits (n, num_classes). The logits of a row do not depend on the other rows of the batch."""
         scaled, rows = (self.prototypes / self.temperature).T, self._flatten(x)
         if torch.compiler.is_compiling():  # a loop over chunks would fix the number of rows
-            logits = row_matmul(self._embed(rows), scaled)
-        else:
-            count = min(CHUNK_ROWS, max(1, CHUNK_VALUES // len(scaled)))
-            logits = torch.cat([row_matmul(self._embed(part), scaled) for part in rows.split(count)])
-        return self.mask_logits(logits + self.offsets)
+            return self.mask_logits(row_matmul(self._embed(rows), scaled) + self.offsets)
+        count = min(CHUNK_ROWS, max(1, CHUNK_VALUES // len(scaled)))
+        parts = (row_matmul(self._embed(part), scaled) + self.offsets for part in rows.split(count))
+        return torch.cat([self.mask_logits(part) for part in parts])
 
     def mask_logits(self, logits: Tensor) -> Tensor:
         """Lower the logits (n, num_classes) of classes without a prototype, so that they are never predicted.

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protonet.fit.prior_numbers import NUMBERS
-from protonet.selection.scoring import WEIGHTS, fit_temperature, fit_weights, soft_weights
+from protonet.selection.scoring import WEIGHTS, fit_temperature, fit_weights, row_blocks, select_seen, soft_weights
 from protonet.views.view import TrainingRows, ViewSpec, order_columns, select_evenly
 
 #: Traits of views; see `protonet.views.view.ViewSpec.traits`.
@@ -157,8 +157,18 @@ def gather_evidence(
         statistics: Of the labelled rows, from `describe_rows`; None to compute them here.
     """
     seen = torch.bincount(rows.labels, minlength=rows.num_classes) > 0
-    stacked = torch.stack(list(cosines))[:, :, seen].double()  # (views, n, seen)
-    spread = stacked.var(dim=2, correction=0).mean(dim=1).sqrt()
+    seen_cosines = [select_seen(view, seen) for view in cosines]
+    shape = seen_cosines[0].shape  # (n, seen)
+    blocks = list(row_blocks(shape[0], len(cosines) * shape[1]))
+
+    def stack(block: slice) -> Tensor:
+        """Stack the cosines (views, m, seen) float64 of some rows; those of all rows may not fit in memory."""
+        return torch.stack([view[block] for view in seen_cosines]).double()
+
+    variance = torch.empty(len(cosines), shape[0], dtype=torch.float64)
+    for block in blocks:
+        variance[:, block] = stack(block).var(dim=2, correction=0)
+    spread = variance.mean(dim=1).sqrt()
     size = (spread.clamp_min(LEAST_SPREAD) / spread.max().clamp_min(LEAST_SPREAD)).log()
     columns = [size.clamp_min(LEAST), (spread < LEAST_SPREAD).double()]
     problem = describe_rows(rows) if statistics is None else statistics
@@ -179,16 +189,25 @@ def gather_evidence(
         joint = fit_weights(cosines, labels, seen, soft, weights)
         influences = [(view * spread / (view * spread).sum().clamp_min(1e-30)) for view in (soft, joint)]
         start = influences[1].clamp_min(math.exp(LEAST)).log()
-        scaled = stacked / spread.clamp_min(LEAST_SPREAD)[:, None, None]
-        mixed = torch.tensordot(influences[1], scaled, dims=1)  # (n, seen)
+        divisor = spread.clamp_min(LEAST_SPREAD)[:, None, None]
         targets = (seen.cumsum(dim=0) - 1)[labels]
-        factor, mixture_losses = fit_temperature(mixed, targets, torch.ones(mixed.shape[1], dtype=torch.bool), weights)
-        wrong = (factor * mixed).softmax(dim=1) - F.one_hot(targets, mixed.shape[1])
-        pull = factor * torch.einsum("nc,vnc->v", wrong, scaled) / n  # of the mixture's loss along each influence
-        flat = scaled - scaled.mean(dim=2, keepdim=True)
-        common = mixed - mixed.mean(dim=1, keepdim=True)
-        norms = flat.square().sum(dim=(1, 2)).sqrt() * common.square().sum().sqrt()
-        alike = torch.einsum("vnc,nc->v", flat, common) / norms.clamp_min(LEAST_SPREAD)
+        mixed = torch.empty(shape, dtype=torch.float64)
+        for block in blocks:
+            mixed[block] = torch.tensordot(influences[1], stack(block) / divisor, dims=1)
+        every = torch.ones(shape[1], dtype=torch.bool)
+        factor, mixture_losses = fit_temperature(mixed, targets, every, weights)
+        pull, inner, squares = (torch.zeros_like(spread) for _ in range(3))
+        mixed_square = 0.0
+        for block in blocks:
+            scaled, part = stack(block) / divisor, mixed[block]
+            wrong = (factor * part).softmax(dim=1) - F.one_hot(targets[block], shape[1])
+            pull += factor * torch.einsum("nc,vnc->v", wrong, scaled) / n  # of the mixture's loss along each influence
+            flat = scaled - scaled.mean(dim=2, keepdim=True)
+            common = part - part.mean(dim=1, keepdim=True)
+            inner += torch.einsum("vnc,nc->v", flat, common)
+            squares += flat.square().sum(dim=(1, 2))
+            mixed_square += float(common.square().sum())
+        alike = inner / (squares.sqrt() * math.sqrt(mixed_square)).clamp_min(LEAST_SPREAD)
         columns += [
             (means - means[best]).clamp_max(3.0),
             ((means - means[best]) / error.clamp_min(1e-3)).clamp_max(6.0),

@@ -28,12 +28,18 @@ from protonet.fit.prior import (
     published,
 )
 from protonet.selection.folds import FOLDS, Fold, split_folds
-from protonet.selection.scoring import WEIGHTS, fit_scale_and_offsets, simplest_within_one_error, worse_by_one_error
+from protonet.selection.scoring import (
+    WEIGHTS,
+    fit_scale_and_offsets,
+    row_blocks,
+    simplest_within_one_error,
+    worse_by_one_error,
+)
 from protonet.views import VIEW_FAMILIES
 from protonet.views.evaluation import Candidate, CandidateEvaluator, EncoderPlan, ViewFamily
 from protonet.views.linear import Linear, LinearFamily
 from protonet.views.shifts import detect_order
-from protonet.views.view import CPU, TrainingRows, ViewSpec
+from protonet.views.view import CPU, TrainingRows, ViewSpec, select_evenly
 
 #: The fallback: linear views of the raw features.
 RAW = Linear("raw")
@@ -181,8 +187,7 @@ def evaluate_candidates(
     """
     folds = split_rows(rows, 0, search.folds)
     seen = int((torch.bincount(rows.labels) > 0).sum())
-    judged = len(rows.labels[torch.cat([fold.held_out for fold in folds])].unique()) if folds else 0
-    unjudged = 2 * judged < seen  # most classes could not be judged
+    unjudged = not folds or 2 * _count_judged_classes(rows, folds) < seen  # most classes could not be judged
     if seen < 2 or (unjudged and not plan.sizes) or time.monotonic() > rows.deadline:
         return None
     progress(search.kinds[0].stage, 0.0)
@@ -190,7 +195,8 @@ def evaluate_candidates(
         rows = replace(rows, **detect_order(rows.features)._asdict())
     if unjudged:
         everything = torch.arange(len(rows.labels))
-        evaluator = CandidateEvaluator(rows.to(device), [Fold(everything, everything).to(device)], plan)
+        some = select_evenly(len(everything), max(1, FOLDS.max_cosines // rows.num_classes))
+        evaluator = CandidateEvaluator(rows.to(device), [Fold(everything, some).to(device)], plan)
         kinds = [reduced for reduced in (kind.without_validation() for kind in search.kinds) if reduced is not None]
         view_candidates = [candidate for kind in kinds for candidate in kind.candidates(evaluator)]
         return SearchResult(rows, evaluator, view_candidates, {}, judged=False, statistics=describe_rows(rows))
@@ -207,6 +213,17 @@ def evaluate_candidates(
     candidates = [*closed, *chosen]
     repeats = _repeat(rows, folds, evaluator, candidates, search)
     return SearchResult(rows, evaluator, candidates, losses, True, repeats, describe_rows(rows))
+
+
+def _count_judged_classes(rows: TrainingRows, folds: Sequence[Fold]) -> int:
+    """Count the classes that are held out, or that could be: if classes are many, one held-out part has only some."""
+    if len(folds) > 1:
+        return len(rows.labels[torch.cat([fold.held_out for fold in folds])].unique())
+    groups = torch.arange(len(rows.labels)) if rows.groups is None else rows.groups
+    pairs = groups * rows.num_classes + rows.labels
+    if rows.is_class_name is not None:
+        pairs = pairs[~rows.is_class_name]
+    return int((torch.bincount(pairs.unique() % rows.num_classes) > 1).sum())
 
 
 def _repeat(
@@ -340,16 +357,14 @@ def _mix(explored: SearchResult, search: Search) -> tuple[SelectedModel | None, 
     of all partitions at once.
     """
     evaluator, candidates = explored.evaluator, explored.candidates
-    partitions = [
-        torch.stack([candidate.cosines for candidate in partition]) for partition in (candidates, *explored.repeats)
-    ]
+    partitions = [[candidate.cosines for candidate in partition] for partition in (candidates, *explored.repeats)]
     traits = encode_traits([candidate.spec for candidate in candidates])
     prior, labels = search.prior or published(), evaluator.labels if explored.judged else None
     evidence_list = [
         gather_evidence(
             explored.rows,
             traits,
-            list(cosines),
+            cosines,
             labels,
             evaluator.weights,
             [candidate.losses for candidate in partition],
@@ -359,7 +374,7 @@ def _mix(explored: SearchResult, search: Search) -> tuple[SelectedModel | None, 
     ]
     weighed = [prior.weigh(evidence) for evidence in evidence_list]
     if not any(bool(view_weights.any()) for view_weights, _ in weighed):
-        return None, partitions[0].new_zeros(0)
+        return None, torch.zeros(0, dtype=torch.float64)
     influences = torch.stack(
         [view_weights * evidence.spread for (view_weights, _), evidence in zip(weighed, evidence_list, strict=True)]
     )
@@ -381,7 +396,7 @@ def _mix(explored: SearchResult, search: Search) -> tuple[SelectedModel | None, 
     mixture = SelectedModel(tuple(views), 1.0, explored.rows.shifts)
     if not explored.judged:
         factor = size * SPREAD / float((weights * spread).sum())
-        return mixture._replace(temperature=_temperature(factor)), partitions[0].new_zeros(0)
+        return mixture._replace(temperature=_temperature(factor)), torch.zeros(0, dtype=torch.float64)
     factor = size ** (FEW / (FEW + len(evaluator.labels)))
     return _scale(mixture, explored, [_blend(cosines, weights) for cosines in partitions], factor)
 
@@ -404,27 +419,37 @@ def _scale(
     weights = None if evaluator.weights is None else evaluator.weights.repeat(repeats)
     sizes = torch.bincount(rows.labels, rows.sample_counts, minlength=rows.num_classes)
     fitted, offsets, losses = fit_scale_and_offsets(
-        torch.cat(list(cosines)), evaluator.labels.repeat(repeats), sizes, weights, repeats
+        cosines[0] if repeats == 1 else torch.cat(list(cosines)),
+        evaluator.labels.repeat(repeats),
+        sizes,
+        weights,
+        repeats,
     )
     listed = () if offsets is None else tuple(offsets.tolist())
     model = model._replace(temperature=_temperature(factor * fitted), offsets=listed)
     return model, losses.view(repeats, -1).mean(dim=0)
 
 
-def _blend(cosines: Tensor, weights: Tensor) -> Tensor:
-    """Compute the weighted sum (n, num_classes) of cosines (candidates, n, num_classes)."""
-    blended: Tensor = torch.tensordot(weights.to(cosines.dtype), cosines, dims=1)
+def _blend(cosines: Sequence[Tensor], weights: Tensor) -> Tensor:
+    """Compute the weighted sum (n, num_classes) of the cosines (n, num_classes) of each candidate."""
+    used, (n, classes) = weights.nonzero().flatten().tolist(), cosines[0].shape
+    factors = weights[used].to(cosines[0].dtype)
+    blended = factors.new_empty(n, classes)
+    for rows in row_blocks(n, len(used) * classes):
+        blended[rows] = torch.tensordot(factors, torch.stack([cosines[index][rows] for index in used]), dims=1)
     return blended
 
 
-def _thin(explored: SearchResult, cosines: Tensor, weights: Tensor, spread: Tensor, row_cost: float) -> Tensor:
+def _thin(
+    explored: SearchResult, cosines: Sequence[Tensor], weights: Tensor, spread: Tensor, row_cost: float
+) -> Tensor:
     """Set the weights (candidates,) of views to 0 whose contribution is small for their prediction time.
 
     Linear and trained views have no cost here: other views share their maps, or they are fast.
 
     Args:
         explored: With held-out rows.
-        cosines: (candidates, held_out, num_classes).
+        cosines: (held_out, num_classes) of each candidate.
         weights: (candidates,), summing to 1.
         spread: (candidates,) standard deviation of the cosines; a view's contribution is its weight times its spread.
         row_cost: As in `Search`.

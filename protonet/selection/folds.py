@@ -16,7 +16,7 @@ class FoldRules:
 
     count: int = 5  #: Default number of folds.
     max_rows: int = 16384  #: With more rows, a single held-out part replaces the folds ...
-    max_cosines: int = 1 << 25  #: ... and with more cosines of rows and classes.
+    max_cosines: int = 1 << 24  #: ... and with more cosines of rows and classes.
     held_out: int = 4096  #: Maximal number of rows of a single held-out part.
 
 
@@ -85,7 +85,7 @@ def split_folds(
         return []
     if n > FOLDS.max_rows or n * num_classes > FOLDS.max_cosines:
         held_out = max(256, min(FOLDS.held_out, FOLDS.max_cosines // num_classes))
-        is_held_out = several & (rank % max(2, math.ceil(n / held_out)) == 0)
+        is_held_out = several & (rank % max(max_folds, math.ceil(n / held_out)) == 0)
         extra = is_held_out.nonzero().flatten()
         is_held_out[extra[torch.randperm(len(extra), generator=generator)[held_out:]]] = False
         return [Fold(order[~is_held_out].sort().values, order[is_held_out].sort().values)]
@@ -107,7 +107,7 @@ def _split_groups(
     order = torch.randperm(len(size), generator=generator)
     part = torch.full_like(size, -1)  # (groups,): the fold that holds it out
     if n > FOLDS.max_rows or n * num_classes > FOLDS.max_cosines:
-        held_out = max(256, min(FOLDS.held_out, FOLDS.max_cosines // num_classes, n // 2))
+        held_out = max(256, min(FOLDS.held_out, FOLDS.max_cosines // num_classes, n // max_folds))
         part[order[size[order].cumsum(dim=0) <= held_out]] = 0
     else:
         order = order[size[order].argsort(descending=True, stable=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +31,7 @@ class WeightRules:
     total_softness: float = 4.0  #: ... or in nats over all rows, if that is more.
     shrinkage: float = 10.0  #: Nats, over all rows, for each nat of divergence of joint weights from their start.
     max_cosines: int = 2**22  #: Maximal number of cosines that joint weights are fitted to.
+    block: int = 2**20  #: Maximal number of cosines or logits that are processed at once, which bounds the memory.
     min_influence: float = 0.01  #: A view with a smaller fraction of the influence is left out.
     max_tolerated: float = 0.02
     """Excess of raw cosine's log-loss over the mixture's that chance never explains, in nats per row."""
@@ -51,6 +52,17 @@ class NewtonRules:
 
 
 WEIGHTS, NEWTON = WeightRules(), NewtonRules()
+
+
+def row_blocks(n: int, width: int) -> Iterator[slice]:
+    """Split n rows of so many values each into blocks of at most ``WEIGHTS.block`` values, but one row at least."""
+    step = max(1, WEIGHTS.block // max(1, width))
+    return (slice(first, first + step) for first in range(0, n, step))
+
+
+def select_seen(cosines: Tensor, seen: Tensor) -> Tensor:
+    """Select the classes of cosines (..., num_classes) that can win; no copy if all can."""
+    return cosines if bool(seen.all()) else cosines[..., seen]
 
 
 def fit_temperature(
@@ -74,36 +86,45 @@ def fit_temperature(
 
     Source: temperature scaling, Guo et al., "On calibration of modern neural networks" (2017), sec. 4.2.
     """
-    cosines = cosines[:, seen]
+    classes = int(seen.sum())
     targets = (seen.cumsum(dim=0) - 1)[labels][:, None]
-    true = cosines.gather(1, targets)[:, 0]
+    true = cosines.gather(1, labels[:, None])[:, 0]
     weights = torch.ones(len(cosines), dtype=torch.float64) if weights is None else weights
-    spread = float(cosines.var(dim=1, correction=0).mean())
+    blocks = [(rows, select_seen(cosines[rows], seen)) for rows in row_blocks(*cosines.shape)]
+    variance = torch.empty_like(true)
+    for rows, block in blocks:
+        variance[rows] = block.var(dim=1, correction=0)
+    spread = float(variance.mean())
     if spread < NEWTON.min_variance:  # the cosines do not separate classes
-        return 0.0, weights * math.log(max(1, cosines.shape[1]))
+        return 0.0, weights * math.log(max(1, classes))
     ridge = spread * repeats / (WEIGHTS.logit_scale**2 * len(cosines))
 
-    def evaluate(factor: float) -> tuple[float, Tensor, Tensor]:
-        log_p = (factor * cosines).log_softmax(dim=1)
-        losses = weights * -log_p.gather(1, targets)[:, 0].to(torch.float64)
-        return float(losses.mean()) + ridge * factor**2 / 2, losses, log_p
+    def evaluate(factor: float) -> tuple[float, Tensor, Tensor, Tensor]:
+        """Compute the objective, the losses (n,), and the first two moments (n,) of the cosines over the classes."""
+        log_p_true, mean, square = (torch.empty_like(true) for _ in range(3))  # small parts would fragment the memory
+        for rows, block in blocks:
+            log_p = (factor * block).log_softmax(dim=1)
+            log_p_true[rows] = log_p.gather(1, targets[rows])[:, 0]
+            p = log_p.exp_()
+            mean[rows] = (p * block).sum(dim=1)
+            square[rows] = (p * block.square()).sum(dim=1)
+        losses = weights * -log_p_true.to(torch.float64)
+        return float(losses.mean()) + ridge * factor**2 / 2, losses, mean, square
 
     factor = 1 / math.sqrt(spread)
-    value, losses, log_p = evaluate(factor)
+    value, losses, mean, square = evaluate(factor)
     for _ in range(NEWTON.max_steps):
-        p = log_p.exp()
-        mean = (p * cosines).sum(dim=1)
         slope = float((weights * (mean - true)).mean()) + ridge * factor
-        curvature = float((weights * ((p * cosines.square()).sum(dim=1) - mean.square())).mean()) + ridge
+        curvature = float((weights * (square - mean.square())).mean()) + ridge
         step = slope / max(curvature, NEWTON.min_variance)
         for shrink in NEWTON.backtracking:
             trial = max(0.0, factor - shrink * step)
-            trial_value, trial_losses, trial_log_p = evaluate(trial)
+            trial_value, *trial_results = evaluate(trial)
             if trial_value < value:
                 break
         drop = value - trial_value
         if drop > 0:
-            factor, value, losses, log_p = trial, trial_value, trial_losses, trial_log_p
+            factor, value, (losses, mean, square) = trial, trial_value, trial_results
         if drop < NEWTON.tolerance:
             break
     return factor, losses
@@ -136,10 +157,9 @@ def fit_scale_and_offsets(
     seen = sizes > 0
     factor, losses = fit_temperature(cosines, labels, seen, weights, repeats)
     logs = sizes[seen].log() - sizes[seen].log().mean()
-    cosines = cosines[:, seen]
-    if float(logs.abs().max()) <= WEIGHTS.equal_classes or cosines.numel() > WEIGHTS.max_cosines:
+    if float(logs.abs().max()) <= WEIGHTS.equal_classes or len(cosines) * len(logs) > WEIGHTS.max_cosines:
         return factor, None, losses
-    inputs = cosines.double()
+    inputs = cosines[:, seen].double()
     spread = float(inputs.var(dim=1, correction=0).mean())
     targets = (seen.cumsum(dim=0) - 1)[labels]
     importance = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights

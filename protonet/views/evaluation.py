@@ -19,7 +19,7 @@ from torch import Tensor
 from protonet._validation import check_int, check_number
 from protonet.losses import CHUNK, weigh
 from protonet.selection.folds import Fold
-from protonet.selection.scoring import fit_temperature, worse_by_one_error
+from protonet.selection.scoring import fit_temperature, row_blocks, worse_by_one_error
 from protonet.views.view import Source, TrainingRows, View, ViewSpec
 
 #: Minimal width of a trained view: rows of few features are padded with zeros.
@@ -186,8 +186,12 @@ class CandidateEvaluator:
             shape = (len(unit), num_classes, unit.shape[2])
             sums = sums + unit.new_zeros(shape).index_add_(1, labels[rows], unit)
         prototypes = F.normalize(torch.as_tensor(sums), dim=2)
-        units = (F.normalize(embed(index, features[rows]), dim=2) for rows in fold.held_out.split(CHUNK))
-        return torch.cat([(unit @ prototypes.transpose(1, 2)).mean(dim=0) for unit in units]).cpu()
+        cosines = torch.empty(len(fold.held_out), num_classes, dtype=torch.float32)
+        for rows, part in zip(fold.held_out.split(CHUNK), cosines.split(CHUNK), strict=True):
+            unit = F.normalize(embed(index, features[rows]), dim=2)
+            for block in row_blocks(len(rows), len(unit) * num_classes):
+                part[block] = (unit[:, block] @ prototypes.transpose(1, 2)).mean(dim=0)
+        return cosines
 
     def score(self, spec: ViewSpec, cosines: Tensor, flops: float = 0.0) -> Candidate:
         """Make a candidate from out-of-fold cosines (n_held_out, num_classes) and the prediction time per row."""

@@ -19,7 +19,7 @@ from protonet.fit.prior import (
     published,
     serialize_prior,
 )
-from protonet.selection.scoring import WEIGHTS, fit_weights, soft_weights
+from protonet.selection.scoring import WEIGHTS, fit_weights, row_blocks, soft_weights
 from protonet.selection.scoring import fit_temperature as fit
 from protonet.views.fixed_convolution import FixedConvolution
 from protonet.views.forest import Forest
@@ -83,6 +83,26 @@ def test_untrained_it_gives_what_held_out_rows_suggest(seed: int) -> None:
     weights, size = Prior().weigh(gather_evidence(rows, MARKS, cosines, labels))
     torch.testing.assert_close(weights, joint, rtol=0.02, atol=0.02)  # the least ones are left out
     assert size == 1.0
+
+
+def test_evidence_from_many_rows_is_gathered_in_blocks() -> None:
+    rows, cosines, labels = draw(0, n=60_000)
+    assert len(list(row_blocks(60_000, 4 * 5))) > 1
+    evidence = gather_evidence(rows, MARKS, cosines, labels)
+    stacked, seen = torch.stack(cosines).double(), torch.ones(5, dtype=torch.bool)
+    spread = stacked.var(dim=2, correction=0).mean(dim=1).sqrt()
+    torch.testing.assert_close(evidence.spread, spread)
+    start = soft_weights(cosines, [fit(item, labels, seen)[1] for item in cosines])
+    influence = fit_weights(cosines, labels, seen, start) * spread
+    influence /= influence.sum()
+    scaled = stacked / spread[:, None, None]
+    mixed = torch.tensordot(influence, scaled, dims=1)
+    flat, common = (part - part.mean(dim=-1, keepdim=True) for part in (scaled, mixed))
+    similarity = torch.cosine_similarity(flat.flatten(1), common.flatten()[None], dim=1)
+    torch.testing.assert_close(evidence.views[:, -1], similarity.float())
+    wrong = (evidence.factor * mixed).softmax(dim=1) - torch.nn.functional.one_hot(labels, 5)
+    pull = evidence.factor * (wrong * scaled).sum(dim=(1, 2)) / len(labels)
+    torch.testing.assert_close(evidence.views[:, -2], (pull - (influence * pull).sum()).float())
 
 
 @settings(max_examples=15)

@@ -20,12 +20,13 @@ from protonet.fit.search import (
     select_views,
 )
 from protonet.fit.solver import solve
+from protonet.selection.folds import FOLDS
 from protonet.views import VIEW_FAMILIES
 from protonet.views.evaluation import EncoderPlan, plan_encoder
 from protonet.views.fixed_convolution import FixedConvolution
 from protonet.views.forest import ForestFamily
 from protonet.views.kernel_ridge import BANDWIDTHS, KERNEL_RIDGES, KernelRidge, KernelRidgeFamily
-from protonet.views.linear import Linear
+from protonet.views.linear import Linear, LinearFamily
 from protonet.views.mlp import MLP, MLPFamily
 from protonet.views.tabular_transformer import TabularTransformerFamily
 from protonet.views.view import TrainingRows
@@ -198,7 +199,7 @@ def test_a_view_of_little_weight_that_costs_a_row_much_time_goes_unless_it_is_ne
         names = [Linear(scaling) for scaling in ("raw", "centred", "relevant")]
         result = [evaluator.score(*item) for item in zip(names, cosines, costs, strict=True)]
         explored = SearchResult(evaluator.rows, evaluator, result, {}, judged=True)
-        left = _thin(explored, torch.stack(cosines), weights, spread, row_cost)
+        left = _thin(explored, cosines, weights, spread, row_cost)
         assert float(left.sum()) == pytest.approx(1)
         return [bool(weight > 0) for weight in left]
 
@@ -269,3 +270,17 @@ def test_without_signal_probabilities_are_the_class_frequencies(seed: int) -> No
     with torch.no_grad():
         rare = network(new).softmax(dim=1)[:, 1]
     assert rare.mean() == pytest.approx(0.1, rel=0.15)
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_of_many_classes_a_part_is_evaluated(samples: int) -> None:
+    """Cosines of all rows and classes would not fit in memory; views are validated if most classes have two rows."""
+    classes = 6000
+    labels = torch.arange(classes).repeat(samples)
+    x = torch.randn(classes, 4, generator=torch.Generator().manual_seed(0))[labels]
+    x += 0.01 * torch.arange(len(x))[:, None] / len(x)
+    search = Search(kinds=(LinearFamily(("raw",)),))
+    explored = evaluate_candidates(TrainingRows(x, labels, classes), plan_encoder(4, classes, 50_000), search)
+    assert explored is not None
+    assert explored.judged == (samples > 1)
+    assert all(candidate.cosines.numel() <= FOLDS.max_cosines for candidate in explored.candidates)

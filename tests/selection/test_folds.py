@@ -38,6 +38,16 @@ def test_many_rows_have_one_held_out_part() -> None:
 
 
 @pytest.mark.parametrize("grouped", [False, True])
+def test_of_many_classes_no_more_rows_are_held_out_than_in_a_fold(grouped: bool) -> None:
+    labels = torch.arange(9000) % 3000
+    groups = torch.arange(9000) if grouped else None
+    (fold,) = split_folds(labels, 3000, groups=groups)
+    assert 0 < len(fold.held_out) <= 9000 // (5 if grouped else 3)  # one of three rows at most, of each class
+    assert len(fold.held_out) * 3000 <= FOLDS.max_cosines
+    assert len(labels[fold.train].unique()) == 3000
+
+
+@pytest.mark.parametrize("grouped", [False, True])
 def test_folds_do_not_depend_on_the_indices_of_classes(grouped: bool) -> None:
     labels = torch.tensor([0] * 7 + [1] * 5 + [2] * 9)
     groups = torch.arange(21) // 2 if grouped else None

@@ -14,6 +14,7 @@ from protonet.selection.scoring import (
     fit_scale_and_offsets,
     fit_temperature,
     fit_weights,
+    row_blocks,
     simplest_within_one_error,
     soft_weights,
     worse_by_one_error,
@@ -36,6 +37,22 @@ def test_the_temperature_is_the_minimum_that_scipy_finds(signal: float) -> None:
     best = minimize_scalar(objective, bounds=(0, 1000), method="bounded", options={"xatol": 1e-9})
     assert objective(factor) <= best.fun + 1e-6
     assert float(losses.mean()) <= objective(factor) + 1e-6
+
+
+def test_many_cosines_are_scored_in_blocks() -> None:
+    n, classes = 1500, 1001
+    generator = torch.Generator().manual_seed(0)
+    cosines, labels = torch.randn(n, classes, generator=generator), torch.arange(n) % 1000
+    cosines[torch.arange(n), labels] += 4
+    seen = torch.arange(classes) < 1000
+    blocks = list(row_blocks(n, classes))
+    assert len(blocks) > 1
+    assert torch.equal(torch.cat([torch.arange(n)[block] for block in blocks]), torch.arange(n))
+    factor, losses = fit_temperature(cosines, labels, seen)
+    expected = torch.nn.functional.cross_entropy(factor * cosines[:, seen], labels, reduction="none")
+    torch.testing.assert_close(losses, expected.double())
+    for other in (0.99 * factor, 1.01 * factor):
+        assert torch.nn.functional.cross_entropy(other * cosines[:, seen], labels) > losses.mean()
 
 
 def test_a_class_that_cannot_win_takes_no_probability() -> None:
