@@ -7,6 +7,7 @@ and embeddings are not. Whether the features have such an order is detected from
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,6 +31,11 @@ class ShiftRules:
     max_rows: int = 6144  #: Maximal number of rows including shifted copies.
     detection_rows: int = 512  #: Maximal number of rows from which the order is detected.
     work: float = 2e8  #: Maximal number of pairs of values that are compared.
+    permutations: int = 40  #: Random orders of the same features in which an order is detected by chance ...
+    max_chance: int = 1  #: ... at most this many times; otherwise the order has no meaning.
+    max_permuted: int = (
+        1024  #: Maximal number of features that are permuted: of more, hardly any order seems to be one.
+    )
 
 
 SHIFTS = ShiftRules()
@@ -47,7 +53,8 @@ def detect_order(x: Tensor) -> Order:
 
     If features are similar at a lag of one, they are a series, which is shifted both ways by the lags that change it by
     ``SHIFTS.changes``. If they are similar again at a larger lag, that is the width of an image, which is shifted to
-    its eight neighbours. If they are similar at the larger lag alone, it is the number of interleaved channels.
+    its eight neighbours. If they are similar at the larger lag alone, it is the number of interleaved channels. What
+    random orders of the same features also show is chance, and not an order.
 
     Args:
         x: (n, dim) float32 features.
@@ -66,24 +73,16 @@ def detect_order(x: Tensor) -> Order:
     if max_lag < 3:
         return Order()
     difference, correlation = _compare_features(rows, max_lag)
-    similar = [
-        d < SHIFTS.max_difference and c > SHIFTS.min_correlation for d, c in zip(difference, correlation, strict=True)
-    ]
-    periods = [
-        lag
-        for lag in range(3, max_lag)
-        if similar[lag]
-        and difference[lag] < difference[lag - 1]
-        and difference[lag] <= difference[lag + 1]
-        and max(difference[1:lag]) > difference[lag] + SHIFTS.dip
-        and not (similar[1] and difference[lag] > difference[1] + SHIFTS.excess)
-    ]
-    period = min(periods, key=lambda lag: (round(difference[lag], 1), lag), default=0)
-    if period and similar[1]:
+    series, period = _find_order(difference, correlation)
+    if (series or period) and dim <= SHIFTS.max_permuted:
+        by_chance = torch.tensor([_find_order(*lags) for lags in _compare_permuted(rows, max_lag)]) > 0
+        n_series, n_periods = by_chance.sum(dim=0).tolist()
+        series, period = series and n_series <= SHIFTS.max_chance, period * (n_periods <= SHIFTS.max_chance)
+    if period and series:
         steps = [1, period, period + 1, period - 1]
     elif period:
         steps = [period]
-    elif similar[1]:
+    elif series:
         steps = sorted({_largest_lag(difference, change) for change in SHIFTS.changes})
     else:
         steps = []
@@ -91,7 +90,24 @@ def detect_order(x: Tensor) -> Order:
     max_copies = SHIFTS.max_rows // n
     both_ways = tuple(shifts[: max_copies - 1 + max_copies % 2]) if max_copies >= 3 else (0,)
     is_image = period and dim % period == 0
-    return Order(both_ways, (period if is_image else dim) if similar[1] else 0)
+    return Order(both_ways, (period if is_image else dim) if series else 0)
+
+
+def _find_order(difference: Sequence[float], correlation: Sequence[float]) -> tuple[bool, int]:
+    """Find out from `_compare_features` whether features are a series, and the lag of their period, 0 for none."""
+    similar = [
+        d < SHIFTS.max_difference and c > SHIFTS.min_correlation for d, c in zip(difference, correlation, strict=True)
+    ]
+    periods = [
+        lag
+        for lag in range(3, len(similar) - 1)
+        if similar[lag]
+        and difference[lag] < difference[lag - 1]
+        and difference[lag] <= difference[lag + 1]
+        and max(difference[1:lag]) > difference[lag] + SHIFTS.dip
+        and not (similar[1] and difference[lag] > difference[1] + SHIFTS.excess)
+    ]
+    return similar[1], min(periods, key=lambda lag: (round(difference[lag], 1), lag), default=0)
 
 
 def shift_rows(x: Tensor, shifts: tuple[int, ...]) -> Tensor:
@@ -117,11 +133,7 @@ def _compare_features(x: Tensor, max_lag: int) -> tuple[list[float], list[float]
         difference: The mean squared difference of their values, divided by that of independent features.
         correlation: The lower quartile of their correlations.
     """
-    values = x - x.mean()
-    independent = float(2 * x.var(dim=1, correction=0).mean()) or 1.0
-    deviation = x.std(dim=0, correction=0)
-    varies = deviation > 1e-6 * max(float(deviation.max()), 1e-30)
-    z = (x - x.mean(dim=0)) / torch.where(varies, deviation, 1.0)
+    values, z, varies, independent = _standardize(x)
     difference, correlation = [0.0], [1.0]
     for lag in range(1, max_lag + 1):
         difference.append(float((values[:, lag:] - values[:, :-lag]).square().mean()) / independent)
@@ -129,6 +141,42 @@ def _compare_features(x: Tensor, max_lag: int) -> tuple[list[float], list[float]
         correlations = (z[:, lag:] * z[:, :-lag]).mean(dim=0)[both_vary]
         correlation.append(float(correlations.quantile(0.25)) if len(correlations) else 0.0)
     return difference, correlation
+
+
+def _standardize(x: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Centre all values, standardize each feature, and measure how much independent features differ.
+
+    Returns:
+        The values (n, dim), the standardized features (n, dim), which features vary (dim,), and the mean squared
+        difference of two independent features.
+    """
+    values = x - x.mean()
+    independent = float(2 * x.var(dim=1, correction=0).mean()) or 1.0
+    deviation = x.std(dim=0, correction=0)
+    varies = deviation > 1e-6 * max(float(deviation.max()), 1e-30)
+    return values, (x - x.mean(dim=0)) / torch.where(varies, deviation, 1.0), varies, independent
+
+
+def _compare_permuted(x: Tensor, max_lag: int) -> Iterator[tuple[list[float], list[float]]]:
+    """Compare features as `_compare_features` does, in each of several random orders.
+
+    If few features are much larger than the others, they can meet at some lag by chance, however many rows there are.
+
+    Source: permutation tests, Fisher, "The design of experiments" (1935).
+    """
+    values, z, varies, independent = _standardize(x.double())
+    product = values.T @ values / len(x)
+    square = product.diagonal()
+    differences = (square[:, None] + square - 2 * product) / independent  # (dim, dim)
+    correlations = torch.where(varies[:, None] & varies, z.T @ z / len(x), torch.nan)
+    generator = torch.Generator().manual_seed(0)
+    orders = torch.rand(SHIFTS.permutations, x.shape[1], generator=generator).argsort(dim=1)
+    by_lag = [(orders.new_zeros(len(orders)).double(), orders.new_ones(len(orders)).double())]
+    for lag in range(1, max_lag + 1):
+        pairs = orders[:, lag:], orders[:, :-lag]
+        by_lag.append((differences[pairs].mean(dim=1), correlations[pairs].nanquantile(0.25, dim=1)))
+    difference, correlation = (torch.stack(parts, dim=1).tolist() for parts in zip(*by_lag, strict=True))
+    return zip(difference, correlation, strict=True)
 
 
 def _largest_lag(difference: list[float], change: float) -> int:

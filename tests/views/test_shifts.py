@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import given
+from sklearn.datasets import load_breast_cancer
 from torch import Tensor
 
 from protonet.datasets import load_digits
@@ -57,6 +58,20 @@ def test_features_with_a_common_factor_are_not_shifted() -> None:
         generator = torch.Generator().manual_seed(0)
         common, noise = torch.randn(40, 1, generator=generator), torch.randn(40, 12, generator=generator)
         assert detect_order(math.sqrt(fraction) * common + math.sqrt(1 - fraction) * noise).shifts == (0,), fraction
+
+
+def test_a_few_large_features_that_meet_at_some_lag_are_no_order() -> None:
+    """Whatever the rows, two of thirty large features that are alike seem to be a period in a fifth of all orders."""
+    x = torch.from_numpy(load_breast_cancer().data).float()
+    for n in (10, 300):
+        generator = torch.Generator().manual_seed(0)
+        found = [
+            detect_order(x[rows[:n]][:, torch.randperm(30, generator=generator)]) != Order()
+            for rows in (torch.randperm(len(x), generator=generator) for _ in range(50))
+        ]
+        assert sum(found) <= 2, n
+    hours = waves(400, 24, 24.0) + 0.4 * torch.randn(400, 24, generator=torch.Generator().manual_seed(1))
+    assert all(detect_order(hours[:n]) != Order() for n in (10, 300))
 
 
 def test_features_of_different_units_are_not_shifted() -> None:
