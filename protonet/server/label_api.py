@@ -14,7 +14,7 @@ import torch
 from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -354,8 +354,7 @@ class LabelApi:
         name = request.query_params.get("file", "")
         path, media = (self.jobs.answers, "text/csv") if name == "labelled" else self.jobs.get_file(name)
         title = "labelled.csv" if name == "labelled" else path.name
-        headers = {"content-disposition": f'attachment; filename="{title}"'}
-        return Response(await self.run(path.read_bytes), headers=headers, media_type=media)
+        return FileResponse(path, media_type=media, filename=title)
 
     async def run(self, work: Callable[[], Returned]) -> Returned:
         """Call a function in a thread."""

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
@@ -182,17 +183,9 @@ def list_suspect_cells(metrics: JsonDict) -> list[list[str]]:
 def encode_suspects(suspects: Sequence[JsonDict], names: list[str]) -> str:
     """Encode all possible label issues as a link to a CSV file that it contains."""
     header = ["index", "location", "id", "label", "probability of label", "suggested", "probability of suggested"]
-    rows = [
-        [
-            str(row["index"]),
-            row["location"],
-            row["id"] or "",
-            str(names[row["label"]]),
-            f"{row['label_probability']:.6g}",
-            str(names[row["suggested"]]),
-            f"{row['suggested_probability']:.6g}",
-        ]
-        for row in suspects
-    ]
+    rows = []
+    for row in suspects:
+        pairs = ((names[row[key]], f"{row[f'{key}_probability']:.6g}") for key in ("label", "suggested"))
+        rows.append([str(row["index"]), row["location"], row["id"] or "", *map(str, chain(*pairs))])
     data = base64.b64encode(format_csv([header, *rows]).encode("utf-8", "backslashreplace")).decode()
     return f"data:text/csv;charset=utf-8;base64,{data}"

@@ -52,44 +52,27 @@ def draw_plot(
 
     longest = max(map(_measure_width, named), default=0.0)
     columns = max(1, int(MAP_WIDE // (longest + 30)))
-    legend = [
-        {
-            "name": name,
-            "x": MARGIN + 8 + label % columns * MAP_WIDE / columns,
-            "y": MAP_END + LINE * (1 + label // columns),
-        }
-        for label, name in enumerate(named)
-    ]
     left = MARGIN + MAP_WIDE + 30 + longest
     step = max(MIN_CELL_SIDE, min(MAX_CELL_SIDE, 360 / len(names)))
     side = step * len(names) if held_out else 0.0
     confusion = measure(logits, labels).confusion[order][:, order]
     fractions = confusion / confusion.sum(dim=1, keepdim=True).clamp_min(1)
-    cells = [
-        {
-            "x": left + column * step,
-            "y": 60 + row * step,
-            "rows": int(confusion[row, column]),
-            "fraction": round(float(fractions[row, column]), 3),
-        }
-        for row, column in confusion.nonzero().tolist()
-    ]
-    page = (
-        make_environment()
-        .get_template("plot.svg")
-        .render(
-            title=_shorten(to_printable(rows), MAX_TITLE_LENGTH),
-            rows=drawn,
-            legend=legend,
-            left=left,
-            step=step,
-            side=side,
-            cells=cells,
-            width=left + max(side, 320) + MARGIN if held_out else MAP_WIDE + 2 * MARGIN,
-            height=MARGIN + max(MAP_END + LINE * -(-len(named) // columns), held_out * (76 + side + 0.9 * longest)),
-        )
+    page = make_environment().get_template("plot.svg")
+    text = page.render(
+        title=_shorten(to_printable(rows), MAX_TITLE_LENGTH),
+        rows=drawn,
+        names=named,
+        columns=columns,
+        left=left,
+        step=step,
+        side=side,
+        cells=[
+            (*cell, int(confusion[cell]), float(fractions[cell])) for cell in map(tuple, confusion.nonzero().tolist())
+        ],
+        width=left + max(side, 320) + MARGIN if held_out else MAP_WIDE + 2 * MARGIN,
+        height=MARGIN + max(MAP_END + LINE * -(-len(named) // columns), held_out * (76 + side + 0.9 * longest)),
     )
-    write_text(path, page + "\n")
+    write_text(path, text + "\n")
 
 
 def _shorten(text: str, longest: int) -> str:
