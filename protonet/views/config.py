@@ -128,13 +128,6 @@ class Stored:
         expect(math.isfinite(value) and low <= value <= high, f"an entry {name} out of range")
         return value
 
-    def get_floats(self, name: str, count: int) -> tuple[float, ...]:
-        """Get an entry that is a list of ``count`` finite floats."""
-        values = self.entry(name, list)
-        finite = all(type(value) is float and math.isfinite(value) for value in values)
-        expect(finite and len(values) == count, f"no usable entry {name}")
-        return tuple(values)
-
     def get_strings(self, name: str) -> tuple[str, ...]:
         """Get an entry that is a list of distinct strings."""
         values = self.entry(name, list)

@@ -270,5 +270,5 @@ def test_the_small_picture_encoder_equals_its_package(tmp_path: Path) -> None:
     assert maps.shape[1] == rows.shape[1]
     torch.testing.assert_close(maps.mean(dim=(2, 3)), torch.from_numpy(rows), rtol=1e-4, atol=1e-5)
     assert open_extractor("efficientnet:64").prepare(open_rgb(paths[0])).shape == (3, 64, 64)
-    with pytest.raises(InputError, match="`--backbone` must say pixels per side, at least 32; got efficientnet:8"):
+    with pytest.raises(InputError, match="`backbone` must say pixels per side, at least 32; got efficientnet:8"):
         open_extractor("efficientnet:8")

@@ -21,7 +21,6 @@ from protonet.embeddings.pictures import SETTINGS
 from protonet.embeddings.pictures.reading import map_pictures, need_pillow
 from protonet.embeddings.representation import Record, Representation, hash_file
 from protonet.errors import optional_packages, raise_input_error, renamed_arguments
-from protonet.views.config import Stored, expect
 
 FUNCTION = "embed_pictures"
 #: Suffixes of a backbone's file.
@@ -56,14 +55,10 @@ class Preprocessing:
         """Convert to a mapping of field names to values."""
         return asdict(self) | {"mean": list(self.mean), "std": list(self.std)}
 
-    @classmethod
-    def restore(cls, stored: Stored) -> Preprocessing:
-        """Build the preprocessing from an entry of a model file."""
-        channels = stored.get_int("channels", 3, low=1)
-        height, width = (stored.get_int(name, 2**15, low=1) for name in ("height", "width"))
-        mean, std = (stored.get_floats(name, channels) for name in ("mean", "std"))
-        expect(all(value > 0 for value in std), "a backbone's std that is not positive")
-        return cls(stored.entry("file", str), stored.entry("digest", str), height, width, channels, mean, std)
+    def normalize(self, pixels: Tensor) -> Tensor:
+        """Convert pixels (..., channels, height, width) uint8 to the input of the network."""
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        return (pixels.float() / 255 - mean) / std
 
 
 class _Opened(NamedTuple):
@@ -106,13 +101,11 @@ class Backbone:
     def _compute(self, paths: Sequence[Path]) -> np.ndarray:
         """Compute the embeddings (n, width) of pictures by their paths."""
         need_pillow()
-        settings = self.preprocessing
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (settings.mean, settings.std))
+        settings, grey = self.preprocessing, self.preprocessing.channels == 1
 
         def embed(pixels: Tensor) -> Tensor:
-            return self.run((pixels.float() / 255 - mean) / std)
+            return self.run(settings.normalize(pixels))
 
-        grey = settings.channels == 1
         return map_pictures(paths, settings.height, settings.width, embed, grey=grey).numpy()
 
 

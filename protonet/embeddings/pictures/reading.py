@@ -191,18 +191,18 @@ def _list_some(names: Sequence[str]) -> str:
 
 
 def read_pixels(path: Path, height: int, width: int, *, grey: bool = False) -> np.ndarray:
-    """Read a picture's pixels (3, height, width) uint8, or (1, ...) grey, resized without keeping the aspect ratio.
+    """Read a picture's pixels, as `resize_picture` returns them.
 
     Raises:
         InputError: The picture cannot be read.
     """
-    from PIL import Image  # noqa: PLC0415 - optional
+    return resize_picture(open_rgb(path, max(height, width)), height, width, grey=grey)
 
-    try:
-        image = open_plain(path, max(height, width)).convert("L" if grey else "RGB")
-    except UNREADABLE_IMAGE as error:
-        refuse_picture(path, error)
-    pixels = np.asarray(image.resize((width, height), Image.Resampling.BICUBIC), np.uint8)
+
+def resize_picture(image: Image, height: int, width: int, *, grey: bool = False) -> np.ndarray:
+    """Resize a picture to (3, height, width) uint8, or (1, ...) grey, without keeping the aspect ratio."""
+    image = image.convert("L") if grey else image
+    pixels = np.array(image.resize((width, height)), np.uint8)  # bicubic
     return pixels[None] if grey else pixels.transpose(2, 0, 1)
 
 

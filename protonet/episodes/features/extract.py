@@ -20,7 +20,7 @@ from protonet.datasets.benchmarks import describe_difference
 from protonet.datasets.dataset import Dataset
 from protonet.datasets.pictures import ImageSet, ImageSource, Rotated, hash_state, load_pictures, open_picture
 from protonet.embeddings.pictures.networks import Extractor, open_extractor
-from protonet.embeddings.pictures.reading import draw_blank
+from protonet.embeddings.pictures.reading import draw_blank, resize_picture
 from protonet.embeddings.representation import hash_file
 from protonet.episodes.arguments import PICTURE_BATCH_SIZE
 from protonet.episodes.features.sources import FOLDER_SIZE, load_source, locate_pictures
@@ -237,8 +237,7 @@ def open_plugin(backbone: str, size: int, device: str) -> Extractor:
         function = function.to(device).eval()
 
     def prepare(image: Image) -> Tensor:
-        pixels = np.asarray(image.resize((size, size)), np.uint8)
-        return torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+        return torch.from_numpy(resize_picture(image, size, size))
 
     def embed(pixels: Tensor) -> Tensor:
         try:

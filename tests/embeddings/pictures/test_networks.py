@@ -160,14 +160,14 @@ def test_weights_in_the_hubs_cache(libraries: Any, tmp_path: Path, monkeypatch: 
         ("open_clip:RN5", r"name a network of open_clip; got 'RN5'\. Did you mean RN50\?"),
         (
             "open_clip:RN50",
-            r"name weights of openai, .*; got none for RN50\. Pass open_clip:RN50:TAG, or --weights FILE",
+            r"name weights of openai, .*; got none for RN50\. Pass open_clip:RN50:TAG, or a file of `weights`",
         ),
         ("open_clip:RN50:no", r"name weights of openai, .*; got 'no'"),
         ("open_clip:RN50:cc12m", r"none of open_clip:RN50; none are fetched here\. Fetch .*pretrained='cc12m'"),
     ],
 )
 def test_unknown_networks_and_missing_weights_are_errors(libraries: Any, backbone: str, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"^protonet\.episodes extract: .*{message}") as caught:
+    with pytest.raises(ValueError, match=rf"^`backbone` must .*{message}") as caught:
         open_extractor(backbone)
     assert "\n" not in str(caught.value)
 
@@ -184,7 +184,7 @@ def test_weights_of_another_network_are_errors(libraries: Any, tmp_path: Path) -
         with pytest.raises(ValueError, match=r"no such file: .*absent\.pt"):
             open_extractor(backbone, weights=tmp_path / "absent.pt")
         torch.save({"w": Hostile()}, path)
-        with pytest.raises(ValueError, match=r"`--(weights|backbone)` must be a (file of tensors|network that can be)"):
+        with pytest.raises(ValueError, match=r"`(weights|backbone)` must be a (file of tensors|network that can be)"):
             open_extractor(backbone, weights=path)
     for content, message in (
         ([1], r"be a file of tensors by name; got .*w\.pt of something else"),
@@ -192,7 +192,7 @@ def test_weights_of_another_network_are_errors(libraries: Any, tmp_path: Path) -
         (timm.create_model("resnet34").state_dict(), r"have .*, where \d+ differ or are missing, such as layer1\.2"),
     ):
         torch.save(content, path)
-        with pytest.raises(ValueError, match=rf"^`--weights` must {message}"):
+        with pytest.raises(ValueError, match=rf"^`weights` must {message}"):
             open_extractor("torchvision:resnet18", weights=path)
     path.write_bytes(b"nothing")
     with pytest.raises(ValueError, match=r"be a file of tensors by name; got .*w\.pt \(\w+\)"):
