@@ -174,7 +174,7 @@ def map_npz(path: str | Path) -> Dataset:
     x, mapping = map_rows(path) or (None, None)
     if x is None:
         return load_npz(path)
-    arrays = read_arrays(path, {"y", "split", "maps"})
+    x, arrays = x.flatten(1), read_arrays(path, {"y", "split", "maps"})
     classes = make_dataset("x", torch.empty(len(x), 0), arrays["y"])
     data = assign_sides("split", classes, arrays.get("split"))
     shape = read_shape(arrays.get("maps"), x.shape[1])
@@ -184,7 +184,7 @@ def map_npz(path: str | Path) -> Dataset:
 
 
 def map_rows(path: Path, dtypes: Sequence[str] = FLOATING, name: str = "x") -> tuple[Tensor, mmap.mmap] | None:
-    """Return the rows (n, dim) of an NPZ file's array and their mapping, or None where they cannot be mapped."""
+    """Return the rows (n, ...) of an NPZ file's array and their mapping, or None where they cannot be mapped."""
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             member = archive.getinfo(f"{name}.npy")
@@ -201,7 +201,7 @@ def map_rows(path: Path, dtypes: Sequence[str] = FLOATING, name: str = "x") -> t
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (ValueError, *READ_ERRORS):
         return None  # load_npz loads the file, or says what is wrong
-    values = np.frombuffer(mapping, dtype, count, start).reshape(shape[0], -1)  # (n, dim)
+    values = np.frombuffer(mapping, dtype, count, start).reshape(shape)
     # Read-only, because a system may refuse a private copy of a file that is larger than memory.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)

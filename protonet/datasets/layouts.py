@@ -15,7 +15,7 @@ from protonet.datasets.files import map_rows
 from protonet.datasets.pictures import ImageSet, ImageSource, Pictures, join_sides
 from protonet.datasets.unpickling import load_pickle
 from protonet.embeddings.pictures.images import list_folders, list_images
-from protonet.errors import raise_input_error
+from protonet.errors import InputError, raise_input_error
 from protonet.tables.arrays import READ_ERRORS
 
 #: The files that a set is made of, and what reads it.
@@ -78,9 +78,9 @@ def list_classes(root: Path) -> Pictures:
     pictures: list[Path] = []
     labels: list[str] = []
     for folder in list_folders(root):
-        labels_of_pictures = list_images("root", folder)
-        pictures += labels_of_pictures
-        labels += [folder.name] * len(labels_of_pictures)
+        images = list_images("root", folder)
+        pictures += images
+        labels += [folder.name] * len(images)
     if not pictures:
         raise_input_error("root", "hold one folder per class", f"{root} without any", "Pass the folder above them.")
     return Pictures(pictures, labels, None)
@@ -91,30 +91,46 @@ def detect_class_folders(root: Path) -> Layout:
     return give(list_classes(root))
 
 
+def read_lists(folder: Path, lists: Sequence[Path], read: Callable[[Path], list[tuple[Path, str]]]) -> Layout | None:
+    """Find the pictures of a folder by lists, one for each side; None without the folder or the first list.
+
+    Args:
+        folder: The folder of the pictures.
+        lists: The lists, in the order of ``SPLIT_SIDES``.
+        read: Reads the pictures and their classes of a list.
+    """
+    if not lists[0].is_file() or not folder.is_dir():
+        return None
+    parts = []
+    for path in lists:
+        try:
+            pairs = read(path)
+        except InputError:
+            raise
+        except (OSError, ValueError, TypeError, LookupError, AttributeError, csv.Error) as error:
+            refuse_list(path, type(error).__name__)
+        parts.append(Pictures([picture for picture, _ in pairs], [label for _, label in pairs], None))
+    return give(join_sides(parts), *lists)
+
+
 def detect_csv(root: Path) -> Layout | None:
     """Find ``root/images`` and ``root/train.csv``, ``val.csv`` and ``test.csv`` of columns filename and label.
 
     A file's class is the folder that its name says, such as ``001.Black_footed_Albatross/1.jpg``; otherwise its label.
     """
-    if not (root / "train.csv").is_file() or not (root / "images").is_dir():
-        return None
-    parts = []
-    for part in AUTHORS_SIDES:
-        path = root / f"{part}.csv"
-        try:
-            with path.open(encoding="utf-8-sig", newline="") as file:
-                rows = [row for row in csv.reader(file) if row]
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            refuse_list(path, type(error).__name__)
-        named = bool(rows) and rows[0] == ["filename", "label"]
-        if not rows[named:] or not all(len(row) == 2 and all(row) and "." in row[0] for row in rows[named:]):
-            got = f"{path} with {', '.join(rows[0]) if rows else 'nothing'}"
+
+    def read(path: Path) -> list[tuple[Path, str]]:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = [row for row in csv.reader(file) if row]
+        first = rows[0] if rows else ["nothing"]
+        rows = rows[first == ["filename", "label"] :]
+        if not rows or not all(len(row) == 2 and all(row) and "." in row[0] for row in rows):
+            got = f"{path} with {', '.join(first)}"
             remedy = "Fill both columns in every line."
             raise_input_error("root", "have columns filename and label in every list", got, remedy)
-        rows = rows[named:]
-        labels = [file.rpartition("/")[0] or label for file, label in rows]
-        parts.append(Pictures([root / "images" / file for file, _ in rows], labels, None))
-    return give(join_sides(parts), *(root / f"{part}.csv" for part in AUTHORS_SIDES))
+        return [(root / "images" / file, file.rpartition("/")[0] or label) for file, label in rows]
+
+    return read_lists(root / "images", [root / f"{part}.csv" for part in AUTHORS_SIDES], read)
 
 
 def detect_json(root: Path) -> Layout | None:
@@ -122,19 +138,13 @@ def detect_json(root: Path) -> Layout | None:
 
     The names are paths on the authors' machine, of whose parts only the last two are used.
     """
-    lists = [root / f"{part}.json" for part in ("base", "val", "novel")]
-    if not lists[0].is_file() or not (root / "images").is_dir():
-        return None
-    parts = []
-    for path in lists:
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            names = [image.replace("\\", "/").split("/")[-2:] for image in content["image_names"]]
-            files = [root / "images" / folder / file for folder, file in names]
-        except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
-            refuse_list(path, type(error).__name__)
-        parts.append(Pictures(files, [folder for folder, _ in names], None))
-    return give(join_sides(parts), *lists)
+
+    def read(path: Path) -> list[tuple[Path, str]]:
+        names = json.loads(path.read_text(encoding="utf-8"))["image_names"]
+        pairs = [image.replace("\\", "/").split("/")[-2:] for image in names]
+        return [(root / "images" / folder / file, folder) for folder, file in pairs]
+
+    return read_lists(root / "images", [root / f"{part}.json" for part in ("base", "val", "novel")], read)
 
 
 def detect_class_lists(folder: str, pattern: str) -> Callable[[Path], Layout | None]:
@@ -146,23 +156,15 @@ def detect_class_lists(folder: str, pattern: str) -> Callable[[Path], Layout | N
     """
 
     def find(root: Path) -> Layout | None:
-        lists = [root / pattern.format(part) for part in AUTHORS_SIDES]
-        if not lists[0].is_file() or not (root / folder).is_dir():
-            return None
-        parts = []
-        for path in lists:
-            try:
-                lines = path.read_text(encoding="utf-8").splitlines()
-            except (OSError, UnicodeDecodeError) as error:
-                refuse_list(path, type(error).__name__)
+        def read(path: Path) -> list[tuple[Path, str]]:
+            lines = path.read_text(encoding="utf-8").splitlines()
             classes = [line.split(",")[0].strip() for line in lines if line.strip()]
             missing = [label for label in classes if not (root / folder / label).is_dir()]
             if missing or not classes:
                 refuse_list(path, f"no folder {root / folder / missing[0]}" if missing else "empty")
-            labels_of_pictures = {label: list_images("root", root / folder / label) for label in classes}
-            labels = [label for label, images in labels_of_pictures.items() for _ in images]
-            parts.append(Pictures([image for images in labels_of_pictures.values() for image in images], labels, None))
-        return give(join_sides(parts), *lists)
+            return [(image, label) for label in classes for image in list_images("root", root / folder / label)]
+
+        return read_lists(root / folder, [root / pattern.format(part) for part in AUTHORS_SIDES], read)
 
     return find
 
@@ -179,11 +181,7 @@ def detect_pickles(pattern: str, *names: str) -> Callable[[Path], Layout | None]
         files = [root / pattern.format(part) for part in names or AUTHORS_SIDES]
         if not files[0].is_file():
             return None
-        missing = [path for path in files if not path.is_file()]
-        if missing:
-            raise_input_error(
-                "root", f"hold {pattern.format('test')} and its like", f"no {missing[0]}", "Get all of them."
-            )
+        check_files(files)
         return files, lambda: join_sides([_read_pickle(path) for path in files])
 
     return find
@@ -216,10 +214,8 @@ def detect_tiered(root: Path) -> Layout | None:
     if not images[0].is_file():
         return None
     labels = [root / f"{part}_labels.pkl" for part in AUTHORS_SIDES]
-    missing = [path for path in (*images, *labels) if not path.is_file()]
-    if missing:
-        raise_input_error("root", "hold the pictures and labels of all sides", f"no {missing[0]}", "Get all of them.")
     files = [*images, *labels]
+    check_files(files)
     return files, lambda: join_sides([_read_tiered(*pair) for pair in zip(images, labels, strict=True)])
 
 
@@ -253,15 +249,15 @@ def _read_npz(path: Path) -> np.ndarray | None:
             if "images" not in file.files:
                 return None
             mapped = map_rows(path, ("uint8",), "images")
-            if mapped is None:
-                detected: np.ndarray = file["images"]
-                return detected
-            with file.zip.open("images.npy") as member:  # its shape; mapped rows are flat
-                version = np.lib.format.read_magic(member)
-                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-                return mapped[0].numpy().reshape(read(member)[0])
+            return np.asarray(file["images"]) if mapped is None else mapped[0].numpy()
     except (ValueError, *READ_ERRORS) as error:
         refuse_list(path, type(error).__name__)
+
+
+def check_files(files: Sequence[Path]) -> None:
+    """Raise an InputError if a file of a side is missing."""
+    if missing := [path for path in files if not path.is_file()]:
+        raise_input_error("root", "hold the pictures and labels of all sides", f"no {missing[0]}", "Get all of them.")
 
 
 def check_images(path: Path, images: Any) -> np.ndarray:

@@ -154,7 +154,7 @@ def _read(path: Path, stamp: str, shape: tuple[int, int, int]) -> Dataset | None
                 return None
             y, names, sides = (file[name] for name in ("y", "names", "sides"))
         x, mapping = map_rows(path, ("uint8",)) or (None, None)
-        if x is not None and x.shape == (len(y), int(np.prod(shape))):
+        if x is not None and (x := x.flatten(1)).shape == (len(y), int(np.prod(shape))):
             side_names = tuple(map(str, sides)) if len(sides) else None
             return Dataset(x, torch.from_numpy(y), tuple(map(str, names)), side_names, mapping, shape)
         reason = "it is not as it was written"
