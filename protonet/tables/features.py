@@ -71,17 +71,15 @@ def fit_features(
     inferred = fit_columns(
         cells, kinds, keep_hint=keep_hint, selection=selection, decimal=decimal, semicolons=table.semicolons
     )
-    fitted = {
-        name: inferred_type.column for name, inferred_type in inferred.items() if inferred_type.column is not None
-    }
+    fitted = {name: column for name, (column, *_) in inferred.items() if column is not None}
     dropped = tuple(name for name in inferred if name not in fitted)
     reasons: dict[str, list[str]] = {}
     for name in dropped:
         reasons.setdefault(inferred[name].reason, []).append(to_printable(name))
     notes = describe_numeric_formats(cells, _numeric_columns(inferred))
     notes += [f"dropped: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
-    modalities = sorted({inferred_type.modality for inferred_type in inferred.values() if inferred_type.modality})
-    notes += [hint for modality in modalities if (hint := selection.hint(modality))]
+    modalities = {inferred_type.modality for inferred_type in inferred.values()} - {None}
+    notes += [hint for modality in sorted(map(str, modalities)) if (hint := selection.hint(modality))]
     if not fitted:
         raise_input_error("path", "have a column of use", "; ".join(notes)[:500], "Add features.")
     encoding = Encoding(tuple(fitted.values()))
@@ -136,14 +134,9 @@ def fit_columns(
     numeric = _numeric_columns(inferred)
     if decimal is None and (order := revised_format_order(columns, numeric)):  # then "1.200" is not 1.2 either
         inferred |= {name: fit(name, order) for name in numeric if columns[name].dtype.kind == "O"}
-    for name, inferred_type in inferred.items():
-        if (
-            name not in kinds
-            and inferred_type.column is not None
-            and inferred_type.column.plain
-            and keep_hint is not None
-        ):
-            reason = detect_row_index(inferred_type.column.comparable_values(columns[name]).astype(np.float64))
+    for name, (column, *_) in inferred.items() if keep_hint is not None else ():
+        if name not in kinds and column is not None and column.plain:
+            reason = detect_row_index(column.comparable_values(columns[name]).astype(np.float64))
             if reason:
                 inferred[name] = InferredType(None, f"{reason} ({keep_hint})" if keep_hint else reason)
     _restore_constants(inferred, columns)
@@ -152,23 +145,13 @@ def fit_columns(
 
 def _numeric_columns(inferred: Mapping[str, InferredType]) -> dict[str, Numeric]:
     """Return the number columns by name."""
-    return {
-        name: inferred_type.column
-        for name, inferred_type in inferred.items()
-        if isinstance(inferred_type.column, Numeric)
-    }
+    return {name: column for name, (column, *_) in inferred.items() if isinstance(column, Numeric)}
 
 
 def _restore_constants(inferred: dict[str, InferredType], cells: Mapping[str, np.ndarray]) -> None:
     """Keep constant columns of a table of numbers: they may be pixels, whose order matters."""
-    constants = {
-        name: Numeric.fit(cells[name]) for name, inferred_type in inferred.items() if inferred_type.reason == "constant"
-    }
-    others = [
-        inferred_type.column
-        for name, inferred_type in inferred.items()
-        if name not in constants and inferred_type.column is not None
-    ]
+    constants = {name: Numeric.fit(cells[name]) for name, (_, reason, _) in inferred.items() if reason == "constant"}
+    others = [column for column, *_ in inferred.values() if column is not None]
     if others and Encoding((*others, *constants.values())).plain:
         inferred |= {name: InferredType(column, "") for name, column in constants.items()}
 

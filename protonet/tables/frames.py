@@ -215,16 +215,13 @@ def fit_frame(frame: Frame, kinds: Mapping[str, str] | None, selection: Selectio
         hint, argument = "column_kinds keeps it", "column_kinds"
         fitted = fit_columns(columns, kinds, keep_hint=hint, argument=argument, selection=selection)
         inferred = list(fitted.values())
-    summaries = [
-        f"dropped: {inferred_type.reason}" if inferred_type.column is None else inferred_type.column.summary()
-        for inferred_type in inferred
-    ]
+    summaries = [f"dropped: {reason}" if column is None else column.summary() for column, reason, _ in inferred]
     summary = {} if frame.original is None else dict(zip(frame.names, summaries, strict=True))
-    indices = [index for index, inferred_type in enumerate(inferred) if inferred_type.column is not None]
+    indices = [index for index, (column, *_) in enumerate(inferred) if column is not None]
     if not indices:
         got = "; ".join(f"{to_printable(name)} {text}" for name, text in summary.items())[:500]
         raise_input_error("X", "have a column of use", got, "Add features, or say what they hold: column_kinds.")
-    encoding = Encoding(tuple(inferred_type.column for inferred_type in inferred if inferred_type.column is not None))
+    encoding = Encoding(tuple(column for column, *_ in inferred if column is not None))
     return FrameEncoding(encoding, indices, summary)
 
 

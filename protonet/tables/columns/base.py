@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import fields
 from typing import ClassVar
 
 import numpy as np
@@ -116,13 +117,18 @@ class FittedColumn(ABC):
         """Format a value of `to_numeric` for users."""
         return f"{value:.4g}"
 
-    @abstractmethod
     def describe(self) -> dict[str, object]:
         """Return all fields but the tensors, as JSON values."""
+        values = {name: value for name, value in self._values().items() if not isinstance(value, np.ndarray)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     def tensors(self) -> dict[str, np.ndarray]:
         """Return the tensors by name, float32."""
-        return {}
+        return {name: value for name, value in self._values().items() if isinstance(value, np.ndarray)}
+
+    def _values(self) -> dict[str, object]:
+        """The values of the fields."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]
 
     @classmethod
     @abstractmethod

@@ -148,10 +148,6 @@ class Category(FittedColumn):
         names += ["..."] * (len(self.levels) > 4) + ["others"] * (not self._is_complete)
         return f"category: {', '.join(names)}"
 
-    def describe(self) -> dict[str, object]:
-        """Return the levels and their counts."""
-        return {"levels": list(self.levels), "counts": list(self.counts), "rows": self.rows}
-
     @classmethod
     def restore(cls, stored: Stored) -> Category:
         """Restore the column."""

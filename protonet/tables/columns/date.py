@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -101,10 +101,6 @@ class Date(FittedColumn):
         date_format = "" if self.format == "iso" else f" as {self.format}"
         cycles = f", in {', '.join(self.cycles)}" if self.cycles else ""
         return f"date{date_format}{cycles}{format_missing_fraction(self.missing)}"
-
-    def describe(self) -> dict[str, object]:
-        """Return the fields."""
-        return asdict(self) | {"cycles": list(self.cycles)}
 
     @classmethod
     def restore(cls, stored: Stored) -> Date:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -123,10 +123,6 @@ class Numeric(FittedColumn):
             "duration": ", durations in seconds",
         }
         return f"number{formats[self.format]}{format_missing_fraction(self.missing)}"
-
-    def describe(self) -> dict[str, object]:
-        """Return the fields."""
-        return asdict(self)
 
     @classmethod
     def restore(cls, stored: Stored) -> Numeric:

@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
-from functools import partial
+from functools import cache, partial
 from itertools import product
 
 import numpy as np
@@ -144,14 +144,7 @@ def format_cells(values: np.ndarray) -> np.ndarray:
 
 def map_unique(parse: Callable[[str], float], cells: np.ndarray) -> np.ndarray:
     """Apply a function to cells (n,), once per distinct cell: (n,) float64."""
-    cache: dict[str, float] = {}
-    values = np.empty(len(cells))
-    for row, cell in enumerate(cells):
-        value = cache.get(cell)
-        if value is None:
-            value = cache[cell] = parse(cell)
-        values[row] = value
-    return values
+    return np.fromiter(map(cache(parse), cells), np.float64, len(cells))
 
 
 def parse_plain(cell: str) -> float:

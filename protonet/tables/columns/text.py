@@ -177,14 +177,6 @@ class Text(FittedColumn):
         """Return the type and its size."""
         return f"text: {len(self.mean)} components of {len(self.grams)} words and character n-grams"
 
-    def describe(self) -> dict[str, object]:
-        """Return the vocabulary."""
-        return {"grams": list(self.grams), "apart": self.apart}
-
-    def tensors(self) -> dict[str, np.ndarray]:
-        """Return the weights."""
-        return {"scales": self.scales, "basis": self.basis, "mean": self.mean}
-
     @classmethod
     def restore(cls, stored: Stored) -> Text:
         """Restore the column."""
