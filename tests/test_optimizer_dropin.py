@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import AdamW
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from analysis.optimizer_bench.workload import initial_weights
 from protonet.optimizer import CustomOptimizer
@@ -252,7 +253,9 @@ def draw_classes() -> tuple[torch.Tensor, torch.Tensor]:
     return x, x[:, :3].argmax(1)
 
 
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # Lightning uses an old name
 def test_a_lightning_trainer_takes_the_steps_of_a_plain_loop(tmp_path: Path) -> None:
+    """With a schedule by steps."""
     lightning = pytest.importorskip("lightning")
 
     class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
@@ -263,14 +266,22 @@ def test_a_lightning_trainer_takes_the_steps_of_a_plain_loop(tmp_path: Path) -> 
         def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
             return loss_on(self.model, int(batch[0]))
 
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return CustomOptimizer(self.model.parameters())
+        def configure_optimizers(self) -> dict[str, object]:
+            optimizer = CustomOptimizer(self.model.parameters())
+            scheduler = {"scheduler": CosineAnnealingLR(optimizer, 20), "interval": "step"}
+            return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
-    module = Module()
+    module, model = Module(), make_model()
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(12)))
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     lightning.Trainer(max_epochs=1, accelerator="cpu", default_root_dir=tmp_path, **quiet).fit(module, loader)
-    assert same(module.model, trained(12))
+    optimizer = CustomOptimizer(model.parameters())
+    scheduler = CosineAnnealingLR(optimizer, 20)
+    for step in range(12):
+        train(model, optimizer, 1, first=step)
+        scheduler.step()
+    assert same(module.model, model)
+    assert not same(model, trained(12))
 
 
 def test_a_compiled_model_takes_the_same_steps() -> None:

@@ -72,6 +72,22 @@ def test_copies_go_on_alike_and_apart(clone: Callable[[Pair], Pair]) -> None:
     assert same(model, trained(13))
 
 
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair)), load_state])
+def test_a_copy_takes_further_groups(clone: Callable[[Pair], Pair]) -> None:
+    model = make_model()
+    optimizer = CustomOptimizer(model.parameters())
+    train(model, optimizer, 5)
+    other, fresh = clone((model, optimizer))
+    extra = nn.Parameter(torch.ones(3, 2))
+    fresh.add_param_group({"params": [extra], "lr": 0.1})
+    extra.grad = torch.ones_like(extra)
+    train(other, fresh, 1, first=5)  # it clears gradients
+    assert same(other, train(model, optimizer, 1, first=5))
+    extra.grad = torch.ones_like(extra)
+    fresh.step()
+    assert bool((extra < 1).all())
+
+
 @pytest.mark.parametrize(("bad", "at"), [(math.nan, 0), (math.inf, 4), (-math.inf, 4)])
 def test_a_step_with_one_bad_gradient_is_as_if_it_had_not_been(bad: float, at: int) -> None:
     model, last = make_model(), -1

@@ -172,18 +172,26 @@ def test_schedules_end_where_nothing_moves(schedule: Callable[[torch.optim.Optim
         torch.testing.assert_close(p, q, rtol=0, atol=1e-8)
 
 
-WORKER = """
+START = """
 import os
 import sys
 import torch
 import torch.distributed as dist
 from custom_optimizer import CustomOptimizer
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 child = os.fork()
 rank = int(child > 0)
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=2)
+"""
+END = """
+dist.destroy_process_group()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+REPLICATED = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
 torch.manual_seed(rank)  # rank 0's weights are sent to rank 1; rows stay apart
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(5, 3))
 start = model.module.weight.detach().clone()
@@ -206,17 +214,64 @@ except ValueError as error:
     assert "DTensor" in str(error), error
 else:
     raise AssertionError("no error")
-dist.destroy_process_group()
-if child:
-    assert os.waitpid(child, 0)[1] == 0
+"""
+#: One optimizer has all parameters, the other one is divided. A NaN in one parameter is seen by its owner alone.
+DIVIDED = """
+import copy
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+torch.manual_seed(0)
+torch.set_default_dtype(torch.float64)
+alone = torch.nn.Sequential(torch.nn.Linear(6, 24), torch.nn.Tanh(), torch.nn.Linear(24, 3))
+model = copy.deepcopy(alone)
+x = torch.randn(40, 16, 6)
+
+def train(model, optimizer, steps):
+    for step in steps:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x[step]), x[step, :, :3].argmax(1))
+        loss.backward()
+        if step == 7:
+            model[2].bias.grad[0] = torch.nan
+        optimizer.step()
+
+def divide(model):
+    return ZeroRedundancyOptimizer(model.parameters(), CustomOptimizer, sharded=True, total_steps=40)
+
+reference, divided = CustomOptimizer(alone.parameters(), total_steps=40), divide(model)
+train(alone, reference, range(20))
+train(model, divided, range(20))
+divided.consolidate_state_dict(to=0)
+saved = [divided.state_dict() if rank == 0 else None]
+dist.broadcast_object_list(saved)
+later = copy.deepcopy(model)
+resumed = divide(later)
+resumed.load_state_dict(saved[0])
+train(alone, reference, range(20, 40))
+train(model, divided, range(20, 40))
+train(later, resumed, range(20, 40))
+owned = [len(optimizer.optim.state) for optimizer in (divided, resumed)]
+assert 0 < owned[0] == owned[1] < 4, owned
+runs = [optimizer.stepper.runs[0] for optimizer in (reference, divided.optim, resumed.optim)]
+assert [run.skipped for run in runs] == [1, 1, 1], runs
+assert [run.steps for run in runs] == [39, 39, 39], runs
+for run in runs[1:]:
+    assert abs(run.rate / runs[0].rate - 1) < 1e-9, runs
+for p, q, r in zip(alone.parameters(), model.parameters(), later.parameters()):
+    torch.testing.assert_close(p, q, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(q, r, rtol=0, atol=0)
 """
 
 
-def test_two_processes_stay_equal_and_sharded_parameters_are_an_error(tmp_path: Path) -> None:
-    """One of them meets a NaN: both skip that step. The packed optimizer is all that they have of the library."""
+@pytest.mark.parametrize("work", [REPLICATED, DIVIDED], ids=["DDP and FSDP2", "ZeRO"])
+def test_two_processes_take_the_steps_of_one(tmp_path: Path, work: str) -> None:
+    """DDP: one of them meets a NaN, and both skip that step. FSDP2: an error. ZeRO: one step size, also when resumed.
+
+    The packed optimizer is all that the processes have of the library.
+    """
     (tmp_path / "custom_optimizer.py").write_text(join_package(), encoding="utf-8")
     environment = {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1", "PATH": ""}
-    command = [sys.executable, "-c", WORKER, str(tmp_path / "meeting")]
+    command = [sys.executable, "-c", START + work + END, str(tmp_path / "meeting")]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 0, ended.stderr
 

@@ -1,140 +1,231 @@
-"""Parameters of equal shapes, stacked: their state and their steps."""
+"""Parameters that step together, stacked: their state and their steps."""
 
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from itertools import groupby
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from protonet.optimizer.preconditioner import Block, choose_blocks
+from protonet.optimizer.preconditioner import Block, choose_blocks, rotate, rotate_back
 from protonet.optimizer.settings import EMBEDDING, PRECONDITIONER, SEARCH, STEP, Group
 
-#: Tensors of a batch and of a block that have one slice for each parameter, and entries of a parameter's state that
-#: all parameters of a batch share.
-BATCH_TENSORS = ("mean", "slow_mean", "square", "last_step", "gradient_size")
-BLOCK_TENSORS = ("statistics", "basis", "factors", "slopes")
-SHARED_ENTRIES = ("step", "embedding")
+State = dict[str, Tensor]  #: The state of one slice.
+NUMBERS = ("step", "gradient_size", "step_length")  #: Entries of a state that are numbers, on the CPU.
+MATRICES = ("mean", "slow_mean", "square", "direction")  #: Entries of the slice's shape.
 
 
-@dataclass
+def make_state(rows: int, columns: int, like: Tensor, *, embedding: bool) -> State:
+    """Make the state of a slice before its first step, with the device of a tensor and at least single precision."""
+    like = like.new_empty(0, dtype=torch.promote_types(like.dtype, torch.float32))
+    state = {"embedding": torch.tensor(embedding)}
+    state |= {name: torch.tensor(0.0, dtype=torch.float64) for name in NUMBERS}
+    state |= {name: like.new_zeros(rows, columns) for name in MATRICES}
+    if embedding:  # rows are seen too seldom for a mean over a long window
+        state["slow_mean"] = like.new_zeros(0)
+    lengths = [] if embedding else [n for _, _, n in choose_blocks(rows, columns)]
+    state |= {name: like.new_zeros(sum(lengths)) for name in ("factors", "slopes")}
+    for index, n in enumerate(lengths):
+        basis = torch.eye(n, dtype=like.dtype, device=like.device)
+        state |= {f"block{index}.statistics": torch.zeros_like(basis), f"block{index}.basis": basis}
+    return state
+
+
+@dataclass(eq=False)
 class ParameterBatch:
     """Slices that are alike and step together, stacked.
 
     Tensors are of at least single precision and (slices, rows, columns). Convolutions are matrices, and a parameter of
-    fewer than two dimensions is one row.
+    fewer than two dimensions is one row. Short vectors may differ in length: they are rows, padded with zeros.
     """
 
     indices: list[int]  #: Indices of the slices.
+    shapes: list[tuple[int, int]]  #: Their rows and columns.
     embedding: bool  #: See `EmbeddingConfig`.
+    step: int  #: Number of steps taken.
+    sizes: list[float]  #: The gradients' usual root mean squares.
+    lengths: list[float]  #: The lengths of the last steps.
     mean: Tensor  #: Adam's first moment, in the bases.
-    #: The mean over a longer window, in the bases. An embedding's is empty: rows are seen too seldom for one.
-    slow_mean: Tensor
+    slow_mean: Tensor  #: The mean over a longer window, in the bases. An embedding's is empty.
     square: Tensor  #: Adam's second moment, in the bases.
-    last_step: Tensor  #: The last step, in the bases.
-    gradient_size: Tensor  #: (slices,), the gradients' usual root mean square; infinite at first.
-    blocks: list[Block]
-    count: Tensor  #: 0-d, on the CPU, the number of steps taken.
+    direction: Tensor  #: The last step, uphill, in the bases, in units of its length.
+    #: (2, slices, directions), of the directions of all blocks: logarithms of factors; averages of squared slopes.
+    factors: Tensor
+    blocks: list[Block]  #: Those of one side, if it has any, before those of the other.
+    sides: list[list[Block]] = field(init=False)  #: The same by side.
+    numbers: array[float] = field(init=False)  #: ``step``, ``sizes`` and ``lengths``, which states view.
+    block_lengths: list[int] = field(init=False)  #: The number of directions of each block of each slice.
+    padded: bool = field(init=False)  #: Whether the slices differ in length.
+    views: list[Tensor] = field(init=False)  #: The direction as the parameters are shaped, if it is their step.
+
+    def __post_init__(self) -> None:
+        """Group the blocks, and make the memory of the numbers."""
+        self.sides = [list(side) for _, side in groupby(self.blocks, lambda block: block.axis)]
+        self.numbers = array("d", [self.step, *self.sizes, *self.lengths])
+        self.block_lengths = [block.basis.shape[2] for block in self.blocks] * len(self.indices)
+        self.padded, self.views = len({*self.shapes}) > 1, []
 
     @classmethod
-    def initialize(cls, indices: list[int], gradient: Tensor, *, embedding: bool) -> ParameterBatch:
-        """Initialize the batch of slices before their first step, from gradients as `stack_matrices` makes them."""
-        rows, columns = gradient.shape[1:]
-        blocks = []
-        for axis, start, n in [] if embedding else choose_blocks(rows, columns):
-            basis = torch.eye(n, dtype=gradient.dtype, device=gradient.device).repeat(len(gradient), 1, 1)
-            blocks.append(Block(axis, start, torch.zeros_like(basis), basis, *basis.new_zeros(2, len(basis), n)))
-        mean, square, last_step = (torch.zeros_like(gradient) for _ in range(3))
-        slow_mean = gradient.new_zeros(len(gradient), 0) if embedding else torch.zeros_like(gradient)
-        size = gradient.new_full((len(gradient),), math.inf)
-        return cls(indices, embedding, mean, slow_mean, square, last_step, size, blocks, torch.tensor(0))
+    def from_states(cls, indices: list[int], states: Sequence[State]) -> ParameterBatch:
+        """Stack copies of the states of slices, as `get_state` makes them; they have one layout and one step."""
+        first, shapes = states[0], [(state["mean"].shape[0], state["mean"].shape[1]) for state in states]
+        stacked = {
+            name: _stack([state[name] for state in states], pad=name in MATRICES and len({*shapes}) > 1)
+            for name in first.keys() - {"embedding", *NUMBERS}
+        }
+        sizes, lengths = ([float(state[name]) for state in states] for name in NUMBERS[1:])
+        factors = torch.stack([stacked.pop(name) for name in ("factors", "slopes")])
+        embedding, blocks, place = bool(first["embedding"]), list[Block](), 0
+        for index, (axis, start, n) in enumerate([] if embedding else choose_blocks(*shapes[0])):
+            statistics, basis = (stacked.pop(f"block{index}.{name}") for name in ("statistics", "basis"))
+            blocks.append(Block(axis, start, statistics, basis, *factors.narrow(2, place, n)))
+            place += n
+        step = int(first["step"])
+        return cls(indices, shapes, embedding, step, sizes, lengths, factors=factors, blocks=blocks, **stacked)
 
-    @classmethod
-    def from_states(cls, indices: list[int], states: Sequence[dict[str, Tensor]]) -> ParameterBatch:
-        """Stack copies of the states of slices, as `get_state` makes them; they have one shape and one step."""
-        names = states[0].keys() - {*SHARED_ENTRIES}
-        stacked = {name: torch.stack([state[name] for state in states]) for name in names}
-        embedding, blocks = bool(states[0]["embedding"]), []
-        for index, (axis, start, _) in enumerate([] if embedding else choose_blocks(*stacked["mean"].shape[1:])):
-            blocks.append(Block(axis, start, *(stacked.pop(f"block{index}.{name}") for name in BLOCK_TENSORS)))
-        return cls(indices, embedding, **stacked, blocks=blocks, count=states[0]["step"].clone())
-
-    def get_state(self, row: int) -> dict[str, Tensor]:
+    def get_state(self, row: int) -> State:
         """Get the state of one slice: views of the stacked tensors."""
-        state = {"step": self.count, "embedding": torch.tensor(self.embedding)}
-        state |= {name: getattr(self, name)[row] for name in BATCH_TENSORS}
+        rows, columns = self.shapes[row]
+        numbers = torch.frombuffer(self.numbers, dtype=torch.float64)
+        state = {"embedding": torch.tensor(self.embedding)}
+        state |= {"factors": self.factors[0, row], "slopes": self.factors[1, row]}
+        places = (0, 1 + row, 1 + len(self.indices) + row)
+        state |= {name: numbers[place] for name, place in zip(NUMBERS, places, strict=True)}
+        for name in MATRICES:
+            matrix = getattr(self, name)[row]
+            state[name] = matrix.view(-1)[: rows * columns].view(rows, columns) if matrix.numel() else matrix
         for index, block in enumerate(self.blocks):
-            state |= {f"block{index}.{name}": getattr(block, name)[row] for name in BLOCK_TENSORS}
+            state |= {f"block{index}.statistics": block.statistics[row], f"block{index}.basis": block.basis[row]}
         return state
 
     def select(self, rows: list[int]) -> ParameterBatch:
         """Copy some of the slices to a batch of their own."""
         return ParameterBatch.from_states([self.indices[row] for row in rows], [self.get_state(row) for row in rows])
 
-    def observe(self, gradient: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:
-        """Update the bases by gradients; return these in the bases, and their slopes along the last step."""
-        max_norms = STEP.max_spike * math.sqrt(gradient[0].numel()) * self.gradient_size
-        gradient = gradient.to(self.mean.dtype).mul_((max_norms / norms).clamp_(max=1)[:, None, None])
-        step = int(self.count.add_(1))
-        if step == 1 or step % PRECONDITIONER.gather_every == 0:
+    def stack(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Stack gradients of the slices as the state is; a single one may be viewed instead."""
+        stacked = _stack(gradients, pad=self.padded) if len(gradients) > 1 else gradients[0]
+        return stacked.reshape(self.mean.shape).to(self.mean.dtype)
+
+    def observe(self, gradient: Tensor, norms: Sequence[float], group: Group) -> tuple[Tensor, Tensor, Tensor]:
+        """Update the bases by gradients.
+
+        Args:
+            gradient: (slices, rows, columns), which is not written to.
+            norms: Its finite norms.
+            group: The group of the slices.
+
+        Returns:
+            The gradients in the bases, their inner products with the last directions, (slices,), and the slopes of the
+            directions of all blocks along the last step, (slices, directions).
+        """
+        self.step += 1
+        scales = self._update_sizes(norms, self._get_betas(group)[1])
+        if min(scales) < 1:
+            gradient = gradient * gradient.new_tensor(scales)[:, None, None]
+        if self.step == 1 or self.step % PRECONDITIONER.gather_every == 0:
+            update = self.step <= PRECONDITIONER.early_steps or self.step % PRECONDITIONER.update_every == 0
             for block in self.blocks:
                 block.gather(gradient)
-                if step <= PRECONDITIONER.early_steps or step % PRECONDITIONER.update_every == 0:
-                    block.update_basis((self.mean, self.slow_mean, self.last_step), self.square)
-        for block in self.blocks:
-            block.rotate(gradient, block.basis.mT)
-        uphill = self.last_step * gradient
-        for block in self.blocks:
-            block.adapt(uphill, step)
-        return gradient, uphill.sum((1, 2))
+                if update:
+                    block.update_basis((self.mean, self.slow_mean, self.direction), self.square)
+        gradient = rotate(self.sides, gradient)
+        products = self.direction * gradient
+        if not self.sides:
+            return gradient, products.sum((1, 2)), self.factors[1]
+        sums = [products.sum(3 - blocks[0].axis) for blocks in self.sides]  # each (slices, rows or columns)
+        return gradient, sums[0].sum(1), _multiply(torch.cat(sums, 1), [-length for length in self.lengths])
 
-    def move(self, rotated: Tensor, rates: list[float], parameters: list[Tensor], group: Group) -> None:
+    def _get_betas(self, group: Group) -> tuple[float, float]:
+        """Get the decays of the first and second moments."""
+        beta1, beta2 = map(float, group["betas"])
+        return beta1, max(beta2, EMBEDDING.min_beta2) if self.embedding else beta2
+
+    def _update_sizes(self, norms: Sequence[float], beta2: float) -> list[float]:
+        """Update the gradients' usual sizes by norms; return factors that bound single gradients by these."""
+        step, scales = self.step, list[float]()
+        for row, ((rows, columns), norm, size) in enumerate(zip(self.shapes, norms, self.sizes, strict=True)):
+            root = math.sqrt(rows * columns)
+            limit = STEP.max_spike * root * size if step > 1 else math.inf
+            scales.append(limit / norm if norm > limit else 1.0)
+            # The mean of ``square``, which rotations do not change.
+            mean = beta2 * (1 - beta2 ** (step - 1)) * size**2 + (1 - beta2) * (min(norm, limit) / root) ** 2
+            self.sizes[row] = math.sqrt(mean / (1 - beta2**step) + STEP.tiny)
+        return scales
+
+    def move(self, rotated: Tensor, rates: Sequence[float], parameters: Sequence[Tensor], group: Group) -> None:
         """Move parameters by one step, along gradients in the bases, and decay the weights of matrices."""
-        step, beta1, beta2 = int(self.count), float(group["betas"][0]), float(group["betas"][1])
-        beta2 = max(beta2, EMBEDDING.min_beta2) if self.embedding else beta2
+        step, (beta1, beta2) = self.step, self._get_betas(group)
         slow_fraction = 0.0 if self.embedding else STEP.slow_fraction
+        correction, scale = 1 - beta2**step, (1 - slow_fraction) / (1 - beta1 ** (step + 1))
+        relative = correction * (STEP.floor**2 + float(group["eps"]) ** 2)
+        floors = [relative * size**2 + STEP.tiny for size in self.sizes]
+        floor: float | Tensor = floors[0] if len(floors) == 1 else rotated.new_tensor(floors)[:, None, None]
         mean = self.mean.lerp_(rotated, 1 - beta1)
         square = self.square.mul_(beta2).addcmul_(rotated, rotated, value=1 - beta2)
-        correction, scale = 1 - beta2**step, (1 - slow_fraction) / (1 - beta1 ** (step + 1))
-        size = square.mean((1, 2))  # a rotation does not change it
-        self.gradient_size.copy_(size.div(correction).add_(STEP.tiny).sqrt_())
-        floor = size.mul_(STEP.floor**2 + float(group["eps"]) ** 2).add_(STEP.tiny)
-        direction = torch.lerp(rotated, mean, beta1, out=self.last_step)
+        direction = torch.lerp(rotated, mean, beta1, out=self.direction)
         if self.embedding:
             sums = rotated.square().sum(2)  # (slices, rows); rows without a gradient have 0
             usual = sums.sum(1) / (sums.count_nonzero(1).clamp_(min=1) * rotated.shape[2])
-            floor.add_(usual, alpha=EMBEDDING.extra_frequency * correction)
+            floor = floor + EMBEDDING.extra_frequency * correction * usual[:, None, None]
         else:
             slow_mean = self.slow_mean.lerp_(rotated, STEP.window / (step + STEP.window - 1))
             direction.add_(slow_mean, alpha=slow_fraction / scale)
+        direction.mul_((square + floor).rsqrt_())
+        if self.sides:
+            factors, place = self.factors[0].exp(), 0
+            for axis in (blocks[0].axis for blocks in self.sides):
+                direction.mul_(factors.narrow(1, place, direction.shape[axis]).unsqueeze(3 - axis))
+                place += direction.shape[axis]
         rate_factor, max_step = (EMBEDDING.rate_factor, EMBEDDING.max_step) if self.embedding else (1.0, STEP.max_step)
-        sizes = [min(max_step, rate_factor * float(group["lr"]) * rate) for rate in rates]
-        lengths: Any = sizes[0] if len({*sizes}) == 1 else floor.new_tensor(sizes)[:, None, None]
-        direction.mul_((square + floor[:, None, None]).rsqrt_()).mul_(lengths * (-scale * math.sqrt(correction)))
-        for block in self.blocks:
-            block.scale(direction)
-        update = direction.clone()
-        for block in self.blocks:
-            block.rotate(update, block.basis)
-        if parameters[0].ndim > 1:
-            decay = float(group["weight_decay"]) * (EMBEDDING.decay_factor if self.embedding else 1.0)
-            # In full at usual steps, and none at short ones, which AdamW's decay would pull off the minimum.
-            decays = [size * min(1.0, size / SEARCH.usual_rate) ** 2 * decay for size in sizes]
-            torch._foreach_mul_(parameters, [1 - decay for decay in decays])
-        torch._foreach_add_(parameters, [*update.view(-1, *parameters[0].shape)])
+        steps = [min(max_step, rate_factor * float(group["lr"]) * rate) for rate in rates]
+        self.lengths = [scale * math.sqrt(correction) * length for length in steps]
+        self.numbers[:] = array("d", [step, *self.sizes, *self.lengths])
+        self._decay(steps, parameters, group)
+        self._add(rotate_back(self.sides, direction), parameters)
+
+    def _decay(self, steps: Sequence[float], parameters: Sequence[Tensor], group: Group) -> None:
+        """Decay the weights of matrices, in full at usual steps.
+
+        There is no decay at short steps, where AdamW's would pull the weights off the minimum.
+        """
+        weight_decay = float(group["weight_decay"]) * (EMBEDDING.decay_factor if self.embedding else 1.0)
+        if not weight_decay:
+            return
+        for p, step in zip(parameters, steps, strict=True):
+            if p.ndim > 1:
+                p.mul_(1 - step * min(1.0, step / SEARCH.usual_rate) ** 2 * weight_decay)
+
+    def _add(self, update: Tensor, parameters: Sequence[Tensor]) -> None:
+        """Move parameters by their lengths, against an update (slices, rows, columns)."""
+        alike = len({*self.lengths}) == 1
+        if not alike:
+            update = _multiply(update, self.lengths)
+        views = self.views if update is self.direction else []
+        if not views:
+            views = [
+                (row.view(-1)[: p.numel()] if self.padded else row).view(p.shape)
+                for row, p in zip(update.unbind(), parameters, strict=True)
+            ]
+        if update is self.direction:
+            self.views = views
+        torch._foreach_add_([*parameters], views, alpha=-self.lengths[0] if alike else -1.0)
 
 
-def split_batches(shape: Sequence[int], indices: list[int]) -> list[list[int]]:
-    """Split the indices of slices of one shape into batches that fit a cache."""
-    count = max(1, STEP.batch_elements // math.prod(shape))
-    return [indices[start : start + count] for start in range(0, len(indices), count)]
+def _stack(tensors: Sequence[Tensor], *, pad: bool = False) -> Tensor:
+    """Stack tensors; those of several lengths as rows that are padded with zeros, (tensors, 1, length)."""
+    if pad:
+        return pad_sequence([tensor.reshape(-1) for tensor in tensors], batch_first=True)[:, None]
+    return torch.stack([*tensors])
 
 
-def stack_matrices(tensors: Sequence[Tensor]) -> Tensor:
-    """Copy tensors to matrices (slices, rows, columns) of at least single precision."""
-    stacked = torch.stack(list(tensors))
-    rows = stacked.shape[1] if stacked.ndim > 2 else 1
-    return stacked.reshape(len(stacked), rows, -1).to(torch.promote_types(stacked.dtype, torch.float32))
+def _multiply(stacked: Tensor, factors: Sequence[float]) -> Tensor:
+    """Multiply each slice of a tensor (slices, ...) by its factor."""
+    if len({*factors}) == 1:
+        return stacked * factors[0]
+    return stacked * stacked.new_tensor(factors).view(-1, *[1] * (stacked.ndim - 1))

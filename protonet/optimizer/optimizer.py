@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields
 from typing import Any, NoReturn
@@ -12,8 +11,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from protonet.optimizer.batches import BATCH_TENSORS, BLOCK_TENSORS, SHARED_ENTRIES, ParameterBatch, split_batches
-from protonet.optimizer.preconditioner import choose_blocks
+from protonet.optimizer.batches import NUMBERS, ParameterBatch, make_state
 from protonet.optimizer.search import Run
 from protonet.optimizer.settings import SEARCH, SKIPPED_BEFORE_WARNING, Group, raise_error
 from protonet.optimizer.stepper import Stepper
@@ -40,6 +38,8 @@ class CustomOptimizer(torch.optim.Optimizer):
         fused: Not supported: False or None.
         capturable: Not supported: False.
         differentiable: Not supported: False.
+        sharded: Whether the processes of torch's default group hold different parameters of one model, as with
+            ZeroRedundancyOptimizer. They then use one step size, and skip the same steps.
 
     Raises:
         ValueError: A setting that is out of range, or a sharded parameter; at a step, a sparse gradient.
@@ -63,12 +63,14 @@ class CustomOptimizer(torch.optim.Optimizer):
         fused: bool | None = None,
         capturable: bool = False,
         differentiable: bool = False,
+        sharded: bool = False,
     ) -> None:
         settings = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": eps, "foreach": foreach}
         unsupported = {"fused": fused, "capturable": capturable, "differentiable": differentiable}
         super().__init__(params, settings | unsupported | {"maximize": maximize})
         max_lr = max(float(group["lr"]) for group in self.param_groups) or 1.0
-        self.stepper = Stepper(Run(SEARCH.usual_rate / max_lr, total_steps))
+        self.stepper = Stepper(Run(SEARCH.usual_rate / max_lr, total_steps), sharded=sharded)
+        self._saved_run: dict[str, Any] | None = None  # the entry of the first group
         self._stepped: list[tuple[Tensor, Group]] = []  # parameters and groups of the batches
         self._states: list[dict[str, Tensor] | None] = []  # and their states, which are views of the batches
 
@@ -82,6 +84,7 @@ class CustomOptimizer(torch.optim.Optimizer):
         _validate(self.defaults | param_group)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        group.pop("run", None)  # of another optimizer
         if any(hasattr(p, "to_local") for p in group["params"]):
             self.param_groups.pop()
             raise_error("params", "be whole tensors", "a DTensor (FSDP2, tensor parallelism)", "Use AdamW or DDP.")
@@ -89,6 +92,7 @@ class CustomOptimizer(torch.optim.Optimizer):
 
     def _update_batches(self) -> None:
         """Stack the parameters' states anew if parameters, groups or states were replaced since the last step."""
+        self._synchronize_run()
         current = [(p, group) for group in self.param_groups for p in group["params"]]
         states = [self.state.get(p) for p, _ in current]
         if len(current) == len(self._stepped) and all(
@@ -101,17 +105,21 @@ class CustomOptimizer(torch.optim.Optimizer):
         self._stepped = current
         self.stepper.slices = [(_view_as_real(p), group) for p, group in current]
         self.stepper.batches = []
-        alike = defaultdict[Any, list[int]](list)
-        for index, ((p, group), state) in enumerate(zip(current, states, strict=True)):
-            if state:
-                shape = self.stepper.slices[index][0].shape
-                counts = (bool(state["embedding"]), int(state["step"]), state["mean"].dtype)
-                alike[shape, p.dtype, p.device, id(group), counts].append(index)
-        for (shape, *_), indices in alike.items():
-            for part in split_batches(shape, indices):
-                states_of_part = [self.state[current[index][0]] for index in part]
-                self.stepper.batches.append(ParameterBatch.from_states(part, states_of_part))
+        self.stepper.add_states({index: state for index, state in enumerate(states) if state})
         self._publish(self.stepper.batches)
+
+    def _synchronize_run(self) -> None:
+        """Use the run that is an entry of the first group if it was put there, else put the own one there.
+
+        `ZeroRedundancyOptimizer` saves and loads nothing but the parameters' states and the entries of groups.
+        """
+        group = self.param_groups[0] if self.param_groups else {}
+        if group.get("run", self._saved_run) is not self._saved_run:
+            total_steps = self.stepper.runs[0].total_steps
+            run = Run(**group["run"])
+            run.total_steps = run.total_steps if total_steps is None else total_steps
+            self.stepper, self._stepped = Stepper(run, sharded=self.stepper.sharded), []
+        self._saved_run = group["run"] = asdict(self.stepper.runs[0])
 
     def _publish(self, batches: Iterable[ParameterBatch]) -> None:
         """Set the parameters' states to views of batches."""
@@ -139,10 +147,13 @@ class CustomOptimizer(torch.optim.Optimizer):
                 continue
             if p.grad.is_sparse:
                 raise_error("params", "have dense gradients", "a sparse one", "Densify it.")
-            gradient = _view_as_real(p.grad).reshape(self.stepper.slices[index][0].shape)
+            gradient = (
+                p.grad if not p.is_complex() else _view_as_real(p.grad).reshape(self.stepper.slices[index][0].shape)
+            )
             gradients[index] = -gradient if group["maximize"] else gradient
         known, skipped = {id(batch): batch for batch in self.stepper.batches}, self.skipped
         self.stepper.step(gradients)
+        self._synchronize_run()
         if new := [batch for batch in self.stepper.batches if id(batch) not in known]:
             self._publish(new)
         if skipped < self.skipped == SKIPPED_BEFORE_WARNING and not self.stepper.runs[0].steps:
@@ -152,22 +163,24 @@ class CustomOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Get what a copy or a pickle needs."""
-        return {**super().__getstate__(), "run": asdict(self.stepper.runs[0])}
+        self._synchronize_run()
+        return {**super().__getstate__(), "sharded": self.stepper.sharded}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copy; torch also calls it when a state is loaded, without a run."""
+        """Restore a copy; torch also calls it when a state is loaded."""
         state = dict(state)
-        if run := state.pop("run", None):
-            self.stepper = Stepper(Run(**run))
+        if "sharded" in state:  # a copy
+            self.stepper, self._saved_run = Stepper(Run(1.0), sharded=state.pop("sharded")), None
         self._stepped, self._states = [], []
         super().__setstate__(state)
+        self._synchronize_run()
 
     def state_dict(self) -> dict[str, Any]:
         """Copy the state by parameter, in plain tensors, and that of the run as ``run`` of the first group."""
+        self._synchronize_run()
         saved = super().state_dict()
         for index, state in saved["state"].items():
             saved["state"][index] = {name: value.clone() for name, value in state.items()}
-        saved["param_groups"][0]["run"] = asdict(self.stepper.runs[0])
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -176,9 +189,9 @@ class CustomOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: A state of another optimizer, of an older version, or of parameters of other shapes.
         """
-        groups, total_steps = state_dict["param_groups"], self.stepper.runs[0].total_steps
-        saved_run = groups[0].get("run") if groups else None
-        if not isinstance(saved_run, dict) or saved_run.keys() != {field.name for field in fields(Run)}:
+        groups = state_dict["param_groups"]
+        run = groups[0].get("run") if groups else None
+        if not isinstance(run, dict) or run.keys() != {field.name for field in fields(Run)}:
             _raise_foreign_state()
         parameters = [p for group in self.param_groups for p in group["params"]]
         parameter_of = dict(zip([index for group in groups for index in group["params"]], parameters, strict=False))
@@ -186,13 +199,10 @@ class CustomOptimizer(torch.optim.Optimizer):
         for index, state in states.items():
             _validate_state(_view_as_real(parameter_of[index]), state)
         super().load_state_dict({**state_dict, "state": {}})
-        run = Run(**self.param_groups[0].pop("run"))
-        run.total_steps = run.total_steps if total_steps is None else total_steps
-        self.stepper = Stepper(run)
         for index, state in states.items():
             p = parameter_of[index]
             self.state[p] = {
-                name: value.detach().to("cpu" if name in SHARED_ENTRIES else p.device, copy=True)
+                name: value.detach().to("cpu" if name in ("embedding", *NUMBERS) else p.device, copy=True)
                 for name, value in state.items()
             }
 
@@ -216,21 +226,12 @@ def _validate(group: Group) -> None:
 def _validate_state(p: Tensor, state: dict[str, Tensor]) -> None:
     """Raise an error for a state that does not fit a parameter."""
     rows = max(1, p.shape[0]) if p.ndim > 1 else 1
-    columns = p.numel() // rows
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(BATCH_TENSORS, (rows, columns))
-    shapes |= dict.fromkeys(("gradient_size", *SHARED_ENTRIES), ())
-    embedding = bool(state.get("embedding"))
-    if embedding:
-        shapes["slow_mean"] = (0,)
-    blocks = [] if embedding else choose_blocks(rows, columns)
-    for index, (_, _, n) in enumerate(blocks):
-        shapes |= {
-            f"block{index}.{name}": (n, n) if name in ("statistics", "basis") else (n,) for name in BLOCK_TENSORS
-        }
-    if state.keys() != shapes.keys():
+    like = torch.empty(0, device="meta")
+    expected = make_state(rows, p.numel() // rows, like, embedding=bool(state.get("embedding")))
+    if state.keys() != expected.keys():
         _raise_foreign_state()
-    for name, shape in shapes.items():
-        if tuple(state[name].shape) != shape:
+    for name, value in expected.items():
+        if state[name].shape != value.shape:
             got = f"{name} {tuple(state[name].shape)} for a parameter {tuple(p.shape)}"
             raise_error("state_dict", "have the parameters' shapes", got, "Load that of the same model.")
 

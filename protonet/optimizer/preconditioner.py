@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
@@ -23,20 +23,27 @@ class Block:
     basis: Tensor  #: (matrices, n, n), its eigenvectors as columns.
     factors: Tensor  #: (matrices, n), the logarithms of the directions' factors.
     slopes: Tensor  #: (matrices, n), the averages of their squared slopes.
+    inverse: Tensor = field(init=False)  #: The transposed basis, a view.
+
+    def __post_init__(self) -> None:
+        """View the basis as its inverse."""
+        self.inverse = self.basis.mT
 
     def narrow(self, matrices: Tensor) -> Tensor:
         """View this part of matrices (matrices, rows, columns)."""
-        return matrices.narrow(self.axis, self.start, self.basis.shape[2])
+        n = self.basis.shape[2]
+        return matrices if n == matrices.shape[self.axis] else matrices.narrow(self.axis, self.start, n)
 
-    def rotate(self, matrices: Tensor, rotations: Tensor) -> None:
-        """Multiply this part of matrices by rotations (matrices, n, n), in place."""
+    def rotate(self, matrices: Tensor, rotation: Tensor, transposed: Tensor) -> Tensor:
+        """Multiply this part of matrices by a rotation (matrices, n, n), which is also given transposed."""
         part = self.narrow(matrices)
-        part.copy_(torch.bmm(rotations, part) if self.axis == 1 else torch.bmm(part, rotations.mT))
+        return torch.bmm(rotation, part) if self.axis == 1 else torch.bmm(part, transposed)
 
     def gather(self, gradient: Tensor) -> None:
         """Add gradients to the statistics."""
         part = self.narrow(gradient) if self.axis == 1 else self.narrow(gradient).mT
-        self.statistics.lerp_(torch.bmm(part, part.mT), 1 - PRECONDITIONER.decay**PRECONDITIONER.gather_every)
+        decay = PRECONDITIONER.decay**PRECONDITIONER.gather_every
+        self.statistics.baddbmm_(part, part.mT, beta=decay, alpha=1 - decay)
 
     def update_basis(self, averages: Sequence[Tensor], square: Tensor) -> None:
         """Update the basis by a power step on the statistics, and rotate the averages that are kept in it."""
@@ -46,26 +53,54 @@ class Block:
         rotation = torch.bmm(basis.mT, self.basis)
         self.basis.copy_(basis)
         for average in averages:
-            self.rotate(average, rotation)
-        overlaps = rotation.square()  # of the old directions with the new ones
-        self.rotate(square, overlaps)
+            self.narrow(average).copy_(self.rotate(average, rotation, rotation.mT))
+        overlaps = rotation.square_()  # of the old directions with the new ones
+        self.narrow(square).copy_(self.rotate(square, overlaps, overlaps.mT))
         for vector in (self.factors, self.slopes):
             vector.copy_((overlaps * vector[:, None]).sum(2))
 
-    def adapt(self, uphill: Tensor, step: int) -> None:
-        """Move the directions' factors by their slopes, relative to each other."""
-        slope = self.narrow(uphill).sum(3 - self.axis)
-        usual = self.slopes.lerp_(slope.square(), 1 - SEARCH.memory)
-        alive = usual > SEARCH.negligible**2 * usual.amax(1, keepdim=True)
-        sizes = slope * usual.rsqrt() * math.sqrt(1 - SEARCH.memory**step)
-        moves = torch.where(alive, sizes, 0.0).clamp_(-1, 1)
-        moves.sub_(alive * moves.sum(1, keepdim=True) / alive.sum(1, keepdim=True).clamp_(min=1))
-        gain = SEARCH.direction_gain + SEARCH.early_direction_gain / step
-        self.factors.sub_(moves, alpha=gain).clamp_(-SEARCH.max_log_factor, SEARCH.max_log_factor)
 
-    def scale(self, matrices: Tensor) -> None:
-        """Multiply this part of matrices in the basis by the factors, in place."""
-        self.narrow(matrices).mul_(self.factors.exp().unsqueeze(3 - self.axis))
+Sides = Sequence[Sequence[Block]]  #: The blocks of each side with bases.
+
+
+def rotate(sides: Sides, matrices: Tensor) -> Tensor:
+    """Express matrices in the bases of the blocks."""
+    for blocks in sides:
+        parts = [block.rotate(matrices, block.inverse, block.basis) for block in blocks]
+        matrices = parts[0] if len(parts) == 1 else torch.cat(parts, blocks[0].axis)
+    return matrices
+
+
+def rotate_back(sides: Sides, matrices: Tensor) -> Tensor:
+    """Take matrices back from the bases of the blocks."""
+    for blocks in sides:
+        parts = [block.rotate(matrices, block.basis, block.inverse) for block in blocks]
+        matrices = parts[0] if len(parts) == 1 else torch.cat(parts, blocks[0].axis)
+    return matrices
+
+
+def adapt_factors(factors: Tensor, usual: Tensor, slopes: Tensor, lengths: Tensor, step: int) -> None:
+    """Move the directions' factors by their slopes, relative to each other in a block.
+
+    Args:
+        factors: (n,), logarithms of the factors of all blocks.
+        usual: (n,), averages of the squared slopes.
+        slopes: (n,), uphill; they are overwritten.
+        lengths: (blocks,), int64, numbers of directions.
+        step: Number of the step, >= 1.
+    """
+    block_of = torch.repeat_interleave(lengths, output_size=len(slopes))  # (n,)
+    usual.mul_(SEARCH.memory).addcmul_(slopes, slopes, value=1 - SEARCH.memory)
+    peaks = torch.segment_reduce(usual, "max", lengths=lengths, unsafe=True)
+    silent = usual <= peaks.mul_(SEARCH.negligible**2).index_select(0, block_of)
+    moves = slopes.mul_(usual.rsqrt()).masked_fill_(silent, 0)
+    bound = 1 / math.sqrt(1 - SEARCH.memory**step)
+    moves.clamp_(-bound, bound)
+    alive = torch.segment_reduce((~silent).to(moves.dtype), "sum", lengths=lengths, unsafe=True)
+    means = torch.segment_reduce(moves, "sum", lengths=lengths, unsafe=True).div_(alive.clamp_(min=1))
+    moves.sub_(means.index_select(0, block_of)).masked_fill_(silent, 0)
+    gain = (SEARCH.direction_gain + SEARCH.early_direction_gain / step) / bound
+    factors.sub_(moves, alpha=gain).clamp_(-SEARCH.max_log_factor, SEARCH.max_log_factor)
 
 
 def choose_blocks(rows: int, columns: int) -> list[tuple[int, int, int]]:
@@ -76,7 +111,7 @@ def choose_blocks(rows: int, columns: int) -> list[tuple[int, int, int]]:
     for axis, length, other in ((2, columns, rows), (1, rows, columns)):
         short = length <= min(PRECONDITIONER.max_length, PRECONDITIONER.max_ratio * other)
         if short and (not blocks or rows + columns <= PRECONDITIONER.max_sum):
-            count = math.ceil(length / PRECONDITIONER.block_length)
-            ends = [length * index // count for index in range(count + 1)]
+            count, unit = math.ceil(length / PRECONDITIONER.block_length), PRECONDITIONER.block_unit
+            ends = [round(length * index / count / unit) * unit for index in range(count)] + [length]
             blocks += [(axis, start, end - start) for start, end in pairwise(ends)]
     return blocks

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
-from protonet.optimizer.batches import ParameterBatch, split_batches, stack_matrices
+from protonet.optimizer.batches import ParameterBatch, State, make_state
+from protonet.optimizer.preconditioner import adapt_factors, choose_blocks
 from protonet.optimizer.search import Run
 from protonet.optimizer.settings import EMBEDDING, STEP, Group
 
@@ -20,72 +20,144 @@ class Stepper:
     """The steps of one run, or of several runs that are computed together for speed.
 
     Each run has a slice of each parameter. Its index is the parameter's, times the number of runs, plus the run's.
+
+    Args:
+        runs: The runs.
+        sharded: Whether the processes of torch's default group have other parameters of the same, single run.
     """
 
-    def __init__(self, *runs: Run) -> None:
+    def __init__(self, *runs: Run, sharded: bool = False) -> None:
         self.runs = runs
+        self.sharded = sharded
         self.slices: list[tuple[Tensor, Group]] = []
         self.batches: list[ParameterBatch] = []
 
     def step(self, gradients: dict[int, Tensor]) -> None:
         """Take one step along gradients, by the slices' indices; a run skips it if one of its own is not finite."""
-        n_runs, batches, self.batches = len(self.runs), self.batches, []
-        for batch in batches:  # is split if only some of its slices have gradients
+        active, stacks, norms = self._measure(gradients)
+        bad = {index % len(self.runs) for index, norm in norms.items() if not math.isfinite(norm)}
+        if self.sharded:
+            bad = {0} if any(row[0] for row in self._gather([bool(bad)])) else set()
+        if bad:
+            for run in bad:
+                self.runs[run].skipped += 1
+            gradients = {index: gradient for index, gradient in gradients.items() if index % len(self.runs) not in bad}
+            if not gradients:
+                return
+            active, stacks, norms = self._measure(gradients)
+        known = {index for batch in active for index in batch.indices}
+        if new := [index for index, norm in norms.items() if norm and index not in known]:
+            self.add_states({index: self._make_state(index, gradients[index]) for index in new})
+            active, stacks, norms = self._measure(gradients)
+        self._move(active, stacks, norms)
+
+    def add_states(self, states: dict[int, State]) -> None:
+        """Batch slices that are alike, from their states."""
+        alike = defaultdict[Any, list[int]](list)
+        for index, state in states.items():
+            p, group = self.slices[index]
+            (rows, columns), embedding = state["mean"].shape, bool(state["embedding"])
+            short = rows * columns <= STEP.short_vector and not embedding and not choose_blocks(rows, columns)
+            layout = (1, STEP.short_vector) if short else (rows, columns)
+            kind = (p.dtype, p.device, id(group), embedding, int(state["step"]), state["mean"].dtype)
+            alike[layout, kind].append(index)
+        for ((rows, columns), _), indices in alike.items():
+            count = max(1, STEP.batch_elements // (rows * columns))
+            for start in range(0, len(indices), count):
+                part = indices[start : start + count]
+                self.batches.append(ParameterBatch.from_states(part, [states[index] for index in part]))
+
+    def _make_state(self, index: int, gradient: Tensor) -> State:
+        """Make the state of a slice from its first gradient."""
+        p, rows = self.slices[index][0], gradient.shape[0] if gradient.ndim > 1 else 1
+        tall = p.ndim == 2 and p.shape[0] >= EMBEDDING.min_ratio * p.shape[1]
+        embedding = tall and bool((gradient == 0).all(1).float().mean() > EMBEDDING.min_untouched)
+        return make_state(rows, gradient.numel() // rows, gradient, embedding=embedding)
+
+    def _measure(self, gradients: dict[int, Tensor]) -> tuple[list[ParameterBatch], list[Tensor], dict[int, float]]:
+        """List the batches with gradients, and stack these; list the norms of all gradients by index.
+
+        A batch is split if only some of its slices have gradients.
+        """
+        batches, self.batches = self.batches, []
+        for batch in batches:
             rows = [[row for row, n in enumerate(batch.indices) if (n in gradients) == has] for has in (True, False)]
             self.batches += [batch.select(part) for part in rows] if all(rows) else [batch]
         active = [batch for batch in self.batches if batch.indices[0] in gradients]
-        known = {index for batch in self.batches for index in batch.indices}
-        indices = [batch.indices for batch in active] + [[index] for index in gradients if index not in known]
-        stacks = [stack_matrices([gradients[index] for index in part]) for part in indices]
+        stacks = [batch.stack([gradients[index] for index in batch.indices]) for batch in active]
+        indices = [index for batch in active for index in batch.indices]
+        known = {*indices}
+        new = [index for index in gradients if index not in known]
         norms = [torch.linalg.vector_norm(stack, dim=(1, 2)) for stack in stacks]
-        norm_of = dict(zip(chain(*indices), _to_floats(norms), strict=True))
-        if bad := {index % n_runs for index, norm in norm_of.items() if not math.isfinite(norm)}:
-            for run in bad:
-                self.runs[run].skipped += 1
-            self.step({index: gradient for index, gradient in gradients.items() if index % n_runs not in bad})
-        elif new := [index for index, norm in norm_of.items() if norm and index not in known]:
-            self._initialize(new, gradients)
-            self.step(gradients)
-        else:
-            self._move(active, stacks, norms)
-            for run in {index % n_runs for index in gradients if index in known}:  # the others have no state
-                self.runs[run].steps += 1
+        for index in new:
+            dtype = torch.promote_types(gradients[index].dtype, torch.float32)
+            norms.append(torch.linalg.vector_norm(gradients[index], dtype=dtype)[None])
+        return active, stacks, dict(zip(indices + new, _to_floats(norms), strict=True))
 
-    def _initialize(self, indices: list[int], gradients: dict[int, Tensor]) -> None:
-        """Batch slices that are alike, before their first step."""
-        alike = defaultdict[Any, list[int]](list)
-        for index in indices:
-            p, group = self.slices[index]
-            tall = p.ndim == 2 and p.shape[0] >= EMBEDDING.min_ratio * p.shape[1]
-            embedding = tall and bool((gradients[index] == 0).all(1).float().mean() > EMBEDDING.min_untouched)
-            alike[p.shape, p.dtype, p.device, id(group), embedding].append(index)
-        for (shape, *_, embedding), similar in alike.items():
-            for part in split_batches(shape, similar):
-                stack = stack_matrices([gradients[index] for index in part])
-                self.batches.append(ParameterBatch.initialize(part, stack, embedding=embedding))
-
-    def _move(self, active: list[ParameterBatch], stacks: list[Tensor], norms: list[Tensor]) -> None:
+    def _move(self, active: list[ParameterBatch], stacks: list[Tensor], norms: dict[int, float]) -> None:
         """Update the rates by the gradients, and move the parameters of batches."""
-        observed = [batch.observe(stack, norm) for batch, stack, norm in zip(active, stacks, norms, strict=False)]
-        slopes = iter(_to_floats([slopes for _, slopes in observed]))
         groups = [self.slices[batch.indices[0]][1] for batch in active]
-        evidence = defaultdict[int, list[tuple[float, float, float, float]]](list)
+        observed = [
+            batch.observe(stack, [norms[index] for index in batch.indices], group)
+            for batch, stack, group in zip(active, stacks, groups, strict=True)
+        ]
+        products = iter(_to_floats([products for _, products, _ in observed]))
+        # By run and slice: slope, learning rate, a scheduler's factor, largest rate, whether it is not an embedding.
+        evidence: dict[int, list[list[float]]] = defaultdict(list)
         for batch, group in zip(active, groups, strict=True):
             lr = float(group["unit_lr"] if "unit_lr" in group else group["lr"])
             factor = float(group["lr"]) / lr if lr else 0.0
             max_step = EMBEDDING.max_step / EMBEDDING.rate_factor if batch.embedding else STEP.max_step
-            for index in batch.indices:
-                evidence[index % len(self.runs)].append((next(slopes), lr, factor, max_step / (lr or 1.0)))
-        # Embeddings alone stay at their short longest step for hundreds of steps, to their good.
-        end_search = not all(batch.embedding for batch in active)
-        for index, items in evidence.items():
-            run, (run_slopes, lrs, factors, max_rates) = self.runs[index], zip(*items, strict=True)
-            run.follow(math.fsum(run_slopes), max(lrs) or 1.0, max(factors))
-            run.limit(max(max_rates), end_search=end_search)
+            traits = [lr, factor, max_step / (lr or 1.0), float(not batch.embedding)]
+            for index, length in zip(batch.indices, batch.lengths, strict=True):
+                evidence[index % len(self.runs)].append([-length * next(products), *traits])
+        if self.sharded:
+            evidence = {0: self._gather(_summarise(evidence[0] or [NO_EVIDENCE]))}
+        for index, rows in evidence.items():
+            slope, lr, factor, max_rate, others = _summarise(rows)
+            if max_rate:  # some process has gradients
+                # Embeddings alone stay at their short longest step for hundreds of steps, to their good.
+                self.runs[index].follow(slope, lr or 1.0, factor)
+                self.runs[index].limit(max_rate, end_search=bool(others))
+        self._adapt_factors(active, [slopes for *_, slopes in observed])
         rates = [run.rate * run.anneal(run.steps) for run in self.runs]
-        for batch, group, (rotated, _) in zip(active, groups, observed, strict=True):
+        for batch, group, (rotated, *_) in zip(active, groups, observed, strict=True):
             parameters = [self.slices[index][0] for index in batch.indices]
             batch.move(rotated, [rates[index % len(rates)] for index in batch.indices], parameters, group)
+        for index, rows in evidence.items():
+            self.runs[index].steps += any(max_rate for *_, max_rate, _ in rows)
+
+    def _adapt_factors(self, active: Sequence[ParameterBatch], slopes: Sequence[Tensor]) -> None:
+        """Move the directions' factors of batches by their slopes, at once for batches that are alike."""
+        alike = defaultdict[Any, list[int]](list)
+        for number, batch in enumerate(active):
+            if batch.blocks:
+                alike[batch.step, batch.factors.dtype, batch.factors.device].append(number)
+        for (step, *_), numbers in alike.items():
+            batches = [active[number] for number in numbers]
+            factors = [batch.factors.view(2, -1) for batch in batches]
+            joint = torch.cat(factors, 1)  # (2, directions of all)
+            lengths = torch.tensor([n for batch in batches for n in batch.block_lengths], device=joint.device)
+            evidence = torch.cat([slopes[number].view(-1) for number in numbers])
+            adapt_factors(joint[0], joint[1], evidence, lengths, step)
+            torch._foreach_copy_(factors, joint.split([part.shape[1] for part in factors], 1))
+
+    def _gather(self, numbers: Sequence[float]) -> list[list[float]]:
+        """List the numbers of all processes."""
+        device = self.slices[0][0].device if self.slices else torch.device("cpu")
+        own = torch.tensor(numbers, dtype=torch.float64, device=device)
+        rows = [torch.empty_like(own) for _ in range(distributed.get_world_size())]
+        distributed.all_gather(rows, own)
+        return [row.tolist() for row in rows]
+
+
+NO_EVIDENCE = [0.0] * 5  #: Of a process without gradients.
+
+
+def _summarise(evidence: Sequence[list[float]]) -> list[float]:
+    """Add the slopes of a run's evidence, and take the largest ones of the other numbers."""
+    slopes, *others = zip(*evidence, strict=True)
+    return [math.fsum(slopes), *map(max, others)]
 
 
 def _to_floats(rows: Sequence[Tensor]) -> list[float]:
