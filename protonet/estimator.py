@@ -110,7 +110,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         effort: str | Search = "default",
         *,
         time_limit: float = TIME_LIMIT,
-        random_state: Any = 0,
+        random_state: object = 0,
         column_kinds: Mapping[str, str] | None = None,
         representation: str | Sequence[str] | None = None,
         class_weight: str | Mapping[Any, float] | None = None,
@@ -123,7 +123,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         self.class_weight = class_weight
 
     def fit(
-        self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None, unlabelled: Any = None
+        self, X: object, y: object, sample_weight: object = None, groups: object = None, unlabelled: object = None
     ) -> ProtoNetClassifier:
         """Fit to labelled rows, and to rows without a label; the same rows in any order give the same network.
 
@@ -161,7 +161,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         self._fit(rows, map(torch.from_numpy, iter_dense(parts, CHUNK)) if parts else None)
         return self
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> ProtoNetClassifier:
+    def partial_fit(self, X: object, y: object, classes: object = None, sample_weight: object = None) -> ProtoNetClassifier:
         """Add samples, of known and of new classes, without training: prototypes move, the embedding stays.
 
         Args:
@@ -198,7 +198,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         self._set_classes(merged, counts)
         return self
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: object) -> np.ndarray:
         """Predict the label (n,) of each row of X (n, n_features).
 
         Categories that ``fit`` never saw and columns of gaps alone are no errors. In arrays, NaN is one if ``fit`` had
@@ -211,22 +211,22 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         labels: np.ndarray = self.classes_[predicted]
         return labels
 
-    def predict_proba(self, X: Any) -> np.ndarray:
+    def predict_proba(self, X: object) -> np.ndarray:
         """Compute probabilities (n, n_classes) float64, at the temperature that fits held-out rows of ``fit``."""
         return self._predict_logits(X).softmax(dim=1).numpy()
 
-    def decision_function(self, X: Any) -> np.ndarray:
+    def decision_function(self, X: object) -> np.ndarray:
         """Compute logits (n, n_classes) float64; of two classes (n,), how much higher those of the second are."""
         logits = self._predict_logits(X).numpy()
         return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
 
-    def transform(self, X: Any) -> np.ndarray:
+    def transform(self, X: object) -> np.ndarray:
         """Compute unit-norm embeddings (n, embedding_dim) float64 of rows X (n, n_features)."""
         x = self._encode(X, self._frame_encoding)[0]
         parts = [self._pipeline.embed(torch.from_numpy(block)) for block in iter_dense([x], CHUNK)]
         return torch.cat(parts).numpy()
 
-    def suggest(self, X: Any, n: int) -> list[Suggestion]:
+    def suggest(self, X: object, n: int) -> list[Suggestion]:
         """Select ``n`` of the rows X (rows, n_features) to label next, in order of priority, each with a reason.
 
         Raises:
@@ -235,7 +235,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         x = torch.from_numpy(to_dense(self._encode(X, self._frame_encoding)[0]))
         return suggest_rows(self.network_, x, n, self.classes_.tolist())
 
-    def _predict_logits(self, X: Any) -> Tensor:
+    def _predict_logits(self, X: object) -> Tensor:
         """Compute logits (n, n_classes) float64 of rows X, in blocks that are made dense one at a time."""
         x, uninformative = self._encode(X, self._frame_encoding)
         n_uninformative = int(uninformative.sum())
@@ -245,12 +245,12 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         blocks = zip(iter_dense([x], CHUNK), masks, strict=True)
         return torch.cat([self._pipeline.predict_logits(block, mask, argument="X") for block, mask in blocks])
 
-    def _encode(self, X: Any, encoding: FrameEncoding | None) -> tuple[Any, np.ndarray]:
+    def _encode(self, X: object, encoding: FrameEncoding | None) -> tuple[Any, np.ndarray]:
         """Validate rows X, and compute their features and the mask (n,) of those without information."""
         return _encode(self._check(X, encoded=encoding is not None)[0], encoding)
 
     def _check(
-        self, X: Any, y: Any = NO_LABELS, *, encoded: bool = False, reset: bool = False
+        self, X: object, y: object = NO_LABELS, *, encoded: bool = False, reset: bool = False
     ) -> tuple[Any, np.ndarray | None]:
         """Validate rows, and labels (n,) if there are any, with scikit-learn.
 
@@ -274,7 +274,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             raise_input_error("X", "have no gaps, as the rows of fit had none", f"{gaps} of NaN", remedy)
         return rows, labels
 
-    def _read(self, X: Any, y: Any, sample_weight: Any, groups: Any, *, reset: bool) -> _LabelledRows:
+    def _read(self, X: object, y: object, sample_weight: object, groups: object, *, reset: bool) -> _LabelledRows:
         """Validate and encode the labelled rows of weight > 0; if ``reset``, fit the encoding of their columns."""
         name = getattr(y, "name", None)
         encoding = None if reset else self._frame_encoding
@@ -412,7 +412,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             raise AttributeError("a pickle, a copy or a file has no rows to hold out: ask before it is made")
         return crossfit(self._solution, deadline=time.monotonic() + self.time_limit)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Leave the rows of ``fit`` out."""
         return {name: value for name, value in super().__getstate__().items() if name != "_solution"}
 
