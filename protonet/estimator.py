@@ -161,7 +161,9 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         self._fit(rows, map(torch.from_numpy, iter_dense(parts, CHUNK)) if parts else None)
         return self
 
-    def partial_fit(self, X: object, y: object, classes: object = None, sample_weight: object = None) -> ProtoNetClassifier:
+    def partial_fit(
+        self, X: object, y: object, classes: object = None, sample_weight: object = None
+    ) -> ProtoNetClassifier:
         """Add samples, of known and of new classes, without training: prototypes move, the embedding stays.
 
         Args:
@@ -473,7 +475,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """Width of the embedding, which ``get_feature_names_out`` asks for."""
         return self.network_.sums.shape[1]
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> object:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = tags.input_tags.allow_nan = True
         return tags

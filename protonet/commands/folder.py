@@ -177,7 +177,7 @@ def _run_here(work: Work, parts: Sequence[Part], n_processes: int, tick: Tick) -
         pool.shutdown(cancel_futures=True)
 
 
-def _begin_process(rows: Any, stop: Any) -> None:
+def _begin_process(rows: object, stop: object) -> None:
     """Prepare a process: one thread, no handling of Ctrl-C, and exit with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import pyarrow  # noqa: PLC0415 - optional

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from protonet._io import JsonDict
 from protonet._text import to_printable
@@ -97,7 +96,7 @@ def describe_model(path: Path, header: JsonDict) -> JsonDict:
     }
 
 
-def _check_metrics(metrics: Any) -> JsonDict | None:
+def _check_metrics(metrics: object) -> JsonDict | None:
     """Return valid metrics of held-out rows, or None."""
     required = ("rows", "accuracy", "log_loss", "calibration_error")
     if not isinstance(metrics, dict) or not all(isinstance(metrics.get(name), int | float) for name in required):

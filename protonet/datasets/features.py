@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -115,7 +115,7 @@ FEATURE_READERS: Mapping[str, Callable[[Path], Content]] = {
 }
 
 
-def _interpret(path: Path, content: Any) -> Content:
+def _interpret(path: Path, content: object) -> Content:
     """Return features and labels, in whatever form they are."""
     if isinstance(content, (list, tuple)) and len(content) == 4 and isinstance(content[2], dict):
         content = content[2]  # means and scores beside it
@@ -133,7 +133,7 @@ def _interpret(path: Path, content: Any) -> Content:
     return _join_classes(path, content)
 
 
-def _join_classes(path: Path, by_class: Mapping[Any, Any]) -> Content:
+def _join_classes(path: Path, by_class: Mapping[object, object]) -> Content:
     """Return the rows of a dictionary from classes to rows."""
     arrays = {key: _as_array(path, value) for key, value in by_class.items()}
     rows = {key: value for key, value in arrays.items() if value.size}
@@ -144,7 +144,7 @@ def _join_classes(path: Path, by_class: Mapping[Any, Any]) -> Content:
     return Content(np.concatenate(list(rows.values())), labels)
 
 
-def _as_array(path: Path, value: Any) -> np.ndarray:
+def _as_array(path: Path, value: object) -> np.ndarray:
     """Return a tensor, an array or a list of these or of numbers or text as an array."""
     if isinstance(value, torch.Tensor):
         value = value.detach()

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Arrays = dict[str, np.ndarray]
 
 
-def cached_arrays(name: str, version: int, key: Any, make: Callable[[], Arrays]) -> Arrays:
+def cached_arrays(name: str, version: int, key: object, make: Callable[[], Arrays]) -> Arrays:
     """Return the arrays by name of an earlier call with the same key, or make and cache them.
 
     A file that is damaged, of another program or of another version is made again, with one line on stderr. A cache
@@ -233,7 +233,7 @@ def _render(characters: Iterable[str], faces: list[Face], copies: int, seed: int
 
     basic = ImageFont.Layout.BASIC  # the other engine depends on what is installed
     fonts = [(face, ImageFont.truetype(face.path, RENDERING.em, layout_engine=basic)) for face in faces]
-    seen: set[tuple[Any, ...]] = set()
+    seen: set[tuple[object, ...]] = set()
     codes: list[int] = []
     images, labels = [], []
     for character in progress_bar(iterable=characters, desc="glyphs", unit="character", delay=2.0):

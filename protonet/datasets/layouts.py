@@ -6,7 +6,7 @@ import csv
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
@@ -260,7 +260,7 @@ def check_files(files: Sequence[Path]) -> None:
         raise_input_error("root", "hold the pictures and labels of all sides", f"no {missing[0]}", "Get all of them.")
 
 
-def check_images(path: Path, images: Any) -> np.ndarray:
+def check_images(path: Path, images: object) -> np.ndarray:
     """Return pixels (n, height, width, 3) uint8; raise an InputError where they are others."""
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
         got = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else "none"
@@ -270,7 +270,7 @@ def check_images(path: Path, images: Any) -> np.ndarray:
     return np.asarray(images)
 
 
-def check_labels(path: Path, labels: Any, n: int) -> list[str]:
+def check_labels(path: Path, labels: object, n: int) -> list[str]:
     """Return the names of the classes of ``n`` pictures; raise an InputError where they are not as many."""
     if not isinstance(labels, (list, tuple, np.ndarray)) or len(labels) != n:
         got = f"{len(labels)} in {path}" if hasattr(labels, "__len__") else f"none in {path}"

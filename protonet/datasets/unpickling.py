@@ -68,7 +68,7 @@ def _begin_array(subtype: object, *_: object) -> np.ndarray:
     return np.ndarray.__new__(_Array, (0,), np.int8)
 
 
-def _make_scalar(kind: _Dtype, raw: bytes | str) -> Any:
+def _make_scalar(kind: _Dtype, raw: bytes | str) -> object:
     return _fill(raw.encode("latin1") if isinstance(raw, str) else raw, kind, (1,), "C")[0]
 
 
@@ -78,12 +78,12 @@ def _encode(text: str, encoding: str = "latin1") -> bytes:
     return text.encode("latin1")
 
 
-def _load_storage(raw: bytes) -> Any:
+def _load_storage(raw: bytes) -> object:
     return torch.load(io.BytesIO(raw), weights_only=True)
 
 
 #: The objects that a pickle may name, by module and name.
-_NAMES: dict[tuple[str, str], Any] = {
+_NAMES: dict[tuple[str, str], object] = {
     **{
         ("builtins", builtin.__name__): builtin
         for builtin in (bytes, bytearray, dict, list, set, frozenset, int, float, complex)
@@ -106,7 +106,7 @@ _NAMES: dict[tuple[str, str], Any] = {
 class _Unpickler(pickle.Unpickler):
     """Reads a pickle that names nothing but ``_NAMES``."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         module = {"__builtin__": "builtins"}.get(module, module).replace("numpy._core", "numpy.core")
         if (module, name) not in _NAMES:
             raise RefusedError(f"{module}.{name}")

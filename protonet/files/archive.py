@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from protonet._io import JsonDict
 
@@ -111,7 +110,7 @@ def _parse_config(archive: zipfile.ZipFile) -> JsonDict:
 def check_entry_types(config: JsonDict) -> None:
     """Raise a ValueError unless the entries that ``protonet info`` shows have the expected types."""
 
-    def is_list(values: Any, *types: type) -> bool:
+    def is_list(values: object, *types: type) -> bool:
         return isinstance(values, list) and all(type(value) in types for value in values)
 
     classes, columns, counts = (config.get(name) for name in ("classes", "columns", "counts"))
@@ -130,7 +129,7 @@ def check_entry_types(config: JsonDict) -> None:
         raise ValueError("a config with entries of other types")
 
 
-def subtract_name_samples(counts: Sequence[int], classes: Sequence[str | int], named: Any) -> list[int]:
+def subtract_name_samples(counts: Sequence[int], classes: Sequence[str | int], named: object) -> list[int]:
     """Subtract the samples that class names count as from the samples of each class.
 
     Args:

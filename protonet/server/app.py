@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any, TextIO
+from typing import TextIO
 from urllib.parse import parse_qs, quote
 
 import httptools
@@ -104,14 +104,14 @@ class AccessPolicy:
         return f"?token={quote(self.tokens[0], safe='')}" if self.shown else ""
 
 
-def make_policy(host: str, names: Sequence[str], max_body: int, **limits: Any) -> AccessPolicy:
+def make_policy(host: str, names: Sequence[str], max_body: int) -> AccessPolicy:
     """Make the policy of a server that listens at a host, with tokens of the environment, or a random one."""
     for name in names:
         if not re.fullmatch(r"[^\s/:@\[\]]+|\[?[0-9a-fA-F:]+\]?", name):
             raise_input_error("allowed_hosts", "be host names without a port", repr(to_printable(name)), "Pass names.")
     tokens = [token for token in map(os.environ.get, (TOKEN, SECOND_TOKEN)) if token]
     hosts = {name.lower() for name in (*LOCAL_HOSTS, host, *names)} - {"0.0.0.0", "::"}
-    return AccessPolicy(tokens or [secrets.token_urlsafe(24)], hosts, max_body, shown=not tokens, **limits)
+    return AccessPolicy(tokens or [secrets.token_urlsafe(24)], hosts, max_body, shown=not tokens)
 
 
 def create_app(

@@ -386,7 +386,7 @@ def run(options: PageOptions) -> None:
         OSError: The answers cannot be written.
         InputError: Arguments, a model, a table or a file of answers that do not fit.
     """
-    policy = make_policy(options.host, options.allowed_hosts, MAX_BODY, timeout=120.0)
+    policy = replace(make_policy(options.host, options.allowed_hosts, MAX_BODY), timeout=120.0)
     listening = open_socket(options.host, options.port)
     model = None if options.model is None else open_pipeline(options, options.model, options.table)
     classes = parse_classes(options.classes, model)

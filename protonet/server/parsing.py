@@ -100,7 +100,7 @@ class Rows(NamedTuple):
 
 
 #: Decodes rows, with and without an object around them.
-ROWS = msgspec.json.Decoder[Any](PredictRequest | list[Row])
+ROWS: msgspec.json.Decoder[PredictRequest | list[Row]] = msgspec.json.Decoder(PredictRequest | list[Row])
 
 
 def decode_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
@@ -217,7 +217,7 @@ def parse_json_rows(model: TablePipeline, body: bytes) -> Rows:
     true or false, or null if it is missing; that of a picture is its file in base64.
     """
     request = decode_json(body, ROWS)
-    rows: Sequence[Row] = request.rows if isinstance(request, PredictRequest) else request
+    rows = request.rows if isinstance(request, PredictRequest) else request
     if not rows:
         raise_input_error("body", "hold rows", "none", 'Send {"rows": [...]}, each a list, or an object by column.')
     check_count(len(rows))

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import quote
@@ -320,10 +321,8 @@ def run(options: ServeOptions) -> None:
     models = open_models(options.models, options.representation)
     if not any(hot.model.has_pretrained_encoder for hot in models.values()):
         torch.set_num_threads(1)  # as in predict; small batches are slower on several
-    policy = make_policy(
-        options.host,
-        options.allowed_hosts,
-        options.max_megabytes * 2**20,
+    policy = replace(
+        make_policy(options.host, options.allowed_hosts, options.max_megabytes * 2**20),
         max_requests=options.max_requests,
         timeout=options.timeout,
         origins=[origin.rstrip("/").lower() for origin in options.cors_origins],

@@ -262,7 +262,7 @@ def _is_valid(statistics: Any, count: int) -> bool:
     return type(smallest) is float and 0 < smallest <= 1 and all(map(_is_valid_column, columns))
 
 
-def _is_valid_column(column: Any) -> bool:
+def _is_valid_column(column: object) -> bool:
     """Test whether a value from a file holds the statistics of a column."""
     if not isinstance(column, dict) or type(column.get("missing")) is not float or not 0 <= column["missing"] <= 1:
         return False

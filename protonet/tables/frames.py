@@ -31,7 +31,7 @@ class Frame(NamedTuple):
     names: tuple[str, ...]
     columns: list[np.ndarray]  #: (n,) each, as in `protonet.tables.formats.Chunk`.
     categorical: tuple[str, ...] = ()  #: The columns of a categorical type.
-    original: Any = None  #: The data frame; None for an array, whose columns all hold numbers.
+    original: object = None  #: The data frame; None for an array, whose columns all hold numbers.
 
     @property
     def plain(self) -> bool:
@@ -133,7 +133,7 @@ def array_frame(x: np.ndarray) -> Frame:
     return Frame(tuple(f"x{index}" for index in range(x.shape[1])), list(x.T))
 
 
-def _text_cells(x: Any) -> np.ndarray | None:
+def _text_cells(x: object) -> np.ndarray | None:
     """Return an array (n, columns) of objects if some cells are text other than numbers; None for other objects."""
     if isinstance(x, list) and x and all(isinstance(row, (list, tuple)) and len(row) == len(x[0]) for row in x):
         x = np.array(x, object)
@@ -248,7 +248,7 @@ def _has_repeated_level(cells: np.ndarray) -> bool:
     return len(counts) > 1 and max(counts.values()) > 1
 
 
-def to_dense(x: Any) -> np.ndarray:
+def to_dense(x: object) -> np.ndarray:
     """Return rows as a dense, contiguous and writable float64 array."""
     return x.toarray() if hasattr(x, "toarray") else np.require(x, np.float64, ["C", "W"])
 

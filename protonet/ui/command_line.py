@@ -74,7 +74,7 @@ class Parser(argparse.ArgumentParser):
             formatter.add_text(self.write_appendix())
         return formatter.format_help()
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_known_args(self, args: Any = None, namespace: object = None) -> Any:
         """Parse as argparse does; an unknown option is reported before a missing argument."""
         for given in sys.argv[1:] if args is None else args:
             name = str(given).partition("=")[0]

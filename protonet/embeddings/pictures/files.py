@@ -285,7 +285,7 @@ def _refuse_file(path: Path, error: Exception) -> NoReturn:
     raise_input_error("backbone", "be a network that can be opened", f"{path} ({reason})", "Export it again.")
 
 
-def _check_inputs(path: Path, shapes: list[tuple[Any, ...]]) -> tuple[int | None, ...]:
+def _check_inputs(path: Path, shapes: list[tuple[object, ...]]) -> tuple[int | None, ...]:
     """Check that there is one input, and return its shape, None for any size."""
     if len(shapes) != 1 or len(shapes[0]) not in {2, 4}:
         got = f"{path} with inputs of {shapes}"

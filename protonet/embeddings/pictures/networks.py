@@ -274,7 +274,13 @@ LIBRARIES: Mapping[str, Callable[[str, Path | None, torch.device], Extractor]] =
 
 
 def _finish(
-    library: str, name: str, model: nn.Module, run: Network, transform: Any, weights: WeightsFile, device: torch.device
+    library: str,
+    name: str,
+    model: nn.Module,
+    run: Network,
+    transform: Callable[[Image], Tensor],
+    weights: WeightsFile,
+    device: torch.device,
 ) -> Extractor:
     """Make an extractor from a network of a library."""
     model.eval().requires_grad_(False).to(device)
