@@ -26,6 +26,7 @@ from protonet.commands.options import (
     UpdateOptions,
     add_result_options,
     add_table_options,
+    check_inputs,
     check_model_path,
     check_output_paths,
     check_packages,
@@ -151,8 +152,7 @@ def parse_predict(arguments: Sequence[str] | None) -> PredictOptions:
         check_model_path(options.model)
         return make_options(PredictOptions, options)
     check_single_table(options)
-    check_model_path(options.model)
-    check_table_path(options.table, sheet=options.sheet)
+    check_inputs(options)
     return make_options(PredictOptions, options)
 
 
@@ -174,8 +174,7 @@ def parse_evaluate(arguments: Sequence[str] | None) -> EvaluateOptions:
     select_split(options)
     inputs = [options.model, options.table, options.labels_file]
     options.outputs = check_output_paths(options, RESULT_SUFFIXES, inputs)
-    check_model_path(options.model)
-    check_table_path(options.table, sheet=options.sheet, labels=options.labels_file, labelled=True)
+    check_inputs(options, labelled=True)
     return make_options(EvaluateOptions, options)
 
 
@@ -194,8 +193,7 @@ def parse_update(arguments: Sequence[str] | None) -> UpdateOptions:
         remedy = "Pass -o FILE for a new file, or --in-place to overwrite the old one."
         raise_input_error("-o or --in-place", "name the file to write", "neither -o nor --in-place", remedy)
     check_output_paths(options, {"output": MODEL_SUFFIXES}, [options.table, options.labels_file])
-    check_model_path(options.model)
-    check_table_path(options.table, sheet=options.sheet, labels=options.labels_file, labelled=True)
+    check_inputs(options, labelled=True)
     return make_options(UpdateOptions, options)
 
 
@@ -216,9 +214,7 @@ def parse_suggest(arguments: Sequence[str] | None) -> SuggestOptions:
     options.n = parse_whole("-n", options.n, low=1)
     check_rereadable(options)
     check_output_paths(options, {"output": (".csv",)}, [options.model, options.table])
-    if options.model is not None:
-        check_model_path(options.model)
-    check_table_path(options.table, sheet=options.sheet)
+    check_inputs(options)
     return make_options(SuggestOptions, options)
 
 
@@ -243,8 +239,7 @@ def parse_explain(arguments: Sequence[str] | None) -> ExplainOptions:
         raise_input_error("arguments", must, "none", "Pass it after the model.")
     inputs = [options.model, options.table, options.labels_file]
     check_output_paths(options, {"json": (".json",)}, inputs)
-    check_model_path(options.model)
-    check_table_path(options.table, sheet=options.sheet, labels=options.labels_file, labelled=options.rows is None)
+    check_inputs(options, labelled=options.rows is None)
     return make_options(ExplainOptions, options)
 
 
@@ -344,9 +339,7 @@ def parse_page(arguments: Sequence[str] | None) -> PageOptions:
     options.flags = options.output.with_suffix(".flagged.csv")
     suffixes = dict.fromkeys(("output", "flags"), (".csv",))
     options.outputs = check_output_paths(options, suffixes, [options.model, options.table])
-    if options.model is not None:
-        check_model_path(options.model, "--model")
-    check_table_path(options.table, sheet=options.sheet)
+    check_inputs(options, model="--model")
     check_packages(SERVER_PACKAGES, "page")
     return make_options(PageOptions, options)
 

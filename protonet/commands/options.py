@@ -379,6 +379,20 @@ def select_split(options: argparse.Namespace) -> None:
     options.table = find_split(options.table, options.split)
 
 
+def check_inputs(options: argparse.Namespace, *, model: str = "model", labelled: bool = False) -> None:
+    """Raise an InputError if the model or the table of a command does not exist, or is something else.
+
+    Args:
+        options: The options of the command.
+        model: The argument that names the model.
+        labelled: Whether labels are read.
+    """
+    if options.model is not None:
+        check_model_path(options.model, model)
+    labels = getattr(options, "labels_file", None)
+    check_table_path(options.table, sheet=options.sheet, labels=labels, labelled=labelled)
+
+
 def check_table_path(
     path: Path | None, *, sheet: str | None = None, labels: Path | None = None, labelled: bool = False
 ) -> None:

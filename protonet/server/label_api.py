@@ -169,8 +169,7 @@ class LabelApi:
     def start(self, kind: Literal["results", "export"]) -> None:
         """Start a job on the labelled rows whose pictures exist."""
         queue, session = self.queue, self.queue.session
-        pairs = zip(session.done, session.answers.rows, strict=True)
-        rows = {row: cells for row, cells in pairs if queue.has_picture(row)}
+        rows = {row: [*session.cells[row], label] for row, label in session.labels.items() if queue.has_picture(row)}
         existing, table = [cells for row, cells in enumerate(session.cells) if queue.has_picture(row)], None
         if self.uploads.cells or (len(existing) < len(session.cells) and self.jobs.table.is_file()):
             table = [queue.header, *existing]

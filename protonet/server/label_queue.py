@@ -257,12 +257,10 @@ class LabelQueue:
             limit: The maximal number of rows that are returned.
         """
         differing, others = list[JsonDict](), list[JsonDict]()
-        pairs = zip(self.session.done, self.session.answers.rows, strict=True)
-        for row, (*cells, label) in pairs:
-            if name not in (None, label) or text.casefold() not in "\n".join(cells).casefold():
-                continue
-            by = self._people.get(tuple(cells), "")
-            if person not in (None, by):
+        for row, label in self.session.labels.items():
+            cells = self.session.cells[row]
+            by, found = self._people.get(tuple(cells), ""), text.casefold() in "\n".join(cells).casefold()
+            if not found or name not in (None, label) or person not in (None, by):
                 continue
             predicted, probability = predictions.get(row, (None, None))
             line = {"row": row, "name": label, "by": by, "predicted": predicted, "probability": probability}
@@ -289,8 +287,8 @@ class LabelQueue:
     def nearest_labelled(self, embedding: Tensor, *, leave_out: int = -1) -> list[dict[str, object]]:
         """Return the labelled rows whose embedding is nearest to one (dim,)."""
         with self._lock:
-            pairs = zip(self.session.done, self.session.answers.rows, strict=True)
-            labels, others = {row: cells[-1] for row, cells in pairs if row != leave_out}, self._embedding
+            labels, others = self.session.labels, self._embedding
+        labels.pop(leave_out, None)
         if not labels or others.shape[1] != len(embedding):
             return []
         done = list(labels)
@@ -398,8 +396,7 @@ class LabelQueue:
 
     def get_label(self, row: int) -> str | None:
         """Get the label of a row; None if it has none."""
-        done = self.session.done
-        return self.session.answers.rows[done.index(row)][-1] if row in done else None
+        return self.session.labels.get(row)
 
     def _check_seen(self, row: int, seen: str | UnsetType | None) -> None:
         """Raise an HTTPException if a row has another label than a client has seen; UNSET is not checked."""

@@ -250,6 +250,11 @@ class Session:
             self.done.append(rows_of[tuple(values)].pop())
         self.network: PrototypeNetwork | None = None  #: The result of `learn`.
 
+    @property
+    def labels(self) -> dict[int, str]:
+        """The label of each labelled row, in the order of the answers."""
+        return {row: label for row, (*_, label) in zip(self.done, self.answers.rows, strict=True)}
+
     def learn(self, *, anew: bool = False) -> None:
         """Update the network: new labels move the prototypes or, without a model and if ``anew``, all are refitted."""
         self.network = self.make_network(self.list_answers(), len(self.names), anew=anew)
@@ -260,7 +265,7 @@ class Session:
 
     def list_answers(self) -> list[tuple[int, int]]:
         """List the row and the class index of each label."""
-        return [(row, self.names.index(cells[-1])) for row, cells in zip(self.done, self.answers.rows, strict=True)]
+        return [(row, self.names.index(label)) for row, label in self.labels.items()]
 
     def make_network(self, answers: list[tuple[int, int]], num_classes: int, *, anew: bool) -> PrototypeNetwork | None:
         """Fit or update a network; None until two classes have labels."""

@@ -12,6 +12,7 @@ import textwrap
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -173,37 +174,27 @@ def report_bug(prog: str, error: Exception) -> str:
 
 def parse_whole(argument: str, text: str, *, low: int) -> int:
     """Return ``text`` as an int >= ``low``, or raise an InputError in the one message form."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = low - 1
-    if value < low:
-        raise_input_error(argument, f"be a whole number >= {low}", repr(text), f"Pass a number such as {low}.")
-    return value
+    with suppress(ValueError):
+        if (value := int(text)) >= low:
+            return value
+    return raise_input_error(argument, f"be a whole number >= {low}", repr(text), f"Pass a number such as {low}.")
 
 
 def parse_number(argument: str, text: str, *, low: float) -> float:
     """Return ``text`` as a finite float > ``low``, or raise an InputError in the one message form."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value > low):
-        raise_input_error(argument, f"be a finite number > {low:g}", repr(text), f"Pass a number such as {low + 10:g}.")
-    return value
+    with suppress(ValueError):
+        if low < (value := float(text)) < math.inf:
+            return value
+    remedy = f"Pass a number such as {low + 10:g}."
+    return raise_input_error(argument, f"be a finite number > {low:g}", repr(text), remedy)
 
 
 def check_name(argument: str, name: str, known: Collection[str]) -> str:
     """Return ``name`` if it is known, or raise an InputError that lists the known ones, the nearest first."""
     if name not in known:
         near = difflib.get_close_matches(name.lower().replace("_", "-"), known, n=3)
-        listed = [*near, *(other for other in known if other not in near)]
-        raise_input_error(
-            argument,
-            f"be one of {', '.join(listed)}",
-            repr(name),
-            f"Did you mean {near[0]}?" if near else "Pick a listed one.",
-        )
+        remedy = f"Did you mean {near[0]}?" if near else "Pick a listed one."
+        raise_input_error(argument, f"be one of {', '.join(dict.fromkeys([*near, *known]))}", repr(name), remedy)
     return name
 
 
@@ -236,9 +227,8 @@ def check_writable_folder(argument: str, path: str | Path) -> Path:
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
-        raise_input_error(
-            argument, "be a folder that can be written", f"{path} ({error.strerror})", "Pass another path."
-        )
+        got = f"{path} ({error.strerror})"
+        raise_input_error(argument, "be a folder that can be written", got, "Pass another path.")
     return path
 
 

@@ -31,7 +31,7 @@ from protonet.__main__ import main
 from protonet.pipeline import TablePipeline
 from protonet.server.app import MAX_CONNECTIONS, AccessPolicy, create_app, make_policy
 from protonet.server.models import Batcher
-from protonet.server.parsing import ROWS, PredictRequest, Rows, decode_json
+from protonet.server.parsing import ROWS, Cell, PredictRequest, Rows, decode_json
 from tests.commands.cases import Run
 from tests.commands.noise import make_requests
 from tests.commands.servers import TOKEN, Server, finish, start, start_load
@@ -258,7 +258,9 @@ def test_invalid_addresses_are_errors(server: Server) -> None:
 
 
 def test_json_values_are_exact_and_invalid_json_is_refused() -> None:
-    rows = [[1, 2.5, -0.0, 1e5, None, True, "x", 0.1000000000000000055511151231257827, 4.9e-324]]
+    rows: list[list[Cell] | dict[str, Cell]] = [
+        [1, 2.5, -0.0, 1e5, None, True, "x", 0.1000000000000000055511151231257827, 4.9e-324]
+    ]
     for value, expected in (({"rows": rows}, PredictRequest(rows)), (rows, rows)):
         assert repr(decode_json(json.dumps(value).encode(), ROWS)) == repr(expected)
     for text in ("[NaN]", '{"rows": [[-Infinity]]}', "[1,]", "[01]", "", "[" * 100_000, "\x00", "[1] 2", '["\\ud800"]'):
