@@ -240,9 +240,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     def _predict_logits(self, X: object) -> Tensor:
         """Compute logits (n, n_classes) float64 of rows X, in blocks that are made dense one at a time."""
         x, uninformative = self._encode(X, self._frame_encoding)
-        n_uninformative = int(uninformative.sum())
-        if n_uninformative and self._pipeline.uninformative_logits is not None:
-            warnings.warn(describe_uninformative(n_uninformative), UserWarning, stacklevel=3)
+        if uninformative.any() and self._pipeline.uninformative_logits is not None:
+            warnings.warn(describe_uninformative(int(uninformative.sum())), UserWarning, stacklevel=3)
         masks = (uninformative[start : start + CHUNK] for start in range(0, x.shape[0], CHUNK))
         blocks = zip(iter_dense([x], CHUNK), masks, strict=True)
         return torch.cat([self._pipeline.predict_logits(block, mask, argument="X") for block, mask in blocks])
@@ -262,9 +261,9 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         frame = read_frame(X)
         if frame is not None and (reset or encoded):
             validate_data(self, frame.original, y, reset=reset, skip_check_array=True)
-            if isinstance(y, str) and y == NO_LABELS:
-                return frame, None
-            return frame, check_X_y(np.zeros((len(frame.columns[0]), 1)), y, estimator=self)[1]
+            unlabelled = isinstance(y, str) and y == NO_LABELS
+            labels = None if unlabelled else check_X_y(np.zeros((len(frame.columns[0]), 1)), y, estimator=self)[1]
+            return frame, labels
         checks = {"accept_sparse": "csr", "dtype": np.float64, "ensure_all_finite": "allow-nan"}
         checked = validate_data(self, X, y, reset=reset, **checks)
         rows, labels = checked if isinstance(checked, tuple) else (checked, None)
@@ -391,10 +390,9 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         Raises:
             AttributeError: There are no rows to hold out.
         """
-        crossed = self._cross_validate()
+        crossed, encoding, sizes = self._cross_validate(), self._frame_encoding, self._pipeline.column_sizes
         if not len(crossed.labels):
             raise AttributeError("no class has two rows, of which one could be held out")
-        encoding, sizes = self._frame_encoding, self._pipeline.column_sizes
         indices = range(len(sizes)) if encoding is None else encoding.indices
         return compute_importances(crossed, sizes, indices, self.n_features_in_)
 
