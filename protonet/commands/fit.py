@@ -46,6 +46,7 @@ from protonet.fit.crossfit import (
 from protonet.fit.duplicates import NEAR_DUPLICATES, hash_rows, near_duplicate_fraction
 from protonet.fit.search import Progress
 from protonet.fit.solver import TIME_LIMIT, Solution
+from protonet.fit.training_set import TrainingSet
 from protonet.pipeline import TablePipeline
 from protonet.tables import DEFAULT_LABEL
 from protonet.tables.table import format_names
@@ -162,9 +163,7 @@ def summarize(
     lines = [f"{name}: {', '.join(sizes)}, {min(counts)}{upper} per class"]
     types = None if data.encoding is None else data.encoding.summary
     lines += [f"  {line}" for line in summarize_columns(data.columns, types)]
-    if solution.problem.repeated:
-        rows = count(solution.problem.repeated, "row")
-        lines.append(f"{rows} equal to others, or nearly: duplicates share a fold, and equal rows count once")
+    lines += summarize_rows(solution.problem)
     if data.names is not None:
         total = f"each as {count(round(data.names.weight), 'sample')}"
         lines.append(f"the names of {count(len(data.names.labels), 'class')} are training samples, {total}")
@@ -172,6 +171,20 @@ def summarize(
         lines.append("all classes have equal weight in training and in the probabilities (--balanced)")
     lines += summarize_unlabelled(solution, unlabelled, outliers)
     return "\n".join(lines) + "\n"
+
+
+def summarize_rows(problem: TrainingSet) -> list[str]:
+    """Summarize duplicates, and the sample of many rows, one line each."""
+    lines = []
+    if problem.repeated:
+        rows = count(problem.repeated, "row")
+        lines.append(f"{rows} equal to others, or nearly: duplicates share a fold, and equal rows count once")
+    if problem.rows_per_sample > 1:
+        n = len(problem.rows.labels)
+        distinct = round(n * problem.rows_per_sample)
+        sample = f"a sample of {n:,} of {distinct:,} distinct rows is used"
+        lines.append(f"{sample}, with the class frequencies of all rows")
+    return lines
 
 
 def format_notes(notes: Sequence[str]) -> str:

@@ -20,7 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protonet.fit.prior_numbers import NUMBERS
-from protonet.selection.scoring import WEIGHTS, fit_temperature, fit_weights, row_blocks, select_seen, soft_weights
+from protonet.selection.scoring import (
+    WEIGHTS,
+    fit_scale_and_offsets,
+    fit_weights,
+    row_blocks,
+    select_seen,
+    soft_weights,
+)
 from protonet.views.view import TrainingRows, ViewSpec, order_columns, select_evenly
 
 #: Traits of views; see `protonet.views.view.ViewSpec.traits`.
@@ -153,10 +160,11 @@ def gather_evidence(
         cosines: Of each view, (n, num_classes), of rows held out; or of the labelled rows where none can be.
         labels: (n,) of the rows held out; None where there are none: then only the cosines' spread is looked at.
         weights: (n,) float64 of the rows held out, about 1; None for 1.
-        losses: Of each view, (n,), from `fit_temperature`; None to fit them here.
+        losses: Of each view, (n,), from `fit_scale_and_offsets`; None to fit them here.
         statistics: Of the labelled rows, from `describe_rows`; None to compute them here.
     """
-    seen = torch.bincount(rows.labels, minlength=rows.num_classes) > 0
+    sizes = torch.bincount(rows.labels, rows.sample_counts, minlength=rows.num_classes)
+    seen = sizes > 0
     seen_cosines = [select_seen(view, seen) for view in cosines]
     shape = seen_cosines[0].shape  # (n, seen)
     blocks = list(row_blocks(shape[0], len(cosines) * shape[1]))
@@ -179,14 +187,14 @@ def gather_evidence(
     else:
         n, max_loss = len(labels), math.log(max(2, int(seen.sum())))
         if losses is None:
-            losses = [fit_temperature(view, labels, seen, weights)[1] for view in cosines]
+            losses = [fit_scale_and_offsets(view, labels, sizes, weights)[2] for view in cosines]
         stacked_losses = torch.stack(list(losses))  # (views, n)
         means = stacked_losses.mean(dim=1)
         best = int(means.argmin())
         error = (stacked_losses - stacked_losses[best]).std(dim=1, correction=0) / math.sqrt(n)
         right = torch.stack([(view.argmax(dim=1) == labels).double().mean() for view in cosines])
         soft = soft_weights(cosines, losses)
-        joint = fit_weights(cosines, labels, seen, soft, weights)
+        joint = fit_weights(cosines, labels, sizes, soft, weights)
         influences = [(view * spread / (view * spread).sum().clamp_min(1e-30)) for view in (soft, joint)]
         start = influences[1].clamp_min(math.exp(LEAST)).log()
         divisor = spread.clamp_min(LEAST_SPREAD)[:, None, None]
@@ -194,13 +202,13 @@ def gather_evidence(
         mixed = torch.empty(shape, dtype=torch.float64)
         for block in blocks:
             mixed[block] = torch.tensordot(influences[1], stack(block) / divisor, dims=1)
-        every = torch.ones(shape[1], dtype=torch.bool)
-        factor, mixture_losses = fit_temperature(mixed, targets, every, weights)
+        factor, offsets, mixture_losses = fit_scale_and_offsets(mixed, targets, sizes[seen], weights)
         pull, inner, squares = (torch.zeros_like(spread) for _ in range(3))
         mixed_square = 0.0
         for block in blocks:
             scaled, part = stack(block) / divisor, mixed[block]
-            wrong = (factor * part).softmax(dim=1) - F.one_hot(targets[block], shape[1])
+            logits = factor * part if offsets is None else factor * part + offsets
+            wrong = logits.softmax(dim=1) - F.one_hot(targets[block], shape[1])
             pull += factor * torch.einsum("nc,vnc->v", wrong, scaled) / n  # of the mixture's loss along each influence
             flat = scaled - scaled.mean(dim=2, keepdim=True)
             common = part - part.mean(dim=1, keepdim=True)

@@ -137,7 +137,7 @@ class SelectedModel(NamedTuple):
     shifts: tuple[int, ...] = (0,)  #: Offsets of the copies that shifted views are fitted to.
     offsets: tuple[float, ...] = ()  #: Per class, added to the logits, in nats; empty for zeros.
     losses: dict[str, float] = {}  # noqa: RUF012 - never changed
-    """Mean out-of-fold log-loss of each candidate by its name, at its best temperature; "mixture" for the mixture's."""
+    """Mean out-of-fold log-loss of each candidate by its name, at its best scale; "mixture" for the mixture's."""
     pooling: PseudoLabels | None = None  #: None if there are no unlabelled rows, or they are not learned from.
 
 
@@ -148,7 +148,7 @@ class SearchResult(NamedTuple):
     evaluator: CandidateEvaluator
     """Evaluator on the held-out rows; if no row is held out, on all rows that views were fitted to."""
     candidates: list[Candidate]  #: Raw cosine first; of the trained candidates, only the selected one, last.
-    losses: dict[str, float]  #: Mean log-loss of all evaluated candidates by name, at their best temperature.
+    losses: dict[str, float]  #: Mean log-loss of all evaluated candidates by name, at their best scale.
     judged: bool  #: Whether rows were held out.
     repeats: tuple[list[Candidate], ...] = ()
     """The same candidates on other fold partitions, each with the rows in the order of the first partition."""
@@ -415,13 +415,12 @@ def _scale(
     Returns:
         The model, and its log-losses (held_out,), the mean over the partitions.
     """
-    rows, evaluator, repeats = explored.rows, explored.evaluator, len(cosines)
+    evaluator, repeats = explored.evaluator, len(cosines)
     weights = None if evaluator.weights is None else evaluator.weights.repeat(repeats)
-    sizes = torch.bincount(rows.labels, rows.sample_counts, minlength=rows.num_classes)
     fitted, offsets, losses = fit_scale_and_offsets(
         cosines[0] if repeats == 1 else torch.cat(list(cosines)),
         evaluator.labels.repeat(repeats),
-        sizes,
+        evaluator.sizes,
         weights,
         repeats,
     )

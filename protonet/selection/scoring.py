@@ -70,9 +70,6 @@ def fit_temperature(
 ) -> tuple[float, Tensor]:
     """Fit the factor on the cosines, the inverse temperature, for which their softmax has the least log-loss.
 
-    A Gaussian prior on the size of the logits keeps few or separable rows from driving the factor to infinity. The
-    problem is convex in one variable; Newton steps with backtracking solve it.
-
     Args:
         cosines: (n, num_classes) float32.
         labels: (n,) int64.
@@ -86,47 +83,7 @@ def fit_temperature(
 
     Source: temperature scaling, Guo et al., "On calibration of modern neural networks" (2017), sec. 4.2.
     """
-    classes = int(seen.sum())
-    targets = (seen.cumsum(dim=0) - 1)[labels][:, None]
-    true = cosines.gather(1, labels[:, None])[:, 0]
-    weights = torch.ones(len(cosines), dtype=torch.float64) if weights is None else weights
-    blocks = [(rows, select_seen(cosines[rows], seen)) for rows in row_blocks(*cosines.shape)]
-    variance = torch.empty_like(true)
-    for rows, block in blocks:
-        variance[rows] = block.var(dim=1, correction=0)
-    spread = float(variance.mean())
-    if spread < NEWTON.min_variance:  # the cosines do not separate classes
-        return 0.0, weights * math.log(max(1, classes))
-    ridge = spread * repeats / (WEIGHTS.logit_scale**2 * len(cosines))
-
-    def evaluate(factor: float) -> tuple[float, Tensor, Tensor, Tensor]:
-        """Compute the objective, the losses (n,), and the first two moments (n,) of the cosines over the classes."""
-        log_p_true, mean, square = (torch.empty_like(true) for _ in range(3))  # small parts would fragment the memory
-        for rows, block in blocks:
-            log_p = (factor * block).log_softmax(dim=1)
-            log_p_true[rows] = log_p.gather(1, targets[rows])[:, 0]
-            p = log_p.exp_()
-            mean[rows] = (p * block).sum(dim=1)
-            square[rows] = (p * block.square()).sum(dim=1)
-        losses = weights * -log_p_true.to(torch.float64)
-        return float(losses.mean()) + ridge * factor**2 / 2, losses, mean, square
-
-    factor = 1 / math.sqrt(spread)
-    value, losses, mean, square = evaluate(factor)
-    for _ in range(NEWTON.max_steps):
-        slope = float((weights * (mean - true)).mean()) + ridge * factor
-        curvature = float((weights * (square - mean.square())).mean()) + ridge
-        step = slope / max(curvature, NEWTON.min_variance)
-        for shrink in NEWTON.backtracking:
-            trial = max(0.0, factor - shrink * step)
-            trial_value, *trial_results = evaluate(trial)
-            if trial_value < value:
-                break
-        drop = value - trial_value
-        if drop > 0:
-            factor, value, (losses, mean, square) = trial, trial_value, trial_results
-        if drop < NEWTON.tolerance:
-            break
+    factor, _, losses = _fit_logits(cosines, labels, seen, None, weights, repeats)
     return factor, losses
 
 
@@ -154,32 +111,102 @@ def fit_scale_and_offsets(
     Source: Platt, "Probabilistic outputs for support vector machines" (1999), with class frequencies as in Menon et
         al., "Long-tail learning via logit adjustment" (2021).
     """
-    seen = sizes > 0
-    factor, losses = fit_temperature(cosines, labels, seen, weights, repeats)
-    logs = sizes[seen].log() - sizes[seen].log().mean()
-    if float(logs.abs().max()) <= WEIGHTS.equal_classes or len(cosines) * len(logs) > WEIGHTS.max_cosines:
-        return factor, None, losses
-    inputs = cosines[:, seen].double()
-    spread = float(inputs.var(dim=1, correction=0).mean())
-    targets = (seen.cumsum(dim=0) - 1)[labels]
-    importance = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights
-    n = len(labels) / repeats
+    frequencies = log_frequencies(sizes)
+    factor, exponent, losses = _fit_logits(cosines, labels, sizes > 0, frequencies, weights, repeats)
+    return factor, None if frequencies is None else exponent * frequencies, losses
 
-    def compute_losses(x: Tensor) -> Tensor:
-        log_p = (factor * x[0].exp() * inputs + x[1] * logs).log_softmax(dim=1)
-        return -importance * log_p.gather(1, targets[:, None])[:, 0]
 
-    def evaluate(x: Tensor) -> tuple[float, Tensor]:
-        x = x.detach().requires_grad_(True)
-        size = spread * (factor * x[0].exp()).square() / WEIGHTS.logit_scale**2
-        deviation = (x[1] - WEIGHTS.frequency_mean) / WEIGHTS.frequency_deviation
-        loss = compute_losses(x).mean() + (size + deviation.square()) / (2 * n)
-        return float(loss.detach()), torch.autograd.grad(loss, x)[0]
+def log_frequencies(sizes: Tensor) -> Tensor | None:
+    """Compute the logarithms of class frequencies, less their mean; None if classes are equally frequent.
 
-    fitted = minimize(evaluate, logs.new_tensor([0.0, WEIGHTS.frequency_mean]))
-    offsets = torch.zeros(len(sizes), dtype=torch.float64)
-    offsets[seen] = fitted[1] * logs
-    return factor * math.exp(float(fitted[0])), offsets, compute_losses(fitted)
+    Args:
+        sizes: (num_classes,) float64: the weight of each class's labelled rows.
+
+    Returns:
+        (num_classes,) float64 that sum to zero, zero for a class without rows.
+    """
+    logs = torch.where(sizes > 0, sizes, 1.0).log()
+    logs = torch.where(sizes > 0, logs - logs.sum() / (sizes > 0).sum(), 0.0)
+    return None if float(logs.abs().max()) <= WEIGHTS.equal_classes else logs
+
+
+def _fit_logits(
+    cosines: Tensor, labels: Tensor, seen: Tensor, frequencies: Tensor | None, weights: Tensor | None, repeats: int
+) -> tuple[float, float, Tensor]:
+    """Fit the factor on the cosines, and that on the logarithms of the class frequencies, if any.
+
+    A Gaussian prior on the size of the logits keeps few or separable rows from driving the factor to infinity. The
+    problem is convex in two variables; Newton steps with backtracking solve it.
+
+    Args:
+        cosines: As in `fit_temperature`.
+        labels: As in `fit_temperature`.
+        seen: As in `fit_temperature`.
+        frequencies: (num_classes,) float64, from `log_frequencies`.
+        weights: As in `fit_temperature`.
+        repeats: As in `fit_temperature`.
+
+    Returns:
+        The factor on the cosines, that on the frequencies, and the losses (n,).
+    """
+    targets = (seen.cumsum(dim=0) - 1)[labels][:, None]
+    true = cosines.gather(1, labels[:, None])[:, 0]
+    weights = torch.ones(len(cosines), dtype=torch.float64) if weights is None else weights
+    blocks = [(rows, select_seen(cosines[rows], seen)) for rows in row_blocks(*cosines.shape)]
+    variance = torch.empty_like(true)
+    for rows, block in blocks:
+        variance[rows] = block.var(dim=1, correction=0)
+    spread = float(variance.mean())
+    separates = spread >= NEWTON.min_variance
+    if not separates and frequencies is None:
+        return 0.0, 0.0, weights * math.log(max(1, int(seen.sum())))
+    ridge = spread * repeats / (WEIGHTS.logit_scale**2 * len(cosines))
+    logs = None if frequencies is None else frequencies[seen].to(cosines.dtype)
+    true_log = 0.0 if frequencies is None else frequencies[labels]
+    prior = 0.0 if logs is None else repeats / (WEIGHTS.frequency_deviation**2 * len(cosines))
+
+    def evaluate(factor: float, exponent: float) -> tuple[float, Tensor, Tensor]:
+        """Compute the objective, the losses (n,), and the means and products of cosines and logarithms (5, n)."""
+        log_p_true, moments = torch.empty_like(true), true.new_zeros(5, len(true))  # parts would fragment the memory
+        for rows, block in blocks:
+            logits = factor * block
+            log_p = (logits if logs is None else logits.add_(exponent * logs)).log_softmax(dim=1)
+            log_p_true[rows] = log_p.gather(1, targets[rows])[:, 0]
+            p = log_p.exp_()
+            moments[0, rows] = (p * block).sum(dim=1)
+            moments[1, rows] = (p * block.square()).sum(dim=1)
+            if logs is not None:
+                moments[2, rows], moments[3, rows] = p @ logs, p @ logs.square()
+                moments[4, rows] = p.mul_(block) @ logs
+        losses = weights * -log_p_true.to(torch.float64)
+        penalty = ridge * factor**2 + prior * (exponent - WEIGHTS.frequency_mean) ** 2
+        return float(losses.mean()) + penalty / 2, losses, moments
+
+    factor, exponent = (1 / math.sqrt(spread) if separates else 0.0), (0.0 if logs is None else WEIGHTS.frequency_mean)
+    value, losses, moments = evaluate(factor, exponent)
+    for _ in range(NEWTON.max_steps):
+        mean, square, log_mean, log_square, product = moments
+        slope = float((weights * (mean - true)).mean()) + ridge * factor
+        curvature = float((weights * (square - mean.square())).mean()) + ridge
+        step, log_step = slope / max(curvature, NEWTON.min_variance) * separates, 0.0
+        if logs is not None:
+            log_slope = float((weights * (log_mean - true_log)).mean()) + prior * (exponent - WEIGHTS.frequency_mean)
+            log_curvature = float((weights * (log_square - log_mean.square())).mean()) + prior
+            mixed = float((weights * (product - mean * log_mean)).mean()) * separates
+            rest = log_curvature - mixed**2 / max(curvature, NEWTON.min_variance)  # with the best factor
+            log_step = (log_slope - mixed * step) / max(rest, NEWTON.min_variance)
+            step -= mixed * log_step / max(curvature, NEWTON.min_variance)
+        for shrink in NEWTON.backtracking:
+            trial = max(0.0, factor - shrink * step), exponent - shrink * log_step
+            trial_value, *trial_results = evaluate(*trial)
+            if trial_value < value:
+                break
+        drop = value - trial_value
+        if drop > 0:
+            (factor, exponent), value, (losses, moments) = trial, trial_value, trial_results
+        if drop < NEWTON.tolerance:
+            break
+    return factor, exponent, losses
 
 
 def soft_weights(cosines: Sequence[Tensor], losses: Sequence[Tensor]) -> Tensor:
@@ -189,7 +216,7 @@ def soft_weights(cosines: Sequence[Tensor], losses: Sequence[Tensor]) -> Tensor:
 
     Args:
         cosines: (n, num_classes) of each view, out of fold.
-        losses: (n,) of each view, at its best temperature, from `fit_temperature`.
+        losses: (n,) of each view, at its best scale, from `fit_scale_and_offsets`.
 
     Returns:
         (views,) float64, summing to 1. Views below ``WEIGHTS.min_influence`` get 0.
@@ -208,7 +235,7 @@ def soft_weights(cosines: Sequence[Tensor], losses: Sequence[Tensor]) -> Tensor:
 
 
 def fit_weights(
-    cosines: Sequence[Tensor], labels: Tensor, seen: Tensor, start: Tensor, row_weights: Tensor | None = None
+    cosines: Sequence[Tensor], labels: Tensor, sizes: Tensor, start: Tensor, row_weights: Tensor | None = None
 ) -> Tensor:
     """Fit the weights of views jointly to out-of-fold rows, shrunk towards their start.
 
@@ -218,7 +245,7 @@ def fit_weights(
     Args:
         cosines: (n, num_classes) of each view, out of fold.
         labels: (n,) int64.
-        seen: (num_classes,) bool, the classes that can win.
+        sizes: As in `fit_scale_and_offsets`, whose offsets are fitted at the same time.
         start: (views,) float64 weights, summing to 1, from `soft_weights`.
         row_weights: (n,) float64, > 0 and about 1; None for 1.
 
@@ -228,7 +255,7 @@ def fit_weights(
 
     Source: stacking, Wolpert, "Stacked generalization" (1992), with non-negative weights as in Breiman (1996).
     """
-    used = start.nonzero().flatten()
+    used, seen = start.nonzero().flatten(), sizes > 0
     max_rows = max(1, int(WEIGHTS.max_cosines / (len(used) * int(seen.sum()))))
     rows = slice(None, None, math.ceil(len(labels) / max_rows))
     targets = (seen.cumsum(dim=0) - 1)[labels[rows]]
@@ -239,19 +266,24 @@ def fit_weights(
     stacked = stacked / spread[:, None, None]
     prior = start[used] * spread
     prior = prior / prior.sum()
+    frequencies = log_frequencies(sizes)
+    logs = None if frequencies is None else frequencies[seen]
 
     def evaluate(x: Tensor) -> tuple[float, Tensor]:
         x = x.detach().requires_grad_(True)
-        log_influence = x[:-1].log_softmax(dim=0)
-        logits = x[-1].exp() * torch.tensordot(log_influence.exp(), stacked, dims=1)  # (rows, seen classes)
+        log_influence = x[:-2].log_softmax(dim=0)
+        logits = x[-2].exp() * torch.tensordot(log_influence.exp(), stacked, dims=1)  # (rows, seen classes)
         size = logits.var(dim=1, correction=0).mean() / WEIGHTS.logit_scale**2
+        size = size + ((x[-1] - WEIGHTS.frequency_mean) / WEIGHTS.frequency_deviation).square()
+        if logs is not None:
+            logits = logits + x[-1] * logs
         divergence = WEIGHTS.shrinkage * (log_influence.exp() * (log_influence - prior.log())).sum()
         log_p = importance * logits.log_softmax(dim=1)
         loss: Tensor = torch.nn.functional.nll_loss(log_p, targets) + (divergence + size / 2) / len(targets)
         return float(loss.detach()), torch.autograd.grad(loss, x)[0]
 
-    fitted = minimize(evaluate, torch.cat([prior.log(), prior.new_zeros(1)]))  # logarithms
-    influence = fitted[:-1].softmax(dim=0).clamp_min(WEIGHTS.min_influence)
+    fitted = minimize(evaluate, torch.cat([prior.log(), prior.new_tensor([0.0, WEIGHTS.frequency_mean])]))
+    influence = fitted[:-2].softmax(dim=0).clamp_min(WEIGHTS.min_influence)
     weights = torch.zeros_like(start)
     weights[used] = influence / spread
     return weights / weights.sum()

@@ -19,7 +19,7 @@ from torch import Tensor
 from protonet._validation import check_int, check_number
 from protonet.losses import CHUNK, weigh
 from protonet.selection.folds import Fold
-from protonet.selection.scoring import fit_temperature, row_blocks, worse_by_one_error
+from protonet.selection.scoring import fit_scale_and_offsets, row_blocks, worse_by_one_error
 from protonet.views.view import Source, TrainingRows, View, ViewSpec
 
 #: Minimal width of a trained view: rows of few features are padded with zeros.
@@ -91,7 +91,7 @@ class Candidate(NamedTuple):
 
     spec: ViewSpec
     cosines: Tensor  #: (n_held_out, num_classes) float32, out of fold.
-    losses: Tensor  #: (n_held_out,) float64: log-losses at the best temperature, times the sample weights.
+    losses: Tensor  #: (n_held_out,) float64: log-losses at the best temperature and offsets, times the sample weights.
     flops: float = 0.0  #: Prediction time per row; see `protonet.views.view.View.flops`.
 
     @property
@@ -126,7 +126,8 @@ class CandidateEvaluator:
         held_out = self.rows.select(torch.cat([fold.held_out for fold in self.folds]))
         self.labels, weights = held_out.labels.cpu(), held_out.weights  # (n_held_out,)
         self.weights = None if weights is None else (weights / weights.mean()).cpu()  # (n_held_out,)
-        self.seen = (torch.bincount(self.rows.labels, minlength=self.rows.num_classes) > 0).cpu()
+        self.sizes = torch.bincount(self.rows.labels, self.rows.sample_counts, minlength=self.rows.num_classes).cpu()
+        self.seen = self.sizes > 0
         fewest = min((self.rows.labels[fold.train] for fold in self.folds), key=len)  # each has all classes
         self.degrees_of_freedom = len(fewest) - len(fewest.unique())  # within the classes
 
@@ -198,10 +199,10 @@ class CandidateEvaluator:
         return Candidate(spec, cosines, self.compute_losses(cosines), flops)
 
     def compute_losses(self, cosines: Tensor) -> Tensor:
-        """Compute the log-losses (n,) of the first n held-out rows at their best temperature."""
+        """Compute the log-losses (n,) of the first n held-out rows, with their best temperature and class offsets."""
         n = len(cosines)
         weights = None if self.weights is None else self.weights[:n]
-        return fit_temperature(cosines, self.labels[:n], self.seen, weights)[1]
+        return fit_scale_and_offsets(cosines, self.labels[:n], self.sizes, weights)[2]
 
     def should_prune(self, cosines: Tensor, *, optimism: float = 1.0) -> bool:
         """Test whether a view is so much worse than the reference that its weight would be zero or negligible.

@@ -16,7 +16,7 @@ from protonet.commands.update import extend_classes
 from protonet.errors import InputError
 from protonet.files import load_model, save_model
 from protonet.fit.duplicates import match_rows
-from protonet.fit.training_set import prepare_training_set
+from protonet.fit.training_set import ROW_SAMPLE, prepare_training_set
 from tests.commands.cases import FAST, Run, fit_model, parse_accuracy, read_lines
 from tests.strategies import blobs
 from tests.strategies import write_columns as write
@@ -52,6 +52,17 @@ def test_duplicates_are_counted_and_held_out_together(model: Path, tmp_path: Pat
     assert "5-fold cross-validation on 80 rows" in output
     assert parse_accuracy(output) < 75
     assert parse_updated_accuracy(run("update", model, table, "--in-place")) < 75
+
+
+def test_a_sample_of_many_rows_is_mentioned() -> None:
+    n = ROW_SAMPLE.max_rows + 1000
+    x = torch.randn(n, 2, generator=torch.Generator().manual_seed(0))
+    problem, _ = prepare_training_set(x, (x[:, 0] > 0).long(), 2)
+    *_, line = fit_command.summarize_rows(problem)
+    rows = len(problem.rows.labels)
+    assert line == f"a sample of {rows:,} of {n:,} distinct rows is used, with the class frequencies of all rows"
+    few, _ = prepare_training_set(x[:100], (x[:100, 0] > 0).long(), 2)
+    assert fit_command.summarize_rows(few) == []
 
 
 @pytest.mark.parametrize("name", ["row", "id"])

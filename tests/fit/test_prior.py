@@ -79,7 +79,7 @@ def test_untrained_it_gives_what_held_out_rows_suggest(seed: int) -> None:
     rows, cosines, labels = draw(seed)
     seen = torch.ones(5, dtype=torch.bool)
     start = soft_weights(cosines, [fit(item, labels, seen)[1] for item in cosines])
-    joint = fit_weights(cosines, labels, seen, start)
+    joint = fit_weights(cosines, labels, seen.double(), start)
     weights, size = Prior().weigh(gather_evidence(rows, MARKS, cosines, labels))
     torch.testing.assert_close(weights, joint, rtol=0.02, atol=0.02)  # the least ones are left out
     assert size == 1.0
@@ -93,7 +93,7 @@ def test_evidence_from_many_rows_is_gathered_in_blocks() -> None:
     spread = stacked.var(dim=2, correction=0).mean(dim=1).sqrt()
     torch.testing.assert_close(evidence.spread, spread)
     start = soft_weights(cosines, [fit(item, labels, seen)[1] for item in cosines])
-    influence = fit_weights(cosines, labels, seen, start) * spread
+    influence = fit_weights(cosines, labels, seen.double(), start) * spread
     influence /= influence.sum()
     scaled = stacked / spread[:, None, None]
     mixed = torch.tensordot(influence, scaled, dims=1)

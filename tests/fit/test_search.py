@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
 
 from protonet.datasets import load_digits
 from protonet.datasets.synthetic import sample_family
@@ -284,3 +286,21 @@ def test_of_many_classes_a_part_is_evaluated(samples: int) -> None:
     assert explored is not None
     assert explored.judged == (samples > 1)
     assert all(candidate.cosines.numel() <= FOLDS.max_cosines for candidate in explored.candidates)
+
+
+def test_class_frequencies_do_not_decide_which_views_are_used() -> None:
+    """Votes of a forest know how rare a class is. Cosines do not, and are evaluated with fitted class offsets."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        y = (torch.arange(n) % 20 == 0).long()
+        return torch.randn(n, 2, generator=generator) + 1.1 * y[:, None], y
+
+    x, y = draw(1000)
+    test_x, test_y = draw(20_000)
+    network = solve([(x, y)], effort="fast")
+    with torch.no_grad():
+        logits = network(test_x)
+    reference = LogisticRegression().fit(x.numpy(), y.numpy()).predict_proba(test_x.numpy())
+    assert torch.nn.functional.cross_entropy(logits, test_y) < 1.05 * log_loss(test_y.numpy(), reference)
+    assert float(logits.softmax(dim=1)[:, 1].mean()) == pytest.approx(0.05, rel=0.15)

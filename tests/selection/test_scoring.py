@@ -97,7 +97,7 @@ def draw_cosines(n: int, seed: int = 0) -> tuple[list[torch.Tensor], torch.Tenso
 def test_fitted_weights_are_the_minimum_that_scipy_finds() -> None:
     cosines, labels = draw_cosines(60)
     start = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
-    weights = fit_weights(cosines, labels, torch.ones(4, dtype=torch.bool), start)
+    weights = fit_weights(cosines, labels, torch.ones(4, dtype=torch.float64), start)
     views = torch.stack(cosines).double().numpy()
     spread = np.sqrt(views.var(axis=2).mean(axis=1))
     views = views / spread[:, None, None]
@@ -122,7 +122,7 @@ def test_few_rows_hardly_move_the_weights_and_many_do() -> None:
     moved = []
     for n in (8, 4000):
         cosines, labels = draw_cosines(n)
-        weights = fit_weights(cosines, labels, torch.ones(4, dtype=torch.bool), start)
+        weights = fit_weights(cosines, labels, torch.ones(4, dtype=torch.float64), start)
         assert weights[0] == 0  # left out it stays
         assert float(weights.sum()) == pytest.approx(1)
         moved.append(float(weights[2]))
@@ -175,6 +175,22 @@ def test_offsets_agree_with_a_general_minimizer_and_correct_the_class_frequencie
     predicted = (factor * cosines.double() + offsets).softmax(dim=1)[:, 1].mean()
     uncorrected = (plain * cosines.double()).softmax(dim=1)[:, 1].mean()
     assert abs(float(predicted) - 0.1) < 0.02 < abs(float(uncorrected) - 0.1)
+
+
+def test_joint_weights_are_fitted_with_the_offsets() -> None:
+    """A view that only knows which class is frequent is needed if there are no class offsets."""
+    n, generator = 2000, torch.Generator().manual_seed(0)
+    labels = (torch.arange(n) % 10 == 0).long()
+    useful = torch.randn(n, 2, generator=generator)
+    useful[torch.arange(n), labels] += 1.5
+    frequent = torch.tensor([1.0, -1.0]) + torch.randn(n, 2, generator=generator)
+    start = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    with_offsets, without = (
+        float(fit_weights([useful, frequent], labels, torch.tensor(sizes, dtype=torch.float64), start)[0])
+        for sizes in ([1800.0, 200.0], [1.0, 1.0])
+    )
+    assert with_offsets > 0.9
+    assert without < 0.7
 
 
 def test_classes_of_equal_weight_have_no_offsets() -> None:
