@@ -241,12 +241,8 @@ class LabelApi:
         if name not in self.queue.header:
             raise_input_error("column", "be one of the table", escape_control_chars(name)[:40], "Load the page again.")
         if choice not in COLUMN_CHOICES:
-            raise_input_error(
-                "choice",
-                f"be one of {', '.join(COLUMN_CHOICES[1:])}, or empty",
-                escape_control_chars(choice)[:20],
-                "Choose one.",
-            )
+            must = f"be one of {', '.join(COLUMN_CHOICES[1:])}, or empty"
+            raise_input_error("choice", must, escape_control_chars(choice)[:20], "Choose one.")
         pictures = self.queue.picture is not None and name == self.queue.header[self.queue.picture]
         if pictures and choice:
             raise HTTPException(

@@ -25,7 +25,7 @@ from torch import Tensor
 from protonet._io import write_atomically
 from protonet._text import escape_control_chars, to_printable, unescape_formula
 from protonet.commands.data import UnlabelledTable
-from protonet.embeddings.pictures.images import UNREADABLE_IMAGE, describe_error, open_plain, path_to_text
+from protonet.embeddings.pictures.images import SUFFIXES, UNREADABLE_IMAGE, describe_error, open_plain, path_to_text
 from protonet.errors import raise_input_error
 from protonet.fit.active import Standardised, Suggestion, suggest_rows
 from protonet.fit.solver import solve_problem
@@ -332,16 +332,6 @@ def fit_answers(x: Tensor, y: Tensor, num_classes: int, blocks: Tensor | None) -
 
 #: Maximal numbers of added rows, and of characters of a text.
 MAX_ADDED, MAX_TEXT = 10_000, 20_000
-#: The suffixes of files of pictures, by the format that they really have.
-UPLOAD_SUFFIXES = {
-    "PNG": ".png",
-    "JPEG": ".jpg",
-    "MPO": ".jpg",
-    "BMP": ".bmp",
-    "GIF": ".gif",
-    "TIFF": ".tiff",
-    "WEBP": ".webp",
-}
 
 
 @dataclass
@@ -404,9 +394,9 @@ class Uploads:
         try:
             open_plain(io.BytesIO(content))
             with Image.open(io.BytesIO(content)) as image:
-                suffix = UPLOAD_SUFFIXES.get(str(image.format), "")
-            if not suffix:
-                raise ValueError(f"none of {', '.join(UPLOAD_SUFFIXES)}")
+                suffix = f".{image.format}".lower().replace("mpo", "jpeg")  # several JPEGs, the first of which is read
+            if suffix not in SUFFIXES:
+                raise ValueError(f"in the format {image.format}")
         except UNREADABLE_IMAGE as error:
             raise_input_error("body", "be a picture that can be read", describe_error(error), "Leave it out.")
         stem = re.sub(r"[^\w-]+", "-", Path(name.replace("\\", "/")).stem)[:40].strip("-") or "picture"

@@ -85,14 +85,14 @@ class PredictionApi:
     def reads(self) -> dict[str, Read]:
         """The documented GET requests, by path."""
         return {
-            "/healthz": self.health,
-            "/readyz": self.readiness,
+            "/healthz": self.live,
+            "/readyz": self.ready,
             "/metrics": self.metrics,
             "/models": self.list_models,
             "/models/{name}": self.get_model,
             "/v2": self.server_metadata,
-            "/v2/health/live": self.server_live,
-            "/v2/health/ready": self.server_ready,
+            "/v2/health/live": self.live,
+            "/v2/health/ready": self.ready,
             "/v2/models/{name}": self.model_metadata,
             "/v2/models/{name}/ready": self.model_ready,
         }
@@ -168,15 +168,15 @@ class PredictionApi:
         outputs = list(map(parsing.Tensor, schemas.OUTPUTS, shapes, schemas.OUTPUTS.values(), data))
         return json_response(schemas.InferResponse(name, select_outputs(body, outputs), body.id))
 
-    def health(self) -> schemas.Status:
+    def live(self) -> schemas.Live:
         """Check that the process is alive."""
-        return schemas.Status()
+        return schemas.Live()
 
-    def readiness(self) -> schemas.Status:
+    def ready(self) -> schemas.Ready:
         """Check that requests are taken, until the server stops."""
         if self.policy.closing:
             raise HTTPException(503, "The server stops.", {"retry-after": "1"})
-        return schemas.Status()
+        return schemas.Ready()
 
     def metrics(self) -> str:
         """Get the metrics in the text format of Prometheus."""
@@ -204,15 +204,6 @@ class PredictionApi:
         """Describe the server (KServe)."""
         return schemas.ServerMetadata("protonet", schemas.VERSION, [])
 
-    def server_live(self) -> schemas.Live:
-        """Check that the process is alive (KServe)."""
-        return schemas.Live()
-
-    def server_ready(self) -> schemas.Ready:
-        """Check that requests are taken (KServe)."""
-        self.readiness()
-        return schemas.Ready()
-
     def model_metadata(self, name: str) -> schemas.ModelMetadata:
         """Describe the inputs and outputs of a model (KServe)."""
         model = self.get(name).model
@@ -223,7 +214,7 @@ class PredictionApi:
     def model_ready(self, name: str) -> schemas.Ready:
         """Check that a model takes requests (KServe)."""
         self.get(name)
-        return self.server_ready()
+        return self.ready()
 
     def openapi(self) -> dict[str, object]:
         """Build the OpenAPI document."""

@@ -44,12 +44,6 @@ class PredictResponse(Struct):
     notes: list[str] | UnsetType = UNSET
 
 
-class Status(Struct):
-    """Whether the server is alive, or ready."""
-
-    status: Literal["ok"] = "ok"
-
-
 class Column(Struct):
     """A column of a model and what it holds."""
 
@@ -146,7 +140,7 @@ def openapi(models: Mapping[str, TablePipeline], reads: Mapping[str, Callable[..
 
     Args:
         models: By name.
-        reads: The functions of the GET requests, by path. Their names, docstrings and types of results describe them.
+        reads: The functions of the GET requests, by path. Their docstrings and types of results describe them.
     """
     results = {path: get_type_hints(read)["return"] for path, read in reads.items()}
     types = list(dict.fromkeys([Error, PredictResponse, InferResponse, *results.values()]))
@@ -167,7 +161,7 @@ def openapi(models: Mapping[str, TablePipeline], reads: Mapping[str, Callable[..
     names = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "enum": list(models)}}
     for path, read in reads.items():
         summary, secured = str(read.__doc__).partition(".")[0], path not in OPEN_PATHS
-        get = operation(read.__name__, summary, content[results[path]], secured=secured)
+        get = operation(re.sub(r"\W+", "_", path).strip("_"), summary, content[results[path]], secured=secured)
         paths[path] = {"get": get, **({"parameters": [names]} if "{name}" in path else {})}
     predictions = content[PredictResponse] | {CSV.partition(";")[0]: {"schema": {"type": "string"}}}
     for name, model in models.items():

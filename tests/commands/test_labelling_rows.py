@@ -146,9 +146,9 @@ def test_dropped_pictures_become_rows(tmp_path: Path) -> None:
                 status, answer, _ = server.ask("POST", path, content)
                 assert (status, json.loads(answer)["added"]) == (200, times)
         new = [path for path in sorted(tmp_path.rglob("*")) if path not in before]
-        assert {path.parent for path in new if path.suffix in {".png", ".jpg"}} == {tmp_path / "out.added"}
+        assert {path.parent for path in new if path.suffix in {".png", ".jpeg"}} == {tmp_path / "out.added"}
         assert {path.relative_to(tmp_path).parts[0] for path in new} == {"out.added", "out.added.csv"}
-        assert sorted(path.suffix for path in (tmp_path / "out.added").iterdir()) == [".jpg", *[".png"] * 4]
+        assert sorted(path.suffix for path in (tmp_path / "out.added").iterdir()) == [".jpeg", *[".png"] * 4]
         for bad in (b"", b"<svg onload='alert(1)'/>", b"%!PS-Adobe-3.0 EPSF-3.0", draw((1, 1, 1))[:60]):
             status, line = server.refuse("POST", "/api/add_picture?name=a.png", bad)
             assert (status, "must be a picture that can be read" in line) == (400, True)
