@@ -1,8 +1,9 @@
-"""Text from outside, made safe for terminals and spreadsheets."""
+"""Text from outside, made safe for terminals and spreadsheets; counts and lists in messages."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 #: Control characters that a terminal may obey: all but tabs and line breaks.
 CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f]")
@@ -37,3 +38,15 @@ def escape_formula(cell: str) -> str:
 def unescape_formula(cell: str) -> str:
     """Undo `escape_formula`, apart from control characters."""
     return cell[1:] if cell[:1] == "'" and _FORMULA.match(cell) else cell
+
+
+def count(n: int, noun: str) -> str:
+    """Format a number and its noun: ``1 draw``, ``2,000 draws``, ``2 classes``."""
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{n:,} {noun if n == 1 else plural}"
+
+
+def shorten_list(names: Iterable[object], max_names: int = 5) -> str:
+    """Join the first names, and count the others."""
+    texts = list(map(str, names))
+    return ", ".join(texts[:max_names]) + (f" and {len(texts) - max_names:,} more" if len(texts) > max_names else "")

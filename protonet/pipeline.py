@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from protonet._io import JsonDict
+from protonet._text import shorten_list
 from protonet.embeddings.opening import AUTO, NONE, get_modality, reopen
 from protonet.embeddings.pictures.reading import are_pictures
 from protonet.embeddings.representation import Record, Representation
@@ -307,7 +308,7 @@ class TablePipeline(Model):
         names, inverse = np.unique(y.astype(str), return_inverse=True)
         unknown = [name for name in names.tolist() if name not in indices]
         if unknown:
-            got = f"{unknown[0]!r}" + (f" and {len(unknown) - 1} more" if len(unknown) > 1 else "")
+            got = shorten_list(map(repr, unknown), 1)
             raise_input_error("y", "have classes that the model knows", got, "Add them with protonet update.")
         return torch.tensor([indices[name] for name in names.tolist()])[torch.from_numpy(inverse)]
 

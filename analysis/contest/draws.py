@@ -21,9 +21,10 @@ from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, parse_wholes
 from analysis.shared.tables import format_mean, mean_and_error, subtract
 from protonet import solve
+from protonet._text import count
 from protonet.datasets import FAMILIES, Split, sample_family
 from protonet.errors import install_command, raise_input_error
-from protonet.ui.text import count, format_table
+from protonet.ui.text import format_table
 from solution.pack import library_files
 
 OURS, LIMIT = "ours", "bayes"

@@ -17,10 +17,11 @@ from analysis.pretrained.sets import MAX_UNLABELLED, list_data_sets, read_items
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import FOLDER, Report, StudyParser, parse_names, parse_wholes
 from analysis.shared.tables import format_mean
+from protonet._text import count
 from protonet.embeddings.opening import PACKAGED
 from protonet.fit.search import EFFORTS
 from protonet.ui.command_line import check_name
-from protonet.ui.text import count, format_table
+from protonet.ui.text import format_table
 
 #: Names of methods in the tables; "{}" is the representation that they read.
 TITLES = {

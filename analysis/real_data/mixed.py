@@ -33,6 +33,7 @@ from analysis.shared.baselines import Outcome
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, load_sets, parse_wholes
 from analysis.shared.tables import average_rows, describe_regrets, format_mean, gather
+from protonet._text import count
 from protonet.commands.data import encode_table
 from protonet.commands.options import FitOptions
 from protonet.commands.rows import read_rows
@@ -42,7 +43,7 @@ from protonet.fit.solver import solve_problem
 from protonet.metrics import compute_auroc
 from protonet.tables.features import encode_block
 from protonet.tables.table import ReadSpec, open_table
-from protonet.ui.text import count, format_table
+from protonet.ui.text import format_table
 from solution.pack import library_files
 
 with suppress(ImportError):

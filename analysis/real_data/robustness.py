@@ -25,11 +25,12 @@ from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, load_sets, parse_wholes
 from analysis.shared.tables import average_rows, describe_regrets, format_mean, gather, mean_and_error, subtract
 from protonet import solve
+from protonet._text import count
 from protonet.datasets import Split
 from protonet.errors import install_command, raise_input_error
 from protonet.fit.search import Search
 from protonet.metrics import calibration_error, fill_bins, measure
-from protonet.ui.text import count, format_table
+from protonet.ui.text import format_table
 from protonet.views.mlp import MLPFamily, MLPRecipe
 from solution.pack import library_files
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from protonet._io import JsonDict, progress_bar
-from protonet._text import to_printable
+from protonet._text import count, to_printable
 from protonet.commands.options import FitOptions, LabelOptions, ReadOptions
 from protonet.commands.rows import TableRows, get_column_types, warn_contradictions, warn_similar_names
 from protonet.embeddings.opening import Selection
@@ -31,7 +31,6 @@ from protonet.tables.delimited import MISSING_TEXTS, parse_missing
 from protonet.tables.drift import column_statistics
 from protonet.tables.features import adapt_table, encode_block, fit_features
 from protonet.tables.table import COMMON_LABEL_NAMES, ReadSpec, RowBlock, Table, format_names, open_table, read_table
-from protonet.ui.text import count
 
 #: The maximal number of blocks classified at a time.
 MAX_THREADS = 8

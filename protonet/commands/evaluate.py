@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from protonet._io import JsonDict, show_progress
+from protonet._text import shorten_list
 from protonet.commands.data import make_spec, map_blocks, open_pipeline
 from protonet.commands.options import EvaluateOptions, show_notes
 from protonet.commands.report import (
@@ -33,7 +34,6 @@ from protonet.tables.columns.parsing import count_missing_cells
 from protonet.tables.table import RowBlock, Table
 from protonet.ui.html import write_outputs
 from protonet.ui.plots import draw_plot
-from protonet.ui.text import shorten_list
 
 
 class Evaluated(NamedTuple):
@@ -77,7 +77,7 @@ def run(options: EvaluateOptions) -> None:
     unknown = dict(sum((block.unknown for block in evaluated), Counter[str]()).most_common())
     known = labels >= 0
     if not bool(known.any()):
-        got, remedy = f"only {shorten_list(list(map(repr, unknown)))}", "Name the column of the labels: --label."
+        got, remedy = f"only {shorten_list(map(repr, unknown))}", "Name the column of the labels: --label."
         raise_input_error("table", "have a class that the model knows", got, remedy)
     name, balanced = path_to_text(options.table.name), bool(model.metadata.get("balanced"))
     counts = torch.tensor(model.sample_counts)

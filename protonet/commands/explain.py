@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from protonet._io import JsonDict, show_progress, write_atomically
-from protonet._text import to_printable
+from protonet._text import count, to_printable
 from protonet.commands.data import make_spec, open_pipeline, read_labelled
 from protonet.commands.options import ExplainOptions, show_notes
 from protonet.commands.rows import check_spellings
@@ -20,7 +20,7 @@ from protonet.fit.crossfit import Crossfit
 from protonet.fit.importance import Explanation, rank_columns
 from protonet.pipeline import TablePipeline
 from protonet.tables.table import Table
-from protonet.ui.text import count, format_table
+from protonet.ui.text import format_table
 
 #: The maximal number of columns printed; JSON has all.
 MAX_LISTED_COLUMNS = 30

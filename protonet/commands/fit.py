@@ -12,7 +12,7 @@ from shlex import quote
 import torch
 
 from protonet._io import JsonDict, show_progress
-from protonet._text import to_printable
+from protonet._text import count, to_printable
 from protonet.commands.data import EncodedTable, UnlabelledRows, encode_table
 from protonet.commands.options import FitOptions, name_options
 from protonet.commands.report import (
@@ -52,7 +52,7 @@ from protonet.tables import DEFAULT_LABEL
 from protonet.tables.table import format_names
 from protonet.ui.html import write_outputs
 from protonet.ui.plots import draw_plot
-from protonet.ui.text import count, format_probability_metrics, format_size, format_views, summarize_columns
+from protonet.ui.text import format_probability_metrics, format_size, format_views, summarize_columns
 
 #: The fraction of the time limit after which the report begins.
 REPORT_START = 0.8

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from protonet._io import JsonDict, progress_bar, write_atomically
+from protonet._text import count
 from protonet.errors import DISTRIBUTION, UserError, installed_version, optional_packages, raise_input_error
 from protonet.tables.table import format_names
-from protonet.ui.text import count
 
 #: The file of the output folder that records the model and options.
 RECORD = "_predict.json"

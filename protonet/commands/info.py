@@ -6,19 +6,17 @@ import json
 from pathlib import Path
 
 from protonet._io import JsonDict
-from protonet._text import to_printable
+from protonet._text import count, shorten_list, to_printable
 from protonet.commands.options import InfoOptions
 from protonet.errors import raise_input_error
 from protonet.files.archive import FORMAT_VERSION, check_entry_types, read_config, subtract_name_samples
 from protonet.ui.text import (
     MAX_LISTED_CLASSES,
-    count,
     format_percent,
     format_probability_metrics,
     format_size,
     format_table,
     format_views,
-    shorten_list,
     summarize_columns,
 )
 
@@ -120,7 +118,7 @@ def format_contents(contents: JsonDict) -> str:
     ]
     facts = {heading: contents[name] for name, heading in FIT.items() if contents[name] is not None}
     facts["columns"] = None if columns is None or contents["column_types"] else shorten_list(columns, MAX_INFO_COLUMNS)
-    facts["dropped"] = shorten_list(list(map(str, contents["dropped"] or ())), MAX_INFO_COLUMNS) or None
+    facts["dropped"] = shorten_list(contents["dropped"] or (), MAX_INFO_COLUMNS) or None
     if contents["class_names"]:
         names, weight = contents["class_names"].get("classes"), contents["class_names"].get("weight")
         if isinstance(names, list) and isinstance(weight, float):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from protonet._io import JsonDict
-from protonet._text import to_printable
+from protonet._text import count, shorten_list, to_printable
 from protonet.commands.options import name_options
 from protonet.fit.crossfit import FREQUENT, Crossfit, score_frequent
 from protonet.fit.importance import rank_columns
@@ -35,14 +35,7 @@ from protonet.pipeline import TablePipeline
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import format_cells
 from protonet.ui.plots import project
-from protonet.ui.text import (
-    MAX_LISTED_CLASSES,
-    count,
-    format_percent,
-    format_probability_metrics,
-    format_table,
-    shorten_list,
-)
+from protonet.ui.text import MAX_LISTED_CLASSES, format_percent, format_probability_metrics, format_table
 
 #: The maximal number of pairs of classes shown as confusions.
 MAX_CONFUSIONS = 5
@@ -189,7 +182,7 @@ def format_report(report: Report) -> str:
     lines = [f"{report.name}: accuracy {accuracy} % on {rows}, 95 % interval {interval}"]
     lines.append(format_balance(report.metrics.confusion, report.frequent, report.compared[1]["accuracy"]))
     if report.auroc is not None:
-        names = shorten_list(list(map(to_printable, report.unknown)))
+        names = shorten_list(map(to_printable, report.unknown))
         others = f"{count(sum(report.unknown.values()), 'row')} of {count(len(report.unknown), 'unknown class')}"
         lines.append(f"{others} ({names}): AUROC {100 * report.auroc:.1f} % of the rejection score")
     lines.append(format_probability_metrics(vars(report.metrics)))

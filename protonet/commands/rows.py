@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from protonet._text import to_printable
+from protonet._text import shorten_list, to_printable
 from protonet._validation import check_groups
 from protonet.commands.options import FitOptions
 from protonet.embeddings.pictures.images import text_to_path
@@ -74,8 +74,7 @@ def warn_similar_names(names: Sequence[str | int]) -> list[str]:
 
 def _format_respellings(respellings: Mapping[str, str]) -> str:
     """Format some of the results of `find_respellings`, and the number of others."""
-    shown = [_format_pair(name, known) for name, known in respellings.items()]
-    return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
+    return shorten_list((_format_pair(name, known) for name, known in respellings.items()), 3)
 
 
 def _format_pair(name: str, known: str) -> str:

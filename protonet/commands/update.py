@@ -8,14 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._text import to_printable
+from protonet._text import count, to_printable
 from protonet.commands.data import open_pipeline, read_labelled
 from protonet.commands.options import UpdateOptions, show_notes
 from protonet.commands.rows import check_spellings, parse_integers, warn_contradictions, warn_similar_names
 from protonet.fit.crossfit import match_held_out, predict_held_out
 from protonet.fit.duplicates import hash_rows
 from protonet.ui.command_line import check_writable_file
-from protonet.ui.text import count
 
 
 def run(options: UpdateOptions) -> None:

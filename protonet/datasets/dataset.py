@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protonet._text import shorten_list
 from protonet._validation import check_int, check_labels
 from protonet.errors import raise_input_error
 
@@ -200,6 +201,5 @@ def check_finite(argument: str, x: Tensor, release: Callable[[], None] = lambda:
         bad += (start + (~finite).nonzero().flatten()).tolist()
         release()
     if bad:
-        rows = ", ".join(map(str, bad[:3])) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
-        got = f"NaN or infinity in {len(bad)} of {len(x)} rows: {rows}"
+        got = f"NaN or infinity in {len(bad)} of {len(x)} rows: {shorten_list(bad, 3)}"
         raise_input_error(argument, "be finite", got, "Drop or impute those rows (counted from 0).")

@@ -19,6 +19,7 @@ import torch
 from numpy.lib import format as npy
 from torch import Tensor
 
+from protonet._text import shorten_list
 from protonet._validation import check_int
 from protonet.datasets.dataset import Dataset, assign_sides, check_finite, make_dataset
 from protonet.embeddings.pictures.images import list_folders, list_images, read_image
@@ -127,8 +128,7 @@ def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
     lines = read_rows(path, names={label})
     header = [cell.strip() for cell in next(lines, (0, []))[1]]
     if header.count(label) != 1 or len(header) < 2:
-        more = f" and {len(header) - 5} more" if len(header) > 5 else ""
-        got = f"{path} with {', '.join(header[:5]) or 'nothing'}{more}"
+        got = f"{path} with {shorten_list(header) or 'nothing'}"
         remedy = f"Name the classes' column {label}, or pass label=."
         raise_input_error("path", f"have one column {label} and columns of numbers", got, remedy)
     column = header.index(label)

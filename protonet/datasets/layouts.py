@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from protonet._text import shorten_list
 from protonet.datasets.dataset import SIDE_ALIASES, SPLIT_SIDES
 from protonet.datasets.files import map_rows
 from protonet.datasets.pictures import ImageSet, ImageSource, Pictures, join_sides
@@ -42,15 +43,10 @@ def choose_layout(
     root = Path(root)
     detected = next(filter(None, (layout(root) for layout in layouts)), None)
     if detected is None:
-        got = f"{root} with {_list_names(root)}" if root.is_dir() else f"no folder {root}"
+        names = sorted(entry.name for entry in root.iterdir()) if root.is_dir() else []
+        got = f"{root} with {shorten_list(names, 4) or 'nothing'}" if root.is_dir() else f"no folder {root}"
         raise_input_error("root", f"hold {expected}", got, "Pass the folder that its authors' archive unpacks to.")
     return ImageSet(name=name, root=root, files=detected[0], read=detected[1], size=size)
-
-
-def _list_names(folder: Path) -> str:
-    """Return some names of what is in a folder, for messages."""
-    names = sorted(entry.name for entry in folder.iterdir())
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "") if names else "nothing"
 
 
 def detect_folders(root: Path) -> Layout | None:

@@ -18,7 +18,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from protonet._text import escape_control_chars
+from protonet._text import count, escape_control_chars
 from protonet.commands.data import (
     ColumnOverrides,
     UnlabelledTable,
@@ -49,7 +49,6 @@ from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.parsing import blank_missing, count_missing_cells
 from protonet.tables.formats import text_array
 from protonet.ui.html import format_label_page
-from protonet.ui.text import count
 
 #: Bytes of a body: a picture to try.
 MAX_BODY = 32 * 2**20

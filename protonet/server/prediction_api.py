@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from protonet._text import to_printable
+from protonet._text import count, to_printable
 from protonet.commands.options import ServeOptions
 from protonet.commands.predict import OutputSpec, choose_threshold, format_header
 from protonet.errors import raise_input_error
@@ -41,7 +41,7 @@ from protonet.server.app import (
 )
 from protonet.server.models import Batcher, Classified, HotModel, open_models, reload_loop
 from protonet.ui.html import format_page
-from protonet.ui.text import count, format_csv
+from protonet.ui.text import format_csv
 
 #: Bytes of a JSON body that is parsed on the event loop: in a thread it would wait for others.
 SMALL_BODY = 2**16

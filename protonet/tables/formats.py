@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from protonet._text import escape_control_chars, unescape_formula
+from protonet._text import escape_control_chars, shorten_list, unescape_formula
 from protonet.embeddings.pictures.images import path_to_text
-from protonet.embeddings.pictures.reading import MAX_NAMED, are_pictures, find_broken, list_pictures
+from protonet.embeddings.pictures.reading import are_pictures, find_broken, list_pictures
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file
 from protonet.tables.arrays import READ_ERRORS, decode_labels, read_arrays
 from protonet.tables.delimited import (
@@ -116,9 +116,7 @@ def open_pictures(path: Path, label: str, *, labelled: bool, skip_broken: bool) 
         skipped = [path_to_text(picture) for picture, is_broken in zip(paths, broken, strict=True) if is_broken]
         readable = [index for index, is_broken in enumerate(broken) if not is_broken]
         if skipped:
-            more = f" and {len(skipped) - MAX_NAMED} more" if len(skipped) > MAX_NAMED else ""
-            listed = ", ".join(skipped[:MAX_NAMED])
-            notes.append(f"{len(skipped)} of {len(paths)} pictures cannot be read: {listed}{more}")
+            notes.append(f"{len(skipped)} of {len(paths)} pictures cannot be read: {shorten_list(skipped)}")
         if not readable:
             got = f"none of {len(paths)} in {path}"
             raise_input_error("path", "hold pictures that can be read", got, "Check the files.")

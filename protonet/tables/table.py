@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protonet._text import to_printable
+from protonet._text import shorten_list, to_printable
 from protonet.errors import raise_input_error
 from protonet.tables.columns.parsing import blank_missing, is_missing
 from protonet.tables.delimited import MISSING_TEXTS, is_numeric
@@ -290,8 +290,7 @@ def _suggest_label(source: TableSource, label: str) -> str:
 
 def format_names(names: Sequence[str]) -> str:
     """Format the first of several names, in quotes unless they are identifiers."""
-    shown = ", ".join(name if name.isidentifier() else repr(name[:50]) for name in names[:5]) or "nothing"
-    return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown
+    return shorten_list(name if name.isidentifier() else repr(name[:50]) for name in names) or "nothing"
 
 
 def _read_blocks(
@@ -323,8 +322,7 @@ def _read_blocks(
             keep &= ~unlabelled if len(unlabelled) else True
         elif unlabelled.any() and (unlabelled & keep).any():
             rows = np.flatnonzero(unlabelled & keep).tolist()
-            more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
-            got = f"none in {', '.join(source.position_format.format(positions[row]) for row in rows[:3])}{more}"
+            got = f"none in {shorten_list((source.position_format.format(positions[row]) for row in rows), 3)}"
             remedy = "Fill it in, or leave the row out: `drop_unlabelled`."
             raise_input_error("path", "name the class of every row", got, remedy)
         extra = tuple(cell_texts(cells) for cells in columns[n_features : n_features + n_extra])

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from protonet._text import to_printable
-from protonet.ui.text import count, percent, span
+from protonet._text import count, to_printable
+from protonet.ui.text import percent, span
 
 if TYPE_CHECKING:
     from jinja2 import Environment

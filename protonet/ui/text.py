@@ -1,4 +1,4 @@
-"""Text output: tables, counts with nouns, natural order of names, CSV, metrics. Nothing here imports torch."""
+"""Text output: tables, natural order of names, CSV, metrics. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from protonet._text import escape_formula, to_printable
 
 #: The maximal number of classes printed; JSON has all.
 MAX_LISTED_CLASSES = 20
-#: The maximal number of names in a line.
-MAX_NAMES = 5
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -35,12 +33,6 @@ def order_naturally(names: Sequence[object]) -> list[int]:
         return [(0, int(part), part) if index % 2 else (1, 0, part.casefold()) for index, part in enumerate(parts)]
 
     return sorted(range(len(names)), key=key)
-
-
-def count(n: int, noun: str) -> str:
-    """Format a number and its noun: ``1 draw``, ``2,000 draws``, ``2 classes``."""
-    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
-    return f"{n:,} {noun if n == 1 else plural}"
 
 
 def percent(fraction: float, digits: int = 1) -> str:
@@ -95,8 +87,3 @@ def summarize_columns(names: Sequence[str] | None, summaries: Sequence[str] | No
     for name, summary in zip(names or (), summaries or (), strict=False):
         by_type.setdefault(summary, []).append(to_printable(name))
     return [f"{', '.join(columns)}: {summary}" for summary, columns in by_type.items()]
-
-
-def shorten_list(names: Sequence[str], max_names: int = MAX_NAMES) -> str:
-    """Join the first names, and count the others."""
-    return ", ".join(names[:max_names]) + (f" and {len(names) - max_names} more" if len(names) > max_names else "")

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from analysis.shared.journal import append_journal, hash_sources, read_journal, run_all
 from analysis.shared.runner import Report, StudyParser, call_alone, run_study
 from analysis.shared.tables import format_columns, format_mean, mean_and_error, subtract
-from protonet.ui.text import count, format_table
+from protonet._text import count
+from protonet.ui.text import format_table
 
 
 class Squares:

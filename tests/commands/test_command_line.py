@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from protonet import PrototypeNetwork, pipeline, solve
+from protonet._text import count
 from protonet.commands.report import format_confusions
 from protonet.commands.update import compare
 from protonet.errors import InputError
@@ -24,7 +25,7 @@ from protonet.fit.crossfit import crossfit, measure_held_out
 from protonet.fit.solver import solve_problem
 from protonet.metrics import rejection_threshold, score_known
 from protonet.tables import formats
-from protonet.ui.text import count, format_csv, format_probability_metrics
+from protonet.ui.text import format_csv, format_probability_metrics
 from tests.commands.cases import FAST, Run, fit_model, read_lines
 from tests.strategies import blobs, write_columns
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from protonet._io import progress_bar
+from protonet._text import count, shorten_list
 from protonet.embeddings.pictures.images import (
     SUFFIXES,
     UNREADABLE_IMAGE,
@@ -31,17 +32,10 @@ if TYPE_CHECKING:
 
 #: Number of pictures that a thread reads at once.
 PICTURES_PER_TASK = 32
-#: Maximal number of names in a message.
-MAX_NAMED = 5
 #: Pixels per side of JPEGs in comparisons: a camera's picture then takes 30 ms instead of 150.
 COMPARED_SIDE = 512
 #: Parts of a data set, and usual names of their folders.
 SPLITS = {"train": ("train", "training"), "valid": ("valid", "val", "validation", "dev"), "test": ("test", "testing")}
-
-
-def count(n: int, noun: str) -> str:
-    """Format a number with its noun, in the plural unless it is 1."""
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 class Listing(NamedTuple):
@@ -113,14 +107,14 @@ def list_pictures(path: Path, *, labelled: bool) -> Listing:
     notes = [f"left out: {len(loose)} pictures beside the class folders"] * (labelled and bool(loose))
     empty = [path_to_text(folder.name) for folder, listed in files.items() if not listed.pictures]
     if labelled and empty:
-        notes.append(f"left out: {count(len(empty), 'class folder')} without a file: {_list_some(empty)}")
+        notes.append(f"left out: {count(len(empty), 'class folder')} without a file: {shorten_list(empty)}")
     if others:
         total = len(others) + len(loose) + sum(len(listed.pictures) for listed in files.values())
         notes.append(f"not read: {len(others)} of {count(total, 'file')}{_describe_others(others, path)}")
     names = [picture.relative_to(path) for picture in paths]
     escaped = [path_to_text(name) for name in names if path_to_text(name) != str(name)]
     if escaped:
-        notes.append(f"{count(len(escaped), 'path')} not in UTF-8, written with escapes: {_list_some(escaped)}")
+        notes.append(f"{count(len(escaped), 'path')} not in UTF-8, written with escapes: {shorten_list(escaped)}")
     return Listing(paths, [name for name, _ in pictures] if files else None, notes)
 
 
@@ -146,9 +140,7 @@ def _check_class_folders(path: Path, files: Mapping[Path, _Files]) -> None:
             raise_input_error("path", "hold one folder for each class", got, f"Pass --split {train.name}.")
     unread = [folder for folder, listed in files.items() if listed.others and not listed.pictures]
     if unread:
-        more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
-        what = _describe_others(files[unread[0]].others, path)
-        got = f"none in {path_to_text(unread[0])}{more}{what}"
+        got = f"none in {shorten_list(map(path_to_text, unread), 1)}{_describe_others(files[unread[0]].others, path)}"
         raise_input_error("path", "have a picture in every class folder", got, "Add one, or remove the folder.")
 
 
@@ -167,7 +159,7 @@ def find_split(path: Path, part: str) -> Path:
     named = [folder for folder in folders if folder.name.lower() == part.lower()]
     synonyms = [folder for folder in folders if _find_part(folder.name) == _find_part(part) is not None]
     if not named and not synonyms:
-        got = f"{part}; {path_to_text(path)} has {_list_some([path_to_text(folder.name) for folder in folders])}"
+        got = f"{part}; {path_to_text(path)} has {shorten_list(path_to_text(folder.name) for folder in folders)}"
         raise_input_error(
             "--split", "name a folder in that of the pictures", got, "Leave it out, or name one of these."
         )
@@ -181,13 +173,7 @@ def _describe_others(files: Sequence[Path], folder: Path) -> str:
         kinds[path_to_text(file.suffix.lower()) or "without extension"].append(file)
     ordered = sorted(kinds.items(), key=lambda kind: -len(kind[1]))
     texts = [f"{len(paths)} {kind} ({path_to_text(paths[0].relative_to(folder))})" for kind, paths in ordered]
-    return f": {_list_some(texts)}" if files else ""
-
-
-def _list_some(names: Sequence[str]) -> str:
-    """Join the first few names, and the number of further ones."""
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return f"{', '.join(names[:MAX_NAMED])}{more}"
+    return f": {shorten_list(texts)}" if files else ""
 
 
 def read_pixels(path: Path, height: int, width: int, *, grey: bool = False) -> np.ndarray:
@@ -261,7 +247,7 @@ def check_pictures(paths: Sequence[Path], labels: Sequence[str], *, shown: bool 
         refuse_picture(*broken[0], more=len(broken) - 1)
     same = [pictures for pictures in digests.values() if len(pictures) > 1]
     texts = [" = ".join(map(path_to_text, pictures.values())) for pictures in same]
-    return [f"warning: {count(len(same), 'picture')} in more than one class: {_list_some(texts)}"] if same else []
+    return [f"warning: {count(len(same), 'picture')} in more than one class: {shorten_list(texts)}"] if same else []
 
 
 def _hash_pictures(paths: Sequence[Path], *, shown: bool = False) -> list[bytes | Exception]:

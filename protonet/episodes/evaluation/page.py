@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from protonet._text import count
 from protonet.episodes.evaluation.evaluate import Scores
 from protonet.episodes.evaluation.report import MEASURES, explain_intervals, show_p
 from protonet.episodes.evaluation.statistics import (
@@ -19,7 +20,7 @@ from protonet.episodes.evaluation.statistics import (
     get_half_width,
 )
 from protonet.ui.html import MAX_NAME, format_document
-from protonet.ui.text import count, percent, span
+from protonet.ui.text import percent, span
 
 #: Classes that are shown, at the most, the hardest first; the JSON has all.
 MAX_CLASSES_SHOWN = 100

@@ -13,13 +13,13 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
+from protonet._text import count, shorten_list
 from protonet._validation import check_int
 from protonet.datasets.dataset import Dataset
 from protonet.episodes.names import MAX_COUNT
 from protonet.episodes.samplers.sampler import NO_ROW, ROW_STREAM, SampledEpisodes, Sampler, sample_uniform
 from protonet.errors import raise_input_error
 from protonet.sampling import ClassIndex, draw_distinct
-from protonet.ui.text import count
 
 BYTES = 2**24  #: Bytes of rows that are compared at a time.
 MAX_GROUPS_NAMED = 5  #: Classes that a line names, at the most.
@@ -75,8 +75,7 @@ def describe_duplicates(data: Dataset, class_ids: Tensor) -> Iterator[str]:
 
 def _name_classes(names: Sequence[str]) -> str:
     """Return the names of classes, the first few of many."""
-    more = f" and {len(names) - MAX_GROUPS_NAMED} more" if len(names) > MAX_GROUPS_NAMED else ""
-    return f"{count(len(names), 'class')} ({', '.join(names[:MAX_GROUPS_NAMED])}{more})"
+    return f"{count(len(names), 'class')} ({shorten_list(names, MAX_GROUPS_NAMED)})"
 
 
 @dataclass(frozen=True)
