@@ -128,3 +128,19 @@ def test_rows_of_an_embedding_that_are_seldom_seen_take_shorter_steps() -> None:
     assert 0 < new < frequent
     assert not any(others)
     assert optimizer.state[p]["slow_mean"].numel() == 0
+
+
+@pytest.mark.parametrize(("extra", "halfway"), [([], 0.625), ([(4, 3)], 1.0)], ids=["alone", "with a matrix"])
+def test_steps_of_embeddings_alone_shrink_over_the_last_four_fifths_of_a_run(
+    extra: list[tuple[int, int]], halfway: float
+) -> None:
+    """Half of the steps, of four fifths, remain after half of the run."""
+    parameters = [nn.Parameter(torch.ones(shape)) for shape in [(40, 4), *extra]]
+    optimizer = CustomOptimizer(parameters, total_steps=100)
+    for _ in range(50):
+        for p in parameters:
+            p.grad = torch.zeros_like(p)
+            p.grad[:3] = 1
+        optimizer.step()
+    run = optimizer.stepper.runs[0]
+    assert run.anneal(run.steps) == pytest.approx(halfway)

@@ -1,4 +1,6 @@
-"""CPU time of a step relative to AdamW's, on networks of several shapes, alternately in one process on one thread.
+"""CPU time of a step and memory of the state relative to AdamW's, alternately in one process on one thread.
+
+The networks are those of the visible workloads and of the streams, with their gradients, and others by their shapes.
 
 AdamW is torch's as it is set by default, which goes from parameter to parameter, and its fused kernel.
 """
@@ -15,17 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from analysis.optimizer_bench.bench import load_candidate
 from analysis.optimizer_bench.loading import load_optimizer
+from analysis.optimizer_bench.workloads import STREAMED, VISIBLE, WORKLOADS
 from analysis.shared.runner import Report, StudyParser
 from protonet.ui.command_line import check_name
 from protonet.ui.text import format_table
 
 Shapes = list[tuple[int, ...]]
 BLOCK: Shapes = [(64,), (64,), (192, 64), (192,), (64, 64), (64,), (64,), (64,), (256, 64), (256,), (64, 256), (64,)]
-#: By name, the shapes of a network's parameters.
+#: The workloads whose networks are measured, and, by name, the shapes of other networks' parameters.
+NETWORKS = [name for family in (*VISIBLE.values(), *STREAMED.values()) for name in family]
 CASES: dict[str, Shapes] = {
     "64 vectors of 64": [(64,)] * 64,
     "50 of 16 x 16": [(16, 16)] * 50,
@@ -45,7 +49,8 @@ CASES: dict[str, Shapes] = {
 SEEN = 200  #: Rows of embeddings that have gradients.
 NOTE = """
 Milliseconds of CPU time of one step(), medians over turns of {steps} steps after the first {first}; ratios are medians
-over pairs of turns. One thread.
+over pairs of turns. State: the bytes of its tensors over those of AdamW's. Medians over the {count} workloads:
+{time:.1f} times AdamW's CPU time of a step, {state:.1f} times its state. One thread.
 """
 FIRST = 100  #: Steps before the time is taken: bases turn more often in the first ones.
 
@@ -54,7 +59,8 @@ def add_options(parser: StudyParser) -> None:
     """Add the optimizer, the networks and the number of steps."""
     parser.add_argument("--optimizer", required=True, metavar="FILE", help="as that of optimizer-bench")
     parser.add_argument("--config", metavar="FILE", help="its config, a JSON object (default: none)")
-    parser.add_argument("--case", metavar="NAME", help=f"one of {', '.join(CASES)} (default: all)")
+    known = ", ".join([*NETWORKS, *CASES])
+    parser.add_argument("--case", metavar="NAME", help=f"one of {known} (default: all)")
     parser.add_int("--steps", 48, "steps of a turn")
     parser.add_int("--turns", 7, "turns of each optimizer")
 
@@ -63,18 +69,18 @@ def run(options: argparse.Namespace) -> Report:
     """Time the optimizer and AdamW on each network."""
     candidate = load_candidate(Path(options.optimizer), options.config)
     if options.case is not None:
-        check_name("--case", options.case, CASES)
+        check_name("--case", options.case, [*NETWORKS, *CASES])
     assert candidate.file is not None, "candidates have files"
     config = json.loads(candidate.config)
     make = partial(load_optimizer(candidate.file, config), **config)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        names = CASES if options.case is None else [options.case]
+        names = [*NETWORKS, *CASES] if options.case is None else [options.case]
         rows = [measure(name, make, options.steps, options.turns) for name in names]
     finally:
         torch.set_num_threads(threads)
-    return Report(rows, tabulate(rows) + NOTE.format(steps=options.steps, first=FIRST))
+    return Report(rows, tabulate(rows) + summarise(rows, options.steps))
 
 
 def measure(name: str, make: Callable[..., torch.optim.Optimizer], steps: int, turns: int) -> dict[str, Any]:
@@ -84,12 +90,8 @@ def measure(name: str, make: Callable[..., torch.optim.Optimizer], steps: int, t
         lambda parameters: torch.optim.AdamW(parameters, fused=True),
         make,
     ]
-    generator = torch.Generator().manual_seed(0)
-    gradients = [[0.05 + 0.1 * torch.randn(shape, generator=generator) for shape in CASES[name]] for _ in range(4)]
-    if name.startswith("embeddings"):
-        for (table,) in gradients:
-            table[SEEN:] = 0
-    parameters = [[nn.Parameter(torch.ones(shape)) for shape in CASES[name]] for _ in makers]
+    weights, gradients = make_network(name)
+    parameters = [[nn.Parameter(weight.clone()) for weight in weights] for _ in makers]
     optimizers = [make_one(group) for make_one, group in zip(makers, parameters, strict=True)]
     for optimizer, group in zip(optimizers, parameters, strict=True):
         _take_steps(optimizer, group, gradients, FIRST)
@@ -103,13 +105,35 @@ def measure(name: str, make: Callable[..., torch.optim.Optimizer], steps: int, t
     plain, fused, ours = (statistics.median(column) for column in zip(*times, strict=True))
     ratios = {"ratio": statistics.median(t[2] / t[0] for t in times)}
     ratios["fused_ratio"] = statistics.median(t[2] / t[1] for t in times)
-    return {"name": name, "adamw_ms": plain, "fused_ms": fused, "ms": ours, **ratios}
+    sizes = [_count_bytes(optimizer) for optimizer in optimizers]
+    return {"name": name, "adamw_ms": plain, "fused_ms": fused, "ms": ours, **ratios, "state": sizes[2] / sizes[0]}
+
+
+def make_network(name: str) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """Make the weights of a network, and the gradients of four batches."""
+    if name in WORKLOADS:
+        model, train_loss, _ = WORKLOADS[name](0)
+        weights = [parameter.detach() for parameter in model.parameters()]
+        return weights, [[*torch.autograd.grad(train_loss(), [*model.parameters()])] for _ in range(4)]
+    generator = torch.Generator().manual_seed(0)
+    gradients = [[0.05 + 0.1 * torch.randn(shape, generator=generator) for shape in CASES[name]] for _ in range(4)]
+    if name.startswith("embeddings"):
+        for (table,) in gradients:
+            table[SEEN:] = 0
+    return [torch.ones(shape) for shape in CASES[name]], gradients
+
+
+def _count_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Count the bytes of the tensors of a state; tensors that are views of one memory count once."""
+    tensors = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def _take_steps(
     optimizer: torch.optim.Optimizer,
     parameters: Iterable[nn.Parameter],
-    gradients: Sequence[Sequence[torch.Tensor]],
+    gradients: Sequence[Sequence[Tensor]],
     steps: int,
 ) -> float:
     """Take steps; return the CPU milliseconds of one."""
@@ -127,7 +151,14 @@ def tabulate(rows: Sequence[dict[str, Any]]) -> str:
     """Format the table."""
     lines = [
         [row["name"], *(f"{row[key]:.2f}" for key in ("adamw_ms", "fused_ms", "ms"))]
-        + [f"{row[key]:.1f}" for key in ("ratio", "fused_ratio")]
+        + [f"{row[key]:.1f}" for key in ("ratio", "fused_ratio", "state")]
         for row in rows
     ]
-    return format_table(["parameters", "AdamW ms", "fused ms", "ms", "of AdamW's", "of fused"], lines)
+    return format_table(["parameters", "AdamW ms", "fused ms", "ms", "of AdamW's", "of fused", "state"], lines)
+
+
+def summarise(rows: Sequence[dict[str, Any]], steps: int) -> str:
+    """Format the note below the table, with medians over workloads if there are any."""
+    of_workloads = [row for row in rows if row["name"] in WORKLOADS] or rows
+    time, state = (statistics.median(row[key] for row in of_workloads) for key in ("ratio", "state"))
+    return NOTE.format(steps=steps, first=FIRST, count=len(of_workloads), time=time, state=state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from protonet.optimizer.settings import SEARCH, raise_error
+from protonet.optimizer.settings import EMBEDDING, SEARCH, raise_error
 
 
 @dataclass
@@ -24,12 +24,13 @@ class Run:
     steps_at_cap: int = 0  #: Steps of the search at the longest step.
     factor: float = 0.0  #: Largest ratio of a group's learning rate to its unit, at the last step ...
     peak_factor: float = 0.0  #: ... and at any step.
+    anneal_fraction: float = SEARCH.anneal_fraction  #: Last fraction of a known number of steps, in which steps shrink.
 
     def anneal(self, steps: int) -> float:
-        """Compute the fraction of the rate after some steps: 1 until 55 % of all, then a linear fall."""
+        """Compute the fraction of the rate after some steps: 1 at first, then a linear fall."""
         if self.total_steps is None:
             return 1.0
-        return min(1.0, max(SEARCH.final_fraction, 1 - steps / self.total_steps) / SEARCH.anneal_fraction)
+        return min(1.0, max(SEARCH.final_fraction, 1 - steps / self.total_steps) / self.anneal_fraction)
 
     def __post_init__(self) -> None:
         """Validate the number of steps."""
@@ -80,11 +81,16 @@ class Run:
             self.peak_factor = factor
         self.factor = factor
 
-    def limit(self, max_rate: float, *, end_search: bool) -> None:
-        """Bound the rate, before its anneal and a scheduler's factor, so that these shorten the longest steps, too."""
+    def limit(self, max_rate: float, *, embeddings_alone: bool) -> None:
+        """Bound the rate, before its anneal and a scheduler's factor, so that these shorten the longest steps, too.
+
+        Embeddings alone stay at their short longest step for most of the run, to their good. Their search does not end
+        there, and their steps shrink earlier.
+        """
+        self.anneal_fraction = EMBEDDING.anneal_fraction if embeddings_alone else SEARCH.anneal_fraction
         max_rate = max_rate / self.anneal(self.steps) / (self.peak_factor or 1.0)
         if self.rate >= max_rate:
             self.rate = max_rate
             self.steps_at_cap += not self.settled_rate
-            if end_search and self.steps_at_cap >= SEARCH.max_cap_steps:
+            if not embeddings_alone and self.steps_at_cap >= SEARCH.max_cap_steps:
                 self.settled_rate = self.settled_rate or max_rate

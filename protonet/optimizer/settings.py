@@ -53,6 +53,7 @@ class EmbeddingConfig:
     extra_frequency: float = 0.032
     min_beta2: float = 0.999  #: Smallest decay of the second moments (Adam's default).
     decay_factor: float = 0.2  #: Weight decay, relative to other parameters.
+    anneal_fraction: float = 0.8  #: That of `StepSizeSearch` if there are no other parameters.
 
 
 @dataclass(frozen=True)

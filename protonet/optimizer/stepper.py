@@ -116,9 +116,8 @@ class Stepper:
         for index, rows in evidence.items():
             slope, lr, factor, max_rate, others = _summarise(rows)
             if max_rate:  # some process has gradients
-                # Embeddings alone stay at their short longest step for hundreds of steps, to their good.
                 self.runs[index].follow(slope, lr or 1.0, factor)
-                self.runs[index].limit(max_rate, end_search=bool(others))
+                self.runs[index].limit(max_rate, embeddings_alone=not others)
         self._adapt_factors(active, [slopes for *_, slopes in observed])
         rates = [run.rate * run.anneal(run.steps) for run in self.runs]
         for batch, group, (rotated, *_) in zip(active, groups, observed, strict=True):

@@ -401,3 +401,14 @@ def test_a_slower_optimizer_has_a_larger_ratio(folder: Path, monkeypatch: pytest
         (row,) = json.loads((folder / "out.json").read_text())
         ratios.append(row["ratio"])
     assert ratios[1] > 3 * ratios[0] > 0
+
+
+def test_the_time_of_a_step_is_measured_on_a_workloads_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An optimizer that is AdamW has AdamW's state."""
+    monkeypatch.setattr(step_time, "FIRST", 1)
+    (folder / "adamw.py").write_text("from torch.optim import AdamW\nclass CustomOptimizer(AdamW): pass\n")
+    given = ["--optimizer", str(folder / "adamw.py"), "--case", "teacher", "--steps", "1", "--turns", "1"]
+    assert main(["optimizer-time", *given, "--json", str(folder / "out.json")]) == 0
+    (row,) = json.loads((folder / "out.json").read_text())
+    assert row["state"] == 1
+    assert row["ratio"] > 0
