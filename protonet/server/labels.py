@@ -336,7 +336,7 @@ MAX_ADDED, MAX_TEXT = 10_000, 20_000
 
 @dataclass
 class Uploads:
-    """The rows that were added to a table.
+    """The rows that were added to a table; threads of requests that timed out may still add some.
 
     Args:
         rows: Their file: the cells of each, and "added".
@@ -401,21 +401,21 @@ class Uploads:
             raise_input_error("body", "be a picture that can be read", describe_error(error), "Leave it out.")
         stem = re.sub(r"[^\w-]+", "-", Path(name.replace("\\", "/")).stem)[:40].strip("-") or "picture"
         path = self.folder / f"{stem}-{hashlib.sha256(content).hexdigest()[:16]}{suffix}"
-        with self._lock:
-            if path_to_text(path) in known:
-                return []
-            self.folder.mkdir(exist_ok=True)
-            write_atomically(path, lambda file: file.write(content))
-            return self._save([path_to_text(path)])
+        if path_to_text(path) in known:
+            return []
+        self.folder.mkdir(exist_ok=True)
+        write_atomically(path, lambda file: file.write(content))
+        return self._save([path_to_text(path)])
 
     def _save(self, texts: Sequence[str]) -> list[list[str]]:
         """Append rows to the file, but for those that an interrupted request has saved; return their cells."""
         column = self.column or 0
         rows = [[text if index == column else "" for index in range(len(self.rows.header) - 1)] for text in texts]
-        there = {cells[column] for cells in self.cells}
-        for cells in rows:
-            if cells[column] not in there:
-                self.rows.add(cells, "added")
+        with self._lock:
+            there = {cells[column] for cells in self.cells}
+            for cells in rows:
+                if cells[column] not in there:
+                    self.rows.add(cells, "added")
         return rows
 
     def _require(self, *, pictures: bool) -> None:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,17 @@ def test_an_interrupted_upload_is_repeated(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"10,000 lines"):
             uploads.add_texts("\n".join(map(str, range(10_000))), known=set())
     assert [cells[1] for cells in read(tmp_path / "out.added.csv")[1:]] == ["one", "two", "three"]
+
+
+def test_uploads_of_several_threads_are_saved_once(tmp_path: Path) -> None:
+    """As when a request has timed out, whose thread goes on beside that of the repeated request."""
+    lines = [f"text {number}" for number in range(8)]
+    with Answers(tmp_path / "out.added.csv", ["note", "added"], ["added"], lazy=True) as file:
+        uploads = Uploads(file, tmp_path / "texts.csv", 0, pictures=False)
+        with ThreadPoolExecutor(4) as pool:
+            added = list(pool.map(lambda _: uploads.add_texts("\n".join(lines), known=set()), range(4)))
+    assert added == [[[line] for line in lines]] * 4
+    assert read(tmp_path / "out.added.csv")[1:] == [[line, "added"] for line in lines]
 
 
 def test_dropped_pictures_become_rows(tmp_path: Path) -> None:
