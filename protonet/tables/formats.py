@@ -229,15 +229,12 @@ def memory_map(argument: str, path: Path) -> np.ndarray:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about headers that Python 2 wrote
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-        if not isinstance(array, np.ndarray):
-            raise ValueError("an archive")
+            return np.lib.format.open_memmap(path, mode="r")
     except (FileNotFoundError, IsADirectoryError):
         raise_missing_file(path, argument=argument)
     except (ValueError, *READ_ERRORS) as error:
         got, remedy = f"{path} ({type(error).__name__})", "Save it with numpy.save(path, values)."
         raise_input_error(argument, "be an NPY file of numbers or strings", got, remedy)
-    return array
 
 
 def open_parquet(path: Path) -> TableSource:

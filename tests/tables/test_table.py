@@ -163,7 +163,7 @@ def test_invalid_files_are_refused(tmp_path: Path) -> None:
         ("x.npy", "y.npy", "`labels` must be an NPY file of numbers or strings"),
         ("x.npy", "float.npy", "`labels` must be integers or strings; got float64"),
         ("empty.npy", "empty.npy", "`path` must have at least one row"),
-        ("z.npy", "names.npy", "`path` must be an NPY file of numbers or strings; got .*EOFError"),
+        ("z.npy", "names.npy", "`path` must be an NPY file of numbers or strings; got .*ValueError"),
         ("none.csv", None, "no such file"),
         ("none.parquet", None, "no such file"),
         ("p.parquet", None, "`path` must be a Parquet file of numbers and text; got .*ArrowInvalid"),
