@@ -10,6 +10,7 @@ from pathlib import Path
 from shlex import quote
 
 import torch
+from torch import Tensor
 
 from protonet._io import JsonDict, show_progress
 from protonet._text import count, to_printable
@@ -100,7 +101,7 @@ def train(options: FitOptions, rows: TableRows) -> None:
             )
             data.notes.extend(warn_near_duplicates(data, solution))
             data.notes.extend(model.warn_cancelled_classes())
-            data.notes.extend(warn_unevaluated_classes(data, solution))
+            data.notes.extend(warn_unevaluated_classes(data.classes, data.y, solution.problem))
             until = deadline if limit is None or "report" not in outputs else started + REPORT_START * limit
             crossed = crossfit(solution, deadline=until, progress=partial(show_part, 1))
             in_time = time.monotonic() < until
@@ -211,14 +212,20 @@ def warn_near_duplicates(data: EncodedTable, solution: Solution) -> list[str]:
     return [f"{text}; if these have a common source, pass its column with `group` NAME"]
 
 
-def warn_unevaluated_classes(data: EncodedTable, solution: Solution) -> list[str]:
-    """Name the classes that have no held-out row, if other classes have some."""
-    fold = held_out_indices(solution.problem) >= 0
-    totals, evaluated = (torch.bincount(y, minlength=len(data.classes)).tolist() for y in (data.y, data.y[fold]))
-    names = [str(name) for name, total, rows in zip(data.classes, totals, evaluated, strict=True) if total and not rows]
-    if not names or not any(evaluated):
+def warn_unevaluated_classes(classes: Sequence[str | int], y: Tensor, problem: TrainingSet) -> list[str]:
+    """Name the classes that have no held-out row, if other classes have some; y (n,) are the labels of all rows."""
+    rows, fold = problem.rows, held_out_indices(problem) >= 0
+    labels = rows.labels if rows.is_class_name is None else rows.labels[~rows.is_class_name]
+    distinct, evaluated = (torch.bincount(part, minlength=len(classes)) for part in (labels, y[fold]))
+    missing = (distinct > 0) & (evaluated == 0)
+    if not bool(evaluated.any()):
         return []
-    return [f"not evaluated: {format_names(names)}: only one distinct row, which stays in every training set"]
+    reasons = {
+        "only one distinct row, which stays in every training set": missing & (distinct == 1),
+        "none of their rows is held out": missing & (distinct > 1),
+    }
+    names = {reason: [str(classes[k]) for k in mask.nonzero().flatten()] for reason, mask in reasons.items()}
+    return [f"not evaluated: {format_names(some)}: {reason}" for reason, some in names.items() if some]
 
 
 def summarize_unlabelled(

@@ -111,13 +111,13 @@ def format_balance(confusion: Tensor, frequent: str | int, accuracy: float) -> s
 
 def format_confusions(confusion: Tensor, classes: Sequence[str | int]) -> str:
     """List the most frequent confusions; confusion (num_classes, num_classes) are counts, rows are labels."""
-    wrong = confusion.clone().fill_diagonal_(0).flatten()
+    cells = confusion.nonzero()  # of thousands of classes, few pairs occur
+    cells = cells[cells[:, 0] != cells[:, 1]]
+    order = confusion[cells[:, 0], cells[:, 1]].argsort(descending=True, stable=True)
     lines = ["most frequent confusions:"]
-    for index in wrong.argsort(descending=True, stable=True)[:MAX_CONFUSIONS].tolist():
-        label, predicted = divmod(index, len(classes))
-        if wrong[index] > 0:
-            pair = f"{to_printable(classes[label])} predicted as {to_printable(classes[predicted])}"
-            lines.append(f"  {pair}: {wrong[index]} of {confusion[label].sum()}")
+    for label, predicted in cells[order[:MAX_CONFUSIONS]].tolist():
+        pair = f"{to_printable(classes[label])} predicted as {to_printable(classes[predicted])}"
+        lines.append(f"  {pair}: {confusion[label, predicted]} of {confusion[label].sum()}")
     return "\n".join(lines) + "\n" if len(lines) > 1 else "no confusions\n"
 
 

@@ -315,9 +315,19 @@ def test_sets_of_equal_rows_are_those_of_a_slow_search() -> None:
 
 def test_classes_without_held_out_rows_are_named(tmp_path: Path, run: Run) -> None:
     output = run("fit", write_lines(tmp_path / "t.csv", ["x,y,kind", *make_lines(40), "9,9,c", "9,8,d"]), *FAST)
-    assert "not evaluated: c, d:" in output
+    assert "not evaluated: c, d: only one distinct row" in output
     output = run("fit", write_lines(tmp_path / "t.csv", ["x,y,kind", *make_lines(40)]), *FAST)
     assert "not evaluated" not in output
+
+
+def test_classes_that_a_held_out_part_has_no_room_for_are_named() -> None:
+    classes = 5000
+    y = torch.arange(4 * classes) % classes
+    x = torch.randn(len(y), 3, generator=torch.Generator().manual_seed(0))
+    problem, _ = prepare_training_set(x, y, classes)
+    (line,) = fit_command.warn_unevaluated_classes(range(classes), y, problem)
+    assert line.startswith("not evaluated: ")
+    assert line.endswith(" more: none of their rows is held out")
 
 
 def make_blobs(seed: int) -> dict[str, list[object]]:
