@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any, NoReturn
 
 import torch
@@ -119,7 +119,7 @@ class CustomOptimizer(torch.optim.Optimizer):
             run = Run(**group["run"])
             run.total_steps = run.total_steps if total_steps is None else total_steps
             self.stepper, self._stepped = Stepper(run, sharded=self.stepper.sharded), []
-        self._saved_run = group["run"] = asdict(self.stepper.runs[0])
+        self._saved_run = group["run"] = {**vars(self.stepper.runs[0])}
 
     def _publish(self, batches: Iterable[ParameterBatch]) -> None:
         """Set the parameters' states to views of batches."""

@@ -79,7 +79,7 @@ def rotate_back(sides: Sides, matrices: Tensor) -> Tensor:
     return matrices
 
 
-def adapt_factors(factors: Tensor, usual: Tensor, slopes: Tensor, lengths: Tensor, step: int) -> None:
+def adapt_factors(factors: Tensor, usual: Tensor, slopes: Tensor, lengths: Tensor, block_of: Tensor, step: int) -> None:
     """Move the directions' factors by their slopes, relative to each other in a block.
 
     Args:
@@ -87,9 +87,9 @@ def adapt_factors(factors: Tensor, usual: Tensor, slopes: Tensor, lengths: Tenso
         usual: (n,), averages of the squared slopes.
         slopes: (n,), uphill; they are overwritten.
         lengths: (blocks,), int64, numbers of directions.
+        block_of: (n,), int64, the block of each direction.
         step: Number of the step, >= 1.
     """
-    block_of = torch.repeat_interleave(lengths, output_size=len(slopes))  # (n,)
     usual.mul_(SEARCH.memory).addcmul_(slopes, slopes, value=1 - SEARCH.memory)
     peaks = torch.segment_reduce(usual, "max", lengths=lengths, unsafe=True)
     silent = usual <= peaks.mul_(SEARCH.negligible**2).index_select(0, block_of)

@@ -31,6 +31,8 @@ class Stepper:
         self.sharded = sharded
         self.slices: list[tuple[Tensor, Group]] = []
         self.batches: list[ParameterBatch] = []
+        #: By device: the batches whose factors moved last, their blocks' lengths, and the block of each direction.
+        self._layouts: dict[torch.device, tuple[list[ParameterBatch], Tensor, Tensor]] = {}
 
     def step(self, gradients: dict[int, Tensor]) -> None:
         """Take one step along gradients, by the slices' indices; a run skips it if one of its own is not finite."""
@@ -136,9 +138,13 @@ class Stepper:
             batches = [active[number] for number in numbers]
             factors = [batch.factors.view(2, -1) for batch in batches]
             joint = torch.cat(factors, 1)  # (2, directions of all)
-            lengths = torch.tensor([n for batch in batches for n in batch.block_lengths], device=joint.device)
+            if joint.device not in self._layouts or self._layouts[joint.device][0] != batches:
+                lengths = torch.tensor([n for batch in batches for n in batch.block_lengths], device=joint.device)
+                block_of = torch.repeat_interleave(lengths, output_size=joint.shape[1])
+                self._layouts[joint.device] = batches, lengths, block_of
             evidence = torch.cat([slopes[number].view(-1) for number in numbers])
-            adapt_factors(joint[0], joint[1], evidence, lengths, step)
+            _, lengths, block_of = self._layouts[joint.device]
+            adapt_factors(joint[0], joint[1], evidence, lengths, block_of, step)
             torch._foreach_copy_(factors, joint.split([part.shape[1] for part in factors], 1))
 
     def _gather(self, numbers: Sequence[float]) -> list[list[float]]:
