@@ -69,7 +69,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     What the embedding is made of is decided on held-out folds of the training rows; see `protonet.solve`.
 
     Args:
-        effort: "fast" takes closed forms alone, "default" also trains, "best" tries more and trains for longer; or a
+        effort: "fast" trains nothing, "default" trains if rows are many, "best" tries more and trains longer; or a
             `protonet.fit.search.Search` that says what is tried.
         time_limit: Seconds that ``fit`` may take, >= 0.
         random_state: Of the initial weights and episodes of MLPs, the only random choices: an int, a ``RandomState``,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ from protonet.views.transformer import WEIGHT_COUNT, unpack_weights
 #: Labelled rows, columns and minimal rows per class of the comparison, and the number of tables of each.
 SIZES, COUNT = ((4, 3, 2), (10, 8, 5), (20, 3, 5), (20, 20, 5), (60, 10, 10), (100, 5, 10)), 64
 #: Tables between two lines of the log, and the step between the validation tasks that a line evaluates.
-LOG_INTERVAL, LOG_STRIDE = 4000, 6
+LOG_INTERVAL, LOG_STRIDE = 250_000, 6
+SHOWN = 50  #: Steps whose mean loss is shown.
 NOTE = """
 Accuracy in percent, ± one standard error over {count} tables of a size: of the transformer alone, {size:,} weights
 after {tables:,} tables of this run, in one pass; of the library's weights; and of scikit-learn's random forest and
@@ -50,8 +52,13 @@ Validation during the run, on every {stride}th task.
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the training time and the path of the state."""
-    parser.add_int("--tables", 400_000, "tables to train on")
+    """Add the size of the run, the device, and the path of the state."""
+    parser.add_int("--tables", 2_500_000, "tables to train on")
+    parser.add_int(
+        "--minutes", 0, "end after this time, with a step size that falls with the clock (default: none)", low=0
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device that trains (default: cpu)")
+    parser.add_int("--jobs", 1, "processes that draw tables; about 12 keep a GPU busy")
     parser.add_argument(
         "--folder", default="build/incontext", metavar="PATH", help="of the state (default: build/incontext)"
     )
@@ -65,7 +72,13 @@ def run(options: argparse.Namespace) -> Report:
     path.parent.mkdir(parents=True, exist_ok=True)
     stored = load_pretrained_weights()
     present = None if stored is None else stored.view(torch.float16).flatten()
-    trainer = Trainer(options.tables, present if options.again else None)
+    trainer = Trainer(
+        options.tables,
+        present if options.again else None,
+        device=options.device,
+        jobs=options.jobs,
+        seconds=60 * options.minutes or math.inf,
+    )
     if path.exists():
         trainer.restore(torch.load(path, weights_only=True))
     tasks = validation.draw_tasks("validation")
@@ -97,12 +110,14 @@ def _train(trainer: Trainer, path: Path, tasks: Sequence[validation.Task]) -> li
         write_atomically(log_path, lambda file: file.write("".join(json.dumps(row) + "\n" for row in log).encode()))
 
     with tqdm(total=trainer.goal, initial=trainer.tables, unit="table", dynamic_ncols=True) as bar:
-        smooth = [0.0, 0.0]
+        losses: list[Tensor] = []
 
-        def progress(count: int, loss: float) -> None:
-            smooth[:] = [0.99 * smooth[0] + 0.01 * loss, 0.99 * smooth[1] + 0.01]
-            bar.set_postfix(loss=f"{smooth[0] / smooth[1]:.3f}", refresh=False)
+        def progress(count: int, loss: Tensor) -> None:
+            losses.append(loss)
             bar.update(count)
+            if len(losses) == SHOWN:  # the number of a tensor on a GPU is waited for
+                bar.set_postfix(loss=f"{float(torch.stack(losses).mean()):.3f}", refresh=False)
+                losses.clear()
             if trainer.tables // LOG_INTERVAL > (trainer.tables - count) // LOG_INTERVAL:
                 evaluate()
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.data import DataLoader, Dataset
 
 from analysis.incontext.episodes import Episodes, make_episodes, mask_seen
 from analysis.incontext.real import Real
@@ -23,128 +26,255 @@ from protonet.views.transformer import (
     TransformerWeights,
     embed_rows,
     encode_labelled_rows,
+    one_hot,
     unpack_weights,
 )
 
-CELLS, NEW = 8000, 28  #: Cells of a step, about, and new rows of a table.
-RATE, WARM, FALL, DECAY = (
-    4e-3,
-    50,
-    0.5,
-    0.01,
-)  #: Step size, warmup steps, fraction of steps with decay, and weight decay.
-AGAIN = 1.2e-3  #: The step size of a run that begins with trained weights; it falls from the start.
+NEW = 28  #: New rows of a table.
+CELLS = {"cpu": 8_000, "cuda": 64_000}  #: Cells of a step, about.
+#: Numbers of labelled rows, of which few are drawn with a probability of FEW, and of columns. There are not too many
+#: sizes, because a GPU compiles a step for each.
+FEW, FEW_ROWS, MANY_ROWS = 0.35, (2, 3, 4, 6, 8, 11, 16, 24), (6, 8, 11, 16, 24, 34, 48, 68, 96, 136, 180, 220)
+COLUMNS, ROWS_PER_CLASS = (2, 3, 4, 5, 7, 9, 12, 16, 22, 30, 42, 56), (1, 2, 3, 5, 8, 15, 25, 50)
+RATE, WARM, DECAY = 3e-3, 200, 0.01  #: Maximal step size, which falls linearly to 0; warmup steps; weight decay.
 WINDOW, CLIP = 0.1, 1.0  #: The weights are averaged over about this fraction of the steps so far.
-REAL, NUMERIC = 0.4, 0.3  #: Fraction of the steps on real tables, and of these on their numeric columns alone.
+REAL, NUMERIC = 0.3, 0.3  #: Fraction of the steps on real tables, and of these on their numeric columns alone.
 #: Weight of the loss by prototypes of rows read with their class; the remainder is of rows read without it.
 KNOWN_WEIGHT = 0.3
 SAVE = 120.0  #: Seconds between states that are written.
+#: Implementations of attention that begin at once with a new shape.
+BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-def draw_size(generator: torch.Generator) -> tuple[int, int, int, int]:
-    """Sample the numbers of tables, labelled rows and columns of a step, and the minimum rows per class."""
+def draw_size(generator: torch.Generator, cells: int) -> tuple[int, int, int, int]:
+    """Sample the numbers of tables, labelled rows and columns of a step, and the minimum rows per class.
 
-    def draw(low: float, high: float) -> int:
-        return round(low * math.exp(math.log(high / low) * float(torch.rand((), generator=generator))))
+    Args:
+        generator: The source of randomness.
+        cells: The number of cells of the step, about.
+    """
 
-    few = float(torch.rand((), generator=generator)) < 0.35
-    labelled, columns = draw(2, 24) if few else draw(6, 220), draw(2, 56)
-    tables = max(2, round(CELLS / ((2 * labelled + NEW) * (columns + 1))))
-    return tables, labelled, columns, (1, 2, 3, 5, 8, 15, 25, 50)[int(torch.randint(8, (), generator=generator))]
+    def draw(values: Sequence[int]) -> int:
+        return values[int(torch.randint(len(values), (), generator=generator))]
+
+    labelled = draw(FEW_ROWS if float(torch.rand((), generator=generator)) < FEW else MANY_ROWS)
+    columns = draw(COLUMNS)
+    tables = max(2, round(cells / ((2 * labelled + NEW) * (columns + 1))))
+    return tables, labelled, columns, draw(ROWS_PER_CLASS)
+
+
+class Batches(Dataset[tuple[Episodes, int]]):
+    """The episodes of each step, by the step's number; synthetic or real tables.
+
+    Args:
+        seed: Another seed gives other tables.
+        cells: The number of cells of a step, about.
+    """
+
+    def __init__(self, seed: int, cells: int) -> None:
+        self.seed, self.cells, self.real = seed, cells, Real("training")
+
+    def __getitem__(self, step: int) -> tuple[Episodes, int]:
+        """Draw the episodes of a step, and their number of labelled rows."""
+        generator = torch.Generator().manual_seed(self.seed * 2**31 + step)
+        tables, labelled, columns, per_class = draw_size(generator, self.cells)
+        episodes = None
+        if float(torch.rand((), generator=generator)) < REAL:
+            numeric = float(torch.rand((), generator=generator)) < NUMERIC
+            episodes = self.real.draw(generator, tables, labelled, NEW, columns, numeric=numeric)
+        if episodes is None:
+            episodes = make_episodes(generator, tables, labelled, NEW, columns, per_class)
+        return episodes._replace(cells=episodes.cells.half()), labelled
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose matrices are orthogonalized, all matrices of a shape at once; steps as large as AdamW's.
+
+    Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024); the step size as in Liu et
+    al., "Muon is scalable for LLM training" (2025).
+    """
+
+    def __init__(
+        self, matrices: Iterable[Tensor], lr: Tensor, momentum: float = 0.95, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(matrices, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update the matrices."""
+        del closure
+        for group in self.param_groups:
+            shapes = defaultdict[torch.Size, list[Tensor]](list)
+            for matrix in group["params"]:
+                shapes[matrix.shape].append(matrix)
+            for (rows, columns), matrices in shapes.items():
+                for matrix in matrices:
+                    self.state[matrix].setdefault("momentum", torch.zeros_like(matrix))
+                momenta = [self.state[matrix]["momentum"] for matrix in matrices]
+                gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
+                torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+                blended = torch._foreach_lerp(gradients, momenta, group["momentum"])
+                factor = 0.2 * math.sqrt(max(rows, columns)) * group["lr"]
+                steps = (factor * orthogonalize(torch.stack(blended))).unbind()
+                torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
+                torch._foreach_sub_(matrices, steps)
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """Map the singular values of matrices (count, rows, columns) to about 1, by five Newton-Schulz steps."""
+    wide = matrices.shape[1] <= matrices.shape[2]
+    x = matrices if wide else matrices.mT
+    x = x / (torch.linalg.matrix_norm(x)[:, None, None] + 1e-7)
+    x = x.bfloat16() if x.is_cuda else x
+    for _ in range(5):
+        gram = x @ x.mT
+        x = 3.4445 * x + (torch.baddbmm(gram, gram, gram, beta=-4.775, alpha=2.0315)) @ x
+    orthogonal: Tensor = (x if wide else x.mT).float()
+    return orthogonal
 
 
 def classify(weights: TransformerWeights, episodes: Episodes, labelled: int) -> tuple[Tensor, Tensor]:
     """Compute cosines (tables, new rows, CLASS_CODES) to prototypes, of rows embedded with and without their class."""
     cells, classes, _ = episodes
-    memory = encode_labelled_rows(weights, cells[:, :labelled], classes[:, :labelled])
-    read = embed_rows(weights, torch.cat([cells[:, labelled:], cells[:, :labelled]], dim=1), memory)
+    with torch.autocast(cells.device.type, torch.bfloat16, enabled=cells.is_cuda), sdpa_kernel(BACKENDS):
+        memory = encode_labelled_rows(weights, cells[:, :labelled], classes[:, :labelled])
+        read = embed_rows(weights, torch.cat([cells[:, labelled:], cells[:, :labelled]], dim=1), memory).float()
     new, again = read.split([cells.shape[1] - labelled, labelled], dim=1)
-    hot = F.one_hot(classes[:, :labelled], CLASS_CODES).to(new)
-    prototypes = F.normalize(hot.transpose(1, 2) @ again, dim=2)
-    return new @ memory.prototypes.transpose(1, 2), new @ prototypes.transpose(1, 2)
+    sums = one_hot(classes[:, :labelled], CLASS_CODES, new.dtype).transpose(1, 2) @ again
+    prototypes = F.normalize(sums, dim=2)
+    return new @ memory.prototypes.float().transpose(1, 2), new @ prototypes.transpose(1, 2)
 
 
-def evaluate(weights: TransformerWeights, factor: Tensor, episodes: Episodes, labelled: int) -> tuple[Tensor, Tensor]:
-    """Compute the loss and the accuracy on new rows whose class is known."""
+def compute_loss(weights: TransformerWeights, factor: Tensor, episodes: Episodes, labelled: int) -> Tensor:
+    """Compute the loss on new rows whose class is known."""
     _, classes, known = episodes
     absent = ~mask_seen(classes, labelled)[:, None]
     truth = classes[:, labelled:].masked_fill(~known[:, labelled:], -100)
     logits = [(factor * cosines).masked_fill(absent, -1e9) for cosines in classify(weights, episodes, labelled)]
     with_class, new = (F.cross_entropy(part.transpose(1, 2), truth) for part in logits)
-    right = (logits[1].argmax(dim=2) == truth)[known[:, labelled:]].float().mean()
-    return KNOWN_WEIGHT * with_class + (1 - KNOWN_WEIGHT) * new, right
+    return KNOWN_WEIGHT * with_class + (1 - KNOWN_WEIGHT) * new
 
 
 class Trainer:
-    """A training run that can be saved and resumed without a change of its result.
+    """A training run that can be saved and resumed.
+
+    On a GPU, each step is a CUDA graph, captured for every size of tables when it first comes: launching its thousands
+    of small kernels one by one takes four times as long as they run.
 
     Args:
         goal: Tables that it sees in all.
         weights: (WEIGHT_COUNT,) to begin with, those of an earlier run; None for random ones.
+        device: The device that trains; on a GPU, steps are larger and in bfloat16.
+        jobs: Processes that draw tables; 0 to draw them in this one.
+        seconds: The time after which it ends, if that is before the goal. The step size then falls with the clock, and
+            the result depends on the speed of the machine.
     """
 
-    def __init__(self, goal: int, weights: Tensor | None = None) -> None:
+    def __init__(
+        self, goal: int, weights: Tensor | None = None, *, device: str = "cpu", jobs: int = 0, seconds: float = math.inf
+    ) -> None:
         self.goal, self.tables, self.step = goal, 0, 0
+        self.device, self.jobs, self.seconds = torch.device(device), jobs, seconds
         seed = 0 if weights is None else zlib.crc32(weights.numpy().tobytes())  # other tables than before
-        self.generator = torch.Generator().manual_seed(seed)
-        self.real = Real("training")
-        self.weights = {name: _start(name, shape, self.generator) for name, shape in WEIGHT_SHAPES.items()}
-        self.rate, self.fall = (RATE, FALL) if weights is None else (AGAIN, 1.0)
-        if weights is not None:
-            for name, value in unpack_weights(weights).items():
-                self.weights[name] = value.clone().requires_grad_()
-        self.factor = torch.tensor(2.0, requires_grad=True)  #: Logarithm of what multiplies cosines.
+        self.batches = Batches(seed, CELLS[self.device.type])
+        generator = torch.Generator().manual_seed(seed)
+        start = {name: _start(name, shape, generator) for name, shape in WEIGHT_SHAPES.items()}
+        start |= {} if weights is None else unpack_weights(weights)
+        self.weights = {name: value.to(self.device, copy=True).requires_grad_() for name, value in start.items()}
+        self.factor = torch.tensor(2.0, device=self.device, requires_grad=True)  #: Logarithm of the cosines' factor.
         self.average = [value.detach().clone() for value in self.values]
-        matrices = [value for name, value in self.weights.items() if name[0].isdigit() and value.ndim == 2]
+        self.rate = torch.tensor(0.0, device=self.device)  #: The step size.
+        matrices = [value for name, value in self.weights.items() if _is_hidden(name) and value.ndim == 2]
         others = [value for value in self.values if all(value is not matrix for matrix in matrices)]
         self.optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(matrices, RATE, weight_decay=DECAY, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(others, RATE, betas=(0.9, 0.98), weight_decay=0.0),
+            Muon(matrices, self.rate, weight_decay=DECAY),
+            torch.optim.AdamW(
+                others,
+                self.rate,
+                betas=(0.9, 0.98),
+                weight_decay=0.0,
+                fused=True,
+                capturable=self.device.type == "cuda",
+            ),
         ]
+        self.graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Episodes, Tensor]] = {}
 
     @property
     def values(self) -> list[Tensor]:
         """The trained parameters."""
         return [*self.weights.values(), self.factor]
 
-    def advance(self) -> float:
-        """Take a training step; return its loss."""
-        size = draw_size(self.generator)
-        count, labelled, columns, per_class = size
-        episodes = None
-        if float(torch.rand((), generator=self.generator)) < REAL:
-            numeric = float(torch.rand((), generator=self.generator)) < NUMERIC
-            episodes = self.real.draw(self.generator, count, labelled, NEW, columns, numeric=numeric)
-        if episodes is None:
-            episodes = make_episodes(self.generator, count, labelled, NEW, columns, per_class)
-        left = max(0.0, 1 - self.tables / self.goal)
-        rate = self.rate * min(1, (self.step + 1) / WARM) * min(1, left / self.fall)
+    def advance(self, episodes: Episodes, labelled: int, done: float) -> Tensor:
+        """Take a training step; return its loss.
+
+        Args:
+            episodes: The tables of the step.
+            labelled: The number of labelled rows of each.
+            done: The fraction of the run that is done.
+        """
+        self.rate.fill_(RATE * min(1, (self.step + 1) / WARM) * max(0.0, 1 - done))
+        loss = (self._replay if self.device.type == "cuda" else self._update)(episodes, labelled)
+        self.step += 1
+        self.tables += len(episodes.classes)
+        with torch.no_grad():
+            torch._foreach_lerp_(self.average, self.values, min(1.0, (1 / WINDOW + 1) / (self.step + 10)))
+        return loss
+
+    def _update(self, episodes: Episodes, labelled: int) -> Tensor:
+        """Compute the loss and its gradient, and update the weights."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-        loss, _ = evaluate(self.weights, self.factor.exp(), episodes, labelled)
+        loss = compute_loss(self.weights, self.factor.exp(), episodes._replace(cells=episodes.cells.float()), labelled)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.values, CLIP)
         for optimizer in self.optimizers:
             optimizer.step()
-        self.step += 1
-        self.tables += count
-        step_size = min(1.0, (1 / WINDOW + 1) / (self.step + 10))
-        with torch.no_grad():
-            for mean, value in zip(self.average, self.values, strict=True):
-                mean.lerp_(value, step_size)
-        return float(loss.detach())
+        return loss.detach()
 
-    def run(self, path: Path, progress: Callable[[int, float], None]) -> None:
+    def _replay(self, episodes: Episodes, labelled: int) -> Tensor:
+        """Do the same as `_update` by a graph of the same size."""
+        size = (labelled, *episodes.cells.shape)
+        if size not in self.graphs:
+            static = Episodes(*(part.to(self.device) for part in episodes))
+            if not self.graphs:  # what is allocated once must not be in a graph
+                side = torch.cuda.Stream()
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):
+                    self._update(static, labelled)
+                torch.cuda.current_stream().wait_stream(side)
+                self.pool = torch.cuda.graph_pool_handle()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="relaxed"):
+                loss = self._update(static, labelled)
+            self.graphs[size] = graph, static, loss
+        graph, static, loss = self.graphs[size]
+        for old, new in zip(static, episodes, strict=True):
+            old.copy_(new)
+        graph.replay()
+        return loss.clone()
+
+    def run(self, path: Path, progress: Callable[[int, Tensor], None]) -> None:
         """Train to the goal; the state is written every ``SAVE`` seconds and at the end."""
-        saved = time.monotonic()
-        while self.tables < self.goal:
-            before, loss = self.tables, self.advance()
+        started = saved = time.monotonic()
+        loader = DataLoader(
+            self.batches,
+            batch_size=None,
+            sampler=range(self.step, 2**31),
+            num_workers=self.jobs,
+            prefetch_factor=8 if self.jobs else None,
+            worker_init_fn=_use_one_thread,
+        )
+        done = self.tables / self.goal
+        for episodes, labelled in loader if done < 1 else ():
+            before, loss = self.tables, self.advance(episodes, labelled, done)
             progress(self.tables - before, loss)
-            if time.monotonic() - saved > SAVE or self.tables >= self.goal:
+            now = time.monotonic()
+            done = max(self.tables / self.goal, (now - started) / self.seconds)
+            if now - saved > SAVE or done >= 1:
                 write_atomically(path, lambda file: torch.save(self.state(), file))
-                saved = time.monotonic()
+                saved = now
+            if done >= 1:
+                break
 
     def state(self) -> dict[str, Any]:
         """Collect all that the next step depends on."""
@@ -152,7 +282,6 @@ class Trainer:
             "goal": self.goal,
             "tables": self.tables,
             "step": self.step,
-            "generator": self.generator.get_state(),
             "values": [value.detach() for value in self.values],
             "average": self.average,
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -161,19 +290,28 @@ class Trainer:
     def restore(self, state: dict[str, Any]) -> None:
         """Restore a state, except its goal."""
         self.tables, self.step = state["tables"], state["step"]
-        self.generator.set_state(state["generator"])
         with torch.no_grad():
-            for value, stored in zip(self.values, state["values"], strict=True):
-                value.copy_(stored)
-        self.average = state["average"]
+            for values, stored in ((self.values, state["values"]), (self.average, state["average"])):
+                torch._foreach_copy_(values, stored)
         for optimizer, stored in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(stored)
+            for group in optimizer.param_groups:
+                group["lr"] = self.rate
 
     def flat_weights(self) -> Tensor:
         """Average the weights, flattened in the order of `unpack_weights`: (WEIGHT_COUNT,) float16."""
         flat = torch.cat([mean.flatten() for mean in self.average[:-1]])
         assert len(flat) == WEIGHT_COUNT
-        return flat.half()
+        return flat.half().cpu()
+
+
+def _is_hidden(name: str) -> bool:
+    """Whether a weight is one of the layers' or between them."""
+    return name[0].isdigit() or name == "row"
+
+
+def _use_one_thread(_: int) -> None:
+    torch.set_num_threads(1)
 
 
 def _start(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -181,11 +319,11 @@ def _start(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Ten
     part = name.rpartition(".")[2]
     if part.startswith("norm"):
         value = torch.full(shape, float(not part.endswith("bias")))
-    elif part in ("label", "codes"):
+    elif part in ("label", "codes", "row_codes"):
         value = 0.5 * torch.randn(shape, generator=generator)
     else:  # as torch.nn.Linear
         value = (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(_count_inputs(name, shape))
-    return value.requires_grad_()
+    return value
 
 
 def _count_inputs(name: str, shape: tuple[int, ...]) -> int:

@@ -225,8 +225,8 @@ class TabularTransformerFamily(ViewFamily):
 
     @classmethod
     def for_effort(cls, effort: str) -> TabularTransformerFamily:
-        """Choose no pass for "fast", whose predictions should be fast, and more passes for "best"."""
-        return cls({"fast": 0, "best": 4}.get(effort, 2))
+        """Choose a single pass for "fast", and more passes for "best"."""
+        return cls({"fast": 1, "best": 4}.get(effort, 2))
 
     def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
         """Evaluate the view, if there are columns without an order, few classes, and no rows of class names."""

@@ -2,11 +2,13 @@
 
 Labelled rows are encoded first, with a code for each class; they become prototypes and keys and values of attention. A
 new row attends to its own cells and to the labelled rows, and is embedded in the same space, where the nearest
-prototype by cosine is its class. The weights were trained on synthetic and real tables (`python -m analysis incontext`)
-and are constants: nothing is trained on a new table.
+prototype by cosine is its class. The first layers have a token for each cell and attend along columns and rows; the
+others have one token for each row, and attend along rows alone. The weights were trained on synthetic and real tables
+(`python -m analysis incontext`) and are constants: nothing is trained on a new table.
 
 Source: prior-fitted networks, Mueller et al., "Transformers can do Bayesian inference" (2022); attention along rows and
-columns as in Hollmann et al., "Accurate predictions on small data with a tabular foundation model" (2025).
+columns as in Hollmann et al., "Accurate predictions on small data with a tabular foundation model" (2025); layers with
+one token for each row as in Qu et al., "TabICL: a tabular foundation model for in-context learning" (2025).
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ from torch import Tensor
 
 from protonet.views.view import Graph
 
-DIM, LAYERS, ATTENTION_HEADS = 64, 4, 4
+DIM, CELL_LAYERS = 64, 4  #: Width of embeddings and of tokens of cells; number of layers with a token for each cell.
+ROW_DIM, ROW_LAYERS = 128, 6  #: Width and number of the layers with one token for each row.
+HEAD_DIM = 16  #: Width of an attention head.
+LAYERS = CELL_LAYERS + ROW_LAYERS
 CLASS_CODES = 10  #: Number of codes for classes; one more code means that the class is unknown.
 CELL_CHANNELS = 11  #: Numbers that encode a cell, from `protonet.views.tabular_transformer.Cells`.
 RANK_CHANNEL = 1  #: The channel that holds the rank.
@@ -41,12 +46,15 @@ def _list_shapes() -> dict[str, tuple[int, ...]]:
         "codes": (CLASS_CODES + 1, DIM),
     }
     for layer in range(LAYERS):
-        matrices = {"columns": (3 * DIM, DIM), "columns_out": (DIM, DIM), "query": (DIM, DIM), "memory": (2 * DIM, DIM)}
-        matrices |= {"rows_out": (DIM, DIM), "up": (2 * DIM, DIM), "down": (DIM, 2 * DIM)}
-        vectors = {"up_bias": (2 * DIM,), "down_bias": (DIM,)}
-        norms = {f"norm{index}{part}": (DIM,) for index in range(3) for part in ("", "_bias")}
-        shapes |= {f"{layer}.{name}": shape for name, shape in {**matrices, **vectors, **norms}.items()}
-    return shapes | {"norm": (DIM,), "norm_bias": (DIM,), "out": (DIM, DIM)}
+        dim = DIM if layer < CELL_LAYERS else ROW_DIM
+        parts: dict[str, tuple[int, ...]] = {"query": (dim, dim), "memory": (2 * dim, dim), "rows_out": (dim, dim)}
+        parts |= {"up": (2 * dim, dim), "up_bias": (2 * dim,), "down": (dim, 2 * dim), "down_bias": (dim,)}
+        parts |= {f"norm{index}{part}": (dim,) for index in (1, 2) for part in ("", "_bias")}
+        if layer < CELL_LAYERS:
+            parts |= {"columns": (3 * dim, dim), "columns_out": (dim, dim), "norm0": (dim,), "norm0_bias": (dim,)}
+        shapes |= {f"{layer}.{name}": shape for name, shape in parts.items()}
+    shapes |= {"row": (ROW_DIM, DIM), "row_codes": (CLASS_CODES + 1, ROW_DIM)}
+    return shapes | {"norm": (ROW_DIM,), "norm_bias": (ROW_DIM,), "out": (DIM, ROW_DIM)}
 
 
 WEIGHT_SHAPES = _list_shapes()
@@ -58,7 +66,8 @@ class Memory(NamedTuple):
     """The encoding of labelled rows."""
 
     attended: tuple[KeysAndValues, ...]
-    """Keys and values of each layer, (tables, columns + 1, heads, n, DIM / heads); of labels alone in the last."""
+    """Keys and values of each layer, (tables, columns + 1, heads, n, HEAD_DIM); of labels alone in the last layer of
+    cells and in those of rows."""
     prototypes: Tensor  #: (tables, CLASS_CODES, DIM) of unit norm; 0 for a code without rows.
 
 
@@ -75,10 +84,14 @@ def list_matmul_shapes(columns: int, labelled: int) -> list[tuple[int, int]]:
         columns: The number of columns of the table.
         labelled: The number of labelled rows.
     """
-    attention = [(DIM, columns + 1), (columns + 1, DIM), (DIM, labelled), (labelled, DIM)]
-    layer = [(DIM, 3 * DIM), *[(DIM, DIM)] * 3, (DIM, 2 * DIM), (2 * DIM, DIM), *attention]
-    cell = [(CELL_CHANNELS + 2 * len(WAVE_FREQUENCIES), DIM), *layer * LAYERS]
-    return [*cell * (columns + 1), (DIM, DIM)]
+
+    def list_layer(dim: int) -> list[tuple[int, int]]:
+        """List the shapes of attention to labelled rows and the feed-forward block."""
+        return [(dim, dim), (dim, labelled), (labelled, dim), (dim, dim), (dim, 2 * dim), (2 * dim, dim)]
+
+    cell_layer = [(DIM, 3 * DIM), (DIM, columns + 1), (columns + 1, DIM), (DIM, DIM), *list_layer(DIM)]
+    cell = [(CELL_CHANNELS + 2 * len(WAVE_FREQUENCIES), DIM), *cell_layer * CELL_LAYERS]
+    return [*cell * (columns + 1), (DIM, ROW_DIM), *list_layer(ROW_DIM) * ROW_LAYERS, (ROW_DIM, DIM)]
 
 
 def encode_labelled_rows(weights: TransformerWeights, cells: Tensor, codes: Tensor) -> Memory:
@@ -91,11 +104,11 @@ def encode_labelled_rows(weights: TransformerWeights, cells: Tensor, codes: Tens
     """
     h, attended = _embed_cells(weights, cells, codes), list[KeysAndValues]()
     for layer in range(LAYERS):
-        h = _attend_to_columns(weights, layer, h)
+        h = _begin_layer(weights, layer, h, codes)
         attended.append(_compute_keys_and_values(weights, layer, h))
         h = _attend_to_labelled_rows(weights, layer, h, attended[-1])
-    one_hot = F.one_hot(codes, CLASS_CODES).to(h.dtype)  # (tables, n, CLASS_CODES)
-    return Memory(tuple(attended), F.normalize(one_hot.transpose(1, 2) @ _project(weights, h), dim=2))
+    sums = one_hot(codes, CLASS_CODES, h.dtype).transpose(1, 2) @ _project(weights, h)
+    return Memory(tuple(attended), F.normalize(sums, dim=2))
 
 
 def embed_rows(weights: TransformerWeights, cells: Tensor, memory: Memory) -> Tensor:
@@ -106,10 +119,21 @@ def embed_rows(weights: TransformerWeights, cells: Tensor, memory: Memory) -> Te
         cells: (tables, m, columns, CELL_CHANNELS) float32; (1, m, columns, CELL_CHANNELS) for the same rows in all.
         memory: The encoding of the labelled rows of the same tables.
     """
-    h = _embed_cells(weights, cells, torch.full(cells.shape[:2], CLASS_CODES, device=cells.device))
+    codes = torch.full(cells.shape[:2], CLASS_CODES, device=cells.device)
+    h = _embed_cells(weights, cells, codes)
     for layer, attended in enumerate(memory.attended):
-        h = _attend_to_labelled_rows(weights, layer, _attend_to_columns(weights, layer, h), attended)
+        h = _attend_to_labelled_rows(weights, layer, _begin_layer(weights, layer, h, codes), attended)
     return _project(weights, h)
+
+
+def one_hot(codes: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """Encode codes (tables, rows) as (tables, rows, count) of a dtype; a CUDA graph can capture it."""
+    return (codes[..., None] == torch.arange(count, device=codes.device)).to(dtype)
+
+
+def _embed_codes(codes: Tensor, embeddings: Tensor) -> Tensor:
+    """Look up codes (tables, rows) by a product, whose gradient is faster: (tables, rows, 1, dim)."""
+    return (one_hot(codes, len(embeddings), embeddings.dtype) @ embeddings)[:, :, None]
 
 
 def _embed_cells(weights: TransformerWeights, cells: Tensor, codes: Tensor) -> Tensor:
@@ -118,17 +142,30 @@ def _embed_cells(weights: TransformerWeights, cells: Tensor, codes: Tensor) -> T
     waves = [
         wave(frequency * angle) * (angle != 0) for frequency in WAVE_FREQUENCIES for wave in (torch.sin, torch.cos)
     ]
-    label = weights["codes"][codes][:, :, None]
+    label = _embed_codes(codes, weights["codes"])
     embedded = F.linear(torch.cat([cells, *waves], dim=-1), weights["cell"], weights["cell_bias"])
     return torch.cat([label + weights["label"], embedded + label], dim=2)
 
 
+def _begin_layer(weights: TransformerWeights, layer: int, h: Tensor, codes: Tensor) -> Tensor:
+    """Compute the tokens that attend to the labelled rows.
+
+    A layer of cells attends to the columns first. The first layer of rows maps the label tokens to its width, and adds
+    the codes of the classes (tables, rows).
+    """
+    if layer < CELL_LAYERS:
+        return _attend_to_columns(weights, layer, h)
+    if layer > CELL_LAYERS:
+        return h
+    return F.linear(h, weights["row"]) + _embed_codes(codes, weights["row_codes"])
+
+
 def _attend_to_columns(weights: TransformerWeights, layer: int, h: Tensor) -> Tensor:
-    """Apply attention among the tokens of each row; the last layer computes the label token alone."""
-    tables, rows, columns, _ = h.shape
+    """Apply attention among the tokens of each row; the last layer of cells computes the label token alone."""
+    tables, rows, columns, dim = h.shape
     z = F.linear(_norm(weights, f"{layer}.norm0", h), weights[f"{layer}.columns"])
-    q, k, v = z.view(tables * rows, columns, 3, ATTENTION_HEADS, DIM // ATTENTION_HEADS).permute(2, 0, 3, 1, 4)
-    if layer == LAYERS - 1:
+    q, k, v = z.view(tables * rows, columns, 3, dim // HEAD_DIM, HEAD_DIM).permute(2, 0, 3, 1, 4)
+    if layer == CELL_LAYERS - 1:
         q, h = q[:, :, :1], h[:, :, :1]
     z = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(h.shape)
     return h + F.linear(z, weights[f"{layer}.columns_out"])
@@ -136,36 +173,36 @@ def _attend_to_columns(weights: TransformerWeights, layer: int, h: Tensor) -> Te
 
 def _compute_keys_and_values(weights: TransformerWeights, layer: int, h: Tensor) -> KeysAndValues:
     """Compute the keys and values of labelled rows."""
-    tables, rows, columns, _ = h.shape
+    tables, rows, columns, dim = h.shape
     z = F.linear(_norm(weights, f"{layer}.norm1", h), weights[f"{layer}.memory"])
-    k, v = z.view(tables, rows, columns, 2, ATTENTION_HEADS, DIM // ATTENTION_HEADS).permute(3, 0, 2, 4, 1, 5)
+    k, v = z.view(tables, rows, columns, 2, dim // HEAD_DIM, HEAD_DIM).permute(3, 0, 2, 4, 1, 5)
     return k, v
 
 
 def _attend_to_labelled_rows(weights: TransformerWeights, layer: int, h: Tensor, attended: KeysAndValues) -> Tensor:
     """Apply attention of each token to the labelled rows in its column, and then the feed-forward block.
 
-    Tokens h (1, rows, columns, DIM) are shared by all tables: their layers before the first attention run once.
+    Tokens h (1, rows, columns, dim) are shared by all tables: their layers before the first attention run once.
     """
-    tables, (_, rows, columns, _) = len(attended[0]), h.shape
+    tables, (_, rows, columns, dim) = len(attended[0]), h.shape
     k, v = (value.flatten(0, 1) for value in attended)
     q = F.linear(_norm(weights, f"{layer}.norm1", h), weights[f"{layer}.query"])
-    q = q.view(len(h), rows, columns, ATTENTION_HEADS, DIM // ATTENTION_HEADS).expand(tables, -1, -1, -1, -1)
+    q = q.view(len(h), rows, columns, dim // HEAD_DIM, HEAD_DIM).expand(tables, -1, -1, -1, -1)
     q = q.permute(0, 2, 3, 1, 4).flatten(0, 1)
-    z = F.scaled_dot_product_attention(q, k, v)  # (tables * columns, heads, rows, DIM / heads)
-    z = z.view(tables, columns, ATTENTION_HEADS, rows, DIM // ATTENTION_HEADS).permute(0, 3, 1, 2, 4)
-    h = h + F.linear(z.reshape(tables, rows, columns, DIM), weights[f"{layer}.rows_out"])
+    z = F.scaled_dot_product_attention(q, k, v)  # (tables * columns, heads, rows, HEAD_DIM)
+    z = z.view(tables, columns, dim // HEAD_DIM, rows, HEAD_DIM).permute(0, 3, 1, 2, 4)
+    h = h + F.linear(z.reshape(tables, rows, columns, dim), weights[f"{layer}.rows_out"])
     z = F.linear(_norm(weights, f"{layer}.norm2", h), weights[f"{layer}.up"], weights[f"{layer}.up_bias"])
     return h + F.linear(F.gelu(z, approximate="tanh"), weights[f"{layer}.down"], weights[f"{layer}.down_bias"])
 
 
 def _project(weights: TransformerWeights, h: Tensor) -> Tensor:
-    """Project the label tokens to embeddings (tables, rows, DIM) of unit norm."""
+    """Project the tokens of rows to embeddings (tables, rows, DIM) of unit norm."""
     return F.normalize(F.linear(_norm(weights, "norm", h[:, :, 0]), weights["out"]), dim=2)
 
 
 def _norm(weights: TransformerWeights, name: str, h: Tensor) -> Tensor:
-    return F.layer_norm(h, (DIM,), weights[name], weights[f"{name}_bias"])
+    return F.layer_norm(h, h.shape[-1:], weights[name], weights[f"{name}_bias"])
 
 
 def add_to_graph(graph: Graph, weights: TransformerWeights, cells: str, memory: Memory, table: int) -> str:
@@ -186,7 +223,7 @@ def add_to_graph(graph: Graph, weights: TransformerWeights, cells: str, memory: 
         return graph.add("LayerNormalization", value, *(graph.array(weights[name + part]) for part in ("", "_bias")))
 
     def attend(q: str, k: str | np.ndarray, v: str | np.ndarray) -> str:
-        scores = graph.add("Mul", graph.add("MatMul", q, k), np.float32((DIM // ATTENTION_HEADS) ** -0.5))
+        scores = graph.add("Mul", graph.add("MatMul", q, k), np.float32(HEAD_DIM**-0.5))
         return graph.add("MatMul", graph.add("Softmax", scores, axis=-1), v)
 
     def take(value: str, index: int, axis: int) -> str:
@@ -206,24 +243,29 @@ def add_to_graph(graph: Graph, weights: TransformerWeights, cells: str, memory: 
     label = graph.add("Mul", graph.add("Gather", h, np.array([0]), axis=1), np.float32(0))
     label = graph.add("Add", label, graph.array(weights["label"] + unknown))
     h = graph.add("Concat", label, h, axis=1)  # (m, columns, DIM)
+    dim = DIM
     for layer, (keys, values) in enumerate(memory.attended):
-        z = multiply(norm(f"{layer}.norm0", h), f"{layer}.columns")
-        z = graph.add("Reshape", z, np.array([-1, columns, 3, ATTENTION_HEADS, DIM // ATTENTION_HEADS]))
-        q, k, v = (
-            take(graph.add("Transpose", z, perm=perm), part, 0)
-            for part, perm in enumerate(([2, 0, 3, 1, 4], [2, 0, 3, 4, 1], [2, 0, 3, 1, 4]))
-        )
-        if layer == LAYERS - 1:
-            columns = 1
-            q, h = graph.add("Gather", q, np.array([0]), axis=2), graph.add("Gather", h, np.array([0]), axis=1)
-        z = graph.add("Transpose", attend(q, k, v), perm=[0, 2, 1, 3])
-        z = graph.add("Reshape", z, np.array([-1, columns, DIM]))
-        h = graph.add("Add", h, multiply(z, f"{layer}.columns_out"))
+        if layer < CELL_LAYERS:
+            z = multiply(norm(f"{layer}.norm0", h), f"{layer}.columns")
+            z = graph.add("Reshape", z, np.array([-1, columns, 3, dim // HEAD_DIM, HEAD_DIM]))
+            q, k, v = (
+                take(graph.add("Transpose", z, perm=perm), part, 0)
+                for part, perm in enumerate(([2, 0, 3, 1, 4], [2, 0, 3, 4, 1], [2, 0, 3, 1, 4]))
+            )
+            if layer == CELL_LAYERS - 1:
+                columns = 1
+                q, h = graph.add("Gather", q, np.array([0]), axis=2), graph.add("Gather", h, np.array([0]), axis=1)
+            z = graph.add("Transpose", attend(q, k, v), perm=[0, 2, 1, 3])
+            z = graph.add("Reshape", z, np.array([-1, columns, dim]))
+            h = graph.add("Add", h, multiply(z, f"{layer}.columns_out"))
+        elif layer == CELL_LAYERS:
+            dim = ROW_DIM
+            h = graph.add("Add", multiply(h, "row"), graph.array(weights["row_codes"][CLASS_CODES]))
         q = multiply(norm(f"{layer}.norm1", h), f"{layer}.query")
-        q = graph.add("Reshape", q, np.array([-1, columns, ATTENTION_HEADS, DIM // ATTENTION_HEADS]))
-        q = graph.add("Transpose", q, perm=[1, 2, 0, 3])  # (columns, heads, m, DIM / heads)
+        q = graph.add("Reshape", q, np.array([-1, columns, dim // HEAD_DIM, HEAD_DIM]))
+        q = graph.add("Transpose", q, perm=[1, 2, 0, 3])  # (columns, heads, m, HEAD_DIM)
         z = attend(q, graph.array(keys[table].transpose(2, 3)), graph.array(values[table]))
-        z = graph.add("Reshape", graph.add("Transpose", z, perm=[2, 0, 1, 3]), np.array([-1, columns, DIM]))
+        z = graph.add("Reshape", graph.add("Transpose", z, perm=[2, 0, 1, 3]), np.array([-1, columns, dim]))
         h = graph.add("Add", h, multiply(z, f"{layer}.rows_out"))
         z = graph.add(
             "Add", multiply(norm(f"{layer}.norm2", h), f"{layer}.up"), graph.array(weights[f"{layer}.up_bias"])

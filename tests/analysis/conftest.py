@@ -46,7 +46,7 @@ LESS: dict[str, dict[str, object]] = {
     "selection": {"analysis.solver.selection.RARE": ((10, 60, 2),), "analysis.solver.selection.RARE_TESTED": 1000},
     "incontext": {
         "analysis.incontext.real.load_tables": make_tables,
-        "analysis.incontext.train.CELLS": 300,
+        "analysis.incontext.train.CELLS": {"cpu": 300},
         "analysis.incontext.study.SIZES": ((6, 3, 3),),
         "analysis.incontext.study.COUNT": 4,
         "analysis.incontext.validation.REAL_SIZES": ((6, 3),),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from analysis.incontext import real, train, validation
-from analysis.incontext.episodes import LEVELS, NUMERIC_CHANNELS, Columns, make_episodes, read_columns
+from analysis.incontext.episodes import LEVELS, NUMERIC_CHANNELS, Columns, Episodes, make_episodes, read_columns
 from analysis.incontext.study import is_better
 from analysis.incontext.synthetic import FAMILIES
-from analysis.incontext.train import CELLS, NEW, Trainer, draw_size
+from analysis.incontext.train import NEW, Muon, Trainer, draw_size, orthogonalize
 from analysis.incontext.validation import compare, draw_tasks, score
 from analysis.shared.packaged import is_held_out, is_reported
 from protonet.errors import InputError
@@ -73,8 +74,8 @@ def test_sizes_of_episodes() -> None:
         assert torch.equal(known, torch.isin(classes, classes[:12]))
     generator = torch.Generator().manual_seed(0)
     for _ in range(50):
-        tables, labelled, columns, _ = draw_size(generator)
-        assert tables == 2 or tables * (2 * labelled + NEW) * (columns + 1) < 1.5 * CELLS
+        tables, labelled, columns, _ = draw_size(generator, 8000)
+        assert tables == 2 or 6000 < tables * (2 * labelled + NEW) * (columns + 1) < 1.5 * 8000
 
 
 def test_real_tables_are_drawn_with_any_column_as_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,25 +99,65 @@ def test_real_tables_are_drawn_with_any_column_as_the_class(monkeypatch: pytest.
         real.Real("validation")
 
 
-def test_an_interrupted_run_goes_on_to_the_byte(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("jobs", [0, 1])
+def test_an_interrupted_run_goes_on_to_the_byte(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, jobs: int) -> None:
     monkeypatch.setattr(real, "load_tables", make_tables)
-    monkeypatch.setattr(train, "CELLS", 300)
+    monkeypatch.setattr(train, "CELLS", {"cpu": 300})
     losses: list[float] = []
 
-    def run(goal: int, trainer: Trainer) -> Trainer:
-        while trainer.tables < goal:
-            losses.append(trainer.advance())
+    def run(goal: int, trainer: Trainer, *, stop: int | None = None) -> Trainer:
+        def progress(_: int, loss: torch.Tensor) -> None:
+            losses.append(float(loss))
+            if stop is not None and trainer.tables >= stop:
+                raise KeyboardInterrupt
+
+        with contextlib.suppress(KeyboardInterrupt):
+            trainer.run(tmp_path / "state.pt", progress)
+        assert trainer.tables >= (stop or goal)
         return trainer
 
     complete = run(16, Trainer(16))
-    half = run(8, Trainer(16))
+    half = run(16, Trainer(16, jobs=jobs), stop=8)
     torch.save(half.state(), tmp_path / "state.pt")
-    other = Trainer(16)
+    other = Trainer(16, jobs=jobs)
     other.restore(torch.load(tmp_path / "state.pt", weights_only=True))
     assert torch.equal(run(16, other).flat_weights(), complete.flat_weights())
     assert all(np.isfinite(losses))
     again = Trainer(16, complete.flat_weights())
     assert torch.equal(again.flat_weights(), complete.flat_weights())
+    assert run(2, Trainer(10**9, seconds=0.01)).tables < 10**6  # the clock ends it
+
+
+def test_muon_orthogonalizes_the_matrices_of_a_shape_together() -> None:
+    generator = torch.Generator().manual_seed(0)
+    matrices = torch.randn(3, 6, 10, generator=generator)
+    for value in (matrices, matrices.mT):
+        singular = torch.linalg.svdvals(orthogonalize(value))
+        assert ((singular > 0.6) & (singular < 1.3)).all()
+    several = [value.clone().requires_grad_() for value in (*matrices, matrices[0].T)]
+    alone = [value.detach().clone().requires_grad_() for value in several]
+    rate = torch.tensor(0.1)
+    together, *single = Muon(several, rate), *(Muon([value], rate) for value in alone)
+    for value, other in zip(several, alone, strict=True):
+        value.grad = torch.randn(value.shape, generator=generator)
+        other.grad = value.grad.clone()
+    for optimizer in (together, *single):
+        optimizer.step()
+    for value, other in zip(several, alone, strict=True):
+        torch.testing.assert_close(value, other)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_captured_step_is_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(real, "load_tables", make_tables)
+    monkeypatch.setattr(train, "CELLS", {"cuda": 3000})
+    captured, plain = Trainer(10**6, device="cuda"), Trainer(10**6, device="cuda")
+    plain._replay = plain._update  # type: ignore[method-assign]
+    for step in range(4):
+        episodes, labelled = captured.batches[step % 2]
+        moved = Episodes(*(part.cuda() for part in episodes))
+        expected = plain.advance(moved, labelled, 0.0)
+        torch.testing.assert_close(captured.advance(episodes, labelled, 0.0), expected, atol=1e-2, rtol=0)
 
 
 def test_weights_are_compared_pairwise_with_a_table_as_the_unit(monkeypatch: pytest.MonkeyPatch) -> None:

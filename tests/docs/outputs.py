@@ -54,8 +54,9 @@ PAGES = {
     "docs/how-to/many-files.md": Page("examples/wine"),
     "docs/explanation/data-flow.md": Page(),
 }
-#: Relative difference of a printed number that another machine's rounding may cause.
-TOLERANCE = 0.02
+#: Relative difference of a printed number that another machine's rounding may cause; smaller numbers than SMALL, such as
+#: probabilities, differ by no more than SMALL does.
+TOLERANCE, SMALL = 0.02, 0.25
 #: The address at which `protonet serve` listens by default; a run takes another port.
 SERVER = "127.0.0.1:8765"
 BLOCK = re.compile(
@@ -135,7 +136,7 @@ def is_same(quoted: str, printed: str) -> bool:
     if re.sub(rf"{number}|[ -]+", "", quoted) != re.sub(rf"{number}|[ -]+", "", printed):
         return False
     pairs = zip(re.findall(number, quoted), re.findall(number, printed), strict=True)
-    return all(abs(float(a) - float(b)) <= TOLERANCE * max(abs(float(a)), 1.0) for a, b in pairs)
+    return all(abs(float(a) - float(b)) <= TOLERANCE * max(abs(float(a)), SMALL) for a, b in pairs)
 
 
 @contextlib.contextmanager

@@ -35,10 +35,11 @@ from protonet.views.tabular_transformer import (
     rank_rows,
 )
 from protonet.views.transformer import (
-    ATTENTION_HEADS,
     CELL_CHANNELS,
+    CELL_LAYERS,
     CLASS_CODES,
     DIM,
+    HEAD_DIM,
     LAYERS,
     RANK_CHANNEL,
     WAVE_FREQUENCIES,
@@ -68,11 +69,11 @@ def draw_table(seed: int, n: int = 24, classes: int = 3) -> TrainingRows:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return what one query (DIM,) takes from keys and values (n, DIM), head by head."""
+    """Return what one query (dim,) takes from keys and values (n, dim), head by head."""
     parts = []
-    for head in range(ATTENTION_HEADS):
-        part = slice(head * DIM // ATTENTION_HEADS, (head + 1) * DIM // ATTENTION_HEADS)
-        scores = torch.stack([q[part] @ key[part] for key in k]) / math.sqrt(DIM // ATTENTION_HEADS)
+    for start in range(0, len(q), HEAD_DIM):
+        part = slice(start, start + HEAD_DIM)
+        scores = torch.stack([q[part] @ key[part] for key in k]) / math.sqrt(HEAD_DIM)
         parts.append(scores.softmax(dim=0) @ v[:, part])
     return torch.cat(parts)
 
@@ -101,7 +102,9 @@ def read_slowly(
         rows.append(torch.stack(states))  # (columns + 1, DIM)
     for layer in range(LAYERS):
         w = {name.split(".")[1]: value for name, value in weights.items() if name.startswith(f"{layer}.")}
-        for index, h in enumerate(rows):
+        if layer == CELL_LAYERS:  # from here on, the label tokens alone
+            rows = [h[:1] @ weights["row"].T + weights["row_codes"][code] for h, code in zip(rows, codes, strict=True)]
+        for index, h in enumerate(rows if layer < CELL_LAYERS else ()):
             q, k, v = (norm(f"{layer}.norm0", h) @ w["columns"].T).split(DIM, dim=1)
             rows[index] = h + torch.stack([attend(query, k, v) for query in q]) @ w["columns_out"].T
         normed = [norm(f"{layer}.norm1", h) for h in rows]
@@ -109,7 +112,7 @@ def read_slowly(
         for index, h in enumerate(rows):
             used = []
             for column in range(h.shape[0]):
-                k, v = (looked_at[:, column] @ w["memory"].T).split(DIM, dim=1)
+                k, v = (looked_at[:, column] @ w["memory"].T).chunk(2, dim=1)
                 used.append(attend(w["query"] @ normed[index][column], k, v))
             z = h + torch.stack(used) @ w["rows_out"].T
             inner = F.gelu(norm(f"{layer}.norm2", z) @ w["up"].T + w["up_bias"], approximate="tanh")
@@ -332,5 +335,5 @@ def test_invalid_transformer_views_are_refused(fault: str) -> None:
 
 
 def test_settings_are_fields() -> None:
-    assert [TabularTransformerFamily.for_effort(effort).passes for effort in ("fast", "default", "best")] == [0, 2, 4]
+    assert [TabularTransformerFamily.for_effort(effort).passes for effort in ("fast", "default", "best")] == [1, 2, 4]
     assert replace(TabularTransformer(), passes=3).name == "tabular transformer"
