@@ -183,14 +183,18 @@ class TabularTransformer:
     name: ClassVar[str] = "tabular transformer"
 
     def fit(self, rows: TrainingRows, source: Source | None = None) -> TabularTransformerView:
-        """Store the context rows: those with the largest weights, or evenly spaced ones if weights are equal."""
+        """Store the context rows: those with the largest weights, or evenly spaced ones if weights are equal.
+
+        Rows that are their own context are embedded near their class, so that prototypes depend on the fraction of such
+        rows. In a fold it has to be that of the final view: otherwise, rare classes get too high probabilities.
+        """
         pretrained = load_pretrained_weights()
         if pretrained is None:
             raise ValueError("a tabular transformer without pretrained weights")
         device = rows.features.device
         blocks = torch.arange(rows.features.shape[1], device=device) if rows.blocks is None else rows.blocks
         n = len(rows.labels)
-        count = min(n, _count_context_rows(blocks))
+        count = min(n, max(1, round(rows.selected * _count_context_rows(blocks))))
         if rows.weights is None:
             chosen = rows.labels.argsort(stable=True)[select_evenly(n, count).to(device)]
         else:

@@ -54,8 +54,8 @@ PAGES = {
     "docs/how-to/many-files.md": Page("examples/wine"),
     "docs/explanation/data-flow.md": Page(),
 }
-#: Relative difference of a printed number that another machine's rounding may cause; smaller numbers than SMALL, such as
-#: probabilities, differ by no more than SMALL does.
+#: Relative difference of a printed number that another machine's rounding may cause. Numbers below SMALL, such as
+#: probabilities, may differ as much as SMALL.
 TOLERANCE, SMALL = 0.02, 0.25
 #: The address at which `protonet serve` listens by default; a run takes another port.
 SERVER = "127.0.0.1:8765"

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from protonet import PrototypeNetwork, solve
 from protonet.errors import InputError, InputTypeError
 from protonet.files import Model, export_onnx, load_model, save_model
+from protonet.fit.search import EFFORTS
 from protonet.fit.solver import solve_problem
 from protonet.views import kernel_ridge
+from protonet.views.tabular_transformer import TabularTransformerFamily
 from tests.model_cases import make_model
 from tests.strategies import blobs
 
@@ -63,7 +65,8 @@ def test_networks_of_solve(tmp_path: Path, limit: int) -> None:
 
 
 def test_views_of_some_columns(tmp_path: Path) -> None:
-    network = solve_problem((X, Y), effort="fast", spans=[(0, 3), (3, X.shape[1])]).network
+    search = EFFORTS["fast"].without(TabularTransformerFamily)
+    network = solve_problem((X, Y), effort=search, spans=[(0, 3), (3, X.shape[1])]).network
     sources: Any = network.encoder.sources
     assert any(source.config.dim < source.config.input_dim for source in sources if hasattr(source.config, "first"))
     model = Model(network=network, classes=tuple(range(len(network.prototypes))))

@@ -132,7 +132,7 @@ solution = solve_problem([(x[:200], y[:200])], effort="fast", progress=lambda st
 assert "toy views" in stages, stages
 views = solution.view_weights
 toys = {name: weight for name, weight in views.items() if name.startswith("toy to the power of ")}
-assert sum(toys.values()) > 0.5, views
+assert sum(toys.values()) > 0.3, views  # the tabular transformer sees the sizes, too
 network = solution.network
 assert "ToyView" in {type(view).__name__ for view in network.encoder.list_views()}
 without = replace(EFFORTS["fast"], kinds=tuple(k for k in EFFORTS["fast"].kinds if type(k).__name__ != "ToyFamily"))
