@@ -230,7 +230,9 @@ def test_many_rows_are_thinned_out_and_those_that_count_stay() -> None:
     weights = torch.ones(len(y), dtype=torch.float64)
     weights[-maximum:] = 2.0
     assert torch.equal(TabularTransformer().fit(replace(rows, weights=weights)).rows, x[-maximum:])
-    view = TabularTransformer(2).fit(rows.select(torch.arange(60)))
+    fold = TabularTransformer().fit(rows.select(torch.arange(len(y) * 2 // 3)))
+    assert len(fold.rows) == round(maximum * 2 / 3)  # the same fraction of the rows
+    view = TabularTransformer(2).fit(TrainingRows(x[:60], y[:60], 5))
     full = view(x)
     assert full.shape == (len(x), 2 * DIM)
     torch.testing.assert_close(full[:5], view(x[:5]), atol=1e-5, rtol=0)  # in batches or not
