@@ -25,7 +25,7 @@ from importlib.util import resolve_name
 from pathlib import Path, PurePosixPath
 
 from protonet.errors import raise_input_error
-from protonet.ui.command_line import Parser, check_writable_folder, run_command
+from protonet.ui.command_line import Parser, check_writable, run_command
 
 ROOT = Path(__file__).resolve().parent.parent
 ENTRY_POINTS = ("protonet", "protonet.fit", "protonet.fit.solver")
@@ -212,7 +212,7 @@ def _pack(arguments: Sequence[str] | None) -> None:
     """Write all artifacts and print one line for each."""
     parser = Parser("solution.pack", "Write the contest's ZIP, the single-file submission and the shared optimizer.")
     parser.add_argument("-o", "--output", default="dist", metavar="DIR", help="folder (default: dist)")
-    folder = check_writable_folder("--output", parser.parse_args(arguments).output)
+    folder = check_writable("--output", parser.parse_args(arguments).output, folder=True)
     artifacts = {ZIP_NAME: pack_zip(), SINGLE_NAME: pack_single()}
     config = (ROOT / "solution" / CONFIG_NAME).read_bytes()
     artifacts |= {OPTIMIZER_NAME: join_package().encode(), CONFIG_NAME: config}

@@ -25,7 +25,7 @@ from analysis.contest.official import sample_official
 from analysis.shared.runner import BUILD, Report, StudyParser, check_python
 from protonet.datasets import Split
 from protonet.errors import raise_input_error
-from protonet.ui.command_line import check_name, check_writable_file
+from protonet.ui.command_line import check_name, check_writable
 from solution.pack import pack_single, pack_zip
 
 CONFIGS = {"official": (16, 4, 8), "agentics": (1, 1, 1)}  #: Samples per class of train, validation and test.
@@ -45,7 +45,7 @@ def add_options(parser: StudyParser) -> None:
 def run(options: argparse.Namespace) -> Report:
     """Evaluate the packed submission on the official data."""
     name = "contest" + "_agentics" * (options.config == "agentics") + "_single_file" * options.single_file
-    options.json = options.json or check_writable_file("--json", BUILD / f"{name}.json")
+    options.json = options.json or check_writable("--json", BUILD / f"{name}.json")
     submission = pack_single() if options.single_file else pack_zip()
     described = {"submission": "single file" if options.single_file else "ZIP"}
     described |= {"sha256": hashlib.sha256(submission).hexdigest(), "config": options.config}

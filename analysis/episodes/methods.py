@@ -19,7 +19,7 @@ from analysis.shared.runner import BUILD, Report, StudyParser, run_python
 from protonet.episodes.evaluation.statistics import Comparison
 from protonet.episodes.methods import METHODS
 from protonet.errors import raise_input_error
-from protonet.ui.command_line import check_writable_folder
+from protonet.ui.command_line import check_writable
 from protonet.ui.text import format_table
 from solution.pack import ROOT
 
@@ -92,7 +92,7 @@ def add_options(parser: StudyParser) -> None:
 
 def run(options: argparse.Namespace) -> Report:
     """Meta-train the encoders, and execute all experiments."""
-    check_writable_folder("build", ROOT / BUILD)
+    check_writable("build", ROOT / BUILD, folder=True)
     for backbone, path in ENCODERS.items():
         train_encoder(backbone, ROOT / path)
     fixed = "--episodes", str(options.episodes), "--method"

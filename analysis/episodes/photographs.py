@@ -25,7 +25,7 @@ from protonet.episodes.__main__ import main
 from protonet.episodes.evaluation.report import accuracy_heading, percent
 from protonet.episodes.evaluation.statistics import Rate
 from protonet.errors import raise_input_error
-from protonet.ui.command_line import check_writable_folder
+from protonet.ui.command_line import check_writable
 from protonet.ui.text import format_table
 
 INTERRUPTED = 130  #: The exit code after Ctrl-C.
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> Report:
     """Embed the pictures, and evaluate every column; finished steps are skipped."""
     pictures = locate_pictures(Path(options.folder))
     digest = hash_pictures(pictures)
-    build = check_writable_folder("build", BUILD / f"photographs-{digest[:8]}")
+    build = check_writable("build", BUILD / f"photographs-{digest[:8]}", folder=True)
     for path, label in pictures:
         link = build / "pictures" / label / f"{path.parent.parent.name}-{hash_name(path)}{path.suffix}"
         link.parent.mkdir(parents=True, exist_ok=True)

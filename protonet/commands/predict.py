@@ -32,7 +32,7 @@ from protonet.metrics import rejection_threshold, score_known
 from protonet.pipeline import TablePipeline
 from protonet.tables.formats import PICTURE_COLUMN, open_source
 from protonet.tables.table import RowBlock, Table
-from protonet.ui.command_line import check_writable_folder, parse_whole
+from protonet.ui.command_line import check_writable, parse_whole
 from protonet.ui.text import format_csv
 
 #: The class of rejected rows.
@@ -104,7 +104,7 @@ def predict_folder(model: TablePipeline, options: PredictOptions) -> None:
         raise_input_error("output", "name a folder", "none", "Pass -o FOLDER, for one output per file.")
     path = options.model.resolve()
     spec, digest = make_output_spec(model, options), hash_file(path)
-    output = check_writable_folder("output", options.output)
+    output = check_writable("output", options.output, folder=True)
     parts = list_parts(options.table, output)
     claim_folder(output, {"model": digest, **spec._asdict()})
     names = None if options.representation is None else tuple(options.representation)

@@ -14,7 +14,7 @@ from protonet.commands.options import UpdateOptions, show_notes
 from protonet.commands.rows import check_spellings, parse_integers, warn_contradictions, warn_similar_names
 from protonet.fit.crossfit import match_held_out, predict_held_out
 from protonet.fit.duplicates import hash_rows
-from protonet.ui.command_line import check_writable_file
+from protonet.ui.command_line import check_writable
 
 
 def run(options: UpdateOptions) -> None:
@@ -25,7 +25,7 @@ def run(options: UpdateOptions) -> None:
         InputError: Arguments, model and table do not match.
     """
     model = open_pipeline(options, options.model, options.table, for_update=True)
-    output = options.output or check_writable_file("model", options.model)
+    output = options.output or check_writable("model", options.model)
     table, block = read_labelled(options, options.table, model, model.metadata.get("group"))
     x, labels, empty = model.encode(table, block), block.labels, model.is_uninformative(block)
     if not options.new_classes:

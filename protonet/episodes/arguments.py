@@ -28,14 +28,7 @@ from protonet.episodes.names import (
     TrainingPlan,
 )
 from protonet.errors import optional_packages, raise_input_error
-from protonet.ui.command_line import (
-    Parser,
-    check_name,
-    check_outputs,
-    check_writable_file,
-    check_writable_folder,
-    parse_whole,
-)
+from protonet.ui.command_line import Parser, check_name, check_outputs, check_writable, parse_whole
 
 #: Options that are whole numbers: least value, default, help. The largest value is a million, but for the seed.
 INTEGER_OPTIONS = {
@@ -219,18 +212,18 @@ def _check_train_outputs(options: argparse.Namespace) -> dict[str, Path]:
         raise_input_error("--output", "end in .safetensors", options.output, "Rename it.")
     with optional_packages("train"):
         importlib.import_module("safetensors")  # if it is missing, before the work
-    paths = {"output": check_writable_file("--output", options.output)}
+    paths = {"output": check_writable("--output", options.output)}
     if paths["output"].exists() and not options.resume:
         remedy = "Continue its run with --resume, or pass another path."
         raise_input_error("--output", "be a new file", f"{paths['output']}, which exists", remedy)
     if options.log is not None:
-        paths["log"] = check_writable_file("--log", options.log)
+        paths["log"] = check_writable("--log", options.log)
         if paths["log"].resolve() == paths["output"].resolve():
             raise_input_error("--log", "be another file than --output", paths["log"], "Pass another path.")
     if options.tensorboard is not None:
         with optional_packages("tensorboard"):
             importlib.import_module("torch.utils.tensorboard")
-        paths["tensorboard"] = check_writable_folder("--tensorboard", options.tensorboard)
+        paths["tensorboard"] = check_writable("--tensorboard", options.tensorboard, folder=True)
     return paths
 
 
@@ -325,7 +318,7 @@ def read_paper(arguments: Sequence[str] | None) -> argparse.Namespace:
     check_device("--device", options.device)
     with optional_packages():
         importlib.import_module("matplotlib")
-    options.output = check_writable_folder("--output", options.output)
+    options.output = check_writable("--output", options.output, folder=True)
     options.command = shlex.join(["python", "-m", EVALUATE_PROG, "paper", *(arguments or sys.argv[1:])])
     return options
 
@@ -385,7 +378,7 @@ def read_extract(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.output = output = Path(options.output)
     if output.suffix.lower() != ".npz":
         raise_input_error("--output", "end in .npz", output, "Rename it.")
-    check_writable_file("--output", output)
+    check_writable("--output", output)
     if output.exists() and not options.resume:
         raise_input_error("--output", "be a new file", f"{output}, which exists", "Pass another path, or --resume.")
     if not options.texts and (options.names or options.template):

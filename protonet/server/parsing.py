@@ -198,16 +198,13 @@ def rename_files(folder: str) -> Iterator[None]:
 def parse_file(model: TablePipeline, path: Path) -> Rows:
     """Parse the rows of a CSV or NPY file, as ``predict`` does."""
     table = model.open_table(path, model.read_spec)
-    parts, uninformative, missing, n = [], [], np.zeros(len(model.columns or ()), int), 0
-    for block in table.blocks:
-        n += len(block.positions)
-        check_count(n)
-        parts.append(model.encode(table, block))
-        missing = missing + np.array(count_missing(model, block.columns), int)
-        assert block.uninformative is not None  # open_table marks them
-        uninformative.append(block.uninformative)
-    notes = [*table.all_notes, *describe_missing(model, missing.tolist(), n)]
-    return Rows(np.concatenate(parts), notes, np.concatenate(uninformative))
+    blocks = list(table.blocks)
+    n = sum(len(block.positions) for block in blocks)
+    check_count(n)
+    missing = [count_missing(model, block.columns) for block in blocks]
+    notes = [*table.all_notes, *describe_missing(model, list(map(sum, zip(*missing, strict=True))), n)]
+    marks = [block.uninformative for block in blocks if block.uninformative is not None]  # open_table marks all
+    return Rows(np.concatenate([model.encode(table, block) for block in blocks]), notes, np.concatenate(marks))
 
 
 def parse_json_rows(model: TablePipeline, body: bytes) -> Rows:

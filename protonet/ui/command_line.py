@@ -198,37 +198,25 @@ def check_name(argument: str, name: str, known: Collection[str]) -> str:
     return name
 
 
-def check_writable_file(argument: str, path: str | Path) -> Path:
-    """Return ``path`` once it is known that a file can be written there; its folder is made if need be.
+def check_writable(argument: str, path: str | Path, *, folder: bool = False) -> Path:
+    """Return ``path`` once it is known that a file can be written there or, for a ``folder``, in it; folders are made.
 
     Raises:
         InputError: It cannot; nothing is left behind but the folder.
     """
     path = Path(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        existed = path.exists()
-        path.open("ab").close()
-        if not existed:
-            path.unlink(missing_ok=True)
+        (path if folder else path.parent).mkdir(parents=True, exist_ok=True)
+        if folder:
+            tempfile.TemporaryFile(dir=path).close()
+        else:
+            existed = path.exists()
+            path.open("ab").close()
+            if not existed:
+                path.unlink(missing_ok=True)
     except OSError as error:
-        raise_input_error(argument, "be a file that can be written", f"{path} ({error.strerror})", "Pass another path.")
-    return path
-
-
-def check_writable_folder(argument: str, path: str | Path) -> Path:
-    """Return ``path`` once it is a folder, made if need be, in which files can be written.
-
-    Raises:
-        InputError: It is not.
-    """
-    path = Path(path)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path).close()
-    except OSError as error:
-        got = f"{path} ({error.strerror})"
-        raise_input_error(argument, "be a folder that can be written", got, "Pass another path.")
+        must = f"be a {'folder' if folder else 'file'} that can be written"
+        raise_input_error(argument, must, f"{path} ({error.strerror})", "Pass another path.")
     return path
 
 
@@ -241,7 +229,7 @@ def check_outputs(options: object, names: Sequence[str]) -> dict[str, Path]:
     paths: dict[str, Path] = {}
     for name in names:
         if getattr(options, name) is not None:
-            path = check_writable_file(f"--{name}", getattr(options, name))
+            path = check_writable(f"--{name}", getattr(options, name))
             for other, used in paths.items():
                 if path.resolve() == used.resolve():
                     raise_input_error(f"--{name}", f"be another file than --{other}", path, "Pass another path.")

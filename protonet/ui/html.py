@@ -23,8 +23,9 @@ from pathlib import Path
 from protonet._io import JsonDict, write_json, write_text
 from protonet.ui.text import format_csv, order_naturally
 
-#: Maximal length of a name in a list.
-MAX_NAME = 60
+#: Variables of all templates: maximal numbers of columns, of possible label issues and of their cells, of which the
+#: JSON has more, and the maximal length of a name in a list; shades of the cells of the confusion matrix.
+CONSTANTS = {"max_columns": 100, "max_suspects": 50, "max_cells": 4, "max_name": 60, "shades": 5}
 
 
 def name_class(name: object, longest: int | None = None) -> Markup:
@@ -62,11 +63,12 @@ def make_environment() -> Environment:
         "fmt": format,
         "json": embed,
         "name": name_class,
+        "order": order_naturally,
         "percent": percent,
         "points": lambda fraction, spec: format(100 * fraction, spec),
         "span": span,
     }
-    environment.globals |= {"dumps": json.dumps, "log": math.log}
+    environment.globals |= {"dumps": json.dumps, "log": math.log, **CONSTANTS}
     return environment
 
 
@@ -127,12 +129,6 @@ def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-#: Maximal numbers of columns, of possible label issues, and of their cells; the JSON has more.
-MAX_COLUMNS, MAX_SUSPECTS, MAX_SHOWN_COLUMNS = 100, 50, 4
-#: Shades of the cells of the confusion matrix.
-SHADES = 5
-
-
 def write_outputs(outputs: Mapping[str, Path], metrics: JsonDict) -> None:
     """Write metrics to the files of the options ``json`` and ``report``.
 
@@ -148,36 +144,15 @@ def write_outputs(outputs: Mapping[str, Path], metrics: JsonDict) -> None:
 def format_report(metrics: JsonDict) -> str:
     """Format the report of ``fit`` or ``evaluate``."""
     title = f"{metrics['table']}: {'fit' if metrics['command'] == 'fit' else 'evaluation'}"
-    values: dict[str, object] = {
-        "max_columns": MAX_COLUMNS,
-        "max_name": MAX_NAME,
-        "max_suspects": MAX_SUSPECTS,
-        "shades": SHADES,
-        "data_order": order_naturally([entry["name"] for entry in metrics["data"]["classes"]]),
-    }
+    values: dict[str, object] = {}
     if "predictions" in metrics:
-        names = [entry["name"] for entry in metrics["classes"]]
-        values |= {
-            "names": names,
-            "order": order_naturally(names),
-            "occurring": [entry for entry in metrics["classes"] if entry["rows"] + entry["predicted"]],
-            "errors": metrics["rows"] - sum(metrics["confusion"][label][label] for label in range(len(names))),
-            "suspect_cells": list_suspect_cells(metrics),
-            "suspects_link": encode_suspects(metrics["suspects"], names),
+        classes, confusion = metrics["classes"], metrics["confusion"]
+        values = {
+            "occurring": [entry for entry in classes if entry["rows"] + entry["predicted"]],
+            "errors": metrics["rows"] - sum(confusion[label][label] for label in range(len(classes))),
+            "suspects_link": encode_suspects(metrics["suspects"], [entry["name"] for entry in classes]),
         }
     return format_document("report.html", title, metrics, f"protonet {metrics['command']}", values)
-
-
-def list_suspect_cells(metrics: JsonDict) -> list[list[str]]:
-    """Format the first cells of each listed suspect; none for rows that ``predictions`` leaves out."""
-    rows = metrics["predictions"]
-    position = {index: at for at, index in enumerate(rows["index"])}
-    columns = list(zip(map(to_printable, rows["columns"]), rows["cells"], strict=True))[:MAX_SHOWN_COLUMNS]
-    positions = [position.get(suspect["index"]) for suspect in metrics["suspects"][:MAX_SUSPECTS]]
-    return [
-        [] if at is None else [f"{name} = {to_printable(cells[at]) or '(missing)'}" for name, cells in columns]
-        for at in positions
-    ]
 
 
 def encode_suspects(suspects: Sequence[JsonDict], names: list[str]) -> str:

@@ -15,8 +15,7 @@ from protonet.ui.command_line import (
     Parser,
     check_name,
     check_outputs,
-    check_writable_file,
-    check_writable_folder,
+    check_writable,
     parse_number,
     parse_whole,
     run_command,
@@ -122,19 +121,15 @@ def test_help_hides_expert_options(capsys: pytest.CaptureFixture[str]) -> None:
 def test_writable_paths(tmp_path: Path) -> None:
     old, new, folder = tmp_path / "old", tmp_path / "folder" / "new", tmp_path / "a" / "b"
     old.write_text("kept")
-    assert check_writable_file("--out", str(old)) == old
+    assert check_writable("--out", str(old)) == old
     assert old.read_text() == "kept"
-    assert check_writable_file("--out", new) == new
+    assert check_writable("--out", new) == new
     assert not new.exists()
-    assert check_writable_folder("--out", str(folder)) == folder
+    assert check_writable("--out", str(folder), folder=True) == folder
     assert list(folder.iterdir()) == []
-    for check, kind, bad in (
-        (check_writable_file, "file", tmp_path),
-        (check_writable_file, "file", old / "below"),
-        (check_writable_folder, "folder", old),
-    ):
+    for kind, bad in (("file", tmp_path), ("file", old / "below"), ("folder", old)):
         with pytest.raises(InputError, match=rf"^`--out` must be a {kind} that can be written; got /"):
-            check("--out", bad)
+            check_writable("--out", bad, folder=kind == "folder")
 
 
 def test_check_name() -> None:

@@ -19,7 +19,7 @@ from protonet.episodes.evaluation.statistics import (
     Summary,
     get_half_width,
 )
-from protonet.ui.html import MAX_NAME, format_document
+from protonet.ui.html import format_document
 from protonet.ui.text import percent, span
 
 #: Classes that are shown, at the most, the hardest first; the JSON has all.
@@ -60,7 +60,6 @@ def format_page(evaluation: Evaluation) -> str:
             min(1.0, max(rate.mean + rate.widest for rate in rates)),
         ),
         "max_classes": MAX_CLASSES_SHOWN,
-        "max_name": MAX_NAME,
         "measured": {
             name: format_rates(method.measures[measure] for measure in measures) for name, method in methods.items()
         },
