@@ -101,3 +101,25 @@ def test_parameters_that_are_alike_go_together_and_as_if_they_were_alone(shape: 
         ends.append([p.detach() for p in parameters])
     for one, other in zip(*ends, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [[(2, 3, 4), (2, 4, 3)], [(5,), (1, 5)], [(5,), (5, 1)], [(1, 5), (5,), (3,)], [(300,), (1, 300)]],
+    ids=str,
+)
+def test_parameters_of_one_size_and_other_shapes_step_as_if_they_were_alone(shapes: list[tuple[int, ...]]) -> None:
+    ends: list[list[Tensor]] = []
+    for together in (True, False):
+        generator = torch.Generator().manual_seed(0)
+        parameters = [nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64)) for shape in shapes]
+        groups = [{"params": [p], "eps": 1e-8 + n * 1e-12 * (not together)} for n, p in enumerate(parameters)]
+        optimizer = CustomOptimizer([{"params": parameters}] if together else groups)
+        for _ in range(STEPS):
+            for p in parameters:
+                noise = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+                p.grad = p.detach() + 0.3 * noise
+            optimizer.step()
+        ends.append([p.detach() for p in parameters])
+    for one, other in zip(*ends, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)

@@ -36,6 +36,11 @@ def make_state(rows: int, columns: int, like: Tensor, *, embedding: bool) -> Sta
     return state
 
 
+def is_short(state: State) -> bool:
+    """Decide whether a slice steps as a short vector, whatever its shape."""
+    return state["mean"].numel() <= STEP.short_vector and not state["factors"].numel() and not state["embedding"]
+
+
 @dataclass(eq=False)
 class ParameterBatch:
     """Slices that are alike and step together, stacked.
@@ -60,7 +65,7 @@ class ParameterBatch:
     sides: list[list[Block]] = field(init=False)  #: The same by side.
     numbers: array[float] = field(init=False)  #: ``step``, ``sizes`` and ``lengths``, which states view.
     block_lengths: list[int] = field(init=False)  #: The number of directions of each block of each slice.
-    padded: bool = field(init=False)  #: Whether the slices differ in length.
+    short: bool = field(init=False)  #: Whether the slices are short vectors, which may differ in shape.
     views: list[Tensor] = field(init=False)  #: The direction as the parameters are shaped, if it is their step.
 
     def __post_init__(self) -> None:
@@ -68,7 +73,7 @@ class ParameterBatch:
         self.sides = [list(side) for _, side in groupby(self.blocks, lambda block: block.axis)]
         self.numbers = array("d", [self.step, *self.sizes, *self.lengths])
         self.block_lengths = [block.basis.shape[2] for block in self.blocks] * len(self.indices)
-        self.padded, self.views = len({*self.shapes}) > 1, []
+        self.short, self.views = is_short(self.get_state(0)), []
 
     @classmethod
     def from_states(cls, indices: list[int], states: Sequence[State]) -> ParameterBatch:
@@ -109,7 +114,7 @@ class ParameterBatch:
 
     def stack(self, gradients: Sequence[Tensor]) -> Tensor:
         """Stack gradients of the slices as the state is; a single one may be viewed instead."""
-        stacked = _stack(gradients, pad=self.padded) if len(gradients) > 1 else gradients[0]
+        stacked = _stack(gradients, pad=self.short) if len(gradients) > 1 else gradients[0]
         return stacked.reshape(self.mean.shape).to(self.mean.dtype)
 
     def observe(self, gradient: Tensor, norms: Sequence[float], group: Group) -> tuple[Tensor, Tensor, Tensor]:
@@ -209,7 +214,7 @@ class ParameterBatch:
         views = self.views if update is self.direction else []
         if not views:
             views = [
-                (row.view(-1)[: p.numel()] if self.padded else row).view(p.shape)
+                (row.view(-1)[: p.numel()] if self.short else row).view(p.shape)
                 for row, p in zip(update.unbind(), parameters, strict=True)
             ]
         if update is self.direction:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from protonet.optimizer.batches import ParameterBatch, State, make_state
-from protonet.optimizer.preconditioner import adapt_factors, choose_blocks
+from protonet.optimizer.batches import ParameterBatch, State, is_short, make_state
+from protonet.optimizer.preconditioner import adapt_factors
 from protonet.optimizer.search import Run
 from protonet.optimizer.settings import EMBEDDING, STEP, Group
 
@@ -58,13 +58,12 @@ class Stepper:
         alike = defaultdict[Any, list[int]](list)
         for index, state in states.items():
             p, group = self.slices[index]
-            (rows, columns), embedding = state["mean"].shape, bool(state["embedding"])
-            short = rows * columns <= STEP.short_vector and not embedding and not choose_blocks(rows, columns)
-            layout = (1, STEP.short_vector) if short else (rows, columns)
+            embedding = bool(state["embedding"])
+            layout = "short" if is_short(state) else tuple(p.shape)
             kind = (p.dtype, p.device, id(group), embedding, int(state["step"]), state["mean"].dtype)
             alike[layout, kind].append(index)
-        for ((rows, columns), _), indices in alike.items():
-            count = max(1, STEP.batch_elements // (rows * columns))
+        for indices in alike.values():
+            count = max(1, STEP.batch_elements // max(states[index]["mean"].numel() for index in indices))
             for start in range(0, len(indices), count):
                 part = indices[start : start + count]
                 self.batches.append(ParameterBatch.from_states(part, [states[index] for index in part]))
