@@ -70,8 +70,7 @@ def run(options: argparse.Namespace) -> Report:
     """Continue training to the goal, and evaluate."""
     path = Path(options.folder) / "state.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
-    stored = load_pretrained_weights()
-    present = None if stored is None else stored.view(torch.float16).flatten()
+    present = load_pretrained_weights()
     trainer = Trainer(
         options.tables,
         present if options.again else None,

@@ -16,7 +16,7 @@ from protonet._io import JsonDict
 
 CONFIG, TENSORS = "config.json", "model.safetensors"
 #: Version of the format, incremented by every change that earlier readers do not understand.
-FORMAT_VERSION = 10
+FORMAT_VERSION = 11
 #: Maximal decompressed size of each entry in bytes, and maximal compression ratio.
 MAX_SIZES, MAX_RATIO = {CONFIG: 2**28, TENSORS: 2**32}, 2000
 #: A constant time stamp: files of the same model are equal.

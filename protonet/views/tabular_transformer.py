@@ -1,6 +1,6 @@
 """Tabular transformer views: the labelled rows of a table are the context of a pretrained transformer.
 
-The pretrained weights are constants, and nothing is trained on the rows: they are stored in a buffer.
+The pretrained weights are constants of the library, and nothing is trained on the rows: they are stored in a buffer.
 `Cells` describes rows to the transformer: each cell by how far and at which quantile it is among the labelled rows.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +19,12 @@ import torch
 from torch import Tensor
 
 from protonet.losses import class_means
-from protonet.views.config import Config, expect, expect_finite, size
+from protonet.views.config import Config, expect, size
 from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
 from protonet.views.transformer import (
     CELL_CHANNELS,
     CLASS_CODES,
     DIM,
-    WEIGHT_COUNT,
     Memory,
     add_to_graph,
     embed_rows,
@@ -188,9 +188,7 @@ class TabularTransformer:
         Rows that are their own context are embedded near their class, so that prototypes depend on the fraction of such
         rows. In a fold it has to be that of the final view: otherwise, rare classes get too high probabilities.
         """
-        pretrained = load_pretrained_weights()
-        if pretrained is None:
-            raise ValueError("a tabular transformer without pretrained weights")
+        expect(load_pretrained_weights() is not None, "a tabular transformer without pretrained weights")
         device = rows.features.device
         blocks = torch.arange(rows.features.shape[1], device=device) if rows.blocks is None else rows.blocks
         n = len(rows.labels)
@@ -202,8 +200,8 @@ class TabularTransformer:
         chosen = chosen.sort().values
         x, labels = rows.features[chosen], rows.labels[chosen]
         classes = order_groups(rank_rows(x), labels, rows.num_classes)[labels]
-        tensors = {"rows": x, "classes": classes, "blocks": blocks, "pretrained": pretrained.to(device)}
-        return TabularTransformerView(TabularTransformerConfig(x.shape[1], len(x), self.passes), None, tensors)
+        config = TabularTransformerConfig(x.shape[1], len(x), self.passes, compute_checksum())
+        return TabularTransformerView(config, None, {"rows": x, "classes": classes, "blocks": blocks})
 
 
 def _count_context_rows(blocks: Tensor) -> int:
@@ -214,10 +212,23 @@ def _count_context_rows(blocks: Tensor) -> int:
 
 @functools.cache
 def load_pretrained_weights() -> Tensor | None:
-    """Load the weights, (WEIGHT_COUNT / DIM, DIM) int16, the bits of float16; None if there is no file."""
-    if not WEIGHTS_FILE.exists():
-        return None
-    return torch.from_numpy(np.load(WEIGHTS_FILE).view(np.int16)).view(-1, DIM)
+    """Load the weights, (WEIGHT_COUNT,) float16; None if there is no file."""
+    return torch.from_numpy(np.load(WEIGHTS_FILE)) if WEIGHTS_FILE.exists() else None
+
+
+@functools.cache
+def compute_checksum() -> int:
+    """Compute the CRC-32 of the weights, by which a view knows that they are those it was evaluated with."""
+    pretrained = load_pretrained_weights()
+    return 0 if pretrained is None else zlib.crc32(pretrained.numpy().astype("<f2").tobytes())
+
+
+@functools.lru_cache(maxsize=4)
+def _unpack_pretrained_weights(dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    """Get the weights by name, in a precision and on a device; no views of a larger tensor, as exports require."""
+    pretrained = load_pretrained_weights()
+    assert pretrained is not None  # or else no checksum is right
+    return {name: value.to(device, dtype, copy=True) for name, value in unpack_weights(pretrained).items()}
 
 
 @dataclass(frozen=True)
@@ -251,34 +262,34 @@ class TabularTransformerFamily(ViewFamily):
 
 @dataclass(frozen=True)
 class TabularTransformerConfig(Config):
-    """Numbers of features, of context rows and of passes."""
+    """Numbers of features, of context rows and of passes, and the checksum of the pretrained weights."""
 
     input_dim: int = size()
     rows: int = size(high=TABULAR_TRANSFORMER.max_rows)
     passes: int = size(high=len(CODE_ROTATIONS))
+    checksum: int = size(0, 2**32 - 1)
 
 
 class TabularTransformerView(View):
     """Embeddings of rows by a transformer whose context are labelled rows, one part for each pass.
 
     Buffers: ``rows`` (rows, input_dim), the context rows; ``classes`` (rows,) int64 >= 0, numbers of their classes;
-    ``blocks`` (input_dim,) int64, ascending, the column of each feature; ``pretrained`` from `load_pretrained_weights`,
-    stored as int16, so that ``.half()`` and the like do not convert the bits.
+    ``blocks`` (input_dim,) int64, ascending, the column of each feature. The pretrained weights are not stored: the
+    library has them, and a view of other weights is an error.
     """
 
     kind = "tabular_transformer"
     config_type = TabularTransformerConfig
-    dtypes: ClassVar = {"classes": torch.int64, "blocks": torch.int64, "pretrained": torch.int16}
+    dtypes: ClassVar = {"classes": torch.int64, "blocks": torch.int64}
     config: TabularTransformerConfig
     rows: Tensor
     classes: Tensor
     blocks: Tensor
-    pretrained: Tensor
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of each buffer by name."""
         rows, dim = self.config.rows, self.config.input_dim
-        return {"rows": (rows, dim), "classes": (rows,), "blocks": (dim,), "pretrained": (WEIGHT_COUNT // DIM, DIM)}
+        return {"rows": (rows, dim), "classes": (rows,), "blocks": (dim,)}
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -290,7 +301,7 @@ class TabularTransformerView(View):
         self._cache: tuple[tuple[torch.dtype, torch.device], tuple[dict[str, Tensor], Cells, Memory]] | None = None
 
     def check(self, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
-        """Also check the numbers of classes and columns, and the pretrained weights."""
+        """Also check the numbers of classes and columns, and that the pretrained weights are the library's."""
         super().check(tensors, prefix)
         classes, blocks = tensors["classes"], tensors["blocks"]
         expect(bool(((classes >= 0) & (classes < 2**31)).all()), "a tabular transformer with invalid classes")
@@ -298,15 +309,15 @@ class TabularTransformerView(View):
         expect(bool(((step == 0) | (step == 1)).all()), "columns that are not ascending")
         expect(int(blocks[0]) == 0 and int(blocks[-1]) < TABULAR_TRANSFORMER.max_columns, "too many columns")
         expect(self.config.rows <= _count_context_rows(blocks), "a tabular transformer with too many rows")
-        expect_finite(f"{prefix}pretrained", tensors["pretrained"].view(torch.float16))
+        expect(self.config.checksum == compute_checksum(), "weights of a tabular transformer of another version")
 
     @torch.no_grad()
     def _encode_context(self) -> tuple[dict[str, Tensor], Cells, Memory]:
         """Encode the context rows; the result is cached until the precision or the device changes."""
         rows = self.rows
         if self._cache is None or self._cache[0] != (rows.dtype, rows.device):
-            weights = unpack_weights(self.pretrained.view(torch.float16))
-            weights = {name: value.to(rows, copy=True) for name, value in weights.items()}
+            expect(self.config.checksum == compute_checksum(), "weights of a tabular transformer of another version")
+            weights = _unpack_pretrained_weights(rows.dtype, rows.device)
             cells = Cells(rows, self.blocks)
             codes = torch.stack([self._class_codes(index) for index in range(self.config.passes)])
             memory = encode_labelled_rows(weights, cells.encode(rows).expand(len(codes), -1, -1, -1), codes)

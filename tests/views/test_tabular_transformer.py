@@ -30,7 +30,6 @@ from protonet.views.tabular_transformer import (
     TabularTransformerConfig,
     TabularTransformerFamily,
     TabularTransformerView,
-    load_pretrained_weights,
     order_groups,
     rank_rows,
 )
@@ -306,9 +305,7 @@ def test_the_pretrained_transformer_beats_random_weights() -> None:
     assert np.mean(lead) > 0.05 + 2 * error
 
 
-@pytest.mark.parametrize(
-    "fault", ["class", "none", "order", "size", "precision", "finite", "many", "first", "passes", "columns"]
-)
+@pytest.mark.parametrize("fault", ["class", "none", "order", "weights", "many", "first", "passes", "columns"])
 def test_invalid_transformer_views_are_refused(fault: str) -> None:
     view = TabularTransformer(2).fit(draw_table(0))
     tensors, config = dict(view.state_dict()), view.config.to_json()
@@ -316,24 +313,28 @@ def test_invalid_transformer_views_are_refused(fault: str) -> None:
     restored.check(tensors)
     restored.load_state_dict(tensors)
     assert torch.equal(restored(view.rows), view(view.rows))
-    indices = load_pretrained_weights()
-    assert indices is not None
     change: dict[str, dict[str, Tensor]] = {
         "class": {"classes": tensors["classes"] - 1},
         "none": {"rows": tensors["rows"][:0], "classes": tensors["classes"][:0]},
         "order": {"blocks": tensors["blocks"].flip(0)},
-        "size": {"pretrained": indices[:-1]},
-        "precision": {"pretrained": indices.float()},
-        "finite": {"pretrained": torch.full_like(indices, 0x7C00)},
+        "weights": {},
         "columns": {"blocks": tensors["blocks"][:-1]},
         "many": {"rows": tensors["rows"].repeat(200, 1), "classes": tensors["classes"].repeat(200)},
         "first": {"blocks": tensors["blocks"] + 1},
         "passes": {},
     }
     changed = tensors | change[fault]
-    config |= {"passes": len(CODE_ROTATIONS) + 1} if fault == "passes" else {"rows": len(changed["rows"])}
+    config["rows"] = len(changed["rows"])
+    config |= {"passes": {"passes": len(CODE_ROTATIONS) + 1}, "weights": {"checksum": 1}}.get(fault, {})
     with pytest.raises(ValueError, match=r"tabular transformer|columns|tensor|passes|rows"):
         TabularTransformerView(TabularTransformerConfig.from_json(config)).check(changed)
+
+
+def test_a_view_of_other_weights_is_not_computed() -> None:
+    view = TabularTransformer(2).fit(draw_table(0))
+    view.config = replace(view.config, checksum=view.config.checksum ^ 1)
+    with pytest.raises(ValueError, match="of another version"):
+        view(view.rows)
 
 
 def test_settings_are_fields() -> None:
