@@ -70,7 +70,8 @@ def run(options: argparse.Namespace) -> Report:
     """Continue training to the goal, and evaluate."""
     path = Path(options.folder) / "state.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
-    present = load_pretrained_weights()
+    stored = load_pretrained_weights()
+    present = None if stored is None else torch.from_numpy(stored)
     trainer = Trainer(
         options.tables,
         present if options.again else None,

@@ -196,6 +196,8 @@ def _fit_logits(
             rest = log_curvature - mixed**2 / max(curvature, NEWTON.min_variance)  # with the best factor
             log_step = (log_slope - mixed * step) / max(rest, NEWTON.min_variance)
             step -= mixed * log_step / max(curvature, NEWTON.min_variance)
+            if step >= factor:  # the factor stays at 0, or becomes 0: the best exponent there
+                step, log_step = factor, (log_slope - mixed * factor) / max(log_curvature, NEWTON.min_variance)
         for shrink in NEWTON.backtracking:
             trial = max(0.0, factor - shrink * step), exponent - shrink * log_step
             trial_value, *trial_results = evaluate(*trial)

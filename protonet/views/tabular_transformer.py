@@ -188,7 +188,7 @@ class TabularTransformer:
         Rows that are their own context are embedded near their class, so that prototypes depend on the fraction of such
         rows. In a fold it has to be that of the final view: otherwise, rare classes get too high probabilities.
         """
-        expect(load_pretrained_weights() is not None, "a tabular transformer without pretrained weights")
+        expect(load_pretrained_weights() is not None, f"no file {WEIGHTS_FILE.name} of pretrained weights")
         device = rows.features.device
         blocks = torch.arange(rows.features.shape[1], device=device) if rows.blocks is None else rows.blocks
         n = len(rows.labels)
@@ -211,24 +211,28 @@ def _count_context_rows(blocks: Tensor) -> int:
 
 
 @functools.cache
-def load_pretrained_weights() -> Tensor | None:
-    """Load the weights, (WEIGHT_COUNT,) float16; None if there is no file."""
-    return torch.from_numpy(np.load(WEIGHTS_FILE)) if WEIGHTS_FILE.exists() else None
+def load_pretrained_weights() -> np.ndarray | None:
+    """Load the weights, (WEIGHT_COUNT,) float16; None if there is no file.
+
+    No tensor is cached: one that is made while a network is traced would be of no use later.
+    """
+    return np.load(WEIGHTS_FILE) if WEIGHTS_FILE.exists() else None
 
 
 @functools.cache
 def compute_checksum() -> int:
     """Compute the CRC-32 of the weights, by which a view knows that they are those it was evaluated with."""
     pretrained = load_pretrained_weights()
-    return 0 if pretrained is None else zlib.crc32(pretrained.numpy().astype("<f2").tobytes())
+    return 0 if pretrained is None else zlib.crc32(pretrained.astype("<f2").tobytes())
 
 
-@functools.lru_cache(maxsize=4)
-def _unpack_pretrained_weights(dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-    """Get the weights by name, in a precision and on a device; no views of a larger tensor, as exports require."""
+def _unpack_pretrained_weights(checksum: int) -> dict[str, Tensor]:
+    """Get the weights by name; raise a ValueError if the library does not have those of the checksum."""
     pretrained = load_pretrained_weights()
-    assert pretrained is not None  # or else no checksum is right
-    return {name: value.to(device, dtype, copy=True) for name, value in unpack_weights(pretrained).items()}
+    if pretrained is None:
+        raise ValueError(f"no file {WEIGHTS_FILE.name} of pretrained weights")
+    expect(checksum == compute_checksum(), "a tabular transformer of other weights than this version's; fit it again")
+    return unpack_weights(torch.from_numpy(pretrained))
 
 
 @dataclass(frozen=True)
@@ -309,15 +313,15 @@ class TabularTransformerView(View):
         expect(bool(((step == 0) | (step == 1)).all()), "columns that are not ascending")
         expect(int(blocks[0]) == 0 and int(blocks[-1]) < TABULAR_TRANSFORMER.max_columns, "too many columns")
         expect(self.config.rows <= _count_context_rows(blocks), "a tabular transformer with too many rows")
-        expect(self.config.checksum == compute_checksum(), "weights of a tabular transformer of another version")
+        _unpack_pretrained_weights(self.config.checksum)
 
     @torch.no_grad()
     def _encode_context(self) -> tuple[dict[str, Tensor], Cells, Memory]:
         """Encode the context rows; the result is cached until the precision or the device changes."""
         rows = self.rows
         if self._cache is None or self._cache[0] != (rows.dtype, rows.device):
-            expect(self.config.checksum == compute_checksum(), "weights of a tabular transformer of another version")
-            weights = _unpack_pretrained_weights(rows.dtype, rows.device)
+            weights = _unpack_pretrained_weights(self.config.checksum)
+            weights = {name: value.to(rows, copy=True) for name, value in weights.items()}  # no views of one tensor
             cells = Cells(rows, self.blocks)
             codes = torch.stack([self._class_codes(index) for index in range(self.config.passes)])
             memory = encode_labelled_rows(weights, cells.encode(rows).expand(len(codes), -1, -1, -1), codes)

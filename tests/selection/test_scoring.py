@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from scipy.optimize import minimize, minimize_scalar
 from scipy.special import log_softmax
@@ -175,6 +176,26 @@ def test_offsets_agree_with_a_general_minimizer_and_correct_the_class_frequencie
     predicted = (factor * cosines.double() + offsets).softmax(dim=1)[:, 1].mean()
     uncorrected = (plain * cosines.double()).softmax(dim=1)[:, 1].mean()
     assert abs(float(predicted) - 0.1) < 0.02 < abs(float(uncorrected) - 0.1)
+
+
+@given(seed=seeds)
+def test_offsets_are_the_minimum_where_the_cosines_mislead(seed: int) -> None:
+    """The factor is then 0, and the exponent of the class frequencies has to be the best one there."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.tensor([30.0, 9.0, 3.0], dtype=torch.float64)
+    labels = torch.multinomial(sizes, 40, replacement=True, generator=generator)
+    cosines = 0.3 * torch.randn(40, 3, generator=generator) - 0.5 * F.one_hot(labels, 3)
+    factor, offsets, _ = fit_scale_and_offsets(cosines, labels, sizes)
+    assert offsets is not None
+    logs = sizes.log() - sizes.log().mean()
+
+    def objective(exponent: float) -> float:
+        log_p = log_softmax(np.broadcast_to(exponent * logs.numpy(), (40, 3)), axis=1)
+        prior = ((exponent - WEIGHTS.frequency_mean) / WEIGHTS.frequency_deviation) ** 2
+        return float(-log_p[np.arange(40), labels.numpy()].mean() + prior / 80)
+
+    assert factor == 0
+    assert offsets.numpy() == pytest.approx(minimize_scalar(objective).x * logs.numpy(), abs=1e-3)
 
 
 def test_joint_weights_are_fitted_with_the_offsets() -> None:

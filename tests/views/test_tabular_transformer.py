@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from dataclasses import replace
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from scipy.stats import rankdata
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from protonet.selection.folds import Fold
 from protonet.views import tabular_transformer
@@ -30,6 +32,8 @@ from protonet.views.tabular_transformer import (
     TabularTransformerConfig,
     TabularTransformerFamily,
     TabularTransformerView,
+    compute_checksum,
+    load_pretrained_weights,
     order_groups,
     rank_rows,
 )
@@ -281,7 +285,7 @@ def test_the_transformer_is_a_candidate_for_tables_only(monkeypatch: pytest.Monk
     assert list_candidates(rows, TabularTransformerFamily(0)) == []
     monkeypatch.setattr(tabular_transformer, "load_pretrained_weights", lambda: None)  # the contest submission has none
     assert list_candidates(rows, kind) == []
-    with pytest.raises(ValueError, match="without pretrained weights"):
+    with pytest.raises(ValueError, match="of pretrained weights"):
         TabularTransformer().fit(rows)
 
 
@@ -333,8 +337,20 @@ def test_invalid_transformer_views_are_refused(fault: str) -> None:
 def test_a_view_of_other_weights_is_not_computed() -> None:
     view = TabularTransformer(2).fit(draw_table(0))
     view.config = replace(view.config, checksum=view.config.checksum ^ 1)
-    with pytest.raises(ValueError, match="of another version"):
+    with pytest.raises(ValueError, match="of other weights"):
         view(view.rows)
+
+
+def test_a_failed_trace_does_not_spoil_other_views() -> None:
+    """What is loaded while a network is traced must not stay for others."""
+    load_pretrained_weights.cache_clear()
+    compute_checksum.cache_clear()
+    view, other = (TabularTransformer().fit(draw_table(seed)) for seed in (0, 1))
+    load_pretrained_weights.cache_clear()
+    compute_checksum.cache_clear()
+    with FakeTensorMode(allow_non_fake_inputs=True), contextlib.suppress(Exception):
+        view(view.rows)
+    assert torch.isfinite(other(other.rows)).all()
 
 
 def test_settings_are_fields() -> None:
