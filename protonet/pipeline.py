@@ -175,7 +175,7 @@ class TablePipeline(Model):
 
     @property
     def modalities(self) -> list[str | None]:
-        """What each column holds: "text", "picture", or None for neither."""
+        """The modality of each column: "text", "picture", or None for neither."""
         return [column.modality for column in self.fitted_columns]
 
     @property

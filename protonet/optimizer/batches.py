@@ -16,7 +16,7 @@ from protonet.optimizer.preconditioner import Block, choose_blocks, rotate, rota
 from protonet.optimizer.settings import EMBEDDING, PRECONDITIONER, SEARCH, STEP, Group
 
 State = dict[str, Tensor]  #: The state of one slice.
-NUMBERS = ("step", "gradient_size", "step_length")  #: Entries of a state that are numbers, on the CPU.
+SCALAR_ENTRIES = ("step", "gradient_size", "step_length")  #: Entries of a state that are numbers, on the CPU.
 MATRICES = ("mean", "slow_mean", "square", "direction")  #: Entries of the slice's shape.
 
 
@@ -24,7 +24,7 @@ def make_state(rows: int, columns: int, like: Tensor, *, embedding: bool) -> Sta
     """Make the state of a slice before its first step, with the device of a tensor and at least single precision."""
     like = like.new_empty(0, dtype=torch.promote_types(like.dtype, torch.float32))
     state = {"embedding": torch.tensor(embedding)}
-    state |= {name: torch.tensor(0.0, dtype=torch.float64) for name in NUMBERS}
+    state |= {name: torch.tensor(0.0, dtype=torch.float64) for name in SCALAR_ENTRIES}
     state |= {name: like.new_zeros(rows, columns) for name in MATRICES}
     if embedding:  # rows are seen too seldom for a mean over a long window
         state["slow_mean"] = like.new_zeros(0)
@@ -81,9 +81,9 @@ class ParameterBatch:
         first, shapes = states[0], [(state["mean"].shape[0], state["mean"].shape[1]) for state in states]
         stacked = {
             name: _stack([state[name] for state in states], pad=name in MATRICES and len({*shapes}) > 1)
-            for name in first.keys() - {"embedding", *NUMBERS}
+            for name in first.keys() - {"embedding", *SCALAR_ENTRIES}
         }
-        sizes, lengths = ([float(state[name]) for state in states] for name in NUMBERS[1:])
+        sizes, lengths = ([float(state[name]) for state in states] for name in SCALAR_ENTRIES[1:])
         factors = torch.stack([stacked.pop(name) for name in ("factors", "slopes")])
         embedding, blocks, place = bool(first["embedding"]), list[Block](), 0
         for index, (axis, start, n) in enumerate([] if embedding else choose_blocks(*shapes[0])):
@@ -100,7 +100,7 @@ class ParameterBatch:
         state = {"embedding": torch.tensor(self.embedding)}
         state |= {"factors": self.factors[0, row], "slopes": self.factors[1, row]}
         places = (0, 1 + row, 1 + len(self.indices) + row)
-        state |= {name: numbers[place] for name, place in zip(NUMBERS, places, strict=True)}
+        state |= {name: numbers[place] for name, place in zip(SCALAR_ENTRIES, places, strict=True)}
         for name in MATRICES:
             matrix = getattr(self, name)[row]
             state[name] = matrix.view(-1)[: rows * columns].view(rows, columns) if matrix.numel() else matrix

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from protonet.optimizer.batches import NUMBERS, ParameterBatch, make_state
+from protonet.optimizer.batches import SCALAR_ENTRIES, ParameterBatch, make_state
 from protonet.optimizer.search import Run
 from protonet.optimizer.settings import SEARCH, SKIPPED_BEFORE_WARNING, Group, raise_error
 from protonet.optimizer.stepper import Stepper
@@ -202,7 +202,7 @@ class CustomOptimizer(torch.optim.Optimizer):
         for index, state in states.items():
             p = parameter_of[index]
             self.state[p] = {
-                name: value.detach().to("cpu" if name in ("embedding", *NUMBERS) else p.device, copy=True)
+                name: value.detach().to("cpu" if name in ("embedding", *SCALAR_ENTRIES) else p.device, copy=True)
                 for name, value in state.items()
             }
 

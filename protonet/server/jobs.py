@@ -34,8 +34,8 @@ FILES = {
 
 
 @dataclass(frozen=True)
-class Job:
-    """What is to be made of the labels."""
+class PageJob:
+    """Work on the labels of one version: their metrics, or a model."""
 
     kind: str  #: "results" for metrics, "export" for a model, its report and predictions too.
     version: int  #: The version of the labels.
@@ -69,10 +69,10 @@ class JobRunner:
     error: str = ""  #: The message of the last job, if it failed.
     running: str = ""  #: The kind of the job in progress, or "".
     folder: TemporaryDirectory[str] = field(default_factory=TemporaryDirectory)
-    _next: Job | None = None
+    _next: PageJob | None = None
     _task: asyncio.Task[None] | None = None
 
-    def start(self, job: Job) -> None:
+    def start(self, job: PageJob) -> None:
         """Start a job, after the one in progress."""
         if self.running:
             self._next = job
@@ -124,7 +124,7 @@ class JobRunner:
         """Format the command lines that make the files in the current folder."""
         return list(map(format_command, self.list_commands(self.answers, self.table, Path())))
 
-    async def _work(self, job: Job, to_predict: Path) -> None:
+    async def _work(self, job: PageJob, to_predict: Path) -> None:
         """Run the commands of a job, and then the next job."""
         folder = Path(self.folder.name)
         answers, metrics = folder / self.answers.name, folder / "metrics.json"

@@ -41,7 +41,7 @@ from protonet.server.app import (
     open_socket,
     run_server,
 )
-from protonet.server.jobs import Job, JobRunner
+from protonet.server.jobs import JobRunner, PageJob
 from protonet.server.label_queue import LabelQueue
 from protonet.server.labels import Answers, Session, Uploads, extend_rows, find_similar, parse_classes
 from protonet.server.parsing import decode_json, parse_rows, read_upload
@@ -172,7 +172,7 @@ class LabelApi:
         existing, table = [cells for row, cells in enumerate(session.cells) if queue.has_picture(row)], None
         if self.uploads.cells or (len(existing) < len(session.cells) and self.jobs.table.is_file()):
             table = [queue.header, *existing]
-        self.jobs.start(Job(kind, queue.version, list(rows), [session.answers.header, *rows.values()], table))
+        self.jobs.start(PageJob(kind, queue.version, list(rows), [session.answers.header, *rows.values()], table))
 
     def check(self) -> dict[str, object]:
         """Return the accuracy by cross-validation, and after how many more labels it is computed again."""

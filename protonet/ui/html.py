@@ -25,7 +25,7 @@ from protonet.ui.text import format_csv, order_naturally
 
 #: Variables of all templates: maximal numbers of columns, of possible label issues and of their cells, of which the
 #: JSON has more, and the maximal length of a name in a list; shades of the cells of the confusion matrix.
-CONSTANTS = {"max_columns": 100, "max_suspects": 50, "max_cells": 4, "max_name": 60, "shades": 5}
+TEMPLATE_CONSTANTS = {"max_columns": 100, "max_suspects": 50, "max_cells": 4, "max_name": 60, "shades": 5}
 
 
 def name_class(name: object, longest: int | None = None) -> Markup:
@@ -68,7 +68,7 @@ def make_environment() -> Environment:
         "points": lambda fraction, spec: format(100 * fraction, spec),
         "span": span,
     }
-    environment.globals |= {"dumps": json.dumps, "log": math.log, **CONSTANTS}
+    environment.globals |= {"dumps": json.dumps, "log": math.log, **TEMPLATE_CONSTANTS}
     return environment
 
 
