@@ -61,22 +61,28 @@ def load_state(pair: Pair) -> Pair:
     return other, fresh
 
 
-@pytest.mark.parametrize("clone", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair)), load_state])
-def test_copies_go_on_alike_and_apart(clone: Callable[[Pair], Pair]) -> None:
+CLONES: list[Callable[[Pair], Pair]] = [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair)), load_state]
+
+
+def take_five_steps() -> Pair:
     model = make_model()
     optimizer = CustomOptimizer(model.parameters())
     train(model, optimizer, 5)
+    return model, optimizer
+
+
+@pytest.mark.parametrize("clone", CLONES)
+def test_copies_go_on_alike_and_apart(clone: Callable[[Pair], Pair]) -> None:
+    model, optimizer = take_five_steps()
     other, fresh = clone((model, optimizer))
     train(other, fresh, 8, first=5)
     assert same(train(model, optimizer, 8, first=5), other)
     assert same(model, trained(13))
 
 
-@pytest.mark.parametrize("clone", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair)), load_state])
+@pytest.mark.parametrize("clone", CLONES)
 def test_a_copy_takes_further_groups(clone: Callable[[Pair], Pair]) -> None:
-    model = make_model()
-    optimizer = CustomOptimizer(model.parameters())
-    train(model, optimizer, 5)
+    model, optimizer = take_five_steps()
     other, fresh = clone((model, optimizer))
     extra = nn.Parameter(torch.ones(3, 2))
     fresh.add_param_group({"params": [extra], "lr": 0.1})

@@ -66,7 +66,7 @@ def select_seen(cosines: Tensor, seen: Tensor) -> Tensor:
 
 
 def fit_temperature(
-    cosines: Tensor, labels: Tensor, seen: Tensor, weights: Tensor | None = None, repeats: int = 1
+    cosines: Tensor, labels: Tensor, seen: Tensor, weights: Tensor | None = None
 ) -> tuple[float, Tensor]:
     """Fit the factor on the cosines, the inverse temperature, for which their softmax has the least log-loss.
 
@@ -75,7 +75,6 @@ def fit_temperature(
         labels: (n,) int64.
         seen: (num_classes,) bool, the classes that can win.
         weights: (n,) float64 of the rows, > 0 and about 1; None for 1.
-        repeats: How often each row occurs among the n, as in repeated cross-validation.
 
     Returns:
         factor: >= 0.
@@ -83,7 +82,7 @@ def fit_temperature(
 
     Source: temperature scaling, Guo et al., "On calibration of modern neural networks" (2017), sec. 4.2.
     """
-    factor, _, losses = _fit_logits(cosines, labels, seen, None, weights, repeats)
+    factor, _, losses = _fit_logits(cosines, labels, seen, None, weights)
     return factor, losses
 
 
@@ -101,7 +100,7 @@ def fit_scale_and_offsets(
         labels: (repeats * n,) int64.
         sizes: (num_classes,) float64: the weight of each class's labelled rows. Equal ones mean no offsets.
         weights: (repeats * n,) float64 of the rows, > 0 and about 1; None for 1.
-        repeats: How often each row occurs.
+        repeats: How often each row occurs, as in repeated cross-validation.
 
     Returns:
         factor: >= 0.
@@ -131,7 +130,7 @@ def log_frequencies(sizes: Tensor) -> Tensor | None:
 
 
 def _fit_logits(
-    cosines: Tensor, labels: Tensor, seen: Tensor, frequencies: Tensor | None, weights: Tensor | None, repeats: int
+    cosines: Tensor, labels: Tensor, seen: Tensor, frequencies: Tensor | None, weights: Tensor | None, repeats: int = 1
 ) -> tuple[float, float, Tensor]:
     """Fit the factor on the cosines, and that on the logarithms of the class frequencies, if any.
 
@@ -144,7 +143,7 @@ def _fit_logits(
         seen: As in `fit_temperature`.
         frequencies: (num_classes,) float64, from `log_frequencies`.
         weights: As in `fit_temperature`.
-        repeats: As in `fit_temperature`.
+        repeats: As in `fit_scale_and_offsets`.
 
     Returns:
         The factor on the cosines, that on the frequencies, and the losses (n,).

@@ -71,12 +71,7 @@ class Forest:
         return "shifted forest" if self.shifted else "forest"
 
     def fit(self, rows: TrainingRows, source: Source | None = None) -> ForestView:
-        """Grow a forest from at most ``FOREST.max_rows`` rows, evenly spaced.
-
-        Votes for rows that trees were grown from are certain, so that prototypes depend on the fraction of such rows.
-        In a fold, this fraction has to be that of the final forest: otherwise, the temperature and the offsets that
-        are fitted on held-out rows do not suit the final forest. The limit of a fold's rows is thus proportional to
-        its size.
+        """Grow a forest from at most ``FOREST.max_rows`` rows, evenly spaced; of a fold, from a proportional number.
 
         Trees are grown on the CPU, whatever the device of the rows: a level takes hundreds of small operations.
 
@@ -89,8 +84,7 @@ class Forest:
         weights = rows.class_balanced_weights
         weights = torch.ones_like(labels, dtype=x.dtype) if weights is None else weights.to(x).repeat(len(shifts))
         generator = torch.Generator().manual_seed(FOREST.seed)
-        limit = max(1, round(rows.selected * FOREST.max_rows))
-        chosen = select_evenly(len(x), limit)
+        chosen = select_evenly(len(x), rows.scale_limit(FOREST.max_rows))
         x, labels, weights = x[chosen], labels[chosen], weights[chosen]
         blocks = torch.arange(x.shape[1]) if rows.blocks is None else rows.blocks
         columns = order_columns(x, blocks)  # features are drawn by their position

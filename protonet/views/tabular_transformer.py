@@ -183,16 +183,13 @@ class TabularTransformer:
     name: ClassVar[str] = "tabular transformer"
 
     def fit(self, rows: TrainingRows, source: Source | None = None) -> TabularTransformerView:
-        """Store the context rows: those with the largest weights, or evenly spaced ones if weights are equal.
-
-        Rows that are their own context are embedded near their class, so that prototypes depend on the fraction of such
-        rows. In a fold it has to be that of the final view: otherwise, rare classes get too high probabilities.
-        """
-        expect(load_pretrained_weights() is not None, f"no file {WEIGHTS_FILE.name} of pretrained weights")
+        """Store the context rows: those with the largest weights, or evenly spaced ones if weights are equal."""
+        checksum = compute_checksum()
+        check_weights(checksum)
         device = rows.features.device
         blocks = torch.arange(rows.features.shape[1], device=device) if rows.blocks is None else rows.blocks
         n = len(rows.labels)
-        count = min(n, max(1, round(rows.selected * _count_context_rows(blocks))))
+        count = min(n, rows.scale_limit(_count_context_rows(blocks)))
         if rows.weights is None:
             chosen = rows.labels.argsort(stable=True)[select_evenly(n, count).to(device)]
         else:
@@ -200,7 +197,7 @@ class TabularTransformer:
         chosen = chosen.sort().values
         x, labels = rows.features[chosen], rows.labels[chosen]
         classes = order_groups(rank_rows(x), labels, rows.num_classes)[labels]
-        config = TabularTransformerConfig(x.shape[1], len(x), self.passes, compute_checksum())
+        config = TabularTransformerConfig(x.shape[1], len(x), self.passes, checksum)
         return TabularTransformerView(config, None, {"rows": x, "classes": classes, "blocks": blocks})
 
 
@@ -226,13 +223,13 @@ def compute_checksum() -> int:
     return 0 if pretrained is None else zlib.crc32(pretrained.astype("<f2").tobytes())
 
 
-def _unpack_pretrained_weights(checksum: int) -> dict[str, Tensor]:
-    """Get the weights by name; raise a ValueError if the library does not have those of the checksum."""
+def check_weights(checksum: int) -> np.ndarray:
+    """Return the weights, (WEIGHT_COUNT,) float16; raise a ValueError if they are missing or of another checksum."""
     pretrained = load_pretrained_weights()
     if pretrained is None:
         raise ValueError(f"no file {WEIGHTS_FILE.name} of pretrained weights")
     expect(checksum == compute_checksum(), "a tabular transformer of other weights than this version's; fit it again")
-    return unpack_weights(torch.from_numpy(pretrained))
+    return pretrained
 
 
 @dataclass(frozen=True)
@@ -313,14 +310,14 @@ class TabularTransformerView(View):
         expect(bool(((step == 0) | (step == 1)).all()), "columns that are not ascending")
         expect(int(blocks[0]) == 0 and int(blocks[-1]) < TABULAR_TRANSFORMER.max_columns, "too many columns")
         expect(self.config.rows <= _count_context_rows(blocks), "a tabular transformer with too many rows")
-        _unpack_pretrained_weights(self.config.checksum)
+        check_weights(self.config.checksum)
 
     @torch.no_grad()
     def _encode_context(self) -> tuple[dict[str, Tensor], Cells, Memory]:
         """Encode the context rows; the result is cached until the precision or the device changes."""
         rows = self.rows
         if self._cache is None or self._cache[0] != (rows.dtype, rows.device):
-            weights = _unpack_pretrained_weights(self.config.checksum)
+            weights = unpack_weights(torch.from_numpy(check_weights(self.config.checksum)))
             weights = {name: value.to(rows, copy=True) for name, value in weights.items()}  # no views of one tensor
             cells = Cells(rows, self.blocks)
             codes = torch.stack([self._class_codes(index) for index in range(self.config.passes)])

@@ -87,6 +87,15 @@ class TrainingRows:
         selected = self.selected * len(labels) / max(1, len(self.labels))
         return replace(self, features=self.features[indices], labels=labels, selected=selected, **per_row)
 
+    def scale_limit(self, limit: int) -> int:
+        """Scale a maximal number of rows by the fraction of all training rows that these are; at least 1.
+
+        Some views embed the rows that they store near their class, so that prototypes depend on the fraction of such
+        rows. In a fold it has to be that of the final view: otherwise, the temperature and the offsets that are fitted
+        on held-out rows do not suit the final view.
+        """
+        return max(1, round(self.selected * limit))
+
     def select_columns(self, start: int, stop: int) -> TrainingRows:
         """Select the features from ``start`` up to, but without, ``stop``."""
         blocks = None if self.blocks is None else self.blocks[start:stop] - self.blocks[start]

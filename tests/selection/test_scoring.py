@@ -228,5 +228,5 @@ def test_a_repeated_row_counts_once_against_the_prior() -> None:
     cosines = torch.rand(12, 3, generator=torch.Generator().manual_seed(0))
     labels, seen = torch.arange(12) % 3, torch.ones(3, dtype=torch.bool)
     factor, _ = fit_temperature(cosines, labels, seen)
-    repeated, _ = fit_temperature(cosines.repeat(3, 1), labels.repeat(3), seen, repeats=3)
+    repeated, _, _ = fit_scale_and_offsets(cosines.repeat(3, 1), labels.repeat(3), seen.double(), repeats=3)
     assert repeated == pytest.approx(factor, rel=1e-3)
