@@ -71,7 +71,7 @@ def make_trained_episodes(trained: Trained, *, n_episodes: int = 3, n_shot: int 
     support, query = indices[:, :n_shot].flatten(1).gather(1, order), indices[:, n_shot : n_shot + 3].flatten(1)
     trained = trained._replace(support=support, query=query)
     rows = [trained.encoder(item.flatten(0, 1)).unflatten(0, item.shape[:2]) for item in trained.gather()]
-    return Episodes(rows[0], support % 4, rows[1], 4, trained=trained), query % 4
+    return Episodes(support=rows[0], support_labels=support % 4, query=rows[1], n_way=4, trained=trained), query % 4
 
 
 def trained_of(episodes: Episodes) -> Trained:

@@ -63,7 +63,7 @@ def adaptive(episodes: Episodes) -> Tensor:
     Source: exponential weights, Dalalyan and Tsybakov, "Aggregation by exponential weighting" (2008); leave-one-out
         residuals in closed form, Rifkin and Lippert, "Notes on regularized least squares" (2007), sec. 4.
     """
-    support, labels, query, n_way = episodes[:4]
+    support, labels, query, n_way = episodes.support, episodes.support_labels, episodes.query, episodes.n_way
     hot = one_hot(labels, n_way, support.dtype)
     scale = torch.linalg.vector_norm(support, dim=(1, 2), keepdim=True) / support[0].numel() ** 0.5
     scale = scale.where(scale > 0, 1.0)

@@ -35,7 +35,7 @@ def anil(episodes: Episodes, *, steps: Count | None = None, rate: Positive | Non
     trained = get_trained(episodes, "anil", "anil")
     assert isinstance(trained.head, LinearHead)
     device = trained.head.weight.device
-    rows = (tensor.to(device) for tensor in episodes[:3])
+    rows = (tensor.to(device) for tensor in (episodes.support, episodes.support_labels, episodes.query))
     inner = InnerLoop.of(trained.plan, steps, rate)
     return classify_embedded(trained.head, *rows, n_way=episodes.n_way, inner=inner)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -102,7 +104,7 @@ def bd_cspn(episodes: Episodes, *, temperature: Positive = 0.1, paper: bool = Fa
         https://arxiv.org/abs/1911.10713, in the code of Veilleux et al. (2021), bdcspn.py.
     """
     support, query, scale = compute_unit_rows(episodes)
-    unit = episodes._replace(support=support, query=query)
+    unit = replace(episodes, support=support, query=query)
     prototypes, _ = rectify_prototypes(unit, scale, temperature=temperature, paper=paper)
     if paper:  # of unit norm, distances are in the order of cosines
         prototypes = F.normalize(prototypes, dim=2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -62,7 +64,7 @@ def distribution_calibration(
     parts = zip(
         *(rows.split(max_episodes) for rows in (episodes.support, episodes.support_labels, episodes.query)), strict=True
     )
-    some = (Episodes(support, labels, query, episodes.n_way) for support, labels, query in parts)
+    some = (replace(episodes, support=support, support_labels=labels, query=query) for support, labels, query in parts)
     return torch.cat([_classify(episode_block, base, *settings) for episode_block in some])
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -44,7 +46,7 @@ def deepbdc(episodes: Episodes, *, scale: Positive | None = None) -> Tensor:
     parts = (tensor.split(at_once) for tensor in (support, query, episodes.support_labels))
     for some_support, some_query, labels in zip(*parts, strict=True):
         covariances = _find_covariances(some_support, scale).to(episodes.support)
-        prototypes = support_means(episodes._replace(support=covariances, support_labels=labels))
+        prototypes = support_means(replace(episodes, support=covariances, support_labels=labels))
         matrices = []
         for some in some_query.split(queries_at_once, dim=1):
             rows = _find_covariances(some, scale).to(episodes.query)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -53,7 +54,7 @@ def laplacian_shot(
         https://arxiv.org/abs/2006.15486, with the rectification of its code (train_lshot.py).
     """
     support, query, scale = compute_unit_rows(episodes)
-    unit = episodes._replace(support=support, query=query)
+    unit = replace(episodes, support=support, query=query)
     if rectify:
         prototypes, offset = rectify_prototypes(unit, scale, temperature=temperature, paper=paper)
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -44,7 +46,7 @@ def paddle(
     if scaled:
         spread = episodes.query.amax(dim=1, keepdim=True) - episodes.query.amin(dim=1, keepdim=True)
         spread = spread.where(spread > 0, 1.0)
-        episodes = episodes._replace(support=episodes.support / spread, query=episodes.query / spread)
+        episodes = replace(episodes, support=episodes.support / spread, query=episodes.query / spread)
     hot = one_hot(episodes.support_labels, episodes.n_way, episodes.query.dtype).transpose(1, 2)
     sums, count = hot @ episodes.support, hot.sum(dim=2, keepdim=True)
     prototypes = support_means(episodes)

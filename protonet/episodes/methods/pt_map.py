@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -95,7 +95,7 @@ def _multiply_rows(episodes: Episodes, beta: float) -> tuple[Tensor, Tensor, Ten
     for start in range(0, len(episodes.query), size):
         some = slice(start, start + size)
         support, query = transform(episodes.support[some], beta), transform(episodes.query[some], beta)
-        means = support_means(episodes._replace(support=support, support_labels=episodes.support_labels[some]))
+        means = support_means(replace(episodes, support=support, support_labels=episodes.support_labels[some]))
         turned = query.transpose(1, 2)
         parts.append((query @ turned, means @ turned, means.square().sum(dim=2, keepdim=True)))
     among, towards, squares = (torch.cat(column) for column in zip(*parts, strict=True))

@@ -31,7 +31,7 @@ def solver(episodes: Episodes, *, effort: str = "fast", seed: int = 0) -> Tensor
     """
     metadata = {"num_classes": episodes.n_way, "device": episodes.support.device}
     logits = []
-    for support, labels, query in zip(*episodes[:3], strict=True):
+    for support, labels, query in zip(episodes.support, episodes.support_labels, episodes.query, strict=True):
         network = solve((support.clone(), labels), None, metadata, effort=effort, seed=seed)
         logits.append(network(query).to(query.dtype))
     return torch.stack(logits)

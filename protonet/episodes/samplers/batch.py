@@ -80,7 +80,8 @@ class Trained(NamedTuple):
         return copied._replace(take=lambda indices: take(known[indices]), support=positions[0], query=positions[1])
 
 
-class Episodes(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Episodes:
     """A batch of episodes of equal sizes, without the queries' labels."""
 
     support: Tensor  #: (episodes, n_support, dim) float32 or float64, the support rows of all classes.
@@ -102,7 +103,7 @@ class Episodes(NamedTuple):
         trained = self.trained
         if trained is not None and trained.query is not None:
             trained = trained._replace(query=trained.query[:, queries])
-        return self._replace(query=self.query[:, queries], trained=trained)
+        return replace(self, query=self.query[:, queries], trained=trained)
 
     def hide_classes(self, episode_ids: Tensor, seed: int) -> tuple[Episodes, Tensor]:
         """Copy the episodes for a method from outside the package, with queries in a random order.
@@ -118,39 +119,31 @@ class Episodes(NamedTuple):
             episodes: A copy, which a method may change.
             positions: (episodes, n_queries) int64, the new position of each query, on the device of the episodes.
         """
-        order, device = _draw_order(seed, QUERY_ORDER, episode_ids, self.query.shape[1]), self.query.device
-        base, texts, unlabelled, trained = self.base, self.texts, self.unlabelled, self.trained
-        if base is not None:
-            base = base._replace(mean=base.mean.clone(), class_means=base.class_means.clone())
+        first, device = int(episode_ids[0]), self.query.device
+
+        def draw_order(stream: int, n_rows: int) -> Tensor:
+            """Draw an order (episodes, n_rows) of the rows of each episode."""
+            shape = (int(episode_ids[-1]) - first + 1, n_rows)
+            return sample_uniform(seed, stream, first, shape)[episode_ids - first].argsort(dim=1)
+
+        def reorder(rows: Tensor, order: Tensor) -> Tensor:
+            return rows.gather(1, order[..., None].expand_as(rows))
+
+        order, base = draw_order(QUERY_ORDER, self.query.shape[1]), self.base
+        unlabelled = self.unlabelled
         if unlabelled is not None:
-            drawn = _draw_order(seed, UNLABELLED_ORDER, episode_ids, unlabelled.shape[1])
-            unlabelled = _put_in_order(unlabelled, drawn.to(device))
-        if trained is not None:
-            trained = trained.hide_row_indices(order)
-        order = order.to(device)
-        hidden = Episodes(
-            self.support.clone(),
-            self.support_labels.clone(),
-            _put_in_order(self.query, order),
-            self.n_way,
-            base,
-            None if texts is None else texts.clone(),
-            unlabelled,
-            trained,
-            self.shape,
+            unlabelled = reorder(unlabelled, draw_order(UNLABELLED_ORDER, unlabelled.shape[1]).to(device))
+        hidden = replace(
+            self,
+            support=self.support.clone(),
+            support_labels=self.support_labels.clone(),
+            query=reorder(self.query, order.to(device)),
+            base=base and base._replace(mean=base.mean.clone(), class_means=base.class_means.clone()),
+            texts=None if self.texts is None else self.texts.clone(),
+            unlabelled=unlabelled,
+            trained=self.trained and self.trained.hide_row_indices(order),
         )
-        return hidden, order.argsort(dim=1)
-
-
-def _draw_order(seed: int, stream: int, episode_ids: Tensor, n_rows: int) -> Tensor:
-    """Draw a random order (episodes, n_rows) int64 of the rows of episodes, given by their increasing ids."""
-    first, last = int(episode_ids[0]), int(episode_ids[-1])
-    return sample_uniform(seed, stream, first, (last - first + 1, n_rows))[episode_ids - first].argsort(dim=1)
-
-
-def _put_in_order(rows: Tensor, order: Tensor) -> Tensor:
-    """Return ``rows`` (episodes, n, dim) by their positions in ``order`` (episodes, n)."""
-    return rows.gather(1, order[..., None].expand_as(rows))
+        return hidden, order.argsort(dim=1).to(device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,12 +259,18 @@ def gather_episodes(
     features = take(rows.flatten()).unflatten(0, rows.shape)
     features = features if features.dtype == torch.float64 else features.float()
     n_support = part.support.shape[1]
-    named = None if texts is None else texts.find(part, features.dtype)
     support, query, more = features.tensor_split([n_support, n_support + part.query.shape[1]], dim=1)
-    trained = None if trained is None else trained._replace(support=part.support, query=part.query)
-    unlabelled = more if more.shape[1] else None
-    labels = part.support_labels.to(features.device)
-    return Episodes(support, labels, query, part.n_way, base, named, unlabelled, trained, shape)
+    return Episodes(
+        support=support,
+        support_labels=part.support_labels.to(features.device),
+        query=query,
+        n_way=part.n_way,
+        base=base,
+        texts=None if texts is None else texts.find(part, features.dtype),
+        unlabelled=more if more.shape[1] else None,
+        trained=trained and trained._replace(support=part.support, query=part.query),
+        shape=shape,
+    )
 
 
 def summarize_base(take: Take, by_class: ClassIndex) -> Base:

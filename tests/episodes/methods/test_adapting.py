@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -20,6 +21,7 @@ from protonet.episodes.methods.transductive_finetune import transductive_finetun
 from tests.episodes.cases import (
     agree,
     centre_rows,
+    core_rows,
     cosines,
     make_centred_episodes,
     make_episodes,
@@ -57,7 +59,7 @@ def test_bd_cspn_and_laplacian_shot_are_slow_loops(shots: tuple[int, ...], with_
     rectified = bd_cspn(episodes)
     shifted, plain = laplacian_shot(episodes).softmax(dim=2), laplacian_shot_dirichlet(episodes).softmax(dim=2)
     unshifted = laplacian_shot(episodes, shift=False).softmax(dim=2)
-    for index, (support, labels, query, centre) in enumerate(zip(*episodes[:3], centres, strict=True)):
+    for index, (support, labels, query, centre) in enumerate(zip(*core_rows(episodes), centres, strict=True)):
         rows, queries = unit(support, centre), unit(query, centre)
         prototypes, moved = rectify(rows, labels, queries)
         distances = torch.cdist(queries, prototypes).square()
@@ -101,9 +103,9 @@ def test_a_class_without_rows_keeps_its_mean() -> None:
     support = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.1]]])
     episodes, _ = make_episodes(n_episodes=1, n_way=2, shots=(3, 2), n_queries=2, dim=2, dtype=torch.float32)
     labels = torch.tensor([[0, 0, 1, 1, 1]])
-    case = episodes._replace(support=F.normalize(support, dim=2), support_labels=labels, query=support[:, :2])
+    case = replace(episodes, support=F.normalize(support, dim=2), support_labels=labels, query=support[:, :2])
     assert bool(bd_cspn(case).isfinite().all())
-    same = case._replace(support=torch.ones_like(support))  # every row is labelled 0
+    same = replace(case, support=torch.ones_like(support))  # every row is labelled 0
     prototypes, _ = rectify_prototypes(same, torch.ones(1, 1, 2))
     assert torch.equal(prototypes[0, 1], torch.ones(2))
 
@@ -266,7 +268,7 @@ def test_alpha_am_is_autograd(shots: tuple[int, ...], alpha: float, weights: Wei
 
 def test_transformed_rows_do_not_depend_on_their_length_and_labels_may_not_spread() -> None:
     episodes, _ = make_episodes()
-    longer = episodes._replace(support=9 * episodes.support, query=9 * episodes.query)
+    longer = replace(episodes, support=9 * episodes.support, query=9 * episodes.query)
     assert torch.allclose(alpha_am(longer, plc=True, steps=3), alpha_am(episodes, plc=True, steps=3), atol=1e-4)
     assert not torch.allclose(alpha_am(longer, steps=3), alpha_am(episodes, plc=True, steps=3), atol=1e-2)
     assert not bool(alpha_am(episodes, spread=0.0, steps=1).any())

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from protonet.episodes.methods.common import FLOATS_IN_CACHE, city_block_distances, one_hot
 from protonet.selection.scoring import fit_temperature
-from tests.episodes.cases import make_episodes
+from tests.episodes.cases import core_rows, make_episodes
 
 module = importlib.import_module("protonet.episodes.methods.adaptive")  # the package has a function of the same name
 
@@ -23,7 +23,7 @@ def hot_of(labels: Tensor, n_way: int = 4) -> Tensor:
 def test_prototypes_without_a_row() -> None:
     episodes, _ = make_episodes()
     view = module._prototype_view((episodes.support, episodes.query), hot_of(episodes.support_labels))
-    for index, (support, labels, query) in enumerate(zip(*episodes[:3], strict=True)):
+    for index, (support, labels, query) in enumerate(zip(*core_rows(episodes), strict=True)):
         unit = F.normalize(support, dim=1)
         for position in range(len(labels)):
             others = torch.arange(len(labels)) != position

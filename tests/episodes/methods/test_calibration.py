@@ -11,7 +11,7 @@ from protonet.episodes.methods import calibration
 from protonet.episodes.methods.calibration import distribution_calibration
 from protonet.episodes.samplers.batch import Base, Episodes
 from protonet.sampling import list_pieces
-from tests.episodes.cases import make_base, make_episodes
+from tests.episodes.cases import core_rows, make_base, make_episodes
 
 
 def base_classes(base: Base) -> list[torch.Tensor]:
@@ -63,7 +63,7 @@ def test_slow_loop() -> None:
     ours = distribution_calibration(episodes, n_samples=3000).softmax(dim=2)
     random = np.random.default_rng(0)
     classes = base_classes(base)
-    for index, (support, labels, query) in enumerate(zip(*episodes[:3], strict=True)):
+    for index, (support, labels, query) in enumerate(zip(*core_rows(episodes), strict=True)):
         rows, targets = [support.sqrt().numpy()], [labels.numpy()]
         for row, label in zip(support.sqrt(), labels.tolist(), strict=True):
             mean, covariance = nearest_two(classes, row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -62,8 +63,8 @@ def send(episodes: Episodes, to: Callable[[Tensor], Tensor]) -> Episodes:
 
     base = None if episodes.base is None else send_base(episodes.base)
     trained = None if episodes.trained is None else send_trained(episodes.trained)
-    fields: Any = {name: to(item) for name, item in episodes._asdict().items() if isinstance(item, Tensor)}
-    return episodes._replace(**fields, base=base, trained=trained)
+    fields: Any = {name: to(item) for name, item in vars(episodes).items() if isinstance(item, Tensor)}
+    return replace(episodes, **fields, base=base, trained=trained)
 
 
 @pytest.mark.parametrize("name", CASES)

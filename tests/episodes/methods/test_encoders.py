@@ -23,7 +23,7 @@ from protonet.episodes.names import HEAD_KINDS
 from protonet.episodes.networks.augmentation import AUGMENTATION, draw_maps, warp_images
 from protonet.episodes.networks.backbones import LinearHead, SetTransformer
 from protonet.episodes.samplers.batch import Episodes
-from tests.episodes.cases import TRAINED, cosines, means_of
+from tests.episodes.cases import TRAINED, core_rows, cosines, means_of
 from tests.episodes.meta_cases import make_trained, make_trained_episodes, trained_of
 
 STEPS, RATE = 4, 0.02
@@ -111,7 +111,7 @@ def test_one_step_of_maml_is_anils_where_the_layer_begins_at_zero(head: str) -> 
     episodes, _ = make_case("maml", head=head)
     trained = trained_of(episodes)
     trained = trained._replace(plan=replace(trained.plan, objective="anil"))
-    logits = anil(episodes._replace(trained=trained), steps=1)
+    logits = anil(replace(episodes, trained=trained), steps=1)
     assert torch.allclose(maml(episodes, steps=1), logits, atol=1e-5) == (head == "zero")
 
 
@@ -178,8 +178,9 @@ def test_every_query_and_every_episode_is_alone_and_no_weight_is_changed(
     one = slice(1, 2)
     assert trained.support is not None
     assert trained.query is not None
-    alone = Episodes(episodes.support[one], episodes.support_labels[one], episodes.query[one], 4)
-    alone = alone._replace(trained=trained._replace(support=trained.support[one], query=trained.query[one]))
+    support, labels, query = (rows[one] for rows in core_rows(episodes))
+    alone = Episodes(support=support, support_labels=labels, query=query, n_way=4)
+    alone = replace(alone, trained=trained._replace(support=trained.support[one], query=trained.query[one]))
     torch.testing.assert_close(method(alone)[0], logits[1], **tolerance)
     module = sys.modules[METHODS[name].function.__module__]
     for constant in {"CHUNK_ROWS", "ROWS_AT_ONCE", "WEIGHTS_AT_ONCE"} & set(vars(module)):  # an episode at a time
@@ -193,7 +194,7 @@ def test_every_query_and_every_episode_is_alone_and_no_weight_is_changed(
 def test_the_order_of_classes_matters_if_each_has_weights(name: str) -> None:
     for head in HEAD_KINDS:
         episodes, _ = make_case(name, head=head)
-        changed = METHODS[name](episodes._replace(support_labels=RENAMED[episodes.support_labels]))[:, :, RENAMED]
+        changed = METHODS[name](replace(episodes, support_labels=RENAMED[episodes.support_labels]))[:, :, RENAMED]
         same = name not in ("maml", "anil") or head == "zero"
         tolerance = 1e-3 if name == "finetune" else 1e-5
         assert torch.allclose(changed, METHODS[name](episodes), atol=tolerance, rtol=1e-4) == same
@@ -203,7 +204,7 @@ def test_other_counts_of_classes() -> None:
     for name in ["maml", "anil"]:
         for head in HEAD_KINDS:
             episodes, _ = make_case(name, head=head)
-            episodes = episodes._replace(support_labels=episodes.support_labels % 3, n_way=3)
+            episodes = replace(episodes, support_labels=episodes.support_labels % 3, n_way=3)
             if head == "zero":
                 assert METHODS[name](episodes).shape == (3, 12, 3)
             else:
@@ -224,6 +225,6 @@ def test_encoders_of_something_else(name: str) -> None:
         with pytest.raises(ValueError, match=rf"^`episodes` must come with an encoder{of}; {message}"):
             METHODS[name](episodes)
     with pytest.raises(ValueError, match=rf"^`episodes` must come with an encoder{of}; got none\. Pass `enc"):
-        METHODS[name](episodes._replace(trained=None))
+        METHODS[name](replace(episodes, trained=None))
     with pytest.raises(ValueError, match=r"^`head` must be one of prototypes, linear; got 'tree'\. Pick one"):
         finetune(episodes, head="tree")

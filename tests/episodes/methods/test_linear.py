@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -38,7 +39,7 @@ def test_logistic_regressions_are_scikit_learns(dim: int) -> None:
     episodes, _ = make_episodes(dim=dim)
     ours = linear_probe(episodes).softmax(dim=2)
     assert agree(ours, episodes, partial(fit_logistic_slowly, penalty=0.316), atol=1e-5)
-    rows = episodes._replace(support=F.normalize(episodes.support, dim=2), query=F.normalize(episodes.query, dim=2))
+    rows = replace(episodes, support=F.normalize(episodes.support, dim=2), query=F.normalize(episodes.query, dim=2))
     for penalty in (1.0, 30.0):
         ours = logistic_regression(episodes, inverse_penalty=penalty).softmax(dim=2)
         assert agree(ours, rows, partial(fit_logistic_slowly, penalty=penalty), atol=1e-5)
@@ -46,14 +47,14 @@ def test_logistic_regressions_are_scikit_learns(dim: int) -> None:
 
 def test_single_precision_and_rows_without_direction() -> None:
     episodes, _ = make_episodes(n_episodes=8, dim=300)
-    single = episodes._replace(support=episodes.support.float(), query=episodes.query.float())
+    single = replace(episodes, support=episodes.support.float(), query=episodes.query.float())
     torch.testing.assert_close(logistic_regression(single).double(), logistic_regression(episodes), atol=1e-3, rtol=0)
     for dtype in (torch.float32, torch.float64):
         episodes, _ = make_episodes(dtype=dtype, shots=(2, 2, 2, 2), dim=40)
         support = episodes.support.clone()
         support[0] = 0
         support[1, 1:] = support[1, :1]
-        logits = logistic_regression(episodes._replace(support=support))
+        logits = logistic_regression(replace(episodes, support=support))
         assert torch.allclose(logits[:2].softmax(dim=2), torch.tensor(0.25, dtype=dtype), atol=1e-4)
 
 

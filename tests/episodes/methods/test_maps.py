@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -135,7 +136,7 @@ def test_positions_have_no_order() -> None:
     for name in sorted(needing("maps")):
         episodes, _ = make_episodes(shots=(1, 1, 1, 1), dim=CHANNELS * PLACES)
         moved = episodes.query.unflatten(2, episodes.shape or ()).flip(4).flatten(2)
-        torch.testing.assert_close(METHODS[name](episodes._replace(query=moved)), METHODS[name](episodes))
+        torch.testing.assert_close(METHODS[name](replace(episodes, query=moved)), METHODS[name](episodes))
 
 
 def make_transport(kind: str) -> tuple[Tensor, Tensor, Tensor]:

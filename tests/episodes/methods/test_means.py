@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,17 @@ from protonet.episodes.methods.simpleshot import simpleshot_cl2n, simpleshot_l2n
 from protonet.episodes.methods.soft_kmeans import semi_kmeans, semi_kmeans_cluster, semi_kmeans_masked, soft_kmeans
 from protonet.episodes.methods.tip_adapter import tip_adapter
 from protonet.episodes.samplers.batch import Episodes
-from tests.episodes.cases import agree, cosines, make_base, make_episodes, means_of, run_easyfsl, texts_of, unit
+from tests.episodes.cases import (
+    agree,
+    core_rows,
+    cosines,
+    make_base,
+    make_episodes,
+    means_of,
+    run_easyfsl,
+    texts_of,
+    unit,
+)
 
 Method = Callable[..., Tensor]
 BASE = make_base()
@@ -65,7 +76,7 @@ def find_nearest(support: Tensor, labels: Tensor, query: Tensor, n_neighbours: i
         (simpleshot_l2n, partial(near_unit_means, centre=0.0), 1e-8),
         (simpleshot_cl2n, partial(near_unit_means, centre=BASE.mean.double()), 1e-8),
         (
-            lambda episodes: simpleshot_cl2n(episodes._replace(base=None)),
+            lambda episodes: simpleshot_cl2n(replace(episodes, base=None)),
             lambda s, y, q: near_unit_means(s, y, q, s.mean(dim=0)),
             1e-8,
         ),
@@ -114,7 +125,7 @@ def test_the_nearest_neighbour_is_scikit_learns_and_all_of_them_are_a_matching_n
 def test_texts_are_slow_loops() -> None:
     episodes, _ = make_episodes()
     plain, cached = clip_zero_shot(episodes, temperature=0.5), tip_adapter(episodes, alpha=2.0, beta=3.0)
-    for index, (support, labels, query) in enumerate(zip(*episodes[:3], strict=True)):
+    for index, (support, labels, query) in enumerate(zip(*core_rows(episodes), strict=True)):
         angles = cosines(query, texts_of(episodes)[index])
         assert torch.allclose(plain[index], angles / 0.5)
         keys = (-3 * (1 - cosines(query, support))).exp()
@@ -128,7 +139,7 @@ def refine(
 ) -> Tensor:
     """Refine prototypes one row at a time by ``rows_of`` (episodes, n, dim), as the paper's equations say."""
     logits = []
-    for support, labels, query, rows in zip(*episodes[:3], rows_of, strict=True):
+    for support, labels, query, rows in zip(*core_rows(episodes), rows_of, strict=True):
         first = moved = list(means_of(support, labels))
         for _ in range(steps):
             sums = [support[labels == c].sum(dim=0) for c in range(4)]

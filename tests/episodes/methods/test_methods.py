@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from protonet.episodes.methods.laplacian_shot import CONVERGED
 from protonet.episodes.methods.solver import solver
 from protonet.episodes.samplers.batch import Episodes, make_row_reader, summarize_base
 from protonet.errors import InputError
-from tests.episodes.cases import TRAINED, make_base, make_episodes, needing, texts_of
+from tests.episodes.cases import TRAINED, core_rows, make_base, make_episodes, needing, texts_of
 
 #: Fewer steps of what takes long.
 QUICK: dict[str, dict[str, Any]] = {
@@ -56,12 +57,12 @@ def case(**changes: Any) -> Episodes:
 def test_shape_and_dtype_without_changing_inputs_or_keeping_state(name: str) -> None:
     for dtype in (torch.float32, torch.float64):
         episodes, other = (make_episodes(base=make_base(dtype=dtype), dtype=dtype, seed=seed)[0] for seed in (0, 1))
-        before, state = [rows.clone() for rows in episodes[:3]], torch.get_rng_state()
+        before, state = [rows.clone() for rows in core_rows(episodes)], torch.get_rng_state()
         logits = METHODS[name](episodes)
         assert (logits.shape, logits.dtype) == ((3, 10, 4), dtype)
         METHODS[name](other)
         assert torch.equal(METHODS[name](episodes), logits)
-        assert all(torch.equal(old, new) for old, new in zip(before, episodes[:3], strict=True))
+        assert all(torch.equal(old, new) for old, new in zip(before, core_rows(episodes), strict=True))
         assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -74,7 +75,7 @@ def test_better_than_chance_and_alone_in_a_batch(name: str) -> None:
     right = (METHODS[name](episodes).argmax(dim=2) == labels).double().mean()
     assert right > 0.6  # of 4 classes
     parts = [case(noise=noise, seed=seed, dim=40) for seed, noise in enumerate((0.05, 0.6))]
-    parts.append(parts[1]._replace(support=100 * parts[1].support.square(), query=parts[1].query.square()))
+    parts.append(replace(parts[1], support=100 * parts[1].support.square(), query=parts[1].query.square()))
 
     def join(field: str) -> Tensor:
         return torch.cat([getattr(part, field) for part in parts])
@@ -82,9 +83,9 @@ def test_better_than_chance_and_alone_in_a_batch(name: str) -> None:
     joined: dict[str, Any] = {
         field: join(field) for field in ("support", "support_labels", "query", "texts", "unlabelled")
     }
-    together = METHODS[name](parts[0]._replace(**joined))
+    together = METHODS[name](replace(parts[0], **joined))
     for index in (2, 3, 8):
-        alone = parts[0]._replace(**{field: rows[index : index + 1] for field, rows in joined.items()})
+        alone = replace(parts[0], **{field: rows[index : index + 1] for field, rows in joined.items()})
         # LaplacianShot's updates end for all episodes of a batch together, once none changes by more than CONVERGED.
         rtol, atol = (1e-5, 10 * CONVERGED) if name.startswith("laplacian") else (1e-7, 1e-9)
         assert torch.allclose(METHODS[name](alone)[0], together[index], rtol=rtol, atol=atol)
@@ -98,27 +99,30 @@ def test_order_of_rows_names_of_classes_and_other_queries(name: str) -> None:
     assert episodes.unlabelled is not None
     query, support = (torch.randperm(10, generator=generator) for _ in range(2))
     support = torch.arange(10) if name in DRAWN else support
-    changed = Episodes(episodes.support[:, support], episodes.support_labels[:, support], episodes.query[:, query], 4)
-    changed = changed._replace(
-        base=episodes.base, texts=episodes.texts, unlabelled=episodes.unlabelled[:, query], shape=episodes.shape
+    changed = replace(
+        episodes,
+        support=episodes.support[:, support],
+        support_labels=episodes.support_labels[:, support],
+        query=episodes.query[:, query],
+        unlabelled=episodes.unlabelled[:, query],
     )
     assert close(METHODS[name](changed), logits[:, query])
     renamed = torch.tensor([2, 0, 3, 1])
-    named = episodes._replace(support_labels=renamed[episodes.support_labels])
-    named = named._replace(texts=texts_of(episodes)[:, renamed.argsort()])
+    named = replace(episodes, support_labels=renamed[episodes.support_labels])
+    named = replace(named, texts=texts_of(episodes)[:, renamed.argsort()])
     if name == "linear-finetune":
         assert close(linear_finetune(named, zero=True)[:, :, renamed], linear_finetune(episodes, zero=True))
     elif name != "baseline++":
         assert close(METHODS[name](named)[:, :, renamed], logits)
     if name in UNIT:
         lengths = torch.rand(3, 10, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.1
-        stretched = episodes._replace(support=episodes.support * lengths, query=7 * lengths * episodes.query)
+        stretched = replace(episodes, support=episodes.support * lengths, query=7 * lengths * episodes.query)
         assert close(METHODS[name](stretched), logits)
     episodes = case(noise=1.0)
     logits = METHODS[name](episodes)
     moved = torch.cat([episodes.query[:, :5], episodes.query[:, 5:] + 3.0], dim=1)
     same = not methods.METHODS[name].transductive
-    assert close(METHODS[name](episodes._replace(query=moved))[:, :5], logits[:, :5]) == same
+    assert close(METHODS[name](replace(episodes, query=moved))[:, :5], logits[:, :5]) == same
     assert not same or close(METHODS[name](episodes.select_queries(slice(3, 5))), logits[:, 3:5])
 
 
@@ -146,7 +150,7 @@ def make_hard(kind: str, dtype: torch.dtype) -> Episodes:
         base = base._replace(take=make_row_reader(base.take(torch.arange(57)) - 1.0))
     elif kind == "still":  # a feature that never changes
         support[..., 0], query[..., 0] = 2.0, 2.0
-    return episodes._replace(support=support, query=query, unlabelled=query, base=base)
+    return replace(episodes, support=support, query=query, unlabelled=query, base=base)
 
 
 #: Settings at which rounding errors are large.
@@ -186,7 +190,7 @@ def test_float32_is_enough(name: str) -> None:
             episodes = make_episodes(n_episodes=4, dim=40, base=base)[0]
             support, query = ((factor * rows + offset).to(dtype) for rows in (episodes.support, episodes.query))
             texts = texts_of(episodes).to(dtype)
-            changed = episodes._replace(support=support, query=query, texts=texts, unlabelled=query)
+            changed = replace(episodes, support=support, query=query, texts=texts, unlabelled=query)
             predictions.append(METHODS[name](changed).argmax(dim=2))
         assert float((predictions[0] == predictions[1]).double().mean()) > 0.97, (factor, offset)
 
@@ -203,19 +207,19 @@ FIELDS: dict[Need, tuple[str, str]] = {
 def test_inputs_that_a_method_uses_or_needs() -> None:
     episodes = case()
     for name in [name for name, spec in methods.METHODS.items() if spec.uses_base]:
-        assert not close(METHODS[name](episodes._replace(base=make_base(seed=5))), METHODS[name](episodes)), name
+        assert not close(METHODS[name](replace(episodes, base=make_base(seed=5))), METHODS[name](episodes)), name
     for need, (field, remedy) in FIELDS.items():
         for name in sorted(needing(need)):
             with pytest.raises(InputError, match=rf"^`{field}` must be known; got None\.{remedy}"):
-                methods.METHODS[name].function(episodes._replace(**{field: None}))  # type: ignore[arg-type]
+                methods.METHODS[name].function(replace(episodes, **{field: None}))  # type: ignore[arg-type]
 
 
 def test_the_solver_method_agrees_with_solve() -> None:
     episodes, labels = make_episodes(n_episodes=2, shots=(5, 5, 5, 5), n_queries=20)
-    flipped = episodes._replace(support=episodes.support.flip(1), support_labels=episodes.support_labels.flip(1))
+    flipped = replace(episodes, support=episodes.support.flip(1), support_labels=episodes.support_labels.flip(1))
     with torch.no_grad():
         ours, again = solver(episodes), solver(flipped)
-    for index, (support, element, query) in enumerate(zip(*episodes[:3], strict=True)):
+    for index, (support, element, query) in enumerate(zip(*core_rows(episodes), strict=True)):
         network = solve((support, element), None, {"num_classes": 4}, effort="fast")
         assert torch.allclose(ours[index], network(query).detach().to(ours.dtype))
     assert float((ours.argmax(dim=2) == labels).double().mean()) > 0.6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -187,5 +188,5 @@ def test_ilpc_is_a_slow_loop(monkeypatch: pytest.MonkeyPatch, n_neighbours: int,
 @pytest.mark.parametrize("method", [pt_map, proto_lp])
 def test_signs_are_preserved(method: Callable[..., Tensor]) -> None:
     episodes, _ = make_episodes()
-    negative = episodes._replace(support=-episodes.support, query=-episodes.query)
+    negative = replace(episodes, support=-episodes.support, query=-episodes.query)
     assert torch.allclose(method(negative), method(episodes), atol=1e-8 if method is pt_map else 1e-5)
