@@ -19,17 +19,10 @@ def weigh(rows: Tensor, weights: Tensor | None) -> Tensor:
 def episodic_loss(
     embeddings: Tensor, *, n_shot: int, temperature: float, smoothing: float = 0.0, weights: Tensor | None = None
 ) -> Tensor:
-    """Compute the cross-entropy of queries classified by their cosine to the episode's prototypes.
+    """Compute the weighted mean cross-entropy of queries classified by their cosine to the episode's prototypes.
 
-    Args:
-        embeddings: (..., n_way, n_shot + n_query, dim) floating, rows of unit norm, support first; n_query >= 1.
-        n_shot: Support rows per class, >= 1.
-        temperature: > 0, divides the cosines.
-        smoothing: Label smoothing in [0, 1).
-        weights: (..., n_way, n_shot + n_query) of the rows, > 0 and about 1; None for 1.
-
-    Returns:
-        0-d, the dtype of ``embeddings``: the weighted mean over all queries of all episodes, in nats.
+    Embeddings (..., n_way, n_shot + n_query, dim) have rows of unit norm, support first. The temperature divides the
+    cosines; weights are (..., n_way, n_shot + n_query).
 
     Source: Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), eq. 2, with cosines instead
         of squared distances. https://arxiv.org/abs/1703.05175
@@ -53,18 +46,9 @@ def cosine_cross_entropy(
     smoothing: float = 0.0,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Compute the cross-entropy of rows classified by their cosine to one learned proxy per class.
+    """Compute the weighted mean cross-entropy of rows classified by their cosine to one learned proxy per class.
 
-    Args:
-        embeddings: (..., n, dim) floating, rows of unit norm.
-        targets: (..., n) int64 labels in [0, num_classes).
-        proxies: (..., num_classes, dim) floating, of any norm.
-        temperature: > 0, divides the cosines.
-        smoothing: Label smoothing in [0, 1).
-        weights: (..., n) of the rows, > 0 and about 1; None for 1.
-
-    Returns:
-        0-d, the dtype of ``embeddings``: the weighted mean over all rows, in nats.
+    Embeddings (..., n, dim) have unit norm, proxies (..., num_classes, dim) any; targets and weights are (..., n).
 
     Source: Gidaris and Komodakis, "Dynamic few-shot visual learning without forgetting" (2018), eq. 3.
         https://arxiv.org/abs/1804.09458
@@ -83,14 +67,7 @@ def _cross_entropy(logits: Tensor, targets: Tensor, smoothing: float, weights: T
 
 
 def add_by_class(sums: Tensor, blocks: Iterable[Tensor], labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Add embeddings to the sums of their classes, in place, block by block; return the sums.
-
-    Args:
-        sums: (num_classes, dim).
-        blocks: Blocks of rows (m, dim), n rows in all, so that they need not be in memory at once.
-        labels: (n,) int64 in [0, num_classes).
-        weights: (n,) of the rows, > 0; None for 1.
-    """
+    """Add blocks of embeddings (m, dim), n rows in all, to the sums (num_classes, dim) of their classes, in place."""
     first = 0
     for block in blocks:
         rows = slice(first, first + len(block))
@@ -102,17 +79,9 @@ def add_by_class(sums: Tensor, blocks: Iterable[Tensor], labels: Tensor, weights
 def class_means(
     embeddings: Tensor, labels: Tensor, num_classes: int, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Average the rows of each class.
+    """Average the rows (n, dim) of each class: means (num_classes, dim), and summed weights (num_classes,).
 
-    Args:
-        embeddings: (n, dim) floating.
-        labels: (n,) int64 in [0, num_classes).
-        num_classes: The number of classes.
-        weights: (n,) of the rows, > 0; None for 1.
-
-    Returns:
-        means: (num_classes, dim), the dtype of ``embeddings``; zero for a class without rows.
-        counts: (num_classes,), the same dtype: the sum of the weights of each class's rows.
+    The mean of a class without rows is zero.
 
     Source: Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), eq. 1.
         https://arxiv.org/abs/1703.05175

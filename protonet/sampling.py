@@ -23,14 +23,7 @@ class ClassIndex(NamedTuple):
     size: Tensor  #: (num_classes,) int64, the number of rows of each class.
 
     def take(self, classes: Tensor) -> ClassIndex:
-        """Select classes and relabel them 0, 1, ... in the order given.
-
-        Args:
-            classes: (k,) int64 in [0, num_classes), each at most once.
-
-        Returns:
-            The index of these classes, with the same ``rows``.
-        """
+        """Select classes (k,), each at most once, and relabel them 0, 1, ... in the order given."""
         return ClassIndex(self.rows, self.start[classes], self.size[classes])
 
 
@@ -72,21 +65,8 @@ def sample_episodes(
     A class with fewer than ``n_shot + n_query`` rows is used in rounds: once all its rows are drawn, all of them can be
     drawn again. With one row per class the query is the support row itself, which only augmentation can change.
 
-    Args:
-        index: Rows by class, from `index_classes`.
-        n_way: Classes per episode, in [1, number of classes].
-        n_shot: Support rows per class, >= 1.
-        n_query: Query rows per class, >= 0.
-        n_episodes: Episodes to draw, >= 0.
-        generator: The source of all randomness.
-
-    Returns:
-        (n_episodes, n_way, n_shot + n_query) int64 row numbers, support first along the last axis. A row's label within
-        its episode is its position along the axis of ``n_way``.
-
-    Raises:
-        InputTypeError: A count is not a number.
-        InputError: A count is outside its range, or ``n_way`` exceeds the number of classes.
+    The row numbers are (n_episodes, n_way, n_shot + n_query) int64, support first along the last axis. A row's label
+    within its episode is its position along the axis of ``n_way``. Raises an InputError for a count outside its range.
 
     Source: Vinyals et al., "Matching networks for one shot learning" (2016), sec. 2.2. https://arxiv.org/abs/1606.04080
     """
@@ -102,16 +82,9 @@ def sample_episodes(
 
 
 def draw_distinct(uniform: Tensor, count: Tensor) -> Tensor:
-    """Turn uniform numbers into draws without replacement; once all items are drawn, a new round begins.
+    """Turn uniform numbers (..., slots) into draws without replacement from ``count`` (...) items each.
 
-    A draw depends only on its own slot and the slots before it.
-
-    Args:
-        uniform: (..., slots) floating, in [0, 1).
-        count: (...) int64, >= 1, the number of items to draw from.
-
-    Returns:
-        (..., slots) int64 in [0, count).
+    Once all items are drawn, a new round begins. A draw depends only on its own slot and the slots before it.
     """
     shape, slots, count = uniform.shape, uniform.shape[-1], count.reshape(-1).int()  # count: (n,)
     left = count - torch.arange(slots, dtype=torch.int32)[:, None] % count  # (slots, n), items not yet drawn

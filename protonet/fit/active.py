@@ -90,30 +90,17 @@ def suggest_rows(
     by_name: Tensor | None = None,
     seed: int = 0,
 ) -> list[Suggestion]:
-    """Suggest a batch of rows to label next, each with a reason.
+    """Suggest a batch of n rows to label next, each with a reason, in order of priority.
 
     The uncertainty of a row is 1 minus the margin between its two most probable classes. The similarity of two rows is
     exp((cosine - 1) / bandwidth) of their embeddings. The batch maximizes coverage: the sum over all rows of the
     uncertainty times the largest similarity to a suggested row, a labelled row or a prototype. Without a network all
     rows have the same uncertainty, so the batch represents the data.
 
-    Args:
-        network: Network that is fitted to the labelled rows; None without labels.
-        x: (total, dim) real, finite: unlabelled rows, and others unless ``rows`` is None.
-        n: Batch size, from 1 to the number of rows, at most ``AskRules.max_rows``.
-        names: Class names of the network, for the reasons.
-        rows: (rows,) int64, the indices of the unlabelled rows of ``x``; None for all.
-        known: (k, dim) labelled rows that the network was not fitted to; they count as covered.
-        by_name: (total,) int64, the class whose name is nearest to each row. If the network predicts another class, the
-            row has uncertainty 1. None if names are uninformative.
-        seed: Seed of the sample, if there are more than ``AskRules.max_rows`` rows.
-
-    Returns:
-        The suggestions, in order of priority, without repetition.
-
-    Raises:
-        InputTypeError: ``x`` or ``known`` is no tensor, or ``n`` no integer.
-        InputError: Features that are not finite, of another width or too large; ``n`` exceeds the number of rows.
+    Of x (total, dim), the unlabelled rows are ``rows`` (m,) int64; None for all. Labelled rows ``known`` (k, dim), to
+    which the network was not fitted, count as covered. If the network predicts another class than ``by_name`` (total,),
+    the class with the nearest name, the row has uncertainty 1. Of more than ``AskRules.max_rows`` rows, a sample is
+    drawn. Raises an InputError if n exceeds the number of rows, or features are not finite or too large.
 
     Source: generalised coverage, Bae et al., "Generalized coverage for more robust low-budget active learning" (2024),
         with each row weighted by its uncertainty, as in Bae et al., "Uncertainty herding" (2025), eq. 3. Weighted
@@ -155,11 +142,7 @@ def suggest_rows(
 
 
 def predict_classes(network: PrototypeNetwork, x: Tensor) -> ClassPredictions:
-    """Compute the two most probable classes of rows (n, dim) and their probabilities, in chunks.
-
-    Raises:
-        InputError: The embedding of a row overflows.
-    """
+    """Compute the two most probable classes of rows (n, dim); raise an InputError if an embedding overflows."""
     parts: list[tuple[Tensor, ...]] = []
     for block in x.split(CHUNK):
         logits = network(block)
@@ -183,26 +166,15 @@ def sample_rows(weights: Tensor, size: int, seed: int) -> Tensor:
 
 
 def kernel_similarity(rows: Tensor, others: Tensor, bandwidth: float) -> Tensor:
-    """Compute the Gaussian similarity (n, m) of rows (n, dim) and others (m, dim).
-
-    It is exp(-squared distance / (2 bandwidth)); for unit rows, exp((cosine - 1) / bandwidth).
-    """
+    """Compute exp(-squared distance / (2 bandwidth)) (n, m) of rows (n, dim) and others (m, dim)."""
     squares = rows.square().sum(dim=1)[:, None] + others.square().sum(dim=1)
     return torch.addmm(squares, rows, others.T, alpha=-2).clamp_(min=0).div_(-2 * bandwidth).exp_()
 
 
 def maximize_coverage(rows: Tensor, weights: Tensor, known: Tensor, n: int, bandwidth: float) -> Tensor:
-    """Choose rows greedily, so that the weighted sum of similarities to the nearest chosen row is largest.
+    """Choose n rows (m, dim) greedily that maximize the weighted similarity of all rows to the nearest one.
 
-    Args:
-        rows: (m, dim) embeddings.
-        weights: (m,) >= 0 of the rows in the sum.
-        known: (k, dim) embeddings that count as chosen.
-        n: Number of rows to choose, in [1, m].
-        bandwidth: > 0, of `kernel_similarity`.
-
-    Returns:
-        (n,) int64, in the order of the choice. The greedy sum is at least 1 - 1/e of the maximum for n rows.
+    ``known`` (k, dim) count as chosen. The sum is at least 1 - 1/e of the maximum for n rows.
 
     Source: Nemhauser, Wolsey and Fisher, "An analysis of approximations for maximizing submodular set functions"
         (1978), sec. 4.
@@ -292,14 +264,11 @@ def _count_similar(space: Standardised | PrototypeNetwork, x: Tensor, chosen: Te
 
 
 def cluster_unknown(solution: Solution) -> list[list[int]]:
-    """Cluster the unlabelled rows that look like novel classes.
+    """Cluster the unlabelled rows that look like novel classes: indices of each cluster, the largest first.
 
     All rows are clustered by the embedding of the network and the standardised features, concatenated: the labels do
     not show which features separate other classes. A cluster is novel if it has no labelled row, and if its rows score
     lower than most held-out rows of known classes.
-
-    Returns:
-        The indices of the rows of each cluster among the unlabelled rows, ascending; the largest cluster first.
 
     Source: average linkage, Sokal and Michener, "A statistical method for evaluating systematic relationships" (1958).
     """
@@ -322,15 +291,10 @@ def cluster_unknown(solution: Solution) -> list[list[int]]:
 
 
 def group_rows(embedding: Tensor, labels: Tensor, ranks: Tensor) -> list[list[int]]:
-    """Cluster rows, and list the novel clusters.
+    """Cluster n labelled and m unlabelled rows (n + m, dim); list the novel clusters, the largest first.
 
-    Args:
-        embedding: (n + m, dim): n labelled rows, then m unlabelled rows.
-        labels: (n,) int64.
-        ranks: (m,) from `protonet.fit.networks.PseudoLabelResult`.
-
-    Returns:
-        The indices of the rows of each novel cluster among the unlabelled rows; the largest cluster first.
+    Labels are (n,); ``ranks`` (m,) are those of `protonet.fit.networks.PseudoLabelResult`. A cluster is listed by its
+    indices among the unlabelled rows.
     """
     from scipy.cluster.hierarchy import fcluster, linkage  # noqa: PLC0415 - slow to import, seldom used
 

@@ -21,19 +21,11 @@ def balance_classes(labels: Tensor) -> Tensor:
 
 
 def count_rows(crossed: Crossfit, labels: Tensor, weights: Tensor, name_counts: Tensor | None = None) -> Crossfit:
-    """Restore the row counts of a crossfit that was fitted with class weights.
+    """Restore the row counts of a crossfit that was fitted with class weights, and of its networks.
 
-    The weights apply to training alone. Metrics are of the unweighted rows, and samples that are added later move a
-    prototype by the number of rows.
-
-    Args:
-        crossed: Its networks are changed.
-        labels: (n,) int64 of all input rows.
-        weights: (n,) of mean 1, equal within a class.
-        name_counts: (num_classes,) int64, the samples that the class names count as, which are part of every fold.
-
-    Returns:
-        The crossfit, whose weights count merged duplicates.
+    The weights (n,), of mean 1 and equal within a class, apply to training alone. Metrics are of the unweighted rows,
+    and samples that are added later move a prototype by the number of rows. ``labels`` (n,) are of all input rows;
+    ``name_counts`` (num_classes,) are the samples that the class names count as, which are part of every fold.
     """
     class_weights = torch.ones(len(crossed.whole.counts), dtype=torch.float64).scatter_(0, labels, weights)
     counts = (crossed.weights / class_weights[crossed.labels]).round()

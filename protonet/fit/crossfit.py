@@ -69,19 +69,11 @@ class Crossfit:
 
 
 def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progress = ignore) -> Crossfit:
-    """Cross-validate the selection and the fit.
+    """Cross-validate the selection and the fit; the networks and all held-out rows.
 
     The folds differ from those of the selection. The out-of-fold evaluations of single views are not repeated: the
-    model is selected again from their results on the rows of the other folds.
-
-    Args:
-        solution: Output of `protonet.fit.solver.solve_problem`. Its network is moved to the CPU and becomes part of the
-            result.
-        deadline: ``time.monotonic()`` after which training takes no further step.
-        progress: Called with the fold that begins and the fraction of finished folds.
-
-    Returns:
-        The networks, and all held-out rows.
+    model is selected again from their results on the rows of the other folds. The solution's network is moved to the
+    CPU and becomes part of the result. After the deadline, training takes no further step.
 
     Source: cross-fitting, Stone, "Cross-validatory choice and assessment of statistical predictions" (1974).
     """
@@ -139,11 +131,7 @@ def _as_they_came(encoder: Encoder, rows: Tensor) -> Tensor:
 def restore_crossfit(
     network: PrototypeNetwork, folds: Sequence[PrototypeNetwork], tensors: Mapping[str, Tensor]
 ) -> Crossfit:
-    """Restore a crossfit from networks and the untrusted tensors of `list_tensors`.
-
-    Raises:
-        ValueError: Tensors are missing or invalid.
-    """
+    """Restore a crossfit from networks and the untrusted tensors of `list_tensors`, or raise a ValueError."""
     available, encoder = dict(tensors), need_encoder(network)
     if "rows" in available:
         rows = available["rows"]
@@ -183,15 +171,12 @@ def _fit_part(solution: Solution, rows: Tensor, choice: SelectedModel, deadline:
 def _extrapolate(
     solution: Solution, folds: list[Fold], models: list[PrototypeNetwork], deadline: float
 ) -> tuple[Tensor, Tensor]:
-    """Estimate the difference of scores and of accuracy between the network of all rows and the fold models.
+    """Estimate the offset and the gain of `Crossfit`, between the network of all rows and the fold models.
 
     A network without two folds is compared with the fold model without one of them, on the rows of that fold. Both have
     the selection of the fold model, so that the difference is due to the rows alone. It is extrapolated to all rows:
-    scores and accuracy are approximately linear in the reciprocal of the number of rows.
-
-    Returns:
-        The offset and the gain of `Crossfit`. If rows are many, the offset is 0, and every other fold is enough for the
-        gain.
+    scores and accuracy are approximately linear in the reciprocal of the number of rows. If rows are many, the offset
+    is 0, and every other fold is enough for the gain.
     """
     problem, labels = solution.problem, solution.problem.rows.labels
     few = len(labels) < FEW_ROWS * len(labels.unique())
@@ -262,17 +247,10 @@ def repeat_held_out(
     deadline: float = math.inf,
     progress: Progress = ignore,
 ) -> Tensor:
-    """Average the held-out probabilities over repeated cross-validations, which reduces the variance for single rows.
+    """Average the held-out probabilities over repeated cross-validations, which reduces their variance.
 
-    Args:
-        solution: Input of `crossfit`.
-        crossed: Output of `crossfit`: the first cross-validation.
-        times: Number of cross-validations, >= 1. If only a part of many rows is held out, there is one.
-        deadline: ``time.monotonic()`` after which nothing more is fitted. An incomplete repeat is discarded.
-        progress: Called with the repeat that begins and the fraction of finished repeats.
-
-    Returns:
-        (held_out, num_classes) float64: the logarithm of the mean probability.
+    The first one is ``crossed``. If only a part of many rows is held out, there is one. A repeat that the deadline
+    interrupts is discarded. Returns the logarithm (held_out, num_classes) float64 of the mean.
 
     Source: repeated cross-validation, Burman, "A comparative study of ordinary cross-validation, v-fold
         cross-validation and the repeated learning-testing methods" (1989).
@@ -296,14 +274,10 @@ def repeat_held_out(
 
 
 def held_out_indices(problem: TrainingSet) -> Tensor:
-    """Map the input rows to indices of the held-out rows.
+    """Map the input rows to indices (n,) of the held-out rows, in the order of the loaders.
 
-    Args:
-        problem: Training set of the solution.
-
-    Returns:
-        (n,) int64 in the order of the loaders; -1 for a row that is never held out, or outside of the sample of many
-        rows. Merged duplicates share an index.
+    The index is -1 for a row that is never held out, or outside of the sample of many rows. Merged duplicates share an
+    index.
     """
     indices = torch.full_like(problem.rows.labels, -1)
     held_out = [rows for _, rows in make_folds(problem)]
@@ -317,25 +291,15 @@ FREQUENT = "most frequent class"
 
 
 def score_frequent(counts: Tensor, rows: int) -> Tensor:
-    """Compute class scores (rows, num_classes) float64 from class frequencies alone.
-
-    Args:
-        counts: (num_classes,) training rows per class.
-        rows: Number of rows to classify.
-    """
+    """Compute class scores (rows, num_classes) float64 from class frequencies (num_classes,) alone."""
     return counts.double().expand(rows, -1)
 
 
 def predict_baselines(problem: TrainingSet) -> dict[str, Tensor]:
-    """Classify each held-out row by baselines that are fitted to the other folds.
+    """Score each held-out row by baselines that are fitted to the other folds: (held_out, num_classes) each.
 
-    Args:
-        problem: Training set of the solution.
-
-    Returns:
-        Class scores (held_out, num_classes) float64 of "raw cosine" and "LDA" (with a shrunken covariance), in the
-        order of `Crossfit.labels`. The scores are not calibrated: only their order is meaningful. Empty if no row is
-        held out.
+    The baselines are "raw cosine" and "LDA" with a shrunken covariance. The scores are not calibrated: only their order
+    is meaningful. Empty if no row is held out.
     """
     folds, baselines = make_folds(problem), {"raw cosine": score_cosine, "LDA": score_lda}
     if not folds:
@@ -358,17 +322,10 @@ def score_cosine(x: Tensor, labels: Tensor, queries: Tensor, num_classes: int, w
 
 
 def score_lda(x: Tensor, labels: Tensor, queries: Tensor, num_classes: int, weights: Tensor | None = None) -> Tensor:
-    """Fit linear discriminant analysis with a shrunken covariance, and score queries.
+    """Score queries (m, dim) by linear discriminant analysis, fitted to x (n, dim) with a shrunken covariance.
 
-    Args:
-        x: (n, dim) float32.
-        labels: (n,) int64 in [0, num_classes).
-        queries: (m, dim) float32.
-        num_classes: Number of classes.
-        weights: (n,) of the rows, of mean 1; None for 1.
-
-    Returns:
-        (m, num_classes) float64, the log posterior up to a constant per row; minus infinity for a class without rows.
+    The scores (m, num_classes) float64 are log posteriors up to a constant per row; minus infinity for a class without
+    rows.
 
     Source: Fisher, "The use of multiple measurements in taxonomic problems" (1936); see `shrink_covariance`.
     """
@@ -386,20 +343,11 @@ def score_lda(x: Tensor, labels: Tensor, queries: Tensor, num_classes: int, weig
 
 
 def update(crossed: Crossfit, features: Tensor, labels: Tensor, num_classes: int, groups: Tensor | None = None) -> None:
-    """Add samples to the network and to the fold models; `predict_held_out` then shows the effect on the known classes.
+    """Add samples (n, ...) to the network and to the fold models; `predict_held_out` then shows the effect.
 
-    A fold model gets no sample that is a duplicate or near-duplicate of its held-out rows, or belongs to their groups.
-
-    Args:
-        crossed: The networks are changed; the held-out rows stay.
-        features: (n, dim) real, finite.
-        labels: (n,) int64 in [0, num_classes).
-        num_classes: New number of classes, at least as many as before.
-        groups: (n,) int64, ids as in ``crossed.groups``, -1 for others; None for none.
-
-    Raises:
-        InputTypeError: As `PrototypeNetwork.add_samples`.
-        InputError: As `PrototypeNetwork.add_samples`.
+    A fold model gets no sample that is a duplicate or near-duplicate of its held-out rows, or belongs to their groups:
+    ``groups`` (n,) are ids as in ``crossed.groups``, -1 for others. Raises the errors of
+    `PrototypeNetwork.add_samples`.
     """
     known = len(crossed.whole.counts)
     crossed.whole.add_samples(features, labels, num_classes=num_classes)

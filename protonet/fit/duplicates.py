@@ -52,16 +52,11 @@ DUPLICATES = DuplicateRules()
 
 
 def group_duplicates(x: Tensor) -> Tensor | None:
-    """Group rows that are equal or nearly equal, unless chance explains their number.
+    """Group rows (n, dim) float32 that are equal or nearly equal, unless chance explains their number.
 
     A group holds the near neighbours of one of its rows. Groups are not chained: rows of one group are at most twice
-    the largest distance apart.
-
-    Args:
-        x: (n, dim) float32.
-
-    Returns:
-        The group of each row, as the index of the group's first row, (n,) int64; None if no row has a duplicate.
+    the largest distance apart. Returns the index (n,) of the first row of each row's group; None if no row has a
+    duplicate.
     """
     n = len(x)
     deviation = x.std(dim=0, correction=0)
@@ -131,17 +126,11 @@ def _group_neighbours(count: int, pairs: Tensor) -> Tensor:
 
 
 def _follows_density(points: Tensor, counts: Tensor, chosen: Tensor, near: float) -> bool:
-    """Test whether the density of the data explains the number of rows within a distance of the chosen points.
+    """Test whether the density of points (k, dim) explains the rows within a distance of chosen points (m,).
 
     Within a distance d of a row, a density of intrinsic dimension D has rows in proportion to d^D. Both the number and
     D come from the nearest points beyond ``near``, so that dependent columns count once. Values on a grid count as if
-    they filled half of the gap to the next one.
-
-    Args:
-        points: (k, dim), all different.
-        counts: (k,) rows at each point.
-        chosen: (m,) indices of points that have other rows within ``near``.
-        near: Distance.
+    they filled half of the gap to the next one. Each point counts as ``counts`` (k,) rows.
 
     Source: Grassberger and Procaccia, "Measuring the strangeness of strange attractors" (1983), eq. 1.3, within the
         neighbourhood of each row.
@@ -194,12 +183,8 @@ def _is_sampled(counts: Tensor) -> bool:
 def match_rows(x: Tensor, known: Tensor, origin: Tensor) -> Tensor:
     """Test which rows x (n, dim) equal one of the known rows (m, dim) up to rounding: (n,) bool.
 
-    Each row is compared with its two neighbours along a random direction.
-
-    Args:
-        x: Rows of any real dtype.
-        known: Rows that were stored in float32, less the origin.
-        origin: (dim,) of the known rows.
+    Known rows were stored in float32, less the origin (dim,). Each row is compared with its two neighbours along a
+    random direction.
     """
     if not len(known):
         return torch.zeros(len(x), dtype=torch.bool)
@@ -215,9 +200,7 @@ def match_rows(x: Tensor, known: Tensor, origin: Tensor) -> Tensor:
 
 
 def hash_rows(x: Tensor) -> Tensor:
-    """Hash rows x (n, dim), as float32, to (n,) int64.
-
-    The probability of a collision among a million different rows is 10^-7.
+    """Hash rows (n, dim), as float32, to (n,) int64; a million rows have a collision with probability 10^-7.
 
     Source: multilinear hashing, Carter and Wegman, "Universal classes of hash functions" (1979), of bits mixed as by
         Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
@@ -233,12 +216,8 @@ def hash_rows(x: Tensor) -> Tensor:
 def merge_duplicates(rows: TrainingRows) -> tuple[TrainingRows, int, Tensor | None, Tensor]:
     """Merge equal rows of one class and one group into one weighted row; group duplicates.
 
-    Args:
-        rows: Sorted by class, equal rows adjacent. Group ids, if any, are below n.
-
-    Returns:
-        The rows; the number of rows that have an earlier duplicate; the new id of each input group (groups,), None
-        without groups; and the new index (n,) of each row.
+    Rows are sorted by class, equal rows adjacent. Returns the rows, the number of rows that have an earlier duplicate,
+    the new id of each input group (groups,) or None without groups, and the new index (n,) of each row.
     """
     duplicates, groups, group_ids = group_duplicates(rows.features), rows.groups, None
     if groups is not None:
@@ -312,17 +291,11 @@ NEAR_DUPLICATES = NearDuplicateRules()
 
 
 def near_duplicate_fraction(rows: TrainingRows) -> float:
-    """Estimate the fraction of rows that have near-duplicates.
+    """Estimate the fraction of rows that have near-duplicates; 0 if they are no more similar than by chance.
 
     For a smooth density, let the ratio be the distance to the k-th neighbour over the distance to the next one. This
     ratio to the power of k times the intrinsic dimension is uniform in [0, 1]. A row has near-duplicates if the power
     is improbably small for some k. Neighbours of a row's own group do not count: they are held out together.
-
-    Args:
-        rows: Labelled rows.
-
-    Returns:
-        Fraction in [0, 1]; 0 if rows are no more similar than by chance.
 
     Source: Facco, d'Errico, Rodriguez and Laio, "Estimating the intrinsic dimension of datasets by a minimal
         neighborhood information" (2017), eq. 3, for all k; the dimension after Levina and Bickel, "Maximum likelihood
@@ -371,19 +344,12 @@ def near_duplicate_fraction(rows: TrainingRows) -> float:
 
 
 def _compare_agreement(gaps: Tensor, same: Tensor, sizes: Tensor) -> tuple[float, Tensor]:
-    """Estimate the fraction of rows with near-duplicates from all rows together.
+    """Estimate the fraction of rows with near-duplicates from all rows together; and mask the probable ones.
 
     With noise, few rows are significant one by one. Together they are, if two conditions hold. After the same number of
-    neighbours, the gaps of all rows are wide on average. And neighbours before that gap agree in class far more often
-    than those after it.
-
-    Args:
-        gaps: (queries, neighbours - 1): gap after each neighbour, exponential with a mean of 1 for a smooth density.
-        same: (queries, neighbours) bool: whether the neighbour is of the row's class.
-        sizes: (queries,) number of rows of its class.
-
-    Returns:
-        The fraction, 0 if the gaps are not wide; and a mask (queries, max_neighbours) of the probable near-duplicates.
+    neighbours, the gaps (queries, neighbours - 1) are wide on average; for a smooth density, they are exponential with
+    mean 1. And neighbours before that gap agree in class, ``same`` (queries, neighbours), far more often than those
+    after it. ``sizes`` (queries,) are numbers of rows of the class. The mask is (queries, max_neighbours).
     """
     n_near = 1 + int(gaps[:, : NEAR_DUPLICATES.max_neighbours].mean(dim=0).argmax())
     eligible = n_near + 1 <= NEAR_DUPLICATES.max_class_fraction * sizes
@@ -403,16 +369,7 @@ def _compare_agreement(gaps: Tensor, same: Tensor, sizes: Tensor) -> tuple[float
 
 
 def _detect_tied(rows: TrainingRows, first: Tensor, second: Tensor) -> Tensor:
-    """Detect features of columns in which too many of the pairs are equal.
-
-    Args:
-        rows: Training rows.
-        first: (pairs,) int64, index of one row of each pair.
-        second: (pairs,) int64, index of the other row.
-
-    Returns:
-        (dim,) bool.
-    """
+    """Detect the features (dim,) of columns in which too many of the pairs of rows (pairs,) are equal."""
     dim = rows.features.shape[1]
     blocks = torch.arange(dim) if rows.blocks is None else rows.blocks.unique(return_inverse=True)[1]
     differs = (rows.features[first] != rows.features[second]).float()

@@ -24,17 +24,10 @@ MAX_UNLABELLED_WARNING = 0.5
 
 
 def detect_unlabelled(y: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Detect rows without a label.
+    """Detect rows without a label: their indices (m,), and all labels (n,).
 
-    Args:
-        y: (n,) or (n, 1) labels of any type. None, NaN and pandas' NA mean unlabelled. So does -1 if all other labels
-            are integers >= 0 of at least two classes, or if there are no others.
-
-    Returns:
-        The indices (m,) int64 of the rows without a label, and all labels (n,). Other arrays are returned unchanged.
-
-    Warns:
-        UserWarning: At most half of the rows are unlabelled, and some because their label is -1.
+    None, NaN and pandas' NA mean unlabelled. So does -1 if all other labels are integers >= 0 of at least two classes,
+    or if there are no others; a warning says so if at most half of the rows are unlabelled.
     """
     labels = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
     if labels.ndim == 2 and labels.shape[1] == 1:
@@ -58,18 +51,8 @@ def detect_unlabelled(y: Any) -> tuple[np.ndarray, np.ndarray]:
 def split_unlabelled(X: Any, y: Any, sample_weight: Any, groups: Any) -> tuple[Any, Any, Any, Any, list[Any]]:
     """Separate labelled and unlabelled rows, as `detect_unlabelled` does.
 
-    Args:
-        X: (n, n_features) rows of any type that scikit-learn indexes.
-        y: (n,) labels.
-        sample_weight: (n,), a number or None.
-        groups: (n,) or None.
-
-    Returns:
-        ``X``, ``y``, ``sample_weight`` and ``groups`` of the labelled rows, and a list that holds ``X`` of the
-        unlabelled rows; empty if there are none.
-
-    Raises:
-        InputError: No row has a label.
+    Returns X, y, ``sample_weight`` and ``groups`` of the labelled rows, and a list that holds X of the unlabelled rows;
+    empty if there are none. Raises an InputError if no row has a label.
     """
     missing, labels = detect_unlabelled(y)
     if not len(missing):
@@ -132,17 +115,9 @@ def check_weights_and_groups(
 ) -> tuple[np.ndarray, Tensor | None, Tensor | None]:
     """Validate the weights and groups of labelled rows, and drop rows of weight 0.
 
-    Args:
-        labels: (n,).
-        sample_weight: (n,) >= 0, a number, or None.
-        groups: (n,) of any type that can be sorted, or None.
-
-    Returns:
-        The indices (m,) of the rows of weight > 0, their weights (m,) float64 in (0, 1], and their groups (m,) int64.
-
-    Raises:
-        InputError: No weight is above 0, or a group holds a whole class.
-        ValueError: A negative or infinite weight, or another number of them.
+    Returns the indices (m,) of the rows of weight > 0, their weights (m,) float64 in (0, 1], and their groups (m,)
+    int64; None for those that are not given. Raises an InputError if no weight is above 0, or a group holds a whole
+    class.
     """
     chosen, weights = np.arange(len(labels)), None
     if groups is not None:
@@ -186,13 +161,7 @@ def normalize_weights(weights: Tensor | None) -> Tensor | None:
 def weigh_classes(
     class_weight: str | Mapping[Any, float] | None, y: np.ndarray, weights: Tensor | None
 ) -> Tensor | None:
-    """Multiply sample weights (n,) by the weights of the classes of labels y (n,); None for equal weights.
-
-    Args:
-        class_weight: "balanced", weights > 0 by class, or None.
-        y: (n,) labels.
-        weights: (n,) float64, or None for 1.
-    """
+    """Multiply sample weights (n,) by the weights of the classes of labels y (n,); None for equal weights."""
     if class_weight is None:
         return weights
     is_sound = isinstance(class_weight, Mapping) and all(weight > 0 for weight in class_weight.values())

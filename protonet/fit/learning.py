@@ -43,15 +43,8 @@ def measure_learning_curve(
 ) -> LearningCurve:
     """Measure the held-out accuracy of models that are fitted to 1/2, 1/4 and 1/8 of the training rows.
 
-    Args:
-        solution: Input of `protonet.fit.crossfit.crossfit`.
-        crossed: Output of it, with at least one held-out row.
-        deadline: ``time.monotonic()`` after which nothing more is fitted. A size without all of its folds is left out.
-        progress: Called with the size that begins and the fraction of finished fits.
-
-    Returns:
-        The curve, whose last size is that of the cross-validation. At each size, the views are those selected on all
-        rows.
+    The last size of the curve is that of the cross-validation. At each size, the views are those selected on all rows.
+    A size without all of its folds, because ``time.monotonic()`` exceeds the deadline, is left out.
     """
     problem, folds = solution.problem, make_folds(solution.problem)
     labels, classes = problem.rows.labels, problem.rows.num_classes
@@ -81,17 +74,7 @@ def measure_learning_curve(
 
 
 def subsample_rows(labels: Tensor, rows: Tensor, fraction: float, generator: torch.Generator) -> Tensor:
-    """Sample a fraction of each class's rows, at least one.
-
-    Args:
-        labels: (n,) int64.
-        rows: (m,) int64, the indices to sample from.
-        fraction: In (0, 1].
-        generator: Source of randomness.
-
-    Returns:
-        (at most m,) int64, ascending.
-    """
+    """Sample a fraction in (0, 1] of each class's rows (m,), at least one: ascending indices."""
     order = rows[torch.randperm(len(rows), generator=generator)]
     order = order[labels[order].argsort(stable=True)]
     count = torch.bincount(labels[order])
@@ -100,16 +83,10 @@ def subsample_rows(labels: Tensor, rows: Tensor, fraction: float, generator: tor
 
 
 def extrapolate_accuracy(curve: LearningCurve, sample: Sample, per_class: float) -> ExpectedAccuracy | None:
-    """Extrapolate the accuracy to more rows with a power law of the error.
+    """Extrapolate the accuracy to ``per_class`` rows per class with a power law; None for fewer than three sizes.
 
-    Args:
-        curve: From `measure_learning_curve`.
-        sample: Held-out rows.
-        per_class: Future number of rows per class, the mean over classes.
-
-    Returns:
-        The expected accuracy: the error of the last size times a power of the ratio of the numbers of rows. The
-        exponent is fitted to the logarithms. None for fewer than three sizes.
+    The expected error is that of the last size times a power of the ratio of the numbers of rows. The exponent is
+    fitted to the logarithms.
 
     Source: Cortes, Jackel, Solla, Vapnik and Denker, "Learning curves: asymptotic values and rate of convergence"
         (1993). The interval: Efron, "Bootstrap methods: another look at the jackknife" (1979), and

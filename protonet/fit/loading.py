@@ -40,20 +40,10 @@ Samples = Iterable[Any] | Dataset[Any]
 def read_loaders(
     train_loader: Samples, val_loader: Samples | None, metadata: Mapping[str, Any]
 ) -> tuple[Tensor, Tensor, int]:
-    """Read two loaders once.
+    """Read two loaders once: features (n, dim), labels (n,) int64 in [0, num_classes), and num_classes.
 
-    Args:
-        train_loader: As in `protonet.solve`, at least one sample.
-        val_loader: Like ``train_loader``, or None.
-        metadata: ``input_dim`` and ``num_classes`` apply if present.
-
-    Returns:
-        Features (n, dim), float64 if a batch has more digits than float32 can hold, else float32; labels (n,) int64;
-        and the number of classes.
-
-    Raises:
-        InputTypeError: A batch is not ``(inputs, labels)`` of real tensors or arrays.
-        InputError: No sample, non-finite features, labels or widths out of range.
+    Features are float64 if a batch has more digits than float32 can hold, else float32. The metadata's ``input_dim``
+    and ``num_classes`` apply if present. Errors are those of `protonet.solve`.
     """
     if train_loader is None:
         raise_input_error("train_loader", "be a loader", "None", REMEDY, kind=InputTypeError)
@@ -163,13 +153,8 @@ def _from_numpy(part: np.ndarray[Any, Any]) -> Tensor | None:
 def centre_columns(features: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Centre the columns whose offset is so large that float32 would lose the differences of rows.
 
-    Args:
-        features: (n, dim) float32 or float64.
-        weights: (n,) float64 of the rows, > 0; None for 1.
-
-    Returns:
-        features: (n, dim) float32, less the origin.
-        origin: (dim,) float32, exact: 0 for all columns but those that are centred.
+    Weights (n,) are > 0. Returns the features (n, dim) float32, less the origin (dim,) float32, which is 0 for all
+    other columns.
     """
     parts = features.split(CHUNK)
     weight_parts = [None] * len(parts) if weights is None else (weights / weights.mean()).split(CHUNK)
@@ -194,18 +179,10 @@ def centre_columns(features: Tensor, weights: Tensor | None = None) -> tuple[Ten
 
 
 def order_rows(features: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Compute a canonical order of rows, independent of the input order, units, the order of columns and class indices.
+    """Compute a canonical order (n,) of rows, independent of their order, units, columns and class indices.
 
-    Classes are sorted by their weight, and rows by sums of powers of their standardised values. Ties are broken by the
-    bytes of the rows, so that equal rows are adjacent.
-
-    Args:
-        features: (n, dim) float32; -0.0 becomes 0.0 in place.
-        labels: (n,) int64.
-        weights: (n,) float64 of the rows, > 0; None for 1.
-
-    Returns:
-        (n,) int64: row indices, sorted by class.
+    Classes are sorted by their weight, and rows (n, dim) float32 by sums of powers of their standardised values. Ties
+    are broken by the bytes of the rows, so that equal rows are adjacent; -0.0 becomes 0.0 in place.
     """
     rows = features.add_(0.0).numpy()
     keys = rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize)))[:, 0]

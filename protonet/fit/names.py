@@ -65,10 +65,7 @@ NAMES_ONLY = Search((LinearFamily((RAW.scaling,)),), folds=0)
 
 
 def extract_words(name: str | int) -> str:
-    """Split a class name into words; "" if it is uninformative, such as a code or a number.
-
-    Words end at changes of case and at separators: "cardArrival", "card_arrival".
-    """
+    """Split a class name into words, also "cardArrival" and "card_arrival"; "" for a code or a number."""
     pairs = pairwise(f" {unicodedata.normalize('NFC', str(name))}")
     parts = [f" {char}" if before.islower() and char.isupper() else char for before, char in pairs]
     words = "".join(part if _is_word_character(part[-1]) else " " for part in parts).split()
@@ -104,17 +101,9 @@ def embed_class_names(
 ) -> ClassNameRows | None:
     """Embed class names as rows, and choose how many samples a name counts as.
 
-    Args:
-        encoding: Encoding of the rows. Names become cells of its text columns, and of pictures with a joint network.
-            Other columns get the mean of the rows of the class.
-        classes: Class names.
-        x: (n, dim) features of labelled rows, n >= 0.
-        labels: (n,) int64 of these.
-        descriptions: One per class, "" for none; None if no class has one.
-
-    Returns:
-        The informative names. None if no column takes names, if fewer than two names are informative, or if rows
-        contradict the names.
+    Names become cells of the text columns of the encoding, and of pictures with a joint network; other columns get the
+    mean of the rows x (n, dim) of the class. Descriptions are one per class, "" for none. None if no column takes
+    names, if fewer than two names are informative, or if rows contradict the names.
     """
     embedded = _embed_names(encoding, classes, descriptions)
     if embedded is None:
@@ -164,16 +153,9 @@ def _embed_names(
 def weigh_names(x: Tensor, labels: Tensor, names: Tensor, known: Tensor, num_classes: int) -> float:
     """Choose the number of samples that a name counts as; 0 if rows contradict the names.
 
-    Args:
-        x: (n, dim) rows, in the features that names have.
-        labels: (n,) int64.
-        names: (m, dim).
-        known: (m,) int64, the class of each name.
-        num_classes: Number of classes.
-
-    Returns:
-        0 if names predict the rows worse than chance. Otherwise, if some classes have two rows, the weight with the
-        smallest leave-one-out log-loss, > 0 if a class has a name and no row. Otherwise `NameRules.weight`.
+    Rows x (n, dim) have the features that the names (m, dim) of the classes ``known`` (m,) have. If some classes have
+    two rows, the weight has the smallest leave-one-out log-loss, and is > 0 if a class has a name and no row. Otherwise
+    it is `NameRules.weight`.
     """
     name_index = torch.full((num_classes,), -1).scatter_(0, known, torch.arange(len(known)))
     x, names = F.normalize(x, dim=1), F.normalize(names, dim=1)

@@ -35,15 +35,10 @@ POOLING = PseudoLabelRules()
 
 
 def fit_choice(problem: TrainingSet, choice: SelectedModel, deadline: float = math.inf) -> PrototypeNetwork:
-    """Fit the selected views and train the selected MLPs on all rows; call it within `untouched_globals`.
+    """Fit the selected views to all rows of a training set; call it within `untouched_globals`.
 
-    Args:
-        problem: Training set: that of the selection, or a subset with every class.
-        choice: Result of `protonet.fit.search.select_views`.
-        deadline: ``time.monotonic()`` after which training ends, and only the view with the largest weight is fitted.
-
-    Returns:
-        The network in eval mode, on the problem's device, for the original features.
+    After the deadline, training ends, and only the view with the largest weight is fitted. The network is in eval mode,
+    on the problem's device, for the original features.
     """
     network = fit_rows(problem.rows.to(problem.device), choice, deadline)
     if choice.pooling is not None and time.monotonic() < deadline:
@@ -94,17 +89,9 @@ def fit_pooled(
     probabilities: Tensor,
     deadline: float = math.inf,
 ) -> PrototypeNetwork:
-    """Fit the selected views to labelled and unlabelled rows.
+    """Fit the selected views to labelled and unlabelled rows, in the units of the problem's rows.
 
-    Args:
-        problem: Training set with a pool.
-        choice: As in `fit_choice`. Only views of `select_pooled_views` are fitted.
-        pooling: Weights of the pool.
-        probabilities: (m, num_classes) of the pool, from `pseudo_label_weights`.
-        deadline: As in `fit_choice`.
-
-    Returns:
-        The network, for features in the units of the problem's rows.
+    Only views of `select_pooled_views` are fitted. ``probabilities`` (m, num_classes) are of `pseudo_label_weights`.
     """
     assert problem.pool is not None
     choice = choice._replace(views=select_pooled_views(choice.views), temperature=pooling.temperature)
@@ -116,10 +103,7 @@ def fit_pooled(
 def pseudo_label_weights(problem: TrainingSet, network: PrototypeNetwork) -> tuple[Tensor, Tensor]:
     """Compute the class probabilities (m, num_classes) of the unlabelled rows, and their logits.
 
-    Args:
-        problem: Training set with a pool.
-        network: Output of `fit_rows` for the problem's rows. It embeds on the problem's device; labels propagate on the
-            CPU.
+    The network of `fit_rows` embeds on the problem's device; labels propagate on the CPU.
     """
     assert problem.pool is not None
     n = len(problem.rows.labels)
@@ -134,10 +118,7 @@ def pseudo_label_weights(problem: TrainingSet, network: PrototypeNetwork) -> tup
 def select_pooled_views(
     views: tuple[tuple[ViewSpec, float], ...], fraction: float = POOLING.weight_fraction
 ) -> tuple[tuple[ViewSpec, float], ...]:
-    """Select the views that are fitted to unlabelled rows: the untrained views that hold most of the weight.
-
-    If all views are trained, all are eligible.
-    """
+    """Select the views that are fitted to unlabelled rows: the untrained (else all) views of most weight."""
     closed = [view for view in views if not view[0].trained] or list(views)
     ordered = sorted(closed, key=lambda view: -view[1])
     total = sum(weight for _, weight in ordered)
@@ -172,16 +153,8 @@ def decide_pooling(
     """Decide on held-out labelled rows whether the network is fitted to the unlabelled rows.
 
     Outliers among them have no weight. The others are used if the held-out log-loss is lower with them, or if no row
-    can be held out. A difference within one standard error is reported as undecided.
-
-    Args:
-        problem: Training set with a pool.
-        choice: Selection on the labelled rows.
-        deadline: ``time.monotonic()`` after which nothing more is fitted, and the pool is not used.
-        progress: Called with the fold that begins.
-
-    Returns:
-        The selection, with its pooling if the pool is used, and the outcome.
+    can be held out. A difference within one standard error is reported as undecided. If the deadline passes, they are
+    not used. Returns the selection, with its pooling if the pool is used, and the outcome.
     """
     rows, pool = problem.rows, problem.pool
     assert pool is not None

@@ -119,11 +119,9 @@ def describe_rows(rows: TrainingRows) -> Tensor:
 
 
 def _mean_correlation(unit: Tensor, *, ordered: bool) -> float:
-    """Compute the mean absolute correlation of neighbouring features, or of all pairs if features are in no order.
+    """Compute the mean absolute correlation of standardized features (n, dim).
 
-    Args:
-        unit: (n, dim) float64 standardized features.
-        ordered: Whether neighbours are neighbours in time or space.
+    It is that of neighbours if features are in an order, else of all pairs.
     """
     n, dim = unit.shape
     if dim < 2:
@@ -154,14 +152,10 @@ def gather_evidence(
 ) -> Evidence:
     """Compute the evidence on each view, the input of the prior.
 
-    Args:
-        rows: The labelled rows, with their shifts.
-        traits: (views, traits) of at least one view, from `encode_traits`.
-        cosines: Of each view, (n, num_classes), of rows held out; or of the labelled rows where none can be.
-        labels: (n,) of the rows held out; None where there are none: then only the cosines' spread is looked at.
-        weights: (n,) float64 of the rows held out, about 1; None for 1.
-        losses: Of each view, (n,), from `fit_scale_and_offsets`; None to fit them here.
-        statistics: Of the labelled rows, from `describe_rows`; None to compute them here.
+    Rows have their shifts; ``traits`` (views, traits) are of `encode_traits`. The cosines (n, num_classes) of each
+    view, the labels (n,) and the weights (n,) are of rows held out. If no row can be held out, the cosines are of the
+    labelled rows, and only their spread is used. The losses (n,) of each view are of `fit_scale_and_offsets`, the
+    statistics of `describe_rows`; None to compute them here.
     """
     sizes = torch.bincount(rows.labels, rows.sample_counts, minlength=rows.num_classes)
     seen = sizes > 0
@@ -280,12 +274,8 @@ class Prior(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Compute the logarithms of the influences (tasks, views) and of the correction of the factor (tasks,).
 
-        Args:
-            views: (tasks, views, view features).
-            traits: (tasks, views, traits).
-            problem: (tasks, problem features).
-            start: (tasks, views).
-            there: (tasks, views) bool: mask of the present views, at least one.
+        Inputs are views (tasks, views, view features), traits (tasks, views, traits), problem (tasks, problem
+        features), start (tasks, views), and the mask ``there`` (tasks, views) of the present views, at least one.
         """
         views = (views - self.view_mean) / self.view_deviation
         problem = (problem - self.problem_mean) / self.problem_deviation

@@ -175,15 +175,9 @@ def evaluate_candidates(
 ) -> SearchResult | None:
     """Evaluate candidate views on held-out folds; if these cover too few classes, only views without validation.
 
-    Args:
-        rows: As in `select_views`.
-        plan: As in `select_views`.
-        search: As in `select_views`.
-        progress: As in `select_views`.
-        device: Device on which views are fitted. Folds are sampled, and held-out rows evaluated, on the CPU.
-
-    Returns:
-        The candidates; None if only raw cosine remains: with one class, without a parameter budget, or without time.
+    Views are fitted on the device. Folds are sampled, and held-out rows evaluated, on the CPU. Nothing more is tried
+    after the deadline of the rows. The result is None if only raw cosine remains: with one class, without a parameter
+    budget, or without time.
     """
     folds = split_rows(rows, 0, search.folds)
     seen = int((torch.bincount(rows.labels) > 0).sum())
@@ -236,14 +230,8 @@ def _repeat(
     """Evaluate candidates on other fold partitions; return them for each, with rows in the order of the evaluator's.
 
     Settings stay as the first partition chose them. Out-of-fold cosines of expensive views are shared: they are out of
-    fold whichever partition they come from. Returns nothing if the rows are many, or time is over.
-
-    Args:
-        rows: On the CPU, where folds are drawn.
-        first: The first partition, on the CPU.
-        evaluator: Of the first partition, on any device.
-        candidates: What was evaluated on the first partition.
-        search: The number of folds and partitions.
+    fold whichever partition they come from. Returns nothing if the rows are many, or time is over. Folds are drawn on
+    the CPU.
 
     Source: repeated cross-validation, Burman, "A comparative study of ordinary cross-validation, v-fold
         cross-validation and the repeated learning-testing methods" (1989).
@@ -404,16 +392,10 @@ def _mix(explored: SearchResult, search: Search) -> tuple[SelectedModel | None, 
 def _scale(
     model: SelectedModel, explored: SearchResult, cosines: Sequence[Tensor], factor: float = 1.0
 ) -> tuple[SelectedModel, Tensor]:
-    """Fit the temperature and the class offsets of a model to its out-of-fold cosines.
+    """Fit the temperature and the class offsets of a model to its out-of-fold cosines of each fold partition.
 
-    Args:
-        model: Its temperature and offsets are replaced.
-        explored: With held-out rows.
-        cosines: (held_out, num_classes) of each fold partition.
-        factor: Multiplies the fitted factor on the cosines.
-
-    Returns:
-        The model, and its log-losses (held_out,), the mean over the partitions.
+    The fitted factor on the cosines (held_out, num_classes) is multiplied by ``factor``. Also returns the log-losses
+    (held_out,), the mean over the partitions.
     """
     evaluator, repeats = explored.evaluator, len(cosines)
     weights = None if evaluator.weights is None else evaluator.weights.repeat(repeats)
@@ -444,17 +426,8 @@ def _thin(
 ) -> Tensor:
     """Set the weights (candidates,) of views to 0 whose contribution is small for their prediction time.
 
-    Linear and trained views have no cost here: other views share their maps, or they are fast.
-
-    Args:
-        explored: With held-out rows.
-        cosines: (held_out, num_classes) of each candidate.
-        weights: (candidates,), summing to 1.
-        spread: (candidates,) standard deviation of the cosines; a view's contribution is its weight times its spread.
-        row_cost: As in `Search`.
-
-    Returns:
-        (candidates,), summing to 1.
+    Linear and trained views have no cost here: other views share their maps, or they are fast. The contribution of a
+    view is its weight times the spread (candidates,) of its cosines (held_out, num_classes).
     """
     costs = torch.tensor([candidate.flops for candidate in explored.candidates], dtype=torch.float64)
     fractions = weights * spread / (weights * spread).sum()

@@ -84,15 +84,7 @@ def prepare_training_set(
 ) -> tuple[TrainingSet, Tensor | None]:
     """Prepare the training set from samples, and map the input groups to its group ids (groups,).
 
-    Args:
-        features: (n, dim) float32 or float64, finite.
-        labels: (n,) int64 in [0, num_classes).
-        num_classes: Number of classes.
-        seed: As in `solve_problem`.
-        weights: As in `solve_problem`.
-        groups: As in `solve_problem`.
-        blocks: As in `solve_problem`.
-        names: As in `solve_problem`.
+    Features (n, dim) are finite; the other arguments are those of `protonet.fit.solver.solve_problem`.
     """
     n, is_class_name = len(labels), None
     if names is not None:
@@ -140,14 +132,10 @@ def prepare_training_set(
 
 
 def sample_rows(rows: TrainingRows) -> tuple[TrainingRows, Tensor]:
-    """Sample rows if they are many, and weight them so that each class keeps its total weight.
+    """Sample about ``ROW_SAMPLE.max_rows`` rows, weighted so that each class keeps its total weight.
 
-    Args:
-        rows: Sorted by class. Within a class, the sample is evenly spaced over them.
-
-    Returns:
-        At most about ``ROW_SAMPLE.max_rows`` rows, with all rows that are names of classes; and the index (n,) int64 of
-        each row in the sample, -1 for others.
+    Rows are sorted by class; a sample is evenly spaced in each class. All rows of class names stay. Also returns the
+    index (n,) of each row in the sample, -1 for others.
 
     Source: stratified systematic sampling, Cochran, "Sampling techniques" (1977), sec. 8.
     """

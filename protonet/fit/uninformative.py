@@ -16,15 +16,11 @@ MAX_FRACTION = 0.5
 
 
 def compute_uninformative_logits(counts: Tensor, uninformative: Tensor) -> Tensor | None:
-    """Compute the logits of a row without information.
+    """Compute the logits (num_classes,) float64 of a row without information.
 
-    Args:
-        counts: (num_classes,) training rows per class, at least one in total; 1 for each class of a balanced model.
-        uninformative: (num_classes,) number of these without information.
-
-    Returns:
-        (num_classes,) float64, the logarithm of the posterior mean of a Dirichlet prior around the class frequencies;
-        finite. None if more than half of the training rows had no information.
+    They are the logarithm of the posterior mean of a Dirichlet prior around the class frequencies: ``counts`` are
+    training rows per class, 1 for each class of a balanced model, and ``uninformative`` those without information. None
+    if more than half of the training rows had no information.
 
     Source: Gelman et al., "Bayesian data analysis" (2013), sec. 3.4.
     """

@@ -58,18 +58,8 @@ class Pool(NamedTuple):
 def read_rows(source: object, dim: int, max_rows: int) -> tuple[Tensor, Tensor, int]:
     """Read unlabelled rows once, and sample up to ``max_rows`` of them, independently of their order.
 
-    Args:
-        source: A tensor or array (m, ...), or an iterable of batches: inputs (b, ...), alone or with labels, which are
-            ignored.
-        dim: Number of features of a row.
-        max_rows: Maximum number of sampled rows, which bounds the memory.
-
-    Returns:
-        Features (sampled, dim), the indices (sampled,) int64 among all rows, and the number of all rows.
-
-    Raises:
-        InputTypeError: The source does not hold rows of real numbers.
-        InputError: Another width, or a number that is not finite.
+    Returns features (sampled, dim), the indices (sampled,) int64 among all rows, and the number of all rows. Raises an
+    InputTypeError or InputError if the source does not hold rows of ``dim`` finite real numbers.
     """
     sampled, keys, indices = [torch.empty(0, dim, dtype=torch.float32)], np.empty(0, np.int64), np.empty(0, np.int64)
     total = 0
@@ -141,15 +131,9 @@ def _gather_rows(parts: Sequence[Tensor], rows: np.ndarray) -> Tensor:
 
 
 def propagate_labels(embedding: Tensor, labels: Tensor, initial: Tensor) -> Tensor:
-    """Propagate labels over the graph of nearest neighbours.
+    """Propagate labels over the graph of nearest neighbours: probabilities (m, num_classes) float32.
 
-    Args:
-        embedding: (n + m, dim) unit rows: n labelled rows, then m unlabelled rows.
-        labels: (n,) int64.
-        initial: (m, num_classes) initial probabilities of the unlabelled rows.
-
-    Returns:
-        (m, num_classes) float32, rows summing to 1.
+    The embedding (n + m, dim) holds n rows of the labels (n,), then m unlabelled rows with probabilities ``initial``.
 
     Source: Zhou, Bousquet, Lal, Weston and Schölkopf, "Learning with local and global consistency" (2004), with edges
         scaled by both ends' neighbourhoods as in Zelnik-Manor and Perona, "Self-tuning spectral clustering" (2004).
@@ -172,10 +156,8 @@ def neighbour_graph(embedding: Tensor, neighbours: int) -> tuple[Tensor, Tensor,
     """Build the symmetric graph of nearest neighbours of unit rows (n, dim).
 
     Let d be the cosine distance of two rows, and s and t the distances to their farthest neighbours. The weight of
-    their edge is exp(-4 d / sqrt(s t)), divided by the square roots of both ends' degrees.
-
-    Returns:
-        The two ends (edges,) int64 of each edge, and its weight (edges,) float64; each edge in both directions.
+    their edge is exp(-4 d / sqrt(s t)), divided by the square roots of both ends' degrees. Returns the two ends
+    (edges,) of each edge, in both directions, and its weight (edges,) float64.
     """
     n = len(embedding)
     near, far = [torch.empty(0, 1)], [torch.empty(0, 1, dtype=torch.int64)]
@@ -199,16 +181,10 @@ def neighbour_graph(embedding: Tensor, neighbours: int) -> tuple[Tensor, Tensor,
 
 
 def balance_frequencies(probabilities: Tensor) -> Tensor:
-    """Scale probabilities so that class frequencies shrink towards equal ones.
+    """Scale probabilities (m, num_classes) float64 so that class frequencies shrink towards equal ones.
 
-    The shrinkage is as strong as estimation errors may explain the variation.
-
-    Args:
-        probabilities: (m, num_classes) float64, rows summing to 1.
-
-    Returns:
-        (m, num_classes) float64, rows summing to 1. If ``PropagationRules.noise_variance`` explains all of the
-        variation, the classes become equally frequent.
+    The shrinkage is as strong as estimation errors may explain the variation. If ``PropagationRules.noise_variance``
+    explains all of it, the classes become equally frequent.
 
     Source: shrinkage by the ratio of variances, as James and Stein, "Estimation with quadratic loss" (1961).
     """
@@ -227,18 +203,10 @@ def balance_frequencies(probabilities: Tensor) -> Tensor:
 
 
 def pool_rows(rows: TrainingRows, features: Tensor, probabilities: Tensor, known: Tensor) -> TrainingRows:
-    """Concatenate labelled and unlabelled rows, each unlabelled row with its most probable class and that probability.
+    """Concatenate labelled and unlabelled rows (m, dim), each with its most probable class and that probability.
 
-    Adding a row to its second class, too, would add more wrong rows to a rare class than it has correct ones.
-
-    Args:
-        rows: Labelled rows.
-        features: (m, dim) of the unlabelled rows.
-        probabilities: (m, num_classes) their class probabilities.
-        known: (m,) >= 0: sample weights of the unlabelled rows, where a labelled row has 1.
-
-    Returns:
-        All rows, without groups.
+    Adding a row to its second class, too, would add more wrong rows to a rare class than it has correct ones. ``known``
+    (m,) are the sample weights of the unlabelled rows, where a labelled row has 1. The result has no groups.
     """
     top_probabilities, classes = probabilities.max(dim=1)
     weights = top_probabilities.double() * known

@@ -45,20 +45,11 @@ def split_folds(
 ) -> list[Fold]:
     """Split rows into folds stratified by class.
 
-    The folds follow from the order of the rows: rows in canonical order always have the same folds.
-
-    Args:
-        labels: (n,) int64 in [0, num_classes).
-        num_classes: Number of classes.
-        partition: Which of many random partitions, >= 0.
-        max_folds: Maximal number of folds.
-        groups: (n,) int64: rows of one group are in one fold; None if every row is its own group.
-        is_class_name: (n,) bool: rows that are names of classes. Every fold is fitted to them, and none holds them out.
-
-    Returns:
-        Up to ``max_folds`` folds; a single one with many rows or classes; none if no class has two rows, or if
-        ``max_folds`` is 0. A class with a single row, or a single group, is in the training rows of every fold, with
-        all rows of that group.
+    The folds follow from the order of the rows: rows in canonical order always have the same folds. ``partition``
+    numbers random partitions. Rows of one of the ``groups`` (n,) stay in one fold. Rows that are names of classes,
+    ``is_class_name`` (n,) bool, are never held out. A single fold holds out a part of many rows or classes. There is
+    none if no class has two rows, or if ``max_folds`` is 0. A class with a single row or group is in the training rows
+    of every fold, with all rows of that group.
     """
     if is_class_name is not None:
         samples, others = (~is_class_name).nonzero().flatten(), is_class_name.nonzero().flatten()

@@ -48,15 +48,7 @@ class Trial(NamedTuple):
 
 
 def minimize(objective: Objective, x: Tensor) -> Tensor:
-    """Minimize a smooth function.
-
-    Args:
-        objective: The function and its gradient.
-        x: (n,) float64, the start.
-
-    Returns:
-        (n,) float64, the minimum, or the last point if ``LBFGS.max_steps`` do not reach it.
-    """
+    """Minimize a smooth function from x (n,) float64: the minimum, or the last of ``LBFGS.max_steps`` points."""
     value, gradient = objective(x)
     pairs: list[tuple[Tensor, Tensor]] = []  # steps s, and the changes y of the gradient along them
     direction = -gradient
@@ -91,15 +83,7 @@ def _multiply_by_inverse_hessian(pairs: list[tuple[Tensor, Tensor]], vector: Ten
 
 
 def _search_line(objective: Objective, x: Tensor, direction: Tensor, start: Trial, size: float) -> Trial:
-    """Find a step size that satisfies the strong Wolfe conditions.
-
-    Args:
-        objective: The function and its gradient.
-        x: (n,), the point where the step starts.
-        direction: (n,), a descent direction.
-        start: The function at size 0.
-        size: The first size.
-    """
+    """Find a step size along a descent direction (n,) that satisfies the strong Wolfe conditions."""
     low, high = start, None  # the lowest trial so far; once there is a high one, a minimum lies between the two
     for _ in range(LBFGS.max_trials):
         value, gradient = objective(x + size * direction)

@@ -68,17 +68,10 @@ def select_seen(cosines: Tensor, seen: Tensor) -> Tensor:
 def fit_temperature(
     cosines: Tensor, labels: Tensor, seen: Tensor, weights: Tensor | None = None
 ) -> tuple[float, Tensor]:
-    """Fit the factor on the cosines, the inverse temperature, for which their softmax has the least log-loss.
+    """Fit the factor >= 0 on cosines, the inverse temperature, for which their softmax has the least log-loss.
 
-    Args:
-        cosines: (n, num_classes) float32.
-        labels: (n,) int64.
-        seen: (num_classes,) bool, the classes that can win.
-        weights: (n,) float64 of the rows, > 0 and about 1; None for 1.
-
-    Returns:
-        factor: >= 0.
-        losses: (n,) float64, the log-loss of each row times its weight; their mean is the weighted log-loss.
+    Cosines are (n, num_classes), labels (n,) int64, ``seen`` (num_classes,) the classes that can win, and weights (n,)
+    > 0 and about 1. Also returns the log-losses (n,) float64 times the weights; their mean is the weighted log-loss.
 
     Source: temperature scaling, Guo et al., "On calibration of modern neural networks" (2017), sec. 4.2.
     """
@@ -95,17 +88,9 @@ def fit_scale_and_offsets(
     rows show by how much the frequencies have to be added to the logits. A Gaussian prior on this factor, and one on
     the size of the logits, keep few rows from driving them to extremes.
 
-    Args:
-        cosines: (repeats * n, num_classes) float32.
-        labels: (repeats * n,) int64.
-        sizes: (num_classes,) float64: the weight of each class's labelled rows. Equal ones mean no offsets.
-        weights: (repeats * n,) float64 of the rows, > 0 and about 1; None for 1.
-        repeats: How often each row occurs, as in repeated cross-validation.
-
-    Returns:
-        factor: >= 0.
-        offsets: (num_classes,) float64 that sum to zero, zero for a class without rows; None if all are.
-        losses: (repeats * n,) float64, the log-loss of each row times its weight.
+    Arguments are those of `fit_temperature`, but with the weight ``sizes`` (num_classes,) of each class's labelled
+    rows, and how often each row occurs in repeated cross-validation. Returns the factor, the offsets (num_classes,),
+    which sum to zero, or None if all are zero, and the weighted log-losses (n,).
 
     Source: Platt, "Probabilistic outputs for support vector machines" (1999), with class frequencies as in Menon et
         al., "Long-tail learning via logit adjustment" (2021).
@@ -116,14 +101,7 @@ def fit_scale_and_offsets(
 
 
 def log_frequencies(sizes: Tensor) -> Tensor | None:
-    """Compute the logarithms of class frequencies, less their mean; None if classes are equally frequent.
-
-    Args:
-        sizes: (num_classes,) float64: the weight of each class's labelled rows.
-
-    Returns:
-        (num_classes,) float64 that sum to zero, zero for a class without rows.
-    """
+    """Compute logarithms (num_classes,) of class frequencies, less their mean; None if these are equal."""
     logs = torch.where(sizes > 0, sizes, 1.0).log()
     logs = torch.where(sizes > 0, logs - logs.sum() / (sizes > 0).sum(), 0.0)
     return None if float(logs.abs().max()) <= WEIGHTS.equal_classes else logs
@@ -135,18 +113,7 @@ def _fit_logits(
     """Fit the factor on the cosines, and that on the logarithms of the class frequencies, if any.
 
     A Gaussian prior on the size of the logits keeps few or separable rows from driving the factor to infinity. The
-    problem is convex in two variables; Newton steps with backtracking solve it.
-
-    Args:
-        cosines: As in `fit_temperature`.
-        labels: As in `fit_temperature`.
-        seen: As in `fit_temperature`.
-        frequencies: (num_classes,) float64, from `log_frequencies`.
-        weights: As in `fit_temperature`.
-        repeats: As in `fit_scale_and_offsets`.
-
-    Returns:
-        The factor on the cosines, that on the frequencies, and the losses (n,).
+    problem is convex in two variables; Newton steps with backtracking solve it. Also returns the losses (n,).
     """
     targets = (seen.cumsum(dim=0) - 1)[labels][:, None]
     true = cosines.gather(1, labels[:, None])[:, 0]
@@ -213,14 +180,8 @@ def _fit_logits(
 def soft_weights(cosines: Sequence[Tensor], losses: Sequence[Tensor]) -> Tensor:
     """Weigh views by their separate losses: ``exp(-excess loss / softness)`` over the spread of the view's cosines.
 
-    Weights fitted jointly to few out-of-fold rows overfit them; these depend on the mean losses only.
-
-    Args:
-        cosines: (n, num_classes) of each view, out of fold.
-        losses: (n,) of each view, at its best scale, from `fit_scale_and_offsets`.
-
-    Returns:
-        (views,) float64, summing to 1. Views below ``WEIGHTS.min_influence`` get 0.
+    Weights fitted jointly to few out-of-fold rows overfit them; these depend on the mean losses (n,) of the views only.
+    They sum to 1; views below ``WEIGHTS.min_influence`` get 0.
 
     Source: exponential weights, as in Dalalyan and Tsybakov, "Aggregation by exponential weighting" (2008).
     """
@@ -238,21 +199,12 @@ def soft_weights(cosines: Sequence[Tensor], losses: Sequence[Tensor]) -> Tensor:
 def fit_weights(
     cosines: Sequence[Tensor], labels: Tensor, sizes: Tensor, start: Tensor, row_weights: Tensor | None = None
 ) -> Tensor:
-    """Fit the weights of views jointly to out-of-fold rows, shrunk towards their start.
+    """Fit the weights (views,) of views jointly to out-of-fold rows, shrunk towards their start (views,).
 
-    The objective is the log-loss of the mixture plus ``WEIGHTS.shrinkage`` nats, over all rows, for each nat of the
-    Kullback-Leibler divergence of the influences from those of the start. Few rows thus hardly change them.
-
-    Args:
-        cosines: (n, num_classes) of each view, out of fold.
-        labels: (n,) int64.
-        sizes: As in `fit_scale_and_offsets`, whose offsets are fitted at the same time.
-        start: (views,) float64 weights, summing to 1, from `soft_weights`.
-        row_weights: (n,) float64, > 0 and about 1; None for 1.
-
-    Returns:
-        (views,) float64, summing to 1; 0 where the start is 0, and otherwise an influence of at least
-        ``WEIGHTS.min_influence``.
+    The objective is the log-loss of the mixture of cosines (n, num_classes), with offsets for class ``sizes``, plus
+    ``WEIGHTS.shrinkage`` nats, over all rows, for each nat of the Kullback-Leibler divergence of the influences from
+    those of the start. Few rows thus hardly change them. A weight is 0 where the start is 0, and otherwise has an
+    influence of at least ``WEIGHTS.min_influence``.
 
     Source: stacking, Wolpert, "Stacked generalization" (1992), with non-negative weights as in Breiman (1996).
     """
@@ -293,15 +245,11 @@ def fit_weights(
 def worse_by_one_error(
     losses: Tensor, reference: Tensor, *, max_tolerated: float = math.inf, margin: float = 0.0
 ) -> bool:
-    """Check whether ``losses`` exceed ``reference`` by more than one standard error of the difference.
+    """Check whether losses (n,) exceed a reference (n,) by more than one standard error of the difference.
 
-    Args:
-        losses: (n,) of one candidate.
-        reference: (n,) of another one, on the same rows.
-        max_tolerated: A mean excess above this one always counts: for few rows, one standard error is large.
-        margin: A prior in favour of the candidate: nats, over all rows, that are added to the tolerance.
-
-    A mean excess up to ``WEIGHTS.tie`` is a tie: two fits of the same kind differ slightly, but systematically.
+    A mean excess up to ``WEIGHTS.tie`` is a tie: two fits of the same kind differ slightly, but systematically. One
+    above ``max_tolerated`` always counts: for few rows, one standard error is large. The margin is a prior in favour of
+    the candidate: nats, over all rows, that are added to the tolerance.
 
     Source: the one-standard-error rule of Breiman et al., "Classification and regression trees" (1984), sec. 3.4.3.
     """
@@ -311,10 +259,6 @@ def worse_by_one_error(
 
 
 def simplest_within_one_error(losses: list[Tensor]) -> int:
-    """Find the index of the first candidate that is not worse than the best by one standard error.
-
-    Args:
-        losses: (n,) of each candidate, the simplest first, all on the same rows.
-    """
+    """Find the first candidate, the simplest first, that is not worse than the best by one standard error."""
     best = min(losses, key=lambda loss: float(loss.mean()))
     return next(index for index, loss in enumerate(losses) if not worse_by_one_error(loss, best))

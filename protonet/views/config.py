@@ -19,7 +19,7 @@ def bounded(low: float, high: float) -> Any:
 
 
 def size(low: int = 1, high: int = 2**31) -> Any:
-    """Declare a field of a `Config` that is a size in [low, high]."""
+    """Declare a field of a `Config` that lies in [low, high]."""
     return bounded(low, high)
 
 
@@ -43,11 +43,7 @@ class Config:
 
     @classmethod
     def from_json(cls: type[ConfigT], entries: Any) -> ConfigT:
-        """Build a config from the mapping that `to_json` returned.
-
-        Raises:
-            ValueError: Not a mapping, other keys than the field names, or an invalid value.
-        """
+        """Build a config from the mapping that `to_json` returned; raise a ValueError if it is no such mapping."""
         names = {entry.name for entry in fields(cls)}
         expect(isinstance(entries, dict) and entries.keys() == names, f"entries other than {sorted(names)}")
         return cls(**entries)
@@ -62,10 +58,7 @@ def expect(condition: bool, problem: str) -> None:
 def expect_finite(name: str, tensor: Tensor, *, infinite: bool = False) -> None:
     """Raise a ValueError if a tensor has NaN, an infinity, or a bool whose byte is neither 0 nor 1.
 
-    Args:
-        name: The name in the error message.
-        tensor: Of any type.
-        infinite: Whether positive infinities are allowed.
+    If ``infinite``, it may hold positive infinities.
     """
     if tensor.dtype == torch.bool:
         expect(bool((tensor.view(torch.uint8) <= 1).all()), f"a tensor {name} that is not of yes and no")
@@ -81,11 +74,7 @@ def check_tensors(
 ) -> None:
     """Raise a ValueError unless tensors have the expected names, shapes and types, and finite values.
 
-    Args:
-        tensors: The tensors of a file by name.
-        expected: Tensors of the expected shapes and types, by name.
-        prefix: Prefix of the names in error messages.
-        infinite: Names of tensors that may hold positive infinities.
+    Those named in ``infinite`` may hold positive infinities. ``prefix`` is that of names in error messages.
     """
     for name, reference in expected.items():
         expect(name in tensors, f"no tensor {prefix}{name}")
@@ -136,14 +125,7 @@ class Stored:
         return tuple(values)
 
     def pop(self, name: str, *shape: int | None, dtype: torch.dtype = torch.float32, infinite: bool = False) -> Tensor:
-        """Remove a tensor and return it.
-
-        Args:
-            name: The name without the prefix.
-            shape: The required shape; None for any size.
-            dtype: The required type.
-            infinite: Whether it may hold positive infinities.
-        """
+        """Remove a tensor of a shape, with None for any size, and return it."""
         name = self.prefix + name
         expect(name in self.tensors, f"no tensor {name}")
         tensor = self.tensors.pop(name)

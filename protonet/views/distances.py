@@ -16,9 +16,6 @@ def row_matmul(rows: Tensor, matrix: Tensor) -> Tensor:
 
     For few columns, BLAS sums in an order that depends on n and on the position of the row. Sums in float64 that are
     rounded once do not show it. MPS has no float64, so there the digits may depend on the batch.
-
-    Returns:
-        (n, m) of the dtype of ``rows``.
     """
     if matrix.shape[1] >= BATCH_INVARIANT_COLUMNS or rows.device.type == "mps":
         return rows @ matrix
@@ -56,14 +53,9 @@ def quantization(landmarks: Tensor, terms: int) -> tuple[Tensor, Tensor, Tensor]
 def quantized_l1_distances(z: Tensor, landmarks: Tensor, terms: int) -> Tensor:
     """Compute L1 distances (n, units) of coordinates rounded to multiples of a step; 15 times faster than cdist.
 
-    ``|a - b|`` equals 2 max(a, b) - a - b. Within the range of the landmarks, a coordinate is an integer number of
-    steps, so small that a sum of ``terms`` of them fits in 16 bits. The distance of a coordinate from that range is
-    added without rounding.
-
-    Args:
-        z: (n, dim) float32.
-        landmarks: (units, dim) float32.
-        terms: The number of coordinates that are added in 16 bits, from `KernelRidgeRules.terms`.
+    ``|a - b|`` equals 2 max(a, b) - a - b. Within the range of the landmarks (units, dim), a coordinate is an integer
+    number of steps, so small that a sum of ``terms`` of them fits in 16 bits. The distance of a coordinate from that
+    range is added without rounding.
     """
     low, high, step = quantization(landmarks, terms)
     inside = z.clamp(low, high)

@@ -168,11 +168,9 @@ class CandidateEvaluator:
         return self.score(spec, self.compute_cosines(partial(embed_fold, self.fit(spec))))
 
     def compute_cosines(self, embed: Callable[[int, Tensor], Tensor]) -> Tensor:
-        """Compute out-of-fold cosines (n_held_out, num_classes).
+        """Compute out-of-fold cosines (n_held_out, num_classes), averaged over the views.
 
-        Args:
-            embed: Maps the index of a fold and features (n, input_dim) to embeddings (views, n, dim) by views that were
-                fitted to the fold. The cosines are averaged over the views.
+        ``embed`` maps the index of a fold and features (n, input_dim) to embeddings (views, n, dim).
         """
         return torch.cat([self.compute_fold_cosines(embed, index) for index in range(len(self.folds))])
 
@@ -207,9 +205,8 @@ class CandidateEvaluator:
     def should_prune(self, cosines: Tensor, *, optimism: float = 1.0) -> bool:
         """Test whether a view is so much worse than the reference that its weight would be zero or negligible.
 
-        Args:
-            cosines: (n, num_classes) of the first n held-out rows.
-            optimism: The fraction of the losses that may remain after the best of the other settings was chosen.
+        Cosines (n, num_classes) are of the first n held-out rows. ``optimism`` is the fraction of the losses that may
+        remain after the best of the other settings was chosen.
         """
         n = len(cosines)
         if self.reference_losses is None or n < PRUNING.min_rows:

@@ -187,9 +187,9 @@ def list_dilations(width: int, dim: int) -> list[int]:
 
 @cache
 def locate_taps(width: int, dim: int, dilation: int, parts: int) -> Tensor:
-    """Compute the feature under each tap of a kernel at each position: (dim, taps) int64.
+    """Compute the feature under each tap at each position, in the order of `split_positions`: (dim, taps) int64.
 
-    Positions are in the order of `split_positions`. A tap beyond the border is ``dim``.
+    A tap beyond the border is ``dim``.
     """
     line_reach = range(-(CONVOLUTION.taps // 2), CONVOLUTION.taps // 2 + 1)
     side = range(-(math.isqrt(CONVOLUTION.taps) // 2), math.isqrt(CONVOLUTION.taps) // 2 + 1)
@@ -202,11 +202,7 @@ def locate_taps(width: int, dim: int, dilation: int, parts: int) -> Tensor:
 
 @cache
 def split_positions(width: int, dim: int, parts: int) -> tuple[Tensor, list[int]]:
-    """Sort positions by the part of the row that they belong to.
-
-    Returns:
-        The positions (dim,) int64 in the order of parts, and the number of positions in each part.
-    """
+    """Sort positions (dim,) by the part of the row that they belong to; also count those of each part."""
     index = torch.arange(dim, device="cpu")  # sizes of parts are also known on the meta device
     line, column = index // width, index % width
     parts_down, parts_across = min(parts, dim // width), min(parts, width)

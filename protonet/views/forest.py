@@ -48,12 +48,7 @@ FOREST = ForestRules()
 
 @dataclass(frozen=True)
 class Forest:
-    """The spec of a forest view.
-
-    Args:
-        trees: Maximal number of trees; see `count_trees`.
-        shifted: Also grow them from shifted copies of the rows.
-    """
+    """The spec of a forest view of at most ``trees`` trees, also of shifted copies of the rows if ``shifted``."""
 
     trees: int
     shifted: bool = False
@@ -177,10 +172,8 @@ def _sort_nodes(nodes: TreeNodes) -> TreeNodes:
 def _locate_children(inner: Tensor, trees: int) -> Tensor:
     """Compute the index of the left child (nodes,) of each node, or of the node itself for a leaf.
 
-    Args:
-        inner: (nodes,) bool: the nodes with children. Roots come first, then the nodes of each level in the order of
-            their parents.
-        trees: The number of roots.
+    Nodes with children are ``inner`` (nodes,) bool. Roots come first, then the nodes of each level in the order of
+    their parents.
     """
     return torch.where(inner, trees + 2 * (inner.cumsum(dim=0) - 1), torch.arange(len(inner), device=inner.device))
 
@@ -306,20 +299,7 @@ def _count_splits(dim: int) -> int:
 def _grow(
     x: Tensor, labels: Tensor, weights: Tensor, blocks: Tensor, num_classes: int, trees: int, generator: torch.Generator
 ) -> tuple[TreeNodes, int]:
-    """Grow trees.
-
-    Args:
-        x: (n, dim) rows.
-        labels: (n,) int64.
-        weights: (n,) > 0.
-        blocks: (dim,) int64, ascending: the column of each feature.
-        num_classes: The number of classes.
-        trees: The number of trees.
-        generator: Draws features and thresholds.
-
-    Returns:
-        The nodes, and the number of levels below the roots.
-    """
+    """Grow trees from rows x (n, dim) of blocks (dim,) of features; the nodes, and the levels below the roots."""
     n, splits = len(x), _count_splits(int(blocks[-1]) + 1)
     varying = (x.amax(dim=0) > x.amin(dim=0)).nonzero().flatten()
     nodes = _append_leaves(None, trees)
@@ -415,18 +395,12 @@ def _evaluate_splits(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Evaluate one random threshold for each node and drawn feature. A pair is a row in a tree.
 
-    Args:
-        values: (pairs, splits) values of the drawn features.
-        weights: (pairs,) > 0.
-        group: (pairs,) int64: the node of each pair.
-        member: (pairs,) int64: the combination of node and class of each pair.
-        owner: (combinations,) int64: the node of each combination of node and class.
-        count: (combinations,) total weight of the pairs.
-        fraction: (nodes, splits) in [0, 1): where the threshold lies between the extreme values of the node.
+    A pair has values (pairs, splits) of the drawn features, a weight, its node ``group``, and its combination of node
+    and class ``member``. A combination has its node ``owner`` and the total weight ``count`` of its pairs. ``fraction``
+    (nodes, splits) is where the threshold lies between the extreme values of the node.
 
-    Returns:
-        The thresholds (nodes, splits), which pairs exceed them (pairs, splits), and scores (nodes, splits): the weight
-        of the pairs minus their Gini impurity, or 0 if one side would be empty.
+    Returns the thresholds (nodes, splits), which pairs exceed them (pairs, splits), and scores (nodes, splits): the
+    weight of the pairs minus their Gini impurity, or 0 if one side would be empty.
     """
     index = group[:, None].expand(values.shape)
     low = torch.full_like(fraction, math.inf).scatter_reduce_(0, index, values, "amin")

@@ -447,10 +447,9 @@ class _KernelRegression:
         return functools.reduce(torch.add, parts)
 
     def cosines(self, settings: Sequence[KernelRidge]) -> Tensor:
-        """Classify the queries at each setting; the kernel of each bandwidth is computed once.
+        """Compute cosines (settings, m, num_classes) float32 of the queries to the class prototypes, on the CPU.
 
-        Returns:
-            (len(settings), m, num_classes) float32, on the CPU: the cosines to the class prototypes.
+        The kernel of each bandwidth is computed once.
         """
         shape = (len(settings), len(self.query_distances), self.num_classes)
         cosines = self.query_distances.new_empty(shape, dtype=torch.float32)

@@ -44,18 +44,10 @@ class Covariance(NamedTuple):
 
 
 def shrink_covariance(residuals: Tensor, degrees: int) -> Covariance:
-    """Estimate a covariance by quadratic-inverse shrinkage of its eigenvalues.
+    """Estimate the covariance of centred rows (n, dim) by quadratic-inverse shrinkage of its eigenvalues.
 
-    Nonlinear shrinkage: every eigenvalue gets its own correction, so that a few huge directions do not force
-    the small ones up as a single linear shrinkage towards the identity does.
-
-    Args:
-        residuals: (n, dim) centred rows, floating.
-        degrees: Degrees of freedom of the residuals; with 0, the covariance is zero.
-
-    Returns:
-        The eigenvectors with a positive sample eigenvalue, their shrunken variances, and the variance of every other
-        direction (0 if there is none).
+    Nonlinear shrinkage: every eigenvalue gets its own correction, so that a few huge directions do not force the small
+    ones up as a single linear shrinkage towards the identity does. With 0 degrees of freedom, the covariance is zero.
 
     Source: Ledoit and Wolf, "Quadratic shrinkage for large covariance matrices", Bernoulli 28 (2022), sec. 4.
     """
@@ -99,20 +91,14 @@ def shrink_covariance(residuals: Tensor, degrees: int) -> Covariance:
 
 
 def discriminant_gains(within: Tensor, between: Tensor, multiplicity: Tensor, shots: float) -> Tensor:
-    """Compute the gains with which a cosine scores a query as the Gaussian posterior predictive does.
+    """Compute the gains (directions,) with which a cosine scores a query as the Gaussian posterior predictive does.
 
-    Class means have a prior variance ``b = strength * within**power`` along each direction. Strength and power are
-    fitted by maximum likelihood to the observed variance of the means, each of which is the mean of ``shots`` samples.
-    The linear part of the log predictive is ``x' diag(g) m`` with ``g = shots b / (within (within + (shots + 1) b))``.
+    Rows vary by ``within`` (directions,) > 0 around their class means, and class means by ``between`` around the
+    overall mean; each direction counts ``multiplicity`` times. Class means have a prior variance ``b = strength *
+    within**power`` along each direction. Strength and power are fitted by maximum likelihood to the observed variance
+    of the means, each of which is the mean of ``shots`` samples. The linear part of the log predictive is ``x' diag(g)
+    m`` with ``g = shots b / (within (within + (shots + 1) b))``; a gain is ``sqrt(g)``.
 
-    Args:
-        within: (directions,) variance of rows around their class means, > 0.
-        between: (directions,) mean squared deviation of class means from the overall mean.
-        multiplicity: (directions,) how many directions of the space each entry represents.
-        shots: Samples per class, > 0.
-
-    Returns:
-        (directions,) ``sqrt(g)``.
     Source: Ioffe, "Probabilistic linear discriminant analysis" (2006), with a power-law prior.
     """
     power = torch.linspace(0, 1, COVARIANCE.powers, dtype=within.dtype, device=within.device)[:, None, None]

@@ -87,12 +87,7 @@ class ResidualMLPs(nn.Module):
         self.last = nn.Parameter(torch.zeros(members, hidden, embedding_dim, dtype=torch.float32))
 
     def forward(self, z: Tensor, members: slice = slice(None)) -> Tensor:
-        """Map rows to (members, n, embedding_dim).
-
-        Args:
-            z: (members, n, input_dim), or (n, input_dim) for the same input to all members.
-            members: The members to evaluate.
-        """
+        """Map rows (members, n, input_dim), or (n, input_dim) for all members, to (members, n, embedding_dim)."""
         first, bias, last = self.first[members], self.bias[members], self.last[members]
         z = z.expand(len(first), -1, -1)
         hidden = F.gelu(torch.baddbmm(bias, z, first))
@@ -127,19 +122,11 @@ def train(
     deadline: float = float("inf"),
     recipe: MLPRecipe = MLP_RECIPE,
 ) -> Iterator[tuple[int, ResidualMLPs]]:
-    """Train each MLP on its data; after each of the given step counts, yield the averaged weights.
+    """Train each MLP of a stack on its data; after each of the given step counts, yield the averaged weights.
 
-    Args:
-        stack: One MLP for each entry of ``tasks``; trained in place.
-        tasks: The training data of each MLP, of any sizes.
-        num_classes: Number of classes.
-        steps: Ascending step counts.
-        generator: Draws episodes and noise on the CPU, so that the result does not depend on the device.
-        deadline: Value of ``time.monotonic()`` after which training ends with a last yield, after at least one step.
-        recipe: Hyperparameters.
-
-    Yields:
-        The number of steps taken, and the average of the weights so far: the same object each time.
+    Episodes and noise are drawn on the CPU, so that the result does not depend on the device. After the deadline,
+    training ends with a last yield, after at least one step. The yields are the number of steps taken, and the same
+    object each time.
 
     Source: episodes as in Vinyals et al. 2016; weight averaging as in Polyak and Juditsky 1992.
     """

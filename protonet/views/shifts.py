@@ -49,18 +49,13 @@ class Order(NamedTuple):
 
 
 def detect_order(x: Tensor) -> Order:
-    """Detect whether features are a series or an image, and the offsets by which rows may be shifted.
+    """Detect whether features of rows (n, dim) are a series or an image, and the offsets by which to shift rows.
 
     If features are similar at a lag of one, they are a series, which is shifted both ways by the lags that change it by
     ``SHIFTS.changes``. If they are similar again at a larger lag, that is the width of an image, which is shifted to
     its eight neighbours. If they are similar at the larger lag alone, it is the number of interleaved channels. What
-    random orders of the same features also show is chance, and not an order.
-
-    Args:
-        x: (n, dim) float32 features.
-
-    Returns:
-        The order. There are so many offsets that the shifted copies are at most ``SHIFTS.max_rows`` rows.
+    random orders of the same features also show is chance, and not an order. The shifted copies are at most
+    ``SHIFTS.max_rows`` rows.
 
     Source: virtual samples, as in Niyogi, Girosi and Poggio, "Incorporating prior information in machine learning by
         creating virtual examples" (1998).
@@ -111,14 +106,9 @@ def _find_order(difference: Sequence[float], correlation: Sequence[float]) -> tu
 
 
 def shift_rows(x: Tensor, shifts: tuple[int, ...]) -> Tensor:
-    """Shift rows along their features.
+    """Shift rows (n, dim) along their features by each offset: (len(shifts) * n, dim), one copy after the other.
 
-    Args:
-        x: (n, dim).
-        shifts: Offsets, 0 for the rows themselves.
-
-    Returns:
-        (len(shifts) * n, dim), one shifted copy after the other. The first or last feature is repeated at the ends.
+    The first or last feature is repeated at the ends.
     """
     if shifts == (0,):
         return x
@@ -129,9 +119,8 @@ def shift_rows(x: Tensor, shifts: tuple[int, ...]) -> Tensor:
 def _compare_features(x: Tensor, max_lag: int) -> tuple[list[float], list[float]]:
     """Compare features at each lag from 0 to ``max_lag``.
 
-    Returns:
-        difference: The mean squared difference of their values, divided by that of independent features.
-        correlation: The lower quartile of their correlations.
+    Returns the mean squared difference of their values, divided by that of independent features, and the lower quartile
+    of their correlations.
     """
     values, z, varies, independent = _standardize(x)
     difference, correlation = [0.0], [1.0]
@@ -144,11 +133,10 @@ def _compare_features(x: Tensor, max_lag: int) -> tuple[list[float], list[float]
 
 
 def _standardize(x: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Centre all values, standardize each feature, and measure how much independent features differ.
+    """Centre all values (n, dim), standardize each feature, and measure how much independent features differ.
 
-    Returns:
-        The values (n, dim), the standardized features (n, dim), which features vary (dim,), and the mean squared
-        difference of two independent features.
+    Returns the values, the standardized features, which features vary (dim,), and the mean squared difference of two
+    independent features.
     """
     values = x - x.mean()
     independent = float(2 * x.var(dim=1, correction=0).mean()) or 1.0
