@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from protonet._text import to_printable
 from protonet.errors import InputError, raise_input_error
@@ -17,18 +17,10 @@ from protonet.errors import InputError, raise_input_error
 PLUGIN = re.compile(r"(?P<path>.+\.py)(:(?P<function>.*))?")
 
 
-class Plugin(NamedTuple):
-    """A function of a file."""
-
-    function: Callable[..., Any]
-    origin: str  #: The SHA-256 of the file, as text: it distinguishes versions.
-
-
-def load_plugin(argument: str, key: str, kind: str) -> Plugin:
-    """Run a Python file, and return its function of the given name.
+def load_plugin(argument: str, key: str, kind: str) -> tuple[Callable[..., Any], str]:
+    """Run a Python file, and return its function of the given name, and the SHA-256 of the file, as text.
 
     Args:
-        entry: The public function that is called, for messages.
         argument: The argument that names the plug-in, for messages.
         key: ``FILE.py:FUNCTION``.
         kind: A description of the function for messages, such as "a function from episodes to logits".
@@ -37,14 +29,15 @@ def load_plugin(argument: str, key: str, kind: str) -> Plugin:
         InputError: There is no such file or function, the file raises an error, or the object cannot be called.
     """
     match = PLUGIN.fullmatch(key)
-    path, function = (Path(match["path"]), match["function"] or "") if match else (Path(key), "")
+    assert match is not None, "callers look at PLUGIN"
+    path, function = Path(match["path"]), match["function"] or ""
     if not path.is_file():
         raise_input_error(argument, "be in a file that exists", str(path), "Pass FILE.py:FUNCTION.")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     name = f"_protonet_plugin_{digest[:16]}"
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise_input_error(argument, "be in a file of Python", str(path), "Pass FILE.py:FUNCTION.")
+    assert spec is not None
+    assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where dataclasses and pickles look for it
     try:
         spec.loader.exec_module(module)
@@ -57,11 +50,11 @@ def load_plugin(argument: str, key: str, kind: str) -> Plugin:
         raise_input_error(argument, "be a function of its file", repr(key), remedy)
     loaded = getattr(module, function)
     check_callable(argument, key, loaded, kind)
-    return Plugin(loaded, f"sha256 {digest}")
+    return loaded, f"sha256 {digest}"
 
 
 def check_callable(argument: str, key: str, loaded: object, kind: str) -> None:
-    """Raise an InputError unless an object can be called; arguments are as in `load_plugin`."""
+    """Raise an InputError unless an object is a function; arguments are as in `load_plugin`."""
     if not callable(loaded) or isinstance(loaded, type):
         got = f"{'a class' if isinstance(loaded, type) else type(loaded).__name__} of {key}"
         raise_input_error(argument, f"be {kind}", got, "Pass the name of a function.")
@@ -70,15 +63,7 @@ def check_callable(argument: str, key: str, loaded: object, kind: str) -> None:
 def wrap_plugin_error(
     error: BaseException, argument: str, constraint: str, name: str, *, remedy: str = "Correct that line."
 ) -> Exception:
-    """Return an InputError of one line for an error of a plug-in, with its file and line.
-
-    Args:
-        error: The error.
-        argument: The argument that names the plug-in.
-        constraint: The constraint that the plug-in does not meet.
-        name: The plug-in's name.
-        remedy: A sentence for the message.
-    """
+    """Make an InputError of one line of an error of the plug-in ``name``, with its file and line."""
     got = f"{type(error).__name__} of {name}: {error}"
     if not isinstance(error, SyntaxError):  # whose message has file and line
         last = traceback.extract_tb(error.__traceback__)[-1]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
+from itertools import product
 from typing import NoReturn
 
 from torch import Tensor
@@ -36,11 +36,7 @@ class ChosenMethod:
     origin: str | None = None  #: A text that identifies the version of a plug-in; None for methods of this package.
 
     def __call__(self, episodes: Episodes) -> Tensor:
-        """Return the method's logits.
-
-        Raises:
-            InputError: A plug-in, or a method of ours with settings of one's own, raised. That error is the cause.
-        """
+        """Return the method's logits; an InputError is caused by one of a plug-in, or of settings of one's own."""
         try:
             return self.spec(episodes, **self.keywords)
         except Exception as error:
@@ -72,58 +68,50 @@ def choose_methods(texts: Iterable[str]) -> dict[str, ChosenMethod]:
 def choose_method(text: str, argument: str = "method") -> ChosenMethod:
     """Return the method that a text names, see `choose_methods`."""
     choice, settings = _open_text(text, argument)
-    return _set(choice, {name: value for name, (value,) in settings.items()}) if settings else choice
+    return _set(choice, settings)
 
 
 def choose_grid(text: str, argument: str = "tune") -> list[ChosenMethod]:
-    """Return the methods that a text of a method and several values of its settings names: all combinations.
+    """Return the methods that a text names: all combinations of several values of a method's settings.
 
-    Args:
-        text: Such as ``laplacian-shot:lambda=0.1,0.5,1``; where a value is several numbers, ``/`` is between two. A
-            method alone has the values that its settings are annotated with, see `SearchSpace`.
-        argument: The argument that has the text; only ``tune`` needs two combinations or more.
-
-    Raises:
-        InputError: As in `choose_methods`, or there are not two combinations.
+    In ``laplacian-shot:lambda=0.1,0.5,1``, ``,`` is between two values, or ``/`` where a value is several numbers. A
+    method alone has the values that its settings are annotated with, see `SearchSpace`. An ``argument`` of ``tune``
+    needs two combinations or more.
     """
-    choice, settings = _open_text(text, argument, several=True)
-    if not settings:
-        known = list_keywords(choice.spec.function).values()
-        settings = {keyword.name: [*map(show_value, keyword.tried)] for keyword in known if keyword.tried}
-    choices = {}
-    for values in itertools.product(*settings.values()):
-        choice_with = _set(choice, dict(zip(settings, values, strict=True)))
-        choices[choice_with.name] = choice_with
+    choice, texts = _open_text(text, argument)
+    known = list_keywords(choice.spec.function)
+    settings = {name: [*map(show_value, keyword.tried)] for name, keyword in known.items() if keyword.tried}
+    if texts:
+        many = {name for name, keyword in known.items() if keyword.kind.endswith("between")}
+        settings = {name: value.split("/" if name.replace("-", "_") in many else ",") for name, value in texts.items()}
+    choices = [_set(choice, dict(zip(settings, values, strict=True))) for values in product(*settings.values())]
+    choices = [*{choice.name: choice for choice in choices}.values()]
     if len(choices) < 2 and argument == "tune":
         raise_input_error("tune", "name two values of a setting or more", repr(text), "Pass METHOD:name=v1,v2,v3.")
-    return list(choices.values())
+    return choices
 
 
-def _open_text(text: str, argument: str, *, several: bool = False) -> tuple[ChosenMethod, dict[str, list[str]]]:
-    """Return a text's method without settings, and the texts of the values of each setting."""
+def _open_text(text: str, argument: str) -> tuple[ChosenMethod, dict[str, str]]:
+    """Return a text's method without settings, and the text of each setting's value."""
     parts = TEXT.fullmatch(text)
-    key, settings_text = (parts["key"], parts["settings"]) if parts else (text, "")
+    assert parts is not None, "it matches any text"
+    key, settings = parts["key"], {}
     choice = _find_method(key, argument)
-    known, settings = list_keywords(choice.spec.function), {}
-    for part in settings_text.split(":")[1:]:
+    for part in parts["settings"].split(":")[1:]:
         name, equals, value = part.partition("=")
         if not equals or not name:
             raise_input_error("method", "have settings of the form name=value", repr(text), f"Pass {key}:name=value.")
         if name in settings:
             raise_input_error("method", "have each setting once", repr(text), f"Leave one {name} out.")
-        keyword = known.get(name.replace("-", "_"))
-        split = "/" if keyword is not None and keyword.kind.endswith("between") else ","
-        settings[name] = value.split(split) if several else [value]
+        settings[name] = value
     return choice, settings
 
 
 def _set(choice: ChosenMethod, texts: Mapping[str, str]) -> ChosenMethod:
     """Return a method with settings from texts."""
     keywords = parse_keywords(choice.key, choice.spec.function, texts)
-    name = ":".join(
-        [choice.name, *(f"{keyword.rstrip('_')}={show_value(value)}" for keyword, value in keywords.items())]
-    )
-    return replace(choice, name=name, keywords=keywords)
+    shown = [f"{keyword.rstrip('_')}={show_value(value)}" for keyword, value in keywords.items()]
+    return replace(choice, name=":".join([choice.name, *shown]), keywords=keywords)
 
 
 def _find_method(key: str, option: str) -> ChosenMethod:
@@ -194,9 +182,9 @@ class Resources:
     def list_missing(self, spec: MethodSpec) -> list[str]:
         """List the inputs that a method needs and that are missing, by their names in ``REMEDIES``."""
         trained = self.objective is not None and spec.objective in (None, self.objective)
-        there = {"base": self.n_base > 1, "encoder": trained, "texts": self.texts, "unlabelled": self.unlabelled}
-        there["maps"] = self.maps
-        missing: list[str] = [need for need in REMEDIES if need in spec.needs and not there[need]]
+        there = {"texts": self.texts, "encoder": trained, "unlabelled": self.unlabelled}
+        there |= {"maps": self.maps, "base": self.n_base > 1}
+        missing = [need for need in REMEDIES if need in spec.needs and not there[need]]
         headed = self.head_way is not None and spec.objective == self.objective is not None
         narrow = headed and self.way is not None and self.way != (self.head_way, self.head_way)
         return missing + ["way"] * narrow + ["means"] * (self.means and not spec.takes_means)
@@ -230,19 +218,11 @@ def select_methods(
 ) -> tuple[dict[str, ChosenMethod], list[str]]:
     """Select the methods to evaluate, by name, and write notes for the report.
 
-    Args:
-        chosen: The methods that the user named.
-        available: The inputs that they can use.
-        every: Whether all methods of this package that can run come first.
-
-    Raises:
-        InputError: A chosen method lacks an input.
+    If ``every``, all methods of this package that can run come before those that the user has ``chosen``. Raises an
+    InputError if a chosen method lacks an input.
     """
-    notes: list[str] = []
-    choices = list(chosen)
-    if every:
-        notes, known = _choose_all(available)
-        choices = known + choices
+    notes, known = _choose_all(available) if every else ([], [])
+    choices = [*known, *chosen]
     for choice in choices:
         for need in available.list_missing(choice.spec)[:1] if choice.origin is None else ():
             _refuse(choice, need, available)

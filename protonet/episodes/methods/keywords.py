@@ -12,16 +12,12 @@ import inspect
 import math
 import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
-from types import GenericAlias
-from typing import Annotated, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Annotated, NamedTuple, get_args, get_origin, get_type_hints
 
 from protonet.errors import raise_input_error
-
-Annotation = TypeVar("Annotation")
 
 
 class Bound(NamedTuple):
@@ -82,10 +78,10 @@ class Keyword:
     @property
     def kind(self) -> str:
         """A description of its values."""
-        types = [part for part in get_args(self.type) if part is not type(None)]
         if get_origin(self.type) is tuple:
-            return f"{len(types)} numbers with commas between"
-        return f"{VALUE_PARSERS[types[0]][0]} or none" if types else VALUE_PARSERS[self.type][0]
+            return f"{len(get_args(self.type))} numbers with commas between"
+        kind, optional = _split_none(self.type)
+        return VALUE_PARSERS[kind][0] + (" or none" if optional else "")
 
 
 def list_keywords(method: Callable[..., object]) -> dict[str, Keyword]:
@@ -94,57 +90,51 @@ def list_keywords(method: Callable[..., object]) -> dict[str, Keyword]:
     A parameter without a type, or with one that cannot be found, has that of its default.
     """
     try:
-        hints = get_type_hints(method, include_extras=True)
+        hints, annotated = get_type_hints(method), get_type_hints(method, include_extras=True)
     except (NameError, TypeError):  # a type that is imported for type checkers alone; no function
-        hints = {}
+        hints = annotated = {}
     try:
         parameters = inspect.signature(method).parameters
     except ValueError:  # a function of C without a signature
         return {}
     described = describe_arguments(method)
     keywords = {}
-    for name, parameter in parameters.items():
-        hint = hints.get(name, type(parameter.default))
-        kind, bound = _split(hint)
-        if parameter.kind is parameter.KEYWORD_ONLY and _is_known(kind):
-            text, tried = described.get(name, ""), _find(hint, SearchSpace)
-            values = tried.values if tried else ()
-            keywords[name.rstrip("_")] = Keyword(
-                name=name.rstrip("_"),
-                parameter=name,
+    for parameter, given in parameters.items():
+        kind = hints.get(parameter, type(given.default))
+        if given.kind is given.KEYWORD_ONLY and _is_known(kind):
+            name, notes = parameter.rstrip("_"), list(_list_notes(annotated.get(parameter)))
+            keywords[name] = Keyword(
+                name=name,
+                parameter=parameter,
                 type=kind,
-                bound=bound,
-                default=parameter.default,
-                text=text,
-                tried=values,
+                bound=next((note for note in notes if isinstance(note, Bound)), None),
+                default=given.default,
+                text=described.get(parameter, ""),
+                tried=next((note.values for note in notes if isinstance(note, SearchSpace)), ()),
             )
     return keywords
 
 
-def _split(kind: object) -> tuple[object, Bound | None]:
-    """Split a type into the type without bounds, and its bound."""
-    if get_origin(kind) is Annotated:
-        inner, bound = _split(get_args(kind)[0])
-        return inner, bound or _find(kind, Bound)
-    parts = [_split(part) for part in get_args(kind)]
-    bounds = [bound for _, bound in parts if bound is not None]
-    if not bounds:
-        return kind, None
-    plain = tuple(part for part, _ in parts)
-    return (GenericAlias(tuple, plain) if get_origin(kind) is tuple else reduce(or_, plain)), bounds[0]
+def _list_notes(kind: object) -> Iterator[object]:
+    """Yield the annotations of a type and of the types that it is made of."""
+    yield from getattr(kind, "__metadata__", ())
+    for part in get_args(kind):
+        yield from _list_notes(part)
 
 
-def _find(kind: object, note: type[Annotation]) -> Annotation | None:
-    """Return the first annotation of a type that is an instance of ``note``; None without one."""
-    return next((item for item in getattr(kind, "__metadata__", ()) if isinstance(item, note)), None)
+def _split_none(kind: object) -> tuple[object, bool]:
+    """Split the type of a value or None into that of the value, and whether None is in it."""
+    parts = get_args(kind)
+    if len(parts) != 2 or NoneType not in parts:
+        return kind, False
+    return (parts[0] if parts[1] is NoneType else parts[1]), True
 
 
 def _is_known(kind: object) -> bool:
     """Test whether values of a type can be parsed from text."""
-    types = [part for part in get_args(kind) if part is not type(None)]
     if get_origin(kind) is tuple:
-        return bool(types) and all(part in (int, float) for part in types)
-    return types[0] in VALUE_PARSERS and len(types) == 1 if types else kind in VALUE_PARSERS
+        return all(part in (int, float) for part in get_args(kind))
+    return _split_none(kind)[0] in VALUE_PARSERS
 
 
 def describe_arguments(method: Callable[..., object]) -> dict[str, str]:
@@ -183,36 +173,33 @@ def parse_keywords(name: str, method: Callable[..., object], texts: Mapping[str,
             remedy = f"There are {', '.join(known)}." if known else "Leave them out."
             got = f"{setting!r}" if known else f"{setting!r}, which has none"
             raise_input_error("method", f"have settings of {name} that exist", got, remedy)
-    chosen = {keyword: texts[setting] for setting, keyword in known.items() if setting in texts}
-    values = {keyword: _parse(name, keyword, text) for keyword, text in chosen.items()}
-    for keyword, value in values.items():
-        parts = value if isinstance(value, tuple) else () if value is None else (value,)
-        if keyword.bound is not None and not all(map(keyword.bound.holds, parts)):
-            constraint = f"have settings within their bounds, {keyword.bound} here"
-            got = f"{chosen[keyword]!r} for {keyword.name} of {name}"
-            raise_input_error("method", constraint, got, "Pass another value.")
-    return {keyword.parameter: value for keyword, value in values.items()}
+    chosen = [(keyword, texts[setting]) for setting, keyword in known.items() if setting in texts]
+    return {keyword.parameter: _parse(name, keyword, text) for keyword, text in chosen}
 
 
 def _parse(name: str, keyword: Keyword, text: str) -> object:
-    """Parse the value of a setting."""
+    """Parse the value of a setting, and check its bound."""
+    got = f"{text!r} for {keyword.name} of {name}"
     try:
-        return _read(keyword.type, text)
+        value = _read(keyword.type, text)
     except (KeyError, ValueError, OverflowError):
         default = "" if keyword.default is inspect.Parameter.empty else f" such as {show_value(keyword.default)}"
-        got = f"{text!r} for {keyword.name} of {name}"
         remedy = f"Pass {keyword.kind}{default}."
         raise_input_error("method", f"have settings of their kind, {keyword.kind}", got, remedy)
+    numbers = value if isinstance(value, tuple) else (value,)
+    if keyword.bound is not None and value is not None and not all(map(keyword.bound.holds, numbers)):
+        constraint = f"have settings within their bounds, {keyword.bound} here"
+        raise_input_error("method", constraint, got, "Pass another value.")
+    return value
 
 
 def _read(kind: object, text: str) -> object:
     """Parse a value of a type; raise a KeyError or a ValueError for other texts."""
-    types = get_args(kind)
     if get_origin(kind) is tuple:
-        return tuple(_read(item_type, item) for item_type, item in zip(types, text.split(","), strict=True))
-    if types:
-        not_none = next(part for part in types if part is not type(None))
-        return None if text.lower() == "none" else _read(not_none, text)
+        return tuple(_read(*item) for item in zip(get_args(kind), text.split(","), strict=True))
+    kind, optional = _split_none(kind)
+    if optional and text.lower() == "none":
+        return None
     value = VALUE_PARSERS[kind][1](text)
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("not finite")
