@@ -1,4 +1,4 @@
-"""Few-shot methods, one paper per file: functions from a batch of episodes to logits.
+"""Few-shot methods, one family per file: functions from a batch of episodes to logits.
 
 A method takes `protonet.episodes.samplers.batch.Episodes`, and the settings of its paper as keywords. It returns logits
 (episodes, n_queries, n_way), whose softmax is the method's own probabilities. Constants of a method that are
@@ -16,39 +16,35 @@ from torch import Tensor
 
 from protonet.episodes.methods.adaptive import adaptive
 from protonet.episodes.methods.alpha_am import alpha_am
-from protonet.episodes.methods.anil import anil
 from protonet.episodes.methods.baseline import baseline_pp, linear_finetune
-from protonet.episodes.methods.bd_cspn import bd_cspn
 from protonet.episodes.methods.calibration import distribution_calibration
-from protonet.episodes.methods.clip import clip_zero_shot
-from protonet.episodes.methods.ctx import cross_transformers
-from protonet.episodes.methods.deepbdc import deepbdc
+from protonet.episodes.methods.clustering import (
+    oslo,
+    paddle,
+    semi_kmeans,
+    semi_kmeans_cluster,
+    semi_kmeans_masked,
+    soft_kmeans,
+)
 from protonet.episodes.methods.deepemd import deepemd
-from protonet.episodes.methods.feat import feat
-from protonet.episodes.methods.finetune import finetune
-from protonet.episodes.methods.frn import feature_map_reconstruction
-from protonet.episodes.methods.ilpc import ilpc
-from protonet.episodes.methods.knn import nearest_neighbours
-from protonet.episodes.methods.laplacian_shot import laplacian_shot, laplacian_shot_dirichlet
-from protonet.episodes.methods.linear_probe import linear_probe
-from protonet.episodes.methods.logistic import logistic_regression
-from protonet.episodes.methods.mahalanobis import mahalanobis
-from protonet.episodes.methods.maml import maml
-from protonet.episodes.methods.matching import matching_networks
-from protonet.episodes.methods.metaopt import metaopt_svm
-from protonet.episodes.methods.oslo import oslo
-from protonet.episodes.methods.paddle import paddle
-from protonet.episodes.methods.proto_lp import proto_lp
-from protonet.episodes.methods.prototypes import protonet, protonet_cosine
-from protonet.episodes.methods.pt_map import pt_map
-from protonet.episodes.methods.ridge import ridge_regression
-from protonet.episodes.methods.simpleshot import simpleshot_cl2n, simpleshot_l2n
-from protonet.episodes.methods.soft_kmeans import semi_kmeans, semi_kmeans_cluster, semi_kmeans_masked, soft_kmeans
+from protonet.episodes.methods.encoders import anil, feat, finetune, maml
+from protonet.episodes.methods.linear import linear_probe, logistic_regression, mahalanobis, ridge_regression
+from protonet.episodes.methods.maps import cross_transformers, deepbdc, feature_map_reconstruction
+from protonet.episodes.methods.prototypes import (
+    clip_zero_shot,
+    matching_networks,
+    nearest_neighbours,
+    protonet,
+    protonet_cosine,
+    simpleshot_cl2n,
+    simpleshot_l2n,
+    tip_adapter,
+)
+from protonet.episodes.methods.rectification import bd_cspn, laplacian_shot, laplacian_shot_dirichlet
 from protonet.episodes.methods.solver import solver
-from protonet.episodes.methods.svm import linear_svm
-from protonet.episodes.methods.tim import alpha_tim, tim, tim_adm, tim_dirichlet
-from protonet.episodes.methods.tip_adapter import tip_adapter
-from protonet.episodes.methods.transductive_finetune import transductive_finetune
+from protonet.episodes.methods.svm import linear_svm, metaopt_svm
+from protonet.episodes.methods.tim import alpha_tim, tim, tim_adm, tim_dirichlet, transductive_finetune
+from protonet.episodes.methods.transport import ilpc, proto_lp, pt_map
 from protonet.episodes.samplers.batch import Episodes
 
 __all__ = ["METHODS", "METHOD_ALIASES", "Method", "MethodSpec", "Need"]

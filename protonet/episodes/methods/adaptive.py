@@ -14,11 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.methods.common import city_block_distances, one_hot, squared_distances
+from protonet.episodes.methods.common import one_hot, squared_distances
 from protonet.episodes.samplers.batch import Episodes
 from protonet.selection.scoring import WEIGHTS
 from protonet.views.kernel_ridge import DEFAULT_BANDWIDTH, DEFAULT_KERNEL_RIDGE
 from protonet.views.linear import LINEAR
+
+FLOATS_IN_CACHE = 2**18  #: Floats that are changed in place at a time: they stay in a core's own cache.
 
 
 @dataclass(frozen=True)
@@ -186,3 +188,22 @@ def _fit_temperature(scores: Tensor, hot: Tensor, rows: Tensor) -> tuple[Tensor,
     factor = log_factor.exp()
     losses = -((factor[..., None, None] * scores).log_softmax(dim=-2) * hot).sum(dim=-2)
     return factor, mean(losses)
+
+
+def city_block_distances(a: Tensor, b: Tensor) -> Tensor:
+    """Compute city-block distances between two sets of rows, in less than half the time of `torch.cdist`.
+
+    Args:
+        a: (episodes, n, dim) floating, the smaller set.
+        b: (episodes, m, dim).
+
+    Returns:
+        (episodes, n, m), >= 0.
+    """
+    distances = b.new_empty(len(b), a.shape[1], b.shape[1])
+    size = max(1, FLOATS_IN_CACHE // max(1, b[0].numel()))
+    for start in range(0, len(b), size):
+        some = slice(start, start + size)
+        for row in range(a.shape[1]):
+            distances[some, row] = (b[some] - a[some, row, None]).abs_().sum(dim=2)
+    return distances

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from protonet.episodes.methods.common import adam, one_hot, unit_rows
 from protonet.episodes.methods.keywords import BelowOne, NonNegative, Positive, PositiveCount
-from protonet.episodes.methods.pt_map import OFFSET
+from protonet.episodes.methods.transport import OFFSET
 from protonet.episodes.samplers.batch import Episodes
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from protonet.episodes.methods.common import one_hot, squared_distances
 from protonet.episodes.methods.keywords import NonNegative, Positive, PositiveCount
-from protonet.episodes.methods.logistic import fit_logistic
+from protonet.episodes.methods.linear import fit_logistic
 from protonet.episodes.samplers.batch import Base, Episodes
 from protonet.errors import raise_input_error
 

@@ -9,9 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.methods.keywords import NonNegative, Positive
-from protonet.episodes.samplers.batch import Episodes, Trained
-from protonet.errors import raise_input_error
+from protonet.episodes.samplers.batch import Episodes
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,6 @@ class Rounding:
 
 
 ROUNDING = Rounding()
-FLOATS_IN_CACHE = 2**18  #: Floats that are changed in place at a time: they stay in a core's own cache.
 
 
 def one_hot(labels: Tensor, n_way: int, dtype: torch.dtype) -> Tensor:
@@ -48,24 +45,6 @@ def support_means(episodes: Episodes) -> Tensor:
     """
     hot = one_hot(episodes.support_labels, episodes.n_way, episodes.support.dtype)
     return (hot / hot.sum(dim=1, keepdim=True)).transpose(1, 2) @ episodes.support
-
-
-def split_positions(episodes: Episodes) -> tuple[Tensor, Tensor]:
-    """Return support and query as maps (episodes, rows, places, channels) float64.
-
-    Args:
-        episodes: Whose rows are maps of their shape.
-
-    Raises:
-        InputError: Their shape is not known.
-    """
-    if episodes.shape is None:
-        remedy = "Make maps by `protonet.episodes extract --maps`, or leave this method out."
-        raise_input_error("shape", "be known", None, remedy)
-    channels, height, width = episodes.shape
-    sizes = channels, height * width
-    support, query = (rows.double().unflatten(2, sizes).transpose(2, 3) for rows in (episodes.support, episodes.query))
-    return support, query
 
 
 def compute_centre(episodes: Episodes) -> Tensor:
@@ -123,25 +102,6 @@ def cosines(a: Tensor, b: Tensor) -> Tensor:
     return products.div_(norms[:, None, :]).transpose(1, 2)
 
 
-def city_block_distances(a: Tensor, b: Tensor) -> Tensor:
-    """Compute city-block distances between two sets of rows, in less than half the time of `torch.cdist`.
-
-    Args:
-        a: (episodes, n, dim) floating, the smaller set.
-        b: (episodes, m, dim).
-
-    Returns:
-        (episodes, n, m), >= 0.
-    """
-    distances = b.new_empty(len(b), a.shape[1], b.shape[1])
-    size = max(1, FLOATS_IN_CACHE // max(1, b[0].numel()))
-    for start in range(0, len(b), size):
-        some = slice(start, start + size)
-        for row in range(a.shape[1]):
-            distances[some, row] = (b[some] - a[some, row, None]).abs_().sum(dim=2)
-    return distances
-
-
 def squared_norms(rows: Tensor) -> Tensor:
     """Return the squared norms (episodes, n) of rows (episodes, n, dim)."""
     norms: Tensor = torch.linalg.vector_norm(rows, dim=2)
@@ -195,42 +155,6 @@ def unit_rows(episodes: Episodes) -> Tensor:
     return rows.div_(torch.linalg.vector_norm(rows, dim=2, keepdim=True).clamp_min_(MIN_NORM))
 
 
-def adaptation_gradient(
-    log_p: Tensor, labels: Tensor, weights: tuple[NonNegative, NonNegative, NonNegative], *, alpha: Positive = 1
-) -> Tensor:
-    """Compute the gradient, with respect to logits, of ``cross * CE - marginal * H(Y) + conditional * H(Y|X)``.
-
-    CE is the mean cross-entropy of the support, H(Y) the entropy of the queries' mean probabilities, H(Y|X) the mean
-    entropy of the queries. If u is the derivative of the loss with respect to a query's probabilities p, then that with
-    respect to its logits is p (u - sum p u).
-
-    Args:
-        log_p: (episodes, n_way, n_support + n_queries) log-probabilities, support first.
-        labels: (episodes, n_way, n_support), zeros and ones, the dtype of ``log_p``.
-        weights: Cross, marginal and conditional, >= 0.
-        alpha: > 0, of the entropies (1 - sum p^alpha) / (alpha - 1); 1 for Shannon entropies.
-
-    Returns:
-        (episodes, n_way, n_support + n_queries), the dtype of ``log_p``.
-
-    Source: Boudiaf et al., "Transductive information maximization for few-shot learning" (2020), eqs. 2 to 4,
-        https://arxiv.org/abs/2008.11297; for alpha Veilleux et al., "Realistic evaluation of transductive few-shot
-        learning" (2021), eqs. 5 to 8, https://arxiv.org/abs/2204.11181.
-    """
-    cross, marginal, conditional = weights
-    n_support = labels.shape[2]
-    p = log_p.exp()
-    of_support, of_query, log_p = p[..., :n_support], p[..., n_support:], log_p[..., n_support:]
-    mean = of_query.mean(dim=2, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)
-    if alpha == 1:
-        u = marginal * mean.log() - conditional * log_p
-    else:
-        u = (marginal * mean.pow(alpha - 1) - conditional * (log_p * (alpha - 1)).exp()) * (alpha / (alpha - 1))
-    pu = of_query * u / of_query.shape[2]
-    by_query = torch.addcmul(pu, of_query, pu.sum(dim=1, keepdim=True), value=-1)
-    return torch.cat([(of_support - labels) * (cross / n_support), by_query], dim=2)
-
-
 def adam(weights: Tensor, gradient: Callable[[Tensor], Tensor], *, learning_rate: float, steps: int) -> Tensor:
     """Take some steps of Adam.
 
@@ -254,29 +178,3 @@ def adam(weights: Tensor, gradient: Callable[[Tensor], Tensor], *, learning_rate
         spread = (second / (1 - ADAM.beta2**step)).sqrt_().add_(ADAM.epsilon)
         weights.addcdiv_(first, spread, value=-learning_rate / (1 - ADAM.beta1**step))
     return weights
-
-
-def get_trained(episodes: Episodes, method: str, objective: str | None = None) -> Trained:
-    """Return the meta-trained encoder of episodes.
-
-    Args:
-        episodes: The episodes of a method.
-        method: The name of the method, for messages.
-        objective: The objective that the encoder must be trained for; None for any.
-
-    Raises:
-        InputError: There is no encoder, or it is one of another objective or for another number of classes.
-    """
-    trained = episodes.trained
-    constraint = "come with an encoder" if objective is None else f"come with an encoder of the objective {objective}"
-    remedy = f"Pass `encoder`, a file of train{'' if objective is None else f' with the objective {objective}'}."
-    if trained is None:
-        raise_input_error("episodes", constraint, "none", remedy)
-    if objective not in (None, trained.plan.objective):
-        raise_input_error("episodes", constraint, f"one of {trained.plan.objective}", remedy)
-    n_way = getattr(trained.head, "n_way", None)
-    if objective is not None and n_way not in (None, episodes.n_way):
-        constraint = f"have {n_way} classes, as those that the encoder learned from"
-        remedy = f"Pass `way` {n_way}, or train with `head` zero, for any number."
-        raise_input_error("episodes", constraint, episodes.n_way, remedy)
-    return trained

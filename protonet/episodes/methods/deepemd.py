@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.methods.common import draw_orders, one_hot, split_positions
+from protonet.episodes.methods.common import draw_orders, one_hot
 from protonet.episodes.methods.keywords import BelowOne, Count, Fraction, Positive, PositiveCount
-from protonet.episodes.methods.metaopt import INTERIOR
+from protonet.episodes.methods.maps import split_positions
+from protonet.episodes.methods.svm import INTERIOR
 from protonet.episodes.samplers.batch import Episodes
 
 WEIGHT_OFFSET = 1e-3 + 1e-5  #: Added to the weights of places, as in the authors' code.

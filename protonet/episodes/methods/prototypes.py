@@ -1,12 +1,22 @@
-"""Prototypical networks: the nearest mean of the support rows, by Euclidean distance or by cosine."""
+"""Nearest class means, support rows and texts: prototypes, SimpleShot, matching networks, CLIP and Tip-Adapter."""
 
 from __future__ import annotations
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.methods.common import cosines, squared_distances, support_means
-from protonet.episodes.methods.keywords import Positive
+from protonet.episodes.methods.common import (
+    compute_centre,
+    cosines,
+    one_hot,
+    squared_distances,
+    squared_norms,
+    support_means,
+)
+from protonet.episodes.methods.keywords import NonNegative, Positive, PositiveCount
 from protonet.episodes.samplers.batch import Episodes
+from protonet.errors import raise_input_error
 
 
 def protonet(episodes: Episodes) -> Tensor:
@@ -38,3 +48,166 @@ def protonet_cosine(episodes: Episodes, *, temperature: Positive = 0.1) -> Tenso
         https://arxiv.org/abs/1804.09458
     """
     return cosines(episodes.query, support_means(episodes)) / temperature
+
+
+#: Queries whose squared norm centring shrinks to less than this share are centred one by one, against rounding errors.
+LOST = 1e-2
+
+
+def simpleshot_l2n(episodes: Episodes) -> Tensor:
+    """Classify by the squared Euclidean distance to the class means of rows of unit norm (L2N).
+
+    Args:
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
+
+    Returns:
+        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus the distances.
+
+    Source: Wang et al., "SimpleShot" (2019), eq. 2 and "L2-normalization" below it. https://arxiv.org/abs/1911.04623
+    """
+    means = _average_directions(episodes.support, episodes)
+    norms = torch.linalg.vector_norm(episodes.query, dim=2).clamp_min(torch.finfo(means.dtype).tiny ** 0.5)
+    products = (means @ episodes.query.transpose(1, 2)).div_(norms[:, None])  # (episodes, n_way, n_queries)
+    return _compare_directions(products, means)
+
+
+def simpleshot_cl2n(episodes: Episodes) -> Tensor:
+    """Classify by the squared Euclidean distance to the class means of centred rows of unit norm (CL2N).
+
+    Args:
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating. The centre is that
+            of `compute_centre`.
+
+    Returns:
+        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus the distances.
+
+    Source: Wang et al., "SimpleShot" (2019), eq. 2 and "Centering" below it. https://arxiv.org/abs/1911.04623
+    """
+    support, query, centre = episodes.support, episodes.query, compute_centre(episodes)
+    means = _average_directions(support - centre, episodes)
+    # Queries are many, so the centred ones are not formed: products with them follow from products with the queries.
+    towards = torch.cat([means, centre], dim=1)
+    offset = towards @ centre.transpose(1, 2)
+    squares = squared_norms(query)[:, None]
+    products = (towards @ query.transpose(1, 2)).sub_(offset)  # (episodes, n_way + 1, n_queries)
+    centred = squares - 2 * products[:, -1:] - offset[:, -1:]  # (episodes, 1, n_queries) squared norms
+    directions = products[:, :-1] / centred.clamp_min(torch.finfo(query.dtype).tiny).sqrt()
+    lost = centred < LOST * squares
+    if bool(lost.any()):  # close to the centre, differences of products keep few digits
+        directions = (means @ F.normalize(query - centre, dim=2).transpose(1, 2)).where(lost, directions)
+    return _compare_directions(directions, means)
+
+
+def _average_directions(support: Tensor, episodes: Episodes) -> Tensor:
+    """Return the class means (episodes, n_way, dim) of support rows (episodes, n_support, dim) scaled to unit norm."""
+    norms: Tensor = torch.linalg.vector_norm(support, dim=2).clamp_min(torch.finfo(support.dtype).tiny ** 0.5)
+    hot = one_hot(episodes.support_labels, episodes.n_way, support.dtype).transpose(1, 2)
+    return hot / hot.sum(dim=2, keepdim=True) / norms[:, None] @ support
+
+
+def _compare_directions(products: Tensor, means: Tensor) -> Tensor:
+    """Return minus the squared distances of unit queries to means, from ``products`` (episodes, n_way, n_queries)."""
+    return (2 * products - 1 - squared_norms(means)[:, :, None]).transpose(1, 2)
+
+
+def matching_networks(episodes: Episodes) -> Tensor:
+    """Classify by attention to the support rows: the softmax of their cosines, summed over each class.
+
+    This is the paper's classifier without full context embeddings, which belong to the encoder.
+
+    Args:
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
+
+    Returns:
+        Logits (episodes, n_queries, n_way), the dtype of the query rows: log-probabilities.
+
+    Source: Vinyals, Blundell, Lillicrap, Kavukcuoglu and Wierstra, "Matching networks for one shot learning" (2016),
+        eq. 1 and sec. 2.1.1. https://arxiv.org/abs/1606.04080
+    """
+    attention = cosines(episodes.query, episodes.support).softmax(dim=2)  # (episodes, n_queries, n_support)
+    return (attention @ one_hot(episodes.support_labels, episodes.n_way, attention.dtype)).log()
+
+
+#: Share of all neighbours' weight that a class without any has, so that its logit is finite. Our own choice.
+EMPTY_CLASS_WEIGHT = 1e-6
+
+
+def nearest_neighbours(episodes: Episodes, *, n_neighbours: PositiveCount = 5, temperature: Positive = 0.07) -> Tensor:
+    """Classify by the nearest support rows, which vote with the exponential of their cosine to the query.
+
+    The paper takes 200 of a whole data set. With as many neighbours as support rows this is `matching_networks` at a
+    lower temperature; with 1 it is the nearest neighbour, whose class has nearly all of the probability.
+
+    Args:
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
+        n_neighbours: >= 1; all support rows where there are fewer. 5 is our own choice.
+        temperature: > 0, divides the cosines. The paper: 0.07.
+
+    Returns:
+        Logits (episodes, n_queries, n_way), the dtype of the query rows: logarithms of the classes' weights.
+
+    Source: Wu, Xiong, Yu and Lin, "Unsupervised feature learning via non-parametric instance discrimination" (2018),
+        sec. 3.4. https://arxiv.org/abs/1805.01978
+    """
+    near = cosines(episodes.query, episodes.support).topk(min(n_neighbours, episodes.support.shape[1]), dim=2)
+    hot = one_hot(episodes.support_labels, episodes.n_way, episodes.query.dtype)
+    position = torch.arange(len(hot), device=hot.device).reshape(-1, 1, 1)
+    classes = hot[position, near.indices]  # (episodes, n_queries, n_neighbours, n_way)
+    weights = (near.values / temperature).softmax(dim=2)
+    return ((weights[..., None] * classes).sum(dim=2) + EMPTY_CLASS_WEIGHT).log()
+
+
+def clip_zero_shot(episodes: Episodes, *, temperature: Positive = 0.01) -> Tensor:
+    """Classify by the cosine to the embeddings of texts that name the classes; the support is not looked at.
+
+    Args:
+        episodes: Query (episodes, n_queries, dim) and texts (episodes, n_way, dim), floating.
+        temperature: > 0, divides the cosines. CLIP's learned scale of 100 is 1 / 0.01.
+
+    Returns:
+        Logits (episodes, n_queries, n_way), the dtype of the query rows.
+
+    Raises:
+        InputError: There are no texts.
+
+    Source: Radford et al., "Learning transferable visual models from natural language supervision" (2021), sec. 3.1.
+        https://arxiv.org/abs/2103.00020
+    """
+    return cosines(episodes.query, get_texts(episodes)) / temperature
+
+
+def get_texts(episodes: Episodes) -> Tensor:
+    """Return the texts of a batch, or raise an InputError that names the function that needs them."""
+    if episodes.texts is None:
+        raise_input_error("texts", "be known", None, "Give the experiment `texts`, or leave this method out.")
+    return episodes.texts
+
+
+def tip_adapter(
+    episodes: Episodes, *, alpha: NonNegative = 1.17, beta: Positive = 1.0, temperature: Positive = 0.01
+) -> Tensor:
+    """Classify by the cosine to texts that name the classes, plus votes of the support rows by their closeness.
+
+    Defaults are those with which the authors' code begins on ImageNet (configs/imagenet.yaml), where a validation set
+    chooses others: here ``--tune tip-adapter:alpha=1,2,5:beta=1,3,7``.
+
+    Args:
+        episodes: Support (episodes, n_support, dim), query (episodes, n_queries, dim) and texts (episodes, n_way, dim),
+            floating.
+        alpha: >= 0, the weight of the cache.
+        beta: > 0, how fast a row's vote falls with its distance.
+        temperature: > 0, divides the cosines to texts, see `clip_zero_shot`.
+
+    Returns:
+        Logits (episodes, n_queries, n_way), the dtype of the query rows.
+
+    Raises:
+        InputError: There are no texts.
+
+    Source: Zhang et al., "Tip-Adapter: training-free adaption of CLIP for few-shot classification" (2022), sec. 3.
+        https://arxiv.org/abs/2207.09519
+    """
+    get_texts(episodes)
+    votes = (beta * (cosines(episodes.query, episodes.support) - 1)).exp()  # (episodes, n_queries, n_support)
+    hot = one_hot(episodes.support_labels, episodes.n_way, votes.dtype)
+    return clip_zero_shot(episodes, temperature=temperature) + alpha * votes @ hot

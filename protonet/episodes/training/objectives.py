@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protonet.episodes.methods.anil import classify_embedded
-from protonet.episodes.methods.maml import InnerLoop, classify_adapted
+from protonet.episodes.methods.encoders import InnerLoop, classify_adapted, classify_embedded
 from protonet.episodes.names import ADAPTED_OBJECTIVES, TrainingPlan
 from protonet.episodes.networks.backbones import LinearHead, make_backbone, make_head
 from protonet.losses import cosine_cross_entropy, episodic_loss

@@ -14,10 +14,14 @@ from torch import Tensor
 
 from analysis.episodes.peers import load_easyfsl
 from protonet.episodes.methods.alpha_am import alpha_am
-from protonet.episodes.methods.bd_cspn import bd_cspn, rectify_prototypes
-from protonet.episodes.methods.laplacian_shot import _find_neighbours, laplacian_shot, laplacian_shot_dirichlet
-from protonet.episodes.methods.tim import alpha_tim, tim, tim_adm
-from protonet.episodes.methods.transductive_finetune import transductive_finetune
+from protonet.episodes.methods.rectification import (
+    _find_neighbours,
+    bd_cspn,
+    laplacian_shot,
+    laplacian_shot_dirichlet,
+    rectify_prototypes,
+)
+from protonet.episodes.methods.tim import alpha_tim, tim, tim_adm, transductive_finetune
 from tests.episodes.cases import (
     agree,
     centre_rows,

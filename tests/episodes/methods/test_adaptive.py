@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.methods.common import FLOATS_IN_CACHE, city_block_distances, one_hot
+from protonet.episodes.methods.common import one_hot
 from protonet.selection.scoring import fit_temperature
 from tests.episodes.cases import core_rows, make_episodes
 
@@ -65,16 +65,16 @@ def test_temperature_is_the_solvers() -> None:
         assert abs(float(loss - row_losses.mean())) < 1e-4
 
 
-@pytest.mark.parametrize("dim", [3, FLOATS_IN_CACHE // 8])
+@pytest.mark.parametrize("dim", [3, module.FLOATS_IN_CACHE // 8])
 def test_city_block_distances(dim: int) -> None:
     """Of several blocks, where there are many features, and of equal rows."""
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(3, n, dim, generator=generator, dtype=torch.float64) for n in (2, 5))
     b[:, 1] = a[:, 0]
-    distances = city_block_distances(a, b)
+    distances = module.city_block_distances(a, b)
     assert torch.allclose(distances, torch.cdist(a, b, p=1.0))
     assert torch.equal(distances[:, 0, 1], torch.zeros(3, dtype=torch.float64))
-    assert torch.allclose(city_block_distances(2 * b, 2 * a), 2 * distances.transpose(1, 2))
+    assert torch.allclose(module.city_block_distances(2 * b, 2 * a), 2 * distances.transpose(1, 2))
 
 
 @pytest.mark.parametrize("shots", [(1, 1, 1, 1), (1, 1, 1, 2)])

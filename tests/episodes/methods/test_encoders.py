@@ -15,10 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protonet.episodes.methods import METHODS
-from protonet.episodes.methods.anil import anil
-from protonet.episodes.methods.feat import feat
-from protonet.episodes.methods.finetune import finetune
-from protonet.episodes.methods.maml import maml
+from protonet.episodes.methods.encoders import anil, feat, finetune, maml
 from protonet.episodes.names import HEAD_KINDS
 from protonet.episodes.networks.augmentation import AUGMENTATION, draw_maps, warp_images
 from protonet.episodes.networks.backbones import LinearHead, SetTransformer

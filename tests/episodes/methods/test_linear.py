@@ -18,12 +18,8 @@ from sklearn.svm import LinearSVC
 from torch import Tensor, nn
 
 from protonet.episodes.methods.baseline import baseline_pp, linear_finetune
-from protonet.episodes.methods.linear_probe import linear_probe
-from protonet.episodes.methods.logistic import logistic_regression
-from protonet.episodes.methods.mahalanobis import mahalanobis
-from protonet.episodes.methods.metaopt import metaopt_svm
-from protonet.episodes.methods.ridge import ridge_regression
-from protonet.episodes.methods.svm import linear_svm
+from protonet.episodes.methods.linear import linear_probe, logistic_regression, mahalanobis, ridge_regression
+from protonet.episodes.methods.svm import linear_svm, metaopt_svm
 from tests.episodes.cases import agree, make_episodes, unit
 
 Array = NDArray[np.float64]

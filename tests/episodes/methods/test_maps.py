@@ -16,10 +16,8 @@ from scipy.optimize import linprog
 from torch import Tensor
 
 from protonet.episodes.methods import METHODS
-from protonet.episodes.methods.ctx import cross_transformers
-from protonet.episodes.methods.deepbdc import deepbdc
 from protonet.episodes.methods.deepemd import deepemd, solve_transport
-from protonet.episodes.methods.frn import RIDGE_OFFSET, feature_map_reconstruction
+from protonet.episodes.methods.maps import RIDGE_OFFSET, cross_transformers, deepbdc, feature_map_reconstruction
 from tests.episodes.cases import agree, make_episodes, needing
 
 CHANNELS, PLACES = 6, 4  #: Of the maps of `make_episodes` with 24 features.

@@ -14,16 +14,26 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
 from analysis.episodes.peers import load_easyfsl
-from protonet.episodes.methods.clip import clip_zero_shot
+from protonet.episodes.methods.clustering import (
+    oslo,
+    paddle,
+    semi_kmeans,
+    semi_kmeans_cluster,
+    semi_kmeans_masked,
+    soft_kmeans,
+)
 from protonet.episodes.methods.common import squared_distances
-from protonet.episodes.methods.knn import EMPTY_CLASS_WEIGHT, nearest_neighbours
-from protonet.episodes.methods.matching import matching_networks
-from protonet.episodes.methods.oslo import oslo
-from protonet.episodes.methods.paddle import paddle
-from protonet.episodes.methods.prototypes import protonet, protonet_cosine
-from protonet.episodes.methods.simpleshot import simpleshot_cl2n, simpleshot_l2n
-from protonet.episodes.methods.soft_kmeans import semi_kmeans, semi_kmeans_cluster, semi_kmeans_masked, soft_kmeans
-from protonet.episodes.methods.tip_adapter import tip_adapter
+from protonet.episodes.methods.prototypes import (
+    EMPTY_CLASS_WEIGHT,
+    clip_zero_shot,
+    matching_networks,
+    nearest_neighbours,
+    protonet,
+    protonet_cosine,
+    simpleshot_cl2n,
+    simpleshot_l2n,
+    tip_adapter,
+)
 from protonet.episodes.samplers.batch import Episodes
 from tests.episodes.cases import (
     agree,

@@ -14,7 +14,7 @@ from protonet import solve
 from protonet.episodes import methods
 from protonet.episodes.methods import Method, Need
 from protonet.episodes.methods.baseline import linear_finetune
-from protonet.episodes.methods.laplacian_shot import CONVERGED
+from protonet.episodes.methods.rectification import CONVERGED
 from protonet.episodes.methods.solver import solver
 from protonet.episodes.samplers.batch import Episodes, make_row_reader, summarize_base
 from protonet.errors import InputError

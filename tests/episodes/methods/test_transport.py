@@ -15,12 +15,10 @@ from numpy.typing import NDArray
 from sklearn.neighbors import kneighbors_graph
 from torch import Tensor
 
-from protonet.episodes.methods.ilpc import ilpc
-from protonet.episodes.methods.proto_lp import proto_lp
-from protonet.episodes.methods.pt_map import balance, pt_map
+from protonet.episodes.methods.transport import balance, ilpc, proto_lp, pt_map
 from tests.episodes.cases import agree, make_episodes
 
-module = importlib.import_module("protonet.episodes.methods.pt_map")  # the package has a function of the same name
+module = importlib.import_module("protonet.episodes.methods.transport")  # the package has a function of the same name
 
 Array = NDArray[np.float64]
 STEPS = 40

@@ -1,13 +1,15 @@
-"""Soft k-means: prototypes refined by the queries, or by unlabelled rows, some of them of other classes."""
+"""Prototypes refined by unlabelled rows or by the queries: soft k-means, PADDLE and OSLO."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.methods.common import one_hot, squared_distances, support_means
-from protonet.episodes.methods.keywords import Count, Positive
+from protonet.episodes.methods.common import cosines, one_hot, squared_distances, support_means
+from protonet.episodes.methods.keywords import Count, NonNegative, Positive, PositiveCount
 from protonet.episodes.samplers.batch import Episodes
 from protonet.errors import raise_input_error
 
@@ -144,3 +146,95 @@ def soft_kmeans(episodes: Episodes, *, steps: Count = 1) -> Tensor:
         )
         distances = squared_distances(refined, episodes.query)
     return -distances.transpose(1, 2)
+
+
+MIN_FRACTION = 1e-6  #: Added to the classes' shares of the queries before the logarithm, as in the authors' code.
+
+
+def paddle(
+    episodes: Episodes,
+    *,
+    lambda_: NonNegative | None = None,
+    n_steps: PositiveCount = 100,
+    temperature: Positive = 1.0,
+    scaled: bool = True,
+) -> Tensor:
+    """Classify by prototypes refined by the queries, where a class of few queries costs as its share's logarithm.
+
+    For queries of a few of the many classes in the support. The paper has no temperature, so that how
+    sharp assignments are depends on the features' number and spread: with a few dozen of them, one class may get all.
+
+    Args:
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
+        lambda_: The weight of the classes' partition, >= 0; None for the number of queries, so that the logarithms of
+            the shares are added as they are. The authors' code: 75, as many as its queries; 0 is soft k-means.
+        n_steps: Updates of assignments, shares and prototypes, >= 1. The authors' code: 100.
+        temperature: > 0, divides half the squared distances. The paper has none: 1.
+        scaled: Divide each feature by its range over the episode's queries, as the authors' code does.
+
+    Returns:
+        Logits (episodes, n_queries, n_way), the dtype of the query rows; their softmax is the last assignment.
+
+    Source: Martin et al., "Towards practical few-shot query sets: transductive minimum description length inference"
+        (2022), sec. 3, https://arxiv.org/abs/2210.14545, with the scaling of its code (paddle.py).
+    """
+    n_queries = episodes.query.shape[1]
+    weight = 1.0 if lambda_ is None else lambda_ / n_queries
+    if scaled:
+        spread = episodes.query.amax(dim=1, keepdim=True) - episodes.query.amin(dim=1, keepdim=True)
+        spread = spread.where(spread > 0, 1.0)
+        episodes = replace(episodes, support=episodes.support / spread, query=episodes.query / spread)
+    hot = one_hot(episodes.support_labels, episodes.n_way, episodes.query.dtype).transpose(1, 2)
+    sums, count = hot @ episodes.support, hot.sum(dim=2, keepdim=True)
+    prototypes = support_means(episodes)
+    dual = torch.zeros_like(count)  # (episodes, n_way, 1)
+    for step in range(n_steps):
+        distances = squared_distances(prototypes, episodes.query)  # (episodes, n_way, n_queries)
+        logits = weight * dual - distances / (2 * temperature)
+        if step < n_steps - 1:
+            assigned = logits.softmax(dim=1)
+            dual = (assigned.mean(dim=2, keepdim=True) + MIN_FRACTION).log()
+            prototypes = (sums + assigned @ episodes.query) / (count + assigned.sum(dim=2, keepdim=True))
+    return logits.transpose(1, 2)
+
+
+def oslo(
+    episodes: Episodes, *, steps: PositiveCount = 2, inlier_temperature: Positive = 0.05, temperature: Positive = 0.1
+) -> Tensor:
+    """Classify by the cosine to prototypes in which queries count as far as they seem to belong to any class.
+
+    Made for episodes with open classes: the highest logit of a query is the logit of how much it is an inlier.
+
+    Args:
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are centred on
+            the mean of both, then scaled to unit norm.
+        steps: Updates, >= 1. The authors' code: 2.
+        inlier_temperature: The paper's lambda of the scores' entropy, > 0, divides the cosines of inlier scores.
+            The authors' code: 0.05.
+        temperature: The paper's lambda of the labels' entropy, > 0, divides the cosines of the assignments. The
+            authors' code: 0.1.
+
+    Returns:
+        Logits (episodes, n_queries, n_way), the dtype of the query rows: cosines over the temperature, shifted per
+        query.
+
+    Source: Boudiaf et al., "Open-set likelihood maximization for few-shot learning" (2023), sec. 4,
+        https://arxiv.org/abs/2301.08390, with the settings and the centring of its code
+        (configs/detectors.yaml, Makefile).
+    """
+    rows = torch.cat([episodes.support, episodes.query], dim=1)
+    rows = F.normalize(rows - rows.mean(dim=1, keepdim=True), dim=2)
+    support, query = rows.tensor_split([episodes.support.shape[1]], dim=1)
+    hot = one_hot(episodes.support_labels, episodes.n_way, query.dtype).transpose(1, 2)
+    sums, count = hot @ support, hot.sum(dim=2, keepdim=True)
+    prototypes = sums / count
+    assigned = query.new_full((len(query), episodes.n_way, query.shape[1]), 1 / episodes.n_way)
+    for _ in range(steps):
+        close = cosines(query, prototypes).transpose(1, 2)  # (episodes, n_way, n_queries)
+        inlier = (assigned * close).sum(dim=1, keepdim=True) / inlier_temperature
+        weight = inlier.sigmoid()
+        assigned = (weight * close / temperature).softmax(dim=1)
+        class_weights = weight * assigned
+        prototypes = (sums + class_weights @ query) / (count + class_weights.sum(dim=2, keepdim=True))
+    logits = cosines(query, prototypes) / temperature
+    return logits - logits.amax(dim=2, keepdim=True) + inlier.transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Multinomial logistic regression, for a batch of episodes at once."""
+"""Classifiers that are fitted to convergence: ridge and logistic regression, and the Mahalanobis distance."""
 
 from __future__ import annotations
 
@@ -12,6 +12,34 @@ from torch import Tensor
 from protonet.episodes.methods.common import cosines, one_hot, reduce_to_span
 from protonet.episodes.methods.keywords import Positive, SearchSpace
 from protonet.episodes.samplers.batch import Episodes
+
+
+def ridge_regression(
+    episodes: Episodes, *, penalty: Positive = 1.0, scale: Positive = 10.0, shift: float = 0.0
+) -> Tensor:
+    """Classify by ridge regression from rows of unit norm, with a one added for the bias, onto the one-hot labels.
+
+    The paper learns its three numbers together with the encoder. The defaults are our own choice, for features of an
+    encoder that did not learn with them; hence also the unit norm.
+
+    Args:
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
+        penalty: The paper's lambda, > 0: the ridge.
+        scale: The paper's alpha, > 0: the factor on the predicted labels.
+        shift: The paper's beta: added to all logits.
+
+    Returns:
+        Logits (episodes, n_queries, n_way), the dtype of the query rows.
+
+    Source: Bertinetto, Henriques, Torr and Vedaldi, "Meta-learning with differentiable closed-form solvers" (2019),
+        eqs. 5 and 6. https://arxiv.org/abs/1805.08136
+    """
+    rows = F.normalize(episodes.support, dim=2)
+    gram = rows @ rows.transpose(1, 2) + 1  # X X^T (episodes, n_support, n_support), with the ones of the bias
+    target = one_hot(episodes.support_labels, episodes.n_way, rows.dtype)
+    eye = torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
+    coefficients: Tensor = torch.linalg.solve(gram + penalty * eye, target)
+    return scale * (cosines(episodes.query, rows) + 1) @ coefficients + shift  # eq. 6
 
 
 @dataclass(frozen=True)
@@ -132,3 +160,79 @@ def _pull_back(rows: Tensor, change: Tensor) -> Tensor:
 def _inner(a: Tensor, b: Tensor) -> Tensor:
     """Return the inner product of each episode's two matrices, (episodes, 1, 1)."""
     return (a * b).sum(dim=(1, 2), keepdim=True)
+
+
+def linear_probe(episodes: Episodes, *, inverse_penalty: Positive = 0.316) -> Tensor:
+    """Classify by L2-penalised logistic regression on the rows as they are, its intercept not penalised.
+
+    The effect of the penalty depends on the scale of the features; `logistic_regression` scales rows to unit norm.
+
+    Args:
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
+        inverse_penalty: scikit-learn's C, > 0. The authors' code: 0.316, found on ImageNet.
+
+    Returns:
+        Logits (episodes, n_queries, n_way), the dtype of the query rows.
+
+    Source: Radford et al., "Learning transferable visual models from natural language supervision" (2021), sec. 3.2 and
+        A.3, and the example of its code (README.md, "Linear-probe evaluation"). https://arxiv.org/abs/2103.00020
+    """
+    # In float64: the penalty is the same at any scale of the features, and float32 would lose it beside large squares.
+    support, query = project_to_span(episodes.support.double(), episodes.query.double())
+    target = one_hot(episodes.support_labels, episodes.n_way, support.dtype)
+    weight, intercept = fit_logistic(support, target, inverse_penalty=inverse_penalty)
+    return (query @ weight + intercept).to(episodes.query.dtype)
+
+
+#: The ridge is at least this many machine epsilons of the covariance's trace: rounding would hide a smaller one.
+MIN_RIDGE = 4
+
+
+def mahalanobis(episodes: Episodes, *, ridge: Positive = 1.0) -> Tensor:
+    """Classify by half the squared Mahalanobis distance to the class means.
+
+    The covariance of a class of n rows is n / (n + 1) times its own, which is zero for a single row, plus 1 / (n + 1)
+    times that of all support rows, plus the ridge. Covariances divide by the number of rows minus one.
+
+    Args:
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
+        ridge: The factor of the identity, > 0, the paper's beta, 1 there; more where rounding errors exceed it.
+
+    Returns:
+        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus half the distances within the span of
+        the support rows. The part of a query outside it is equally far from every class and left out.
+
+    Source: Bateni, Goyal, Masrani, Wood and Sigal, "Improved few-shot visual classification" (2020), eqs. 2 and 3.
+        https://arxiv.org/abs/1912.03432
+    """
+    # In float64: the ridge is 1 at any scale of the features, and float32 would lose it beside large squares.
+    support, query = project_to_span(episodes.support.double(), episodes.query.double())
+    hot = one_hot(episodes.support_labels, episodes.n_way, support.dtype).transpose(1, 2)
+    count = hot.sum(dim=2, keepdim=True)  # (episodes, n_way, 1)
+    means = hot @ support / count  # (episodes, n_way, dim)
+    n_support, dim = support.shape[1:]
+    class_weight = count / (count + 1)  # lambda
+    within = support[:, None] - means[:, :, None]  # (episodes, n_way, n_support, dim)
+    within = within * ((class_weight / (count - 1).clamp_min(1)).sqrt() * hot)[..., None]
+    centred = support - support.mean(dim=1, keepdim=True)
+    task = centred.transpose(1, 2) @ centred / (n_support - 1)
+    # (episodes, n_way, dim, dim)
+    covariance = within.transpose(2, 3) @ within + (1 - class_weight)[..., None] * task[:, None]
+    trace = covariance.diagonal(dim1=2, dim2=3).sum(dim=2)[..., None]
+    min_ridge = (MIN_RIDGE * torch.finfo(support.dtype).eps * trace).clamp_min(ridge)
+    factor = torch.linalg.cholesky(covariance + torch.diag_embed(min_ridge.expand(-1, -1, dim)))
+    away = (query[:, None] - means[:, :, None]).transpose(2, 3)  # (episodes, n_way, dim, n_queries)
+    whitened: Tensor = torch.linalg.solve_triangular(factor, away, upper=False)
+    return -0.5 * whitened.square().sum(dim=2).transpose(1, 2).to(episodes.query.dtype)
+
+
+def project_to_span(support: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
+    """Project support and query rows to the span of the support rows, keeping inner products with support rows.
+
+    Rows (episodes, n, dim) become rows (episodes, n, k) with k = min(n_support, dim).
+    """
+    span = reduce_to_span(support)
+    if span is support:
+        return support, query
+    products = support @ query.transpose(1, 2)  # (episodes, n_support, n_queries)
+    return span, torch.linalg.solve_triangular(span, products, upper=False).transpose(1, 2)

@@ -1,0 +1,349 @@
+"""Methods of a meta-trained encoder: FEAT, MAML, ANIL, and fine-tuning of the whole encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from protonet.episodes.methods.common import adam, cosines, one_hot, support_means
+from protonet.episodes.methods.keywords import Count, NonNegative, Positive
+from protonet.episodes.names import TrainingPlan
+from protonet.episodes.networks.augmentation import AUGMENTATION, draw_maps, infer_image_shape, warp_images
+from protonet.episodes.networks.backbones import IMAGES, LinearHead, lead_by
+from protonet.episodes.samplers.batch import Episodes, Trained
+from protonet.errors import raise_input_error
+
+
+def get_trained(episodes: Episodes, method: str, objective: str | None = None) -> Trained:
+    """Return the meta-trained encoder of episodes.
+
+    Args:
+        episodes: The episodes of a method.
+        method: The name of the method, for messages.
+        objective: The objective that the encoder must be trained for; None for any.
+
+    Raises:
+        InputError: There is no encoder, or it is one of another objective or for another number of classes.
+    """
+    trained = episodes.trained
+    constraint = "come with an encoder" if objective is None else f"come with an encoder of the objective {objective}"
+    remedy = f"Pass `encoder`, a file of train{'' if objective is None else f' with the objective {objective}'}."
+    if trained is None:
+        raise_input_error("episodes", constraint, "none", remedy)
+    if objective not in (None, trained.plan.objective):
+        raise_input_error("episodes", constraint, f"one of {trained.plan.objective}", remedy)
+    n_way = getattr(trained.head, "n_way", None)
+    if objective is not None and n_way not in (None, episodes.n_way):
+        constraint = f"have {n_way} classes, as those that the encoder learned from"
+        remedy = f"Pass `way` {n_way}, or train with `head` zero, for any number."
+        raise_input_error("episodes", constraint, episodes.n_way, remedy)
+    return trained
+
+
+def feat(episodes: Episodes, *, temperature: Positive = 0.1) -> Tensor:
+    """Classify by the cosine to class means that were adapted to each other by self-attention.
+
+    The encoder and the transformer are those of ``train --objective feat``.
+
+    Args:
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), embedded by the encoder.
+        temperature: > 0, divides the cosines; as in training.
+
+    Returns:
+        Logits (episodes, n_queries, n_way), the dtype of the query rows.
+
+    Raises:
+        InputError: There is no encoder, or it is one of another objective.
+
+    Source: Ye, Hu, Zhan and Sha, "Few-shot learning via embedding adaptation with set-to-set functions" (2020), sec.
+        4.1. https://arxiv.org/abs/1812.03664
+    """
+    head = get_trained(episodes, "feat", "feat").head
+    weight = next(head.parameters())
+    prototypes = head(support_means(episodes).to(weight)).to(episodes.query)
+    return cosines(episodes.query, prototypes) / temperature
+
+
+LayerWeights = Mapping[str, Tensor]
+#: Features of rows, and weights of networks, that are adapted at a time: bounds the memory.
+MAML_FEATURES_PER_BATCH, MAML_WEIGHTS_PER_BATCH = 2**21, 2**22
+
+
+class InnerLoop(NamedTuple):
+    """The gradient steps on an episode's support."""
+
+    steps: int  #: >= 0.
+    rate: float  #: > 0.
+    first_order: bool = False  #: Whether the steps' gradients are taken for constants.
+
+    @classmethod
+    def of(cls, plan: TrainingPlan, steps: int | None = None, rate: float | None = None) -> InnerLoop:
+        """Return the steps of a plan's training, or those given in their place."""
+        return cls(plan.inner_steps if steps is None else steps, plan.inner_rate if rate is None else rate)
+
+
+def maml(episodes: Episodes, *, steps: Count | None = None, rate: Positive | None = None) -> Tensor:
+    """Classify by the encoder and a linear layer after gradient steps on the support's cross-entropy.
+
+    The encoder is one of ``train --objective maml``, of as many classes: each begins at learned weights of its own, so
+    that their order matters a little (Ye and Chao 2022). One of ``--head zero`` is for any number, in any order; its
+    first step changes the layer alone, as in `anil`. Batch normalisation is by the support's statistics (Bronskill et
+    al. 2020): in the authors' code it is by the queries' own, which lets each query see the others.
+
+    Args:
+        episodes: Those of an encoder, whose rows before it are used.
+        steps: Gradient steps, >= 0; none: as in training. The paper trains with 5, and tests with 10.
+        rate: Of the steps, > 0; none: as in training.
+
+    Returns:
+        Logits (episodes, n_queries, n_way) float32.
+
+    Raises:
+        InputError: There is no encoder, or it is one of another objective or for another number of classes.
+
+    Source: Finn, Abbeel and Levine, "Model-agnostic meta-learning for fast adaptation of deep networks" (2017),
+        algorithm 2. https://arxiv.org/abs/1703.03400
+    """
+    trained = get_trained(episodes, "maml", "maml")
+    support, query = trained.gather()
+    assert isinstance(trained.head, LinearHead)
+    inner, labels = InnerLoop.of(trained.plan, steps, rate), episodes.support_labels.to(support.device)
+    return classify_adapted(trained.encoder, trained.head, support, labels, query, n_way=episodes.n_way, inner=inner)
+
+
+class AdaptableClassifier(nn.Module):
+    """An encoder and a linear layer on its embeddings, as one network."""
+
+    def __init__(self, encoder: nn.Module, head: LinearHead) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map rows (n, dim) to logits (n, n_way)."""
+        logits: Tensor = self.head(self.encoder(x))
+        return logits
+
+
+def adapt(loss: Callable[[LayerWeights], Tensor], weights: LayerWeights, inner: InnerLoop) -> LayerWeights:
+    """Take gradient steps, through which gradients flow: ``weights - rate * gradient``.
+
+    Args:
+        loss: Maps weights by name to a loss, 0-d.
+        weights: To begin at.
+        inner: The steps.
+
+    Returns:
+        The weights after the steps.
+
+    Source: Finn, Abbeel and Levine (2017), eq. 1, and sec. 5.2 for the first order.
+    """
+    for _ in range(inner.steps):
+        gradients = grad(loss)(weights)
+        if inner.first_order:
+            gradients = {name: gradient.detach() for name, gradient in gradients.items()}
+        weights = {name: weight - inner.rate * gradients[name] for name, weight in weights.items()}
+    return weights
+
+
+def classify_adapted(
+    encoder: nn.Module,
+    head: LinearHead,
+    support: Tensor,
+    labels: Tensor,
+    query: Tensor,
+    *,
+    n_way: int,
+    inner: InnerLoop,
+) -> Tensor:
+    """Classify the queries of episodes, each by a network of its own that was adapted to its support.
+
+    Args:
+        encoder: Maps rows (n, dim) to (n, embedding_dim).
+        head: The linear layer to begin at.
+        support: (episodes, n_support, dim) float32.
+        labels: (episodes, n_support) int64 in [0, n_way).
+        query: (episodes, n_queries, dim) float32.
+        n_way: Classes per episode.
+        inner: The gradient steps.
+
+    Returns:
+        Logits (episodes, n_queries, n_way), through which gradients flow to the encoder's and the head's weights.
+    """
+    network = AdaptableClassifier(encoder, head)
+    weights: dict[str, Tensor] = {f"encoder.{name}": weight for name, weight in encoder.named_parameters()}
+    weights |= {f"head.{name}": weight for name, weight in head.begin(n_way).items()}
+
+    def classify(support: Tensor, labels: Tensor, query: Tensor) -> Tensor:
+        def loss(weights: LayerWeights) -> Tensor:
+            return F.cross_entropy(functional_call(network, dict(weights), support), labels)
+
+        adapted = adapt(loss, weights, inner)
+        rows = torch.cat([support, query]) if has_statistics else query
+        logits: Tensor = functional_call(network, dict(adapted), rows)
+        return logits[-len(query) :]
+
+    n_weights = sum(weight.numel() for weight in weights.values())
+    at_once = min(
+        MAML_FEATURES_PER_BATCH // (support[0].numel() + query[0].numel()), MAML_WEIGHTS_PER_BATCH // n_weights
+    )
+    with lead_by(encoder, support.shape[1]) as has_statistics:
+        logits: Tensor = vmap(classify, randomness="different", chunk_size=max(1, at_once))(support, labels, query)
+    return logits
+
+
+def anil(episodes: Episodes, *, steps: Count | None = None, rate: Positive | None = None) -> Tensor:
+    """Classify by a linear layer on the embeddings after gradient steps on the support's cross-entropy.
+
+    The encoder is one of ``train --objective anil``. The initial weights of the layer are as in `maml`.
+
+    Args:
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), embedded by the encoder.
+        steps: Gradient steps, >= 0; none: as in training.
+        rate: Of the steps, > 0; none: as in training.
+
+    Returns:
+        Logits (episodes, n_queries, n_way), the dtype of the query rows.
+
+    Raises:
+        InputError: There is no encoder, or it is one of another objective or for another number of classes.
+
+    Source: Raghu, Raghu, Bengio and Vinyals, "Rapid learning or feature reuse? Towards understanding the effectiveness
+        of MAML" (2020), sec. 4.1. https://arxiv.org/abs/1909.09157
+    """
+    trained = get_trained(episodes, "anil", "anil")
+    assert isinstance(trained.head, LinearHead)
+    device = trained.head.weight.device
+    rows = (tensor.to(device) for tensor in (episodes.support, episodes.support_labels, episodes.query))
+    inner = InnerLoop.of(trained.plan, steps, rate)
+    return classify_embedded(trained.head, *rows, n_way=episodes.n_way, inner=inner)
+
+
+def classify_embedded(
+    head: LinearHead, support: Tensor, labels: Tensor, query: Tensor, *, n_way: int, inner: InnerLoop
+) -> Tensor:
+    """Classify embedded queries by a linear layer that was adapted to each episode's embedded support.
+
+    Args:
+        head: The linear layer to begin at.
+        support: (episodes, n_support, dim) floating.
+        labels: (episodes, n_support) int64 in [0, n_way).
+        query: (episodes, n_queries, dim) floating.
+        n_way: Classes per episode.
+        inner: The gradient steps.
+
+    Returns:
+        Logits (episodes, n_queries, n_way), the dtype of the query rows, through which gradients flow to the rows and
+        to the head's weights.
+    """
+    start = {name: weight.to(support.dtype) for name, weight in head.begin(n_way).items()}
+
+    def classify(support: Tensor, labels: Tensor, query: Tensor) -> Tensor:
+        def loss(layer: LayerWeights) -> Tensor:
+            return F.cross_entropy(F.linear(support, **layer), labels)
+
+        return F.linear(query, **adapt(loss, start, inner))
+
+    logits: Tensor = vmap(classify)(support, labels, query)
+    return logits
+
+
+FINETUNE_HEADS = ("prototypes", "linear")
+#: Features of rows, and weights of encoders, that are worked on at a time: bounds the memory.
+FINETUNE_FEATURES_PER_BATCH, FINETUNE_WEIGHTS_PER_BATCH = 2**20, 2**22
+
+
+def finetune(
+    episodes: Episodes,
+    *,
+    head: str = "prototypes",
+    steps: Count = 50,
+    learning_rate: NonNegative = 1e-3,
+    temperature: Positive = 0.1,
+    augment: bool = True,
+    seed: Count = 0,
+) -> Tensor:
+    """Classify by the encoder after steps of Adam on the support's cross-entropy, from the same weights every time.
+
+    With prototypes, each step classifies a changed copy of the support by the cosine to the class means of the support
+    itself. Batch normalisation keeps its measured statistics.
+
+    Args:
+        episodes: Those of an encoder, whose rows before it are used.
+        head: prototypes, as in P>M>F; linear, a layer on the embeddings that begins at zero, as in transfer learning.
+        steps: Adam's, >= 0. P>M>F: 50.
+        learning_rate: Adam's, >= 0. P>M>F chooses it on validation classes among 0, 1e-4, 1e-3 and 1e-2: use ``tune``.
+        temperature: > 0, divides the cosines.
+        augment: Change the support at random in each step, as in meta-training: images are moved and turned (and
+            flipped, if they are RGB), others get noise. Otherwise the steps see the support as it is.
+        seed: Of these changes, >= 0, which are the same in every episode.
+
+    Returns:
+        Logits (episodes, n_queries, n_way) float32.
+
+    Raises:
+        InputError: There is no encoder, or no such head.
+
+    Source: Hu, Li, Stühmer, Kim and Hospedales, "Pushing the limits of simple pipelines for few-shot learning" (2022),
+        sec. 3.3, https://arxiv.org/abs/2204.07305; linear: Guo et al., "A broader study of cross-domain few-shot
+        learning" (2020), sec. 4.2, with SGD. https://arxiv.org/abs/1912.07200
+    """
+    trained = get_trained(episodes, "finetune")
+    if head not in FINETUNE_HEADS:
+        raise_input_error("head", f"be one of {', '.join(FINETUNE_HEADS)}", repr(head), "Pick one of them.")
+    support, query = trained.gather()
+    labels, n_way = episodes.support_labels.to(support.device), episodes.n_way
+    encoder, n_support, dim = trained.encoder, *support.shape[1:]
+    weights: dict[str, Tensor] = dict(encoder.named_parameters())
+    if head == "linear":
+        embedding_dim = episodes.query.shape[2]
+        weights["head"] = support.new_zeros(n_way, embedding_dim + 1)
+    sizes = [weight.numel() for weight in weights.values()]
+    start = torch.cat([weight.flatten() for weight in weights.values()])  # (weights,)
+    is_image, shape = trained.plan.backbone in IMAGES, infer_image_shape(dim)
+
+    def classify(vector: Tensor, support: Tensor, hot: Tensor, rows: Tensor) -> Tensor:
+        """Map one episode's weights (weights,), support (n_support, dim) and rows (n, dim) to logits (n, n_way)."""
+        parts = zip(weights.items(), vector.split(sizes), strict=True)
+        weights_of_episode = {name: part.view(weight.shape) for (name, weight), part in parts}
+        if "head" in weights_of_episode:
+            layer = weights_of_episode.pop("head")
+            return F.linear(functional_call(encoder, weights_of_episode, rows), layer[:, :-1], layer[:, -1])
+        embedded: Tensor = functional_call(encoder, weights_of_episode, torch.cat([support, rows]))
+        means = (hot / hot.sum(dim=0)).T @ embedded[:n_support]
+        return F.normalize(embedded[n_support:], dim=1) @ F.normalize(means, dim=1).T / temperature
+
+    def loss(vector: Tensor, support: Tensor, hot: Tensor, changed: Tensor) -> Tensor:
+        return F.cross_entropy(classify(vector, support, hot, changed), hot)
+
+    def change(support: Tensor, generator: torch.Generator) -> Tensor:
+        if not augment:
+            return support
+        if is_image:
+            maps = draw_maps(n_support, generator, flip=shape is not None and shape[0] == 3).to(support.device)
+            changed: Tensor = warp_images(support.flatten(0, 1), maps.repeat(len(support), 1, 1))
+            return changed.reshape(support.shape)
+        noise = torch.randn(n_support, dim, generator=generator).to(support.device)
+        return support + AUGMENTATION.noise * support.std(dim=1, correction=0, keepdim=True) * noise
+
+    def tune(support: Tensor, hot: Tensor, query: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        tuned = adam(
+            start.repeat(len(support), 1),
+            lambda vectors: vmap(grad(loss))(vectors, support, hot, change(support, generator)),
+            learning_rate=learning_rate,
+            steps=steps,
+        )
+        logits: Tensor = vmap(classify)(tuned, support, hot, query)
+        return logits
+
+    hot = one_hot(labels, n_way, torch.float32)
+    at_once = max(
+        1, min(FINETUNE_FEATURES_PER_BATCH // (2 * n_support * dim), FINETUNE_WEIGHTS_PER_BATCH // len(start))
+    )
+    parts = zip(support.split(at_once), hot.split(at_once), query.split(at_once), strict=True)
+    return torch.cat([tune(*part) for part in parts])

@@ -1,0 +1,352 @@
+"""Assignments in which each class has as many queries: PT-MAP, protoLP and iLPC."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protonet.episodes.methods.common import one_hot, squared_distances, support_means
+from protonet.episodes.methods.keywords import BelowOne, Count, Fraction, Positive, PositiveCount, PositiveFraction
+from protonet.episodes.samplers.batch import Episodes
+
+
+@dataclass(frozen=True)
+class Sinkhorn:
+    """The limits of Sinkhorn's iterations."""
+
+    tolerance: float = 1e-4  #: The iterations end once no class's scale changes by this share. Our own choice.
+    max_iterations: int = 1000  #: The authors' code (test_standard.py).
+    #: They end as well once that share itself changes by no more than this, as 1e-6 of row sums in the authors' code:
+    #: where classes are far apart, the scales drift on for hundreds of iterations and the plan stays as it is.
+    drift: float = 1e-6
+    min_exponent: float = -60  #: Smallest of the kernel: exp(-60) does not underflow in float32. Our own choice.
+
+
+SINKHORN = Sinkhorn()
+MIN_ROW_NORM = 1e-12  #: Rows are divided by this norm at least.
+QUERY_FLOATS_IN_CACHE = 2**20  #: Floats of queries that are transformed and multiplied at a time.
+OFFSET = 1e-6  #: Added to the absolute features before the power, as in eq. 1 of the paper.
+
+
+def pt_map(
+    episodes: Episodes,
+    *,
+    beta: Positive = 0.5,
+    lambda_: Positive = 10.0,
+    alpha: PositiveFraction = 0.2,
+    n_epochs: Count = 20,
+) -> Tensor:
+    """Classify by prototypes that move, step by step, towards the means of balanced assignments of the queries.
+
+    After the transform everything depends only on inner products. So support means and queries are represented by
+    theirs (the paper's QR decomposition keeps inner products as well), and prototypes by their shares in them. All
+    defaults are those of the authors' code (test_standard.py).
+
+    Args:
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
+        beta: The exponent of the power transform, > 0.
+        lambda_: The inverse of the transport's entropy regularisation, > 0.
+        alpha: The share of the way to the new means that prototypes move per step, in (0, 1].
+        n_epochs: Steps, >= 0.
+
+    Returns:
+        Logits (episodes, n_queries, n_way), the dtype of the query rows: logarithms of the rows of the transport plan,
+        in which each class has n_queries / n_way queries.
+
+    Source: Hu, Gripon and Pateux, "Leveraging the feature distribution in transfer-based few-shot learning" (2020),
+        eqs. 1, 3 and 6, alg. 1. https://arxiv.org/abs/2006.03806. The paper says nothing of centring each set, and has
+        no negative features: these follow the authors' code and Lazarou et al. (2021).
+    """
+    among, towards, squares = _multiply_rows(episodes, beta)
+    count = one_hot(episodes.support_labels, episodes.n_way, among.dtype).sum(dim=1)[..., None]  # (episodes, n_way, 1)
+    n_queries = among.shape[1]
+    mass, quota = among.new_ones(1), among.new_full((), n_queries / episodes.n_way)
+    # A prototype is ``rates`` times its support mean plus a share of each query.
+    rates, probabilities = torch.ones_like(count), torch.zeros_like(towards)
+    scale = torch.ones_like(count)
+    for epoch in range(n_epochs + 1):
+        products = torch.addcmul(probabilities @ among, rates, towards)  # (episodes, n_way, n_queries)
+        cross = (probabilities * (products + rates * towards)).sum(dim=2, keepdim=True)
+        logits = lambda_ * (2 * products - (rates.square() * squares + cross))  # -lambda_ * d^2, but for a constant
+        kernel = (logits - logits.amax(dim=1, keepdim=True)).clamp_min_(SINKHORN.min_exponent).exp_()
+        scale = balance(kernel, mass, quota, scale)  # continues from the last epoch: far fewer iterations
+        if epoch < n_epochs:
+            plan = kernel.mul_(scale)
+            plan /= plan.sum(dim=1, keepdim=True)
+            step = alpha / (count + plan.sum(dim=2, keepdim=True))
+            rates = torch.addcmul((1 - alpha) * rates, step, count)
+            probabilities.mul_(1 - alpha).addcmul_(step, plan)
+    return (logits + scale.log()).log_softmax(dim=1).transpose(1, 2)
+
+
+def _multiply_rows(episodes: Episodes, beta: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return all inner products of transformed rows that matter.
+
+    Returns:
+        among: (episodes, n_queries, n_queries), of queries with each other.
+        towards: (episodes, n_way, n_queries), of the support means with the queries.
+        squares: (episodes, n_way, 1), of the support means with themselves.
+    """
+    n_queries, dim = episodes.query.shape[1:]
+    size = max(1, QUERY_FLOATS_IN_CACHE // (n_queries * dim))
+    parts = []
+    for start in range(0, len(episodes.query), size):
+        some = slice(start, start + size)
+        support, query = transform(episodes.support[some], beta), transform(episodes.query[some], beta)
+        means = support_means(replace(episodes, support=support, support_labels=episodes.support_labels[some]))
+        turned = query.transpose(1, 2)
+        parts.append((query @ turned, means @ turned, means.square().sum(dim=2, keepdim=True)))
+    among, towards, squares = (torch.cat(column) for column in zip(*parts, strict=True))
+    return among, towards, squares
+
+
+def transform(rows: Tensor, beta: float) -> Tensor:
+    """Apply the power transform to rows (episodes, n, dim), then scale to unit norm, centre, and scale again.
+
+    The exponent ``beta`` is > 0; negative features keep their sign.
+
+    Source: Hu, Gripon and Pateux (2020), eq. 1.
+    """
+    rows = rows.abs().add_(OFFSET).pow_(beta).copysign_(rows)
+    rows /= rows.norm(dim=2, keepdim=True)
+    rows -= rows.mean(dim=1, keepdim=True)
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=2, keepdim=True)
+    return rows.div_(norms.clamp_min_(MIN_ROW_NORM))
+
+
+def balance(kernel: Tensor, mass: Tensor, quota: Tensor, scale: Tensor) -> Tensor:
+    """Find scales of the classes in a transport plan such that each class gets its quota of the rows' mass.
+
+    An episode whose scales have converged stays as it is while others continue.
+
+    Args:
+        kernel: (episodes, n_way, rows), >= 0.
+        mass: (episodes, 1, rows), >= 0, or a shape that broadcasts to it: the mass of each row.
+        quota: (episodes, n_way, 1), >= 0, or a shape that broadcasts to it: the mass of each class, of the same sum.
+        scale: (episodes, n_way, 1), > 0, the initial scales.
+
+    Returns:
+        (episodes, n_way, 1): the plan is ``kernel * scale`` with each row scaled to its mass.
+
+    Source: Cuturi, "Sinkhorn distances" (2013), alg. 1. https://arxiv.org/abs/1306.0895
+    """
+    last = torch.zeros_like(scale)
+    for _ in range(SINKHORN.max_iterations):
+        row_scale = mass / (kernel * scale).sum(dim=1, keepdim=True)
+        following = quota / (kernel * row_scale).sum(dim=2, keepdim=True)
+        change = (following - scale) / following
+        far = (change.abs() > SINKHORN.tolerance) & ((change - last).abs() > SINKHORN.drift)
+        moving, last = far.any(dim=1, keepdim=True), change
+        scale = torch.where(moving, following, scale)
+        if not bool(moving.any()):
+            break
+    return scale
+
+
+def proto_lp(
+    episodes: Episodes,
+    *,
+    beta: Positive = 0.5,
+    n_dims: PositiveCount = 40,
+    lambda_: Positive = 10.0,
+    gamma: Positive = 1.0,
+    mixing_weight: Fraction = 0.6,
+    alpha: PositiveFraction = 0.2,
+    n_epochs: Count = 100,
+    balanced: bool = True,
+    paper: bool = False,
+) -> Tensor:
+    """Classify by prototypes that move towards the means of propagated labels.
+
+    Defaults are those of the authors' code for mini-ImageNet (test_standard_GSSL_lapshot.py).
+
+    Args:
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
+        beta: The exponent of the power transform, > 0; negative features keep their sign.
+        n_dims: Dimensions that are kept of the rows' singular vectors, >= 1.
+        lambda_: The factor on the squared distances to prototypes, > 0.
+        gamma: The weight of the graph's Laplacian, > 0.
+        mixing_weight: Weight of the propagated labels in the update of prototypes, in [0, 1]; the rest is the weight of
+            the assignments that the graph is made of.
+        alpha: Share of the way to the new means that prototypes move per step, in (0, 1].
+        n_epochs: Steps, >= 0.
+        balanced: Each class has as many queries; false leaves assignments and labels as they are, for other queries.
+        paper: Take the Laplacian of the paper, as the authors' test_standard_GSSL_lapshot_full.py does with
+            gamma 0.05, mixing weight 0.7 and 50 steps.
+
+    Returns:
+        Logits (episodes, n_queries, n_way), the dtype of the query rows: logarithms of the last assignments.
+
+    Source: Zhu and Koniusz, "Transductive few-shot learning with prototype-based label propagation by iterative graph
+        refinement" (2023), sec. 3. https://arxiv.org/abs/2304.11598. From the authors' code alone: the
+        transform, the singular vectors, the Laplacian I - W of prototypes, and the weight of both kinds of labels.
+    """
+    rows = _reduce_rows(torch.cat([episodes.support, episodes.query], dim=1), beta, n_dims)
+    n_support, n_queries, n_way = episodes.support.shape[1], episodes.query.shape[1], episodes.n_way
+    hot = one_hot(episodes.support_labels, n_way, rows.dtype).transpose(1, 2)  # (episodes, n_way, n_support)
+    count = hot.sum(dim=2, keepdim=True)
+    prototypes = F.normalize(hot @ rows[:, :n_support] / count, dim=2)
+    mass, quota = rows.new_ones(1), rows.new_full((), n_queries / n_way)
+    scales = [torch.ones_like(count), torch.ones_like(count)]  # of the last assignments and labels: fewer iterations
+    for epoch in range(n_epochs + 1):
+        logits = -lambda_ * squared_distances(rows[:, n_support:], prototypes).transpose(1, 2)
+        if balanced:
+            kernel = (logits - logits.amax(dim=1, keepdim=True)).clamp_min(SINKHORN.min_exponent).exp()
+            scales[0] = balance(kernel, mass, quota, scales[0])
+            logits += scales[0].log()
+        if epoch == n_epochs:
+            break
+        assigned = logits.softmax(dim=1)  # (episodes, n_way, n_queries)
+        label = _propagate_by_prototypes(torch.cat([hot, assigned], dim=2), count, gamma, paper=paper)[..., n_support:]
+        label = label.clamp_min(torch.finfo(rows.dtype).tiny)
+        if balanced:
+            scales[1] = balance(label, mass, quota, scales[1])
+            label = label * scales[1]
+        label = label / label.sum(dim=1, keepdim=True)
+        joined = torch.cat([hot, mixing_weight * label + (1 - mixing_weight) * assigned], dim=2)
+        prototypes = prototypes.lerp(joined @ rows / joined.sum(dim=2, keepdim=True), alpha)
+    return logits.log_softmax(dim=1).transpose(1, 2).to(episodes.query.dtype)
+
+
+def _reduce_rows(rows: Tensor, beta: float, n_dims: int) -> Tensor:
+    """Return rows (episodes, n, dim) after power transform and unit norm, in few dimensions, centred and of unit norm.
+
+    Coordinates are those of the first singular vectors: eigenvectors of the rows' inner products, in float64.
+    """
+    rows = rows.double()
+    rows = F.normalize(rows.abs().add_(OFFSET).pow_(beta).copysign_(rows), dim=2)
+    values, vectors = torch.linalg.eigh(rows @ rows.transpose(1, 2))
+    n_singular = min(n_dims, *rows.shape[1:])
+    rows = vectors[..., -n_singular:] * values[:, None, -n_singular:].clamp_min(0).sqrt()
+    return F.normalize(rows - rows.mean(dim=1, keepdim=True), dim=2)
+
+
+def _propagate_by_prototypes(assigned: Tensor, count: Tensor, gamma: float, *, paper: bool) -> Tensor:
+    """Propagate labels (episodes, n_way, rows) to rows, from their assignments to prototypes of the same shape.
+
+    The first rows, ``count`` (episodes, n_way, 1) of each class, are the support's, which belong to their own.
+    """
+    total = assigned @ assigned.transpose(1, 2)  # (episodes, n_way, n_way), Z^T Z
+    walk = total / assigned.sum(dim=2)[:, None]
+    identity = torch.eye(total.shape[1], dtype=total.dtype, device=total.device)
+    laplacian = total - walk @ total if paper else identity - walk
+    degree = torch.diag_embed(count[..., 0])
+    labels: Tensor = torch.linalg.solve(degree + gamma * laplacian, degree)  # of the prototypes, those of the classes
+    return labels.transpose(1, 2) @ assigned
+
+
+@dataclass(frozen=True)
+class LogisticSettings:
+    """The gradient descent of the linear classifier that finds clean labels.
+
+    All values are of the authors' code (iterative_graph_functions.py).
+    """
+
+    learning_rate: float = 0.1  #: Constant over all steps.
+    momentum: float = 0.9  #: Share of the last step's velocity, in [0, 1).
+    weight_decay: float = 5e-4  #: Share of the outputs added to their gradient.
+
+
+CLASSIFIER = LogisticSettings()
+
+
+def ilpc(
+    episodes: Episodes,
+    *,
+    beta: Positive = 0.5,
+    n_neighbours: PositiveCount = 15,
+    gamma: Positive = 3.0,
+    alpha: BelowOne = 0.8,
+    tau: Positive = 3.0,
+    n_clean: PositiveCount = 3,
+    n_steps: PositiveCount = 1000,
+) -> Tensor:
+    """Label the queries in rounds: in each round, the queries with the cleanest labels join the support.
+
+    A round propagates the support's labels, balances those that reach the remaining queries, trains a linear classifier
+    on all rows and moves the queries whose labels it learns most easily. Everything depends only on inner products.
+
+    Args:
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
+        beta: The exponent of the power transform, > 0.
+        n_neighbours: Neighbours of a row in the graph, >= 1; all other rows where there are fewer.
+        gamma: The exponent of the cosines in the graph, > 0.
+        alpha: How far labels spread, in [0, 1).
+        tau: The exponent of the propagated labels, > 0; larger values lower their entropy.
+        n_clean: Most queries per class that move in a round, >= 1.
+        n_steps: Steps of the classifier's gradient descent, >= 1.
+
+    Returns:
+        Logits (episodes, n_queries, n_way), the dtype of the query rows: logarithms of a query's row of the balanced
+        transport plan, in the round in which it moved.
+
+    Source: Lazarou, Stathaki and Avrithis, "Iterative label cleaning for transductive and semi-supervised few-shot
+        learning" (2021), sec. 3. https://arxiv.org/abs/2012.07962. From the authors' code alone: all settings
+        (test_arguments.py, iterative_graph_functions.py); the constant learning rate; a class's quota, n_queries /
+        n_way, minus the queries that moved. Their code starts the bias at random and stops when fewer than five queries
+        move; here it starts at 0 and all queries move.
+    """
+    rows = transform(torch.cat([episodes.support, episodes.query], dim=1), beta)
+    gram = rows @ rows.transpose(1, 2)
+    n_way, n_support, n_queries = episodes.n_way, episodes.support.shape[1], episodes.query.shape[1]
+    spread = _propagate_by_neighbours(gram, n_neighbours, gamma, alpha)[..., n_support:]  # (episodes, rows, n_queries)
+    hot = one_hot(episodes.support_labels, n_way, rows.dtype).transpose(1, 2)  # (episodes, n_way, n_support)
+    labels = F.pad(hot, (0, n_queries))  # (episodes, n_way, rows), zeros for rows without a label
+    logits = torch.zeros_like(labels[..., n_support:])
+    moved = labels[..., n_support:]  # (episodes, n_way, n_queries), a view: writing to it writes to labels
+    for _ in range(n_queries):
+        left = 1 - moved.sum(dim=1, keepdim=True)  # (episodes, 1, n_queries)
+        if not bool(left.any()):
+            break
+        reached = F.normalize((labels @ spread).clamp_min(0), p=1, dim=1)
+        kernel = reached.clamp_min(torch.finfo(rows.dtype).eps) ** tau
+        quota = (n_queries / n_way - moved.sum(dim=2, keepdim=True)).clamp_min(0)
+        quota = quota * (left.sum(dim=2, keepdim=True) / quota.sum(dim=1, keepdim=True))
+        plan = kernel * balance(kernel, left, quota, torch.ones_like(quota))  # up to the scale of its rows
+        guess = one_hot(plan.argmax(dim=1), n_way, rows.dtype).transpose(1, 2) * left
+        losses = _average_losses(gram, labels, torch.cat([hot, moved + guess], dim=2), n_steps)[:, None, n_support:]
+        rank = losses.where(guess > 0, torch.inf).argsort(dim=2, stable=True).argsort(dim=2)
+        clean = guess * (rank < n_clean)
+        logits = logits.where(clean.sum(dim=1, keepdim=True) == 0, plan.clamp_min(torch.finfo(rows.dtype).tiny).log())
+        moved += clean
+    return logits.log_softmax(dim=1).transpose(1, 2)
+
+
+def _propagate_by_neighbours(gram: Tensor, n_neighbours: int, gamma: float, alpha: float) -> Tensor:
+    """Return (I - alpha W)^-1 of the normalised nearest-neighbour graph W, (episodes, rows, rows), symmetric."""
+    n = gram.shape[1]
+    eye = torch.eye(n, dtype=gram.dtype, device=gram.device)
+    others = gram.masked_fill(eye > 0, -1)
+    nearest = others.topk(min(n_neighbours, n - 1), dim=2)
+    affinity = torch.zeros_like(gram).scatter_(2, nearest.indices, nearest.values.clamp_min(0) ** gamma)
+    affinity = affinity + affinity.transpose(1, 2)
+    root = affinity.sum(dim=2, keepdim=True).clamp_min(torch.finfo(gram.dtype).eps).rsqrt()
+    graph = root * affinity * root.transpose(1, 2)
+    inverse: Tensor = torch.linalg.inv(eye - alpha * graph)
+    return inverse
+
+
+def _average_losses(gram: Tensor, known: Tensor, labels: Tensor, n_steps: int) -> Tensor:
+    """Return each row's cross-entropy (episodes, rows), averaged over the training of a linear classifier, in nats.
+
+    The classifier starts at the mean directions of the ``known`` rows' classes. Its gradients are combinations of the
+    rows, so its outputs change by combinations of the rows of the Gram matrix, with ones added for the bias. Labels are
+    one-hot (episodes, n_way, rows), zeros where they are not known.
+
+    Source: Huang et al., "O2U-Net: a simple noisy label detection approach for deep neural networks" (2019), sec. 3.
+    """
+    products = known @ gram  # (episodes, n_way, rows), of the classes' sums of rows with each row
+    norms = (known * products).sum(dim=2, keepdim=True).clamp_min(torch.finfo(gram.dtype).eps).sqrt()
+    outputs, velocity = products / norms, torch.zeros_like(products)
+    kernel = (gram + 1) / gram.shape[1]
+    total = torch.zeros_like(products)
+    for _ in range(n_steps):
+        log_probabilities = outputs.log_softmax(dim=1)
+        total += log_probabilities
+        gradient = torch.baddbmm(outputs, log_probabilities.exp() - labels, kernel, beta=CLASSIFIER.weight_decay)
+        velocity = gradient.add_(velocity, alpha=CLASSIFIER.momentum)
+        outputs.sub_(velocity, alpha=CLASSIFIER.learning_rate)
+    return -(labels * total).sum(dim=1) / n_steps
