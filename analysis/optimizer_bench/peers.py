@@ -34,9 +34,9 @@ def _find(library: str, name: str) -> Maker:
     return maker
 
 
-def make_default(parameters: Parameters, lr: float, *, library: str, name: str) -> torch.optim.Optimizer:
-    """Make an optimizer with the defaults of its library."""
-    return _find(library, name)(parameters, lr=lr)
+def take_default(library: str, name: str) -> Maker:
+    """Specify an optimizer with the defaults of its library, which is imported when it is made."""
+    return lambda parameters, lr: _find(library, name)(parameters, lr=lr)
 
 
 def make_schedule_free(parameters: Parameters, lr: float) -> torch.optim.Optimizer:
@@ -57,10 +57,10 @@ PEERS = {
     "adamw": Peer(torch.optim.AdamW),
     "nadamw": Peer(partial(torch.optim.NAdam, weight_decay=0.01, decoupled_weight_decay=True)),
     "schedule-free": Peer(make_schedule_free),
-    "ademamix": Peer(partial(make_default, library="pytorch_optimizer", name="AdEMAMix")),
+    "ademamix": Peer(take_default("pytorch_optimizer", "AdEMAMix")),
     "muon": Peer(make_muon),
-    "soap": Peer(partial(make_default, library="heavyball", name="SOAP")),
-    "psgd-kron": Peer(partial(make_default, library="heavyball", name="PSGDKron")),
-    "prodigy": Peer(partial(make_default, library="pytorch_optimizer", name="Prodigy"), (0.3, 1.0, 3.0)),
-    "lion": Peer(partial(make_default, library="pytorch_optimizer", name="Lion"), (1e-4, 3e-4, 1e-3, 3e-3)),
+    "soap": Peer(take_default("heavyball", "SOAP")),
+    "psgd-kron": Peer(take_default("heavyball", "PSGDKron")),
+    "prodigy": Peer(take_default("pytorch_optimizer", "Prodigy"), (0.3, 1.0, 3.0)),
+    "lion": Peer(take_default("pytorch_optimizer", "Lion"), (1e-4, 3e-4, 1e-3, 3e-3)),
 }

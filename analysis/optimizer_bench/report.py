@@ -1,22 +1,18 @@
-"""Tables and plot of the benchmark."""
+"""Tables of the benchmark."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from analysis.optimizer_bench.loading import FILE, Baseline, Baselines
+from analysis.optimizer_bench.runs import FILE, Baseline, Baselines
 from analysis.optimizer_bench.score import Row, Summary, average_by
-from analysis.optimizer_bench.workload import EVERY
 from analysis.optimizer_bench.workloads import ROLES
-from protonet.errors import optional_packages
 from protonet.ui.text import format_table
 
 #: An optimizer's ``name``, ``config``, ``rows`` and ``summaries``. A peer has ``rates`` instead of the config: for each
 #: horizon its ``best`` learning rate, and each rate's geometric mean on the first seed (``means``). A candidate has the
-#: ``changed`` quantity and its ``factor``; if nothing is changed, also the ``curves`` of smoothed losses of each seed,
-#: by workload.
+#: ``changed`` quantity and its ``factor``.
 Entry = dict[str, Any]
 TITLES = {role: f"{role.capitalize()} workloads" for role in ROLES} | {FILE: "Workloads of the file"}
 EASIER = {"coarse": "a coarse ladder of AdamWs", "shared": "one AdamW for all"}
@@ -53,7 +49,7 @@ def tabulate(entries: Sequence[Entry], baselines: Baselines) -> str:
         if peers:
             text += _tabulate_entries(compared, key) + "\n"
     if len(variants) > 1:
-        text += f"**Other learning rates and values of total_steps**\n\n{tabulate_variants(variants)}\n"
+        text += f"**Other learning rates and values of total_steps**\n\n{_tabulate_variants(variants)}\n"
     text += NOTE.lstrip() + PEERS_NOTE.lstrip() * bool(peers)
     return text + VARIANTS_NOTE.lstrip() * (len(variants) > 1)
 
@@ -80,12 +76,14 @@ def _tabulate_rows(rows: Sequence[Row], baselines: Mapping[str, Baseline]) -> st
 def _describe(summary: Summary, rows: Sequence[Row]) -> str:
     """Format a summary as a line."""
     interval = f" ({_format_interval(summary)})" if summary["interval"] else ""
-    text = f"geometric mean {summary['ratio']:.2f}{interval}, worst {summary['worst']} {summary['worst_ratio']:.2f}, "
-    text += f"worst family {summary['worst_family']} {summary['worst_family_ratio']:.2f}, "
-    parts = [f"{name} {ratio:.2f}" for name, ratio in summary["kinds"].items()]
+    parts = [
+        f"geometric mean {summary['ratio']:.2f}{interval}",
+        f"worst {summary['worst']} {summary['worst_ratio']:.2f}",
+    ]
+    parts.append(f"worst family {summary['worst_family']} {summary['worst_family_ratio']:.2f}")
+    parts += [f"{name} {ratio:.2f}" for name, ratio in summary["kinds"].items()]
     parts += [f"against {EASIER[name]} {ratio:.2f}" for name, ratio in summary["easier"].items()]
-    text += f"{', '.join(parts)}, "
-    return text + f"not finite: {', '.join(summary['diverged']) or 'none'}.{_format_errors(rows)}"
+    return f"{', '.join(parts)}, not finite: {', '.join(summary['diverged']) or 'none'}.{_format_errors(rows)}"
 
 
 def _format_errors(rows: Sequence[Row]) -> str:
@@ -116,7 +114,7 @@ def _format_interval(summary: Summary) -> str:
     return "" if summary["interval"] is None else "{:.2f} to {:.2f}".format(*summary["interval"])
 
 
-def tabulate_variants(entries: Sequence[Entry]) -> str:
+def _tabulate_variants(entries: Sequence[Entry]) -> str:
     """Format a line for each variant of a candidate, which is the first entry, over all workloads."""
     means = average_by(entries[0]["rows"], "steps")
     lines = []
@@ -131,34 +129,3 @@ def tabulate_variants(entries: Sequence[Entry]) -> str:
         lines.append([*line, message, ", ".join(diverged) or "none"])
     headings = [text for steps in means for text in (f"{steps:,} steps", "change")]
     return format_table(["variant", *headings, "worst", "not finite"], lines)
-
-
-def plot(curves: Mapping[str, Sequence[Sequence[float]]], baselines: Mapping[str, Baseline], path: Path) -> None:
-    """Draw smoothed validation losses over steps, of each workload's seeds, with the target."""
-    with optional_packages():
-        from matplotlib.figure import Figure  # noqa: PLC0415 - optional
-    n_columns = min(4, len(curves))
-    n_rows = -(-len(curves) // n_columns)
-    figure = Figure(figsize=(1 + 3 * n_columns, 0.6 + 2.6 * n_rows), layout="constrained")
-    panels = figure.subplots(n_rows, n_columns, squeeze=False).flatten()
-    for axes, (name, seeds) in zip(panels, curves.items(), strict=False):
-        shown = [baselines[name]["curve"], *seeds]
-        for index, losses in enumerate(shown):
-            style = {"color": "C1", "lw": 1} if index else {"color": "0.4", "lw": 1.5}
-            label = "candidate, a line for each seed" if index else "AdamW, tuned, mean of seeds"
-            steps = [EVERY * position for position in range(1, len(losses))]
-            axes.plot(steps, losses[1:], label=label if index < 2 else None, **style)
-        axes.axhline(baselines[name]["target"], color="0.7", lw=1, ls=":", label="target")
-        if min(min(losses[1:], default=1.0) for losses in shown) > 0:  # a density's log-loss may be negative
-            axes.set_yscale("log")
-            axes.yaxis.set(minor_formatter="{x:g}")
-        axes.yaxis.set(major_formatter="{x:g}")
-        axes.set_title(name, fontsize=10)
-        axes.tick_params(labelsize=7, which="both")
-    for axes in panels[len(curves) :]:
-        axes.set_axis_off()
-    figure.supxlabel("steps", fontsize=9)
-    figure.supylabel("validation loss, smoothed", fontsize=9)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False, fontsize=9)
-    figure.savefig(path, dpi=150)

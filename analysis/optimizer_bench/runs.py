@@ -1,40 +1,58 @@
-"""Training runs of the benchmark: a workload, a seed and an optimizer each."""
+"""Training runs of the benchmark: a workload, a seed and an optimizer each. Workloads and optimizers may be files."""
 
 from __future__ import annotations
 
+import argparse
 import functools
+import hashlib
+import importlib.util
 import inspect
 import json
 import math
+import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # exported, but not by its stubs
 
-from analysis.optimizer_bench.loading import compute_fingerprint, get_build, load_optimizer
 from analysis.optimizer_bench.peers import LIBRARIES, PEERS
-from analysis.optimizer_bench.workload import EVERY, Curve, initial_weights, train
-from analysis.optimizer_bench.workloads import WORKLOADS
+from analysis.optimizer_bench.workload import EVERY, Build, Curve, initial_weights, train, validate
+from analysis.optimizer_bench.workloads import ROLE, ROLES, WORKLOADS
 from analysis.shared.journal import hash_sources, run_all
-from protonet.errors import installed_version
+from analysis.shared.runner import StudyParser, parse_names
+from protonet.errors import installed_version, raise_input_error
 
+FILE = "file"  #: Role, family and kind of the workloads of a file.
 WARMUP = 0.03  #: Fraction of the steps in which the rate rises.
 FOLDER = "analysis/optimizer_bench"
 #: Sources that affect every run.
 SHARED = [f"{FOLDER}/workload.py", *(f"{FOLDER}/workloads/{name}.py" for name in ("data", "models"))]
+BASELINES = Path("analysis/results/optimizer_baselines.json")
+#: Result of tuned AdamW on a workload. ``setting`` has the lowest ``target``: the worst seed's best smoothed loss.
+#: ``steps`` is the median over seeds of the first step at the target, for the ``fastest`` of the best settings, whose
+#: first steps are ``hits`` (None for a miss). ``initial`` is the mean validation loss before training, ``max_steps``
+#: the length of every run, and ``fingerprint`` that of the workload. Newer baselines have ``easier`` ones by name, each
+#: with a target, steps and settings; ``coarse`` ones are of the ladder alone.
+Baseline = dict[str, Any]
+Baselines = dict[str, dict[str, Baseline]]  #: By workload and horizon, as text.
 
 
 class Candidate(NamedTuple):
     """An optimizer with its settings."""
 
-    name: str  #: A key of ``peers.PEERS``, or the name in tables.
+    name: str  #: A key of ``PEERS``, or the name in tables.
     config: str  #: Settings as a JSON object.
     file: Path | None = None  #: File of its class ``CustomOptimizer``; None for a peer.
+
+    def configure(self, **changes: Any) -> Candidate:
+        """Change settings."""
+        return self._replace(config=json.dumps(json.loads(self.config) | changes, sort_keys=True))
 
 
 class Setting(NamedTuple):
@@ -45,11 +63,6 @@ class Setting(NamedTuple):
     betas: tuple[float, float] = (0.9, 0.999)
     horizon: float = 1.0
 
-    @classmethod
-    def read(cls, written: dict[str, Any]) -> Setting:
-        """Build a setting from the JSON form of its `_asdict`."""
-        return cls(**written | {"betas": tuple(written["betas"])})
-
 
 class Run(NamedTuple):
     """One training run."""
@@ -59,15 +72,84 @@ class Run(NamedTuple):
     seed: int  #: Seed of initial weights and batches.
     max_steps: int  #: Maximum number of steps.
     optimizer: Candidate | Setting
-    target: float | None = None  #: The smoothed loss at which a candidate's run ends.
+    target: float = -math.inf  #: The smoothed loss at which a candidate's run ends.
 
 
 Curves = dict[tuple[Candidate | Setting, str, int], Curve]  #: By optimizer, workload and seed.
 
 
+def add_workloads(parser: StudyParser, default: str = "all") -> None:
+    """Add the workloads and the journal, which the commands share."""
+    names = f"of {', '.join(WORKLOADS)} and the file's (default: {default})"
+    parser.add_argument("--workloads", metavar="NAMES", help=names)
+    parser.add_argument("--workload-file", metavar="FILE", help="Python file with a dictionary WORKLOADS")
+    parser.add_state("optimizer_bench")
+
+
+def pick_workloads(options: argparse.Namespace, roles: Collection[str] = tuple(ROLES)) -> dict[str, Path | None]:
+    """Select workloads by name, else those of roles and of the file: the file of each, None for a built-in one."""
+    known: dict[str, Path | None] = dict.fromkeys(WORKLOADS)
+    if options.workload_file is not None:
+        path = Path(options.workload_file).resolve()
+        known |= dict.fromkeys(load_workloads(path), path)
+    if options.workloads is not None:
+        return {name: known[name] for name in parse_names("--workloads", options.workloads, known)}
+    return {name: file for name, file in known.items() if ROLE.get(name, FILE) in {*roles, FILE}}
+
+
+@functools.cache
+def load_python(path: Path) -> ModuleType:
+    """Import a file by its path, once per process."""
+    name = f"bench_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError("its name does not end in .py")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # a dataclass looks its module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def load_workloads(path: Path) -> dict[str, Build]:
+    """Load the dictionary ``WORKLOADS`` of a file, whose names must differ from built-in ones."""
+    try:
+        builds = dict(load_python(path).WORKLOADS)
+    except Exception as error:
+        raise_input_error(
+            "--workload-file", "hold a dictionary WORKLOADS", f"{path} ({error!r})", "Map names to build."
+        )
+    if clashes := sorted(builds.keys() & WORKLOADS.keys()):
+        raise_input_error("--workload-file", "have names of its own", ", ".join(clashes), "Rename these workloads.")
+    return builds
+
+
+def load_optimizer(candidate: Candidate) -> type[torch.optim.Optimizer]:
+    """Load the class ``CustomOptimizer`` of a candidate's file, and check that it accepts the configuration."""
+    assert candidate.file is not None, "peers have no file"
+    try:
+        made: type[torch.optim.Optimizer] = load_python(candidate.file).CustomOptimizer
+        made([nn.Parameter(torch.zeros(2, 2))], **json.loads(candidate.config))
+    except Exception as error:
+        remedy = "Change the file or --config; python -m solution.pack writes dist/custom_optimizer.py."
+        got = f"{candidate.file} ({error!r})"
+        raise_input_error("--optimizer", "hold a class CustomOptimizer that takes --config", got, remedy)
+    return made
+
+
+def get_build(name: str, file: Path | None) -> Build:
+    """Get the function that builds a workload."""
+    return (WORKLOADS if file is None else load_workloads(file))[name]
+
+
+@functools.cache
+def compute_fingerprint(name: str, file: Path | None) -> float:
+    """Compute the validation loss of seed 0 before training, to 4 digits, which identifies data and weights."""
+    workload = get_build(name, file)(0)
+    return float(f"{validate(workload.model, workload.val_loss):.4g}")
+
+
 def run_adamw(run: Run) -> Curve:
     """Train a workload with AdamW to the end of its schedule."""
-    build, setting, max_steps = get_build(run.workload, run.file), run.optimizer, run.max_steps
+    setting, max_steps = run.optimizer, run.max_steps
     assert isinstance(setting, Setting), "candidates have no schedule"
     schedule = functools.partial(schedule_rate, max_steps=max_steps, horizon=setting.horizon)
     steps = math.ceil(max_steps * (setting.horizon or 1.0) / EVERY) * EVERY
@@ -75,6 +157,7 @@ def run_adamw(run: Run) -> Curve:
     def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, setting.lr, setting.betas, weight_decay=setting.weight_decay, fused=True)
 
+    build = get_build(run.workload, run.file)
     return train(build, run.seed, make, max_steps=min(steps, max_steps), schedule=schedule)
 
 
@@ -86,14 +169,11 @@ def schedule_rate(step: int, *, max_steps: int, horizon: float) -> float:
 
 def identify(run: Run) -> list[Any]:
     """Collect the inputs that determine a run's outcome, for the journal."""
-    optimizer = run.optimizer
-    if isinstance(optimizer, Setting):
-        source, versions = f"{FOLDER}/runs.py", []
-    else:
-        source = str(optimizer.file or f"{FOLDER}/peers.py")
-        versions = [] if optimizer.file else [*map(installed_version, LIBRARIES)]
-    workload = str(run.file or inspect.getfile(inspect.unwrap(WORKLOADS[run.workload])))
-    return [compute_fingerprint(run.workload, run.file), versions, hash_sources(*SHARED, workload, source)]
+    file = run.optimizer.file if isinstance(run.optimizer, Candidate) else None
+    workload = run.file or inspect.getfile(inspect.unwrap(WORKLOADS[run.workload]))
+    sources = [str(workload), f"{FOLDER}/runs.py", str(file or f"{FOLDER}/peers.py")]
+    versions = [] if file or isinstance(run.optimizer, Setting) else [*map(installed_version, LIBRARIES)]
+    return [compute_fingerprint(run.workload, run.file), versions, hash_sources(*SHARED, *sources)]
 
 
 def train_all(runs: Sequence[Run], state: Path, jobs: int) -> Curves:
@@ -103,26 +183,21 @@ def train_all(runs: Sequence[Run], state: Path, jobs: int) -> Curves:
 
 
 def do(run: Run) -> Curve:
-    """Execute one run of a candidate or a peer.
-
-    What its optimizer draws is the seed's, and the global random state is put back.
+    """Execute one run of a candidate or a peer, whose random numbers are the seed's.
 
     A decomposition that fails, as one does of weights that are not finite, ends the run as one that diverged. So does
-    whatever a peer raises, for instance on a shape that it cannot take; errors of a candidate's file are raised.
+    any error of a peer, for instance on a shape that it cannot take; errors of a candidate's file are raised.
     """
-    candidate, target = run.optimizer, run.target
-    assert isinstance(candidate, Candidate), "the judged have no schedule"
-    assert target is not None, "candidates are judged at a target"
-    config: dict[str, Any] = json.loads(candidate.config)
-    build = get_build(run.workload, run.file)
+    candidate = run.optimizer
+    assert isinstance(candidate, Candidate), "AdamW's settings have a schedule"
     caught = LinAlgError if candidate.file is not None else Exception
     times: list[float] = []
     raised: list[str] = []
 
     def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         parameters = list(parameters)
-        maker = PEERS[candidate.name].make if candidate.file is None else load_optimizer(candidate.file, config)
-        optimizer = maker(parameters, **config)
+        maker = PEERS[candidate.name].make if candidate.file is None else load_optimizer(candidate)
+        optimizer = maker(parameters, **json.loads(candidate.config))
         for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
             register(lambda *_: times.append(time.process_time()))
         step: Callable[[], object] = optimizer.step
@@ -144,7 +219,7 @@ def do(run: Run) -> Curve:
         if candidate.file is None:
             warnings.simplefilter("ignore")  # warnings of libraries
         try:
-            curve = train(build, run.seed, make, max_steps=run.max_steps, target=target)
+            curve = train(get_build(run.workload, run.file), run.seed, make, max_steps=run.max_steps, target=run.target)
         except caught as error:  # where it is made, or in a loss
             raised.append(_describe(error))
             curve = Curve([], diverged=True)

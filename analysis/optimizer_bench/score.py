@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from analysis.optimizer_bench.loading import FILE, get_role
+from analysis.optimizer_bench.runs import FILE
 from analysis.optimizer_bench.workload import EVERY, Curve
-from analysis.optimizer_bench.workloads import FAMILY, KIND
+from analysis.optimizer_bench.workloads import FAMILY, KIND, ROLE
 
 #: Maximum score of a miss; the score falls by a factor of e per tenth of the remaining distance, down to the floor.
 MISS, STEEPNESS, FLOOR = 0.7, 10.0, 0.05
@@ -63,7 +63,7 @@ def score_workload(name: str, curves: Sequence[Curve], baseline: Mapping[str, An
     ratios = [rate(curve, baseline) for curve in seen]
     return {
         "workload": name,
-        "role": get_role(name),
+        "role": ROLE.get(name, FILE),
         "family": FAMILY.get(name, FILE),
         "kind": KIND.get(name, FILE),
         "steps": max_steps,
@@ -82,22 +82,20 @@ def score_workload(name: str, curves: Sequence[Curve], baseline: Mapping[str, An
 
 
 def summarise(rows: Sequence[Row]) -> list[Summary]:
-    """Summarize rows for each role and horizon, in their order."""
-    kinds = dict.fromkeys((row["role"], row["steps"]) for row in rows)
-    return [
-        {"role": role, "steps": steps}
-        | _summarise([row for row in rows if (row["role"], row["steps"]) == (role, steps)])
-        for role, steps in kinds
-    ]
+    """Summarize rows for each role and horizon, in their order; all workloads have equal weight."""
+    groups: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["role"], row["steps"]), []).append(row)
+    return [{"role": role, "steps": steps, **_summarise(group)} for (role, steps), group in groups.items()]
 
 
 def _summarise(rows: Sequence[Row]) -> Summary:
-    """Summarize rows of one role and horizon; all workloads have equal weight."""
-    worst = min(rows, key=get_ratio)
+    """Summarize rows of one role and horizon."""
+    worst = min(rows, key=lambda row: float(row["ratio"]))
     families = average_by(rows, "family")
     worst_family = min(families, key=families.__getitem__)
     return {
-        "ratio": statistics.geometric_mean(map(get_ratio, rows)),
+        "ratio": statistics.geometric_mean(row["ratio"] for row in rows),
         "kinds": average_by(rows, "kind"),
         "easier": {
             name: statistics.geometric_mean(row["easier"][name] for row in rows)
@@ -113,15 +111,10 @@ def _summarise(rows: Sequence[Row]) -> Summary:
     }
 
 
-def get_ratio(row: Row) -> float:
-    """Get the ratio of a row."""
-    return float(row["ratio"])
-
-
 def average_by(rows: Sequence[Row], key: str) -> dict[Any, float]:
     """Compute the geometric mean of the ratios of rows that share a value."""
     values = dict.fromkeys(row[key] for row in rows)
-    return {value: statistics.geometric_mean(get_ratio(row) for row in rows if row[key] == value) for value in values}
+    return {value: statistics.geometric_mean(row["ratio"] for row in rows if row[key] == value) for value in values}
 
 
 def bootstrap(ratios: Sequence[Sequence[float]]) -> tuple[float, float]:

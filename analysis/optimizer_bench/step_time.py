@@ -13,15 +13,15 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from analysis.optimizer_bench.bench import load_candidate
-from analysis.optimizer_bench.loading import load_optimizer
-from analysis.optimizer_bench.workloads import STREAMED, VISIBLE, WORKLOADS
+from analysis.optimizer_bench.runs import load_optimizer
+from analysis.optimizer_bench.workloads import ROLE, WORKLOADS
+from analysis.shared.journal import use_one_thread
 from analysis.shared.runner import Report, StudyParser
 from protonet.ui.command_line import check_name
 from protonet.ui.text import format_table
@@ -29,7 +29,8 @@ from protonet.ui.text import format_table
 Shapes = list[tuple[int, ...]]
 BLOCK: Shapes = [(64,), (64,), (192, 64), (192,), (64, 64), (64,), (64,), (64,), (256, 64), (256,), (64, 256), (64,)]
 #: The workloads whose networks are measured, and, by name, the shapes of other networks' parameters.
-NETWORKS = [name for family in (*VISIBLE.values(), *STREAMED.values()) for name in family]
+STREAMS = ("grammar", "petals", "hops", "regress", "tastes", "teacher", "chords", "jumps")
+NETWORKS = [*(name for name, role in ROLE.items() if role == "visible"), *STREAMS]
 CASES: dict[str, Shapes] = {
     "64 vectors of 64": [(64,)] * 64,
     "50 of 16 x 16": [(16, 16)] * 50,
@@ -50,7 +51,7 @@ SEEN = 200  #: Rows of embeddings that have gradients.
 NOTE = """
 Milliseconds of CPU time of one step(), medians over turns of {steps} steps after the first {first}; ratios are medians
 over pairs of turns. State: the bytes of its tensors over those of AdamW's. Medians over the {count} workloads:
-{time:.1f} times AdamW's CPU time of a step, {state:.1f} times its state. One thread.
+{ratio:.1f} times AdamW's CPU time of a step, {state:.1f} times its state. One thread.
 """
 FIRST = 100  #: Steps before the time is taken: bases turn more often in the first ones.
 
@@ -59,28 +60,28 @@ def add_options(parser: StudyParser) -> None:
     """Add the optimizer, the networks and the number of steps."""
     parser.add_argument("--optimizer", required=True, metavar="FILE", help="as that of optimizer-bench")
     parser.add_argument("--config", metavar="FILE", help="its config, a JSON object (default: none)")
-    known = ", ".join([*NETWORKS, *CASES])
-    parser.add_argument("--case", metavar="NAME", help=f"one of {known} (default: all)")
+    known = [*NETWORKS, *CASES]
+    parser.add("--case", None, f"one of {', '.join(known)} (default: all)", partial(check_name, known=known))
     parser.add_int("--steps", 48, "steps of a turn")
     parser.add_int("--turns", 7, "turns of each optimizer")
 
 
 def run(options: argparse.Namespace) -> Report:
     """Time the optimizer and AdamW on each network."""
-    candidate = load_candidate(Path(options.optimizer), options.config)
-    if options.case is not None:
-        check_name("--case", options.case, [*NETWORKS, *CASES])
-    assert candidate.file is not None, "candidates have files"
-    config = json.loads(candidate.config)
-    make = partial(load_optimizer(candidate.file, config), **config)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    candidate = load_candidate(options.optimizer, options.config)
+    make = partial(load_optimizer(candidate), **json.loads(candidate.config))
+    with use_one_thread():
         names = [*NETWORKS, *CASES] if options.case is None else [options.case]
         rows = [measure(name, make, options.steps, options.turns) for name in names]
-    finally:
-        torch.set_num_threads(threads)
-    return Report(rows, tabulate(rows) + summarise(rows, options.steps))
+    lines = [
+        [row["name"], *(f"{row[key]:.2f}" for key in ("adamw_ms", "fused_ms", "ms"))]
+        + [f"{row[key]:.1f}" for key in ("ratio", "fused_ratio", "state")]
+        for row in rows
+    ]
+    table = format_table(["parameters", "AdamW ms", "fused ms", "ms", "of AdamW's", "of fused", "state"], lines)
+    of_workloads = [row for row in rows if row["name"] in WORKLOADS] or rows
+    medians = {key: statistics.median(row[key] for row in of_workloads) for key in ("ratio", "state")}
+    return Report(rows, table + NOTE.format(steps=options.steps, first=FIRST, count=len(of_workloads), **medians))
 
 
 def measure(name: str, make: Callable[..., torch.optim.Optimizer], steps: int, turns: int) -> dict[str, Any]:
@@ -93,15 +94,10 @@ def measure(name: str, make: Callable[..., torch.optim.Optimizer], steps: int, t
     weights, gradients = make_network(name)
     parameters = [[nn.Parameter(weight.clone()) for weight in weights] for _ in makers]
     optimizers = [make_one(group) for make_one, group in zip(makers, parameters, strict=True)]
-    for optimizer, group in zip(optimizers, parameters, strict=True):
-        _take_steps(optimizer, group, gradients, FIRST)
-    times = [
-        [
-            _take_steps(optimizer, group, gradients, steps)
-            for optimizer, group in zip(optimizers, parameters, strict=True)
-        ]
-        for _ in range(turns)
-    ]  # (turns, optimizers)
+    pairs = list(zip(optimizers, parameters, strict=True))
+    for pair in pairs:
+        _take_steps(*pair, gradients, FIRST)
+    times = [[_take_steps(*pair, gradients, steps) for pair in pairs] for _ in range(turns)]  # (turns, optimizers)
     plain, fused, ours = (statistics.median(column) for column in zip(*times, strict=True))
     ratios = {"ratio": statistics.median(t[2] / t[0] for t in times)}
     ratios["fused_ratio"] = statistics.median(t[2] / t[1] for t in times)
@@ -145,20 +141,3 @@ def _take_steps(
         optimizer.step()
         seconds += time.process_time() - start
     return 1000 * seconds / steps
-
-
-def tabulate(rows: Sequence[dict[str, Any]]) -> str:
-    """Format the table."""
-    lines = [
-        [row["name"], *(f"{row[key]:.2f}" for key in ("adamw_ms", "fused_ms", "ms"))]
-        + [f"{row[key]:.1f}" for key in ("ratio", "fused_ratio", "state")]
-        for row in rows
-    ]
-    return format_table(["parameters", "AdamW ms", "fused ms", "ms", "of AdamW's", "of fused", "state"], lines)
-
-
-def summarise(rows: Sequence[dict[str, Any]], steps: int) -> str:
-    """Format the note below the table, with medians over workloads if there are any."""
-    of_workloads = [row for row in rows if row["name"] in WORKLOADS] or rows
-    time, state = (statistics.median(row[key] for row in of_workloads) for key in ("ratio", "state"))
-    return NOTE.format(steps=steps, first=FIRST, count=len(of_workloads), time=time, state=state)

@@ -22,8 +22,18 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from analysis.optimizer_bench import loading
-from analysis.optimizer_bench.runs import Run, Setting, identify, run_adamw
+from analysis.optimizer_bench.runs import (
+    BASELINES,
+    Baseline,
+    Baselines,
+    Run,
+    Setting,
+    add_workloads,
+    compute_fingerprint,
+    identify,
+    pick_workloads,
+    run_adamw,
+)
 from analysis.optimizer_bench.workload import EVERY, Curve
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, parse_wholes
@@ -67,8 +77,8 @@ def add_options(parser: StudyParser) -> None:
     parser.add("--steps", "1000,300,5000", "horizons, with commas, in the order of the search", check_steps)
     parser.add_int("--jobs", os.cpu_count() or 1, "processes; each tunes another workload")
     parser.add_argument("--coarse", action="store_true", help="try the coarse ladder alone, and make it the baseline")
-    parser.add_output("--baselines", "baselines, to which these are added", loading.BASELINES)
-    loading.add_workloads(parser)
+    parser.add_output("--baselines", "baselines, to which these are added", BASELINES)
+    add_workloads(parser)
 
 
 def check_steps(option: str, text: str) -> list[int]:
@@ -82,26 +92,19 @@ def check_steps(option: str, text: str) -> list[int]:
 
 def run(options: argparse.Namespace) -> Report:
     """Tune AdamW on each workload, and add the baselines to the file."""
-    path = options.baselines
-    baselines = loading.read_baselines(path) if path.exists() else {}
-    files = loading.pick_workloads(options)
-    for name, file in files.items():
-        if not math.isfinite(fingerprint := loading.compute_fingerprint(name, file)):
-            raise_input_error(
-                "--workloads", "have a finite loss before training", f"{fingerprint} of {name}", "Mend it."
-            )
+    path, files = options.baselines, pick_workloads(options)
+    baselines: Baselines = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     tasks = []
     for name, file in files.items():
-        known = next((Setting.read(baseline["setting"]) for baseline in baselines.get(name, {}).values()), None)
-        tasks.append(Task(name, file, tuple(options.steps), known, options.state, options.coarse))
+        known = next((baseline["setting"] for baseline in baselines.get(name, {}).values()), None)
+        start = known and Setting(**known | {"betas": tuple(known["betas"])})
+        tasks.append(Task(name, file, tuple(options.steps), start, options.state, options.coarse))
     tuned = run_all(tasks, tune_workload, options.state, _identify, unit="workload", jobs=options.jobs)
     for task, result in tuned.items():
-        for baseline in result.values():
-            if not baseline["target"] < baseline["initial"]:
-                raise_input_error(
-                    "--workloads", "have what AdamW can train", task.workload, "Leave it out, or mend it."
-                )
-        baselines[task.workload] = dict(sorted((baselines.get(task.workload, {}) | result).items(), key=_get_horizon))
+        if not all(baseline["target"] < baseline["initial"] for baseline in result.values()):
+            raise_input_error("--workloads", "have what AdamW can train", task.workload, "Leave it out, or mend it.")
+        known = baselines.get(task.workload, {}) | result
+        baselines[task.workload] = dict(sorted(known.items(), key=lambda item: int(item[0])))
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(baseline)}" for name, baseline in baselines.items())
     write_atomically(path, lambda file: file.write(f"{{\n{lines}\n}}\n".encode()))
     rows = [baseline | baseline["setting"] | {"name": name} for name in files for baseline in baselines[name].values()]
@@ -110,16 +113,12 @@ def run(options: argparse.Namespace) -> Report:
     return Report(rows, format_columns(COLUMNS, rows))
 
 
-def _get_horizon(item: tuple[str, loading.Baseline]) -> int:
-    return int(item[0])
-
-
 def _identify(task: Task) -> list[object]:
     """Collect the inputs that determine a workload's baselines."""
     return [*identify(Run(task.workload, task.file, SEEDS[0], task.steps[0], Setting())), hash_sources(SOURCE)]
 
 
-def tune_workload(task: Task) -> dict[str, loading.Baseline]:
+def tune_workload(task: Task) -> dict[str, Baseline]:
     """Tune AdamW on a workload: the baseline of each horizon."""
     code = _identify(task)[:-1]  # a run is the same, whatever search asks for it
 
@@ -136,7 +135,7 @@ def tune_workload(task: Task) -> dict[str, loading.Baseline]:
             baseline = make_baseline(measure, [climb_ladder(measure)]) | {"coarse": True}
         else:
             baseline, start = tune(measure, start)
-        fingerprint = loading.compute_fingerprint(task.workload, task.file)
+        fingerprint = compute_fingerprint(task.workload, task.file)
         result[str(max_steps)] = baseline | {"max_steps": max_steps, "fingerprint": fingerprint}
     return result
 
@@ -144,7 +143,7 @@ def tune_workload(task: Task) -> dict[str, loading.Baseline]:
 Measure = Callable[[Setting, int], Curve]  #: Trains with a setting and a seed; results are cached.
 
 
-def tune(measure: Measure, start: Setting | None = None) -> tuple[loading.Baseline, Setting]:
+def tune(measure: Measure, start: Setting | None = None) -> tuple[Baseline, Setting]:
     """Tune AdamW; return the baseline without the fields of the workload, and a setting for warm starts.
 
     Args:
@@ -189,18 +188,13 @@ def climb_ladder(measure: Measure) -> Setting:
     return pick_best(measure, [rung._replace(weight_decay=decay) for decay in LADDER_DECAYS])
 
 
-def make_baseline(measure: Measure, finalists: Sequence[Setting]) -> loading.Baseline:
-    """Build the baseline of the best setting, with its initial loss and its mean curve."""
+def make_baseline(measure: Measure, finalists: Sequence[Setting]) -> Baseline:
+    """Build the baseline of the best setting, with its initial loss."""
     strict, curves = select_setting(measure, finalists)
-    return strict | {
-        "initial": statistics.fmean(curve.losses[0] for curve in curves),
-        "curve": [
-            float(f"{statistics.fmean(losses):.5g}") for losses in zip(*(curve.losses for curve in curves), strict=True)
-        ],
-    }
+    return strict | {"initial": statistics.fmean(curve.losses[0] for curve in curves)}
 
 
-def select_setting(measure: Measure, finalists: Sequence[Setting]) -> tuple[loading.Baseline, list[Curve]]:
+def select_setting(measure: Measure, finalists: Sequence[Setting]) -> tuple[Baseline, list[Curve]]:
     """Select the setting that reaches the lowest target on all seeds; return target, steps and curves."""
     curves = {setting: [measure(setting, seed) for seed in SEEDS] for setting in finalists}
     setting = min(finalists, key=lambda finalist: max(map(_min_loss, curves[finalist])))

@@ -31,6 +31,8 @@ class Workload(NamedTuple):
 
 #: Builds a workload from a seed, which determines initial weights and the order of batches alone.
 Build = Callable[[int], Workload]
+Stream = Callable[[torch.Generator], Iterator[Any]]  #: Yields batches without end.
+Draw = Callable[[Tensor, torch.Generator], Any]  #: Augments the rows of a batch.
 
 
 @contextmanager
@@ -46,16 +48,8 @@ class Task(NamedTuple):
 
     make: Callable[[], nn.Module]  #: Makes the model.
     loss: Callable[[nn.Module, Any], Tensor]  #: Maps the model and a batch to the loss, 0-d.
-    stream: Callable[[torch.Generator], Iterator[Any]]  #: Yields batches without end.
+    stream: Stream
     validation: Any  #: Validation batch.
-
-
-def build(task: Task, seed: int) -> Workload:
-    """Build a workload; the seed determines the initial weights and the batches."""
-    with initial_weights(seed):
-        model = task.make()
-    batches = task.stream(torch.Generator().manual_seed(seed))
-    return Workload(model, lambda: task.loss(model, next(batches)), lambda: task.loss(model, task.validation))
 
 
 def workload(describe: Callable[[], Task]) -> Build:
@@ -63,16 +57,14 @@ def workload(describe: Callable[[], Task]) -> Build:
     describe_once = functools.cache(describe)
 
     @functools.wraps(describe)
-    def build_it(seed: int) -> Workload:
-        return build(describe_once(), seed)
+    def build(seed: int) -> Workload:
+        task = describe_once()
+        with initial_weights(seed):
+            model = task.make()
+        batches = task.stream(torch.Generator().manual_seed(seed))
+        return Workload(model, lambda: task.loss(model, next(batches)), lambda: task.loss(model, task.validation))
 
-    return build_it
-
-
-#: Yields batches without end.
-Stream = Callable[[torch.Generator], Iterator[Any]]
-#: Augments the rows of a batch.
-Draw = Callable[[Tensor, torch.Generator], Any]
+    return build
 
 
 def shuffle(rows: Tensor, size: int, draw: Draw = lambda rows, _: rows) -> Stream:

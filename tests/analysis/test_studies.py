@@ -59,8 +59,7 @@ def test_a_study_describes_itself_and_wrong_options(name: str, capsys: pytest.Ca
 ERRORS = {
     "pretrained .": "`folder` must hold tables",
     "optimizer-bench": "`--optimizer` must be a Python file; got none.",
-    "optimizer-bench --compare --plot x.png": "`--plot` must come with --optimizer",
-    "optimizer-bench --compare --roles test --workloads gpt": "`--roles` must come without --workloads; got test.",
+    "optimizer-bench --compare --roles tuning --workloads gpt": "`--roles` must come without --workloads; got tuning.",
     "optimizer-bench --compare sgd": "`--compare` must be of adamw, ",
     "optimizer-time --optimizer OPTIMIZER --case large": "`--case` must be",
     "robustness --plot x.png --methods svm": "`--plot` must come with ours and a baseline",

@@ -1,10 +1,10 @@
-"""Characters of matplotlib's fonts: classification under difficulties, contrastive learning, and transfer."""
+"""Characters of matplotlib's fonts: classification under difficulties, and contrastive learning."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from analysis.optimizer_bench.workload import (
     Task,
-    build,
     classification_loss,
     classify,
     hold_out,
@@ -52,9 +51,6 @@ TURN, ZOOM, SHIFT = math.radians(20), 0.25, 0.15
 #: Standard deviation of the noise of a view.
 GREY = 0.1
 TEMPERATURE = 0.2
-FEATURES = 64  #: Width of the pretrained network below its new head.
-ADAPTED = 192  #: The width of the network that has adapters.
-SLANT, INK, GRAIN = 0.35, 0.7, 0.15  #: How images change: a shear, a factor on their ink, the noise's deviation.
 
 
 @workload
@@ -300,14 +296,9 @@ def draw_views(pictures: Tensor, generator: torch.Generator) -> Tensor:
     angle, zoom, right, down = 2 * torch.rand(4, 2 * len(pictures), generator=generator) - 1  # each (2 n,) in [-1, 1]
     cos, sin = ((1 + ZOOM * zoom) * side for side in ((TURN * angle).cos(), (TURN * angle).sin()))
     maps = torch.stack((cos, -sin, SHIFT * right, sin, cos, SHIFT * down), 1).view(-1, 2, 3)
-    views = warp(pictures.repeat(2, 1, 1, 1), maps)
-    return views + GREY * torch.randn(views.shape, generator=generator)
-
-
-def warp(pictures: Tensor, maps: Tensor) -> Tensor:
-    """Map pictures (n, 1, side, side) by affine maps (n, 2, 3) of where each pixel comes from."""
     grid = F.affine_grid(maps, [len(maps), 1, SIDE, SIDE], align_corners=False)
-    return F.grid_sample(pictures, grid, align_corners=False)
+    views = F.grid_sample(pictures.repeat(2, 1, 1, 1), grid, align_corners=False)
+    return views + GREY * torch.randn(views.shape, generator=generator)
 
 
 def compare_views(embeddings: Tensor) -> Tensor:
@@ -335,94 +326,3 @@ def contrast() -> Task:
     stream = shuffle(train, 16, draw_views)
     second_views = draw_views(validation[few], generator)
     return Task(make, lambda model, views: compare_views(model(views)), stream, second_views)
-
-
-def pretrain(task: Task, steps: int) -> nn.Module:
-    """Train a model on a task with AdamW, independently of the seed."""
-    workload = build(task, 0)
-    optimizer = torch.optim.AdamW(workload.model.parameters())
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, steps, cycle_momentum=False)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        workload.train_loss().backward()
-        optimizer.step()
-        schedule.step()
-    return workload.model
-
-
-def make_body() -> nn.Sequential:
-    """Make two convolutions, a linear layer and a norm: (n, pixels) to (n, features)."""
-    convolve = nn.Conv2d(1, 12, 5, stride=2, padding=2), nn.ReLU(), nn.Conv2d(12, 24, 3, stride=2, padding=1), nn.ReLU()
-    linear = nn.Linear(24 * (SIDE // 4) ** 2, FEATURES)
-    return nn.Sequential(nn.Unflatten(1, (1, SIDE, SIDE)), *convolve, nn.Flatten(), linear, nn.LayerNorm(FEATURES))
-
-
-@workload
-def transfer() -> Task:
-    """Classify Latin characters with odd code points by a new head on a network pretrained on even ones."""
-    data = load_latin()
-    shuffled = torch.randperm(len(data.y), generator=seed_0())
-    even, odd = (shuffled[data.y[shuffled] % 2 == remainder] for remainder in (0, 1))
-    loss, half = classification_loss(data.x, data.y // 2), data.num_classes // 2
-
-    def make_old() -> nn.Module:
-        return nn.Sequential(make_body(), nn.Linear(FEATURES, data.num_classes - half))
-
-    learnt = pretrain(on_rows(make_old, loss, (even, even), 64), 400).get_submodule("0").state_dict()
-
-    def make() -> nn.Module:
-        body, head = make_body(), nn.Linear(FEATURES, half)
-        body.load_state_dict(learnt)
-        return nn.Sequential(body, head)
-
-    validation, train, _ = odd.tensor_split([200, 2_200])
-    return on_rows(make, loss, (train, validation), 16)
-
-
-def make_adapter() -> nn.Module:
-    """Make a bottleneck adapter with a residual connection, close to the identity at first.
-
-    Source: N. Houlsby et al. (2019), Parameter-efficient transfer learning for NLP, arXiv 1902.00751; there the rest
-        of the network is frozen.
-    """
-    down, up = nn.Linear(ADAPTED, 16), nn.Linear(16, ADAPTED)
-    nn.init.normal_(up.weight, std=1e-3)
-    nn.init.zeros_(up.bias)
-    return Skip(down, nn.GELU(), up)
-
-
-def make_adapted(num_classes: int, make_adapter: Callable[[], nn.Module]) -> nn.Sequential:
-    """Make two hidden layers, each with an adapter of ``make_adapter``, and a head."""
-    layers: list[nn.Module] = []
-    for inputs in (PIXELS, ADAPTED):
-        layers += [nn.Linear(inputs, ADAPTED), nn.GELU(), make_adapter()]
-    return nn.Sequential(*layers, nn.Linear(ADAPTED, num_classes))
-
-
-def shift(images: Tensor) -> Tensor:
-    """Change images (n, pixels): shear, less ink, and fixed noise."""
-    shear = torch.tensor([[1, SLANT, 0], [0, 1, 0]]).expand(len(images), 2, 3)
-    slanted = warp(images.view(-1, 1, SIDE, SIDE), shear).flatten(1)
-    return INK * slanted + GRAIN * torch.randn(images.shape, generator=seed_0())
-
-
-@workload
-def adapter() -> Task:
-    """Classify characters in changed images, by new adapters in a network pretrained on the old images.
-
-    The weights start close to good ones: large rates forget, and long training overfits the few rows.
-    """
-    data = load_ascii()
-    rows = torch.randperm(len(data.y), generator=seed_0())
-    seen, validation = rows[:-300], rows[-300:]
-    make_old = functools.partial(make_adapted, data.num_classes, nn.Identity)
-    old = pretrain(on_rows(make_old, classification_loss(data.x, data.y), (seen, seen), 64), 600)
-    changed = torch.empty_like(data.x)
-    changed[rows] = shift(data.x[rows])
-
-    def make() -> nn.Module:
-        model = make_adapted(data.num_classes, make_adapter)
-        model.load_state_dict(old.state_dict(), strict=False)  # the adapters are new
-        return model
-
-    return on_rows(make, classification_loss(changed, data.y), (rows[:400], validation), 16)

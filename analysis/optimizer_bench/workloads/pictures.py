@@ -1,4 +1,4 @@
-"""Generation of pictures: characters, photographs denoised and completed, digits by diffusion."""
+"""Generation of pictures: characters completed and encoded, photographs denoised and painted."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import Task, hold_out, on_rows, seed_0, shuffle, workload
+from analysis.optimizer_bench.workload import Task, hold_out, on_rows, shuffle, workload
 from analysis.optimizer_bench.workloads.data import PIXELS, load_ascii, load_latin, load_photograph, standardise
 from analysis.optimizer_bench.workloads.models import Skip, make_convolutions, make_mlp
-from protonet.errors import optional_packages
 
 LATENT = 16  #: The autoencoder's.
 #: Factor on the outputs of a layer that preserves the scale of its inputs.
@@ -20,8 +19,6 @@ FAINTNESS = 0.1
 TILE, NOISE = 12, (0.02, 0.3)  #: Size of a tile, and the range of its standard deviation; colours are in [0, 1].
 SPREAD = 16.0  #: The standard deviation of the first frequencies, in periods a picture.
 FREQUENCIES, WIDTH = 48, 96
-RANK, START = 32, 0.1  #: Rank of a photograph's factors, and their initial standard deviation.
-DIGIT, WAVES = 64, 8  #: A digit's pixels, and the frequencies by which the time enters.
 
 
 @workload
@@ -148,54 +145,3 @@ def pixels() -> Task:
         return F.mse_loss(model(x[rows]), y[rows])
 
     return on_rows(make, loss, hold_out(torch.arange(len(x)), 2048), 256)
-
-
-@workload
-def factor() -> Task:
-    """Complete a photograph, in standardised grey values with half of its pixels, by a low-rank factorization."""
-    grey = load_photograph().mean(2)
-    image = (grey - grey.mean()) / grey.std()
-    known = torch.randperm(image.numel(), generator=seed_0())[: 4096 + image.numel() // 2]
-    validation, train = known.tensor_split([4096])
-
-    def make() -> nn.Module:
-        return nn.ParameterList([START * torch.randn(size, RANK) for size in image.shape])
-
-    def loss(model: nn.Module, pixels: Tensor) -> Tensor:
-        rows, columns = model.parameters()
-        row, column = pixels // image.shape[1], pixels % image.shape[1]
-        return F.mse_loss((rows[row] * columns[column]).sum(1), image[row, column])
-
-    return on_rows(make, loss, (train, validation), 512)
-
-
-@workload
-def diffusion() -> Task:
-    """Predict the noise in scikit-learn's digits; the seed determines the noise and the time steps, too.
-
-    Digits and noise are mixed, from digits alone at time 0 to noise alone at 1; the time enters as waves.
-
-    Source: J. Ho, A. Jain and P. Abbeel (2020), Denoising diffusion probabilistic models, arXiv 2006.11239, (14); the
-        schedule is A. Nichol and P. Dhariwal's (2021), Improved denoising diffusion probabilistic models.
-    """
-    with optional_packages():
-        from sklearn.datasets import load_digits  # noqa: PLC0415 - optional
-    digits = torch.tensor(load_digits().data).float() / 8 - 1  # (1797, pixels) in [-1, 1], of levels 0 to 16
-
-    def make() -> nn.Module:
-        stem = nn.Linear(DIGIT + 2 * WAVES, 160)
-        hidden = [Skip(nn.Linear(160, 160), nn.SiLU()) for _ in range(2)]
-        return nn.Sequential(stem, nn.SiLU(), *hidden, nn.Linear(160, DIGIT))
-
-    def draw(images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        noise = torch.randn(images.shape, generator=generator)
-        return images, noise, torch.rand(len(images), 1, generator=generator)
-
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        images, noise, times = batch
-        angles = times * (math.pi / 2)  # (n, 1)
-        mixed = images * angles.cos() + noise * angles.sin()
-        waves = times * (math.pi * torch.arange(1, 1 + WAVES))  # (n, waves)
-        return F.mse_loss(model(torch.cat([mixed, waves.cos(), waves.sin()], 1)), noise)
-
-    return on_rows(make, loss, hold_out(digits, 297), 96, draw)

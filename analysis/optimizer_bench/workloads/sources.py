@@ -1,4 +1,4 @@
-"""Sequences: bytes, tokens and characters of Python's source code, and numbers to sort."""
+"""Sequences: bytes, tokens and characters of Python's source code."""
 
 from __future__ import annotations
 
@@ -16,19 +16,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
-from analysis.optimizer_bench.workload import Task, on_rows, seed_0, workload
+from analysis.optimizer_bench.workload import Task, on_rows, workload
 from analysis.optimizer_bench.workloads.data import cut_windows, encode_ascii, join_sources, read_sources
-from analysis.optimizer_bench.workloads.models import Embedded, Skip, States, make_mlp, make_transformer
+from analysis.optimizer_bench.workloads.models import Embedded, Skip, States, make_mlp
 
 ASCII, CONTEXT, GPT_WIDTH, HEADS = 128, 32, 64, 4
 TOKENS, LENGTH = 512, 16  #: Vocabulary size and sequence length; token 0 represents all rare tokens.
-MASK, MASKED = TOKENS, 3  #: The mask token, and the number of masked tokens per window.
 #: Kinds of tokens; white space and line ends are of kind 0.
 KINDS = (tokenize.ENDMARKER, tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP, tokenize.COMMENT)
 #: An additional kind, which tokenize counts among names.
 KEYWORD = len(KINDS)
 MODULES, CHANNELS = 30, 32  #: Modules whose characters are classified: tokenizing all would take seconds.
-NUMBERS, SIZE = 96, 10  #: Sequences to sort: the bound of their numbers, and their length.
 
 
 def predict_next(model: nn.Module, symbols: Tensor) -> Tensor:
@@ -110,62 +108,6 @@ def gru() -> Task:
         return nn.Sequential(embedding, states, nn.Linear(80, TOKENS))
 
     return on_rows(make, predict_next, load_tokens(), 16)
-
-
-class BERT(nn.Module):
-    """A transformer encoder with tied embeddings.
-
-    Source: J. Devlin et al. (2018), BERT: pre-training of deep bidirectional transformers, arXiv 1810.04805.
-    """
-
-    def __init__(self, width: int = 48) -> None:
-        super().__init__()
-        self.embedding = Embedded(TOKENS + 1, 1 + LENGTH, width)
-        self.layers = nn.Sequential(nn.LayerNorm(width), make_transformer(width, "gelu", norm_first=False))
-        self.transform = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width))
-        self.bias = nn.Parameter(torch.zeros(TOKENS))
-        for parameter in self.parameters():
-            if parameter.ndim == 2:
-                nn.init.normal_(parameter, std=0.02)
-
-    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Map tokens (batch, length) to logits (batch, k, vocabulary) of those that places (batch, k) hide."""
-        x = self.layers(self.embedding(tokens))  # (batch, length, width)
-        hidden = torch.take_along_dim(x, positions[..., None], dim=1)  # (batch, k, width)
-        return F.linear(self.transform(hidden), self.embedding.symbols.weight[:TOKENS], self.bias)
-
-
-def hide_tokens(windows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Mask some tokens of windows (n, length); return also the positions and masked tokens, (n, masked) each."""
-    positions = torch.rand(windows.shape, generator=generator).argsort(1)[:, :MASKED]
-    return windows.scatter(1, positions, MASK), positions, windows.gather(1, positions)
-
-
-@workload
-def bert() -> Task:
-    """Predict masked tokens of source code; the seed determines the masks, too."""
-
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        tokens, positions, hidden = batch
-        return F.cross_entropy(model(tokens, positions).flatten(0, 1), hidden.flatten())
-
-    return on_rows(BERT, loss, load_tokens(), 8, hide_tokens)
-
-
-@workload
-def sorter() -> Task:
-    """Sort numbers by a post-norm transformer."""
-    sequences = torch.randint(NUMBERS, (60_000, SIZE), generator=seed_0())
-    validation, train = sequences.tensor_split([64])
-
-    def make() -> nn.Module:
-        layers = Embedded(NUMBERS, SIZE, 48), make_transformer(48, "relu", norm_first=False)
-        return nn.Sequential(*layers, nn.Linear(48, NUMBERS))
-
-    def loss(model: nn.Module, sequences: Tensor) -> Tensor:
-        return F.cross_entropy(model(sequences).flatten(0, 1), sequences.sort(1).values.flatten())
-
-    return on_rows(make, loss, (train, validation), 16)
 
 
 def label_characters(source: str) -> Tensor:

@@ -1,13 +1,11 @@
-"""Words of the functions of Python's standard library: recommendation, ranking, embeddings, and counts.
+"""Words of the functions of Python's standard library: recommendation, ranking and embeddings.
 
-All but the counts are for tables of vectors: most rows see no gradient in a step, and no weight is a matrix that
-multiplies.
+They train tables of vectors: most rows see no gradient in a step, and no weight is a matrix that multiplies.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import re
 from collections import Counter
 
@@ -15,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import Task, classify, on_rows, seed_0, workload
-from analysis.optimizer_bench.workloads.data import DEFINITION, MIN_FUNCTIONS, WORD, join_sources, read_sources
+from analysis.optimizer_bench.workload import Task, on_rows, seed_0, workload
+from analysis.optimizer_bench.workloads.data import WORD, join_sources
 
 FACTORS = 16  #: Length of a user's or an item's vector.
 UNUSED = 4  #: Words drawn for each that a function uses, as not used.
@@ -27,7 +25,6 @@ CONTEXT = torch.tensor([column for column in range(1 + 2 * REACH) if column != R
 NEGATIVES, FLATTEN = 5, 0.75  #: Words drawn for each pair, by their counts to this power.
 #: Words with a larger relative frequency are subsampled.
 FREQUENT = 1e-3
-COUNTED = 1000  #: How often a body has each of the commonest words.
 
 
 def make_factors(num_users: int, num_items: int, biases: tuple[int, ...]) -> nn.Module:
@@ -168,23 +165,3 @@ def words() -> Task:
         return -F.logsigmoid(signs * match_words(model, *batch)).sum(1).mean()
 
     return on_rows(make_skip_gram, loss, (train, validation), 128, draw)
-
-
-def count_words() -> tuple[Tensor, Tensor]:
-    """Count the words of each function of the standard library, (n, words); its module is the label (n,)."""
-    modules = sorted(itertools.chain.from_iterable(side.items() for side in read_sources()))
-    functions = (DEFINITION.split(source)[2::2] for _, source in modules)
-    bodies = [definitions for definitions in functions if len(definitions) >= MIN_FUNCTIONS]
-    labels = torch.arange(len(bodies)).repeat_interleave(torch.tensor(list(map(len, bodies))))
-    bags = [WORD.findall(body) for body in itertools.chain.from_iterable(bodies)]
-    counts = Counter(itertools.chain.from_iterable(bags))
-    words = sorted(counts, key=lambda word: (-counts[word], word))[:COUNTED]
-    columns = {word: column for column, word in enumerate(words)}
-    known = [torch.tensor([columns[word] for word in bag if word in columns], dtype=torch.int64) for bag in bags]
-    return torch.stack([ids.bincount(minlength=COUNTED) for ids in known]).float(), labels
-
-
-@workload
-def softmax() -> Task:
-    """Classify the module of a function by multinomial logistic regression on raw counts."""
-    return classify(functools.partial(nn.Linear, COUNTED), *count_words(), held_out=300, size=48)
