@@ -91,10 +91,7 @@ def simplify(name: str) -> str:
 def detect_listed_classes(key: str, root: Path, folders: tuple[str, ...] = ("",)) -> Layout | None:
     """Find ``root/CLASS/*.png`` of all classes of a list, which says their sides; other classes are left out.
 
-    Args:
-        key: The list's name.
-        root: The folder.
-        folders: In ``root``, that may hold the folders of classes; those of several that do are taken together.
+    Of the ``folders`` in ``root``, those that hold folders of the classes are taken together.
     """
     known = read_class_lists()[key]
     sides = {simplify(label): (label, side) for label, side in known.side_of.items()}
@@ -161,11 +158,9 @@ def locate_meta_dataset(key: str, root: str | Path) -> ImageSet:
 
 
 def describe_difference(text: str, counts: Mapping[tuple[str, str], int]) -> list[str]:
-    """Describe in one line how a data set differs from the benchmark of its name; no line if they are equal.
+    """Describe in a line how a data set ``KIND:ROOT`` differs from the benchmark of its name; no line if equal.
 
-    Args:
-        text: The name of the data set, ``KIND:ROOT``; only kinds with a class list are compared.
-        counts: Its pictures by class and side. If no class name is in the list, only numbers are compared.
+    ``counts`` are its pictures by class and side. If no class name is in the list, only numbers are compared.
     """
     key, colon, _ = text.partition(":")
     known = read_class_lists().get(key)

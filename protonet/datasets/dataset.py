@@ -144,13 +144,9 @@ def split_classes(data: Dataset, seed: int) -> Dataset:
 
 
 def make_dataset(argument: str, x: Tensor, labels: RowNames, sides: RowNames | None = None) -> Dataset:
-    """Make a data set of float32 rows with named classes, which are numbered in the order of their names.
+    """Make a data set of float32 rows from ``x`` (n, ...) with named classes, numbered in the order of their names.
 
-    The rows ``x`` (n, ...) are of any real dtype; trailing axes are flattened. The ``labels`` (n,) are strings, or
-    integers, which keep their order; ``sides`` are as in `assign_sides`.
-
-    Raises:
-        InputError: The labels are not one per row or of fewer than two classes, there is NaN, or as in `assign_sides`.
+    Integer ``labels`` keep their order; ``sides`` are as in `assign_sides`.
     """
     x = x.flatten(1).float()  # (n, dim)
     check_finite(argument, x)
@@ -164,13 +160,7 @@ def make_dataset(argument: str, x: Tensor, labels: RowNames, sides: RowNames | N
 
 
 def assign_sides(argument: str, data: Dataset, sides: RowNames | None) -> Dataset:
-    """Set the side of each class from those of its rows (n,); None leaves the data as they are.
-
-    A side is one of ``SPLIT_SIDES`` or ``SIDE_ALIASES`` in any case, the same for all rows of a class.
-
-    Raises:
-        InputError: There are not as many sides as rows, a side is unknown, or a class is on two sides.
-    """
+    """Set the side of each class from those of its rows (n,), ``SPLIT_SIDES`` or ``SIDE_ALIASES``; None sets none."""
     if sides is None:
         return data
     if len(sides) != len(data.y):
@@ -189,11 +179,7 @@ def assign_sides(argument: str, data: Dataset, sides: RowNames | None) -> Datase
 
 
 def check_finite(argument: str, x: Tensor, release: Callable[[], None] = lambda: None) -> None:
-    """Check that all features (n, dim) are finite, a piece at a time; ``release`` frees memory after each.
-
-    Raises:
-        InputError: There is NaN or infinity; the message names the first such rows.
-    """
+    """Check features (n, dim) a piece at a time, with ``release`` after each; an InputError names rows not finite."""
     step = max(1, BYTES_PER_CHECK // max(1, x.shape[1] * x.element_size()))
     bad: list[int] = []
     for start in range(0, len(x), step):

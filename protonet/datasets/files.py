@@ -94,11 +94,7 @@ def load_npz(path: str | Path) -> Dataset:
 
 
 def read_shape(shape: np.ndarray | None, dim: int) -> tuple[int, int, int] | None:
-    """Return the array ``maps`` of an NPZ file, channels, height and width of rows of ``dim`` features; None for None.
-
-    Raises:
-        InputError: It is none of such rows.
-    """
+    """Convert the array ``maps`` of an NPZ file to channels, height and width of rows of ``dim`` features."""
     if shape is None:
         return None
     if shape.shape != (3,) or shape.dtype.kind not in "iu" or math.prod(shape.tolist()) != dim or shape.min() < 1:
@@ -211,18 +207,7 @@ def map_rows(path: Path, dtypes: Sequence[str] = FLOATING, name: str = "x") -> t
 def write_npz(
     file: BinaryIO, shape: tuple[int, ...], dtype: str, rows: Iterable[np.ndarray], more: Mapping[str, np.ndarray]
 ) -> None:
-    """Write an NPZ file that `map_rows` maps, with rows that do not fit into memory together.
-
-    Args:
-        file: To write to.
-        shape: Of ``x``, the rows (n, ...).
-        dtype: Of the rows, such as "float32".
-        rows: Some of them at a time, (k, ...), in their order.
-        more: Further arrays by name, without objects.
-
-    Raises:
-        ValueError: The rows are not as many as ``shape`` says.
-    """
+    """Write an NPZ file that `map_rows` maps: ``x`` of a shape, by blocks of rows (k, ...), and ``more`` arrays."""
     left = shape[0]
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         with archive.open("x.npy", "w", force_zip64=True) as member:

@@ -34,11 +34,10 @@ Arrays = dict[str, np.ndarray]
 
 
 def cached_arrays(name: str, version: int, key: object, make: Callable[[], Arrays]) -> Arrays:
-    """Return the arrays by name of an earlier call with the same key, or make and cache them.
+    """Load the arrays of an earlier call with the same key, all that they depend on, or make and cache them.
 
-    A file that is damaged, of another program or of another version is made again, with one line on stderr. A cache
-    that cannot be written is no error either, but one line on stderr. The file's name begins with ``name``, ``key``
-    (that JSON can write) is everything that the arrays depend on, and no array may be called "stamp".
+    A file that is damaged, foreign or of another version is made again, with one line on stderr. A cache that cannot be
+    written costs no more than such a line. No array may be called "stamp".
     """
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
     path = cache_folder() / f"{name}-{digest[:16]}.npz"
@@ -173,10 +172,9 @@ def alphabet_of(character: str) -> str:
 
 
 def split_alphabets(characters: Iterable[str]) -> tuple[str, ...]:
-    """Assign alphabets to the sides of the split, and return the side of each character.
+    """Assign alphabets, the largest first, to the side that lacks most characters; the side of each character.
 
-    The largest alphabet comes first, and each goes to the side that lacks most characters. Letters and other characters
-    are split apart, so that every side has both. Alphabets of fewer than 20 characters are pooled.
+    Letters and other characters are split apart, so that every side has both. Small alphabets are pooled.
     """
     names = [alphabet_of(character) for character in characters]
     counts = Counter(names)
@@ -196,12 +194,7 @@ def split_alphabets(characters: Iterable[str]) -> tuple[str, ...]:
 
 
 def list_font_faces(fonts: str | Path | None = None) -> list[Face]:
-    """List matplotlib's DejaVu faces, then those below the folder ``fonts``, each in the order of their names.
-
-    Raises:
-        MissingPackageError: matplotlib or fontTools is missing.
-        InputError: ``fonts`` has no face, or one that cannot be read.
-    """
+    """List matplotlib's DejaVu faces, then those below the folder ``fonts``, each in the order of their names."""
     with optional_packages():
         import matplotlib as mpl  # noqa: PLC0415 - optional
         from fontTools.ttLib import TTFont, TTLibError  # type: ignore[import-untyped]  # noqa: PLC0415
@@ -224,10 +217,7 @@ def list_font_faces(fonts: str | Path | None = None) -> list[Face]:
 
 
 def _render(characters: Iterable[str], faces: list[Face], copies: int, seed: int) -> dict[str, np.ndarray]:
-    """Render characters in every face that has them, with a progress bar if that takes more than two seconds.
-
-    Returns ``characters`` (num_classes,) int64 code points, ``images`` (n, 784) uint8 and ``y`` (n,) int64.
-    """
+    """Render ``characters`` (num_classes,) in all faces that have them: ``images`` (n, 784) uint8, ``y`` (n,)."""
     with optional_packages():
         from PIL import ImageFont  # noqa: PLC0415 - optional
 

@@ -28,18 +28,7 @@ AUTHORS_SIDES = ("train", "val", "test")
 def choose_layout(
     name: str, root: str | Path, size: int, layouts: Iterable[Callable[[Path], Layout | None]], expected: str
 ) -> ImageSet:
-    """Return the first of some layouts that a folder has.
-
-    Args:
-        name: Of the public function, for the name of the cache file.
-        root: The folder.
-        size: Pixels per side that the authors take.
-        layouts: Each returns its files and what reads them, or None where the folder is laid out otherwise.
-        expected: The expected content of the folder, for messages.
-
-    Raises:
-        InputError: It has none of them.
-    """
+    """Choose the first of some layouts that a folder has; each returns None where the folder is laid out otherwise."""
     root = Path(root)
     detected = next(filter(None, (layout(root) for layout in layouts)), None)
     if detected is None:
@@ -88,13 +77,7 @@ def detect_class_folders(root: Path) -> Layout:
 
 
 def read_lists(folder: Path, lists: Sequence[Path], read: Callable[[Path], list[tuple[Path, str]]]) -> Layout | None:
-    """Find the pictures of a folder by lists, one for each side; None without the folder or the first list.
-
-    Args:
-        folder: The folder of the pictures.
-        lists: The lists, in the order of ``SPLIT_SIDES``.
-        read: Reads the pictures and their classes of a list.
-    """
+    """Find the pictures of a folder by lists of them and their classes, one per side; None without the first."""
     if not lists[0].is_file() or not folder.is_dir():
         return None
     parts = []
@@ -144,12 +127,7 @@ def detect_json(root: Path) -> Layout | None:
 
 
 def detect_class_lists(folder: str, pattern: str) -> Callable[[Path], Layout | None]:
-    """Return a layout: a folder of all classes, and a list of the classes of each side.
-
-    Args:
-        folder: The name of the folder, which holds ``CLASS/*.png``.
-        pattern: A list's name, with ``{}`` for the side's; the class is what comes before the first comma of a line.
-    """
+    """Make a layout: ``folder/CLASS/*.png``, and lists of each side's classes, before the first comma of a line."""
 
     def find(root: Path) -> Layout | None:
         def read(path: Path) -> list[tuple[Path, str]]:
@@ -166,12 +144,7 @@ def detect_class_lists(folder: str, pattern: str) -> Callable[[Path], Layout | N
 
 
 def detect_pickles(pattern: str, *names: str) -> Callable[[Path], Layout | None]:
-    """Return a layout: a pickle for each side, of pictures and their classes.
-
-    Args:
-        pattern: A file's name, with ``{}`` for the side's.
-        names: Of the sides, if others than ``AUTHORS_SIDES``.
-    """
+    """Make a layout: a pickle for each side, of pictures and their classes."""
 
     def find(root: Path) -> Layout | None:
         files = [root / pattern.format(part) for part in names or AUTHORS_SIDES]

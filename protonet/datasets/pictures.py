@@ -69,20 +69,10 @@ class ImageSet:
 
 
 def load_pictures(image_set: ImageSet, size: int | None = None) -> Dataset:
-    """Load a set of pictures: as it was kept by an earlier call, where nothing changed since.
+    """Load a set of pictures at its size, or another side length; from the cache if nothing has changed.
 
-    Args:
-        image_set: The set.
-        size: Pixels per side to resize pictures to, without regard to their shape; None for that of its authors.
-
-    Returns:
-        uint8 rows in the order of channels, height and width, mapped from a file of the cache's folder; see
-        `Dataset.get_rows`. If it cannot be written, they are in memory.
-
-    Raises:
-        MissingPackageError: Pillow is missing.
-        InputTypeError: The size is not a number.
-        InputError: A file is missing, is no picture, or there are fewer than two classes.
+    Rows are uint8 in the order of channels, height and width, mapped from the cached file, see `Dataset.get_rows`; they
+    are in memory if it cannot be written. An InputError names a file that is missing or no picture.
     """
     side = image_set.size if size is None else check_int("size", size, low=1)
     shape = (1 if image_set.grey else 3, side, side)
@@ -98,11 +88,7 @@ def load_pictures(image_set: ImageSet, size: int | None = None) -> Dataset:
 
 
 def hash_state(image_set: ImageSet, more: str) -> str:
-    """Return a hash of some text and of the names, sizes and times of a set's files, in their order.
-
-    Raises:
-        InputError: A file is missing.
-    """
+    """Hash some text and the names, sizes and times of a set's files in their order; none may be missing."""
     digest = hashlib.sha256(f"{more}\n".encode())
     for path in image_set.files:
         try:

@@ -116,12 +116,7 @@ class _Unpickler(pickle.Unpickler):
 def load_pickle(argument: str, path: str | Path) -> Any:
     """Load a pickle of arrays, tensors, numbers, text and containers; text of Python 2 is taken for Latin-1.
 
-    Args:
-        argument: The argument's name, for the message.
-        path: The file.
-
-    Raises:
-        InputError: There is no such file, it is no pickle, or has other objects, which are not created.
+    An InputError names other objects, which are not created.
 
     Source: Python's documentation of pickle, "Restricting globals".
     """

@@ -106,12 +106,9 @@ class Selection(NamedTuple):
 
     @classmethod
     def of(cls, names: str | Sequence[str] | None, *, shown: bool = False) -> Selection:
-        """Select representations by names, at most one for each modality.
+        """Select at most one representation of each modality by names; the others are the installed defaults.
 
-        "auto", or None if the environment variable is not set, selects the installed defaults; "none" selects none.
-
-        Raises:
-            InputError: A name is unknown, two names have one modality, or "none" is combined with another name.
+        "none" selects none; None reads the environment variable.
         """
         given = os.environ.get(VARIABLE, AUTO).split() if names is None else names
         chosen = [given] if isinstance(given, str) else list(given)
@@ -148,11 +145,7 @@ class Selection(NamedTuple):
 
 
 def get_modality(name: str) -> str:
-    """Return the modality of a representation, given its name: "text" or "picture".
-
-    Raises:
-        InputError: There is no representation of that name.
-    """
+    """Return the modality of a representation, "text" or "picture"; an InputError says if there is none."""
     if name in PACKAGED:
         return PACKAGED[name].modality
     library = name.partition(":")[0]
@@ -166,17 +159,7 @@ def get_modality(name: str) -> str:
 
 
 def open_representation(name: str) -> Representation:
-    """Open a representation.
-
-    Args:
-        name: A name in `PACKAGED`; ``sentence_transformers:NAME``, ``timm:NAME``, ``torchvision:NAME`` or
-            ``open_clip:NAME:TAG``, whose weights are in the cache of that library; a folder of a network of texts for
-            `open_folder`, or a file of a network of pictures for `open_typed`.
-
-    Raises:
-        MissingPackageError: A required package is missing.
-        InputError: The representation does not exist, or cannot be opened.
-    """
+    """Open a representation by a name in `PACKAGED`, ``LIBRARY:NAME`` from the library's cache, a folder or a file."""
     path = Path(split_backbone(name)[0])
     if name in PACKAGED or not (name and path.exists()):
         return _open(name, ())
@@ -205,15 +188,9 @@ def _open(name: str, stamps: tuple[tuple[str, int, int], ...]) -> Representation
 
 
 def reopen(record: Record, names: Sequence[str] | None) -> Representation:
-    """Open the representation of a record in a model file.
+    """Open the representation of a record in a model file, which is not trusted: only the user's names open paths.
 
-    Args:
-        record: From a model file, which is not trusted: folders and files are opened only if the user names them.
-        names: Names that the user has given; those of another modality are ignored.
-
-    Raises:
-        MissingPackageError: Its package is missing.
-        InputError: The representation is not available, or not the one of the record.
+    Names of another modality are ignored. An InputError says if it is missing or another one than in the record.
     """
     library = record.name.partition(":")[0]
     by_name = record.name in PACKAGED or library == SENTENCES or library in LIBRARIES

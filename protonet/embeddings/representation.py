@@ -91,12 +91,7 @@ def embeddings_folder() -> Path:
 
 @contextmanager
 def open_store(folder: Path | None, key: str) -> Iterator[Store]:
-    """Open the embeddings of a representation; a damaged file is recreated, with a message on stderr.
-
-    Args:
-        folder: The folder of the file; None to store nothing.
-        key: A digest of the representation; "" if it is unknown, to store nothing.
-    """
+    """Open the embeddings of a representation, by the key of its file; without folder or key, nothing is stored."""
     with closing(Store(folder / f"{key}.sqlite" if folder is not None and key else None)) as store:
         yield store
 
@@ -199,12 +194,9 @@ class Representation:
         return self.detect_known([text.encode(errors="replace").decode() for text in texts])
 
     def embed(self, items: Sequence[Any], *, shown: bool = False) -> np.ndarray:
-        """Embed texts, or pictures by their paths: (n, width) float32.
+        """Embed texts, or pictures by their paths: (n, width) float32; a number that is not finite is an InputError.
 
         Equal items are computed once, and cached embeddings are reused. Progress is shown after a second.
-
-        Raises:
-            InputError: A picture cannot be read, or an embedding is not finite.
         """
         texts = self.record.modality == "text"
         if texts:  # replace unpaired surrogates
@@ -258,11 +250,7 @@ def hash_text(text: str) -> str:
 
 
 def hash_file(path: Path) -> str:
-    """Compute the SHA-256 of a file, hexadecimal.
-
-    Raises:
-        InputError: The file cannot be read.
-    """
+    """Compute the SHA-256 of a file, hexadecimal; an InputError says if it cannot be read."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:

@@ -51,18 +51,11 @@ TextEncoder = Callable[[Sequence[str]], np.ndarray]
 
 
 def open_folder(folder: Path, name: str = "", *, licence: str = "") -> Representation:
-    """Open the network of a folder.
+    """Open the network of a folder, by default by the folder's name.
 
-    Args:
-        folder: With ``modules.json`` as sentence-transformers writes it (weights of safetensors alone); or with
-            ``tokenizer.json`` and ``model.onnx``; or with it and one file of safetensors that holds one matrix, the
-            vectors of the tokens.
-        name: The name by which it is opened again; "" for the folder's name.
-        licence: The licence of the weights.
-
-    Raises:
-        MissingPackageError: A required package is missing.
-        InputError: The folder has another content.
+    The folder has ``modules.json`` as sentence-transformers writes it (weights of safetensors alone), or
+    ``tokenizer.json`` and either ``model.onnx`` or one file of safetensors that holds one matrix, the vectors of the
+    tokens.
     """
     name = name or folder.resolve().name
     if (folder / MODULES_FILE).is_file():
@@ -326,9 +319,8 @@ def _make_detector(path: Path) -> Callable[[Sequence[str]], np.ndarray]:
     """Make a function that computes a mask (n,) bool of the texts with words that a tokenizer's network knows.
 
     A network knows a text if a quarter of its letters are in known words or parts of words: tokens of at least two
-    letters, or of an ASCII letter or digit. Single letters of other scripts do not count, since an English vocabulary
-    has most of them. Ideographs count if nearly all of a text's ideographs are in the vocabulary. Known symbols, such
-    as emoji, count as well.
+    letters, or of an ASCII letter or digit, since an English vocabulary has most single letters of other scripts.
+    Nearly all of its ideographs in the vocabulary count as well, and known symbols such as emoji.
     """
     encode = _open_tokenizer(path)
 

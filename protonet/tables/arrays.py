@@ -22,14 +22,7 @@ OPTIONAL_ARRAYS = {"split", "maps"}
 
 
 def read_arrays(path: Path, names: set[str]) -> dict[str, np.ndarray]:
-    """Read some of the arrays x, y, split and maps from an NPZ file; all but x get the shape (n,).
-
-    Only ``OPTIONAL_ARRAYS`` may be missing.
-
-    Raises:
-        InputError: The file is missing or not an NPZ file, x or y is missing, an array holds objects, labels are
-            neither integers nor strings, or bytes are not UTF-8.
-    """
+    """Read those of the arrays x, y, split and maps in ``names`` from an NPZ file; all but x become (n,)."""
     available: list[str] | None = None
     arrays: dict[str, np.ndarray] = {}
     try:
@@ -62,11 +55,7 @@ def read_arrays(path: Path, names: set[str]) -> dict[str, np.ndarray]:
 
 
 def decode_labels(argument: str, values: np.ndarray) -> np.ndarray:
-    """Return labels or names of any shape as (n,) integers or strings; bytes are decoded.
-
-    Raises:
-        InputError: They are neither integers, strings nor bytes in UTF-8.
-    """
+    """Convert labels or names of any shape to (n,) integers or strings; bytes must be UTF-8."""
     try:
         labels = np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values
     except UnicodeDecodeError as error:

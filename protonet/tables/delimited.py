@@ -69,28 +69,18 @@ def parse_missing(values: Iterable[str]) -> frozenset[str]:
 def read_rows(
     path: Path, notes: list[str] | None = None, *, names: Collection[str] = ()
 ) -> Iterator[tuple[int, list[str]]]:
-    """Stream the rows of a delimited text file, the header first.
+    """Stream the rows of delimited text ("-" is the standard input) with their line numbers, the header first.
 
     Cells are separated by commas, semicolons, tabs or bars, the same in the whole file, and may be quoted; or each line
     is one cell. Text is UTF-8, UTF-16 with a byte order mark, or else Windows-1252, which includes Latin-1. Above the
     header, lines that start with ``#`` are comments, and rows of fewer cells are titles. Below it every line is a row,
     even one of separators only; only blank lines are skipped, as by `pandas.read_csv`.
 
-    Control characters are escaped, line ends within cells become ``\\n``, and the apostrophe that
+    Control characters are escaped, line ends within cells become line feeds, and the apostrophe that
     `protonet._text.escape_formula` puts before a formula is removed.
 
-    Args:
-        path: The file, which may be compressed by gzip; "-" for the standard input.
-        notes: Receives notes for the user: on how the file is read before the header is yielded, on blank lines after
-            the last row.
-        names: Columns that the table should have, which help to find the separator and the header.
-
-    Yields:
-        The line number, from 1, on which a row begins, and its cells.
-
-    Raises:
-        InputError: The file is missing or cannot be read, a row has more or fewer cells than the header, or a second
-            table follows.
+    The ``names`` of expected columns help to find separator and header. ``notes`` receives what the user should know:
+    how the file is read before the header is yielded, blank lines after the last row.
     """
     text, notes = None, [] if notes is None else notes
     try:
@@ -264,15 +254,11 @@ def _detect_layout(text: _TextFile, names: Collection[str]) -> tuple[str, int, l
 
 
 def locate_header(rows: Sequence[Sequence[str]], names: Collection[str] = (), *, certain: bool = True) -> int:
-    """Return the index of the header among the first rows of a table: the first row below comments and titles.
+    """Locate the header among the first rows of a table, stripped cells: below comments and titles.
 
     The header is the row with the names that the table should have. Otherwise it is the last comment if that names the
-    columns, such as "#,name,weight" or the comment that numpy.savetxt writes.
-
-    Args:
-        rows: Stripped cells, "" if empty.
-        names: Columns that the table should have.
-        certain: Whether the separator is known.
+    columns, such as "#,name,weight" or the comment that numpy.savetxt writes. ``certain`` says if the separator is
+    known.
     """
     n_comments = next((index for index, cells in enumerate(rows) if not _is_comment(cells)), 0)
     max_title_cells = 0

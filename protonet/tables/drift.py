@@ -53,13 +53,7 @@ DRIFT = DriftRules()
 
 
 def column_statistics(cells: Sequence[np.ndarray], encoding: Encoding | None, class_rows: Sequence[int]) -> Any:
-    """Compute the statistics of the training rows for `DriftMonitor`, as JSON values.
-
-    Args:
-        cells: The cells (n,) of each column.
-        encoding: Fitted to the columns; None if they are features already.
-        class_rows: The number of rows of each class that has any.
-    """
+    """Compute JSON statistics for `DriftMonitor` of the cells (n,) of each column and of the rows of each class."""
     statistics: list[JsonDict] = []
     complete: list[tuple[JsonDict, np.ndarray]] = []  # columns without missing values
     n_steps = sorted([*DRIFT.steps, DRIFT.max_quantiles // (4 * len(cells)) * 4])[1]
@@ -191,14 +185,7 @@ class DriftMonitor:
         return ""
 
     def _is_increased(self, count: int, rows: int, fraction: float, subtract: float | None = None) -> bool:
-        """Test whether a count is larger than in training, both by much and significantly.
-
-        Args:
-            count: The number of unusual rows.
-            rows: The number of rows.
-            fraction: The fraction of unusual training rows.
-            subtract: The fraction that is subtracted from that of the new rows, if not ``fraction``.
-        """
+        """Test whether a count of unusual rows is larger than in training, by much (above ``subtract``) and significantly."""
         if not rows or count / rows - (fraction if subtract is None else subtract) < DRIFT.min_increase:
             return False
         n = self.statistics["per_class"]

@@ -47,20 +47,10 @@ def fit_features(
     selection: Selection = NO_REPRESENTATION,
     decimal: str | None = None,
 ) -> TableFeatures:
-    """Infer the type of each column, drop useless columns, and encode the others.
+    """Infer the type of each column of a table, drop useless columns, and encode the others.
 
-    Args:
-        table: The table.
-        block: All of its rows, with labels.
-        kinds: Column types that the user named, of `protonet.tables.columns.COLUMN_TYPES`.
-        keep_hint: How the user can keep a column that seems to be a row index; None to keep such columns.
-        groups: (n,) int64 group of each row, if some rows are held out together already.
-        selection: The representations of texts and pictures.
-        decimal: The decimal mark that the user named, "." or ",".
-
-    Raises:
-        InputError: ``kinds`` names a missing column, or a wrong type; no column is left; a number is infinite or beyond
-            float32.
+    ``block`` has all rows with labels. ``keep_hint`` says how to keep a column that seems to be a row index; None keeps
+    such columns. Rows of one of the ``groups`` (n,) are held out together already.
     """
     if table.columns is None:
         encoding = Encoding(tuple(map(Numeric.fit, block.columns)))
@@ -103,20 +93,10 @@ def fit_columns(
     decimal: str | None = None,
     semicolons: bool = False,
 ) -> dict[str, InferredType]:
-    """Infer and fit the type of each column.
+    """Infer and fit the type of each column of cells (n,); ``kinds`` are types that the user named by ``argument``.
 
-    Args:
-        columns: The cells (n,) of each column, by name.
-        kinds: Column types that the user named, of `protonet.tables.columns.COLUMN_TYPES`.
-        keep_hint: How the user can keep a column that seems to be a row index, or ""; None if the user selected the
-            columns: then row indices are kept.
-        argument: The argument that gave the types, for messages.
-        selection: The representations of texts and pictures.
-        decimal: The decimal mark that the user named, "." or ",".
-        semicolons: Whether semicolons separate cells: then ambiguous commas are decimal marks.
-
-    Raises:
-        InputError: ``kinds`` names a missing column, or a wrong type.
+    ``keep_hint`` says how to keep a column that seems to be a row index; None keeps such columns. If semicolons
+    separate cells, ambiguous commas are decimal marks.
     """
     for name in kinds:
         if name not in columns:
@@ -159,13 +139,7 @@ def _restore_constants(inferred: dict[str, InferredType], cells: Mapping[str, np
 def _attach_representations(
     inferred: Mapping[str, InferredType], columns: Mapping[str, np.ndarray], selection: Selection
 ) -> dict[str, InferredType]:
-    """Fit the columns (n,) of texts and pictures with the selected representations.
-
-    Raises:
-        MissingPackageError: A package that a representation needs is missing.
-        InputError: A representation cannot be opened, a picture cannot be read, or the user named a representation that
-            no column needs.
-    """
+    """Fit the columns (n,) of texts and pictures with the selected representations; requested ones must be of use."""
     result, used = dict(inferred), set[str | None]()
     n_used = sum(inferred_type.column is not None or inferred_type.is_text for inferred_type in inferred.values())
     for name, inferred_type in inferred.items():
@@ -203,17 +177,7 @@ def _attach_representations(
 def check_columns(
     table: Table, block: RowBlock, encoding: Encoding, groups: np.ndarray | None = None
 ) -> tuple[list[str], tuple[int, ...]]:
-    """Detect columns that may leak the labels, and columns that seem to identify groups of rows.
-
-    Args:
-        table: The table.
-        block: All of its rows, with labels.
-        encoding: Fitted to its columns.
-        groups: (n,) int64 group of each row, if some rows are held out together already.
-
-    Returns:
-        A warning for each leaking column and one for all group columns, and the indices of the group columns.
-    """
+    """Describe columns that may leak the labels or seem to identify groups; also return the indices of the latter."""
     notes, group_columns = [], dict[int, GroupColumn]()
     for index, (column, cells) in enumerate(zip(encoding.columns, block.columns, strict=True)):
         name = table.column_name(index)
@@ -261,20 +225,7 @@ def describe_group_columns(groups: Mapping[str, GroupColumn]) -> list[str]:
 
 
 def check_column_types(table: Table, block: RowBlock, encoding: Encoding | None, argument: str = "path") -> list[str]:
-    """Check that cells are of the fitted types and categories.
-
-    Args:
-        table: The table.
-        block: Its rows, or the first ones of a long table.
-        encoding: The fitted encoding; None if the columns are features already.
-        argument: The argument that gave the rows, for messages.
-
-    Returns:
-        A note for each column with invalid cells, which count as missing, and with cells in another spelling.
-
-    Raises:
-        InputError: Most cells of a column are of another type than in training.
-    """
+    """Describe cells of other types or spellings than in training; an InputError says if they are most of a column."""
     notes = []
     for index, (column, cells) in enumerate(zip(encoding.columns if encoding else (), block.columns, strict=False)):
         name = table.column_name(index)
@@ -299,17 +250,7 @@ def check_column_types(table: Table, block: RowBlock, encoding: Encoding | None,
 def adapt_table(
     table: Table, encoding: Encoding | None, *, decimal: str | None = None, argument: str = "path"
 ) -> Table:
-    """Convert the numbers of new rows to the fitted formats, and check the types of the first block.
-
-    Args:
-        table: The table, which gets notes on both. Its first block is read.
-        encoding: The fitted encoding; None if the columns are features already.
-        decimal: The decimal mark that the user named, "." or ",".
-        argument: The argument that gave the rows, for messages.
-
-    Raises:
-        InputError: As `check_column_types`.
-    """
+    """Convert the numbers of new rows to the fitted formats, and check the types of the first block, with notes."""
     first = next(table.blocks)
     conversion = detect_numeric_conversion(table, first, encoding, decimal=decimal)
     first = conversion.apply(first, encoding)
@@ -319,16 +260,9 @@ def adapt_table(
 
 
 def encode_block(table: Table, block: RowBlock, encoding: Encoding | None, argument: str = "path") -> np.ndarray:
-    """Return the features (b, features) of some rows.
+    """Compute the features (b, features) of rows, whose columns are features already if there is no encoding.
 
-    Args:
-        table: The table.
-        block: The rows; their columns are those of the encoding, in that order.
-        encoding: The fitted encoding; None if the columns are features already.
-        argument: The argument that gave the rows, for messages.
-
-    Raises:
-        InputError: A number is infinite or beyond float32, or missing without an encoding.
+    An InputError locates the first number that is infinite or beyond float32, or missing without an encoding.
     """
     if encoding is not None:
         x = encoding.encode(block.columns)

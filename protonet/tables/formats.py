@@ -75,22 +75,10 @@ def open_source(
     names: Collection[str] = (),
     sheet: str | None = None,
 ) -> TableSource:
-    """Open a file according to its suffix; "-" is delimited text from the standard input.
+    """Open a file by its suffix, "-" as delimited text from the standard input, pictures as a table of paths.
 
-    A folder of pictures, or one picture, is a table of their paths.
-
-    Args:
-        path: The file.
-        labels: An NPY file of labels (n,) for an NPY file of rows.
-        label: The name of the label column for pictures in class folders.
-        labelled: Whether an NPZ file or a folder must have labels.
-        skip_broken: Whether to skip pictures that cannot be decoded.
-        names: Columns that the table should have, which help to find its header and separator.
-        sheet: The sheet of an Excel workbook; None for the first.
-
-    Raises:
-        MissingPackageError: The package that reads Parquet or Excel files is missing.
-        InputError: The file is missing, or cannot be read; the message says where.
+    ``labels`` is an NPY file beside one of rows, ``label`` the name for labels by class folders, which must exist if
+    ``labelled``. The ``names`` of expected columns help to find header and separator.
     """
     name = path.name.lower()
     if sheet is not None and not name.endswith(".xlsx"):
@@ -176,10 +164,7 @@ def text_array(cells: Iterable[str], n: int) -> np.ndarray:
 
 
 def open_arrays(path: Path, labels: Path | None, *, labelled: bool) -> TableSource:
-    """Open an NPZ file of ``x`` and ``y``, or an NPY file of rows and one of their labels.
-
-    The labels, if requested, are one more column after the features.
-    """
+    """Open an NPZ file of ``x`` and ``y``, or an NPY file of rows and one of labels; labels are the last column."""
     if path.suffix.lower() == ".npz":
         arrays = read_arrays(path, {"x", "y"} if labelled else {"x"})
         y = arrays.get("y")
@@ -327,10 +312,7 @@ def _to_numpy(values: Any) -> np.ndarray:
 
 
 def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None) -> TableSource:
-    """Open a sheet of an Excel workbook, which is read as a whole: at most 2^20 rows.
-
-    The header is located as in delimited text. All rows below it count, up to the last one with a cell.
-    """
+    """Open a sheet of an Excel workbook, read as a whole; the header is located as in delimited text."""
     with optional_packages("excel"):
         from openpyxl import load_workbook  # noqa: PLC0415 - optional
         from openpyxl.utils.exceptions import InvalidFileException  # noqa: PLC0415

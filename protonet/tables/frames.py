@@ -57,11 +57,7 @@ class FrameEncoding(NamedTuple):
         return tuple(names[index] for index in self.indices) if names else None
 
     def encode(self, frame: Frame) -> np.ndarray:
-        """Encode a frame as features (n, features).
-
-        Raises:
-            InputError: Most cells of a column have another type than in training, or a number is not finite in float32.
-        """
+        """Encode a frame as features (n, features), in the formats of training."""
         names, columns = zip(*((frame.names[index], frame.columns[index]) for index in self.indices), strict=True)
         table = adapt_table(make_table(list(columns), names), self.encoding, argument="X")
         return encode_block(table, next(table.blocks), self.encoding, "X")
@@ -72,19 +68,9 @@ class FrameEncoding(NamedTuple):
 
 
 def read_frame(x: Any) -> Frame | None:
-    """Read a data frame of pandas, or any object with the Arrow PyCapsule interface, such as a Polars frame.
+    """Read a frame of pandas, or of any library with the Arrow PyCapsule interface; None for objects of other types.
 
     An array, or a list of rows, with text other than numbers is a frame with columns x0, x1, ...
-
-    Args:
-        x: Any object.
-
-    Returns:
-        The frame; None for other objects, and for frames without columns.
-
-    Raises:
-        MissingPackageError: pyarrow is missing for a frame of another library than pandas that holds not only numbers.
-        InputError: There are no rows, two columns of one name, or columns of lists, complex or infinite numbers.
     """
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(x, pandas.DataFrame):
@@ -193,18 +179,9 @@ def _refuse_column(got: str) -> NoReturn:
 
 
 def fit_frame(frame: Frame, kinds: Mapping[str, str] | None, selection: Selection) -> FrameEncoding:
-    """Fit the columns of a frame, as `protonet.tables.features.fit_features` does for files.
+    """Fit the columns of a frame, whose types the caller may name, as `fit_features` does for files.
 
     Numbers without missing values, and arrays, are used unchanged, including row indices.
-
-    Args:
-        frame: The rows.
-        kinds: Column types that the caller named, of `protonet.tables.columns.COLUMN_TYPES`.
-        selection: The representations of texts and pictures.
-
-    Raises:
-        InputTypeError: ``kinds`` is not a mapping.
-        InputError: ``kinds`` names an unknown type, a missing column or a wrong type; no column is of use.
     """
     kinds = _check_kinds(frame, kinds)
     if frame.original is None or (frame.plain and not kinds):
@@ -272,13 +249,7 @@ def describe_columns(encoding: FrameEncoding | None, label: str) -> JsonDict:
 def restore_frame_encoding(
     encoding: Encoding | None, used: tuple[str, ...] | None, summary: object
 ) -> FrameEncoding | None:
-    """Restore the fitted columns of a frame from a pipeline.
-
-    Args:
-        encoding: The encoding of the columns; None for features.
-        used: The names of the columns, if they have any.
-        summary: The entry ``features`` of the metadata; it may be missing or invalid.
-    """
+    """Restore the fitted columns of a frame from a pipeline; ``summary`` may be missing or invalid."""
     if encoding is None:
         return None
     if used is None:

@@ -45,12 +45,7 @@ class NumericConversion(NamedTuple):
 
 
 def revised_format_order(columns: Mapping[str, np.ndarray], numeric: Mapping[str, Numeric]) -> Sequence[str] | None:
-    """Return the order for which the numbers of the whole table are evidence; None if all may stay as they are.
-
-    Args:
-        columns: The cells (n,) of each column, by name.
-        numeric: The columns that were inferred to be numbers.
-    """
+    """Choose the format order for which the columns of numbers of the whole table are evidence; None to keep all."""
     if not any(column.format == "comma" for column in numeric.values()):
         return None
     separators = [
@@ -82,14 +77,7 @@ def describe_numeric_formats(columns: Mapping[str, np.ndarray], numeric: Mapping
 def detect_numeric_conversion(
     table: Table, block: RowBlock, encoding: Encoding | None, *, decimal: str | None = None
 ) -> NumericConversion:
-    """Detect how the number formats of a table differ from those that a model was fitted to.
-
-    Args:
-        table: The table.
-        block: Its rows, or the first ones of a long table.
-        encoding: The model's.
-        decimal: The decimal mark that the user named.
-    """
+    """Detect how number formats of a table differ from the fitted ones, by its first block or the decimal mark."""
     texts = {
         index: (column, _distinct(cells)[:MAX_EXAMINED_CELLS])
         for index, (column, cells) in enumerate(zip(encoding.columns if encoding else (), block.columns, strict=False))

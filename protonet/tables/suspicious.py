@@ -70,22 +70,15 @@ class GroupColumn(NamedTuple):
 
 
 def detect_group_column(name: str, values: np.ndarray, labels: np.ndarray, *, ordered: bool) -> GroupColumn | None:
-    """Detect whether a column identifies groups of rows: its values determine the class, and there is other evidence.
+    """Detect whether values (n,), in file order, identify groups: they determine the class, with other evidence.
 
     Evidence: three points if the column is named like a group (subject, patient, session, in several languages), one if
-    it is named "id"; two if values are written like codes (s01, P-17, 3f9a2c01), one for running numbers and numbers
-    of many digits; one if the rows of each value are adjacent; one if all values have about the same number of rows,
-    more equal than by chance.
+    it is named "id"; two if values are written like codes (s01, P-17, 3f9a2c01), one for running numbers and numbers of
+    many digits; one if the rows of each value are adjacent; one if all values have about the same number of rows, more
+    equal than by chance.
 
-    Args:
-        name: Of the column.
-        values: (n,) in file order, strings or numbers.
-        labels: (n,).
-        ordered: Whether the order of the values is meaningful, as for numbers. Then the column is a feature if the
-            class seldom changes along this order, unless the column is named like a group.
-
-    Returns:
-        The evidence; None if the column may well be a feature.
+    An ``ordered`` column, such as of numbers, is a feature if the class seldom changes along its order, unless it is
+    named like a group.
     """
     sorted_values = np.sort(values)
     if not (sorted_values[1:] == sorted_values[:-1]).any():  # fast exit: no value repeats in most columns
@@ -150,11 +143,7 @@ def score_values(levels: np.ndarray) -> int:
 
 
 def _log_chance_bound(level_of: np.ndarray, labels: np.ndarray) -> float:
-    """Bound the logarithm of the probability of as many single-class pieces if class and value are independent.
-
-    Args:
-        level_of: (n,) int64, the value of each row.
-        labels: (n,) int64, its class.
+    """Bound the log-probability of as many pieces of one class if class (n,) and level (n,) int64 are independent.
 
     Source: Hoeffding, "Probability inequalities for sums of bounded random variables" (1963), theorem 1.
     """

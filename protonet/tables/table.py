@@ -115,22 +115,10 @@ def make_table(
 
 
 def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
-    """Open a table. Its header and first rows are validated now, the others as they are read.
+    """Open a table of at least one row; its header and first rows are validated now, the others as they are read.
 
-    Args:
-        path: A file that `protonet.tables.formats.open_source` opens. Columns are matched by name if the file names
-            them; NPZ holds ``x`` (n, ...) and ``y`` (n,); NPY holds rows (n, ...) only. NPZ files are read as a whole,
-            others block by block.
-        spec: Which columns to read, and how.
-        labels: An NPY file of labels (n,) for an NPY file of rows.
-
-    Returns:
-        The table, which has at least one row.
-
-    Raises:
-        MissingPackageError: The package that reads such files is missing.
-        InputError: The file or a requested column is missing, the table has no rows, or a row has another length or no
-            label; the message says where.
+    Columns are matched by name if the file names them; NPZ holds ``x`` (n, ...) and ``y`` (n,); NPY holds rows (n, ...)
+    only, their labels are in ``labels``. NPZ files and workbooks are read as a whole, others block by block.
     """
     is_npy = path.suffix.lower() == ".npy"
     if labels is not None and not is_npy:
@@ -296,10 +284,7 @@ def format_names(names: Sequence[str]) -> str:
 def _read_blocks(
     source: TableSource, chunks: Iterator[Chunk], n_features: int, n_extra: int, spec: ReadSpec
 ) -> Iterator[RowBlock]:
-    """Yield blocks of features, labels and extra columns; raise an InputError if a required label is missing.
-
-    If labels are required or a model is trained, blank rows are dropped: they carry no information.
-    """
+    """Yield blocks of features, labels and extra columns; blank rows are dropped for labels and for training."""
     start = n_blank = n_unlabelled = 0
     missing_counts = {"label": Counter[str](), "cell": Counter[str]()}  # by their text
     for columns, positions in chunks:
@@ -359,10 +344,7 @@ def _is_blank(cells: np.ndarray) -> np.ndarray:
 
 
 def parse_labels(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return labels (b,), integers or strings, and a mask (b,) bool of the missing ones.
-
-    Floats become integers if all are integral; `check_classes` refuses other floats.
-    """
+    """Convert cells (b,) to labels, integers if all are integral, else strings, and a mask (b,) of missing ones."""
     if cells.dtype.kind == "O":
         return cells.astype(np.str_), is_missing(cells)
     if cells.dtype.kind == "M":

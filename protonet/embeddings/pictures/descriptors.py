@@ -62,18 +62,12 @@ def list_sizes() -> dict[str, int]:
 
 
 def describe_pictures(pixels: Tensor) -> Tensor:
-    """Compute the descriptors of pictures.
-
-    Args:
-        pixels: (n, 3, side, side) uint8, red, green and blue, of ``DESCRIPTORS.side``.
-
-    Returns:
-        (n, features) float32: the concatenated parts, in the order of ``PART_SCALES``.
+    """Compute the descriptors (n, features) float32 of pixels (n, 3, side, side) uint8, by ``PART_SCALES``.
 
     Source: histograms of gradients, Dalal and Triggs, "Histograms of oriented gradients for human detection" (2005);
-        filters of two orders, Bruna and Mallat, "Invariant scattering convolution networks" (2013), eq. 9; neighbours,
-        Ojala, Pietikäinen and Mäenpää, "Multiresolution gray-scale and rotation invariant texture classification with
-        local binary patterns" (2002), eq. 10.
+    filters of two orders, Bruna and Mallat, "Invariant scattering convolution networks" (2013), eq. 9; neighbours,
+    Ojala, Pietikäinen and Mäenpää, "Multiresolution gray-scale and rotation invariant texture classification with local
+    binary patterns" (2002), eq. 10.
     """
     batches = [torch.cat(_weigh(_describe(batch.float() / 255)), dim=1) for batch in pixels.split(DESCRIPTORS.batch)]
     return torch.cat(batches) if batches else torch.empty(0, sum(list_sizes().values()))
@@ -182,15 +176,11 @@ def _fold(spectrum: Tensor) -> Tensor:
 
 
 def _scatter(grey: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute scattering coefficients of first and second order.
+    """Compute scattering coefficients of first and second order of pictures (n, side, side).
 
-    Args:
-        grey: (n, side, side).
-
-    Returns:
-        first: (n, scales * orientations * cells^2), mean absolute responses of the filters in each cell.
-        second: (n, pairs of scales, turns, orientations), mean absolute responses of coarser filters to the responses
-            of finer ones; ``turns`` is the angle between both, and the last axis the orientation of the finer one.
+    First: mean absolute responses (n, scales * orientations * cells^2) of the filters in each cell. Second: those (n,
+    pairs of scales, turns, orientations) of coarser filters to the responses of finer ones, by the angle between both
+    and the orientation of the finer one.
     """
     scales, orientations, side = DESCRIPTORS.scales, DESCRIPTORS.orientations, DESCRIPTORS.side
     spectrum = torch.fft.fft2(grey)[:, None]

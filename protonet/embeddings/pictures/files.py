@@ -134,19 +134,11 @@ def open_backbone(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> Backbone:
-    """Open a backbone.
+    """Open a backbone: a file ``.onnx`` or ``.pt2`` (which may run code: open your own), or a callable.
 
-    Args:
-        backbone: A file, ``.onnx`` or ``.pt2`` (`torch.export.save`, which may run code of the file: open your own),
-            whose first input are pictures (n, channels, height, width) or flat grey ones (n, height * width), and whose
-            first output are embeddings (n, width); or a callable of such tensors.
-        size: Height and width in pixels, or one number for both; None for the size in the file.
-        mean: Mean of each channel, of values in [0, 1]; None for the value in the file's metadata, or 0.
-        std: Divisor of each channel; None for the value in the file's metadata, or 1.
-
-    Raises:
-        MissingPackageError: ONNX Runtime is missing.
-        InputError: The file does not exist or cannot be used, the size does not fit, or the output is not 2-d.
+    Its first input are pictures (n, channels, height, width) or flat grey ones (n, height * width), its first output
+    embeddings (n, width). What is None follows from the file's metadata: ``size`` in pixels, one number or height and
+    width; ``mean`` (default 0) and ``std`` (default 1) of each channel, of values in [0, 1].
     """
     digest = ""
     if callable(backbone):
@@ -187,15 +179,7 @@ def split_backbone(text: str) -> tuple[str, str]:
 
 
 def open_typed(text: str) -> Backbone:
-    """Open a backbone from a text: a file, and after a colon the settings that its metadata do not contain.
-
-    Args:
-        text: For example ``FILE.onnx`` or ``FILE.onnx:size=224x160,mean=0.485/0.456/0.406,std=0.2``.
-
-    Raises:
-        MissingPackageError: As `open_backbone`.
-        InputError: As `open_backbone`; or the settings after the file are invalid.
-    """
+    """Open a backbone from a text: ``FILE.onnx`` or ``FILE.onnx:size=224x160,mean=0.485/0.456/0.406,std=0.2``."""
     path, settings_text = split_backbone(text)
     settings: JsonDict = {}
     for part in filter(None, settings_text.split(",")):

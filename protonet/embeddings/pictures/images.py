@@ -41,10 +41,7 @@ _ESCAPE = re.compile(rb"\\x(?!00)([0-9a-f]{2})")
 
 
 def path_to_text(path: str | Path) -> str:
-    r"""Convert a path to text that any UTF-8 file can hold: other bytes and control characters become ``\xNN``.
-
-    `text_to_path` is its inverse.
-    """
+    r"""Convert a path to UTF-8 text, with other bytes and control characters as ``\xNN``; see `text_to_path`."""
     text = str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return _CONTROL.sub(lambda match: "".join(f"\\x{byte:02x}" for byte in match[0].encode()), text)
 
@@ -160,13 +157,10 @@ def _make_plain(image: Image) -> Image:
 
 
 def _scale_range(image: Image) -> Image:
-    """Convert an image of float or 32-bit pixels to 8 bits.
+    """Convert an image of float or 32-bit pixels to 8 bits; a ValueError says if a pixel is not finite.
 
     The smallest of ``PIXEL_LIMITS`` that holds all pixels becomes white, and zero black. If none does, or most of that
     range is unused, the image's own minimum and maximum become black and white.
-
-    Raises:
-        ValueError: A pixel is not finite.
     """
     from PIL import Image  # noqa: PLC0415 - optional
 

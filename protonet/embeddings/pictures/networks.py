@@ -58,21 +58,13 @@ class WeightsFile(NamedTuple):
 
 
 def open_extractor(backbone: str, *, weights: str | Path | None = None, device: str = "cpu") -> Extractor:
-    """Open a network that embeds pictures.
+    """Open a network that embeds pictures: a file, as `open_typed` takes, or one of a library by its name.
 
-    Args:
-        backbone: A file, as `protonet.embeddings.pictures.files.open_typed` takes; ``efficientnet``, the network
-            of the extra ``pictures``, perhaps with other pixels per side, ``efficientnet:160``; or ``timm:NAME``,
-            ``torchvision:NAME`` or ``open_clip:NAME``, whose own preprocessing is used, and whose classifier is left
-            out. A name may end in a tag of weights: ``timm:resnet18.a1_in1k``, ``torchvision:resnet18:IMAGENET1K_V1``,
-            ``open_clip:ViT-B-32:laion2b_s34b_b79k``.
-        weights: A file of the named network's weights, ``.safetensors``, or of ``torch.save``, read with
-            ``weights_only``; None for those in the user's cache.
-        device: Where a named network computes.
-
-    Raises:
-        MissingPackageError: The library, Pillow or ONNX Runtime is missing.
-        InputError: There is no such network, its weights are not in the cache or do not fit, or as in `open_typed`.
+    Names are ``efficientnet``, the network of the extra ``pictures``, perhaps with other pixels per side
+    (``efficientnet:160``), and ``timm:NAME``, ``torchvision:NAME`` or ``open_clip:NAME``, perhaps with a tag of
+    weights: ``timm:resnet18.a1_in1k``, ``torchvision:resnet18:IMAGENET1K_V1``,
+    ``open_clip:ViT-B-32:laion2b_s34b_b79k``. Their own preprocessing is used, their classifier is left out, and weights
+    come from the user's cache, or a file (read with ``weights_only`` if it is no safetensors).
     """
     library, colon, name = backbone.partition(":")
     if not colon or library not in LIBRARIES:
@@ -93,12 +85,7 @@ def _locate_lite() -> Path:
 
 
 def _open_lite(side: str, device: torch.device) -> Extractor:
-    """Open the network of the extra ``pictures``; its input are pixels in [0, 255].
-
-    Raises:
-        MissingPackageError: A package is missing.
-        InputError: The pixels per side are no number, or fewer than the stride.
-    """
+    """Open the network of the extra ``pictures``; its input are pixels in [0, 255], at least the stride per side."""
     with optional_packages("pictures"):
         from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415 - optional
     if side and not (side.isdecimal() and int(side) >= LITE_MIN_SIDE):
@@ -125,11 +112,7 @@ def _open_lite(side: str, device: torch.device) -> Extractor:
 
 
 def open_lite(name: str, *, licence: str) -> Representation:
-    """Open the representation by this network.
-
-    Raises:
-        MissingPackageError: The package with the weights, or Pillow, is missing.
-    """
+    """Open the representation by this network."""
     need_pillow()
     extractor = _open_lite("", torch.device("cpu"))
 

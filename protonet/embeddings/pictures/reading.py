@@ -70,15 +70,9 @@ def list_pictures(path: Path, *, labelled: bool) -> Listing:
     """List the pictures of a folder with a folder for each class, of a folder without, or a single one.
 
     Folders in a class's folder are part of it. Hidden files and folders, and those that operating systems add, are
-    skipped; other files that are no pictures by their names are counted in a note, as are empty class folders.
-
-    Args:
-        path: The folder or file.
-        labelled: Whether the classes are needed: pictures beside their folders are left out then.
-
-    Raises:
-        InputError: There is no such path or no picture. If classes are needed: there is no class folder, one has files
-            but no picture, or the folders look like the parts of a split.
+    skipped; other files that are no pictures by their names are counted in a note, as are empty class folders. If
+    classes are needed, pictures beside their folders are left out, and folders of a split or without a picture are
+    errors.
     """
     if path.is_file():
         if labelled:
@@ -150,11 +144,7 @@ def _find_part(name: str) -> str | None:
 
 
 def find_split(path: Path, part: str) -> Path:
-    """Locate the folder of a part of a data set, such as ``train``, by its name or a usual synonym.
-
-    Raises:
-        InputError: There is no such folder.
-    """
+    """Locate the folder of a part of a data set, such as ``train``, by its name or a usual synonym."""
     folders = list_folders(path)
     named = [folder for folder in folders if folder.name.lower() == part.lower()]
     synonyms = [folder for folder in folders if _find_part(folder.name) == _find_part(part) is not None]
@@ -177,11 +167,7 @@ def _describe_others(files: Sequence[Path], folder: Path) -> str:
 
 
 def read_pixels(path: Path, height: int, width: int, *, grey: bool = False) -> np.ndarray:
-    """Read a picture's pixels, as `resize_picture` returns them.
-
-    Raises:
-        InputError: The picture cannot be read.
-    """
+    """Read a picture's pixels, as `resize_picture` returns them."""
     return resize_picture(open_rgb(path, max(height, width)), height, width, grey=grey)
 
 
@@ -193,11 +179,7 @@ def resize_picture(image: Image, height: int, width: int, *, grey: bool = False)
 
 
 def open_rgb(path: Path, min_side: int | None = None) -> Image:
-    """Open and decode a picture in RGB, as `open_plain` does.
-
-    Raises:
-        InputError: The picture cannot be read.
-    """
+    """Open and decode a picture in RGB, as `open_plain` does; an InputError says if it cannot be read."""
     try:
         return open_plain(path, min_side).convert("RGB")
     except UNREADABLE_IMAGE as error:
@@ -224,16 +206,7 @@ def find_broken(paths: Sequence[Path]) -> list[bool]:
 
 
 def check_pictures(paths: Sequence[Path], labels: Sequence[str], *, shown: bool = False) -> list[str]:
-    """Check that pictures can be decoded; return a warning if a picture is in several classes.
-
-    Args:
-        paths: The paths of n pictures.
-        labels: The class of each, "" for none.
-        shown: Show progress on stderr if it takes long.
-
-    Raises:
-        InputError: A picture cannot be read.
-    """
+    """Check that pictures can be decoded; return a warning if one has several of the labels (n,), "" for none."""
     digests: dict[bytes, dict[str, Path]] = defaultdict(
         dict
     )  # by digest of the pixels: the first picture of each class
@@ -287,19 +260,7 @@ def map_pictures(
     grey: bool = False,
     shown: bool = False,
 ) -> Tensor:
-    """Apply a function to the pixels of pictures, in batches and threads.
-
-    Args:
-        paths: At least one path.
-        height: Height in pixels to which pictures are resized.
-        width: Width in pixels to which pictures are resized.
-        work: Maps pixels (b, 3, height, width) uint8, or (b, 1, ...) for grey, to (b, features).
-        grey: Whether pictures are converted to grey.
-        shown: Show progress on stderr if it takes long.
-
-    Raises:
-        InputError: A picture cannot be read.
-    """
+    """Apply ``work`` to pixels (b, 3, height, width) uint8, or (b, 1, ...) for grey, in batches and threads."""
     import torch  # noqa: PLC0415 - commands look for pictures before it is there
 
     def do(part: Sequence[Path]) -> Tensor:

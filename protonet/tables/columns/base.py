@@ -133,22 +133,13 @@ class FittedColumn(ABC):
     @classmethod
     @abstractmethod
     def restore(cls, stored: Stored) -> FittedColumn:
-        """Restore a column from an untrusted description and its tensors.
-
-        Raises:
-            ValueError: The description is invalid; the message gives the reason.
-        """
+        """Restore a column from an untrusted description and its tensors; a ValueError says what is invalid."""
 
     def add_to_graph(self, graph: Graph, cells: str) -> tuple[str, str] | None:
-        """Add the column to an ONNX graph.
+        """Add the column to an ONNX graph, given the name of its cells (n, 1): DOUBLE, NaN if missing, or STRING.
 
-        Args:
-            graph: The graph.
-            cells: The name of the value with the cells (n, 1): DOUBLE with NaN if missing, or STRING for categories.
-
-        Returns:
-            The names of the values with the features (n, features) FLOAT and with the mask (n, 1) BOOL of
-            `is_uninformative`; None for types that ONNX does not support: dates, texts and pictures.
+        Returns the names of the features (n, features) FLOAT and of the mask (n, 1) BOOL of `is_uninformative`; None
+        for types that ONNX does not support: dates, texts and pictures.
         """
         return None
 

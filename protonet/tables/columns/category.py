@@ -86,7 +86,7 @@ class Category(FittedColumn):
         return "a category that fit never saw"
 
     def _level_features(self) -> np.ndarray:
-        """Return the features (levels + 1, features) float32 of each level and of all other categories.
+        """Compute the features (levels + 1, features) float32 of each level and of all other categories.
 
         Other categories are centred zeros if the training rows had some, and otherwise the mean of the rows, 0.
         """

@@ -128,11 +128,7 @@ class Encoding:
 
     @classmethod
     def restore(cls, described: Any, tensors: Mapping[str, Tensor]) -> Encoding:
-        """Restore an encoding from the result of `describe`, which is not trusted.
-
-        Raises:
-            ValueError: The description is invalid; the message gives the reason.
-        """
+        """Restore an encoding from an untrusted result of `describe`; a ValueError says what is invalid."""
         expect(isinstance(described, list) and bool(described), "an encoding without columns")
         remaining, columns = dict(tensors), []
         for index, description in enumerate(described):

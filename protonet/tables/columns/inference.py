@@ -54,14 +54,10 @@ class InferredType(NamedTuple):
 
 
 def infer_column_type(cells: np.ndarray, *, order: Sequence[str] = POINT_FIRST) -> InferredType:
-    """Infer the type of a column, and fit it.
+    """Infer the type of cells (n,), objects of stripped text, numbers or datetime64, and fit it.
 
-    Args:
-        cells: (n,) stripped text as an array of objects, numbers, or datetime64.
-        order: Numeric formats to try; the first wins among those that match equally many cells.
-
-    Returns:
-        The fitted column, or why it is dropped: it is empty, constant, an identifier, or text without shared words.
+    Of the numeric formats in ``order``, the first wins among those that match equally many cells. A column is dropped
+    if it is empty, constant, an identifier, or text without shared words.
     """
     present = cells[~is_missing(cells)]
     distinct = list(dict.fromkeys(present.tolist()))
@@ -117,18 +113,9 @@ def fit_column_as(
     has_text_encoder: bool = False,
     order: Sequence[str] = POINT_FIRST,
 ) -> InferredType:
-    """Fit a column as the type that the user named.
+    """Fit cells (n,) as the type that the user named by ``argument``; an InputError says if they have another one.
 
-    Args:
-        name: Of the column.
-        kind: One of `protonet.tables.columns.COLUMN_TYPES`.
-        cells: (n,) the column.
-        argument: The argument that named the type, for messages.
-        has_text_encoder: Whether a representation can embed texts that share no words.
-        order: Numeric formats to try; the first wins among those that match equally many cells.
-
-    Raises:
-        InputError: The cells have another type.
+    Texts need not share words if a representation can embed them.
     """
     distinct = list(dict.fromkeys(cells[~is_missing(cells)].tolist()))
     text = format_cells(cells)

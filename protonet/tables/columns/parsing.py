@@ -110,10 +110,7 @@ def count_missing_cells(values: np.ndarray) -> int:
 
 
 def is_missing_word(cell: str) -> bool:
-    """Test whether a cell among numbers or dates means "missing": "n.a.", "(unknown)", "***".
-
-    Cells with invisible characters do not: they only look empty.
-    """
+    """Test whether a cell among numbers or dates means "missing": "n.a.", "(unknown)", "***"; invisible text does not."""
     visible = cell.isascii() or not any(unicodedata.category(char) == "Cf" for char in cell)
     return visible and not any(map(str.isdigit, cell)) and "".join(filter(str.isalpha, cell)).lower() in MISSING_WORDS
 
@@ -128,10 +125,7 @@ def is_missing_or_word(values: np.ndarray) -> np.ndarray:
 
 
 def format_cells(values: np.ndarray) -> np.ndarray:
-    """Format a column (n,) of any type as text (n,) object: missing values as "", integral floats without a fraction.
-
-    The text of a cell does not depend on the other cells.
-    """
+    """Format cells (n,) of any type, each by itself, as text (n,): "" if missing, integral floats as integers."""
     missing = is_missing(values)
     texts = values.astype(object) if values.dtype.kind == "O" else values.astype(str).astype(object)
     if values.dtype.kind == "f":
@@ -156,12 +150,7 @@ def parse_plain(cell: str) -> float:
 
 
 def parse_formatted(cell: str, decimal: str) -> float:
-    """Parse a number with a currency, a per cent sign, a unit or thousands separators; NaN for other text.
-
-    Args:
-        cell: The text.
-        decimal: "point" for 2,688.64, "comma" for 2.688,64.
-    """
+    """Parse a number with currency, unit, per cent sign or separators, with a decimal "point" or "comma"; or NaN."""
     text = _UNIT.sub("", cell)
     if text[:1] + text[-1:] == "()":  # accountants' negative numbers
         text = f"-{text[1:-1]}"
@@ -238,12 +227,10 @@ def detect_decimal_separators(cells: Iterable[str]) -> set[str]:
 
 
 def infer_numeric_format(cells: Iterable[str], *, allow_codes: bool = False, order: Sequence[str] = POINT_FIRST) -> str:
-    """Infer the number format that most distinct cells match; "" if few match any.
+    """Infer the number format that most of the distinct, non-missing cells match; "" if few match any.
 
-    Args:
-        cells: Distinct cells, none of them missing.
-        allow_codes: Whether zero-padded cells of equal length, such as post codes, are numbers.
-        order: Formats to try; the first wins among those that match equally many cells.
+    Of the formats in ``order``, the first wins among equals. Zero-padded cells of equal length are codes, not numbers,
+    unless ``allow_codes``.
     """
     cells = list(cells)
     if not (plain := _are_plain(cells)):
@@ -337,7 +324,7 @@ def parse_dates(values: np.ndarray, date_format: str) -> np.ndarray:
 
 
 def infer_date_format(cells: Iterable[str]) -> str:
-    """Infer the date format that most distinct, non-missing cells match, the first among equals; "" if few match any.
+    """Infer the date format that most distinct, non-missing cells match, the first among equals; "" if few do.
 
     Several formats are combined if one alone is not enough and no cell is a different day in two of them.
     """

@@ -68,11 +68,7 @@ class Picture(FittedColumn):
         return [*[self.embedding_width] * bool(self.embedding_width), *self.sizes]
 
     def encode(self, cells: np.ndarray) -> np.ndarray:
-        """Return the features (n, features) float32.
-
-        Raises:
-            InputError: A picture cannot be read, or its embedding is not finite.
-        """
+        """Compute the features (n, features) float32."""
         need_pillow()
         paths = _to_paths(cells)
         if not paths:

@@ -88,12 +88,7 @@ class Text(FittedColumn):
 
     @classmethod
     def fit(cls, cells: np.ndarray, *, secondary: bool = False) -> Text:
-        """Fit to cells (n,). If no two rows share an n-gram, the column has no features.
-
-        Args:
-            cells: The texts.
-            secondary: Whether the table has other columns.
-        """
+        """Fit to cells (n,), as ``secondary`` to other columns of the table; no features if no n-gram is shared."""
         rules = SECONDARY_TEXT_RULES if secondary else TEXT_RULES
         cells = np.sort(format_cells(cells))  # the row order must not influence components of equal variance
         cells = cells[:: max(1, -(-len(cells) // rules.max_rows))]
@@ -253,11 +248,7 @@ class ColumnEmbedding:
         return cls(representation.record, mean, scale or 1.0, representation, show_progress, representation.source)
 
     def encode(self, items: Sequence[Any]) -> np.ndarray:
-        """Return the embeddings (n, width) float32; blank texts are zeros, as the mean.
-
-        Raises:
-            InputError: A picture cannot be read, or an embedding is not finite.
-        """
+        """Compute the embeddings (n, width) float32; blank texts are zeros, as the mean."""
         rows = self._open().embed(items, shown=self.show_progress)
         x = (rows - self.mean) / np.float32(self.scale)
         if self.record.modality == "text":
@@ -330,15 +321,7 @@ class EmbeddedText(FittedColumn):
         words: Text | None = None,
         secondary: bool = False,
     ) -> EmbeddedText:
-        """Fit to cells (n,).
-
-        Args:
-            cells: The texts.
-            representation: Embeds them.
-            show_progress: Whether to show a progress bar.
-            words: Fitted to the cells; None to fit it now.
-            secondary: Whether the table has other columns.
-        """
+        """Fit to cells (n,); ``words`` is fitted to them too, ``secondary`` says that the table has other columns."""
         present = [text for text in format_cells(cells).tolist() if text.strip()]
         embedding = ColumnEmbedding.fit(representation, present, show_progress=show_progress)
         return cls(embedding, Text.fit(cells) if words is None else words, SECONDARY_WEIGHT if secondary else 1.0)
@@ -360,11 +343,7 @@ class EmbeddedText(FittedColumn):
         return [len(self.feature_suffixes)]
 
     def encode(self, cells: np.ndarray) -> np.ndarray:
-        """Return the features (n, features) float32.
-
-        Raises:
-            InputError: An embedding is not finite.
-        """
+        """Compute the features (n, features) float32."""
         cells = format_cells(cells)
         embeddings, words = self.embedding.encode(cells.tolist()), self.words.encode(cells)
         return np.concatenate([embeddings, np.float32(WORD_WEIGHT) * words], axis=1) * np.float32(self.weight)
