@@ -24,7 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import BinaryIO, NoReturn, cast
 
-from protonet._text import escape_control_chars, to_printable, unescape_formula
+from protonet._text import CONTROL, escape_control_chars, to_printable, unescape_formula
 from protonet.errors import raise_input_error, raise_missing_file
 
 MAX_LINE_CHARS = 2**26  #: A file without line ends must not fill the memory.
@@ -47,9 +47,6 @@ BYTE_ORDER_MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", 
 #: Characters that are not text in Windows-1252; bytes above ASCII are surrogates.
 BINARY_CHARS = re.compile("[\0-\x08\x0e-\x1f\udc81\udc8d\udc8f\udc90\udc9d]")
 UNDECODED_BYTES = re.compile("[\udc80-\udcff]")
-#: UTF-8 bytes of an apostrophe that may escape a formula, and of control characters.
-FORMULA_ESCAPE_BYTES = re.compile(rb"'[\s']*(?:[=+@-]|\xef\xbc[\x8b\x8d\x9d\xa0])")
-CONTROL_BYTES = re.compile(rb"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]")
 #: Error values of spreadsheets, in lower case.
 SPREADSHEET_ERRORS = frozenset(
     {"#n/a", "#div/0!", "#name?", "#null!", "#num!", "#ref!", "#value!", "#getting_data", "#spill!", "#calc!"}
@@ -119,6 +116,46 @@ def _open_bytes(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
+def _detect_encoding(path: Path, file: BinaryIO) -> tuple[int, str, bool]:
+    """Decode a whole file: return the length of its byte order mark, its encoding, and if it has control characters.
+
+    That takes a second or two per GB, a tenth of the time for parsing cells, and no row is read before the encoding is
+    certain. Text is UTF-8 if a byte order mark says so, or if most of its non-ASCII bytes are valid UTF-8: then the
+    others are damage, and an error.
+    """
+    file.seek(0)
+    head = file.read(3)
+    mark = next((mark for mark in BYTE_ORDER_MARKS if head.startswith(mark)), b"")
+    encoding = BYTE_ORDER_MARKS.get(mark, "utf-8")
+    file.seek(len(mark))
+    decoder = codecs.getincrementaldecoder(encoding)("strict" if encoding != "utf-8" else "surrogateescape")
+    line, has_control_chars, balance = 1, False, 0  # continuation bytes of valid characters, less undecoded bytes
+    first_invalid = first_binary = 0  # line numbers
+
+    def refuse_text(reason: str, line: int) -> NoReturn:
+        got = f"{path} ({reason} in line {line})"
+        raise_input_error("path", "be a CSV file that can be read", got, "Save it as UTF-8.")
+
+    for chunk in chain(iter(partial(file.read, SCAN_BYTES), b""), [b""]):
+        try:
+            text = decoder.decode(chunk, final=not chunk)
+        except UnicodeDecodeError as error:
+            refuse_text("no UTF-16", line + error.object[: error.start].decode(encoding, "ignore").count("\n"))
+        if not text.isascii():
+            balance += len(text.encode("utf-8", "ignore")) - len(text)
+            if undecoded := UNDECODED_BYTES.search(text):
+                first_invalid = first_invalid or line + text.count("\n", 0, undecoded.start())
+                if not first_binary and (binary := BINARY_CHARS.search(text)):
+                    first_binary = line + text.count("\n", 0, binary.start())
+        has_control_chars = has_control_chars or CONTROL.search(text) is not None
+        line += text.count("\n")
+    if first_invalid and (mark or balance >= 0):
+        refuse_text("no UTF-8", first_invalid)
+    if first_binary:
+        refuse_text("neither UTF-8 nor Latin-1", first_binary)
+    return len(mark), "cp1252" if first_invalid else encoding, has_control_chars
+
+
 class _TextFile:
     """A decoded file, which can be read repeatedly from its start."""
 
@@ -128,51 +165,8 @@ class _TextFile:
         self.row_start = 0  #: The number of the line on which the last row begins.
         self.is_blank = False  #: Whether the last row is a line of spaces, without quotes or separators.
         self._row_ended = True  #: If not, the next line begins within a quoted cell.
-        self._scan(path)
-
-    def _scan(self, path: Path) -> None:
-        """Determine the encoding, and whether any control characters or escaped formulas have to be replaced.
-
-        Decoding takes a second or two per GB, a tenth of the time for parsing cells, and no row is read before the
-        encoding is certain. Text is UTF-8 if a byte order mark says so, or if most of its non-ASCII bytes are valid
-        UTF-8: then the others are damage, and an error.
-        """
-        self.file.seek(0)
-        head = self.file.read(3)
-        mark = next((mark for mark in BYTE_ORDER_MARKS if head.startswith(mark)), b"")
-        encoding = BYTE_ORDER_MARKS.get(mark, "utf-8")
-        self.file.seek(len(mark))
-        decoder = codecs.getincrementaldecoder(encoding)("strict" if encoding != "utf-8" else "surrogateescape")
-        line, valid, invalid, previous = 1, 0, 0, b""
-        self.has_control_chars = self.has_escaped_formulas = encoding != "utf-8"  # the patterns match UTF-8 only
-        first_invalid = first_binary = 0  # line numbers
-
-        def refuse_text(reason: str, line: int) -> NoReturn:
-            got = f"{path} ({reason} in line {line})"
-            raise_input_error("path", "be a CSV file that can be read", got, "Save it as UTF-8.")
-
-        for chunk in chain(iter(partial(self.file.read, SCAN_BYTES), b""), [b""]):
-            try:
-                text = decoder.decode(chunk, final=not chunk)
-            except UnicodeDecodeError as error:
-                refuse_text("no UTF-16", line + error.object[: error.start].decode(encoding, "ignore").count("\n"))
-            if not text.isascii():
-                size, valid_size = (len(text.encode("utf-8", errors)) for errors in ("surrogateescape", "ignore"))
-                valid += valid_size - (len(text) - (size - valid_size))
-                invalid += size - valid_size
-                if size > valid_size:
-                    undecoded, binary = UNDECODED_BYTES.search(text), BINARY_CHARS.search(text)
-                    first_invalid = first_invalid or line + text.count("\n", 0, undecoded.start() if undecoded else 0)
-                    first_binary = first_binary or (line + text.count("\n", 0, binary.start()) if binary else 0)
-            window, previous = previous + chunk, chunk[-8:]  # a match may begin in one chunk and end in the next
-            self.has_control_chars = self.has_control_chars or CONTROL_BYTES.search(window) is not None
-            self.has_escaped_formulas = self.has_escaped_formulas or FORMULA_ESCAPE_BYTES.search(window) is not None
-            line += text.count("\n")
-        if invalid and (mark or valid >= invalid):
-            refuse_text("no UTF-8", first_invalid)
-        if invalid and first_binary:
-            refuse_text("neither UTF-8 nor Latin-1", first_binary)
-        self.start, self.encoding = len(mark), "cp1252" if invalid else encoding
+        self._has_apostrophe = False  #: Whether the last row may have an escaped formula.
+        self.start, self.encoding, self.has_control_chars = _detect_encoding(path, file)
 
     def read_lines(self, skip: int = 0) -> Generator[str, None, None]:
         """Yield the lines below the first ``skip``; raise a csv.Error for lines that no table has."""
@@ -186,9 +180,9 @@ class _TextFile:
                     raise csv.Error("binary data" if "\0" in line else "no end of the line")
                 if self.line > skip:
                     self.row_start, self._row_ended = self.line if self._row_ended else self.row_start, False
-                    line = escape_control_chars(line) if self.has_control_chars else line
+                    self._has_apostrophe |= "'" in line
                     self.is_blank = line.isspace()
-                    yield line
+                    yield escape_control_chars(line) if self.has_control_chars else line
         finally:
             text.detach()  # otherwise it closes the file
 
@@ -197,9 +191,9 @@ class _TextFile:
         with closing(self.read_lines(skip)) as lines:
             csv.field_size_limit(max(csv.field_size_limit(), MAX_CELL_CHARS))
             for cells in csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True):
-                self._row_ended = True
+                may_have_formula, self._has_apostrophe, self._row_ended = self._has_apostrophe, False, True
                 self.is_blank = self.is_blank and len(cells) < 2
-                yield [unescape_formula(cell.strip()) for cell in cells] if self.has_escaped_formulas else cells
+                yield [unescape_formula(cell.strip()) for cell in cells] if may_have_formula else cells
 
     def sample(self, delimiter: str, skip: int) -> tuple[list[tuple[int, list[str]]], bool]:
         """Return the first non-empty rows with their line numbers, and whether they can be parsed."""

@@ -185,7 +185,7 @@ class DriftMonitor:
         return ""
 
     def _is_increased(self, count: int, rows: int, fraction: float, subtract: float | None = None) -> bool:
-        """Test whether a count of unusual rows is larger than in training, by much (above ``subtract``) and significantly."""
+        """Test whether more rows are unusual than in training, by much (above ``subtract``) and significantly."""
         if not rows or count / rows - (fraction if subtract is None else subtract) < DRIFT.min_increase:
             return False
         n = self.statistics["per_class"]

@@ -133,7 +133,7 @@ def _restore_constants(inferred: dict[str, InferredType], cells: Mapping[str, np
     constants = {name: Numeric.fit(cells[name]) for name, (_, reason, _) in inferred.items() if reason == "constant"}
     others = [column for column, *_ in inferred.values() if column is not None]
     if others and Encoding((*others, *constants.values())).plain:
-        inferred |= {name: InferredType(column, "") for name, column in constants.items()}
+        inferred |= {name: InferredType(column) for name, column in constants.items()}
 
 
 def _attach_representations(
@@ -253,9 +253,9 @@ def adapt_table(
     """Convert the numbers of new rows to the fitted formats, and check the types of the first block, with notes."""
     first = next(table.blocks)
     conversion = detect_numeric_conversion(table, first, encoding, decimal=decimal)
-    first = conversion.apply(first, encoding)
+    first = conversion.apply(first)
     table.notes.extend([*conversion.notes, *check_column_types(table, first, encoding, argument)])
-    others = (conversion.apply(block, encoding) for block in table.blocks)
+    others = (conversion.apply(block) for block in table.blocks)
     return replace(table, blocks=chain([first], others))
 
 

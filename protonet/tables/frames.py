@@ -185,7 +185,7 @@ def fit_frame(frame: Frame, kinds: Mapping[str, str] | None, selection: Selectio
     """
     kinds = _check_kinds(frame, kinds)
     if frame.original is None or (frame.plain and not kinds):
-        inferred = [InferredType(Numeric.fit(cells), "") for cells in frame.columns]
+        inferred = [InferredType(Numeric.fit(cells)) for cells in frame.columns]
     else:
         columns = dict(zip(frame.names, frame.columns, strict=True))
         kinds = {name: "category" for name in frame.categorical if _has_repeated_level(columns[name])} | kinds

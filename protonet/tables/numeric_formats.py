@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 
 from protonet._text import to_printable
-from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.numeric import Numeric
 from protonet.tables.columns.parsing import COMMA_FIRST, POINT_FIRST, detect_decimal_separators, parse_numeric
@@ -31,16 +30,14 @@ MIN_MAGNITUDE = 1e-30
 class NumericConversion(NamedTuple):
     """How the numbers of a table differ from the format that a model was fitted to."""
 
-    formats: Mapping[int, str] = {}  #: The format of columns, by index, if it is not the fitted one.
+    formats: Mapping[int, tuple[str, str]] = {}  #: The formats of the table and of training, by column, if they differ.
     notes: tuple[str, ...] = ()  #: Notes for the user.
 
-    def apply(self, block: RowBlock, encoding: Encoding | None) -> RowBlock:
+    def apply(self, block: RowBlock) -> RowBlock:
         """Convert the cells of a block to the fitted formats."""
-        if encoding is None or not self.formats:
-            return block
         columns = list(block.columns)
-        for index, numeric_format in self.formats.items():
-            columns[index] = _convert(columns[index], numeric_format, encoding.columns[index])
+        for index, formats in self.formats.items():
+            columns[index] = _convert(columns[index], *formats)
         return block._replace(columns=columns)
 
 
@@ -96,13 +93,13 @@ def detect_numeric_conversion(
         prefer_comma = "comma" in fitted or (table.semicolons and has_commas)
         order = ("comma", "point") if prefer_comma else ("point", "comma")
         table_format = min(order, key=lambda candidate: _distance_to_training(texts.values(), candidate))
-    formats, examples = dict[int, str](), dict[str, str]()
+    formats, examples = dict[int, tuple[str, str]](), dict[str, str]()
     for index, (column, cells) in texts.items():
         column_format = table_format or (
             next(iter(separators[index])) if len(separators[index]) == 1 else column.format
         )
         if cell := next((cell for cell in cells if _differs(cell, column_format, column.format)), ""):
-            formats[index] = column_format
+            formats[index] = column_format, column.format
             examples[table.column_name(index)] = f"{cell!r} is {parse_numeric(cell, column_format):.10g}"
     if not formats:
         return NumericConversion()
@@ -135,13 +132,11 @@ def _distance_to_training(texts: Iterable[tuple[Numeric, list[str]]], numeric_fo
     return sum(distances) / len(distances) if distances else math.inf
 
 
-def _convert(cells: np.ndarray, numeric_format: str, column: FittedColumn) -> np.ndarray:
-    """Rewrite cells (n,) that are numbers of a format in the format of the fitted column."""
-    if cells.dtype.kind != "O" or not isinstance(column, Numeric):
-        return cells
+def _convert(cells: np.ndarray, numeric_format: str, fitted_format: str) -> np.ndarray:
+    """Rewrite texts (n,) that are numbers of a format in the fitted format."""
     converted: dict[str, str] = {}
     for cell in set(cells.tolist()):
-        if _differs(cell, numeric_format, column.format):
+        if _differs(cell, numeric_format, fitted_format):
             text = repr(parse_numeric(cell, numeric_format))
-            converted[cell] = text.replace(".", ",") if column.format == "comma" else text
+            converted[cell] = text.replace(".", ",") if fitted_format == "comma" else text
     return np.array([converted.get(cell, cell) for cell in cells.tolist()], object)

@@ -62,7 +62,7 @@ def fit(columns: list[list[str]], decimal: str | None = None, *, semicolons: boo
 def encode(columns: list[list[str]], features: TableFeatures, decimal: str | None = None) -> np.ndarray:
     table, block = make(columns)
     spelling = detect_numeric_conversion(table, block, features.encoding, decimal=decimal)
-    return encode_block(table, spelling.apply(block, features.encoding), features.encoding)
+    return encode_block(table, spelling.apply(block), features.encoding)
 
 
 #: Magnitude, digits and seed of a column: most measurements of a column have one magnitude.

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 import numpy as np
 
 from protonet.embeddings.representation import Record, Representation
-from protonet.tables.columns.parsing import format_cells, is_missing
+from protonet.tables.columns.parsing import format_cells, is_missing, is_missing_or_word
 from protonet.views.config import Stored
 from protonet.views.view import Graph
 
@@ -144,21 +144,60 @@ class FittedColumn(ABC):
         return None
 
 
-def missing_indicator(missing: np.ndarray, fraction: float) -> list[np.ndarray]:
-    """Return a list with the standardized missing-value indicator (n,).
+@dataclass(frozen=True)
+class OrderedColumn(FittedColumn):
+    """A column of numbers or times: standardized, with missing values replaced and marked by an indicator."""
 
-    Args:
-        missing: (n,) bool.
-        fraction: The fraction of missing values in the training rows. If it is 0 or 1, the list is empty.
-    """
-    return [(missing - fraction) / math.sqrt(fraction * (1 - fraction))] if 0 < fraction < 1 else []
+    format: str  #: How cells are written.
+    median: float  #: Replaces missing values.
+    mean: float  #: Mean of the training rows, with missing values replaced.
+    scale: float  #: Their standard deviation, or 1 if that is 0.
+    missing: float  #: The fraction of missing values.
 
+    @abstractmethod
+    def to_numeric(self, cells: np.ndarray) -> np.ndarray:
+        """Parse cells (n,) to float64, NaN if missing or of another format."""
 
-def missing_indicator_suffix(fraction: float) -> tuple[str, ...]:
-    """Return the feature suffixes of `missing_indicator`."""
-    return (" missing",) if 0 < fraction < 1 else ()
+    @staticmethod
+    def fit_statistics(values: np.ndarray, usable: np.ndarray) -> tuple[float, float, float, float]:
+        """Compute median, mean, scale and missing fraction of values (n,); those not ``usable`` count as missing."""
+        median = float(np.median(values[usable])) if usable.any() else 0.0
+        filled = np.where(usable, values, median)
+        mean = float(filled.mean())
+        return median, mean, float((filled - mean).std()) or 1.0, float(np.isnan(values).mean())
 
+    @property
+    def feature_suffixes(self) -> tuple[str, ...]:
+        """The value, and whether it is missing."""
+        return ("", " missing") if 0 < self.missing < 1 else ("",)
 
-def format_missing_fraction(fraction: float) -> str:
-    """Format the fraction of missing values for a summary: ", 12 % missing", or nothing for 0."""
-    return f", {100 * fraction:.2g} % missing" if fraction else ""
+    def encode(self, cells: np.ndarray) -> np.ndarray:
+        """Return the features (n, features) float32, standardized in float64; infinite beyond float32."""
+        values = self.to_numeric(cells)
+        missing = np.isnan(values)
+        filled = np.where(missing, self.median, values)
+        with np.errstate(over="ignore"):
+            features = [(filled - self.mean) / self.scale, *self.further_features(filled)]
+            if 0 < self.missing < 1:
+                features.append((missing - self.missing) / math.sqrt(self.missing * (1 - self.missing)))
+            return np.stack(features, axis=1).astype(np.float32)
+
+    def further_features(self, filled: np.ndarray) -> list[np.ndarray]:
+        """List further features (n,) of values (n,) without missing ones."""
+        return []
+
+    def is_invalid(self, cells: np.ndarray) -> np.ndarray:
+        """Return a mask (n,) bool of non-missing cells that are not of the format."""
+        unparsed: np.ndarray = np.isnan(self.to_numeric(cells))
+        return unparsed & ~is_missing_or_word(cells) if unparsed.any() else unparsed
+
+    @property
+    def missing_note(self) -> str:
+        """The fraction of missing values for a summary: ", 12 % missing", or nothing for 0."""
+        return f", {100 * self.missing:.2g} % missing" if self.missing else ""
+
+    @staticmethod
+    def restore_statistics(stored: Stored) -> tuple[float, float, float, float]:
+        """Restore the result of `fit_statistics`."""
+        median, mean = stored.get_float("median"), stored.get_float("mean")
+        return median, mean, stored.get_float("scale", math.ulp(0.0)), stored.get_float("missing", 0, 1)

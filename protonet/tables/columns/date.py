@@ -8,13 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from protonet.tables.columns.base import (
-    FittedColumn,
-    format_missing_fraction,
-    missing_indicator,
-    missing_indicator_suffix,
-)
-from protonet.tables.columns.parsing import DATE_FORMATS, FORMAT_SEPARATOR, is_missing_or_word, parse_dates
+from protonet.tables.columns.base import OrderedColumn
+from protonet.tables.columns.parsing import DATE_FORMATS, FORMAT_SEPARATOR, parse_dates
 from protonet.views.config import Stored, expect
 
 #: Cycles and their lengths in days, and the minimum time span in days of the dates that they are used for.
@@ -29,24 +24,13 @@ MAX_FIXED_MONTH_DAYS = 2
 
 
 @dataclass(frozen=True)
-class Date(FittedColumn):
-    """A column of dates, times or both.
+class Date(OrderedColumn):
+    """A column of dates, times or both, in days since 1970.
 
-    Args:
-        format: One of ``DATE_FORMATS``, or several joined by ``FORMAT_SEPARATOR``.
-        median: Replaces missing values, in days since 1970.
-        mean: Mean of the training rows, with missing values replaced.
-        scale: Their standard deviation, or 1 if that is 0.
-        missing: The fraction of missing values.
-        cycles: Those of ``CYCLES`` that the dates are spread over.
+    The format is one of ``DATE_FORMATS``, or several joined by ``FORMAT_SEPARATOR``.
     """
 
-    format: str
-    median: float
-    mean: float
-    scale: float
-    missing: float
-    cycles: tuple[str, ...]
+    cycles: tuple[str, ...]  #: Those of ``CYCLES`` that the dates are spread over.
     kind: ClassVar[str] = "date"
     may_be_group: ClassVar[bool] = False  #: Most tables have many rows of the same day.
 
@@ -54,19 +38,15 @@ class Date(FittedColumn):
     def fit(cls, cells: np.ndarray, date_format: str = "iso") -> Date:
         """Fit to cells (n,); other text counts as missing."""
         days = parse_dates(cells, date_format)
-        missing = np.isnan(days)
-        present = days[~missing]
-        median = float(np.median(present))
-        filled = np.where(missing, median, days)
-        cycles = tuple(name for name in CYCLES if _covers_cycle(name, present))
-        scale = float(filled.std()) or 1.0
-        return cls(date_format, median, float(filled.mean()), scale, float(missing.mean()), cycles)
+        present = ~np.isnan(days)
+        cycles = tuple(name for name in CYCLES if _covers_cycle(name, days[present]))
+        return cls(date_format, *cls.fit_statistics(days, present), cycles)
 
     @property
     def feature_suffixes(self) -> tuple[str, ...]:
         """The time, two features for each cycle, and whether it is missing."""
-        cycles = [f" {part} of {name}" for name in self.cycles for part in ("cosine", "sine")]
-        return ("", *cycles, *missing_indicator_suffix(self.missing))
+        time, *missing = super().feature_suffixes
+        return (time, *(f" {part} of {name}" for name in self.cycles for part in ("cosine", "sine")), *missing)
 
     def to_numeric(self, cells: np.ndarray) -> np.ndarray:
         """Return days (n,) since 1970, NaN if missing."""
@@ -81,26 +61,16 @@ class Date(FittedColumn):
         """Format days since 1970 as a date."""
         return str(np.datetime64(0, "D") + np.timedelta64(round(value), "D"))
 
-    def encode(self, cells: np.ndarray) -> np.ndarray:
-        """Return the features (n, features) float32."""
-        days = parse_dates(cells, self.format)
-        missing = np.isnan(days)
-        filled = np.where(missing, self.median, days)
+    def further_features(self, filled: np.ndarray) -> list[np.ndarray]:
+        """List the cosine and sine (n,) of each cycle."""
         angles = [2 * math.pi * filled / CYCLES[name] for name in self.cycles]
-        circles = [CYCLE_RADIUS * function(angle) for angle in angles for function in (np.cos, np.sin)]
-        parts = [(filled - self.mean) / self.scale, *circles, *missing_indicator(missing, self.missing)]
-        return np.stack(parts, axis=1).astype(np.float32)
-
-    def is_invalid(self, cells: np.ndarray) -> np.ndarray:
-        """Return a mask (n,) bool of non-missing cells that are not dates of the format."""
-        invalid: np.ndarray = np.isnan(parse_dates(cells, self.format)) & ~is_missing_or_word(cells)
-        return invalid
+        return [CYCLE_RADIUS * function(angle) for angle in angles for function in (np.cos, np.sin)]
 
     def summary(self) -> str:
         """Return the type, the format, the cycles and the fraction of missing values."""
         date_format = "" if self.format == "iso" else f" as {self.format}"
         cycles = f", in {', '.join(self.cycles)}" if self.cycles else ""
-        return f"date{date_format}{cycles}{format_missing_fraction(self.missing)}"
+        return f"date{date_format}{cycles}{self.missing_note}"
 
     @classmethod
     def restore(cls, stored: Stored) -> Date:
@@ -108,9 +78,7 @@ class Date(FittedColumn):
         date_format, cycles = stored.entry("format", str), stored.get_strings("cycles")
         known = set(date_format.split(FORMAT_SEPARATOR)) <= set(DATE_FORMATS) and set(cycles) <= set(CYCLES)
         expect(known, "dates of an unknown format or cycle")
-        median, mean = stored.get_float("median"), stored.get_float("mean")
-        scale = stored.get_float("scale", math.ulp(0.0))
-        return cls(date_format, median, mean, scale, stored.get_float("missing", 0, 1), cycles)
+        return cls(date_format, *cls.restore_statistics(stored), cycles)
 
 
 def _covers_cycle(cycle: str, days: np.ndarray) -> bool:

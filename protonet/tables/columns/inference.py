@@ -44,7 +44,7 @@ class InferredType(NamedTuple):
     """The inferred type of a column."""
 
     column: FittedColumn | None  #: None if the column is dropped.
-    reason: str  #: Why it is dropped.
+    reason: str = ""  #: Why it is dropped.
     is_text: bool = False  #: Whether it holds free text, which a representation can embed.
 
     @property
@@ -64,22 +64,18 @@ def infer_column_type(cells: np.ndarray, *, order: Sequence[str] = POINT_FIRST) 
     if not distinct:
         return InferredType(None, "empty")
     if len(distinct) == 1:
-        return InferredType(None, "constant") if len(present) == len(cells) else InferredType(Category.fit(cells), "")
+        return InferredType(None, "constant") if len(present) == len(cells) else InferredType(Category.fit(cells))
     if cells.dtype.kind == "M":
-        return InferredType(Date.fit(cells), "")
+        return InferredType(Date.fit(cells))
     if cells.dtype.kind != "O":
-        return InferredType(Numeric.fit(cells), "")
-    if numeric_format := infer_numeric_format(distinct, order=order):
-        return InferredType(Numeric.fit(cells, numeric_format), "")
-    if are_intervals(distinct):
-        return InferredType(Numeric.fit(cells, "interval"), "")
-    if are_durations(distinct):
-        return InferredType(Numeric.fit(cells, "duration"), "")
+        return InferredType(Numeric.fit(cells))
+    if numeric_format := _infer_any_numeric_format(distinct, order):
+        return InferredType(Numeric.fit(cells, numeric_format))
     if date_format := infer_date_format(distinct):
-        return InferredType(Date.fit(cells, date_format), "")
+        return InferredType(Date.fit(cells, date_format))
     max_levels = max(INFERENCE_RULES.max_levels, INFERENCE_RULES.max_levels_per_row * len(present))
     if len(distinct) <= max_levels and not are_sentences(distinct, len(present)):
-        return InferredType(Category.fit(cells), "")
+        return InferredType(Category.fit(cells))
     if are_mixed_dates(distinct):
         return InferredType(None, "dates in more than one order of day and month")
     has_spaces = any(" " in cell for cell in distinct)
@@ -88,14 +84,23 @@ def infer_column_type(cells: np.ndarray, *, order: Sequence[str] = POINT_FIRST) 
     if len(distinct) == len(present) and not has_spaces and has_digits:
         presence = Category.fit(cells)  # whether a row has an identifier may be informative
         if presence.levels == ("",):
-            return InferredType(presence, "")
+            return InferredType(presence)
         return InferredType(None, "an identifier of each row")
     text = Text.fit(cells)
     if text.feature_suffixes:
-        return InferredType(text, "", is_text=True)
+        return InferredType(text, is_text=True)
     shared = set.intersection(*(set(count_grams(cell)) for cell in distinct))
     reason = "text with the same words in every row" if shared else "text in which no two rows share a word"
     return InferredType(None, reason, is_text=True)
+
+
+def _infer_any_numeric_format(distinct: Sequence[str], order: Sequence[str], *, named: bool = False) -> str:
+    """Infer the format of numbers, intervals or durations, including codes and times of day if the user named them."""
+    if numeric_format := infer_numeric_format(distinct, allow_codes=named, order=order):
+        return numeric_format
+    if are_intervals(distinct):
+        return "interval"
+    return "duration" if are_durations(distinct, allow_times_of_day=named) else ""
 
 
 def are_sentences(distinct: Sequence[object], rows: int) -> bool:
@@ -120,25 +125,19 @@ def fit_column_as(
     distinct = list(dict.fromkeys(cells[~is_missing(cells)].tolist()))
     text = format_cells(cells)
     if distinct and kind == "picture" and cells.dtype.kind == "O":
-        return InferredType(Picture(), "")
+        return InferredType(Picture())
     if distinct and kind == "category":
-        return InferredType(Category.fit(cells), "")
+        return InferredType(Category.fit(cells))
     if distinct and kind == "text" and ((fitted := Text.fit(text)).feature_suffixes or has_text_encoder):
-        return InferredType(fitted, "", is_text=True)
+        return InferredType(fitted, is_text=True)
     if distinct and kind == "date":
         if cells.dtype.kind == "M":
-            return InferredType(Date.fit(cells), "")
+            return InferredType(Date.fit(cells))
         if date_format := infer_date_format(map(str, distinct)):
-            return InferredType(Date.fit(text, date_format), "")
+            return InferredType(Date.fit(text, date_format))
     if distinct and kind == "number" and cells.dtype.kind != "M":
-        numeric_format = (
-            "plain"
-            if cells.dtype.kind != "O"
-            else infer_numeric_format(distinct, allow_codes=True, order=order)
-            or ("interval" if are_intervals(distinct) else "")
-            or ("duration" if are_durations(distinct, allow_times_of_day=True) else "")
-        )
-        if numeric_format:
-            return InferredType(Numeric.fit(cells, numeric_format), "")
+        is_text = cells.dtype.kind == "O"
+        if numeric_format := _infer_any_numeric_format(distinct, order, named=True) if is_text else "plain":
+            return InferredType(Numeric.fit(cells, numeric_format))
     got = f"{name} with cells such as {str(distinct[0])[:50]!r}" if distinct else f"{name}, which is empty"
     return raise_input_error(argument, f"name a column that holds a {kind}", got, "Name another type, or none.")

@@ -9,13 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from protonet._text import to_printable
-from protonet.tables.columns.base import (
-    FittedColumn,
-    format_missing_fraction,
-    missing_indicator,
-    missing_indicator_suffix,
-)
-from protonet.tables.columns.parsing import BOOLEANS, NUMERIC_FORMATS, is_missing_or_word, parse_numeric_column
+from protonet.tables.columns.base import OrderedColumn
+from protonet.tables.columns.parsing import BOOLEANS, NUMERIC_FORMATS, parse_numeric_column
 from protonet.views.config import Stored, expect
 from protonet.views.view import Graph
 
@@ -24,38 +19,16 @@ MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
-class Numeric(FittedColumn):
-    """A column of numbers.
+class Numeric(OrderedColumn):
+    """A column of numbers in one of ``NUMERIC_FORMATS``."""
 
-    Args:
-        format: One of ``NUMBER_FORMATS``.
-        median: Replaces missing values.
-        mean: Mean of the training rows, with missing values replaced.
-        scale: Their standard deviation, or 1 if that is 0.
-        missing: The fraction of missing values.
-    """
-
-    format: str
-    median: float
-    mean: float
-    scale: float
-    missing: float
     kind: ClassVar[str] = "number"
 
     @classmethod
     def fit(cls, cells: np.ndarray, numeric_format: str = "plain") -> Numeric:
         """Fit to cells (n,); other text counts as missing, and numbers beyond float32 do not count at all."""
         numeric = parse_numeric_column(cells, numeric_format)
-        usable = np.abs(numeric) <= MAX_FLOAT32  # False for NaN
-        median = float(np.median(numeric[usable])) if usable.any() else 0.0
-        filled = np.where(usable, numeric, median)
-        mean = float(filled.mean())
-        return cls(numeric_format, median, mean, float((filled - mean).std()) or 1.0, float(np.isnan(numeric).mean()))
-
-    @property
-    def feature_suffixes(self) -> tuple[str, ...]:
-        """The number, and whether it is missing."""
-        return ("", *missing_indicator_suffix(self.missing))
+        return cls(numeric_format, *cls.fit_statistics(numeric, np.abs(numeric) <= MAX_FLOAT32))  # False for NaN
 
     @property
     def plain(self) -> bool:
@@ -68,8 +41,8 @@ class Numeric(FittedColumn):
         mean = self.mean
         return self.format == "plain" and 0 < mean < 1 and math.isclose(self.scale**2, mean * (1 - mean), rel_tol=1e-9)
 
-    def _parse(self, cells: np.ndarray) -> np.ndarray:
-        """Parse cells (n,) to numbers, including spellings of yes and no in a binary column."""
+    def to_numeric(self, cells: np.ndarray) -> np.ndarray:
+        """Parse cells (n,) to numbers (n,) float64, including spellings of yes and no in a binary column."""
         if cells.dtype.kind == "O" and self._is_binary:
             cells = np.array([BOOLEANS.get(cell.casefold(), cell) for cell in cells], object)
         return parse_numeric_column(cells, self.format)
@@ -81,37 +54,18 @@ class Numeric(FittedColumn):
         words = (cell for cell in cells if cell.isalpha() and cell.casefold() in BOOLEANS)
         return next((f"{to_printable(cell)!r} is {BOOLEANS[cell.casefold()]}" for cell in words), "")
 
-    def to_numeric(self, cells: np.ndarray) -> np.ndarray:
-        """Return the numbers (n,) float64, NaN if missing."""
-        return self._parse(cells).astype(np.float64)
-
     def preparse(self, cells: np.ndarray) -> np.ndarray:
         """Return cells (n,) as numbers, unless one is too large: an error message quotes its text."""
         if cells.dtype.kind != "O":
             return cells
-        numeric = self._parse(cells)
+        numeric = self.to_numeric(cells)
         return cells if (np.abs(numeric) > MAX_FLOAT32).any() else numeric
 
     def comparable_values(self, cells: np.ndarray) -> np.ndarray:
         """Return the numbers (n,) with missing values filled in, in their floating type or else float64."""
-        numeric = cells if cells.dtype.kind == "f" else self._parse(cells)
+        numeric = cells if cells.dtype.kind == "f" else self.to_numeric(cells)
         missing = np.isnan(numeric)
         return np.where(missing, numeric.dtype.type(self.median), numeric) if missing.any() else numeric
-
-    def encode(self, cells: np.ndarray) -> np.ndarray:
-        """Return the features (n, features) float32, standardized in float64; infinite beyond float32."""
-        numeric = self._parse(cells)
-        missing = np.isnan(numeric)
-        with np.errstate(over="ignore"):
-            z = (np.where(missing, self.median, numeric) - self.mean) / self.scale
-            return np.stack([z, *missing_indicator(missing, self.missing)], axis=1).astype(np.float32)
-
-    def is_invalid(self, cells: np.ndarray) -> np.ndarray:
-        """Return a mask (n,) bool of non-missing cells that are not numbers."""
-        if cells.dtype.kind in "iuf":
-            return np.zeros(len(cells), bool)
-        unparsed: np.ndarray = np.isnan(self._parse(cells))
-        return unparsed & ~is_missing_or_word(cells) if unparsed.any() else unparsed
 
     def summary(self) -> str:
         """Return the type, the number format and the fraction of missing values."""
@@ -122,16 +76,14 @@ class Numeric(FittedColumn):
             "interval": ", midpoints of intervals",
             "duration": ", durations in seconds",
         }
-        return f"number{formats[self.format]}{format_missing_fraction(self.missing)}"
+        return f"number{formats[self.format]}{self.missing_note}"
 
     @classmethod
     def restore(cls, stored: Stored) -> Numeric:
         """Restore the column."""
         numeric_format = stored.entry("format", str)
         expect(numeric_format in NUMERIC_FORMATS, "numbers of an unknown format")
-        median, mean = stored.get_float("median"), stored.get_float("mean")
-        scale = stored.get_float("scale", math.ulp(0.0))
-        return cls(numeric_format, median, mean, scale, stored.get_float("missing", 0, 1))
+        return cls(numeric_format, *cls.restore_statistics(stored))
 
     def add_to_graph(self, graph: Graph, cells: str) -> tuple[str, str]:
         """Add the standardized numbers, and the missing-value indicator, to an ONNX graph."""

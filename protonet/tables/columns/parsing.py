@@ -110,7 +110,7 @@ def count_missing_cells(values: np.ndarray) -> int:
 
 
 def is_missing_word(cell: str) -> bool:
-    """Test whether a cell among numbers or dates means "missing": "n.a.", "(unknown)", "***"; invisible text does not."""
+    """Test whether a cell among numbers or dates means "missing": "n.a.", "(unknown)", "***"; hidden text does not."""
     visible = cell.isascii() or not any(unicodedata.category(char) == "Cf" for char in cell)
     return visible and not any(map(str.isdigit, cell)) and "".join(filter(str.isalpha, cell)).lower() in MISSING_WORDS
 
