@@ -32,12 +32,7 @@ FIGURE_PANEL_SIZE = 4.2  #: Inches, the side of the figure for each number of sh
 
 
 def run_paper(options: argparse.Namespace) -> None:
-    """Evaluate as `protonet.episodes.arguments.read_paper` says, and write the files.
-
-    Raises:
-        KeyboardInterrupt: After Ctrl-C, once what is finished is written.
-        InputError: As of `protonet.episodes.evaluation.suite.run_suite`.
-    """
+    """Evaluate as `protonet.episodes.arguments.read_paper` says, and write the files."""
     check_name("normalize", options.normalize, NORMALIZATIONS)
     others = [text for text in dict.fromkeys(options.method) if text != options.own]
     grids = [choose_grid(options.own, "own"), *(choose_grid(text, "method") for text in others)]

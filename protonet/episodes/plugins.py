@@ -20,13 +20,8 @@ PLUGIN = re.compile(r"(?P<path>.+\.py)(:(?P<function>.*))?")
 def load_plugin(argument: str, key: str, kind: str) -> tuple[Callable[..., Any], str]:
     """Run a Python file, and return its function of the given name, and the SHA-256 of the file, as text.
 
-    Args:
-        argument: The argument that names the plug-in, for messages.
-        key: ``FILE.py:FUNCTION``.
-        kind: A description of the function for messages, such as "a function from episodes to logits".
-
-    Raises:
-        InputError: There is no such file or function, the file raises an error, or the object cannot be called.
+    The ``argument`` names the plug-in, ``FILE.py:FUNCTION``, and ``kind`` describes the function for messages. Raises
+    an InputError if there is no such file or function, if the file raises an error, or if the object is no function.
     """
     match = PLUGIN.fullmatch(key)
     assert match is not None, "callers look at PLUGIN"

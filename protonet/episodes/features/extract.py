@@ -70,23 +70,12 @@ class Job:
 
 
 def write_embeddings(output: Path, job: Job, *, resume: bool) -> int:
-    """Embed rows and write them to an NPZ file, whole or not at all.
+    """Embed rows, write them to an NPZ file, whole or not at all, and return the features of a row.
 
     It holds ``x`` (n, dim) float32, ``y`` and perhaps ``split`` and ``files`` (n,) strings, of maps their shape
     ``maps`` (3,), and ``made``, JSON. Until it is whole, what is done lies beside it, in a file whose name ends in
-    ``.part``; only one block is in memory.
-
-    Args:
-        output: The file.
-        job: The rows to embed.
-        resume: Go on with the part, if there is one; a file of the same job that is whole is left as it is.
-
-    Returns:
-        The features of a row.
-
-    Raises:
-        KeyboardInterrupt: After Ctrl-C, with a line that says how much is done.
-        InputError: The file or its part is of another job, or there and not to be continued; embeddings are not finite.
+    ``.part``; only one block is in memory. ``resume`` goes on with the part, and leaves a file of the same job that is
+    whole as it is. Raises an InputError if the file or its part is of another job, or if embeddings are not finite.
     """
     key, n = job.hash(), len(job.labels)
     part = output.with_name(f"{output.name}.part")
@@ -172,13 +161,7 @@ def _refuse(path: Path, *, resume: bool) -> NoReturn:
 
 
 def run_extract(options: argparse.Namespace) -> None:
-    """Embed pictures or the names of classes, as `protonet.episodes.arguments.read_extract` says.
-
-    Raises:
-        KeyboardInterrupt: After Ctrl-C; finished rows are kept.
-        MissingPackageError: A package that is needed is missing.
-        InputError: Data, network and files do not fit together.
-    """
+    """Embed pictures or the names of classes, as `protonet.episodes.arguments.read_extract` says."""
     batch, image_size, output, templates = options.batch, options.image_size, options.output, options.template
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device("device", device)
@@ -220,17 +203,10 @@ def run_extract(options: argparse.Namespace) -> None:
 
 
 def open_plugin(backbone: str, size: int, device: str) -> Extractor:
-    """Open a function of a user's file as a network of pictures.
+    """Open a function of a user's file, or a module of torch, as a network of pictures.
 
-    Args:
-        backbone: ``FILE.py:FUNCTION``: a function, or a module of torch, that maps pictures (n, 3, size, size) float32
-            in [0, 1], RGB, to embeddings (n, dim) floating.
-        size: Pixels per side that pictures are resized to.
-        device: The device that pictures are copied to.
-
-    Raises:
-        InputError: The file cannot be run or has no such function; or, for each batch, the function raises an error or
-            does not return one embedding per picture.
+    It maps pictures (n, 3, size, size) float32 in [0, 1], RGB, to embeddings (n, dim) floating. If it raises an error
+    or returns something else, that is an InputError.
     """
     function, origin = load_plugin("backbone", backbone, "a function from pictures to embeddings")
     if isinstance(function, nn.Module):

@@ -91,17 +91,8 @@ class DataSources(NamedTuple):
 def load_data(rows: RowsPlan, sampler: Sampler, data: Dataset | None = None) -> tuple[Sampler, DataSources]:
     """Open all data sets that rows are read from and their encoder, and join the test split to the others.
 
-    Args:
-        rows: Which they are.
-        sampler: The kind of episodes, as far as it is known without the data.
-        data: The evaluated data set, if it is in memory already; None to load it.
-
-    Returns:
-        The kind of episodes, of these data; and what was opened.
-
-    Raises:
-        MissingPackageError: A package that the data need is missing.
-        InputError: Something cannot be loaded, or two of them do not fit together.
+    The sampler is the kind of episodes, as far as it is known without the data, and is returned for these data;
+    ``data`` is the evaluated data set, if it is in memory already.
     """
     with renamed_arguments(text="dataset", path="dataset"):
         data = data or load_source(rows.dataset, split_seed=rows.split_seed, image_size=rows.image_size)
@@ -190,19 +181,9 @@ def same_source(text: str, other: str) -> bool:
 
 
 def load_base(text: str, *, dim: int, image_size: int | None = None) -> Dataset:
-    """Load the data set whose rows are the base classes of another one.
+    """Load the data set whose rows, of ``dim`` features, are the base classes of another one.
 
-    Args:
-        text: As for `load_source`, or the path of an NPY file of rows without classes, ``*.npy``: they count as one.
-        dim: Features per row that it must have.
-        image_size: As for `load_source`.
-
-    Returns:
-        The data set.
-
-    Raises:
-        MissingPackageError: A package that the data need is missing.
-        InputError: The data cannot be loaded, or have another number of features.
+    The text is as for `load_source`, or the path of an NPY file of rows without classes: they count as one.
     """
     with renamed_arguments(text="base", path="base"):
         data = _load_rows(Path(text)) if text.lower().endswith(".npy") else _load(text, "label", image_size)
@@ -213,19 +194,10 @@ def load_base(text: str, *, dim: int, image_size: int | None = None) -> Dataset:
 
 
 def load_texts(text: str, *, dim: int, names: Sequence[str]) -> torch.Tensor:
-    """Load the embeddings of texts that name classes: each class's mean of unit rows, scaled to unit norm.
+    """Load the embeddings (names, dim) float32 of texts that name classes: means of unit rows, of unit norm.
 
-    Args:
-        text: As for `load_source`: rows are embeddings, and their classes' names are those of the data set. A class may
-            have several, of several prompts.
-        dim: Features per row that it must have.
-        names: Of the classes.
-
-    Returns:
-        (names, dim) float32.
-
-    Raises:
-        InputError: The file cannot be loaded, has another number of features, or none of a class.
+    The text is as for `load_source`: rows are embeddings, and their classes' names are those of the data set. A class
+    may have several, of several prompts.
     """
     with renamed_arguments(text="texts", path="texts"):
         data = _load(text, "label")
@@ -305,15 +277,10 @@ def _load(text: str, label: str, image_size: int | None = None) -> Dataset:
 
 
 def normalize_rows(rows: Tensor, kind: str, mean: Tensor | None = None) -> Tensor:
-    """Normalise rows, each alone; a row of zeros (l2, cl2) or of equal features (z) becomes one of zeros.
+    """Normalise rows (n, dim), each alone; a row of zeros (l2, cl2) or of equal features (z) becomes one of zeros.
 
-    Args:
-        rows: (n, dim) of any floating dtype.
-        kind: One of ``NORMALIZATIONS`` but "none".
-        mean: (dim,) of the base classes' rows, for cl2.
-
-    Returns:
-        (n, dim), float64 if ``rows`` are, otherwise float32.
+    The kind is one of ``NORMALIZATIONS`` but "none"; cl2 needs the ``mean`` (dim,) of the base classes' rows. Rows of
+    other dtypes than float64 become float32.
 
     Source: l2 and cl2, Wang et al., "SimpleShot" (2019), sec. 3, https://arxiv.org/abs/1911.04623; z, Fei et al.,
         "Z-score normalization, hubness, and few-shot learning" (2021), ICCV.

@@ -1,4 +1,4 @@
-"""Functions shared by methods: prototypes, distances, cosines, Adam, and access to the meta-trained encoder."""
+"""Functions shared by methods: prototypes, distances, cosines, coordinates of few dimensions, and Adam."""
 
 from __future__ import annotations
 
@@ -48,12 +48,9 @@ def support_means(episodes: Episodes) -> Tensor:
 
 
 def compute_centre(episodes: Episodes) -> Tensor:
-    """Find what rows are centred on: the base classes' mean, or that of the episode's own support rows without any.
+    """Compute what rows are centred on, (episodes, 1, dim): the base classes' mean, or without any the support's.
 
     Cosines between rows that are not centred are nearly equal where features have a common mean.
-
-    Returns:
-        (episodes, 1, dim), the dtype of the support rows.
 
     Source: Wang et al., "SimpleShot" (2019), "Centering" below eq. 2, for the base classes' mean; the support's is our
         own choice. https://arxiv.org/abs/1911.04623
@@ -65,14 +62,9 @@ def compute_centre(episodes: Episodes) -> Tensor:
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """Compute squared Euclidean distances between two sets of rows.
+    """Compute squared Euclidean distances (episodes, n, m) between rows (episodes, n, dim) and (episodes, m, dim).
 
-    Args:
-        a: (episodes, n, dim) floating, the larger set.
-        b: (episodes, m, dim), the smaller set: it decides the order of the work, not the result.
-
-    Returns:
-        (episodes, n, m), >= 0.
+    The smaller set comes second: that decides the order of the work, not the result.
     """
     norms = squared_norms(a)
     squares = squared_norms(b)[:, :, None] + norms[:, None, :]  # (episodes, m, n)
@@ -85,14 +77,9 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
 
 
 def cosines(a: Tensor, b: Tensor) -> Tensor:
-    """Compute cosines between two sets of rows; those of rows of zeros are 0.
+    """Compute cosines (episodes, n, m) between rows (episodes, n, dim) and (episodes, m, dim); of rows of zeros 0.
 
-    Args:
-        a: (episodes, n, dim) floating, the larger set.
-        b: (episodes, m, dim), the smaller set: it decides the order of the work, not the result.
-
-    Returns:
-        (episodes, n, m) in [-1, 1].
+    The smaller set comes second: that decides the order of the work, not the result.
     """
     min_norm = torch.finfo(a.dtype).tiny ** 0.5
     # Norms are divided out last: products are fewer than ``a``.
@@ -103,17 +90,17 @@ def cosines(a: Tensor, b: Tensor) -> Tensor:
 
 
 def squared_norms(rows: Tensor) -> Tensor:
-    """Return the squared norms (episodes, n) of rows (episodes, n, dim)."""
+    """Compute the squared norms (episodes, n) of rows (episodes, n, dim)."""
     norms: Tensor = torch.linalg.vector_norm(rows, dim=2)
     return norms.square()
 
 
 def reduce_to_span(rows: Tensor) -> Tensor:
-    """Express rows in as few coordinates as there are rows, with the same inner products.
+    """Express rows (episodes, n, dim) in min(n, dim) coordinates, with the same inner products.
 
     Everything that depends only on inner products (distances, angles, gradients of linear layers) is the same in these
-    coordinates, and costs far less than with hundreds of features. From rows (episodes, n, dim), they are (episodes, n,
-    min(n, dim)): the Cholesky factor of the Gram matrix, or the rows themselves where dim <= n.
+    coordinates, and costs far less than with hundreds of features. They are the Cholesky factor of the Gram matrix, or
+    the rows themselves where dim <= n.
     """
     n, dim = rows.shape[1:]
     if dim <= n:
@@ -133,10 +120,7 @@ def reduce_to_span(rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam's constants, those of the paper: Kingma and Ba (2015), algorithm 1.
-
-    The differences to 1 are constants, because 1 - 0.9 is not 0.1 in floating point.
-    """
+    """Adam's constants. The differences to 1 are constants, because 1 - 0.9 is not 0.1 in floating point."""
 
     beta1: float = 0.9  #: Decay of the average gradient per step.
     one_minus_beta1: float = 0.1  #: 1 - beta1.
@@ -146,26 +130,15 @@ class Adam:
 
 
 ADAM = Adam()
-MIN_NORM = 1e-12  #: Rows are divided by this norm at least.
 
 
 def unit_rows(episodes: Episodes) -> Tensor:
-    """Return support and query rows scaled to unit norm, (episodes, n_support + n_queries, dim)."""
-    rows = torch.cat([episodes.support, episodes.query], dim=1)
-    return rows.div_(torch.linalg.vector_norm(rows, dim=2, keepdim=True).clamp_min_(MIN_NORM))
+    """Scale support and query rows to unit norm: (episodes, n_support + n_queries, dim)."""
+    return F.normalize(torch.cat([episodes.support, episodes.query], dim=1), dim=2)
 
 
 def adam(weights: Tensor, gradient: Callable[[Tensor], Tensor], *, learning_rate: float, steps: int) -> Tensor:
-    """Take some steps of Adam.
-
-    Args:
-        weights: The initial weights, of any shape, floating.
-        gradient: Maps weights to the loss's gradient, of the same shape.
-        learning_rate: > 0.
-        steps: >= 0.
-
-    Returns:
-        The weights after the steps, of the same shape.
+    """Take steps of Adam from weights of any shape, by a function from weights to the loss's gradient.
 
     Source: Kingma and Ba, "Adam: a method for stochastic optimization" (2015), algorithm 1, with its settings.
         https://arxiv.org/abs/1412.6980

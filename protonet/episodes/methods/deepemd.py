@@ -84,12 +84,10 @@ def _differentiate(rows: Tensor, classes: Tensor, hot: Tensor, scale: float) -> 
 
 
 def compare(rows: Tensor, classes: Tensor, scale: float) -> Tensor:
-    """Return ``scale`` times the mean cosine of what is moved, (episodes, n, n_way).
+    """Compute ``scale`` times the mean cosine of what is moved, (episodes, n, n_way).
 
-    Args:
-        rows: (episodes, n, places, channels) floating.
-        classes: (episodes, n_way, places, channels).
-        scale: > 0.
+    It is moved from the places of rows (episodes, n, places, channels) to those of classes (episodes, n_way, places,
+    channels).
     """
     n_positions = rows.shape[2]
     unit = [F.normalize(maps - maps.mean(dim=3, keepdim=True), dim=3) for maps in (rows, classes)]
@@ -109,15 +107,8 @@ def solve_transport(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
     """Minimise ``sum(costs * flow)`` over flows >= 0 whose rows sum to the supply and whose columns to the demand.
 
     Mehrotra's predictor and corrector, from flows and prices on that keep all equations, which they then do throughout:
-    the part that is left is the gap between the costs and their lower bound, the sum of flows times slacks.
-
-    Args:
-        costs: (problems, n, m) float64.
-        supply: (problems, n) > 0.
-        demand: (problems, m) > 0, of the same sum.
-
-    Returns:
-        (problems, n, m), the flows.
+    the part that is left is the gap between the costs and their lower bound, the sum of flows times slacks. Costs and
+    flows are (problems, n, m) float64, supply (problems, n) and demand (problems, m), > 0 and of the same sum.
 
     Source: Nocedal and Wright, "Numerical optimization" (2006), alg. 14.3, for transport.
     """

@@ -20,15 +20,9 @@ from protonet.errors import raise_input_error
 
 
 def get_trained(episodes: Episodes, method: str, objective: str | None = None) -> Trained:
-    """Return the meta-trained encoder of episodes.
+    """Return the meta-trained encoder of episodes; an ``objective`` of None is any.
 
-    Args:
-        episodes: The episodes of a method.
-        method: The name of the method, for messages.
-        objective: The objective that the encoder must be trained for; None for any.
-
-    Raises:
-        InputError: There is no encoder, or it is one of another objective or for another number of classes.
+    Raises an InputError that names the method, if there is none, or one of another objective or number of classes.
     """
     trained = episodes.trained
     constraint = "come with an encoder" if objective is None else f"come with an encoder of the objective {objective}"
@@ -130,15 +124,7 @@ class AdaptableClassifier(nn.Module):
 
 
 def adapt(loss: Callable[[LayerWeights], Tensor], weights: LayerWeights, inner: InnerLoop) -> LayerWeights:
-    """Take gradient steps, through which gradients flow: ``weights - rate * gradient``.
-
-    Args:
-        loss: Maps weights by name to a loss, 0-d.
-        weights: To begin at.
-        inner: The steps.
-
-    Returns:
-        The weights after the steps.
+    """Take gradient steps on weights by name: ``weights - rate * gradient``; gradients flow through them.
 
     Source: Finn, Abbeel and Levine (2017), eq. 1, and sec. 5.2 for the first order.
     """
@@ -160,19 +146,11 @@ def classify_adapted(
     n_way: int,
     inner: InnerLoop,
 ) -> Tensor:
-    """Classify the queries of episodes, each by a network of its own that was adapted to its support.
+    """Classify queries, each episode's by a network of its own that is adapted to its support.
 
-    Args:
-        encoder: Maps rows (n, dim) to (n, embedding_dim).
-        head: The linear layer to begin at.
-        support: (episodes, n_support, dim) float32.
-        labels: (episodes, n_support) int64 in [0, n_way).
-        query: (episodes, n_queries, dim) float32.
-        n_way: Classes per episode.
-        inner: The gradient steps.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), through which gradients flow to the encoder's and the head's weights.
+    It begins at the encoder and the head. Support (episodes, n_support, dim) and query (episodes, n_queries, dim) are
+    float32, labels (episodes, n_support) int64. Gradients flow from the logits (episodes, n_queries, n_way) to all
+    weights.
     """
     network = AdaptableClassifier(encoder, head)
     weights: dict[str, Tensor] = {f"encoder.{name}": weight for name, weight in encoder.named_parameters()}
@@ -226,19 +204,9 @@ def anil(episodes: Episodes, *, steps: Count | None = None, rate: Positive | Non
 def classify_embedded(
     head: LinearHead, support: Tensor, labels: Tensor, query: Tensor, *, n_way: int, inner: InnerLoop
 ) -> Tensor:
-    """Classify embedded queries by a linear layer that was adapted to each episode's embedded support.
+    """Classify embedded queries by a linear layer that is adapted to each episode's embedded support.
 
-    Args:
-        head: The linear layer to begin at.
-        support: (episodes, n_support, dim) floating.
-        labels: (episodes, n_support) int64 in [0, n_way).
-        query: (episodes, n_queries, dim) floating.
-        n_way: Classes per episode.
-        inner: The gradient steps.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows, through which gradients flow to the rows and
-        to the head's weights.
+    Shapes are as in `classify_adapted`. Gradients flow from the logits to the rows and to the head's weights.
     """
     start = {name: weight.to(support.dtype) for name, weight in head.begin(n_way).items()}
 

@@ -86,15 +86,9 @@ def fit_logistic(
 ) -> tuple[Tensor, Tensor]:
     """Minimise C * sum of cross-entropies + half the squared weights by Newton's method with conjugate gradients.
 
-    Args:
-        rows: (episodes, n, dim) floating.
-        target: (episodes, n, n_way) one-hot, the dtype of ``rows``.
-        inverse_penalty: C > 0.
-        decrement: Newton's steps end once the next one would lower the objective by less than half of this, in nats;
-            > 0.
-
-    Returns:
-        Weights (episodes, dim, n_way) and intercepts (episodes, 1, n_way).
+    Rows are (episodes, n, dim), the one-hot target (episodes, n, n_way). Steps end once the next one would lower the
+    objective by less than half the ``decrement``, in nats. Returns weights (episodes, dim, n_way) and intercepts
+    (episodes, 1, n_way).
 
     Source: Nocedal and Wright, "Numerical optimization" (2006), alg. 7.1.
     """

@@ -14,14 +14,7 @@ from protonet.errors import raise_input_error
 
 
 def split_positions(episodes: Episodes) -> tuple[Tensor, Tensor]:
-    """Return support and query as maps (episodes, rows, places, channels) float64.
-
-    Args:
-        episodes: Whose rows are maps of their shape.
-
-    Raises:
-        InputError: Their shape is not known.
-    """
+    """Return support and query as maps (episodes, rows, places, channels) float64; InputError if they are none."""
     if episodes.shape is None:
         remedy = "Make maps by `protonet.episodes extract --maps`, or leave this method out."
         raise_input_error("shape", "be known", None, remedy)

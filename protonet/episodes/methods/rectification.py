@@ -18,12 +18,9 @@ from protonet.episodes.samplers.batch import Episodes
 def compute_unit_rows(episodes: Episodes) -> tuple[Tensor, Tensor, Tensor]:
     """Centre rows as `compute_centre` says, and find what scales them to unit norm.
 
-    Queries are many, so the scaled ones are not formed: products with them follow from products with the queries.
-
-    Returns:
-        support: (episodes, n_support, dim), of unit norm.
-        query: (episodes, n_queries, dim), centred but not scaled.
-        scale: (episodes, 1, n_queries), the factors that make the queries unit rows.
+    Returns support (episodes, n_support, dim) of unit norm, queries (episodes, n_queries, dim) that are centred but not
+    scaled, and the factors (episodes, 1, n_queries) that make them unit rows. Queries are many, so the scaled ones are
+    not formed: products with them follow from products with the queries.
 
     Source: "CL2N" of Wang et al., "SimpleShot" (2019), as BD-CSPN and LaplacianShot are evaluated by Ziko et al. (2020,
         train_lshot.py) and Veilleux et al. (2021, bdcspn.yaml, laplacianshot.yaml). Their "L2N" is not enough without
@@ -39,25 +36,15 @@ def compute_unit_rows(episodes: Episodes) -> tuple[Tensor, Tensor, Tensor]:
 def rectify_prototypes(
     episodes: Episodes, scale: Tensor, *, temperature: Positive = 0.1, paper: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Compute rectified prototypes.
+    """Compute rectified prototypes (episodes, n_way, dim), and what unit queries are shifted by, (episodes, 1, dim).
 
     Queries are shifted so that their mean is that of the support (against the cross-class bias), and labelled by the
     nearest mean by cosine. Then each class's rows are averaged, those near its mean more (against the intra-class
     bias). Paper and code differ in how. The code that published numbers are from pseudo-labels the support rows as
-    well, and averages rows that are multiplied by their probability of the class, a softmax over classes. The paper
-    divides the exponentials of a class's cosines by their sum, so that the support rows keep nearly all of their
-    prototype.
-
-    Args:
-        episodes: Support (episodes, n_support, dim) of unit norm and query (episodes, n_queries, dim), floating.
-        scale: (episodes, 1, n_queries) factors that make the queries unit rows.
-        temperature: > 0, divides the cosines. 0.1 is the factor of 10 of paper and code.
-        paper: Take the paper's weights instead of the code's.
-
-    Returns:
-        prototypes: (episodes, n_way, dim), the dtype of the query rows. With the code's weights they are shorter than
-            the rows; a class that no row is assigned to keeps its mean.
-        shift: (episodes, 1, dim), what the unit queries are shifted by.
+    well, and averages rows that are multiplied by their probability of the class, a softmax over classes: prototypes
+    are shorter than the rows, and a class without rows keeps its mean. The ``paper`` divides the exponentials of a
+    class's cosines by their sum, so that the support rows keep nearly all of their prototype. Rows and ``scale`` are as
+    from `compute_unit_rows`; the temperature of 0.1 is the factor of 10 of paper and code.
 
     Source: Liu, Song and Qin, "Prototype rectification for few-shot learning" (2020), eqs. 6 to 9, every query being
         pseudo-labelled, https://arxiv.org/abs/1911.10713; the code of Ziko et al. (2020, train_lshot.py), which

@@ -56,15 +56,8 @@ def fit_machines(kernel: Tensor, signs: Tensor, inverse_penalty: float) -> Tenso
     """Minimise half the squared weights + C * the squared hinge losses, by Newton's method on the support vectors.
 
     A step solves the least squares of the rows whose margin is below 1; the minimum is found once these are the same
-    rows twice.
-
-    Args:
-        kernel: (..., n, n) float64 inner products of rows.
-        signs: (..., n), 1 and -1.
-        inverse_penalty: C > 0.
-
-    Returns:
-        (..., n): the shares of the rows in the weights.
+    rows twice. From inner products (..., n, n) float64 and signs (..., n), 1 and -1, it computes the shares (..., n) of
+    the rows in the weights.
     """
     eye = torch.eye(kernel.shape[-1], dtype=kernel.dtype, device=kernel.device)
     ridge = eye / (2 * inverse_penalty)
@@ -142,15 +135,8 @@ def solve_program(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor:
     """Minimise ``sum_m a_m' gram a_m / 2 - sum(hot * a)``, a <= limit * hot, each row's a summing to 0 over classes.
 
     Mehrotra's predictor and corrector. The matrices of a step are one per class, joined by a row's sum alone, so that a
-    step costs as much as inverting n_way + 1 matrices of the support's size.
-
-    Args:
-        gram: (episodes, n, n) float64, positive definite.
-        hot: (episodes, n_way, n), zeros and ones.
-        limit: > 0, of a shape that broadcasts to (episodes, n_way, n).
-
-    Returns:
-        (episodes, n_way, n), the shares of the rows in each class's weight.
+    step costs as much as inverting n_way + 1 matrices of the support's size. The Gram matrix is (episodes, n, n)
+    float64, one-hot labels and a, the shares of the rows in each class's weight, are (episodes, n_way, n).
 
     Source: Nocedal and Wright, "Numerical optimization" (2006), alg. 16.4, which the authors' solver takes as well:
         Amos and Kolter, "OptNet" (2017), sec. 3. https://arxiv.org/abs/1703.00443

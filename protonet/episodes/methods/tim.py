@@ -15,22 +15,17 @@ from protonet.episodes.samplers.batch import Episodes
 
 
 def adaptation_gradient(
-    log_p: Tensor, labels: Tensor, weights: tuple[NonNegative, NonNegative, NonNegative], *, alpha: Positive = 1
+    log_p: Tensor, labels: Tensor, weights: tuple[float, float, float], *, alpha: float = 1
 ) -> Tensor:
     """Compute the gradient, with respect to logits, of ``cross * CE - marginal * H(Y) + conditional * H(Y|X)``.
 
     CE is the mean cross-entropy of the support, H(Y) the entropy of the queries' mean probabilities, H(Y|X) the mean
     entropy of the queries. If u is the derivative of the loss with respect to a query's probabilities p, then that with
-    respect to its logits is p (u - sum p u).
+    respect to its logits is p (u - sum p u). Entropies are (1 - sum p^alpha) / (alpha - 1), Shannon's for an alpha of
+    1.
 
-    Args:
-        log_p: (episodes, n_way, n_support + n_queries) log-probabilities, support first.
-        labels: (episodes, n_way, n_support), zeros and ones, the dtype of ``log_p``.
-        weights: Cross, marginal and conditional, >= 0.
-        alpha: > 0, of the entropies (1 - sum p^alpha) / (alpha - 1); 1 for Shannon entropies.
-
-    Returns:
-        (episodes, n_way, n_support + n_queries), the dtype of ``log_p``.
+    Log-probabilities and the result are (episodes, n_way, n_support + n_queries), support first; labels are one-hot,
+    (episodes, n_way, n_support).
 
     Source: Boudiaf et al., "Transductive information maximization for few-shot learning" (2020), eqs. 2 to 4,
         https://arxiv.org/abs/2008.11297; for alpha Veilleux et al., "Realistic evaluation of transductive few-shot
@@ -140,21 +135,28 @@ def alpha_tim(
         shots = episodes.support.shape[1] / episodes.n_way
         tuned = TUNED_ALPHA
         alpha = tuned.one_shot if shots <= 1 else tuned.five_shots if shots >= 5 else tuned.few_shots
-    n_support = episodes.support.shape[1]
-    rows = unit_rows(episodes)
-    labels = one_hot(episodes.support_labels, episodes.n_way, rows.dtype).transpose(1, 2)
-    means = (labels / labels.sum(dim=2, keepdim=True)) @ rows[:, :n_support]
-
-    def logits(prototypes: Tensor) -> Tensor:  # eq. 1, without the rows' squares, which are all 1
-        squares = prototypes.square().sum(dim=2, keepdim=True)
-        return torch.baddbmm(squares, prototypes, rows.transpose(1, 2), beta=-0.5 / temperature, alpha=1 / temperature)
+    rows, labels, means = _start(episodes)
 
     def gradient(prototypes: Tensor) -> Tensor:
-        g = adaptation_gradient(logits(prototypes).log_softmax(dim=1), labels, weights, alpha=alpha) / temperature
+        log_p = _compare(prototypes, rows, temperature).log_softmax(dim=1)
+        g = adaptation_gradient(log_p, labels, weights, alpha=alpha) / temperature
         return torch.baddbmm(g.sum(dim=2, keepdim=True) * prototypes, g, rows, beta=-1)
 
     prototypes = adam(means, gradient, learning_rate=learning_rate, steps=steps)
-    return logits(prototypes)[..., n_support:].transpose(1, 2)
+    return _compare(prototypes, rows, temperature)[..., labels.shape[2] :].transpose(1, 2)
+
+
+def _start(episodes: Episodes) -> tuple[Tensor, Tensor, Tensor]:
+    """Return unit rows (episodes, rows, dim), one-hot labels (episodes, n_way, n_support) and the support's means."""
+    rows = unit_rows(episodes)
+    labels = one_hot(episodes.support_labels, episodes.n_way, rows.dtype).transpose(1, 2)
+    return rows, labels, (labels / labels.sum(dim=2, keepdim=True)) @ rows[:, : labels.shape[2]]
+
+
+def _compare(prototypes: Tensor, rows: Tensor, temperature: float) -> Tensor:
+    """Compute logits (episodes, n_way, rows) by TIM's eq. 1, without the rows' squares, which are all 1."""
+    squares = prototypes.square().sum(dim=2, keepdim=True)
+    return torch.baddbmm(squares, prototypes, rows.transpose(1, 2), beta=-0.5 / temperature, alpha=1 / temperature)
 
 
 def tim_adm(
@@ -192,17 +194,10 @@ def tim_adm(
     """
     cross, marginal, conditional = weights
     n_support, n_queries = episodes.support.shape[1], episodes.query.shape[1]
-    rows = unit_rows(episodes)
-    labels = one_hot(episodes.support_labels, episodes.n_way, rows.dtype).transpose(1, 2)
-    prototypes = (labels / labels.sum(dim=2, keepdim=True)) @ rows[:, :n_support]
+    rows, labels, prototypes = _start(episodes)
     of_support, of_query = cross / (1 + conditional), n_support / n_queries
-
-    def logits(prototypes: Tensor) -> Tensor:  # without the rows' squares, which are all 1
-        squares = prototypes.square().sum(dim=2, keepdim=True)
-        return torch.baddbmm(squares, prototypes, rows.transpose(1, 2), beta=-0.5 / temperature, alpha=1 / temperature)
-
     for _ in range(steps):
-        log_p = logits(prototypes).log_softmax(dim=1)  # (episodes, n_way, rows)
+        log_p = _compare(prototypes, rows, temperature).log_softmax(dim=1)  # (episodes, n_way, rows)
         raised = (1 + conditional) * log_p[..., n_support:]
         total = raised.logsumexp(dim=2, keepdim=True)  # (episodes, n_way, 1)
         guess = (raised - marginal / (marginal + 1) * total).softmax(dim=1)
@@ -211,7 +206,7 @@ def tim_adm(
         p = torch.cat([of_support * p[..., :n_support], of_query * p[..., n_support:]], dim=2)
         pull = (target - p) @ rows + p.sum(dim=2, keepdim=True) * prototypes
         prototypes = prototypes.lerp(pull / target.sum(dim=2, keepdim=True), step_size)
-    return logits(prototypes)[..., n_support:].transpose(1, 2)
+    return _compare(prototypes, rows, temperature)[..., n_support:].transpose(1, 2)
 
 
 def transductive_finetune(

@@ -83,12 +83,10 @@ def pt_map(
 
 
 def _multiply_rows(episodes: Episodes, beta: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return all inner products of transformed rows that matter.
+    """Compute the inner products of transformed rows that matter.
 
-    Returns:
-        among: (episodes, n_queries, n_queries), of queries with each other.
-        towards: (episodes, n_way, n_queries), of the support means with the queries.
-        squares: (episodes, n_way, 1), of the support means with themselves.
+    They are of queries with each other (episodes, n_queries, n_queries), of support means with queries (episodes,
+    n_way, n_queries), and of support means with themselves (episodes, n_way, 1).
     """
     n_queries, dim = episodes.query.shape[1:]
     size = max(1, QUERY_FLOATS_IN_CACHE // (n_queries * dim))
@@ -118,18 +116,11 @@ def transform(rows: Tensor, beta: float) -> Tensor:
 
 
 def balance(kernel: Tensor, mass: Tensor, quota: Tensor, scale: Tensor) -> Tensor:
-    """Find scales of the classes in a transport plan such that each class gets its quota of the rows' mass.
+    """Find scales (episodes, n_way, 1) of the classes in a transport plan, such that each gets its quota of the mass.
 
-    An episode whose scales have converged stays as it is while others continue.
-
-    Args:
-        kernel: (episodes, n_way, rows), >= 0.
-        mass: (episodes, 1, rows), >= 0, or a shape that broadcasts to it: the mass of each row.
-        quota: (episodes, n_way, 1), >= 0, or a shape that broadcasts to it: the mass of each class, of the same sum.
-        scale: (episodes, n_way, 1), > 0, the initial scales.
-
-    Returns:
-        (episodes, n_way, 1): the plan is ``kernel * scale`` with each row scaled to its mass.
+    The plan is ``kernel * scale`` (episodes, n_way, rows) with each row scaled to its mass (episodes, 1, rows); the
+    quota is (episodes, n_way, 1), of the same sum. Iterations begin at ``scale``. An episode whose scales have
+    converged stays as it is while others continue.
 
     Source: Cuturi, "Sinkhorn distances" (2013), alg. 1. https://arxiv.org/abs/1306.0895
     """

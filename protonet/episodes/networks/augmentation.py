@@ -56,14 +56,9 @@ def draw_maps(n: int, generator: torch.Generator, *, flip: bool = False) -> Tens
 
 
 def warp_images(x: Tensor, maps: Tensor) -> Tensor:
-    """Move the pixels of square images by bilinear interpolation; outside the image all is 0.
+    """Move the pixels of square images (n, channels * side * side), grey or RGB, by maps (n, 2, 3) from `draw_maps`.
 
-    Args:
-        x: (n, channels * side * side) float32, grey or RGB, in the order of channels, rows and columns.
-        maps: (n, 2, 3) float32, from `draw_maps`.
-
-    Returns:
-        The same shape, float32.
+    Interpolation is bilinear; outside the image all is 0.
 
     Source: Jaderberg et al., "Spatial transformer networks" (2015), eqs. 1 and 5. https://arxiv.org/abs/1506.02025
     """
@@ -75,18 +70,10 @@ def warp_images(x: Tensor, maps: Tensor) -> Tensor:
 
 
 def augment_rows(x: Tensor, spread: Tensor | None, generator: torch.Generator, *, n: int, first: int = 0) -> Tensor:
-    """Change rows at random: those numbered ``first``, ``first + 1``, ... of ``n``, for which all numbers are drawn.
+    """Change rows (k, dim) float32 at random: those numbered ``first``, ``first + 1``, ... of ``n``.
 
-    Args:
-        x: (k, dim) float32, k <= n.
-        spread: (dim,) the standard deviation of each feature, for noise; None for images, which are warped, and flipped
-            if they are RGB.
-        generator: Generator of the random numbers, which do not depend on ``first`` and k.
-        n: Rows of all processes.
-        first: The number of the first row.
-
-    Returns:
-        (k, dim) float32.
+    Numbers are drawn for all n, so that processes can share a batch. ``spread`` (dim,) is the standard deviation of
+    each feature, for noise; None is for images, which are warped, and flipped if they are RGB.
     """
     rows_of_batch = slice(first, first + len(x))
     if spread is not None:

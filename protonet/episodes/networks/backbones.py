@@ -69,9 +69,7 @@ def lead_by(encoder: nn.Module, n_rows: int) -> Iterator[bool]:
 def measure_statistics(encoder: nn.Module, batches: Iterable[Tensor]) -> None:
     """Measure the statistics of an encoder's batch normalisation anew, in place; it is in evaluation mode afterwards.
 
-    Args:
-        encoder: Maps rows (n, dim) to (n, embedding_dim). Without batch normalisation nothing is done.
-        batches: Rows (n, dim) float32 on the encoder's device, at least one batch; the result is the mean over batches.
+    They are the mean over batches of rows (n, dim), at least one, on the encoder's device.
 
     Source: Wu and Johnson, "Rethinking 'Batch' in BatchNorm" (2021), sec. 3. https://arxiv.org/abs/2105.07576
     """
@@ -93,9 +91,8 @@ def measure_statistics(encoder: nn.Module, batches: Iterable[Tensor]) -> None:
 class DropBlock(nn.Module):
     """Sets squares of the maps to zero in training, and scales what is left to the same mean.
 
-    Args:
-        rate: The share of a map that is dropped, about, in [0, 1); 0 drops nothing.
-        size: Side of the squares, in pixels, >= 1; a map that is smaller is dropped whole. Squares of 1 are dropout.
+    The ``rate`` is about the share of a map that is dropped. Squares have ``size`` pixels per side; a map that is
+    smaller is dropped whole, and squares of 1 are dropout.
 
     Source: Ghiasi, Lin and Le, "DropBlock" (2018), algorithm 1, https://arxiv.org/abs/1810.12890, with the rate of all
         steps; Lee et al., "MetaOptNet" (2019), whose code raises it from 0 over 40,000 batches.
@@ -163,23 +160,12 @@ def make_resnet12(shape: tuple[int, int, int], dropblock: float) -> nn.Sequentia
 
 
 def make_backbone(name: str, dim: int, generator: torch.Generator, *, dropblock: float = 0.0) -> nn.Sequential:
-    """Make an untrained backbone.
+    """Make an untrained backbone of ``BACKBONES``, which maps rows (n, dim) to (n, embedding_dim) float32, on the CPU.
 
     No row's embedding depends on other rows: "mlp" and "conv" normalise each row alone (layer and group normalisation),
-    and the others do so in evaluation mode, see `protonet.episodes.networks.backbones.BatchNorm`.
-
-    Args:
-        name: "mlp" for rows of any kind; "conv" for square grey images; "conv4" and "resnet12" for square images, grey
-            or RGB. Features of images are in the order of channels, rows and columns.
-        dim: Features per row; of images the square of the side, times 3 for RGB.
-        generator: Draws the weights.
-        dropblock: The rate of DropBlock in "resnet12", in [0, 1).
-
-    Returns:
-        A module on the CPU that maps rows (n, dim) float32 to (n, embedding_dim) float32.
-
-    Raises:
-        InputError: The name is unknown, or the rows cannot be square images, or are too small ones.
+    and the others do so in evaluation mode, see `BatchNorm`. "mlp" is for rows of any kind, "conv" for square grey
+    images, "conv4" and "resnet12" for square images, grey or RGB. Features of images are in the order of channels, rows
+    and columns. Other names and rows raise an InputError.
 
     Source: "conv" follows Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), sec. 3.1,
         https://arxiv.org/abs/1703.05175, with a stride in the first layer, for speed. Weights: He et al., "Delving deep
@@ -235,11 +221,7 @@ def _make_conv(side: int) -> nn.Sequential:
 
 @torch.no_grad()
 def embed_rows(encoder: nn.Module, take: Take, rows: Tensor) -> Tensor:
-    """Embed the rows of some numbers (n,) int64, a chunk at a time: (n, embedding_dim) float32, where the encoder is.
-
-    The encoder maps (n, dim) float32 to (n, embedding_dim), on any device; ``take`` returns rows by number, which are
-    copied there.
-    """
+    """Embed rows by number (n,) int64, a chunk at a time: (n, embedding_dim) float32, on the encoder's device."""
     device = next(encoder.parameters()).device
     return torch.cat([encoder(take(chunk).to(device).float()) for chunk in rows.split(EMBED_BATCH_SIZE)])
 
@@ -248,9 +230,6 @@ class SetTransformer(nn.Module):
     """Self-attention over a set of rows, by which each moves with regard to the others, in no order.
 
     One head, one layer; dropout of the attention and of its output in training.
-
-    Args:
-        dim: Features per row.
 
     Source: Ye, Hu, Zhan and Sha, "Few-shot learning via embedding adaptation with set-to-set functions" (2020), eqs. 6
         to 8, https://arxiv.org/abs/1812.03664, with the dropout of the authors' code.
@@ -273,13 +252,10 @@ class SetTransformer(nn.Module):
 class LinearHead(nn.Module):
     """The linear layer that episodes begin at: learned weights of each class, or zero, where nothing is learned.
 
-    Zero is for any number of classes, in any order. So are weights that all classes share, but they are the same thing:
-    they add as much to every logit of a row, which the softmax and its gradients leave out. The first gradient step
-    from zero changes the layer alone, so that one step of MAML is one of ANIL.
-
-    Args:
-        dim: Features per row.
-        n_way: Classes with weights of their own, the only number that it is then for; None for zero.
+    Learned weights are for their ``n_way`` classes alone. Zero is for any number of classes, in any order. So are
+    weights that all classes share, but they are the same thing: they add as much to every logit of a row, which the
+    softmax and its gradients leave out. The first gradient step from zero changes the layer alone, so that one step of
+    MAML is one of ANIL.
 
     Source: Finn, Abbeel and Levine, "Model-agnostic meta-learning for fast adaptation of deep networks" (2017), and its
         code, https://arxiv.org/abs/1703.03400; zero: Kao, Chiu and Chen, "MAML is a noisy contrastive learner in
@@ -308,13 +284,10 @@ class LinearHead(nn.Module):
 
 
 def make_head(objective: str, dim: int, generator: torch.Generator, *, n_way: int | None = None) -> nn.Module:
-    """Make what an objective trains beside the encoder: nothing for "prototypes" and "protonet".
+    """Make what an objective trains beside an encoder of ``dim`` features: nothing for "prototypes" and "protonet".
 
-    Args:
-        objective: One of `protonet.episodes.names.OBJECTIVES`.
-        dim: Features per embedding.
-        generator: Draws the weights: normal, of variance 1 / dim; biases are 0.
-        n_way: Of MAML and ANIL: the classes that each have weights of their own; None for a layer at zero.
+    Weights are normal, of variance 1 / dim; biases are 0. MAML and ANIL have ``n_way`` classes with weights of their
+    own, or a layer at zero.
     """
     if objective in ("prototypes", "protonet"):
         return nn.Identity()

@@ -24,12 +24,7 @@ HEAD = "head."  #: Next prefix of the weights of the head.
 
 
 def write_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, object]) -> None:
-    """Write a checkpoint, whole or not at all: tensors on any device and metadata that JSON can write, by name.
-
-    Raises:
-        MissingPackageError: safetensors is missing.
-        OSError: The file cannot be written; an old one is left as it was.
-    """
+    """Write tensors on any device and metadata that JSON can write, whole or not at all."""
     with optional_packages("train"):
         from safetensors.torch import save  # noqa: PLC0415 - optional
 
@@ -43,9 +38,7 @@ def write_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: Mapping[s
 def read_checkpoint(argument: str, path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read a checkpoint: its tensors by name, on the CPU, and its metadata, with ``version`` and ``library``.
 
-    Raises:
-        MissingPackageError: safetensors is missing.
-        InputError: There is no such file, it is truncated, no checkpoint, or of another version.
+    Raises an InputError if there is no such file, or one that is truncated, no checkpoint, or of another version.
     """
     with optional_packages("train"):
         from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - optional
@@ -80,18 +73,9 @@ def split_head(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str,
 def load_trained(path: str | Path, take: Take, *, dim: int | None = None) -> Trained:
     """Load what a checkpoint's run trained, with the weights that were best on the validation classes.
 
-    Args:
-        path: A file that ``python -m protonet.episodes train`` wrote.
-        take: Returns rows of data by number, for methods that adapt the encoder.
-        dim: The features per row that the encoder must take, or None for any number.
-
-    Returns:
-        The encoder and the head, in evaluation mode, on the CPU, without gradients; the encoder maps rows (n, dim)
-        float32 to (n, embedding_dim) float32.
-
-    Raises:
-        MissingPackageError: safetensors is missing.
-        InputError: As `read_checkpoint`, or the encoder takes other rows.
+    Encoder and head are in evaluation mode, on the CPU, without gradients. ``take`` returns rows of data by number, for
+    methods that adapt the encoder. Raises an InputError as `read_checkpoint`, or if the encoder takes other rows than
+    those of ``dim`` features.
     """
     tensors, metadata = read_checkpoint("path", path)
     encoder_dim = metadata["backbone"]["dim"]

@@ -61,10 +61,9 @@ class Side(NamedTuple):
 
 
 def select_side(argument: str, data: Dataset, side: str) -> Side:
-    """Select one of the `protonet.datasets.dataset.SPLIT_SIDES` of a data set, without copying its rows.
+    """Select one of the ``SPLIT_SIDES`` of a data set, without copying its rows.
 
-    Raises:
-        InputError: There is no split, or the side has fewer than two classes with a row for support and one for query.
+    Raises an InputError without a split, or without two classes that have a row for support and one for query.
     """
     if data.sides is None:
         raise_input_error(argument, "have a split by class", "none", "Pass `split_seed` 0.")
@@ -86,15 +85,8 @@ def select_side(argument: str, data: Dataset, side: str) -> Side:
 def draw_batch(base: Side, plan: TrainingPlan, step: int, group: ProcessGroup) -> tuple[Tensor, Tensor]:
     """Draw and augment this process's share of a step's episodes, which depend only on the seed and the step.
 
-    Args:
-        base: The base classes.
-        plan: The settings of the run.
-        step: The step's number, >= 0.
-        group: The processes that share the episodes; their number divides that of the episodes.
-
-    Returns:
-        x: (episodes, n_way, n_shot + n_query, dim) float32, support first.
-        targets: (episodes, n_way, n_shot + n_query) int64, the rows' base classes.
+    Returns rows (episodes, n_way, n_shot + n_query, dim) float32, support first, and their base classes (episodes,
+    n_way, n_shot + n_query) int64. The number of processes divides that of the episodes.
     """
     n_episodes = plan.episodes_per_step // group.world_size
     first = step * plan.episodes_per_step + group.rank * n_episodes
@@ -111,16 +103,7 @@ def draw_batch(base: Side, plan: TrainingPlan, step: int, group: ProcessGroup) -
 
 
 def score_raw_features(validation: Side, plan: TrainingPlan, group: ProcessGroup) -> tuple[str, Score]:
-    """Measure the accuracy of prototypes of the raw features on the validation episodes, the baseline of an encoder.
-
-    Args:
-        validation: The validation classes.
-        plan: The settings of the run, which decide the episodes.
-        group: The processes that share the episodes.
-
-    Returns:
-        The better one of `protonet` and `protonet_cosine`, by name, and its score.
-    """
+    """Score the raw features on the validation episodes of a plan: the better one of ``RAW_METHODS``, by name."""
     methods = {name: METHODS[name] for name in RAW_METHODS}
     accuracies = _evaluate(validation.x, validation.by_class, methods, plan, group, take=validation.take)
     name = max(accuracies, key=lambda name: mean_of(accuracies[name]))
@@ -130,15 +113,10 @@ def score_raw_features(validation: Side, plan: TrainingPlan, group: ProcessGroup
 def score_encoder(
     encoder: nn.Module, head: nn.Module, validation: Side, plan: TrainingPlan, step: int, group: ProcessGroup
 ) -> Score:
-    """Measure the accuracy on the validation episodes, the same in every process.
+    """Score an encoder and its head on the validation episodes of a plan, by the method of its objective.
 
-    Args:
-        encoder: Maps rows (n, dim) to (n, embedding_dim), in evaluation mode.
-        head: The head that is trained with the encoder.
-        validation: The validation classes.
-        plan: Its objective is the method that classifies; for "prototypes" it is `protonet_cosine`.
-        step: The steps taken so far, for the score.
-        group: The processes that share the episodes.
+    For "prototypes" that is `protonet_cosine`. The encoder is in evaluation mode; the score is the same in every
+    process.
     """
     rows = (validation.classes >= 0).nonzero().flatten()
     index = index_classes(validation.classes[rows])

@@ -92,16 +92,10 @@ def _pack_average(run: TrainingRun) -> dict[str, Tensor]:
 
 
 def take_step(run: TrainingRun, model: nn.Module, x: Tensor, targets: Tensor) -> Tensor:
-    """Take one optimizer step on a batch and update the average of the weights.
+    """Take one optimizer step on a batch as from `draw_batch`, and update the average of the weights.
 
-    Args:
-        run: Changed in place.
-        model: The run's learner, or a wrapper of it that shares gradients among processes.
-        x: (episodes, n_way, n_shot + n_query, dim) float32.
-        targets: (episodes, n_way, n_shot + n_query) int64, the rows' base classes.
-
-    Returns:
-        (losses,) float32, before the step, in nats, see the learner's ``losses``.
+    The ``model`` is the run's learner, or a wrapper of it that shares gradients among processes. Returns the learner's
+    losses before the step, in nats.
 
     Source: averaging, Polyak and Juditsky, "Acceleration of stochastic approximation by averaging" (1992).
     """
@@ -155,17 +149,8 @@ def unpack_run(run: TrainingRun, tensors: dict[str, Tensor], metadata: dict[str,
 def train(run: TrainingRun, base: Side, validation: Side, group: ProcessGroup, outputs: Mapping[str, Path]) -> None:
     """Train until the run is finished; every validation, and Ctrl-C between two steps, writes the checkpoint.
 
-    Args:
-        run: Changed in place; it may have taken steps before.
-        base: The classes to learn from.
-        validation: The classes to be judged on.
-        group: The processes that share the work, including this one.
-        outputs: Paths of the one process that writes: the checkpoint is ``output``, and the others may be ``log`` and
-            the folder ``tensorboard``; none for the other processes.
-
-    Raises:
-        KeyboardInterrupt: After Ctrl-C, once the checkpoint is written.
-        InputError: A loss is not finite.
+    The paths of ``outputs`` are of the checkpoint, ``output``, and perhaps of ``log`` and the folder ``tensorboard``;
+    only one process has them. Raises a KeyboardInterrupt after Ctrl-C, and an InputError if a loss is not finite.
     """
     plan = run.plan
     shared = DistributedDataParallel(run.learner) if group.world_size > 1 else run.learner
@@ -285,10 +270,8 @@ def delay_interrupt() -> Iterator[Callable[[], bool]]:
 def run_train(options: argparse.Namespace) -> None:
     """Train as `protonet.episodes.arguments.read_train` says, write the encoder and print one line.
 
-    Raises:
-        KeyboardInterrupt: After Ctrl-C, once the checkpoint is written.
-        InputError: Arguments, data or a checkpoint do not fit together; or the best encoder is not more accurate than
-            the raw features on the validation classes, and its file is removed.
+    Raises an InputError if arguments, data or a checkpoint do not fit together, or if the best encoder is not more
+    accurate than the raw features on the validation classes: its file is then removed.
     """
     plan: TrainingPlan = options.plan
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
