@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 import re
+import zipfile
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from protonet._io import progress_bar, write_atomically
 from protonet._validation import check_device
 from protonet.datasets.benchmarks import describe_difference
 from protonet.datasets.dataset import Dataset
+from protonet.datasets.files import write_npz
 from protonet.datasets.pictures import ImageSet, ImageSource, Rotated, hash_state, load_pictures, open_picture
 from protonet.embeddings.pictures.networks import Extractor, open_extractor
 from protonet.embeddings.pictures.reading import draw_blank, resize_picture
@@ -33,14 +39,6 @@ from protonet.sampling import index_classes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-import hashlib
-import json
-import zipfile
-from dataclasses import dataclass
-from typing import BinaryIO, NoReturn
-
-from protonet._io import progress_bar, write_atomically
-from protonet.datasets.files import write_npz
 
 ROWS_PER_COPY = 1024  #: Rows that are copied at a time.
 BATCHES_AHEAD = 2  #: Batches that are read while another one is embedded.
@@ -106,13 +104,11 @@ def write_embeddings(output: Path, job: Job, *, resume: bool) -> int:
                     bar.update(len(block))
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"stopped after {done:,} of {n:,} rows; run again with --resume") from None
-        more = {"y": np.array(job.labels, str), "made": np.array(json.dumps(job.made)), "key": np.array(key)}
-        more["dim"] = np.array(dim)
-        more |= {} if job.sides is None else {"split": np.array(job.sides, str)}
-        more |= {} if job.files is None else {"files": np.array(job.files, str)}
-        more |= {} if job.shape is None else {"maps": np.array(job.shape)}
+        more = {"y": job.labels, "made": json.dumps(job.made), "key": key, "dim": dim}
+        more |= {"split": job.sides, "files": job.files, "maps": job.shape}
+        arrays = {name: np.array(value) for name, value in more.items() if value is not None}
         rows = _read_rows(file, len(header) + 4, dim, n)
-        write_atomically(output, lambda opened: write_npz(opened, (n, dim), "float32", rows, more))
+        write_atomically(output, lambda opened: write_npz(opened, (n, dim), "float32", rows, arrays))
     part.unlink()
     return dim
 
@@ -162,44 +158,39 @@ def _refuse(path: Path, *, resume: bool) -> NoReturn:
 
 def run_extract(options: argparse.Namespace) -> None:
     """Embed pictures or the names of classes, as `protonet.episodes.arguments.read_extract` says."""
-    batch, image_size, output, templates = options.batch, options.image_size, options.output, options.template
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device("device", device)
     if Path(options.backbone).suffix.lower() == CHECKPOINT:
-        given = [name for name in ("texts", "weights") if getattr(options, name)]
-        if given:
-            got = f"`{given[0]}` with {options.backbone}"
-            raise_input_error("backbone", "be another than a checkpoint of ours, to take this", got, "Leave it out.")
-        data = load_source(options.data, image_size=image_size)
-        job = _plan_rows(data, options.data, options.backbone, device, maps=options.maps)
+        job = _plan_rows(options, device)
     else:
-        is_plugin = PLUGIN.fullmatch(options.backbone) is not None
-        if image_size is not None and not is_plugin:
-            got = f"`backbone` {options.backbone}"
-            constraint = "come with FILE.safetensors or FILE.py:FUNCTION"
-            raise_input_error("image_size", constraint, got, "Leave it out; other backbones have their own size.")
-        if is_plugin and options.weights is not None:
-            remedy = "Leave it out, and load the weights in the file."
-            raise_input_error("weights", "come with the name of a network", f"`backbone` {options.backbone}", remedy)
-        with optional_packages("pictures"):
-            import PIL.Image as _  # noqa: F401, PLC0415 - optional
         image_set = None if options.texts else locate_pictures(options.data)
         if image_set is None and not options.texts:
             got = f"{options.data}, which is none"
             raise_input_error("data", "be a folder of pictures by class, or KIND:ROOT", got, "Pass one of these.")
-        if is_plugin:
-            size = image_size or (FOLDER_SIZE if image_set is None else image_set.size)
-            extractor = open_plugin(options.backbone, size, device)
-        else:
-            extractor = open_extractor(options.backbone, weights=options.weights, device=device)
-        if image_set is None:
-            job = _plan_texts(options.data, extractor, templates, options.names)
-        else:
-            job = _plan_pictures(image_set, options.data, extractor, batch, maps=options.maps)
-    dim = write_embeddings(output, job, resume=options.resume)
+        extractor = _open_extractor(options, image_set, device)
+        job = _plan_texts(options, extractor) if image_set is None else _plan_pictures(image_set, options, extractor)
+    dim = write_embeddings(options.output, job, resume=options.resume)
     notes = describe_difference(options.data, Counter(zip(job.labels, job.sides or (), strict=False)))
     print("".join(f"{note}\n" for note in notes), end="")
-    print(f"{output}: {len(job.labels):,} rows of {dim} features, {len(set(job.labels))} classes")
+    print(f"{options.output}: {len(job.labels):,} rows of {dim} features, {len(set(job.labels))} classes")
+
+
+def _open_extractor(options: argparse.Namespace, image_set: ImageSet | None, device: str) -> Extractor:
+    """Open a network of pictures: a function of a user's file, another file, or a network of a library."""
+    is_plugin = PLUGIN.fullmatch(options.backbone) is not None
+    got = f"`backbone` {options.backbone}"
+    if options.image_size is not None and not is_plugin:
+        constraint = "come with FILE.safetensors or FILE.py:FUNCTION"
+        raise_input_error("image_size", constraint, got, "Leave it out; other backbones have their own size.")
+    if is_plugin and options.weights is not None:
+        remedy = "Leave it out, and load the weights in the file."
+        raise_input_error("weights", "come with the name of a network", got, remedy)
+    with optional_packages("pictures"):
+        import PIL.Image as _  # noqa: F401, PLC0415 - optional
+    if is_plugin:
+        size = options.image_size or (FOLDER_SIZE if image_set is None else image_set.size)
+        return open_plugin(options.backbone, size, device)
+    return open_extractor(options.backbone, weights=options.weights, device=device)
 
 
 def open_plugin(backbone: str, size: int, device: str) -> Extractor:
@@ -232,14 +223,13 @@ def open_plugin(backbone: str, size: int, device: str) -> Extractor:
     return Extractor(prepare, embed, {"backbone": backbone, "weights": origin, "preprocessing": {"size": size}})
 
 
-def _plan_pictures(image_set: ImageSet, text: str, extractor: Extractor, batch: int, *, maps: bool) -> Job:
+def _plan_pictures(image_set: ImageSet, options: argparse.Namespace, extractor: Extractor) -> Job:
     """Return the job of embedding pictures: of their files, or of pixels that are mapped from the cache."""
-    network, shape = extractor.embed, None
-    if maps:
+    network, shape, batch = extractor.embed, None, options.batch
+    if options.maps:
         if extractor.embed_maps is None:
-            got = extractor.settings["backbone"]
-            remedy = "Pass one of these."
-            raise_input_error("maps", "come with efficientnet, or a checkpoint of convolutions", got, remedy)
+            constraint, got = "come with efficientnet, or a checkpoint of convolutions", extractor.settings["backbone"]
+            raise_input_error("maps", constraint, got, "Pass one of these.")
         network = extractor.embed_maps
         shape = _probe(network, extractor.prepare(draw_blank())[None])
     files: list[str] | None = None
@@ -287,7 +277,7 @@ def _plan_pictures(image_set: ImageSet, text: str, extractor: Extractor, batch: 
         files=files,
         embed=embed,
         step=batch,
-        made={"data": text, **extractor.settings},
+        made={"data": options.data, **extractor.settings},
         state=hash_state(image_set, ""),
         shape=shape,
     )
@@ -307,16 +297,20 @@ def _name_rows(data: Dataset) -> tuple[list[str], list[str] | None]:
     return [data.class_names[label] for label in labels], sides
 
 
-def _plan_rows(data: Dataset, text: str, path: str, device: str, *, maps: bool) -> Job:
+def _plan_rows(options: argparse.Namespace, device: str) -> Job:
     """Return the job of embedding rows of any data set by an encoder of ours."""
+    path = options.backbone
+    if options.texts or options.weights:
+        got = f"`{'texts' if options.texts else 'weights'}` with {path}"
+        raise_input_error("backbone", "be another than a checkpoint of ours, to take this", got, "Leave it out.")
+    data = load_source(options.data, image_size=options.image_size)
     encoder, shape = load_encoder(path, dim=data.x.shape[1]).to(device), None
-    if maps:
+    if options.maps:
         convolutions = select_convolutions(encoder)
         if convolutions is None:
             remedy = "Train one of conv, conv4 or resnet12."
             raise_input_error("maps", "come with an encoder of convolutions", path, remedy)
-        encoder = convolutions
-        shape = _probe(encoder, torch.zeros(1, data.x.shape[1], device=device))
+        encoder, shape = convolutions, _probe(convolutions, torch.zeros(1, data.x.shape[1], device=device))
 
     def embed(first: int) -> Iterator[np.ndarray]:
         for rows in torch.arange(first, len(data.y)).split(EMBED_BATCH_SIZE):
@@ -325,7 +319,7 @@ def _plan_rows(data: Dataset, text: str, path: str, device: str, *, maps: bool) 
 
     labels, sides = _name_rows(data)
     digest = hash_rows(data.get_rows, index_classes(data.y))
-    made = {"data": text, "backbone": path, "weights": hash_file(Path(path))}
+    made = {"data": options.data, "backbone": path, "weights": hash_file(Path(path))}
     return Job(labels=labels, sides=sides, embed=embed, step=EMBED_BATCH_SIZE, made=made, state=digest, shape=shape)
 
 
@@ -338,9 +332,9 @@ def select_convolutions(encoder: nn.Module) -> nn.Sequential | None:
     return None if len(layers) == n_layers else nn.Sequential(*layers)
 
 
-def _plan_texts(data: str, extractor: Extractor, templates: Sequence[str], names: str | None) -> Job:
+def _plan_texts(options: argparse.Namespace, extractor: Extractor) -> Job:
     """Return the job of embedding the names of classes."""
-    embed_texts = extractor.embed_texts
+    embed_texts, data, templates = extractor.embed_texts, options.data, options.template
     if embed_texts is None:
         got = extractor.settings["backbone"]
         remedy = "Pass a network of pictures and texts."
@@ -350,7 +344,7 @@ def _plan_texts(data: str, extractor: Extractor, templates: Sequence[str], names
         classes = list((load_source(data) if image_set is None else load_pictures(image_set)).class_names)
     else:
         classes = sorted(set(image_set.read().labels))
-    words = get_class_words(classes, names)
+    words = get_class_words(classes, options.names)
     texts = [template.replace("{}", word) for word in words for template in templates]
 
     def embed(first: int) -> Iterator[np.ndarray]:
@@ -358,7 +352,7 @@ def _plan_texts(data: str, extractor: Extractor, templates: Sequence[str], names
             yield embed_texts(texts[start : start + PICTURE_BATCH_SIZE]).numpy()
 
     labels = [label for label in classes for _ in templates]
-    made = {"data": data, **extractor.settings, "templates": list(templates)}
+    made = {"data": data, **extractor.settings, "templates": templates}
     return Job(labels=labels, files=texts, embed=embed, step=PICTURE_BATCH_SIZE, made=made, state=str(texts))
 
 

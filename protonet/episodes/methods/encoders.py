@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -12,17 +13,16 @@ from torch.func import functional_call, grad, vmap
 
 from protonet.episodes.methods.common import adam, cosines, one_hot, support_means
 from protonet.episodes.methods.keywords import Count, NonNegative, Positive
-from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks.augmentation import AUGMENTATION, draw_maps, infer_image_shape, warp_images
 from protonet.episodes.networks.backbones import IMAGES, LinearHead, lead_by
 from protonet.episodes.samplers.batch import Episodes, Trained
 from protonet.errors import raise_input_error
 
 
-def get_trained(episodes: Episodes, method: str, objective: str | None = None) -> Trained:
+def get_trained(episodes: Episodes, objective: str | None = None) -> Trained:
     """Return the meta-trained encoder of episodes; an ``objective`` of None is any.
 
-    Raises an InputError that names the method, if there is none, or one of another objective or number of classes.
+    Raises an InputError if there is none, or one of another objective or for another number of classes.
     """
     trained = episodes.trained
     constraint = "come with an encoder" if objective is None else f"come with an encoder of the objective {objective}"
@@ -57,7 +57,7 @@ def feat(episodes: Episodes, *, temperature: Positive = 0.1) -> Tensor:
     Source: Ye, Hu, Zhan and Sha, "Few-shot learning via embedding adaptation with set-to-set functions" (2020), sec.
         4.1. https://arxiv.org/abs/1812.03664
     """
-    head = get_trained(episodes, "feat", "feat").head
+    head = get_trained(episodes, "feat").head
     weight = next(head.parameters())
     prototypes = head(support_means(episodes).to(weight)).to(episodes.query)
     return cosines(episodes.query, prototypes) / temperature
@@ -74,11 +74,6 @@ class InnerLoop(NamedTuple):
     steps: int  #: >= 0.
     rate: float  #: > 0.
     first_order: bool = False  #: Whether the steps' gradients are taken for constants.
-
-    @classmethod
-    def of(cls, plan: TrainingPlan, steps: int | None = None, rate: float | None = None) -> InnerLoop:
-        """Return the steps of a plan's training, or those given in their place."""
-        return cls(plan.inner_steps if steps is None else steps, plan.inner_rate if rate is None else rate)
 
 
 def maml(episodes: Episodes, *, steps: Count | None = None, rate: Positive | None = None) -> Tensor:
@@ -103,24 +98,50 @@ def maml(episodes: Episodes, *, steps: Count | None = None, rate: Positive | Non
     Source: Finn, Abbeel and Levine, "Model-agnostic meta-learning for fast adaptation of deep networks" (2017),
         algorithm 2. https://arxiv.org/abs/1703.03400
     """
-    trained = get_trained(episodes, "maml", "maml")
-    support, query = trained.gather()
+    trained = get_trained(episodes, "maml")
+    return _classify_adapted(episodes, trained, trained.encoder, *trained.gather(), steps=steps, rate=rate)
+
+
+def anil(episodes: Episodes, *, steps: Count | None = None, rate: Positive | None = None) -> Tensor:
+    """Classify by a linear layer on the embeddings after gradient steps on the support's cross-entropy.
+
+    The encoder is one of ``train --objective anil``. The initial weights of the layer are as in `maml`.
+
+    Args:
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), embedded by the encoder.
+        steps: Gradient steps, >= 0; none: as in training.
+        rate: Of the steps, > 0; none: as in training.
+
+    Returns:
+        Logits (episodes, n_queries, n_way), the dtype of the query rows.
+
+    Raises:
+        InputError: There is no encoder, or it is one of another objective or for another number of classes.
+
+    Source: Raghu, Raghu, Bengio and Vinyals, "Rapid learning or feature reuse? Towards understanding the effectiveness
+        of MAML" (2020), sec. 4.1. https://arxiv.org/abs/1909.09157
+    """
+    trained, rows = get_trained(episodes, "anil"), (episodes.support, episodes.query)
+    return _classify_adapted(episodes, trained, nn.Identity(), *rows, steps=steps, rate=rate)
+
+
+def _classify_adapted(
+    episodes: Episodes,
+    trained: Trained,
+    encoder: nn.Module,
+    support: Tensor,
+    query: Tensor,
+    *,
+    steps: int | None,
+    rate: float | None,
+) -> Tensor:
+    """Classify the queries of episodes by `classify_adapted`, with the steps of the encoder's training or others."""
     assert isinstance(trained.head, LinearHead)
-    inner, labels = InnerLoop.of(trained.plan, steps, rate), episodes.support_labels.to(support.device)
-    return classify_adapted(trained.encoder, trained.head, support, labels, query, n_way=episodes.n_way, inner=inner)
-
-
-class AdaptableClassifier(nn.Module):
-    """An encoder and a linear layer on its embeddings, as one network."""
-
-    def __init__(self, encoder: nn.Module, head: LinearHead) -> None:
-        super().__init__()
-        self.encoder, self.head = encoder, head
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map rows (n, dim) to logits (n, n_way)."""
-        logits: Tensor = self.head(self.encoder(x))
-        return logits
+    steps = trained.plan.inner_steps if steps is None else steps
+    inner = InnerLoop(steps, trained.plan.inner_rate if rate is None else rate)
+    device = trained.head.weight.device
+    rows = (tensor.to(device) for tensor in (support, episodes.support_labels, query))
+    return classify_adapted(encoder, trained.head, *rows, n_way=episodes.n_way, inner=inner)
 
 
 def adapt(loss: Callable[[LayerWeights], Tensor], weights: LayerWeights, inner: InnerLoop) -> LayerWeights:
@@ -148,13 +169,13 @@ def classify_adapted(
 ) -> Tensor:
     """Classify queries, each episode's by a network of its own that is adapted to its support.
 
-    It begins at the encoder and the head. Support (episodes, n_support, dim) and query (episodes, n_queries, dim) are
-    float32, labels (episodes, n_support) int64. Gradients flow from the logits (episodes, n_queries, n_way) to all
-    weights.
+    It begins at the encoder and the head; without an encoder (`torch.nn.Identity`), the head alone is adapted. Support
+    (episodes, n_support, dim), labels (episodes, n_support) and query (episodes, n_queries, dim) give logits (episodes,
+    n_queries, n_way), through which gradients flow to rows and weights.
     """
-    network = AdaptableClassifier(encoder, head)
+    network = nn.Sequential(OrderedDict(encoder=encoder, head=head))
     weights: dict[str, Tensor] = {f"encoder.{name}": weight for name, weight in encoder.named_parameters()}
-    weights |= {f"head.{name}": weight for name, weight in head.begin(n_way).items()}
+    weights |= {f"head.{name}": weight.to(support.dtype) for name, weight in head.begin(n_way).items()}
 
     def classify(support: Tensor, labels: Tensor, query: Tensor) -> Tensor:
         def loss(weights: LayerWeights) -> Tensor:
@@ -171,52 +192,6 @@ def classify_adapted(
     )
     with lead_by(encoder, support.shape[1]) as has_statistics:
         logits: Tensor = vmap(classify, randomness="different", chunk_size=max(1, at_once))(support, labels, query)
-    return logits
-
-
-def anil(episodes: Episodes, *, steps: Count | None = None, rate: Positive | None = None) -> Tensor:
-    """Classify by a linear layer on the embeddings after gradient steps on the support's cross-entropy.
-
-    The encoder is one of ``train --objective anil``. The initial weights of the layer are as in `maml`.
-
-    Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), embedded by the encoder.
-        steps: Gradient steps, >= 0; none: as in training.
-        rate: Of the steps, > 0; none: as in training.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows.
-
-    Raises:
-        InputError: There is no encoder, or it is one of another objective or for another number of classes.
-
-    Source: Raghu, Raghu, Bengio and Vinyals, "Rapid learning or feature reuse? Towards understanding the effectiveness
-        of MAML" (2020), sec. 4.1. https://arxiv.org/abs/1909.09157
-    """
-    trained = get_trained(episodes, "anil", "anil")
-    assert isinstance(trained.head, LinearHead)
-    device = trained.head.weight.device
-    rows = (tensor.to(device) for tensor in (episodes.support, episodes.support_labels, episodes.query))
-    inner = InnerLoop.of(trained.plan, steps, rate)
-    return classify_embedded(trained.head, *rows, n_way=episodes.n_way, inner=inner)
-
-
-def classify_embedded(
-    head: LinearHead, support: Tensor, labels: Tensor, query: Tensor, *, n_way: int, inner: InnerLoop
-) -> Tensor:
-    """Classify embedded queries by a linear layer that is adapted to each episode's embedded support.
-
-    Shapes are as in `classify_adapted`. Gradients flow from the logits to the rows and to the head's weights.
-    """
-    start = {name: weight.to(support.dtype) for name, weight in head.begin(n_way).items()}
-
-    def classify(support: Tensor, labels: Tensor, query: Tensor) -> Tensor:
-        def loss(layer: LayerWeights) -> Tensor:
-            return F.cross_entropy(F.linear(support, **layer), labels)
-
-        return F.linear(query, **adapt(loss, start, inner))
-
-    logits: Tensor = vmap(classify)(support, labels, query)
     return logits
 
 
@@ -260,7 +235,7 @@ def finetune(
         sec. 3.3, https://arxiv.org/abs/2204.07305; linear: Guo et al., "A broader study of cross-domain few-shot
         learning" (2020), sec. 4.2, with SGD. https://arxiv.org/abs/1912.07200
     """
-    trained = get_trained(episodes, "finetune")
+    trained = get_trained(episodes)
     if head not in FINETUNE_HEADS:
         raise_input_error("head", f"be one of {', '.join(FINETUNE_HEADS)}", repr(head), "Pick one of them.")
     support, query = trained.gather()

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protonet.episodes.methods.encoders import InnerLoop, classify_adapted, classify_embedded
-from protonet.episodes.names import ADAPTED_OBJECTIVES, TrainingPlan
+from protonet.episodes.methods.encoders import InnerLoop, classify_adapted
+from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks.backbones import LinearHead, make_backbone, make_head
 from protonet.losses import cosine_cross_entropy, episodic_loss
 
@@ -35,106 +35,87 @@ LOSSES = ("episodic_loss", "contrastive_loss", "cross_entropy")  #: The names of
 
 
 class Learner(nn.Module):
-    """An encoder and one proxy per base class, with their two losses.
+    """An encoder, a head that episodes use, one proxy per base class where there are any, and their losses."""
 
-    Args:
-        encoder: Maps rows (n, dim) to (n, embedding_dim).
-        proxies: (classes, embedding_dim) float32.
-    """
+    losses: tuple[str, ...] = ("episodic_loss",)  #: Names, of ``LOSSES``.
 
-    losses: tuple[str, ...] = ("episodic_loss", "cross_entropy")
-
-    def __init__(self, encoder: nn.Module, proxies: Tensor) -> None:
+    def __init__(self, plan: TrainingPlan, encoder: nn.Module, head: nn.Module, proxies: Tensor | None = None) -> None:
         super().__init__()
-        self.encoder, self.head = encoder, nn.Identity()
-        self.proxies = nn.Parameter(proxies)
+        self.plan, self.encoder, self.head = plan, encoder, head
+        self.proxies = None if proxies is None else nn.Parameter(proxies)  # (classes, embedding_dim)
 
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
-        """Compute the episodic loss and the cross-entropy.
+        """Compute the losses (losses,) in nats.
 
-        Args:
-            x: (episodes, n_way, n_shot + n_query, dim) float32, support first.
-            targets: (episodes, n_way, n_shot + n_query) int64, the rows' base classes.
-            n_shot: Support rows per class.
-
-        Returns:
-            (2,) float32, in nats.
+        Rows are (episodes, n_way, n_shot + n_query, dim), support first; targets, their base classes, (episodes, n_way,
+        n_shot + n_query) int64.
         """
-        embeddings = F.normalize(self.encoder(x.flatten(0, 2)), dim=1)  # (rows of all episodes, embedding_dim)
-        episodes = embeddings.unflatten(0, x.shape[:3])  # (episodes, n_way, n_shot + n_query, embedding_dim)
+        raise NotImplementedError
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Embed rows: (episodes, n_way, n_shot + n_query, embedding_dim)."""
+        rows: Tensor = self.encoder(x.flatten(0, 2)).unflatten(0, x.shape[:3])
+        return rows
+
+    def lose_proxies(self, unit: Tensor, targets: Tensor) -> Tensor:
+        """Compute the smoothed cross-entropy, 0-d, of embedded rows of unit norm by their cosines to the proxies."""
+        assert self.proxies is not None
         temperature, smoothing = TRAINING_RECIPE.temperature, TRAINING_RECIPE.smoothing
-        episodic = episodic_loss(episodes, n_shot=n_shot, temperature=temperature, smoothing=smoothing)
-        labels = targets.flatten()
-        entropy = cosine_cross_entropy(embeddings, labels, self.proxies, temperature=temperature, smoothing=smoothing)
-        return torch.stack([episodic, entropy])
+        rows, labels = unit.flatten(0, 2), targets.flatten()
+        return cosine_cross_entropy(rows, labels, self.proxies, temperature=temperature, smoothing=smoothing)
 
 
-class ProtoNetLearner(nn.Module):
-    """An encoder whose loss is the cross-entropy of queries by squared Euclidean distances to the class means.
+class PrototypeLearner(Learner):
+    """Prototypes of unit rows by cosine, and proxies."""
+
+    losses = ("episodic_loss", "cross_entropy")
+
+    def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
+        """Compute the smoothed episodic loss and that of the proxies."""
+        unit = F.normalize(self.embed(x), dim=3)
+        temperature, smoothing = TRAINING_RECIPE.temperature, TRAINING_RECIPE.smoothing
+        episodic = episodic_loss(unit, n_shot=n_shot, temperature=temperature, smoothing=smoothing)
+        return torch.stack([episodic, self.lose_proxies(unit, targets)])
+
+
+class ProtoNetLearner(Learner):
+    """The cross-entropy of queries by squared Euclidean distances to the class means.
 
     There are no proxies, no temperature and no label smoothing, and embeddings are not scaled to unit norm.
-
-    Args:
-        encoder: Maps rows (n, dim) to (n, embedding_dim).
 
     Source: Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), eqs. 1 and 2, and
         algorithm 1. https://arxiv.org/abs/1703.05175
     """
 
-    losses: tuple[str, ...] = ("episodic_loss",)
-
-    def __init__(self, encoder: nn.Module) -> None:
-        super().__init__()
-        self.encoder, self.head = encoder, nn.Identity()
-
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
-        """Compute the episodic loss; arguments are as in `Learner.forward`. Returns (1,) float32, in nats."""
+        """Compute the episodic loss."""
         del targets
-        embeddings = self.encoder(x.flatten(0, 2)).unflatten(0, x.shape[:3])
-        prototypes = embeddings[:, :, :n_shot].mean(dim=2)  # (episodes, n_way, embedding_dim)
-        query = embeddings[:, :, n_shot:]  # (episodes, n_way, n_query, embedding_dim)
-        differences = query[:, :, :, None] - prototypes[:, None, None]
+        rows = self.embed(x)
+        prototypes = rows[:, :, :n_shot].mean(dim=2)  # (episodes, n_way, embedding_dim)
+        differences = rows[:, :, n_shot:, None] - prototypes[:, None, None]
         logits = -differences.square().sum(dim=4)  # (episodes, n_way, n_query, n_way)
         labels = torch.arange(x.shape[1], device=x.device)[:, None].expand(logits.shape[:3])
         return F.cross_entropy(logits.flatten(0, 2), labels.flatten())[None]
 
 
-class FeatLearner(nn.Module):
-    """An encoder, a transformer of its prototypes and one proxy per base class, with their three losses.
+class FeatLearner(Learner):
+    """FEAT: prototypes that a transformer adapts to each other, and proxies.
 
     The proxies' loss takes the place of the paper's classification before meta-training.
-
-    Args:
-        encoder: Maps rows (n, dim) to (n, embedding_dim).
-        head: A `protonet.episodes.networks.backbones.SetTransformer`.
-        proxies: (classes, embedding_dim) float32.
 
     Source: Ye, Hu, Zhan and Sha, "Few-shot learning via embedding adaptation with set-to-set functions" (2020), eqs. 4
         and 9, with cosines. https://arxiv.org/abs/1812.03664
     """
 
-    losses: tuple[str, ...] = LOSSES
-
-    def __init__(self, encoder: nn.Module, head: nn.Module, proxies: Tensor) -> None:
-        super().__init__()
-        self.encoder, self.head = encoder, head
-        self.proxies = nn.Parameter(proxies)
+    losses = LOSSES
 
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
-        """Compute the episodic, the contrastive (times its factor) and the proxies' loss; as `Learner`, (3,)."""
-        embeddings = self.encoder(x.flatten(0, 2))  # (rows of all episodes, embedding_dim)
-        rows = embeddings.unflatten(0, (-1, *x.shape[1:3]))  # (episodes, n_way, n_shot + n_query, embedding_dim)
+        """Compute the episodic, the contrastive (times its factor) and the proxies' loss."""
+        rows = self.embed(x)
         adapted = self.head(rows[:, :, :n_shot].mean(dim=2))  # (episodes, n_way, embedding_dim)
         centres = self.head(rows.flatten(0, 1)).mean(dim=1).unflatten(0, x.shape[:2])  # of support and queries together
         episodic, contrastive = _classify(rows[:, :, n_shot:], adapted), _classify(rows, centres)
-        temperature, smoothing = TRAINING_RECIPE.temperature, TRAINING_RECIPE.smoothing
-        entropy = cosine_cross_entropy(
-            F.normalize(embeddings, dim=1),
-            targets.flatten(),
-            self.proxies,
-            temperature=temperature,
-            smoothing=smoothing,
-        )
+        entropy = self.lose_proxies(F.normalize(rows, dim=3), targets)
         return torch.stack([episodic, TRAINING_RECIPE.contrast * contrastive, entropy])
 
 
@@ -145,53 +126,42 @@ def _classify(rows: Tensor, prototypes: Tensor) -> Tensor:
     return F.cross_entropy((cosines / TRAINING_RECIPE.temperature).flatten(0, 1), labels.repeat(len(rows)))
 
 
-class AdaptedLearner(nn.Module):
-    """An encoder and a linear layer whose loss is of queries after gradient steps on the support: MAML or ANIL.
-
-    Args:
-        encoder: Maps rows (n, dim) to (n, embedding_dim).
-        head: The linear layer that episodes begin at.
-        plan: Its objective is "maml", whose steps are those of all weights, or "anil", those of the layer.
-    """
-
-    losses: tuple[str, ...] = ("episodic_loss",)
-
-    def __init__(self, encoder: nn.Module, head: LinearHead, plan: TrainingPlan) -> None:
-        super().__init__()
-        self.encoder, self.head, self.plan = encoder, head, plan
+class AdaptedLearner(Learner):
+    """MAML or ANIL: queries are classified after gradient steps on the support, of all weights or of the last layer."""
 
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
-        """Compute the queries' cross-entropy; as `Learner`, (1,)."""
-        plan, n_way = self.plan, x.shape[1]
-        rows = x if plan.objective == "maml" else self.encoder(x.flatten(0, 2)).unflatten(0, x.shape[:3])
+        """Compute the queries' cross-entropy."""
+        del targets
+        assert isinstance(self.head, LinearHead)
+        plan, n_way, encoder, rows = self.plan, x.shape[1], self.encoder, x
+        if plan.objective == "anil":
+            encoder, rows = nn.Identity(), encoder(x.flatten(0, 2)).unflatten(0, x.shape[:3])
         support, query = rows[:, :, :n_shot].flatten(1, 2), rows[:, :, n_shot:].flatten(1, 2)
         labels = torch.arange(n_way, device=x.device)
         of_support = labels.repeat_interleave(n_shot).expand(len(x), -1)
         inner = InnerLoop(plan.inner_steps, plan.inner_rate, plan.first_order)
-        if plan.objective == "maml":
-            logits = classify_adapted(self.encoder, self.head, support, of_support, query, n_way=n_way, inner=inner)
-        else:
-            logits = classify_embedded(self.head, support, of_support, query, n_way=n_way, inner=inner)
+        logits = classify_adapted(encoder, self.head, support, of_support, query, n_way=n_way, inner=inner)
         of_query = labels.repeat_interleave(rows.shape[2] - n_shot).repeat(len(x))
         return F.cross_entropy(logits.flatten(0, 1), of_query)[None]
 
 
-AnyLearner = Learner | ProtoNetLearner | FeatLearner | AdaptedLearner
+LEARNERS: dict[str, type[Learner]] = {
+    "prototypes": PrototypeLearner,
+    "protonet": ProtoNetLearner,
+    "feat": FeatLearner,
+    "maml": AdaptedLearner,
+    "anil": AdaptedLearner,
+}
 
 
-def make_learner(plan: TrainingPlan, generator: torch.Generator) -> AnyLearner:
+def make_learner(plan: TrainingPlan, generator: torch.Generator) -> Learner:
     """Make an untrained learner of a plan's objective, on the CPU; the generator draws its weights."""
     encoder = make_backbone(plan.backbone, plan.dim, generator, dropblock=plan.dropblock)
     with torch.no_grad():
         embedding_dim = encoder.eval()(torch.zeros(1, plan.dim)).shape[1]
     encoder.train()
-    if plan.objective in ADAPTED_OBJECTIVES:
-        head = make_head(plan.objective, embedding_dim, generator, n_way=plan.head_way)
-        assert isinstance(head, LinearHead)
-        return AdaptedLearner(encoder, head, plan)
-    if plan.objective == "protonet":
-        return ProtoNetLearner(encoder)
-    proxies = torch.randn(plan.classes, embedding_dim, generator=generator) / embedding_dim**0.5
-    if plan.objective == "feat":
-        return FeatLearner(encoder, make_head("feat", embedding_dim, generator), proxies)
-    return Learner(encoder, proxies)
+    learner, proxies = LEARNERS[plan.objective], None
+    if "cross_entropy" in learner.losses:
+        proxies = torch.randn(plan.classes, embedding_dim, generator=generator) / embedding_dim**0.5
+    head = make_head(plan.objective, embedding_dim, generator, n_way=plan.head_way)
+    return learner(plan, encoder, head, proxies)

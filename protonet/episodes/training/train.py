@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from protonet._io import progress_bar
 from protonet._validation import check_device
 from protonet.episodes.evaluation.distributed import ProcessGroup, join_group
+from protonet.episodes.features.sources import load_source, same_source
 from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks.augmentation import infer_image_shape
 from protonet.episodes.networks.backbones import measure_statistics
@@ -39,7 +40,7 @@ from protonet.episodes.networks.checkpoints import (
     split_head,
     write_checkpoint,
 )
-from protonet.episodes.training.objectives import LOSSES, TRAINING_RECIPE, AnyLearner, make_learner
+from protonet.episodes.training.objectives import LOSSES, TRAINING_RECIPE, Learner, make_learner
 from protonet.episodes.training.tasks import Score, Side, draw_batch, score_encoder, score_raw_features, select_side
 from protonet.errors import raise_input_error
 
@@ -52,7 +53,7 @@ class TrainingRun:
     """A run between two steps: everything that the next steps depend on."""
 
     plan: TrainingPlan  #: The settings.
-    learner: AnyLearner  #: The encoder, and what is trained beside it.
+    learner: Learner  #: The encoder, and what is trained beside it.
     optimizer: torch.optim.AdamW  #: The optimizer of the learner's parameters.
     average: nn.Module  #: The encoder with averaged weights, in evaluation mode.
     head: nn.Module  #: The learner's head with averaged weights.
@@ -76,8 +77,10 @@ def begin_run(plan: TrainingPlan, device: str, start: nn.Module | None = None) -
         encoder.load_state_dict(start.state_dict())
     learner.to(device)
     head_parameters = [parameter for name, parameter in learner.named_parameters() if not name.startswith("encoder.")]
-    groups: list[dict[str, object]] = [{"params": list(encoder.parameters())}]
-    groups.append({"params": head_parameters, "weight_decay": 0.0})
+    groups: list[dict[str, object]] = [
+        {"params": list(encoder.parameters())},
+        {"params": head_parameters, "weight_decay": 0.0},
+    ]
     weight_decay = 0.0 if plan.objective == "protonet" else TRAINING_RECIPE.weight_decay
     optimizer = torch.optim.AdamW(groups, lr=plan.learning_rate, weight_decay=weight_decay)
     average, head = (copy.deepcopy(module).requires_grad_(False).eval() for module in (encoder, learner.head))
@@ -284,8 +287,6 @@ def run_train(options: argparse.Namespace) -> None:
         stored = read_checkpoint("output", options.output) if begun else None
         if plan.start is not None and stored is None:
             read_checkpoint("start", plan.start)  # before the work, if it is missing
-        from protonet.episodes.features.sources import load_source  # noqa: PLC0415 - needed once the arguments are right
-
         data = load_source(plan.dataset, split_seed=plan.split_seed, image_size=options.image_size)
         base, validation = (select_side("dataset", data, side) for side in ("base", "validation"))
         dim, n_classes = data.x.shape[1], len(base.names)
@@ -335,8 +336,6 @@ def _load_start(plan: TrainingPlan) -> nn.Module | None:
         return None
     metadata = read_checkpoint("start", plan.start)[1]
     backbone, before = metadata["backbone"], metadata["plan"]
-    from protonet.episodes.features.sources import same_source  # noqa: PLC0415 - as in run_train
-
     if same_source(before["dataset"], plan.dataset) and before["split_seed"] != plan.split_seed:
         constraint = f"be that of `start`, {before['split_seed']}, which learned its base classes"
         raise_input_error("split_seed", constraint, plan.split_seed, "Pass the same, or begin without `start`.")

@@ -79,14 +79,16 @@ def test_the_loss_of_prototypical_networks_is_a_slow_loop() -> None:
             for query in rows[c, N_SHOT:]:
                 distances = torch.stack([((query - prototype) ** 2).sum() for prototype in prototypes])
                 losses.append(distances[c] + (-distances).logsumexp(dim=0))  # eq. 2
-    check_gradients(ProtoNetLearner(encoder), x, targets, torch.stack(losses).mean())
+    check_gradients(
+        ProtoNetLearner(plan_of("protonet"), encoder, nn.Identity()), x, targets, torch.stack(losses).mean()
+    )
 
 
 @pytest.mark.parametrize("first_order", [False, True])
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_mamls_gradients_are_the_slow_loops(norm: str, first_order: bool) -> None:
     encoder, head, (x, targets) = make_encoder(norm), make_head_of("maml", 5), make_batch()
-    learner = AdaptedLearner(encoder, head, plan_of("maml", first_order=first_order))
+    learner = AdaptedLearner(plan_of("maml", first_order=first_order), encoder, head)
     originals = list(encoder.parameters())
     statistics = N_WAY * N_SHOT if norm == "batch" else None
     losses = []
@@ -108,7 +110,7 @@ def test_mamls_gradients_are_the_slow_loops(norm: str, first_order: bool) -> Non
 @pytest.mark.parametrize("first_order", [False, True])
 def test_anils_gradients_are_the_slow_loops(first_order: bool) -> None:
     encoder, head, (x, targets) = make_encoder("batch"), make_head_of("anil", 5), make_batch()
-    learner = AdaptedLearner(encoder, head, plan_of("anil", first_order=first_order))
+    learner = AdaptedLearner(plan_of("anil", first_order=first_order), encoder, head)
     embedded = encoder(x.flatten(0, 2)).unflatten(0, x.shape[:3])  # the statistics of the whole batch
     losses = []
     for rows in embedded:
@@ -141,7 +143,8 @@ def attend(head: SetTransformer, sets: Tensor) -> Tensor:
 def test_feats_losses_are_the_slow_loops() -> None:
     encoder, head, (x, targets) = make_encoder("group"), make_head_of("feat", 5).eval(), make_batch()
     assert isinstance(head, SetTransformer)
-    learner = FeatLearner(encoder, head, torch.rand(5, 5, generator=torch.Generator().manual_seed(3)).double())
+    proxies = torch.rand(5, 5, generator=torch.Generator().manual_seed(3)).double()
+    learner = FeatLearner(plan_of("feat"), encoder, head, proxies)
     episodic: list[Tensor] = []
     contrastive: list[Tensor] = []
     for episode in encoder(x.flatten(0, 2)).unflatten(0, x.shape[:3]):
@@ -158,7 +161,7 @@ def test_feats_losses_are_the_slow_loops() -> None:
     result = learner(x, targets, N_SHOT)
     torch.testing.assert_close(result[0], torch.stack(episodic).mean())
     torch.testing.assert_close(result[1], TRAINING_RECIPE.contrast * torch.stack(contrastive).mean())
-    cosines = F.normalize(encoder(x.flatten(0, 2)), dim=1) @ F.normalize(learner.proxies, dim=1).T
+    cosines = F.normalize(encoder(x.flatten(0, 2)), dim=1) @ F.normalize(proxies, dim=1).T
     smooth = F.cross_entropy(
         cosines / TRAINING_RECIPE.temperature, targets.flatten(), label_smoothing=TRAINING_RECIPE.smoothing
     )
