@@ -18,7 +18,7 @@ from protonet._io import write_atomically, write_text
 from protonet.datasets.dataset import SPLIT_SIDES
 from protonet.episodes.evaluation.prepare import EvaluationPlan, MethodsPlan
 from protonet.episodes.evaluation.report import explain_intervals, format_latex, plot_accuracies, tabulate, write_latex
-from protonet.episodes.evaluation.statistics import INTERVAL_KINDS, Evaluation, MethodSummary, Summary, adjust_holm
+from protonet.episodes.evaluation.statistics import Comparison, Evaluation, MethodSummary, Summary, adjust_holm
 from protonet.episodes.evaluation.suite import Member, run_suite
 from protonet.episodes.features.sources import RowsPlan, load_source
 from protonet.episodes.methods.choice import ChosenMethod, choose_grid
@@ -104,31 +104,22 @@ class Paper:
     ) -> Iterator[tuple[str, str]]:
         """Yield the paragraphs of the appendix, each a title and a text, with all settings of the runs."""
         first, settings, sampler = evaluations[0], evaluations[0].summary.settings, members[0].plan.sampler
-        shots = " and ".join(member.shot for member in members)
         yield "Data", _describe_data(members[0], first)
-        imbalance = settings["imbalance"]
         queries = f"{settings['query']} of each class"
-        if imbalance is not None:
+        if settings["imbalance"] is not None:
             queries = (
-                f"{settings['query'] * sampler.n_drawn} in all, shared by a Dirichlet distribution of concentration"
+                f"{settings['query'] * sampler.n_drawn} in all, shared by a Dirichlet distribution of concentration "
             )
-            queries += f" {imbalance:g}"
-        text = f"{settings['way'][0]} classes of the {settings['side']} side, {shots} support rows of each, queries: "
-        text += (
-            f"{queries}. {' and '.join(f'{result.summary.n_episodes:,}' for result in evaluations)} episodes, drawn "
-        )
+            queries += f"{settings['imbalance']:g}"
+        shots = " and ".join(member.shot for member in members)
+        counts = " and ".join(f"{result.summary.n_episodes:,}" for result in evaluations)
         tuned = {str(tuning) for tuning in first.tuning}
         notes = "".join(f" {note}" for note in first.notes if note not in tuned)
-        yield "Episodes", f"{text}by seed {settings['seed']}: all methods have the same episodes.{notes}"
-        texts = []
-        for grid in self.grids:
-            choice = grid[0]
-            name = grid[0].name if len(grid) == 1 else choice.key
-            what = (choice.spec.function.__doc__ or "").partition("\n")[0]
-            source = parse_source(choice.spec.function)
-            hashed = f"; {choice.origin}" if choice.origin is not None else ""
-            texts.append(f"{name}{hashed}: {what} {source}".rstrip(" ."))
-        yield "Methods", f"{'. '.join(texts)}. Settings that are not listed are the defaults of this software."
+        text = f"{settings['way'][0]} classes of the {settings['side']} side, {shots} support rows of each, queries: "
+        text += f"{queries}. {counts} episodes, drawn by seed {settings['seed']}: all methods have the same episodes."
+        yield "Episodes", text + notes
+        methods = ". ".join(_describe_method(grid) for grid in self.grids)
+        yield "Methods", f"{methods}. Settings that are not listed are the defaults of this software."
         if first.tuning:
             text = f"By the highest mean accuracy on the same {first.tuning[0].n_episodes:,} episodes of the kind "
             text += f"above, of {first.tuning[0].n_classes} validation classes, in %:"
@@ -138,14 +129,23 @@ class Paper:
                 chosen = ", ".join(tuning.chosen for tuning in evaluation.tuning)
                 text += f" {member.shot}-shot: {rates}; evaluated were {chosen}."
             yield "Choice of settings", text
-        text = "Accuracy is the mean over episodes of the share of right queries. " + explain_intervals(first.summary)
-        text += (
-            " The jackknife leaves out one class at a time with all of its episodes. Differences are paired by episode;"
+        text = (
+            f"Accuracy is the mean over episodes of the share of right queries. {explain_intervals(first.summary)} The "
         )
-        text += f" p-values are of paired t tests, adjusted by Holm for all {n_pairs} comparisons together."
+        text += "jackknife leaves out one class at a time with all of its episodes. Differences are paired by episode; "
+        text += f"p-values are of paired t tests, adjusted by Holm for all {n_pairs} comparisons together."
         yield "Statistics", text
         versions = ", ".join(f"{package} {version}" for package, version in first.versions.items())
         yield "Software", f"{versions}, on {settings.get('device', 'cpu')}. {self.command}"
+
+
+def _describe_method(grid: Sequence[ChosenMethod]) -> str:
+    """Describe a method: its name, the version of a plug-in, its summary and its paper."""
+    choice = grid[0]
+    name = choice.name if len(grid) == 1 else choice.key
+    origin = "" if choice.origin is None else f"; {choice.origin}"
+    summary = (choice.spec.function.__doc__ or "").partition("\n")[0]
+    return f"{name}{origin}: {summary} {parse_source(choice.spec.function)}".rstrip(" .")
 
 
 def _describe_data(member: Member, evaluation: Evaluation) -> str:
@@ -176,14 +176,13 @@ def rename(summary: Summary, keys: Mapping[str, str]) -> Summary:
 def adjust_together(summaries: Sequence[Summary]) -> list[Summary]:
     """Return summaries whose p-values are adjusted for the comparisons of all of them, by Holm's procedure."""
     pairs = [pair for summary in summaries for pair in summary.comparisons]
-    for over in INTERVAL_KINDS:
-        adjusted = adjust_holm([getattr(pair, f"p_value_{over}") for pair in pairs])
-        pairs = [
-            replace(pair, p_holm_classes=p) if over == "classes" else replace(pair, p_holm_episodes=p)
-            for pair, p in zip(pairs, adjusted, strict=True)
-        ]
-    adjusted_pairs = iter(pairs)
-    return [replace(summary, comparisons=[next(adjusted_pairs) for _ in summary.comparisons]) for summary in summaries]
+    of_classes = iter(adjust_holm([pair.p_value_classes for pair in pairs]))
+    of_episodes = iter(adjust_holm([pair.p_value_episodes for pair in pairs]))
+
+    def adjust(pair: Comparison) -> Comparison:
+        return replace(pair, p_holm_classes=next(of_classes), p_holm_episodes=next(of_episodes))
+
+    return [replace(summary, comparisons=[adjust(pair) for pair in summary.comparisons]) for summary in summaries]
 
 
 def write_figure(path: Path, summaries: Mapping[str, Summary]) -> None:
