@@ -123,11 +123,6 @@ class Encoder(nn.Module):
             scaled.append(graph.add("Mul", part, graph.add("Div", np.sqrt(weight), norm)))
         return graph.add("Concat", *scaled, axis=1)
 
-    def matmul_shapes(self) -> list[tuple[int, int]]:
-        """List the shapes (in, out) of all matrices that each row is multiplied with; shared sources count once."""
-        components: list[Source | View] = [*self.list_sources(), *self.list_views()]
-        return [shape for component in components for shape in component.matmul_shapes()]
-
     def list_views(self) -> Iterator[View]:
         """Yield the views in their order."""
         for view in self.views:

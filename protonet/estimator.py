@@ -35,12 +35,12 @@ from protonet.fit.label_validation import (
     split_unlabelled,
     weigh_classes,
 )
+from protonet.fit.loading import Unlabelled
 from protonet.fit.names import embed_class_names
 from protonet.fit.search import EFFORTS, Search
 from protonet.fit.solver import TIME_LIMIT, Solution
 from protonet.fit.training_set import add_names
 from protonet.fit.uninformative import describe_uninformative, parse_counts
-from protonet.fit.unlabelled import Unlabelled
 from protonet.losses import CHUNK
 from protonet.metrics import Metrics
 from protonet.network import PrototypeNetwork

@@ -34,6 +34,7 @@ from protonet.fit.crossfit import (
 )
 from protonet.fit.duplicates import hash_rows
 from protonet.fit.importance import Explanation, embed_rows, explain_rows
+from protonet.fit.loading import Unlabelled
 from protonet.fit.names import NAMES, NAMES_ONLY, classify_by_names
 from protonet.fit.search import Progress, Search, ignore
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
@@ -44,7 +45,6 @@ from protonet.fit.uninformative import (
     parse_counts,
     replace_uninformative,
 )
-from protonet.fit.unlabelled import Unlabelled
 from protonet.metrics import calibrate, measure, measure_classes
 from protonet.tables import DEFAULT_LABEL
 from protonet.tables.columns.base import FittedColumn

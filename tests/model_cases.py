@@ -41,7 +41,7 @@ def make_network(*, learned: bool = True, raw: bool = False) -> PrototypeNetwork
     ]
     views: list[View] = [
         linear["standardised"],
-        *(item.fit(rows, linear[item.source.scaling].map) for item in radial),
+        *(item.fit(rows, linear[item.source.scaling].source) for item in radial),
         Forest(7).fit(rows),
         linear["whitened"],
     ]
@@ -51,7 +51,7 @@ def make_network(*, learned: bool = True, raw: bool = False) -> PrototypeNetwork
         generator = torch.Generator().manual_seed(0)
         mlps = ResidualMLPs(2, 8, 3, 11, generator)
         torch.nn.init.normal_(mlps.last, generator=generator)
-        views.append(MLPView.from_mlps(mlps, linear["raw"].map))
+        views.append(MLPView.from_mlps(mlps, linear["raw"].source))
     patterns = [FixedConvolution(8, True, 0.1), FixedConvolution(8, False, 0.1), FixedConvolution(4, True, 0.1)]
     views += [item.fit(rows, KernelBank.fit(rows.features, item.width)) for item in patterns]
     views.append(TabularTransformer(2).fit(rows))

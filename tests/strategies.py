@@ -15,9 +15,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from protonet.fit.search import EFFORTS, Search
+from protonet.fit.search import EFFORTS, Progress, Search, SelectedModel, choose_mixture, evaluate_candidates, ignore
 from protonet.selection.folds import Fold
-from protonet.views.evaluation import CandidateEvaluator, plan_encoder
+from protonet.views.evaluation import CandidateEvaluator, EncoderPlan, plan_encoder
 from protonet.views.fixed_convolution import FixedConvolutionFamily
 from protonet.views.forest import ForestFamily
 from protonet.views.kernel_ridge import KERNEL_RIDGE_VIEWS, KernelRidgeFamily
@@ -67,6 +67,13 @@ def make_noise_evaluator(held_out: int, reference: float) -> CandidateEvaluator:
     )
     evaluator.reference_losses = torch.full((held_out,), reference, dtype=torch.float64)
     return evaluator
+
+
+def select_views(
+    rows: TrainingRows, plan: EncoderPlan, *, search: Search = EFFORTS["default"], progress: Progress = ignore
+) -> SelectedModel:
+    """Select views, weights and temperature by cross-validation."""
+    return choose_mixture(evaluate_candidates(rows, plan, search, progress), plan, search)
 
 
 def write_columns(path: Path, columns: dict[str, Any]) -> str:

@@ -17,7 +17,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from protonet.errors import InputError
 from protonet.estimator import ProtoNetClassifier
-from protonet.fit.crossfit import crossfit, measure_held_out, need_encoder
+from protonet.fit.crossfit import crossfit, measure_held_out
+from protonet.fit.networks import need_encoder
 from protonet.fit.solver import solve_problem
 from protonet.views.fixed_convolution import FixedConvolutionFamily
 from protonet.views.forest import ForestFamily

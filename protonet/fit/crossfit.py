@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.encoder import Encoder
 from protonet.fit.duplicates import group_duplicates, match_rows
-from protonet.fit.networks import fit_choice
-from protonet.fit.search import Progress, SelectedModel, ignore, split_rows
+from protonet.fit.networks import fit_choice, need_encoder
+from protonet.fit.search import Progress, ignore, split_rows
 from protonet.fit.solver import Solution, untouched_globals
-from protonet.fit.training_set import TrainingSet
+from protonet.fit.training_set import TrainingSet, to_input_units
 from protonet.losses import class_means, weigh
 from protonet.metrics import Metrics, Sample, measure, refit_variance_factor, score_known
 from protonet.network import PrototypeNetwork
@@ -83,24 +82,19 @@ def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progre
     with untouched_globals():
         for index, fold_rows in enumerate(folds):
             progress(f"fold {index + 1} of {len(folds)}", index / (len(folds) + 1))
-            models.append(_fit_without(solution, fold_rows, deadline))
+            models.append(fit_part(solution, *fold_rows, deadline))
         progress("pairs of folds", len(folds) / (len(folds) + 1))
         offset, gain = _extrapolate(solution, folds, models, deadline)
     held_out_rows = torch.cat([labels[:0], *(held_out for _, held_out in folds)])
-    fold = torch.cat(
-        [held_out_rows[:0], *(torch.full_like(held_out, index) for index, (_, held_out) in enumerate(folds))]
-    )
-    features = problem.original_features(held_out_rows)
+    sizes = torch.tensor([len(held_out) for _, held_out in folds], dtype=torch.int64)
     groups = torch.full_like(held_out_rows, -1) if rows.groups is None else rows.groups[held_out_rows]
-    weights = rows.sample_counts[held_out_rows] / problem.rows_per_sample
-    network = solution.network.cpu()
     return Crossfit(
-        whole=network,
+        whole=solution.network.cpu(),
         folds=tuple(models),
-        features=features,
+        features=problem.original_features(held_out_rows),
         labels=labels[held_out_rows],
-        weights=weights,
-        fold=fold,
+        weights=rows.sample_counts[held_out_rows] / problem.rows_per_sample,
+        fold=torch.arange(len(folds)).repeat_interleave(sizes),
         groups=groups,
         offset=offset,
         gain=gain,
@@ -116,16 +110,10 @@ def list_tensors(crossed: Crossfit) -> dict[str, Tensor]:
     tensors = {name: getattr(crossed, name) for name in HELD_OUT_TENSORS}
     encoder = need_encoder(crossed.whole)
     rows = ((crossed.features - encoder.origin) / encoder.scale).float()
-    if torch.equal(_as_they_came(encoder, rows), crossed.features):
+    if torch.equal(to_input_units(rows, encoder.origin, encoder.scale), crossed.features):
         del tensors["features"]
         tensors["rows"] = rows
     return tensors
-
-
-def _as_they_came(encoder: Encoder, rows: Tensor) -> Tensor:
-    """Convert rows (n, dim) from an encoder's units to input units: float64 where float32 would lose digits."""
-    x = rows * encoder.scale
-    return x.double() + encoder.origin if bool(encoder.origin.any()) else x
 
 
 def restore_crossfit(
@@ -137,7 +125,7 @@ def restore_crossfit(
         rows = available["rows"]
         sound = rows.ndim == 2 and rows.shape[1] == encoder.input_dim and rows.dtype == torch.float32
         expect(sound, "held-out rows of another shape or type")
-        available["features"] = _as_they_came(encoder, rows)
+        available["features"] = to_input_units(rows, encoder.origin, encoder.scale)
     expect(set(HELD_OUT_TENSORS) <= available.keys(), "no held-out rows")
     x, labels, weights, fold, groups, offset, gain = (available[name] for name in HELD_OUT_TENSORS)
     shapes = x.shape == (len(labels), encoder.input_dim) and offset.shape == () and gain.shape == (2,)
@@ -157,15 +145,10 @@ def make_folds(problem: TrainingSet, repeat: int = 0) -> list[Fold]:
     return split_rows(problem.rows, 1 + repeat)
 
 
-def _fit_without(solution: Solution, fold: Fold, deadline: float) -> PrototypeNetwork:
-    """Fit a network without a fold; the selection does not use that fold either."""
-    return _fit_part(solution, fold.train, solution.choose_without(fold.held_out), deadline)
-
-
-def _fit_part(solution: Solution, rows: Tensor, choice: SelectedModel, deadline: float) -> PrototypeNetwork:
-    """Fit the selected model to some rows (m,) int64."""
+def fit_part(solution: Solution, rows: Tensor, held_out: Tensor, deadline: float) -> PrototypeNetwork:
+    """Fit a network to rows (m,) int64, with a selection that does not use the held-out rows (k,) int64."""
     problem = solution.problem
-    return fit_choice(replace(problem, rows=problem.rows.select(rows)), choice, deadline)
+    return fit_choice(replace(problem, rows=problem.rows.select(rows)), solution.choose_without(held_out), deadline)
 
 
 def _extrapolate(
@@ -184,7 +167,7 @@ def _extrapolate(
     pairs = len(folds) // 2 if len(folds) > 2 else 0  # one of an odd number has no partner
     for one in range(0, 2 * pairs, 1 if few else 2):
         fitted = folds[one].train[~torch.isin(folds[one].train, folds[one ^ 1].held_out)]
-        network = _fit_part(solution, fitted, solution.choose_without(folds[one].held_out), deadline)
+        network = fit_part(solution, fitted, folds[one].held_out, deadline)
         if time.monotonic() >= deadline:
             break  # the network may not be complete
         rows = folds[one].held_out[network.seen[labels[folds[one].held_out]]]
@@ -264,7 +247,7 @@ def repeat_held_out(
             for fold in make_folds(problem, repeat):
                 if time.monotonic() >= deadline:
                     return (total / count).log()
-                network = _fit_without(solution, fold, deadline)
+                network = fit_part(solution, *fold, deadline)
                 with torch.no_grad():
                     again[fold.held_out] = network(problem.original_features(fold.held_out)).double().softmax(dim=1)
             again = again[torch.cat(held_out)]
@@ -304,40 +287,38 @@ def predict_baselines(problem: TrainingSet) -> dict[str, Tensor]:
     folds, baselines = make_folds(problem), {"raw cosine": score_cosine, "LDA": score_lda}
     if not folds:
         return {}
-    return {name: torch.cat([_score(score, problem.rows, fold) for fold in folds]) for name, score in baselines.items()}
+    rows = problem.rows
+    return {
+        name: torch.cat([score(rows.select(fold.train), rows.features[fold.held_out]) for fold in folds])
+        for name, score in baselines.items()
+    }
 
 
-def _score(score: Callable[..., Tensor], rows: TrainingRows, fold: Fold) -> Tensor:
-    """Compute the scores of a fold's rows by a baseline that is fitted to the other folds."""
-    fitted = rows.select(fold.train)
-    return score(
-        fitted.features, fitted.labels, rows.features[fold.held_out], rows.num_classes, fitted.class_balanced_weights
-    )
-
-
-def score_cosine(x: Tensor, labels: Tensor, queries: Tensor, num_classes: int, weights: Tensor | None = None) -> Tensor:
-    """Compute the cosines (m, num_classes) float64 of queries (m, dim) to the class means of unit rows x (n, dim)."""
-    means, _ = class_means(F.normalize(x.double(), dim=1), labels, num_classes, weights)
+def score_cosine(rows: TrainingRows, queries: Tensor) -> Tensor:
+    """Compute the cosines (m, num_classes) float64 of queries (m, dim) to the class means of rows of unit norm."""
+    unit = F.normalize(rows.features.double(), dim=1)
+    means, _ = class_means(unit, rows.labels, rows.num_classes, rows.class_balanced_weights)
     return F.normalize(queries.double(), dim=1) @ F.normalize(means, dim=1).T
 
 
-def score_lda(x: Tensor, labels: Tensor, queries: Tensor, num_classes: int, weights: Tensor | None = None) -> Tensor:
-    """Score queries (m, dim) by linear discriminant analysis, fitted to x (n, dim) with a shrunken covariance.
+def score_lda(rows: TrainingRows, queries: Tensor) -> Tensor:
+    """Score queries (m, dim) by linear discriminant analysis, fitted to rows with a shrunken covariance.
 
     The scores (m, num_classes) float64 are log posteriors up to a constant per row; minus infinity for a class without
     rows.
 
     Source: Fisher, "The use of multiple measurements in taxonomic problems" (1936); see `shrink_covariance`.
     """
-    means, counts = class_means(x.double(), labels, num_classes, weights)
+    x, weights = rows.features.double(), rows.class_balanced_weights
+    means, counts = class_means(x, rows.labels, rows.num_classes, weights)
     degrees = len(x) - int((counts > 0).sum())
-    residuals = weigh(x.double() - means[labels], None if weights is None else weights.sqrt())
+    residuals = weigh(x - means[rows.labels], None if weights is None else weights.sqrt())
     basis, variances, residual_variance = shrink_covariance(residuals, degrees)
     constant = float(residual_variance) == 0 and len(variances) > 0  # directions outside the basis have no variance
     off = 0.0 if constant else 1 / math.sqrt(float(residual_variance) or 1.0)
 
-    def whiten(rows: Tensor) -> Tensor:
-        return off * rows + ((rows @ basis) * (variances.rsqrt() - off)) @ basis.T
+    def whiten(x: Tensor) -> Tensor:
+        return off * x + ((x @ basis) * (variances.rsqrt() - off)) @ basis.T
 
     return counts.log() - torch.cdist(whiten(queries.double()), whiten(means)).square() / 2
 
@@ -360,12 +341,6 @@ def update(crossed: Crossfit, features: Tensor, labels: Tensor, num_classes: int
         network.arrange_classes(torch.cat([torch.arange(known), torch.full((num_classes - known,), -1)]))
         if bool(fresh.any()):
             network.add_samples(features[fresh], labels[fresh])
-
-
-def need_encoder(network: PrototypeNetwork) -> Encoder:
-    """Get the encoder of a network of the solver or of a model file."""
-    assert isinstance(network.encoder, Encoder)
-    return network.encoder
 
 
 def match_held_out(crossed: Crossfit, features: Tensor) -> Tensor:

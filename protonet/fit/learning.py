@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from protonet.fit.crossfit import Crossfit, make_folds, predict_held_out
-from protonet.fit.networks import fit_choice
+from protonet.fit.crossfit import Crossfit, fit_part, make_folds, predict_held_out
 from protonet.fit.search import Progress, ignore
 from protonet.fit.solver import Solution, untouched_globals
 from protonet.metrics import Sample
@@ -63,8 +61,7 @@ def measure_learning_curve(
                     return LearningCurve(sorted(correct), torch.stack([correct[size] for size in sorted(correct)]))
                 samples = subsample_rows(labels, fold.train[~is_class_name[fold.train]], fraction, generator)
                 some = torch.cat([samples, is_class_name.nonzero().flatten()]).sort().values
-                choice = solution.choose_without(fold.held_out)
-                network = fit_choice(replace(problem, rows=problem.rows.select(some)), choice, deadline)
+                network = fit_part(solution, some, fold.held_out, deadline)
                 with torch.no_grad():
                     logits = network(problem.original_features(fold.held_out))
                 fold_correct.append(logits.argmax(dim=1) == labels[fold.held_out])

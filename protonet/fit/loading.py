@@ -1,7 +1,8 @@
-"""Read data loaders into one training set in canonical order."""
+"""Read labelled and unlabelled rows from loaders, datasets and arrays; the canonical order of labelled rows."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -31,10 +32,11 @@ class RangeRules:
 
 RANGES = RangeRules()
 REMEDY = "Pass a DataLoader, a Dataset, a pair (x, y), or a list of such pairs."
-
-
+UNLABELLED_REMEDY = "Pass a tensor (m, ...), or batches of inputs."
 #: Batches ``(inputs, labels)``; or a dataset of samples; or one pair of all inputs and all labels.
 Samples = Iterable[Any] | Dataset[Any]
+#: A tensor or array (m, ...); or batches of inputs, alone or with labels.
+Unlabelled = Tensor | np.ndarray | Iterable[Any] | Dataset[Any]
 
 
 def read_loaders(
@@ -53,7 +55,8 @@ def read_loaders(
     for name, loader in (("train_loader", train_loader), ("val_loader", val_loader)):
         rows = non_finite = out_of_range = 0
         first = len(labels)
-        for batch_index, batch in enumerate(() if loader is None else _open(name, loader)):
+        batches = [loader] if _is_pair(loader) else () if loader is None else _open(name, loader, REMEDY)
+        for batch_index, batch in enumerate(batches):
             inputs, targets = _check_batch(name, batch_index, batch)
             if not len(inputs):
                 continue
@@ -98,33 +101,54 @@ def read_loaders(
     return torch.cat(features), y, num_classes
 
 
-def _open(name: str, samples: Samples) -> Iterable[Any]:
-    """Convert samples of any accepted type to an iterable of batches."""
-    if isinstance(samples, Dataset) and not isinstance(samples, IterableDataset):
-        if not hasattr(samples, "__len__"):
-            raise_input_error(
-                name, "be a dataset that has a length", type(samples).__name__, REMEDY, kind=InputTypeError
-            )
+def read_rows(source: object, dim: int, max_rows: int) -> tuple[Tensor, Tensor, int]:
+    """Read unlabelled rows once, and sample up to ``max_rows`` of them, independently of their order.
 
-        def collate(samples_of_batch: list[Any]) -> Any:
+    Returns features (sampled, dim), the indices (sampled,) int64 among all rows, and the number of all rows. Raises an
+    InputTypeError or InputError if the source does not hold rows of ``dim`` finite real numbers.
+    """
+    sampled, keys, indices = torch.empty(0, dim, dtype=torch.float32), np.empty(0, np.int64), np.empty(0, np.int64)
+    total = 0
+    for batch_index, batch in enumerate(_open("unlabelled", source, UNLABELLED_REMEDY)):
+        rows = _check_unlabelled(batch, batch_index, dim)
+        if not len(rows):
+            continue
+        hashes = _hash_rows(rows)
+        new = np.argsort(hashes, kind="stable")[:max_rows]
+        sampled = torch.cat([sampled, rows[new]])
+        keys, indices = np.concatenate([keys, hashes[new]]), np.concatenate([indices, total + new])
+        chosen = np.lexsort((indices, keys))[:max_rows]
+        sampled, keys, indices = sampled[chosen], keys[chosen], indices[chosen]
+        total += len(rows)
+    return sampled, torch.from_numpy(indices), total
+
+
+def _is_pair(samples: object) -> bool:
+    """Test whether samples are one pair of all inputs and all labels."""
+    return isinstance(samples, (tuple, list)) and len(samples) == 2 and isinstance(samples[0], (Tensor, np.ndarray))
+
+
+def _open(name: str, source: object, remedy: str) -> Iterable[Any]:
+    """Convert a tensor, an array, a dataset or an iterable of batches to an iterable of batches."""
+    if isinstance(source, (Tensor, np.ndarray)):
+        return (source[first : first + CHUNK] for first in range(0, len(source), CHUNK))
+    if isinstance(source, Dataset) and not isinstance(source, IterableDataset):
+        if not hasattr(source, "__len__"):
+            got = type(source).__name__
+            raise_input_error(name, "be a dataset that has a length", got, remedy, kind=InputTypeError)
+
+        def collate(samples: list[Any]) -> Any:
             try:
-                return default_collate(samples_of_batch)
+                return default_collate(samples)
             except (RuntimeError, TypeError) as error:
                 got = str(error).partition("\n")[0][:100]
-                raise_input_error(
-                    name,
-                    "hold samples (inputs, label) of numbers, of one shape",
-                    got,
-                    "Convert them.",
-                    kind=InputTypeError,
-                )
+                constraint = "hold samples (inputs, label) of numbers, of one shape"
+                raise_input_error(name, constraint, got, "Convert them.", kind=InputTypeError)
 
-        return DataLoader(samples, batch_size=CHUNK, collate_fn=collate)
-    if isinstance(samples, (tuple, list)) and len(samples) == 2 and isinstance(samples[0], (Tensor, np.ndarray)):
-        return [samples]
-    if not isinstance(samples, Iterable):
-        raise_input_error(name, "be iterable", type(samples).__name__, REMEDY, kind=InputTypeError)
-    return samples
+        return DataLoader(source, batch_size=CHUNK, collate_fn=collate)
+    if not isinstance(source, Iterable) or isinstance(source, (str, bytes)):
+        raise_input_error(name, "be iterable", type(source).__name__, remedy, kind=InputTypeError)
+    return source
 
 
 def _check_batch(name: str, batch_index: int, batch: object) -> tuple[Tensor, Tensor]:
@@ -134,20 +158,49 @@ def _check_batch(name: str, batch_index: int, batch: object) -> tuple[Tensor, Te
         got = f"{type(batch).__name__} in batch {batch_index}"
         got += f" of {len(batch)} items" if isinstance(batch, (tuple, list)) else ""
         raise_input_error(name, constraint, got, remedy, kind=InputTypeError)
-    inputs, labels = (_from_numpy(part) if isinstance(part, np.ndarray) else part for part in batch)
-    if not isinstance(inputs, Tensor) or not isinstance(labels, Tensor) or inputs.is_complex():
+    inputs, labels = map(_to_tensor, batch)
+    if inputs is None or labels is None:
         got = f"({type(batch[0]).__name__}, {type(batch[1]).__name__}) in batch {batch_index}"
         raise_input_error(name, constraint + " of real tensors", got, remedy, kind=InputTypeError)
     if inputs.ndim < 2 or labels.numel() != len(inputs):
         got = f"shapes {tuple(inputs.shape)} and {tuple(labels.shape)} in batch {batch_index}"
         raise_input_error(name, constraint + " of shapes (b, ...) and (b,)", got, remedy)
-    flat = inputs.detach().reshape(len(inputs), -1) if len(inputs) else inputs.detach()  # (b, dim)
-    return flat.cpu(), labels.detach().cpu().reshape(-1)
+    return inputs.flatten(1), labels.reshape(-1)
 
 
-def _from_numpy(part: np.ndarray[Any, Any]) -> Tensor | None:
-    """Copy an array to a tensor, also of read-only and reversed arrays; None if it does not hold numbers."""
-    return torch.from_numpy(np.array(part)) if part.dtype.kind in "biuf" else None
+def _check_unlabelled(batch: object, batch_index: int, dim: int) -> Tensor:
+    """Validate one batch of unlabelled rows, alone or with labels; return its inputs (b, dim) on the CPU."""
+    first = batch[0] if isinstance(batch, (tuple, list)) and 1 <= len(batch) <= 2 else batch
+    inputs = _to_tensor(first)
+    if inputs is None:
+        got = f"{type(first).__name__} in batch {batch_index}"
+        raise_input_error("unlabelled", "hold rows of real numbers", got, UNLABELLED_REMEDY, kind=InputTypeError)
+    if inputs.ndim < 2 or (len(inputs) and math.prod(inputs.shape[1:]) != dim):
+        got = f"shape {tuple(inputs.shape)} in batch {batch_index}"
+        constraint = f"have {dim} features per row, as the labelled rows have"
+        raise_input_error("unlabelled", constraint, got, "Pass the features of the labelled rows.")
+    rows = inputs.flatten(1)
+    bad = int((~torch.isfinite(rows.to(torch.float32))).any(dim=1).sum())
+    if bad:
+        got = f"NaN, infinity or more than float32 holds in {bad} of {len(rows)} rows of batch {batch_index}"
+        raise_input_error("unlabelled", "be finite", got, "Drop or impute those rows.")
+    return rows.to(torch.float64 if rows.dtype in EXACT else torch.float32)
+
+
+def _to_tensor(part: object) -> Tensor | None:
+    """Convert real numbers to a tensor on the CPU, and copy arrays; None if the part does not hold any."""
+    if isinstance(part, np.ndarray):  # it may be read-only or reversed
+        return torch.from_numpy(np.array(part)) if part.dtype.kind in "biuf" else None
+    return part.detach().cpu() if isinstance(part, Tensor) and not part.is_complex() else None
+
+
+def _hash_rows(rows: Tensor) -> np.ndarray:
+    """Hash rows (n, dim) to (n,) int64."""
+    bits = rows.to(torch.float32).add(0.0).numpy().view(np.int32).astype(np.int64)  # -0.0 becomes 0.0
+    odd = np.random.default_rng(0).integers(0, 2**62, rows.shape[1]) * 2 + 1
+    mixed = (bits * odd).sum(axis=1)
+    spread: np.ndarray = (mixed ^ (mixed >> 29)) * np.int64(0x1B873593CC9E2D51)
+    return spread
 
 
 def centre_columns(features: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -46,20 +46,16 @@ def fit_choice(problem: TrainingSet, choice: SelectedModel, deadline: float = ma
         # Prototypes are means of all, but count as the labelled rows alone: samples added later move them as before.
         pooled.set_sums(pooled.sums * (network.counts / pooled.counts.clamp_min(1))[:, None], network.counts)
         network = pooled if time.monotonic() < deadline else network
-    return _in_units(network, problem.origin, problem.scale)
+    encoder = need_encoder(network)
+    encoder.origin.copy_(problem.origin)
+    encoder.scale.fill_(problem.scale)
+    return network
 
 
-def _in_units(network: PrototypeNetwork, origin: Tensor, scale: float) -> PrototypeNetwork:
-    """Copy a network of an `Encoder`, for input features of another origin and scale."""
-    fitted, temperature = network.encoder, float(network.temperature)
-    assert isinstance(fitted, Encoder)
-    encoder = Encoder(list(fitted.list_views()), fitted.weights, origin=origin, scale=scale)
-    result = PrototypeNetwork(
-        encoder, embedding_dim=encoder.embedding_dim, num_classes=len(network.counts), temperature=temperature
-    )
-    result.to(network.sums.device).set_sums(network.sums, network.counts)
-    result.set_offsets(network.offsets)
-    return result.eval()
+def need_encoder(network: PrototypeNetwork) -> Encoder:
+    """Get the encoder of a network of the solver or of a model file."""
+    assert isinstance(network.encoder, Encoder)
+    return network.encoder
 
 
 def fit_rows(rows: TrainingRows, choice: SelectedModel, deadline: float = math.inf) -> PrototypeNetwork:

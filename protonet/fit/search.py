@@ -6,7 +6,6 @@ of the best, the simplest is chosen. Untrained raw cosine is always a candidate.
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -37,7 +36,7 @@ from protonet.selection.scoring import (
 )
 from protonet.views import VIEW_FAMILIES
 from protonet.views.evaluation import Candidate, CandidateEvaluator, EncoderPlan, ViewFamily
-from protonet.views.linear import Linear, LinearFamily
+from protonet.views.linear import Linear
 from protonet.views.shifts import detect_order
 from protonet.views.view import CPU, TrainingRows, ViewSpec, select_evenly
 
@@ -147,12 +146,17 @@ class SearchResult(NamedTuple):
     rows: TrainingRows  #: With their shifts, on the CPU.
     evaluator: CandidateEvaluator
     """Evaluator on the held-out rows; if no row is held out, on all rows that views were fitted to."""
-    candidates: list[Candidate]  #: Raw cosine first; of the trained candidates, only the selected one, last.
+    partitions: tuple[list[Candidate], ...]
+    """The candidates on each fold partition, with the rows in the order of the first one. Raw cosine comes first.
+    Of the trained candidates, only the selected one is there, last."""
     losses: dict[str, float]  #: Mean log-loss of all evaluated candidates by name, at their best scale.
     judged: bool  #: Whether rows were held out.
-    repeats: tuple[list[Candidate], ...] = ()
-    """The same candidates on other fold partitions, each with the rows in the order of the first partition."""
     statistics: Tensor | None = None  #: `protonet.fit.prior.describe_rows` of the rows; None if raw cosine is alone.
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """The candidates on the first fold partition."""
+        return self.partitions[0]
 
     def without(self, rows: Tensor) -> SearchResult:
         """Copy the result without the evidence of rows (m,) int64; unchanged if no evidence would be left."""
@@ -163,11 +167,11 @@ class SearchResult(NamedTuple):
             return self
         folds = [Fold(fold.train, fold.held_out[mask]) for fold, mask in zip(evaluator.folds, masks, strict=True)]
         evaluator = CandidateEvaluator(evaluator.rows, folds, evaluator.plan)
-        candidates, *repeats = [
-            [evaluator.score(candidate.spec, candidate.cosines[keep], candidate.flops) for candidate in candidates]
-            for candidates in (self.candidates, *self.repeats)
-        ]
-        return self._replace(evaluator=evaluator, candidates=candidates, repeats=tuple(repeats))
+        partitions = tuple(
+            [evaluator.score(candidate.spec, candidate.cosines[keep], candidate.flops) for candidate in partition]
+            for partition in self.partitions
+        )
+        return self._replace(evaluator=evaluator, partitions=partitions)
 
 
 def evaluate_candidates(
@@ -191,22 +195,29 @@ def evaluate_candidates(
         everything = torch.arange(len(rows.labels))
         some = select_evenly(len(everything), max(1, FOLDS.max_cosines // rows.num_classes))
         evaluator = CandidateEvaluator(rows.to(device), [Fold(everything, some).to(device)], plan)
-        kinds = [reduced for reduced in (kind.without_validation() for kind in search.kinds) if reduced is not None]
-        view_candidates = [candidate for kind in kinds for candidate in kind.candidates(evaluator)]
-        return SearchResult(rows, evaluator, view_candidates, {}, judged=False, statistics=describe_rows(rows))
+        kinds = filter(None, (kind.without_validation() for kind in search.kinds))
+        candidates = [candidate for kind in kinds for candidate in kind.candidates(evaluator)]
+        return SearchResult(rows, evaluator, (candidates,), {}, judged=False, statistics=describe_rows(rows))
     evaluator = CandidateEvaluator(
         rows.to(device), [fold.to(device) for fold in folds], plan, torch.Generator().manual_seed(rows.seed)
     )
     if not plan.sizes:
-        return SearchResult(
-            rows, evaluator, [next(LinearFamily((RAW.scaling,)).candidates(evaluator))], {}, judged=True
-        )
-    closed, learned = _try_kinds(evaluator, search.kinds, progress)
-    losses = {tried.spec.name: tried.loss for tried in [*closed, *learned]}
+        return SearchResult(rows, evaluator, ([evaluator.evaluate_source(RAW)],), {}, judged=True)
+    times = [kind.relative_time for kind in search.kinds]
+    for stage, kind in enumerate(search.kinds):
+        if stage:  # the first stage is reported before shifts are detected
+            progress(kind.stage, SEARCH_SHARE * sum(times[:stage]) / sum(times))
+        for candidate in kind.candidates(evaluator):
+            evaluator.candidates.append(candidate)
+        if evaluator.reference_losses is None:
+            evaluator.reference_losses = min(evaluator.candidates, key=lambda tried: tried.loss).losses
+    losses = {tried.spec.name: tried.loss for tried in evaluator.candidates}
+    closed = [tried for tried in evaluator.candidates if not tried.spec.trained]
+    learned = [tried for tried in evaluator.candidates if tried.spec.trained]
     chosen = [learned[simplest_within_one_error([tried.losses for tried in learned])]] if learned else []
     candidates = [*closed, *chosen]
-    repeats = _repeat(rows, folds, evaluator, candidates, search)
-    return SearchResult(rows, evaluator, candidates, losses, True, repeats, describe_rows(rows))
+    partitions = (candidates, *_repeat(rows, folds, evaluator, candidates, search))
+    return SearchResult(rows, evaluator, partitions, losses, judged=True, statistics=describe_rows(rows))
 
 
 def _count_judged_classes(rows: TrainingRows, folds: Sequence[Fold]) -> int:
@@ -226,7 +237,7 @@ def _repeat(
     evaluator: CandidateEvaluator,
     candidates: Sequence[Candidate],
     search: Search,
-) -> tuple[list[Candidate], ...]:
+) -> list[list[Candidate]]:
     """Evaluate candidates on other fold partitions; return them for each, with rows in the order of the evaluator's.
 
     Settings stay as the first partition chose them. Out-of-fold cosines of expensive views are shared: they are out of
@@ -260,7 +271,7 @@ def _repeat(
         if len(evaluated) < len(candidates):
             break  # the time is over
         repeats.append(evaluated)
-    return tuple(repeats)
+    return repeats
 
 
 def split_rows(rows: TrainingRows, partition: int, folds: int = FOLDS.count) -> list[Fold]:
@@ -275,35 +286,17 @@ def split_rows(rows: TrainingRows, partition: int, folds: int = FOLDS.count) -> 
     )
 
 
-def select_views(
-    rows: TrainingRows, plan: EncoderPlan, *, search: Search | None = None, progress: Progress = ignore
-) -> SelectedModel:
-    """Select views, the size and training of trained views, weights and temperature by cross-validation.
-
-    The result is raw cosine, with the smallest MLP on it, or a mixture.
-
-    Args:
-        rows: In canonical order. Their ``seed`` is that of initial weights and episodes; after their ``deadline``
-            nothing more is tried. Their ``shifts`` are found here.
-        plan: Sizes within the parameter limit.
-        search: The search space.
-        progress: Called with the stage that begins.
-
-    Returns:
-        The choice. If fewer than half of the classes have two rows, it is the mixture of the views that need no
-        validation. Without time, it is raw cosine.
-    """
-    search = search or Search()
-    return choose_mixture(evaluate_candidates(rows, plan, search, progress), plan, search)
-
-
 def choose_mixture(explored: SearchResult | None, plan: EncoderPlan, search: Search) -> SelectedModel:
-    """Select a model, as `select_views` does, from the result of `evaluate_candidates`."""
+    """Select views with their weights, temperature and offsets from the result of `evaluate_candidates`.
+
+    It is raw cosine, with the smallest MLP on it, or a mixture; without held-out rows, a mixture of the views that need
+    no validation.
+    """
     smallest = next(filter(None, (kind.smallest_trained(plan, RAW) for kind in search.kinds)), None)
     raw_alone = SelectedModel(((smallest or RAW, 1.0),), 0.1)
     if explored is None:
         return raw_alone
-    raw_cosines = [partition[0].cosines for partition in (explored.candidates, *explored.repeats)]
+    raw_cosines = [partition[0].cosines for partition in explored.partitions]
     if not plan.sizes:
         return _scale(raw_alone, explored, raw_cosines)[0]
     mixture, losses = _mix(explored, search)
@@ -312,30 +305,10 @@ def choose_mixture(explored: SearchResult | None, plan: EncoderPlan, search: Sea
     if not explored.judged:
         views = tuple((smallest or RAW if spec == RAW else spec, weight) for spec, weight in mixture.views)
         return mixture._replace(views=views)
-    raw_losses = torch.stack([partition[0].losses for partition in (explored.candidates, *explored.repeats)]).mean(
-        dim=0
-    )
+    raw_losses = torch.stack([partition[0].losses for partition in explored.partitions]).mean(dim=0)
     if not worse_by_one_error(raw_losses, losses, max_tolerated=WEIGHTS.max_tolerated, margin=-WEIGHTS.mixture_prior):
         mixture = _scale(raw_alone, explored, raw_cosines)[0]
     return mixture._replace(losses=explored.losses | {"mixture": float(losses.mean())})
-
-
-def _try_kinds(
-    evaluator: CandidateEvaluator, kinds: Sequence[ViewFamily], progress: Progress
-) -> tuple[list[Candidate], list[Candidate]]:
-    """Evaluate the candidates of every family; return closed forms, raw cosine first, and learned candidates."""
-    closed: list[Candidate] = []
-    learned: list[Candidate] = []
-    times = [kind.relative_time for kind in kinds]
-    for stage, kind in enumerate(kinds):
-        if stage:  # the first stage is reported before shifts are detected
-            progress(kind.stage, SEARCH_SHARE * sum(times[:stage]) / sum(times))
-        for candidate in kind.candidates(evaluator):
-            evaluator.candidates.append(candidate)
-            (learned if candidate.spec.trained else closed).append(candidate)
-        if evaluator.reference_losses is None:
-            evaluator.reference_losses = min(evaluator.candidates, key=lambda tried: tried.loss).losses
-    return closed, learned
 
 
 def _mix(explored: SearchResult, search: Search) -> tuple[SelectedModel | None, Tensor]:
@@ -345,7 +318,7 @@ def _mix(explored: SearchResult, search: Search) -> tuple[SelectedModel | None, 
     of all partitions at once.
     """
     evaluator, candidates = explored.evaluator, explored.candidates
-    partitions = [[candidate.cosines for candidate in partition] for partition in (candidates, *explored.repeats)]
+    partitions = [[candidate.cosines for candidate in partition] for partition in explored.partitions]
     traits = encode_traits([candidate.spec for candidate in candidates])
     prior, labels = search.prior or published(), evaluator.labels if explored.judged else None
     evidence_list = [
@@ -358,7 +331,7 @@ def _mix(explored: SearchResult, search: Search) -> tuple[SelectedModel | None, 
             [candidate.losses for candidate in partition],
             explored.statistics,
         )
-        for cosines, partition in zip(partitions, (candidates, *explored.repeats), strict=True)
+        for cosines, partition in zip(partitions, explored.partitions, strict=True)
     ]
     weighed = [prior.weigh(evidence) for evidence in evidence_list]
     if not any(bool(view_weights.any()) for view_weights, _ in weighed):
@@ -431,16 +404,16 @@ def _thin(
     """
     costs = torch.tensor([candidate.flops for candidate in explored.candidates], dtype=torch.float64)
     fractions = weights * spread / (weights * spread).sum()
-    full_losses = functools.cache(
-        functools.partial(explored.evaluator.compute_losses, _blend(cosines, weights))
-    )  # seldom asked
+    full_weights, full_losses = weights, None  # the losses are seldom needed
     for index in (fractions / costs.clamp_min(1.0)).argsort().tolist():
         needed = min(THIN.most_share, row_cost * float(costs[index] / costs[weights > 0].sum().clamp_min(1.0)))
         if not 0 < float(fractions[index]) < needed:
             continue
+        if full_losses is None:
+            full_losses = explored.evaluator.compute_losses(_blend(cosines, full_weights))
         fewer = weights.clone()
         fewer[index] = 0.0
-        rise = explored.evaluator.compute_losses(_blend(cosines, fewer)) - full_losses()
+        rise = explored.evaluator.compute_losses(_blend(cosines, fewer)) - full_losses
         error = float(rise.std(correction=0)) / math.sqrt(len(rise))
         if float(rise.mean()) <= max(THIN.least, THIN.rise * error):
             weights = fewer

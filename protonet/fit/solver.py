@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from protonet._validation import check_device, check_int, check_number
 from protonet.errors import InputTypeError, raise_input_error
-from protonet.fit.loading import Samples, read_loaders
+from protonet.fit.loading import Samples, Unlabelled, read_loaders, read_rows
 from protonet.fit.networks import PseudoLabelResult, decide_pooling, fit_choice, select_pooled_views
 from protonet.fit.search import (
     EFFORTS,
@@ -25,16 +24,15 @@ from protonet.fit.search import (
     SEARCH_SHARE,
     Progress,
     Search,
-    SearchResult,
     SelectedModel,
     choose_mixture,
     evaluate_candidates,
     ignore,
 )
 from protonet.fit.training_set import ClassNameRows, TrainingSet, prepare_training_set
-from protonet.fit.unlabelled import PROPAGATION, Unlabelled, read_rows
+from protonet.fit.unlabelled import PROPAGATION
 from protonet.network import PrototypeNetwork
-from protonet.views.evaluation import EncoderPlan, plan_encoder
+from protonet.views.evaluation import plan_encoder
 from protonet.views.linear import LinearFamily
 from protonet.views.mlp import MLPFamily
 from protonet.views.view import CPU
@@ -209,22 +207,17 @@ def solve_problem(
         problem, pooled = replace(problem, device=device), None
         if pool is not None and pool[2] and plan.sizes:
             problem = problem.add_pool(*pool)
-            choice, pooled = decide_pooling(problem, choice, searched.deadline, partial(_report_pooling, progress))
+            choice, pooled = decide_pooling(
+                problem,
+                choice,
+                searched.deadline,
+                lambda stage, fraction: progress(stage, SEARCH_SHARE + (FINAL_SHARE - SEARCH_SHARE) * fraction),
+            )
         progress("final fit", SEARCH_SHARE if pooled is None else FINAL_SHARE)
         network = fit_choice(problem, choice, started + time_limit)
         problem = replace(problem, device=CPU)  # later fits run on the CPU by default
-        rechoose = None if explored is None else partial(_decide_without, explored, plan, search)
+        rechoose = None if explored is None else lambda rows: choose_mixture(explored.without(rows), plan, search)
         return Solution(network, choice, problem, joined, pooled, rechoose)
-
-
-def _decide_without(explored: SearchResult, plan: EncoderPlan, search: Search, rows: Tensor) -> SelectedModel:
-    """Select again without the evidence of some rows (m,)."""
-    return choose_mixture(explored.without(rows), plan, search)
-
-
-def _report_pooling(progress: Progress, stage: str, fraction: float) -> None:
-    """Report progress between the search and the final fit."""
-    progress(stage, SEARCH_SHARE + (FINAL_SHARE - SEARCH_SHARE) * fraction)
 
 
 def _check_effort(effort: object) -> Search:

@@ -68,8 +68,13 @@ class TrainingSet:
 
     def original_features(self, indices: Tensor) -> Tensor:
         """Compute the input features (m, dim) of rows (m,): float32, or float64 where float32 would lose digits."""
-        x = self.rows.features[indices] * self.scale
-        return x.double() + self.origin if bool(self.origin.any()) else x
+        return to_input_units(self.rows.features[indices], self.origin, self.scale)
+
+
+def to_input_units(rows: Tensor, origin: Tensor, scale: Tensor | float) -> Tensor:
+    """Convert rows (n, dim) of unit scale to input units: float64 where float32 would lose digits."""
+    x = rows * scale
+    return x.double() + origin if bool(origin.any()) else x
 
 
 def prepare_training_set(

@@ -6,18 +6,13 @@ with its most probable class, and the views are fitted to all of them.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from protonet.errors import InputTypeError, raise_input_error
 from protonet.losses import CHUNK
 from protonet.views.view import TrainingRows
 
@@ -42,9 +37,6 @@ class PropagationRules:
 PROPAGATION = PropagationRules()
 #: Fraction of rows of known classes that are rejected as outliers; and minimum number of held-out rows for that.
 OUTLIER_RATE, MIN_HELD_OUT = 0.05, 20
-#: A tensor or array (m, ...); or batches of inputs, alone or with labels.
-Unlabelled = Tensor | np.ndarray | Iterable[Any] | Dataset[Any]
-UNLABELLED_REMEDY = "Pass a tensor (m, ...), or batches of inputs."
 
 
 class Pool(NamedTuple):
@@ -53,81 +45,6 @@ class Pool(NamedTuple):
     features: Tensor  #: (m, dim) float32, in the units of the training set.
     indices: Tensor  #: (m,) int64: index of each one among all unlabelled rows.
     total: int  #: Number of all unlabelled rows.
-
-
-def read_rows(source: object, dim: int, max_rows: int) -> tuple[Tensor, Tensor, int]:
-    """Read unlabelled rows once, and sample up to ``max_rows`` of them, independently of their order.
-
-    Returns features (sampled, dim), the indices (sampled,) int64 among all rows, and the number of all rows. Raises an
-    InputTypeError or InputError if the source does not hold rows of ``dim`` finite real numbers.
-    """
-    sampled, keys, indices = [torch.empty(0, dim, dtype=torch.float32)], np.empty(0, np.int64), np.empty(0, np.int64)
-    total = 0
-    for batch_index, batch in enumerate(_open(source)):
-        rows = _read_batch(batch, batch_index, dim)
-        if not len(rows):
-            continue
-        bad = int((~torch.isfinite(rows.to(torch.float32))).any(dim=1).sum())
-        if bad:
-            got = f"NaN, infinity or more than float32 holds in {bad} of {len(rows)} rows of batch {batch_index}"
-            raise_input_error("unlabelled", "be finite", got, "Drop or impute those rows.")
-        hashes = _hash_rows(rows)
-        keys, indices = np.concatenate([keys, hashes]), np.concatenate([indices, total + np.arange(len(rows))])
-        parts = [*sampled, rows]
-        total += len(rows)
-        chosen = np.lexsort((indices, keys))[:max_rows]
-        sampled = [_gather_rows(parts, chosen)]
-        keys, indices = keys[chosen], indices[chosen]
-    return sampled[0], torch.from_numpy(indices), total
-
-
-def _open(source: object) -> Iterable[object]:
-    """Convert a source of rows to an iterable of batches."""
-    if isinstance(source, (torch.Tensor, np.ndarray)):
-        return (source[first : first + CHUNK] for first in range(0, len(source), CHUNK))
-    if isinstance(source, Dataset) and not isinstance(source, IterableDataset):
-        return DataLoader(source, batch_size=CHUNK)
-    if not isinstance(source, Iterable) or isinstance(source, (str, bytes)):
-        raise_input_error(
-            "unlabelled", "be rows or batches of rows", type(source).__name__, UNLABELLED_REMEDY, kind=InputTypeError
-        )
-    return source
-
-
-def _read_batch(batch: object, batch_index: int, dim: int) -> Tensor:
-    """Get the inputs (b, dim) of a batch, without labels."""
-    inputs = batch[0] if isinstance(batch, (tuple, list)) and 1 <= len(batch) <= 2 else batch
-    if isinstance(inputs, np.ndarray) and inputs.dtype.kind in "biuf":
-        inputs = torch.from_numpy(np.array(inputs))
-    if not isinstance(inputs, Tensor) or inputs.is_complex():
-        got = f"{type(inputs).__name__} in batch {batch_index}"
-        raise_input_error("unlabelled", "hold rows of real numbers", got, UNLABELLED_REMEDY, kind=InputTypeError)
-    if inputs.ndim < 2 or (len(inputs) and math.prod(inputs.shape[1:]) != dim):
-        got = f"shape {tuple(inputs.shape)} in batch {batch_index}"
-        remedy = "Pass the features of the labelled rows."
-        raise_input_error("unlabelled", f"have {dim} features per row, as the labelled rows have", got, remedy)
-    return inputs.detach().cpu().reshape(len(inputs), dim)
-
-
-def _hash_rows(rows: Tensor) -> np.ndarray:
-    """Hash rows (n, dim) to (n,) int64."""
-    bits = rows.to(torch.float32).add(0.0).numpy().view(np.int32).astype(np.int64)  # -0.0 becomes 0.0
-    odd = np.random.default_rng(0).integers(0, 2**62, rows.shape[1]) * 2 + 1
-    mixed = (bits * odd).sum(axis=1)
-    spread: np.ndarray = (mixed ^ (mixed >> 29)) * np.int64(0x1B873593CC9E2D51)
-    return spread
-
-
-def _gather_rows(parts: Sequence[Tensor], rows: np.ndarray) -> Tensor:
-    """Gather rows (m,) from the concatenation of two parts (n, dim), in the wider of their types."""
-    kinds = {torch.float64 if part.dtype in {torch.float64, torch.int64} else torch.float32 for part in parts[1:]}
-    dtype = torch.float64 if torch.float64 in kinds | {parts[0].dtype} else torch.float32
-    first = len(parts[0])
-    selected = torch.empty(len(rows), parts[0].shape[1], dtype=dtype)
-    old, chosen = torch.from_numpy(rows < first), torch.from_numpy(rows)
-    selected[old] = parts[0][chosen[old]].to(dtype)
-    selected[~old] = parts[1][chosen[~old] - first].to(dtype)
-    return selected
 
 
 def propagate_labels(embedding: Tensor, labels: Tensor, initial: Tensor) -> Tensor:

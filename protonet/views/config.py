@@ -13,14 +13,9 @@ from torch import Tensor
 ConfigT = TypeVar("ConfigT", bound="Config")
 
 
-def bounded(low: float, high: float) -> Any:
+def size(low: float = 1, high: float = 2**31) -> Any:
     """Declare a field of a `Config` that lies in [low, high]."""
     return field(metadata={"range": (low, high)})
-
-
-def size(low: int = 1, high: int = 2**31) -> Any:
-    """Declare a field of a `Config` that lies in [low, high]."""
-    return bounded(low, high)
 
 
 @dataclass(frozen=True)

@@ -334,10 +334,6 @@ class KernelBank(Source):
                 columns.append(graph.add("Flatten", pooled))
         return graph.add("Concat", *columns, axis=1)
 
-    def matmul_shapes(self) -> list[tuple[int, int]]:
-        """List the shape of the kernels at all positions."""
-        return [(CONVOLUTION.taps, self.thresholds[..., 0].numel() * self.config.input_dim)]
-
 
 def _subsample(x: Tensor) -> Tensor:
     """Choose the indices of at most ``CONVOLUTION.max_rows`` rows, evenly spaced."""
@@ -454,7 +450,3 @@ class FixedConvolutionView(View):
         if not self.config.local:
             readout = torch.einsum("fc,p->fpc", readout, fractions).flatten(0, 1)  # (features * parts, classes)
         return [graph.add("Gemm", rows, graph.array(readout), graph.array(self.offset))]
-
-    def matmul_shapes(self) -> list[tuple[int, int]]:
-        """List the shape of the read-out."""
-        return [(self.readout.shape[0], self.readout.shape[1])]

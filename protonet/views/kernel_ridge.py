@@ -362,11 +362,6 @@ class KernelRidgeView(View):
         kernel = graph.add("Exp", graph.add("Div", distance, -graph.array(self.bandwidth.double())))
         return [graph.cast(graph.add("MatMul", kernel, readout), "FLOAT")]
 
-    def matmul_shapes(self) -> list[tuple[int, int]]:
-        """List the shapes of the distances, as if they were a product, and of the read-out."""
-        units, classes = self.config.units, self.config.classes
-        return [(self.source.config.dim, units), (units, classes)]
-
 
 class _KernelRegression:
     """Kernel ridge regression of class indicators, for any bandwidth and ridge.

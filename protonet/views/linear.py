@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from protonet.losses import CHUNK, class_means, weigh
-from protonet.views.config import Config, bounded
+from protonet.views.config import Config, size
 from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
 from protonet.views.view import Graph, LinearMap, LinearMapConfig, Source, TrainingRows, View, ViewSpec
 
@@ -234,7 +234,7 @@ class LinearConfig(Config):
     are few features.
     """
 
-    bias: float = bounded(0.0, LINEAR.max_bias)
+    bias: float = size(0.0, LINEAR.max_bias)
 
 
 class LinearView(View):
@@ -244,11 +244,6 @@ class LinearView(View):
     config_type, source_type = LinearConfig, LinearMap
     config: LinearConfig
     source: LinearMap
-
-    @property
-    def map(self) -> LinearMap:
-        """The affine map, without the bias coordinate."""
-        return self.source
 
     @property
     def sizes(self) -> tuple[int, ...]:

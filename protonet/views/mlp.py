@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple
@@ -44,9 +44,6 @@ EPISODES_PER_CALL = 64
 class MLPRecipe:
     """Hyperparameters of a training run; analysis/results/training.md has ablations."""
 
-    optimizer: Callable[..., torch.optim.Optimizer] | None = None
-    """Makes the optimizer of one MLP from parameter groups and ``lr``. None: steps of `CustomOptimizer` for all MLPs at
-    once, without torch.optim, whose first use imports torch's compiler."""
     learning_rate: float = 1e-3  #: Initial step size of the step-size search.
     weight_decay: float = 0.15  #: Decoupled weight decay of the matrices, in units of the step size.
     temperature: float = 0.1  #: Divides the cosines in both losses.
@@ -139,7 +136,9 @@ def train(
     average = copy.deepcopy(stack).requires_grad_(False)
     trained = [*stack.parameters(), proxies]
     averages, weights_now = ([weight.detach() for weight in mlps.parameters()] for mlps in (average, stack))
-    step_members = _make_step(recipe, trained)
+    # Each member has a separate step size: a common one would leak information between folds.
+    parameter_groups = [(trained[:-1], recipe.weight_decay), (trained[-1:], 0.0)]
+    optimizer = StackOptimizer(parameter_groups, start=recipe.learning_rate)
     loss_settings = {"temperature": recipe.temperature, "smoothing": recipe.smoothing}
     for step in range(1, steps[-1] + 1):
         if step > 1 and time.monotonic() > deadline:
@@ -167,38 +166,11 @@ def train(
         loss = recipe.episodic * episodic_loss(episode, n_shot=n_shot, **loss_settings, weights=episode_weights)
         proxy_loss = cosine_cross_entropy(embeddings, labels, proxies, **loss_settings, weights=weights)
         loss = loss + recipe.cross_entropy * proxy_loss
-        gradients = torch.autograd.grad(loss, trained)
-        step_members(gradients)
+        optimizer.step(torch.autograd.grad(loss, trained))
         decay = min(recipe.average, step / (step + 9))
         torch._foreach_lerp_(averages, weights_now, 1 - decay)
         if step in steps:
             yield step, average
-
-
-def _make_step(recipe: MLPRecipe, weights: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], None]:
-    """Make the function that updates weights (members, ...), the last of which are the proxies, given their gradients.
-
-    Each member has a separate optimizer or step size: a common one would leak information between folds.
-    """
-    if recipe.optimizer is None:
-        groups = [(weights[:-1], recipe.weight_decay), (weights[-1:], 0.0)]
-        return StackOptimizer(groups, start=recipe.learning_rate).step
-    members = [[nn.Parameter(part) for part in parts] for parts in zip(*(w.detach() for w in weights), strict=True)]
-    optimizers = [
-        recipe.optimizer(
-            [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": [proxies], "weight_decay": 0.0}],
-            lr=recipe.learning_rate,
-        )
-        for *matrices, proxies in members
-    ]
-
-    def step(gradients: Sequence[Tensor]) -> None:
-        for parameters, optimizer, parts in zip(members, optimizers, zip(*gradients, strict=True), strict=True):
-            for parameter, gradient in zip(parameters, parts, strict=True):
-                parameter.grad = gradient
-            optimizer.step()
-
-    return step
 
 
 def _initial_proxies(
@@ -415,8 +387,3 @@ class MLPView(View):
             hidden = graph.add("Mul", graph.add("Mul", hidden, np.float32(0.5)), graph.add("Add", erf, np.float32(1)))
             members.append(graph.add("Add", padded, graph.add("MatMul", hidden, readout)))
         return members
-
-    def matmul_shapes(self) -> list[tuple[int, int]]:
-        """List the shapes of both layers of each MLP."""
-        dim, hidden = self.source.config.dim, self.config.hidden
-        return [(dim, hidden), (hidden, self.config.embedding_dim)] * self.config.members

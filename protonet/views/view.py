@@ -186,10 +186,6 @@ class Component(nn.Module):
         """
         check_tensors(tensors, self.state_dict(), prefix, self.infinite)
 
-    def matmul_shapes(self) -> list[tuple[int, int]]:
-        """List the shapes (in, out) of the matrices that each row is multiplied with."""
-        return []
-
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
         self.derive()
@@ -266,11 +262,6 @@ class LinearMap(Source):
         low = graph.add("Mul", low, graph.array(self.coefficient))
         return graph.add("Add", z, graph.add("MatMul", low, graph.array(self.basis.T)))
 
-    def matmul_shapes(self) -> list[tuple[int, int]]:
-        """List the shapes (in, out) of both factors of the low-rank part."""
-        dim, rank = self.config.dim, self.config.rank
-        return [(dim, rank), (rank, dim)] if rank else []
-
 
 class View(Component):
     """A fitted view: a map of its input rows to one or more parts of the embedding.
@@ -319,6 +310,10 @@ class View(Component):
             rows: The name of the value that holds the view's input rows.
         """
         raise NotImplementedError
+
+    def matmul_shapes(self) -> list[tuple[int, int]]:
+        """List the shapes (in, out) of the matrices that each row is multiplied with; none for a fast view."""
+        return []
 
     def flops(self) -> float:
         """Estimate the prediction time per row, as a number of multiplications, without the source."""

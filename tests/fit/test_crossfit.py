@@ -29,6 +29,7 @@ from protonet.fit.solver import Solution, solve, solve_problem
 from protonet.losses import class_means
 from protonet.metrics import measure
 from protonet.views.linear import shrink_covariance
+from protonet.views.view import TrainingRows
 from tests.strategies import PLAIN, blobs
 
 X, Y = blobs(0, rows=8, noise=0.8)
@@ -76,12 +77,13 @@ def test_baselines_are_judged_on_the_same_rows_and_bear_odd_ones() -> None:
         assert measure(scores, CROSSED.labels).accuracy > 0.6
     x, y = blobs(0)
     flat = torch.cat([x, torch.ones(len(x), 3)], dim=1)  # constant features, single rows, a class without any
-    torch.testing.assert_close(score_lda(flat, y, flat, 5), score_lda(x, y, x, 5), atol=1e-3, rtol=1e-3)
+    rows, flat_rows = TrainingRows(x, y, 5), TrainingRows(flat, y, 5)
+    torch.testing.assert_close(score_lda(flat_rows, flat), score_lda(rows, x), atol=1e-3, rtol=1e-3)
     single = torch.stack([x[y == label][0] for label in range(5)])
-    assert score_lda(single, torch.arange(5), single, 6).argmax(dim=1).tolist() == [0, 1, 2, 3, 4]
+    assert score_lda(TrainingRows(single, torch.arange(5), 6), single).argmax(dim=1).tolist() == [0, 1, 2, 3, 4]
     means = [(x[y == label] / x[y == label].norm(dim=1, keepdim=True)).mean(dim=0) for label in range(5)]
     expected = torch.cosine_similarity(x[:, None], torch.stack(means)[None], dim=2)
-    torch.testing.assert_close(score_cosine(x, y, x, 5).float(), expected)
+    torch.testing.assert_close(score_cosine(rows, x).float(), expected)
 
 
 def test_adding_rows_is_what_all_rows_at_once_give() -> None:
@@ -176,7 +178,7 @@ def test_lda_scores_are_the_gaussian_log_posterior() -> None:
     expected = np.stack(
         [multivariate_normal(mean.numpy(), covariance.numpy()).logpdf(queries.numpy()) for mean in means], axis=1
     )
-    scores = score_lda(x, y, queries, 5).softmax(dim=1)
+    scores = score_lda(TrainingRows(x, y, 5), queries).softmax(dim=1)
     torch.testing.assert_close(scores, torch.from_numpy(expected).softmax(dim=1), atol=1e-8, rtol=1e-6)
 
 

@@ -19,7 +19,6 @@ from protonet.fit.search import (
     _thin,
     choose_mixture,
     evaluate_candidates,
-    select_views,
 )
 from protonet.fit.solver import solve
 from protonet.selection.folds import FOLDS
@@ -32,7 +31,7 @@ from protonet.views.linear import Linear, LinearFamily
 from protonet.views.mlp import MLP, MLPFamily
 from protonet.views.tabular_transformer import TabularTransformerFamily
 from protonet.views.view import TrainingRows
-from tests.strategies import EVERY_KIND, LITTLE, blobs, make_noise_evaluator
+from tests.strategies import EVERY_KIND, LITTLE, blobs, make_noise_evaluator, select_views
 
 
 def choose(
@@ -200,7 +199,7 @@ def test_a_view_of_little_weight_that_costs_a_row_much_time_goes_unless_it_is_ne
     def thin(cosines: list[torch.Tensor], costs: list[float], row_cost: float = 0.25) -> list[bool]:
         names = [Linear(scaling) for scaling in ("raw", "centred", "relevant")]
         result = [evaluator.score(*item) for item in zip(names, cosines, costs, strict=True)]
-        explored = SearchResult(evaluator.rows, evaluator, result, {}, judged=True)
+        explored = SearchResult(evaluator.rows, evaluator, (result,), {}, judged=True)
         left = _thin(explored, cosines, weights, spread, row_cost)
         assert float(left.sum()) == pytest.approx(1)
         return [bool(weight > 0) for weight in left]
@@ -240,7 +239,7 @@ def test_selection_without_some_rows_ignores_their_evidence() -> None:
     def choose(explored: SearchResult, rows: torch.Tensor) -> SelectedModel:
         return choose_mixture(explored.without(rows), explored.evaluator.plan, EFFORTS["fast"])._replace(losses={})
 
-    assert choose(explored, left_out) == choose(explored._replace(candidates=lied), left_out)
+    assert choose(explored, left_out) == choose(explored._replace(partitions=(lied,)), left_out)
     assert choose(explored, left_out) != choose(explored, left_out[:0])
     assert explored.without(judged) is explored  # nothing would be left
 
@@ -252,15 +251,15 @@ def test_repeated_partitions_hold_out_the_same_rows_in_the_same_order() -> None:
     rows = TrainingRows(x / x.square().mean().sqrt(), y, 3)
     explored = evaluate_candidates(rows, plan_encoder(3, 3, 10_000), replace(EFFORTS["fast"], partitions=3))
     assert explored is not None
-    assert len(explored.repeats) == 2
+    assert len(explored.partitions) == 3
     first = explored.candidates[0]
-    for repeat in explored.repeats:
+    for repeat in explored.partitions[1:]:
         assert [item.spec for item in repeat] == [item.spec for item in explored.candidates]
         assert torch.equal(repeat[0].cosines.argmax(dim=1), explored.evaluator.labels)
         assert not torch.equal(repeat[0].cosines, first.cosines)  # other rows were fitted to
     alone = evaluate_candidates(rows, plan_encoder(3, 3, 10_000), EFFORTS["fast"])
     assert alone is not None
-    assert not alone.repeats
+    assert len(alone.partitions) == 1
     assert torch.equal(alone.candidates[0].cosines, first.cosines)
 
 

@@ -24,7 +24,7 @@ from protonet.encoder import Encoder
 from protonet.errors import InputError, InputTypeError
 from protonet.fit.crossfit import crossfit, predict_held_out
 from protonet.fit.networks import fit_choice
-from protonet.fit.search import EFFORTS, Search, select_views
+from protonet.fit.search import EFFORTS, Search
 from protonet.fit.solver import solve_problem
 from protonet.losses import class_means
 from protonet.views.evaluation import plan_encoder
@@ -33,7 +33,7 @@ from protonet.views.kernel_ridge import KernelRidgeFamily
 from protonet.views.linear import LinearFamily
 from protonet.views.mlp import MLPFamily
 from protonet.views.view import TrainingRows, order_columns
-from tests.strategies import LITTLE, blobs, same_state, seeds
+from tests.strategies import LITTLE, blobs, same_state, seeds, select_views
 
 Loader = Iterable[Any]
 

@@ -20,20 +20,19 @@ from protonet.errors import InputError, InputTypeError
 from protonet.fit.active import cluster_unknown
 from protonet.fit.crossfit import crossfit, predict_held_out
 from protonet.fit.label_validation import detect_unlabelled
+from protonet.fit.loading import Unlabelled, read_rows
 from protonet.fit.networks import POOLING, fit_rows, pseudo_label_weights
 from protonet.fit.search import RAW
 from protonet.fit.solver import Solution, solve_problem
 from protonet.fit.unlabelled import (
     MIN_HELD_OUT,
     PROPAGATION,
-    Unlabelled,
     balance_frequencies,
     detect_outliers,
     neighbour_graph,
     pool_rows,
     propagate_labels,
     rank_scores,
-    read_rows,
 )
 from protonet.metrics import measure
 from protonet.views.evaluation import plan_encoder
@@ -114,7 +113,7 @@ def test_rows_that_are_none() -> None:
         (torch.ones(4), InputError, r"got shape \(4,\) in batch 0"),
         (torch.tensor([[1.0, torch.nan]]), InputError, "must be finite; got NaN, infinity or more .* in 1 of 1 rows"),
         ([["a"]], InputTypeError, "must hold rows of real numbers; got str in batch 0"),
-        (3, InputTypeError, "must be rows or batches of rows; got int"),
+        (3, InputTypeError, "must be iterable; got int"),
     ]
     for source, error, message in cases:
         with pytest.raises(error, match=message):

@@ -49,7 +49,7 @@ def test_a_linear_candidate_is_the_slow_loop_over_held_out_rows() -> None:
     expected = []
     for view, fold in zip(evaluator.fit(Linear("whitened")), evaluator.folds, strict=True):
         assert isinstance(view, LinearView)
-        embedded = F.pad(view.map(x), (0, 1), value=view.config.bias)
+        embedded = F.pad(view.source(x), (0, 1), value=view.config.bias)
         means = class_means(F.normalize(embedded[fold.train], dim=1), y[fold.train], 5)[0]
         expected += [F.cosine_similarity(embedded[row], means, dim=1) for row in fold.held_out]
     torch.testing.assert_close(result.cosines, torch.stack(expected))

@@ -31,7 +31,7 @@ GAUSSIAN = KernelRidge(CENTRED, 2)
 def fit(view: KernelRidge, x: Tensor, y: Tensor, classes: int = 5, shifts: tuple[int, ...] = (0,)) -> KernelRidgeView:
     """Fit a radial view, and before it what it reads."""
     rows = TrainingRows(x, y, classes, shifts=shifts)
-    return view.fit(rows, view.source.fit(rows).map)
+    return view.fit(rows, view.source.fit(rows).source)
 
 
 def score(view: KernelRidgeView, x: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ def test_the_cosines_of_the_search_are_those_of_the_fitted_view(
     x, y = blobs(4, rows=8)
     queries = blobs(5)[0]
     rows = TrainingRows(x, y, 5, shifts=(0, 1, -1))
-    source = view.source.fit(rows).map
+    source = view.source.fit(rows).source
     settings = [
         replace(view, bandwidth=bandwidth, ridge=ridge) for bandwidth, ridge in ((4.0, 0.1), (0.5, 0.1), (4.0, 1e-2))
     ]
@@ -159,7 +159,7 @@ def test_a_radial_view_separates_what_cosine_cannot() -> None:
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(200) % 2
     x = F.normalize(torch.randn(200, 2, generator=generator), dim=1) * (1 + 2 * y[:, None])
-    source = CENTRED.fit(TrainingRows(x, y, 2)).map
+    source = CENTRED.fit(TrainingRows(x, y, 2)).source
     fitted = replace(GAUSSIAN, bandwidth=1.0, ridge=0.01).fit(TrainingRows(x[:100], y[:100], 2), source)
     assert bool((score(fitted, x[100:]).argmax(dim=1) == y[100:]).all())
 
@@ -177,7 +177,7 @@ def test_work_is_bounded() -> None:
 def test_a_shifted_view_is_the_view_of_the_shifted_rows() -> None:
     x, y = blobs(7)
     plain = replace(GAUSSIAN, bandwidth=1.0, ridge=0.1)
-    source = CENTRED.fit(TrainingRows(x, y, 5)).map
+    source = CENTRED.fit(TrainingRows(x, y, 5)).source
     shifted = replace(plain, shifted=True).fit(TrainingRows(x, y, 5, shifts=(0, 2)), source)
     copies = torch.cat([x, torch.cat([x[:, 2:], x[:, 7:], x[:, 7:]], dim=1)])
     expected = plain.fit(TrainingRows(copies, y.repeat(2), 5), source)

@@ -24,20 +24,20 @@ def fit(scaling: str, x: torch.Tensor, y: torch.Tensor, classes: int = 5) -> Lin
 def cosine_accuracy(
     view: LinearView, x: torch.Tensor, y: torch.Tensor, test: tuple[torch.Tensor, torch.Tensor]
 ) -> float:
-    prototypes = F.normalize(class_means(F.normalize(view.map(x), dim=1), y, 128)[0], dim=1)
-    return float(((F.normalize(view.map(test[0]), dim=1) @ prototypes.T).argmax(dim=1) == test[1]).double().mean())
+    prototypes = F.normalize(class_means(F.normalize(view.source(x), dim=1), y, 128)[0], dim=1)
+    return float(((F.normalize(view.source(test[0]), dim=1) @ prototypes.T).argmax(dim=1) == test[1]).double().mean())
 
 
 def test_raw_is_the_features_up_to_scale() -> None:
     x, y = blobs(0)
-    z = fit("raw", x, y).map(x)
+    z = fit("raw", x, y).source(x)
     torch.testing.assert_close(z * x.square().mean().sqrt(), x)
 
 
 def test_standardised_is_scikit_learns_up_to_scale() -> None:
     x, y = blobs(1)
     x[:, 3] = 7.0  # a constant feature is dropped, not divided by zero
-    z = fit("standardised", x, y).map(x)
+    z = fit("standardised", x, y).source(x)
     expected = torch.from_numpy(StandardScaler().fit_transform(x.double().numpy())).float()
     torch.testing.assert_close(z / z.std(), expected / expected.std(), atol=1e-4, rtol=1e-4)
 
@@ -86,7 +86,9 @@ def test_a_feature_of_another_unit_does_not_hide_the_others() -> None:
     for scaling in cases:
         x, y = blobs(1, rows=20)
         other = x * torch.tensor([1e7] + [1.0] * 7)
-        torch.testing.assert_close(fit(scaling, x, y).map(x), fit(scaling, other, y).map(other), atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(
+            fit(scaling, x, y).source(x), fit(scaling, other, y).source(other), atol=1e-3, rtol=1e-3
+        )
 
 
 def test_wide_and_square_paths_agree() -> None:
@@ -113,7 +115,7 @@ def test_a_rotation_moves_views_along_that_do_not_scale_features(seed: int, scal
     x, y = blobs(seed)
     generator = torch.Generator().manual_seed(seed)
     rotation = torch.linalg.qr(torch.randn(8, 8, generator=generator))[0]
-    z, turned = fit(scaling, x, y).map(x), fit(scaling, x @ rotation, y).map(x @ rotation)
+    z, turned = fit(scaling, x, y).source(x), fit(scaling, x @ rotation, y).source(x @ rotation)
     if scaling in {"raw", "centred", "whitened"}:
         torch.testing.assert_close(z @ z.T, turned @ turned.T, atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(turned.square().mean(), torch.tensor(1.0), atol=1e-4, rtol=0)
@@ -126,7 +128,7 @@ def fit_blocks(scaling: str, blocks: torch.Tensor | None = BLOCKS) -> tuple[torc
     """Return the gains (8,) where features have many units and one of them is constant, and which ones vary."""
     x, y = blobs(4, rows=41)
     x = x * torch.tensor([1.0, 20.0, 0.1, 5.0, 1.0, 0.0, 30.0, 0.01])
-    return Linear(scaling).fit(TrainingRows(x, y, 5, blocks=blocks)).map.gain.double(), x.amax(dim=0) > x.amin(dim=0)
+    return Linear(scaling).fit(TrainingRows(x, y, 5, blocks=blocks)).source.gain.double(), x.amax(dim=0) > x.amin(dim=0)
 
 
 def test_features_of_one_block_keep_their_sizes_and_blocks_are_alike() -> None:
@@ -146,12 +148,12 @@ def test_features_of_one_block_keep_their_sizes_and_blocks_are_alike() -> None:
 def test_blocks_are_of_equal_variance_and_alone_they_change_nothing() -> None:
     x, y = blobs(5, rows=40)
     x = x * torch.logspace(-2, 2, 8)
-    z = Linear("standardised").fit(TrainingRows(x, y, 5, blocks=BLOCKS)).map(x)
+    z = Linear("standardised").fit(TrainingRows(x, y, 5, blocks=BLOCKS)).source(x)
     total = torch.bincount(BLOCKS, z.var(dim=0))
     torch.testing.assert_close(total, total[:1].expand(4), rtol=1e-4, atol=0)
     for scaling in SCALINGS:
-        item = Linear(scaling).fit(TrainingRows(x, y, 5, blocks=torch.arange(8))).map
-        torch.testing.assert_close(item(x), fit(scaling, x, y).map(x))
+        item = Linear(scaling).fit(TrainingRows(x, y, 5, blocks=torch.arange(8))).source
+        torch.testing.assert_close(item(x), fit(scaling, x, y).source(x))
 
 
 def test_relevance_comes_after_the_blocks() -> None:
@@ -184,7 +186,7 @@ def test_the_bias_coordinate_joins_scaled_views_alone() -> None:
         view = fit(scaling, x, y)
         bias = 0.0 if scaling in {"raw", "centred"} else LINEAR.bias
         assert view.config.bias == bias
-        z = view.map(x)
+        z = view.source(x)
         expected = torch.cat([z, torch.full((len(x), 1), bias)], dim=1) if bias else z
         assert torch.equal(view(z), expected)
         assert view.sizes == (expected.shape[1],)
@@ -192,7 +194,7 @@ def test_the_bias_coordinate_joins_scaled_views_alone() -> None:
 
 def test_robust_is_scikit_learns_up_to_scale() -> None:
     x, y = blobs(2, rows=101)
-    z = fit("robust", x, y).map(x)
+    z = fit("robust", x, y).source(x)
     expected = torch.from_numpy(RobustScaler().fit_transform(x.double().numpy())).float()
     torch.testing.assert_close(z / z.std(), expected / expected.std(), atol=1e-3, rtol=1e-3)
 
@@ -201,7 +203,7 @@ def test_relevant_features_are_those_whose_means_differ() -> None:
     x, y = blobs(3, rows=50)
     x[:, 5] = torch.randn(len(x), generator=torch.Generator().manual_seed(0))
     view = fit("relevant", x, y)
-    weight = view.map.gain * x.std(dim=0)
+    weight = view.source.gain * x.std(dim=0)
     assert int(weight.argmin()) == 5
     assert float(weight[5]) < 0.3 * float(weight.max())
 

@@ -160,28 +160,10 @@ def test_one_sample_a_class_trains_on_augmented_views() -> None:
     assert float(average.last.abs().max()) > 0
 
 
-def test_each_member_has_a_separate_optimizer_with_the_recipe_settings() -> None:
-    made: list[tuple[list[dict[str, Any]], float]] = []
-
-    def build(groups: list[dict[str, Any]], lr: float) -> torch.optim.Optimizer:
-        made.append((groups, lr))
-        return torch.optim.SGD(groups, lr=lr)
-
-    recipe = MLPRecipe(optimizer=build, learning_rate=0.125, weight_decay=0.25)
-    task = MemberData(*rings(0))
-    stack = ResidualMLPs(2, 2, 4, 16, torch.Generator().manual_seed(0))
-    for _ in train(stack, [task, task], 2, steps=[2], generator=torch.Generator().manual_seed(1), recipe=recipe):
-        pass
-    assert [lr for _, lr in made] == [0.125, 0.125]
-    for member, (groups, _) in enumerate(made):
-        assert [group["weight_decay"] for group in groups] == [0.25, 0.0]
-        assert groups[0]["params"][0].data_ptr() == stack.first[member].data_ptr()  # a view: steps reach the stack
-
-
 def test_a_task_has_the_shifted_rows_too() -> None:
     x, y = blobs(1)
     rows = TrainingRows(x, y, 5, shifts=(0, 1))
-    source = Linear("standardised").fit(rows).map
+    source = Linear("standardised").fit(rows).source
     task = build_member_data(source, rows, shifted=True)
     torch.testing.assert_close(task.z, source(shift_rows(x, (0, 1))))
     assert task.labels.tolist() == y.tolist() * 2
@@ -192,7 +174,7 @@ def test_a_task_has_the_shifted_rows_too() -> None:
 
 def test_a_fitted_view_is_the_training_run_of_its_seed() -> None:
     x, y = blobs(2)
-    source = Linear("standardised").fit(TrainingRows(x, y, 5)).map
+    source = Linear("standardised").fit(TrainingRows(x, y, 5)).source
     spec = MLP(Linear("standardised"), members=2, hidden=3, steps=4, embedding_dim=12)
     view = spec.fit(TrainingRows(x, y, 5, seed=7), source)
     generator = torch.Generator().manual_seed(7)

@@ -33,8 +33,8 @@ def test_a_linear_view_of_a_span_is_that_of_its_columns() -> None:
     for scaling in SCALINGS:
         rows = draw_rows()
         some, alone = Linear(scaling, SPAN).fit(rows), Linear(scaling).fit(cut(rows))
-        torch.testing.assert_close(some.map(rows.features), alone.map(cut(rows).features))
-        torch.testing.assert_close(some(some.map(rows.features)), alone(alone.map(cut(rows).features)))
+        torch.testing.assert_close(some.source(rows.features), alone.source(cut(rows).features))
+        torch.testing.assert_close(some(some.source(rows.features)), alone(alone.source(cut(rows).features)))
         assert Linear(scaling, SPAN).name == f"{scaling} 3-7", scaling
 
 
@@ -44,8 +44,8 @@ def test_a_radial_view_of_a_span_is_that_of_its_columns() -> None:
     for training, span in ((rows, SPAN), (cut(rows), None)):
         source = Linear("standardised", span)
         fitted = source.fit(training)
-        view = KernelRidge(source, 2).fit(training, fitted.map)
-        result.append(view(fitted.map(training.features)))
+        view = KernelRidge(source, 2).fit(training, fitted.source)
+        result.append(view(fitted.source(training.features)))
     torch.testing.assert_close(*result)
 
 
