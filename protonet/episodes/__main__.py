@@ -12,7 +12,7 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,21 +22,22 @@ from pathlib import Path
 from protonet._validation import check_device
 from protonet.commands.options import RESULT_SUFFIXES
 from protonet.episodes.arguments import (
-    make_compare_parser,
-    make_extract_parser,
-    make_paper_parser,
-    make_train_parser,
+    IMAGE_SIZE_HELP,
+    SPLIT_SEED_HELP,
+    TRACEBACK_HELP,
+    IntegerOption,
+    NumberOption,
     read_compare,
     read_extract,
     read_paper,
     read_train,
 )
-from protonet.episodes.names import EVALUATE_PROG, NORMALIZATIONS
+from protonet.episodes.names import ARGUMENTS, EVALUATE_PROG, NORMALIZATIONS, PAPER_ARGUMENTS
 from protonet.errors import InputError, raise_input_error, renamed_arguments
-from protonet.ui.command_line import Parser, check_name, check_outputs, parse_whole, run_command
+from protonet.ui.command_line import Parser, check_name, check_outputs, run_command
 
 DEFAULT_METHODS = ("protonet", "protonet-cosine", "simpleshot", "adaptive", "bd-cspn")
-PLOT_SUFFIXES = (".png", ".pdf", ".svg")
+OUTPUT_SUFFIXES = {"plot": (".png", ".pdf", ".svg"), "report": RESULT_SUFFIXES["report"]}
 #: The files to write.
 OUTPUT_FILES = {
     "json": "all metrics, and how many queries of each episode each method has right",
@@ -45,13 +46,6 @@ OUTPUT_FILES = {
     "latex": "the tables, for a paper",
     "markdown": "the tables",
     "report": "a report for the browser, .html: one file, without network; with it, --json has its figures as well",
-}
-#: Options of the evaluation by the names of arguments in the code, if these differ.
-OPTION_NAMES = {
-    "n_episodes": "--episodes",
-    "n_query": "--query",
-    "n_unlabelled": "--unlabelled",
-    "n_distractors": "--distractors",
 }
 PROTOCOLS = ("episodes", "generalized", "meta-dataset")
 EVALUATE_EXAMPLES = (
@@ -63,7 +57,7 @@ SIDE_CHOICES = ("novel", "validation", "base", "all")
 
 
 def make_parser() -> Parser:
-    """Return the parser of the evaluation's arguments."""
+    """Build the parser of the evaluation's arguments."""
     parser = Parser(
         EVALUATE_PROG,
         "Evaluate few-shot methods on the same N-way K-shot episodes, with 95 % intervals.",
@@ -78,32 +72,27 @@ def make_parser() -> Parser:
     add("--encoder", metavar="FILE", help="file from 'train'; without it, features are used as they are")
     add("--way", default="5", metavar="N[-M]", help="classes per episode (default 5)")
     add("--shot", default="1", metavar="N[-M]", help="support rows per class (default 1); 1,5 evaluates both")
-    add("--query", default="15", metavar="N", help="query rows per class (default 15)")
-    add("--episodes", metavar="N", help="most episodes (default 2000; with --test-dataset 10, draws of the support)")
+    add("--query", action=IntegerOption, low=1, default=15, help="query rows per class (default 15)")
+    text = "most episodes (default 2000; with --test-dataset 10, draws of the support)"
+    add("--episodes", action=IntegerOption, low=1, help=text)
     text = f"names, with settings as in tim:steps=100, FILE.py:FUNCTION, or all (default: {' '.join(DEFAULT_METHODS)})"
     add("--method", nargs="+", default=DEFAULT_METHODS, metavar="NAME", help=text)
     add("--list-methods", action="store_true", help="list methods and their settings, and do nothing else")
     text = "add methods with the settings best on validation classes: METHOD:name=v1,v2 (v1/v2 where each is several)"
     add("--tune", nargs="+", default=(), metavar="GRID", help=text)
-    add(
-        "--preset",
-        metavar="NAME",
-        help="set the options of a paper's evaluation; options on the command line take precedence",
-    )
+    text = "set the options of a paper's evaluation; options on the command line take precedence"
+    add("--preset", metavar="NAME", help=text)
     add("--json", metavar="FILE", help=f"write {OUTPUT_FILES['json']}")
 
     add = parser.add_expert_group("data").add_argument
+    text = "list the classes of the usual benchmarks by name, with counts and hashes, and do nothing else"
+    add("--class-lists", action="store_true", help=text)
     text = "test rows of each --dataset, of the same classes: episodes are all-way draws of the support"
-    lists = "list the classes of the usual benchmarks by name, with counts and hashes, and do nothing else"
-    add("--class-lists", action="store_true", help=lists)
     add("--test-dataset", nargs="+", metavar="DATASET", help=text)
-    text = (
-        "with --test-dataset and --tune: validation rows of each --dataset, of the same classes, to choose settings on"
-    )
+    text = "with --test-dataset and --tune: validation rows of each --dataset, of the same classes"
     add("--validation-dataset", nargs="+", metavar="DATASET", help=text)
-    add("--split-seed", metavar="N", help="split the classes at random: 60 %% base, 15 %% validation, 25 %% novel")
-    text = "pixels per side of pictures (default: as their authors take them; 28, and grey, for a folder by class)"
-    add("--image-size", metavar="N", help=text)
+    add("--split-seed", action=IntegerOption, low=0, help=SPLIT_SEED_HELP)
+    add("--image-size", action=IntegerOption, low=1, help=IMAGE_SIZE_HELP)
     text = "of all rows, before any method: l2, to unit norm; cl2, less the base mean, then l2; z, each row's features "
     add("--normalize", choices=NORMALIZATIONS, default="none", help=f"{text}to mean 0, variance 1")
     text = "take the base classes of this data set, in place of the evaluated one's; also .npy, rows without classes"
@@ -117,19 +106,20 @@ def make_parser() -> Parser:
     add("--protocol", choices=PROTOCOLS, default="episodes", help=text)
     add("--unequal", action="store_true", help="draw the number of shots for each class alone")
     text = "share queries by a Dirichlet distribution of this concentration, such as 2.0 (default: equally)"
-    add("--imbalance", metavar="A", help=text)
-    add("--n-open-classes", default="0", metavar="N", help="classes outside the episode, with queries")
-    add(
-        "--unlabelled", default="0", metavar="N", help="unlabelled rows of each class, for methods that learn from them"
-    )
-    add("--distractors", default="0", metavar="N", help="classes outside the episode, with as many unlabelled rows")
+    add("--imbalance", action=NumberOption, metavar="A", help=text)
+    text = "classes outside the episode, with queries"
+    add("--n-open-classes", action=IntegerOption, low=0, default=0, help=text)
+    text = "unlabelled rows of each class, for methods that learn from them"
+    add("--unlabelled", action=IntegerOption, low=0, default=0, help=text)
+    text = "classes outside the episode, with as many unlabelled rows"
+    add("--distractors", action=IntegerOption, low=0, default=0, help=text)
     text = "of meta-dataset: names (superclass/class), meta-ilsvrc-2012, or a file of lines 'parent child'"
     add("--hierarchy", metavar="FILE", help=text)
     text = "accept classes with few rows, with fewer queries; with --imbalance, that balances queries somewhat"
     add("--allow-small", action="store_true", help=text)
     text = "stop once every 95 %% interval over episodes is within ±P points (default: never)"
-    add("--target-half-width", default="0", metavar="P", help=text)
-    add("--seed", default="0", metavar="N", help="seed of the episodes (default 0)")
+    add("--target-half-width", action=NumberOption, strict=False, default=0.0, metavar="P", help=text)
+    add("--seed", action=IntegerOption, low=0, default=0, help="seed of the episodes (default 0)")
     text = "such as cuda: where rows are embedded, classified and scored (default cpu); episodes are the same"
     add("--device", default="cpu", metavar="NAME", help=text)
 
@@ -143,23 +133,26 @@ def make_parser() -> Parser:
     add("--state", metavar="FILE", help=text)
     text = "continue the run of the --state file, if it is there, with the same arguments"
     add("--resume", action="store_true", help=text)
-    add("--traceback", action="store_true", help="show where an error of a method comes from")
+    add("--traceback", action="store_true", help=TRACEBACK_HELP)
     return parser
 
 
 def _describe_methods() -> str:
     """Describe data sets, methods and further commands for ``--help-all``."""
+    import textwrap  # noqa: PLC0415 - for the help alone
+
     from protonet.episodes.methods import METHOD_ALIASES, METHODS  # noqa: PLC0415 - torch takes a second
 
-    inductive, transductive = (
-        [name for name, spec in METHODS.items() if spec.transductive is kind] for kind in (False, True)
-    )
+    def wrap(*, transductive: bool) -> str:
+        names = ", ".join(name for name, spec in METHODS.items() if spec.transductive is transductive)
+        return "\n  ".join(textwrap.wrap(names, 90, break_on_hyphens=False))
+
     return f"""kinds of --dataset KIND:ROOT, as their authors publish them:
   mini-imagenet, tiered-imagenet, cub, cifar-fs, fc100, omniglot, omniglot-rotations;
   meta-aircraft and others of --class-lists, of
   Meta-Dataset, in plain folders by class; features also as .npy, .pt, .plk
-inductive methods:\n  {_wrap(inductive)}
-transductive methods, which use all queries of an episode together:\n  {_wrap(transductive)}
+inductive methods:\n  {wrap(transductive=False)}
+transductive methods, which use all queries of an episode together:\n  {wrap(transductive=True)}
 other names:\n  {", ".join(f"{alias} for {name}" for alias, name in METHOD_ALIASES.items())}
 other commands:
   train    meta-train an encoder
@@ -169,17 +162,10 @@ other commands:
 several processes, with the same results:\n  torchrun --nproc-per-node 2 -m protonet.episodes ..."""
 
 
-def _wrap(names: Iterable[str]) -> str:
-    """Wrap names into indented lines of at most 90 characters."""
-    import textwrap  # noqa: PLC0415 - for the help alone
-
-    return "\n  ".join(textwrap.wrap(", ".join(names), 90, break_on_hyphens=False))
-
-
 def run(arguments: Sequence[str] | None) -> None:
     """Evaluate as the arguments say."""
-    parser = make_parser()
-    options = parser.parse_args(arguments)
+    parser, words = make_parser(), list(arguments or ())
+    options = parser.parse_args(words)
     if options.list_methods or options.list_presets or options.class_lists:
         from protonet.datasets.benchmarks import format_class_lists  # noqa: PLC0415 - as above
         from protonet.episodes.methods.choice import list_methods  # noqa: PLC0415
@@ -188,17 +174,20 @@ def run(arguments: Sequence[str] | None) -> None:
         write = list_methods if options.list_methods else list_presets if options.list_presets else format_class_lists
         print(write(), end="")
         return
-    passed = vars(parser.parse_args(arguments, argparse.Namespace(**dict.fromkeys(vars(options)))))  # without defaults
-    given = {name for name, value in passed.items() if value is not None}
-    preset: Mapping[str, str] = {}
+    preset: list[str] = []
     if options.preset is not None:
         from protonet.episodes.samplers.presets import PRESETS  # noqa: PLC0415 - as above
 
-        preset = PRESETS[check_name("--preset", options.preset, PRESETS)].options
-        parser.set_defaults(**preset)
-        options = parser.parse_args(arguments)
+        preset = PRESETS[check_name("--preset", options.preset, PRESETS)].options.split()
+        options = parser.parse_args([*preset, *words])
+
+    def list_given(some: Sequence[str]) -> set[str]:
+        """List the options that words set."""
+        unset = argparse.Namespace(**dict.fromkeys(vars(options)))
+        return {name for name, value in vars(parser.parse_args(some, unset)).items() if value is not None}
+
     with _shown_traceback(options):
-        _evaluate(options, given, preset)
+        _evaluate(options, list_given(words), list_given(preset))
 
 
 @contextmanager
@@ -212,130 +201,122 @@ def _shown_traceback(options: argparse.Namespace) -> Iterator[None]:
         raise
 
 
-def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mapping[str, str]) -> None:
-    """Evaluate as the options say; ``given`` has the names of options on the command line, ``preset`` its values."""
-    n_episodes = parse_whole("--episodes", options.episodes or ("10" if options.test_dataset else "2000"), low=1)
-    seed = parse_whole("--seed", options.seed, low=0)
-    split_seed = None if options.split_seed is None else parse_whole("--split-seed", options.split_seed, low=0)
-    image_size = None if options.image_size is None else parse_whole("--image-size", options.image_size, low=1)
-    is_main = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts, the first one writes
+def _check_paths(options: argparse.Namespace) -> dict[str, Path]:
+    """Check the files that an evaluation reads and writes; return the paths of outputs by option."""
+    paths = [Path(dataset).resolve() for dataset in options.dataset]
     if options.resume and options.state is None:
         raise_input_error("--resume", "come with the file to continue", "no --state", "Pass --state FILE.")
-    tests = options.test_dataset or [None] * len(options.dataset)
-    validations = options.validation_dataset or [None] * len(options.dataset)
-    for name, paths_of in (("--test-dataset", tests), ("--validation-dataset", validations)):
-        if len(paths_of) != len(options.dataset):
-            got = f"{len(paths_of)} for {len(options.dataset)}"
-            raise_input_error(name, "be one for each --dataset, in their order", got, "Name as many.")
+    for name in ("test_dataset", "validation_dataset"):
+        others = getattr(options, name)
+        if others is not None and len(others) != len(options.dataset):
+            got = f"{len(others)} for {len(options.dataset)}"
+            option = f"--{name.replace('_', '-')}"
+            raise_input_error(option, "be one for each --dataset, in their order", got, "Name as many.")
     if options.validation_dataset and not (options.test_dataset and options.tune):
         raise_input_error("--validation-dataset", "come with --test-dataset and --tune", "it without", "Leave it out.")
     if len(set(options.dataset)) < len(options.dataset):
         raise_input_error("--dataset", "name each data set once", " ".join(options.dataset), "Leave one out.")
-    paths = [Path(dataset).resolve() for dataset in options.dataset]
     if options.base is not None and Path(options.base).resolve() in paths:
         remedy = "Leave it out: the base classes of a split are taken anyway."
         raise_input_error("--base", "be another data set than --dataset", options.base, remedy)
-    outputs = check_outputs(options, (*OUTPUT_FILES, "state")) if is_main else {}
-    others = (*tests, *validations, options.encoder, options.base, options.texts)
-    read = {*paths, *(Path(path).resolve() for path in others if path is not None)}
+    if os.environ.get("RANK", "0") != "0":  # of the processes that torchrun starts, the first one writes
+        return {}
+    outputs = check_outputs(options, (*OUTPUT_FILES, "state"))
+    others = (*(options.test_dataset or ()), *(options.validation_dataset or ()))
+    read = {*paths, *(Path(path).resolve() for path in (*others, options.encoder, options.base, options.texts) if path)}
     for name, path in outputs.items():
         if path.exists() and path.resolve() in read:
             raise_input_error(f"--{name}", "be another file than what is read", path, "Pass another path.")
-    if "plot" in outputs and outputs["plot"].suffix.lower() not in PLOT_SUFFIXES:
-        suffixes = ", ".join(PLOT_SUFFIXES)
-        raise_input_error("--plot", f"end in {suffixes}", outputs["plot"], "Pass a path such as out.png.")
-    if "report" in outputs and outputs["report"].suffix.lower() not in RESULT_SUFFIXES["report"]:
-        raise_input_error("--report", f"end in {', '.join(RESULT_SUFFIXES['report'])}", outputs["report"], "Rename it.")
+        if path.suffix.lower() not in OUTPUT_SUFFIXES.get(name, (path.suffix.lower(),)):
+            raise_input_error(f"--{name}", f"end in {', '.join(OUTPUT_SUFFIXES[name])}", path, "Rename it.")
+    return outputs
+
+
+def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Collection[str]) -> None:
+    """Evaluate as the options say; ``given`` and ``preset`` name those on the command line and those of the preset."""
+    outputs = _check_paths(options)
     from protonet.episodes.methods.choice import choose_grid, choose_method  # noqa: PLC0415 - torch, as above
-    from protonet.episodes.samplers.options import parse_non_negative, read_samplers  # noqa: PLC0415
+    from protonet.episodes.samplers.options import read_samplers  # noqa: PLC0415
 
     check_device("--device", options.device)
-    methods = [choose_method(text) for text in options.method if text != "all"]
-    grids = [choose_grid(text) for text in options.tune]
-    against = None if options.against is None else choose_method(options.against, "against")
-    samplers = read_samplers(options, given, preset)
-    target_half_width = parse_non_negative("--target-half-width", options.target_half_width, strict=False)
-    state = outputs.pop("state", None)
-    is_one = len(tests) * len(samplers) == 1  # several have a numbered file each, which `run_suite` looks at
-    if is_one and state is not None and state.exists() and not options.resume:
-        remedy = "Continue its run with --resume, or pass another path."
-        raise_input_error("--state", "be a new file", f"{state}, which exists", remedy)
-    from protonet.episodes.evaluation.prepare import EvaluationPlan, MethodsPlan  # noqa: PLC0415 - checked first
+    from protonet.episodes.evaluation.prepare import EvaluationPlan, MethodsPlan  # noqa: PLC0415
     from protonet.episodes.evaluation.run import run_evaluation  # noqa: PLC0415
     from protonet.episodes.evaluation.suite import SUITE_OUTPUTS, Member, report_suite, run_suite  # noqa: PLC0415
     from protonet.episodes.features.sources import RowsPlan  # noqa: PLC0415
 
+    methods = MethodsPlan(
+        chosen=[choose_method(text) for text in options.method if text != "all"],
+        every="all" in options.method,
+        tune=[choose_grid(text) for text in options.tune],
+        against=None if options.against is None else choose_method(options.against, "against"),
+    )
+    samplers = read_samplers(options, given, preset)
+    state = outputs.pop("state", None)
+    is_one = len(options.dataset) * len(samplers) == 1  # several have a numbered file each, which `run_suite` checks
+    if is_one and state is not None and state.exists() and not options.resume:
+        remedy = "Continue its run with --resume, or pass another path."
+        raise_input_error("--state", "be a new file", f"{state}, which exists", remedy)
     state = None if options.state is None else Path(options.state)  # the other processes read it, too
-    of_rows = {name: getattr(options, name) for name in ("side", "encoder", "normalize", "base", "texts")}
-    methods_plan = MethodsPlan(methods, "all" in options.method, grids, against)
     members = []
-    for dataset, test, validation in zip(options.dataset, tests, validations, strict=True):
-        rows = RowsPlan(dataset, test, validation, image_size=image_size, split_seed=split_seed, **of_rows)
+    names = ("side", "image_size", "split_seed", "encoder", "normalize", "base", "texts")
+    of_rows = {name: getattr(options, name) for name in names}
+    for index, dataset in enumerate(options.dataset):
+        tests, validations = options.test_dataset, options.validation_dataset
+        rows = RowsPlan(dataset, tests and tests[index], validations and validations[index], **of_rows)
         for shot, sampler in samplers.items():
             plan = EvaluationPlan(
                 rows=rows,
-                methods=methods_plan,
+                methods=methods,
                 sampler=sampler,
-                n_episodes=n_episodes,
-                target_half_width=target_half_width,
-                seed=seed,
+                n_episodes=options.episodes or (10 if options.test_dataset else 2000),
+                target_half_width=options.target_half_width,
+                seed=options.seed,
                 device=options.device,
             )
             members.append(Member(dataset, shot, plan))
-    if len(members) == 1:
+    if is_one:
         run_evaluation(members[0].plan, outputs, state=state, resume=options.resume)
         return
     for name in [name for name in outputs if name not in SUITE_OUTPUTS]:
-        remedy = f"Leave it out, or run them one by one; {', '.join(f'`{kind}`' for kind in SUITE_OUTPUTS)} are of all."
-        raise_input_error(name, "be of one data set and one `shot`", f"{len(members)} evaluations", remedy)
+        remedy = f"Leave it out, or run them one by one; {', '.join(f'--{kind}' for kind in SUITE_OUTPUTS)} are of all."
+        raise_input_error(f"--{name}", "be of one data set and one --shot", f"{len(members)} evaluations", remedy)
     run_suite(members, partial(report_suite, outputs), state=state, resume=options.resume)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Subcommand:
     """A further command, whose module is imported once its arguments are checked."""
 
-    make_parser: Callable[[], Parser]
     read: Callable[[Sequence[str] | None], argparse.Namespace]  #: Parses and checks arguments.
-    module: str  #: Below `protonet.episodes`.
-    function: str  #: Of the module; it takes the parsed options.
-    option_names: Mapping[str, str] = field(default_factory=dict)  #: Options by the names of arguments if these differ.
+    module: str  #: Below `protonet.episodes`; its function ``run_{name}`` takes the parsed options.
+    arguments: Mapping[str, str] = field(default_factory=lambda: ARGUMENTS)  #: The option of each argument.
 
     def run(self, arguments: Sequence[str] | None) -> None:
         """Run it as the arguments say."""
         options = self.read(arguments)
+        module = import_module(f"protonet.episodes.{self.module}")
         with _shown_traceback(options):
-            getattr(import_module(f"protonet.episodes.{self.module}"), self.function)(options)
+            getattr(module, f"run_{self.module.rpartition('.')[2]}")(options)
 
 
-PAPER_OPTION_NAMES = {**OPTION_NAMES, "own": "METHOD", "tune": "METHOD", "state": "--output", "resume": "--output"}
 SUBCOMMANDS = {
-    "train": Subcommand(make_parser=make_train_parser, read=read_train, module="training.train", function="run_train"),
-    "compare": Subcommand(
-        make_parser=make_compare_parser, read=read_compare, module="evaluation.compare", function="run_compare"
-    ),
-    "extract": Subcommand(
-        make_parser=make_extract_parser, read=read_extract, module="features.extract", function="run_extract"
-    ),
-    "paper": Subcommand(
-        make_parser=make_paper_parser,
-        read=read_paper,
-        module="paper",
-        function="run_paper",
-        option_names=PAPER_OPTION_NAMES,
-    ),
+    "train": Subcommand(read_train, "training.train"),
+    "compare": Subcommand(read_compare, "evaluation.compare"),
+    "extract": Subcommand(read_extract, "features.extract"),
+    "paper": Subcommand(read_paper, "paper", PAPER_ARGUMENTS),
 }
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the evaluation or the one of ``SUBCOMMANDS`` that comes first; return the exit code."""
-    prog, command, parser, names = EVALUATE_PROG, run, make_parser(), OPTION_NAMES
+    prog, command, names = EVALUATE_PROG, run, ARGUMENTS
     if arguments and arguments[0] in SUBCOMMANDS:
-        prog, subcommand, arguments = f"{EVALUATE_PROG} {arguments[0]}", SUBCOMMANDS[arguments[0]], arguments[1:]
-        command, parser, names = subcommand.run, subcommand.make_parser(), {**subcommand.option_names}
+        subcommand = SUBCOMMANDS[arguments[0]]
+        prog, command, names = f"{EVALUATE_PROG} {arguments[0]}", subcommand.run, {**subcommand.arguments}
+        arguments = arguments[1:]
 
     def run_named(given: Sequence[str] | None) -> None:
-        with renamed_arguments(**{**parser.option_names, **names}):
+        with renamed_arguments(**names):
             command(given)
 
     return run_command(prog, run_named, arguments)

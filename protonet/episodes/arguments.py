@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from protonet._validation import check_device, check_int, check_number
+from protonet._validation import check_device, check_int
 from protonet.episodes.names import (
     ADAPTED_OBJECTIVES,
     BACKBONES,
@@ -22,6 +22,7 @@ from protonet.episodes.names import (
     EXTRACT_PROG,
     HEAD_KINDS,
     MAX_COUNT,
+    NORMALIZATIONS,
     OBJECTIVES,
     PAPER_PROG,
     TRAIN_PROG,
@@ -44,13 +45,9 @@ INTEGER_OPTIONS = {
 #: Defaults of the objectives whose papers train on episodes: FEAT, MAML and ANIL on those of the evaluation, Snell et
 #: al. on ones of more classes (30, for 1-shot mini-ImageNet).
 EPISODIC = {"way": 5, "query": 15, "episodes-per-step": 4}
-DEFAULTS = {
-    "prototypes": {},
-    "protonet": {"way": 30, "query": 15, "episodes-per-step": 1},
-    "feat": EPISODIC,
-    "maml": EPISODIC,
-    "anil": EPISODIC,
-}
+DEFAULTS = {"protonet": {"way": 30, "query": 15, "episodes-per-step": 1}} | dict.fromkeys(
+    ("feat", "maml", "anil"), EPISODIC
+)
 INNER_LOOP_OPTIONS = ("inner_steps", "inner_rate", "first_order", "head")  #: Those of MAML and ANIL alone.
 #: Those of ``INTEGER_OPTIONS`` that most people need.
 BASIC_OPTIONS = ("way", "shot", "steps", "seed")
@@ -73,59 +70,93 @@ PAPER_EXAMPLES = (
     f"python -m {EVALUATE_PROG} paper mine.py:power_means:power=0.5,1,2 --dataset features.npz --split-seed 0 -o paper",
     f"python -m {EVALUATE_PROG} paper mine.py:own --method protonet mine.py:without_the_trick -o ablation",
 )
+SPLIT_SEED_HELP = "split the classes at random: 60 %% base, 15 %% validation, 25 %% novel"
+IMAGE_SIZE_HELP = "pixels per side of pictures (default: as their authors take them; a folder by class: 28, grey)"
+TRACEBACK_HELP = "show where an error of a method comes from"
 #: Remedy for files that cannot be compared.
 COMPARE_REMEDY = "Write them with --json, of the same data, kind of episodes and seed."
 
 
+class IntegerOption(argparse.Action):
+    """An option of a whole number in [low, high]."""
+
+    def __init__(self, *args: Any, low: int, high: int | None = None, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.low, self.high, self.metavar = low, high, "N"
+
+    def __call__(self, _: object, namespace: argparse.Namespace, text: Any, option: str | None = None) -> None:
+        """Parse and check the text of an option."""
+        value = check_int(str(option), parse_whole(str(option), text, low=self.low), low=self.low, high=self.high)
+        setattr(namespace, self.dest, value)
+
+
+class NumberOption(argparse.Action):
+    """An option of a finite number >= 0, or > 0 if ``strict``."""
+
+    def __init__(self, *args: Any, strict: bool = True, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.strict = strict
+
+    def __call__(self, _: object, namespace: argparse.Namespace, text: Any, option: str | None = None) -> None:
+        """Parse and check the text of an option."""
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (0 < value < math.inf or (value == 0 and not self.strict)):
+            constraint = f"be a finite number {'>' if self.strict else '>='} 0"
+            raise_input_error(str(option), constraint, repr(text), "Pass a number such as 0.01.")
+        setattr(namespace, self.dest, value)
+
+
 def make_train_parser() -> Parser:
-    """Return the parser of the arguments of ``train``."""
+    """Build the parser of the arguments of ``train``."""
     what = "Meta-train an encoder on base classes; the weights best on validation classes are kept."
     parser = Parser(TRAIN_PROG, what, TRAIN_EXAMPLES)
     add = parser.add_argument
     data = "glyphs (default), digits, synthetic:FAMILY, FEATURES.npz, TABLE.csv, a folder of images by class, or "
     data += "KIND:ROOT, of mini-imagenet, tiered-imagenet, cub, cifar-fs, fc100, omniglot and omniglot-rotations"
     add("--dataset", default="glyphs", metavar="DATA", help=data)
-    add("--split-seed", metavar="N", help="split the classes at random: 60 %% base, 15 %% validation, 25 %% novel")
+    add("--split-seed", action=IntegerOption, low=0, help=SPLIT_SEED_HELP)
     backbone = "conv (default for square grey images), conv4 (default for RGB), resnet12, or mlp, for rows of any kind"
     add("--backbone", metavar="NAME", help=backbone)
-    objective = (
-        "prototypes (default): cosine prototypes, with one proxy per base class; protonet: that of Snell et al., "
-    )
-    objective += "squared Euclidean distances to class means alone; feat: prototypes adapted to each other by a "
+    objective = "prototypes (default): cosine prototypes, with one proxy per base class; protonet: that of Snell et "
+    objective += "al., squared Euclidean distances to class means alone; feat: prototypes adapted to each other by a "
     objective += "transformer; maml, anil: gradient steps on the support, of the whole network or its last layer"
     add("--objective", default="prototypes", metavar="NAME", help=objective)
     output = "a new .safetensors file: the checkpoint during training, and the encoder at the end"
     add("-o", "--output", required=True, metavar="FILE", help=output)
-    add(
-        "--resume",
-        action="store_true",
-        help="continue the run in the output file, if it exists, with the same arguments",
-    )
+    text = "continue the run in the output file, if it exists, with the same arguments"
+    add("--resume", action="store_true", help=text)
     add("--device", metavar="NAME", help="such as cpu or cuda (default: cuda where there is one)")
     episodes = parser.add_expert_group("episodes and validation").add_argument
-    for name, (_, default, text) in INTEGER_OPTIONS.items():
+    for name, (low, default, text) in INTEGER_OPTIONS.items():
+        high = 2**63 - 1 if name == "seed" else MAX_COUNT
         other = f"; {DEFAULTS['protonet'][name]} for protonet" if name in EPISODIC else ""
         other += f"; {EPISODIC[name]} for feat, maml, anil" if name in EPISODIC else ""
         add_option = add if name in BASIC_OPTIONS else episodes
-        add_option(f"--{name}", metavar="N", help=f"{text} (default {default}{other})")
+        help_text = f"{text} (default {default}{other})"
+        add_option(f"--{name}", action=IntegerOption, low=low, high=high, help=help_text)
 
     add = parser.add_expert_group("learning").add_argument
-    add("--learning-rate", metavar="R", help="AdamW's (default 0.003; 0.001 for protonet, feat, maml, anil)")
-    add("--inner-steps", metavar="N", help="of maml and anil: gradient steps on the support (default 5)")
-    add("--inner-rate", metavar="R", help="of maml and anil: the rate of these steps (default 0.01)")
+    text = "AdamW's (default 0.003; 0.001 for protonet, feat, maml, anil)"
+    add("--learning-rate", action=NumberOption, metavar="R", help=text)
+    text = "of maml and anil: gradient steps on the support (default 5)"
+    add("--inner-steps", action=IntegerOption, low=1, help=text)
+    text = "of maml and anil: the rate of these steps (default 0.01)"
+    add("--inner-rate", action=NumberOption, metavar="R", help=text)
     text = "of maml and anil: take these steps' gradients for constants, which is faster"
     add("--first-order", action="store_true", help=text)
     text = "of maml and anil: initial weights of the last layer: classes (default), learned weights of each class, for "
     text += "episodes of --way classes alone, or zero, for any number of classes"
     add("--head", metavar="NAME", help=text)
     text = "of resnet12: drop this share of its maps by DropBlock, such as 0.1 (default 0)"
-    add("--dropblock", default="0", metavar="R", help=text)
+    add("--dropblock", action=NumberOption, strict=False, default=0.0, metavar="R", help=text)
     text = "begin at the encoder of another run, of the same backbone, such as one of prototypes (default: new weights)"
     add("--start", metavar="FILE", help=text)
 
     add = parser.add_expert_group("data and logs").add_argument
-    size = "pixels per side of pictures (default: as their authors take them; 28, and grey, for a folder by class)"
-    add("--image-size", metavar="N", help=size)
+    add("--image-size", action=IntegerOption, low=1, help=IMAGE_SIZE_HELP)
     log = "write one JSON line per validation (--log-file under torchrun, which has a --log of its own)"
     add("--log", "--log-file", metavar="FILE", help=log)
     add("--tensorboard", metavar="FOLDER", help="write the same for TensorBoard")
@@ -133,81 +164,47 @@ def make_train_parser() -> Parser:
 
 
 def read_train(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the arguments of ``train``: ``plan`` lacks what the data decide, and ``paths`` are outputs.
-
-    Raises:
-        MissingPackageError: A package that an option needs is missing.
-        InputError: Arguments do not fit.
-    """
+    """Parse the arguments of ``train``: ``plan`` lacks what the data decide, and ``paths`` are outputs."""
     options = make_train_parser().parse_args(arguments)
     if options.backbone is not None:
         check_name("--backbone", options.backbone, BACKBONES)
     objective = check_name("--objective", options.objective, OBJECTIVES)
-
-    def whole(name: str) -> int:
-        low, default, _ = INTEGER_OPTIONS[name]
-        text = getattr(options, name.replace("-", "_"))
-        value = DEFAULTS[objective].get(name, default) if text is None else parse_whole(f"--{name}", text, low=low)
-        return check_int(f"--{name}", value, low=low, high=2**63 - 1 if name == "seed" else MAX_COUNT)
-
+    integers: dict[str, Any] = {}
+    for name, (_, default, _) in INTEGER_OPTIONS.items():
+        field = name.replace("-", "_")
+        given = getattr(options, field)
+        integers[field] = DEFAULTS.get(objective, {}).get(name, default) if given is None else given
+    if options.dropblock >= 1:
+        raise_input_error("--dropblock", "be a share below 1", options.dropblock, "Pass a number such as 0.1.")
     plan = TrainingPlan(
         dataset=options.dataset,
-        split_seed=None,
-        way=whole("way"),
-        shot=whole("shot"),
-        query=whole("query"),
-        episodes_per_step=whole("episodes-per-step"),
-        steps=whole("steps"),
-        eval_every=whole("eval-every"),
-        patience=whole("patience"),
-        seed=whole("seed"),
+        split_seed=options.split_seed,
+        **integers,
         backbone=options.backbone or "",
         objective=objective,
+        learning_rate=options.learning_rate or (0.003 if objective == "prototypes" else 0.001),
+        dropblock=options.dropblock,
         start=options.start,
     )
-    plan = _parse_rates(plan, options)
-    if options.split_seed is not None:
-        plan = replace(plan, split_seed=parse_whole("--split-seed", options.split_seed, low=0))
-    options.plan = plan
-    if options.image_size is not None:
-        options.image_size = parse_whole("--image-size", options.image_size, low=1)
-    is_main = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts, the first one writes
-    options.paths = _check_train_outputs(options) if is_main else {}
-    return options
-
-
-def _parse_rates(plan: TrainingPlan, options: argparse.Namespace) -> TrainingPlan:
-    """Complete a plan by the options that depend on its objective."""
-    if plan.objective in ADAPTED_OBJECTIVES:
+    if objective in ADAPTED_OBJECTIVES:
         plan = replace(
             plan,
-            inner_steps=parse_whole("--inner-steps", options.inner_steps or "5", low=1),
-            inner_rate=_parse_rate("--inner-rate", options.inner_rate or "0.01", strict=True),
+            inner_steps=options.inner_steps or 5,
+            inner_rate=options.inner_rate or 0.01,
             first_order=options.first_order,
             head=check_name("--head", options.head or "classes", HEAD_KINDS),
         )
     elif given := [name for name in INNER_LOOP_OPTIONS if getattr(options, name)]:
         option = f"--{given[0].replace('_', '-')}"
-        raise_input_error(option, "be of the objectives maml and anil", f"that of {plan.objective}", "Leave it out.")
-    usual = "0.003" if plan.objective == "prototypes" else "0.001"
-    rate = _parse_rate("--learning-rate", options.learning_rate or usual, strict=True)
-    dropblock = _parse_rate("--dropblock", options.dropblock, strict=False)
-    if dropblock >= 1:
-        raise_input_error("--dropblock", "be a share below 1", options.dropblock, "Pass a number such as 0.1.")
-    return replace(plan, learning_rate=rate, dropblock=dropblock)
-
-
-def _parse_rate(argument: str, text: str, *, strict: bool) -> float:
-    """Return a text as a finite float >= 0, or > 0 if ``strict``."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    return check_number(argument, value, low=0, strict=strict, remedy="Pass a number such as 0.01.")
+        raise_input_error(option, "be of the objectives maml and anil", f"that of {objective}", "Leave it out.")
+    options.plan = plan
+    is_main = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts, the first one writes
+    options.paths = _check_train_outputs(options) if is_main else {}
+    return options
 
 
 def _check_train_outputs(options: argparse.Namespace) -> dict[str, Path]:
-    """Return the paths that ``train`` writes, by option, after checking that it can."""
+    """Check that ``train`` can write its outputs; return their paths by option."""
     if Path(options.output).suffix != ".safetensors":
         raise_input_error("--output", "end in .safetensors", options.output, "Rename it.")
     with optional_packages("train"):
@@ -228,23 +225,18 @@ def _check_train_outputs(options: argparse.Namespace) -> dict[str, Path]:
 
 
 def make_compare_parser() -> Parser:
-    """Return the parser of the arguments of ``compare``."""
+    """Build the parser of the arguments of ``compare``."""
     parser = Parser(COMPARE_PROG, "Compare the methods of several runs in pairs, on the episodes that all runs have.")
     parser.add_argument("files", nargs="+", metavar="FILE.json", help="files that --json wrote")
-    parser.add_argument(
-        "--against", metavar="NAME", help="compare this method alone with each other one, not all pairs"
-    )
+    text = "compare this method alone with each other one, not all pairs"
+    parser.add_argument("--against", metavar="NAME", help=text)
     parser.add_argument("--latex", metavar="FILE", help="write the table, for a paper")
     parser.add_argument("--markdown", metavar="FILE", help="write the table")
     return parser
 
 
 def read_compare(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the arguments of ``compare``; ``outputs`` has the paths of the output files.
-
-    Raises:
-        InputError: A file cannot be read, or is named twice, or an option does not fit.
-    """
+    """Parse the arguments of ``compare``; ``outputs`` has the paths of the output files."""
     options = make_compare_parser().parse_args(arguments)
     paths = [Path(file).resolve() for file in options.files]
     for index, path in enumerate(paths):
@@ -269,11 +261,9 @@ def refuse_run(path: Path, error: Exception) -> NoReturn:
 
 
 def make_paper_parser() -> Parser:
-    """Return the parser of the arguments of ``paper``."""
-    text = (
-        "Compare a method of your own with five usual ones, as a paper does: tables, LaTeX, a figure, predictions of\n"
-    )
-    text += "each query, and a text for the appendix. An interrupted run continues where it stopped."
+    """Build the parser of the arguments of ``paper``."""
+    text = "Compare a method of your own with five usual ones, as a paper does: tables, LaTeX, a figure, predictions\n"
+    text += "of each query, and a text for the appendix. An interrupted run continues where it stopped."
     parser = Parser(PAPER_PROG, text, PAPER_EXAMPLES)
     add = parser.add_argument
     text = "FILE.py:FUNCTION, or the name of a method; values to choose from on validation classes may follow, as in "
@@ -284,37 +274,32 @@ def make_paper_parser() -> Parser:
     add("--method", nargs="+", default=PAPER_METHODS, metavar="NAME", help=text)
     add("--way", default="5", metavar="N", help="classes per episode (default 5)")
     add("--shot", default="1,5", metavar="N,M", help="support rows per class (default 1,5)")
-    add("--query", default="15", metavar="N", help="query rows per class (default 15)")
-    add("--episodes", default="1000", metavar="N", help="episodes of each number of shots (default 1000)")
-    add("--split-seed", metavar="N", help="split the classes at random: 60 %% base, 15 %% validation, 25 %% novel")
+    add("--query", action=IntegerOption, low=1, default=15, help="query rows per class (default 15)")
+    text = "episodes of each number of shots (default 1000)"
+    add("--episodes", action=IntegerOption, low=1, default=1000, help=text)
+    add("--split-seed", action=IntegerOption, low=0, help=SPLIT_SEED_HELP)
     add = parser.add_expert_group("more").add_argument
-    for name, metavar in {"imbalance": "A", "encoder": "FILE", "base": "FILE", "image-size": "N"}.items():
-        add(f"--{name}", metavar=metavar, help="as of an evaluation")
-    for name, value in {"normalize": "none", "seed": "0", "device": "cpu"}.items():
-        add(f"--{name}", default=value, metavar="VALUE", help=f"as of an evaluation (default {value})")
-    add("--traceback", action="store_true", help="show where an error of a method comes from")
-    parser.set_defaults(unequal=False, allow_small=False, n_open_classes="0", unlabelled="0", distractors="0")
+    text = "as of an evaluation"
+    add("--imbalance", action=NumberOption, metavar="A", help=text)
+    add("--encoder", metavar="FILE", help=text)
+    add("--base", metavar="FILE", help=text)
+    add("--image-size", action=IntegerOption, low=1, help=text)
+    add("--normalize", default="none", metavar="VALUE", help=f"{text} (default none)")
+    add("--seed", action=IntegerOption, low=0, default=0, help=f"{text} (default 0)")
+    add("--device", default="cpu", metavar="NAME", help=f"{text} (default cpu)")
+    add("--traceback", action="store_true", help=TRACEBACK_HELP)
+    parser.set_defaults(unequal=False, allow_small=False, n_open_classes=0, unlabelled=0, distractors=0)
     return parser
 
 
 def read_paper(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the arguments of ``paper``, except for the sizes of episodes, and create its folder.
-
-    ``command`` is the command line, for the text.
-
-    Raises:
-        MissingPackageError: matplotlib is missing.
-        InputError: Arguments do not fit, or the folder cannot be written.
-    """
+    """Parse the arguments of ``paper``, and create its folder; ``command`` is the command line, for the text."""
     options = make_paper_parser().parse_args(arguments)
     parse_whole("--way", options.way, low=2)
     options.shots = [str(parse_whole("--shot", shot, low=1)) for shot in options.shot.split(",")]
     if len(set(options.shots)) < len(options.shots):
         raise_input_error("--shot", "have each value once", repr(options.shot), "Leave one out.")
-    for name in ("episodes", "seed", "split_seed", "image_size"):
-        if getattr(options, name) is not None:
-            value = parse_whole(f"--{name.replace('_', '-')}", getattr(options, name), low=int("seed" not in name))
-            setattr(options, name, value)
+    check_name("--normalize", options.normalize, NORMALIZATIONS)
     check_device("--device", options.device)
     with optional_packages():
         importlib.import_module("matplotlib")
@@ -324,7 +309,7 @@ def read_paper(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def make_extract_parser() -> Parser:
-    """Return the parser of the arguments of ``extract``."""
+    """Build the parser of the arguments of ``extract``."""
     text = "Embed pictures by a network, and write the features to a file that --dataset reads."
     parser = Parser(EXTRACT_PROG, text, EXTRACT_EXAMPLES)
     text = "a folder of pictures by class, perhaps in train, val and test, or KIND:ROOT as --dataset takes it; with "
@@ -332,10 +317,8 @@ def make_extract_parser() -> Parser:
     parser.add_argument("data", metavar="DATA", help=text)
     text = "FILE.onnx, FILE.pt2 (with what its metadata lack: FILE:size=224,mean=0.5/0.4/0.4,std=0.2), FILE.safetensors"
     text += " of 'train', FILE.py:FUNCTION (from pictures (n, 3, side, side) in [0, 1] to embeddings (n, dim)), "
-    text += (
-        "efficientnet (of the extra pictures), timm:NAME, torchvision:NAME or open_clip:NAME:TAG; weights are taken "
-    )
-    text += "from the cache of the library, and never downloaded"
+    text += "efficientnet (of the extra pictures), timm:NAME, torchvision:NAME or open_clip:NAME:TAG; weights are "
+    text += "taken from the cache of the library, and never downloaded"
     parser.add_argument("--backbone", required=True, metavar="NET", help=text)
     parser.add_argument("--weights", metavar="FILE", help="of a named network, instead of those in the cache")
     parser.add_argument("-o", "--output", required=True, metavar="FILE.npz", help="a new file")
@@ -345,20 +328,15 @@ def make_extract_parser() -> Parser:
     parser.add_argument("--maps", action="store_true", help=text)
     parser.add_argument("--texts", action="store_true", help="embed the classes' names instead, by open_clip:NAME:TAG")
     add = parser.add_expert_group("how it computes").add_argument
-    add(
-        "--batch",
-        default=str(PICTURE_BATCH_SIZE),
-        metavar="N",
-        help=f"pictures at a time (default {PICTURE_BATCH_SIZE})",
-    )
+    text = f"pictures at a time (default {PICTURE_BATCH_SIZE})"
+    add("--batch", action=IntegerOption, low=1, default=PICTURE_BATCH_SIZE, help=text)
     add("--device", help="such as cpu or cuda, of a named network (default: cuda where there is one)")
     text = "pixels per side of the pictures that FILE.safetensors or FILE.py:FUNCTION takes, if it is not the default "
     text += "of --dataset"
-    add("--image-size", metavar="N", help=text)
+    add("--image-size", action=IntegerOption, low=1, help=text)
     add = parser.add_expert_group("texts").add_argument
-    text = (
-        f"texts of a class, with {{}} for its name; several are averaged where they are used (default: {CLIP_TEMPLATE})"
-    )
+    text = "texts of a class, with {} for its name; several are averaged where they are used "
+    text += f"(default: {CLIP_TEMPLATE})"
     add("--template", nargs="+", metavar="TEXT", help=text)
     text = "a line for each class: its name, a comma, tab or space, and its words; only the first of several is taken"
     add("--names", metavar="FILE", help=text)
@@ -366,15 +344,8 @@ def make_extract_parser() -> Parser:
 
 
 def read_extract(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the arguments of ``extract``.
-
-    Raises:
-        InputError: Arguments do not fit.
-    """
+    """Parse the arguments of ``extract``."""
     options = make_extract_parser().parse_args(arguments)
-    options.batch = parse_whole("--batch", options.batch, low=1)
-    if options.image_size is not None:
-        options.image_size = parse_whole("--image-size", options.image_size, low=1)
     options.output = output = Path(options.output)
     if output.suffix.lower() != ".npz":
         raise_input_error("--output", "end in .npz", output, "Rename it.")

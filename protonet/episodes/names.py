@@ -18,6 +18,23 @@ ADAPTED_OBJECTIVES = ("maml", "anil")  #: Those whose queries are classified aft
 #: none: rows as they are. l2: rows of unit norm. cl2: rows less the base classes' mean, then of unit norm. z: rows less
 #: the mean of their own features, over their standard deviation.
 NORMALIZATIONS = ("none", "l2", "cl2", "z")
+_SAME_NAMES = (
+    *("against", "allow_small", "backbone", "base", "dataset", "device", "distractors", "dropblock"),
+    *("encoder", "episodes", "episodes_per_step", "first_order", "head", "hierarchy", "image_size"),
+    *("imbalance", "inner_rate", "inner_steps", "learning_rate", "maps", "method", "n_open_classes", "names"),
+    *("normalize", "objective", "output", "patience", "preset", "protocol", "query", "resume", "seed", "shot"),
+    *("side", "split_seed", "start", "state", "steps", "target_half_width", "template", "test_dataset"),
+    *("texts", "traceback", "tune", "unequal", "unlabelled", "validation_dataset", "way", "weights"),
+)
+#: The option of each argument that messages name. The parsers name options themselves.
+ARGUMENTS = {
+    **{name: f"--{name.replace('_', '-')}" for name in _SAME_NAMES},
+    "n_episodes": "--episodes",
+    "n_query": "--query",
+    "n_unlabelled": "--unlabelled",
+    "n_distractors": "--distractors",
+}
+PAPER_ARGUMENTS = ARGUMENTS | {"own": "METHOD", "tune": "METHOD", "state": "--output", "resume": "--output"}
 
 
 @dataclass(frozen=True, kw_only=True)

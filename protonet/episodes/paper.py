@@ -23,9 +23,7 @@ from protonet.episodes.evaluation.suite import Member, run_suite
 from protonet.episodes.features.sources import RowsPlan, load_source
 from protonet.episodes.methods.choice import ChosenMethod, choose_grid
 from protonet.episodes.methods.keywords import parse_source
-from protonet.episodes.names import NORMALIZATIONS
 from protonet.episodes.samplers.options import read_setting
-from protonet.ui.command_line import check_name
 from protonet.ui.text import format_table
 
 FIGURE_PANEL_SIZE = 4.2  #: Inches, the side of the figure for each number of shots.
@@ -33,7 +31,6 @@ FIGURE_PANEL_SIZE = 4.2  #: Inches, the side of the figure for each number of sh
 
 def run_paper(options: argparse.Namespace) -> None:
     """Evaluate as `protonet.episodes.arguments.read_paper` says, and write the files."""
-    check_name("normalize", options.normalize, NORMALIZATIONS)
     others = [text for text in dict.fromkeys(options.method) if text != options.own]
     grids = [choose_grid(options.own, "own"), *(choose_grid(text, "method") for text in others)]
     new_method = grids[0][0] if len(grids[0]) == 1 else replace(grids[0][0], name=grids[0][0].key, keywords={})

@@ -39,11 +39,6 @@ class Parser(argparse.ArgumentParser):
         self.expert_groups: list[argparse._ArgumentGroup] = []
         self.write_appendix: Callable[[], str] = str  #: Returns what ``--help-all`` ends with.
 
-    @property
-    def option_names(self) -> dict[str, str]:
-        """Options by the names of the arguments that they set."""
-        return {action.dest: max(action.option_strings, key=len) for action in self._actions if action.option_strings}
-
     def add_expert_group(self, title: str) -> argparse._ArgumentGroup:
         """Return a new group of options that ``--help-all`` alone shows."""
         if not self.expert_groups:

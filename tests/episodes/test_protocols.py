@@ -245,7 +245,7 @@ def test_a_preset_sets_options_and_given_options_take_precedence(command: Comman
         x, y = sample(3, 100)
         np.savez("many.npz", x=x, y=y)
         given = f"--dataset many.npz --episodes 3 --method protonet {'--test-dataset a-test.npz' * (name == 'coop')}"
-        options = " ".join(f"--{option.replace('_', '-')} {value}" for option, value in PRESETS[name].options.items())
+        options = PRESETS[name].options
         assert command(options, given) == command("--preset", name, given)
         assert f"\n{name}: {PRESETS[name].summary}\n  {options}\n  Source: " in command("--list-presets")
 
@@ -255,7 +255,7 @@ def test_errors(command: Command) -> None:
     for arguments, message in (
         ("--way all", "`--way` must be a number or a span where there is no --test-dataset; got all"),
         ("--test-dataset all.npz", "`--test-dataset` must share no row with all.npz; got 132"),
-        (f"{split} --way 3", "`--way` must be all with --test-dataset; got 3"),
+        (f"{split} --way 3", "`--way` must be left out with --test-dataset; got 3"),
         (f"{split} --query 3", "`--query` must be left out with --test-dataset; got 3"),
         (f"{split} --side novel", "`--side` must be left out with --test-dataset; got novel"),
         (f"{split} --shot 12", "`classes` must have 12 training rows; got class 'even/0' with 11"),
@@ -272,7 +272,7 @@ def test_errors(command: Command) -> None:
         ("--method semi-kmeans", "`--method` must find unlabelled rows; got none for semi-kmeans"),
         ("--distractors 2", "`--distractors` must be 0 where there are no unlabelled rows; got 2"),
         ("--shot 1,1", "`--shot` must have each value once; got '1,1'"),
-        ("--shot 1,2 --plot a.png", "`--plot` must be of one data set and one `--shot`; got 2 evaluations"),
+        ("--shot 1,2 --plot a.png", "`--plot` must be of one data set and one --shot; got 2 evaluations"),
         ("--shot 1,99", r"`classes` must have 102 rows \(shot \+ query\); got class"),
         ("--preset no", "`--preset` must be one of mini-imagenet, "),
     ):

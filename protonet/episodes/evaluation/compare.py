@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,21 +30,16 @@ class StoredRun:
     """A run of the evaluation, as read from a file of ``--json``."""
 
     path: Path  #: The file.
-    settings: dict[str, object]  #: Under the names of the command line.
+    settings: Mapping[str, object]  #: Under the names of the command line.
     data: str  #: A hash of the data set's rows, before encoder and normalisation.
-    n_classes: int  #: Classes that episodes are drawn from.
+    versions: Mapping[str, object]  #: Of packages.
     class_mask: Tensor  #: (episodes, classes) bool, those of each episode.
-    versions: dict[str, object]  #: Of packages.
     queries: Tensor  #: (episodes,) float64, of each episode.
     right: dict[str, Tensor]  #: For each method (episodes,) float64, the queries that it has right.
 
 
 def run_compare(options: argparse.Namespace) -> None:
-    """Compare as `protonet.episodes.arguments.read_compare` says, print the table and write it to files.
-
-    Raises:
-        InputError: A file is none of ``--json``, or the runs are not of the same episodes.
-    """
+    """Compare as `protonet.episodes.arguments.read_compare` says, print the table and write it to files."""
     runs = [read_run(Path(path)) for path in options.files]
     check_same(runs)
     summary, notes = join_runs(runs, against=options.against)
@@ -53,11 +48,7 @@ def run_compare(options: argparse.Namespace) -> None:
 
 
 def read_run(path: Path) -> StoredRun:
-    """Read a file that ``--json`` wrote.
-
-    Raises:
-        InputError: The file cannot be read, is of another kind, or its counts are no counts of its queries.
-    """
+    """Read a file that ``--json`` wrote; raise an InputError for another file, or for impossible counts."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         n = content["episodes"]
@@ -67,16 +58,15 @@ def read_run(path: Path) -> StoredRun:
             path=path,
             settings={name: content["settings"].get(name) for name in SAME},
             data=content["data"],
-            n_classes=int(content["classes"]),
-            class_mask=read_class_indices(content),
             versions=dict(content["versions"]),
+            class_mask=read_class_indices(content),
             queries=queries,
             right=right,
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         if isinstance(error, KeyError) and "runs" in content:
             got = f"{path} of {', '.join(content['runs'])}"
-            raise_input_error("FILE.json", "be of one evaluation", got, "Run them one by one, or by a study.")
+            raise_input_error("FILE.json", "be of one evaluation", got, "Run them one by one.")
         refuse_run(path, error)
     for name, counts in right.items():
         if counts.shape != queries.shape or not bool(((counts >= 0) & (counts <= queries)).all()):
@@ -88,11 +78,7 @@ def read_run(path: Path) -> StoredRun:
 
 
 def check_same(runs: Sequence[StoredRun]) -> None:
-    """Check that runs are of the same episodes.
-
-    Raises:
-        InputError: They are not; the message names the first difference.
-    """
+    """Raise an InputError that names the first difference unless runs are of the same episodes."""
     first = runs[0]
     for other in runs[1:]:
         for name in SAME:
@@ -107,19 +93,9 @@ def check_same(runs: Sequence[StoredRun]) -> None:
 
 
 def join_runs(runs: Sequence[StoredRun], *, against: str | None = None) -> tuple[Summary, list[str]]:
-    """Compare the methods of runs of the same episodes, on those that all of them have.
+    """Compare the methods of runs of the same episodes, on those that all of them have, with lines for the report.
 
     If two runs have methods of the same name with different results, the names get the paths of the files.
-
-    Args:
-        runs: Of the same episodes, see `check_same`.
-        against: The method to compare with each other one; None for all pairs.
-
-    Returns:
-        A summary as of `report.summarize`, with accuracies alone; and lines to print above it.
-
-    Raises:
-        InputError: There is no method ``against``.
     """
     n = min(len(run.queries) for run in runs)
     accuracies: dict[str, Tensor] = {}
@@ -134,7 +110,7 @@ def join_runs(runs: Sequence[StoredRun], *, against: str | None = None) -> tuple
     class_mask = runs[0].class_mask[:n]
     methods = {name: MethodSummary(Rate.measure(values, class_mask)) for name, values in accuracies.items()}
     pairs = compare_pairs(accuracies, class_mask, against)
-    notes = [f"{n:,} episodes of {runs[0].n_classes} classes"]
+    notes = [f"{n:,} episodes of {class_mask.shape[1]} classes"]
     if any(len(run.queries) > n for run in runs):
         notes.append(f"The first {n:,} episodes are compared, which all files have.")
     for package, version in runs[0].versions.items():

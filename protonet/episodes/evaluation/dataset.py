@@ -123,26 +123,25 @@ def evaluate_dataset(
         check_name("normalize", normalize, NORMALIZATIONS)
         if side is not None:
             check_name("side", side, (*SPLIT_SIDES, "all"))
-        paths = {
-            "test_dataset": test_data,
-            "validation_dataset": validation_data,
-            "encoder": encoder,
-            "base": base,
-            "texts": texts,
-        }
+        memory = data if isinstance(data, Dataset) else None
+        paths = {"test_dataset": test_data, "validation_dataset": validation_data}
+        paths |= {"encoder": encoder, "base": base, "texts": texts}
         rows = RowsPlan(
-            "data in memory" if isinstance(data, Dataset) else str(data),
+            "data in memory" if memory is not None else str(data),
             side=side,
             image_size=image_size,
             split_seed=split_seed,
             normalize=normalize,
             **{name: str(path) for name, path in paths.items() if path is not None},
         )
+        chosen, compared = _choose(methods), None
+        if against is not None:
+            named = {method.name: method for method in chosen} if isinstance(methods, Mapping) else {}
+            compared = named.get(against) or choose_method(against, "against")
         grids = [choose_grid(text, "tune") for text in tune]
-        compared = None if against is None else _choose_against(against, methods)
         plan = EvaluationPlan(
             rows=rows,
-            methods=MethodsPlan(_choose(methods), tune=grids, against=compared),
+            methods=MethodsPlan(chosen, tune=grids, against=compared),
             sampler=config,
             n_episodes=n_episodes,
             target_half_width=target_half_width,
@@ -150,12 +149,11 @@ def evaluate_dataset(
             device=device,
         )
         with join_group() as group:
-            memory = data if isinstance(data, Dataset) else None
             return EvaluationRun(plan, group, data=memory, progress=progress).evaluate()
 
 
 def _choose(methods: Sequence[str] | Mapping[str, Method]) -> list[ChosenMethod]:
-    """Return methods from their names, or from functions by name."""
+    """Choose methods by their names, or make them of functions by name."""
     if isinstance(methods, Mapping):
         check_methods(methods)
         return [_name_method(name, method) for name, method in methods.items()]
@@ -175,10 +173,3 @@ def _name_method(name: str, method: Method) -> ChosenMethod:
     if isinstance(method, MethodSpec):
         return ChosenMethod(name, name, method)
     return plug_in(name, method, "function")
-
-
-def _choose_against(against: str, methods: Sequence[str] | Mapping[str, Method]) -> ChosenMethod:
-    """Return the method that others are compared with: one of ``methods``, or another one by name."""
-    if isinstance(methods, Mapping) and against in methods:
-        return _name_method(against, methods[against])
-    return choose_method(against, "against")

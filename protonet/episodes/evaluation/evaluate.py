@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import reduce
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from protonet._validation import check_int, check_number, check_type
 from protonet.datasets.dataset import Dataset
 from protonet.episodes.evaluation.distributed import ProcessGroup
-from protonet.episodes.evaluation.statistics import half_width
+from protonet.episodes.evaluation.statistics import OPEN_SET_MEASURES, SIDE_MEASURES, half_width
 from protonet.episodes.methods import Method, MethodSpec
 from protonet.episodes.methods.choice import ChosenMethod
 from protonet.episodes.samplers.batch import (
@@ -24,20 +25,19 @@ from protonet.episodes.samplers.batch import (
     Texts,
     Trained,
     gather_episodes,
-    label_rows,
     make_row_reader,
     split_by_size,
 )
-from protonet.episodes.samplers.sampler import SampledEpisodes, Sampler, Take
+from protonet.episodes.samplers.sampler import SampledEpisodes, Sampler, Take, label_rows
 from protonet.errors import InputTypeError, raise_input_error
 from protonet.metrics import fill_bins
 from protonet.sampling import ClassIndex
 
 EPISODES_PER_ROUND = 256  #: Episodes that one process samples and scores between two exchanges with the others.
-#: Largest number of episodes that are scored between two calls of ``progress``. The first calls come after 1, 4 and 16
-#: episodes, so that slow methods show progress early. Batch sizes are fixed, because batches of other sizes could round
-#: differently.
+#: Largest number of episodes that are scored between two calls of ``progress``. Batch sizes are fixed, because batches
+#: of other sizes could round differently.
 BATCH_SIZE = 64
+FIRST_BATCH_ENDS = (1, 4, 16, 64)  #: The first batches are smaller, so that slow methods show progress early.
 #: Rows of fewer features than this are scored a whole round at a time by fast methods, because the overhead per batch
 #: takes most of the time.
 MAX_NARROW_FEATURES = 160
@@ -69,7 +69,9 @@ class Scores:
     #: known; NaN without open queries.
     oscr: Tensor
     #: (episodes,) float64 in [0, 1], the accuracy on queries of base classes among an episode's classes, that on novel
-    #: ones, and the harmonic mean of both, 0 where one of them is; NaN without base classes.
+    #: ones, and the harmonic mean of both, 0 where one of them is; NaN without base classes. Source: Ye, Hu and Zhan,
+    #: "Learning adaptive classifiers synthesis for generalized few-shot learning" (2021), sec. 5.
+    #: https://arxiv.org/abs/1906.02944
     base: Tensor
     novel: Tensor
     harmonic: Tensor
@@ -189,9 +191,9 @@ def evaluate(
             begin = max(done, (first + group.rank) * EPISODES_PER_ROUND)
             end = min((first + group.rank + 1) * EPISODES_PER_ROUND, n_episodes)
             batches: list[dict[str, Scores]] = []
-            if begin < end:
-                draw = config.sample(index, seed=seed, first=begin, n_episodes=end - begin)
-            for start, stop in _split_span(begin, end, batch_size):
+            draw = config.sample(index, seed=seed, first=begin, n_episodes=max(0, end - begin))
+            ends = [n for n in range(begin + 1, end + 1) if n == end or ends_batch(n, batch_size)]
+            for start, stop in pairwise([begin, *ends]):
                 part = SampledEpisodes(*(rows[start - begin : stop - begin] for rows in draw))
                 batches.append(score_chunk(part, start))
                 if progress is not None and group.world_size == 1:
@@ -249,31 +251,13 @@ def choose_batch_size(methods: Mapping[str, Method], x: Tensor) -> int:
     return EPISODES_PER_ROUND if fast and x.shape[1] < MAX_NARROW_FEATURES else BATCH_SIZE
 
 
-def _next_end(begin: int, batch_size: int) -> int:
-    """Return the end, exclusive, of the batch that episode ``begin`` is in; the first batches are smaller."""
-    return (begin // batch_size + 1) * batch_size if begin >= batch_size else max(1, 4 * begin)
-
-
 def ends_batch(n_episodes: int, batch_size: int) -> bool:
     """Test whether a batch ends after so many episodes, however many follow."""
-    if n_episodes >= batch_size:
-        return n_episodes % batch_size == 0
-    end = 0
-    while end < n_episodes:
-        end = _next_end(end, batch_size)
-    return end == n_episodes
-
-
-def _split_span(begin: int, end: int, batch_size: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and last, exclusive, of the batches that the episodes ``begin`` to ``end - 1`` fall into."""
-    while begin < end:
-        following = _next_end(begin, batch_size)
-        yield begin, min(following, end)
-        begin = following
+    return n_episodes in FIRST_BATCH_ENDS or n_episodes % batch_size == 0
 
 
 def _classify(name: str, method: Method, episodes: Episodes, episode_ids: Tensor, seed: int) -> Tensor:
-    """Return a method's checked logits (episodes, n_queries, n_way) for the episodes with these ``positions``.
+    """Compute a method's checked logits (episodes, n_queries, n_way).
 
     An inductive one of ours gets many queries in blocks, so that what it makes of each and every class stays small. One
     from outside the package gets a copy with queries in random order, and gradients.
@@ -295,10 +279,7 @@ def _classify(name: str, method: Method, episodes: Episodes, episode_ids: Tensor
 
 
 def _check_logits(name: str, logits: object, episodes: Episodes, episode_ids: Tensor) -> Tensor:
-    """Return a method's logits (episodes, n_queries, n_way), float32 or float64, once they are that.
-
-    ``positions`` (episodes,) are those of the episodes, for messages.
-    """
+    """Check a method's logits (episodes, n_queries, n_way); convert them to float32 unless they are float64."""
     shape = (*episodes.query.shape[:2], episodes.n_way)
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
         got = f"{logits.dtype if isinstance(logits, Tensor) else type(logits).__name__} of {name}"
@@ -319,14 +300,10 @@ def _check_logits(name: str, logits: object, episodes: Episodes, episode_ids: Te
 
 
 def _score_logits(logits: Tensor, part: EpisodeBatch, config: Sampler, *, keep: bool) -> Scores:
-    """Score the logits (episodes, n_queries, n_way) of a part's episodes, where they are; the scores go to the CPU.
-
-    ``config`` has the range of scores by shot and the number of base classes, which come first; ``keep`` says whether
-    predictions are kept.
-    """
-    shot, n_base = config.shot, config.n_base
+    """Score the logits (episodes, n_queries, n_way) of a part's episodes, where they are; the scores go to the CPU."""
+    shot = config.shot
     query_labels, query_shots = (tensor.to(logits.device) for tensor in (part.query_labels, part.query_shots))
-    n_known = int((part.query_labels[0] >= 0).sum())
+    n_known = int((part.query_labels[0] >= 0).sum())  # those of open classes come last
     logits = logits.transpose(1, 2).contiguous()  # (episodes, n_way, n_queries): ten times as fast, as classes are few
     known = logits[..., :n_known]
     predicted = known.max(dim=1).indices
@@ -338,58 +315,30 @@ def _score_logits(logits: Tensor, part: EpisodeBatch, config: Sampler, *, keep: 
         shots = torch.arange(shot[0], shot[1] + 1, device=logits.device)
         counts = (query_shots[:, :n_known, None] == shots).double()  # (episodes, n_known, shots)
         by_shot = (counts * right[..., None]).sum(dim=1) / counts.sum(dim=1)
-    none_open = n_known == logits.shape[2]
-    nothing, highest = torch.full_like(accuracy, math.nan), logits.amax(dim=1)
-    auroc = nothing if none_open else compute_auroc(highest, n_known)
-    fpr95 = nothing if none_open else compute_fpr(highest, n_known)
-    oscr = nothing if none_open else compute_auroc(highest, n_known, right)
-    base, novel, harmonic = (
-        compute_side_accuracies(right, query_labels[:, :n_known] < n_base) if n_base else [nothing] * 3
-    )
-    return Scores(
-        accuracy=accuracy.cpu(),
-        by_shot=by_shot.cpu(),
-        auroc=auroc.cpu(),
-        fpr95=fpr95.cpu(),
-        oscr=oscr.cpu(),
-        base=base.cpu(),
-        novel=novel.cpu(),
-        harmonic=harmonic.cpu(),
-        predicted=predicted.cpu(),
-        bins=fill_bins(known.softmax(dim=1).amax(dim=1), right).cpu(),
-    )
-
-
-def compute_side_accuracies(right: Tensor, is_base: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the accuracies on queries of base and of novel classes, and their harmonic mean.
-
-    Args:
-        right: (episodes, n_known) bool, the queries that are classified right.
-        is_base: (episodes, n_known) bool, those of base classes; each episode has both.
-
-    Returns:
-        Three tensors (episodes,) float64 in [0, 1]; the harmonic mean is 0 where either is.
-
-    Source: Ye, Hu and Zhan, "Learning adaptive classifiers synthesis for generalized few-shot learning" (2021), sec. 5.
-        https://arxiv.org/abs/1906.02944
-    """
-    base, novel = ((right & side).sum(dim=1).double() / side.sum(dim=1) for side in (is_base, ~is_base))
-    return base, novel, 2 * base * novel / (base + novel).clamp_min(COUNT_TOLERANCE)
+    scores = dict.fromkeys((*OPEN_SET_MEASURES, *SIDE_MEASURES), torch.full_like(accuracy, math.nan))
+    if n_known < logits.shape[2]:
+        highest = logits.amax(dim=1)
+        scores["auroc"] = compute_auroc(highest, n_known)
+        scores["fpr95"] = compute_fpr(highest, n_known)
+        scores["oscr"] = compute_auroc(highest, n_known, right)
+    if config.n_base:  # base classes come first
+        is_base = query_labels[:, :n_known] < config.n_base
+        base, novel = ((right & side).sum(dim=1).double() / side.sum(dim=1) for side in (is_base, ~is_base))
+        harmonic = 2 * base * novel / (base + novel).clamp_min(COUNT_TOLERANCE)
+        scores |= {"base": base, "novel": novel, "harmonic": harmonic}
+    bins = fill_bins(known.softmax(dim=1).amax(dim=1), right)
+    scores |= {"accuracy": accuracy, "by_shot": by_shot, "predicted": predicted, "bins": bins}
+    for name, values in scores.items():
+        scores[name] = values.cpu()
+    return Scores(**scores)
 
 
 def compute_auroc(scores: Tensor, n_known: int, right: Tensor | None = None) -> Tensor:
-    """Compute how often a known query scores higher than an open one; ties count half.
+    """Compute how often a known query scores higher than an open one, (episodes,) float64; ties count half.
 
-    With ``right``, known queries that are taken for another class never do.
-
-    Args:
-        scores: (episodes, n_queries) floating, known queries first.
-        n_known: How many queries are known, >= 1; the others, at least one, are open.
-        right: (episodes, n_known) bool, the known queries that are classified right; None for AUROC.
-
-    Returns:
-        (episodes,) float64 in [0, 1], the area under the ROC curve; with ``right`` that under the open-set
-        classification rate (OSCR).
+    This is the area under the ROC curve of ``scores`` (episodes, n_queries), the first ``n_known`` of known queries.
+    With ``right`` (episodes, n_known) bool, known queries that are taken for another class never score higher: the area
+    under the open-set classification rate (OSCR).
 
     Source: Hanley and McNeil, "The meaning and use of the area under a receiver operating characteristic (ROC) curve"
         (1982), which equates the area with Mann and Whitney's statistic; for ``right`` Dhamija, Günther and Boult,
@@ -404,12 +353,7 @@ def compute_auroc(scores: Tensor, n_known: int, right: Tensor | None = None) -> 
 def compute_fpr(scores: Tensor, n_known: int) -> Tensor:
     """Compute the false positive rate of open queries where 95 % of the known queries are at or above the threshold.
 
-    Args:
-        scores: As in `compute_auroc`.
-        n_known: As in `compute_auroc`.
-
-    Returns:
-        (episodes,) float64 in [0, 1]; open queries at the threshold count as taken for known.
+    Open queries at the threshold count as taken for known. Arguments and shapes are those of `compute_auroc`.
 
     Source: Liang, Li and Srikant, "Enhancing the reliability of out-of-distribution image detection" (2018).
         https://arxiv.org/abs/1706.02690

@@ -11,25 +11,14 @@ from torch import Tensor
 from protonet._text import count
 from protonet.episodes.evaluation.evaluate import Scores
 from protonet.episodes.evaluation.report import MEASURES, explain_intervals, show_p
-from protonet.episodes.evaluation.statistics import (
-    SIDE_MEASURES,
-    ClassAccuracy,
-    Evaluation,
-    Rate,
-    Summary,
-    get_half_width,
-)
+from protonet.episodes.evaluation.statistics import SIDE_MEASURES, ClassAccuracy, Evaluation, Rate, Summary
 from protonet.ui.html import format_document
 from protonet.ui.text import percent, span
 
-#: Classes that are shown, at the most, the hardest first; the JSON has all.
-MAX_CLASSES_SHOWN = 100
-#: Classes in fewer episodes differ from others by chance.
-MIN_EPISODES_PER_CLASS = 20
-#: The quantiles of accuracies over episodes that are shown.
-QUANTILES = (0.05, 0.5, 0.95)
-#: The number of bars of a histogram.
-SPREAD_BARS = 40
+MAX_CLASSES_SHOWN = 100  #: Classes that are shown, at the most, the hardest first; the JSON has all.
+MIN_EPISODES_PER_CLASS = 20  #: Classes in fewer episodes differ from others by chance.
+QUANTILES = (0.05, 0.5, 0.95)  #: The quantiles of accuracies over episodes that are shown.
+SPREAD_BARS = 40  #: The number of bars of a histogram.
 
 
 def format_page(evaluation: Evaluation) -> str:
@@ -79,12 +68,9 @@ def format_page(evaluation: Evaluation) -> str:
 
 
 def list_classes(scores: Mapping[str, Scores], class_mask: Tensor, names: Sequence[str]) -> list[ClassAccuracy]:
-    """Compute the accuracy of each method in the episodes that have a class, for each class.
+    """Compute the accuracy of each method in the episodes that have a class, for each class that is in some.
 
-    Args:
-        scores: Of each method, on the same episodes.
-        class_mask: (episodes, classes) bool, the classes of each episode.
-        names: The names of the classes.
+    ``class_mask`` (episodes, classes) bool has the classes of each episode.
     """
     inside = class_mask.double()
     counts = inside.sum(dim=0)  # (classes,)
@@ -97,7 +83,7 @@ def list_classes(scores: Mapping[str, Scores], class_mask: Tensor, names: Sequen
 
 
 def describe_kind(summary: Summary) -> str:
-    """Return the kind of episodes in a few words."""
+    """Describe the kind of episodes in a few words."""
     way, shot = ("-".join(map(str, dict.fromkeys(summary.settings[name]))) for name in ("way", "shot"))
     return f"{way}-way {shot}-shot"
 
@@ -114,7 +100,7 @@ def format_rates(rates: Iterable[Rate]) -> list[str]:
 
 def format_intervals(rate: Rate, over: Sequence[str]) -> list[str]:
     """Format the intervals of a rate in per cent; "" for an unknown one."""
-    halves = [get_half_width(rate, kind) for kind in over]
+    halves = [rate.half_width(kind) for kind in over]
     return ["" if math.isnan(half) else span((rate.mean - half, rate.mean + half), 2) for half in halves]
 
 
@@ -125,7 +111,7 @@ def list_pairs(summary: Summary, over: Sequence[str]) -> list[dict[str, object]]
         names, lead = [pair.first, pair.second], pair.difference
         if summary.against is None and lead < 0:
             names, lead = names[::-1], -lead
-        halves = [get_half_width(pair, kind) for kind in over]
+        halves = [pair.rate.half_width(kind) for kind in over]
         rows.append(
             {
                 "first": names[0],

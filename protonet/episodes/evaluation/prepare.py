@@ -72,11 +72,9 @@ class EvaluationPlan:
     records: bool = False
 
     def describe(self, side: str, sampler: Sampler) -> dict[str, object]:
-        """Return the settings under the names of the command line, in a form that JSON can write.
+        """Describe the settings under the names of the command line, in a form that JSON can write.
 
-        Args:
-            side: The one that was evaluated.
-            sampler: The kind of episodes, of the data.
+        ``side`` is the one that was evaluated, and ``sampler`` the kind of episodes of the data.
         """
         against = self.methods.against
         rows = asdict(self.rows)
@@ -185,13 +183,7 @@ class SourceRows(NamedTuple):
 def prepare(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -> Prepared:
     """Select the rows and classes of a plan's side, and embed and normalise them as it says.
 
-    Args:
-        plan: The settings. Those of ``tune`` are not looked at.
-        sampler: The kind of episodes, from `load_data`.
-        sources: The data sets that rows are read from, likewise.
-
-    Raises:
-        InputError: Data, side, encoder, base, sampler and methods do not fit together.
+    Sampler and sources are those of `load_data`; the methods of ``tune`` are not looked at.
     """
     data, training = sources.data, None if sources.trained is None else sources.trained.plan
     sides = data.sides or ("all",) * data.num_classes
@@ -276,15 +268,7 @@ def prepare(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -> Pre
 def prepare_tuning(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -> tuple[EvaluationPlan, Prepared]:
     """Prepare an evaluation of the settings of each method to tune: on validation classes, or on validation rows.
 
-    Args:
-        plan: The settings; the episodes are of its kind and seed. Neither classes nor, of a fixed split, rows are
-            among the evaluated ones.
-        sampler: The kind of episodes, from `load_data`.
-        sources: The data sets that rows are read from, likewise.
-
-    Raises:
-        InputError: There are no or too few validation classes, or they are those to be evaluated; or a fixed split has
-            no validation rows, or shares some with the test rows.
+    Neither these classes nor, of a fixed split, these rows are among the evaluated ones.
     """
     candidates = MethodsPlan([choice for grid in plan.methods.tune for choice in grid])
     plan = replace(

@@ -104,7 +104,7 @@ def summarize(
 
 
 def accuracy_heading(rates: Iterable[Rate]) -> str:
-    """Return the heading of a column of accuracies with their half-widths."""
+    """Format the heading of a column of accuracies with their half-widths."""
     return " ".join(["accuracy, %", *(f"±{over}" for over in list_interval_kinds(rates))])
 
 
@@ -128,11 +128,9 @@ def format_report(summary: Summary) -> str:
         if against is not None:
             family = f"{n_pairs} comparison{'s' * (n_pairs > 1)} of {against} with another"
         text += f"\nDifferences are paired by episode; p-values are of paired t tests, adjusted by Holm for {family}.\n"
-    target_half_width, methods = summary.settings.get("target_half_width", 0), summary.methods.values()
-    if target_half_width and not all(
-        100 * method.accuracy.half_width_episodes < target_half_width for method in methods
-    ):
-        text += f"Intervals over episodes are not within {target_half_width:g} points yet: more episodes are needed.\n"
+    target, methods = summary.settings.get("target_half_width", 0), summary.methods.values()
+    if target and not all(100 * method.accuracy.half_width_episodes < target for method in methods):
+        text += f"Intervals over episodes are not within {target:g} points yet: more episodes are needed.\n"
     if summary.interval_kinds:
         text += f"{explain_intervals(summary)}\n"
     if any(method.calibration_error is None for method in methods):
@@ -141,25 +139,24 @@ def format_report(summary: Summary) -> str:
 
 
 def explain_intervals(summary: Summary) -> str:
-    """Return a note on the population that the intervals of a summary refer to."""
+    """Explain which population the intervals of a summary refer to."""
     if summary.settings.get("protocol") == "fixed-split":
         return INTERVAL_NOTES["supports"]
     return INTERVAL_NOTES["both" if "classes" in summary.interval_kinds else "episodes"]
 
 
 def tabulate(summary: Summary) -> list[TextTable]:
-    """Return the tables of a summary: the methods in percent, the best first; their accuracy by shot where shots vary.
+    """Format a summary as tables: the methods in percent, the best first; their accuracy by shot where shots vary.
 
-    Differences are those to the best method; with ``against`` among the settings, what that one is ahead by. Without
-    ``calibration_error`` of the methods, there is no column of it, and without ``by_shot``, no second table.
+    Differences are those to the best method; with ``against`` among the settings, what that one is ahead by.
     """
     methods, order, against = summary.methods, summary.order, summary.against
     best, several = order[0], len(order) > 1
     over = summary.interval_kinds
-    accuracies = [method.accuracy for method in methods.values()]
+    heading = accuracy_heading(method.accuracy for method in methods.values())
     calibrated = all(method.calibration_error is not None for method in methods.values())
     measures = [name for name in MEASURES if name in methods[best].measures and methods[best].measures[name].is_known]
-    header = ["method", accuracy_heading(accuracies)]
+    header = ["method", heading]
     if several:
         header += [f"behind {best}" if against is None else f"{against} is ahead by"]
         header += [f"p over {kind} (Holm)" for kind in over]
@@ -177,7 +174,7 @@ def tabulate(summary: Summary) -> list[TextTable]:
     shots = list(methods[best].by_shot)
     if 1 < len(shots) <= MAX_SHOT_COLUMNS:
         rows = [[name, *map(percent, methods[name].by_shot.values())] for name in order]
-        tables.append(([accuracy_heading(accuracies), *(f"{n_shot}-shot" for n_shot in shots)], rows))
+        tables.append(([heading, *(f"{n_shot}-shot" for n_shot in shots)], rows))
     return tables
 
 
@@ -193,7 +190,7 @@ def format_latex(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def write_latex(cell: str) -> str:
-    """Return a table's cell as LaTeX writes it, numbers as mathematics."""
+    """Format a table's cell as LaTeX, numbers as mathematics."""
     match = NUMBER.fullmatch(cell)
     if match is None:
         return "".join(LATEX.get(character, character) for character in cell)
@@ -260,24 +257,13 @@ def write_csv(path: Path, summary: Summary) -> None:
 def write_plot(path: Path, summary: Summary, episode: Episodes, query_labels: torch.Tensor) -> None:
     """Plot accuracies, by shot where shots vary; paired differences, if there are several methods; and one episode.
 
-    Args:
-        path: Of the file, with a suffix that matplotlib knows, such as .png, .pdf or .svg.
-        summary: From `summarize`.
-        episode: A batch of one episode.
-        query_labels: (1, n_queries) int64, -1 for queries of open classes.
-
-    Raises:
-        MissingPackageError: matplotlib is missing; the message says how to install it.
+    ``episode`` is a batch of one; ``query_labels`` (1, n_queries) int64 are -1 for queries of open classes.
     """
     with optional_packages():
         from matplotlib.figure import Figure  # noqa: PLC0415 - optional
     several = len(summary.methods) > 1
     size = max(PLOT_SIZE, 0.42 * len(summary.methods))  # inches: one line of text per method
-    widths = [
-        PLOT_SIZE,
-        *([size] if several else []),
-        PLOT_SIZE,
-    ]  # the differences alone grow with the number of methods
+    widths = [PLOT_SIZE, *[size] * several, PLOT_SIZE]  # the differences alone grow with the number of methods
     figure = Figure(figsize=(sum(widths) + 0.6 * len(widths), size), layout="constrained")
     axes = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
     plot_accuracies(axes[0], summary.methods)
@@ -295,7 +281,7 @@ def plot_accuracies(axes: Axes, methods: Mapping[str, MethodSummary]) -> None:
         for position, (name, method) in enumerate(methods.items()):
             rates = method.by_shot.values()
             values = [100 * rate.mean for rate in rates]
-            halves = [100 * rate.first_half for rate in rates]
+            halves = [100 * next(iter(rate.halves), 0.0) for rate in rates]
             dash = ("-", "--", ":")[position // 10 % 3]  # there are ten colours
             axes.plot(shots, values, label=name, marker="o", markersize=3, linestyle=dash)
             low = [max(0.0, value - half) for value, half in zip(values, halves, strict=True)]
@@ -307,7 +293,7 @@ def plot_accuracies(axes: Axes, methods: Mapping[str, MethodSummary]) -> None:
         return
     names = sorted(methods, key=lambda name: methods[name].accuracy.mean)
     values = [100 * methods[name].accuracy.mean for name in names]
-    halves = [100 * methods[name].accuracy.first_half for name in names]
+    halves = [100 * next(iter(methods[name].accuracy.halves), 0.0) for name in names]
     axes.errorbar(values, range(len(names)), xerr=halves, fmt="o", capsize=3)
     title = " ".join(["accuracy, 95 % intervals", *over])
     axes.set(xlabel="accuracy, %", title=title, yticks=range(len(names)), yticklabels=names)
@@ -331,10 +317,9 @@ def _plot_differences(axes: Axes, summary: Summary) -> None:
     image = axes.imshow(grid.numpy(), cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
     axes.figure.colorbar(image, ax=axes, shrink=0.8, label="points")
     for (row, column), mark in labels_of.items():
-        text = f"{float(grid[row, column]):+.1f}{mark}"
-        dark = abs(float(grid[row, column])) > 0.6 * limit
-        colour = "white" if dark else "black"
-        axes.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
+        points = float(grid[row, column])
+        colour = "white" if abs(points) > 0.6 * limit else "black"
+        axes.text(column, row, f"{points:+.1f}{mark}", ha="center", va="center", fontsize=7, color=colour)
     axes.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=8)
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set_title("row minus column (* p < 0.05, Holm)")

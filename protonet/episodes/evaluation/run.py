@@ -48,7 +48,7 @@ SECONDS_PER_SAVE = 10.0  #: Seconds between two writings of the state.
 def describe_run(settings: Mapping[str, object], prepared: Prepared) -> dict[str, object]:
     """Describe, in a form that JSON can write, all that the scores depend on: settings, methods, data and versions.
 
-    A hash of three rows of each class identifies the data. The settings in ``FREE_SETTINGS`` are left out.
+    A hash of three rows of each class identifies the data.
     """
     digest = hashlib.sha256()
     index = prepared.pool.by_class
@@ -62,7 +62,7 @@ def describe_run(settings: Mapping[str, object], prepared: Prepared) -> dict[str
 
 
 def get_versions() -> dict[str, str | None]:
-    """Return the versions that scores may depend on, by package."""
+    """Look up the versions that scores may depend on, by package."""
     packages = {"protonet": DISTRIBUTION, "torch": "torch", "numpy": "numpy"}
     return {name: installed_version(package) for name, package in packages.items()}
 
@@ -70,14 +70,7 @@ def get_versions() -> dict[str, str | None]:
 def write_state(path: Path, run: Mapping[str, object], batches: Sequence[Mapping[str, Scores]]) -> None:
     """Write the scores of a run's first episodes, whole or not at all.
 
-    Args:
-        path: The file.
-        run: From `describe_run`.
-        batches: The scores by method of one or more batches of episodes, in the order of the episodes' numbers. The
-            last batch is stored by itself: a longer run scores it again if it is not a whole one.
-
-    Raises:
-        OSError: The file cannot be written; an old one is left as it was.
+    The last batch is stored by itself: a longer run scores it again if it is not a whole one.
     """
     parts = [join_batches(batches[:-1]), batches[-1]] if len(batches) > 1 else batches
     header = json.dumps({"format": STATE_FORMAT, "version": STATE_VERSION, "run": run, "parts": len(parts)})
@@ -91,27 +84,20 @@ def write_state(path: Path, run: Mapping[str, object], batches: Sequence[Mapping
 
 
 def read_state(path: Path, run: Mapping[str, object]) -> list[dict[str, Scores]]:
-    """Read the scores that `write_state` wrote of the same run: one or two batches, by method.
-
-    Raises:
-        InputError: The file is no such state, or one of another run; the message says what differs.
-    """
+    """Read the scores that `write_state` wrote of the same run: one or two batches, by method."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             header = json.loads(str(arrays["header"]))
             if header["format"] != STATE_FORMAT or header["version"] != STATE_VERSION:
                 raise ValueError("of another format")
             stored = header["run"]
+
+            def read_scores(part: int, method_index: int) -> Scores:
+                prefix, names = f"{part}.{method_index}.", [field.name for field in fields(Scores)]
+                return Scores(**{name: torch.from_numpy(arrays[prefix + name]) for name in names})
+
             batches = [
-                {
-                    name: Scores(
-                        **{
-                            field.name: torch.from_numpy(arrays[f"{part}.{method_index}.{field.name}"])
-                            for field in fields(Scores)
-                        }
-                    )
-                    for method_index, name in enumerate(stored["methods"])
-                }
+                {name: read_scores(part, index) for index, name in enumerate(stored["methods"])}
                 for part in range(header["parts"])
             ]
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
@@ -132,7 +118,7 @@ ShowProgress = Callable[[int, int], None]  #: Called with the numbers of finishe
 def run_evaluation(
     plan: EvaluationPlan, outputs: Mapping[str, Path], *, state: Path | None = None, resume: bool = False
 ) -> Evaluation | None:
-    """Evaluate, print the report and write the outputs.
+    """Evaluate, print the report and write the outputs, also of the finished episodes after Ctrl-C.
 
     Args:
         plan: The settings.
@@ -144,11 +130,6 @@ def run_evaluation(
 
     Returns:
         The results; None in other processes than the first.
-
-    Raises:
-        KeyboardInterrupt: After Ctrl-C, once the report and the files of the finished episodes are written.
-        MissingPackageError: A package that the data or an output needs is missing.
-        InputError: Data, side, encoder, sampler and state do not fit together.
     """
     if "plot" in outputs:
         with optional_packages():
@@ -184,10 +165,6 @@ class EvaluationRun:
         progress: Whether to show a progress bar on terminals; or a function that is called with the numbers of
             finished and of all episodes.
         by_class: Whether to compute accuracies by class.
-
-    Raises:
-        MissingPackageError: A package that the data need is missing.
-        InputError: Data, side, encoder, sampler and state do not fit together.
     """
 
     def __init__(
@@ -216,7 +193,7 @@ class EvaluationRun:
         plan = replace(self.plan, methods=self.plan.methods.add_tuned(candidates))
         self.prepared = prepare(plan, self.sampler, self.sources)
         self.prepared.notes.extend(map(str, self.tunings))
-        self.watch = self._watch(plan, self.prepared, self.state)
+        self.watch = _Watch(self, plan, self.prepared, self.state)
         scores = self.prepared.evaluate(plan, self.group, self.watch.show, self.watch.earlier)
         self.watch.close()
         return self._summarize(scores)
@@ -228,12 +205,6 @@ class EvaluationRun:
         self.watch.close()
         return self._summarize(join_batches(self.watch.latest)) if self.watch.latest else None
 
-    def _watch(self, plan: EvaluationPlan, prepared: Prepared, state: Path | None, name: str | None = None) -> _Watch:
-        """Begin to watch an evaluation, from its state on."""
-        settings = plan.describe(prepared.side, prepared.sampler)
-        progress = self.progress
-        return _Watch(settings, prepared, self.group, state, resume=self.resume, name=name, progress=progress)
-
     def _tune(self) -> list[Tuning]:
         """Evaluate the settings of each method to tune on validation classes; return one result per method."""
         plan, state = self.plan, self.state
@@ -244,7 +215,7 @@ class EvaluationRun:
             remedy = "Continue its run with `resume`, or pass another path."
             raise_input_error("state", "have no file of `tune` beside it", f"{path}, which exists", remedy)
         tuning, prepared = prepare_tuning(plan, self.sampler, self.sources)
-        with closing(self._watch(tuning, prepared, path, "tune")) as watch:
+        with closing(_Watch(self, tuning, prepared, path, "tune")) as watch:
             scores = prepared.evaluate(tuning, self.group, watch.show, watch.earlier)
         n_classes = len(prepared.pool.by_class.size)
         grids = plan.methods.tune
@@ -257,8 +228,7 @@ class EvaluationRun:
         prepared, settings = self.prepared, self.watch.settings
         sampler, index, seed = prepared.sampler, prepared.pool.by_class, settings["seed"]
         n_episodes = count_episodes([scores])
-        class_mask = sampler.classes_of(index, seed=seed, n_episodes=n_episodes)
-        queries = sampler.count_queries(index, seed=seed, n_episodes=n_episodes)
+        class_mask, queries = sampler.count(index, seed=seed, n_episodes=n_episodes)
         varied = class_mask[:, sampler.n_base :]
         class_names = [prepared.data.class_names[c] for c in prepared.class_ids.tolist()]
         records = None
@@ -287,37 +257,29 @@ class _Watch:
     """Shows the progress of an evaluation, and saves the scores of finished episodes."""
 
     def __init__(
-        self,
-        settings: Mapping[str, Any],
-        prepared: Prepared,
-        group: ProcessGroup,
-        state: Path | None,
-        *,
-        resume: bool,
-        name: str | None = None,
-        progress: ShowProgress | bool = True,
+        self, run: EvaluationRun, plan: EvaluationPlan, prepared: Prepared, path: Path | None, name: str | None = None
     ) -> None:
-        self.settings, self.progress = settings, progress
-        self.run = describe_run(settings, prepared)
-        self.path, self.group = state, group
+        self.settings: Mapping[str, Any] = plan.describe(prepared.side, prepared.sampler)
+        self.progress, self.group, self.path = run.progress, run.group, path
+        self.description, n_episodes = describe_run(self.settings, prepared), plan.n_episodes
         self.latest: Sequence[Mapping[str, Scores]] = []
-        if state is not None and resume and state.exists():
-            self.latest = read_state(state, self.run)
-            n_scored, n_episodes = count_episodes(self.latest), settings["max_episodes"]
+        if path is not None and run.resume and path.exists():
+            self.latest = read_state(path, self.description)
+            n_scored = count_episodes(self.latest)
             if n_episodes < n_scored:
                 remedy = f"Pass {n_scored} or more."
-                raise_input_error("n_episodes", f"be at least the {n_scored} of {state}", n_episodes, remedy)
+                raise_input_error("n_episodes", f"be at least the {n_scored} of {path}", n_episodes, remedy)
             # A batch that ended where the run did would be longer in a longer run, and round differently.
             if n_scored < n_episodes and not ends_batch(n_scored, choose_batch_size(prepared.methods, prepared.pool.x)):
                 self.latest = self.latest[:-1]
         self.earlier = join_batches(self.latest) if self.latest else None
         self.shown = self.saved = time.monotonic()
         self.bar = progress_bar(
-            total=settings["max_episodes"],
+            total=n_episodes,
             desc=name,
             initial=count_episodes(self.latest),
             unit="episode",
-            shown=group.rank == 0 and progress is True,
+            shown=self.group.rank == 0 and self.progress is True,
         )
 
     def show(self, batches: Sequence[Mapping[str, Scores]]) -> None:
@@ -339,7 +301,7 @@ class _Watch:
     def save(self) -> None:
         """Write the scores of the finished episodes."""
         if self.path is not None and self.group.rank == 0 and self.latest:
-            write_state(self.path, self.run, self.latest)
+            write_state(self.path, self.description, self.latest)
 
     def close(self) -> None:
         """Save the scores and close the progress bar."""

@@ -17,12 +17,9 @@ from protonet.episodes.samplers.batch import Records
 INTERVAL_KINDS = ("classes", "episodes")
 CONFIDENCE = 0.95  #: The level of all intervals.
 ACCURACY_TOLERANCE = 1e-12  #: Smaller differences of accuracies are rounding errors.
-
-
 #: Measures of how well queries of open classes are detected, fields of `evaluate.Scores`.
 OPEN_SET_MEASURES = ("auroc", "fpr95", "oscr")
-#: Likewise queries of base and of novel classes beside each other.
-SIDE_MEASURES = ("base", "novel", "harmonic")
+SIDE_MEASURES = ("base", "novel", "harmonic")  #: Likewise of queries of base and of novel classes beside each other.
 
 
 @dataclass(frozen=True)
@@ -47,10 +44,14 @@ class Rate:
         over_classes, over_episodes = (math.nan if width is None else float(width) for width in widths)
         return cls(float(written["accuracy"]), over_classes, over_episodes)
 
+    def half_width(self, over: str) -> float:
+        """Return the half-width over one of ``INTERVAL_KINDS``."""
+        return self.half_width_classes if over == "classes" else self.half_width_episodes
+
     @property
     def halves(self) -> list[float]:
         """The half-widths that are known, over classes first."""
-        return [half for half in (self.half_width_classes, self.half_width_episodes) if not math.isnan(half)]
+        return [half for half in map(self.half_width, INTERVAL_KINDS) if not math.isnan(half)]
 
     @property
     def is_known(self) -> bool:
@@ -58,18 +59,13 @@ class Rate:
         return not math.isnan(self.mean)
 
     @property
-    def first_half(self) -> float:
-        """The half-width over classes where it is known, otherwise that over episodes, otherwise 0."""
-        return next(iter(self.halves), 0.0)
-
-    @property
     def widest(self) -> float:
         """The largest half-width that is known, otherwise 0."""
         return max(self.halves, default=0.0)
 
     def describe(self) -> dict[str, float | None]:
-        """Return it in a form that JSON can write."""
-        values = {"accuracy": self.mean} | {f"half_width_{over}": get_half_width(self, over) for over in INTERVAL_KINDS}
+        """Convert it to a form that JSON can write."""
+        values = {"accuracy": self.mean} | {f"half_width_{over}": self.half_width(over) for over in INTERVAL_KINDS}
         return {name: known(value) for name, value in values.items()}
 
 
@@ -97,11 +93,11 @@ class Comparison:
 
     def get_p_value(self, over: str) -> float | None:
         """Return the adjusted p-value over classes or over episodes; None where it is not known."""
-        return None if math.isnan(get_half_width(self, over)) else float(getattr(self, f"p_holm_{over}"))
+        return None if math.isnan(self.rate.half_width(over)) else float(getattr(self, f"p_holm_{over}"))
 
     def describe(self) -> dict[str, object]:
-        """Return it in a form that JSON can write."""
-        unknown = [over for over in INTERVAL_KINDS if math.isnan(get_half_width(self, over))]
+        """Convert it to a form that JSON can write."""
+        unknown = [over for over in INTERVAL_KINDS if math.isnan(self.rate.half_width(over))]
         return {name: None if name.rpartition("_")[2] in unknown else value for name, value in asdict(self).items()}
 
 
@@ -116,7 +112,7 @@ class MethodSummary:
     by_shot: Mapping[int, Rate] = field(default_factory=dict)  #: The accuracy on classes of each number of shots.
 
     def describe(self) -> dict[str, object]:
-        """Return it in a form that JSON can write."""
+        """Convert it to a form that JSON can write."""
         measures = {name: rate.describe() for name, rate in self.measures.items()}
         return {
             **self.accuracy.describe(),
@@ -155,7 +151,7 @@ class Summary:
         return against
 
     def describe(self) -> dict[str, object]:
-        """Return it in a form that JSON can write."""
+        """Convert it to a form that JSON can write."""
         return {
             "settings": dict(self.settings),
             "episodes": self.n_episodes,
@@ -184,7 +180,7 @@ class Tuning:
         return self.accuracies[self.chosen].n_episodes
 
     def describe(self) -> dict[str, object]:
-        """Return it in a form that JSON can write."""
+        """Convert it to a form that JSON can write."""
         rates = {
             name: {"accuracy": rate.mean, "half_width": known(rate.half_width_episodes)}
             for name, rate in self.accuracies.items()
@@ -237,7 +233,7 @@ class Evaluation:
         return {name: right / self.queries.double() for name, right in self.right.items()}
 
     def describe(self) -> dict[str, object]:
-        """Return it in a form that JSON can write."""
+        """Convert it to a form that JSON can write."""
         queries = self.queries.tolist()
         by_class = {} if self.by_class is None else {"by_class": [asdict(accuracy) for accuracy in self.by_class]}
         return {
@@ -260,22 +256,16 @@ def known(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def get_half_width(rate: Rate | Comparison, over: str) -> float:
-    """Return the half-width over classes or over episodes."""
-    return rate.half_width_classes if over == "classes" else rate.half_width_episodes
-
-
 def list_interval_kinds(rates: Iterable[Rate]) -> list[str]:
     """List the kinds of intervals that some rates have, in the order of `INTERVAL_KINDS`."""
     rates = list(rates)
-    return [over for over in INTERVAL_KINDS if any(not math.isnan(get_half_width(rate, over)) for rate in rates)]
+    return [over for over in INTERVAL_KINDS if any(not math.isnan(rate.half_width(over)) for rate in rates)]
 
 
 def list_class_indices(class_mask: Tensor) -> dict[str, object]:
-    """Return the classes of each episode, of ``class_mask`` (episodes, classes) bool, in a form that JSON can write.
+    """List the classes of each episode, of ``class_mask`` (episodes, classes) bool, in a form that JSON can write.
 
-    Returns:
-        ``ways``, by episode, or one number if all are equal; ``class_indices``, the classes of all episodes in order.
+    ``ways`` are by episode, or one number if all are equal; ``class_indices`` are the classes of all episodes in order.
     """
     ways = class_mask.sum(dim=1)
     same = len(ways.unique()) == 1
@@ -292,7 +282,7 @@ def read_class_indices(written: Mapping[str, Any]) -> Tensor:
 
 
 def half_width(values: Tensor, class_mask: Tensor | None = None) -> float:
-    """Return half the width of the 95 % interval of the mean of values (n,), by Student's t distribution.
+    """Compute half the width of the 95 % interval of the mean of values (n,), by Student's t distribution.
 
     NaN are left out; fewer than two values give NaN. ``class_mask`` is as in `standard_error`.
     """
@@ -300,7 +290,7 @@ def half_width(values: Tensor, class_mask: Tensor | None = None) -> float:
 
 
 def _widen(error: float, freedom: int) -> float:
-    """Return half the width of a 95 % interval; NaN for an error that is NaN."""
+    """Compute half the width of a 95 % interval; NaN for an error that is NaN."""
     if math.isnan(error):
         return math.nan
     from scipy.special import stdtrit  # noqa: PLC0415 - slow to import
@@ -339,7 +329,7 @@ def standard_error(values: Tensor, class_mask: Tensor | None = None) -> tuple[fl
 
 
 def _jackknife(values: Tensor, class_mask: Tensor) -> list[tuple[float, int]]:
-    """Return the standard error over classes, with its degrees of freedom, of each column of values (n, k)."""
+    """Estimate the standard error over classes, with its degrees of freedom, of each column of values (n, k)."""
     present, inside = (~values.isnan()).double(), class_mask.double()
     values = values.double().nan_to_num()
     n, total = present.sum(dim=0), values.sum(dim=0)  # (k,)
@@ -357,22 +347,16 @@ def _jackknife(values: Tensor, class_mask: Tensor) -> list[tuple[float, int]]:
 
 
 def mean_of(values: Tensor) -> float:
-    """Return the mean of those values (n,) that are not NaN; NaN if there are none."""
+    """Compute the mean of those values (n,) that are not NaN; NaN if there are none."""
     return float(values.double().nanmean())
 
 
 def compare_pairs(
     accuracies: Mapping[str, Tensor], class_mask: Tensor | None = None, against: str | None = None
 ) -> list[Comparison]:
-    """Compare every two methods, or one with each other one, by their accuracies on the same episodes.
+    """Compare every two methods, or ``against`` with each other one, by accuracies (episodes,) of the same episodes.
 
-    Args:
-        accuracies: For each method's name (episodes,) float64 in [0, 1].
-        class_mask: As in `standard_error`.
-        against: The method to compare with each other one; None for all pairs.
-
-    Returns:
-        One comparison per pair, in the order of the methods; ``against`` is the first of each.
+    ``against`` is the first of each pair; ``class_mask`` is as in `standard_error`.
 
     Source: Student's paired t test; Holm, "A simple sequentially rejective multiple test procedure" (1979).
     """
@@ -391,7 +375,7 @@ def compare_pairs(
 
 
 def _test(differences: Tensor, errors: Sequence[tuple[float, int]]) -> list[tuple[float, float, float]]:
-    """Return half-widths, p-values and adjusted p-values of differences (n, pairs), with their standard errors."""
+    """Compute half-widths, p-values and adjusted p-values of differences (n, pairs), with their standard errors."""
     from scipy.special import stdtr  # noqa: PLC0415 - slow to import
 
     p_values = []

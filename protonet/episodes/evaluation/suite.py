@@ -16,14 +16,7 @@ from protonet.episodes.evaluation.distributed import join_group
 from protonet.episodes.evaluation.prepare import EvaluationPlan, prepare, prepare_tuning
 from protonet.episodes.evaluation.report import TextTable, accuracy_heading, percent, write_tables
 from protonet.episodes.evaluation.run import run_evaluation
-from protonet.episodes.evaluation.statistics import (
-    INTERVAL_KINDS,
-    Evaluation,
-    MethodSummary,
-    Rate,
-    compare_pairs,
-    get_half_width,
-)
+from protonet.episodes.evaluation.statistics import INTERVAL_KINDS, Evaluation, MethodSummary, Rate, compare_pairs
 from protonet.episodes.features.sources import load_data
 from protonet.errors import raise_input_error
 from protonet.ui.text import format_table
@@ -64,24 +57,15 @@ class Average:
         return sum(self.ranks) / len(self.ranks)
 
     def describe(self) -> dict[str, object]:
-        """Return it in a form that JSON can write."""
+        """Convert it to a form that JSON can write."""
         return {**self.rate.describe(), "ranks": list(self.ranks), "rank": self.rank}
 
 
 def run_suite(members: Sequence[Member], report: ReportCallback, *, state: Path | None, resume: bool) -> None:
-    """Evaluate all, print the report of each, and report all.
+    """Evaluate all, print the report of each, and report all, or the finished ones after Ctrl-C.
 
-    Args:
-        members: The evaluations.
-        report: Called with the finished evaluations in the first process, and what they are of: all, or the first ones
-            after Ctrl-C.
-        state: The path of a file, beside which each evaluation keeps its own state, with a number; None for none.
-        resume: Continue from the states that are there.
-
-    Raises:
-        KeyboardInterrupt: After Ctrl-C, once the tables and the files of the finished evaluations are written; it names
-            the others.
-        InputError: As of one evaluation, or a state is there without ``resume``.
+    Each evaluation keeps its own state beside ``state``, with a number. The KeyboardInterrupt names those that are not
+    finished.
     """
     states = [state and state.with_name(f"{state.stem}-{index + 1}{state.suffix}") for index in range(len(members))]
     is_main = os.environ.get("RANK", "0") == "0"
@@ -114,13 +98,7 @@ def run_suite(members: Sequence[Member], report: ReportCallback, *, state: Path 
 
 
 def report_suite(outputs: Mapping[str, Path], members: Sequence[Member], evaluations: Sequence[Evaluation]) -> None:
-    """Print tables of evaluations, one or more, and write the outputs.
-
-    Args:
-        outputs: The paths of the files to write, of all together, under some of ``SUITE_OUTPUTS``.
-        members: The data set and settings of each.
-        evaluations: The results of each.
-    """
+    """Print tables of evaluations, one or more, and write the outputs, by ``SUITE_OUTPUTS``."""
     of_shot: dict[str, list[Evaluation]] = {}
     for member, evaluation in zip(members, evaluations, strict=True):
         of_shot.setdefault(member.shot, []).append(evaluation)
@@ -138,29 +116,23 @@ def report_suite(outputs: Mapping[str, Path], members: Sequence[Member], evaluat
 
 
 def average(evaluations: Sequence[Evaluation]) -> dict[str, Average]:
-    """Return the average of each method that all evaluations have, one of each data set."""
+    """Average each method that all evaluations have, one of each data set."""
     ranks = [rank_methods(evaluation.accuracies) for evaluation in evaluations]
-    methods = [evaluation.summary.methods for evaluation in evaluations]
     averages: dict[str, Average] = {}
-    for name in methods[0]:
-        if all(name in others for others in methods):
-            rates = [others[name].accuracy for others in methods]
+    for name in evaluations[0].methods:
+        if all(name in evaluation.methods for evaluation in evaluations):
+            rates = [evaluation.methods[name].accuracy for evaluation in evaluations]
             mean = sum(rate.mean for rate in rates) / len(rates)
-            halves = (
-                sum(get_half_width(rate, over) ** 2 for rate in rates) ** 0.5 / len(rates) for over in INTERVAL_KINDS
-            )
+            squares = (sum(rate.half_width(over) ** 2 for rate in rates) for over in INTERVAL_KINDS)
+            halves = (square**0.5 / len(rates) for square in squares)
             averages[name] = Average(Rate(mean, *halves), [ranked[name] for ranked in ranks])
     return averages
 
 
 def rank_methods(accuracies: Mapping[str, Tensor]) -> dict[str, float]:
-    """Rank methods by their mean accuracy; those that are not surely behind the best of the rest share its rank.
+    """Rank methods by their mean accuracy (episodes,), from 1 on; those that share some ranks have their mean.
 
-    Args:
-        accuracies: For each method's name (episodes,) float64, of the same episodes.
-
-    Returns:
-        Ranks from 1 on; those that share some have their mean.
+    Methods share a rank if they are not surely behind the best of the rest.
 
     Source: Triantafillou et al., "Meta-Dataset" (2020), sec. 4; as its code (Leaderboard.ipynb, ``compute_ranks``), but
         with a paired test, because all methods have the same episodes.

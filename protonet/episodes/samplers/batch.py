@@ -235,14 +235,6 @@ class Texts(NamedTuple):
         return self.rows[classes.to(self.rows.device)].to(dtype)
 
 
-def label_rows(index: ClassIndex, n_rows: int) -> Tensor:
-    """Return the class of each of ``n_rows`` rows, (n_rows,) int64; -1 for those that are in none of the index."""
-    classes = torch.full((n_rows,), -1)
-    for c, rows in enumerate(list_pieces(index)):
-        classes[rows] = c
-    return classes
-
-
 def gather_episodes(
     take: Take,
     part: EpisodeBatch,
@@ -284,25 +276,18 @@ def summarize_base(take: Take, by_class: ClassIndex) -> Base:
         sums = [take(some).to(torch.float64).sum(dim=0) for some in rows.split(ROWS_PER_SUM)]
         means.append(torch.stack(sums).sum(dim=0) / len(rows))
     class_means = torch.stack(means)  # (base classes, dim)
-    fraction = by_class.size.double() / by_class.size.sum()
-    known = index_pieces(pieces)
-    rows_of_base, device = known.rows.to(class_means.device), class_means.device
-    numbered = ClassIndex(torch.arange(len(rows_of_base)), known.start, known.size)
-    numbered = ClassIndex(*(tensor.to(device) for tensor in numbered))
+    fraction, device = by_class.size.double() / by_class.size.sum(), class_means.device
+    rows_of_base, *bounds = (tensor.to(device) for tensor in index_pieces(pieces))
+    numbered = ClassIndex(torch.arange(len(rows_of_base), device=device), *bounds)
     mean = (fraction.to(device) @ class_means).float()
     return Base(lambda indices: take(rows_of_base[indices]), numbered, mean, class_means.float())
 
 
 def hash_rows(take: Take, by_class: ClassIndex) -> str:
-    """Return a hash of all rows, class by class: equal draws of equal hashes are episodes of the same rows.
-
-    Args:
-        take: Returns rows by number.
-        by_class: The rows' numbers, which do not count, by class.
-    """
+    """Return a hash of all rows, class by class: equal draws of equal hashes are episodes of the same rows."""
     digest = hashlib.sha256(by_class.size.numpy().tobytes())
-    for start, size in zip(by_class.start.tolist(), by_class.size.tolist(), strict=True):
-        for rows in by_class.rows[start : start + size].split(ROWS_PER_SUM):
+    for rows_of_class in list_pieces(by_class):
+        for rows in rows_of_class.split(ROWS_PER_SUM):
             digest.update(take(rows).cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
@@ -333,14 +318,10 @@ def record(
     *,
     seed: int,
 ) -> Records:
-    """Return the records of the first episodes of a seed.
+    """Return the records of the first episodes of a seed, which are of equal sizes and without open classes.
 
-    Args:
-        sampler: Draws episodes of equal sizes, without open classes.
-        pool: The rows that it samples from.
-        classes: Of the data set: (rows,) int64, the class of each row, and the names of the classes.
-        predicted: For each method (episodes, n_queries), at least one.
-        seed: Of the episodes.
+    ``classes`` of the data set are the class of each row, (rows,) int64, and their names; ``predicted`` (episodes,
+    n_queries) are of each method.
     """
     n_episodes = len(next(iter(predicted.values())))
     (part,) = split_by_size(sampler.sample(pool.by_class, seed=seed, first=0, n_episodes=n_episodes))

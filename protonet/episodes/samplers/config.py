@@ -29,8 +29,6 @@ from protonet.episodes.samplers.sampler import (
 from protonet.errors import InputTypeError, raise_input_error
 from protonet.sampling import ClassIndex, draw_distinct
 
-EPISODES_PER_COUNT = 1024  #: Episodes that are drawn at a time to count their queries.
-
 
 @dataclass(frozen=True)
 class EpisodeConfig(Sampler):
@@ -76,22 +74,21 @@ class EpisodeConfig(Sampler):
         check_span("shot", self.shot, low=1)
         for name, low in (("n_query", 1), ("n_open_classes", 0), ("n_unlabelled", 0), ("n_distractors", 0)):
             check_int(name, getattr(self, name), low=low, high=MAX_COUNT)
-        n_open_classes, n_distractors = self.n_open_classes, self.n_distractors
-        if n_distractors and not self.n_unlabelled:
+        if self.n_distractors and not self.n_unlabelled:
             remedy = "Ask for unlabelled rows (`n_unlabelled`), or for no distractors."
-            raise_input_error("n_distractors", "be 0 where there are no unlabelled rows", n_distractors, remedy)
+            raise_input_error("n_distractors", "be 0 where there are no unlabelled rows", self.n_distractors, remedy)
         if self.imbalance is not None:
             check_number("imbalance", self.imbalance, low=0, strict=True)
         max_query = self.n_query * (1 if self.imbalance is None else self.way[1])
         needed = self.shot[1] + (1 if self.allow_small else max_query) + self.n_unlabelled
         if self.allow_small:
             index = index.take((index.size >= needed).nonzero().flatten())
-        n_classes = f"{len(index.size)}{f' beside {n_open_classes} open ones' if n_open_classes else ''}"
-        n_classes += f" beside {n_distractors} distractors" if n_distractors else ""
         if self.n_drawn > len(index.size):
-            classes = f"classes{' or open classes' if n_open_classes else ''}"
-            remedy = f"Ask for fewer {classes}, or another side of the split."
-            raise_input_error("way", f"be at most the number of classes ({n_classes})", self.way[1], remedy)
+            others = {"open ones": self.n_open_classes, "distractors": self.n_distractors}
+            beside = "".join(f" beside {n} {kind}" for kind, n in others.items() if n)
+            remedy = "Ask for fewer classes, or another side of the split."
+            constraint = f"be at most the number of classes ({len(index.size)}{beside})"
+            raise_input_error("way", constraint, self.way[1], remedy)
         if bool((index.size < needed).any()):
             worst = int(index.size.argmin())
             got = f"class {class_names[worst]!r} with {int(index.size[worst])}"
@@ -104,13 +101,17 @@ class EpisodeConfig(Sampler):
 
     def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
         """Draw the episodes numbered ``first`` and after, see `Sampler.sample`."""
-        max_way, max_shot, n_open_classes = self.way[1], self.shot[1], self.n_open_classes
+        max_way, max_shot, n_open = self.way[1], self.shot[1], self.n_open_classes
 
         def uniform(stream: int, *shape: int) -> Tensor:
             return sample_uniform(seed, stream, first, (n_episodes, *shape))
 
-        way, classes = self._draw_classes(index, seed, first, n_episodes)
-        size, start = index.size[classes], index.start[classes]  # (episodes, most_way + n_open_classes)
+        way = _spread(uniform(WAY_STREAM), *self.way)
+        uniform_classes = [uniform(CLASS_STREAM, max_way + n_open), uniform(DISTRACTOR_STREAM, self.n_distractors)]
+        n_classes = torch.tensor(len(index.size)).expand(n_episodes)
+        # (episodes, most classes + open classes + distractors); an episode has the first ``way`` of the former
+        classes = draw_distinct(torch.cat(uniform_classes, dim=1), n_classes)
+        size, start = index.size[classes], index.start[classes]
         drawn = torch.arange(max_way) < way[:, None]  # (episodes, most_way), the classes that the episode has
         shots = _spread(uniform(SHOT_STREAM, max_way), *self.shot)
         shots = (shots if self.unequal else shots[:, :1].expand(-1, max_way)).where(drawn, 0)
@@ -119,12 +120,10 @@ class EpisodeConfig(Sampler):
             queries = _split_queries(uniform(QUERY_STREAM, max_way), self.imbalance, drawn, way * self.n_query)
         max_query = min(self.n_query * (1 if self.imbalance is None else max_way), int(index.size.max()))
         queries = torch.minimum(queries, size[:, :max_way] - shots - self.n_unlabelled)
-        open_queries = torch.full((n_episodes, n_open_classes), self.n_query).minimum(
-            size[:, max_way : max_way + n_open_classes]
-        )
+        open_queries = size[:, max_way : max_way + n_open].clamp_max(self.n_query)
         counts = torch.cat([queries.flatten(), open_queries.flatten(), torch.zeros(1, dtype=torch.int64)])
         slots = max_shot + int(counts.max())  # those that are used
-        uniform_rows = uniform(ROW_STREAM, max_way + n_open_classes, max_shot + max_query)[..., :slots]
+        uniform_rows = uniform(ROW_STREAM, max_way + n_open, max_shot + max_query)[..., :slots]
         unlabelled = torch.empty(n_episodes, max_way + self.n_distractors, 0, dtype=torch.int64)
         if self.n_unlabelled:
             uniform_unlabelled = uniform(UNLABELLED_STREAM, max_way + self.n_distractors, self.n_unlabelled)
@@ -132,7 +131,7 @@ class EpisodeConfig(Sampler):
                 index, uniform_rows[:, :max_way], uniform_unlabelled, shots + queries, size, start
             )
             unlabelled[:, :max_way].masked_fill_(~drawn[..., None], NO_ROW)
-        size, start = size[:, : max_way + n_open_classes], start[:, : max_way + n_open_classes]
+        size, start = size[:, : max_way + n_open], start[:, : max_way + n_open]
         # (episodes, most_way + n_open_classes, slots)
         rows = index.rows[start[..., None] + draw_distinct(uniform_rows, size)]
         inside, outside, position = rows[:, :max_way], rows[:, max_way:], torch.arange(slots)
@@ -144,39 +143,6 @@ class EpisodeConfig(Sampler):
             outside.where(position < open_queries[..., None], NO_ROW)[..., : self.n_query],
             unlabelled,
         )
-
-    def classes_of(self, index: ClassIndex, *, seed: int, n_episodes: int) -> Tensor:
-        """Find which classes the first episodes have, open ones included."""
-        way, classes = self._draw_classes(index, seed, 0, n_episodes)
-        position = torch.arange(classes.shape[1])
-        drawn = (position < way[:, None]) | (position >= self.way[1])
-        return torch.zeros(n_episodes, len(index.size), dtype=torch.bool).scatter_(1, classes, drawn)
-
-    def count_queries(self, index: ClassIndex, *, seed: int, n_episodes: int) -> Tensor:
-        """Count the queries of the first episodes, without those of open classes."""
-        if not self.allow_small:  # then no class has too few rows
-            return self.n_query * self._draw_classes(index, seed, 0, n_episodes)[0]
-        counts = [torch.empty(0, dtype=torch.int64)]
-        for first in range(0, n_episodes, EPISODES_PER_COUNT):
-            some = min(EPISODES_PER_COUNT, n_episodes - first)
-            draw = self.sample(index, seed=seed, first=first, n_episodes=some)
-            counts.append((draw.query >= 0).sum(dim=(1, 2)))
-        return torch.cat(counts)
-
-    def _draw_classes(self, index: ClassIndex, seed: int, first: int, n_episodes: int) -> tuple[Tensor, Tensor]:
-        """Draw the classes of episodes, ``first`` and after.
-
-        Returns:
-            way: (episodes,) int64, the number of classes of each.
-            classes: (episodes, most classes + open classes + distractors) int64: the episode has the first
-                ``way`` of them; open classes and distractors follow.
-        """
-        way = _spread(sample_uniform(seed, WAY_STREAM, first, (n_episodes,)), *self.way)
-        uniform_classes = sample_uniform(seed, CLASS_STREAM, first, (n_episodes, self.way[1] + self.n_open_classes))
-        if self.n_distractors:
-            more = sample_uniform(seed, DISTRACTOR_STREAM, first, (n_episodes, self.n_distractors))
-            uniform_classes = torch.cat([uniform_classes, more], dim=1)
-        return way, draw_distinct(uniform_classes, torch.tensor(len(index.size)).expand(n_episodes))
 
     def describe(self) -> dict[str, object]:
         """Return the settings under the names of the command line."""

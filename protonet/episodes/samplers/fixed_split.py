@@ -6,7 +6,7 @@ query may be a copy of a row that a method has seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
@@ -26,14 +26,9 @@ MAX_GROUPS_NAMED = 5  #: Classes that a line names, at the most.
 
 
 def group_equal_rows(x: Tensor, release: Callable[[], None] = lambda: None) -> Tensor:
-    """Assign each row to a group of exactly equal rows; -0.0 equals 0.0.
+    """Assign each row of ``x`` (n, dim) of any dtype to a group of exactly equal rows, (n,) int64; -0.0 equals 0.0.
 
-    Args:
-        x: (n, dim) of any dtype.
-        release: Called after each read of some rows, to free the memory of a mapped file.
-
-    Returns:
-        (n,) int64, the group of each row.
+    ``release`` is called after each read of some rows, to free the memory of a mapped file.
     """
     group_of: dict[bytes, int] = {}  # by the SHA-256 of a row
     groups: list[int] = []
@@ -46,12 +41,7 @@ def group_equal_rows(x: Tensor, release: Callable[[], None] = lambda: None) -> T
 
 
 def describe_duplicates(data: Dataset, class_ids: Tensor) -> Iterator[str]:
-    """Yield lines on rows of the evaluated classes that are exactly equal to other rows of a data set.
-
-    Args:
-        data: The data set, with the rows of all sides of its split.
-        class_ids: (classes,) int64, those that are evaluated.
-    """
+    """Yield lines on rows of the evaluated ``class_ids`` (classes,) that are equal to other rows of the data set."""
     pairs, counts = (group_equal_rows(data.x, data.release) * data.num_classes + data.y).unique(return_counts=True)
     classes, (_, group) = pairs % data.num_classes, (pairs // data.num_classes).unique(return_inverse=True)
     inside = torch.isin(classes, class_ids)  # (pairs of equal rows and a class of them,)
@@ -62,7 +52,8 @@ def describe_duplicates(data: Dataset, class_ids: Tensor) -> Iterator[str]:
         return f"{count(int(counts[chosen].sum()), 'row')} of {name(chosen)}"
 
     def name(chosen: Tensor) -> str:
-        return _name_classes([data.class_names[c] for c in classes[chosen].unique().tolist()])
+        names = [data.class_names[c] for c in classes[chosen].unique().tolist()]
+        return f"{count(len(names), 'class')} ({shorten_list(names, MAX_GROUPS_NAMED)})"
 
     if bool((copied := inside & (counts > 1)).any()):
         yield f"Equal to another row of its class, so queries may be copies of support rows: {describe(copied)}."
@@ -71,11 +62,6 @@ def describe_duplicates(data: Dataset, class_ids: Tensor) -> Iterator[str]:
     if bool((seen := inside & (n_outside > 0)).any()):
         where = name(~inside & (n_inside > 0))
         yield f"Exactly equal to a row that is not evaluated, of {where}: {describe(seen)}."
-
-
-def _name_classes(names: Sequence[str]) -> str:
-    """Return the names of classes, the first few of many."""
-    return f"{count(len(names), 'class')} ({shorten_list(names, MAX_GROUPS_NAMED)})"
 
 
 @dataclass(frozen=True)
@@ -113,12 +99,7 @@ class FixedSplit(Sampler):
         return replace(self, n_train=n_train), data
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
-        """Check that each class has enough training rows, and a test row.
-
-        Raises:
-            InputTypeError: ``n_shot`` is not a number.
-            InputError: It is < 1, there is not a count of training rows for each class, or a class has too few rows.
-        """
+        """Check that each class has enough training rows, and a test row."""
         check_int("shot", self.n_shot, low=1, high=MAX_COUNT)
         if len(self.n_train) != len(index.size) or len(self.n_train) < 2:
             got = f"{len(self.n_train)} for {len(index.size)}"
@@ -152,19 +133,16 @@ class FixedSplit(Sampler):
             torch.empty(n_episodes, len(train), 0, dtype=torch.int64),
         )
 
-    def classes_of(self, index: ClassIndex, *, seed: int, n_episodes: int) -> Tensor:
-        """All classes are in each episode: (n_episodes, classes) bool."""
-        return torch.ones(n_episodes, len(index.size), dtype=torch.bool)
-
-    def count_queries(self, index: ClassIndex, *, seed: int, n_episodes: int) -> Tensor:
-        """All test rows are queries of each episode: (n_episodes,) int64."""
-        return torch.full((n_episodes,), int(index.size.sum()) - sum(self.n_train))
-
     def describe(self) -> dict[str, object]:
         """Return the settings under the names of the command line."""
-        way, shot = list(self.way), list(self.shot)
-        more = {"n_open_classes": 0, "allow_small": self.allow_small, "kind": self.title()}
-        return {"protocol": "fixed-split", "way": way, "shot": shot, **more}
+        return {
+            "protocol": "fixed-split",
+            "way": list(self.way),
+            "shot": list(self.shot),
+            "n_open_classes": 0,
+            "allow_small": self.allow_small,
+            "kind": self.title(),
+        }
 
     def title(self) -> str:
         """Return the settings as a few words."""
@@ -172,19 +150,9 @@ class FixedSplit(Sampler):
 
 
 def join_split(train: Dataset, test: Dataset, names: tuple[str, str]) -> tuple[Dataset, tuple[int, ...]]:
-    """Join training and test rows of the same classes, by name.
+    """Join training rows, which come first, and test rows of the same classes; count the training rows of each class.
 
-    Args:
-        train: The rows to draw supports from.
-        test: The rows to classify.
-        names: What messages call them.
-
-    Returns:
-        data: All rows in memory, the training ones first, without a split by class.
-        n_train: How many training rows each class has.
-
-    Raises:
-        InputError: They have other numbers of features or other classes, or share a row.
+    All rows are in memory. ``names`` of the two are for messages.
     """
     if test.x.shape[1] != train.x.shape[1]:
         got = f"{test.x.shape[1]} of {names[1]}"
@@ -202,25 +170,12 @@ def join_split(train: Dataset, test: Dataset, names: tuple[str, str]) -> tuple[D
         sides = [split.get_rows(torch.arange(len(split.x))) for split in (train, test)]
     x = torch.cat(sides)
     coarse = min((rows.dtype for rows in sides), key=lambda dtype: dtype.itemsize)
-    shared = match_equal_rows(*(rows.to(coarse) for rows in sides))
-    if len(shared):
-        first, second = shared[0].tolist()
-        got = f"{len(shared[:, 1].unique())}, such as row {second} of {names[1]} and row {first} of {names[0]}"
+    known, sought = group_equal_rows(torch.cat([rows.to(coarse) for rows in sides])).split(list(map(len, sides)))
+    shared = torch.isin(sought, known).nonzero().flatten().tolist()
+    if shared:
+        last = int((known == sought[shared[0]]).nonzero()[-1])
+        got = f"{len(shared)}, such as row {shared[0]} of {names[1]} and row {last} of {names[0]}"
         raise_input_error("test", f"share no row with {names[0]}", got, "Leave these rows out of one of the two.")
     y = torch.cat([train.y, torch.tensor([class_id_of[name] for name in test.class_names])[test.y]])
     counts = tuple(torch.bincount(train.y, minlength=train.num_classes).tolist())
     return Dataset(x, y, train.class_names, shape=train.shape), counts
-
-
-def match_equal_rows(a: Tensor, b: Tensor) -> Tensor:
-    """Find rows of ``b`` (m, dim) that are in ``a`` (n, dim), of the same dtype; -0.0 is 0.0.
-
-    Returns:
-        (pairs, 2) int64: for each row of ``b`` that is in ``a``, in order, the last such row of ``a``, and it.
-    """
-    known, sought = group_equal_rows(torch.cat([a, b])).split([len(a), len(b)])
-    order = known.argsort(stable=True)
-    position = torch.searchsorted(known[order], sought, right=True) - 1  # of the last number that is not larger
-    rows = order[position.clamp_min(0)]
-    shared = ((position >= 0) & (known[rows] == sought)).nonzero().flatten()
-    return torch.stack([rows[shared], shared], dim=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.episodes.samplers.batch import make_row_reader
@@ -79,24 +80,17 @@ class Generalized(Sampler):
         return replace(self, n_base=len(means)), RowPool(x, make_row_reader(x), by_class, sources)
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
-        """Check that the novel classes fit, and that each base class has a query beside its mean.
-
-        Raises:
-            InputError: They do not.
-        """
+        """Check that the novel classes fit, and that each base class has a query beside its mean."""
         if not 0 < self.n_base < len(index.size) or bool((index.size[: self.n_base] < 2).any()):
             remedy = "Add rows to the base classes."
             raise_input_error("n_base", "be classes of a mean and a query or more", self.n_base, remedy)
-        self.novel.validate(self._take_novel(index), class_names[self.n_base :])
+        self.novel.validate(index.take(torch.arange(self.n_base, len(index.size))), class_names[self.n_base :])
         return index
-
-    def _take_novel(self, index: ClassIndex) -> ClassIndex:
-        """Return the novel classes of an index."""
-        return index.take(torch.arange(self.n_base, len(index.size)))
 
     def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
         """Draw the episodes numbered ``first`` and after; base classes come first."""
-        novel = self.novel.sample(self._take_novel(index), seed=seed, first=first, n_episodes=n_episodes)
+        novel_index = index.take(torch.arange(self.n_base, len(index.size)))
+        novel = self.novel.sample(novel_index, seed=seed, first=first, n_episodes=n_episodes)
         shape = (n_episodes, self.n_base, self.novel.n_query)
         start, size = index.start[: self.n_base], index.size[: self.n_base] - 1
         offsets = draw_distinct(sample_uniform(seed, QUERY_STREAM, first, shape), size.expand(shape[:2]))
@@ -105,28 +99,14 @@ class Generalized(Sampler):
         support = torch.full((n_episodes, self.n_base, novel.support.shape[2]), NO_ROW)
         support[:, :, 0] = index.rows[start]
         max_query = max(query.shape[2], novel.query.shape[2])
-        widths = (
-            torch.nn.functional.pad(rows, (0, max_query - rows.shape[2]), value=NO_ROW) for rows in (query, novel.query)
-        )
-        none = torch.empty(n_episodes, self.n_base + novel.support.shape[1], 0, dtype=torch.int64)
-        return SampledEpisodes(
-            torch.cat([support, novel.support], dim=1), torch.cat(list(widths), dim=1), novel.open_query, none
-        )
-
-    def classes_of(self, index: ClassIndex, *, seed: int, n_episodes: int) -> Tensor:
-        """Find which classes the first episodes have: (n_episodes, classes of the index) bool, all base classes."""
-        class_mask = self.novel.classes_of(self._take_novel(index), seed=seed, n_episodes=n_episodes)
-        return torch.cat([class_mask.new_ones(n_episodes, self.n_base), class_mask], dim=1)
-
-    def count_queries(self, index: ClassIndex, *, seed: int, n_episodes: int) -> Tensor:
-        """Count the queries of the first episodes, those of base classes too: (n_episodes,) int64."""
-        counts = self.novel.count_queries(self._take_novel(index), seed=seed, n_episodes=n_episodes)
-        return counts + int((index.size[: self.n_base] - 1).clamp_max(self.novel.n_query).sum())
+        queries = [F.pad(rows, (0, max_query - rows.shape[2]), value=NO_ROW) for rows in (query, novel.query)]
+        support = torch.cat([support, novel.support], dim=1)
+        unlabelled = torch.empty(n_episodes, support.shape[1], 0, dtype=torch.int64)
+        return SampledEpisodes(support, torch.cat(queries, dim=1), novel.open_query, unlabelled)
 
     def describe(self) -> dict[str, object]:
         """Return the settings under the names of the command line."""
-        more = {"protocol": "generalized", "base_classes": self.n_base, "kind": self.title()}
-        return {**self.novel.describe(), **more}
+        return self.novel.describe() | {"protocol": "generalized", "base_classes": self.n_base, "kind": self.title()}
 
     def title(self) -> str:
         """Return the settings as a few words."""

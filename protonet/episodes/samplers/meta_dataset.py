@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -82,11 +82,7 @@ class MetaDataset(Sampler):
         return sampler, sampler.validate(index, class_names), []
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
-        """Check that there are enough classes, of at least two rows.
-
-        Raises:
-            InputError: They are not, or a group is too small or of other classes.
-        """
+        """Check that there are enough classes of at least two rows, and that groups are of enough of them."""
         if len(index.size) < MIN_WAY:
             remedy = "Add classes, or choose another protocol."
             got = str(len(index.size))
@@ -108,9 +104,8 @@ class MetaDataset(Sampler):
         beta = sample_uniform(seed, SHOT_STREAM, first, (n_episodes, 1))
         queries, shots = split_rows(size, drawn, beta, sample_uniform(seed, SIZE_STREAM, first, (n_episodes, MAX_WAY)))
         slots = int((queries + shots).max()) if n_episodes else 0
-        uniform_rows = sample_uniform(seed, ROW_STREAM, first, (n_episodes, MAX_WAY, MAX_SUPPORT + MAX_QUERY))[
-            ..., :slots
-        ]
+        shape = (n_episodes, MAX_WAY, MAX_SUPPORT + MAX_QUERY)
+        uniform_rows = sample_uniform(seed, ROW_STREAM, first, shape)[..., :slots]
         rows = torch.full((n_episodes, MAX_WAY, slots), NO_ROW)
         rows[drawn] = index.rows[start[drawn][:, None] + draw_distinct(uniform_rows[drawn], size[drawn])]
         position = torch.arange(slots)
@@ -118,18 +113,6 @@ class MetaDataset(Sampler):
         is_query = ~is_support & (position < (shots + queries)[..., None])
         nothing = torch.empty(n_episodes, MAX_WAY, 0, dtype=torch.int64)
         return SampledEpisodes(rows.where(is_support, NO_ROW), rows.where(is_query, NO_ROW), nothing[:, :0], nothing)
-
-    def classes_of(self, index: ClassIndex, *, seed: int, n_episodes: int) -> Tensor:
-        """Find which classes the first episodes have: (n_episodes, classes of the index) bool."""
-        way, classes = self._draw_classes(index, seed, 0, n_episodes)
-        class_mask = torch.zeros(n_episodes, len(index.size) + 1, dtype=torch.bool)
-        missing = torch.arange(MAX_WAY) >= way[:, None]
-        return class_mask.scatter_(1, classes.masked_fill(missing, len(index.size)), value=True)[:, :-1]
-
-    def count_queries(self, index: ClassIndex, *, seed: int, n_episodes: int) -> Tensor:
-        """Count the queries of the first episodes: (n_episodes,) int64."""
-        way, classes = self._draw_classes(index, seed, 0, n_episodes)
-        return way * _count_queries(index.size[classes], torch.arange(MAX_WAY) < way[:, None])[:, 0]
 
     def _draw_classes(self, index: ClassIndex, seed: int, first: int, n_episodes: int) -> tuple[Tensor, Tensor]:
         """Draw each episode's number of classes, (episodes,), and its classes, the first ones of (episodes, MOST_WAY).
@@ -149,16 +132,20 @@ class MetaDataset(Sampler):
 
     def describe(self) -> dict[str, object]:
         """Return the settings under the names of the command line."""
-        way, shot = list(self.way), list(self.shot)
-        more = {"n_open_classes": 0, "groups": len(self.groups), "kind": self.title()}
-        return {"hierarchy": self.hierarchy, "protocol": "meta-dataset", "way": way, "shot": shot, **more}
+        return {
+            "hierarchy": self.hierarchy,
+            "protocol": "meta-dataset",
+            "way": list(self.way),
+            "shot": list(self.shot),
+            "n_open_classes": 0,
+            "groups": len(self.groups),
+            "kind": self.title(),
+        }
 
     def title(self) -> str:
         """Return the settings as a few words."""
-        kinds = ("superclasses", "nodes of a hierarchy")
-        return "Meta-Dataset's ways and shots" + (
-            f", {len(self.groups)} {kinds[self.all_of_group]}" if self.groups else ""
-        )
+        kind = "nodes of a hierarchy" if self.all_of_group else "superclasses"
+        return "Meta-Dataset's ways and shots" + (f", {len(self.groups)} {kind}" if self.groups else "")
 
 
 def split_rows(size: Tensor, drawn: Tensor, beta: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
@@ -171,12 +158,12 @@ def split_rows(size: Tensor, drawn: Tensor, beta: Tensor, alpha: Tensor) -> tupl
         alpha: (episodes, classes) float64 in [0, 1), a random factor for the support rows of each class.
 
     Returns:
-        queries: (episodes, classes) int64, 0 where not ``drawn``.
-        shots: (episodes, classes) int64, likewise.
+        Queries and shots of each class, (episodes, classes) int64, 0 where not ``drawn``.
 
     Source: Triantafillou et al. (2020), appendix A, equations of the sizes of query set, support set and K_c.
     """
-    queries = _count_queries(size, drawn)
+    smallest = size.masked_fill(~drawn, torch.iinfo(torch.int64).max).amin(dim=1, keepdim=True)
+    queries = (smallest // 2).clamp_max(MAX_QUERY).expand_as(size).where(drawn, 0)
     left = (size - queries).where(drawn, 0)
     row_counts = (beta * left.clamp_max(MAX_ROWS_COUNTED) + 1).floor().where(drawn, 0.0)
     total = _add_up(row_counts).clamp_max(MAX_SUPPORT) - drawn.sum(dim=1, keepdim=True)  # less one of each class
@@ -185,19 +172,13 @@ def split_rows(size: Tensor, drawn: Tensor, beta: Tensor, alpha: Tensor) -> tupl
     return queries, shots.minimum(left).where(drawn, 0)
 
 
-def _count_queries(size: Tensor, drawn: Tensor) -> Tensor:
-    """Return the queries of each class: at most 10, and half of the smallest class of the episode."""
-    smallest = size.masked_fill(~drawn, torch.iinfo(torch.int64).max).amin(dim=1, keepdim=True)
-    return (smallest // 2).clamp_max(MAX_QUERY).expand_as(size).where(drawn, 0)
-
-
 def _add_up(values: Tensor) -> Tensor:
     """Return the sums (episodes, 1) of values (episodes, classes), added in order: equal in batches of any size."""
     return values.cumsum(dim=1)[:, -1:]
 
 
 def read_groups(hierarchy: str, names: Sequence[str]) -> tuple[tuple[tuple[int, ...], ...], bool]:
-    """Return the groups of classes that a hierarchy names.
+    """Find the groups of classes of a hierarchy, and whether an episode has all classes of its group.
 
     Args:
         hierarchy: ``names``, if the text before the last ``/`` of a class's name is its superclass, such as an
@@ -206,11 +187,8 @@ def read_groups(hierarchy: str, names: Sequence[str]) -> tuple[tuple[tuple[int, 
         names: Of the classes.
 
     Returns:
-        groups: The numbers of the classes of each superclass of at least 5, or of each node of 5 to 392 that has forks.
-        whole: Whether an episode has all classes of its group.
-
-    Raises:
-        InputError: The file cannot be read or has circles, a class has no superclass, or no group is large enough.
+        The numbers of the classes of each superclass of at least 5, or of each node of 5 to 392 that has forks; and
+        whether a node's are all in each of its episodes.
     """
     all_of_group = hierarchy != "names"
     nodes = _read_nodes(hierarchy, names) if all_of_group else _split_names(names)
@@ -237,21 +215,23 @@ def _split_names(names: Sequence[str]) -> dict[str, set[int]]:
 def _read_nodes(hierarchy: str, names: Sequence[str]) -> dict[str, set[int]]:
     """Return the classes below each node of a hierarchy that has several children with classes below them."""
     listed = read_class_lists().get(hierarchy)
-    children = (
-        _read_edges(Path(hierarchy))
-        if listed is None
-        else {node: below.split() for node, below in listed.children.items()}
-    )
-    known = {*children, *(child for below in children.values() for child in below)}
+    if listed is None:
+        children = _read_edges(Path(hierarchy))
+    else:
+        children = {node: below.split() for node, below in listed.children.items()}
+    known = {*children, *(child for nodes in children.values() for child in nodes)}
     for name in names:
         if name not in known:
             raise_input_error("hierarchy", "have all classes, by name", f"none for {name!r}", HIERARCHY_REMEDY)
-    below = _span(hierarchy, children, {name: class_id for class_id, name in enumerate(names)})
-    return {
-        node: below[node]
-        for node, below_it in children.items()
-        if len({child for child in below_it if below.get(child)}) > 1
-    }
+    class_ids = {name: {class_id} for class_id, name in enumerate(names)}
+    below: dict[str, set[int]] = {}  # the classes at and below each node
+    try:
+        for node in TopologicalSorter(children).static_order():  # children come first
+            below[node] = class_ids.get(node, set()).union(*(below[child] for child in children.get(node, ())))
+    except CycleError as error:
+        got = f"one through {min(error.args[1])!r} in {hierarchy}"
+        raise_input_error("hierarchy", "have no circles", got, "Correct the file.")
+    return {node: below[node] for node, nodes in children.items() if len({c for c in nodes if below[c]}) > 1}
 
 
 def _read_edges(path: Path) -> dict[str, list[str]]:
@@ -267,16 +247,3 @@ def _read_edges(path: Path) -> dict[str, list[str]]:
             raise_input_error("hierarchy", "have lines 'parent child'", got, HIERARCHY_REMEDY)
         children.setdefault(words[0], []).append(words[1])
     return children
-
-
-def _span(source: str, children: Mapping[str, Sequence[str]], class_id_of: Mapping[str, int]) -> dict[str, set[int]]:
-    """Return the numbers of the classes at and below each node."""
-    below: dict[str, set[int]] = {}
-    try:
-        for node in TopologicalSorter(children).static_order():  # children come first
-            itself = {class_id_of[node]} if node in class_id_of else set()
-            below[node] = itself.union(*(below[child] for child in children.get(node, ())))
-    except CycleError as error:
-        got = f"one through {min(error.args[1])!r} in {source}"
-        raise_input_error("hierarchy", "have no circles", got, "Correct the file.")
-    return below

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
-from protonet._validation import check_number
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.samplers.fixed_split import FixedSplit
 from protonet.episodes.samplers.generalized import Generalized
@@ -24,16 +23,10 @@ PROTOCOL_OPTIONS = {
 }
 
 
-def read_samplers(options: argparse.Namespace, given: Collection[str], preset: Mapping[str, str]) -> dict[str, Sampler]:
+def read_samplers(options: argparse.Namespace, given: Collection[str], preset: Collection[str]) -> dict[str, Sampler]:
     """Create the samplers that options ask for: one for each number of shots, by that number as text.
 
-    Args:
-        options: Of the command.
-        given: The names of those that were given, be it with their defaults' values.
-        preset: The values by name that the preset ``options.preset`` has; none without one.
-
-    Raises:
-        InputError: A value is none of its option's, or an option, given or the preset's, is not one of the protocol's.
+    ``given`` names the options on the command line, ``preset`` those of ``options.preset``.
     """
     protocol = "fixed-split" if options.test_dataset else options.protocol
     kind = "--test-dataset" if options.test_dataset else f"--protocol {protocol}"
@@ -43,8 +36,6 @@ def read_samplers(options: argparse.Namespace, given: Collection[str], preset: M
     if options.way == "all" and not options.test_dataset:
         remedy = "Pass --test-dataset FILE, a test split by rows, or a number."
         raise_input_error("--way", "be a number or a span where there is no --test-dataset", "all", remedy)
-    if options.test_dataset and "way" in given and options.way != "all":
-        raise_input_error("--way", "be all with --test-dataset", options.way, "Leave it out.")
     for name in (*PROTOCOL_OPTIONS["episodes"], "hierarchy"):
         value, option = getattr(options, name), f"--{name.replace('_', '-')}"
         is_all = name in {"way", "side"} and value == "all"  # which a fixed split has anyway
@@ -70,19 +61,17 @@ def read_samplers(options: argparse.Namespace, given: Collection[str], preset: M
 
 
 def read_setting(options: argparse.Namespace, shot: str) -> EpisodeConfig:
-    """Return the episodes that options ask for, with some shots."""
+    """Create the config of the episodes that options ask for, with some shots."""
     return EpisodeConfig(
         way=parse_span("--way", options.way, low=2),
         shot=parse_span("--shot", shot, low=1),
-        n_query=parse_whole("--query", options.query, low=1),
+        n_query=options.query,
         unequal=options.unequal,
-        imbalance=None
-        if options.imbalance is None
-        else parse_non_negative("--imbalance", options.imbalance, strict=True),
-        n_open_classes=parse_whole("--n-open-classes", options.n_open_classes, low=0),
+        imbalance=options.imbalance,
+        n_open_classes=options.n_open_classes,
         allow_small=options.allow_small,
-        n_unlabelled=parse_whole("--unlabelled", options.unlabelled, low=0),
-        n_distractors=parse_whole("--distractors", options.distractors, low=0),
+        n_unlabelled=options.unlabelled,
+        n_distractors=options.distractors,
     )
 
 
@@ -96,12 +85,3 @@ def parse_span(argument: str, text: str, *, low: int) -> tuple[int, int]:
     if maximum < minimum:
         raise_input_error(argument, "be a number or a span such as 5-20", repr(text), "Write the smaller number first.")
     return minimum, maximum
-
-
-def parse_non_negative(argument: str, text: str, *, strict: bool) -> float:
-    """Parse a finite float >= 0 (> 0 if ``strict``); raise an InputError for anything else."""
-    try:
-        value: object = float(text)
-    except ValueError:
-        value = text
-    return check_number(argument, value, low=0, strict=strict)

@@ -6,7 +6,6 @@ Nothing here imports torch: the command checks the name of a preset first.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -16,69 +15,64 @@ class Preset:
 
     summary: str  #: A description, in one line.
     source: str  #: The paper.
-    options: Mapping[str, str]  #: Values by option, as texts; with ``_`` in place of ``-``.
+    options: str  #: As on the command line.
 
 
-FIVE_WAY = {"way": "5", "shot": "1,5", "query": "15"}
+FIVE_WAY = "--way 5 --shot 1,5 --query 15"
 PRESETS = {
     "mini-imagenet": Preset(
         "5-way, 1 and 5 shots, 15 queries, 600 episodes: mini-ImageNet, CUB and their likes",
         "Ravi and Larochelle, Optimization as a model for few-shot learning (2017), sec. 5.1",
-        {**FIVE_WAY, "episodes": "600"},
+        f"{FIVE_WAY} --episodes 600",
     ),
     "metaopt": Preset(
-        "5-way, 1 and 5 shots, 15 queries, 1,000 episodes: tieredImageNet, CIFAR-FS, FC100",
-        "Lee et al., Meta-learning with differentiable convex optimization (2019), its code's test.py",
-        {**FIVE_WAY, "episodes": "1000"},
+        "5-way, 1 and 5 shots, 15 queries, 1,000 episodes: tieredImageNet, CIFAR-FS, FC100, Omniglot (also --way 20)",
+        "Lee et al., Meta-learning with differentiable convex optimization (2019), its code's test.py; Snell et al., "
+        "Prototypical networks for few-shot learning (2017), sec. 3.1 and its code",
+        f"{FIVE_WAY} --episodes 1000",
     ),
     "simpleshot": Preset(
         "5-way, 1 and 5 shots, 15 queries, 10,000 episodes",
         "Wang et al., SimpleShot (2019), sec. 4.1; Boudiaf et al., TIM (2020)",
-        {**FIVE_WAY, "episodes": "10000"},
-    ),
-    "omniglot": Preset(
-        "5-way, 1 and 5 shots, 15 queries, 1,000 episodes; --way 20 is the other half",
-        "Snell et al., Prototypical networks for few-shot learning (2017), sec. 3.1 and its code",
-        {**FIVE_WAY, "episodes": "1000"},
+        f"{FIVE_WAY} --episodes 10000",
     ),
     "dirichlet": Preset(
         "5-way, 1, 5, 10 and 20 shots, 75 queries by Dirichlet shares of 2, 10,000 episodes",
         "Veilleux et al., Realistic evaluation of transductive few-shot learning (2021), sec. 5",
-        {**FIVE_WAY, "shot": "1,5,10,20", "imbalance": "2", "episodes": "10000"},
+        "--way 5 --shot 1,5,10,20 --query 15 --imbalance 2 --episodes 10000",
     ),
     "open-set": Preset(
         "5-way, 1 and 5 shots, 15 queries of each class and of 5 open ones, 500 episodes",
         "Boudiaf et al., Open-set likelihood maximization for few-shot learning (2023), its code's inference.py",
-        {**FIVE_WAY, "n_open_classes": "5", "episodes": "500"},
+        f"{FIVE_WAY} --n-open-classes 5 --episodes 500",
     ),
     "bscd-fsl": Preset(
         "5-way, 5, 20 and 50 shots, 15 queries, 600 episodes: CropDiseases, EuroSAT, ISIC, ChestX",
         "Guo et al., A broader study of cross-domain few-shot learning (2020), sec. 4.1",
-        {**FIVE_WAY, "shot": "5,20,50", "episodes": "600", "side": "all"},
+        "--way 5 --shot 5,20,50 --query 15 --episodes 600 --side all",
     ),
     "meta-dataset": Preset(
         "Meta-Dataset's sampler, 600 episodes of each data set",
         "Triantafillou et al., Meta-Dataset (2020), sec. 3.2 and 4",
-        {"protocol": "meta-dataset", "episodes": "600"},
+        "--protocol meta-dataset --episodes 600",
     ),
     "semi-supervised": Preset(
         "5-way 1-shot, 20 queries, 20 unlabelled rows of each class and of 5 distractor classes, 600 episodes",
         "Ren et al., Meta-learning for semi-supervised few-shot classification (2018), its code's README",
-        {"way": "5", "shot": "1", "query": "20", "unlabelled": "20", "distractors": "5", "episodes": "600"},
+        "--way 5 --shot 1 --query 20 --unlabelled 20 --distractors 5 --episodes 600",
     ),
     "coop": Preset(
         "all classes, 1, 2, 4, 8 and 16 shots, three draws; the test split by --test-dataset",
         "Zhou et al., Learning to prompt for vision-language models (2022), sec. 4.1; Zhang et al., Tip-Adapter (2022)",
-        {"way": "all", "shot": "1,2,4,8,16", "episodes": "3"},
+        "--way all --shot 1,2,4,8,16 --episodes 3",
     ),
 }
 
 
 def list_presets() -> str:
-    """Return all presets with their options and sources, as text for people."""
+    """Format all presets with their options and sources, as text for people."""
     lines = ["A preset sets options; options on the command line take precedence: --preset bscd-fsl --shot 5."]
     for name, preset in PRESETS.items():
-        options = " ".join(f"--{option.replace('_', '-')} {value}" for option, value in preset.options.items())
-        lines += ["", f"{name}: {preset.summary}", f"  {options}"]
+        lines += ["", f"{name}: {preset.summary}", f"  {preset.options}"]
         lines += textwrap.wrap(f"Source: {preset.source}", 100, initial_indent="  ", subsequent_indent="  ")
     return "\n".join(lines) + "\n"

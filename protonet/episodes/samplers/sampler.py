@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from protonet.datasets.dataset import Dataset
-from protonet.sampling import ClassIndex
+from protonet.sampling import ClassIndex, list_pieces
 
 #: Maps row numbers (k,) int64, on any device, to features (k, dim) of any floating dtype, which the next call may
 #: overwrite. Episodes, and all that methods do, are on the device of these features; draws are made on the CPU.
@@ -35,6 +35,7 @@ Take = Callable[[Tensor], Tensor]
     UNLABELLED_ORDER,
 ) = range(11)
 NO_ROW = -1  #: Stands in a `SampledEpisodes` where there is no row.
+EPISODES_PER_COUNT = 1024  #: Episodes that are sampled at a time to count their queries.
 
 
 class SampledEpisodes(NamedTuple):
@@ -97,46 +98,23 @@ class Sampler(ABC):
         return []
 
     def join_test(self, data: Dataset, test: Dataset | None, names: tuple[str, str]) -> tuple[Sampler, Dataset]:
-        """Return this protocol of the rows of a data set and its test split, and both as one data set.
-
-        Args:
-            data: The rows.
-            test: The test split; None without one.
-            names: What messages call the two.
-
-        Raises:
-            InputError: They do not fit together.
-        """
+        """Return this protocol of a data set and its test split, and both as one; ``names`` are for messages."""
         del test, names
         return self, data
 
     def choose_classes(self, index: ClassIndex, class_names: tuple[str, ...]) -> tuple[Sampler, ClassIndex, list[str]]:
-        """Return this protocol of some classes, those that can be drawn, and lines that a person should read.
-
-        Raises:
-            InputError: The classes do not fit.
-        """
+        """Return this protocol of those classes that can be drawn, these classes, and lines for the report."""
         return self, self.validate(index, class_names), []
 
     def hold_out(self, base: ClassIndex, class_names: tuple[str, ...]) -> tuple[ClassIndex, ClassIndex | None]:
-        """Split the rows of base classes into those that methods may see, and those to draw; None for none of them.
-
-        Raises:
-            InputError: A base class is too small.
-        """
+        """Split the rows of base classes into those that methods may see, and those to draw; None for none of them."""
         del class_names
         return base, None
 
     def join_base(self, pool: RowPool, base: RowPool | None, means: Tensor | None) -> tuple[Sampler, RowPool]:
         """Return this protocol of base classes beside others, and the rows of both.
 
-        Args:
-            pool: The rows of the other classes.
-            base: The rows to draw of base classes, those that `hold_out` returned.
-            means: (base classes, dim) float32, of the rows that methods may see.
-
-        Raises:
-            InputError: They do not fit together.
+        ``base`` has the rows to draw, of `hold_out`; ``means`` (base classes, dim) are of those that methods see.
         """
         del base, means
         return self, pool
@@ -168,13 +146,23 @@ class Sampler(ABC):
             The row numbers. A row's label within its episode is its position along the axis of classes.
         """
 
-    @abstractmethod
-    def classes_of(self, index: ClassIndex, *, seed: int, n_episodes: int) -> Tensor:
-        """Find which classes the first episodes have: (n_episodes, classes of the index) bool, open ones included."""
+    def count(self, index: ClassIndex, *, seed: int, n_episodes: int) -> tuple[Tensor, Tensor]:
+        """Find the classes of the first episodes, and count their queries.
 
-    @abstractmethod
-    def count_queries(self, index: ClassIndex, *, seed: int, n_episodes: int) -> Tensor:
-        """Count the queries of the first episodes: (n_episodes,) int64, without those of open classes."""
+        Returns:
+            class_mask: (n_episodes, classes of the index) bool, the classes of which an episode has a row.
+            queries: (n_episodes,) int64, without those of open classes.
+        """
+        n_classes, masks, queries = len(index.size), [], []
+        class_of = label_rows(index, int(index.rows.max()) + 2)  # the last one is NO_ROW's
+        for first in range(0, n_episodes, EPISODES_PER_COUNT):
+            n = min(EPISODES_PER_COUNT, n_episodes - first)
+            sampled = self.sample(index, seed=seed, first=first, n_episodes=n)
+            rows = [some.flatten(1) for some in (sampled.support, sampled.open_query, sampled.unlabelled)]
+            classes = class_of[torch.cat(rows, dim=1)] % (n_classes + 1)  # n_classes where there is no row
+            masks.append(torch.zeros(n, n_classes + 1, dtype=torch.bool).scatter_(1, classes, value=True)[:, :-1])
+            queries.append((sampled.query >= 0).sum(dim=(1, 2)))
+        return torch.cat(masks), torch.cat(queries)
 
     @abstractmethod
     def describe(self) -> dict[str, object]:
@@ -185,8 +173,16 @@ class Sampler(ABC):
         """Return the settings as a few words for people."""
 
 
+def label_rows(index: ClassIndex, n_rows: int) -> Tensor:
+    """Find the class of each of ``n_rows`` rows, (n_rows,) int64; -1 for those that are not in the index."""
+    classes = torch.full((n_rows,), -1)
+    for c, rows in enumerate(list_pieces(index)):
+        classes[rows] = c
+    return classes
+
+
 def sample_uniform(seed: int, stream: int, first: int, shape: tuple[int, ...]) -> Tensor:
-    """Return float64 numbers in [0, 1) of ``shape`` (episodes, ...), those of ``first`` and after.
+    """Sample float64 numbers in [0, 1) of ``shape`` (episodes, ...), those of ``first`` and after.
 
     Each episode has counters of its own in each ``stream``, which is one of ``WAY_STREAM``, ``CLASS_STREAM`` and so on.
 

@@ -39,7 +39,7 @@ PLAIN = EpisodeConfig(way=(3, 3), n_query=4)
 
 
 def classes_of(setting: EpisodeConfig, n_episodes: int = 40) -> torch.Tensor:
-    return setting.classes_of(index_classes(LABELS), seed=0, n_episodes=n_episodes)
+    return setting.count(index_classes(LABELS), seed=0, n_episodes=n_episodes)[0]
 
 
 @cache

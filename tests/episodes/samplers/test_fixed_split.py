@@ -12,13 +12,7 @@ from protonet.datasets.dataset import Dataset
 from protonet.episodes.__main__ import main
 from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.methods import METHODS
-from protonet.episodes.samplers.fixed_split import (
-    FixedSplit,
-    describe_duplicates,
-    group_equal_rows,
-    join_split,
-    match_equal_rows,
-)
+from protonet.episodes.samplers.fixed_split import FixedSplit, describe_duplicates, group_equal_rows, join_split
 from protonet.episodes.samplers.sampler import NO_ROW
 from protonet.errors import InputError
 from protonet.sampling import index_classes
@@ -75,18 +69,6 @@ def test_many_queries_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         blocks = evaluate(X, INDEX, {name: METHODS[name]}, FixedSplit(2, COUNTS), n_episodes=3)[name]
         assert torch.equal(full.accuracy, blocks.accuracy)
         assert torch.allclose(full.bins, blocks.bins, atol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.float64])
-@given(seed=seeds)
-def test_shared_rows_are_detected(dtype: torch.dtype, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    a, b = (torch.randint(2, (n, 4), generator=generator).to(dtype) for n in (6, 5))
-    expected = []
-    for at, row in enumerate(b):
-        equal = [position for position, other in enumerate(a) if torch.equal(row, other)]
-        expected += [[equal[-1], at]] if equal else []
-    assert match_equal_rows(a, b).tolist() == expected
 
 
 def test_splits_are_joined_by_name() -> None:

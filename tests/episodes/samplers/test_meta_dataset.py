@@ -55,7 +55,7 @@ def describe_slowly(setting: MetaDataset, seed: int, index: int) -> tuple[list[i
 def test_counts_are_those_of_the_papers_equations() -> None:
     for setting in SETTINGS:
         draw = setting.sample(INDEX, seed=4, first=7, n_episodes=40)
-        queries = setting.count_queries(INDEX, seed=4, n_episodes=47)
+        _, queries = setting.count(INDEX, seed=4, n_episodes=47)
         for at, index in enumerate(range(7, 47)):
             classes, n_query, shots = describe_slowly(setting, 4, index)
             way = len(classes)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protonet.episodes.samplers import config as config_module
+from protonet.episodes.samplers import sampler as sampler_module
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.samplers.fixed_split import FixedSplit
 from protonet.episodes.samplers.generalized import Generalized
@@ -58,9 +58,8 @@ def test_rows_are_distinct_of_their_classes_and_counted(name: str, seed: int) ->
     sampler = PROTOCOLS[name]
     index = sampler.validate(INDEX, tuple(map(str, range(12))))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(config_module, "EPISODES_PER_COUNT", 4)
-        counts = sampler.count_queries(index, seed=seed, n_episodes=6)
-    members = sampler.classes_of(index, seed=seed, n_episodes=6)
+        patch.setattr(sampler_module, "EPISODES_PER_COUNT", 4)
+        members, counts = sampler.count(index, seed=seed, n_episodes=6)
     draw = sampler.sample(index, seed=seed, first=0, n_episodes=6)
     assert counts.tolist() == (draw.query >= 0).sum(dim=(1, 2)).tolist()
     for position in range(6):
