@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
+from protonet._text import shorten_list
 from protonet.datasets.dataset import SPLIT_SIDES, Dataset
 from protonet.datasets.layouts import (
     Layout,
-    choose_layout,
     detect_class_lists,
     detect_csv,
     detect_folders,
@@ -38,7 +38,6 @@ from protonet.errors import raise_input_error
 
 PREFIX = "meta-"  #: Prefix of the lists of Meta-Dataset, which `load_meta_dataset` reads.
 MIN_CLASS_FRACTION = 0.9  #: A folder with this share of a list's classes is meant to have all of them.
-META_DATASET_SIZE = 84  #: Pixels per side that Meta-Dataset takes.
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,11 @@ def read_class_lists() -> dict[str, ClassList]:
     }
 
 
+def meta_dataset_keys() -> list[str]:
+    """List the names of Meta-Dataset's data sets."""
+    return [name for name in read_class_lists() if name.startswith(PREFIX)]
+
+
 def format_class_lists() -> str:
     """Return all class lists with counts, hashes and sources, as text for people."""
     lines = []
@@ -88,38 +92,30 @@ def simplify(name: str) -> str:
     return re.sub(r"[\W_]", "", name).lower()
 
 
-def detect_listed_classes(key: str, root: Path, folders: tuple[str, ...] = ("",)) -> Layout | None:
-    """Find ``root/CLASS/*.png`` of all classes of a list, which says their sides; other classes are left out.
+def detect_listed_classes(key: str, *parts: str) -> Callable[[Path], Layout | None]:
+    """Make a layout: ``CLASS/*.png`` of all classes of a list, which says their sides; others are left out.
 
-    Of the ``folders`` in ``root``, those that hold folders of the classes are taken together.
+    Of the ``parts`` of the folder, those that hold folders of the classes are taken together.
     """
-    known = read_class_lists()[key]
-    sides = {simplify(label): (label, side) for label, side in known.side_of.items()}
-    folders_by_part = [
-        {simplify(folder.name): folder for folder in list_folders(root / part)}
-        for part in folders
-        if (root / part).is_dir()
-    ]
-    folders_by_part = [
-        folders_of
-        for folders_of in folders_by_part
-        if len(folders_of.keys() & sides.keys()) >= MIN_CLASS_FRACTION * len(sides)
-    ]
-    if not folders_by_part:
-        return None
-    pictures: list[Path] = []
-    labels: list[str] = []
-    for folders_of in folders_by_part:
-        missing = [label for key_of_class, (label, _) in sides.items() if key_of_class not in folders_of]
-        if missing:
-            got = f"{root} without {len(missing)}, such as {missing[0]!r}"
-            raise_input_error("root", f"hold the {len(sides)} classes of {known.of}", got, "Get all of them.")
-        for key_of_class, (label, _) in sides.items():
-            images = list_images("root", folders_of[key_of_class])
-            pictures += images
-            labels += [label] * len(images)
-    side_of = known.side_of
-    return give(Pictures(pictures, labels, [side_of[label] for label in labels]))
+
+    def find(root: Path) -> Layout | None:
+        known = read_class_lists()[key]
+        label_of = {simplify(label): label for label in known.side_of}
+        folders_by_part = [{simplify(folder.name): folder for folder in list_folders(root / part)} for part in parts]
+        min_classes = MIN_CLASS_FRACTION * len(label_of)
+        complete = [folders for folders in folders_by_part if len(folders.keys() & label_of.keys()) >= min_classes]
+        pictures: list[tuple[Path, str]] = []
+        for folders in complete:
+            if missing := [label for name, label in label_of.items() if name not in folders]:
+                got = f"{root} without {len(missing)}, such as {missing[0]!r}"
+                raise_input_error("root", f"hold the {len(label_of)} classes of {known.of}", got, "Get all of them.")
+            for name, label in label_of.items():
+                pictures += [(image, label) for image in list_images("root", folders[name])]
+        images, side_of = [image for image, _ in pictures], known.side_of
+        labels = [label for _, label in pictures]
+        return give(Pictures(images, labels, [side_of[label] for label in labels])) if complete else None
+
+    return find
 
 
 def load_meta_dataset(key: str, root: str | Path, *, size: int | None = None) -> Dataset:
@@ -142,19 +138,9 @@ def load_meta_dataset(key: str, root: str | Path, *, size: int | None = None) ->
     Source: Triantafillou et al., "Meta-Dataset: a dataset of datasets for learning to learn from few examples" (2020),
         https://arxiv.org/abs/1903.03096, and the lists of its code.
     """
-    keys = [name for name in read_class_lists() if name.startswith(PREFIX)]
-    if key not in keys:
-        raise_input_error("key", f"be one of {', '.join(keys)}", repr(key), "Pick a listed one.")
-    return load_pictures(locate_meta_dataset(key, root), size)
-
-
-def locate_meta_dataset(key: str, root: str | Path) -> ImageSet:
-    """Find the pictures of one of Meta-Dataset's data sets; errors are as in `load_meta_dataset`."""
-    known = read_class_lists()[key]
-    layout = partial(detect_listed_classes, key, folders=("", "train", "images"))
-    return choose_layout(
-        "load_meta_dataset", root, META_DATASET_SIZE, [layout], f"a folder for each class of {known.of}"
-    )
+    if key not in meta_dataset_keys():
+        raise_input_error("key", f"be one of {', '.join(meta_dataset_keys())}", repr(key), "Pick a listed one.")
+    return load_pictures(locate_benchmark(key, root), size)
 
 
 def describe_difference(text: str, counts: Mapping[tuple[str, str], int]) -> list[str]:
@@ -186,141 +172,19 @@ def describe_difference(text: str, counts: Mapping[tuple[str, str], int]) -> lis
     return [f"This is not {known.of}, as papers have it: {', '.join(wrong)}."] if wrong else []
 
 
-MINI_IMAGENET_LAYOUTS = (
-    detect_csv,
-    detect_pickles("mini-imagenet-cache-{}.pkl"),
-    detect_pickles("miniImageNet_category_split_{}.pickle", "train_phase_train", "val", "test"),
-    detect_folders,
-    partial(detect_listed_classes, "mini-imagenet", folders=("", "images")),
-)
+class Benchmark:
+    """How the pictures of a benchmark are found in a folder.
 
-
-def load_mini_imagenet(root: str | Path, *, size: int | None = None) -> Dataset:
-    """Load mini-ImageNet, in one of the forms that it is published in.
-
-    They are ``root/images/*.jpg`` with ``train.csv``, ``val.csv`` and ``test.csv`` (columns ``filename`` and
-    ``label``); ``root/mini-imagenet-cache-train.pkl``, ``-val.pkl`` and ``-test.pkl``;
-    ``root/miniImageNet_category_split_train_phase_train.pickle``, ``..._val.pickle`` and ``..._test.pickle``; or
-    folders of classes in ``root/train``, ``val`` and ``test``; or of all classes in ``root``. Their classes are base,
-    validation and novel, by Ravi's list where none is there.
-
-    Source: Vinyals et al., "Matching networks for one shot learning" (2016), sec. 4.1.2, https://arxiv.org/abs/1606.04080;
-        split: Ravi and Larochelle, "Optimization as a model for few-shot learning" (2017), sec. 5.1. Pickles: Ren et
-        al. (2018), https://arxiv.org/abs/1803.00676; Gidaris and Komodakis (2018), https://arxiv.org/abs/1804.09458.
+    Papers resize them to ``size`` pixels per side. Each layout is None where the folder is laid out otherwise than
+    ``expected``. The archive may unpack to ``folder``.
     """
-    return load_pictures(locate_mini_imagenet(root), size)
+
+    def __init__(self, size: int, expected: str, *layouts: Callable[[Path], Layout | None], folder: str = "") -> None:
+        self.size, self.expected, self.layouts, self.folder = size, expected, layouts, folder
 
 
-def locate_mini_imagenet(root: str | Path) -> ImageSet:
-    """Locate mini-ImageNet's pictures; errors are as in `load_mini_imagenet`."""
-    expected = "train.csv, val.csv, test.csv and images, the pickles of one of its releases, or train, val and test"
-    return choose_layout("load_mini_imagenet", root, 84, MINI_IMAGENET_LAYOUTS, expected)
-
-
-def load_tiered_imagenet(root: str | Path, *, size: int | None = None) -> Dataset:
-    """Load tiered-ImageNet, in one of the forms that it is published in.
-
-    They are ``root/train_images_png.pkl`` or ``train_images.npz``, with ``train_labels.pkl``, and the same of ``val``
-    and ``test``; folders of classes in ``root/train``, ``val`` and ``test``; or ImageNet's own ``root/train/SYNSET``
-    or ``root/SYNSET``, split by the authors' ``root/train.csv``, ``val.csv`` and ``test.csv`` where they are there,
-    and by the list that we hold otherwise. Their classes are base, validation and novel.
-    Pixels of NPZ files are taken in the order of colours that they are in: blue first where OpenCV wrote them.
-
-    Source: Ren et al., "Meta-learning for semi-supervised few-shot classification" (2018), sec. 4.1,
-        https://arxiv.org/abs/1803.00676.
-    """
-    return load_pictures(locate_tiered_imagenet(root), size)
-
-
-def locate_tiered_imagenet(root: str | Path) -> ImageSet:
-    """Locate tiered-ImageNet's pictures; errors are as in `load_tiered_imagenet`."""
-    expected = (
-        "train_images_png.pkl or train_images.npz, with train_labels.pkl, folders train, val and test, or train.csv"
-    )
-    listed = partial(detect_listed_classes, "tiered-imagenet", folders=("train", ""))
-    layouts = (detect_tiered, detect_folders, detect_class_lists("train", "{}.csv"), listed)
-    return choose_layout("load_tiered_imagenet", root, 84, layouts, expected)
-
-
-CIFAR_FS_SPLIT = "splits/bertinetto/{}.txt"  #: The lists of classes.
-
-
-def load_cifar_fs(root: str | Path, *, size: int | None = None) -> Dataset:
-    """Load CIFAR-FS, in one of the forms that it is published in.
-
-    They are ``root/data/CLASS/*.png`` with ``root/splits/bertinetto/train.txt``, ``val.txt`` and ``test.txt``, lists of
-    classes; ``root/CIFAR_FS_train.pickle``, ``..._val.pickle`` and ``..._test.pickle``; or folders of classes in
-    ``root/meta-train``, ``meta-val`` and ``meta-test``; or CIFAR-100 as folders of all its classes in ``root`` or
-    ``data``, or in ``train`` and ``test``, which are taken together. Their classes are base, validation and novel.
-
-    Source: Bertinetto et al., "Meta-learning with differentiable closed-form solvers" (2019), sec. 4.1,
-        https://arxiv.org/abs/1805.08136. Pickles: Lee et al. (2019), https://arxiv.org/abs/1904.03758.
-    """
-    return load_pictures(locate_cifar_fs(root), size)
-
-
-def locate_cifar_fs(root: str | Path) -> ImageSet:
-    """Locate CIFAR-FS's pictures; errors are as in `load_cifar_fs`."""
-    root = Path(root)
-    home = root / "cifar100" if (root / "cifar100").is_dir() else root
-    listed = partial(detect_listed_classes, "cifar-fs", folders=("", "data", "train", "test"))
-    layouts = (detect_class_lists("data", CIFAR_FS_SPLIT), detect_pickles("CIFAR_FS_{}.pickle"), listed, detect_folders)
-    expected = (
-        f"data/CLASS/*.png and {CIFAR_FS_SPLIT.format('train')}, CIFAR_FS_train.pickle, "
-        "or meta-train, meta-val and meta-test"
-    )
-    return choose_layout("load_cifar_fs", home, 32, layouts, expected)
-
-
-def load_fc100(root: str | Path, *, size: int | None = None) -> Dataset:
-    """Load FC100, in one of the forms that it is published in.
-
-    They are ``root/FC100_train.pickle``, ``FC100_val.pickle`` and ``FC100_test.pickle``, or folders of classes in
-    ``root/train``, ``val`` and ``test``; or CIFAR-100 as folders of all its classes in ``root``, ``data``, or ``train``
-    and ``test``, whose pictures are taken together. Their classes are base, validation and novel.
-
-    Source: Oreshkin, Rodríguez and Lacoste, "TADAM: task dependent adaptive metric for improved few-shot learning"
-        (2018), sec. 4.1, https://arxiv.org/abs/1805.10123. Pickles: Lee et al. (2019), https://arxiv.org/abs/1904.03758.
-    """
-    return load_pictures(locate_fc100(root), size)
-
-
-def locate_fc100(root: str | Path) -> ImageSet:
-    """Locate FC100's pictures; errors are as in `load_fc100`."""
-    expected = "FC100_train.pickle, FC100_val.pickle and FC100_test.pickle, or folders train, val and test"
-    listed = partial(detect_listed_classes, "fc100", folders=("", "data", "train", "test"))
-    return choose_layout("load_fc100", root, 32, (detect_pickles("FC100_{}.pickle"), listed, detect_folders), expected)
-
-
-CUB_FOLDER = "CUB_200_2011"  #: The folder that the archive unpacks to.
-
-
-def load_cub(root: str | Path, *, size: int | None = None) -> Dataset:
-    """Load CUB-200-2011: ``root/images/CLASS/*.jpg``, ``images.txt`` and ``image_class_labels.txt``.
-
-    The split is that of ``base.json``, ``val.json`` and ``novel.json`` of Chen et al., or of ``train.csv``, ``val.csv``
-    and ``test.csv`` (columns ``filename`` and ``label``) beside ``images``, where they are there. Otherwise it is the
-    rule of Chen et al.: in the order of the classes' names every other one is base, and the others are validation and
-    novel in turn. Folders of classes in ``root/train``, ``val`` and ``test``, or of all in ``root``, will do as well.
-    The folder is ``CUB_200_2011`` of the archive, or the one above it. Pictures are not cropped.
-
-    Source: Wah et al., "The Caltech-UCSD Birds-200-2011 dataset" (2011). Split: Chen et al., "A closer look at few-shot
-        classification" (2019), sec. 4.1, https://arxiv.org/abs/1904.04232.
-    """
-    return load_pictures(locate_cub(root), size)
-
-
-def locate_cub(root: str | Path) -> ImageSet:
-    """Locate CUB's pictures; errors are as in `load_cub`."""
-    root = Path(root)
-    home = root / CUB_FOLDER if (root / CUB_FOLDER).is_dir() else root
-    listed = partial(detect_listed_classes, "cub", folders=("images", ""))
-    layouts = (detect_json, detect_csv, _find_archive, detect_folders, listed)
-    return choose_layout("load_cub", home, 84, layouts, "images, images.txt and image_class_labels.txt")
-
-
-def _find_archive(root: Path) -> Layout | None:
-    """Find the archive's lists, and split classes by the rule of Chen et al."""
+def _detect_archive(root: Path) -> Layout | None:
+    """Find the archive's lists of CUB, and split classes by the rule of Chen et al."""
     lists = [root / "images.txt", root / "image_class_labels.txt"]
     if not all(path.is_file() for path in lists):
         return None
@@ -350,6 +214,143 @@ def _read_pairs(path: Path) -> list[list[str]]:
     if not rows or any(len(row) != 2 for row in rows):
         refuse_list(path, "a line without a number and a value" if rows else "empty")
     return rows
+
+
+BENCHMARKS = {
+    "mini-imagenet": Benchmark(
+        84,
+        "train.csv, val.csv, test.csv and images, the pickles of one of its releases, or train, val and test",
+        detect_csv,
+        detect_pickles("mini-imagenet-cache-{}.pkl"),
+        detect_pickles("miniImageNet_category_split_{}.pickle", "train_phase_train", "val", "test"),
+        detect_folders,
+        detect_listed_classes("mini-imagenet", "", "images"),
+    ),
+    "tiered-imagenet": Benchmark(
+        84,
+        "train_images_png.pkl or train_images.npz, with train_labels.pkl, folders train, val and test, or train.csv",
+        detect_tiered,
+        detect_folders,
+        detect_class_lists("train", "{}.csv"),
+        detect_listed_classes("tiered-imagenet", "train", ""),
+    ),
+    "cub": Benchmark(
+        84,
+        "images, images.txt and image_class_labels.txt",
+        detect_json,
+        detect_csv,
+        _detect_archive,
+        detect_folders,
+        detect_listed_classes("cub", "images", ""),
+        folder="CUB_200_2011",
+    ),
+    "cifar-fs": Benchmark(
+        32,
+        "data/CLASS/*.png and splits/bertinetto/train.txt, CIFAR_FS_train.pickle, or meta-train and so on",
+        detect_class_lists("data", "splits/bertinetto/{}.txt"),
+        detect_pickles("CIFAR_FS_{}.pickle"),
+        detect_listed_classes("cifar-fs", "", "data", "train", "test"),
+        detect_folders,
+        folder="cifar100",
+    ),
+    "fc100": Benchmark(
+        32,
+        "FC100_train.pickle, FC100_val.pickle and FC100_test.pickle, or folders train, val and test",
+        detect_pickles("FC100_{}.pickle"),
+        detect_listed_classes("fc100", "", "data", "train", "test"),
+        detect_folders,
+    ),
+}
+
+
+def locate_benchmark(key: str, root: str | Path) -> ImageSet:
+    """Locate the pictures of one of ``BENCHMARKS`` or of Meta-Dataset's data sets, in the first layout that fits."""
+    name, benchmark = key.replace("-", "_"), BENCHMARKS.get(key)
+    if benchmark is None:
+        layout, expected = detect_listed_classes(key, "", "train", "images"), read_class_lists()[key].of
+        name, benchmark = "meta_dataset", Benchmark(84, f"a folder for each class of {expected}", layout)
+    root = Path(root)
+    root = root / benchmark.folder if (root / benchmark.folder).is_dir() else root
+    detected = next(filter(None, (layout(root) for layout in benchmark.layouts)), None)
+    if detected is None:
+        names = sorted(entry.name for entry in root.iterdir()) if root.is_dir() else []
+        got = f"{root} with {shorten_list(names, 4) or 'nothing'}" if root.is_dir() else f"no folder {root}"
+        remedy = "Pass the folder that its authors' archive unpacks to."
+        raise_input_error("root", f"hold {benchmark.expected}", got, remedy)
+    return ImageSet(name=name, root=root, files=detected[0], read=detected[1], size=benchmark.size)
+
+
+def load_mini_imagenet(root: str | Path, *, size: int | None = None) -> Dataset:
+    """Load mini-ImageNet, in one of the forms that it is published in.
+
+    They are ``root/images/*.jpg`` with ``train.csv``, ``val.csv`` and ``test.csv`` (columns ``filename`` and
+    ``label``); ``root/mini-imagenet-cache-train.pkl``, ``-val.pkl`` and ``-test.pkl``;
+    ``root/miniImageNet_category_split_train_phase_train.pickle``, ``..._val.pickle`` and ``..._test.pickle``; or
+    folders of classes in ``root/train``, ``val`` and ``test``; or of all classes in ``root``. Their classes are base,
+    validation and novel, by Ravi's list where none is there.
+
+    Source: Vinyals et al., "Matching networks for one shot learning" (2016), sec. 4.1.2, https://arxiv.org/abs/1606.04080;
+        split: Ravi and Larochelle, "Optimization as a model for few-shot learning" (2017), sec. 5.1. Pickles: Ren et
+        al. (2018), https://arxiv.org/abs/1803.00676; Gidaris and Komodakis (2018), https://arxiv.org/abs/1804.09458.
+    """
+    return load_pictures(locate_benchmark("mini-imagenet", root), size)
+
+
+def load_tiered_imagenet(root: str | Path, *, size: int | None = None) -> Dataset:
+    """Load tiered-ImageNet, in one of the forms that it is published in.
+
+    They are ``root/train_images_png.pkl`` or ``train_images.npz``, with ``train_labels.pkl``, and the same of ``val``
+    and ``test``; folders of classes in ``root/train``, ``val`` and ``test``; or ImageNet's own ``root/train/SYNSET``
+    or ``root/SYNSET``, split by the authors' ``root/train.csv``, ``val.csv`` and ``test.csv`` where they are there,
+    and by the list that we hold otherwise. Their classes are base, validation and novel.
+    Pixels of NPZ files are taken in the order of colours that they are in: blue first where OpenCV wrote them.
+
+    Source: Ren et al., "Meta-learning for semi-supervised few-shot classification" (2018), sec. 4.1,
+        https://arxiv.org/abs/1803.00676.
+    """
+    return load_pictures(locate_benchmark("tiered-imagenet", root), size)
+
+
+def load_cifar_fs(root: str | Path, *, size: int | None = None) -> Dataset:
+    """Load CIFAR-FS, in one of the forms that it is published in.
+
+    They are ``root/data/CLASS/*.png`` with ``root/splits/bertinetto/train.txt``, ``val.txt`` and ``test.txt``, lists of
+    classes; ``root/CIFAR_FS_train.pickle``, ``..._val.pickle`` and ``..._test.pickle``; or folders of classes in
+    ``root/meta-train``, ``meta-val`` and ``meta-test``; or CIFAR-100 as folders of all its classes in ``root`` or
+    ``data``, or in ``train`` and ``test``, which are taken together. Their classes are base, validation and novel.
+
+    Source: Bertinetto et al., "Meta-learning with differentiable closed-form solvers" (2019), sec. 4.1,
+        https://arxiv.org/abs/1805.08136. Pickles: Lee et al. (2019), https://arxiv.org/abs/1904.03758.
+    """
+    return load_pictures(locate_benchmark("cifar-fs", root), size)
+
+
+def load_fc100(root: str | Path, *, size: int | None = None) -> Dataset:
+    """Load FC100, in one of the forms that it is published in.
+
+    They are ``root/FC100_train.pickle``, ``FC100_val.pickle`` and ``FC100_test.pickle``, or folders of classes in
+    ``root/train``, ``val`` and ``test``; or CIFAR-100 as folders of all its classes in ``root``, ``data``, or ``train``
+    and ``test``, whose pictures are taken together. Their classes are base, validation and novel.
+
+    Source: Oreshkin, Rodríguez and Lacoste, "TADAM: task dependent adaptive metric for improved few-shot learning"
+        (2018), sec. 4.1, https://arxiv.org/abs/1805.10123. Pickles: Lee et al. (2019), https://arxiv.org/abs/1904.03758.
+    """
+    return load_pictures(locate_benchmark("fc100", root), size)
+
+
+def load_cub(root: str | Path, *, size: int | None = None) -> Dataset:
+    """Load CUB-200-2011: ``root/images/CLASS/*.jpg``, ``images.txt`` and ``image_class_labels.txt``.
+
+    The split is that of ``base.json``, ``val.json`` and ``novel.json`` of Chen et al., or of ``train.csv``, ``val.csv``
+    and ``test.csv`` (columns ``filename`` and ``label``) beside ``images``, where they are there. Otherwise it is the
+    rule of Chen et al.: in the order of the classes' names every other one is base, and the others are validation and
+    novel in turn. Folders of classes in ``root/train``, ``val`` and ``test``, or of all in ``root``, will do as well.
+    The folder is ``CUB_200_2011`` of the archive, or the one above it. Pictures are not cropped.
+
+    Source: Wah et al., "The Caltech-UCSD Birds-200-2011 dataset" (2011). Split: Chen et al., "A closer look at few-shot
+        classification" (2019), sec. 4.1, https://arxiv.org/abs/1904.04232.
+    """
+    return load_pictures(locate_benchmark("cub", root), size)
 
 
 BACKGROUND, EVALUATION = "images_background", "images_evaluation"
@@ -405,9 +406,7 @@ def locate_omniglot(root: str | Path, *, rotations: bool = False) -> ImageSet:
             sides += [side] * len(images)
     pictures = Pictures(drawings, labels, sides)
     variant = "rotations" if rotations else ""
-    return ImageSet(
-        name="load_omniglot", root=home, files=paths, read=lambda: pictures, size=28, grey=True, variant=variant
-    )
+    return ImageSet(name="omniglot", root=home, files=paths, read=lambda: pictures, size=28, grey=True, variant=variant)
 
 
 def _list_characters(folder: Path) -> list[Path]:

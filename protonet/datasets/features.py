@@ -9,12 +9,11 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 import torch
 
-from protonet.datasets.dataset import Dataset, assign_sides, make_dataset
+from protonet.datasets.dataset import Dataset, make_dataset
 from protonet.datasets.unpickling import load_pickle
 from protonet.errors import raise_input_error, raise_missing_file
-from protonet.tables.arrays import READ_ERRORS, decode_labels
+from protonet.tables.arrays import decode_labels, memory_map
 
-LOAD_FEATURES = "load_features"
 #: What features, and their labels, are called in files of several things.
 FEATURES = ("x", "features", "feats", "embeddings", "concat_features", "data")
 LABELS = ("y", "labels", "targets", "concat_labels")
@@ -61,8 +60,8 @@ def load_features(path: str | Path) -> Dataset:
         got = f"{rows.x.dtype} {rows.x.shape}"
         raise_input_error("path", "hold real features of shape (n, dim)", got, "Save them as floats.")
     x = torch.from_numpy(np.array(rows.x, np.float32))
-    data = make_dataset("path", x, decode_labels("path", rows.y))
-    return data if rows.split is None else assign_sides("path", data, decode_labels("path", rows.split))
+    split = None if rows.split is None else decode_labels("path", rows.split)
+    return make_dataset("path", x, decode_labels("path", rows.y), split)
 
 
 def _read_npy(path: Path) -> Content:
@@ -74,20 +73,7 @@ def _read_npy(path: Path) -> Content:
     if not label_paths:
         remedy = "Save one label per row there, or numpy.savez(path, x=x, y=y)."
         raise_input_error("path", f"have its labels beside it, in {names[0]} or {names[1]}", f"{path} alone", remedy)
-    return Content(*(_load_npy(file) for file in (path, label_paths[0])))
-
-
-def _load_npy(path: Path) -> np.ndarray:
-    """Load an NPY file without objects."""
-    try:
-        with path.open("rb") as file:
-            array = np.load(file, allow_pickle=False)
-    except (ValueError, *READ_ERRORS) as error:
-        reason = "objects, which would be unpickled" if "Object arrays" in str(error) else type(error).__name__
-        raise_input_error("path", "be an NPY file of numbers or text", f"{path} ({reason})", "Save it with numpy.save.")
-    if not isinstance(array, np.ndarray):
-        raise_input_error("path", "be an NPY file", path, "Rename it to .npz.")
-    return array
+    return Content(*(memory_map("path", file) for file in (path, label_paths[0])))
 
 
 def _read_torch(path: Path) -> Content:

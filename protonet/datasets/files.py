@@ -22,7 +22,7 @@ from torch import Tensor
 from protonet._text import shorten_list
 from protonet._validation import check_int
 from protonet.datasets.dataset import Dataset, assign_sides, check_finite, make_dataset
-from protonet.embeddings.pictures.images import list_folders, list_images, read_image
+from protonet.embeddings.pictures.images import list_folders, list_images, open_image
 from protonet.errors import optional_packages, raise_input_error
 from protonet.tables.arrays import READ_ERRORS, read_arrays
 from protonet.tables.delimited import read_rows
@@ -53,10 +53,13 @@ def load_images(folder: str | Path, *, size: int | None = None, colour: bool = F
         remedy = "Put the images of each class in a folder of its own: FOLDER/CLASS/*.png."
         got = f"{folder} without any" if folder.is_dir() else f"{folder}, which is no folder"
         raise_input_error("folder", "hold one folder per class", got, remedy)
+    with optional_packages(install="pip install pillow"):
+        from PIL import Image  # noqa: PLC0415 - optional
     rows, labels, shape = [], [], None
     for entry in classes:
         for path in list_images("folder", entry):
-            pixels = read_image("folder", path, size=size, colour=colour)
+            image = open_image("folder", path).convert("RGB" if colour else "L")
+            pixels = np.asarray(image if size is None else image.resize((size, size), Image.Resampling.BOX), np.uint8)
             width_height = pixels.shape[1::-1]
             shape = shape or width_height
             if width_height != shape:
@@ -195,7 +198,7 @@ def map_rows(path: Path, dtypes: Sequence[str] = FLOATING, name: str = "x") -> t
             if not (plain and is_complete and dtype.name in dtypes and len(shape) > 1 and count):
                 return None
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (ValueError, *READ_ERRORS):
+    except READ_ERRORS:
         return None  # load_npz loads the file, or says what is wrong
     values = np.frombuffer(mapping, dtype, count, start).reshape(shape)
     # Read-only, because a system may refuse a private copy of a file that is larger than memory.

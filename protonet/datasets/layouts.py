@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
 
-from protonet._text import shorten_list
 from protonet.datasets.dataset import SIDE_ALIASES, SPLIT_SIDES
 from protonet.datasets.files import map_rows
-from protonet.datasets.pictures import ImageSet, ImageSource, Pictures, join_sides
+from protonet.datasets.pictures import ImageSource, Pictures, join_sides
 from protonet.datasets.unpickling import load_pickle
 from protonet.embeddings.pictures.images import list_folders, list_images
 from protonet.errors import InputError, raise_input_error
@@ -23,19 +22,6 @@ from protonet.tables.arrays import READ_ERRORS
 Layout = tuple[Sequence[Path], Callable[[], Pictures]]
 #: The names of the sides in most authors' files, in the order of ``SPLIT_SIDES``.
 AUTHORS_SIDES = ("train", "val", "test")
-
-
-def choose_layout(
-    name: str, root: str | Path, size: int, layouts: Iterable[Callable[[Path], Layout | None]], expected: str
-) -> ImageSet:
-    """Choose the first of some layouts that a folder has; each returns None where the folder is laid out otherwise."""
-    root = Path(root)
-    detected = next(filter(None, (layout(root) for layout in layouts)), None)
-    if detected is None:
-        names = sorted(entry.name for entry in root.iterdir()) if root.is_dir() else []
-        got = f"{root} with {shorten_list(names, 4) or 'nothing'}" if root.is_dir() else f"no folder {root}"
-        raise_input_error("root", f"hold {expected}", got, "Pass the folder that its authors' archive unpacks to.")
-    return ImageSet(name=name, root=root, files=detected[0], read=detected[1], size=size)
 
 
 def detect_folders(root: Path) -> Layout | None:
@@ -219,7 +205,7 @@ def _read_npz(path: Path) -> np.ndarray | None:
                 return None
             mapped = map_rows(path, ("uint8",), "images")
             return np.asarray(file["images"]) if mapped is None else mapped[0].numpy()
-    except (ValueError, *READ_ERRORS) as error:
+    except READ_ERRORS as error:
         refuse_list(path, type(error).__name__)
 
 

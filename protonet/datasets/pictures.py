@@ -7,7 +7,6 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,11 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from protonet._io import cache_folder, progress_bar, write_atomically
+from protonet._io import cache_folder, write_atomically
 from protonet._validation import check_int
 from protonet.datasets.dataset import SPLIT_SIDES, Dataset, assign_sides, make_dataset
 from protonet.datasets.files import map_rows, write_npz
-from protonet.embeddings.pictures.images import SUFFIXES, UNREADABLE_IMAGE, describe_error, open_plain
+from protonet.embeddings.pictures.images import SUFFIXES, open_image
+from protonet.embeddings.pictures.reading import map_in_threads, show_items
 from protonet.errors import optional_packages, raise_input_error
 from protonet.tables.arrays import READ_ERRORS
 
@@ -53,7 +53,7 @@ class Pictures(NamedTuple):
 class ImageSet:
     """A set of pictures that was found on the disk, not yet read."""
 
-    name: str  #: Of the function that locates it; names the cache file.
+    name: str  #: Names the cache file.
     root: Path  #: Where it was found.
     #: All files, pictures last; their names, sizes and times identify a state of the set.
     files: Sequence[Path]
@@ -78,7 +78,7 @@ def load_pictures(image_set: ImageSet, size: int | None = None) -> Dataset:
     shape = (1 if image_set.grey else 3, side, side)
     stamp = hash_state(image_set, f"{PICTURE_CACHE_VERSION} {side} {image_set.variant}".rstrip())
     root_hash = hashlib.sha256(os.fsencode(image_set.root.resolve())).hexdigest()[:16]
-    name = f"{image_set.name.removeprefix('load_')}-{image_set.variant}".rstrip("-")
+    name = f"{image_set.name}-{image_set.variant}".rstrip("-")
     path = cache_folder() / f"{name}-{side}-{root_hash}.npz"
     if path.exists():
         cached = _read(path, stamp, shape)
@@ -101,11 +101,7 @@ def hash_state(image_set: ImageSet, more: str) -> str:
 
 
 def open_picture(picture: ImageSource, min_side: int | None = None) -> Image:
-    """Open and decode a picture, as `open_plain` does.
-
-    Raises:
-        InputError: It is none, or damaged.
-    """
+    """Open and decode a picture, as `open_image` does."""
     from PIL import Image  # noqa: PLC0415 - optional
 
     if isinstance(picture, np.ndarray):
@@ -113,22 +109,7 @@ def open_picture(picture: ImageSource, min_side: int | None = None) -> Image:
     if isinstance(picture, Rotated):
         turns = (Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_180, Image.Transpose.ROTATE_270)
         return open_picture(picture.path, min_side).transpose(turns[picture.quarters - 1])
-    try:
-        return open_plain(picture if isinstance(picture, Path) else io.BytesIO(picture), min_side)
-    except UNREADABLE_IMAGE as error:
-        got = f"{picture if isinstance(picture, Path) else 'one of a file of many'} ({describe_error(error)})"
-        raise_input_error("root", "hold images that can be read", got, "Replace that file.")
-
-
-def map_in_threads(work: Callable[[ImageSource], np.ndarray], pictures: Sequence[ImageSource]) -> Iterator[np.ndarray]:
-    """Apply ``work`` to pictures in several threads, and yield stacked results in their order, a block at a time."""
-    with ThreadPoolExecutor(min(MAX_DECODE_THREADS, os.cpu_count() or 1)) as pool:
-        try:
-            for start in range(0, len(pictures), PICTURES_PER_BLOCK):
-                yield np.stack(list(pool.map(work, pictures[start : start + PICTURES_PER_BLOCK])))
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    return open_image("root", picture if isinstance(picture, Path) else io.BytesIO(picture), min_side)
 
 
 def _read(path: Path, stamp: str, shape: tuple[int, int, int]) -> Dataset | None:
@@ -144,7 +125,7 @@ def _read(path: Path, stamp: str, shape: tuple[int, int, int]) -> Dataset | None
             side_names = tuple(map(str, sides)) if len(sides) else None
             return Dataset(x, torch.from_numpy(y), tuple(map(str, names)), side_names, mapping, shape)
         reason = "it is not as it was written"
-    except (ValueError, *READ_ERRORS) as error:
+    except READ_ERRORS as error:
         reason = " ".join(str(error).split()) or type(error).__name__
     print(f"protonet: {path} is made again: {reason}", file=sys.stderr)
     return None
@@ -168,10 +149,11 @@ def _make(image_set: ImageSet, shape: tuple[int, int, int], path: Path, stamp: s
         return 255 - pixels[None] if image_set.grey else pixels.transpose(2, 0, 1)  # the paper is white
 
     def decode_all() -> Iterator[np.ndarray]:
-        with progress_bar(total=len(pictures), unit="picture", leave=False) as bar:
-            for block in map_in_threads(decode, pictures):
-                yield block
-                bar.update(len(block))
+        threads = min(MAX_DECODE_THREADS, os.cpu_count() or 1)
+        with show_items(len(pictures), "picture", shown=True) as bar:
+            for start in range(0, len(pictures), PICTURES_PER_BLOCK):
+                yield np.stack(list(map_in_threads(decode, pictures[start : start + PICTURES_PER_BLOCK], threads)))
+                bar.update(min(PICTURES_PER_BLOCK, len(pictures) - start))
 
     more = {"stamp": np.array(stamp), "y": data.y.numpy(), "names": np.array(data.class_names)}
     more["sides"] = np.array(data.sides or (), str)

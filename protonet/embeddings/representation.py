@@ -143,25 +143,18 @@ class Record:
 
 @dataclass(frozen=True)
 class Representation:
-    """An open network that embeds texts or pictures.
+    """An open network that embeds texts or pictures."""
 
-    Args:
-        record: Its identity.
-        compute: Maps texts, or paths of pictures, to embeddings (n, width) float32.
-        cache: The folder of cached embeddings; None for the default folder.
-        source: The folder or file from which it was opened, as the user typed it; "" if it was opened by name.
-        embed_texts: For joint networks of pictures and texts: maps texts to embeddings (n, width) in the space of the
-            pictures. None for other networks.
-        use_cache: Whether embeddings are cached; not for items that clients of a server send.
-        detect_known: Maps texts to a mask (n,) bool of those with words that the network knows; None if unknown.
-    """
-
-    record: Record
+    record: Record  #: Its identity.
+    #: Maps texts, or paths of pictures, to embeddings (n, width) float32.
     compute: Callable[[Sequence[Any]], np.ndarray]
-    cache: Path | None = None
-    source: str = ""
+    cache: Path | None = None  #: The folder of cached embeddings; None for the default folder.
+    source: str = ""  #: The folder or file from which it was opened, as the user typed it; "" if it was opened by name.
+    #: For joint networks of pictures and texts: maps texts to embeddings (n, width) in the space of the pictures.
+    #: None for other networks.
     embed_texts: Callable[[Sequence[str]], np.ndarray] | None = None
-    use_cache: bool = True
+    use_cache: bool = True  #: Whether embeddings are cached; not for items that clients of a server send.
+    #: Maps texts to a mask (n,) bool of those with words that the network knows; None if unknown.
     detect_known: Callable[[Sequence[str]], np.ndarray] | None = None
 
     def contains_known_words(self, texts: Sequence[str]) -> np.ndarray:

@@ -13,9 +13,9 @@ import numpy as np
 
 from protonet.errors import raise_input_error, raise_missing_file
 
-#: What numpy and zipfile raise for damaged files, besides ValueError.
+#: What numpy and zipfile raise for damaged files.
 READ_ERRORS = (
-    *(OSError, EOFError, LookupError, MemoryError, OverflowError, RuntimeError, SyntaxError, TypeError),
+    *(OSError, EOFError, LookupError, MemoryError, OverflowError, RuntimeError, SyntaxError, TypeError, ValueError),
     *(struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
 )
 OPTIONAL_ARRAYS = {"split", "maps"}
@@ -52,6 +52,19 @@ def read_arrays(path: Path, names: set[str]) -> dict[str, np.ndarray]:
     for name in arrays.keys() - {"x"}:
         arrays[name] = decode_labels(name, arrays[name])
     return arrays
+
+
+def memory_map(argument: str, path: Path) -> np.ndarray:
+    """Return the array of an NPY file, which stays on disk."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about headers that Python 2 wrote
+            return np.lib.format.open_memmap(path, mode="r")
+    except (FileNotFoundError, IsADirectoryError):
+        raise_missing_file(path, argument=argument)
+    except READ_ERRORS as error:
+        got, remedy = f"{path} ({type(error).__name__})", "Save it with numpy.save(path, values)."
+        raise_input_error(argument, "be an NPY file of numbers or strings", got, remedy)
 
 
 def decode_labels(argument: str, values: np.ndarray) -> np.ndarray:

@@ -105,18 +105,12 @@ class ColumnCounts:
 
 @dataclass
 class DriftMonitor:
-    """Compares rows with the training rows as they are read.
+    """Compares rows with the training rows as they are read."""
 
-    Args:
-        statistics: The result of `column_statistics`, from a file that is not trusted; if it is invalid, nothing is
-            reported.
-        encoding: Fitted to the training rows; None if the columns are features already.
-        count: The number of columns.
-    """
-
+    #: The result of `column_statistics`, from a file that is not trusted; if it is invalid, nothing is reported.
     statistics: Any
-    encoding: Encoding | None
-    count: int
+    encoding: Encoding | None  #: Fitted to the training rows; None if the columns are features already.
+    count: int  #: The number of columns.
     counts: list[ColumnCounts] = field(init=False)
 
     def __post_init__(self) -> None:

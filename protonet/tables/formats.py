@@ -20,7 +20,7 @@ from protonet._text import escape_control_chars, shorten_list, unescape_formula
 from protonet.embeddings.pictures.images import path_to_text
 from protonet.embeddings.pictures.reading import are_pictures, find_broken, list_pictures
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file
-from protonet.tables.arrays import READ_ERRORS, decode_labels, read_arrays
+from protonet.tables.arrays import READ_ERRORS, decode_labels, memory_map, read_arrays
 from protonet.tables.delimited import (
     DELIMITER_NOTE,
     DELIMITERS,
@@ -209,19 +209,6 @@ def _to_label_column(labels: np.ndarray) -> np.ndarray:
     return text_array(map(clean_text, labels.astype(str).tolist()), len(labels))
 
 
-def memory_map(argument: str, path: Path) -> np.ndarray:
-    """Return the array of an NPY file, which stays on disk."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about headers that Python 2 wrote
-            return np.lib.format.open_memmap(path, mode="r")
-    except (FileNotFoundError, IsADirectoryError):
-        raise_missing_file(path, argument=argument)
-    except (ValueError, *READ_ERRORS) as error:
-        got, remedy = f"{path} ({type(error).__name__})", "Save it with numpy.save(path, values)."
-        raise_input_error(argument, "be an NPY file of numbers or strings", got, remedy)
-
-
 def open_parquet(path: Path) -> TableSource:
     """Open a Parquet file. The unnamed index of a data frame is an unnamed column."""
     with optional_packages("parquet"):
@@ -233,7 +220,7 @@ def open_parquet(path: Path) -> TableSource:
             yield
         except (FileNotFoundError, IsADirectoryError):
             raise_missing_file(path)
-        except (ValueError, *READ_ERRORS, ArrowException) as error:
+        except (*READ_ERRORS, ArrowException) as error:
             got = f"{subject} ({type(error).__name__})"
             remedy = "Leave that column out; pandas writes such files: to_parquet(path)."
             raise_input_error("path", "be a Parquet file of numbers and text", got, remedy)
@@ -329,7 +316,7 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
                 lines = list(sheets[title].iter_rows(values_only=True))
     except (FileNotFoundError, IsADirectoryError):
         raise_missing_file(path)
-    except (ValueError, AttributeError, AssertionError, InvalidFileException, StopIteration, *READ_ERRORS) as error:
+    except (*READ_ERRORS, AttributeError, AssertionError, InvalidFileException, StopIteration) as error:
         got = f"{path} ({type(error).__name__})"
         raise_input_error("path", "be an Excel workbook that can be read", got, "Save the sheet as CSV.")
     if title not in sheets:

@@ -15,7 +15,7 @@ from protonet.datasets.benchmarks import (
     PREFIX,
     describe_difference,
     format_class_lists,
-    locate_meta_dataset,
+    locate_benchmark,
     read_class_lists,
     simplify,
 )
@@ -150,7 +150,7 @@ def test_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^`key` must be one of meta-aircraft, .*; got 'aircraft'"):
         load_meta_dataset("aircraft", tmp_path)
     with pytest.raises(ValueError, match=r"^`root` must hold a folder for each class of .*Textures"):
-        locate_meta_dataset("meta-dtd", tmp_path)
+        locate_benchmark("meta-dtd", tmp_path)
     assert {name for name in LISTS if name.startswith(PREFIX)} == set(list(COUNTS)[5:])
 
 

@@ -117,7 +117,9 @@ def test_nothing_in_a_file_is_run(tmp_path: Path) -> None:
         load_features(tmp_path / "a.pt")
     np.save(tmp_path / "a.npy", np.array([Hostile()], object), allow_pickle=True)
     np.save(tmp_path / "y.npy", Y)
-    with pytest.raises(ValueError, match=r"got .*a\.npy \(objects, which would be unpickled\)"):
+    with pytest.raises(
+        ValueError, match=r"be an NPY file of numbers or strings; got .*a\.npy \(ValueError\)"
+    ):
         load_features(tmp_path / "a.npy")
 
 
@@ -131,11 +133,7 @@ def test_files_that_are_damaged_or_not_there(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"have its labels beside it, in a\.labels\.npy or .*; got .*a\.npy alone"):
         load_features(tmp_path / "a.npy")
     np.save(tmp_path / "labels.npy", Y)
-    with pytest.raises(ValueError, match=r"be an NPY file of numbers or text; got .*a\.npy \(ValueError\)"):
+    with pytest.raises(ValueError, match=r"be an NPY file of numbers or strings; got .*a\.npy \(ValueError\)"):
         load_features(tmp_path / "a.npy")
     with pytest.raises(ValueError, match=r"be a file of torch\.save, .*; got .*a\.pt \(\w+\)"):
         load_features(tmp_path / "a.pt")
-    np.savez(tmp_path / "b.npz", x=X)
-    (tmp_path / "b.npz").rename(tmp_path / "a.npy")
-    with pytest.raises(ValueError, match=r"be an NPY file; got .*a\.npy\. Rename it to \.npz"):
-        load_features(tmp_path / "a.npy")

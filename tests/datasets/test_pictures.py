@@ -13,7 +13,7 @@ from PIL import Image
 
 from protonet.datasets import load_mini_imagenet
 from protonet.datasets.layouts import detect_class_folders
-from protonet.datasets.pictures import ImageSet, Pictures, join_sides, load_pictures, map_in_threads, open_picture
+from protonet.datasets.pictures import ImageSet, Pictures, join_sides, load_pictures, open_picture
 from tests.datasets.trees import draw_classes, make_folders, paint
 
 
@@ -110,13 +110,6 @@ def test_an_interruption_leaves_nothing(root: Path, cache: Path, monkeypatch: py
     with pytest.raises(KeyboardInterrupt):
         load_mini_imagenet(root, size=8)
     assert list(cache.iterdir()) == []
-
-
-def test_pictures_are_decoded_in_their_order_a_few_at_a_time() -> None:
-    pictures = [np.full((2, 2, 3), index % 256, np.uint8) for index in range(600)]
-    blocks = list(map_in_threads(lambda picture: np.asarray(picture)[0, 0, :1], pictures))
-    assert [len(block) for block in blocks] == [256, 256, 88]
-    assert np.concatenate(blocks)[:, 0].tolist() == [index % 256 for index in range(600)]
 
 
 def test_pictures_of_every_kind_are_opened(tmp_path: Path) -> None:

@@ -71,19 +71,12 @@ class _Opened(NamedTuple):
 
 @dataclass(frozen=True)
 class Backbone:
-    """A network that embeds pictures, with its preprocessing.
+    """A network that embeds pictures, with its preprocessing."""
 
-    Args:
-        network: The network.
-        preprocessing: Its preprocessing.
-        width: Width of an embedding.
-        batch: The fixed batch size of the network; None for any size.
-    """
-
-    network: Network
-    preprocessing: Preprocessing
-    width: int
-    batch: int | None = None
+    network: Network  #: The network.
+    preprocessing: Preprocessing  #: Its preprocessing.
+    width: int  #: Width of an embedding.
+    batch: int | None = None  #: The fixed batch size of the network; None for any size.
 
     def represent(self, cache: Path | None = None) -> Representation:
         """Make a representation of pictures, whose embeddings are cached in a folder, except those of a callable."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from protonet.errors import optional_packages, raise_input_error
+from protonet.errors import raise_input_error
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -74,23 +74,14 @@ def list_images(argument: str, folder: Path) -> list[Path]:
     return paths
 
 
-def read_image(argument: str, path: Path, *, size: int | None, colour: bool) -> np.ndarray:
-    """Read an image's pixels: (height, width) uint8, or (height, width, 3) in colour, otherwise turned grey.
-
-    It is resized to ``size`` pixels per side, each the mean of the area that it covers; None keeps its own size.
-    Transparent images are put on white; 16 bits and floats are scaled to 8 bits. A MissingPackageError is raised
-    without Pillow, an InputError if the file is not an image, or damaged.
-    """
-    with optional_packages(install="pip install pillow"):
-        from PIL import Image  # noqa: PLC0415 - optional
+def open_image(argument: str, file: Path | BinaryIO, min_side: int | None = None) -> Image:
+    """Open and decode an image as `open_plain` does; an InputError says if it cannot be read."""
     try:
-        pixels = open_plain(path).convert("RGB" if colour else "L")
+        return open_plain(file, min_side)
     except UNREADABLE_IMAGE as error:
-        got = f"{path_to_text(path)} ({describe_error(error)})"
+        name = path_to_text(file) if isinstance(file, Path) else "one of a file of many"
+        got = f"{name} ({describe_error(error)})"
         raise_input_error(argument, "hold images that can be read", got, "Replace that file.")
-    if size is not None:
-        pixels = pixels.resize((size, size), Image.Resampling.BOX)
-    return np.asarray(pixels, np.uint8)
 
 
 def open_plain(path: Path | BinaryIO, min_side: int | None = None) -> Image:

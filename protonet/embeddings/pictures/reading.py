@@ -7,9 +7,8 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
+Result = TypeVar("Result")
 #: Number of pictures that a thread reads at once.
 PICTURES_PER_TASK = 32
 #: Pixels per side of JPEGs in comparisons: a camera's picture then takes 30 ms instead of 150.
@@ -207,9 +207,7 @@ def find_broken(paths: Sequence[Path]) -> list[bool]:
 
 def check_pictures(paths: Sequence[Path], labels: Sequence[str], *, shown: bool = False) -> list[str]:
     """Check that pictures can be decoded; return a warning if one has several of the labels (n,), "" for none."""
-    digests: dict[bytes, dict[str, Path]] = defaultdict(
-        dict
-    )  # by digest of the pixels: the first picture of each class
+    digests: dict[bytes, dict[str, Path]] = defaultdict(dict)  # the first picture of each class, by its pixels
     broken: list[tuple[Path, Exception]] = []
     for path, label, result in zip(paths, labels, _hash_pictures(paths, shown=shown), strict=True):
         if isinstance(result, Exception):
@@ -238,8 +236,8 @@ def _hash_pictures(paths: Sequence[Path], *, shown: bool = False) -> list[bytes 
         return hashlib.sha256(repr(image.size).encode() + image.tobytes()).digest()
 
     results = []
-    with show_items(len(paths), "picture", shown=shown) as bar, ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        for result in pool.map(work, paths):
+    with show_items(len(paths), "picture", shown=shown) as bar:
+        for result in map_in_threads(work, paths, os.cpu_count() or 1):
             results.append(result)
             bar.update()
     return results
@@ -269,37 +267,28 @@ def map_pictures(
             return work(torch.from_numpy(pixels))
 
     parts = [paths[first : first + PICTURES_PER_TASK] for first in range(0, len(paths), PICTURES_PER_TASK)]
-    outputs = []
-    with show_items(len(paths), "picture", shown=shown) as bar, _use_threads() as pool:
-        results = pool.map(do, parts) if pool else map(do, parts)
-        try:
-            for part, result in zip(parts, results, strict=True):
-                outputs.append(result)
-                bar.update(len(part))
-        except BaseException:
-            if pool:
-                pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    outputs, threads = [], torch.get_num_threads()
+    torch.set_num_threads(1)  # in each thread of the pool
+    try:
+        with show_items(len(paths), "picture", shown=shown) as bar:
+            for output in map_in_threads(do, parts, threads):
+                outputs.append(output)
+                bar.update(len(output))
+    finally:
+        torch.set_num_threads(threads)
     return torch.cat(outputs)
+
+
+def map_in_threads(work: Callable[[Any], Result], items: Sequence[Any], threads: int) -> Iterator[Result]:
+    """Yield the results of ``work`` for items in their order; after an error or Ctrl-C, no further item is begun."""
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            yield from pool.map(work, items)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def show_items(count: int, name: str, *, shown: bool) -> Any:
     """Make a progress bar for ``count`` items on stderr; it is hidden unless ``shown``."""
     return progress_bar(total=count, unit=name, leave=False, shown=shown)
-
-
-@contextmanager
-def _use_threads() -> Iterator[ThreadPoolExecutor | None]:
-    """Make a pool of as many threads as torch uses, while torch itself uses one; None for a single thread."""
-    import torch  # noqa: PLC0415 - as above
-
-    threads = torch.get_num_threads()
-    if threads == 1:
-        yield None
-        return
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(threads) as pool:
-            yield pool
-    finally:
-        torch.set_num_threads(threads)

@@ -17,17 +17,7 @@ from torch import Tensor
 
 from protonet import datasets
 from protonet._validation import check_type
-from protonet.datasets.benchmarks import (
-    PREFIX,
-    locate_cifar_fs,
-    locate_cub,
-    locate_fc100,
-    locate_meta_dataset,
-    locate_mini_imagenet,
-    locate_omniglot,
-    locate_tiered_imagenet,
-    read_class_lists,
-)
+from protonet.datasets.benchmarks import BENCHMARKS, locate_benchmark, locate_omniglot, meta_dataset_keys
 from protonet.datasets.dataset import SPLIT_SIDES, Dataset, check_finite, make_dataset, split_classes
 from protonet.datasets.features import FEATURE_READERS
 from protonet.datasets.layouts import detect_class_folders, detect_folders, detect_side_folders
@@ -48,14 +38,9 @@ IMAGE_SIZE = 28
 FOLDER_SIZE = 84  #: The same in colour: as large as the pictures of the papers.
 #: Data sets of pictures, as their authors publish them: what finds one in a folder.
 PUBLISHED: Mapping[str, Callable[[str], ImageSet]] = {
-    "mini-imagenet": locate_mini_imagenet,
-    "tiered-imagenet": locate_tiered_imagenet,
-    "cub": locate_cub,
-    "cifar-fs": locate_cifar_fs,
-    "fc100": locate_fc100,
+    **{key: partial(locate_benchmark, key) for key in (*BENCHMARKS, *meta_dataset_keys())},
     "omniglot": locate_omniglot,
     "omniglot-rotations": partial(locate_omniglot, rotations=True),
-    **{key: partial(locate_meta_dataset, key) for key in read_class_lists() if key.startswith(PREFIX)},
 }
 MAX_IMAGE_SIZE = 1024  #: The largest side of pictures, in pixels.
 ROWS_PER_BLOCK = 8192  #: Rows that are normalised at a time where all are.
@@ -219,7 +204,7 @@ def _load_rows(path: Path) -> Dataset:
     """Load an NPY file of rows (n, ...) of real numbers, as a data set of one class."""
     try:
         x = np.load(path, allow_pickle=False)
-    except (ValueError, *READ_ERRORS) as error:
+    except READ_ERRORS as error:
         got = f"{path} ({error if isinstance(error, OSError) else type(error).__name__})"
         raise_input_error("base", "be an NPY file that can be read", got, "Save it again with numpy.save.")
     if not isinstance(x, np.ndarray) or x.ndim < 2 or not len(x) or x.dtype.kind not in "fiub":
@@ -239,7 +224,7 @@ def locate_pictures(text: str) -> ImageSet | None:
     if not text or not path.is_dir():  # an empty path is the current folder
         return None
     layout = detect_folders(path) or detect_class_folders(path)
-    return ImageSet(name="load_source", root=path, files=layout[0], read=layout[1], size=FOLDER_SIZE)
+    return ImageSet(name="source", root=path, files=layout[0], read=layout[1], size=FOLDER_SIZE)
 
 
 def _load(text: str, label: str, image_size: int | None = None) -> Dataset:

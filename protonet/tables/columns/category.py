@@ -35,17 +35,11 @@ _ZERO_FRACTION = re.compile(r"(?<=\d)\.0+$")
 
 @dataclass(frozen=True)
 class Category(FittedColumn):
-    """A column of categories.
+    """A column of categories."""
 
-    Args:
-        levels: The cells that have a feature; a missing value is "".
-        counts: The number of training rows of each level.
-        rows: The number of training rows.
-    """
-
-    levels: tuple[str, ...]
-    counts: tuple[int, ...]
-    rows: int
+    levels: tuple[str, ...]  #: The cells that have a feature; a missing value is "".
+    counts: tuple[int, ...]  #: The number of training rows of each level.
+    rows: int  #: The number of training rows.
     kind: ClassVar[str] = "category"
     max_invalid_fraction: ClassVar[float] = 1.0  #: Unknown categories are always possible.
 

@@ -22,19 +22,14 @@ DESCRIPTOR_VERSION = 1
 
 @dataclass(frozen=True)
 class Picture(FittedColumn):
-    """A column of pictures.
+    """A column of pictures."""
 
-    Args:
-        sizes: Number of descriptors of each kind.
-        side: Side length in pixels to which pictures are resized for the descriptors.
-        embedding: The embedding of a network, which precedes the descriptors; None for descriptors only.
-        show_progress: Whether to show a progress bar.
-    """
-
+    #: Number of descriptors of each kind.
     sizes: tuple[int, ...] = field(default_factory=lambda: tuple(list_sizes().values()))
-    side: int = DESCRIPTORS.side
+    side: int = DESCRIPTORS.side  #: Side length in pixels to which pictures are resized for the descriptors.
+    #: The embedding of a network, which precedes the descriptors; None for descriptors only.
     embedding: ColumnEmbedding | None = field(default=None, compare=False)
-    show_progress: bool = field(default=False, compare=False, repr=False)
+    show_progress: bool = field(default=False, compare=False, repr=False)  #: Whether to show a progress bar.
     kind: ClassVar[str] = "picture"
     modality: ClassVar[str | None] = "picture"
     may_be_group: ClassVar[bool] = False

@@ -67,22 +67,15 @@ SECONDARY_TEXT_RULES = TextRules(
 class Text(FittedColumn):
     """A column of free text.
 
-    Args:
-        grams: The words and character n-grams of the vocabulary, in lower case.
-        scales: (grams,) inverse document frequencies.
-        basis: (grams, components).
-        mean: (components,) of the training rows.
-        apart: Whether words and character n-grams are normalized separately.
-
     Source: Manning, Raghavan and Schuetze, "Introduction to Information Retrieval" (2008), sec. 6.4 (weights) and 18.4
         (components by singular values).
     """
 
-    grams: tuple[str, ...]
-    scales: np.ndarray
-    basis: np.ndarray
-    mean: np.ndarray
-    apart: bool = True
+    grams: tuple[str, ...]  #: The words and character n-grams of the vocabulary, in lower case.
+    scales: np.ndarray  #: (grams,) inverse document frequencies.
+    basis: np.ndarray  #: (grams, components).
+    mean: np.ndarray  #: (components,) of the training rows.
+    apart: bool = True  #: Whether words and character n-grams are normalized separately.
     kind: ClassVar[str] = "text"
     modality: ClassVar[str | None] = "text"
 
@@ -220,23 +213,15 @@ WORD_WEIGHT, SECONDARY_WEIGHT = 0.5, 0.3
 
 @dataclass(frozen=True, eq=False)
 class ColumnEmbedding:
-    """The embedding of a column's cells, with a total variance of 1 over the training rows.
+    """The embedding of a column's cells, with a total variance of 1 over the training rows."""
 
-    Args:
-        record: Identifies the representation.
-        mean: (width,) of the training rows, subtracted.
-        scale: > 0, the divisor.
-        representation: The opened representation, which model files do not store.
-        show_progress: Whether to show a progress bar.
-        path: The folder or file that the user opened, to open it again; model files do not store it.
-    """
-
-    record: Record
-    mean: np.ndarray
-    scale: float
+    record: Record  #: Identifies the representation.
+    mean: np.ndarray  #: (width,) of the training rows, subtracted.
+    scale: float  #: > 0, the divisor.
+    #: The opened representation, which model files do not store.
     representation: Representation | None = field(default=None, repr=False)
-    show_progress: bool = False
-    path: str = ""
+    show_progress: bool = False  #: Whether to show a progress bar.
+    path: str = ""  #: The folder or file that the user opened, to open it again; model files do not store it.
 
     @classmethod
     def fit(cls, representation: Representation, items: Sequence[Any], *, show_progress: bool) -> ColumnEmbedding:
@@ -296,17 +281,11 @@ class ColumnEmbedding:
 
 @dataclass(frozen=True, eq=False)
 class EmbeddedText(FittedColumn):
-    """A column of free text: its embedding, and components of its words.
+    """A column of free text: its embedding, and components of its words."""
 
-    Args:
-        embedding: The embedding.
-        words: The components of the words; there may be none.
-        weight: Multiplies all features: less than 1 beside other columns, which they would dominate.
-    """
-
-    embedding: ColumnEmbedding
-    words: Text
-    weight: float = 1.0
+    embedding: ColumnEmbedding  #: The embedding.
+    words: Text  #: The components of the words; there may be none.
+    weight: float = 1.0  #: Multiplies all features: less than 1 beside other columns, which they would dominate.
     kind: ClassVar[str] = "embedded text"
     modality: ClassVar[str | None] = "text"
     dominates: ClassVar[bool] = True
