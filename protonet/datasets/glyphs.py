@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import unicodedata
-import zipfile
 from bisect import bisect
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,53 +19,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from protonet._io import cache_folder, progress_bar, write_atomically
+from protonet._io import progress_bar
 from protonet._validation import check_int
 from protonet.datasets.dataset import SPLIT_SIDES, Dataset
+from protonet.datasets.pictures import ImageSet, Pictures, load_pictures
 from protonet.errors import optional_packages, raise_input_error
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFont import FreeTypeFont
-
-Arrays = dict[str, np.ndarray]
-
-
-def cached_arrays(name: str, version: int, key: object, make: Callable[[], Arrays]) -> Arrays:
-    """Load the arrays of an earlier call with the same key, all that they depend on, or make and cache them.
-
-    A file that is damaged, foreign or of another version is made again, with one line on stderr. A cache that cannot be
-    written costs no more than such a line. No array may be called "stamp".
-    """
-    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
-    path = cache_folder() / f"{name}-{digest[:16]}.npz"
-    stamp = f"{name} {version} {digest}"
-    if path.exists():
-        try:
-            stored_stamp, arrays = _read(path)
-        except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:  # what numpy and zipfile raise
-            reason = " ".join(str(error).split()) or type(error).__name__
-        else:
-            if stored_stamp == stamp:
-                return arrays
-            reason = "not a file of this library" if stored_stamp is None else "it is from another version"
-        print(f"protonet: {path} is made again: {reason}", file=sys.stderr)
-    arrays = make()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, lambda file: np.savez_compressed(file, stamp=np.array(stamp), **arrays))  # type: ignore[arg-type]
-    except OSError as error:
-        print(f"protonet: {path} is not kept: {error.strerror}", file=sys.stderr)
-    return arrays
-
-
-def _read(path: Path) -> tuple[str | None, Arrays]:
-    """Return the stamp of a file, None where it has none, and its arrays; raise what numpy and zipfile raise."""
-    with path.open("rb") as opened:
-        file = np.load(opened, allow_pickle=False)
-        if not isinstance(file, np.lib.npyio.NpzFile) or "stamp" not in file.files:
-            return None, {}
-        return str(file["stamp"]), {name: file[name] for name in file.files if name != "stamp"}
 
 
 @dataclass(frozen=True)
@@ -150,18 +110,32 @@ def load_glyphs(
     counts = Counter(character for face in faces for character in face.characters)
     known = counts if characters is None else set(characters)
     chosen = sorted(c for c in known if counts[c] >= min_faces and unicodedata.category(c)[0] in "LNPS")
-    digests = [hashlib.sha256(face.path.read_bytes()).hexdigest() for face in faces]
-    key = [chosen, digests, copies, seed]
-    arrays = cached_arrays("glyphs", GLYPH_CACHE_VERSION, key, lambda: _render(chosen, faces, copies, seed))
-    names = tuple(map(chr, arrays["characters"].tolist()))
-    if len(names) < 2:
-        got = f"{len(names)} of {len(set(known))}"
-        remedy = "Pass more characters, more fonts or a smaller min_faces."
-        raise_input_error("characters", f"hold at least 2 that {min_faces} faces draw", got, remedy)
-    x = torch.from_numpy(arrays["images"]).float().div_(255)  # (n, 784)
-    return Dataset(
-        x, torch.from_numpy(arrays["y"]), names, split_alphabets(names), shape=(1, RENDERING.size, RENDERING.size)
+
+    def render() -> Pictures:
+        images, labels = _render(chosen, faces, copies, seed)
+        names = list(dict.fromkeys(labels))
+        if len(names) < 2:
+            got = f"{len(names)} of {len(set(known))}"
+            remedy = "Pass more characters, more fonts or a smaller min_faces."
+            raise_input_error("characters", f"hold at least 2 that {min_faces} faces draw", got, remedy)
+        side_of = dict(zip(names, split_alphabets(names), strict=True))
+        return Pictures(images, labels, [side_of[label] for label in labels])
+
+    paths = [face.path for face in faces]
+    settings = json.dumps([GLYPH_CACHE_VERSION, chosen, copies, seed])
+    variant = hashlib.sha256(settings.encode()).hexdigest()[:16]
+    data = load_pictures(
+        ImageSet(
+            name="glyphs",
+            root=paths[0].parent,
+            files=paths,
+            read=render,
+            size=RENDERING.size,
+            grey=True,
+            variant=variant,
+        )
     )
+    return data._replace(x=data.get_rows(torch.arange(len(data.y))), mapping=None)
 
 
 def alphabet_of(character: str) -> str:
@@ -216,16 +190,19 @@ def list_font_faces(fonts: str | Path | None = None) -> list[Face]:
     return faces
 
 
-def _render(characters: Iterable[str], faces: list[Face], copies: int, seed: int) -> dict[str, np.ndarray]:
-    """Render ``characters`` (num_classes,) in all faces that have them: ``images`` (n, 784) uint8, ``y`` (n,)."""
+def _render(characters: Iterable[str], faces: list[Face], copies: int, seed: int) -> tuple[list[np.ndarray], list[str]]:
+    """Render characters in every face that has them: images (28, 28) uint8, paper being white, and their characters.
+
+    A progress bar is shown if that takes more than two seconds.
+    """
     with optional_packages():
         from PIL import ImageFont  # noqa: PLC0415 - optional
 
     basic = ImageFont.Layout.BASIC  # the other engine depends on what is installed
     fonts = [(face, ImageFont.truetype(face.path, RENDERING.em, layout_engine=basic)) for face in faces]
     seen: set[tuple[object, ...]] = set()
-    codes: list[int] = []
-    images, labels = [], []
+    images: list[np.ndarray] = []
+    labels: list[str] = []
     for character in progress_bar(iterable=characters, desc="glyphs", unit="character", delay=2.0):
         drawn = [(face.path, _draw(character, font)) for face, font in fonts if character in face.characters]
         drawn = [(path, image) for path, image in drawn if np.asarray(image).max() > RENDERING.ink]
@@ -236,11 +213,9 @@ def _render(characters: Iterable[str], faces: list[Face], copies: int, seed: int
         for path, image in drawn:
             for copy in range(copies):
                 entropy = [seed, copy, ord(character), *path.name.encode()]
-                images.append(_jitter(image, np.random.default_rng(entropy)))
-                labels.append(len(codes))
-        codes.append(ord(character))
-    pixels = np.stack(images) if images else np.empty((0, RENDERING.size**2), np.uint8)  # (n, 784)
-    return {"characters": np.array(codes, np.int64), "images": pixels, "y": np.array(labels, np.int64)}
+                images.append(255 - _jitter(image, np.random.default_rng(entropy)))
+                labels.append(character)
+    return images, labels
 
 
 def _draw(character: str, font: FreeTypeFont) -> Image:
@@ -257,7 +232,7 @@ def _draw(character: str, font: FreeTypeFont) -> Image:
 
 
 def _jitter(image: Image, generator: np.random.Generator) -> np.ndarray:
-    """Return the image after a random affine map, at half the size: (784,) uint8."""
+    """Return the image after a random affine map, at half the size: (28, 28) uint8."""
     from PIL.Image import Resampling, Transform  # noqa: PLC0415 - optional
 
     centre = RENDERING.canvas / 2
@@ -269,4 +244,4 @@ def _jitter(image: Image, generator: np.random.Generator) -> np.ndarray:
     offset = centre - inverse @ (centre + shift)  # (2,)
     coefficients = (*inverse[0].tolist(), float(offset[0]), *inverse[1].tolist(), float(offset[1]))
     warped = image.transform(image.size, Transform.AFFINE, coefficients, Resampling.BILINEAR)
-    return np.asarray(warped.reduce(RENDERING.canvas // RENDERING.size), np.uint8).reshape(-1)  # (784,)
+    return np.asarray(warped.reduce(RENDERING.canvas // RENDERING.size), np.uint8)

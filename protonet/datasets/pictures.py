@@ -16,7 +16,7 @@ import torch
 
 from protonet._io import cache_folder, write_atomically
 from protonet._validation import check_int
-from protonet.datasets.dataset import SPLIT_SIDES, Dataset, assign_sides, make_dataset
+from protonet.datasets.dataset import SPLIT_SIDES, Dataset, make_dataset
 from protonet.datasets.files import map_rows, write_npz
 from protonet.embeddings.pictures.images import SUFFIXES, open_image
 from protonet.embeddings.pictures.reading import map_in_threads, show_items
@@ -136,8 +136,7 @@ def _make(image_set: ImageSet, shape: tuple[int, int, int], path: Path, stamp: s
     with optional_packages("pictures"):
         from PIL import Image  # noqa: PLC0415 - optional
     pictures, labels, sides = image_set.read()
-    data = make_dataset("root", torch.empty(len(pictures), 0), labels)
-    data = assign_sides("root", data, sides)._replace(shape=shape)
+    data = make_dataset("root", torch.empty(len(pictures), 0), labels, sides)._replace(shape=shape)
     side = shape[1]
     resample = Image.Resampling.BOX if image_set.grey else Image.Resampling.LANCZOS
 

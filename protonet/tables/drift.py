@@ -38,7 +38,6 @@ class DriftRules:
     steps: tuple[int, int] = (16, 64)
     """Minimum and maximum number of intervals between the stored quantiles of a column, multiples of four, ..."""
     max_quantiles: int = 2**17  #: ... so that all columns together have at most this many.
-    batch: int = 2**16  #: Values whose quantiles are computed together: single columns would take longer.
     max_rows: int = 4096  #: Rows of a block that are examined, equally spaced.
     min_increase: float = 0.5  #: Minimum increase of the fraction of unusual rows.
     max_relative: float = 0.5  #: Maximum training rows in the range of all new rows, relative to the smallest class.
@@ -55,38 +54,17 @@ DRIFT = DriftRules()
 def column_statistics(cells: Sequence[np.ndarray], encoding: Encoding | None, class_rows: Sequence[int]) -> Any:
     """Compute JSON statistics for `DriftMonitor` of the cells (n,) of each column and of the rows of each class."""
     statistics: list[JsonDict] = []
-    complete: list[tuple[JsonDict, np.ndarray]] = []  # columns without missing values
     n_steps = sorted([*DRIFT.steps, DRIFT.max_quantiles // (4 * len(cells)) * 4])[1]
     for column, values in zip(list_columns(encoding, len(cells)), cells, strict=True):
         numeric = column.to_numeric(values)
         missing = is_missing(values) if numeric is None else np.isnan(numeric)
         statistics.append({"missing": float(missing.mean())})
-        if numeric is not None and not missing.any():
-            complete.append((statistics[-1], numeric))
-        elif numeric is not None and not missing.all():
-            statistics[-1]["quantiles"] = _quantiles(numeric[~missing, None], n_steps)[0]
-        if len(complete) * len(values) >= DRIFT.batch:
-            _add_quantiles(complete, n_steps)
-    _add_quantiles(complete, n_steps)
+        if numeric is not None and not missing.all():
+            low, *inner, high = np.quantile(numeric[~missing], np.linspace(0, 1, n_steps + 1)).tolist()
+            rounded = (min(max(low, float(f"{quantile:.5g}")), high) for quantile in inner)
+            statistics[-1]["quantiles"] = [low, *rounded, high]
     per_class = sum(class_rows) // len(class_rows)
     return {"columns": statistics, "per_class": per_class, "smallest": min(class_rows) / max(1, sum(class_rows))}
-
-
-def _add_quantiles(complete: list[tuple[JsonDict, np.ndarray]], n_steps: int) -> None:
-    """Add the quantiles of columns without missing values to their statistics, and empty the list."""
-    if complete:
-        quantiles = _quantiles(np.stack([numeric for _, numeric in complete], axis=1), n_steps)
-        for (statistics, _), values in zip(complete, quantiles, strict=True):
-            statistics["quantiles"] = values
-        complete.clear()
-
-
-def _quantiles(numeric: np.ndarray, n_steps: int) -> list[list[float]]:
-    """Return equally spaced quantiles of each column of numbers (n, columns); the inner ones are rounded."""
-    exact = np.quantile(numeric, np.linspace(0, 1, n_steps + 1), axis=0).T
-    inner = [[float(f"{quantile:.5g}") for quantile in row] for row in exact[:, 1:-1].tolist()]
-    rounded = np.clip(inner, exact[:, :1], exact[:, -1:])
-    return np.concatenate([exact[:, :1], rounded, exact[:, -1:]], axis=1).tolist()  # type: ignore[no-any-return]
 
 
 @dataclass

@@ -117,9 +117,7 @@ def test_nothing_in_a_file_is_run(tmp_path: Path) -> None:
         load_features(tmp_path / "a.pt")
     np.save(tmp_path / "a.npy", np.array([Hostile()], object), allow_pickle=True)
     np.save(tmp_path / "y.npy", Y)
-    with pytest.raises(
-        ValueError, match=r"be an NPY file of numbers or strings; got .*a\.npy \(ValueError\)"
-    ):
+    with pytest.raises(ValueError, match=r"be an NPY file of numbers or strings; got .*a\.npy \(ValueError\)"):
         load_features(tmp_path / "a.npy")
 
 

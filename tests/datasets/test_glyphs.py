@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import ImageFont
@@ -21,15 +21,22 @@ def rows_of(data: Dataset, character: str) -> torch.Tensor:
     return data.x[data.y == data.class_names.index(character)]
 
 
-def test_images() -> None:
-    data = load_glyphs(characters=SOME, copies=2)
-    assert data.class_names == tuple(sorted(SOME))
-    assert (tuple(data.x.shape[1:]), data.x.dtype, data.y.dtype) == ((784,), torch.float32, torch.int64)
-    assert float(data.x.min()) == 0
-    assert 0.4 < float(data.x.amax(dim=1).min()) <= float(data.x.max()) <= 1  # none is blank
-    assert float(data.x.mean()) < 0.3  # paper is 0
+@pytest.fixture(scope="module")
+def some(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROTONET_CACHE", str(tmp_path_factory.mktemp("cache")))
+        return load_glyphs(characters=SOME, copies=2)
+
+
+def test_images(some: Dataset) -> None:
+    assert some.class_names == tuple(sorted(SOME))
+    assert (tuple(some.x.shape[1:]), some.x.dtype, some.y.dtype) == ((784,), torch.float32, torch.int64)
+    assert (some.shape, some.mapping) == ((1, 28, 28), None)
+    assert float(some.x.min()) == 0
+    assert 0.4 < float(some.x.amax(dim=1).min()) <= float(some.x.max()) <= 1  # none is blank
+    assert float(some.x.mean()) < 0.3  # paper is 0
     faces = list_font_faces()
-    for character, count in zip(data.class_names, torch.bincount(data.y).tolist(), strict=True):
+    for character, count in zip(some.class_names, torch.bincount(some.y).tolist(), strict=True):
         assert count == 2 * sum(character in face.characters for face in faces)
 
 
@@ -49,21 +56,25 @@ def test_left_out_are_blanks_lookalikes_and_what_few_faces_have() -> None:
     assert load_glyphs(characters="AB" + arabic, min_faces=2).num_classes == 4
 
 
-def test_an_image_depends_on_its_sample_alone() -> None:
-    few, more = load_glyphs(characters="xβ"), load_glyphs(characters=SOME, copies=2)
-    assert torch.equal(rows_of(few, "β"), rows_of(more, "β")[::2])
-    other = load_glyphs(characters="xβ", seed=1)
-    assert not torch.equal(rows_of(few, "β"), rows_of(other, "β"))
-    copies = rows_of(more, "x")
+def test_an_image_depends_on_its_sample_alone(some: Dataset, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = load_glyphs(characters="xβ")
+    assert torch.equal(rows_of(few, "β"), rows_of(some, "β")[::2])
+    copies = rows_of(some, "x")
     assert len(copies.unique(dim=0)) == len(copies)
+    (path,) = cache.iterdir()
+    written = path.stat().st_mtime_ns
+    assert torch.equal(load_glyphs(characters="βx").x, few.x)  # from the cache
+    assert path.stat().st_mtime_ns == written
+    assert not torch.equal(rows_of(load_glyphs(characters="xβ", seed=1), "β"), rows_of(few, "β"))
+    assert len(list(cache.iterdir())) == 2
+    assert capsys.readouterr().err == ""
 
 
-def test_glyphs_can_be_distinguished() -> None:
-    data = load_glyphs(characters="AOTX", copies=4)
-    odd = torch.arange(len(data.y)) % 2 == 1
-    distances = torch.cdist(data.x[odd], data.x[~odd])
-    right = data.y[~odd][distances.argmin(dim=1)] == data.y[odd]
-    assert float(right.double().mean()) > 0.9
+def test_the_cache_is_in_the_folder_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PROTONET_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    load_glyphs(characters="ab")
+    assert len(list((tmp_path / "xdg" / "protonet").iterdir())) == 1
 
 
 def test_alphabets() -> None:
@@ -78,64 +89,18 @@ def test_alphabets_are_on_one_side_and_sides_have_their_fractions() -> None:
     serif = next(face for face in list_font_faces() if face.path.stem == "DejaVuSerif")
     characters = sorted(c for c in serif.characters if c.isprintable() and not c.isspace())
     sides = split_alphabets(characters)
-    assert split_alphabets(characters) == sides
     sides_of: dict[str, set[str]] = {}
     for character, side in zip(characters, sides, strict=True):
         sides_of.setdefault(alphabet_of(character), set()).add(side)
     assert {"LATIN", "GREEK", "CYRILLIC", "BRAILLE"} <= set(sides_of)
     letters = {name for name in sides_of if any(c.isalpha() and alphabet_of(c) == name for c in characters)}
-    small = [name for name in sides_of if list(map(alphabet_of, characters)).count(name) < 20]
+    counts = Counter(map(alphabet_of, characters))
+    small = [name for name in sides_of if counts[name] < 20]
     assert all(len(part) == 1 for part in sides_of.values())
     assert len(set.union(*(sides_of[name] for name in small))) == 1
     for side, fraction in zip(SPLIT_SIDES, SIDE_FRACTIONS, strict=True):
         assert abs(sides.count(side) / len(sides) - fraction) < 0.1
         assert any(side in sides_of[name] for name in letters)
-
-
-class TestCache:
-    def test_second_call_reads_it(self, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        first = load_glyphs(characters="ab")
-        (path,) = cache.iterdir()
-        written = path.stat().st_mtime_ns
-        again = load_glyphs(characters="ba")
-        assert torch.equal(first.x, again.x)
-        assert path.stat().st_mtime_ns == written
-        assert capsys.readouterr().err == ""
-        load_glyphs(characters="ab", seed=1)
-        assert len(list(cache.iterdir())) == 2
-
-    def test_bad_file_is_made_again(self, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        first = load_glyphs(characters="ab")
-        (path,) = cache.iterdir()
-        full = path.read_bytes()
-        with np.load(path) as file:
-            older = {**file, "stamp": np.array(str(file["stamp"]).replace("glyphs 1 ", "glyphs 0 "))}
-        for content in (b"", full[: len(full) // 2], {"x": np.eye(2)}, {"stamp": np.array([{}], object)}, older):
-            if isinstance(content, bytes):
-                path.write_bytes(content)
-            else:
-                np.savez(path, **content)
-            assert torch.equal(load_glyphs(characters="ab").x, first.x)
-            line = capsys.readouterr().err
-            assert line.startswith(f"protonet: {path} is made again: ")
-            assert line.count("\n") == 1
-        load_glyphs(characters="ab")
-        assert capsys.readouterr().err == ""
-        assert list(cache.iterdir()) == [path]
-
-    def test_a_cache_that_cannot_be_written_is_no_error(
-        self, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        cache.write_text("a file")
-        monkeypatch.setenv("PROTONET_CACHE", str(cache / "below"))
-        assert load_glyphs(characters="ab").num_classes == 2
-        assert "is not kept: Not a directory" in capsys.readouterr().err
-
-    def test_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.delenv("PROTONET_CACHE")
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-        load_glyphs(characters="ab")
-        assert len(list((tmp_path / "xdg" / "protonet").iterdir())) == 1
 
 
 def test_more_fonts(tmp_path: Path) -> None:
