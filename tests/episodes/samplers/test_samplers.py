@@ -1,4 +1,4 @@
-"""Properties of the episodes of every protocol."""
+"""Properties of the episodes of every protocol, and of the batches and rows that are gathered of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protonet.episodes.samplers import sampler as sampler_module
+from protonet.episodes.samplers.batch import gather_episodes, make_row_reader, split_by_size, summarize_base
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.samplers.fixed_split import FixedSplit
 from protonet.episodes.samplers.generalized import Generalized
@@ -20,27 +21,25 @@ GENERATOR = torch.Generator().manual_seed(3)
 SIZE = torch.randint(9, 14, (12,), generator=GENERATOR)
 LABELS = torch.arange(12).repeat_interleave(SIZE)[torch.randperm(int(SIZE.sum()), generator=GENERATOR)]
 INDEX = index_classes(LABELS)
-GROUPED = MetaDataset((tuple(range(6)), tuple(range(4, 12))))
 PROTOCOLS: dict[str, Sampler] = {
     "balanced": EpisodeConfig(way=(3, 3), shot=(2, 2), n_query=3),
-    "spans": EpisodeConfig(way=(2, 4), shot=(1, 3), n_query=2, unequal=True),
-    "open": EpisodeConfig(way=(2, 4), n_query=2, n_open_classes=2),
+    "spans": EpisodeConfig(way=(2, 4), shot=(1, 3), n_query=2, unequal=True, n_open_classes=2),
     "dirichlet": EpisodeConfig(way=(3, 3), shot=(1, 2), n_query=2, imbalance=2.0),
     "small": EpisodeConfig(way=(2, 3), shot=(2, 2), n_query=12, imbalance=0.5, allow_small=True),
-    "unlabelled": EpisodeConfig(way=(2, 3), n_query=2, n_unlabelled=4),
+    "unlabelled": EpisodeConfig(way=(2, 3), shot=(1, 2), n_query=2, n_unlabelled=4),
     "distractors": EpisodeConfig(
         way=(2, 3), n_query=9, n_open_classes=1, allow_small=True, n_unlabelled=4, n_distractors=1
     ),
     "fixed split": FixedSplit(2, tuple((SIZE - 3).tolist())),
     "Meta-Dataset": MetaDataset(),
-    "groups": GROUPED,
+    "groups": MetaDataset((tuple(range(6)), tuple(range(4, 12)))),
     "generalized": Generalized(EpisodeConfig(way=(3, 3), shot=(1, 2), n_query=3), n_base=4),
 }
 every = pytest.mark.parametrize("name", PROTOCOLS)
 
 
 @every
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(seed=seeds, first=st.integers(0, 10**9), n=st.integers(0, 4))
 def test_an_episode_depends_only_on_its_index(name: str, seed: int, first: int, n: int) -> None:
     full = PROTOCOLS[name].sample(INDEX, seed=seed, first=first, n_episodes=6)
@@ -52,14 +51,14 @@ def test_an_episode_depends_only_on_its_index(name: str, seed: int, first: int, 
 
 
 @every
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(seed=seeds)
 def test_rows_are_distinct_of_their_classes_and_counted(name: str, seed: int) -> None:
     sampler = PROTOCOLS[name]
     index = sampler.validate(INDEX, tuple(map(str, range(12))))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampler_module, "EPISODES_PER_COUNT", 4)
-        members, counts = sampler.count(index, seed=seed, n_episodes=6)
+        class_mask, counts = sampler.count(index, seed=seed, n_episodes=6)
     draw = sampler.sample(index, seed=seed, first=0, n_episodes=6)
     assert counts.tolist() == (draw.query >= 0).sum(dim=(1, 2)).tolist()
     for position in range(6):
@@ -71,4 +70,56 @@ def test_rows_are_distinct_of_their_classes_and_counted(name: str, seed: int) ->
         assert all(len(LABELS[rows].unique()) == 1 for rows in classes if len(rows))
         labels = [int(LABELS[rows[0]]) for rows in classes if len(rows)]
         assert len(set(labels)) == len(labels)
-        assert sorted(labels) == members[position].nonzero().flatten().tolist()
+        assert sorted(labels) == class_mask[position].nonzero().flatten().tolist()
+
+
+@every
+@settings(max_examples=5)
+@given(seed=seeds)
+def test_batches_hold_every_episode_exactly_once(name: str, seed: int) -> None:
+    draw = PROTOCOLS[name].sample(INDEX, seed=seed, first=3, n_episodes=12)
+    indices = []
+    for part in split_by_size(draw):
+        indices += part.positions.tolist()
+        for position, index in enumerate(part.positions.tolist()):
+            for rows, labels, drawn in (
+                (part.support, part.support_labels, draw.support),
+                (part.query, part.query_labels, draw.query),
+            ):
+                expected = [(row, c) for c, rows_of in enumerate(drawn[index].tolist()) for row in rows_of]
+                known = labels[position] >= 0
+                result = zip(rows[position][known].tolist(), labels[position][known].tolist(), strict=True)
+                assert list(result) == [pair for pair in expected if pair[0] != NO_ROW]
+            outside = part.query[position][part.query_labels[position] < 0].tolist()
+            assert outside == [row for row in draw.open_query[index].flatten().tolist() if row != NO_ROW]
+            more = draw.unlabelled[index].flatten()
+            assert part.unlabelled[position].tolist() == more[more != NO_ROW].tolist()
+            shots = torch.bincount(part.support_labels[position], minlength=part.n_way).tolist()
+            labels_of = part.query_labels[position].tolist()
+            assert part.query_shots[position].tolist() == [shots[c] if c >= 0 else 0 for c in labels_of]
+            assert len(shots) == part.n_way
+            assert min(shots) > 0
+    assert sorted(indices) == list(range(12))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_gathered_rows(dtype: torch.dtype) -> None:
+    x = torch.arange(2 * len(LABELS)).reshape(-1, 2).to(dtype)
+    take, wide = make_row_reader(x), torch.float64 if dtype == torch.float64 else torch.float32
+    for n_episodes, n_unlabelled in ((4, 0), (2, 0), (6, 3)):  # its memory is used again
+        config = EpisodeConfig(way=(3, 3), n_query=2, n_unlabelled=n_unlabelled)
+        (part,) = split_by_size(config.sample(INDEX, seed=0, first=0, n_episodes=n_episodes))
+        episodes = gather_episodes(take, part)
+        assert torch.equal(episodes.support, x[part.support].to(wide))
+        assert torch.equal(episodes.query, x[part.query].to(wide))
+        if episodes.unlabelled is None:
+            assert not n_unlabelled
+        else:
+            assert torch.equal(episodes.unlabelled, x[part.unlabelled].to(wide))
+
+
+def test_statistics_of_base_classes() -> None:
+    x = torch.randn(len(LABELS), 3, generator=torch.Generator().manual_seed(0))
+    base = summarize_base(make_row_reader(x), INDEX.take(torch.tensor([3, 1])))
+    assert torch.allclose(base.class_means, torch.stack([x[LABELS == 3].mean(dim=0), x[LABELS == 1].mean(dim=0)]))
+    assert torch.allclose(base.mean, x[(LABELS == 1) | (LABELS == 3)].mean(dim=0))
