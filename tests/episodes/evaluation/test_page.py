@@ -110,15 +110,3 @@ def test_appearance_and_results_in_a_browser(made: Path, browser: Browser, name:
     assert bars == len(np.unique(np.minimum(fractions * 40 // 1, 39)))
     hard = browser.ask(every("#classes tbody tr", "+each.cells[4].innerText"))
     assert sorted(hard) == sorted(item["episodes"] for item in results["by_class"] if item["episodes"] >= 20)
-
-
-def test_keyboard_in_a_browser(made: Path, browser: Browser) -> None:
-    """Tab goes from the skip link over the sections' links to the tables, which scroll."""
-    browser.look()
-    browser.open(made / "more.html")
-    seen: list[str] = []
-    for _ in range(13):
-        browser.press("Tab")
-        seen.append(browser.ask("document.activeElement.getAttribute('href') || document.activeElement.ariaLabel"))
-    links = [f"#{name}" for name in ("main", "methods", "pairs", "episodes", "shots", "classes", "sampled", "data")]
-    assert seen == [*links, "Methods", "Paired differences", "Episodes", "By shots", "Classes"]

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import astuple
 
 import numpy as np
 import torch
@@ -79,10 +78,10 @@ def test_intervals_over_classes_are_a_slow_jackknife() -> None:
 def test_false_positives_over_classes_are_as_frequent_as_stated() -> None:
     """The p-value over episodes distinguishes them if classes differ; where they do not differ, both hold.
 
-    Values are what one method is ahead by in each episode, in a population of classes whose mean is 0. Of 300
-    populations 5 % are to be distinguished; a standard error is 1.3 %.
+    Values are what one method is ahead by in each episode, in a population of classes whose mean is 0. Of 200
+    populations 5 % are to be distinguished; a standard error is 1.6 %.
     """
-    n_runs = 300
+    n_runs = 200
     for spread, minimum in ((0.3, 0.4), (0.0, 0.0)):
         shown = {"classes": 0, "episodes": 0}
         for seed in range(n_runs):
@@ -91,23 +90,21 @@ def test_false_positives_over_classes_are_as_frequent_as_stated() -> None:
             shown["classes"] += pair.p_value_classes < 0.05
             shown["episodes"] += pair.p_value_episodes < 0.05
             assert (pair.p_value_classes < 0.05) == (abs(pair.difference) > pair.half_width_classes)
-        assert shown["classes"] / n_runs < 0.05 + 3 * 0.013
-        assert minimum <= shown["episodes"] / n_runs < (1.0 if spread else 0.05 + 3 * 0.013)
+        assert shown["classes"] / n_runs < 0.05 + 3 * 0.016
+        assert minimum <= shown["episodes"] / n_runs < (1.0 if spread else 0.05 + 3 * 0.016)
 
 
 def test_pairs_over_classes() -> None:
     (a, class_mask), (b, _) = (make_tasks(n=60, n_classes=9, spread=0.3, seed=seed) for seed in (0, 1))
-    (pair,) = compare_pairs({"a": a, "b": b}, class_mask)
+    pair, *others = compare_pairs({"a": a, "b": b, "c": -a}, class_mask)
     error, _ = standard_error(a - b, class_mask)
     assert math.isclose(pair.p_value_classes, 2 * float(stats.t.sf(abs(float((a - b).mean())) / error, 8)))
     assert math.isclose(pair.half_width_classes, half_width(a - b, class_mask))
-    assert (
-        astuple(pair)[6:] == astuple(compare_pairs({"a": a, "b": b})[0])[6:]
-    )  # over episodes, class_mask do not matter
-    several = compare_pairs({"a": a, "b": b, "c": -a}, class_mask)
-    assert math.isclose(several[0].p_value_classes, pair.p_value_classes)
-    assert [item.p_holm_classes for item in several] == adjust_holm([item.p_value_classes for item in several])
-    assert math.isnan(compare_pairs({"a": a, "b": b})[0].p_holm_classes)
+    p_values = [item.p_value_classes for item in (pair, *others)]
+    assert [item.p_holm_classes for item in (pair, *others)] == adjust_holm(p_values)
+    (alone,) = compare_pairs({"a": a, "b": b})
+    assert alone.half_width_episodes == pair.half_width_episodes  # classes do not matter
+    assert math.isnan(alone.p_holm_classes)
 
 
 def test_no_interval_over_classes_that_every_episode_has() -> None:
@@ -126,7 +123,6 @@ def test_one_method_against_all_others() -> None:
         same = alone[frozenset((item.first, item.second))]
         assert math.isclose(abs(item.difference), abs(same.difference))
         assert (item.p_value_episodes, item.half_width_episodes) == (same.p_value_episodes, same.half_width_episodes)
-        assert item.p_holm_episodes <= same.p_holm_episodes  # of three comparisons, not of six
     assert [item.p_holm_episodes for item in result] == adjust_holm([item.p_value_episodes for item in result])
 
 
