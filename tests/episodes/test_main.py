@@ -39,7 +39,6 @@ def test_exports_are_the_names_of_their_modules() -> None:
     for name in episodes.__all__:
         exported = getattr(episodes, name)
         assert getattr(import_module(exported.__module__), name) is exported
-    assert set(episodes.__all__) <= set(dir(episodes))
     with pytest.raises(AttributeError, match="has no attribute 'absent'"):
         _ = episodes.absent
 
@@ -57,7 +56,6 @@ def test_report_and_files(command: Command, folder: Path) -> None:
     assert (folder / "out.csv").read_text(encoding="utf-8").count("\n") == 1 + 3 * 4 + 3 * 3
     assert (folder / "out.png").read_bytes().startswith(b"\x89PNG")
     assert command(FEW, "--shot 1-2 --method", *methods) == out
-    assert command(FEW, "--shot 1-2 --seed 1 --method", *methods).split("\n", 1)[1] != out.split("\n", 1)[1]
     # A method that takes base rows disturbs no other.
     alone = command.read(FEW, "--shot 1-2 --method protonet")["methods"]["protonet"]
     assert alone == summary["methods"]["protonet"]

@@ -278,11 +278,9 @@ def test_errors(command: Command) -> None:
 
 
 def test_runs_of_other_protocols_are_distinguished(command: Command) -> None:
-    for name in ("meta-dataset", "generalized", "unlabelled"):
-        command(KINDS[name], f"--episodes 20 --method protonet --json {name}.json")
-    for other in ("ridge", "knn"):
-        command(KINDS["meta-dataset"], f"--episodes 20 --method {other} --json {other}.json")
-    assert "p over classes (Holm)" in command("compare ridge.json knn.json meta-dataset.json")
+    command(KINDS["unlabelled"], "--episodes 20 --method protonet --json unlabelled.json")
+    for name in ("ridge", "knn"):
+        command(KINDS["meta-dataset"], f"--episodes 20 --method {name} --json {name}.json")
+    assert "p over classes (Holm)" in command("compare ridge.json knn.json")
     message = r"be of the same episodes; got way \[5, 50\] in ridge.json and \[2, 2\] in"
     command.refuses(message, "compare ridge.json unlabelled.json")
-    command("compare unlabelled.json")

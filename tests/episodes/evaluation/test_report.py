@@ -172,12 +172,6 @@ def test_ranks_are_those_of_the_slow_loop(seed: int) -> None:
     assert sum(ranks.values()) == 21
 
 
-def test_equal_methods_have_the_same_rank() -> None:
-    part = torch.tensor([0.5, 0.75, 1.0], dtype=torch.float64)
-    assert rank_methods({"a": part, "b": part.clone(), "c": part - 0.25}) == {"a": 1.5, "b": 1.5, "c": 3}
-    assert rank_methods({"alone": part}) == {"alone": 1}
-
-
 def test_table_by_shot_and_of_open_classes() -> None:
     summary = summarize(score(OPEN), OPEN.shot, {"n_open_classes": 1}, classes_of(OPEN))
     first, second, _ = format_report(summary).split("\n\n")
