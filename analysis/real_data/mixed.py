@@ -8,7 +8,6 @@ of the table, with hindsight.
 from __future__ import annotations
 
 import argparse
-import csv
 import functools
 import statistics
 import tempfile
@@ -19,12 +18,11 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from scipy.special import log_softmax
-from scipy.stats import rankdata
 
 from analysis.prior.study import MIXED_NAME, load_left_out
 from analysis.real_data.mixed_sets import MIXED, MixedSplit, load_mixed, split_mixed
@@ -32,7 +30,7 @@ from analysis.real_data.robustness import Run, compute_scores
 from analysis.shared.baselines import Outcome
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, load_sets, parse_wholes
-from analysis.shared.tables import average_rows, describe_regrets, format_mean, gather
+from analysis.shared.tables import Quantity, gather, tabulate_methods, tabulate_rows, write_csv
 from protonet._text import count
 from protonet.commands.data import encode_table
 from protonet.commands.options import FitOptions
@@ -43,7 +41,6 @@ from protonet.fit.solver import solve_problem
 from protonet.metrics import compute_auroc
 from protonet.tables.features import encode_block
 from protonet.tables.table import ReadSpec, open_table
-from protonet.ui.text import format_table
 from solution.pack import library_files
 
 with suppress(ImportError):
@@ -55,7 +52,8 @@ with suppress(ImportError):
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import GridSearchCV, StratifiedKFold
     from sklearn.neighbors import KNeighborsClassifier
-    from sklearn.pipeline import Pipeline, make_pipeline
+    from sklearn.pipeline import Pipeline as SklearnPipeline
+    from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
     from sklearn.svm import SVC
 
@@ -66,8 +64,9 @@ MIN_PROBABILITY = 1e-6
 GAPS = ["", "NA", "?", "null", "NaN", "nan", "None"]
 NOTE = """
 Mean over {splits} ± one standard error, in percent, of rows as they come: of classes of other sizes than the labelled
-ones. The best pipeline is, with hindsight, the one of the highest mean in the row. "Left-out" weighs views by a prior
-that was trained without any of these tables, "ours" by the published one. Ranks are over the tables, 1 the best; the
+ones. The best baseline is, with hindsight, the pipeline of the highest mean in the row. "Left-out" weighs views by a
+prior that was trained without any of these tables, "ours" by the published one. Ranks in brackets are means over the
+tables, 1 the best. The
 log-loss is in nats (a probability counts as at least {smallest:.0e}), the AUC the mean over the classes, each against
 the rest, in percent, the calibration error in points over 15 bins. LightGBM chooses its least leaf by folds, as the
 other boosting does; CatBoost is as it is set by default.
@@ -78,8 +77,9 @@ def fit_ours(split: MixedSplit, effort: str | Search = "default") -> Outcome:
     """Predict with the solver, from files as the command reads them."""
     with tempfile.TemporaryDirectory() as folder:
         train, test = Path(folder, "train.csv"), Path(folder, "test.csv")
-        write_table(train, ["class of the row", *split.columns], zip(split.train_labels, split.train, strict=True))
-        write_table(test, ["class of the row", *split.columns], zip(split.test_labels, split.test, strict=True))
+        for path, labels, rows in ((train, split.train_labels, split.train), (test, split.test_labels, split.test)):
+            cells = [[label, *row] for label, row in zip(labels, rows, strict=True)]
+            write_csv(path, ["class of the row", *split.columns], cells)
         options = FitOptions(table=train, label="class of the row", representation=["none"])
         data = encode_table(options, read_rows(options))
         blocks = None if data.encoding is None else data.encoding.blocks
@@ -97,49 +97,41 @@ def as_outcome(log_probabilities: np.ndarray) -> Outcome:
     return Outcome(log_probabilities.argmax(axis=1), log_probabilities)
 
 
-def write_table(path: Path, header: Sequence[str], rows: Any) -> None:
-    """Write a table as CSV, the class first."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        writer.writerows([label, *cells] for label, cells in rows)
+class Pipeline(NamedTuple):
+    """A classifier of scikit-learn's interface, and how columns are prepared for it."""
 
+    make: Callable[[list[str]], Any]  #: Of the names of categorical columns.
+    grid: Mapping[str, list[Any]]  #: Settings that are cross-validated by accuracy.
+    columns: str = "one-hot"  #: Or "ordinal" codes; or "native" categories of pandas.
 
-def fit_pipeline(split: MixedSplit, make: Callable[[], Any], grid: Mapping[str, Any], *, hot: bool = True) -> Outcome:
-    """Predict with a pipeline whose settings are cross-validated by accuracy."""
-    train, test, numeric, categorical = read_frames(split)
-    if hot:
-        scaled = make_pipeline(SimpleImputer(strategy="median", add_indicator=True), StandardScaler())
-        encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False)
-    else:
-        scaled, encoder = "passthrough", OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1)
-    columns = ColumnTransformer([("numbers", scaled, numeric), ("others", encoder, categorical)])
-    return fit_by_folds(split, Pipeline([("columns", columns), ("model", make())]), grid, train, test)
-
-
-def fit_booster(split: MixedSplit, make: Callable[[list[str]], Any], grid: Mapping[str, Any]) -> Outcome:
-    """Predict with a booster that reads categories natively; settings as in a pipeline."""
-    train, test, _, categorical = read_frames(split)
-    for name in categorical:
-        levels = pd.CategoricalDtype(sorted(set(train[name]) | set(test[name])))
-        train[name], test[name] = train[name].astype(levels), test[name].astype(levels)
-    return fit_by_folds(split, Pipeline([("model", make(categorical))]), grid, train, test)
-
-
-def fit_by_folds(split: MixedSplit, pipeline: Any, grid: Mapping[str, Any], train: Any, test: Any) -> Outcome:
-    """Predict with a pipeline on frames, whose settings, if any, are cross-validated by accuracy."""
-    classes, y = np.unique(split.train_labels, return_inverse=True)
-    folds = StratifiedKFold(min(FOLDS, int(np.bincount(y).min())), shuffle=True, random_state=0)
-    if grid:
-        pipeline = GridSearchCV(pipeline, {f"model__{name}": values for name, values in grid.items()}, cv=folds)
-    with warnings.catch_warnings():  # fits that their steps leave unfinished, unknown categories
-        warnings.simplefilter("ignore")
-        fitted = pipeline.fit(train, y)
-        if not hasattr(fitted, "predict_proba"):
-            return Outcome(np.asarray(fitted.predict(test)).ravel())
-        probabilities = fitted.predict_proba(test)  # (m, classes)
-    assert probabilities.shape[1] == len(classes)
-    return as_outcome(np.log(probabilities.clip(MIN_PROBABILITY)))
+    def __call__(self, split: MixedSplit) -> Outcome:
+        """Predict the test rows of a split."""
+        train, test, numeric, categorical = read_frames(split)
+        steps = [("model", self.make(categorical))]
+        if self.columns == "native":
+            for name in categorical:
+                levels = pd.CategoricalDtype(sorted(set(train[name]) | set(test[name])))
+                train[name], test[name] = train[name].astype(levels), test[name].astype(levels)
+        else:
+            scaled = make_pipeline(SimpleImputer(strategy="median", add_indicator=True), StandardScaler())
+            encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False)
+            if self.columns == "ordinal":
+                scaled, encoder = "passthrough", OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1)
+            parts = [("numbers", scaled, numeric), ("others", encoder, categorical)]
+            steps.insert(0, ("columns", ColumnTransformer(parts)))
+        pipeline: Any = SklearnPipeline(steps)
+        y = np.unique(split.train_labels, return_inverse=True)[1]
+        if self.grid:
+            folds = StratifiedKFold(min(FOLDS, int(np.bincount(y).min())), shuffle=True, random_state=0)
+            grid = {f"model__{name}": values for name, values in self.grid.items()}
+            pipeline = GridSearchCV(pipeline, grid, cv=folds)
+        with warnings.catch_warnings():  # fits that their steps leave unfinished, unknown categories
+            warnings.simplefilter("ignore")
+            fitted = pipeline.fit(train, y)
+            if not hasattr(fitted, "predict_proba"):
+                return Outcome(np.asarray(fitted.predict(test)).ravel())
+            probabilities = fitted.predict_proba(test)  # (m, classes)
+        return as_outcome(np.log(probabilities.clip(MIN_PROBABILITY)))
 
 
 def read_frames(split: MixedSplit) -> tuple[Any, Any, list[str], list[str]]:
@@ -168,49 +160,37 @@ OURS: dict[str, Method] = {
     "fast": functools.partial(fit_ours, effort="fast"),
 }
 PIPELINES: dict[str, Method] = {
-    "logistic": lambda split: fit_pipeline(
-        split, lambda: LogisticRegression(max_iter=500), {"C": [0.01, 0.1, 1.0, 10.0]}
+    "logistic": Pipeline(lambda _: LogisticRegression(max_iter=500), {"C": [0.01, 0.1, 1.0, 10.0]}),
+    "forest": Pipeline(lambda _: RandomForestClassifier(200, random_state=0), {"max_features": ["sqrt", 0.5]}),
+    "extra-trees": Pipeline(lambda _: ExtraTreesClassifier(200, random_state=0), {"max_features": ["sqrt", 0.5]}),
+    "boosting": Pipeline(
+        lambda _: HistGradientBoostingClassifier(max_iter=50, random_state=0), {"min_samples_leaf": [2, 5]}, "ordinal"
     ),
-    "forest": lambda split: fit_pipeline(
-        split, lambda: RandomForestClassifier(200, random_state=0), {"max_features": ["sqrt", 0.5]}
-    ),
-    "extra-trees": lambda split: fit_pipeline(
-        split, lambda: ExtraTreesClassifier(200, random_state=0), {"max_features": ["sqrt", 0.5]}
-    ),
-    "boosting": lambda split: fit_pipeline(
-        split,
-        lambda: HistGradientBoostingClassifier(max_iter=50, random_state=0),
-        {"min_samples_leaf": [2, 5]},
-        hot=False,
-    ),
-    "svm": lambda split: fit_pipeline(split, SVC, {"C": [0.3, 1.0, 10.0], "gamma": ["scale", 0.01]}),
-    "knn": lambda split: fit_pipeline(
-        split, lambda: KNeighborsClassifier(weights="distance"), {"n_neighbors": [1, 3, 5, 9]}
-    ),
-    "lda": lambda split: fit_pipeline(
-        split, lambda: LinearDiscriminantAnalysis(solver="lsqr"), {"shrinkage": ["auto", 0.5]}
-    ),
-    "lightgbm": lambda split: fit_booster(
-        split,
+    "svm": Pipeline(lambda _: SVC(), {"C": [0.3, 1.0, 10.0], "gamma": ["scale", 0.01]}),
+    "knn": Pipeline(lambda _: KNeighborsClassifier(weights="distance"), {"n_neighbors": [1, 3, 5, 9]}),
+    "lda": Pipeline(lambda _: LinearDiscriminantAnalysis(solver="lsqr"), {"shrinkage": ["auto", 0.5]}),
+    "lightgbm": Pipeline(
         lambda _: import_module("lightgbm").LGBMClassifier(n_jobs=1, random_state=0, verbose=-1),
         {"min_child_samples": [2, 5]},
+        "native",
     ),
-    "catboost": lambda split: fit_booster(
-        split,
+    "catboost": Pipeline(
         lambda names: import_module("catboost").CatBoostClassifier(
             thread_count=1, random_seed=0, verbose=False, allow_writing_files=False, cat_features=names
         ),
         {},
+        "native",
     ),
 }
 METHODS = OURS | PIPELINES
-#: What methods are ranked by: a result of `run_method`, and 1 where more is better.
-RANKED = {
-    "accuracy": ("accuracy", 1),
-    "log-loss": ("log_loss", -1),
-    "AUC": ("auc", 1),
-    "calibration error": ("calibration_error", -1),
-}
+QUANTITIES = (
+    Quantity("accuracy", "accuracy, %", sign=1),
+    Quantity("recall", "mean recall, %"),
+    Quantity("log_loss", "log-loss", sign=-1),
+    Quantity("auc", "AUC", sign=1),
+    Quantity("calibration_error", "calibration error", sign=-1),
+    Quantity("seconds", "seconds"),
+)
 
 
 def add_options(parser: StudyParser) -> None:
@@ -277,68 +257,12 @@ def run_method(run: Run) -> dict[str, float]:
 
 
 def tabulate(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
-    """Format a table of all rows, and one of means, regrets and seconds for each number of shots."""
-    main, pipelines = (
-        next(method for method in methods if method in OURS),
-        [method for method in methods if method in PIPELINES],
-    )
-    lines = []
-    for row in rows:
-        best = max(pipelines, key=lambda method: statistics.fmean(row["accuracy"][method]), default="")
-        cells = [format_mean(row["accuracy"][method]) for method in methods]
-        lead = statistics.fmean(row["accuracy"][main]) - statistics.fmean(row["accuracy"][best]) if best else 0.0
-        lines.append([row["dataset"], str(row["shots"]), *cells, best, f"{lead:+.2f}" if best else ""])
-    text = format_table(["table", "shots", *methods, "best pipeline", f"lead of {main}"], lines)
-    text += NOTE.format(smallest=MIN_PROBABILITY, splits=count(len(rows[0]["accuracy"][main]), "split"))
+    """Format a table of all rows, and one of means, ranks and regrets for each number of shots."""
+    titles = {method: method for method in sorted(methods, key=lambda name: name in PIPELINES)}
+    text = tabulate_rows(rows, "accuracy", titles, PIPELINES)
+    text += NOTE.format(smallest=MIN_PROBABILITY, splits=count(len(rows[0]["accuracy"][methods[0]]), "split"))
     for shots in sorted({row["shots"] for row in rows}):
         group = [row for row in rows if row["shots"] == shots]
-        text += f"\n**{shots} rows per class**, {count(len(group), 'table')}:\n\n" + tabulate_group(group, methods)
+        table = tabulate_methods(group, QUANTITIES, titles, PIPELINES)
+        text += f"\n**{shots} rows per class**, {count(len(group), 'table')}:\n\n{table}"
     return text
-
-
-def tabulate_group(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
-    """Format a line for each method: its accuracies and ranks, and the best pipeline in hindsight."""
-    pipelines = [method for method in methods if method in PIPELINES]
-    best = {
-        quantity: [max(average_rows([row], quantity, method) for method in pipelines) for row in rows if pipelines]
-        for quantity in ("accuracy", "recall")
-    }
-    lines = []
-    for method in methods:
-        line = [
-            method,
-            *(f"{average_rows(rows, quantity, method):.2f}" for quantity in ("accuracy", "recall", "seconds")),
-        ]
-        if pipelines:
-            pairs = zip(rows, best["accuracy"], strict=True)
-            behind = {
-                row["dataset"]: best_accuracy - average_rows([row], "accuracy", method) for row, best_accuracy in pairs
-            }
-            line += describe_regrets(behind)
-        lines.append(line)
-    if not pipelines:
-        return format_table(["method", "accuracy", "mean recall", "seconds"], lines)
-    hindsight = [f"{statistics.fmean(values):.2f}" for values in best.values()]
-    lines.append(["best pipeline per data set (oracle)", *hindsight, "", "+0.00", ""])
-    header = ["method", "accuracy", "mean recall", "seconds", "mean regret", "worst regret"]
-    main = next(method for method in methods if method in OURS)
-    return format_table(header, lines) + "\n" + tabulate_ranks(rows, [main, *pipelines])
-
-
-def tabulate_ranks(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
-    """Format each method's mean and mean rank, 1 the best, by each quantity of ``RANKED`` that two methods have."""
-    columns: dict[str, list[str]] = {"method": list(methods)}
-    for title, (quantity, sign) in RANKED.items():
-        there = [method for method in methods if all(method in row.get(quantity, {}) for row in rows)]
-        if len(there) < 2:
-            continue
-        means = np.array(
-            [[average_rows([row], quantity, method) for method in there] for row in rows]
-        )  # (rows, methods)
-        ranks = rankdata(-sign * means.round(9), axis=1).mean(axis=0)
-        shown = {
-            method: f"{mean:.2f} ({rank:.1f})"
-            for method, mean, rank in zip(there, means.mean(axis=0), ranks, strict=True)
-        }
-        columns[f"{title} (rank)"] = [shown.get(method, "") for method in methods]
-    return format_table(list(columns), list(zip(*columns.values(), strict=True)))

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import argparse
 import functools
-import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,14 +22,21 @@ from analysis.real_data.sets import DATASETS, load_real, split_shots
 from analysis.shared.baselines import BASELINES, Fit, Outcome, Predictor
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, load_sets, parse_wholes
-from analysis.shared.tables import average_rows, describe_regrets, format_mean, gather, mean_and_error, subtract
+from analysis.shared.tables import (
+    Quantity,
+    gather,
+    mean_and_error,
+    pick_best,
+    subtract,
+    tabulate_methods,
+    tabulate_rows,
+)
 from protonet import solve
 from protonet._text import count
 from protonet.datasets import Split
 from protonet.errors import install_command, raise_input_error
 from protonet.fit.search import Search
 from protonet.metrics import calibration_error, fill_bins, measure
-from protonet.ui.text import format_table
 from protonet.views.mlp import MLPFamily, MLPRecipe
 from solution.pack import library_files
 
@@ -57,11 +63,17 @@ NAMES = {
 }
 #: Shots that the summary keeps apart: from the first to the second, both included.
 GROUPS = {"1 and 2 shots": (1, 2), "3 and 4 shots": (3, 4), "5 shots and more": (5, 10**9)}
+QUANTITIES = (
+    Quantity("percent", "accuracy, %", sign=1),
+    Quantity("log_loss", "log-loss", digits=3, sign=-1),
+    Quantity("calibration_error", "calibration error", sign=-1, factor=100),
+    Quantity("seconds", "fit seconds"),
+)
 WORST_ALLOWED = 1.5  #: Points that the default may be below the best baseline anywhere.
 NOTE = """
 Test accuracy in percent, mean over {splits} ± one standard error. The best baseline is, with hindsight, the one
-with the highest mean of the row; the regret is its accuracy minus the method's, in points. Ranks, 1 being the
-best, are among the methods shown. Log-loss is in nats, the calibration error in points, over 15 bins. "Ours, left
+with the highest mean of the row; the regret is its accuracy minus the method's, in points. Ranks in brackets, 1 being
+the best, are among the methods shown. Log-loss is in nats, the calibration error in points, over 15 bins. "Ours, left
 out" weighs the views by a prior that was trained without any task of the row's data set or related ones; the published
 prior, "ours", was trained on tasks of all of them.
 """
@@ -119,7 +131,7 @@ def run(options: argparse.Namespace) -> Report:
         raise_input_error("--methods", "have scikit-learn for the baselines", "none installed", remedy)
     if options.plot and not (ours and baselines):
         raise_input_error("--plot", "come with ours and a baseline", f"{methods}", "Add to --methods.")
-    runs = list(list_runs(options.datasets or list(DATASETS), options.shots, options.splits, methods))
+    runs = list(list_runs(options.datasets or DATASETS, options.shots, options.splits, methods))
     if not runs:
         got = f"none at {options.shots} shots"
         raise_input_error("--datasets", "have rows enough for a split", got, "Pass fewer shots or other data sets.")
@@ -129,7 +141,7 @@ def run(options: argparse.Namespace) -> Report:
     return Report(rows, tabulate(rows))
 
 
-def list_runs(datasets: Sequence[str], shots: Sequence[int], n_splits: int, methods: Sequence[str]) -> Iterator[Run]:
+def list_runs(datasets: Iterable[str], shots: Sequence[int], n_splits: int, methods: Sequence[str]) -> Iterator[Run]:
     """Yield all runs with enough rows, split by split; print sets whose package is missing on stderr."""
     for name, data in load_sets(datasets, load_real):
         for n in shots:
@@ -182,62 +194,21 @@ def summarise(results: Mapping[Run, Mapping[str, float]]) -> list[Row]:
     rows = gather({run: {"percent": 100 * result["accuracy"], **result} for run, result in results.items()})
     for row in rows:
         del row["accuracy"]
-        baselines = [method for method in BASELINES if method in row["percent"]]
-        row["best"] = max(baselines, key=lambda method: statistics.fmean(row["percent"][method]), default=None)
+        row["best"] = pick_best(row, "percent", BASELINES)
     return rows
-
-
-def regrets(row: Row, method: str) -> list[float]:
-    """Compute the best baseline's accuracy minus a method's, by split, in points; none without baselines."""
-    return subtract(row["percent"].get(row["best"], []), row["percent"][method])
-
-
-def ranks(row: Row) -> dict[str, float]:
-    """Compute each method's rank in a row, the mean over splits; ties share a rank."""
-    from scipy.stats import rankdata  # noqa: PLC0415 - slow to import
-
-    accuracies = np.array(list(row["percent"].values()))  # (methods, splits)
-    means = rankdata(-accuracies, axis=0).mean(axis=1)  # (methods,)
-    return dict(zip(row["percent"], means.tolist(), strict=True))
 
 
 def tabulate(rows: Sequence[Row]) -> str:
     """Format the results of `summarise` as Markdown: all rows, then a summary for few and for more shots."""
-    methods = list(rows[0]["percent"])
-    main = next((method for method in methods if method not in BASELINES), methods[0])
-    header = ["data set", "shots", *(NAMES[method] for method in methods), "best baseline", f"regret of {main}"]
-    lines = []
-    for row in rows:
-        cells = [row["dataset"], str(row["shots"]), *(format_mean(row["percent"][method]) for method in methods)]
-        lines.append([*cells, NAMES.get(row["best"], ""), format_mean(regrets(row, main), sign=True)])
-    text = format_table(header, lines) + NOTE.format(splits=count(len(rows[0]["percent"][main]), "split"))
+    methods = {method: NAMES[method] for method in sorted(rows[0]["percent"], key=lambda name: name in BASELINES)}
+    text = tabulate_rows(rows, "percent", methods, BASELINES)
+    text += NOTE.format(splits=count(len(next(iter(rows[0]["percent"].values()))), "split"))
     for title, (low, high) in GROUPS.items():
         group = [row for row in rows if low <= row["shots"] <= high]
         if group:
-            text += f"\n**{title}**, {count(len(group), 'row')}:\n\n" + _tabulate_group(group, methods)
+            table = tabulate_methods(group, QUANTITIES, methods, BASELINES)
+            text += f"\n**{title}**, {count(len(group), 'row')}:\n\n{table}"
     return text
-
-
-def _tabulate_group(rows: Sequence[Row], methods: Sequence[str]) -> str:
-    """Format a line for each method: means over the rows."""
-    header = "method", "accuracy", "mean regret", "worst regret", "mean rank", "log-loss", "calibration error"
-    all_ranks = [ranks(row) for row in rows]
-    lines = []
-    for method in methods:
-        behind = {
-            f"{row['dataset']} {row['shots']}": statistics.fmean(regrets(row, method)) for row in rows if row["best"]
-        }
-        line = [NAMES[method], f"{average_rows(rows, 'percent', method):.2f}"]
-        line += describe_regrets(behind) if behind else ["", ""]
-        line.append(f"{statistics.fmean(rank[method] for rank in all_ranks):.2f}")
-        known = method in rows[0].get("log_loss", {})
-        line.append(f"{average_rows(rows, 'log_loss', method):.3f}" if known else "")
-        line.append(f"{100 * average_rows(rows, 'calibration_error', method):.2f}" if known else "")
-        lines.append([*line, f"{average_rows(rows, 'seconds', method):.2f}"])
-    if all(row["best"] for row in rows):
-        hindsight = statistics.fmean(statistics.fmean(row["percent"][row["best"]]) for row in rows)
-        lines.append(["best baseline per data set (oracle)", f"{hindsight:.2f}", "+0.00", *[""] * 5])
-    return format_table([*header, "fit seconds"], lines)
 
 
 def plot(rows: Sequence[Row], method: str, path: Path) -> None:
@@ -251,7 +222,7 @@ def plot(rows: Sequence[Row], method: str, path: Path) -> None:
     for position, n in enumerate(shots):
         group = [row for row in rows if row["shots"] == n]
         height = [names.index(row["dataset"]) + 0.7 * ((position + 0.5) / len(shots) - 0.5) for row in group]
-        pairs = [mean_and_error([-value for value in regrets(row, method)]) for row in group]
+        pairs = [mean_and_error(subtract(row["percent"][method], row["percent"][row["best"]])) for row in group]
         leads, errors = zip(*pairs, strict=True)
         shade = 0.9 * (1 - (position + 1) / len(shots))
         colour = (shade, 0.25 + shade / 2, 0.55)

@@ -6,7 +6,6 @@ Each measurement is the CPU time of its own process on one thread; both versions
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import subprocess
@@ -22,6 +21,7 @@ from tqdm import tqdm
 
 from analysis.real_data.sets import load_real, split_shots
 from analysis.shared.runner import Report, StudyParser
+from analysis.shared.tables import write_csv
 from protonet.datasets import load_glyphs
 from protonet.ui.text import format_table
 from solution.pack import ROOT
@@ -148,10 +148,8 @@ def write_table(path: Path, rows: int, columns: int, generator: np.random.Genera
     """Write a numeric CSV with three or four overlapping classes."""
     labels = np.arange(rows) % (3 if columns > rows else 4)
     x = generator.standard_normal((rows, columns)) + 0.5 * generator.standard_normal((4, columns))[labels]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow([*(f"x{column}" for column in range(columns)), "label"])
-        writer.writerows([*map("{:.5g}".format, row), f"c{label}"] for row, label in zip(x, labels, strict=True))
+    cells = [[*map("{:.5g}".format, row), f"c{label}"] for row, label in zip(x, labels, strict=True)]
+    write_csv(path, [*(f"x{column}" for column in range(columns)), "label"], cells)
 
 
 def write_pictures(folder: Path, data: dict[str, np.ndarray]) -> None:

@@ -16,7 +16,7 @@ from analysis.real_data.semi_supervised import MAX_ROWS, split_rows
 from analysis.real_data.sets import load_real
 from analysis.shared.baselines import Outcome
 from analysis.shared.tables import gather
-from tests.analysis.conftest import Made
+from tests.analysis.conftest import Made, read_cells
 
 
 def test_regimes_hide_their_rows() -> None:
@@ -86,13 +86,14 @@ def test_the_table_names_the_best_method() -> None:
         for method, accuracy in (("ours", 0.7), ("forest", 0.8), ("lda", 0.6))
     }
     text = tabulate(gather(runs), ["ours", "forest", "lda"])
-    assert "forest        | -10.00" in text
-    assert "best pipeline per data set (oracle) | 80.00" in text
-    lines = [line.split("|")[1:-1] for line in text.splitlines() if "(" in line and line.count("|") == 4]
-    cells = {method.strip(): [cell.strip() for cell in values] for method, *values in lines}
-    assert cells["ours"] == ["70.00 (2.0)", "0.70 (1.0)"]
-    assert cells["forest"] == ["80.00 (1.0)", "0.80 (2.0)"]
-    assert cells["lda"] == ["60.00 (3.0)", ""]
+    cells = read_cells(text)
+    assert cells[2][-2:] == ["forest", "+10.00 ±0.00"]
+    assert {method: values for method, *values in cells[5:]} == {
+        "ours": ["70.00 (2.0)", "70.00", "0.70 (1.0)", "1.00", "+10.00", "+10.00 (a 5)"],
+        "forest": ["80.00 (1.0)", "80.00", "0.80 (2.0)", "1.00", "+0.00", "+0.00 (a 5)"],
+        "lda": ["60.00 (3.0)", "60.00", "", "1.00", "+20.00", "+20.00 (a 5)"],
+        "best baseline per data set (oracle)": ["80.00", "", "", "", "+0.00", ""],
+    }
 
 
 @pytest.mark.skipif(find_spec("vega_datasets") is None, reason="the package is not installed")
