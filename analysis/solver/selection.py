@@ -11,7 +11,7 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -159,6 +159,10 @@ def load_packaged(name: str) -> tuple[Any, np.ndarray]:
 
 def measure_rare(run: Run) -> dict[str, float]:
     """Compute the log-loss and the mean probability of a rare class, for the solver and for baselines."""
+    from sklearn.calibration import CalibratedClassifierCV  # noqa: PLC0415 - optional
+    from sklearn.ensemble import RandomForestClassifier  # noqa: PLC0415
+    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415
+
     rare, n, dim = map(int, run.name.replace("of", "").replace("x", "").split())
     rng = np.random.default_rng([run.seed, rare, n, dim])
 
@@ -175,16 +179,6 @@ def measure_rare(run: Run) -> dict[str, float]:
         log_p = network(test_x).double().log_softmax(dim=1)
     metrics = {**score(log_p, test_y), "seconds": seconds, "share": float(log_p.exp()[:, 1].mean()) / (rare / n)}
     frequencies = torch.tensor([1 - rare / n, rare / n], dtype=torch.float64).log().expand(len(test_y), 2)
-    losses = _fit_baselines(x, y, test_x, test_y, frequencies)
-    return metrics | {f"baseline {name}": loss for name, loss in losses.items()}
-
-
-def _fit_baselines(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, frequencies: Tensor) -> dict[str, float]:
-    """Compute the log-loss of each baseline."""
-    from sklearn.calibration import CalibratedClassifierCV  # noqa: PLC0415 - optional
-    from sklearn.ensemble import RandomForestClassifier  # noqa: PLC0415
-    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415
-
     losses = {"class frequencies": score(frequencies, test_y)["log_loss"]}
     models = {
         "logistic regression": LogisticRegression(),
@@ -195,10 +189,13 @@ def _fit_baselines(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, frequen
             warnings.simplefilter("ignore")
             p = torch.from_numpy(model.fit(x.numpy(), y.numpy()).predict_proba(test_x.numpy())).clamp_min(1e-6)
         losses[name] = score(p.log(), test_y)["log_loss"]
-    return losses
+    return metrics | {f"baseline {name}": loss for name, loss in losses.items()}
 
 
-def tabulate(results: Mapping[Run, Mapping[str, float]], before: Mapping[Run, Mapping[str, float]], splits: int) -> str:
+Results = Mapping[Run, Mapping[str, float]]
+
+
+def tabulate(results: Results, before: Results, splits: int) -> str:
     """Format the tables of the parts that were measured."""
     tables = []
     for part, make, note in (("few", _tabulate_few, NOTE), ("rare", _tabulate_rare, RARE_NOTE)):
@@ -208,49 +205,39 @@ def tabulate(results: Mapping[Run, Mapping[str, float]], before: Mapping[Run, Ma
     return "\n".join(tables)
 
 
-def _tabulate_few(results: Mapping[Run, Mapping[str, float]], before: Mapping[Run, Mapping[str, float]]) -> str:
+def _tabulate_few(results: Results, before: Results) -> str:
     """Format a line per set, rows per class and effort, and the means over all sets."""
-    lines = []
-    efforts = list(dict.fromkeys(run.effort for run in results))
-    names = list(dict.fromkeys(run.name for run in results))
-    metrics = (("accuracy", 100.0, 1), ("log_loss", 1.0, 3), ("seconds", 1.0, 2))
-    means: dict[tuple[str, int, str], list[list[float]]] = {}
-    for name in names:
-        for shots in SHOTS:
-            for effort in efforts:
-                runs = [run for run in results if run[1:3] == (name, shots) and run.effort == effort]
-                cells = [name, str(shots), effort]
-                for metric, factor, digits in metrics:
-                    value = factor * statistics.fmean(results[run][metric] for run in runs)
-                    means.setdefault((effort, shots, metric), []).append([value])
-                    cells.append(f"{value:.{digits}f}")
-                    if before:
-                        paired = [factor * (results[run][metric] - before[run][metric]) for run in runs]
-                        means[effort, shots, metric][-1].append(statistics.fmean(paired))
-                        cells.append(format_mean(paired, digits=digits, sign=True))
-                fast = [run._replace(effort="fast") for run in runs]
-                regret = [
-                    100 * (results[a]["accuracy"] - results[b]["accuracy"])
-                    for a, b in zip(runs, fast, strict=True)
-                    if effort == "default" and b in results
-                ]
-                lines.append([*cells, format_mean(regret, sign=True) if len(regret) > 1 else ""])
-    for shots in SHOTS:
-        for effort in efforts:
-            cells = ["mean over sets", str(shots), effort]
-            for metric, _, digits in metrics:
-                values = means[effort, shots, metric]
-                cells.append(f"{statistics.fmean(value[0] for value in values):.{digits}f}")
-                if before:
-                    cells.append(format_mean([value[1] for value in values], digits=digits, sign=True))
-            lines.append([*cells, ""])
+    groups: dict[tuple[str, int, str], list[Run]] = {}
+    for run in results:
+        groups.setdefault((run.name, run.shots, run.effort), []).append(run)
+    lines = [
+        [name, str(shots), effort, *_compare([runs], results, before)] for (name, shots, effort), runs in groups.items()
+    ]
+    for shots, effort in dict.fromkeys((shots, effort) for _, shots, effort in groups):
+        sets = [runs for key, runs in groups.items() if key[1:] == (shots, effort)]
+        lines.append(["mean over sets", str(shots), effort, *_compare(sets, results, before)])
     header = ["set", "rows per class", "effort"]
     for title in ("accuracy", "log-loss", "CPU, s"):
         header += [title, "difference"] if before else [title]
     return format_table([*header, "regret"], lines)
 
 
-def _tabulate_rare(results: Mapping[Run, Mapping[str, float]], before: Mapping[Run, Mapping[str, float]]) -> str:
+def _compare(sets: Sequence[Sequence[Run]], results: Results, before: Results) -> list[str]:
+    """Format means over sets of means over splits, with paired differences to another version and to effort fast."""
+    cells = []
+    for metric, factor, digits in (("accuracy", 100.0, 1), ("log_loss", 1.0, 3), ("seconds", 1.0, 2)):
+        value = statistics.fmean(statistics.fmean(results[run][metric] for run in runs) for runs in sets)
+        cells.append(f"{factor * value:.{digits}f}")
+        if before:
+            paired = [[factor * (results[run][metric] - before[run][metric]) for run in runs] for runs in sets]
+            values = paired[0] if len(sets) == 1 else [statistics.fmean(part) for part in paired]
+            cells.append(format_mean(values, digits=digits, sign=True))
+    pairs = [(run, run._replace(effort="fast")) for run in sets[0] if run.effort == "default" and len(sets) == 1]
+    regret = [100 * (results[a]["accuracy"] - results[b]["accuracy"]) for a, b in pairs if b in results]
+    return [*cells, format_mean(regret, sign=True) if len(regret) > 1 else ""]
+
+
+def _tabulate_rare(results: Results, before: Results) -> str:
     """Format a line per problem and effort."""
     lines = []
     for name, effort in dict.fromkeys((run.name, run.effort) for run in results):

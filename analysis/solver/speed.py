@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 from tqdm import tqdm
 
@@ -134,8 +136,6 @@ def split_rows(x: Tensor, y: Tensor, shots: int) -> dict[str, np.ndarray]:
 
 def sample_spectra(generator: np.random.Generator) -> dict[str, np.ndarray]:
     """Sample spectra of six classes, five labelled rows each: peaks at positions of the class, of random heights."""
-    import torch  # noqa: PLC0415 - its tensors alone
-
     y = np.arange(600) % 6
     centres = generator.random((6, PEAKS))[y] + 0.01 * generator.standard_normal((600, PEAKS))
     heights = 1 + 0.2 * generator.standard_normal((600, PEAKS))
@@ -166,21 +166,19 @@ def write_pictures(folder: Path, data: dict[str, np.ndarray]) -> None:
 def tabulate(rows: Sequence[dict[str, Any]]) -> str:
     """Format the measurements as a Markdown table, with solves summed."""
     versions = [name for name in ("before", "now") if name in rows[0]]
-    lines = []
-    for row in rows:
-        if row["kind"] == "fit":
-            continue
+    fits, lines = [row for row in rows if row["kind"] == "fit"], list[list[str]]()
+    for row in (row for row in rows if row["kind"] != "fit"):
         title = FIGURES[row["kind"]].format(f"{row['name']}, {row['option']}" if row["option"] else row["name"])
         lines.append([title, *(f"{row[version]['value']:.4g}" for version in versions)])
         for part in ("memory", "size"):
             if row["now"].get(part):
                 lines.append([FIGURES[part], *(f"{row[version][part]:.4g}" for version in versions)])
     for effort in ("fast", "default"):
-        some = [row for row in rows if row["kind"] == "fit" and row["option"] == effort]
-        lines.append([FIGURES["fit"].format(effort), *(f"{sum(r[v]['value'] for r in some):.1f}" for v in versions)])
-        right = (100 * float(np.mean([row[version]["right"] for row in some])) for version in versions)
-        lines.append(["... accuracy, %", *(f"{mean:.2f}" for mean in right)])
-        losses = (float(np.mean([row[version]["loss"] for row in some])) for version in versions)
-        lines.append(["... loss", *(f"{mean:.4f}" for mean in losses)])
-    problems = sum(row["kind"] == "fit" for row in rows) // 2
+        some = [[row[version] for row in fits if row["option"] == effort] for version in versions]
+        lines += [
+            [FIGURES["fit"].format(effort), *(f"{sum(fit['value'] for fit in part):.1f}" for part in some)],
+            ["... accuracy, %", *(f"{100 * statistics.fmean(fit['right'] for fit in part):.2f}" for part in some)],
+            ["... loss", *(f"{statistics.fmean(fit['loss'] for fit in part):.4f}" for part in some)],
+        ]
+    problems = len(fits) // 2
     return format_table(["", *versions], lines) + NOTE.format(problems=problems, shots=" and ".join(map(str, SHOTS)))

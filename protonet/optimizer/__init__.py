@@ -7,6 +7,6 @@ the number of steps. If that number is known, it falls to nothing. Each directio
 """
 
 from protonet.optimizer.optimizer import CustomOptimizer
-from protonet.optimizer.stack import StackOptimizer
+from protonet.optimizer.stepper import StackOptimizer
 
 __all__ = ["CustomOptimizer", "StackOptimizer"]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from protonet.optimizer.preconditioner import Block, choose_blocks, rotate, rotate_back
+from protonet.optimizer.preconditioner import Block, choose_blocks, rotate
 from protonet.optimizer.settings import EMBEDDING, PRECONDITIONER, SEARCH, STEP, Group
 
 State = dict[str, Tensor]  #: The state of one slice.
@@ -118,16 +118,10 @@ class ParameterBatch:
         return stacked.reshape(self.mean.shape).to(self.mean.dtype)
 
     def observe(self, gradient: Tensor, norms: Sequence[float], group: Group) -> tuple[Tensor, Tensor, Tensor]:
-        """Update the bases by gradients.
+        """Update the bases by gradients (slices, rows, columns) with finite norms; the gradients are not written to.
 
-        Args:
-            gradient: (slices, rows, columns), which is not written to.
-            norms: Its finite norms.
-            group: The group of the slices.
-
-        Returns:
-            The gradients in the bases, their inner products with the last directions, (slices,), and the slopes of the
-            directions of all blocks along the last step, (slices, directions).
+        The results are the gradients in the bases, their inner products with the last directions, (slices,), and the
+        slopes of the directions of all blocks along the last step, (slices, directions).
         """
         self.step += 1
         scales = self._update_sizes(norms, self._get_betas(group)[1])
@@ -192,7 +186,7 @@ class ParameterBatch:
         self.lengths = [scale * math.sqrt(correction) * length for length in steps]
         self.numbers[:] = array("d", [step, *self.sizes, *self.lengths])
         self._decay(steps, parameters, group)
-        self._add(rotate_back(self.sides, direction), parameters)
+        self._add(rotate(self.sides, direction, back=True), parameters)
 
     def _decay(self, steps: Sequence[float], parameters: Sequence[Tensor], group: Group) -> None:
         """Decay the weights of matrices, in full at usual steps.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import fields
@@ -71,8 +72,7 @@ class CustomOptimizer(torch.optim.Optimizer):
         max_lr = max(float(group["lr"]) for group in self.param_groups) or 1.0
         self.stepper = Stepper(Run(SEARCH.usual_rate / max_lr, total_steps), sharded=sharded)
         self._saved_run: dict[str, Any] | None = None  # the entry of the first group
-        self._stepped: list[tuple[Tensor, Group]] = []  # parameters and groups of the batches
-        self._states: list[dict[str, Tensor] | None] = []  # and their states, which are views of the batches
+        self._entries: list[Any] = []  # of each parameter of the batches: itself, its group, its state
 
     @property
     def skipped(self) -> int:
@@ -93,20 +93,17 @@ class CustomOptimizer(torch.optim.Optimizer):
     def _update_batches(self) -> None:
         """Stack the parameters' states anew if parameters, groups or states were replaced since the last step."""
         self._synchronize_run()
-        current = [(p, group) for group in self.param_groups for p in group["params"]]
-        states = [self.state.get(p) for p, _ in current]
-        if len(current) == len(self._stepped) and all(
-            p is last_p and group is last_group and state is last_state
-            for (p, group), (last_p, last_group), state, last_state in zip(
-                current, self._stepped, states, self._states, strict=True
-            )
-        ):
+        entries = [x for group in self.param_groups for p in group["params"] for x in (p, group, self.state.get(p))]
+        if len(entries) == len(self._entries) and all(map(operator.is_, entries, self._entries)):
             return
-        self._stepped = current
-        self.stepper.slices = [(_view_as_real(p), group) for p, group in current]
-        self.stepper.batches = []
-        self.stepper.add_states({index: state for index, state in enumerate(states) if state})
+        self._entries, self.stepper.batches = entries, []
+        self.stepper.slices = [(_view_as_real(p), group) for p, group in self._list_parameters()]
+        self.stepper.add_states({index: state for index, state in enumerate(entries[2::3]) if state})
         self._publish(self.stepper.batches)
+
+    def _list_parameters(self) -> Iterable[tuple[Tensor, Group]]:
+        """List the parameters of the batches with their groups."""
+        return zip(self._entries[::3], self._entries[1::3], strict=True)
 
     def _synchronize_run(self) -> None:
         """Use the run that is an entry of the first group if it was put there, else put the own one there.
@@ -118,15 +115,15 @@ class CustomOptimizer(torch.optim.Optimizer):
             total_steps = self.stepper.runs[0].total_steps
             run = Run(**group["run"])
             run.total_steps = run.total_steps if total_steps is None else total_steps
-            self.stepper, self._stepped = Stepper(run, sharded=self.stepper.sharded), []
+            self.stepper, self._entries = Stepper(run, sharded=self.stepper.sharded), []
         self._saved_run = group["run"] = {**vars(self.stepper.runs[0])}
 
     def _publish(self, batches: Iterable[ParameterBatch]) -> None:
         """Set the parameters' states to views of batches."""
         for batch in batches:
             for row, index in enumerate(batch.indices):
-                self.state[self._stepped[index][0]] = batch.get_state(row)
-        self._states = [self.state.get(p) for p, _ in self._stepped]
+                state = self._entries[3 * index + 2] = batch.get_state(row)
+                self.state[self._entries[3 * index]] = state
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -142,14 +139,14 @@ class CustomOptimizer(torch.optim.Optimizer):
             loss = None if closure is None else closure()
         self._update_batches()
         gradients = dict[int, Tensor]()
-        for index, (p, group) in enumerate(self._stepped):
+        for index, (p, group) in enumerate(self._list_parameters()):
             if p.grad is None or not p.numel():
                 continue
             if p.grad.is_sparse:
                 raise_error("params", "have dense gradients", "a sparse one", "Densify it.")
-            gradient = (
-                p.grad if not p.is_complex() else _view_as_real(p.grad).reshape(self.stepper.slices[index][0].shape)
-            )
+            gradient = p.grad
+            if p.is_complex():
+                gradient = _view_as_real(gradient).reshape(self.stepper.slices[index][0].shape)
             gradients[index] = -gradient if group["maximize"] else gradient
         known, skipped = {id(batch): batch for batch in self.stepper.batches}, self.skipped
         self.stepper.step(gradients)
@@ -171,7 +168,7 @@ class CustomOptimizer(torch.optim.Optimizer):
         state = dict(state)
         if "sharded" in state:  # a copy
             self.stepper, self._saved_run = Stepper(Run(1.0), sharded=state.pop("sharded")), None
-        self._stepped, self._states = [], []
+        self._entries = []
         super().__setstate__(state)
         self._synchronize_run()
 

@@ -60,35 +60,22 @@ class Block:
             vector.copy_((overlaps * vector[:, None]).sum(2))
 
 
-Sides = Sequence[Sequence[Block]]  #: The blocks of each side with bases.
-
-
-def rotate(sides: Sides, matrices: Tensor) -> Tensor:
-    """Express matrices in the bases of the blocks."""
+def rotate(sides: Sequence[Sequence[Block]], matrices: Tensor, *, back: bool = False) -> Tensor:
+    """Express matrices in the bases of the blocks of each side, or take them back from these."""
     for blocks in sides:
-        parts = [block.rotate(matrices, block.inverse, block.basis) for block in blocks]
-        matrices = parts[0] if len(parts) == 1 else torch.cat(parts, blocks[0].axis)
-    return matrices
-
-
-def rotate_back(sides: Sides, matrices: Tensor) -> Tensor:
-    """Take matrices back from the bases of the blocks."""
-    for blocks in sides:
-        parts = [block.rotate(matrices, block.basis, block.inverse) for block in blocks]
+        parts = [
+            block.rotate(matrices, *((block.basis, block.inverse) if back else (block.inverse, block.basis)))
+            for block in blocks
+        ]
         matrices = parts[0] if len(parts) == 1 else torch.cat(parts, blocks[0].axis)
     return matrices
 
 
 def adapt_factors(factors: Tensor, usual: Tensor, slopes: Tensor, lengths: Tensor, block_of: Tensor, step: int) -> None:
-    """Move the directions' factors by their slopes, relative to each other in a block.
+    """Move the logarithms of directions' factors (n,) by their uphill slopes (n,), relative to each other in a block.
 
-    Args:
-        factors: (n,), logarithms of the factors of all blocks.
-        usual: (n,), averages of the squared slopes.
-        slopes: (n,), uphill; they are overwritten.
-        lengths: (blocks,), int64, numbers of directions.
-        block_of: (n,), int64, the block of each direction.
-        step: Number of the step, >= 1.
+    ``usual`` (n,) are averages of squared slopes, ``lengths`` (blocks,) numbers of directions, and ``block_of`` (n,)
+    the block of each direction. The slopes are overwritten.
     """
     usual.mul_(SEARCH.memory).addcmul_(slopes, slopes, value=1 - SEARCH.memory)
     peaks = torch.segment_reduce(usual, "max", lengths=lengths, unsafe=True)

@@ -38,12 +38,10 @@ class Run:
             raise_error("total_steps", "be an int >= 1", repr(self.total_steps), "Use None if it is not known.")
 
     def follow(self, slope: float, lr: float, factor: float = 1.0) -> None:
-        """Change the rate by the slope along the last step.
+        """Change the rate by the slope: the inner product of the new gradient and the last step.
 
-        Args:
-            slope: Inner product of the new gradient and the last step.
-            lr: Largest unit of the groups: their learning rate in the constructor.
-            factor: Largest ratio of a group's learning rate to its unit, which a scheduler sets.
+        ``lr`` is the largest unit of the groups, their learning rate in the constructor. ``factor`` is the largest
+        ratio of a group's learning rate to its unit; a scheduler sets it.
         """
         length, rising = self.rate * self.anneal(self.steps - 1) * self.factor, factor > self.peak_factor > 0
         self._set_factor(factor, lr)

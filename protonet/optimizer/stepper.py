@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, distributed
 from protonet.optimizer.batches import ParameterBatch, State, is_short, make_state
 from protonet.optimizer.preconditioner import adapt_factors
 from protonet.optimizer.search import Run
-from protonet.optimizer.settings import EMBEDDING, STEP, Group
+from protonet.optimizer.settings import EMBEDDING, SEARCH, STEP, Group
 
 
 class Stepper:
@@ -168,3 +169,40 @@ def _to_floats(rows: Sequence[Tensor]) -> list[float]:
     """List the numbers of tensors (n,), with one transfer from the device."""
     floats: list[float] = torch.cat([row.to(rows[0].device) for row in rows]).tolist() if rows else []
     return floats
+
+
+class StackOptimizer:
+    """CustomOptimizer's steps for a stack of models, all at once, with a step size for each model.
+
+    It is no `torch.optim.Optimizer`, because making the first one imports torch's compiler (about 1.1 CPU seconds). It
+    has no hooks, schedulers or state dictionary.
+
+    Args:
+        groups: Weights (members, ...) and their weight decay, >= 0; each member's slice of a weight has at least one
+            dimension.
+        start: > 0, where the search for the step size starts.
+        betas: Those of `CustomOptimizer`.
+        eps: That of `CustomOptimizer`.
+        total_steps: That of `CustomOptimizer`, of every member.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[tuple[Sequence[Tensor], float]],
+        start: float = SEARCH.usual_rate,
+        betas: tuple[float, float] = (0.9, 0.98),
+        eps: float = 1e-8,
+        total_steps: int | None = None,
+    ) -> None:
+        self.stepper = Stepper(*(Run(1.0, total_steps) for _ in groups[0][0][0]))
+        for weights, decay in groups:
+            group = {"lr": start, "betas": betas, "eps": eps, "weight_decay": decay}
+            self.stepper.slices += [(part, group) for weight in weights for part in weight.detach().unbind()]
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        """Take one step of every member with the weights' gradients (members, ...), in the groups' order.
+
+        A member whose gradients are not finite stays where it is.
+        """
+        self.stepper.step(dict(enumerate(chain(*(gradient.unbind() for gradient in gradients)))))
